@@ -139,6 +139,10 @@ pub struct Abilities {
     /// Copy blocks within the device, tags and all. A gate does not emulate it: whoever copies reads and writes instead. Where
     /// reference tags follow the address (Types 1 and 2), tags could not stay as they are, and a device does not have it.
     pub copy: Ability,
+    /// Blocks that one CompareAndWrite covers at most, atomically with respect to every initiator of the device; 0 if the device has
+    /// none. A gate does not emulate it: a Compare and a Write under a lock of this process are atomic only for those who share the lock,
+    /// so whoever has a lock that is enough uses these two.
+    pub compare_and_write_blocks: u32,
     /// Make blocks unreadable. A gate cannot emulate it.
     pub write_uncorrectable: Ability,
     /// Check stored data and return its CRC-64/NVME.
@@ -173,6 +177,7 @@ impl Abilities {
         discard: Ability::Absent,
         write_zeroes: Ability::Absent,
         copy: Ability::Absent,
+        compare_and_write_blocks: 0,
         write_uncorrectable: Ability::Absent,
         checksum: Ability::Absent,
         checksum_crc32c: Ability::Absent,
@@ -186,7 +191,8 @@ impl Abilities {
         copies: false,
     };
 
-    /// A device in this process that executes everything itself and seals what it writes, except Copy and what needs copies, holes or a reserved area.
+    /// A device in this process that executes everything itself and seals what it writes, except Copy, CompareAndWrite and what needs copies, holes
+    /// or a reserved area.
     pub const COMPLETE: Abilities = Abilities {
         writable: true,
         seals_writes: Ability::Native,
@@ -195,6 +201,7 @@ impl Abilities {
         discard: Ability::Native,
         write_zeroes: Ability::Native,
         copy: Ability::Absent,
+        compare_and_write_blocks: 0,
         write_uncorrectable: Ability::Native,
         checksum: Ability::Native,
         checksum_crc32c: Ability::Native,
@@ -235,6 +242,8 @@ impl Abilities {
             RequestKind::Discard => when_writable(self.discard),
             RequestKind::WriteZeroes => when_writable(self.write_zeroes),
             RequestKind::Copy => when_writable(self.copy),
+            RequestKind::CompareAndWrite if self.compare_and_write_blocks == 0 => Ability::Absent,
+            RequestKind::CompareAndWrite => when_writable(Ability::Native),
             RequestKind::WriteUncorrectable => when_writable(self.write_uncorrectable),
             RequestKind::Verify => self.verify,
             RequestKind::Compare => self.compare,
@@ -262,6 +271,7 @@ impl Abilities {
             discard: both(self.discard, other.discard),
             write_zeroes: both(self.write_zeroes, other.write_zeroes),
             copy: both(self.copy, other.copy),
+            compare_and_write_blocks: self.compare_and_write_blocks.min(other.compare_and_write_blocks),
             write_uncorrectable: both(self.write_uncorrectable, other.write_uncorrectable),
             checksum: both(self.checksum, other.checksum),
             checksum_crc32c: both(self.checksum_crc32c, other.checksum_crc32c),

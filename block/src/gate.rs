@@ -54,12 +54,20 @@ impl<D: Device> Gate<D> {
         request.extents.iter().try_for_each(|extent| geometry.check(*extent))?;
         match &request.operation {
             Operation::Write(data) => {
-                check_shape(geometry, request.extents.one(), data.size(), data.blocks())?;
-                // Later reads return the stored tags, so they must be of the device's own format.
-                if data.format() != geometry.protection {
-                    return Err(shape("protection information of another format", 1, 0));
+                check_written(geometry, request.extents.one(), (data.size(), data.blocks(), data.format()))
+            }
+            Operation::CompareAndWrite(data) => {
+                let (extent, limit) = (request.extents.one(), self.device.abilities().compare_and_write_blocks);
+                let (expected, new) = (&data.expected, &data.new);
+                check_shape(geometry, extent, expected.size(), expected.blocks())?;
+                check_written(geometry, extent, (new.size(), new.blocks(), new.format()))?;
+                // Pieces would be atomic one by one, so it is not split. Where the device has none, that is the error.
+                match limit {
+                    1.. if extent.len() > u64::from(limit) => {
+                        Err(shape("blocks of a Compare and Write", u64::from(limit), extent.len()))
+                    }
+                    _ => Ok(()),
                 }
-                Ok(())
             }
             Operation::Compare(data) => check_shape(geometry, request.extents.one(), data.size(), data.blocks()),
             Operation::Copy { source, .. } => check_copy(geometry, *source, request.extents.one()),
@@ -187,6 +195,19 @@ fn check_shape(geometry: &Geometry, extent: Extent, size: BlockSize, blocks: usi
     Ok(())
 }
 
+/// The same for data that are written. Later reads return the stored tags, so they must be of the device's own format.
+fn check_written(
+    geometry: &Geometry,
+    extent: Extent,
+    (size, blocks, format): (BlockSize, usize, Option<PiFormat>),
+) -> Result<(), Error> {
+    check_shape(geometry, extent, size, blocks)?;
+    match format == geometry.protection {
+        true => Ok(()),
+        false => Err(shape("protection information of another format", 1, 0)),
+    }
+}
+
 /// Rejects a Copy of blocks that do not exist, that are not as many as their destination, or that it would overwrite itself: devices
 /// copy in any order, so there is no right result.
 fn check_copy(geometry: &Geometry, source: Extent, destination: Extent) -> Result<(), Error> {
@@ -308,6 +329,8 @@ fn piece_limit(limits: &Limits, request: &Request) -> Option<BlockCount> {
         RequestKind::WriteZeroes | RequestKind::WriteUncorrectable | RequestKind::Discard => limits.max_zero_blocks,
         // A device with Copy has limits of its own, also for the number of ranges in one command.
         RequestKind::Copy => return None,
+        // The gate has refused one that is too long, which in pieces would not be atomic.
+        RequestKind::CompareAndWrite => return None,
         RequestKind::Flush | RequestKind::ReadReserved | RequestKind::WriteReserved => return None,
     };
     request.extents.iter().any(|extent| extent.blocks() > max_blocks).then_some(max_blocks)

@@ -70,11 +70,24 @@ pub enum Operation {
     BlockStatus,
     /// Compare stored blocks with this data, whose tags do not count.
     Compare(Sealed),
+    /// Write blocks if what is stored there equals other data. No other change of these blocks, by whatever initiator of the device,
+    /// comes between the two. At most [`crate::Abilities::compare_and_write_blocks`] blocks, never in pieces, and never sent again
+    /// where the first one may have been executed: [`crate::ErrorKind::Unreachable`] says that it is unknown whether it was.
+    CompareAndWrite(Box<CompareAndWrite>),
     /// Read a part of the reserved area.
     ReadReserved(ReservedArea),
     /// Replace a part of the reserved area: all of it or nothing, durable when the request completes. At most
     /// [`ReservedArea::max_bytes`].
     WriteReserved(ReservedArea, Slice),
+}
+
+/// What a [`Operation::CompareAndWrite`] expects and writes; as long as its extent, both.
+#[derive(Clone, Debug)]
+pub struct CompareAndWrite {
+    /// What has to be stored. Its tags do not count.
+    pub expected: Sealed,
+    /// What is written then, with its tags, in the device's protection format.
+    pub new: Sealed,
 }
 
 /// The extents of a request: any number for a Discard, none for a Flush and for the reserved area, one for everything else.
@@ -146,6 +159,8 @@ pub enum RequestKind {
     Copy,
     /// Compare blocks.
     Compare,
+    /// Write blocks if they are as expected.
+    CompareAndWrite,
     /// Make blocks unreadable.
     WriteUncorrectable,
     /// Check blocks in place and return a checksum of their data.
@@ -162,7 +177,7 @@ pub enum RequestKind {
 
 impl RequestKind {
     /// Every kind, in the order of [`RequestKind::index`].
-    pub const ALL: [RequestKind; 14] = [
+    pub const ALL: [RequestKind; 15] = [
         RequestKind::Read,
         RequestKind::Write,
         RequestKind::Flush,
@@ -171,6 +186,7 @@ impl RequestKind {
         RequestKind::Verify,
         RequestKind::Copy,
         RequestKind::Compare,
+        RequestKind::CompareAndWrite,
         RequestKind::WriteUncorrectable,
         RequestKind::Checksum,
         RequestKind::Repair,
@@ -195,6 +211,7 @@ impl RequestKind {
             RequestKind::Verify => "verify",
             RequestKind::Copy => "copy",
             RequestKind::Compare => "compare",
+            RequestKind::CompareAndWrite => "compare and write",
             RequestKind::WriteUncorrectable => "write uncorrectable",
             RequestKind::Checksum => "checksum",
             RequestKind::Repair => "repair",
@@ -210,6 +227,7 @@ impl RequestKind {
             RequestKind::Write
             | RequestKind::WriteZeroes
             | RequestKind::Copy
+            | RequestKind::CompareAndWrite
             | RequestKind::WriteUncorrectable
             | RequestKind::Discard
             | RequestKind::Repair => true,
@@ -294,6 +312,12 @@ impl Request {
         Request::on(Operation::Compare(data), extent)
     }
 
+    /// See [`Operation::CompareAndWrite`].
+    pub fn compare_and_write(extent: Extent, expected: Sealed, new: Sealed, durability: Durability) -> Request {
+        let operation = Operation::CompareAndWrite(Box::new(CompareAndWrite { expected, new }));
+        Request { durability, ..Request::on(operation, extent) }
+    }
+
     /// See [`Operation::ReadReserved`].
     pub fn read_reserved(area: ReservedArea) -> Request {
         Request::without_extent(Operation::ReadReserved(area))
@@ -316,6 +340,7 @@ impl Request {
             Operation::Copy { .. } => RequestKind::Copy,
             Operation::Verify(_) => RequestKind::Verify,
             Operation::Compare(_) => RequestKind::Compare,
+            Operation::CompareAndWrite(_) => RequestKind::CompareAndWrite,
             Operation::WriteUncorrectable => RequestKind::WriteUncorrectable,
             Operation::Checksum(..) => RequestKind::Checksum,
             Operation::Repair(_) => RequestKind::Repair,
@@ -325,12 +350,17 @@ impl Request {
         }
     }
 
-    /// The same request with its data, if it has any, as `change` returns them.
+    /// The same request with its data, if it has any, as `change` returns them: both that are compared and those that are written.
     #[must_use]
-    pub fn map_data(mut self, change: impl FnOnce(WriteData) -> WriteData) -> Request {
+    pub fn map_data(mut self, mut change: impl FnMut(WriteData) -> WriteData) -> Request {
         self.operation = match self.operation {
             Operation::Write(data) => Operation::Write(change(data)),
             Operation::Compare(data) => Operation::Compare(change(data.into()).into_sealed()),
+            Operation::CompareAndWrite(data) => {
+                let CompareAndWrite { expected, new } = *data;
+                let (expected, new) = (change(expected.into()).into_sealed(), change(new.into()).into_sealed());
+                Operation::CompareAndWrite(Box::new(CompareAndWrite { expected, new }))
+            }
             operation => operation,
         };
         self
@@ -538,8 +568,26 @@ mod tests {
 
     /// Requests are moved through every level of the stack.
     #[test]
-    fn a_copy_makes_no_request_longer() {
+    fn no_operation_makes_requests_longer_than_a_copy_does() {
         assert_eq!(size_of::<Request>(), 120);
+    }
+
+    #[test]
+    fn both_data_of_a_compare_and_write_are_moved_and_its_blocks_are_changed() {
+        let extent = |start, blocks| Extent::from_raw(start, blocks).unwrap();
+        let data = |bytes: [u8; 2]| {
+            let bytes: Vec<u8> = bytes.iter().flat_map(|byte| [*byte; 512]).collect();
+            let tags = sealblock_integrity::Tags::default();
+            Sealed::seal(Slice::copy_from(&bytes), sealblock_units::BlockSize::B512, None, &tags)
+        };
+        let fua = Durability::ForceUnitAccess;
+        let request = Request::compare_and_write(extent(20, 2), data([1, 2]), data([3, 4]), fua);
+        assert_eq!((request.kind(), request.changed()), (RequestKind::CompareAndWrite, Some(20..=21)));
+        assert!(request.is_durable() && !request.is_volatile());
+        let part = request.part(extent(20, 2), extent(21, 1), None).map_extents(|old| extent(old.start().get() + 9, 1));
+        assert_eq!((part.extent(), part.durability), (Some(extent(30, 1)), fua));
+        let Operation::CompareAndWrite(both) = part.operation else { panic!("the same operation") };
+        assert_eq!([&both.expected, &both.new].map(|data| (data.blocks(), data.joined_data()[0])), [(1, 2), (1, 4)]);
     }
 
     #[test]

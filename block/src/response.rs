@@ -31,7 +31,7 @@ pub struct Checksum {
 /// The response to a request that succeeded.
 #[derive(Debug)]
 pub enum Response {
-    /// Write, Flush, Discard, WriteZeroes, Copy, Compare, WriteUncorrectable and WriteReserved.
+    /// Write, Flush, Discard, WriteZeroes, Copy, Compare, CompareAndWrite, WriteUncorrectable and WriteReserved.
     Done,
     /// Read: the blocks, checked as requested.
     Data(Sealed),

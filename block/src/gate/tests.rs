@@ -393,6 +393,57 @@ fn a_copy_is_passed_on_whole_and_not_emulated() {
     assert_eq!(gate.device().take_seen().len(), 2, "what is refused does not reach the device");
 }
 
+#[test]
+fn a_compare_and_write_is_passed_on_whole_or_refused_and_not_emulated() {
+    let swap = |start, blocks, expected, new| {
+        let request = Request::compare_and_write(extent(start, blocks), expected, new, Durability::Volatile);
+        move |gate: &Gate<FakeDevice>| run(gate.execute(request))
+    };
+    let blocks = |first, count| numbered(first, count, None);
+    let gate = FakeDevice::limited(None, 8).gate();
+    let absent = gate.abilities().of(RequestKind::CompareAndWrite);
+    assert_eq!(absent, Ability::Absent, "two requests of a gate are atomic for nobody");
+    let error = failure(swap(4, 1, blocks(4, 1), blocks(0, 1))(&gate));
+    assert_eq!(error, ErrorKind::Absent(RequestKind::CompareAndWrite));
+    let able = |protection, writable| {
+        let mut device = FakeDevice::limited(protection, 8);
+        device.abilities.compare_and_write_blocks = 12;
+        device.abilities.writable = writable;
+        device.gate()
+    };
+    assert_eq!(failure(swap(4, 1, blocks(4, 1), blocks(0, 1))(&able(None, false))), ErrorKind::ReadOnly);
+    let gate = able(None, true);
+    assert_eq!(gate.abilities().of(RequestKind::CompareAndWrite), Ability::Native);
+    done(run(gate.execute(write(4, 8, None))));
+    done(run(gate.execute(write(12, 4, None))));
+    gate.device().take_seen();
+    // More than other requests may have in one piece, and still one.
+    done(swap(4, 12, blocks(4, 12), blocks(20, 12))(&gate));
+    assert_eq!(gate.device().take_seen(), [(RequestKind::CompareAndWrite, 4, 12, None)]);
+    let differs = failure(swap(4, 2, Sealed::join(vec![blocks(20, 1), blocks(5, 1)]), blocks(0, 2))(&gate));
+    assert_eq!(differs, ErrorKind::Miscompare { lba: Lba::new(5) });
+    let after = data(run(gate.execute(Request::read(extent(4, 2), Checks::NONE))));
+    assert_eq!(after.joined_data()[..], blocks(20, 2).joined_data()[..], "nothing of it was written");
+    gate.device().take_seen();
+    let refused = [
+        swap(4, 13, blocks(4, 13), blocks(4, 13))(&gate),
+        swap(4, 2, blocks(4, 1), blocks(4, 2))(&gate),
+        swap(4, 2, blocks(4, 2), blocks(4, 3))(&gate),
+        swap(4, 2, blocks(4, 2), numbered(4, 2, Some(TYPE1)))(&gate),
+    ];
+    for outcome in refused {
+        assert!(matches!(failure(outcome), ErrorKind::Limit { .. }));
+    }
+    let past = failure(swap(CAPACITY, 1, blocks(4, 1), blocks(4, 1))(&gate));
+    assert!(matches!(past, ErrorKind::Range { .. }));
+    assert_eq!(gate.device().take_seen(), [], "what is refused does not reach the device");
+    // Tags of what is expected do not count, those of what is written do.
+    let gate = able(Some(TYPE1), true);
+    done(run(gate.execute(write(4, 1, Some(TYPE1)))));
+    done(swap(4, 1, blocks(4, 1), numbered(4, 1, Some(TYPE1)))(&gate));
+    assert!(matches!(failure(swap(4, 1, blocks(4, 1), blocks(4, 1))(&gate)), ErrorKind::Limit { .. }));
+}
+
 /// A device that executes in place, takes four blocks at a time, and has no Compare and no WriteZeroes.
 fn instant() -> Gate<FakeDevice> {
     let mut device = FakeDevice::limited(Some(TYPE1), 4);

@@ -1,4 +1,4 @@
-//! Faults by rule and by seed: errors, delays, flipped bits, torn, lost and misdirected writes.
+//! Faults by rule and by seed: errors, aborted commands, delays, flipped bits, torn, lost and misdirected writes.
 //!
 //! [`FaultLayer`] injects faults into a device, by block; [`FaultMedium`] injects them into a medium, by sector and byte, since a
 //! block device cannot tear a block. Both follow the same [`Rules`], as in
@@ -14,9 +14,11 @@ mod medium;
 mod rng;
 mod rules;
 
+use std::time::Duration;
+
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, Clock, Device, Error, ErrorKind, Geometry, Operation, Outcome, Request,
-    Response, WriteData,
+    RequestKind, Response, WriteData,
 };
 use sealblock_integrity::{Checks, Sealed, Unverified};
 use sealblock_runtime_memory::Buffer;
@@ -170,6 +172,19 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
         self.inner.execute(Request::flush()).await
     }
 
+    /// Fails a request of a kind that a rule has aborted.
+    fn abort(&self, request: &Request) -> Result<(), Error> {
+        let kind = request.kind();
+        if !self.rng.has_rule(Fault::Abort(kind)) {
+            return Ok(());
+        }
+        let spans: Vec<Span> = request.extents.iter().map(|extent| span(*extent)).collect();
+        match self.rng.hits_request(Fault::Abort(kind), &spans) {
+            true => Err(ErrorKind::Absent(kind).into()),
+            false => Ok(()),
+        }
+    }
+
     /// Fails a write that a rule makes fail.
     fn refuse(&self, extent: Extent) -> Result<(), Error> {
         if let Some(block) = self.rng.first_hit(Fault::WriteError, span(extent)) {
@@ -229,8 +244,22 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
     }
 
     fn abilities(&self) -> Abilities {
-        // A Copy would read and write without the faults injected here.
-        let mut abilities = Abilities { copy: Ability::Absent, ..self.inner.abilities() };
+        let mut abilities = self.inner.abilities();
+        // What is to be aborted has to come here, and not to be read and written instead.
+        let claimed = |ability, kind| match ability {
+            Ability::Emulated if self.rng.has_rule(Fault::Abort(kind)) => Ability::Native,
+            ability => ability,
+        };
+        abilities.verify = claimed(abilities.verify, RequestKind::Verify);
+        abilities.compare = claimed(abilities.compare, RequestKind::Compare);
+        abilities.write_zeroes = claimed(abilities.write_zeroes, RequestKind::WriteZeroes);
+        // A Copy would read and write without the faults injected here, and wait for none of the delays of its source.
+        if self.rng.has_block_faults() || self.rng.has_rule(Fault::Delay(Duration::ZERO)) {
+            abilities.copy = Ability::Absent;
+        }
+        if self.rng.has_block_faults() {
+            abilities.compare_and_write_blocks = 0;
+        }
         // The inner device would verify and compare without the faults injected here, so the gate has to read instead.
         if self.rng.has_rule(Fault::ReadError) || self.rng.has_rule(Fault::Flip) {
             abilities.verify = Ability::Absent;
@@ -245,6 +274,7 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
 
     async fn execute(&self, request: Request) -> Outcome {
         self.rng.wait(&self.clock, request.extent().map(span)).await;
+        self.abort(&request)?;
         match request.operation {
             Operation::Read(checks) => self.read(request.extents.one(), checks).await,
             Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::WriteUncorrectable => {
@@ -254,6 +284,7 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
             // A discard guarantees nothing that a fault could break.
             Operation::Discard
             | Operation::Copy { .. }
+            | Operation::CompareAndWrite(_)
             | Operation::Verify(_)
             | Operation::Checksum(..)
             | Operation::Repair(_)

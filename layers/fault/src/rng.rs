@@ -34,6 +34,11 @@ impl FaultRng {
         self.rules.rules.iter().any(|rule| rule.fault.index() == fault.index())
     }
 
+    /// True if any rule changes what is read or stored, or fails it.
+    pub(crate) fn has_block_faults(&self) -> bool {
+        self.rules.rules.iter().any(|rule| rule.fault.is_of_blocks())
+    }
+
     /// Draws the units of `span` that get this fault now, in rising order, each once. Does not count them.
     pub(crate) fn hits(&self, fault: Fault, span: Span) -> Vec<u64> {
         let mut hits = Vec::new();
@@ -66,6 +71,14 @@ impl FaultRng {
     pub(crate) fn hits_flush(&self, fault: Fault) -> bool {
         let mut rules = self.rules.rules.iter();
         let hit = rules.any(|rule| rule.fault == fault && self.holds(rule.chance));
+        self.counts.add(fault, u64::from(hit));
+        hit
+    }
+
+    /// Draws and counts whether a request for these spans, at least one, gets this fault now: once for all of its units.
+    pub(crate) fn hits_request(&self, fault: Fault, spans: &[Span]) -> bool {
+        let mut rules = self.rules.rules.iter().filter(|rule| rule.fault == fault);
+        let hit = rules.any(|rule| spans.iter().any(|span| rule.span.meet(*span).is_some()) && self.holds(rule.chance));
         self.counts.add(fault, u64::from(hit));
         hit
     }
@@ -119,7 +132,7 @@ impl FaultRng {
 }
 
 /// Faults injected so far, by kind. Faults of single units count units; faults of a whole request (a failed write, a failed read of
-/// a medium, a device's torn write, a delay, a flush) count requests.
+/// a medium, a device's torn write, what is aborted, a delay, a flush) count requests.
 #[derive(Default)]
 pub struct Counts([Cell<u64>; Fault::KINDS]);
 
@@ -143,6 +156,8 @@ impl Counts {
 
 #[cfg(test)]
 mod tests {
+    use sealblock_block::RequestKind;
+
     use super::*;
 
     fn rng(text: &str) -> FaultRng {
@@ -176,6 +191,22 @@ mod tests {
         assert!((9_000..11_000).contains(&some.len()), "{} of 100000 at 10 %", some.len());
         assert!(some == same && some != other);
         assert_eq!((draw("flip%0").len(), draw("flip%100").len()), (0, 100_000));
+    }
+
+    #[test]
+    fn what_is_aborted_is_drawn_once_for_a_request() {
+        let verify = Fault::Abort(RequestKind::Verify);
+        let all = Span { first: 0, last: u64::MAX - 1 };
+        let one = rng("abort-verify@5..6");
+        let at = |first, last| one.hits_request(verify, &[Span { first, last }]);
+        assert_eq!([at(0, 4), at(4, 5), at(6, 9), at(7, 9)], [false, true, true, false]);
+        assert!(one.hits_request(verify, &[Span { first: 9, last: 9 }, Span { first: 6, last: 6 }]));
+        assert!(!one.hits_request(Fault::Abort(RequestKind::Compare), &[all]));
+        assert_eq!(one.counts.of(verify), 3);
+        let some = rng("seed=1;abort-verify%10");
+        // Were each unit drawn, this would not end.
+        let hits = (0..1000).filter(|_| some.hits_request(verify, &[all])).count();
+        assert!((60..150).contains(&hits), "{hits} of 1000 at 10 %");
     }
 
     #[test]

@@ -5,6 +5,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
+use sealblock_block::RequestKind;
+
 /// One kind of fault. Units are blocks on a device and sectors on a medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
@@ -29,6 +31,9 @@ pub enum Fault {
     /// `torn-write`: on a device, the write stores the blocks before this one and completes; on a medium, the sector keeps its old
     /// bytes from some byte on, and the rest of the write is stored.
     TornWrite,
+    /// `abort-verify` and the like: a request of this kind fails as one that the device does not have, although the device says that it
+    /// has it, as a drive does that aborts the command with *Invalid Command Opcode*.
+    Abort(RequestKind),
     /// `delay=TIME`: the request waits this long before anything else.
     Delay(Duration),
 }
@@ -41,7 +46,7 @@ impl Fault {
     pub(crate) const DELAY: &str = "delay";
 
     /// Every kind but the delay, which needs a time, with its name, in the order of [`Fault::index`].
-    pub(crate) const WITHOUT_TIME: [(Fault, &str); 10] = [
+    pub(crate) const WITHOUT_TIME: [(Fault, &str); 16] = [
         (Fault::ReadError, "read-error"),
         (Fault::WriteError, "write-error"),
         (Fault::NoSpace, "no-space"),
@@ -52,6 +57,12 @@ impl Fault {
         (Fault::LostWrite, "lost-write"),
         (Fault::MisdirectedWrite, "misdirected-write"),
         (Fault::TornWrite, "torn-write"),
+        (Fault::Abort(RequestKind::Verify), "abort-verify"),
+        (Fault::Abort(RequestKind::Compare), "abort-compare"),
+        (Fault::Abort(RequestKind::CompareAndWrite), "abort-compare-and-write"),
+        (Fault::Abort(RequestKind::WriteZeroes), "abort-write-zeroes"),
+        (Fault::Abort(RequestKind::Discard), "abort-discard"),
+        (Fault::Abort(RequestKind::Copy), "abort-copy"),
     ];
 
     /// Its name in rules and reports.
@@ -63,6 +74,21 @@ impl Fault {
     pub(crate) fn index(self) -> usize {
         let known = Fault::WITHOUT_TIME.iter().position(|(fault, _)| *fault == self);
         known.unwrap_or(Fault::WITHOUT_TIME.len())
+    }
+
+    /// True if it is a fault of what is read or stored.
+    pub(crate) const fn is_of_blocks(self) -> bool {
+        match self {
+            Fault::ReadError
+            | Fault::WriteError
+            | Fault::NoSpace
+            | Fault::Flip
+            | Fault::FlipWrite
+            | Fault::LostWrite
+            | Fault::MisdirectedWrite
+            | Fault::TornWrite => true,
+            Fault::FlushError | Fault::LostFlush | Fault::Abort(_) | Fault::Delay(_) => false,
+        }
     }
 
     /// True if it is a fault of flushes, which have no units.
@@ -130,7 +156,7 @@ pub struct Rule {
     pub fault: Fault,
     /// The units that it applies to.
     pub span: Span,
-    /// How often: drawn for each unit of each request, but once per request for delays and flushes.
+    /// How often: drawn for each unit of each request, but once per request for delays, flushes and what is aborted.
     pub chance: Chance,
 }
 
@@ -201,7 +227,8 @@ pub enum RuleError {
     /// The name is not known.
     #[error(
         "'{0}' is no fault: use read-error, write-error, no-space, flush-error, lost-flush, flip, flip-write, lost-write, \
-         misdirected-write, torn-write, delay=TIME or seed=NUMBER"
+         misdirected-write, torn-write, abort-verify, abort-compare, abort-compare-and-write, abort-write-zeroes, abort-discard, \
+         abort-copy, delay=TIME or seed=NUMBER"
     )]
     Name(String),
     /// The text behind `@` is not a range of units.

@@ -265,7 +265,7 @@ fn blocks_are_made_unreadable_or_the_write_of_it_is_lost_or_refused() {
     assert!(verify(&device, extent(0, 8)).is_ok(), "nothing was changed");
 }
 
-/// A device that copies.
+/// A device that copies, and compares and writes.
 struct Copies(MemoryDevice);
 
 impl Device for Copies {
@@ -274,11 +274,15 @@ impl Device for Copies {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { copy: Ability::Native, ..self.0.abilities() }
+        Abilities { copy: Ability::Native, compare_and_write_blocks: 4, ..self.0.abilities() }
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        self.0.execute(request).await
+        match request.operation {
+            // Whether they come here is what is of interest.
+            Operation::Copy { .. } | Operation::CompareAndWrite(_) => Ok(Response::Done),
+            _ => self.0.execute(request).await,
+        }
     }
 }
 
@@ -290,5 +294,110 @@ fn no_copy_goes_past_the_faults() {
         let faulty = Gate::new("fault", FaultLayer::new(inner(), rules.parse().unwrap(), Slept::default()));
         let copy = Request::copy(extent(0, 8), extent(20, 8), Checks::NONE, Durability::Volatile);
         assert_eq!(*run(&faulty, copy).unwrap_err().kind(), ErrorKind::Absent(RequestKind::Copy), "{rules}");
+    }
+}
+
+/// Requests of each kind that can be aborted, over these blocks, in the order of the rules' names.
+fn abortable(device: &impl Device, at: Extent) -> Vec<Request> {
+    let data = || match write_request(device, at, 1).operation {
+        Operation::Write(data) => data,
+        other => panic!("{other:?}"),
+    };
+    let volatile = Durability::Volatile;
+    vec![
+        Request::verify(at, Checks::NONE),
+        Request::compare(at, data()),
+        Request::compare_and_write(at, data(), data(), volatile),
+        Request::write_zeroes(at, true, volatile),
+        Request::discard([at]),
+        Request::copy(extent(40, at.len()), at, Checks::NONE, volatile),
+    ]
+}
+
+#[test]
+fn exactly_the_kind_that_a_rule_names_is_aborted_where_it_says() {
+    let rules = ["verify", "compare", "compare-and-write", "write-zeroes", "discard", "copy"];
+    for (aborted, rule) in rules.into_iter().enumerate() {
+        let inner = Rc::new(Gate::new("copies", Copies(MemoryDevice::new(BlockSize::B512, BLOCKS, None))));
+        let rules = format!("abort-{rule}@5..6");
+        let faulty = Gate::new("fault", FaultLayer::new(Rc::clone(&inner), rules.parse().unwrap(), Slept::default()));
+        for (kind, request) in abortable(&faulty, extent(4, 2)).into_iter().enumerate() {
+            let (name, through) = (request.kind(), inner.counters().completed());
+            assert_done(write(&inner, extent(4, 2), 1));
+            let outcome = run(&faulty, request);
+            match kind == aborted {
+                true => {
+                    let error = outcome.unwrap_err();
+                    assert_eq!(*error.kind(), ErrorKind::Absent(name), "{rule}");
+                    assert_eq!(inner.counters().completed(), through + 1, "{rule}: nothing but the write came through");
+                    assert_eq!(faulty.abilities().of(name), Ability::Native, "{rule}: the device says that it has it");
+                }
+                false => assert!(outcome.is_ok(), "{rule}: {outcome:?}"),
+            }
+        }
+        for request in abortable(&faulty, extent(7, 2)) {
+            assert_done(write(&inner, extent(7, 2), 1));
+            let name = request.kind();
+            assert!(run(&faulty, request).is_ok(), "{rule}: {name:?} of other blocks");
+        }
+        assert_done(write(&faulty, extent(4, 2), 2));
+        assert!(read(&faulty, extent(4, 2)).is_ok());
+        let counts = faulty.device().counts();
+        assert_eq!(counts.iter().filter(|(_, count)| *count > 0).count(), 1, "{rule}: one, of one kind");
+    }
+}
+
+/// A gate would read instead, and the rule would be without effect.
+#[test]
+fn what_the_inner_device_does_not_do_itself_is_aborted_too() {
+    struct Basic(MemoryDevice);
+
+    impl Device for Basic {
+        fn geometry(&self) -> &Geometry {
+            self.0.geometry()
+        }
+
+        fn abilities(&self) -> Abilities {
+            Abilities::BASIC
+        }
+
+        async fn execute(&self, request: Request) -> Outcome {
+            self.0.execute(request).await
+        }
+    }
+
+    let inner = Rc::new(Gate::new("basic", Basic(MemoryDevice::new(BlockSize::B512, BLOCKS, None))));
+    let faulty =
+        |rules: &str| Gate::new("fault", FaultLayer::new(Rc::clone(&inner), rules.parse().unwrap(), Slept::default()));
+    let plain = faulty("delay=1ms");
+    assert_eq!(plain.abilities().verify, Ability::Emulated);
+    assert!(verify(&plain, extent(0, 8)).is_ok());
+    let aborting = faulty("abort-verify@5;abort-discard");
+    assert_eq!(*verify(&aborting, extent(0, 8)).unwrap_err().kind(), ErrorKind::Absent(RequestKind::Verify));
+    assert!(verify(&aborting, extent(6, 8)).is_ok(), "the inner gate reads them");
+    assert_eq!(aborting.abilities().discard, Ability::Absent, "nobody claims what nobody can do");
+    // With faults of reads blocks are read, and there is no Verify to abort.
+    let unreadable = faulty("abort-verify;read-error@3");
+    assert_eq!(bad_blocks(verify(&unreadable, extent(0, 8))), [(3, BadBlockCause::Media)]);
+}
+
+#[test]
+fn no_compare_and_write_goes_past_faults_of_what_is_stored() {
+    let inner = || Gate::new("copies", Copies(MemoryDevice::new(BlockSize::B512, BLOCKS, None)));
+    for (rules, passes) in [
+        ("delay=1ms", true),
+        ("flush-error", true),
+        ("write-error@3", false),
+        ("lost-write", false),
+        ("flip@60", false),
+    ] {
+        let faulty = Gate::new("fault", FaultLayer::new(inner(), rules.parse().unwrap(), Slept::default()));
+        let swap = abortable(&faulty, extent(3, 1)).swap_remove(2);
+        match run(&faulty, swap) {
+            Ok(_) => assert!(passes, "{rules}"),
+            Err(error) => {
+                assert!(!passes && *error.kind() == ErrorKind::Absent(RequestKind::CompareAndWrite), "{rules}")
+            }
+        }
     }
 }

@@ -136,7 +136,9 @@ impl<C: Clock> Device for Mirror<C> {
             Operation::Compare(data) => self.compare(extents.one(), data).await,
             Operation::ReadReserved(area) => self.read_reserved(area).await,
             Operation::WriteReserved(area, bytes) => self.write_reserved(area, bytes).await,
-            Operation::Copy { .. } | Operation::BlockStatus => Err(ErrorKind::Absent(request.kind()).into()),
+            Operation::Copy { .. } | Operation::CompareAndWrite(_) | Operation::BlockStatus => {
+                Err(ErrorKind::Absent(request.kind()).into())
+            }
         }
     }
 

@@ -460,6 +460,8 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         write_zeroes: Ability::Native,
         // The copies of a Copy would come from as many sources, of which any may be damaged.
         copy: Ability::Absent,
+        // One replica may miscompare where another one has written already.
+        compare_and_write_blocks: 0,
         write_uncorrectable: when(all(&|of| of.write_uncorrectable == Ability::Native)),
         checksum: Ability::Native,
         checksum_crc32c: Ability::Native,

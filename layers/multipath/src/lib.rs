@@ -8,6 +8,8 @@
 //! - No earlier write that a lost path delivers late undoes a completed write (`in_flight`).
 //! - A Flush succeeds only when all writes completed before are durable, whichever path they took; otherwise it fails and says that
 //!   writes may be lost (`path_flushes`).
+//! - A CompareAndWrite that was sent is not sent again: if it was executed, it would miscompare with its own write. It fails as
+//!   unreachable, which leaves open whether it was executed.
 //! - Every wait has a limit in [`RetryPolicy`].
 //!
 //! Layout: `policy`, `in_flight` and `path_flushes` decide and are pure; `shared` and `worker` execute. The clock and
@@ -157,7 +159,12 @@ impl<C: Clock + 'static> MultipathLayer<C> {
         let (write_set, request_id) = (WriteSet::of(&request), self.0.next_request_id());
         for _ in 0..self.0.policy.max_path_failures.max(1) {
             let path = self.0.admit(request_id, &write_set).await?;
-            let Ok(outcome) = self.0.execute_on(path, request_id, &write_set, request.clone()).await else { continue };
+            let Ok(outcome) = self.0.execute_on(path, request_id, &write_set, request.clone()).await else {
+                match request.kind() {
+                    RequestKind::CompareAndWrite => return Err(unknown_outcome()),
+                    _ => continue,
+                }
+            };
             if outcome.is_ok() && request.is_volatile() {
                 self.0.state.borrow_mut().path_flushes.write_completed(path.0, path.1);
             }
@@ -203,6 +210,13 @@ impl<C: Clock + 'static> MultipathLayer<C> {
         let losses = self.0.policy.max_path_failures.max(1);
         ErrorKind::Unreachable { reason: format!("{losses} paths failed with this request") }.into()
     }
+}
+
+/// The error of a request that may not be sent again, and whose path was lost.
+#[cold]
+fn unknown_outcome() -> Error {
+    let reason = "a path failed with this compare and write, which may have been executed".to_owned();
+    ErrorKind::Unreachable { reason }.into()
 }
 
 /// A path and its device, if it is open.

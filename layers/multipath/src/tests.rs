@@ -131,6 +131,32 @@ fn a_late_write_does_not_undo_a_newer_one() {
     assert_eq!(overtake(RetryPolicy { quiesce_time: Duration::ZERO, ..POLICY }), (1, Duration::ZERO));
 }
 
+/// Sent again, it would find what it has written itself, and say that somebody else was there before.
+#[test]
+fn a_compare_and_write_whose_path_is_lost_is_not_sent_again() {
+    for mode in [Mode::Silent, Mode::Flaps] {
+        let harness = Harness::new(2, POLICY);
+        harness.links[0].mode.set(mode);
+        let data = |byte| match write(5, 1, byte).operation {
+            sealblock_block::Operation::Write(data) => data,
+            other => panic!("{other:?}"),
+        };
+        let extent = Extent::from_raw(5, 1).unwrap();
+        let swap = || Request::compare_and_write(extent, data(0), data(1), Durability::Volatile);
+        let error = harness.run(harness.layer.execute(swap())).0.unwrap_err();
+        assert!(matches!(error.kind(), ErrorKind::Unreachable { .. }), "{error}");
+        assert!(error.to_string().contains("may have been executed"), "{error}");
+        assert_eq!(harness.requests(), [1, 0], "{mode:?}");
+        // It may be executed late, so a write to its block waits, and one to another block does not.
+        let waits = |at| harness.run(harness.layer.execute(write(at, 1, 2))).1 > Duration::ZERO;
+        assert!(!waits(6) && waits(5), "{mode:?}");
+        // A path that works answers as its device does.
+        harness.links[0].mode.set(Mode::Works);
+        let refused = harness.run(harness.layer.execute(swap())).0.unwrap_err();
+        assert_eq!(*refused.kind(), ErrorKind::Absent(RequestKind::CompareAndWrite));
+    }
+}
+
 #[test]
 fn blocks_are_released_only_when_the_target_is_quiesced() {
     thread_local!(static QUIESCES: Cell<bool> = const { Cell::new(false) });

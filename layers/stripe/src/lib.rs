@@ -328,8 +328,9 @@ impl<D: Device> Device for StripeLayer<D> {
         let each = self.members.iter().map(Device::abilities);
         let all = each.reduce(|a, b| a.intersect(&b)).expect("a stripe has a member");
         // One member's reserved area is enough, and only a write to one device is atomic.
-        // Source and destination may lie on different members.
-        Abilities { reserved: self.members[0].abilities().reserved, copy: Ability::Absent, ..all }
+        // Source and destination may lie on different members, and so may the blocks of what has to be atomic.
+        let (reserved, copy) = (self.members[0].abilities().reserved, Ability::Absent);
+        Abilities { reserved, copy, compare_and_write_blocks: 0, ..all }
     }
 
     async fn execute(&self, request: Request) -> Outcome {
@@ -340,7 +341,7 @@ impl<D: Device> Device for StripeLayer<D> {
             Operation::ReadReserved(ReservedArea::GroupLabel)
             | Operation::WriteReserved(ReservedArea::GroupLabel, _) => self.group_label_request(request).await,
             Operation::ReadReserved(_) | Operation::WriteReserved(..) => self.members[0].execute(request).await,
-            Operation::Copy { .. } => Err(ErrorKind::Absent(RequestKind::Copy).into()),
+            Operation::Copy { .. } | Operation::CompareAndWrite(_) => Err(ErrorKind::Absent(request.kind()).into()),
             Operation::Read(_)
             | Operation::Write(_)
             | Operation::Verify(_)

@@ -181,6 +181,7 @@ impl<M: Medium> Device for RawDevice<M> {
             Operation::Verify(_)
             | Operation::Copy { .. }
             | Operation::Compare(_)
+            | Operation::CompareAndWrite(_)
             | Operation::WriteUncorrectable
             | Operation::Checksum(..)
             | Operation::Repair(_)

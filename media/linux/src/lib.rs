@@ -2,7 +2,7 @@
 //!
 //! [`NvmeNamespace`] is a namespace of an NVMe drive behind the kernel's passthrough; [`NvmeDevice`] is the block device, which
 //! lets the kernel's ordinary path read and write where that can carry everything, and sends Verify, Compare and Write Zeroes to
-//! the drive itself. [`ScsiDevice`] is a SCSI drive, which is sent Verify and Compare. [`TaggedDevice`] is any block device whose
+//! the drive itself. [`ScsiDevice`] is a SCSI drive, which is sent Verify, Compare and CompareAndWrite. [`TaggedDevice`] is any block device whose
 //! tags travel with the kernel's ordinary reads and writes.
 //!
 //! Invariants:
@@ -31,6 +31,7 @@ mod nvme {
 mod scsi {
     //! SCSI drives through `SG_IO`.
 
+    mod compare_and_write;
     mod device;
     mod open;
     #[cfg(test)]

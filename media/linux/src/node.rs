@@ -3,9 +3,12 @@
 //!
 //! Sysfs is read as text that may say anything: what is no number counts as unknown.
 
+use std::num::NonZeroU64;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+use rustix::fs::{Advice, fadvise};
 use sealblock_block::{Error, ErrorKind};
 
 /// The sort of a device node.
@@ -120,6 +123,23 @@ impl KernelLimits {
     }
 }
 
+/// Has the kernel drop what it has cached of bytes of a block device that a command has changed behind its back. What it does not drop is
+/// in use by somebody who maps the device, and fails nothing here.
+pub(crate) fn forget_cached(file: impl AsFd, start_bytes: u64, length_bytes: u64) {
+    let (start_bytes, end_bytes) = whole_pages(start_bytes, length_bytes);
+    let length = NonZeroU64::new(end_bytes - start_bytes);
+    if let Err(error) = fadvise(file, start_bytes, length, Advice::DontNeed) {
+        tracing::debug!(%error, start_bytes, "cached blocks are kept");
+    }
+}
+
+/// The pages of these bytes, from and to. The kernel keeps a page that it is told to drop a part of; 64 KiB is the largest page there is.
+fn whole_pages(start_bytes: u64, length_bytes: u64) -> (u64, u64) {
+    const PAGE_BYTES: u64 = 64 << 10;
+    let end_bytes = start_bytes.saturating_add(length_bytes);
+    (start_bytes - start_bytes % PAGE_BYTES, end_bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(end_bytes))
+}
+
 /// The error of a call that did not bring a command to its completion.
 pub(crate) fn of_call(doing: &str, error: &io::Error) -> Error {
     match error.raw_os_error() {
@@ -196,6 +216,15 @@ mod tests {
         put("max_hw_sectors_kb", &u64::MAX.to_string());
         put("max_segments", "-3");
         assert_eq!(KernelLimits::read(folder.path()).transfer_bytes, None);
+    }
+
+    #[test]
+    fn cached_pages_are_dropped_whole() {
+        let page = 64 << 10;
+        assert_eq!(whole_pages(512, 512), (0, page));
+        assert_eq!(whole_pages(page, page), (page, 2 * page));
+        assert_eq!(whole_pages(2 * page - 512, 1024), (page, 3 * page));
+        assert_eq!(whole_pages(u64::MAX - 511, 511), (u64::MAX - (page - 1), u64::MAX));
     }
 
     fn errno(number: i32) -> io::Error {

@@ -334,7 +334,9 @@ impl MemoryDevice {
                 self.stored.borrow_mut().reserved.insert(*area, Slice::copy_from(bytes));
             }
             Operation::BlockStatus => return self.allocation(extents.one()),
-            Operation::Copy { .. } | Operation::Repair(_) => return Err(ErrorKind::Absent(request.kind()).into()),
+            Operation::Copy { .. } | Operation::CompareAndWrite(_) | Operation::Repair(_) => {
+                return Err(ErrorKind::Absent(request.kind()).into());
+            }
             Operation::Write(WriteData::Sealed(data)) => self.write(extents.one(), data),
             Operation::Write(WriteData::Unsealed(data)) => self.write(extents.one(), &data.clone().seal()),
             Operation::WriteZeroes { may_unmap: true } => self.unmap(extents.one()),

@@ -82,6 +82,7 @@ impl Device for NbdDevice {
             | Operation::Checksum(..)
             | Operation::Repair(_)
             | Operation::Compare(_)
+            | Operation::CompareAndWrite(_)
             | Operation::ReadReserved(_)
             | Operation::WriteReserved(..)
             | Operation::WriteUncorrectable => Err(ErrorKind::Absent(kind).into()),

@@ -72,6 +72,7 @@ impl NullDevice {
             | Operation::WriteZeroes { .. } => Ok(Response::Done),
             Operation::WriteUncorrectable
             | Operation::Copy { .. }
+            | Operation::CompareAndWrite(_)
             | Operation::Checksum(..)
             | Operation::Repair(_)
             | Operation::ReadReserved(_)

@@ -229,7 +229,7 @@ impl Namespace for Io {
 }
 
 /// Pause before a retry: the time that the controller requests by CRD, if it does.
-fn retry_pause(session: &Session, status: Status) -> Duration {
+pub(crate) fn retry_pause(session: &Session, status: Status) -> Duration {
     let controller = &session.pages.controller;
     let delay_100ms = match status.retry_delay() {
         1 => controller.crdt1,

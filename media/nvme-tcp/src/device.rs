@@ -138,6 +138,7 @@ impl Device for NvmeTcpDevice {
             Operation::Copy { source, checks } => requests.copy(source, extents.one(), checks, durability).await,
             Operation::Verify(checks) => requests.verify(extents.one(), checks).await,
             Operation::Compare(data) => requests.compare(extents.one(), &data).await,
+            Operation::CompareAndWrite(data) => io.compare_and_write(extents.one(), &data, durability).await,
             Operation::Checksum(kind, checks) => io.checksum(extents.one(), kind, checks).await,
             Operation::ReadReserved(area) => io.read_reserved(area).await,
             Operation::WriteReserved(area, bytes) => io.write_reserved(area, &bytes).await,

@@ -24,6 +24,7 @@ mod damage;
 mod device;
 mod error;
 mod extensions;
+mod fused;
 mod options;
 mod queue;
 mod remote_namespace;

@@ -26,6 +26,7 @@ use sealblock_runtime_reactor::{JoinHandle, pool, sleep, timeout};
 use sealblock_transport::ConnectionLost;
 
 use crate::admin::{self, Admin};
+use crate::fused;
 use crate::queue::{self, Queue};
 use crate::{ConnectError, HostPort, Options};
 
@@ -84,7 +85,7 @@ impl SessionConfig {
     async fn open_session(&self) -> Result<Session, ConnectError> {
         let controller = self.open_controller().await?;
         let (nsid, pages) = admin::find_namespace(&controller.admin, controller.capabilities, self.namespace).await?;
-        let profile = NamespaceProfile::of(nsid, &pages, &self.options.profile())?;
+        let mut profile = NamespaceProfile::of(nsid, &pages, &self.options.profile())?;
         let queues = self.number_of_queues(&controller).await?;
         let entries = controller.capabilities.max_queue_entries;
         let maxcmd = if pages.controller.maxcmd == 0 { u16::MAX } else { pages.controller.maxcmd };
@@ -92,6 +93,7 @@ impl SessionConfig {
         let depth = u32::from(self.options.queue_depth.max(1).min(maxcmd)).min(entries.saturating_sub(1)).max(1) as u16;
         let in_capsule = if pages.controller.icdoff == 0 { pages.controller.in_capsule_bytes() } else { 0 };
         let in_capsule_bytes = u32::try_from(in_capsule).unwrap_or(u32::MAX);
+        profile.abilities.compare_and_write_blocks = fused::pair_blocks(&profile, &pages.controller, depth);
         let mut session = Session {
             controller,
             io: Vec::new(),

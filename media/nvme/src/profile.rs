@@ -395,6 +395,8 @@ fn abilities(pages: &IdentifyPages, pi_mode: PiMode, has_only_tuples: bool, keep
         discard: when(Oncs::DATASET_MANAGEMENT),
         write_zeroes: when(Oncs::WRITE_ZEROES),
         copy: if keeps_tags { when(Oncs::COPY) } else { Ability::Absent },
+        // Who can send fused commands, sets it.
+        compare_and_write_blocks: 0,
         write_uncorrectable: Ability::Absent,
         unmap_zeroes: oncs.contains(Oncs::WRITE_ZEROES)
             && dlfeat.reads_zeroes()

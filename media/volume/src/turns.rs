@@ -125,6 +125,7 @@ pub(crate) fn weight(request: &Request, size: BlockSize) -> u64 {
         | RequestKind::ReadReserved
         | RequestKind::WriteReserved
         | RequestKind::Copy
+        | RequestKind::CompareAndWrite
         | RequestKind::Repair => 0,
     };
     if bytes <= SHORT_BYTES { 0 } else { bytes.min(PIECE_BYTES) }

@@ -279,6 +279,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             discard: Ability::Native,
             write_zeroes: Ability::Native,
             copy: Ability::Absent,
+            compare_and_write_blocks: 0,
             write_uncorrectable: Ability::Native,
             checksum: Ability::Native,
             checksum_crc32c: Ability::Native,
@@ -319,7 +320,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
                 written.map(|()| Response::Done)
             }
             Operation::BlockStatus => Box::pin(self.allocation(extents.one())).await,
-            Operation::Copy { .. } | Operation::Compare(_) | Operation::Repair(_) => {
+            Operation::Copy { .. } | Operation::Compare(_) | Operation::CompareAndWrite(_) | Operation::Repair(_) => {
                 Err(ErrorKind::Absent(kind).into())
             }
         }

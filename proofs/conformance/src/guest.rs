@@ -3,6 +3,7 @@
 
 mod agent;
 mod blocks;
+mod counting;
 
 use std::path::PathBuf;
 
@@ -54,6 +55,15 @@ pub enum GuestCommand {
         #[arg(value_parser = way)]
         way: Tampering,
     },
+    /// Count the number in front of a block up by Compare and Write.
+    CountUp {
+        /// The target.
+        target: TargetName,
+        /// The block.
+        lba: u64,
+        /// How many times.
+        times: u64,
+    },
     /// Call `fallocate(2)`.
     Fallocate {
         /// The device.
@@ -79,6 +89,7 @@ pub fn run(command: &GuestCommand) -> Result<()> {
         GuestCommand::Fill { device, seed } => blocks::fill(device, *seed),
         GuestCommand::Check { device, seed } => blocks::check(device, *seed),
         GuestCommand::Tamper { target, guard, way } => tamper(target, *guard, *way),
+        GuestCommand::CountUp { target, lba, times } => counting::count_up(target, *lba, *times),
         GuestCommand::Fallocate { device, mode, offset_bytes, length_bytes } => {
             blocks::fallocate(device, *mode, *offset_bytes, *length_bytes)
         }

@@ -206,6 +206,7 @@ impl Device for ReferenceDevice {
             Operation::Verify(_)
             | Operation::Copy { .. }
             | Operation::Compare(_)
+            | Operation::CompareAndWrite(_)
             | Operation::WriteUncorrectable
             | Operation::Checksum(..)
             | Operation::Repair(_)

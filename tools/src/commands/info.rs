@@ -40,12 +40,13 @@ pub fn run(arguments: &Info) -> Result<Exit, StackError> {
 const WAYS: [Ability; 3] = [Ability::Native, Ability::Emulated, Ability::Absent];
 
 /// The operations of a device. (The reserved area has two, of which it can do both or none.)
-const OPERATIONS: [(RequestKind, &str); 12] = [
+const OPERATIONS: [(RequestKind, &str); 13] = [
     (RequestKind::Read, "read"),
     (RequestKind::Write, "write"),
     (RequestKind::Flush, "flush"),
     (RequestKind::Verify, "verify"),
     (RequestKind::Compare, "compare"),
+    (RequestKind::CompareAndWrite, "compare_and_write"),
     (RequestKind::WriteZeroes, "write_zeroes"),
     (RequestKind::Discard, "discard"),
     (RequestKind::Copy, "copy"),

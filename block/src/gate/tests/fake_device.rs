@@ -160,6 +160,14 @@ impl FakeDevice {
                 self.store(extents.one().start().get(), &data);
                 Ok(Response::Done)
             }
+            Operation::CompareAndWrite(both) => {
+                let stored = self.load(extents.one(), &Checks::NONE)?;
+                if let Some(index) = stored.first_difference(&both.expected, false) {
+                    return Err(ErrorKind::Miscompare { lba: extents.one().iter().nth(index).unwrap() }.into());
+                }
+                self.store(extents.one().start().get(), &both.new);
+                Ok(Response::Done)
+            }
             Operation::Flush | Operation::Discard | Operation::WriteReserved(..) | Operation::WriteUncorrectable => {
                 Ok(Response::Done)
             }

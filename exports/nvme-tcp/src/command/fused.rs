@@ -2,22 +2,26 @@
 //!
 //! Invariants: the second command of a pair directly follows the first on its queue, and both complete. The write
 //! executes only if the compare found its blocks equal, and no other change of these blocks, from any export, executes
-//! between the two.
+//! between the two; where the device compares and writes itself, none from any other initiator of it either.
 //!
-//! Shape: the data of the two halves arrives independently, so a half waits here until both are ready.
+//! Shape: a device that compares and writes gets one request. Of any other one the blocks are locked, compared and written. The data of the two halves arrives independently, so a half waits here until both are ready.
 
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use sealblock_block::{Device, ErrorKind, Operation, Request};
+use sealblock_integrity::Sealed;
 use sealblock_protocols_nvme::{Command, Fuse, Invalid, StatusCode};
 use sealblock_protocols_nvme_tcp::target::Token;
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 
 use crate::command::io::{IoRequest, RemainingWork};
-use crate::command::queue_context::NamespaceHandle;
+use crate::command::queue_context::{NamespaceHandle, record};
 use crate::command::reply::Reply;
 use crate::model::command_error::CommandError;
+use crate::model::damage_list::RequestSummary;
+use crate::model::namespace::NO_TAGS;
 
 /// The blocks that Compare and Write changes atomically (ACWU, as a 1's based value).
 pub(crate) const ATOMIC_BLOCKS: u64 = 1;
@@ -112,6 +116,7 @@ impl FusedPairs {
     }
 }
 
+/// The results of both halves.
 type PairResults = (Result<Reply, CommandError>, Option<Result<Reply, CommandError>>);
 
 /// Compares and writes; the outcome of the write is `None` if it did not start.
@@ -120,12 +125,53 @@ pub(crate) async fn execute_pair(compare: IoRequest, old: Buffer, write: IoReque
         Ok(fits) => fits,
         Err(error) => return (Err(error), Some(Err(error))),
     };
+    // Tags that a host sees are compared as well, which no device does.
+    if namespace.format().is_none() && u64::from(namespace.device.abilities().compare_and_write_blocks) >= extent.len()
+    {
+        return by_device(&namespace, (&compare, old), (&write, new)).await;
+    }
     let locked = namespace.device.lock(extent).await;
     let compared = compare.execute(RemainingWork::All(old)).await;
     if compared.is_err() {
         return (compared, None);
     }
     (compared, Some(write.execute_with_lock(RemainingWork::All(new), Some(&locked)).await))
+}
+
+/// Executes a pair as one request of the device of a plain namespace. If the request fails for another reason than what is stored, that is the
+/// failure of the Write, of which the status says whether it may be sent again.
+async fn by_device(
+    namespace: &NamespaceHandle,
+    (compare, old): (&IoRequest, Buffer),
+    (write, new): (&IoRequest, Buffer),
+) -> PairResults {
+    let write_failed = |error| {
+        let aborted = CommandError::from(StatusCode::ABORTED_FAILED_FUSED);
+        (Err(aborted), Some(write.finish(namespace, Err(error))))
+    };
+    let (extents, new, durability) = match write.translate(namespace, new) {
+        Ok(RemainingWork::Request(Request { operation: Operation::Write(new), extents, durability })) => {
+            (extents, new, durability)
+        }
+        Ok(_) => return write_failed(StatusCode::INTERNAL_ERROR.into()),
+        Err(error) => return write_failed(error),
+    };
+    let geometry = namespace.device.geometry();
+    let expected = Sealed::seal(old.freeze(), geometry.block_size, None, &NO_TAGS);
+    let request = Request::compare_and_write(extents.one(), expected, new, durability);
+    let summary = RequestSummary::of(&request, geometry);
+    let outcome = namespace.device.execute(request).await;
+    let is_of_compare = outcome
+        .as_ref()
+        .is_err_and(|error| matches!(error.kind(), ErrorKind::Miscompare { .. } | ErrorKind::Integrity(_)));
+    match record(namespace, &summary, outcome) {
+        Ok(_) => {
+            let done = || Ok(Reply::Done(0));
+            (compare.finish(namespace, done()), Some(write.finish(namespace, done())))
+        }
+        Err(error) if is_of_compare => (compare.finish(namespace, Err(error)), None),
+        Err(error) => write_failed(error),
+    }
 }
 
 /// Returns the blocks of a pair, if it is a Compare and a Write of the same blocks, and within the atomic limit.

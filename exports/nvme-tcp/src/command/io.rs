@@ -166,7 +166,7 @@ impl IoRequest {
 
     /// Translates the command to a request, with the data of a Write checked or to be sealed. A command of several requests
     /// stays as it is.
-    fn translate(&self, namespace: &NamespaceHandle, data: Buffer) -> Result<RemainingWork, CommandError> {
+    pub(crate) fn translate(&self, namespace: &NamespaceHandle, data: Buffer) -> Result<RemainingWork, CommandError> {
         let checksums = &self.queue.traffic.checksums;
         Ok(RemainingWork::Request(match self.io {
             IoCommand::Read(blocks) => {
@@ -225,7 +225,11 @@ impl IoRequest {
     }
 
     /// Counts the command, and sets the first block of a failed one.
-    fn finish(&self, namespace: &Namespace, outcome: Result<Reply, CommandError>) -> Result<Reply, CommandError> {
+    pub(crate) fn finish(
+        &self,
+        namespace: &Namespace,
+        outcome: Result<Reply, CommandError>,
+    ) -> Result<Reply, CommandError> {
         self.count(namespace, &outcome);
         outcome.map_err(|error| match extent(&self.io) {
             Some(extent) => error.or_at(extent.start()),

@@ -56,6 +56,10 @@ pub(crate) fn to_status(error_kind: &ErrorKind, kind: RequestKind) -> Status {
         ErrorKind::Range { .. } => StatusCode::LBA_OUT_OF_RANGE.status(),
         ErrorKind::Limit { .. } => StatusCode::COMMAND_SIZE_LIMIT_EXCEEDED.status().with_dnr(true),
         ErrorKind::Absent(_) => StatusCode::INVALID_OPCODE.status(),
+        // It may have been executed, so the host must not send it again as if it had not.
+        ErrorKind::Unreachable { .. } if kind == RequestKind::CompareAndWrite => {
+            StatusCode::INTERNAL_ERROR.status().with_dnr(true)
+        }
         // The device may come back, so the host must retry.
         ErrorKind::Unreachable { .. } => StatusCode::NAMESPACE_NOT_READY.status(),
     }
@@ -82,6 +86,7 @@ const fn of_medium(kind: RequestKind) -> StatusCode {
         | RequestKind::Compare => StatusCode::UNRECOVERED_READ_ERROR,
         RequestKind::Write
         | RequestKind::Copy
+        | RequestKind::CompareAndWrite
         | RequestKind::Flush
         | RequestKind::Discard
         | RequestKind::WriteZeroes
@@ -156,5 +161,7 @@ mod tests {
         assert_eq!(code(ErrorKind::Absent(RequestKind::Discard), RequestKind::Discard), 0x001);
         let unreachable = to_status(&ErrorKind::Unreachable { reason: reason() }, RequestKind::Read);
         assert!(!unreachable.do_not_retry());
+        let unknown = to_status(&ErrorKind::Unreachable { reason: reason() }, RequestKind::CompareAndWrite);
+        assert_eq!((unknown.code().get(), unknown.do_not_retry()), (0x006, true));
     }
 }

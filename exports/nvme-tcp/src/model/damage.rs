@@ -48,7 +48,11 @@ impl DamageHandle {
     /// Removes the blocks that a successful request of another protocol wrote, or read with all checks.
     pub fn succeeded(&self, kind: RequestKind, extent: Extent) {
         match kind {
-            RequestKind::Write | RequestKind::WriteZeroes | RequestKind::Copy | RequestKind::Discard => {
+            RequestKind::Write
+            | RequestKind::WriteZeroes
+            | RequestKind::Copy
+            | RequestKind::CompareAndWrite
+            | RequestKind::Discard => {
                 self.0.clear(extent);
             }
             RequestKind::Read => self.0.remove_read(extent),

@@ -224,7 +224,11 @@ impl DamageList {
     /// Removes the blocks that a successful request repaired or found good.
     fn remove_good(&self, extent: Extent, summary: &RequestSummary) {
         match summary.kind {
-            RequestKind::Write | RequestKind::WriteZeroes | RequestKind::Copy | RequestKind::Discard => {
+            RequestKind::Write
+            | RequestKind::WriteZeroes
+            | RequestKind::Copy
+            | RequestKind::CompareAndWrite
+            | RequestKind::Discard => {
                 self.clear(extent);
             }
             RequestKind::Read | RequestKind::Verify | RequestKind::Checksum | RequestKind::Repair => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::common::requests::*;
 use crate::common::*;
-use sealblock_block::{Abilities, Device, Durability, DynDevice, Geometry, Operation, Outcome, Request};
+use sealblock_block::{Abilities, Device, Durability, DynDevice, ErrorKind, Geometry, Operation, Outcome, Request};
 use sealblock_exports_nvme_tcp::Namespace;
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
@@ -152,6 +152,85 @@ fn no_other_write_executes_between_a_compare_and_its_write() {
         assert_eq!(pair.await.unwrap(), (0, 0));
         over.await.unwrap();
         assert_eq!(held.written.borrow()[..], [3, 1, 2], "the write of the pair was first");
+    });
+}
+
+/// RAM that compares and writes by itself, ends that as it is told to, and counts all other requests for blocks.
+struct Swaps {
+    memory: MemoryDevice,
+    ends: RefCell<Option<ErrorKind>>,
+    swaps: Cell<u32>,
+    others: Cell<u32>,
+}
+
+impl Device for Swaps {
+    fn geometry(&self) -> &Geometry {
+        self.memory.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { compare_and_write_blocks: 1, ..self.memory.abilities() }
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        let Operation::CompareAndWrite(data) = request.operation else {
+            self.others.set(self.others.get() + 1);
+            return self.memory.execute(request).await;
+        };
+        self.swaps.set(self.swaps.get() + 1);
+        if let Some(end) = self.ends.borrow().clone() {
+            return Err(end.into());
+        }
+        let extent = request.extents.one();
+        self.memory.execute(Request::compare(extent, data.expected)).await?;
+        self.memory.execute(Request::write(extent, data.new, request.durability)).await
+    }
+}
+
+#[test]
+fn a_device_that_compares_and_writes_by_itself_does_both_halves_of_a_pair() {
+    run(|| async {
+        let device = Rc::new(Swaps {
+            memory: MemoryDevice::new(BlockSize::B4096, BLOCKS, Some(format())),
+            ends: RefCell::default(),
+            swaps: Cell::new(0),
+            others: Cell::new(0),
+        });
+        let shared = SharedDevice::publish(DynDevice::new("swaps", Rc::clone(&device)));
+        let (plain, shown) = (Namespace::new(shared.clone(), [7; 16]), Namespace::new(shared, [8; 16]));
+        let shown = shown.with_visibility(sealblock_exports_nvme_tcp::PiVisibility::Protected).unwrap();
+        let served = serve_with(short(), |subsystem| {
+            subsystem.with_namespace(7, plain).unwrap().with_namespace(8, shown).unwrap()
+        });
+        let (mut admin, mut io) = Queue::pair(served.address, false).await;
+        let (old, new) = (pattern(4096, 1), pattern(4096, 2));
+        io.io(7, IoCommand::Write(blocks(3, 1)), Data::Write(old.clone())).await.ok();
+        device.others.set(0);
+        assert_eq!(compare_and_write_in(&mut io, 7, blocks(3, 1), new.clone(), old.clone()).await, (0x285, 0x009));
+        assert_eq!(compare_and_write_in(&mut io, 7, blocks(3, 1), old.clone(), new.clone()).await, (0, 0));
+        assert_eq!((device.swaps.get(), device.others.get()), (2, 0), "nothing else reaches the device");
+        let read = io.io(7, IoCommand::Read(blocks(3, 1)), Data::Read(4096)).await.ok().data;
+        assert!(read == new);
+        // A bad block is the Compare's failure; what may have been executed is the Write's, and is not to be sent again.
+        assert!(device.memory.damage(Lba::new(3), Corruption::Data { at: 0, mask: 1 }));
+        assert_eq!(compare_and_write_in(&mut io, 7, blocks(3, 1), new.clone(), old.clone()).await, (0x282, 0x009));
+        assert_eq!(damage_log(&mut admin, 7).await.entries.len(), 1);
+        device.ends.replace(Some(ErrorKind::Unreachable { reason: "it may have been executed".to_owned() }));
+        let compare = fused(IoCommand::Compare(blocks(3, 1)), 7, Fuse::First);
+        let first = io.submit(compare, Data::Write(new.clone())).await;
+        let write = fused(IoCommand::Write(blocks(3, 1)), 7, Fuse::Second);
+        let second = io.submit(write, Data::Write(new.clone())).await;
+        assert_eq!(io.done(first).await.status(), 0x009);
+        let status = io.done(second).await.completion.status();
+        assert_eq!((status.code().get(), status.do_not_retry()), (0x006, true));
+        device.ends.replace(Some(ErrorKind::Media { reason: "full of dust".to_owned() }));
+        assert_eq!(compare_and_write_in(&mut io, 7, blocks(3, 1), new.clone(), old.clone()).await, (0x009, 0x280));
+        device.ends.replace(None);
+        // Where tags are shown they are compared too, so the pair is two requests.
+        let before = device.swaps.get();
+        let raw = [pattern(4096, 9), vec![0; 8]].concat();
+        let halves = compare_and_write_in(&mut io, 8, blocks(5, 1), raw.clone(), raw).await;
+        assert_eq!((halves.0, device.swaps.get()), (0x285, before));
     });
 }
 

@@ -129,8 +129,9 @@ impl Device for TestLink {
         self.memory.geometry()
     }
 
+    /// Those of RAM; a CompareAndWrite is one more that can get lost.
     fn abilities(&self) -> Abilities {
-        self.memory.abilities()
+        Abilities { compare_and_write_blocks: 1, ..self.memory.abilities() }
     }
 
     async fn execute(&self, request: Request) -> Outcome {

@@ -3,7 +3,6 @@
 use std::io;
 use std::time::Duration;
 
-use rustix::fs::{Advice, fadvise};
 use sealblock_block::{BadBlock, Coverage, Error, ErrorKind, Outcome, RequestKind};
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_media_nvme::{
@@ -19,7 +18,7 @@ use sealblock_units::Extent;
 
 use super::error::OpenError;
 use crate::block_codec::{BlockCodec, Memory};
-use crate::node::of_call;
+use crate::node::{forget_cached, of_call};
 
 /// Times that a command is sent again after a status that allows it, and the pause before.
 const RETRIES: u32 = 3;
@@ -183,16 +182,11 @@ impl Drive {
         self.passthrough.execute(doing, &self.encode(command)?, memory, is_change).await
     }
 
-    /// Has the kernel drop what it has cached of blocks that a command has changed behind its back. What it does not drop is in use by
-    /// somebody who maps the device, and fails nothing here.
+    /// Has the kernel drop what it has cached of blocks that a command has changed.
     fn forget_cached(&self, extent: Extent) {
         if self.is_cached {
             let size = self.profile.geometry.block_size;
-            let length = std::num::NonZeroU64::new(extent.bytes(size));
-            let start = extent.start().get() << size.shift();
-            if let Err(error) = fadvise(&self.passthrough.file, start, length, Advice::DontNeed) {
-                tracing::debug!(%error, %extent, "cached blocks are kept");
-            }
+            forget_cached(&self.passthrough.file, extent.start().get() << size.shift(), extent.bytes(size));
         }
     }
 }

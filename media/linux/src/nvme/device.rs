@@ -106,7 +106,9 @@ impl<D: Device> Device for NvmeDevice<D> {
             Operation::Copy { source, checks } => requests.copy(source, extents.one(), checks, durability).await,
             Operation::Verify(checks) => requests.verify(extents.one(), checks).await,
             Operation::Compare(data) => requests.compare(extents.one(), &data).await,
-            Operation::WriteUncorrectable
+            // The kernel passes no command on that has a flag, so no fused ones either.
+            Operation::CompareAndWrite(_)
+            | Operation::WriteUncorrectable
             | Operation::Checksum(..)
             | Operation::Repair(_)
             | Operation::BlockStatus

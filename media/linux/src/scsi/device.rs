@@ -2,7 +2,8 @@
 //!
 //! Shape: everything that the kernel's block layer can do goes that way: it makes and checks tags where the host adapter lets it, knows
 //! drives whose commands do harm, zeroes and unmaps as the drive's pages allow, and keeps its page cache right. Only what it
-//! has no request for goes through passthrough: Verify and Compare, neither of which changes a block. The ordinary way may carry tags of this
+//! has no request for goes through passthrough: Verify and Compare, neither of which changes a block, and CompareAndWrite, which is atomic for
+//! every initiator of the drive only there. The ordinary way may carry tags of this
 //! host ([`crate::TaggedDevice`]); a Verify whose checks the command does not have reads them then.
 
 use std::path::Path;
@@ -177,6 +178,10 @@ impl<D: Device, T: Transport> Device for ScsiDevice<D, T> {
             (Operation::Verify(_), Some(form)) => self.verify(form, request.extents.one()).await,
             (Operation::Compare(data), form) if self.0.drive.compares.blocks => {
                 self.compare(VerifyForm::comparing(form), request.extents.one(), data).await
+            }
+            (Operation::CompareAndWrite(data), _) => {
+                let State { drive, ordinary } = &*self.0;
+                drive.unit.compare_and_write(request.extents.one(), data, request.durability, ordinary).await
             }
             _ => self.0.ordinary.execute(request).await,
         }

@@ -56,6 +56,8 @@ pub struct ScsiInfo {
     pub compares_blocks: bool,
     /// It compares blocks with one.
     pub compares_one_block: bool,
+    /// Blocks of one COMPARE AND WRITE; 0 if there is none.
+    pub max_compare_and_write_blocks: u32,
     /// Writes are volatile until a Flush (WCE), if it says.
     pub volatile_write_cache: Option<bool>,
     /// Blocks can be unmapped (LBPME).
@@ -120,14 +122,20 @@ impl<T: Transport> Opened<T> {
         let form = unit.find_verify(&pages, profile, &mut refused).await?;
         let compares = unit.find_compares(VerifyForm::comparing(form), ordinary, &mut refused).await?;
         let geometry = geometry(ordinary.geometry(), &pages, form, kernel);
+        let (size, most) = (geometry.block_size, u64::from(geometry.limits.max_transfer_blocks.get()));
+        let compare_and_write_blocks = unit.find_compare_and_write(&pages, size, most, &mut refused).await?;
         let abilities = abilities(ordinary.abilities(), &pages, (form, compares), profile, kernel);
+        let abilities = Abilities { compare_and_write_blocks, ..abilities };
         let max_verify = form.map(|_| geometry.limits.max_verify_blocks.bytes(geometry.block_size));
         let maker = match ordinary.geometry().protection {
             Some(_) => TagMaker::Host,
             None => kernel.tag_maker(),
         };
         let maker = profile.map(|_| maker);
-        let info = info(pages, (profile, maker), (form, compares), max_verify, refused);
+        let info = ScsiInfo {
+            max_compare_and_write_blocks: compare_and_write_blocks,
+            ..info(pages, (profile, maker), (form, compares), max_verify, refused)
+        };
         Ok(Opened { unit, geometry, abilities, form, compares, info })
     }
 }
@@ -227,6 +235,7 @@ fn info(
         max_verify_bytes,
         compares_blocks: compares.blocks,
         compares_one_block: compares.one_block,
+        max_compare_and_write_blocks: 0,
         volatile_write_cache: pages.caching.map(|caching| caching.write_cache),
         unmap: pages.capacity.provisioning,
         unmapped_reads_zeroes: pages.capacity.reads_zeroes || pages.provisioning.read_zeroes & 1 == 1,

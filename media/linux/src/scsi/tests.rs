@@ -1,5 +1,7 @@
 //! A drive that is not there: it reads commands as a device server does, keeps blocks in memory, and misbehaves as it is told to.
 
+mod compare_and_write;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -53,6 +55,16 @@ enum Habit {
     OnlyRuns,
     /// DPICZ.
     NoCheckByItself,
+    /// COMPARE AND WRITE is refused, needs a privilege, or succeeds for blocks that are not there.
+    NoSwap,
+    SwapNeedsPrivilege,
+    SwapsAnything,
+    /// COMPARE AND WRITE is executed, and answered as one that was aborted, or not at all: by the host adapter or by the kernel.
+    AbortsSwap,
+    LosesSwap,
+    LosesCall,
+    /// COMPARE AND WRITE is answered three times as one of a drive that is busy, and not executed.
+    IsBusy,
 }
 
 struct Drive {
@@ -64,6 +76,10 @@ struct Drive {
     sent: RefCell<Vec<Command>>,
     count: Cell<u32>,
     reads: Cell<u32>,
+    /// MAXIMUM COMPARE AND WRITE LENGTH.
+    swap_blocks: u8,
+    /// Bytes from and to that the kernel was told to forget.
+    forgotten: RefCell<Vec<(u64, u64)>>,
 }
 
 #[derive(Clone)]
@@ -143,7 +159,11 @@ impl Drive {
         let name = Designator { association: 0, kind: 3, code_set: 1, bytes: &[0x50, 1, 2, 3, 4, 5, 6, 7] };
         let mut ids = vec![name.code_set, name.kind, 0, name.bytes.len() as u8];
         ids.extend(name.bytes);
-        let limits = BlockLimits { max_transfer_blocks: 600, ..BlockLimits::default() };
+        let limits = BlockLimits {
+            max_transfer_blocks: 600,
+            compare_and_write_blocks: self.swap_blocks,
+            ..BlockLimits::default()
+        };
         let body = match page {
             None => {
                 let (vendor, product, revision) = (self.vendor.to_owned(), "model".to_owned(), "1".to_owned());
@@ -215,6 +235,13 @@ impl Transport for Shared {
                 drive.refuse(AdditionalSense::INVALID_OPCODE)
             }
             Command::Verify(blocks, check) | Command::Verify10(blocks, check) => drive.verify(&blocks, check, &data),
+            Command::CompareAndWrite(_) if drive.has(Habit::SwapNeedsPrivilege) => {
+                return (Err(io::Error::from_raw_os_error(libc::EPERM)), data);
+            }
+            Command::CompareAndWrite(blocks) => match drive.compare_and_write(&blocks, &data) {
+                Some(answer) => answer,
+                None => return (Err(io::Error::from_raw_os_error(libc::EIO)), data),
+            },
             _ => {
                 let Transfer::In(room) = &mut data else { panic!("{command:?} returns data") };
                 let returned = drive.returns(&command);
@@ -224,6 +251,10 @@ impl Transport for Shared {
             }
         };
         (Ok(answer), data)
+    }
+
+    fn forget_cached(&self, start_bytes: u64, length_bytes: u64) {
+        self.0.forgotten.borrow_mut().push((start_bytes, start_bytes + length_bytes));
     }
 }
 
@@ -273,6 +304,8 @@ fn drive(habits: &[Habit], protection: Option<ProtectionType>) -> Drive {
         sent: RefCell::default(),
         count: Cell::new(0),
         reads: Cell::new(0),
+        swap_blocks: 0,
+        forgotten: RefCell::default(),
     }
 }
 

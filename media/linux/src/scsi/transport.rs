@@ -7,6 +7,8 @@ use std::time::Duration;
 use sealblock_protocols_scsi::{Cdb, Sense, Status};
 use sealblock_runtime_reactor::{File, ScsiCommand, Transfer};
 
+use crate::node::forget_cached;
+
 /// What the device or the kernel says of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Answer {
@@ -24,6 +26,9 @@ pub struct Answer {
 pub trait Transport {
     /// Sends one command, once; returns its answer and its data.
     fn send(&self, cdb: &Cdb, data: Transfer) -> impl Future<Output = (io::Result<Answer>, Transfer)>;
+
+    /// Has the kernel drop what it has cached of these bytes, which a command has changed behind its back.
+    fn forget_cached(&self, start_bytes: u64, length_bytes: u64);
 }
 
 /// The kernel's passthrough.
@@ -51,6 +56,10 @@ impl Transport for SgIo {
             moved_bytes: reply.moved_bytes,
         });
         (answer, data)
+    }
+
+    fn forget_cached(&self, start_bytes: u64, length_bytes: u64) {
+        forget_cached(&self.file, start_bytes, length_bytes);
     }
 }
 

@@ -11,7 +11,7 @@ use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::{Transfer, sleep};
 
 use super::transport::{Answer, OpenError, Transport};
-use super::verdict::{Verdict, Words};
+use super::verdict::{Verdict, Words, is_unexecuted};
 use crate::node::of_call;
 
 /// Times that a command is sent again after an answer that allows it, and the pause before.
@@ -44,17 +44,28 @@ pub(crate) struct Pages {
 impl<T: Transport> Unit<T> {
     /// Sends an idempotent command, again while its answer allows it; returns its final answer.
     pub(crate) async fn execute(&self, doing: &str, command: &Command, data: Transfer) -> Result<Answer, Error> {
-        let (result, _) = self.send(command, data).await;
+        let (result, _) = self.send(command, data, |_| true).await;
         result.map_err(|error| of_call(doing, &error))
     }
 
-    async fn send(&self, command: &Command, mut data: Transfer) -> (std::io::Result<Answer>, Transfer) {
+    /// Sends a command that must not be executed twice: again only where it was not executed.
+    pub(crate) async fn execute_once(&self, command: &Command, data: Transfer) -> std::io::Result<Answer> {
+        self.send(command, data, is_unexecuted).await.0
+    }
+
+    /// Sends a command, and again while its answer allows it and `may_repeat` does.
+    async fn send(
+        &self,
+        command: &Command,
+        mut data: Transfer,
+        may_repeat: impl Fn(&Answer) -> bool,
+    ) -> (std::io::Result<Answer>, Transfer) {
         let cdb = command.encode().expect("limits are those of the command's form");
         let mut retries = 0;
         loop {
             let (result, returned) = self.transport.send(&cdb, data).await;
             let is_final = match &result {
-                Ok(answer) => Verdict::of(answer) != Verdict::Again,
+                Ok(answer) => Verdict::of(answer) != Verdict::Again || !may_repeat(answer),
                 Err(_) => true,
             };
             if is_final || retries == RETRIES {
@@ -73,7 +84,7 @@ impl<T: Transport> Unit<T> {
         command: &Command,
         data: Transfer,
     ) -> Result<(Answer, Transfer), OpenError> {
-        let (result, data) = self.send(command, data).await;
+        let (result, data) = self.send(command, data, |_| true).await;
         result.map(|answer| (answer, data)).map_err(|error| OpenError::of_call(what, error))
     }
 

@@ -76,6 +76,23 @@ impl Verdict {
     }
 }
 
+/// True if the answer says that the command was not executed at all: it is refused before, or another condition is told in its place (SAM-5,
+/// "Status codes"; SPC-5, "Deferred errors" and "Unit attention"). One that was aborted may have been executed in part.
+pub(crate) fn is_unexecuted(answer: &Answer) -> bool {
+    if answer.host_status != 0 {
+        return false;
+    }
+    match (answer.status, answer.sense) {
+        (Status::BUSY | Status::TASK_SET_FULL | Status::RESERVATION_CONFLICT, _) => true,
+        (Status::CHECK_CONDITION, Some(sense)) => {
+            let before =
+                [SenseKey::UNIT_ATTENTION, SenseKey::NOT_READY, SenseKey::ILLEGAL_REQUEST, SenseKey::DATA_PROTECT];
+            sense.is_deferred || before.contains(&sense.key)
+        }
+        _ => false,
+    }
+}
+
 /// The answer in words.
 pub(crate) struct Words<'a>(pub(crate) &'a Answer);
 
@@ -144,6 +161,31 @@ mod tests {
         let mut deferred = sensed(SenseKey::MEDIUM_ERROR, AdditionalSense::UNRECOVERED_READ);
         deferred.sense = deferred.sense.map(|sense| Sense { is_deferred: true, ..sense });
         assert_eq!(Verdict::of(&deferred), Verdict::Again);
+    }
+
+    #[test]
+    fn only_answers_that_say_so_mean_that_nothing_was_executed() {
+        let code = AdditionalSense::NONE;
+        let mut deferred = sensed(SenseKey::MEDIUM_ERROR, code);
+        deferred.sense = deferred.sense.map(|sense| Sense { is_deferred: true, ..sense });
+        for (answer, is_so) in [
+            (plain(Status::BUSY, 0), true),
+            (plain(Status::TASK_SET_FULL, 0), true),
+            (plain(Status::RESERVATION_CONFLICT, 0), true),
+            (plain(Status::BUSY, 3), false),
+            (plain(Status::GOOD, 0), false),
+            (plain(Status::TASK_ABORTED, 0), false),
+            (plain(Status::CHECK_CONDITION, 0), false),
+            (sensed(SenseKey::UNIT_ATTENTION, code), true),
+            (sensed(SenseKey::NOT_READY, code), true),
+            (sensed(SenseKey::ILLEGAL_REQUEST, AdditionalSense::INVALID_OPCODE), true),
+            (sensed(SenseKey::ABORTED_COMMAND, code), false),
+            (sensed(SenseKey::HARDWARE_ERROR, code), false),
+            (sensed(SenseKey::MEDIUM_ERROR, code), false),
+            (deferred, true),
+        ] {
+            assert_eq!(is_unexecuted(&answer), is_so, "{answer:?}");
+        }
     }
 
     #[test]

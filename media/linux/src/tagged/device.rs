@@ -303,6 +303,7 @@ impl<D: Device, T: TaggedIo> Device for TaggedDevice<D, T> {
             Operation::BlockStatus => self.ordinary.execute(Request::block_status(extents.one())).await,
             Operation::Verify(_)
             | Operation::Compare(_)
+            | Operation::CompareAndWrite(_)
             | Operation::WriteZeroes { .. }
             | Operation::WriteUncorrectable
             | Operation::Copy { .. }

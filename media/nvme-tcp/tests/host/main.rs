@@ -5,6 +5,7 @@ mod connections;
 mod coverage;
 mod extensions;
 mod formats;
+mod fused;
 mod hostile;
 mod one_pass;
 mod timeouts;

@@ -30,7 +30,7 @@ const MODULES: [&str; 8] = ["virtio_pci", "virtio_console", "virtio_net", "nvme"
 /// Loaded in the guests of kernels that have them.
 const OPTIONAL: [&str; 4] = ["ublk_drv", "xfs", "sd_mod", "sg"];
 /// Not loaded: in guests as `/later/NAME.ko`, for tests that load it with options of their own.
-const LATER: [&str; 4] = ["scsi_debug", "dm_mod", "md_mod", "raid1"];
+const LATER: [&str; 6] = ["scsi_debug", "dm_mod", "md_mod", "raid1", "target_core_mod", "tcm_loop"];
 
 /// Which of the tests a kernel is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -23,6 +23,7 @@ pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
     whole(context, &mut guest).context("a volume that is whole")?;
     damaged(context, &mut guest).context("a damaged volume")?;
     unreadable(context, &mut guest).context("a target with blocks that cannot be read")?;
+    aborting(context, &mut guest).context("a target that refuses commands which it says that it has")?;
     vanishes(context, &mut guest).context("a target that vanishes during a verify")?;
     slow(context, &mut guest).context("a target that is slower than the kernel waits")?;
     quiet(&mut guest)
@@ -136,6 +137,53 @@ fn unreadable(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     sh(guest, &server, "attach v")?;
     names(guest, &server, &[(500, "media"), (501, "media"), (502, "media")])?;
     sh(guest, &server, "detach v")?;
+    server.stop()
+}
+
+/// A Verify that the target always aborts is found out when the drive is opened: blocks are read, and it is said. One that it aborts later is an
+/// error that says what was refused, and no silent read. So is a Write Zeroes.
+fn aborting(context: &mut TestContext<'_>, guest: &mut Guest) -> Result<()> {
+    let mut server = context.sealblock.serve(&["fault:[abort-verify],v"], &[])?;
+    let script = r#"
+        dev=/dev/$(attach v)
+        sealblock info $dev --json >/tmp/json
+        grep -q '"verify": *"emulated"' /tmp/json || { cat /tmp/json; fail "a Verify that is refused is not emulated"; }
+        grep -q 'verify: the drive says that it has it, and answered Invalid Command Opcode' /tmp/json ||
+          { cat /tmp/json; fail "info does not say why"; }
+        sealblock verify $dev --json >/tmp/json
+        grep -q '"offloaded": *false' /tmp/json && grep -q '"bytes_transferred": *67108864' /tmp/json ||
+          { cat /tmp/json; fail "it was not read"; }
+        refused "cannot verify by itself" sealblock verify $dev --mode offload
+        detach v
+        "#;
+    sh(guest, &server, script)?;
+    server.stop()?;
+    let mut server = context.sealblock.serve(&["fault:[abort-verify@9000;abort-write-zeroes@9000..9001],v"], &[])?;
+    let script = format!(
+        r#"
+        {VERIFY}
+        dev=/dev/$(attach v)
+        verify
+        read_before=$(awk '{{print $3}}' /sys/block/${{dev#/dev/}}/stat)
+        for mode in auto offload; do
+          status=0
+          sealblock verify $dev --mode $mode --quiet 2>/tmp/other || status=$?
+          [ $status = 3 ] || {{ cat /tmp/other; fail "verify --mode $mode ended with $status"; }}
+          grep -q 'does not support verify' /tmp/other || {{ cat /tmp/other; fail "it does not say what was refused"; }}
+        done
+        moved=$(($(awk '{{print $3}}' /sys/block/${{dev#/dev/}}/stat) - read_before))
+        [ $moved -lt 16384 ] || fail "$moved sectors were read instead"
+        sealblock verify $dev --range 0..8000 --mode offload --quiet
+        sealblock zero $dev --range 100..107
+        refused "does not support write zeroes" sealblock zero $dev --range 8999..9001
+        sealblock verify $dev --mode emulate --quiet
+        detach v
+        "#
+    );
+    sh(guest, &server, &script)?;
+    let Verified { status, complaint, .. } = verified(guest, &server)?;
+    expect(&format!("exit status ({complaint})"), &status, &3)?;
+    expect("the complaint names the command", &complaint.contains("does not support verify"), &true)?;
     server.stop()
 }
 

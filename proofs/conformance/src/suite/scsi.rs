@@ -4,7 +4,7 @@
 //! with data compares, and what the medium cannot read and what tags say is found by reads: of the kernel, or with tags of the program where the
 //! kernel carries these (the drives with DIX, from Linux 6.17 on).
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::drives::TAGS;
 use crate::context::{OwnGuestContext, quiet, succeed};
@@ -30,6 +30,12 @@ pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
         sh(&mut guest, PARTITION)?;
     }
     sh(&mut guest, ERRORS)?;
+    for options in options {
+        let travel = context.version >= TAGS && options.contains("dix=1");
+        sh(&mut guest, &format!("OPTIONS='{options}'\nTRAVEL={travel}\n{SENT}"))
+            .with_context(|| format!("what the kernel sends to a drive with {options}"))?;
+    }
+    sh(&mut guest, SHARED).context("a disk that two initiators share")?;
     quiet(&mut guest)
 }
 
@@ -63,6 +69,21 @@ drive() {
   SG=/dev/$(ls /sys/block/${DEV#/dev/}/device/scsi_generic)
   [ -c "$SG" ] || fail "no generic node"
 }
+# sending COMMAND...: runs it; /tmp/sent has the commands that the kernel has sent to SCSI devices meanwhile, by their bytes.
+sending() {
+  [ -d /sys/kernel/tracing/events ] || mount -t tracefs none /sys/kernel/tracing
+  echo 1 >/sys/kernel/tracing/events/scsi/scsi_dispatch_cmd_start/enable
+  echo >/sys/kernel/tracing/trace
+  status=0
+  "$@" || status=$?
+  sed -n 's/.*raw=\([0-9a-f ]*\)).*/\1/p' /sys/kernel/tracing/trace >/tmp/sent
+  echo 0 >/sys/kernel/tracing/events/scsi/scsi_dispatch_cmd_start/enable
+  [ -s /tmp/sent ] || fail "nothing was sent by $*"
+  return $status
+}
+# sent PATTERN: there is such a command. changed: those that change blocks or make changes durable, once each, by their first two bytes.
+sent() { grep -q "^$1" /tmp/sent || { sort -u /tmp/sent | head -n 40; fail "no command $1 was sent"; }; }
+changed() { grep '^2a\|^8a\|^35\|^91\|^41\|^93\|^42\|^89\|^7f 00 00 00 00 00 00 18 00 0[bd]' /tmp/sent | cut -c 1-5 | sort -u | tr '\n' ';'; }
 "#;
 
 fn sh(guest: &mut Guest, script: &str) -> Result<()> {
@@ -92,7 +113,9 @@ grep -q '"bytes_transferred": *8388608' json || { cat json; fail "not every bloc
 [ $TAGS != travel ] || grep -q '"checked": *"seals"' json || { cat json; fail "tags were not checked"; }
 refused "cannot verify by itself" sealblock verify $DEV --mode offload
 sealblock compare $DEV data
-printf 'x' | dd of=data bs=1 seek=5000000 conv=notrunc status=none
+# Never what is there: a byte is replaced by its complement.
+byte=$(dd if=data bs=1 skip=5000000 count=1 status=none | od -A n -t u1)
+printf "\\$(printf %03o $((255 - byte)))" | dd of=data bs=1 seek=5000000 conv=notrunc status=none
 status=0
 sealblock compare $DEV data --json >json || status=$?
 [ $status = 1 ] || { cat json; fail "a byte that differs is not found: $status"; }
@@ -180,6 +203,107 @@ sealblock verify ${DEV}1 --json | grep -q '"checked": *"readability"' || fail "i
 sealblock verify $DEV --json | grep -q '"checked": *"seals"' || fail "tags of the disk were not checked"
 sealblock copy offset:256..1279,$DEV - | cmp - data
 rm data json table
+"#;
+
+/// What the kernel sends for what a command asks, by the bytes of each command (SBC-4): zeroes by WRITE SAME (16), with UNMAP (bit 3 of byte 1)
+/// unless that is not wanted; discards by UNMAP; a flush by SYNCHRONIZE CACHE (10); reads and writes of drives with protection information with
+/// RDPROTECT and WRPROTECT 001b, in Type 2 in the form of 32 bytes, where the host adapter carries tags.
+const SENT: &str = r#"
+drive $OPTIONS
+head -c 1048576 /dev/urandom >data
+sending sealblock copy data offset:0..$((1048576 / $(cat /sys/block/${DEV#/dev/}/queue/logical_block_size) - 1)),$DEV
+case $OPTIONS in
+  dif=2*) write='7f 00 00 00 00 00 00 18 00 0b 20' read='7f 00 00 00 00 00 00 18 00 09 20' both='35 00;7f 00;' ;;
+  dif=*) write='2a 20' read='28 20' both='2a 20;35 00;' ;;
+  *) write='2a 00' read='28 00' both='2a 00;35 00;' ;;
+esac
+sent "$write"
+sent '35 00'
+[ "$(changed)" = "$both" ] || fail "a copy sent $(changed)"
+sending sealblock verify $DEV --range 0..1023 --quiet
+sent "$read"
+[ -z "$(changed)" ] || fail "a verify sent $(changed)"
+if [ $TRAVEL = false ]; then
+  sending sealblock zero $DEV --range 8..1007
+  sent '93 [02]8'
+  [ "$(changed | sed 's/93 28/93 08/')" = '35 00;93 08;' ] || fail "zero sent $(changed)"
+  sending sealblock zero $DEV --range 8..1007 --no-unmap
+  [ "$(changed | sed 's/93 20/93 00/')" = '35 00;93 00;' ] || fail "zero --no-unmap sent $(changed)"
+fi
+sending sealblock discard $DEV --range 8..1007
+sent '42 00'
+[ "$(changed)" = '35 00;42 00;' ] || fail "discard sent $(changed)"
+remove
+rm data
+"#;
+
+/// A disk of the kernel's target at two adapters, as one that two machines share. Both count a block up by Compare and Write: the first time by
+/// themselves, the second time through servers, each of which has a lock of its own and one of the adapters. No count is lost, and the
+/// drive has compared.
+const SHARED: &str = r#"
+insmod /later/target_core_mod.ko
+insmod /later/tcm_loop.ko
+[ -d /sys/kernel/config/target ] || mount -t configfs none /sys/kernel/config
+mkdir -p /sys/kernel/config/target/core/rd_mcp_0/shared
+cd /sys/kernel/config/target/core/rd_mcp_0/shared
+echo rd_pages=2048 >control
+echo 1 >enable
+disk=$(pwd)
+cd /tmp
+for number in 1 2; do
+  portal=/sys/kernel/config/target/loopback/naa.500140500000000$number/tpgt_1
+  mkdir -p $portal/lun/lun_0
+  echo naa.600140500000000$number >$portal/nexus
+  ln -s $disk $portal/lun/lun_0/disk
+done
+for try in $(seq 100); do
+  disks=$(grep -l LIO-ORG /sys/block/sd*/device/vendor 2>/dev/null | cut -d / -f 4)
+  [ $(echo $disks | wc -w) = 2 ] && break
+  sleep 0.1
+done
+set -- $disks
+[ $# = 2 ] || { dmesg | tail -n 20; fail "there are not two disks: $disks"; }
+one=/dev/$1 two=/dev/$2
+sealblock info $one --json >json
+grep -q '"compare_and_write": *"native"' json && grep -q '"max_compare_and_write_blocks": *1\>' json || { cat json; fail "it does not compare and write"; }
+conformance guest count-up $one 7 100 >late1 &
+first=$!
+conformance guest count-up $two 7 100 >late2
+wait $first
+number() { dd if=$one bs=512 skip=7 count=1 iflag=direct status=none | od -A n -t u8 -N 8 | tr -d ' '; }
+[ $(number) = 200 ] || fail "counted to $(number) and not to 200"
+sealblock serve $one --listen 127.0.0.1:4420 >serve1 2>&1 &
+server1=$!
+sealblock serve $two --listen 127.0.0.1:4421 >serve2 2>&1 &
+server2=$!
+for port in 4420 4421; do
+  for try in $(seq 100); do
+    sealblock discover 127.0.0.1:$port >nqn$port 2>/dev/null && [ -s nqn$port ] && break
+    sleep 0.1
+  done
+done
+sealblock info nvme+tcp://127.0.0.1:4420/$(cat nqn4420) --json | grep -q '"compare_and_write": *"native"' || fail "no fused pairs"
+both() {
+  conformance guest count-up nvme+tcp://127.0.0.1:4420/$(cat nqn4420) 7 100 >late1 &
+  first=$!
+  conformance guest count-up nvme+tcp://127.0.0.1:4421/$(cat nqn4421) 7 100 >late2 || return 1
+  wait $first
+}
+sending both
+sent '89 00'
+swaps=$(grep -c '^89' /tmp/sent)
+[ $swaps -ge 200 ] || fail "$swaps commands compared and wrote"
+[ "$(changed)" = '89 00;' ] || fail "other commands changed blocks: $(changed)"
+[ $(number) = 400 ] || fail "counted to $(number) and not to 400"
+kill $server1 $server2
+wait $server1 || fail "the server ended with $?: $(cat serve1)"
+wait $server2 || fail "the server ended with $?: $(cat serve2)"
+for number in 1 2; do
+  portal=/sys/kernel/config/target/loopback/naa.500140500000000$number/tpgt_1
+  rm $portal/lun/lun_0/disk
+  rmdir $portal/lun/lun_0
+done
+rm json late1 late2 serve1 serve2 nqn4420 nqn4421
 "#;
 
 /// Blocks that the medium cannot read: ten of them, from 4660 on.

@@ -94,6 +94,7 @@ fn scsi_json(scsi: &ScsiInfo) -> Value {
         "max_verify_bytes": scsi.max_verify_bytes,
         "compares_blocks": scsi.compares_blocks,
         "compares_one_block": scsi.compares_one_block,
+        "max_compare_and_write_blocks": scsi.max_compare_and_write_blocks,
         "volatile_write_cache": scsi.volatile_write_cache,
         "unmap": scsi.unmap,
         "unmapped_reads_zeroes": scsi.unmapped_reads_zeroes,
@@ -125,6 +126,10 @@ fn scsi_text(lines: &mut Lines, scsi: &ScsiInfo) {
             (false, _) => "reading",
         },
     );
+    if scsi.max_compare_and_write_blocks > 0 {
+        let blocks = count(u64::from(scsi.max_compare_and_write_blocks), "block");
+        lines.put("compared and written", format!("by the drive, {blocks} at once"));
+    }
     lines.put(
         "write cache",
         match scsi.volatile_write_cache {

@@ -106,6 +106,7 @@ impl Device for LinkedReplica {
                 RequestKind::Write
                     | RequestKind::WriteZeroes
                     | RequestKind::Copy
+                    | RequestKind::CompareAndWrite
                     | RequestKind::WriteUncorrectable
                     | RequestKind::WriteReserved
             );

@@ -212,7 +212,11 @@ impl Image {
                 extents.one().iter().for_each(|lba| self.change(lba, Stored::Unreadable));
             }
             Operation::Flush => self.flush(),
-            Operation::Discard | Operation::Copy { .. } | Operation::Compare(_) | Operation::Repair(_) => {
+            Operation::Discard
+            | Operation::Copy { .. }
+            | Operation::Compare(_)
+            | Operation::CompareAndWrite(_)
+            | Operation::Repair(_) => {
                 return Err(ErrorKind::Absent(request.kind()).into());
             }
         }

@@ -1,0 +1,162 @@
+//! COMPARE AND WRITE: whether a drive has it, and one as a request.
+//!
+//! It is not idempotent: sent again after it was executed, it would miscompare with what it has written itself. So it is sent again only
+//! after an answer which says that it was not executed, and any other end without an outcome is told as it is: it may have been.
+//!
+//! Invariant: after one that may have been executed the kernel's page cache has no older copy of the blocks.
+
+use sealblock_block::{CompareAndWrite, Device, Durability, Error, ErrorKind, Outcome, Request, RequestKind, Response};
+use sealblock_integrity::Checks;
+use sealblock_protocols_scsi::{AdditionalSense, BlockCommand, Command, SenseKey};
+use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_runtime_reactor::Transfer;
+use sealblock_units::{BlockSize, Extent, Lba};
+
+use super::transport::{Answer, OpenError, Transport};
+use super::unit::{Pages, Unit};
+use super::verdict::{Verdict, Words, failure, is_unexecuted};
+use crate::node::of_call;
+
+/// The name of the command.
+const NAME: &str = "COMPARE AND WRITE";
+
+/// The command over these blocks, whose Data-Out Buffer has what is expected, and behind it what is written (SBC-4, "COMPARE AND WRITE
+/// command"). WRPROTECT is 000b: the drive has no tags.
+fn command(extent: Extent, durability: Durability) -> Command {
+    let force_unit_access = durability == Durability::ForceUnitAccess;
+    Command::CompareAndWrite(BlockCommand { force_unit_access, ..BlockCommand::new(extent) })
+}
+
+impl<T: Transport> Unit<T> {
+    /// Blocks of one COMPARE AND WRITE; 0 if the drive has none that can be used, and why.
+    ///
+    /// MAXIMUM COMPARE AND WRITE LENGTH is believed once the drive has refused the command for a block that it does not have, for that
+    /// reason. It cannot be tried on one that it has, since it would change it.
+    pub(crate) async fn find_compare_and_write(
+        &self,
+        pages: &Pages,
+        size: BlockSize,
+        max_transfer_blocks: u64,
+        refused: &mut Vec<String>,
+    ) -> Result<u32, OpenError> {
+        let said = pages.limits.compare_and_write_blocks;
+        // Half of what is moved is compared, and half of it is written.
+        let blocks = u64::from(said).min(max_transfer_blocks / 2) as u32;
+        if blocks == 0 {
+            return Ok(0);
+        }
+        if pages.capacity.protection().is_ok_and(|profile| profile.is_some()) {
+            let why = "tags of this host cannot travel with it, and those that the drive makes may exempt a block from all checks";
+            refused.push(format!("compare and write: {why}"));
+            return Ok(0);
+        }
+        let behind = Extent::one(Lba::new(pages.capacity.last_lba + 1));
+        let data = Transfer::Out(Buffer::zeroed(2 * size.bytes()).freeze());
+        let answer = match self.try_command(NAME, &command(behind, Durability::Volatile), data).await {
+            Ok((answer, _)) => answer,
+            Err(error @ OpenError::Privilege { .. }) => {
+                refused.push(format!("compare and write: {error}"));
+                return Ok(0);
+            }
+            Err(error) => return Err(error),
+        };
+        let is_out_of_range = answer.sense.is_some_and(|sense| {
+            sense.key == SenseKey::ILLEGAL_REQUEST && sense.code == AdditionalSense::LBA_OUT_OF_RANGE
+        });
+        if is_out_of_range && Verdict::of(&answer) == Verdict::Refused {
+            return Ok(blocks);
+        }
+        refused.push(format!(
+            "compare and write: the drive answered {NAME} of a block behind the last one with {}",
+            Words(&answer)
+        ));
+        Ok(0)
+    }
+
+    /// Executes one. `ordinary` reads the blocks where the drive does not say which of them differ, or are bad.
+    pub(crate) async fn compare_and_write<D: Device>(
+        &self,
+        extent: Extent,
+        data: &CompareAndWrite,
+        durability: Durability,
+        ordinary: &D,
+    ) -> Outcome {
+        const KIND: RequestKind = RequestKind::CompareAndWrite;
+        let size = ordinary.geometry().block_size;
+        let sent = both(data);
+        let sent_bytes = sent.len();
+        let answer = self.execute_once(&command(extent, durability), Transfer::Out(sent)).await;
+        let is_unchanged =
+            |answer: &Answer| is_unexecuted(answer) || matches!(Verdict::of(answer), Verdict::Miscompare);
+        if !answer.as_ref().is_ok_and(is_unchanged) {
+            self.transport.forget_cached(extent.start().get() << size.shift(), extent.bytes(size));
+        }
+        let answer = answer.map_err(|error| after_call(of_call(NAME, &error)))?;
+        match Verdict::of(&answer) {
+            Verdict::Good if answer.moved_bytes == sent_bytes => Ok(Response::Done),
+            Verdict::Good => {
+                let moved = answer.moved_bytes;
+                let reason = format!("the drive took {moved} of the {sent_bytes} bytes of {NAME} of {extent}");
+                Err(ErrorKind::Media { reason }.into())
+            }
+            Verdict::Miscompare => Err(miscompare(extent, data, &answer, ordinary).await),
+            Verdict::Bad(_) => match ordinary.execute(Request::read(extent, Checks::NONE)).await {
+                Err(error) if error.bad_blocks().is_some() => Err(error),
+                _ => Err(failure(KIND, extent, &answer)),
+            },
+            Verdict::Refused | Verdict::Unsupported => Err(failure(KIND, extent, &answer)),
+            Verdict::Failed | Verdict::Again | Verdict::Unreachable => match is_unexecuted(&answer) {
+                true => Err(failure(KIND, extent, &answer)),
+                false => Err(unknown(failure(KIND, extent, &answer))),
+            },
+        }
+    }
+}
+
+/// The Data-Out Buffer: one, and these are two.
+fn both(data: &CompareAndWrite) -> Slice {
+    let (expected, new) = (data.expected.joined_data(), data.new.joined_data());
+    let mut buffer = Buffer::zeroed(expected.len() + new.len());
+    let (front, back) = buffer.split_at_mut(expected.len());
+    front.copy_from_slice(&expected);
+    back.copy_from_slice(&new);
+    buffer.freeze()
+}
+
+/// The first block that differs. INFORMATION is the offset of the first byte that does in the Data-Out Buffer (SBC-4, "COMPARE AND
+/// WRITE command"); drives leave it out.
+async fn miscompare<D: Device>(extent: Extent, data: &CompareAndWrite, answer: &Answer, ordinary: &D) -> Error {
+    let size = ordinary.geometry().block_size;
+    let offset = answer.sense.and_then(|sense| sense.information).filter(|offset| *offset < extent.bytes(size));
+    let named = offset.map(|offset| Lba::new(extent.start().get() + (offset >> size.shift())));
+    let lba = match named {
+        Some(lba) => lba,
+        None if extent.len() == 1 => extent.start(),
+        None => match ordinary.execute(Request::read(extent, Checks::NONE)).await {
+            Ok(Response::Data(stored)) => {
+                let differs = stored.first_difference(&data.expected, false);
+                // Somebody may have made them equal since, which does not make the outcome another one.
+                differs.and_then(|index| extent.iter().nth(index)).unwrap_or(extent.start())
+            }
+            _ => extent.start(),
+        },
+    };
+    ErrorKind::Miscompare { lba }.into()
+}
+
+/// The error of a call that brought no answer: one that never reached the drive is told as it is.
+fn after_call(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::Unreachable { .. } => unknown(error),
+        _ => error,
+    }
+}
+
+/// The same, with what it leaves open.
+fn unknown(error: Error) -> Error {
+    let reason = match error.kind() {
+        ErrorKind::Unreachable { reason } | ErrorKind::Media { reason } => reason.clone(),
+        other => other.to_string(),
+    };
+    ErrorKind::Unreachable { reason: format!("{reason}; it may have been executed") }.into()
+}
