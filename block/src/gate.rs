@@ -10,7 +10,7 @@
 use std::cell::Cell;
 
 use futures_util::stream::{self, StreamExt};
-use sealblock_integrity::{Checks, ChecksumKind, Sealed, Tags};
+use sealblock_integrity::{Checks, ChecksumKind, PiFormat, Sealed, Tags};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize, Extent};
 

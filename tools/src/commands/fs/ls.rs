@@ -143,7 +143,7 @@ impl Listing<'_> {
             let comma = if self.entries > 0 { "," } else { "" };
             let entry = serde_json::to_string(&entry(&path, inode.as_ref(), link, xattrs));
             let entry = entry.map_err(|error| StackError::io("printing", &error.into()))?;
-            write!(self.out, "{comma}\n{entry}").or_else(written)?;
+            write!(self.out, "{comma}{entry}").or_else(written)?;
         } else {
             let mut line = String::new();
             if self.arguments.long {
