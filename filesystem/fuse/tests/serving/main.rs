@@ -129,6 +129,46 @@ fn directories_have_their_dots_and_go_on_from_any_entry() {
 }
 
 #[test]
+fn a_listing_with_attributes_needs_no_lookups_and_goes_on_at_damaged_inodes() {
+    if !can_mount() {
+        return;
+    }
+    let source = source();
+    fs::write(source.path().join("crowd/damaged"), b"no inode").unwrap();
+    let served = Served::start(source.path(), Options::default());
+    let crowd = served.path("crowd");
+    fs::metadata(&crowd).unwrap();
+    let before = served.seen.lookups.load(Ordering::SeqCst);
+    let (mut good, mut damaged) = (0, 0);
+    for entry in fs::read_dir(&crowd).unwrap() {
+        match entry.unwrap().metadata() {
+            Ok(metadata) => good += usize::from(metadata.is_file()),
+            Err(error) => damaged += usize::from(Errno::from_io_error(&error) == Some(Errno::IO)),
+        }
+    }
+    assert_eq!((good, damaged), (CROWD, 1));
+    let lookups = served.seen.lookups.load(Ordering::SeqCst) - before;
+    assert!(lookups < CROWD as u64 / 2, "{lookups} for {CROWD} entries");
+}
+
+/// What was read in front of damage is shown, and the damage then is an error, with attributes and without.
+#[test]
+fn a_directory_that_is_damaged_in_the_middle_is_read_up_to_there() {
+    if !can_mount() {
+        return;
+    }
+    let source = source();
+    // In the order of names it is behind the crowd.
+    fs::write(source.path().join("crowd/f-damaged-entry"), b"").unwrap();
+    let served = Served::start(source.path(), Options::default());
+    let entries: Vec<_> = fs::read_dir(served.path("crowd")).unwrap().collect();
+    let (errors, good): (Vec<_>, Vec<_>) = entries.iter().partition(|entry| entry.is_err());
+    assert_eq!(good.len(), CROWD);
+    assert_eq!(errors.len(), 1);
+    assert_eq!(Errno::from_io_error(errors[0].as_ref().unwrap_err()), Some(Errno::IO));
+}
+
+#[test]
 fn files_are_read_in_pieces_of_any_size() {
     if !can_mount() {
         return;

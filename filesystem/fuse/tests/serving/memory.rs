@@ -146,7 +146,11 @@ impl ReadFs for Memory {
     }
 
     async fn attributes(&self, ino: u64) -> Result<Attributes, FsError> {
-        Ok(self.node(ino)?.attributes)
+        let node = self.node(ino)?;
+        match node.content.starts_with(b"no inode") {
+            true => Err(FsError::Damaged("an inode".to_owned())),
+            false => Ok(node.attributes),
+        }
     }
 
     async fn read_directory(
@@ -158,7 +162,7 @@ impl ReadFs for Memory {
         self.seen.directory_reads.fetch_add(1, Ordering::SeqCst);
         for (number, (name, ino)) in (1..).zip(&self.directory(ino)?.entries).skip(cookie as usize) {
             let kind = self.node(*ino)?.attributes.kind;
-            if name == b"damaged-entry" {
+            if name == b"f-damaged-entry" {
                 return Err(FsError::Damaged("an entry".to_owned()));
             }
             if !add(DirectoryEntry { ino: *ino, kind, name, next_cookie: number }) {
