@@ -124,7 +124,10 @@ impl Session {
         std::future::poll_fn(|cx| {
             if is_open && ended == Ended::Unmounted && stop.as_mut().poll(cx).is_ready() {
                 ended = Ended::Stopped;
-                self.unmount();
+                // A thread that waits for a permit would not see that the connection has ended.
+                if self.unmount() {
+                    self.permits.close();
+                }
             }
             if is_open {
                 is_open = self.take_calls(cx, &mut batch);
@@ -161,21 +164,22 @@ impl Session {
         is_running && (self.mount.is_none() || self.mount == mount_on(&self.point))
     }
 
-    /// Ends the connection with the kernel and unmounts.
-    fn unmount(&mut self) {
+    /// Ends the connection with the kernel and unmounts. True if nothing is asked any more.
+    fn unmount(&mut self) -> bool {
         if !self.is_mounted() {
             // Ended already, or covered by another mount, without which the kernel finds no way to it.
             tracing::debug!(point = %self.point.display(), "what is mounted there is not this");
-            return;
+            return false;
         }
-        let unmounted = match &mut self.helper {
-            None => mounts::unmount(&self.point),
+        let (unmounted, is_over) = match &mut self.helper {
+            None => (mounts::unmount(&self.point), true),
             // It leaves open files as they are: serving goes on until they are closed.
-            Some(helper) => helper.unmount(),
+            Some(helper) => (helper.unmount(), false),
         };
-        if let Err(error) = unmounted {
+        if let Err(error) = &unmounted {
             tracing::warn!(point = %self.point.display(), %error, "cannot unmount");
         }
+        is_over && unmounted.is_ok()
     }
 
     /// Refuses what is left, unmounts, and waits for the threads.

@@ -8,6 +8,7 @@ mod processes;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
@@ -17,6 +18,7 @@ use rustix::fs::{FileType, Mode, XattrFlags, setxattr};
 use rustix::io::Errno;
 use sealblock_fuse::{Ended, Options, Session};
 use sealblock_proofs_btrfs_images::content::{noise, text};
+use sealblock_proofs_btrfs_images::inodes::acl;
 use sealblock_proofs_btrfs_images::manifest::Manifest;
 use sealblock_proofs_btrfs_images::skip;
 
@@ -324,9 +326,18 @@ fn others_may_read_only_if_they_are_asked_for_and_what_they_are_permitted() {
         return;
     }
     let source = source();
+    let has_lists = [("of-another", 1234), ("of-nobody", 65_534)].into_iter().all(|(name, user)| {
+        let path = source.path().join(name);
+        fs::write(&path, b"by list").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        setxattr(path, "system.posix_acl_access", &acl(user, 1234), XattrFlags::empty()).is_ok()
+    });
+    if !has_lists {
+        skip("folders for temporary files have no access control lists");
+    }
     let reads = |served: &Served, name: &str| {
         let mut cat = Command::new("cat");
-        std::os::unix::process::CommandExt::uid(&mut cat, 65_534);
+        cat.uid(65_534).gid(65_534);
         let status = cat.arg(served.path(name)).stdout(Stdio::null()).stderr(Stdio::null()).status();
         status.unwrap().success()
     };
@@ -335,6 +346,7 @@ fn others_may_read_only_if_they_are_asked_for_and_what_they_are_permitted() {
     let served = Served::start(source.path(), Options { allow_other: true, ..Options::default() });
     assert!(reads(&served, "file-5000"));
     assert!(!reads(&served, "private"));
+    assert_eq!((reads(&served, "of-another"), reads(&served, "of-nobody")), (false, has_lists));
 }
 
 #[test]

@@ -11,6 +11,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
 use futures_channel::oneshot;
+use rustix::mount::UnmountFlags;
 use sealblock_fuse::{
     Attributes, DirectoryEntry, Ended, FsError, Kind, MountError, Options, ReadFs, Seek, Session, Statistics, Time,
 };
@@ -302,7 +303,11 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        drop(self.stop.take());
+        self.tell_to_stop();
+        if thread::panicking() {
+            // A test that failed may have left it as it is never stopped.
+            let _ = rustix::mount::unmount(&self.point, UnmountFlags::FORCE | UnmountFlags::DETACH);
+        }
         if let Some(thread) = self.thread.take() {
             let ended = thread.join();
             assert!(thread::panicking() || ended.is_ok_and(|ended| ended.is_ok()));
