@@ -16,6 +16,7 @@ use std::thread;
 
 use rustix::fs::{FileType, Mode, XattrFlags, setxattr};
 use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
 use sealblock_fuse::{Ended, Options, Session};
 use sealblock_proofs_btrfs_images::content::{noise, text};
 use sealblock_proofs_btrfs_images::inodes::acl;
@@ -361,5 +362,14 @@ fn nothing_is_mounted_without_a_folder_and_dropping_a_session_unmounts() {
     let session = Session::mount(folder.path(), 256, &Options::default()).unwrap();
     assert_eq!(session.point(), folder.path().canonicalize().unwrap());
     drop(session);
+    assert_eq!(fs::read(folder.path().join("below")).unwrap(), b"x");
+    // One that is covered stays, and refuses everything; dropping it waits for nothing.
+    let session = Session::mount(folder.path(), 256, &Options::default()).unwrap();
+    rustix::mount::mount("none", folder.path(), "tmpfs", MountFlags::empty(), None).unwrap();
+    drop(session);
+    rustix::mount::unmount(folder.path(), UnmountFlags::DETACH).unwrap();
+    let refused = fs::read(folder.path().join("below")).unwrap_err();
+    assert_eq!(Errno::from_io_error(&refused), Some(Errno::IO));
+    rustix::mount::unmount(folder.path(), UnmountFlags::DETACH).unwrap();
     assert_eq!(fs::read(folder.path().join("below")).unwrap(), b"x");
 }
