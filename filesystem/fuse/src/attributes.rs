@@ -17,23 +17,33 @@ pub fn ino_of(node: INodeNo, root: u64) -> u64 {
     if node == INodeNo::ROOT { root } else { node.0 }
 }
 
+/// Refuses the number of an entry that means something else.
+pub fn check_ino(ino: u64, root: u64) -> Result<(), FsError> {
+    if ino <= INodeNo::ROOT.0 || ino == root {
+        return Err(FsError::Damaged(format!("an entry with the inode number {ino}")));
+    }
+    Ok(())
+}
+
 /// The attributes of an entry that is not the root.
 ///
 /// # Errors
 /// Its number means something else.
 pub fn entry(attributes: &Attributes, root: u64) -> Result<FileAttr, FsError> {
-    if attributes.ino <= INodeNo::ROOT.0 || attributes.ino == root {
-        return Err(FsError::Damaged(format!("an entry with the inode number {}", attributes.ino)));
-    }
-    Ok(file_attr(attributes))
+    check_ino(attributes.ino, root).map(|()| file_attr(attributes))
 }
 
 /// What stands for a name that does not exist, which the kernel may keep, too.
 pub fn no_entry() -> FileAttr {
+    unknown(0, Kind::Regular)
+}
+
+/// What is told of an inode of which nothing is known but its number and its type.
+pub fn unknown(ino: u64, kind: Kind) -> FileAttr {
     let time = Time::default();
     let nothing = Attributes {
-        ino: 0,
-        kind: Kind::Regular,
+        ino,
+        kind,
         mode: 0,
         links: 0,
         uid: 0,

@@ -7,7 +7,8 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use fuser::{
-    ReplyAttr, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyXattr,
+    ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen,
+    ReplyStatfs, ReplyXattr,
 };
 
 use crate::interface::Seek;
@@ -15,17 +16,66 @@ use crate::interface::Seek;
 /// What is asked, with where the answer goes. Inode numbers are the filesystem's.
 #[derive(Debug)]
 pub enum Question {
-    Lookup { parent: u64, name: Vec<u8>, reply: ReplyEntry },
-    Attributes { ino: u64, reply: ReplyAttr },
-    ReadDirectory { ino: u64, cookie: u64, reply: ReplyDirectory },
-    Open { ino: u64, reply: ReplyOpen },
-    Release { ino: u64, handle: u64, reply: ReplyEmpty },
-    Read { ino: u64, handle: u64, offset: u64, size_bytes: u32, reply: ReplyData },
-    Seek { ino: u64, offset: u64, what: Seek, reply: ReplyLseek },
-    ReadLink { ino: u64, reply: ReplyData },
-    Xattr { ino: u64, name: Vec<u8>, size_bytes: u32, reply: ReplyXattr },
-    Xattrs { ino: u64, size_bytes: u32, reply: ReplyXattr },
-    Statistics { reply: ReplyStatfs },
+    Lookup {
+        parent: u64,
+        name: Vec<u8>,
+        reply: ReplyEntry,
+    },
+    Attributes {
+        ino: u64,
+        reply: ReplyAttr,
+    },
+    ReadDirectory {
+        ino: u64,
+        cookie: u64,
+        reply: ReplyDirectory,
+    },
+    /// With the attributes of each entry.
+    ReadDirectoryPlus {
+        ino: u64,
+        cookie: u64,
+        reply: ReplyDirectoryPlus,
+    },
+    Open {
+        ino: u64,
+        reply: ReplyOpen,
+    },
+    Release {
+        ino: u64,
+        handle: u64,
+        reply: ReplyEmpty,
+    },
+    Read {
+        ino: u64,
+        handle: u64,
+        offset: u64,
+        size_bytes: u32,
+        reply: ReplyData,
+    },
+    Seek {
+        ino: u64,
+        offset: u64,
+        what: Seek,
+        reply: ReplyLseek,
+    },
+    ReadLink {
+        ino: u64,
+        reply: ReplyData,
+    },
+    Xattr {
+        ino: u64,
+        name: Vec<u8>,
+        size_bytes: u32,
+        reply: ReplyXattr,
+    },
+    Xattrs {
+        ino: u64,
+        size_bytes: u32,
+        reply: ReplyXattr,
+    },
+    Statistics {
+        reply: ReplyStatfs,
+    },
 }
 
 /// A question on its way.

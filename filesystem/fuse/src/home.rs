@@ -4,17 +4,21 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use fuser::{Errno, FileHandle, FopenFlags, Generation, INodeNo, ReplyDirectory, ReplyEntry, ReplyXattr};
+use fuser::{
+    Errno, FileHandle, FopenFlags, Generation, INodeNo, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry, ReplyXattr,
+};
 
-use crate::attributes::{entry, file_attr, file_type, no_entry};
+use crate::attributes::{check_ino, entry, file_attr, file_type, no_entry, unknown};
 use crate::call::{Call, Question};
 use crate::error::FsError;
-use crate::interface::{DirectoryEntry, MAX_COOKIE, MAX_NAME_BYTES, MAX_XATTR_BYTES, ReadFs, Seek, Statistics};
+use crate::interface::{DirectoryEntry, Kind, MAX_COOKIE, MAX_NAME_BYTES, MAX_XATTR_BYTES, ReadFs, Seek, Statistics};
 
 /// How long the kernel keeps what it was told. Nothing changes, so this is only as long as a mount is expected to last.
 const KEPT: Duration = Duration::from_secs(365 * 86400);
 /// Nothing is ever another inode with a number that was used before.
 const GENERATION: Generation = Generation(0);
+/// Entries that are read together before their attributes are.
+const BATCH: usize = 64;
 
 /// Answers one call.
 pub async fn answer<F: ReadFs>(fs: &F, call: Call) {
@@ -22,6 +26,7 @@ pub async fn answer<F: ReadFs>(fs: &F, call: Call) {
     match question {
         Question::Lookup { parent, name, reply } => lookup(fs, parent, &name, reply).await,
         Question::ReadDirectory { ino, cookie, reply } => read_directory(fs, ino, cookie, reply).await,
+        Question::ReadDirectoryPlus { ino, cookie, reply } => read_directory_plus(fs, ino, cookie, reply).await,
         Question::Xattr { ino, name, size_bytes, reply } => {
             let value = fs.xattr(ino, &name).await;
             answer_xattr(value, size_bytes, ("an attribute", ino), reply);
@@ -75,8 +80,11 @@ async fn answer_plain<F: ReadFs>(fs: &F, question: Question) {
             Err(error) => reply.error(error.report("statistics", fs.root())),
         },
         // Answered by the caller.
-        Question::Lookup { .. } | Question::ReadDirectory { .. } | Question::Xattr { .. } | Question::Xattrs { .. } => {
-        }
+        Question::Lookup { .. }
+        | Question::ReadDirectory { .. }
+        | Question::ReadDirectoryPlus { .. }
+        | Question::Xattr { .. }
+        | Question::Xattrs { .. } => {}
     }
 }
 
@@ -98,29 +106,74 @@ async fn seek<F: ReadFs>(fs: &F, ino: u64, offset: u64, what: Seek) -> Result<i6
 }
 
 async fn read_directory<F: ReadFs>(fs: &F, ino: u64, cookie: u64, mut reply: ReplyDirectory) {
-    let (mut wrong, mut count) = (None, 0_usize);
-    let mut add = |one: DirectoryEntry<'_>| {
-        wrong = check_entry(&one).err();
-        if wrong.is_some() {
-            return false;
-        }
+    let mut count = 0_usize;
+    let read = checked_entries(fs, ino, cookie, |one| {
         let is_full = reply.add(INodeNo(one.ino), one.next_cookie, file_type(one.kind), OsStr::from_bytes(one.name));
         count += usize::from(!is_full);
         !is_full
-    };
-    let read = fs.read_directory(ino, cookie, &mut add).await;
+    });
     // What was read in front of damage is returned; the next call begins with the damage.
-    match read.and(wrong.map_or(Ok(()), Err)) {
+    match read.await {
         Err(error) if count == 0 => reply.error(error.report("read directory", ino)),
         _ => reply.ok(),
     }
 }
 
+/// Reads entries, with the attributes of each. An inode that has none because it is damaged is listed all the same: with attributes
+/// that the kernel does not keep, so it asks for them and gets the error.
+async fn read_directory_plus<F: ReadFs>(fs: &F, ino: u64, mut cookie: u64, mut reply: ReplyDirectoryPlus) {
+    let mut is_first = true;
+    loop {
+        let mut batch: Vec<(u64, Kind, Vec<u8>, u64)> = Vec::with_capacity(BATCH);
+        let read = checked_entries(fs, ino, cookie, |one| {
+            let has_room = batch.len() < BATCH;
+            if has_room {
+                batch.push((one.ino, one.kind, one.name.to_vec(), one.next_cookie));
+            }
+            has_room
+        });
+        match read.await {
+            Err(error) if batch.is_empty() && is_first => return reply.error(error.report("read directory", ino)),
+            _ if batch.is_empty() => return reply.ok(),
+            _ => is_first = false,
+        }
+        for (ino, kind, name, next_cookie) in batch {
+            let known = fs.attributes(ino).await.ok().filter(|known| known.ino == ino);
+            let (kept, attr) = match known {
+                Some(attributes) => (KEPT, file_attr(&attributes)),
+                None => (Duration::ZERO, unknown(ino, kind)),
+            };
+            if reply.add(INodeNo(ino), next_cookie, OsStr::from_bytes(&name), &kept, &attr, GENERATION) {
+                return reply.ok();
+            }
+            cookie = next_cookie;
+        }
+    }
+}
+
+/// Reads entries, and stops at the first that cannot be one.
+async fn checked_entries<F: ReadFs>(
+    fs: &F,
+    ino: u64,
+    cookie: u64,
+    mut take: impl FnMut(DirectoryEntry<'_>) -> bool,
+) -> Result<(), FsError> {
+    let mut wrong = Ok(());
+    let mut add = |one: DirectoryEntry<'_>| {
+        wrong = check_entry(&one, fs.root());
+        wrong.is_ok() && take(one)
+    };
+    let read = fs.read_directory(ino, cookie, &mut add).await;
+    read.and(wrong)
+}
+
 /// Refuses what the kernel would refuse the whole directory for.
-fn check_entry(one: &DirectoryEntry<'_>) -> Result<(), FsError> {
+fn check_entry(one: &DirectoryEntry<'_>, root: u64) -> Result<(), FsError> {
     let is_name = (1..=MAX_NAME_BYTES).contains(&one.name.len()) && !one.name.iter().any(|byte| b"/\0".contains(byte));
     match (is_name, one.next_cookie) {
-        (true, 1..=MAX_COOKIE) => Ok(()),
+        // A directory names itself and the one above.
+        (true, 1..=MAX_COOKIE) if matches!(one.name, b"." | b"..") => Ok(()),
+        (true, 1..=MAX_COOKIE) => check_ino(one.ino, root),
         (false, _) => {
             Err(FsError::Damaged(format!("an entry with the name {:?}", one.name.escape_ascii().to_string())))
         }
@@ -159,7 +212,6 @@ fn answer_xattr(value: Result<Vec<u8>, FsError>, size_bytes: u32, (asked, ino): 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::interface::Kind;
 
     #[test]
     fn an_attribute_is_measured_returned_or_refused_by_the_room_for_it() {
@@ -179,8 +231,9 @@ mod tests {
     fn entries_that_the_kernel_would_refuse_are_damage() {
         let entry = |name, next_cookie| DirectoryEntry { ino: 300, kind: Kind::Regular, name, next_cookie };
         let long = [b'n'; MAX_NAME_BYTES + 1];
-        for good in [entry(b"a", 1), entry(&long[1..], MAX_COOKIE), entry(b"\xff\n", 3)] {
-            assert_eq!(check_entry(&good), Ok(()));
+        let dots = DirectoryEntry { ino: 256, ..entry(b"..", 2) };
+        for good in [entry(b"a", 1), entry(&long[1..], MAX_COOKIE), entry(b"\xff\n", 3), dots] {
+            assert_eq!(check_entry(&good, 256), Ok(()));
         }
         for (bad, why) in [
             (entry(b"", 1), "name \"\""),
@@ -189,8 +242,10 @@ mod tests {
             (entry(b"a\0b", 1), "name"),
             (entry(b"a", 0), "cookie 0"),
             (entry(b"a", MAX_COOKIE + 1), "cookie 9223372036854775808"),
+            (DirectoryEntry { ino: 256, ..entry(b"a", 1) }, "inode number 256"),
+            (DirectoryEntry { ino: 1, ..entry(b"a", 1) }, "inode number 1"),
         ] {
-            let error = check_entry(&bad).unwrap_err();
+            let error = check_entry(&bad, 256).unwrap_err();
             assert!(matches!(&error, FsError::Damaged(what) if what.contains(why)), "{error}");
         }
     }

@@ -11,8 +11,8 @@ use std::time::SystemTime;
 
 use fuser::{
     AccessFlags, BsdFileFlags, Errno, FileHandle, Filesystem, FopenFlags, INodeNo, InitFlags, KernelConfig, LockOwner,
-    OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyEmpty, ReplyEntry,
-    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    OpenAccMode, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
+    ReplyEmpty, ReplyEntry, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 use sealblock_runtime_reactor::Mailbox;
 
@@ -53,6 +53,8 @@ impl Filesystem for KernelSide {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         // What a kernel does not have it does without.
         for wanted in [
+            // It asks for attributes with entries where programs then ask for them.
+            InitFlags::FUSE_DO_READDIRPLUS | InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_CACHE_SYMLINKS,
             InitFlags::FUSE_POSIX_ACL,
@@ -130,6 +132,17 @@ impl Filesystem for KernelSide {
 
     fn readdir(&self, _request: &Request, ino: INodeNo, _handle: FileHandle, cookie: u64, reply: ReplyDirectory) {
         self.ask(Question::ReadDirectory { ino: self.ino(ino), cookie, reply });
+    }
+
+    fn readdirplus(
+        &self,
+        _request: &Request,
+        ino: INodeNo,
+        _handle: FileHandle,
+        cookie: u64,
+        reply: ReplyDirectoryPlus,
+    ) {
+        self.ask(Question::ReadDirectoryPlus { ino: self.ino(ino), cookie, reply });
     }
 
     fn releasedir(&self, _request: &Request, _ino: INodeNo, _handle: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {

@@ -95,7 +95,11 @@ impl Session {
             let _finish = finish;
             session.run()
         };
-        let thread = thread::Builder::new().name("fuse".to_owned()).spawn(run).map_err(failed)?;
+        let thread = thread::Builder::new().name("fuse".to_owned()).spawn(run).or_else(|error| {
+            // What did not start will not unmount.
+            if helper.is_none() { mounts::unmount(&canonical).and(Err(error)) } else { Err(error) }
+        });
+        let thread = thread.map_err(failed)?;
         let mount = mount_on(&canonical);
         let session = Session { point: canonical, mount, helper, calls, permits, thread: Some(thread) };
         if let Some(mount) = &session.mount
@@ -124,7 +128,10 @@ impl Session {
         std::future::poll_fn(|cx| {
             if is_open && ended == Ended::Unmounted && stop.as_mut().poll(cx).is_ready() {
                 ended = Ended::Stopped;
-                self.unmount();
+                // A thread that waits for a permit would not see that the connection has ended.
+                if self.unmount() {
+                    self.permits.close();
+                }
             }
             if is_open {
                 is_open = self.take_calls(cx, &mut batch);
@@ -137,8 +144,12 @@ impl Session {
         })
         .await;
         drop(answers);
-        let point = self.point.display().to_string();
-        self.end().map_err(|source| MountError::Session { point, source })?;
+        let session = self.join();
+        if session.is_err() {
+            // It was not the unmounting that ended it.
+            self.unmount();
+        }
+        session.map_err(|source| MountError::Session { point: self.point.display().to_string(), source })?;
         Ok(ended)
     }
 
@@ -157,33 +168,32 @@ impl Session {
 
     /// True if what is mounted on the folder now is what was mounted here.
     fn is_mounted(&self) -> bool {
-        let is_running = self.thread.as_ref().is_some_and(|thread| !thread.is_finished());
-        is_running && (self.mount.is_none() || self.mount == mount_on(&self.point))
+        match &self.mount {
+            Some(mount) => mount_on(&self.point).as_ref() == Some(mount),
+            None => self.thread.as_ref().is_some_and(|thread| !thread.is_finished()),
+        }
     }
 
-    /// Ends the connection with the kernel and unmounts.
-    fn unmount(&mut self) {
+    /// Ends the connection with the kernel and unmounts. True if nothing is asked any more.
+    fn unmount(&mut self) -> bool {
         if !self.is_mounted() {
             // Ended already, or covered by another mount, without which the kernel finds no way to it.
             tracing::debug!(point = %self.point.display(), "what is mounted there is not this");
-            return;
+            return false;
         }
-        let unmounted = match &mut self.helper {
-            None => mounts::unmount(&self.point),
+        let (unmounted, is_over) = match &mut self.helper {
+            None => (mounts::unmount(&self.point), true),
             // It leaves open files as they are: serving goes on until they are closed.
-            Some(helper) => helper.unmount(),
+            Some(helper) => (helper.unmount(), false),
         };
-        if let Err(error) = unmounted {
+        if let Err(error) = &unmounted {
             tracing::warn!(point = %self.point.display(), %error, "cannot unmount");
         }
+        is_over && unmounted.is_ok()
     }
 
-    /// Refuses what is left, unmounts, and waits for the threads.
-    fn end(&mut self) -> std::io::Result<()> {
-        // Threads that wait for a permit would never end; and what they have read is refused with what waits.
-        self.permits.close();
-        drop(self.calls.close());
-        self.unmount();
+    /// Waits for the threads, which have ended or are about to.
+    fn join(&mut self) -> std::io::Result<()> {
         match self.thread.take().map(JoinHandle::join) {
             None => Ok(()),
             Some(Ok(ended)) => ended,
@@ -194,8 +204,18 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if let Err(error) = self.end() {
+        // Threads that wait for a permit would never end; and what they have read is refused with what waits.
+        self.permits.close();
+        drop(self.calls.close());
+        let Some(thread) = &self.thread else { return };
+        if !thread.is_finished() && !self.unmount() {
+            // Waiting for it could take for ever. Until it is unmounted or the process ends it refuses everything.
+            tracing::warn!(point = %self.point.display(), "still mounted");
+            return;
+        }
+        if let Err(error) = self.join() {
             tracing::debug!(point = %self.point.display(), %error, "the session failed");
+            self.unmount();
         }
     }
 }

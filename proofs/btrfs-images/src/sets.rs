@@ -1,7 +1,7 @@
 //! The filesystems that readers are proven with: how each is made and filled, and what the kernel's own mount shows of it.
 //!
 //! The standard set has every format, profile and kind of content once, and takes seconds. [`LARGE`] in the environment chooses a set that
-//! takes the better part of an hour.
+//! takes some ten minutes.
 
 use std::fs;
 use std::io;

@@ -8,6 +8,7 @@ mod processes;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
@@ -15,8 +16,10 @@ use std::thread;
 
 use rustix::fs::{FileType, Mode, XattrFlags, setxattr};
 use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
 use sealblock_fuse::{Ended, Options, Session};
 use sealblock_proofs_btrfs_images::content::{noise, text};
+use sealblock_proofs_btrfs_images::inodes::acl;
 use sealblock_proofs_btrfs_images::manifest::Manifest;
 use sealblock_proofs_btrfs_images::skip;
 
@@ -126,6 +129,46 @@ fn directories_have_their_dots_and_go_on_from_any_entry() {
     directory.seek(offset).unwrap();
     let next = directory.next().unwrap().unwrap();
     assert_eq!(next.file_name().to_str().unwrap(), crowd[400].0);
+}
+
+#[test]
+fn a_listing_with_attributes_needs_no_lookups_and_goes_on_at_damaged_inodes() {
+    if !can_mount() {
+        return;
+    }
+    let source = source();
+    fs::write(source.path().join("crowd/damaged"), b"no inode").unwrap();
+    let served = Served::start(source.path(), Options::default());
+    let crowd = served.path("crowd");
+    fs::metadata(&crowd).unwrap();
+    let before = served.seen.lookups.load(Ordering::SeqCst);
+    let (mut good, mut damaged) = (0, 0);
+    for entry in fs::read_dir(&crowd).unwrap() {
+        match entry.unwrap().metadata() {
+            Ok(metadata) => good += usize::from(metadata.is_file()),
+            Err(error) => damaged += usize::from(Errno::from_io_error(&error) == Some(Errno::IO)),
+        }
+    }
+    assert_eq!((good, damaged), (CROWD, 1));
+    let lookups = served.seen.lookups.load(Ordering::SeqCst) - before;
+    assert!(lookups < CROWD as u64 / 2, "{lookups} for {CROWD} entries");
+}
+
+/// What was read in front of damage is shown, and the damage then is an error, with attributes and without.
+#[test]
+fn a_directory_that_is_damaged_in_the_middle_is_read_up_to_there() {
+    if !can_mount() {
+        return;
+    }
+    let source = source();
+    // In the order of names it is behind the crowd.
+    fs::write(source.path().join("crowd/f-damaged-entry"), b"").unwrap();
+    let served = Served::start(source.path(), Options::default());
+    let entries: Vec<_> = fs::read_dir(served.path("crowd")).unwrap().collect();
+    let (errors, good): (Vec<_>, Vec<_>) = entries.iter().partition(|entry| entry.is_err());
+    assert_eq!(good.len(), CROWD);
+    assert_eq!(errors.len(), 1);
+    assert_eq!(Errno::from_io_error(errors[0].as_ref().unwrap_err()), Some(Errno::IO));
 }
 
 #[test]
@@ -284,9 +327,18 @@ fn others_may_read_only_if_they_are_asked_for_and_what_they_are_permitted() {
         return;
     }
     let source = source();
+    let has_lists = [("of-another", 1234), ("of-nobody", 65_534)].into_iter().all(|(name, user)| {
+        let path = source.path().join(name);
+        fs::write(&path, b"by list").unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        setxattr(path, "system.posix_acl_access", &acl(user, 1234), XattrFlags::empty()).is_ok()
+    });
+    if !has_lists {
+        skip("folders for temporary files have no access control lists");
+    }
     let reads = |served: &Served, name: &str| {
         let mut cat = Command::new("cat");
-        std::os::unix::process::CommandExt::uid(&mut cat, 65_534);
+        cat.uid(65_534).gid(65_534);
         let status = cat.arg(served.path(name)).stdout(Stdio::null()).stderr(Stdio::null()).status();
         status.unwrap().success()
     };
@@ -295,6 +347,7 @@ fn others_may_read_only_if_they_are_asked_for_and_what_they_are_permitted() {
     let served = Served::start(source.path(), Options { allow_other: true, ..Options::default() });
     assert!(reads(&served, "file-5000"));
     assert!(!reads(&served, "private"));
+    assert_eq!((reads(&served, "of-another"), reads(&served, "of-nobody")), (false, has_lists));
 }
 
 #[test]
@@ -309,5 +362,14 @@ fn nothing_is_mounted_without_a_folder_and_dropping_a_session_unmounts() {
     let session = Session::mount(folder.path(), 256, &Options::default()).unwrap();
     assert_eq!(session.point(), folder.path().canonicalize().unwrap());
     drop(session);
+    assert_eq!(fs::read(folder.path().join("below")).unwrap(), b"x");
+    // One that is covered stays, and refuses everything; dropping it waits for nothing.
+    let session = Session::mount(folder.path(), 256, &Options::default()).unwrap();
+    rustix::mount::mount("none", folder.path(), "tmpfs", MountFlags::empty(), None).unwrap();
+    drop(session);
+    rustix::mount::unmount(folder.path(), UnmountFlags::DETACH).unwrap();
+    let refused = fs::read(folder.path().join("below")).unwrap_err();
+    assert_eq!(Errno::from_io_error(&refused), Some(Errno::IO));
+    rustix::mount::unmount(folder.path(), UnmountFlags::DETACH).unwrap();
     assert_eq!(fs::read(folder.path().join("below")).unwrap(), b"x");
 }

@@ -11,6 +11,7 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
 use futures_channel::oneshot;
+use rustix::mount::UnmountFlags;
 use sealblock_fuse::{
     Attributes, DirectoryEntry, Ended, FsError, Kind, MountError, Options, ReadFs, Seek, Session, Statistics, Time,
 };
@@ -146,7 +147,11 @@ impl ReadFs for Memory {
     }
 
     async fn attributes(&self, ino: u64) -> Result<Attributes, FsError> {
-        Ok(self.node(ino)?.attributes)
+        let node = self.node(ino)?;
+        match node.content.starts_with(b"no inode") {
+            true => Err(FsError::Damaged("an inode".to_owned())),
+            false => Ok(node.attributes),
+        }
     }
 
     async fn read_directory(
@@ -158,7 +163,7 @@ impl ReadFs for Memory {
         self.seen.directory_reads.fetch_add(1, Ordering::SeqCst);
         for (number, (name, ino)) in (1..).zip(&self.directory(ino)?.entries).skip(cookie as usize) {
             let kind = self.node(*ino)?.attributes.kind;
-            if name == b"damaged-entry" {
+            if name == b"f-damaged-entry" {
                 return Err(FsError::Damaged("an entry".to_owned()));
             }
             if !add(DirectoryEntry { ino: *ino, kind, name, next_cookie: number }) {
@@ -298,7 +303,11 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        drop(self.stop.take());
+        self.tell_to_stop();
+        if thread::panicking() {
+            // A test that failed may have left it as it is never stopped.
+            let _ = rustix::mount::unmount(&self.point, UnmountFlags::FORCE | UnmountFlags::DETACH);
+        }
         if let Some(thread) = self.thread.take() {
             let ended = thread.join();
             assert!(thread::panicking() || ended.is_ok_and(|ended| ended.is_ok()));

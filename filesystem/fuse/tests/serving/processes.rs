@@ -23,6 +23,16 @@ use crate::{can_mount, source};
 const POINT: &str = "SEALBLOCK_TEST_MOUNT_POINT";
 const SOURCE: &str = "SEALBLOCK_TEST_MOUNT_SOURCE";
 
+/// Unmounts. The kernel closes files, and forgets mounts, a little later than it says so.
+fn unmount_when_idle(point: &Path) {
+    loop {
+        match rustix::mount::unmount(point, UnmountFlags::empty()) {
+            Err(Errno::BUSY) => thread::yield_now(),
+            ended => return ended.unwrap(),
+        }
+    }
+}
+
 #[test]
 fn serving_ends_when_somebody_unmounts_which_waits_for_open_files() {
     if !can_mount() {
@@ -36,10 +46,7 @@ fn serving_ends_when_somebody_unmounts_which_waits_for_open_files() {
     let mut byte = [0];
     file.read_exact_at(&mut byte, 4999).unwrap();
     drop(file);
-    // The kernel closes the file a little later than the program.
-    while unmount() == Err(Errno::BUSY) {
-        thread::yield_now();
-    }
+    unmount_when_idle(&served.point);
     assert_eq!(served.wait(), Ended::Unmounted);
 }
 
@@ -65,6 +72,33 @@ fn stopping_ends_open_files_and_reads_in_flight() {
 }
 
 #[test]
+fn stopping_ends_also_those_that_wait_for_their_turn() {
+    if !can_mount() {
+        return;
+    }
+    let source = source();
+    let mut served = Served::start(source.path(), Options { calls: 1, ..Options::default() });
+    let read = |name: &str| {
+        let file = File::open(served.path(name)).unwrap();
+        thread::spawn(move || file.read_at(&mut [0; 10], 0))
+    };
+    let waiting = read("slow");
+    while served.seen.reads.load(Ordering::SeqCst) == 0 {
+        thread::yield_now();
+    }
+    // The only call is taken, so nothing else is answered.
+    let names = ["crowd", "deep", "link", "holes"].map(|name| served.path(name));
+    let others = names.map(|path| thread::spawn(move || fs::symlink_metadata(path).map(drop)));
+    thread::sleep(Duration::from_millis(50));
+    assert!(others.iter().all(|other| !other.is_finished()));
+    assert_eq!(served.stop(), Ended::Stopped);
+    waiting.join().unwrap().unwrap_err();
+    for other in others {
+        other.join().unwrap().unwrap_err();
+    }
+}
+
+#[test]
 fn what_else_was_mounted_on_the_folder_is_left_alone() {
     if !can_mount() {
         return;
@@ -83,7 +117,7 @@ fn what_else_was_mounted_on_the_folder_is_left_alone() {
     thread::sleep(Duration::from_millis(100));
     assert!(!first.has_ended() && mounts() >= before, "neither is unmounted");
     drop(over);
-    rustix::mount::unmount(&first.point, UnmountFlags::empty()).unwrap();
+    unmount_when_idle(&first.point);
     assert_eq!(first.wait(), Ended::Stopped);
 }
 
