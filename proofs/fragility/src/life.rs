@@ -128,6 +128,7 @@ fn draw_shape(random: &Random, large: bool) -> VolumeProfile {
         cache_bytes: 1 << 20,
         uuid,
         idle_us: 100_000,
+        seal_in_flight_bytes: 64 << 10,
     }
 }
 

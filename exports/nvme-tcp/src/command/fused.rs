@@ -158,7 +158,7 @@ async fn by_device(
     };
     let geometry = namespace.device.geometry();
     let expected = Sealed::seal(old.freeze(), geometry.block_size, None, &NO_TAGS);
-    let request = Request::compare_and_write(extents.one(), expected, new, durability);
+    let request = Request::compare_and_write(extents.one(), expected, new.into_sealed(), durability);
     let summary = RequestSummary::of(&request, geometry);
     let outcome = namespace.device.execute(request).await;
     let is_of_compare = outcome

@@ -142,7 +142,7 @@ fn unreadable(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
 
 /// A Verify that the target always aborts is found out when the drive is opened: blocks are read, and it is said. One that it aborts later is an
 /// error that says what was refused, and no silent read. So is a Write Zeroes.
-fn aborting(context: &mut TestContext<'_>, guest: &mut Guest) -> Result<()> {
+fn aborting(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     let mut server = context.sealblock.serve(&["fault:[abort-verify],v"], &[])?;
     let script = r#"
         dev=/dev/$(attach v)
