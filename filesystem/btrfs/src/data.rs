@@ -5,13 +5,10 @@
 //!   it is for Linux.
 //! - Bytes behind the end of a file never leave it, whatever the extent has there.
 
-use std::cell::RefCell;
-use std::num::NonZeroUsize;
 use std::rc::Rc;
 
 use futures_util::StreamExt;
 use futures_util::stream;
-use lru::LruCache;
 use sealblock_btrfs_format::compress::{CompressError, MAX_EXTENT_BYTES, Sizes, decompress};
 use sealblock_btrfs_format::items::file_extent::Compression;
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -26,18 +23,6 @@ use crate::replicas::{Check, MAX_READ_BYTES};
 pub const MAX_FILE_READ_BYTES: usize = 16 << 20;
 /// Requests for the data of one read that are in flight at once.
 const IN_FLIGHT: usize = 8;
-/// Decompressed extents that are kept: a reader in small steps meets each several times.
-const PLAIN_EXTENTS: usize = 32;
-
-/// Extents that were decompressed last, by their logical addresses.
-pub(crate) struct PlainExtents(RefCell<LruCache<u64, Rc<Vec<u8>>>>);
-
-impl Default for PlainExtents {
-    fn default() -> PlainExtents {
-        PlainExtents(RefCell::new(LruCache::new(NonZeroUsize::new(PLAIN_EXTENTS).expect("it is not 0"))))
-    }
-}
-
 /// Bytes of a read that come from one place.
 enum Source {
     /// A run of stored sectors; `skip` bytes of them are before what is wanted.
@@ -180,13 +165,13 @@ impl Filesystem {
 
     /// A whole compressed extent, decompressed.
     async fn read_plain(&self, inode: &Inode, stored: &Stored) -> Result<Rc<Vec<u8>>, FsError> {
-        let kept = self.plain.0.borrow_mut().get(&stored.logical).map(Rc::clone);
+        let kept = self.plain.get(stored.logical);
         if let Some(plain) = kept.filter(|plain| plain.len() as u64 == stored.plain_bytes) {
             return Ok(plain);
         }
         let data = self.read_sectors(inode.has_no_sums(), stored.logical, stored.stored_bytes).await?;
         let plain = Rc::new(self.decompress(stored.compression, &data, stored.plain_bytes, stored.logical)?);
-        self.plain.0.borrow_mut().put(stored.logical, Rc::clone(&plain));
+        self.plain.put(stored.logical, &plain);
         Ok(plain)
     }
 

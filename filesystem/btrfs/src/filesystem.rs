@@ -3,9 +3,12 @@
 //! Opening reads the superblocks, the chunks that these hold, and with them the chunk tree. What is lost of the chunk tree is a
 //! finding and not the end: whatever lies in the chunks that are known can still be reached.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::rc::Rc;
 
+use lru::LruCache;
 use sealblock_btrfs_format::checker_items::check_chunk;
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::device::DevItem;
@@ -14,11 +17,13 @@ use sealblock_btrfs_format::superblock::Superblock;
 
 use crate::chunk_map::ChunkMap;
 use crate::cursor::{Cursor, TreeRoot};
-use crate::data::PlainExtents;
 use crate::devices::{Candidate, DeviceSet, uuid};
 use crate::error::{BadCopy, FsError};
 use crate::nodes::{DEFAULT_CACHE_BYTES, NodeCache};
 use crate::replicas::Storage;
+
+/// Decompressed extents that are kept: a reader in small steps meets each several times.
+const PLAIN_EXTENTS: usize = 32;
 
 /// How a filesystem is opened.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +47,23 @@ pub struct KnownDevice {
     pub item: DevItem,
     /// True if none of the targets is it.
     pub is_missing: bool,
+}
+
+/// Extents that were decompressed last, by their logical addresses.
+pub(crate) struct PlainExtents(RefCell<LruCache<u64, Rc<Vec<u8>>>>);
+
+impl PlainExtents {
+    fn new() -> PlainExtents {
+        PlainExtents(RefCell::new(LruCache::new(NonZeroUsize::new(PLAIN_EXTENTS).expect("it is not 0"))))
+    }
+
+    pub(crate) fn get(&self, logical: u64) -> Option<Rc<Vec<u8>>> {
+        self.0.borrow_mut().get(&logical).map(Rc::clone)
+    }
+
+    pub(crate) fn put(&self, logical: u64, plain: &Rc<Vec<u8>>) {
+        self.0.borrow_mut().put(logical, Rc::clone(plain));
+    }
 }
 
 /// An open filesystem.
@@ -115,7 +137,7 @@ impl Filesystem {
             root_tree,
             lost_chunks,
             csum_tree: Cell::new(None),
-            plain: PlainExtents::default(),
+            plain: PlainExtents::new(),
         })
     }
 

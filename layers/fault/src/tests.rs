@@ -300,7 +300,7 @@ fn no_copy_goes_past_the_faults() {
 /// Requests of each kind that can be aborted, over these blocks, in the order of the rules' names.
 fn abortable(device: &impl Device, at: Extent) -> Vec<Request> {
     let data = || match write_request(device, at, 1).operation {
-        Operation::Write(data) => data,
+        Operation::Write(data) => data.into_sealed(),
         other => panic!("{other:?}"),
     };
     let volatile = Durability::Volatile;

@@ -9,19 +9,16 @@ mod info;
 mod ls;
 mod mount;
 mod mounted;
+mod place;
 mod rescue;
 mod tree;
 mod verify;
 mod verify_report;
 
-use sealblock_btrfs::inode::Inode;
-use sealblock_btrfs::{Filesystem, OpenOptions};
-use sealblock_stack::filesystem::{FilesystemName, OpenFilesystem, Start, of_filesystem};
-use sealblock_stack::{StackError, on_reactor};
+use sealblock_stack::StackError;
 
 use crate::cli::{Fs, FsCommand};
 use crate::exit::Exit;
-use crate::report::note;
 
 /// Does what is asked.
 pub fn run(arguments: &Fs) -> Result<Exit, StackError> {
@@ -35,72 +32,4 @@ pub fn run(arguments: &Fs) -> Result<Exit, StackError> {
         FsCommand::Rescue(arguments) => rescue::run(arguments),
         FsCommand::Tree(arguments) => tree::run(arguments),
     }
-}
-
-/// Opens a filesystem, works with it, and closes what it lies on. What may surprise about it is said on standard error.
-fn with_filesystem<T>(
-    name: &FilesystemName,
-    work: impl AsyncFnOnce(&OpenFilesystem) -> Result<T, StackError>,
-) -> Result<T, StackError> {
-    with_options(name, OpenOptions::default(), work)
-}
-
-/// The same, opened in a certain way.
-fn with_options<T>(
-    name: &FilesystemName,
-    options: OpenOptions,
-    work: impl AsyncFnOnce(&OpenFilesystem) -> Result<T, StackError>,
-) -> Result<T, StackError> {
-    on_reactor(async {
-        let open = name.open(options).await?;
-        say_state(name, &open.filesystem);
-        open.close_after(work).await
-    })
-}
-
-/// Says what of the filesystem is missing, old or left aside.
-fn say_state(name: &FilesystemName, filesystem: &Filesystem) {
-    let name = name.devices();
-    for (devid, device) in filesystem.known_devices() {
-        if device.is_missing {
-            note(&format_args!("{name}: device {devid} is missing; what lies on it alone cannot be read"));
-        }
-    }
-    for (devid, device) in filesystem.storage().devices.iter().filter(|(_, device)| device.is_stale) {
-        let (target, generation) = (&device.name, device.generation);
-        note(&format_args!(
-            "{target}: device {devid} is of transaction {generation}, which others are past; only what has a checksum is read from it"
-        ));
-    }
-    for lost in filesystem.lost_chunks() {
-        note(&format_args!("{name}: a part of the chunk tree is lost: {lost}"));
-    }
-    if filesystem.storage().devices.is_metadata_image() {
-        note(&format_args!("{name}: it is an image of metadata; the data of files are not there"));
-    }
-    if filesystem.has_log() {
-        note(&format_args!(
-            "{name}: what was synced after the last transaction is in a log, which is not replayed: older content of some files is read"
-        ));
-    }
-}
-
-/// The inode at a place.
-async fn resolve(open: &OpenFilesystem, place: &FilesystemName, follow_last: bool) -> Result<Inode, StackError> {
-    let filesystem = &open.filesystem;
-    let fail = |error| of_filesystem("looking for the path", &error).on(place);
-    let id = match place.start {
-        Start::Default => filesystem.default_subvolume().await.map_err(fail)?,
-        Start::TopLevel => sealblock_btrfs_format::key::objectid::FS_TREE,
-        Start::Subvolume(id) => id,
-    };
-    let subvolume = filesystem.subvolume(id).await.map_err(fail)?;
-    let top = filesystem.top(&subvolume).await.map_err(fail)?;
-    filesystem.resolve(top, &place.path, follow_last).await.map_err(fail)
-}
-
-/// A name as a person may see it: no byte of it does something to a terminal.
-fn printable(name: &[u8]) -> String {
-    let text = String::from_utf8_lossy(name);
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

@@ -10,7 +10,7 @@ use sealblock_runtime_memory::Slice;
 use sealblock_stack::filesystem::of_filesystem;
 use sealblock_stack::{Cause, StackError};
 
-use super::{resolve, with_filesystem};
+use super::place::{resolve, with_filesystem};
 use crate::cli::FsCat;
 use crate::exit::Exit;
 

@@ -21,7 +21,7 @@ use sealblock_btrfs::{Filesystem, FsError};
 use sealblock_stack::{Cause, StackError};
 
 use super::ls::device_numbers;
-use super::printable;
+use super::place::printable;
 use crate::interrupt;
 use crate::progress::Progress;
 

@@ -8,7 +8,7 @@ use sealblock_stack::{Cause, StackError};
 use serde::Serialize;
 
 use super::extract::{Extraction, Losses, empty_directory};
-use super::{printable, resolve, with_filesystem};
+use super::place::{printable, resolve, with_filesystem};
 use crate::cli::FsGet;
 use crate::exit::Exit;
 use crate::interrupt;

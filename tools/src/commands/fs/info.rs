@@ -12,7 +12,7 @@ use sealblock_stack::filesystem::FilesystemName;
 use sealblock_units::ByteCount;
 use serde::Serialize;
 
-use super::{printable, with_filesystem};
+use super::place::{printable, with_filesystem};
 use crate::cli::FsInfo;
 use crate::exit::Exit;
 use crate::report::{Lines, note, print_report};

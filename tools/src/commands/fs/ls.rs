@@ -12,7 +12,7 @@ use sealblock_stack::StackError;
 use sealblock_stack::filesystem::of_filesystem;
 use serde::Serialize;
 
-use super::{printable, resolve, with_filesystem};
+use super::place::{printable, resolve, with_filesystem};
 use crate::cli::FsLs;
 use crate::exit::Exit;
 use crate::report::note;

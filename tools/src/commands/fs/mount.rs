@@ -6,7 +6,7 @@ use sealblock_runtime_reactor::shutdown_signal;
 use sealblock_stack::{Cause, StackError};
 
 use super::mounted::Mounted;
-use super::{resolve, with_filesystem};
+use super::place::{resolve, with_filesystem};
 use crate::cli::FsMount;
 use crate::exit::Exit;
 use crate::report::say;

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::extract::{Extraction, Losses, empty_directory};
 use super::get::LostReport;
-use super::{printable, resolve, with_options};
+use super::place::{printable, resolve, with_options};
 use crate::cli::FsRescue;
 use crate::exit::Exit;
 use crate::interrupt;

@@ -7,7 +7,7 @@ use sealblock_btrfs_format::checker::Expected;
 use sealblock_stack::filesystem::of_filesystem;
 use sealblock_stack::{Cause, StackError};
 
-use super::with_filesystem;
+use super::place::with_filesystem;
 use crate::cli::FsTree;
 use crate::exit::Exit;
 use crate::report::note;

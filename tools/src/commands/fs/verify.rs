@@ -14,8 +14,8 @@ use sealblock_stack::quantity::Rate;
 use sealblock_stack::{Cause, StackError};
 use sealblock_units::ByteCount;
 
+use super::place::{resolve, with_filesystem};
 use super::verify_report::{Outcome, lines, summary};
-use super::{resolve, with_filesystem};
 use crate::cli::{self, FsVerify};
 use crate::exit::Exit;
 use crate::interrupt;

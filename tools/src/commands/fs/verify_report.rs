@@ -9,7 +9,7 @@ use sealblock_btrfs::{BadCopy, CopyFault, Place};
 use sealblock_btrfs_format::refusal::Rule;
 use serde::Serialize;
 
-use super::printable;
+use super::place::printable;
 use crate::exit::Exit;
 use crate::interrupt;
 
