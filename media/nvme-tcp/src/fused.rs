@@ -11,10 +11,8 @@ use std::task::Poll;
 use sealblock_block::{
     BadBlock, BadBlocks, CompareAndWrite, Durability, Error, ErrorKind, Outcome, RequestKind, Response,
 };
-use sealblock_media_nvme::{
-    CompletedCommand as _, Namespace, NamespaceProfile, PiMode, bad_block_cause, may_be_sent_again,
-};
-use sealblock_protocols_nvme::identify::{Controller, Fuses};
+use sealblock_media_nvme::{CompletedCommand as _, Namespace, bad_block_cause, may_be_sent_again};
+use sealblock_protocols_nvme::identify::Fuses;
 use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
 use sealblock_protocols_nvme::{Fuse, Status, StatusCode};
 use sealblock_protocols_nvme_tcp::host::HostData;
@@ -27,13 +25,6 @@ use crate::queue::CommandResult;
 use crate::session::Session;
 
 const KIND: RequestKind = RequestKind::CompareAndWrite;
-
-/// Blocks that a pair covers: one, which every controller changes atomically (ACWU is 0's based) and which crosses no boundary. None where
-/// blocks have metadata, since a Compare compares these too, and on a queue of one command, which has no room for a pair.
-pub(crate) fn pair_blocks(profile: &NamespaceProfile, controller: &Controller, queue_depth: u16) -> u32 {
-    let is_plain = profile.pi_mode == PiMode::None && profile.metadata.bytes == 0;
-    u32::from(is_plain && queue_depth > 1 && controller.fuses.contains(Fuses::COMPARE_AND_WRITE))
-}
 
 impl Io {
     /// Compares and writes one block.

@@ -8,12 +8,13 @@ use std::num::NonZeroU16;
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_media_nvme::{IdentifyPages, NamespaceProfile};
+use sealblock_media_nvme::{IdentifyPages, NamespaceProfile, PiMode};
 use sealblock_protocols_nvme::admin::SetFeatures;
 use sealblock_protocols_nvme::fabrics::{
     CNTLID_DYNAMIC, Connect, ConnectAttributes, ConnectData, InvalidParameter, PropertyGet, PropertySet,
 };
 use sealblock_protocols_nvme::features::{EventConfiguration, FeatureId, NumberOfQueues};
+use sealblock_protocols_nvme::identify::{Controller as ControllerPage, Fuses};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_protocols_nvme::registers::{
     Capabilities, Configuration, ControllerStatus, Property, ShutdownNotification, ShutdownStatus, Version,
@@ -26,7 +27,6 @@ use sealblock_runtime_reactor::{JoinHandle, pool, sleep, timeout};
 use sealblock_transport::ConnectionLost;
 
 use crate::admin::{self, Admin};
-use crate::fused;
 use crate::queue::{self, Queue};
 use crate::{ConnectError, HostPort, Options};
 
@@ -93,7 +93,7 @@ impl SessionConfig {
         let depth = u32::from(self.options.queue_depth.max(1).min(maxcmd)).min(entries.saturating_sub(1)).max(1) as u16;
         let in_capsule = if pages.controller.icdoff == 0 { pages.controller.in_capsule_bytes() } else { 0 };
         let in_capsule_bytes = u32::try_from(in_capsule).unwrap_or(u32::MAX);
-        profile.abilities.compare_and_write_blocks = fused::pair_blocks(&profile, &pages.controller, depth);
+        profile.abilities.compare_and_write_blocks = pair_blocks(&profile, &pages.controller, depth);
         let mut session = Session {
             controller,
             io: Vec::new(),
@@ -323,4 +323,11 @@ async fn wait_for(admin: &Admin, is_there: impl Fn(&ControllerStatus) -> bool) -
         sleep(pause).await;
         pause = (pause * 2).min(longest);
     }
+}
+
+/// Blocks that a fused Compare and Write covers: one, which every controller changes atomically (ACWU is 0's based) and which crosses no boundary. None where
+/// blocks have metadata, since a Compare compares these too, and on a queue of one command, which has no room for a pair.
+fn pair_blocks(profile: &NamespaceProfile, controller: &ControllerPage, queue_depth: u16) -> u32 {
+    let is_plain = profile.pi_mode == PiMode::None && profile.metadata.bytes == 0;
+    u32::from(is_plain && queue_depth > 1 && controller.fuses.contains(Fuses::COMPARE_AND_WRITE))
 }
