@@ -14,7 +14,7 @@ use sealblock_protocols_nvme::fabrics::{
     CNTLID_DYNAMIC, Connect, ConnectAttributes, ConnectData, InvalidParameter, PropertyGet, PropertySet,
 };
 use sealblock_protocols_nvme::features::{EventConfiguration, FeatureId, NumberOfQueues};
-use sealblock_protocols_nvme::identify::{Controller as IdentifyController, Fuses};
+use sealblock_protocols_nvme::identify::{Controller as ControllerPage, Fuses};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_protocols_nvme::registers::{
     Capabilities, Configuration, ControllerStatus, Property, ShutdownNotification, ShutdownStatus, Version,
@@ -325,9 +325,9 @@ async fn wait_for(admin: &Admin, is_there: impl Fn(&ControllerStatus) -> bool) -
     }
 }
 
-/// Blocks that a pair covers: one, which every controller changes atomically (ACWU is 0's based) and which crosses no boundary. None where
+/// Blocks that a fused Compare and Write covers: one, which every controller changes atomically (ACWU is 0's based) and which crosses no boundary. None where
 /// blocks have metadata, since a Compare compares these too, and on a queue of one command, which has no room for a pair.
-fn pair_blocks(profile: &NamespaceProfile, controller: &IdentifyController, queue_depth: u16) -> u32 {
+fn pair_blocks(profile: &NamespaceProfile, controller: &ControllerPage, queue_depth: u16) -> u32 {
     let is_plain = profile.pi_mode == PiMode::None && profile.metadata.bytes == 0;
     u32::from(is_plain && queue_depth > 1 && controller.fuses.contains(Fuses::COMPARE_AND_WRITE))
 }
