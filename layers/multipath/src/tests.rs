@@ -138,7 +138,7 @@ fn a_compare_and_write_whose_path_is_lost_is_not_sent_again() {
         let harness = Harness::new(2, POLICY);
         harness.links[0].mode.set(mode);
         let data = |byte| match write(5, 1, byte).operation {
-            sealblock_block::Operation::Write(data) => data,
+            sealblock_block::Operation::Write(data) => data.into_sealed(),
             other => panic!("{other:?}"),
         };
         let extent = Extent::from_raw(5, 1).unwrap();
