@@ -48,15 +48,6 @@ impl DirEntry {
     }
 }
 
-/// Where an entry leads.
-#[derive(Clone, Copy, Debug)]
-pub enum Found {
-    /// An inode.
-    Inode(Inode),
-    /// A subvolume that lies elsewhere: a snapshot shows an empty directory in its place.
-    EmptyDirectory,
-}
-
 impl Filesystem {
     /// At most `most` entries of a directory whose index is `from` or more, in the order of their indices.
     ///
@@ -118,19 +109,19 @@ impl Filesystem {
         })
     }
 
-    /// The inode that an entry leads to.
+    /// The inode that an entry leads to. None for a subvolume that lies elsewhere: a snapshot shows an empty directory in its place.
     ///
     /// # Errors
     /// When it is not there, or cannot be read.
-    pub async fn follow(&self, directory: &Inode, entry: &DirEntry) -> Result<Found, FsError> {
+    pub async fn follow(&self, directory: &Inode, entry: &DirEntry) -> Result<Option<Inode>, FsError> {
         match entry.target {
-            Target::Inode(ino) => self.inode(directory.tree, ino).await.map(Found::Inode),
+            Target::Inode(ino) => self.inode(directory.tree, ino).await.map(Some),
             Target::Subvolume(id) => {
                 if !self.lies_at(id, directory.tree.id, directory.ino, &entry.name).await? {
-                    return Ok(Found::EmptyDirectory);
+                    return Ok(None);
                 }
                 let subvolume = self.subvolume(id).await?;
-                self.top(&subvolume).await.map(Found::Inode)
+                self.top(&subvolume).await.map(Some)
             }
         }
     }
@@ -174,8 +165,8 @@ impl Filesystem {
             let entry =
                 entry.ok_or_else(|| FsError::Absent(format!("{shown:?} in the directory {}", directory.ino)))?;
             let inode = match self.follow(&directory, &entry).await? {
-                Found::Inode(inode) => inode,
-                Found::EmptyDirectory => {
+                Some(inode) => inode,
+                None => {
                     return Err(FsError::Absent(format!(
                         "subvolume at {shown:?}: it lies elsewhere, and this is an empty directory"
                     )));

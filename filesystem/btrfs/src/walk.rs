@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use sealblock_btrfs_format::names::{NameError, check_file_name};
 
-use crate::directory::{DirEntry, Found, Target};
+use crate::directory::{DirEntry, Target};
 use crate::error::FsError;
 use crate::filesystem::Filesystem;
 use crate::inode::{FileKind, Inode};
@@ -85,8 +85,8 @@ impl<'a> Walk<'a> {
             }
             let inode = directory.inode;
             let met = match self.filesystem.follow(&inode, &entry).await {
-                Ok(Found::Inode(inode)) => Met::Inode(inode),
-                Ok(Found::EmptyDirectory) => Met::EmptyDirectory,
+                Ok(Some(inode)) => Met::Inode(inode),
+                Ok(None) => Met::EmptyDirectory,
                 Err(error) => Met::Lost(of_entry(&entry, error)),
             };
             self.pending.push(Visit { path, met });

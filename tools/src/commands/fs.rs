@@ -8,7 +8,6 @@ mod get;
 mod info;
 mod ls;
 mod mount;
-mod mounted;
 mod place;
 mod rescue;
 mod tree;

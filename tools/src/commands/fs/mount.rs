@@ -1,15 +1,41 @@
 //! `sealblock fs mount`: a filesystem that this process reads, as a mount of this machine's kernel.
+//!
+//! A mount has one device number for all subvolumes, whose inode numbers overlap. So the number of an inode is that of its subvolume in the order in
+//! which they were met, in the highest 16 bits, and its own in the others: programs that tell files by their numbers see no two as one.
 
-use sealblock_btrfs::inode::FileKind;
-use sealblock_fuse::{Ended, Options, Session};
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+use sealblock_btrfs::directory::{DirEntry, Target};
+use sealblock_btrfs::inode::{FileKind, Inode};
+use sealblock_btrfs::{Filesystem, FsError as ReadError, TreeRoot};
+use sealblock_btrfs_format::items::directory::FileType;
+use sealblock_btrfs_format::items::inode::Timespec;
+use sealblock_btrfs_format::names::check_file_name;
+use sealblock_fuse::{
+    Attributes, DirectoryEntry, Ended, FsError, Kind, MAX_COOKIE, Options, ReadFs, Seek, Session, Statistics, Time,
+};
 use sealblock_runtime_reactor::shutdown_signal;
 use sealblock_stack::{Cause, StackError};
 
-use super::mounted::Mounted;
+use super::ls::device_numbers;
 use super::place::{resolve, with_filesystem};
 use crate::cli::FsMount;
 use crate::exit::Exit;
 use crate::report::say;
+
+/// Bits of an inode's own number.
+const INO_BITS: u32 = 48;
+/// In place of a subvolume: directories where one lay in the source of a snapshot.
+const PLACES: u64 = 0xffff;
+/// Subvolumes that a mount can show.
+const MAX_SUBVOLUMES: usize = 0xfffe;
+/// Entries that are read at once.
+const ENTRIES: usize = 256;
+/// Nanoseconds of a second, which no time may have.
+const SECOND_NS: u32 = 1_000_000_000;
+/// Bytes of a run of data that is looked for.
+const RUN_BYTES: u64 = 1 << 40;
 
 /// Mounts, and serves until somebody unmounts or a signal comes.
 pub fn run(arguments: &FsMount) -> Result<Exit, StackError> {
@@ -22,7 +48,7 @@ pub fn run(arguments: &FsMount) -> Result<Exit, StackError> {
         }
         let mounted = Mounted::new(&open.filesystem, &root).map_err(|error| fail(Cause::Damaged, error.to_string()))?;
         let options = Options { source: place.to_string(), allow_other: arguments.allow_other, ..Options::default() };
-        let session = Session::mount(&arguments.point, sealblock_fuse::ReadFs::root(&mounted), &options);
+        let session = Session::mount(&arguments.point, mounted.root, &options);
         let session = session.map_err(|error| fail(Cause::Refused, error.to_string()))?;
         say(&format!("{place} is mounted on {}; umount or Ctrl-C ends it", session.point().display()))?;
         let stop = async {
@@ -36,4 +62,302 @@ pub fn run(arguments: &FsMount) -> Result<Exit, StackError> {
             Err(error) => Err(fail(Cause::Io, error.to_string())),
         }
     })
+}
+
+/// A filesystem, or a part of it, that is mounted.
+struct Mounted<'a> {
+    filesystem: &'a Filesystem,
+    root: u64,
+    /// The trees of subvolumes, in the order in which they were met.
+    subvolumes: RefCell<Vec<TreeRoot>>,
+    /// The numbers of empty directories, by where they are.
+    places: RefCell<HashMap<(u64, Vec<u8>), u64>>,
+}
+
+impl<'a> Mounted<'a> {
+    /// All below a directory.
+    fn new(filesystem: &'a Filesystem, root: &Inode) -> Result<Mounted<'a>, FsError> {
+        let mut mounted = Mounted { filesystem, root: 0, subvolumes: RefCell::default(), places: RefCell::default() };
+        mounted.root = mounted.number(root.tree, root.ino)?;
+        Ok(mounted)
+    }
+
+    /// The number of an inode here.
+    fn number(&self, tree: TreeRoot, ino: u64) -> Result<u64, FsError> {
+        if ino >> INO_BITS != 0 {
+            return Err(FsError::Damaged(format!(
+                "inode {ino} in subvolume {}: a number of more than {INO_BITS} bits",
+                tree.id
+            )));
+        }
+        let mut subvolumes = self.subvolumes.borrow_mut();
+        let known = subvolumes.iter().position(|known| known.id == tree.id);
+        let ordinal = match known {
+            Some(at) => at,
+            None if subvolumes.len() == MAX_SUBVOLUMES => return Err(FsError::TooLarge),
+            None => {
+                subvolumes.push(tree);
+                subvolumes.len() - 1
+            }
+        };
+        Ok((ordinal as u64) << INO_BITS | ino)
+    }
+
+    /// The inode with a number; none for an empty directory.
+    async fn inode(&self, number: u64) -> Result<Option<Inode>, FsError> {
+        let (ordinal, ino) = (number >> INO_BITS, number & ((1 << INO_BITS) - 1));
+        if ordinal == PLACES {
+            return Ok(None);
+        }
+        let tree = self.subvolumes.borrow().get(ordinal as usize).copied().ok_or(FsError::NotFound)?;
+        self.filesystem.inode(tree, ino).await.map(Some).map_err(told)
+    }
+
+    async fn file(&self, number: u64) -> Result<Inode, FsError> {
+        let inode = self.inode(number).await?.ok_or(FsError::IsADirectory)?;
+        match inode.kind {
+            FileKind::Regular => Ok(inode),
+            FileKind::Directory => Err(FsError::IsADirectory),
+            _ => Err(FsError::WrongKind),
+        }
+    }
+
+    async fn directory(&self, number: u64) -> Result<Option<Inode>, FsError> {
+        match self.inode(number).await? {
+            Some(inode) if inode.kind != FileKind::Directory => Err(FsError::NotADirectory),
+            inode => Ok(inode),
+        }
+    }
+
+    fn attributes_of(&self, inode: &Inode) -> Result<Attributes, FsError> {
+        let item = &inode.item;
+        let (major, minor) = device_numbers(inode).unwrap_or_default();
+        Ok(Attributes {
+            ino: self.number(inode.tree, inode.ino)?,
+            kind: kind(inode.kind),
+            mode: (item.mode.get() & 0o7777) as u16,
+            links: item.nlink.get(),
+            uid: item.uid.get(),
+            gid: item.gid.get(),
+            size_bytes: inode.size(),
+            blocks: item.nbytes.get().div_ceil(512),
+            block_size_bytes: self.filesystem.storage().geometry().sector_bytes,
+            // As Linux packs them: the low byte of the minor number, the major one, and the rest of the minor one.
+            device: ((minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)) as u32,
+            atime: time(item.atime),
+            mtime: time(item.mtime),
+            ctime: time(item.ctime),
+        })
+    }
+
+    /// An empty directory where a subvolume lay in the source of a snapshot.
+    fn place(&self, directory: u64, name: &[u8]) -> u64 {
+        let mut places = self.places.borrow_mut();
+        let next = PLACES << INO_BITS | (places.len() as u64 + 2);
+        *places.entry((directory, name.to_vec())).or_insert(next)
+    }
+
+    /// The number of what an entry leads to.
+    async fn number_of(&self, number: u64, directory: &Inode, entry: &DirEntry) -> Result<u64, FsError> {
+        match entry.target {
+            Target::Inode(ino) => self.number(directory.tree, ino),
+            Target::Subvolume(_) => match self.filesystem.follow(directory, entry).await.map_err(told)? {
+                Some(inode) => self.number(inode.tree, inode.ino),
+                None => Ok(self.place(number, &entry.name)),
+            },
+        }
+    }
+
+    /// The number of the directory that a directory lies in; its own one, of the root.
+    async fn parent(&self, number: u64, directory: Option<&Inode>) -> Result<u64, FsError> {
+        let Some(inode) = directory.filter(|_| number != self.root) else {
+            let places = self.places.borrow();
+            return Ok(places.iter().find(|(_, place)| **place == number).map_or(number, |((parent, _), _)| *parent));
+        };
+        let subvolume = self.filesystem.subvolume(inode.tree.id).await.map_err(told)?;
+        if inode.ino != subvolume.root_dirid {
+            let names = self.filesystem.names(inode.tree, inode.ino).await.map_err(told)?;
+            return names.first().map_or(Ok(number), |name| self.number(inode.tree, name.parent));
+        }
+        match subvolume.parent {
+            Some(parent) => {
+                let outer = self.filesystem.subvolume(parent.id).await.map_err(told)?;
+                self.number(outer.root, parent.dirid)
+            }
+            None => Ok(number),
+        }
+    }
+}
+
+fn kind(kind: FileKind) -> Kind {
+    match kind {
+        FileKind::Regular => Kind::Regular,
+        FileKind::Directory => Kind::Directory,
+        FileKind::Symlink => Kind::Symlink,
+        FileKind::CharDevice => Kind::CharDevice,
+        FileKind::BlockDevice => Kind::BlockDevice,
+        FileKind::Fifo => Kind::Fifo,
+        FileKind::Socket => Kind::Socket,
+    }
+}
+
+fn kind_of_entry(kind: FileType) -> Kind {
+    match kind {
+        FileType::Directory => Kind::Directory,
+        FileType::CharacterDevice => Kind::CharDevice,
+        FileType::BlockDevice => Kind::BlockDevice,
+        FileType::Fifo => Kind::Fifo,
+        FileType::Socket => Kind::Socket,
+        FileType::Symlink => Kind::Symlink,
+        _ => Kind::Regular,
+    }
+}
+
+fn time(time: Timespec) -> Time {
+    Time { seconds: time.seconds.get(), nanoseconds: time.nanoseconds.get().min(SECOND_NS - 1) }
+}
+
+fn told(error: ReadError) -> FsError {
+    match error {
+        ReadError::Absent(_) => FsError::NotFound,
+        other => FsError::Damaged(other.to_string()),
+    }
+}
+
+fn empty_directory(ino: u64) -> Attributes {
+    let never = Time::default();
+    Attributes {
+        ino,
+        kind: Kind::Directory,
+        mode: 0o755,
+        links: 1,
+        uid: 0,
+        gid: 0,
+        size_bytes: 0,
+        blocks: 0,
+        block_size_bytes: 4096,
+        device: 0,
+        atime: never,
+        mtime: never,
+        ctime: never,
+    }
+}
+
+impl ReadFs for Mounted<'_> {
+    fn root(&self) -> u64 {
+        self.root
+    }
+
+    async fn lookup(&self, parent: u64, name: &[u8]) -> Result<Attributes, FsError> {
+        let Some(directory) = self.directory(parent).await? else { return Err(FsError::NotFound) };
+        let entry = self.filesystem.entry(&directory, name).await.map_err(told)?.ok_or(FsError::NotFound)?;
+        match self.filesystem.follow(&directory, &entry).await {
+            Ok(Some(inode)) => self.attributes_of(&inode),
+            Ok(None) => Ok(empty_directory(self.place(parent, name))),
+            // The name is there, so what it leads to should be.
+            Err(error) => Err(FsError::Damaged(error.to_string())),
+        }
+    }
+
+    async fn attributes(&self, ino: u64) -> Result<Attributes, FsError> {
+        match self.inode(ino).await? {
+            Some(inode) => self.attributes_of(&inode),
+            None => Ok(empty_directory(ino)),
+        }
+    }
+
+    async fn read_directory(
+        &self,
+        ino: u64,
+        cookie: u64,
+        add: &mut dyn FnMut(DirectoryEntry<'_>) -> bool,
+    ) -> Result<(), FsError> {
+        let directory = self.directory(ino).await?;
+        let dot = |ino, name, next_cookie| DirectoryEntry { ino, kind: Kind::Directory, name, next_cookie };
+        if cookie < 1 && !add(dot(ino, b".", 1)) {
+            return Ok(());
+        }
+        if cookie < 2 && !add(dot(self.parent(ino, directory.as_ref()).await?, b"..", 2)) {
+            return Ok(());
+        }
+        let Some(directory) = directory else { return Ok(()) };
+        // Indices begin at 2, so the one behind an entry is where reading goes on.
+        let mut from = cookie.max(2);
+        loop {
+            let entries = self.filesystem.entries(&directory, from, ENTRIES).await.map_err(told)?;
+            let Some(last) = entries.last() else { return Ok(()) };
+            from = last.index.saturating_add(1);
+            for entry in &entries {
+                if check_file_name(&entry.name).is_err() {
+                    tracing::warn!(directory = directory.ino, name = ?entry.name, "an entry has a name that no path can hold");
+                    continue;
+                }
+                if entry.index >= MAX_COOKIE {
+                    return Err(FsError::Damaged(format!("directory {}: an index of {}", directory.ino, entry.index)));
+                }
+                let (number, kind) = (self.number_of(ino, &directory, entry).await?, kind_of_entry(entry.kind));
+                let next_cookie = entry.index + 1;
+                if !add(DirectoryEntry { ino: number, kind, name: &entry.name, next_cookie }) {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    async fn open(&self, ino: u64) -> Result<u64, FsError> {
+        self.file(ino).await.map(|_| 0)
+    }
+
+    async fn release(&self, _: u64, _: u64) {}
+
+    async fn read(&self, ino: u64, _: u64, offset: u64, size_bytes: u32) -> Result<Vec<u8>, FsError> {
+        let inode = self.file(ino).await?;
+        let data = self.filesystem.read(&inode, offset, size_bytes as usize).await.map_err(told)?;
+        Ok(data.to_vec())
+    }
+
+    async fn seek(&self, ino: u64, offset: u64, what: Seek) -> Result<u64, FsError> {
+        let inode = self.file(ino).await?;
+        let size = inode.size();
+        if offset >= size {
+            return Err(FsError::NoSuchOffset);
+        }
+        let run = self.filesystem.next_data(&inode, offset, RUN_BYTES).await.map_err(told)?;
+        match (what, run.filter(|(start, _)| *start < size)) {
+            (Seek::Data, Some((start, _))) => Ok(start),
+            (Seek::Data, None) => Err(FsError::NoSuchOffset),
+            (Seek::Hole, Some((start, end))) if start == offset => Ok(end.min(size)),
+            (Seek::Hole, _) => Ok(offset),
+        }
+    }
+
+    async fn read_link(&self, ino: u64) -> Result<Vec<u8>, FsError> {
+        let inode = self.inode(ino).await?.filter(|inode| inode.kind == FileKind::Symlink).ok_or(FsError::WrongKind)?;
+        self.filesystem.read_link(&inode).await.map_err(told)
+    }
+
+    async fn xattr(&self, ino: u64, name: &[u8]) -> Result<Vec<u8>, FsError> {
+        let Some(inode) = self.inode(ino).await? else { return Err(FsError::NoAttribute) };
+        let all = self.filesystem.xattrs(&inode).await.map_err(told)?;
+        all.into_iter().find(|one| one.name == name).map(|one| one.value).ok_or(FsError::NoAttribute)
+    }
+
+    async fn xattrs(&self, ino: u64) -> Result<Vec<Vec<u8>>, FsError> {
+        let Some(inode) = self.inode(ino).await? else { return Ok(Vec::new()) };
+        let all = self.filesystem.xattrs(&inode).await.map_err(told)?;
+        Ok(all.into_iter().map(|one| one.name).collect())
+    }
+
+    async fn statistics(&self) -> Result<Statistics, FsError> {
+        let (superblock, sector) = (self.filesystem.superblock(), self.filesystem.storage().geometry().sector_bytes);
+        let (total, used) = (superblock.total_bytes.get(), superblock.bytes_used.get());
+        let free = total.saturating_sub(used) / u64::from(sector);
+        Ok(Statistics {
+            block_size_bytes: sector,
+            blocks: total / u64::from(sector),
+            free_blocks: free,
+            available_blocks: free,
+            inodes: (0, 0),
+        })
+    }
 }
