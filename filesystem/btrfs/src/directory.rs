@@ -50,6 +50,10 @@ impl DirEntry {
 
 /// Where an entry leads.
 #[derive(Clone, Copy, Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "an inode is a value that is copied; nearly each of these is one, and would need a box"
+)]
 pub enum Found {
     /// An inode.
     Inode(Inode),
