@@ -4,7 +4,9 @@
 //! read, also those that are free: what a write does not replace of a row stays in its parity. Where a piece of the row is known to be
 //! damaged nothing can be said of the parity, and that counts as not checked.
 
+use futures_util::StreamExt;
 use futures_util::future::join_all;
+use futures_util::stream;
 use sealblock_btrfs_format::items::chunk::STRIPE_BYTES;
 use sealblock_runtime_memory::Slice;
 
@@ -16,6 +18,9 @@ use super::walk::Seen;
 use crate::chunk_map::{Place, Row};
 use crate::error::CopyFault;
 use crate::parity::{Role, p, q};
+
+/// Rows that are read at once.
+const ROWS_IN_FLIGHT: usize = 4;
 
 /// Logical ranges of chunks with parity, and how many data pieces a row of each has.
 fn chunks(session: &Session<'_>) -> Vec<(u64, u64, u64)> {
@@ -49,18 +54,18 @@ pub(super) async fn check_parity(session: &Session<'_>, seen: &Seen, leaves: &Le
     if used.is_cut() {
         session.unchecked(WhyUnchecked::Parity, 0);
     }
-    for (start, end, data) in chunks {
+    let (used, damaged) = (&used, &damaged);
+    let rows = chunks.into_iter().flat_map(|(start, end, data)| {
         let row_bytes = data * STRIPE_BYTES;
-        let mut at = start;
-        while at < end {
-            // Chunks end with whole rows, unless they were made otherwise.
-            let row_end = end.min(at.saturating_add(row_bytes));
-            if used.within(at, row_end).next().is_some() {
-                check_row(session, at, row_end, &used, &damaged).await;
-                session.step().await?;
-            }
-            at = row_end;
-        }
+        let starts = (start..end).step_by(row_bytes as usize);
+        // Chunks end with whole rows, unless they were made otherwise.
+        starts.map(move |at| (at, end.min(at.saturating_add(row_bytes))))
+    });
+    let in_use = rows.filter(|(start, end)| used.within(*start, *end).next().is_some());
+    let check = |(start, end)| check_row(session, start, end, used, damaged);
+    let mut checks = stream::iter(in_use).map(check).buffer_unordered(ROWS_IN_FLIGHT);
+    while checks.next().await.is_some() {
+        session.step().await?;
     }
     Ok(())
 }

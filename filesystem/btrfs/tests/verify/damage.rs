@@ -400,7 +400,14 @@ fn one_file_is_checked_in_all_its_copies() {
         assert_clean(&verify_one(&devices, b"large"), "another file");
         devices.damage(copy.devid, copy.place);
     }
+    // A node that only led to the file: the one in which the entries of its directory are.
     let fs = devices.open();
+    let first = now(fs.nodes().load(&root(&fs, 5).expected())).unwrap().view().pointers()[0].blockptr.get();
+    let first = places(&fs, first)[0];
+    devices.damage(first.devid, first.offset + 900);
+    let report = verify_one(&devices, b"inline-299");
+    devices.damage(first.devid, first.offset + 900);
+    assert!(matches!(&report.findings[..], [Finding::Node { tree: 5, copy, .. }] if copy.place == first));
     let place = places(&fs, root(&fs, objectid::CSUM_TREE).bytenr)[1];
     devices.damage(place.devid, place.offset + 900);
     let report = verify_one(&devices, b"large");

@@ -12,7 +12,7 @@ use std::fs;
 use std::path::Path;
 
 use sealblock_btrfs::verify::{DataFault, Finding, Report, Unwatched, Verdict, VerifyOptions, WhyUnchecked, verify};
-use sealblock_btrfs::{CopyFault, Filesystem};
+use sealblock_btrfs::{CopyFault, Filesystem, Place};
 
 use images::{Devices, Random, SECTOR, SectorCopy, Setup, content, make, now};
 
@@ -62,8 +62,23 @@ pub fn assert_clean(report: &Report, what: &str) {
     assert_eq!((report.verdict(), report.damage_count), (Verdict::Clean, 0), "{what}: {:?}", report.unchecked);
 }
 
-/// Damages random sectors and requires that exactly these are named.
+/// Where every copy of every node that is in use lies.
+fn nodes_of(fs: &Filesystem) -> Vec<Place> {
+    let (trees, lost) = now(fs.trees());
+    assert!(lost.is_empty());
+    let (mut pending, mut nodes) = (trees.iter().map(|tree| tree.expected()).collect::<Vec<_>>(), BTreeSet::new());
+    while let Some(expected) = pending.pop() {
+        let node = now(fs.nodes().load(&expected)).unwrap();
+        nodes.insert(expected.bytenr);
+        pending.extend((0..node.view().pointers().len()).filter_map(|slot| node.child(slot, expected.owner)));
+    }
+    let map = &fs.storage().map;
+    nodes.into_iter().flat_map(|bytenr| map.locate(bytenr, 16_384).unwrap().copies).collect()
+}
+
+/// Damages random sectors, and sometimes a copy of a node, and requires that exactly these are named.
 fn damage_and_compare(devices: &Devices, what: &str, seeds: std::ops::Range<u64>, is_restorable: bool) {
+    let nodes = nodes_of(&devices.open());
     for seed in seeds {
         let mut random = Random::new(seed + 1);
         let count = 1 + random.below(5);
@@ -74,25 +89,45 @@ fn damage_and_compare(devices: &Devices, what: &str, seeds: std::ops::Range<u64>
             let one = *damaged.first().unwrap();
             damaged.extend(devices.sectors.iter().filter(|other| (other.file, other.offset) == (one.file, one.offset)));
         }
-        let at = |copy: &SectorCopy, seed: u64| copy.place + (seed * 7919) % SECTOR as u64;
-        damaged.iter().for_each(|copy| devices.damage(copy.devid, at(copy, seed)));
-        let report = checked(&devices.open());
-        damaged.iter().for_each(|copy| devices.damage(copy.devid, at(copy, seed)));
+        let node = nodes[random.below(nodes.len())];
+        let of_node: Vec<Place> = [node].into_iter().take(random.below(2)).collect();
+        let flip = || {
+            damaged.iter().for_each(|copy| devices.damage(copy.devid, copy.place + (seed * 7919) % SECTOR as u64));
+            of_node.iter().for_each(|place| devices.damage(place.devid, place.offset + (seed * 7919) % 16_384));
+        };
+        flip();
+        let mut report = checked(&devices.open());
+        flip();
 
+        let is_node = |finding: &mut Finding| matches!(finding, Finding::Node { .. });
+        let of_nodes: Vec<Finding> = report.findings.extract_if(.., is_node).collect();
+        report.damage_count -= of_nodes.len() as u64;
+        let places: Vec<Place> = of_nodes.iter().map(place_of_node).collect();
+        assert_eq!(places, of_node, "{what}, seed {seed}");
         let expected: BTreeSet<_> =
             damaged.iter().map(|copy| (copy.devid, copy.place, name_of(copy.file).to_owned(), copy.offset)).collect();
         assert_eq!(sectors_of(&report), expected, "{what}, seed {seed}");
         assert_eq!(report.verdict(), Verdict::Damaged);
-        for finding in report.findings.iter().filter(|_| !is_restorable) {
-            let Finding::Data(data) = finding else { panic!("{finding}") };
-            let DataFault::Copy { is_lost, .. } = data.fault else { panic!("{finding}") };
-            let file = &data.uses.files[0];
-            let others = devices.sectors.iter().filter(|copy| {
-                (name_of(copy.file).as_bytes(), copy.offset) == (&file.paths.last().unwrap()[1..], file.offset)
-            });
-            assert_eq!(is_lost, others.clone().all(|copy| damaged.contains(copy)), "{what}, seed {seed}: {finding}");
+        if !is_restorable {
+            report.findings.iter().for_each(|finding| compare_loss(devices, &damaged, finding));
         }
     }
+}
+
+fn place_of_node(finding: &Finding) -> Place {
+    let Finding::Node { copy, .. } = finding else { panic!("{finding}") };
+    copy.place
+}
+
+/// Data are lost exactly where all copies are damaged.
+fn compare_loss(devices: &Devices, damaged: &BTreeSet<SectorCopy>, finding: &Finding) {
+    let Finding::Data(data) = finding else { panic!("{finding}") };
+    let DataFault::Copy { is_lost, .. } = data.fault else { panic!("{finding}") };
+    let file = &data.uses.files[0];
+    let path = &file.paths.last().unwrap()[1..];
+    let is_copy = |copy: &&SectorCopy| (name_of(copy.file).as_bytes(), copy.offset) == (path, file.offset);
+    let mut copies = devices.sectors.iter().filter(is_copy);
+    assert_eq!(is_lost, copies.all(|copy| damaged.contains(copy)), "{finding}");
 }
 
 fn whole_sectors() -> usize {

@@ -5,10 +5,13 @@ use std::fs;
 use std::path::Path;
 use std::rc::Rc;
 
-use sealblock_block::{Abilities, Ability, Device, DynDevice, Geometry, Operation, Outcome, Request, Response};
-use sealblock_btrfs::Filesystem;
-use sealblock_btrfs::verify::{Mode, Report, Unwatched, VerifyOptions, verify};
+use sealblock_block::{
+    Abilities, Ability, Device, Durability, DynDevice, ErrorKind, Geometry, Operation, Outcome, Request, Response,
+};
+use sealblock_btrfs::verify::{DataFault, Finding, Mode, Report, Unwatched, VerifyOptions, WhyUnchecked, verify};
+use sealblock_btrfs::{CopyFault, Filesystem, Place};
 use sealblock_media_memory::MemoryDevice;
+use sealblock_units::Extent;
 
 use crate::images::{Devices, SECTOR, SectorCopy, Setup, content, make, now};
 use crate::{assert_clean, fill, name_of, sectors_of};
@@ -102,6 +105,65 @@ fn only_metadata_cross_and_of_data_what_differs() {
         assert!(!read.is_offloaded && read.bytes_transferred > 24 << 20);
         assert_eq!(read.bytes_verified, found.bytes_verified);
     }
+}
+
+#[test]
+fn sectors_that_cannot_be_read_are_named_whoever_checks() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(images) = make(folder.path(), Setup::MIRRORED, fill) else { return };
+    let (devices, counted) = (Devices::load(&images, None), Rc::new(Counted::default()));
+    let copy = *devices.sectors.iter().rfind(|copy| copy.file == 2).unwrap();
+    let extent = Extent::from_raw(copy.place / SECTOR as u64, 1).unwrap();
+    let request = Request::write_uncorrectable(extent, Durability::Volatile);
+    now(Device::execute(&devices.all[copy.devid as usize - 1], request)).unwrap();
+    for mode in [Mode::Auto, Mode::Emulate] {
+        let report = checked(&devices, mode, &counted);
+        let [Finding::Data(data)] = &report.findings[..] else { panic!("{:?}", report.findings) };
+        let DataFault::Copy { copy: bad, is_lost: false } = &data.fault else { panic!("{data}") };
+        assert_eq!((bad.place, data.bytes), (Place { devid: copy.devid, offset: copy.place }, SECTOR as u64));
+        assert!(matches!(bad.fault, CopyFault::Unreadable(_)), "{data}");
+        assert_eq!((&data.uses.files[0].paths[..], data.uses.files[0].offset), (&[b"/odd".to_vec()][..], copy.offset));
+    }
+}
+
+/// A device that is lost once it was opened.
+struct Lost(Rc<MemoryDevice>, Rc<Cell<bool>>);
+
+impl Device for Lost {
+    fn geometry(&self) -> &Geometry {
+        Device::geometry(&self.0)
+    }
+
+    fn abilities(&self) -> Abilities {
+        Device::abilities(&self.0)
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        match self.1.get() {
+            true => Err(ErrorKind::Unreachable { reason: "the cable".into() }.into()),
+            false => Device::execute(&self.0, request).await,
+        }
+    }
+}
+
+#[test]
+fn a_device_that_is_lost_meanwhile_is_no_damage_and_nothing_is_clean() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(images) = make(folder.path(), Setup::MIRRORED, fill) else { return };
+    let devices = Devices::load(&images, None);
+    let (is_lost, count) = (Rc::new(Cell::new(false)), Cell::new(0));
+    let fs = devices.open_as(&[], |device| {
+        count.set(count.get() + 1);
+        // The second one.
+        let switch = if count.get() == 2 { Rc::clone(&is_lost) } else { Rc::default() };
+        DynDevice::new("cable", Lost(device, switch))
+    });
+    assert_clean(&crate::checked(&fs), "it is there");
+    is_lost.set(true);
+    let report = crate::checked(&fs);
+    assert!(report.findings.is_empty(), "{}", report.findings[0]);
+    assert_eq!(report.unchecked.keys().collect::<Vec<_>>(), [&WhyUnchecked::Unreachable]);
+    assert!(report.unchecked[&WhyUnchecked::Unreachable] > 4 << 20);
 }
 
 #[test]
