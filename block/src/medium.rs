@@ -142,6 +142,17 @@ pub trait Medium {
     /// Makes `length_bytes` at `offset_bytes` read as zeroes and deallocates their space if the medium can.
     fn punch(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>>;
 
+    /// True if [`Medium::discard`] gives space back.
+    fn can_discard(&self) -> bool {
+        self.can_punch()
+    }
+
+    /// Says that `length_bytes` at `offset_bytes` are needed no more, and deallocates their space if the medium can. What they read as afterwards is
+    /// undefined. A medium that has nothing of its own for this punches.
+    fn discard(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
+        self.punch(offset_bytes, length_bytes)
+    }
+
     /// Reserves space, so that later writes to `length_bytes` at `offset_bytes` do not fail for lack of it. Content stays. A medium
     /// that cannot reserve space returns [`MediumErrorKind::Unsupported`].
     fn reserve(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
@@ -225,6 +236,14 @@ macro_rules! medium_behind {
 
             fn drain(&self) -> impl Future<Output = ()> {
                 (**self).drain()
+            }
+
+            fn can_discard(&self) -> bool {
+                (**self).can_discard()
+            }
+
+            fn discard(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
+                (**self).discard(offset_bytes, length_bytes)
             }
 
             fn punch(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {

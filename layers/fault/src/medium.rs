@@ -208,6 +208,15 @@ impl<M: Medium, C: Clock> Medium for FaultMedium<M, C> {
         self.inner.drain().await;
     }
 
+    fn can_discard(&self) -> bool {
+        self.inner.can_discard()
+    }
+
+    async fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        self.before_change("discard", offset_bytes, length_bytes).await?;
+        self.inner.discard(offset_bytes, length_bytes).await
+    }
+
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         self.before_change("punch a hole", offset_bytes, length_bytes).await?;
         self.inner.punch(offset_bytes, length_bytes).await

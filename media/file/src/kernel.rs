@@ -131,6 +131,14 @@ pub(crate) fn punches(file: &File, block_device: bool) -> io::Result<bool> {
     }
 }
 
+/// Whether a discard gives space back: on a block device that has discards, whether or not these zero, and otherwise where holes can be
+/// punched.
+pub(crate) fn discards(file: &File, block_device: bool, punches: bool) -> io::Result<bool> {
+    let known = statx(file)?;
+    let limit = || queue_limit(known.stx_rdev_major, known.stx_rdev_minor, "discard_max_bytes");
+    Ok(punches || block_device && limit().unwrap_or(0) > 0)
+}
+
 /// A number from a disk's queue in sysfs; a partition's queue is that of its disk.
 fn queue_limit(major: u32, minor: u32, name: &str) -> Option<u64> {
     let device = format!("/sys/dev/block/{major}:{minor}");

@@ -77,6 +77,7 @@ pub struct FileMedium {
     direct: bool,
     read_only: bool,
     punches: bool,
+    discards: bool,
     zeroing: Cell<Zeroing>,
     pool: Pool,
 }
@@ -109,6 +110,8 @@ impl FileMedium {
             None => Alignment::buffered(&opened.file, opened.block_device).map_err(failed)?,
         };
         let punches = options.writes() && kernel::punches(&opened.file, opened.block_device).map_err(failed)?;
+        let discards =
+            options.writes() && kernel::discards(&opened.file, opened.block_device, punches).map_err(failed)?;
         let (block_device, direct, locked) = (opened.block_device, opened.direct, opened.locked);
         let about = opened.file.metadata().map_err(failed)?;
         let file = File::from_fd(opened.file.into());
@@ -121,6 +124,7 @@ impl FileMedium {
             direct,
             read_only: !options.writes(),
             punches,
+            discards,
             zeroing: Cell::new(Zeroing::first_of(block_device)),
             pool: sealblock_runtime_reactor::pool(),
         };
@@ -359,6 +363,26 @@ impl Medium for FileMedium {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         match self.file.fallocate(mode, offset_bytes, length_bytes).await {
             Err(error) if is_missing(&error) => self.zero(offset_bytes, length_bytes).await,
+            result => result.map_err(|error| MediumError::from_io(DOING, offset_bytes, &error)),
+        }
+    }
+
+    fn can_discard(&self) -> bool {
+        self.discards
+    }
+
+    async fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        const DOING: &str = "discard";
+        if !self.block_device {
+            return self.punch(offset_bytes, length_bytes).await;
+        }
+        self.check_writable(DOING, offset_bytes)?;
+        self.check(DOING, offset_bytes, length_bytes)?;
+        if length_bytes == 0 {
+            return Ok(());
+        }
+        match self.file.discard(offset_bytes, length_bytes).await {
+            Err(error) if is_missing(&error) => self.punch(offset_bytes, length_bytes).await,
             result => result.map_err(|error| MediumError::from_io(DOING, offset_bytes, &error)),
         }
     }

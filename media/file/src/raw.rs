@@ -111,7 +111,7 @@ impl<M: Medium> RawDevice<M> {
 
     async fn discard(&self, extents: &[Extent]) -> Result<(), Error> {
         for &extent in extents {
-            self.medium.punch(self.offset_bytes(extent), self.length_bytes(extent)).await?;
+            self.medium.discard(self.offset_bytes(extent), self.length_bytes(extent)).await?;
         }
         Ok(())
     }
@@ -154,7 +154,7 @@ impl<M: Medium> Device for RawDevice<M> {
         let punches = self.medium.can_punch();
         Abilities {
             writable: !self.medium.is_read_only(),
-            discard: if punches { Ability::Native } else { Ability::Absent },
+            discard: if self.medium.can_discard() { Ability::Native } else { Ability::Absent },
             write_zeroes: Ability::Native,
             block_status: Ability::Native,
             unmap_zeroes: punches,

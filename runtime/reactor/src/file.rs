@@ -13,7 +13,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::core::{self, Core};
 use crate::descriptor::Descriptor;
-use crate::file_ops::{Allocate, Read, Sync, Write};
+use crate::file_ops::{Allocate, DiscardBlocks, Read, Sync, Write};
 use crate::op::Op;
 use crate::operation::IoOp;
 
@@ -183,6 +183,15 @@ impl File {
         let (offset_bytes, len_bytes) = (checked(offset_bytes)?, checked(len_bytes)?);
         let descriptor = Arc::clone(self.descriptor());
         self.change(Allocate { descriptor, mode, offset_bytes, len_bytes }).await
+    }
+
+    /// Tells a block device that a range is needed no more (`BLKDISCARD`). What it reads as afterwards is undefined.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` where the device has nothing to do then; `EINVAL` for a range that is not made of its blocks.
+    pub async fn discard(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
+        let descriptor = Arc::clone(self.descriptor());
+        self.change(DiscardBlocks { descriptor, range: [offset_bytes, len_bytes] }).await
     }
 
     /// Waits until no write and no [`File::fallocate`] whose future was dropped is in flight: such an operation continues, and may

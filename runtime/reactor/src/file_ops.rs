@@ -1,6 +1,7 @@
-//! Operations on files: read, write, sync, allocate. To add one, copy [`Sync`].
+//! Operations on files: read, write, sync, allocate, discard. To add one, copy [`Sync`].
 
 use std::io;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use io_uring::{opcode, squeue, types};
@@ -116,6 +117,43 @@ unsafe impl IoOp for Sync {
 
     fn finish(self, result: io::Result<u32>) -> io::Result<()> {
         result.map(|_| ())
+    }
+}
+
+/// `BLKDISCARD`: `_IO(0x12, 119)` of the kernel's `linux/fs.h`.
+const BLOCK_DISCARD: libc::c_ulong = 0x1277;
+
+/// A discard of a block device's range. Only newer kernels have an entry of the ring for it, so a thread makes the call.
+pub(crate) struct DiscardBlocks {
+    pub(crate) descriptor: Arc<Descriptor>,
+    /// Where it begins and how many bytes it has.
+    pub(crate) range: [u64; 2],
+}
+
+// SAFETY: it has no entry.
+unsafe impl IoOp for DiscardBlocks {
+    type Output = io::Result<()>;
+
+    fn entry(&mut self, _: &Tables) -> Option<squeue::Entry> {
+        None
+    }
+
+    fn blocks(&self) -> bool {
+        true
+    }
+
+    fn call(&mut self) -> io::Result<u32> {
+        // SAFETY: the call reads two numbers of 64 bits, which `range` is, and is done with them when it returns.
+        let status = unsafe { libc::ioctl(self.descriptor.as_fd().as_raw_fd(), BLOCK_DISCARD, self.range.as_ptr()) };
+        if status == 0 { Ok(0) } else { Err(io::Error::last_os_error()) }
+    }
+
+    fn finish(self, result: io::Result<u32>) -> io::Result<()> {
+        result.map(|_| ())
+    }
+
+    fn discard(self, _: io::Result<u32>) {
+        self.descriptor.late().ended();
     }
 }
 
