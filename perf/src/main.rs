@@ -3,6 +3,7 @@
 mod against;
 mod amplification;
 mod async_seal;
+mod btrfs;
 mod counted;
 mod devices;
 mod dix;
@@ -40,6 +41,7 @@ fn main() -> anyhow::Result<()> {
         Claim::Fairness(options) => fairness::run(&options)?,
         Claim::Verify(options) => verify::run(&options)?,
         Claim::VerifyLinux(options) => verify_linux::run(&options)?,
+        Claim::Btrfs(options) => btrfs::run(&options)?,
         Claim::Layouts(options) => layouts::run(&options)?,
         Claim::Stripe(options) => stripe::run(&options)?,
         Claim::Mirror(options) => mirror::run(&options)?,

@@ -38,6 +38,8 @@ pub enum Claim {
     Verify(FileOptions),
     /// Verify of a plain file and a loop device against dd and badblocks.
     VerifyLinux(VerifyLinuxOptions),
+    /// A Btrfs filesystem read in this process against the kernel's mount of it.
+    Btrfs(BtrfsOptions),
     /// Ways to lay out a volume, as patterns of real writes and syncs.
     Layouts(FileOptions),
     /// A stripe of two members against both members by themselves.
@@ -140,6 +142,26 @@ pub struct VerifyLinuxOptions {
     #[arg(long, default_value = "4GiB")]
     pub size: ByteCount,
     /// Rounds, in each of which every contender has one turn.
+    #[arg(long, default_value_t = 5)]
+    pub rounds: u32,
+}
+
+/// An image of a Btrfs filesystem.
+#[derive(Args, Clone)]
+pub struct BtrfsOptions {
+    /// The `sealblock` that reads.
+    #[arg(long, default_value = "target/release/sealblock")]
+    pub binary: PathBuf,
+    /// Directory of the image, which is removed afterwards, and of the mount.
+    #[arg(long, default_value = ".")]
+    pub dir: PathBuf,
+    /// Bytes of the large file.
+    #[arg(long, default_value = "2GiB")]
+    pub size: ByteCount,
+    /// Small files.
+    #[arg(long, default_value_t = 200_000)]
+    pub files: u64,
+    /// Rounds, in each of which both have one turn.
     #[arg(long, default_value_t = 5)]
     pub rounds: u32,
 }

@@ -24,9 +24,9 @@ const TICKS_PER_SECOND: f64 = 100.0;
 
 /// One turn.
 #[derive(Clone, Copy)]
-struct Turn {
-    seconds: f64,
-    cpu_seconds: f64,
+pub(crate) struct Turn {
+    pub(crate) seconds: f64,
+    pub(crate) cpu_seconds: f64,
 }
 
 /// Measures both and prints it.
@@ -101,7 +101,7 @@ fn print(options: &VerifyLinuxOptions, what: &str, contenders: &[(&str, Vec<Stri
     }
 }
 
-fn words(program: &str, arguments: &[&str]) -> Vec<String> {
+pub(crate) fn words(program: &str, arguments: &[&str]) -> Vec<String> {
     std::iter::once(program).chain(arguments.iter().copied()).map(str::to_owned).collect()
 }
 
@@ -110,7 +110,7 @@ fn has(program: &str) -> bool {
 }
 
 /// Runs a command to its end, which has to be good.
-fn turn(words: &[String]) -> anyhow::Result<Turn> {
+pub(crate) fn turn(words: &[String]) -> anyhow::Result<Turn> {
     let before = children_cpu_seconds()?;
     let start = Instant::now();
     let output = Command::new(&words[0]).args(&words[1..]).stdin(Stdio::null()).output();
@@ -132,10 +132,10 @@ fn children_cpu_seconds() -> anyhow::Result<f64> {
 }
 
 /// A loop device past the page cache, detached in the end.
-struct Loop(String);
+pub(crate) struct Loop(pub(crate) String);
 
 impl Loop {
-    fn new(file: &Path) -> Option<Loop> {
+    pub(crate) fn new(file: &Path) -> Option<Loop> {
         let mut losetup = Command::new("losetup");
         let output = losetup.args(["--find", "--show", "--direct-io=on"]).arg(PathBuf::from(file)).output().ok()?;
         output.status.success().then(|| Loop(String::from_utf8_lossy(&output.stdout).trim().to_owned()))
