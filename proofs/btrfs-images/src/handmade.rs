@@ -12,7 +12,7 @@ use std::path::Path;
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::features::Incompat;
 use sealblock_btrfs_format::items::Item;
-use sealblock_btrfs_format::items::chunk::{BlockGroupFlags, Chunk, ChunkHead, STRIPE_BYTES, Stripe};
+use sealblock_btrfs_format::items::chunk::{BlockGroupFlags, BlockGroupItem, Chunk, ChunkHead, STRIPE_BYTES, Stripe};
 use sealblock_btrfs_format::items::device::DevItem;
 use sealblock_btrfs_format::items::directory::{DirEntry, FileType};
 use sealblock_btrfs_format::items::entries::Entry;
@@ -128,6 +128,10 @@ impl Handmade {
     fn put_chunk(&mut self, logical: u64, bytes: u64, flags: BlockGroupFlags) {
         let key = Key::new(objectid::FIRST_CHUNK_TREE, ItemType::CHUNK_ITEM, logical);
         self.put(objectid::CHUNK_TREE, key, chunk(logical, bytes, flags));
+        let (used, chunk_objectid) = (0.into(), objectid::FIRST_CHUNK_TREE.into());
+        let group = BlockGroupItem { used, chunk_objectid, flags: flags.bits().into() };
+        let key = Key::new(logical, ItemType::BLOCK_GROUP_ITEM, bytes);
+        self.put(objectid::EXTENT_TREE, key, group.as_bytes().to_vec());
     }
 
     fn put_inode(&mut self, ino: u64, mode: u32, size: u64, flags: InodeFlags) {

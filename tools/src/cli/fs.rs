@@ -11,6 +11,10 @@ use sealblock_stack::quantity::Rate;
 use super::Mode;
 
 const NAMES: &str = "\
+Examples:
+  sealblock fs ls -lR disk.img
+  sealblock fs verify /dev/sdb+/dev/sdc
+
 A FILESYSTEM is a target, or several joined by + where it has several devices. Behind it a path may follow, which begins at the
 default subvolume; behind a colon it begins at the first subvolume, and behind a colon and a number at the subvolume that has it:
   disk.img                          the default subvolume of the filesystem in a file
