@@ -1,7 +1,12 @@
-//! Btrfs on its devices. So far what needs no device: where a logical address is, and what parity restores.
+//! Btrfs on its devices, read: filesystems of one or several devices, their trees, directories and files, and what of them is damaged.
 //!
-//! `sealblock-btrfs-format` says what single structures are; here is what follows from many of them together. Nothing here does I/O.
+//! `sealblock-btrfs-format` says what single structures are; here is what follows from many of them together. Requests to devices are
+//! reads, verifications and checksums; nothing is written.
 //!
+//! - [`Filesystem::open`]: from devices to trees; [`Candidate`] is a device that may be one of it.
+//! - [`Cursor`]: the items of a tree in order, past nodes that are lost.
+//! - [`walk::Walk`], [`Filesystem::resolve`], [`Filesystem::read`]: directories, paths, and the data of files.
+//! - [`verify`]: every copy of everything that is in use.
 //! - [`chunk_map`]: from a logical address to every copy of it, for all nine profiles.
 //! - [`parity`]: the pieces of a row of RAID5 or RAID6 that are absent or damaged, from those that are there.
 //!
@@ -16,6 +21,8 @@
 //! Invariants:
 //! - A map holds only chunks that can be and that do not overlap, so a look-up neither fails but for an address that no chunk has nor
 //!   leads out of a stripe.
+//! - No node and no sector is handed out that did not pass its check; a sector without a checksum only of a file that has none.
+//! - Whatever a filesystem holds, each of its nodes and directories is gone through once, and lengths have limits.
 //! - What is restored is as long as what it is restored from. Whether it is right only its checksum can say, because a damaged piece that
 //!   was taken for a good one makes other damage.
 //!

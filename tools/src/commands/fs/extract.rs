@@ -15,9 +15,9 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
+use sealblock_btrfs::Filesystem;
 use sealblock_btrfs::inode::{FileKind, Inode};
 use sealblock_btrfs::walk::{Met, Walk};
-use sealblock_btrfs::{Filesystem, FsError};
 use sealblock_stack::{Cause, StackError};
 
 use super::ls::device_numbers;
@@ -316,6 +316,10 @@ impl<'a> Extraction<'a> {
             };
             let (mut at, end) = (run.0, run.1.min(size));
             while at < end {
+                // A file that is not whole is none of those that were copied; what is kept of it stays.
+                if interrupt::came() {
+                    return Ok(false);
+                }
                 let step = STEP_BYTES.min(end - at);
                 let lost = self.put_step(path, file, inode, (at, step)).await?;
                 is_whole &= !lost;
@@ -348,7 +352,7 @@ impl<'a> Extraction<'a> {
                     })?;
                     self.bytes += data.len() as u64;
                 }
-                Err(error) if bytes > sector && self.losses == Losses::Keep && is_of_data(&error) => {
+                Err(error) if bytes > sector && self.losses == Losses::Keep && error.is_damage() => {
                     let half = (bytes / 2).next_multiple_of(sector);
                     pending.extend([(at + half, bytes - half), (at, half)]);
                 }
@@ -360,11 +364,6 @@ impl<'a> Extraction<'a> {
         }
         Ok(is_lost)
     }
-}
-
-/// True if other bytes of a file may be read though some cannot.
-fn is_of_data(error: &FsError) -> bool {
-    error.is_damage()
 }
 
 fn is_directory(at: &Path) -> bool {
