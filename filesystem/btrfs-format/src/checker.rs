@@ -41,11 +41,18 @@ impl<'a> Deref for CheckedNode<'a> {
 impl CheckedNode<'_> {
     /// What is expected of the child behind a pointer.
     pub fn child(&self, slot: usize, owner: u64) -> Option<Expected> {
-        let pointer = self.pointers().get(slot)?;
+        Expected::of_child(self, slot, owner)
+    }
+}
+
+impl Expected {
+    /// What a node, which was checked, says of the child behind one of its pointers, in the tree `owner`.
+    pub fn of_child(node: &Node, slot: usize, owner: u64) -> Option<Expected> {
+        let pointer = node.pointers().get(slot)?;
         Some(Expected {
             bytenr: pointer.blockptr.get(),
             owner,
-            level: self.header().level.checked_sub(1)?,
+            level: node.header().level.checked_sub(1)?,
             generation: pointer.generation.get(),
             first_key: Some(pointer.key()),
         })

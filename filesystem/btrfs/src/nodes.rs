@@ -34,15 +34,7 @@ impl LoadedNode {
 
     /// What is expected of the child behind a pointer, in the tree `owner`.
     pub fn child(&self, slot: usize, owner: u64) -> Option<Expected> {
-        let view = self.view();
-        let pointer = view.pointers().get(slot)?;
-        Some(Expected {
-            bytenr: pointer.blockptr.get(),
-            owner,
-            level: view.header().level.checked_sub(1)?,
-            generation: pointer.generation.get(),
-            first_key: Some(pointer.key()),
-        })
+        Expected::of_child(&self.view(), slot, owner)
     }
 }
 

@@ -46,6 +46,7 @@ pub enum FsCommand {
     /// Copy a file or a directory with all below it out of the filesystem.
     Get(FsGet),
     /// Check every copy of a filesystem, or of a file in it, and name what is damaged.
+    #[command(visible_alias = "scrub")]
     Verify(FsVerify),
     /// Copy out what is good of a damaged filesystem, and list the rest.
     Rescue(FsRescue),

@@ -22,8 +22,10 @@ use sealblock_stack::{Cause, StackError};
 
 use super::ls::device_numbers;
 use super::place::printable;
+use crate::exit::Exit;
 use crate::interrupt;
 use crate::progress::Progress;
+use crate::report::note;
 
 /// Bytes of one read.
 const STEP_BYTES: u64 = 4 << 20;
@@ -136,6 +138,22 @@ impl<'a> Extraction<'a> {
             }
         }
         Ok(())
+    }
+
+    /// The exit status of the copy.
+    pub(super) fn exit(&self) -> Exit {
+        match (interrupt::came(), self.lost_count) {
+            (true, _) => Exit::Interrupted,
+            (false, 0) => Exit::Clean,
+            (false, _) => Exit::DamageFound,
+        }
+    }
+
+    /// Says on standard error what could not be set.
+    pub(super) fn note_unset(&self) {
+        if self.unset > 0 {
+            note(&format_args!("{} owners, attributes, times or device nodes could not be set here", self.unset));
+        }
     }
 
     /// Sets what directories have, from the innermost on: whatever is made in them changes their times.

@@ -81,17 +81,8 @@ pub fn run(arguments: &FsGet) -> Result<Exit, StackError> {
             for lost in &extraction.lost {
                 note(&format_args!("{}: left out: {}", printable(&lost.path), lost.why));
             }
-            if extraction.unset > 0 {
-                note(&format_args!(
-                    "{} owners, attributes, times or device nodes could not be set here",
-                    extraction.unset
-                ));
-            }
+            extraction.note_unset();
         }
-        Ok(match (interrupt::came(), extraction.lost_count) {
-            (true, _) => Exit::Interrupted,
-            (false, 0) => Exit::Clean,
-            (false, _) => Exit::DamageFound,
-        })
+        Ok(extraction.exit())
     })
 }

@@ -71,18 +71,9 @@ pub fn run(arguments: &FsRescue) -> Result<Exit, StackError> {
                 "{} files, {nameless} of them without a name, {} lost parts",
                 extraction.files, extraction.lost_count
             ));
-            if extraction.unset > 0 {
-                note(&format_args!(
-                    "{} owners, attributes, times or device nodes could not be set here",
-                    extraction.unset
-                ));
-            }
+            extraction.note_unset();
         }
-        Ok(match (interrupt::came(), extraction.lost_count) {
-            (true, _) => Exit::Interrupted,
-            (false, 0) => Exit::Clean,
-            (false, _) => Exit::DamageFound,
-        })
+        Ok(extraction.exit())
     })
 }
 
