@@ -35,6 +35,7 @@ fn shape() -> VolumeProfile {
         cache_bytes: 1 << 20,
         uuid: UUID,
         idle_us: 100_000,
+        seal_in_flight_bytes: 64 << 10,
     }
 }
 
