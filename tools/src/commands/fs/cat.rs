@@ -14,10 +14,10 @@ use super::place::{resolve, with_filesystem};
 use crate::cli::FsCat;
 use crate::exit::Exit;
 
-/// Bytes of one read.
-pub(super) const STEP_BYTES: u64 = 4 << 20;
+/// Bytes of one read: one request to a device where the file lies together, whose data are written from where they arrived.
+pub(super) const STEP_BYTES: u64 = 1 << 20;
 /// Reads in flight.
-pub(super) const IN_FLIGHT: usize = 3;
+pub(super) const IN_FLIGHT: usize = 12;
 
 /// Writes them one after the other.
 pub fn run(arguments: &FsCat) -> Result<Exit, StackError> {
