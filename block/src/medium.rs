@@ -147,8 +147,8 @@ pub trait Medium {
         self.can_punch()
     }
 
-    /// Says that `length_bytes` at `offset_bytes` are needed no more, and deallocates their space if the medium can. What they read as afterwards is
-    /// undefined. A medium that has nothing of its own for this punches.
+    /// Says that `length_bytes` at `offset_bytes` are needed no more, and deallocates their space if the medium can. They read as zeroes afterwards if
+    /// [`Medium::can_punch`]; else what they read as is undefined. A medium that has nothing of its own for this punches.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
         self.punch(offset_bytes, length_bytes)
     }

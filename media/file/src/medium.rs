@@ -373,7 +373,8 @@ impl Medium for FileMedium {
 
     async fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         const DOING: &str = "discard";
-        if !self.block_device {
+        // Whoever was told that space given back reads as zeroes relies on it after a discard, too.
+        if self.punches || !self.block_device {
             return self.punch(offset_bytes, length_bytes).await;
         }
         self.check_writable(DOING, offset_bytes)?;
