@@ -174,6 +174,11 @@ impl<'a> Node<'a> {
         self.items.first().map(ItemHead::key).or_else(|| self.pointers.first().map(KeyPointer::key))
     }
 
+    /// The last key, of a node that has any.
+    pub fn last_key(&self) -> Option<Key> {
+        self.items.last().map(ItemHead::key).or_else(|| self.pointers.last().map(KeyPointer::key))
+    }
+
     /// Keys with data, up to the first item whose data do not lie in the leaf.
     pub fn entries(&self) -> impl Iterator<Item = (Key, &'a [u8])> + use<'a> {
         let node = *self;

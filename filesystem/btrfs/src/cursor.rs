@@ -56,20 +56,12 @@ pub struct Cursor<'a> {
     range: RangeInclusive<Key>,
     /// True if the cursor begins at the last item that is not behind the first key.
     from_floor: bool,
-    state: State,
-    /// True once an item was returned: whoever goes on to another leaf is likely to go on further.
+    /// True once the way to the first item was looked for.
+    is_placed: bool,
+    /// True once an item was returned.
     is_reading: bool,
+    /// True once another leaf was wanted behind items that were returned: more are likely to be.
     is_sequential: bool,
-}
-
-#[derive(PartialEq, Eq)]
-enum State {
-    /// The path has to be found.
-    Unplaced,
-    /// The slot of the leaf is that of the next item.
-    Placed,
-    /// Nothing follows.
-    Ended,
 }
 
 impl<'a> Cursor<'a> {
@@ -81,7 +73,7 @@ impl<'a> Cursor<'a> {
             path: Vec::new(),
             range,
             from_floor: false,
-            state: State::Unplaced,
+            is_placed: false,
             is_reading: false,
             is_sequential: false,
         }
@@ -103,15 +95,12 @@ impl<'a> Cursor<'a> {
     /// # Errors
     /// When a node on the way is lost. The next call goes on behind it.
     pub async fn next(&mut self) -> Result<Option<(Key, &[u8])>, FsError> {
-        if self.state == State::Unplaced {
-            self.state = State::Placed;
+        if !self.is_placed {
+            self.is_placed = true;
             self.descend_to_first().await?;
         }
         loop {
-            let Some(step) = self.path.last() else {
-                self.state = State::Ended;
-                return Ok(None);
-            };
+            let Some(step) = self.path.last() else { return Ok(None) };
             let view = step.node.view();
             let is_leaf = view.header().level == 0;
             let count = if is_leaf { view.items().len() } else { view.pointers().len() };
@@ -171,7 +160,7 @@ impl<'a> Cursor<'a> {
         let (expected, before) = self.child(0).expect("the slot is one of the node's");
         let step = self.path.last_mut().expect("a node with a child");
         let loaded = match self.nodes.load(&expected).await {
-            Ok(node) => in_order(&node, &expected, before).map(|()| node),
+            Ok(node) => node.check_end(before).map(|()| node),
             Err(error) => Err(error),
         };
         match loaded {
@@ -204,15 +193,5 @@ impl<'a> Cursor<'a> {
             // One that is lost is reported when the cursor comes to it.
             join_all(absent.iter().map(|expected| self.nodes.load(expected))).await;
         }
-    }
-}
-
-/// Checks that a node ends before what follows it begins.
-fn in_order(node: &LoadedNode, expected: &Expected, before: Option<Key>) -> Result<(), FsError> {
-    let view = node.view();
-    let last = view.items().last().map(|item| item.key()).or_else(|| view.pointers().last().map(|one| one.key()));
-    match (last, before) {
-        (Some(key), Some(before)) if key >= before => Err(FsError::KeyOrder { bytenr: expected.bytenr, key, before }),
-        _ => Ok(()),
     }
 }

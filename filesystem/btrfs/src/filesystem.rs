@@ -18,7 +18,7 @@ use sealblock_btrfs_format::superblock::Superblock;
 use crate::chunk_map::ChunkMap;
 use crate::cursor::{Cursor, TreeRoot};
 use crate::devices::{Candidate, DeviceSet, uuid};
-use crate::error::{BadCopy, FsError};
+use crate::error::{BadCopy, CopyFault, FsError};
 use crate::nodes::{DEFAULT_CACHE_BYTES, NodeCache};
 use crate::replicas::Storage;
 
@@ -130,6 +130,7 @@ impl Filesystem {
             )));
         }
         let nodes = NodeCache::new(storage, options.cache_bytes);
+        check_history(&nodes, root_tree).await?;
         Ok(Filesystem {
             nodes,
             known,
@@ -235,6 +236,19 @@ impl Filesystem {
     /// Copies that did not pass, of nodes that were read since the last call.
     pub fn take_bad_copies(&self) -> Vec<BadCopy> {
         self.nodes.take_bad_copies()
+    }
+}
+
+/// Refuses devices that were written apart from each other, as degraded mounts of each leave them: as many transactions later both are of the same one, and every node
+/// of either passes. The root of all trees is written anew in each transaction, so its copies tell.
+async fn check_history(nodes: &NodeCache, root_tree: TreeRoot) -> Result<(), FsError> {
+    // What is lost is told where it is read.
+    let Ok(copies) = nodes.read_copies(&root_tree.expected()).await else { return Ok(()) };
+    match copies.bad.iter().find(|copy| matches!(copy.fault, CopyFault::Differs(_))) {
+        None => Ok(()),
+        Some(copy) => Err(FsError::Devices(format!(
+            "the root node of all trees has two histories, as devices have that were written apart from each other; name those of one of them: {copy}"
+        ))),
     }
 }
 

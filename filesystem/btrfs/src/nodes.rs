@@ -10,6 +10,7 @@ use std::rc::Rc;
 
 use futures_util::future::join_all;
 use lru::LruCache;
+use sealblock_btrfs_format::Key;
 use sealblock_btrfs_format::checker::{Expected, check_identity, check_node};
 use sealblock_btrfs_format::node::Node;
 use sealblock_runtime_memory::Slice;
@@ -30,6 +31,17 @@ impl LoadedNode {
     /// Its parts.
     pub fn view(&self) -> Node<'_> {
         Node::decode(&self.bytes).expect("it was decoded when it was checked")
+    }
+
+    /// Checks that it ends before what follows it in its tree begins.
+    pub(crate) fn check_end(&self, before: Option<Key>) -> Result<(), FsError> {
+        let view = self.view();
+        match (view.last_key(), before) {
+            (Some(key), Some(before)) if key >= before => {
+                Err(FsError::KeyOrder { bytenr: view.header().bytenr.get(), key, before })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What is expected of the child behind a pointer, in the tree `owner`.
@@ -129,7 +141,7 @@ impl NodeCache {
         all.extend(bad.into_iter().take(room));
     }
 
-    /// Reads every copy of a node, side by side. What is restored from parity is no copy of its own, and is tried only where no copy passes.
+    /// Reads every copy of a node, side by side. Copies that pass and differ are of two histories: the first one counts, and the others are bad. What is restored from parity is no copy of its own, and is tried only where no copy passes.
     ///
     /// # Errors
     /// When the node has no place.
@@ -143,13 +155,20 @@ impl NodeCache {
             check_node(&data, geometry, expected).map(drop).map_err(CopyFault::Node)?;
             Ok(data)
         };
-        let (mut node, mut bad) = (None, Vec::new());
+        let (mut node, mut bad): (Option<(usize, Rc<LoadedNode>)>, _) = (None, Vec::new());
         for (mirror, read) in join_all((0..first.copies.len()).map(read)).await.into_iter().enumerate() {
-            match read {
-                Ok(bytes) => node = node.or(Some(Rc::new(LoadedNode { bytes }))),
-                Err(fault) => bad.push(self.storage.bad_copy(expected.bytenr, first, mirror, fault)),
-            }
+            let fault = match (read, &node) {
+                (Ok(bytes), None) => {
+                    node = Some((mirror, Rc::new(LoadedNode { bytes })));
+                    continue;
+                }
+                (Ok(bytes), Some((_, node))) if bytes[..] == node.bytes[..] => continue,
+                (Ok(_), Some((other, _))) => CopyFault::Differs(other + 1),
+                (Err(fault), _) => fault,
+            };
+            bad.push(self.storage.bad_copy(expected.bytenr, first, mirror, fault));
         }
+        let mut node = node.map(|(_, node)| node);
         self.read_nodes.set(self.read_nodes.get() + 1);
         match &node {
             Some(node) => drop(self.nodes.borrow_mut().put(expected.bytenr, Rc::clone(node))),

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use futures_executor::block_on;
 use sealblock_block::{Device, Durability, DynDevice, Request};
 use sealblock_btrfs::inode::{FileKind, Inode};
+use sealblock_btrfs::verify::{Finding, Unwatched, Verdict, VerifyOptions, verify};
 use sealblock_btrfs::walk::{Met, Walk};
 use sealblock_btrfs::{Candidate, CopyFault, Filesystem, FsError, OpenOptions};
 use sealblock_btrfs_format::checksum::ChecksumType;
@@ -162,6 +163,44 @@ fn what_both_copies_of_a_node_had_is_lost_and_the_rest_read() {
         }
     }
     assert!(losses > 20, "{losses}");
+}
+
+/// The same device after the second copy of the node at a place was written by another history: it passes, and says something else.
+fn with_another_history(good: &Pieces, place: u64) -> Pieces {
+    /// Where a node has the UUID of the chunk tree, which no rule is about.
+    const CHUNK_TREE_UUID: usize = 64;
+    let mut pieces = good.clone();
+    let (_, node) = pieces.0.iter_mut().find(|(offset, _)| *offset == place + SECOND_COPY).unwrap();
+    node[CHUNK_TREE_UUID] ^= 1;
+    ChecksumType::Crc32c.seal(node);
+    pieces
+}
+
+#[test]
+fn copies_of_a_node_that_pass_and_differ_are_of_two_histories_and_never_clean() {
+    let good = sample(ChecksumType::Crc32c).build();
+    let check = |filesystem: &Filesystem| block_on(verify(filesystem, VerifyOptions::default(), &Unwatched)).unwrap();
+    let same = check(&open(&good).unwrap());
+    assert_eq!((same.verdict(), same.damage_count), (Verdict::Incomplete, 0), "it has data without checksums");
+    let (mut refused, mut told) = (0, 0);
+    let places = good.0.iter().map(|(offset, _)| *offset).filter(|offset| METADATA.contains(offset));
+    for place in places.collect::<Vec<_>>() {
+        match open(&with_another_history(&good, place)) {
+            // The root of all trees.
+            Err(error) => {
+                assert!(error.to_string().contains("two histories"), "{error}");
+                refused += 1;
+            }
+            Ok(filesystem) => {
+                let report = check(&filesystem);
+                assert_eq!((report.verdict(), report.damage_count), (Verdict::Damaged, 1));
+                let is_told = |finding: &Finding| matches!(finding, Finding::Node { copy, .. } if copy.mirror == 2 && matches!(copy.fault, CopyFault::Differs(1)));
+                assert!(is_told(&report.findings[0]), "{:?}", report.findings);
+                told += 1;
+            }
+        }
+    }
+    assert!(refused == 1 && told > 10, "{refused} {told}");
 }
 
 #[test]

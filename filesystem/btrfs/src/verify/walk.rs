@@ -14,14 +14,13 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use sealblock_btrfs_format::checker::Expected;
 use sealblock_btrfs_format::key::{Key, objectid};
-use sealblock_btrfs_format::node::Node;
 
 use super::leaves::Leaves;
 use super::report::{Finding, LostNode, WhyUnchecked};
 use super::session::{Session, Stopped, why_unchecked};
 use super::trees::Tree;
 use crate::cursor::TreeRoot;
-use crate::error::{FsError, Lost};
+use crate::error::Lost;
 use crate::nodes::{LoadedNode, NodeCopies};
 
 /// Nodes that are read at once.
@@ -124,7 +123,7 @@ pub(super) async fn walk(
         };
         if let Some(node) = node {
             let view = node.view();
-            if let Err(error) = in_order(&view, &task) {
+            if let Err(error) = node.check_end(task.before) {
                 session.found(Finding::Tree { tree: task.tree.root.id, error });
                 leaves.lost(&task.tree, task.expected.first_key, task.before);
             } else if view.header().level == 0 {
@@ -165,17 +164,6 @@ fn take_copies(session: &Session<'_>, task: &Task, copies: NodeCopies, leaves: &
         }
     }
     copies.node
-}
-
-/// Checks that a node ends before what follows it begins.
-fn in_order(view: &Node<'_>, task: &Task) -> Result<(), FsError> {
-    let last = view.items().last().map(|item| item.key()).or_else(|| view.pointers().last().map(|one| one.key()));
-    match (last, task.before) {
-        (Some(key), Some(before)) if key >= before => {
-            Err(FsError::KeyOrder { bytenr: task.expected.bytenr, key, before })
-        }
-        _ => Ok(()),
-    }
 }
 
 /// Queues the children of a node; false if not all of them are wanted.
