@@ -15,9 +15,9 @@ use crate::cli::FsCat;
 use crate::exit::Exit;
 
 /// Bytes of one read: one request to a device where the file lies together, whose data are written from where they arrived.
-pub(super) const STEP_BYTES: u64 = 1 << 20;
+const STEP_BYTES: u64 = 1 << 20;
 /// Reads in flight.
-pub(super) const IN_FLIGHT: usize = 12;
+const IN_FLIGHT: usize = 12;
 
 /// Writes them one after the other.
 pub fn run(arguments: &FsCat) -> Result<Exit, StackError> {
@@ -40,7 +40,7 @@ pub fn run(arguments: &FsCat) -> Result<Exit, StackError> {
 }
 
 /// Reads a file from its beginning to its end, several steps at once, and hands over each step in order.
-pub(super) async fn read_all(
+async fn read_all(
     filesystem: &Filesystem,
     inode: &Inode,
     fail: impl Fn(FsError) -> StackError,

@@ -18,7 +18,9 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags}
 use sealblock_btrfs::Filesystem;
 use sealblock_btrfs::inode::{FileKind, Inode};
 use sealblock_btrfs::walk::{Met, Walk};
+use sealblock_stack::filesystem::FilesystemName;
 use sealblock_stack::{Cause, StackError};
+use serde::Serialize;
 
 use super::ls::device_numbers;
 use super::place::printable;
@@ -51,6 +53,39 @@ pub(super) struct Lost {
     pub(super) range: Option<(u64, u64)>,
     /// Why.
     pub(super) why: String,
+}
+
+/// The outcome in JSON.
+#[derive(Serialize)]
+pub(super) struct Report {
+    target: String,
+    to: String,
+    files: u64,
+    bytes: u64,
+    /// Inodes without a name, where these were looked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nameless: Option<u64>,
+    lost: Vec<LostReport>,
+    lost_unlisted: u64,
+    not_set: u64,
+}
+
+/// Something that is lost, in JSON.
+#[derive(Serialize)]
+struct LostReport {
+    path: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    offset: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes: Option<u64>,
+    why: String,
+}
+
+impl From<&Lost> for LostReport {
+    fn from(lost: &Lost) -> LostReport {
+        let (offset, bytes) = lost.range.unzip();
+        LostReport { path: printable(&lost.path), offset, bytes, why: lost.why.clone() }
+    }
 }
 
 /// A copy into a directory.
@@ -138,6 +173,20 @@ impl<'a> Extraction<'a> {
             }
         }
         Ok(())
+    }
+
+    /// The outcome.
+    pub(super) fn report(&self, from: &FilesystemName, to: &Path, nameless: Option<u64>) -> Report {
+        Report {
+            target: from.to_string(),
+            to: to.display().to_string(),
+            files: self.files,
+            bytes: self.bytes,
+            nameless,
+            lost: self.lost.iter().map(LostReport::from).collect(),
+            lost_unlisted: self.lost_count - self.lost.len() as u64,
+            not_set: self.unset,
+        }
     }
 
     /// The exit status of the copy.

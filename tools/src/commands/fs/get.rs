@@ -5,7 +5,6 @@ use std::os::unix::ffi::OsStrExt;
 
 use sealblock_btrfs::inode::FileKind;
 use sealblock_stack::{Cause, StackError};
-use serde::Serialize;
 
 use super::extract::{Extraction, Losses, empty_directory};
 use super::place::{printable, resolve, with_filesystem};
@@ -14,35 +13,6 @@ use crate::exit::Exit;
 use crate::interrupt;
 use crate::progress::{Progress, Show};
 use crate::report::{note, print_json};
-
-#[derive(Serialize)]
-struct Report {
-    target: String,
-    to: String,
-    files: u64,
-    bytes: u64,
-    lost: Vec<LostReport>,
-    lost_unlisted: u64,
-    not_set: u64,
-}
-
-/// Something that is lost.
-#[derive(Serialize)]
-pub(super) struct LostReport {
-    pub(super) path: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) offset: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) bytes: Option<u64>,
-    pub(super) why: String,
-}
-
-impl From<&super::extract::Lost> for LostReport {
-    fn from(lost: &super::extract::Lost) -> LostReport {
-        let (offset, bytes) = lost.range.unzip();
-        LostReport { path: printable(&lost.path), offset, bytes, why: lost.why.clone() }
-    }
-}
 
 /// Copies.
 pub fn run(arguments: &FsGet) -> Result<Exit, StackError> {
@@ -72,11 +42,7 @@ pub fn run(arguments: &FsGet) -> Result<Exit, StackError> {
         extraction.copy(inode, &path).await?;
         extraction.finish();
         if arguments.json {
-            let lost: Vec<LostReport> = extraction.lost.iter().map(LostReport::from).collect();
-            let lost_unlisted = extraction.lost_count - lost.len() as u64;
-            let (files, bytes, not_set) = (extraction.files, extraction.bytes, extraction.unset);
-            let to = to.display().to_string();
-            print_json(&Report { target: place.to_string(), to, files, bytes, lost, lost_unlisted, not_set })?;
+            print_json(&extraction.report(place, &to, None))?;
         } else {
             for lost in &extraction.lost {
                 note(&format_args!("{}: left out: {}", printable(&lost.path), lost.why));

@@ -9,10 +9,8 @@ use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_stack::StackError;
 use sealblock_stack::filesystem::{FilesystemName, OpenFilesystem, Start};
-use serde::Serialize;
 
 use super::extract::{Extraction, Losses, empty_directory};
-use super::get::LostReport;
 use super::place::{printable, resolve, with_options};
 use crate::cli::FsRescue;
 use crate::exit::Exit;
@@ -22,18 +20,6 @@ use crate::report::{note, print_json, say};
 
 /// Where inodes without a name go.
 const LOST_AND_FOUND: &str = "lost+found";
-
-#[derive(Serialize)]
-struct Report {
-    target: String,
-    to: String,
-    files: u64,
-    bytes: u64,
-    nameless: u64,
-    lost: Vec<LostReport>,
-    lost_unlisted: u64,
-    not_set: u64,
-}
 
 /// Copies what is good.
 pub fn run(arguments: &FsRescue) -> Result<Exit, StackError> {
@@ -57,11 +43,7 @@ pub fn run(arguments: &FsRescue) -> Result<Exit, StackError> {
         };
         extraction.finish();
         if arguments.json {
-            let lost: Vec<LostReport> = extraction.lost.iter().map(LostReport::from).collect();
-            let lost_unlisted = extraction.lost_count - lost.len() as u64;
-            let (files, bytes, not_set) = (extraction.files, extraction.bytes, extraction.unset);
-            let (target, to) = (place.to_string(), arguments.to.display().to_string());
-            print_json(&Report { target, to, files, bytes, nameless, lost, lost_unlisted, not_set })?;
+            print_json(&extraction.report(place, &arguments.to, Some(nameless)))?;
         } else {
             for lost in &extraction.lost {
                 let range = lost.range.map_or(String::new(), |(at, bytes)| format!(" bytes {at}..{}", at + bytes - 1));
