@@ -78,11 +78,8 @@ impl DeviceSet {
         let mut bad_superblocks = Vec::new();
         for Candidate { name, device } in candidates {
             let Found { superblock, geometry, bad } = find_superblock(&name, &device).await?;
-            if let Some((first, _, other)) =
-                newest.as_ref().filter(|(first, ..)| first.node_uuid() != superblock.node_uuid())
-            {
-                let (this, first) = (uuid(&superblock.fsid), uuid(&first.fsid));
-                return Err(FsError::Devices(format!("{name} is of the filesystem {this}, and {other} of {first}")));
+            if let Some((first, of_first, other)) = &newest {
+                check_belongs((first, of_first, other), (&superblock, &geometry, &name))?;
             }
             let item = superblock.dev_item;
             let devid = item.devid.get();
@@ -159,6 +156,30 @@ impl DeviceSet {
     pub(crate) fn add_transferred(&self, bytes: u64) {
         self.transferred_bytes.set(self.transferred_bytes.get() + bytes);
     }
+}
+
+/// Refuses a device that is of another filesystem than the one before, or of another history of the same.
+fn check_belongs(
+    (before, of_before, other): (&Superblock, &Geometry, &str),
+    (superblock, geometry, name): (&Superblock, &Geometry, &str),
+) -> Result<(), FsError> {
+    if before.node_uuid() != superblock.node_uuid() {
+        let (this, before) = (uuid(&superblock.fsid), uuid(&before.fsid));
+        return Err(FsError::Devices(format!("{name} is of the filesystem {this}, and {other} of {before}")));
+    }
+    let generation = geometry.generation;
+    if of_before.generation == generation && trees_of(before) != trees_of(superblock) {
+        return Err(FsError::Devices(format!(
+            "{name} and {other} are both of transaction {generation}, and their trees are not the same: they were written apart from each other; name those of one history"
+        )));
+    }
+    Ok(())
+}
+
+/// What all superblocks of one transaction agree on. A log is written between transactions, and a crash may leave it to some of them.
+fn trees_of(superblock: &Superblock) -> [u64; 5] {
+    let Superblock { root, chunk_root, chunk_root_generation, bytes_used, num_devices, .. } = superblock;
+    [root, chunk_root, chunk_root_generation, bytes_used, num_devices].map(|field| field.get())
 }
 
 /// Refuses filesystems that would be read wrongly.

@@ -4,7 +4,7 @@
 //! Needs root, loop devices, `btrfs-progs` and the filesystem. What is absent is said and left out.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,7 @@ use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_btrfs_format::key::objectid;
 use sealblock_proofs_btrfs_images::content::ContentDigest;
 use sealblock_proofs_btrfs_images::manifest::{Entry, Kind, Manifest, Time};
-use sealblock_proofs_btrfs_images::programs::run;
+use sealblock_proofs_btrfs_images::programs::{Mount, mkfs, run};
 use sealblock_proofs_btrfs_images::sets::{self, PROFILES};
 use sealblock_proofs_btrfs_images::{has_mounts, skip};
 use sealblock_stack::filesystem::{FilesystemName, Start};
@@ -222,6 +222,43 @@ fn read_without(images: &[PathBuf], away: usize, manifest: &Manifest) {
         let differences = manifest.difference(&read(&left).0);
         assert!(differences.is_empty(), "{left:?}: {differences:#?}");
     }
+}
+
+/// Devices with copies of each other that were mounted degraded and written, each alone, until both are of the same transaction: either has a filesystem, and both together
+/// have none.
+#[test]
+fn devices_that_were_written_apart_are_refused_together() {
+    if let Err(why) = has_mounts() {
+        return skip(&why);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let images = ["one", "two"].map(|name| folder.path().join(name));
+    mkfs(&images, 256, &["-m", "raid1", "-d", "raid1"]).unwrap();
+    let whole = Mount::new(&images, "noatime").unwrap();
+    fs::write(whole.path("both"), b"of both").unwrap();
+    whole.unmount().unwrap();
+    assert_eq!(read(&images).0.entries.len(), 2);
+    for image in &images {
+        let alone = Mount::new(std::slice::from_ref(image), "degraded,noatime").unwrap();
+        fs::write(alone.path("alone"), image.to_str().unwrap()).unwrap();
+        alone.unmount().unwrap();
+    }
+    let generation = |image: &PathBuf| {
+        let alone = name(std::slice::from_ref(image));
+        let generation = on_reactor(async {
+            let open = alone.open(OpenOptions::default()).await?;
+            open.close_after(async |open| Ok(open.filesystem.superblock().generation.get())).await
+        });
+        generation.unwrap()
+    };
+    if generation(&images[0]) != generation(&images[1]) {
+        return skip("the kernel made another number of transactions of each device");
+    }
+    for image in &images {
+        assert_eq!(read(std::slice::from_ref(image)).0.entries.len(), 3);
+    }
+    let refused = on_reactor(async { name(&images).open(OpenOptions::default()).await.map(drop) }).unwrap_err();
+    assert!(refused.to_string().contains("written apart from each other"), "{refused}");
 }
 
 /// The nodes and items of all trees are those that the program of Btrfs finds.
