@@ -7,6 +7,8 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 /// Runs a program and returns what it wrote to standard output; what it says when it fails goes into the error.
 ///
@@ -140,15 +142,31 @@ impl Mount {
     /// # Errors
     /// It is in use, or cannot be written.
     pub fn unmount(mut self) -> Result<(), String> {
+        unmount(&self.point)?;
         self.is_mounted = false;
-        run("umount", [&self.point]).map(drop)
+        Ok(())
+    }
+}
+
+/// Unmounts a folder. A process that another thread is just starting has all files of this one until it runs its program, also those that are closed here
+/// meanwhile, so a mount in use is tried again for a while.
+fn unmount(point: &Path) -> Result<(), String> {
+    const TRIES: u32 = 50;
+    const PAUSE: Duration = Duration::from_millis(100);
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match run("umount", [point]) {
+            Err(why) if tries < TRIES && why.contains("busy") => thread::sleep(PAUSE),
+            unmounted => return unmounted.map(drop),
+        }
     }
 }
 
 impl Drop for Mount {
     fn drop(&mut self) {
         if self.is_mounted
-            && let Err(why) = run("umount", [&self.point])
+            && let Err(why) = unmount(&self.point)
         {
             eprintln!("{} stays mounted: {why}", self.point.display());
         }
