@@ -2,9 +2,8 @@
 //!
 //! Everything is read by this process from the targets, checked as it is read, and nothing is written to them.
 
-mod cat;
+mod copy;
 mod extract;
-mod get;
 mod info;
 mod ls;
 mod mount;
@@ -24,8 +23,8 @@ pub fn run(arguments: &Fs) -> Result<Exit, StackError> {
     match &arguments.command {
         FsCommand::Info(arguments) => info::run(arguments),
         FsCommand::Ls(arguments) => ls::run(arguments),
-        FsCommand::Cat(arguments) => cat::run(arguments),
-        FsCommand::Get(arguments) => get::run(arguments),
+        FsCommand::Cat(arguments) => copy::cat(arguments),
+        FsCommand::Get(arguments) => copy::get(arguments),
         FsCommand::Mount(arguments) => mount::run(arguments),
         FsCommand::Verify(arguments) => verify::run(arguments),
         FsCommand::Rescue(arguments) => rescue::run(arguments),

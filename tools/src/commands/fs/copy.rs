@@ -1,0 +1,106 @@
+//! `sealblock fs cat` and `sealblock fs get`: files out of a filesystem, to standard output and into a directory.
+
+use std::ffi::OsStr;
+use std::io::{self, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use futures_util::StreamExt;
+use futures_util::stream;
+use sealblock_btrfs::inode::{FileKind, Inode};
+use sealblock_btrfs::{Filesystem, FsError};
+use sealblock_runtime_memory::Slice;
+use sealblock_stack::filesystem::of_filesystem;
+use sealblock_stack::{Cause, StackError};
+
+use super::extract::{Extraction, Losses, empty_directory};
+use super::place::{printable, resolve, with_filesystem};
+use crate::cli::{FsCat, FsGet};
+use crate::exit::Exit;
+use crate::interrupt;
+use crate::progress::{Progress, Show};
+use crate::report::{note, print_json};
+
+/// Bytes of one read: one request to a device where the file lies together, whose data are written from where they arrived.
+const STEP_BYTES: u64 = 1 << 20;
+/// Reads in flight.
+const IN_FLIGHT: usize = 12;
+
+/// Writes them one after the other.
+pub fn cat(arguments: &FsCat) -> Result<Exit, StackError> {
+    for file in &arguments.files {
+        with_filesystem(file, async |open| {
+            let inode = resolve(open, file, true).await?;
+            let output = io::stdout();
+            let write = |data: Slice| match output.lock().write_all(&data) {
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                    Err(StackError::new(Cause::Unread, "writing", "the reader is gone"))
+                }
+                written => written.map_err(|error| StackError::io("writing to standard output", &error)),
+            };
+            let doing = |error: FsError| of_filesystem("reading", &error).on(file);
+            read_all(&open.filesystem, &inode, doing, write).await
+        })?;
+    }
+    io::stdout().flush().map_err(|error| StackError::io("writing to standard output", &error))?;
+    Ok(Exit::Clean)
+}
+
+/// Copies a file or a directory with all that lies in it.
+pub fn get(arguments: &FsGet) -> Result<Exit, StackError> {
+    let place = &arguments.place;
+    interrupt::watch();
+    with_filesystem(place, async |open| {
+        let inode = resolve(open, place, false).await?;
+        let name =
+            place.path.split(|byte| *byte == b'/').rfind(|part| !part.is_empty() && !matches!(*part, b"." | b".."));
+        let to = match name {
+            Some(name) if arguments.to.is_dir() => arguments.to.join(OsStr::from_bytes(name)),
+            _ => arguments.to.clone(),
+        };
+        let progress = Progress::new("copying", None, if arguments.json { Show::Never } else { Show::OnTerminal });
+        let (folder, path) = match inode.kind {
+            FileKind::Directory => {
+                empty_directory(&to)?;
+                (to.clone(), Vec::new())
+            }
+            _ => {
+                let usage = |why: &str| StackError::new(Cause::Usage, "preparing the copy", why).on(to.display());
+                let name = to.file_name().ok_or_else(|| usage("it has no name of its own"))?;
+                (to.parent().unwrap_or(Path::new("")).to_owned(), name.as_bytes().to_vec())
+            }
+        };
+        let mut extraction = Extraction::new(&open.filesystem, folder, Losses::LeaveOut, &progress);
+        extraction.copy(inode, &path).await?;
+        extraction.finish();
+        if arguments.json {
+            print_json(&extraction.report(place, &to, None))?;
+        } else {
+            for lost in &extraction.lost {
+                note(&format_args!("{}: left out: {}", printable(&lost.path), lost.why));
+            }
+            extraction.note_unset();
+        }
+        Ok(extraction.exit())
+    })
+}
+
+/// Reads a file from its beginning to its end, several steps at once, and hands over each step in order.
+async fn read_all(
+    filesystem: &Filesystem,
+    inode: &Inode,
+    fail: impl Fn(FsError) -> StackError,
+    mut write: impl FnMut(Slice) -> Result<(), StackError>,
+) -> Result<(), StackError> {
+    let steps = (0..inode.size().div_ceil(STEP_BYTES)).map(|step| step * STEP_BYTES);
+    let read = |at| filesystem.read(inode, at, STEP_BYTES as usize);
+    // A file that is no file is told as one even if it is empty.
+    if inode.size() == 0 {
+        read(0).await.map_err(&fail)?;
+    }
+    let mut steps = stream::iter(steps).map(read).buffered(IN_FLIGHT);
+    while let Some(data) = steps.next().await {
+        write(data.map_err(&fail)?)?;
+    }
+    Ok(())
+}
