@@ -1,4 +1,4 @@
-//! Checking a filesystem, or a file of it: every copy of every node, every copy of all data, and parity.
+//! Checking a filesystem, or files of it: every copy of every node, every copy of all data, and parity.
 //!
 //! In this order: superblocks and devices; the nodes of all trees, those of subvolumes last, whose leaves say what should have
 //! checksums; data that have checksums, in the order of the tree that holds these; data that have none; parity. In the end the
@@ -11,7 +11,7 @@
 //! - What is remembered is bounded ([`VerifyOptions`]); what had no room is not checked rather than forgotten.
 
 mod data;
-mod file;
+mod files;
 mod leaves;
 mod ranges;
 mod report;
@@ -22,7 +22,7 @@ mod trees;
 mod uses;
 mod walk;
 
-pub use file::verify_file;
+pub use files::verify_files;
 pub use ranges::MAX_RANGES;
 pub use report::{
     BadData, DataFault, FileUse, Finding, LostNode, MAX_FILES_LISTED, Report, Uses, Verdict, WhyUnchecked,
@@ -38,7 +38,7 @@ use crate::error::{BadCopy, CopyFault, FsError};
 use crate::filesystem::Filesystem;
 use leaves::Leaves;
 use session::{Session, Stopped};
-use trees::Trees;
+use trees::{Tree, Trees};
 use walk::{Seen, find_sharers, walk};
 
 /// Checks a whole filesystem.
@@ -117,5 +117,5 @@ async fn finish(session: &Session<'_>, trees: &[TreeRoot]) -> Result<(), Stopped
         }
     }
     session.put_findings(findings);
-    uses::attribute(session, trees).await
+    uses::attribute(session, trees.iter().copied().map(Tree::whole)).await
 }

@@ -126,13 +126,13 @@ pub struct FsGet {
 /// Arguments of `fs verify`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Examples:\n  sealblock fs verify disk.img\n  sealblock fs verify /dev/sdb+/dev/sdc --rate 100MiB/s\n  sealblock fs verify disk.img/etc/fstab --json\n\n\
+    after_help = "Examples:\n  sealblock fs verify disk.img\n  sealblock fs verify /dev/sdb+/dev/sdc --rate 100MiB/s\n  sealblock fs verify disk.img/etc/fstab --json\n  sealblock fs verify disk.img:home/alice\n\n\
     Every copy of superblocks, nodes and data, and parity, is checked against checksums; data without checksums against the seals of the device. Devices that \
     can compare data with their checksums do, and then only metadata cross. Nothing is written.\n\n\
     Exit status 1 says that something is damaged, 4 that nothing is, but not everything could be checked: a device is missing, or data have neither checksums nor seals."
 )]
 pub struct FsVerify {
-    /// The filesystem, or a file in it.
+    /// The filesystem, a file in it, or a directory with all that lies below it.
     #[arg(value_name = "FILESYSTEM[/PATH]", value_parser = filesystem())]
     pub place: FilesystemName,
     /// Who checks data: the devices, this process, or whichever moves less data.

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use sealblock_proofs_btrfs_images::has_mkfs;
-use sealblock_proofs_btrfs_images::programs::mkfs;
+use sealblock_proofs_btrfs_images::programs::{Mount, mkfs};
+use sealblock_proofs_btrfs_images::{has_mkfs, has_mounts, skip};
 use serde_json::Value;
 
 use crate::common::server::Server;
@@ -84,7 +84,12 @@ fn a_damaged_sector_of_an_image_is_named_with_its_file() {
     verified(&place, "disk/large", "", 1);
     verified(&place, "disk/folder/other", "", 0);
     verified(&place, "disk:5/small", "", 0);
-    place.run("fs verify disk/folder").fails(2, &["it is no file"]);
+    verified(&place, "disk/folder", "", 0);
+    let below = verified(&place, "disk:", "", 1);
+    assert_eq!(
+        (&below["errors"], below["nodes_verified"].as_u64() < report["nodes_verified"].as_u64()),
+        (&report["errors"], true)
+    );
     place.run("fs verify disk/absent").fails(3, &["absent"]);
     place.run("fs verify disk --mode offload").fails(3, &["cannot check data itself", "--mode auto"]);
     assert_eq!(verified(&place, "disk", "--mode emulate --rate 1GiB/s", 1)["offloaded"], false);
@@ -118,4 +123,42 @@ fn a_volume_verifies_and_over_nvme_only_metadata_cross() {
     let report = verified(&place, "v", "", 1);
     assert_eq!(report["errors"][0]["files"][0]["offset"], 1000 * SECTOR);
     verified(&place, "v/folder/other", "", 0);
+}
+
+/// Adds a file without checksums to the filesystem.
+fn add_unsummed(place: &Place, content: &[u8]) {
+    let mount = Mount::new(&[place.path("disk")], "nodatasum").unwrap();
+    fs::write(mount.path("plain"), content).unwrap();
+    mount.unmount().unwrap();
+}
+
+#[test]
+fn data_without_checksums_are_checked_by_the_seals_of_a_device_on_another_machine() {
+    if let Err(why) = has_mounts() {
+        return skip(&why);
+    }
+    let Some((place, _)) = place_with_image() else { return };
+    let plain = noise(3, LARGE_BYTES);
+    add_unsummed(&place, &plain);
+    let report = verified(&place, "disk/plain", "", 4);
+    assert_eq!(report["unchecked"][0]["reason"], "no_checksum", "an image has no seals");
+    place.run("create v --size 256MiB").succeeds();
+    place.run("copy disk v").succeeds();
+    let lba = find(&place, &plain, 500) / SECTOR;
+    let server = Server::start(&place, "v");
+    let report = verified(&place, &server.target("v"), "", 0);
+    assert!(report["bytes_transferred"].as_u64().unwrap() < LARGE_BYTES as u64 / 10, "{report}");
+    server.stop().is_clean();
+
+    place.run(&format!("corrupt v --lba {lba} --kind data")).succeeds();
+    let server = Server::start(&place, "v");
+    for options in ["", "--mode emulate"] {
+        let report = verified(&place, &server.target("v"), options, 1);
+        let [error] = &report["errors"].as_array().unwrap()[..] else { panic!("{report}") };
+        let file = &error["files"][0];
+        assert_eq!((&error["lost"], &error["bytes"]), (&true.into(), &SECTOR.into()), "{report}");
+        assert_eq!((&file["paths"][0], &file["offset"]), (&"/plain".into(), &(500 * SECTOR).into()), "{report}");
+    }
+    verified(&place, &format!("{}/large", server.target("v")), "", 0);
+    server.stop().is_clean();
 }

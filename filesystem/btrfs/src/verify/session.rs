@@ -20,6 +20,8 @@ pub const MAX_NODES: usize = 16 << 20;
 pub const MAX_LISTED: usize = 10_000;
 /// Bytes after which the watcher is asked whether to go on.
 const STEP_BYTES: u64 = 1 << 20;
+/// Nodes or inodes after which it is asked where no bytes are checked.
+const STEP_TURNS: u64 = 64;
 
 /// Who computes checksums of data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -92,6 +94,7 @@ pub(super) struct Session<'a> {
     /// Bytes that were unchecked count for the progress.
     progressed_bytes: Cell<u64>,
     step_at: Cell<u64>,
+    turns: Cell<u64>,
     transferred_before: u64,
     combiner: OnceCell<Combiner<Crc32c>>,
 }
@@ -109,6 +112,7 @@ impl<'a> Session<'a> {
             expected_bytes: expected_bytes(fs),
             progressed_bytes: Cell::new(0),
             step_at: Cell::new(STEP_BYTES),
+            turns: Cell::new(0),
             transferred_before: devices.transferred_bytes(),
             combiner: OnceCell::new(),
         };
@@ -214,6 +218,17 @@ impl<'a> Session<'a> {
             return Ok(());
         }
         self.step_at.set(bytes + STEP_BYTES);
+        self.ask().await
+    }
+
+    /// As [`Session::step`], between nodes or inodes that are looked at without checking bytes.
+    pub async fn turn(&self) -> Result<(), Stopped> {
+        self.turns.set(self.turns.get() + 1);
+        if self.turns.get() % STEP_TURNS == 0 { self.ask().await } else { Ok(()) }
+    }
+
+    async fn ask(&self) -> Result<(), Stopped> {
+        let bytes = self.progressed_bytes.get();
         let damage_count = self.report.borrow().damage_count;
         let expected_bytes = self.expected_bytes.max(bytes);
         match self.watch.go_on(Progress { bytes, expected_bytes, damage_count }).await {

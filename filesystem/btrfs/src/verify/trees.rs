@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use sealblock_btrfs_format::checker::Expected;
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 
@@ -9,6 +10,7 @@ use super::report::WhyUnchecked;
 use super::session::Session;
 use crate::cursor::{Cursor, TreeRoot};
 use crate::filesystem::tree_root;
+use crate::nodes::LoadedNode;
 
 /// A tree, or what of it is wanted.
 pub(super) struct Tree {
@@ -27,6 +29,20 @@ impl Tree {
     pub fn wants(&self, first: Key, before: Option<Key>) -> bool {
         let index = self.wanted.partition_point(|range| *range.end() < first);
         self.wanted.get(index).is_some_and(|range| before.is_none_or(|before| *range.start() < before))
+    }
+
+    /// The children of a node that are wanted, the last one first, each with the first key of what follows it in the tree.
+    pub fn children<'a>(
+        &'a self,
+        node: &'a LoadedNode,
+        before: Option<Key>,
+    ) -> impl Iterator<Item = (Expected, Option<Key>)> + use<'a> {
+        let pointers = node.view().pointers();
+        (0..pointers.len()).rev().filter_map(move |slot| {
+            let before = pointers.get(slot + 1).map(|next| next.key()).or(before);
+            let is_wanted = self.is_whole() || self.wants(pointers[slot].key(), before);
+            Some((node.child(slot, self.root.id).filter(|_| is_wanted)?, before))
+        })
     }
 
     /// True if all of it is wanted.

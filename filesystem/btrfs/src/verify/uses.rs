@@ -5,16 +5,20 @@
 
 use std::collections::{HashMap, HashSet};
 
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use sealblock_btrfs_format::checker::Expected;
 use sealblock_btrfs_format::items::file_extent::FileExtent;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 
 use super::leaves::stored_range;
 use super::report::{DataFault, FileUse, Finding, MAX_FILES_LISTED};
 use super::session::{Session, Stopped};
+use super::trees::Tree;
+use super::walk::NODES_IN_FLIGHT;
 use crate::cursor::TreeRoot;
 use crate::error::FsError;
 use crate::filesystem::Filesystem;
-use crate::inode::Inode;
 use crate::replicas::Check;
 
 /// Damaged data, sorted, so that an extent finds those within it.
@@ -44,47 +48,22 @@ impl Damage {
     }
 }
 
-/// Finds the files that use damaged data, and whether these can be had from anywhere.
-pub(super) async fn attribute(session: &Session<'_>, trees: &[TreeRoot]) -> Result<(), Stopped> {
+/// Finds the files that use damaged data, in what is wanted of the trees of subvolumes, and whether these data can be had from anywhere.
+pub(super) async fn attribute(session: &Session<'_>, trees: impl Iterator<Item = Tree>) -> Result<(), Stopped> {
     let mut findings = session.take_findings();
     let damage = Damage::of(&findings);
-    let mut names = Names::default();
+    let (mut harmless, mut roots) = (HashSet::new(), Vec::new());
     let mut ended = Ok(());
-    if !damage.ranges.is_empty() {
-        let mut harmless = HashSet::new();
-        for tree in trees {
-            ended = search(session, *tree, &damage, &mut harmless, &mut findings).await;
-            if ended.is_err() {
-                break;
-            }
+    for tree in trees {
+        roots.push(tree.root);
+        if !damage.ranges.is_empty() && ended.is_ok() {
+            ended = search(session, &tree, &damage, &mut harmless, &mut findings).await;
         }
     }
-    add_names(session.fs, trees, &mut names, &mut findings).await;
+    add_names(session.fs, &roots, &mut Names::default(), &mut findings).await;
     find_lost(session.fs, &mut findings).await;
     session.put_findings(findings);
     ended
-}
-
-/// Finds the parts of one file that use damaged data.
-pub(super) async fn attribute_to(session: &Session<'_>, inode: &Inode) -> Result<(), Stopped> {
-    let mut findings = session.take_findings();
-    let damage = Damage::of(&findings);
-    let mut names = Names::default();
-    let key = |offset| Key::new(inode.ino, ItemType::EXTENT_DATA, offset);
-    let mut cursor = session.fs.cursor(inode.tree, key(0)..=key(u64::MAX));
-    while !damage.ranges.is_empty() {
-        match cursor.next().await {
-            Ok(None) => break,
-            Ok(Some((key, data))) => {
-                take_extent(&mut findings, &damage, inode.tree.id, key, data);
-            }
-            Err(_) => {}
-        }
-    }
-    add_names(session.fs, &[inode.tree], &mut names, &mut findings).await;
-    find_lost(session.fs, &mut findings).await;
-    session.put_findings(findings);
-    Ok(())
 }
 
 /// Adds an extent of a file to the damages within it; true if there are any.
@@ -110,36 +89,47 @@ async fn add_names(fs: &Filesystem, trees: &[TreeRoot], names: &mut Names, findi
     }
 }
 
-/// Goes through a tree.
+/// Goes through what is wanted of a tree, several nodes at once.
 async fn search(
     session: &Session<'_>,
-    tree: TreeRoot,
+    tree: &Tree,
     damage: &Damage,
     harmless: &mut HashSet<u64>,
     findings: &mut [Finding],
 ) -> Result<(), Stopped> {
-    let mut pending = vec![tree.expected()];
-    while let Some(expected) = pending.pop() {
-        if harmless.contains(&expected.bytenr) {
-            continue;
+    let load = |(expected, before): (Expected, Option<Key>)| async move {
+        (expected, before, session.fs.nodes().load(&expected).await)
+    };
+    let mut pending = vec![(tree.root.expected(), None)];
+    let mut in_flight = FuturesUnordered::new();
+    loop {
+        while in_flight.len() < NODES_IN_FLIGHT
+            && let Some(next) = pending.pop()
+        {
+            if !harmless.contains(&next.0.bytenr) {
+                in_flight.push(load(next));
+            }
         }
+        let Some((expected, before, node)) = in_flight.next().await else { return Ok(()) };
+        session.turn().await?;
         // What is lost was reported before.
-        let Ok(node) = session.fs.nodes().load(&expected).await else { continue };
+        let Ok(node) = node else { continue };
         let view = node.view();
-        pending.extend((0..view.pointers().len()).rev().filter_map(|slot| node.child(slot, tree.id)));
         if view.header().level > 0 {
+            pending.extend(tree.children(&node, before));
             continue;
         }
         let mut is_harmless = true;
         for (key, data) in view.entries().filter(|(key, _)| key.item_type == ItemType::EXTENT_DATA) {
-            is_harmless &= !take_extent(findings, damage, tree.id, key, data);
+            if tree.wants(key, key.next()) {
+                is_harmless &= !take_extent(findings, damage, tree.root.id, key, data);
+            }
         }
-        if is_harmless && harmless.len() < session.options.most_nodes {
+        // Of a tree that is wanted in part, another one may want the rest.
+        if is_harmless && tree.is_whole() && harmless.len() < session.options.most_nodes {
             harmless.insert(expected.bytenr);
         }
-        session.step().await?;
     }
-    Ok(())
 }
 
 /// The bytes of a file that a damaged range is for: of a compressed extent all.

@@ -24,7 +24,7 @@ use crate::error::Lost;
 use crate::nodes::{LoadedNode, NodeCopies};
 
 /// Nodes that are read at once.
-const NODES_IN_FLIGHT: usize = 32;
+pub(super) const NODES_IN_FLIGHT: usize = 32;
 
 /// Nodes that were checked, with what was expected of each.
 pub(super) struct Seen {
@@ -168,19 +168,10 @@ fn take_copies(session: &Session<'_>, task: &Task, copies: NodeCopies, leaves: &
 
 /// Queues the children of a node; false if not all of them are wanted.
 fn push_children(pending: &mut Vec<Task>, task: &Task, node: &LoadedNode) -> bool {
-    let view = node.view();
-    let pointers = view.pointers();
-    let mut is_all = true;
-    for (slot, pointer) in pointers.iter().enumerate().rev() {
-        let before = pointers.get(slot + 1).map(|next| next.key()).or(task.before);
-        if !task.tree.is_whole() && !task.tree.wants(pointer.key(), before) {
-            is_all = false;
-            continue;
-        }
-        let Some(expected) = node.child(slot, task.tree.root.id) else { continue };
-        pending.push(Task { expected, before, tree: Rc::clone(&task.tree) });
-    }
-    is_all
+    let queued = pending.len();
+    let children = task.tree.children(node, task.before);
+    pending.extend(children.map(|(expected, before)| Task { expected, before, tree: Rc::clone(&task.tree) }));
+    pending.len() - queued == node.view().pointers().len()
 }
 
 /// Adds to a lost node of a subvolume the other subvolumes that share it. A tree has it where its keys lead to it.

@@ -10,9 +10,9 @@ use futures_util::future::LocalBoxFuture;
 use sealblock_block::DynDevice;
 use sealblock_btrfs::cursor::TreeRoot;
 use sealblock_btrfs::verify::{
-    DataFault, Finding, Progress, Report, Unwatched, Verdict, VerifyOptions, Watch, WhyUnchecked, verify, verify_file,
+    DataFault, Finding, Progress, Report, Unwatched, Verdict, VerifyOptions, Watch, WhyUnchecked, verify, verify_files,
 };
-use sealblock_btrfs::{CopyFault, Filesystem, Place};
+use sealblock_btrfs::{CopyFault, Filesystem, FsError, Place};
 use sealblock_btrfs_format::items::inode::InodeFlags;
 use sealblock_btrfs_format::items::root::RootHead;
 use sealblock_btrfs_format::key::{DiskKey, ItemType, objectid};
@@ -176,7 +176,7 @@ fn data_without_checksums_are_never_clean_unless_the_device_has_seals() {
     let of = |name: &[u8]| {
         let top = now(fs.top(&now(fs.subvolume(5)).unwrap())).unwrap();
         let inode = now(fs.resolve(top, name, true)).unwrap();
-        now(verify_file(&fs, &inode, VerifyOptions::default(), &Unwatched)).unwrap()
+        now(verify_files(&fs, inode, VerifyOptions::default(), &Unwatched)).unwrap()
     };
     assert_eq!((of(b"plain").verdict(), of(b"plain").damage_count), (Verdict::Damaged, 1));
     assert_clean(&of(b"summed"), "another file");
@@ -210,7 +210,7 @@ fn a_file_that_should_have_checksums_and_has_none_is_named() {
     assert_eq!((data.bytes, &data.uses.files[0].paths[..]), (1 << 20, &[b"/plain".to_vec()][..]));
     let fs = devices.open();
     let inode = now(fs.inode(root(&fs, 5), ino)).unwrap();
-    let report = now(verify_file(&fs, &inode, VerifyOptions::default(), &Unwatched)).unwrap();
+    let report = now(verify_files(&fs, inode, VerifyOptions::default(), &Unwatched)).unwrap();
     assert!(matches!(&report.findings[..], [Finding::Data(data)] if matches!(data.fault, DataFault::NoSum)));
 }
 
@@ -279,6 +279,54 @@ fn everything_that_shares_what_is_damaged_is_named() {
     let mut trees = lost.expect("both copies are damaged").trees.clone();
     trees.sort_unstable();
     assert_eq!(trees, [256, 257]);
+}
+
+/// What a verification of all below a place in the first subvolume finds.
+fn checked_below(fs: &Filesystem, path: &[u8]) -> Report {
+    let top = now(fs.top(&now(fs.subvolume(5)).unwrap())).unwrap();
+    let start = now(fs.resolve(top, path, true)).unwrap();
+    now(verify_files(fs, start, VerifyOptions::default(), &Unwatched)).unwrap()
+}
+
+#[test]
+fn all_below_a_directory_is_checked_once_and_its_files_are_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(images) = make(folder.path(), Setup::SINGLE, fill_shared) else { return };
+    let devices = Devices::load(&images, None);
+    let fs = devices.open();
+    let (whole, below) = (checked(&fs), checked_below(&fs, b""));
+    assert_clean(&below, "below the top");
+    let copies = places(&fs, root(&fs, 5).bytenr).len() as u64;
+    let data = |report: &Report| report.bytes_verified - report.nodes_verified * copies * NODE;
+    assert_eq!(data(&below), data(&whole), "all data, and what is shared once");
+    assert!(below.nodes_verified < whole.nodes_verified);
+
+    let copy = *devices.sectors.iter().find(|copy| copy.offset == 40 * SECTOR as u64).unwrap();
+    devices.damage(1, copy.place);
+    let named = |path: &[u8]| {
+        let report = checked_below(&devices.open(), path);
+        let [Finding::Data(data)] = &report.findings[..] else { panic!("{:?}", report.findings) };
+        let uses = data.uses.files.iter().map(|file| (file.subvolume, file.paths[0].clone(), file.offset));
+        uses.collect::<Vec<_>>()
+    };
+    let of_sub = [(256, b"/large".to_vec(), copy.offset), (256, b"/again".to_vec(), copy.offset)];
+    let of_snap = (257, b"/large".to_vec(), copy.offset);
+    assert_eq!(named(b"sub"), of_sub);
+    assert_eq!(named(b"snap"), [of_snap.clone()]);
+    assert_eq!(named(b""), [&of_sub[..], &[of_snap]].concat());
+    assert_clean(&checked_below(&devices.open(), b"sub/packed"), "another file");
+    devices.damage(1, copy.place);
+
+    // Nothing below a directory is called clean if an entry leads to an inode that is lost.
+    let leaf =
+        now(fs.nodes().load(&root(&fs, 256).expected())).unwrap().view().pointers().last().unwrap().blockptr.get();
+    places(&fs, leaf).iter().for_each(|place| devices.damage(place.devid, place.offset + 500));
+    let report = checked_below(&devices.open(), b"sub");
+    let is_of_leaf = |finding: &Finding| match finding {
+        Finding::Tree { tree: 256, error: FsError::Lost(lost) } => lost.logical == leaf,
+        _ => false,
+    };
+    assert!(report.findings.iter().any(is_of_leaf), "{:?}", report.findings);
 }
 
 /// A subvolume whose tree has several leaves.
@@ -381,7 +429,7 @@ fn one_file_is_checked_in_all_its_copies() {
         let fs = devices.open_as(&[], |device| DynDevice::new("memory", device));
         let top = now(fs.top(&now(fs.subvolume(5)).unwrap())).unwrap();
         let inode = now(fs.resolve(top, name, true)).unwrap();
-        now(verify_file(&fs, &inode, VerifyOptions::default(), &Unwatched)).unwrap()
+        now(verify_files(&fs, inode, VerifyOptions::default(), &Unwatched)).unwrap()
     };
     for (_, name, bytes) in FILES {
         let report = verify_one(&devices, name.as_bytes());

@@ -1,4 +1,4 @@
-//! `sealblock fs verify`: checks every copy of a filesystem, or of a file in it.
+//! `sealblock fs verify`: checks every copy of a filesystem, of a file in it, or of all below a directory.
 //!
 //! The work is that of [`sealblock_btrfs::verify`]; here it gets its pace, its progress and its end by a signal, and its report is told.
 
@@ -6,8 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 use futures_util::future::LocalBoxFuture;
-use sealblock_btrfs::inode::FileKind;
-use sealblock_btrfs::verify::{Mode, Progress as Reached, VerifyOptions, Watch, expected_bytes, verify, verify_file};
+use sealblock_btrfs::verify::{Mode, Progress as Reached, VerifyOptions, Watch, expected_bytes, verify, verify_files};
 use sealblock_scrub::{Activity, Pace};
 use sealblock_stack::filesystem::OpenFilesystem;
 use sealblock_stack::quantity::Rate;
@@ -45,20 +44,14 @@ async fn check(arguments: &FsVerify, open: &OpenFilesystem) -> Result<Outcome, S
     let options = VerifyOptions { mode, ..VerifyOptions::default() };
     let started = Instant::now();
     let place = &arguments.place;
-    let is_file = !place.path.is_empty();
-    if !is_file && place.has_place {
-        note(&"a verify is of the whole filesystem, or of a file: all subvolumes are checked");
-    }
-    let total = (!is_file).then(|| ByteCount::new(expected_bytes(filesystem)));
+    let total = (!place.has_place).then(|| ByteCount::new(expected_bytes(filesystem)));
     let watch = Watcher::new(arguments, total);
-    let report = if is_file {
-        let inode = resolve(open, place, true).await?;
-        if !matches!(inode.kind, FileKind::Regular | FileKind::Symlink) {
-            let why = "it is no file";
-            let usage = StackError::new(Cause::Usage, "verifying", why).on(place);
-            return Err(usage.advise("a file, or the filesystem without a path, for all that is in it"));
+    let report = if place.has_place {
+        let start = resolve(open, place, true).await?;
+        if place.path.is_empty() {
+            note(&"what lies below this place is checked; without a place the whole filesystem is");
         }
-        verify_file(filesystem, &inode, options, &watch).await
+        verify_files(filesystem, start, options, &watch).await
     } else {
         verify(filesystem, options, &watch).await
     };

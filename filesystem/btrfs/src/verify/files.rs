@@ -1,0 +1,204 @@
+//! Checking a file, or all files below a directory: every copy of what is stored of them, and every copy of the nodes that lead to it.
+//!
+//! First the inodes are gathered, and what is stored of each; then the parts of trees that they and their checksums are in are walked; then
+//! data are checked, each once, whatever number of files share them.
+
+use std::collections::BTreeMap;
+
+use sealblock_btrfs_format::items::file_extent::Compression;
+use sealblock_btrfs_format::key::{ItemType, Key, objectid};
+
+use super::data::{Pipeline, Run, check_unsummed};
+use super::leaves::Leaves;
+use super::ranges::RangeList;
+use super::report::{BadData, DataFault, Finding, Report, Uses, WhyUnchecked};
+use super::session::{Session, Stopped, VerifyOptions, Watch, why_unchecked};
+use super::trees::{Tree, root_items};
+use super::uses;
+use super::walk::{Seen, walk};
+use crate::cursor::TreeRoot;
+use crate::error::{BadCopy, CopyFault, FsError};
+use crate::extents::Content;
+use crate::filesystem::Filesystem;
+use crate::inode::{FileKind, Inode};
+use crate::walk::{Met, Walk};
+
+/// Bytes of data whose checksums are looked up at once.
+const STEP_BYTES: u64 = 16 << 20;
+
+/// Checks a file, or a directory and all that lies below it, other subvolumes too: all that is stored of each file, also behind its end, and
+/// the nodes that the items of inodes and the checksums are in.
+///
+/// What led to `start`, directories and the nodes of the chunk tree, was read before, from copies that passed; their other copies are not read.
+///
+/// # Errors
+/// When devices are to compute the checksums and one cannot. Everything else is in the report.
+pub async fn verify_files(
+    fs: &Filesystem,
+    start: Inode,
+    options: VerifyOptions,
+    watch: &dyn Watch,
+) -> Result<Report, FsError> {
+    let session = Session::new(fs, options, watch)?;
+    // Those that were met on the way here.
+    let mut met = fs.take_bad_copies();
+    session.note_copies_below();
+    if let Err(Stopped) = scan(&session, start).await {
+        session.unchecked(WhyUnchecked::Stopped, 0);
+    }
+    // And those that were met when directories were read.
+    met.extend(fs.take_bad_copies());
+    note_met(&session, met);
+    Ok(session.finish())
+}
+
+/// Takes damaged copies of nodes that led to the file, but for those that were checked with it.
+fn note_met(session: &Session<'_>, met: Vec<BadCopy>) {
+    let findings = session.take_findings();
+    let is_known = |copy: &BadCopy| {
+        findings.iter().any(|finding| match finding {
+            Finding::Node { copy: known, .. } => known.place == copy.place,
+            Finding::LostNode(node) => node.lost.copies.iter().any(|known| known.place == copy.place),
+            _ => false,
+        })
+    };
+    let mut others: Vec<BadCopy> = Vec::new();
+    for copy in met {
+        if !is_known(&copy) && others.iter().all(|other| other.place != copy.place) {
+            others.push(copy);
+        }
+    }
+    session.put_findings(findings);
+    for copy in others {
+        if let CopyFault::Node(refusal) = &copy.fault {
+            session.found(Finding::Node { tree: refusal.owner, level: None, copy });
+        } else if let (Some(why), Some(_)) = (why_unchecked(&copy.fault), copy.logical) {
+            session.unchecked(why, 0);
+        }
+    }
+}
+
+/// The inodes that are checked, and what is stored of them.
+struct Files {
+    /// The numbers of inodes in each subvolume.
+    inodes: BTreeMap<u64, (TreeRoot, RangeList)>,
+    /// Data that should have checksums.
+    summed: RangeList,
+    /// Data that have none.
+    unsummed: RangeList,
+}
+
+impl Files {
+    /// An inode, or all below a directory.
+    async fn below(session: &Session<'_>, start: Inode) -> Result<Files, Stopped> {
+        let list = || RangeList::new(session.options.most_ranges);
+        let mut files = Files { inodes: BTreeMap::new(), summed: list(), unsummed: list() };
+        let tree = start.tree.id;
+        let mut walk = Walk::new(session.fs, start, true);
+        while let Some(visit) = walk.next().await {
+            let error = match visit.met {
+                Met::Inode(inode) => files.add(session, &inode).await.err(),
+                Met::EmptyDirectory => None,
+                Met::Lost(error) => Some(error),
+                Met::BadName(why) => {
+                    let what = "an entry of a directory".into();
+                    Some(FsError::Contradiction { what, why: why.to_string() })
+                }
+            };
+            if let Some(error) = error {
+                session.found(Finding::Tree { tree, error });
+            }
+            session.turn().await?;
+        }
+        let Files { inodes, summed, unsummed } = &mut files;
+        let inodes = inodes.values_mut().map(|(_, inodes)| inodes);
+        for list in inodes.chain([summed, unsummed]) {
+            list.settle();
+            if list.is_cut() {
+                session.unchecked(WhyUnchecked::TooManyRanges, 0);
+            }
+        }
+        Ok(files)
+    }
+
+    async fn add(&mut self, session: &Session<'_>, inode: &Inode) -> Result<(), FsError> {
+        let list = || (inode.tree, RangeList::new(session.options.most_ranges));
+        let (_, inodes) = self.inodes.entry(inode.tree.id).or_insert_with(list);
+        inodes.add(inode.ino, inode.ino + 1);
+        if !matches!(inode.kind, FileKind::Regular | FileKind::Symlink) {
+            return Ok(());
+        }
+        let ranges = if inode.has_no_sums() { &mut self.unsummed } else { &mut self.summed };
+        for part in session.fs.parts(inode, 0, u64::MAX).await? {
+            let Content::Stored(stored) = part.content else { continue };
+            let (start, bytes) = match stored.compression {
+                Compression::None => (stored.logical.saturating_add(stored.offset), part.bytes),
+                _ => (stored.logical, stored.stored_bytes),
+            };
+            ranges.add(start, start.saturating_add(bytes));
+        }
+        Ok(())
+    }
+
+    /// The parts of the trees of subvolumes that the inodes are in.
+    fn trees(&self) -> impl Iterator<Item = Tree> + use<'_> {
+        self.inodes.values().map(|(root, inodes)| {
+            let first = |ino| Key::new(ino, ItemType(0), 0);
+            let last = |ino| Key::new(ino, ItemType(u8::MAX), u64::MAX);
+            Tree { root: *root, wanted: inodes.iter().map(|(ino, end)| first(ino)..=last(end - 1)).collect() }
+        })
+    }
+}
+
+async fn scan(session: &Session<'_>, start: Inode) -> Result<(), Stopped> {
+    let fs = session.fs;
+    let files = Files::below(session, start).await?;
+    let roots = Tree { root: fs.root_tree(), wanted: files.inodes.keys().map(|id| root_items(*id)).collect() };
+    // What leaves say is of no use here: they hold items of other files, too.
+    let (mut seen, mut leaves) = (Seen::new(session.options.most_nodes), Leaves::new(session.options.most_ranges));
+    walk(session, &mut seen, [roots].into_iter().chain(files.trees()).collect(), &mut leaves).await?;
+    let key = |offset| Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, offset);
+    let wanted: Vec<_> = files.summed.iter().map(|(start, end)| key(start)..=key(end - 1)).collect();
+    if !wanted.is_empty()
+        && let Ok(root) = fs.csum_tree().await
+    {
+        walk(session, &mut seen, vec![Tree { root, wanted }], &mut leaves).await?;
+    }
+    let mut pipeline = Pipeline::new(session);
+    for (start, end) in files.summed.iter() {
+        let mut at = start;
+        while at < end {
+            let bytes = (end - at).min(STEP_BYTES);
+            push(session, &mut pipeline, at, bytes).await?;
+            at += bytes;
+        }
+    }
+    pipeline.drain().await?;
+    check_unsummed(session, files.unsummed.iter()).await?;
+    uses::attribute(session, files.trees()).await
+}
+
+/// Begins to check data that should have checksums.
+async fn push(session: &Session<'_>, pipeline: &mut Pipeline<'_, '_>, logical: u64, bytes: u64) -> Result<(), Stopped> {
+    let runs = match session.fs.sums(logical, bytes).await {
+        Ok(runs) => runs,
+        Err(_) => {
+            session.unchecked(WhyUnchecked::ChecksumsLost, bytes);
+            return Ok(());
+        }
+    };
+    let geometry = session.fs.storage().geometry();
+    let (sector, sum) = (u64::from(geometry.sector_bytes), geometry.checksum.bytes());
+    let mut covered = RangeList::new(session.options.most_ranges);
+    for run in runs {
+        let bytes = (run.bytes.len() / sum) as u64 * sector;
+        covered.add(run.logical, run.logical + bytes);
+        pipeline.push(Run { logical: run.logical, bytes, sums: Some(run.bytes) }).await?;
+    }
+    covered.settle();
+    for (start, end) in covered.gaps(logical, logical + bytes) {
+        let (fault, uses) = (DataFault::NoSum, Uses::default());
+        session.found(Finding::Data(Box::new(BadData { logical: start, bytes: end - start, fault, uses })));
+    }
+    Ok(())
+}
