@@ -5,10 +5,10 @@
 //!   it is for Linux.
 //! - Bytes behind the end of a file never leave it, whatever the extent has there.
 
+use std::ops::Range;
 use std::rc::Rc;
 
-use futures_util::StreamExt;
-use futures_util::stream;
+use futures_util::stream::{self, Stream, StreamExt};
 use sealblock_btrfs_format::compress::{CompressError, MAX_EXTENT_BYTES, Sizes, decompress};
 use sealblock_btrfs_format::items::file_extent::Compression;
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -23,6 +23,11 @@ use crate::replicas::{Check, MAX_READ_BYTES};
 pub const MAX_FILE_READ_BYTES: usize = 16 << 20;
 /// Requests for the data of one read that are in flight at once.
 const IN_FLIGHT: usize = 8;
+/// Bytes of one step of [`Filesystem::read_in_order`].
+pub const ORDERED_STEP_BYTES: u64 = 1 << 20;
+/// Steps that are in flight at once.
+const ORDERED_IN_FLIGHT: usize = 12;
+
 /// Bytes of a read that come from one place.
 enum Source {
     /// A run of stored sectors; `skip` bytes of them are before what is wanted.
@@ -72,6 +77,22 @@ impl Filesystem {
             out.get_or_insert_with(|| Buffer::zeroed(length))[step.at..][..data.len()].copy_from_slice(&data);
         }
         Ok(out.unwrap_or_else(|| Buffer::zeroed(length)).freeze())
+    }
+
+    /// Some bytes of a file in steps of [`ORDERED_STEP_BYTES`], several of which are read at once: where each begins, and its data.
+    ///
+    /// A step of data that lie together is one request to a device, and its data are the buffer in which they arrived.
+    pub fn read_in_order<'a>(
+        &'a self,
+        inode: &'a Inode,
+        range: Range<u64>,
+    ) -> impl Stream<Item = (u64, Result<Slice, FsError>)> + use<'a> {
+        let starts = (range.start..range.end).step_by(ORDERED_STEP_BYTES as usize);
+        let read = move |at: u64| async move {
+            let bytes = (range.end - at).min(ORDERED_STEP_BYTES);
+            (at, self.read(inode, at, bytes as usize).await)
+        };
+        stream::iter(starts).map(read).buffered(ORDERED_IN_FLIGHT)
     }
 
     /// What is to be read for the bytes of a part that lie from `from` up to `to`.

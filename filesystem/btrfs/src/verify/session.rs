@@ -224,7 +224,7 @@ impl<'a> Session<'a> {
     /// As [`Session::step`], between nodes or inodes that are looked at without checking bytes.
     pub async fn turn(&self) -> Result<(), Stopped> {
         self.turns.set(self.turns.get() + 1);
-        if self.turns.get() % STEP_TURNS == 0 { self.ask().await } else { Ok(()) }
+        if self.turns.get().is_multiple_of(STEP_TURNS) { self.ask().await } else { Ok(()) }
     }
 
     async fn ask(&self) -> Result<(), Stopped> {

@@ -4,9 +4,9 @@ use std::ffi::OsStr;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::pin::pin;
 
 use futures_util::StreamExt;
-use futures_util::stream;
 use sealblock_btrfs::inode::{FileKind, Inode};
 use sealblock_btrfs::{Filesystem, FsError};
 use sealblock_runtime_memory::Slice;
@@ -20,11 +20,6 @@ use crate::exit::Exit;
 use crate::interrupt;
 use crate::progress::{Progress, Show};
 use crate::report::{note, print_json};
-
-/// Bytes of one read: one request to a device where the file lies together, whose data are written from where they arrived.
-const STEP_BYTES: u64 = 1 << 20;
-/// Reads in flight.
-const IN_FLIGHT: usize = 12;
 
 /// Writes them one after the other.
 pub fn cat(arguments: &FsCat) -> Result<Exit, StackError> {
@@ -92,14 +87,12 @@ async fn read_all(
     fail: impl Fn(FsError) -> StackError,
     mut write: impl FnMut(Slice) -> Result<(), StackError>,
 ) -> Result<(), StackError> {
-    let steps = (0..inode.size().div_ceil(STEP_BYTES)).map(|step| step * STEP_BYTES);
-    let read = |at| filesystem.read(inode, at, STEP_BYTES as usize);
     // A file that is no file is told as one even if it is empty.
     if inode.size() == 0 {
-        read(0).await.map_err(&fail)?;
+        filesystem.read(inode, 0, 1).await.map_err(&fail)?;
     }
-    let mut steps = stream::iter(steps).map(read).buffered(IN_FLIGHT);
-    while let Some(data) = steps.next().await {
+    let mut steps = pin!(filesystem.read_in_order(inode, 0..inode.size()));
+    while let Some((_, data)) = steps.next().await {
         write(data.map_err(&fail)?)?;
     }
     Ok(())

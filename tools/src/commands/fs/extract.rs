@@ -13,11 +13,15 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 
+use futures_util::StreamExt;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
-use sealblock_btrfs::Filesystem;
+use sealblock_btrfs::data::ORDERED_STEP_BYTES;
 use sealblock_btrfs::inode::{FileKind, Inode};
 use sealblock_btrfs::walk::{Met, Walk};
+use sealblock_btrfs::{Filesystem, FsError};
+use sealblock_runtime_memory::Slice;
 use sealblock_stack::filesystem::FilesystemName;
 use sealblock_stack::{Cause, StackError};
 use serde::Serialize;
@@ -29,8 +33,6 @@ use crate::interrupt;
 use crate::progress::Progress;
 use crate::report::note;
 
-/// Bytes of one read.
-const STEP_BYTES: u64 = 4 << 20;
 /// Bytes of a run of data that are looked for at once.
 const RUN_BYTES: u64 = 64 << 20;
 /// Losses that are listed; the others are counted.
@@ -381,47 +383,50 @@ impl<'a> Extraction<'a> {
                     return Ok(false);
                 }
             };
-            let (mut at, end) = (run.0, run.1.min(size));
-            while at < end {
+            let (filesystem, end) = (self.filesystem, run.1.min(size));
+            let mut steps = pin!(filesystem.read_in_order(inode, run.0..end));
+            while let Some((at, data)) = steps.next().await {
                 // A file that is not whole is none of those that were copied; what is kept of it stays.
                 if interrupt::came() {
                     return Ok(false);
                 }
-                let step = STEP_BYTES.min(end - at);
-                let lost = self.put_step(path, file, inode, (at, step)).await?;
+                let bytes = ORDERED_STEP_BYTES.min(end - at);
+                let lost = match data {
+                    Ok(data) => self.write(path, file, at, &data).map(|()| false)?,
+                    Err(error) => self.salvage(path, file, inode, (at, bytes), error).await?,
+                };
                 is_whole &= !lost;
                 if lost && self.losses == Losses::LeaveOut {
                     return Ok(false);
                 }
-                self.progress.advance(step);
-                at += step;
+                self.progress.advance(bytes);
             }
             from = run.1;
         }
         Ok(is_whole)
     }
 
-    /// Writes some bytes of a file; where they cannot be read, each half by itself, down to a sector. True if some are lost.
-    async fn put_step(
+    /// Writes what can be read of bytes that cannot be read at once: each half by itself, down to a sector. True if some are lost.
+    async fn salvage(
         &mut self,
         path: &[u8],
         file: &File,
         inode: &Inode,
         range: (u64, u64),
+        error: FsError,
     ) -> Result<bool, StackError> {
         let sector = u64::from(self.filesystem.storage().geometry().sector_bytes);
-        let (mut pending, mut is_lost) = (vec![range], false);
-        while let Some((at, bytes)) = pending.pop() {
-            match self.filesystem.read(inode, at, bytes as usize).await {
-                Ok(data) => {
-                    file.write_all_at(&data, at).map_err(|error| {
-                        StackError::io(format!("writing /{}", printable(path)), &error).on(self.to.display())
-                    })?;
-                    self.bytes += data.len() as u64;
-                }
+        let mut is_lost = false;
+        let mut pending: Vec<((u64, u64), Result<Slice, FsError>)> = vec![(range, Err(error))];
+        while let Some(((at, bytes), data)) = pending.pop() {
+            match data {
+                Ok(data) => self.write(path, file, at, &data)?,
                 Err(error) if bytes > sector && self.losses == Losses::Keep && error.is_damage() => {
                     let half = (bytes / 2).next_multiple_of(sector);
-                    pending.extend([(at + half, bytes - half), (at, half)]);
+                    for (at, bytes) in [(at + half, bytes - half), (at, half)] {
+                        let data = self.filesystem.read(inode, at, bytes as usize).await;
+                        pending.push(((at, bytes), data));
+                    }
                 }
                 Err(error) => {
                     is_lost = true;
@@ -430,6 +435,13 @@ impl<'a> Extraction<'a> {
             }
         }
         Ok(is_lost)
+    }
+
+    fn write(&mut self, path: &[u8], file: &File, at: u64, data: &[u8]) -> Result<(), StackError> {
+        file.write_all_at(data, at)
+            .map_err(|error| StackError::io(format!("writing /{}", printable(path)), &error).on(self.to.display()))?;
+        self.bytes += data.len() as u64;
+        Ok(())
     }
 }
 
