@@ -31,6 +31,7 @@ pub mod inodes;
 pub mod items;
 pub mod manifest;
 pub mod programs;
+pub mod scrub;
 pub mod sets;
 pub mod subvolumes;
 
