@@ -17,8 +17,13 @@ use crate::inode::{FileKind, Inode};
 pub enum Met {
     /// An inode.
     Inode(Inode),
-    /// The place of a subvolume that lies elsewhere: an empty directory.
-    EmptyDirectory,
+    /// The place of a subvolume that lies elsewhere: an empty directory with the owner of the one that it is in.
+    EmptyDirectory {
+        /// Owner.
+        uid: u32,
+        /// Group.
+        gid: u32,
+    },
     /// Something that cannot be had: an entry whose inode is lost, or a part of a directory.
     Lost(FsError),
     /// An entry whose name no path can hold; it is passed over.
@@ -86,7 +91,7 @@ impl<'a> Walk<'a> {
             let inode = directory.inode;
             let met = match self.filesystem.follow(&inode, &entry).await {
                 Ok(Some(inode)) => Met::Inode(inode),
-                Ok(None) => Met::EmptyDirectory,
+                Ok(None) => Met::EmptyDirectory { uid: inode.item.uid.get(), gid: inode.item.gid.get() },
                 Err(error) => Met::Lost(of_entry(&entry, error)),
             };
             self.pending.push(Visit { path, met });

@@ -71,7 +71,7 @@ fn walk(filesystem: &Filesystem) -> BTreeMap<String, String> {
                 }
             }
             Met::Inode(inode) => format!("{:?}", inode.kind),
-            Met::EmptyDirectory => "elsewhere".to_owned(),
+            Met::EmptyDirectory { .. } => "elsewhere".to_owned(),
             Met::Lost(error) => format!("lost: {error}"),
             Met::BadName(error) => format!("bad name: {error}"),
         };

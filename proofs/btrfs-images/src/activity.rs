@@ -83,6 +83,31 @@ pub fn run_activity(folder: &Path, seed: u64, operations: u32) -> Result<u32, St
     Ok(refused)
 }
 
+/// Rounds of a program, each followed by a snapshot.
+const ROUNDS: u64 = 3;
+/// Operations of each of its two processes in a round.
+const STRESS_OPERATIONS: &str = "400";
+
+/// Has a program (`fsstress`) work in a subvolume that is made in the folder, and takes a snapshot after each round. One of the first ones is deleted again.
+///
+/// # Errors
+/// The program cannot be started or fails, or a snapshot cannot be taken.
+pub fn run_stress(program: &Path, folder: &Path, seed: u64) -> Result<(), String> {
+    println!("{} with seed {seed}", program.display());
+    let root = folder.join("stressed");
+    let btrfs = |arguments: &[&OsStr]| run("btrfs", [OsStr::new("subvolume")].iter().chain(arguments)).map(drop);
+    btrfs(&["create".as_ref(), root.as_os_str()])?;
+    let program = program.to_str().ok_or("the path of the program is not UTF-8")?;
+    for round in 0..ROUNDS {
+        let seed = (seed * ROUNDS + round).to_string();
+        let words = ["-n", STRESS_OPERATIONS, "-p", "2", "-s", &seed, "-d"].map(OsStr::new);
+        run(program, words.into_iter().chain([root.as_os_str()]))?;
+        let snapshot = folder.join(format!("snapshot-{round}"));
+        btrfs(&["snapshot".as_ref(), root.as_os_str(), snapshot.as_os_str()])?;
+    }
+    btrfs(&["delete".as_ref(), folder.join("snapshot-0").as_os_str()])
+}
+
 impl Activity {
     fn new_path(&mut self) -> PathBuf {
         self.next_name += 1;

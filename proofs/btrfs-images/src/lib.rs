@@ -24,6 +24,7 @@
 // From the bottom up: `content` and `manifest` know nothing of Btrfs, `programs` makes and mounts it empty, and what fills it
 // is put together in `sets`.
 pub mod activity;
+pub mod changes;
 pub mod content;
 pub mod files;
 pub mod handmade;
@@ -31,6 +32,7 @@ pub mod inodes;
 pub mod items;
 pub mod manifest;
 pub mod programs;
+pub mod scrub;
 pub mod sets;
 pub mod subvolumes;
 

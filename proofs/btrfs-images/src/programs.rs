@@ -47,13 +47,17 @@ pub fn mkfs(images: &[PathBuf], mebibytes: u64, options: &[&str]) -> Result<(), 
     run("mkfs.btrfs", arguments.chain(loops.devices.iter().map(OsStr::new))).map(drop)
 }
 
-/// Loop devices over images.
-struct Loops {
+/// Loop devices over images; detached when dropped.
+pub struct Loops {
     devices: Vec<String>,
 }
 
 impl Loops {
-    fn attach(images: &[PathBuf], read_only: bool) -> Result<Loops, String> {
+    /// Attaches a loop device to each image. What is written to an image later is what its device shows, as long as nothing is mounted.
+    ///
+    /// # Errors
+    /// `losetup` refuses; it says why.
+    pub fn attach(images: &[PathBuf], read_only: bool) -> Result<Loops, String> {
         let mut loops = Loops { devices: Vec::new() };
         for image in images {
             let access = if read_only { &["-r"][..] } else { &[] };
@@ -61,6 +65,11 @@ impl Loops {
             loops.devices.push(run("losetup", arguments)?);
         }
         Ok(loops)
+    }
+
+    /// The paths of the devices, in the order of the images.
+    pub fn devices(&self) -> &[String] {
+        &self.devices
     }
 
     /// Tells the kernel which devices belong to one filesystem.
@@ -86,8 +95,8 @@ impl Drop for Loops {
 pub struct Mount {
     point: PathBuf,
     is_mounted: bool,
-    /// Detached after it is unmounted, since fields are dropped later.
-    _loops: Loops,
+    /// Detached after it is unmounted, since fields are dropped later; none if the devices stay attached.
+    _loops: Option<Loops>,
 }
 
 impl Mount {
@@ -111,6 +120,19 @@ impl Mount {
         Mount::of(images, &format!("ro,rescue=nologreplay{subvolume}"), true)
     }
 
+    /// Mounts the filesystem on devices that are attached already, and stay so, on a folder that is there. The kernel learns from the options which devices belong to it.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn on(loops: &Loops, point: &Path, options: &str) -> Result<Mount, String> {
+        let (first, others) = loops.devices.split_first().ok_or("no device to mount")?;
+        let others: String = others.iter().map(|device| format!(",device={device}")).collect();
+        let options = format!("{options}{others}");
+        let arguments = ["-t", "btrfs", "-o", &options, first].map(OsStr::new);
+        run("mount", arguments.into_iter().chain([point.as_os_str()]))?;
+        Ok(Mount { point: point.to_owned(), is_mounted: true, _loops: None })
+    }
+
     fn of(images: &[PathBuf], options: &str, read_only: bool) -> Result<Mount, String> {
         let first = images.first().ok_or("no image to mount")?;
         let point = first.with_extension("mount");
@@ -119,9 +141,9 @@ impl Mount {
         if loops.devices.len() > 1 {
             loops.scan()?;
         }
-        let arguments = ["-t", "btrfs", "-o", options, &loops.devices[0]];
-        run("mount", arguments.iter().map(OsStr::new).chain([point.as_os_str()]))?;
-        Ok(Mount { point, is_mounted: true, _loops: loops })
+        let mut mount = Mount::on(&loops, &point, options)?;
+        mount._loops = Some(loops);
+        Ok(mount)
     }
 
     /// Where something in it is; the filesystem itself for an empty name.

@@ -7,16 +7,24 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::activity::run_activity;
+use crate::activity::{run_activity, run_stress};
+use crate::changes::{change_uuid, convert, exchange_devices, make_seed, pause_balance};
 use crate::manifest::Manifest;
 use crate::programs::{Mount, copy_images, mkfs};
 use crate::subvolumes::{half_drop, make_default};
 use crate::{files, inodes, items, subvolumes};
 
-/// The variable that is `large` for the large set.
+/// The variable that is `large` for the large set, and `standard` for all of the standard one also where a test takes a part of it.
 pub const LARGE: &str = "SEALBLOCK_BTRFS_IMAGES";
 /// The variable that has the seed of random activity.
 pub const SEED: &str = "SEALBLOCK_BTRFS_SEED";
+
+/// The variable that names the program that makes more filesystems, each by another seed; none if it is not set.
+pub const FSSTRESS: &str = "SEALBLOCK_FSSTRESS";
+/// The variable that has the beginnings of names, with commas between them, of the filesystems that are wanted alone.
+pub const ONLY: &str = "SEALBLOCK_BTRFS_ONLY";
+/// Filesystems that the program of [`FSSTRESS`] makes.
+const STRESSED: u64 = 20;
 
 /// Profiles of data, each with a number of devices, that of metadata, and how many devices may be absent.
 pub const PROFILES: [(&str, usize, &str, usize); 8] = [
@@ -62,8 +70,20 @@ pub enum Fill {
     Crowd,
     /// Random activity: seed, and number of operations.
     Activity(u64, u32),
+    /// What a program makes that exercises filesystems (`fsstress`), and snapshots of it: the program, and its seed.
+    Stress(PathBuf, u64),
     /// Every type of item; and the images are copied before they are unmounted, with a log.
     Log,
+    /// Every kind of file; and a balance is half done.
+    Balance,
+    /// Every kind of file; and the filesystem has another UUID than its nodes.
+    NewUuid,
+    /// Every kind of file; and it is a seed.
+    Seed,
+    /// Every kind of file; and its first device was taken away after another was added.
+    Devices,
+    /// It was another filesystem (ext4) with plain files, which still lies in it.
+    Converted,
 }
 
 /// How a filesystem is made.
@@ -111,19 +131,55 @@ impl Recipe {
     fn try_make(&self, folder: &Path) -> Result<Made, String> {
         let mut images: Vec<_> =
             (0..self.devices).map(|number| folder.join(format!("{}-{number}", self.name))).collect();
+        if matches!(self.fill, Fill::Converted) {
+            convert(&images[0], self.mebibytes)?;
+        } else {
+            self.make_empty(&images)?;
+            images = self.fill(images)?;
+        }
+        let mut default_path = Vec::new();
+        match &self.fill {
+            Fill::Subvolumes => {
+                default_path = b"outer/inner".to_vec();
+                if !half_drop(&images, 20)? {
+                    return Err("the kernel never left a subvolume half deleted".to_owned());
+                }
+            }
+            Fill::Balance if !pause_balance(&images)? => {
+                return Err("the kernel never left a balance half done".to_owned());
+            }
+            Fill::NewUuid => change_uuid(&images[0])?,
+            Fill::Seed => make_seed(&images[0])?,
+            Fill::Devices => images = exchange_devices(&images, self.mebibytes)?,
+            _ => {}
+        }
+        let mount = Mount::read_only(&images, Some(5))?;
+        let manifest = Manifest::scan(&mount.path(""))?;
+        mount.unmount()?;
+        Ok(Made { images, manifest, default_path })
+    }
+
+    /// Has `mkfs.btrfs` make it, with the first options that it knows.
+    fn make_empty(&self, images: &[PathBuf]) -> Result<(), String> {
         let mut made = Err("no options of mkfs.btrfs".to_owned());
         for options in &self.mkfs {
-            made = mkfs(&images, self.mebibytes, options);
+            made = mkfs(images, self.mebibytes, options);
             if made.is_ok() {
                 break;
             }
         }
-        made?;
+        made
+    }
+
+    /// Fills it through a mount, and returns the images that have it then.
+    fn fill(&self, images: Vec<PathBuf>) -> Result<Vec<PathBuf>, String> {
         let mount = Mount::new(&images, self.mount)?;
         let root = mount.path("");
         match &self.fill {
             Fill::Everything => everything(&mount)?,
-            Fill::Files => plain(files::fill(&root.join("files")))?,
+            Fill::Files | Fill::Balance | Fill::NewUuid | Fill::Seed | Fill::Devices => {
+                plain(files::fill(&root.join("files")))?;
+            }
             Fill::Subvolumes => {
                 subvolumes::fill(&root)?;
                 make_default(&mount, "outer/inner")?;
@@ -133,29 +189,19 @@ impl Recipe {
             Fill::Activity(seed, operations) => {
                 run_activity(&root, *seed, *operations)?;
             }
+            Fill::Stress(program, seed) => run_stress(program, &root, *seed)?,
             Fill::Log => drop(items::fill_mount(&mount)?),
+            Fill::Converted => {}
         }
-        if matches!(self.fill, Fill::Log) {
-            // What is in the log must not be committed by the unmounting, which happens after the copy.
-            let crashed = copy_images(&images, "crashed")?;
+        if !matches!(self.fill, Fill::Log) {
             mount.unmount()?;
-            for image in std::mem::replace(&mut images, crashed) {
-                plain(fs::remove_file(image))?;
-            }
-        } else {
-            mount.unmount()?;
+            return Ok(images);
         }
-        let mut default_path = Vec::new();
-        if matches!(self.fill, Fill::Subvolumes) {
-            default_path = b"outer/inner".to_vec();
-            if !half_drop(&images, 20)? {
-                return Err("the kernel never left a subvolume half deleted".to_owned());
-            }
-        }
-        let mount = Mount::read_only(&images, Some(5))?;
-        let manifest = Manifest::scan(&mount.path(""))?;
+        // What is in the log must not be committed by the unmounting, which happens after the copy.
+        let crashed = copy_images(&images, "crashed")?;
         mount.unmount()?;
-        Ok(Made { images, manifest, default_path })
+        images.iter().try_for_each(|image| plain(fs::remove_file(image)))?;
+        Ok(crashed)
     }
 }
 
@@ -177,21 +223,68 @@ pub fn seed() -> u64 {
     std::env::var(SEED).ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
 }
 
+/// True if the environment names a set or filesystems, all of which are wanted.
+pub fn is_named() -> bool {
+    [LARGE, ONLY, FSSTRESS].iter().any(|variable| std::env::var_os(variable).is_some())
+}
+
 /// The set that the environment chooses.
+///
+/// # Panics
+/// It names one that there is not.
 pub fn chosen() -> Vec<Recipe> {
-    if std::env::var(LARGE).is_ok_and(|set| set == "large") { large() } else { standard() }
+    let mut recipes = match std::env::var(LARGE).as_deref() {
+        Ok("large") => large(),
+        Ok("standard") | Err(_) => standard(),
+        Ok(other) => panic!("{LARGE}={other}: neither standard nor large"),
+    };
+    if let Some(program) = std::env::var_os(FSSTRESS) {
+        recipes.extend(stressed(Path::new(&program)));
+    }
+    if let Ok(only) = std::env::var(ONLY) {
+        recipes.retain(|recipe| only.split(',').any(|name| recipe.name.starts_with(name)));
+    }
+    recipes
+}
+
+/// What a program makes by as many seeds, on each format in turn.
+fn stressed(program: &Path) -> Vec<Recipe> {
+    let formats = FORMATS.iter().cycle();
+    let of = |(seed, (format, mkfs, mount)): (u64, &(&str, &[&[&'static str]], &'static str))| {
+        let recipe =
+            Recipe::new(&format!("stress-{seed}-{format}"), mkfs, mount, Fill::Stress(program.to_owned(), seed));
+        Recipe { mebibytes: 2048, ..recipe }
+    };
+    (seed()..).zip(formats).take(STRESSED as usize).map(of).collect()
 }
 
 /// Every format, profile and kind of content once.
 pub fn standard() -> Vec<Recipe> {
-    let mut recipes: Vec<_> =
-        FORMATS.iter().map(|(name, mkfs, mount)| Recipe::new(name, mkfs, mount, Fill::Everything)).collect();
+    let of_format = |(name, mkfs, mount): &(&str, &[&[&'static str]], &'static str)| {
+        let recipe = Recipe::new(name, mkfs, mount, Fill::Everything);
+        // The kernel keeps caches of the first version only of groups of at least 100 MiB, a tenth of the device at most.
+        let mebibytes = if mount.contains("space_cache=v1") { 2048 } else { recipe.mebibytes };
+        Recipe { mebibytes, ..recipe }
+    };
+    let mut recipes: Vec<_> = FORMATS.iter().map(of_format).collect();
     recipes.extend(PROFILES.iter().map(|profile| of_profile(profile, Fill::Files)));
     let small_nodes: &[&[&str]] = &[&["-n", "4096"]];
     recipes.push(Recipe::new("subvolumes", small_nodes, "noatime", Fill::Subvolumes));
     recipes.push(Recipe::new("many", small_nodes, "noatime", Fill::Many(3000)));
     recipes.push(Recipe::new("crowd", &[&[]], "noatime", Fill::Crowd));
     recipes.push(Recipe::new("log", &[&[]], "noatime", Fill::Log));
+    recipes
+        .push(Recipe { mebibytes: 1024, ..Recipe::new("balancing", &[&["-d", "single"]], "noatime", Fill::Balance) });
+    recipes.push(Recipe::new("new-uuid", &[&[]], "noatime", Fill::NewUuid));
+    recipes.push(Recipe::new("seed", &[&[]], "noatime", Fill::Seed));
+    let devices = Recipe::new("devices", &[&["-m", "raid1", "-d", "raid1"]], "noatime", Fill::Devices);
+    recipes.push(Recipe { devices: 2, ..devices });
+    recipes.push(Recipe::new("converted", &[], "noatime", Fill::Converted));
+    let old: &[&[&str]] = &[
+        &["-O", "^extref,^skinny-metadata,^no-holes,^free-space-tree,^block-group-tree"],
+        &["-O", "^extref,^skinny-metadata,^no-holes", "-R", "^free-space-tree"],
+    ];
+    recipes.push(Recipe::new("old", old, "nospace_cache", Fill::Files));
     recipes.push(Recipe::new("active", &[&[]], "noatime", Fill::Activity(seed(), 800)));
     recipes.push(Recipe::new("active-zlib", small_nodes, "compress-force=zlib", Fill::Activity(seed() + 1, 800)));
     recipes

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::Duration;
 
+use rustix::fs::{Gid, Uid};
+
 use crate::content::{noise, text};
 use crate::inodes;
 use crate::programs::{Mount, run};
@@ -44,7 +46,8 @@ pub fn fill(folder: &Path) -> Result<(), String> {
     }
     plain(fs::write(path("outer/inner/dir/innermost/file"), b"innermost"))?;
     plain(fs::hard_link(path("outer/file"), path("outer/linked")))?;
-    // In it, the place of `inner` is an empty directory.
+    // In it, the place of `inner` is an empty directory, whose owner is that of the directory around it.
+    plain(rustix::fs::chown(path("outer"), Some(Uid::from_raw(1234)), Some(Gid::from_raw(5678))).map_err(Into::into))?;
     subvolume(&["snapshot"], &[path("outer"), path("snapshot")])?;
     subvolume(&["snapshot", "-r"], &[path("outer"), path("read-only")])?;
     subvolume(&["snapshot"], &[path("snapshot"), path("snapshot-of-snapshot")])?;

@@ -47,12 +47,12 @@ fn kind(kind: FileKind) -> Kind {
 }
 
 /// The place of a subvolume that lies elsewhere, as the kernel shows it.
-fn empty_directory() -> Entry {
+fn empty_directory(uid: u32, gid: u32) -> Entry {
     Entry {
         kind: Kind::Directory,
         mode: 0o755,
-        uid: 0,
-        gid: 0,
+        uid,
+        gid,
         nlink: 1,
         size: 0,
         atime: Time::default(),
@@ -120,7 +120,7 @@ async fn scan(filesystem: &Filesystem, top: Inode) -> Manifest {
                 }
                 entry(filesystem, &inode).await
             }
-            Met::EmptyDirectory => empty_directory(),
+            Met::EmptyDirectory { uid, gid } => empty_directory(uid, gid),
             Met::Lost(error) => panic!("{shown}: {error}"),
             Met::BadName(error) => panic!("{shown}: {error}"),
         };

@@ -98,7 +98,7 @@ impl Files {
         while let Some(visit) = walk.next().await {
             let error = match visit.met {
                 Met::Inode(inode) => files.add(session, &inode).await.err(),
-                Met::EmptyDirectory => None,
+                Met::EmptyDirectory { .. } => None,
                 Met::Lost(error) => Some(error),
                 Met::BadName(why) => {
                     let what = "an entry of a directory".into();

@@ -33,6 +33,8 @@ use crate::interrupt;
 use crate::progress::Progress;
 use crate::report::note;
 
+/// The mode that Linux gives the directory in place of a subvolume that lies elsewhere.
+const PLACE_MODE: u32 = 0o755;
 /// Bytes of a run of data that are looked for at once.
 const RUN_BYTES: u64 = 64 << 20;
 /// Losses that are listed; the others are counted.
@@ -165,9 +167,11 @@ impl<'a> Extraction<'a> {
                     self.made(&at, &inode).await;
                 }
                 Met::Inode(inode) => self.put(&path, &inode).await?,
-                Met::EmptyDirectory => {
-                    if let Err(error) = make_directory(&self.at(&path)) {
-                        self.not_made(&path, &error)?;
+                Met::EmptyDirectory { uid, gid } => {
+                    let at = self.at(&path);
+                    match make_directory(&at) {
+                        Ok(()) => self.set_owner_and_mode(&at, (uid, gid), Some(PLACE_MODE)),
+                        Err(error) => self.not_made(&path, &error)?,
                     }
                 }
                 Met::Lost(error) => self.lose(path, None, error.to_string()),
@@ -328,19 +332,24 @@ impl<'a> Extraction<'a> {
         }
     }
 
-    /// Owner, mode and times, in this order: setting an owner clears bits of the mode.
-    fn set_state(&mut self, at: &Path, inode: &Inode) {
-        let item = &inode.item;
+    /// Owner and, where there is one, mode, in this order: setting an owner clears bits of the mode.
+    fn set_owner_and_mode(&mut self, at: &Path, (uid, gid): (u32, u32), mode: Option<u32>) {
         if self.is_privileged {
-            let owner = rustix::fs::Uid::from_raw(item.uid.get());
-            let group = rustix::fs::Gid::from_raw(item.gid.get());
+            let (owner, group) = (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid));
             let set = rustix::fs::chownat(CWD, at, Some(owner), Some(group), AtFlags::SYMLINK_NOFOLLOW);
             self.unset += u64::from(set.is_err());
         }
-        if inode.kind != FileKind::Symlink {
-            let set = fs::set_permissions(at, fs::Permissions::from_mode(item.mode.get() & 0o7777));
+        if let Some(mode) = mode {
+            let set = fs::set_permissions(at, fs::Permissions::from_mode(mode & 0o7777));
             self.unset += u64::from(set.is_err());
         }
+    }
+
+    /// Owner, mode and times.
+    fn set_state(&mut self, at: &Path, inode: &Inode) {
+        let item = &inode.item;
+        let mode = (inode.kind != FileKind::Symlink).then(|| item.mode.get());
+        self.set_owner_and_mode(at, (item.uid.get(), item.gid.get()), mode);
         let time = |time: sealblock_btrfs_format::items::inode::Timespec| Timespec {
             tv_sec: time.seconds.get(),
             tv_nsec: time.nanoseconds.get().into(),

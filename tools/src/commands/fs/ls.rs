@@ -118,7 +118,7 @@ impl Listing<'_> {
         let place = &self.arguments.place;
         let inode = match visit.met {
             Met::Inode(inode) => Some(inode),
-            Met::EmptyDirectory => None,
+            Met::EmptyDirectory { .. } => None,
             Met::Lost(error) => return self.lost(&visit.path, &error.to_string()),
             Met::BadName(error) => return self.lost(&visit.path, &error.to_string()),
         };

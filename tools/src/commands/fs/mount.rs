@@ -224,15 +224,16 @@ fn told(error: ReadError) -> FsError {
     }
 }
 
-fn empty_directory(ino: u64) -> Attributes {
+/// The place of a subvolume, with the owner of the directory that it is in, as Linux shows it.
+fn empty_directory(ino: u64, directory: &Inode) -> Attributes {
     let never = Time::default();
     Attributes {
         ino,
         kind: Kind::Directory,
         mode: 0o755,
         links: 1,
-        uid: 0,
-        gid: 0,
+        uid: directory.item.uid.get(),
+        gid: directory.item.gid.get(),
         size_bytes: 0,
         blocks: 0,
         block_size_bytes: 4096,
@@ -253,7 +254,7 @@ impl ReadFs for Mounted<'_> {
         let entry = self.filesystem.entry(&directory, name).await.map_err(told)?.ok_or(FsError::NotFound)?;
         match self.filesystem.follow(&directory, &entry).await {
             Ok(Some(inode)) => self.attributes_of(&inode),
-            Ok(None) => Ok(empty_directory(self.place(parent, name))),
+            Ok(None) => Ok(empty_directory(self.place(parent, name), &directory)),
             // The name is there, so what it leads to should be.
             Err(error) => Err(FsError::Damaged(error.to_string())),
         }
@@ -262,7 +263,10 @@ impl ReadFs for Mounted<'_> {
     async fn attributes(&self, ino: u64) -> Result<Attributes, FsError> {
         match self.inode(ino).await? {
             Some(inode) => self.attributes_of(&inode),
-            None => Ok(empty_directory(ino)),
+            None => {
+                let parent = self.inode(self.parent(ino, None).await?).await?;
+                Ok(empty_directory(ino, &parent.ok_or(FsError::NotFound)?))
+            }
         }
     }
 

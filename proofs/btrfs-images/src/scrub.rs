@@ -1,0 +1,200 @@
+//! The kernel's own verification of a mounted filesystem: what its scrub counts for each device, and what the kernel writes into its log.
+//!
+//! The scrub reads only (`btrfs scrub start -r`), so it counts a copy as corrected where another one is good, and writes neither.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::fs::OFlags;
+
+/// The folder in which the program keeps how far each scrub came, in files that the UUID of the filesystem names.
+const STATUS_FOLDER: &str = "/var/lib/btrfs";
+/// More than any record of the log has.
+const RECORD_BYTES: usize = 8 << 10;
+
+/// What a scrub counted on one device. Copies of data and nodes count in sectors of 4 KiB.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Counts {
+    /// Sectors of data with another checksum than they should have.
+    pub csum: u64,
+    /// Sectors of nodes that do not pass.
+    pub verify: u64,
+    /// Copies of the superblock that are none.
+    pub superblocks: u64,
+    /// Sectors that could not be read.
+    pub read: u64,
+    /// Bad sectors that another copy has.
+    pub corrected: u64,
+    /// Bad sectors that no other copy has.
+    pub uncorrectable: u64,
+}
+
+/// What came of a scrub.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Scrub {
+    /// By the number of the device.
+    pub devices: BTreeMap<u64, Counts>,
+    /// False if it ended before it had seen everything, as it does where a node that it needs is lost.
+    pub is_finished: bool,
+}
+
+/// Has the kernel check every copy of what is mounted there, without writing.
+///
+/// # Errors
+/// The program cannot be started, or says nothing that is understood.
+pub fn scrub(mount: &Path) -> Result<Scrub, String> {
+    let arguments = ["scrub", "start", "-B", "-r", "-R", "-d"];
+    let output =
+        Command::new("btrfs").args(arguments).arg(mount).output().map_err(|error| format!("btrfs: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let said = String::from_utf8_lossy(&output.stderr);
+    // The folder itself can be behind a node that is lost.
+    if text.trim().is_empty() && said.contains("Input/output error") {
+        return Ok(Scrub::default());
+    }
+    // The status is 3 where something cannot be corrected, and 1 where the scrub ended early.
+    parse(&text).map_err(|why| format!("btrfs scrub: {why}: {text}{said}"))
+}
+
+/// Removes what the program remembers of scrubs of a filesystem.
+pub fn forget(uuid: &str) {
+    for kind in ["status", "progress"] {
+        // Where there was no scrub there is no file.
+        let _ = fs::remove_file(Path::new(STATUS_FOLDER).join(format!("scrub.{kind}.{uuid}")));
+    }
+}
+
+fn parse(text: &str) -> Result<Scrub, String> {
+    let mut scrub = Scrub { devices: BTreeMap::new(), is_finished: true };
+    let mut devid = None;
+    for line in text.lines().map(str::trim) {
+        if line.starts_with("Scrub device ") {
+            let id = line.split_once("(id ").and_then(|(_, rest)| rest.split_once(')'));
+            let id =
+                id.and_then(|(id, _)| id.parse().ok()).ok_or_else(|| format!("a device without number: {line}"))?;
+            scrub.devices.insert(id, Counts::default());
+            devid = Some(id);
+        }
+        let Some((name, value)) = line.split_once(':') else { continue };
+        if name == "Status" {
+            scrub.is_finished &= value.trim() == "finished";
+        }
+        let (Some(counts), Ok(value)) = (devid.and_then(|id| scrub.devices.get_mut(&id)), value.trim().parse()) else {
+            continue;
+        };
+        match name {
+            "csum_errors" => counts.csum = value,
+            "verify_errors" => counts.verify = value,
+            "super_errors" => counts.superblocks = value,
+            "read_errors" => counts.read = value,
+            "corrected_errors" => counts.corrected = value,
+            "uncorrectable_errors" => counts.uncorrectable = value,
+            _ => {}
+        }
+    }
+    if scrub.devices.is_empty() { Err("it names no device".to_owned()) } else { Ok(scrub) }
+}
+
+/// The kernel's log from a moment on.
+pub struct KernelLog {
+    file: File,
+}
+
+impl KernelLog {
+    /// The log from now on.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn from_now_on() -> Result<KernelLog, String> {
+        let nonblocking = OFlags::NONBLOCK.bits() as i32;
+        let file = OpenOptions::new().read(true).custom_flags(nonblocking).open("/dev/kmsg");
+        let ready = file.and_then(|mut file| file.seek(SeekFrom::End(0)).map(|_| file));
+        ready.map(|file| KernelLog { file }).map_err(|error| format!("/dev/kmsg: {error}"))
+    }
+
+    /// The messages since it was asked last. Those that the kernel overwrote meanwhile are left out.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn messages(&mut self) -> Result<Vec<String>, String> {
+        let (mut messages, mut record) = (Vec::new(), vec![0; RECORD_BYTES]);
+        loop {
+            let length = match self.file.read(&mut record) {
+                Ok(length) => length,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(messages),
+                // The next read goes on with the oldest one that is left.
+                Err(error) if error.kind() == ErrorKind::BrokenPipe => continue,
+                Err(error) => return Err(format!("/dev/kmsg: {error}")),
+            };
+            // Priority, number, time and flags; then the message, and lines of details below it.
+            let text = String::from_utf8_lossy(&record[..length]);
+            let message = text.split_once(';').and_then(|(_, message)| message.lines().next());
+            messages.extend(message.map(str::to_owned));
+        }
+    }
+}
+
+/// The device and the byte on it that a message of a scrub is about: of the stripe of 64 KiB in which a bad copy is.
+pub fn place_of(message: &str) -> Option<(&str, u64)> {
+    let (_, rest) = message.split_once("scrub: ")?;
+    let (_, rest) = rest.split_once(" on dev ")?;
+    let (device, rest) = rest.split_once(' ')?;
+    let place = rest.strip_prefix("physical ")?;
+    let digits = place.split(|digit: char| !digit.is_ascii_digit()).next()?;
+    Some((device.trim_end_matches(','), digits.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "
+Scrub device /dev/loop0 (id 1) done
+Scrub started:    Thu Nov 26 14:06:08 2026
+Status:           finished
+Duration:         0:00:00
+\tread_errors: 0
+\tcsum_errors: 2
+\tverify_errors: 0
+\tsuper_errors: 0
+\tuncorrectable_errors: 1
+\tcorrected_errors: 1
+
+Scrub device /dev/loop1 (id 7) done
+Status:           finished
+\tcsum_errors: 1
+\tverify_errors: 4
+\tsuper_errors: 1
+\tuncorrectable_errors: 1
+\tcorrected_errors: 4
+";
+
+    #[test]
+    fn counts_are_those_of_their_device() {
+        let one = Counts { csum: 2, corrected: 1, uncorrectable: 1, ..Counts::default() };
+        let seven = Counts { csum: 1, verify: 4, superblocks: 1, corrected: 4, uncorrectable: 1, ..Counts::default() };
+        let expected = Scrub { devices: [(1, one), (7, seven)].into(), is_finished: true };
+        assert_eq!(parse(TEXT), Ok(expected.clone()));
+        let aborted = TEXT.replacen("finished", "aborted", 1);
+        assert_eq!(parse(&aborted), Ok(Scrub { is_finished: false, ..expected }));
+    }
+
+    #[test]
+    fn a_text_without_devices_is_no_outcome() {
+        assert!(parse("ERROR: not a mount point").unwrap_err().contains("no device"));
+        assert!(parse("Scrub device /dev/loop0 (id x) done").unwrap_err().contains("without number"));
+    }
+
+    #[test]
+    fn a_message_says_where() {
+        let bad = "BTRFS error (device loop0): scrub: unable to fixup (regular) error at logical 13 on dev /dev/loop1 physical 1048576";
+        assert_eq!(place_of(bad), Some(("/dev/loop1", 1_048_576)));
+        let file = "BTRFS warning (device loop0): scrub: checksum error at logical 1 on dev /dev/loop0, physical 4096 root 5 inode 8";
+        assert_eq!(place_of(file), Some(("/dev/loop0", 4096)));
+        assert_eq!(place_of("BTRFS info (device loop0): scrub: started on devid 1"), None);
+    }
+}
