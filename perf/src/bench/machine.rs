@@ -1,0 +1,106 @@
+//! The machine that figures are of.
+//!
+//! A figure without its machine means nothing, and neither does one of a build without optimisation. What the system does not tell is
+//! `unknown`, and never guessed.
+
+use std::fmt;
+use std::fs;
+use std::thread;
+
+use serde::Serialize;
+
+/// A machine, and the build that ran there.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Machine {
+    /// The model of the CPU.
+    pub cpu: String,
+    /// CPUs that this process may run on.
+    pub cores: usize,
+    /// Bytes of memory; 0 if unknown.
+    pub memory_bytes: u64,
+    /// Its kernel with its version.
+    pub kernel: String,
+    /// Tasks that wanted to run in the minute before the measurement; nothing if unknown.
+    pub load: Option<f64>,
+    /// The version of sealblock.
+    pub sealblock: &'static str,
+    /// `release` or `debug`; figures of a debug build say nothing of the software that is installed.
+    pub build: &'static str,
+}
+
+impl Machine {
+    /// This one.
+    pub fn this() -> Machine {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        Machine {
+            cpu: field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| "unknown".to_owned()),
+            cores: thread::available_parallelism().map_or(1, usize::from),
+            memory_bytes: field(&read("/proc/meminfo"), "MemTotal").as_deref().and_then(kibibytes).unwrap_or(0),
+            kernel: kernel(&read("/proc/sys/kernel/ostype"), &read("/proc/sys/kernel/osrelease")),
+            load: read("/proc/loadavg").split(' ').next().and_then(|load| load.parse().ok()),
+            sealblock: env!("CARGO_PKG_VERSION"),
+            build: if cfg!(debug_assertions) { "debug" } else { "release" },
+        }
+    }
+}
+
+/// In a line for people.
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Machine { cpu, cores, memory_bytes, kernel, load, sealblock, build } = self;
+        write!(f, "{cpu}, {cores} CPUs, ")?;
+        match memory_bytes {
+            0 => f.write_str("memory unknown")?,
+            bytes => write!(f, "{:.1} GiB of memory", *bytes as f64 / (1_u64 << 30) as f64)?,
+        }
+        write!(f, ", {kernel}, ")?;
+        if let Some(load) = load {
+            write!(f, "load {load:.1}, ")?;
+        }
+        write!(f, "sealblock {sealblock} ({build} build)")
+    }
+}
+
+/// The first value of a field in a file of lines like `name : value`.
+fn field(text: &str, name: &str) -> Option<String> {
+    let values = text.lines().filter_map(|line| line.split_once(':'));
+    let mut values = values.filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim().to_owned());
+    values.next().filter(|value| !value.is_empty())
+}
+
+fn kibibytes(value: &str) -> Option<u64> {
+    value.strip_suffix(" kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn kernel(kind: &str, release: &str) -> String {
+    match (kind.trim(), release.trim()) {
+        ("", _) | (_, "") => "kernel unknown".to_owned(),
+        (kind, release) => format!("{kind} {release}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_are_found_and_what_is_not_told_is_unknown() {
+        let cpu = "processor\t: 0\nmodel name\t: A CPU @ 2.5GHz\n\nprocessor\t: 1\nmodel name\t: B\n";
+        assert_eq!(field(cpu, "model name").as_deref(), Some("A CPU @ 2.5GHz"));
+        assert_eq!((field(cpu, "model"), field("model name :\n", "model name")), (None, None));
+        assert_eq!(field("MemTotal:  1024 kB\n", "MemTotal").as_deref().and_then(kibibytes), Some(1 << 20));
+        assert_eq!((kibibytes("1024"), kibibytes("x kB"), kibibytes("18446744073709551615 kB")), (None, None, None));
+        assert_eq!(
+            (kernel("Linux\n", "6.18\n").as_str(), kernel("", "6.18").as_str()),
+            ("Linux 6.18", "kernel unknown")
+        );
+    }
+
+    #[test]
+    fn this_machine_has_what_is_needed_to_run_tests() {
+        let machine = Machine::this();
+        assert!(machine.cores > 0 && machine.kernel.starts_with("Linux ") && machine.memory_bytes > 1 << 20);
+        let line = Machine { load: None, memory_bytes: 0, ..machine }.to_string();
+        assert!(line.contains("memory unknown") && line.contains(env!("CARGO_PKG_VERSION")), "{line}");
+    }
+}
