@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use fastrand::Rng;
+use futures_util::future::try_join_all;
 use rustix::time::{ClockId, clock_gettime};
 use sealblock_block::{Device, Durability, Request};
 use sealblock_integrity::{Checks, Tags, Unsealed};
@@ -96,6 +97,25 @@ pub fn payload() -> Slice {
     let mut buffer = pool().take(PAYLOAD_BYTES);
     Rng::with_seed(0).fill(&mut buffer);
     buffer.freeze()
+}
+
+/// Asks about all of so many blocks, from the first to the last, `piece` blocks at a time and with so many requests in flight.
+pub async fn in_pieces(
+    blocks: u64,
+    piece: u64,
+    in_flight: usize,
+    ask: impl AsyncFn(Extent) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let next = Cell::new(0);
+    let askers = (0..in_flight).map(|_| async {
+        while next.get() < blocks {
+            let start = next.replace(next.get() + piece);
+            ask(Extent::from_raw(start, piece.min(blocks - start))?).await?;
+        }
+        anyhow::Ok(())
+    });
+    try_join_all(askers).await?;
+    Ok(())
 }
 
 struct Shared {

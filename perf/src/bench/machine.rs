@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::fs;
+use std::path::Path;
 use std::thread;
 
 use serde::Serialize;
@@ -31,17 +32,41 @@ pub struct Machine {
 impl Machine {
     /// This one.
     pub fn this() -> Machine {
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         Machine {
             cpu: field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| "unknown".to_owned()),
             cores: thread::available_parallelism().map_or(1, usize::from),
-            memory_bytes: field(&read("/proc/meminfo"), "MemTotal").as_deref().and_then(kibibytes).unwrap_or(0),
+            memory_bytes: memory_bytes().unwrap_or(0),
             kernel: kernel(&read("/proc/sys/kernel/ostype"), &read("/proc/sys/kernel/osrelease")),
             load: read("/proc/loadavg").split(' ').next().and_then(|load| load.parse().ok()),
             sealblock: env!("CARGO_PKG_VERSION"),
             build: if cfg!(debug_assertions) { "debug" } else { "release" },
         }
     }
+}
+
+/// Bytes of this machine's memory, if known.
+pub fn memory_bytes() -> Option<u64> {
+    field(&read("/proc/meminfo"), "MemTotal").as_deref().and_then(kibibytes)
+}
+
+/// The kind of file system that a folder is on, with its mount point.
+pub fn file_system(dir: &Path) -> String {
+    let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+    mounted(&read("/proc/self/mounts"), &dir).unwrap_or_else(|| "a file system that is unknown".to_owned())
+}
+
+/// The last of the longest mount points above a path: later mounts hide earlier ones.
+fn mounted(mounts: &str, path: &Path) -> Option<String> {
+    let mounts = mounts.lines().filter_map(|line| {
+        let mut words = line.split(' ').skip(1);
+        Some((words.next()?, words.next()?))
+    });
+    let (point, kind) = mounts.filter(|(point, _)| path.starts_with(point)).max_by_key(|(point, _)| point.len())?;
+    Some(format!("{kind} at {point}"))
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
 }
 
 /// In a line for people.
@@ -94,6 +119,16 @@ mod tests {
             (kernel("Linux\n", "6.18\n").as_str(), kernel("", "6.18").as_str()),
             ("Linux 6.18", "kernel unknown")
         );
+    }
+
+    #[test]
+    fn the_nearest_mount_is_the_one_that_counts() {
+        let mounts =
+            "/dev/a / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\n/dev/b /dev xfs rw 0 0\n/dev/c /dev btrfs rw 0 0\n";
+        let of = |path: &str| mounted(mounts, Path::new(path));
+        assert_eq!(of("/dev/shm/x").as_deref(), Some("tmpfs at /dev/shm"));
+        assert_eq!((of("/devices").as_deref(), of("/dev/x").as_deref()), (Some("ext4 at /"), Some("btrfs at /dev")));
+        assert_eq!(of("relative"), None);
     }
 
     #[test]
