@@ -6,11 +6,17 @@
 //!
 //! To add one: a file with a `pub const CLAIM: Claim`, and a line in [`CLAIMS`].
 
+mod beside;
+pub mod html;
 pub mod machine;
+
 pub mod outcome;
+mod overwrite;
+pub mod plot;
 pub mod text;
 pub mod verdict;
 mod verify_offload;
+mod write_zeroes;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,7 +32,7 @@ use outcome::{Claim, Interrupted, Listener, Outcome, Progress, Published, Scale}
 pub const VERSION: u32 = 1;
 
 /// All claims, in the order in which they are measured.
-pub const CLAIMS: &[&Claim] = &[&verify_offload::CLAIM];
+pub const CLAIMS: &[&Claim] = &[&verify_offload::CLAIM, &write_zeroes::CLAIM];
 
 /// The claim of this name.
 pub fn find(name: &str) -> Option<&'static Claim> {
@@ -38,7 +44,7 @@ pub fn find(name: &str) -> Option<&'static Claim> {
 pub struct Wishes {
     /// Bytes of each device.
     pub size: Option<ByteCount>,
-    /// Seconds that one turn of one contender takes at least.
+    /// Seconds of one turn of one contender, where a turn is not a fixed amount of work.
     pub seconds: Option<f64>,
     /// Rounds, in each of which every contender has a turn.
     pub rounds: Option<u32>,
@@ -86,7 +92,7 @@ pub struct Measured {
     pub published: Vec<Published>,
     /// Bytes of each device.
     pub size_bytes: u64,
-    /// Seconds that one turn of one contender took at least.
+    /// Seconds of one turn of one contender, where a turn was not a fixed amount of work.
     pub seconds: f64,
     /// Rounds, in each of which every contender had a turn.
     pub rounds: u32,

@@ -34,6 +34,8 @@ use crate::setup::{self, Turn, TurnClock, open_volume};
 pub const NQN: &str = "nqn.2026-11.org.sealblock:perf";
 /// Commands in flight of a queue; one less than a queue of 256 entries holds.
 const DEPTH: u16 = 255;
+/// How long an idle end looks for work, in microseconds, as that of `sealblock serve` does.
+pub const SPIN_US: u32 = 50;
 const FILL_BLOCKS: u64 = 256;
 
 /// What is behind a namespace.

@@ -277,6 +277,19 @@ pub async fn filled_file(dir: &Path, name: &str, blocks: u64) -> anyhow::Result<
     Ok(scratch)
 }
 
+/// A raw file in which every block is written, as a device.
+pub async fn raw_device(dir: &Path, name: &str, blocks: u64) -> anyhow::Result<(Rc<DynDevice>, Scratch)> {
+    let scratch = filled_file(dir, name, blocks).await?;
+    let medium = FileMedium::open(&scratch.0, Options::WRITE)?;
+    Ok((Rc::new(DynDevice::new("file", RawDevice::new(medium, BlockSize::B4096)?)), scratch))
+}
+
+/// An open volume in a file in which every block is written, with CRC-32C.
+pub async fn volume_device(dir: &Path, name: &str, blocks: u64) -> anyhow::Result<(OpenVolume, Scratch)> {
+    let (scratch, _) = filled_volume(dir, name, blocks, Protection::CRC32C, Prepared::Reserved).await?;
+    Ok((open_volume(&scratch.0, Turn::endless()).await?, scratch))
+}
+
 /// A volume with every block written, closed, in `dir`.
 pub async fn filled_volume(
     dir: &Path,

@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use sealblock_units::ByteCount;
+use sealblock_units::{BlockSize, ByteCount};
 use serde::Serialize;
 
 use super::verdict::Verdict;
@@ -43,7 +43,7 @@ pub struct Published {
 pub struct Defaults {
     /// Bytes of each device.
     pub size: ByteCount,
-    /// Seconds that one turn of one contender takes at least.
+    /// Seconds of one turn of one contender, where a turn is not a fixed amount of work.
     pub seconds: f64,
     /// Rounds, in each of which every contender has a turn and the yardstick has two.
     pub rounds: u32,
@@ -54,12 +54,19 @@ pub struct Defaults {
 pub struct Scale {
     /// Bytes of each device.
     pub size: ByteCount,
-    /// Seconds that one turn of one contender takes at least.
+    /// Seconds of one turn of one contender, where a turn is not a fixed amount of work.
     pub seconds: f64,
     /// Rounds, in each of which every contender has a turn and the yardstick has two.
     pub rounds: u32,
     /// Folder for temporary files.
     pub dir: PathBuf,
+}
+
+impl Scale {
+    /// Blocks of 4 KiB in each device.
+    pub fn blocks(&self) -> u64 {
+        self.size.get() >> BlockSize::B4096.shift()
+    }
 }
 
 /// Where a measurement is.

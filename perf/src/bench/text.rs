@@ -26,7 +26,7 @@ pub fn write_claim(text: &mut String, measured: &Measured) -> fmt::Result {
     }
     let size = ByteCount::new(measured.size_bytes);
     let (seconds, rounds, took) = (measured.seconds, measured.rounds, measured.elapsed_s);
-    writeln!(text, "  measured: {size}, {rounds} rounds, turns of at least {seconds} s, in {took:.0} s")?;
+    writeln!(text, "  measured: {size}, {rounds} rounds, turns of {seconds} s, in {took:.0} s")?;
     if let Some(failure) = &measured.failure {
         return writeln!(text, "  not measured: {failure}");
     }

@@ -12,16 +12,15 @@ use std::time::Instant;
 
 use anyhow::{Context, ensure};
 use sealblock_block::Gate;
-use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_runtime_reactor::{Config, CoreHandle, Reactor};
-use sealblock_units::{BlockSize, ByteCount};
+use sealblock_units::ByteCount;
 
 use super::machine::memory_bytes;
 use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
 use super::verdict::{Bar, Round, Verdict};
 use crate::options::Protection;
-use crate::remote::{self, NQN, Served, Store, View, core_cpu, thread_cpu};
+use crate::remote::{self, NQN, SPIN_US, Served, Store, View, core_cpu, thread_cpu};
 use crate::remote_verify::{DEPTH, OFFLOADED_BLOCKS, READ_BLOCKS, Reading, by_reading, pass};
 use crate::report::Spread;
 use crate::setup::{self, Prepared, Scratch, Turn};
@@ -30,8 +29,6 @@ use crate::setup::{self, Prepared, Scratch, Turn};
 const FASTER: f64 = 6.0;
 /// How many times fewer bytes.
 const FEWER: f64 = 1000.0;
-/// How long an idle end looks for work, as that of `sealblock serve` does.
-const SPIN_US: u32 = 50;
 const GIB: f64 = (1_u64 << 30) as f64;
 
 /// The claim.
@@ -128,7 +125,7 @@ fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
             continue;
         }
         let (store, _scratch) = store(medium, scale)?;
-        let served = Served { store, protection: protection(), blocks: blocks(scale) };
+        let served = Served { store, protection: Protection::CRC32C, blocks: scale.blocks() };
         let (_target, serving) = remote::start_on(target_cpu, SPIN_US, &[served])?;
         let (_cores, host) = remote::core(host_cpu, SPIN_US)?;
         let (scale, progress) = (scale.clone(), progress.clone());
@@ -142,28 +139,20 @@ fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-fn protection() -> Protection {
-    Protection(Some(PiFormat::with_default_storage_tag(GuardKind::Crc32c, ProtectionType::Type1)))
-}
-
-fn blocks(scale: &Scale) -> u64 {
-    scale.size.get() >> BlockSize::B4096.shift()
-}
-
 fn store(medium: Medium, scale: &Scale) -> anyhow::Result<(Store, Option<Scratch>)> {
     Ok(match medium {
         Medium::Null => (Store::Null, None),
         Medium::Memory => (Store::Memory, None),
         Medium::MemoryVolume => (Store::MemoryVolume, None),
         Medium::FileVolume => {
-            let scratch = filled_volume(&scale.dir, blocks(scale))?;
+            let scratch = filled_volume(&scale.dir, scale.blocks())?;
             (Store::Volume(scratch.0.clone(), Turn::endless()), Some(scratch))
         }
     })
 }
 
 fn filled_volume(dir: &Path, blocks: u64) -> anyhow::Result<Scratch> {
-    let filled = setup::filled_volume(dir, "verify offload", blocks, protection(), Prepared::Reserved);
+    let filled = setup::filled_volume(dir, "verify offload", blocks, Protection::CRC32C, Prepared::Reserved);
     Ok(Reactor::new(Config::default())?.block_on(filled)?.0)
 }
 

@@ -40,7 +40,7 @@ pub struct Bench {
     /// Bytes of each device: a multiple of 1 MiB. Each claim has a default of its own.
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub size: Option<ByteCount>,
-    /// Seconds that one turn of one contender takes at least.
+    /// Seconds of one turn of one contender, where a turn is not a fixed amount of work.
     #[arg(long, value_name = "N", value_parser = seconds)]
     pub seconds: Option<f64>,
     /// Rounds, in each of which every contender has a turn. Fewer than 3 decide nothing.

@@ -3,14 +3,14 @@
 //! The library `sealblock-perf` measures; this file says what, shows how far it is, and writes what came out. Files for the results are made
 //! before anything is measured, so that ten minutes of figures are not lost for a wrong path.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
 
 use sealblock_perf::bench::outcome::{Claim, Listener, Step};
-use sealblock_perf::bench::{CLAIMS, Report, Wishes, measure, text};
+use sealblock_perf::bench::{CLAIMS, Report, Wishes, html, measure, plot, text};
 use sealblock_stack::{Cause, StackError};
 
 use crate::cli::Bench;
@@ -30,6 +30,10 @@ pub fn run(arguments: &Bench) -> Result<Exit, StackError> {
     let is_stdout = |path: &Path| path == Path::new(STDOUT);
     let json = arguments.json.as_deref();
     let mut json_file = json.filter(|path| !is_stdout(path)).map(new_file).transpose()?;
+    let mut page_file = arguments.report.as_deref().map(new_file).transpose()?;
+    if let Some(dir) = &arguments.plot {
+        fs::create_dir_all(dir).map_err(|error| failed(&error, dir))?;
+    }
     interrupt::watch();
     let claims: &[&'static Claim] = if arguments.claims.is_empty() { CLAIMS } else { &arguments.claims };
     let wishes = Wishes {
@@ -45,6 +49,13 @@ pub fn run(arguments: &Bench) -> Result<Exit, StackError> {
     match json.is_some_and(is_stdout) {
         true => print_json(&report)?,
         false => say(text::report(&report).trim_end())?,
+    }
+    if let (Some(file), Some(path)) = (&mut page_file, &arguments.report) {
+        let page = html::report(&report).map_err(|error| undrawn(&error))?;
+        file.write_all(page.as_bytes()).map_err(|error| failed(&error, path))?;
+    }
+    if let Some(dir) = &arguments.plot {
+        draw(&report, dir)?;
     }
     if report.interrupted {
         interrupt::report("bench", "between two rounds", "the claims that are not listed, by their names");
@@ -81,6 +92,20 @@ fn listener(claims: &[&'static Claim]) -> Arc<Listener> {
             false => ControlFlow::Continue(()),
         }
     })
+}
+
+/// Writes a picture for each plot.
+fn draw(report: &Report, dir: &Path) -> Result<(), StackError> {
+    for plot in report.claims.iter().flat_map(|claim| &claim.outcome.plots) {
+        let path = dir.join(format!("{}.svg", plot.name));
+        let picture = plot::svg(plot).map_err(|error| undrawn(&error))?;
+        fs::write(&path, picture).map_err(|error| failed(&error, &path))?;
+    }
+    Ok(())
+}
+
+fn undrawn(error: &impl std::fmt::Display) -> StackError {
+    StackError::new(Cause::Io, "drawing", format!("{error:#}"))
 }
 
 /// A file for results, made before there are any.
