@@ -29,7 +29,7 @@ svg { width: 100%; height: auto }
 /// If a plot cannot be drawn.
 pub fn report(report: &Report) -> anyhow::Result<String> {
     let mut page = String::new();
-    let machine = escape(&report.machine.to_string());
+    let machine = escape(&report.machine.text);
     writeln!(page, "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">")?;
     writeln!(page, "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">")?;
     writeln!(page, "<title>sealblock bench</title>\n<style>\n{STYLE}</style>\n</head>\n<body>")?;

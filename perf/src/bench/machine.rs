@@ -3,7 +3,6 @@
 //! A figure without its machine means nothing, and neither does one of a build without optimisation. What the system does not tell is
 //! `unknown`, and never guessed.
 
-use std::fmt;
 use std::fs;
 use std::path::Path;
 use std::thread;
@@ -27,12 +26,14 @@ pub struct Machine {
     pub sealblock: &'static str,
     /// `release` or `debug`; figures of a debug build say nothing of the software that is installed.
     pub build: &'static str,
+    /// All of that in a line for people.
+    pub text: String,
 }
 
 impl Machine {
     /// This one.
     pub fn this() -> Machine {
-        Machine {
+        let machine = Machine {
             cpu: field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| "unknown".to_owned()),
             cores: thread::available_parallelism().map_or(1, usize::from),
             memory_bytes: memory_bytes().unwrap_or(0),
@@ -40,7 +41,21 @@ impl Machine {
             load: read("/proc/loadavg").split(' ').next().and_then(|load| load.parse().ok()),
             sealblock: env!("CARGO_PKG_VERSION"),
             build: if cfg!(debug_assertions) { "debug" } else { "release" },
-        }
+            text: String::new(),
+        };
+        Machine { text: machine.line(), ..machine }
+    }
+}
+
+impl Machine {
+    fn line(&self) -> String {
+        let Machine { cpu, cores, memory_bytes, kernel, load, sealblock, build, .. } = self;
+        let memory = match memory_bytes {
+            0 => "memory unknown".to_owned(),
+            bytes => format!("{:.1} GiB of memory", *bytes as f64 / (1_u64 << 30) as f64),
+        };
+        let load = load.map_or(String::new(), |load| format!("load {load:.1} before, "));
+        format!("{cpu}, {cores} CPUs, {memory}, {kernel}, {load}sealblock {sealblock} ({build} build)")
     }
 }
 
@@ -67,23 +82,6 @@ fn mounted(mounts: &str, path: &Path) -> Option<String> {
 
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
-}
-
-/// In a line for people.
-impl fmt::Display for Machine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Machine { cpu, cores, memory_bytes, kernel, load, sealblock, build } = self;
-        write!(f, "{cpu}, {cores} CPUs, ")?;
-        match memory_bytes {
-            0 => f.write_str("memory unknown")?,
-            bytes => write!(f, "{:.1} GiB of memory", *bytes as f64 / (1_u64 << 30) as f64)?,
-        }
-        write!(f, ", {kernel}, ")?;
-        if let Some(load) = load {
-            write!(f, "load {load:.1}, ")?;
-        }
-        write!(f, "sealblock {sealblock} ({build} build)")
-    }
 }
 
 /// The first value of a field in a file of lines like `name : value`.
@@ -135,7 +133,7 @@ mod tests {
     fn this_machine_has_what_is_needed_to_run_tests() {
         let machine = Machine::this();
         assert!(machine.cores > 0 && machine.kernel.starts_with("Linux ") && machine.memory_bytes > 1 << 20);
-        let line = Machine { load: None, memory_bytes: 0, ..machine }.to_string();
+        let line = Machine { load: None, memory_bytes: 0, ..machine }.line();
         assert!(line.contains("memory unknown") && line.contains(env!("CARGO_PKG_VERSION")), "{line}");
     }
 }

@@ -9,7 +9,7 @@ use super::{Measured, Report};
 
 /// All of a report.
 pub fn report(report: &Report) -> String {
-    let mut text = format!("{}\n", report.machine);
+    let mut text = format!("{}\n", report.machine.text);
     for claim in &report.claims {
         // Writing to a string cannot fail.
         let _ = write_claim(&mut text, claim);
