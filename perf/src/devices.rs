@@ -32,6 +32,28 @@ impl<D: Device> Device for Touched<D> {
     }
 }
 
+/// A device without some of its abilities, so that the gate in front of it has to emulate them.
+pub struct Lacking<D> {
+    /// The device.
+    pub inner: D,
+    /// What is left of its abilities.
+    pub left: fn(Abilities) -> Abilities,
+}
+
+impl<D: Device> Device for Lacking<D> {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        (self.left)(self.inner.abilities())
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        self.inner.execute(request).await
+    }
+}
+
 /// A device that makes no tags, so that its gate makes them before it gets a write.
 pub struct SealedBefore<D>(pub D);
 

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use fastrand::Rng;
+use futures_util::future::try_join_all;
 use rustix::time::{ClockId, clock_gettime};
-use sealblock_block::{Device, Durability, Request};
+use sealblock_block::{Device, Durability, Geometry, Request};
 use sealblock_integrity::{Checks, Tags, Unsealed};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{pool, spawn};
@@ -98,6 +99,56 @@ pub fn payload() -> Slice {
     buffer.freeze()
 }
 
+/// Asks about all of so many blocks, from the first to the last, `piece` blocks at a time and with so many requests in flight.
+pub async fn in_pieces(
+    blocks: u64,
+    piece: u64,
+    in_flight: usize,
+    ask: impl AsyncFn(Extent) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let next = Cell::new(0);
+    let askers = (0..in_flight).map(|_| async {
+        while next.get() < blocks {
+            let start = next.replace(next.get() + piece);
+            ask(Extent::from_raw(start, piece.min(blocks - start))?).await?;
+        }
+        anyhow::Ok(())
+    });
+    try_join_all(askers).await?;
+    Ok(())
+}
+
+/// Zeroes to be written, out of the reactor's registered memory.
+pub fn zeroes() -> Slice {
+    let mut buffer = pool().take(PAYLOAD_BYTES);
+    buffer.fill(0);
+    buffer.freeze()
+}
+
+/// Blocks of the requests by which a whole device is written, and how many are in flight.
+const WRITE_BLOCKS: u64 = 256;
+const WRITE_DEPTH: usize = 8;
+
+/// Writes so many blocks of a device from `first` on, each with a part of the payload, and flushes.
+pub async fn write_all<D: Device>(device: &D, first: u64, blocks: u64, payload: &Slice) -> anyhow::Result<()> {
+    let geometry = device.geometry();
+    in_pieces(blocks, WRITE_BLOCKS, WRITE_DEPTH, async |piece| {
+        let extent = Extent::from_raw(first + piece.start().get(), piece.len())?;
+        device.execute(write_of(geometry, extent, payload)).await?;
+        Ok(())
+    })
+    .await?;
+    device.execute(Request::flush()).await?;
+    Ok(())
+}
+
+/// A write whose tags the device makes.
+pub fn write_of(geometry: &Geometry, extent: Extent, payload: &Slice) -> Request {
+    let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
+    let data = payload.slice(..extent.bytes(geometry.block_size) as usize);
+    Request::write(extent, Unsealed::new(data, geometry.block_size, geometry.protection, tags), Durability::Volatile)
+}
+
 struct Shared {
     load: Load,
     end: Option<Instant>,
@@ -183,11 +234,8 @@ async fn worker(device: impl Device, shared: Rc<Shared>) {
 async fn request<D: Device>(device: &D, shared: &Shared, extent: Extent) -> anyhow::Result<()> {
     let geometry = device.geometry();
     let operation = if shared.load.write {
-        let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
-        let data = shared.payload.slice(..extent.bytes(geometry.block_size) as usize);
         // Making the tags is part of what is measured.
-        let data = Unsealed::new(data, geometry.block_size, geometry.protection, tags);
-        Request::write(extent, data, Durability::Volatile)
+        write_of(geometry, extent, &shared.payload)
     } else {
         let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
         Request::read(extent, checks)

@@ -1,57 +1,8 @@
-//! Benchmarks, one per claim. See `docs/performance.md` for what came out.
-
-mod against;
-mod amplification;
-mod async_seal;
-mod btrfs;
-mod counted;
-mod devices;
-mod dix;
-mod fairness;
-mod guards;
-mod host_guard;
-mod latency;
-mod layouts;
-mod load;
-mod mirror;
-mod nbd;
-mod nvme_tcp;
-mod one_pass;
-mod options;
-mod remote;
-mod remote_verify;
-mod report;
-mod restart;
-mod setup;
-mod stripe;
-mod verify;
-mod verify_linux;
-mod volume;
+//! `sealblock-perf`: benchmarks for those who work on sealblock.
 
 use clap::Parser;
-
-use options::{Claim, Command};
+use sealblock_perf::{Command, run};
 
 fn main() -> anyhow::Result<()> {
-    match Command::parse().claim {
-        Claim::Guards => print!("{}", guards::run()?),
-        Claim::Volume(options) => volume::run(&options)?,
-        Claim::Amplification(options) => amplification::run(&options)?,
-        Claim::AsyncSeal(options) => async_seal::run(&options)?,
-        Claim::Fairness(options) => fairness::run(&options)?,
-        Claim::Verify(options) => verify::run(&options)?,
-        Claim::VerifyLinux(options) => verify_linux::run(&options)?,
-        Claim::Btrfs(options) => btrfs::run(&options)?,
-        Claim::Layouts(options) => layouts::run(&options)?,
-        Claim::Stripe(options) => stripe::run(&options)?,
-        Claim::Mirror(options) => mirror::run(&options)?,
-        Claim::NvmeTcp(options) => nvme_tcp::run(options)?,
-        Claim::Nbd(options) => nbd::run(&options)?,
-        Claim::RemoteVerify(options) => remote_verify::run(options)?,
-        Claim::Restart(options) => restart::run(&options)?,
-        Claim::OnePass(options) => one_pass::run(options)?,
-        Claim::Dix(options) => dix::run(options)?,
-        Claim::Against { other, turns, words } => against::run(&other, turns, &words)?,
-    }
-    Ok(())
+    run(Command::parse())
 }

@@ -9,7 +9,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use anyhow::Context;
-use fastrand::Rng;
 use rustix::process::{Pid, Signal, kill_process};
 use sealblock_block::Gate;
 use sealblock_integrity::PiFormat;
@@ -21,7 +20,7 @@ use crate::latency::Summary;
 use crate::load::{self, Load, Sample, Until};
 use crate::options::{Protection, RemoteOptions};
 use crate::remote::{self, NQN, Served, Serving, Store, View, core_cpu, thread_cpu};
-use crate::report::{Spread, shuffled, verdict};
+use crate::report::{Spread, interleaved, verdict};
 use crate::setup::{self, Prepared, Scratch, Turn};
 
 /// Tags made by the target leave at least this part of the requests.
@@ -283,17 +282,17 @@ pub async fn rounds(
     contenders: &[Contender],
     load: Load,
 ) -> anyhow::Result<Vec<Vec<Measured>>> {
-    let mut rounds = Vec::new();
-    let mut rng = Rng::with_seed(0);
-    for round in 0..options.rounds {
-        let mut measured = vec![None; contenders.len()];
-        for index in shuffled(contenders.len(), &mut rng) {
-            let turn = contenders[index].turn(load, Until::Passed(options.turn()), u64::from(round) + 1).await;
-            measured[index] = Some(turn.with_context(|| contenders[index].name.clone())?);
-        }
-        rounds.push(measured.into_iter().flatten().collect());
-    }
-    Ok(rounds)
+    interleaved(
+        options.rounds,
+        contenders.len(),
+        |_| Ok(()),
+        async |index, round| {
+            let contender = &contenders[index];
+            let turn = contender.turn(load, Until::Passed(options.turn()), u64::from(round)).await;
+            turn.with_context(|| contender.name.clone())
+        },
+    )
+    .await
 }
 
 /// The middle of something over the rounds.

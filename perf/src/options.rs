@@ -295,6 +295,10 @@ impl FileOptions {
 pub struct Protection(pub Option<PiFormat>);
 
 impl Protection {
+    /// What `sealblock create` makes unless told otherwise.
+    pub const CRC32C: Protection =
+        Protection(Some(PiFormat::with_default_storage_tag(GuardKind::Crc32c, ProtectionType::Type1)));
+
     /// What tables call it.
     pub fn name(self) -> &'static str {
         self.0.map_or("none", |format| format.guard().as_str())

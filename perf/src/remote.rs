@@ -5,9 +5,11 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use rustix::thread::{CpuSet, sched_getaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use sealblock_block::{Device, Durability, DynDevice, Request};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
@@ -26,12 +28,14 @@ use sealblock_units::{BlockSize, Extent};
 
 use crate::load;
 use crate::options::{Protection, RemoteOptions};
-use crate::setup::{Turn, TurnClock, open_volume};
+use crate::setup::{self, Turn, TurnClock, open_volume};
 
 /// The subsystem of our target.
 pub const NQN: &str = "nqn.2026-11.org.sealblock:perf";
 /// Commands in flight of a queue; one less than a queue of 256 entries holds.
 const DEPTH: u16 = 255;
+/// How long an idle end looks for work, in microseconds, as that of `sealblock serve` does.
+pub const SPIN_US: u32 = 50;
 const FILL_BLOCKS: u64 = 256;
 
 /// What is behind a namespace.
@@ -41,6 +45,8 @@ pub enum Store {
     Null,
     /// RAM, written all over.
     Memory,
+    /// A protected volume in RAM, written all over, with its worker at work.
+    MemoryVolume,
     /// A protected volume in this file, read through the page cache.
     CachedVolume(PathBuf),
     /// This file, past the page cache.
@@ -54,7 +60,9 @@ impl Store {
     fn turn(&self) -> Turn {
         match self {
             Store::Volume(_, on_turn) => on_turn.clone(),
-            Store::Null | Store::Memory | Store::CachedVolume(_) | Store::File(_) => Turn::default(),
+            Store::Null | Store::Memory | Store::MemoryVolume | Store::CachedVolume(_) | Store::File(_) => {
+                Turn::default()
+            }
         }
     }
 }
@@ -102,9 +110,23 @@ pub fn wait<T>(work: impl Future<Output = T>) -> anyhow::Result<T> {
     Ok(Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() })?.block_on(work))
 }
 
-/// Starts a target for these devices.
+/// Starts a target for these devices, where the options say.
 pub fn start(options: &RemoteOptions, spin_us: u32, devices: &[Served]) -> anyhow::Result<(Cores, Serving)> {
-    let (cores, core) = core(options.target_cpu, spin_us)?;
+    start_on(options.target_cpu, spin_us, devices)
+}
+
+/// CPUs that this process may use: one for a host, and another one for a target where there is one.
+pub fn two_cpus() -> (usize, usize) {
+    let allowed = sched_getaffinity(None).ok();
+    let is_allowed = |cpu: &usize| allowed.as_ref().is_none_or(|set| set.is_set(*cpu));
+    let mut cpus = (0..CpuSet::MAX_CPU).filter(is_allowed);
+    let host = cpus.next().unwrap_or(0);
+    (host, cpus.next().filter(|_| available_parallelism().map_or(1, usize::from) > 1).unwrap_or(host))
+}
+
+/// Starts a target for these devices on this CPU.
+pub fn start_on(cpu: usize, spin_us: u32, devices: &[Served]) -> anyhow::Result<(Cores, Serving)> {
+    let (cores, core) = core(cpu, spin_us)?;
     let devices = devices.to_vec();
     let turns = devices.iter().map(|served| served.store.turn()).collect();
     let address = wait(core.call(move || serve(devices)))?.context("the target's core is gone")??;
@@ -148,6 +170,7 @@ impl Served {
                 fill(&device).await?;
                 DynDevice::new("memory", device)
             }
+            Store::MemoryVolume => setup::memory_volume(self.blocks, self.protection).await?,
             Store::CachedVolume(path) => {
                 let medium = FileMedium::open(path, FileMediumOptions { buffered: true, ..FileMediumOptions::READ })?;
                 let options = OpenOptions { read_only: true, ..OpenOptions::default() };

@@ -4,18 +4,16 @@
 //! check the same tags of the same blocks, 8 requests at a time, without digests; the reader checks them here. Bytes moved are
 //! payload, and for each command the 96 bytes of its capsules.
 
-use std::cell::Cell;
 use std::rc::Rc;
 
 use anyhow::Context;
-use futures_util::future::try_join_all;
-use sealblock_block::{Abilities, Ability, Device, Gate, Geometry, Outcome, Request};
+use sealblock_block::{Abilities, Ability, Device, Gate, Request};
 use sealblock_integrity::Checks;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_runtime_reactor::{Config, Reactor};
-use sealblock_units::Extent;
 
-use crate::load::Stopwatch;
+use crate::devices::Lacking;
+use crate::load::{Stopwatch, in_pieces};
 use crate::options::{Protection, RemoteOptions};
 use crate::remote::{self, NQN, Served, Store, View};
 use crate::report::Spread;
@@ -24,35 +22,32 @@ use crate::setup::{self, Prepared, Scratch};
 /// How many times faster, and how many times fewer bytes.
 const FASTER: f64 = 6.0;
 const FEWER: f64 = 1000.0;
-const DEPTH: usize = 8;
+/// Requests in flight.
+pub const DEPTH: usize = 8;
 /// Blocks of 4 KiB that one request is about, if the device takes as many.
-const OFFLOADED_BLOCKS: u64 = 4096;
-const READ_BLOCKS: u64 = 256;
+pub const OFFLOADED_BLOCKS: u64 = 4096;
+/// Blocks of 4 KiB that one request is about, where they are read.
+pub const READ_BLOCKS: u64 = 256;
 /// A command's capsule of 72 bytes and its response of 24.
 const CAPSULES_BYTES: u64 = 96;
 
-/// A device that does not verify, so that the gate in front of it has to read.
-struct Emulated(NvmeTcpDevice);
+/// A device that does not verify, so that its gate reads.
+pub type Reading = Gate<Lacking<NvmeTcpDevice>>;
 
-impl Device for Emulated {
-    fn geometry(&self) -> &Geometry {
-        self.0.geometry()
-    }
-
-    fn abilities(&self) -> Abilities {
-        Abilities { verify: Ability::Absent, ..self.0.abilities() }
-    }
-
-    async fn execute(&self, operation: Request) -> Outcome {
-        self.0.execute(operation).await
-    }
+/// The same device, read by this host instead of verified by itself.
+pub fn by_reading(device: NvmeTcpDevice) -> Reading {
+    let left = |abilities| Abilities { verify: Ability::Absent, ..abilities };
+    Gate::new("emulated", Lacking { inner: device, left })
 }
 
 /// One Verify of everything.
-struct Pass {
-    seconds: f64,
-    bytes_moved: u64,
-    payload_bytes: u64,
+pub struct Pass {
+    /// How long it took.
+    pub seconds: f64,
+    /// Bytes of payload and capsules that crossed.
+    pub bytes_moved: u64,
+    /// Bytes of payload that crossed.
+    pub payload_bytes: u64,
 }
 
 /// Measures everything and prints it.
@@ -88,12 +83,12 @@ fn store(options: &RemoteOptions, device: &str, guard: Protection) -> anyhow::Re
 async fn bench(rounds: u32, address: std::net::SocketAddr) -> anyhow::Result<Vec<(Pass, Pass)>> {
     let device = remote::connect(address, NQN, Some(remote::nsid(0, View::Tagged)), false).await?;
     let offloaded = Rc::new(Gate::new("offloaded", device.clone()));
-    let emulated = Rc::new(Gate::new("emulated", Emulated(device.clone())));
+    let emulated = Rc::new(by_reading(device.clone()));
     let mut measured = Vec::new();
     // The first round brings a volume's file into memory.
     for round in 0..=rounds {
-        let one = pass(&*offloaded, &device, OFFLOADED_BLOCKS).await?;
-        let other = pass(&*emulated, &device, READ_BLOCKS).await?;
+        let one = pass(&*offloaded, &device, OFFLOADED_BLOCKS, DEPTH).await?;
+        let other = pass(&*emulated, &device, READ_BLOCKS, DEPTH).await?;
         if round > 0 {
             measured.push((one, other));
         }
@@ -102,21 +97,16 @@ async fn bench(rounds: u32, address: std::net::SocketAddr) -> anyhow::Result<Vec
     Ok(measured)
 }
 
-async fn pass<D: Device>(gate: &D, device: &NvmeTcpDevice, piece: u64) -> anyhow::Result<Pass> {
+/// Verifies all of a device, `piece` blocks and so many requests at a time. `device` is what the gate stands before.
+pub async fn pass<D: Device>(gate: &D, device: &NvmeTcpDevice, piece: u64, in_flight: usize) -> anyhow::Result<Pass> {
     let geometry = gate.geometry();
     let (capacity, format) = (geometry.capacity_blocks, geometry.protection.context("there are tags to verify")?);
     let before = device.counters();
-    let next = Cell::new(0);
     let watch = Stopwatch::start();
-    try_join_all((0..DEPTH).map(|_| async {
-        while next.get() < capacity {
-            let start = next.replace(next.get() + piece);
-            let extent = Extent::from_raw(start, piece.min(capacity - start))?;
-            let checks = Checks::full(format, extent.start());
-            gate.execute(Request::verify(extent, checks)).await?;
-        }
-        anyhow::Ok(())
-    }))
+    in_pieces(capacity, piece, in_flight, async |extent| {
+        gate.execute(Request::verify(extent, Checks::full(format, extent.start()))).await?;
+        Ok(())
+    })
     .await?;
     let seconds = watch.stop(1, 0).seconds;
     let after = device.counters();

@@ -87,6 +87,30 @@ impl Rounds {
     }
 }
 
+/// Has each of so many contenders take its turn in each round, in a new order each time. `begin` is called before a round, `turn` with the contender
+/// and the round; rounds are counted from 1. The result has a list for each round, in the order of contenders.
+///
+/// # Errors
+/// The first of `begin` or `turn`.
+pub async fn interleaved<T>(
+    rounds: u32,
+    contenders: usize,
+    mut begin: impl FnMut(u32) -> anyhow::Result<()>,
+    mut turn: impl AsyncFnMut(usize, u32) -> anyhow::Result<T>,
+) -> anyhow::Result<Vec<Vec<T>>> {
+    let mut rng = Rng::with_seed(0);
+    let mut measured = Vec::new();
+    for round in 1..=rounds {
+        begin(round)?;
+        let mut turns: Vec<Option<T>> = (0..contenders).map(|_| None).collect();
+        for next in shuffled(contenders, &mut rng) {
+            turns[next] = Some(turn(next, round).await?);
+        }
+        measured.push(turns.into_iter().flatten().collect());
+    }
+    Ok(measured)
+}
+
 /// The numbers below `count` in a new order each time, so that no contender always follows the same other.
 pub fn shuffled(count: usize, rng: &mut Rng) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();

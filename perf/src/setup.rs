@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Context;
 use sealblock_block::{Clock, DynDevice, Gate, Medium};
 use sealblock_media_file::{FileMedium, Options, RawDevice};
+use sealblock_media_memory::MemoryMedium;
 use sealblock_media_volume::{CreateOptions, OpenOptions, Volume, create, format::Layout, open, probe};
 use sealblock_runtime_reactor::{JoinHandle, pool, sleep, spawn};
 use sealblock_units::BlockSize;
@@ -20,6 +21,8 @@ use crate::options::{FileOptions, Protection};
 
 /// A step of the clock of volumes.
 const TICK: Duration = Duration::from_millis(20);
+/// Sectors of media in memory.
+const MEMORY_SECTOR_BYTES: u32 = 512;
 /// Salts checksums; files of one run need not differ in it.
 const UUID: [u8; 16] = *b"sealblock-perf!!";
 
@@ -231,18 +234,38 @@ pub async fn new_volume(path: &Path, blocks: u64, guard: Protection, prepared: P
     std::fs::remove_file(path)?;
     let layout = Layout::new(BlockSize::B4096, sector_bytes, blocks)?;
     let medium = new_file(path, layout.medium_bytes(), prepared).await?;
-    let shape = CreateOptions {
-        block_size: BlockSize::B4096,
-        capacity_blocks: blocks,
-        protection: guard.0,
-        uuid: UUID,
-        preallocate: false,
-    };
+    let shape = shape(blocks, guard);
     create(&medium, &shape).await?;
     // Making a volume punches holes where its tables will be.
     reserve(path, layout.medium_bytes())?;
     medium.sync().await?;
     Ok(layout)
+}
+
+/// A volume in memory with every block written, and its worker at work until its core is dropped.
+pub async fn memory_volume(blocks: u64, guard: Protection) -> anyhow::Result<DynDevice> {
+    let layout = Layout::new(BlockSize::B4096, MEMORY_SECTOR_BYTES, blocks)?;
+    let medium = MemoryMedium::new(layout.medium_bytes(), MEMORY_SECTOR_BYTES);
+    let shape = shape(blocks, guard);
+    create(&medium, &shape).await?;
+    let opened = open(medium, TurnClock::new(Turn::endless()), &OpenOptions::default()).await?;
+    drop(spawn(opened.worker.run()));
+    let gate = Rc::new(Gate::new("volume", opened.volume));
+    load::drive(Rc::clone(&gate), FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
+    Ok(DynDevice::from(gate))
+}
+
+/// A new volume of blocks of 4 KiB.
+fn shape(capacity_blocks: u64, guard: Protection) -> CreateOptions {
+    let (block_size, protection) = (BlockSize::B4096, guard.0);
+    CreateOptions { block_size, capacity_blocks, protection, uuid: UUID, preallocate: false }
+}
+
+/// Whether files in this folder can be used past the page cache.
+pub fn has_direct_io(dir: &Path) -> anyhow::Result<bool> {
+    let scratch = new_path(dir, "direct")?;
+    let doing = || format!("making a file in {}", dir.display());
+    Ok(FileMedium::open(&scratch.0, Options::CREATE).with_context(doing)?.is_direct())
 }
 
 /// A raw file with every block written, in `dir`.
@@ -252,6 +275,19 @@ pub async fn filled_file(dir: &Path, name: &str, blocks: u64) -> anyhow::Result<
     let device = Rc::new(Gate::new("raw", RawDevice::new(medium, BlockSize::B4096)?));
     load::drive(device, FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
     Ok(scratch)
+}
+
+/// A raw file in which every block is written, as a device.
+pub async fn raw_device(dir: &Path, name: &str, blocks: u64) -> anyhow::Result<(Rc<DynDevice>, Scratch)> {
+    let scratch = filled_file(dir, name, blocks).await?;
+    let medium = FileMedium::open(&scratch.0, Options::WRITE)?;
+    Ok((Rc::new(DynDevice::new("file", RawDevice::new(medium, BlockSize::B4096)?)), scratch))
+}
+
+/// An open volume in a file in which every block is written, with CRC-32C.
+pub async fn volume_device(dir: &Path, name: &str, blocks: u64) -> anyhow::Result<(OpenVolume, Scratch)> {
+    let (scratch, _) = filled_volume(dir, name, blocks, Protection::CRC32C, Prepared::Reserved).await?;
+    Ok((open_volume(&scratch.0, Turn::endless()).await?, scratch))
 }
 
 /// A volume with every block written, closed, in `dir`.

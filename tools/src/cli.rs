@@ -4,6 +4,7 @@
 //! status 2 before anything is opened. The doc comments of commands and options are their help.
 
 mod attach;
+mod bench;
 mod fs;
 mod mirror;
 mod scrub;
@@ -23,6 +24,7 @@ use sealblock_stack::target::TargetName;
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
 pub use attach::{Attach, Detach};
+pub use bench::Bench;
 pub use fs::{Fs, FsCat, FsCommand, FsGet, FsInfo, FsLs, FsMount, FsRescue, FsTree, FsVerify};
 pub use mirror::{
     Mirror, MirrorAcceptStale, MirrorAdd, MirrorCommand, MirrorCreate, MirrorRemove, MirrorReplace, MirrorStatus,
@@ -143,6 +145,8 @@ pub enum Command {
     Corrupt(Corrupt),
     /// Show the main job: make a volume, fill it, verify it, damage it, find the damage.
     Demo(Demo),
+    /// Measure on this machine what others claim of such storage, and say of each claim whether it holds here.
+    Bench(Bench),
     /// Print completions for a shell.
     Completions(Completions),
     /// Write the manual pages into a folder.

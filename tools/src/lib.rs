@@ -14,6 +14,7 @@ pub mod tally;
 /// What the commands do.
 pub mod commands {
     pub mod attach;
+    pub mod bench;
     pub mod compare;
     pub mod copy;
     pub mod corrupt;
@@ -60,6 +61,7 @@ pub mod commands {
             Command::Fs(arguments) => fs::run(arguments),
             Command::Corrupt(arguments) => corrupt::run(arguments),
             Command::Demo(arguments) => demo::run(arguments),
+            Command::Bench(arguments) => bench::run(arguments),
             Command::Completions(arguments) => man::completions(arguments),
             Command::Man(arguments) => man::run(arguments),
         }

@@ -23,6 +23,7 @@ static LINES: LazyLock<MultiProgress> =
 
 const BOUNDED: &str = "{prefix} {bar:30} {bytes}/{total_bytes} {rate} {eta} left{msg}";
 const UNBOUNDED: &str = "{prefix} {spinner} {bytes} {rate}{msg}";
+const STEPS: &str = "{elapsed} {msg}";
 
 /// Whether progress may be shown at all.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -129,9 +130,45 @@ impl Drop for Progress {
     }
 }
 
+/// The progress of work that has steps and no bytes: time so far, and what is done now. Dropping it clears the screen line.
+///
+/// It draws at a step only, so that it takes nothing from what is being measured between two.
+#[derive(Debug)]
+pub struct Steps(ProgressBar);
+
+impl Steps {
+    /// Work that begins now.
+    pub fn new(show: Show) -> Steps {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+        bar.set_style(ProgressStyle::with_template(STEPS).expect("the template above is well formed"));
+        let visible = show == Show::OnTerminal && io::stderr().is_terminal();
+        Steps(if visible { LINES.add(bar) } else { bar })
+    }
+
+    /// What is done from now on.
+    pub fn at(&self, what: String) {
+        self.0.set_message(what);
+        self.0.tick();
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+        LINES.remove(&self.0);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn steps_are_told_unseen() {
+        let steps = Steps::new(Show::Never);
+        steps.at("round 1 of 3".to_owned());
+        assert_eq!((steps.0.message().as_str(), steps.0.is_hidden()), ("round 1 of 3", true));
+    }
 
     #[test]
     fn counts_go_on_unseen() {

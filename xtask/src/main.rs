@@ -7,6 +7,7 @@
 mod check;
 mod circles;
 mod dependencies;
+mod figures;
 mod fuzz;
 mod modules;
 mod package;
@@ -34,6 +35,7 @@ cargo xtask: the checks of this repository
   cargo xtask package              a Debian package, in target/package
                       --symbols    and a second one of its debug symbols
                       --try        and installs, starts, uses and removes it in a folder, as the check does
+  cargo xtask figures FILE.json    tables of docs/performance.md and verdicts of README.md, from sealblock bench --json=FILE.json
   cargo xtask fuzz [--seconds N]   each target of proofs/fuzz for N seconds (60 by default), with the nightly toolchain
 
 Exit status: 0 when all is well, 1 when a check fails, 2 for an unknown word.
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         ["package"] => print_summary(package::make(false)),
         ["package", "--try"] => print_summary(package::make_and_try()),
         ["package", "--symbols"] => print_summary(package::make(true)),
+        ["figures", path] => print_summary(figures::rewrite(path)),
         ["fuzz"] => fuzz::run(60),
         ["fuzz", "--seconds", seconds] => seconds_of(seconds).and_then(fuzz::run),
         unknown => {

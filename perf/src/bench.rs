@@ -1,0 +1,205 @@
+//! `sealblock bench`: claims that others have published, measured on this machine.
+//!
+//! A claim is an entry of [`CLAIMS`] with a function that measures it. The frame calls the functions one after the other, names the machine,
+//! and hands on what came out: [`Report`]. How that is shown is the business of [`text`], [`plot`] and [`html`]; the JSON is the report itself.
+//! A claim that cannot be measured is reported as such, and the others are measured all the same.
+//!
+//! To add one: a file with a `pub const CLAIM: Claim`, and a line in [`CLAIMS`].
+
+mod beside;
+pub mod html;
+pub mod machine;
+
+pub mod outcome;
+mod overwrite;
+pub mod plot;
+pub mod text;
+pub mod verdict;
+mod verify_offload;
+mod write_zeroes;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use sealblock_units::ByteCount;
+use serde::Serialize;
+
+use machine::Machine;
+use outcome::{Claim, Interrupted, Listener, Outcome, Progress, Published, Scale};
+
+/// The version of the JSON's form. Fields are only added while it stays the same.
+pub const VERSION: u32 = 1;
+
+/// All claims, in the order in which they are measured.
+pub const CLAIMS: &[&Claim] = &[&verify_offload::CLAIM, &write_zeroes::CLAIM];
+
+/// The claim of this name.
+pub fn find(name: &str) -> Option<&'static Claim> {
+    CLAIMS.iter().copied().find(|claim| claim.name == name)
+}
+
+/// What the user says of the size of measurements; what is left out is each claim's own default.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Wishes {
+    /// Bytes of each device.
+    pub size: Option<ByteCount>,
+    /// Seconds of one turn of one contender, where a turn is not a fixed amount of work.
+    pub seconds: Option<f64>,
+    /// Rounds, in each of which every contender has a turn.
+    pub rounds: Option<u32>,
+    /// Folder for temporary files.
+    pub dir: PathBuf,
+}
+
+impl Wishes {
+    /// How large the measurement of a claim is.
+    fn scale(&self, claim: &Claim) -> Scale {
+        Scale {
+            size: self.size.unwrap_or(claim.defaults.size),
+            seconds: self.seconds.unwrap_or(claim.defaults.seconds),
+            rounds: self.rounds.unwrap_or(claim.defaults.rounds),
+            dir: self.dir.clone(),
+        }
+    }
+}
+
+/// What came out of a run.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Report {
+    /// The version of this form.
+    pub version: u32,
+    /// Where it ran.
+    pub machine: Machine,
+    /// When it began, in seconds since 1970.
+    pub started_unix_s: u64,
+    /// How long it took, in seconds.
+    pub elapsed_s: f64,
+    /// Whether a signal ended it: claims that were not measured to the end are left out.
+    pub interrupted: bool,
+    /// The claims, in the order in which they were measured.
+    pub claims: Vec<Measured>,
+}
+
+/// A claim, and what came out.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Measured {
+    /// What the command line calls it.
+    pub name: &'static str,
+    /// What is claimed.
+    pub claim: &'static str,
+    /// The published figures.
+    pub published: Vec<Published>,
+    /// Bytes of each device.
+    pub size_bytes: u64,
+    /// Seconds of one turn of one contender, where a turn was not a fixed amount of work.
+    pub seconds: f64,
+    /// Rounds, in each of which every contender had a turn.
+    pub rounds: u32,
+    /// How long the measurement took, in seconds.
+    pub elapsed_s: f64,
+    /// Why it could not be measured; nothing if it was.
+    pub failure: Option<String>,
+    /// What came out; empty if it could not be measured.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+impl Report {
+    /// Whether a claim could not be measured.
+    pub fn has_failed(&self) -> bool {
+        self.claims.iter().any(|claim| claim.failure.is_some())
+    }
+}
+
+/// Measures these claims, one after the other. `listener` is told each step, and ends the run by its answer.
+pub fn measure(claims: &[&'static Claim], wishes: &Wishes, listener: &Arc<Listener>) -> Report {
+    let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let (watch, machine) = (Instant::now(), Machine::this());
+    let (mut interrupted, mut measured) = (false, Vec::new());
+    for &claim in claims {
+        match one(claim, &wishes.scale(claim), listener) {
+            Ok(claim) => measured.push(claim),
+            Err(Interrupted) => {
+                interrupted = true;
+                break;
+            }
+        }
+    }
+    let elapsed_s = watch.elapsed().as_secs_f64();
+    Report { version: VERSION, machine, started_unix_s, elapsed_s, interrupted, claims: measured }
+}
+
+fn one(claim: &'static Claim, scale: &Scale, listener: &Arc<Listener>) -> Result<Measured, Interrupted> {
+    let watch = Instant::now();
+    let (outcome, failure) = match (claim.measure)(scale, &Progress::new(claim.name, Arc::clone(listener))) {
+        Ok(outcome) => (outcome, None),
+        Err(error) if error.is::<Interrupted>() => return Err(Interrupted),
+        Err(error) => (Outcome::default(), Some(format!("{error:#}"))),
+    };
+    Ok(Measured {
+        name: claim.name,
+        claim: claim.sentence,
+        published: claim.published.to_vec(),
+        size_bytes: scale.size.get(),
+        seconds: scale.seconds,
+        rounds: scale.rounds,
+        elapsed_s: watch.elapsed().as_secs_f64(),
+        failure,
+        outcome,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::ControlFlow;
+
+    use super::*;
+    use crate::bench::outcome::{Defaults, Step};
+
+    const DEFAULTS: Defaults = Defaults { size: ByteCount::new(1 << 20), seconds: 0.5, rounds: 3 };
+    const GOOD: Claim = Claim {
+        name: "good",
+        sentence: "It is good.",
+        published: &[],
+        defaults: DEFAULTS,
+        measure: |scale, progress| {
+            for round in 1..=scale.rounds {
+                progress.step("all", round, scale.rounds)?;
+            }
+            Ok(Outcome { notes: vec![format!("{} {}", scale.size, scale.seconds)], ..Outcome::default() })
+        },
+    };
+    const BAD: Claim =
+        Claim { name: "bad", measure: |_, _| Err(anyhow::anyhow!("no disk").context("making a file")), ..GOOD };
+
+    fn told(until: u32) -> Arc<Listener> {
+        Arc::new(move |step: &Step| match step.round > until {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        })
+    }
+
+    #[test]
+    fn a_claim_that_fails_does_not_keep_others_from_being_measured() {
+        let report = measure(&[&BAD, &GOOD], &Wishes { seconds: Some(0.25), ..Wishes::default() }, &told(9));
+        assert!(report.has_failed() && !report.interrupted);
+        assert_eq!(report.claims[0].failure.as_deref(), Some("making a file: no disk"));
+        assert_eq!((report.claims[1].failure.as_ref(), report.claims[1].rounds), (None, 3));
+        assert_eq!(report.claims[1].outcome.notes, ["1048576 0.25".replace("1048576", &DEFAULTS.size.to_string())]);
+    }
+
+    #[test]
+    fn an_interrupted_run_has_only_what_was_measured_to_the_end() {
+        let report = measure(&[&GOOD, &GOOD], &Wishes::default(), &told(2));
+        assert!(report.interrupted && !report.has_failed() && report.claims.is_empty());
+    }
+
+    #[test]
+    fn names_of_claims_are_found_and_different() {
+        for claim in CLAIMS {
+            assert_eq!(find(claim.name).map(|found| found.sentence), Some(claim.sentence));
+        }
+        assert!(find("verify").is_none());
+    }
+}

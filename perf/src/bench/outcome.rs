@@ -1,0 +1,390 @@
+//! What a claim is, how large its measurement is to be, and what comes out: tables, plots and verdicts.
+//!
+//! An outcome holds figures only, and no layout: text, JSON, plots and HTML are made of the same values. Each cell of a table carries the
+//! text that people are shown beside its numbers, so that no reader of the JSON formats them in another way.
+
+use std::fmt;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sealblock_units::{BlockSize, ByteCount};
+use serde::Serialize;
+
+use super::verdict::Verdict;
+use crate::report::{Spread, interleaved};
+
+/// A claim that somebody has published, and how it is measured here.
+#[derive(Debug)]
+pub struct Claim {
+    /// What the command line calls it.
+    pub name: &'static str,
+    /// What is claimed, in one sentence.
+    pub sentence: &'static str,
+    /// The published figures.
+    pub published: &'static [Published],
+    /// How large the measurement is unless the user says otherwise.
+    pub defaults: Defaults,
+    /// Measures it. Files are made in the folder of the scale and are removed before this returns.
+    pub measure: fn(&Scale, &Progress) -> anyhow::Result<Outcome>,
+}
+
+/// A figure that others have published.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct Published {
+    /// What was measured, and the figures with their units.
+    pub figure: &'static str,
+    /// Who published it, in words.
+    pub source: &'static str,
+}
+
+/// How large a measurement is unless the user says otherwise: together some 80 seconds on two cores.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Defaults {
+    /// Bytes of each device.
+    pub size: ByteCount,
+    /// Seconds of one turn of one contender, where a turn is not a fixed amount of work.
+    pub seconds: f64,
+    /// Rounds, in each of which every contender has a turn and the yardstick has two.
+    pub rounds: u32,
+}
+
+/// How large the measurement of a claim is, and where its files are made.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Scale {
+    /// Bytes of each device.
+    pub size: ByteCount,
+    /// Seconds of one turn of one contender, where a turn is not a fixed amount of work.
+    pub seconds: f64,
+    /// Rounds, in each of which every contender has a turn and the yardstick has two.
+    pub rounds: u32,
+    /// Folder for temporary files.
+    pub dir: PathBuf,
+}
+
+impl Scale {
+    /// Blocks of 4 KiB in each device.
+    pub fn blocks(&self) -> u64 {
+        self.size.get() >> BlockSize::B4096.shift()
+    }
+}
+
+/// Where a measurement is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Step<'a> {
+    /// The claim.
+    pub claim: &'static str,
+    /// The part of its measurement.
+    pub part: &'a str,
+    /// The round that begins, counted from 1.
+    pub round: u32,
+    /// How many rounds this part has.
+    pub of: u32,
+}
+
+/// Is told each step, on whatever thread measures, and says whether to go on.
+pub type Listener = dyn Fn(&Step) -> ControlFlow<()> + Send + Sync;
+
+/// Tells how far the measurement of a claim is.
+#[derive(Clone)]
+pub struct Progress {
+    claim: &'static str,
+    listener: Arc<Listener>,
+}
+
+impl Progress {
+    /// That of a claim.
+    pub fn new(claim: &'static str, listener: Arc<Listener>) -> Progress {
+        Progress { claim, listener }
+    }
+
+    /// Tells that a round of `part` begins, counted from 1.
+    ///
+    /// # Errors
+    /// [`Interrupted`] if the measurement is to end: what it has made is removed on the way out.
+    pub fn step(&self, part: &str, round: u32, of: u32) -> Result<(), Interrupted> {
+        match (self.listener)(&Step { claim: self.claim, part, round, of }) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Interrupted),
+        }
+    }
+
+    /// Rounds of `part`, each told: every contender has a turn in each, in a new order each time ([`interleaved`]).
+    ///
+    /// # Errors
+    /// [`Interrupted`], or the first error of a turn.
+    pub async fn rounds<T>(
+        &self,
+        part: &str,
+        rounds: u32,
+        contenders: usize,
+        turn: impl AsyncFnMut(usize, u32) -> anyhow::Result<T>,
+    ) -> anyhow::Result<Vec<Vec<T>>> {
+        interleaved(rounds, contenders, |round| Ok(self.step(part, round, rounds)?), turn).await
+    }
+}
+
+/// A measurement ended early because the user asked for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Interrupted;
+
+impl fmt::Display for Interrupted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the measurement was interrupted")
+    }
+}
+
+impl std::error::Error for Interrupted {}
+
+/// What came out of a measurement.
+#[derive(Clone, PartialEq, Debug, Default, Serialize)]
+pub struct Outcome {
+    /// The figures.
+    pub tables: Vec<Table>,
+    /// Pictures of them.
+    pub plots: Vec<Plot>,
+    /// What follows of the claim.
+    pub verdicts: Vec<Verdict>,
+    /// What a reader has to know of these figures: what was left out on this machine and why, what limits them.
+    pub notes: Vec<String>,
+}
+
+/// A table of figures.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Table {
+    /// What it shows.
+    pub title: String,
+    /// What its rows are.
+    pub rows_are: String,
+    /// Its columns, the one with the names of rows left out.
+    pub columns: Vec<Column>,
+    /// Its rows.
+    pub rows: Vec<Row>,
+}
+
+/// A column of figures.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Column {
+    /// What it shows.
+    pub name: String,
+    /// The unit of its figures; empty for plain numbers and words.
+    pub unit: String,
+}
+
+/// A row of figures.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Row {
+    /// What these figures are of.
+    pub name: String,
+    /// One for each column.
+    pub cells: Vec<Cell>,
+}
+
+/// A figure, or words in place of one.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Cell {
+    /// As people are shown it, without the unit.
+    pub text: String,
+    /// The median over rounds, or the figure itself where it was counted.
+    pub median: Option<f64>,
+    /// The least over rounds.
+    pub least: Option<f64>,
+    /// The greatest over rounds.
+    pub most: Option<f64>,
+}
+
+impl Table {
+    /// A table without rows; columns by name and unit.
+    pub fn new(title: impl Into<String>, rows_are: &str, columns: &[(&str, &str)]) -> Table {
+        let column = |&(name, unit): &(&str, &str)| Column { name: name.to_owned(), unit: unit.to_owned() };
+        let columns = columns.iter().map(column).collect();
+        Table { title: title.into(), rows_are: rows_are.to_owned(), columns, rows: Vec::new() }
+    }
+
+    /// Adds a row with a cell for each column.
+    pub fn push(&mut self, name: impl Into<String>, cells: Vec<Cell>) {
+        debug_assert_eq!(cells.len(), self.columns.len(), "{}", self.title);
+        self.rows.push(Row { name: name.into(), cells });
+    }
+}
+
+impl Cell {
+    /// A figure that was measured in several rounds.
+    pub fn measured(spread: Spread) -> Cell {
+        let Spread { median, least, most } = spread;
+        let text = match least.to_bits() == most.to_bits() {
+            true => number(median),
+            false => format!("{} [{} .. {}]", number(median), number(least), number(most)),
+        };
+        Cell { text, median: Some(median), least: Some(least), most: Some(most) }
+    }
+
+    /// A figure that was counted: no machine and no round changes it.
+    pub fn counted(value: f64) -> Cell {
+        Cell { text: number(value), median: Some(value), least: None, most: None }
+    }
+
+    /// Words in place of a figure.
+    pub fn words(text: impl Into<String>) -> Cell {
+        Cell { text: text.into(), median: None, least: None, most: None }
+    }
+}
+
+/// A number with some three digits, or all of them before the point.
+pub fn number(value: f64) -> String {
+    let size = value.abs();
+    match size {
+        _ if !size.is_finite() => "none".to_owned(),
+        0.0 => "0".to_owned(),
+        _ if size >= 999.5 => grouped(value),
+        _ if size >= 99.95 => format!("{value:.0}"),
+        _ if size >= 9.995 => format!("{value:.1}"),
+        _ if size >= 0.9995 => format!("{value:.2}"),
+        _ if size >= 1e-4 => {
+            let digits = 2 - size.log10().floor() as i32;
+            format!("{value:.*}", digits.max(0) as usize)
+        }
+        _ => format!("{value:.2e}"),
+    }
+}
+
+/// A whole number with a comma before every three digits.
+fn grouped(value: f64) -> String {
+    let digits = format!("{:.0}", value.abs());
+    let mut text = if value < 0.0 { "-".to_owned() } else { String::new() };
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// A picture of figures.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Plot {
+    /// The name of its file, without an ending.
+    pub name: String,
+    /// What it shows.
+    pub title: String,
+    /// The axis to the right.
+    pub x: Axis,
+    /// The axis upwards.
+    pub y: Axis,
+    /// What is drawn.
+    #[serde(flatten)]
+    pub drawing: Drawing,
+}
+
+/// An axis.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Axis {
+    /// What it shows.
+    pub name: String,
+    /// Its unit; empty for plain numbers and names.
+    pub unit: String,
+    /// Whether equal lengths are equal ratios.
+    pub logarithmic: bool,
+}
+
+impl Axis {
+    /// An axis on which equal lengths are equal differences.
+    pub fn linear(name: &str, unit: &str) -> Axis {
+        Axis { name: name.to_owned(), unit: unit.to_owned(), logarithmic: false }
+    }
+
+    /// An axis on which equal lengths are equal ratios; what is not above 0 is not drawn.
+    pub fn logarithmic(name: &str, unit: &str) -> Axis {
+        Axis { logarithmic: true, ..Axis::linear(name, unit) }
+    }
+}
+
+/// Its name and its unit.
+impl fmt::Display for Axis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.unit.is_empty() {
+            true => f.write_str(&self.name),
+            false => write!(f, "{}, {}", self.name, self.unit),
+        }
+    }
+}
+
+/// What a plot draws.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Drawing {
+    /// A bar of each series in each group.
+    Bars {
+        /// The names under the axis.
+        groups: Vec<String>,
+        /// A value for each group.
+        series: Vec<Series>,
+    },
+    /// A curve for each series.
+    Curves(Vec<Curve>),
+}
+
+/// Bars of one colour.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Series {
+    /// What it shows.
+    pub name: String,
+    /// A value for each group.
+    pub values: Vec<f64>,
+}
+
+/// Points of one colour, joined in their order.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Curve {
+    /// What it shows.
+    pub name: String,
+    /// Right and up.
+    pub points: Vec<(f64, f64)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_three_digits_or_all_before_the_point() {
+        for (value, text) in [
+            (0.0, "0"),
+            (5.97, "5.97"),
+            (0.17, "0.170"),
+            (0.00123, "0.00123"),
+            (12.34, "12.3"),
+            (99.96, "100"),
+            (999.4, "999"),
+            (1234.5, "1,234"),
+            (-12_345_678.0, "-12,345,678"),
+            (1.5e-7, "1.50e-7"),
+            (f64::NAN, "none"),
+            (f64::INFINITY, "none"),
+        ] {
+            assert_eq!(number(value), text);
+        }
+    }
+
+    #[test]
+    fn a_cell_shows_its_spread_where_it_has_one() {
+        let cell = Cell::measured(Spread::of([1.0, 3.0, 2.0].into_iter()));
+        assert_eq!((cell.text.as_str(), cell.median, cell.most), ("2.00 [1.00 .. 3.00]", Some(2.0), Some(3.0)));
+        assert_eq!(Cell::measured(Spread::of([2.0].into_iter())).text, "2.00");
+        assert_eq!((Cell::counted(4096.0).text.as_str(), Cell::counted(1.0).least), ("4,096", None));
+        assert_eq!(Cell::words("not installed").median, None);
+    }
+
+    #[test]
+    fn a_listener_ends_a_measurement() {
+        let until_second = |step: &Step| match step.round {
+            1 => ControlFlow::Continue(()),
+            _ => ControlFlow::Break(()),
+        };
+        let progress = Progress::new("claim", Arc::new(until_second));
+        assert_eq!(progress.step("part", 1, 2), Ok(()));
+        let ended: anyhow::Result<()> = progress.step("part", 2, 2).map_err(anyhow::Error::from);
+        assert!(ended.unwrap_err().context("measuring").is::<Interrupted>());
+    }
+}

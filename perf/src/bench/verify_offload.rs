@@ -1,0 +1,291 @@
+//! The claim `verify-offload`: Verify at the target that holds the data, against Verify of the same blocks by reading them.
+//!
+//! Host and target are ours, over NVMe/TCP on loopback, a core each. Both ways check guard and reference tag of every block of one namespace,
+//! at the target or at the host. Reading is done by eight readers and by one, requests of 1 MiB each; Verify goes in commands of up to 16 MiB, eight
+//! and one at a time. Each way of reading is a yardstick, so each has two turns in a round.
+//!
+//! CPU time is that of the host's thread and of the target's. An end that has nothing to do looks for work for 50 us before it sleeps, as in
+//! `sealblock serve`, and that is a part of it. Bytes moved are payload, and for each command the 96 bytes of its capsules.
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, ensure};
+use sealblock_block::Gate;
+use sealblock_media_nvme_tcp::NvmeTcpDevice;
+use sealblock_runtime_reactor::{Config, CoreHandle, Reactor};
+use sealblock_units::ByteCount;
+
+use super::machine::memory_bytes;
+use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
+use super::verdict::{Bar, Round, Verdict};
+use crate::options::Protection;
+use crate::remote::{self, NQN, SPIN_US, Served, Store, View, core_cpu, thread_cpu};
+use crate::remote_verify::{DEPTH, OFFLOADED_BLOCKS, READ_BLOCKS, Reading, by_reading, pass};
+use crate::report::Spread;
+use crate::setup::{self, Prepared, Scratch, Turn};
+
+/// How many times as fast, on media that cost the target next to nothing or a read of memory.
+const FASTER: f64 = 6.0;
+/// How many times fewer bytes.
+const FEWER: f64 = 1000.0;
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// The claim.
+pub const CLAIM: Claim = Claim {
+    name: "verify-offload",
+    sentence: "Verify by the device that holds the data is at least 6 times as fast as reading the blocks over the network to check them here.",
+    published: &[Published {
+        figure: "500 GB over nvme-loop on null_blk: 2m04s with Verify, 12m19s by reading, 5.97 times",
+        source: "cover letter of the patches that proposed REQ_OP_VERIFY for the Linux block layer in 2021",
+    }],
+    defaults: Defaults { size: ByteCount::new(256 << 20), seconds: 0.3, rounds: 7 },
+    measure,
+};
+
+/// What the target keeps its blocks in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Medium {
+    Null,
+    Memory,
+    MemoryVolume,
+    FileVolume,
+}
+
+impl Medium {
+    const ALL: [Medium; 4] = [Medium::Null, Medium::Memory, Medium::MemoryVolume, Medium::FileVolume];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Medium::Null => "null",
+            Medium::Memory => "memory",
+            Medium::MemoryVolume => "volume in memory",
+            Medium::FileVolume => "volume in a file",
+        }
+    }
+
+    /// Whether something is claimed of it. A volume is as fast as its medium.
+    const fn has_bar(self) -> bool {
+        matches!(self, Medium::Null | Medium::Memory)
+    }
+}
+
+/// A way to verify all blocks.
+#[derive(Clone, Copy)]
+struct Way {
+    name: &'static str,
+    is_offloaded: bool,
+    in_flight: usize,
+}
+
+const fn way(name: &'static str, is_offloaded: bool, in_flight: usize) -> Way {
+    Way { name, is_offloaded, in_flight }
+}
+
+const WAYS: [Way; 6] = [
+    way("reading, 8 readers", false, DEPTH),
+    way("reading, 8 readers, again", false, DEPTH),
+    way("reading, 1 reader", false, 1),
+    way("reading, 1 reader, again", false, 1),
+    way("Verify, 8 at a time", true, DEPTH),
+    way("Verify, 1 at a time", true, 1),
+];
+/// Each yardstick, its second turn, and what is compared with it.
+const COMPARED: [(usize, usize, usize, &str); 2] =
+    [(0, 1, 4, "Verify, 8 at a time, against 8 readers"), (2, 3, 5, "Verify, 1 at a time, against 1 reader")];
+
+/// A turn, for each GiB of data.
+#[derive(Clone, Copy)]
+struct Turned {
+    seconds: f64,
+    host_cpu: f64,
+    target_cpu: f64,
+    moved_bytes: f64,
+}
+
+fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
+    let mut outcome = Outcome::default();
+    let room = memory_bytes().unwrap_or(u64::MAX) / 2;
+    ensure!(
+        scale.size.get() <= room,
+        "a device of {} in memory is more than half of this machine's memory",
+        scale.size
+    );
+    let (host_cpu, target_cpu) = remote::two_cpus();
+    if host_cpu == target_cpu {
+        outcome.notes.push("Host and target share one CPU: this process may use no other.".to_owned());
+    }
+    let mut media = Vec::new();
+    for medium in Medium::ALL {
+        if medium == Medium::FileVolume && !setup::has_direct_io(&scale.dir)? {
+            let dir = scale.dir.display();
+            outcome
+                .notes
+                .push(format!("No volume in a file: {dir} has no direct I/O, and the page cache is no medium."));
+            continue;
+        }
+        let (store, _scratch) = store(medium, scale)?;
+        let served = Served { store, protection: Protection::CRC32C, blocks: scale.blocks() };
+        let (_target, serving) = remote::start_on(target_cpu, SPIN_US, &[served])?;
+        let (_cores, host) = remote::core(host_cpu, SPIN_US)?;
+        let (scale, progress) = (scale.clone(), progress.clone());
+        let turns = host.call(move || rounds(medium, scale, progress, serving));
+        let turns = remote::wait(turns)?.context("the host's core is gone")??;
+        outcome.tables.push(table(medium, &turns));
+        outcome.verdicts.extend(verdicts(medium, &turns));
+        media.push((medium, turns));
+    }
+    outcome.plots = plots(&media);
+    Ok(outcome)
+}
+
+fn store(medium: Medium, scale: &Scale) -> anyhow::Result<(Store, Option<Scratch>)> {
+    Ok(match medium {
+        Medium::Null => (Store::Null, None),
+        Medium::Memory => (Store::Memory, None),
+        Medium::MemoryVolume => (Store::MemoryVolume, None),
+        Medium::FileVolume => {
+            let scratch = filled_volume(&scale.dir, scale.blocks())?;
+            (Store::Volume(scratch.0.clone(), Turn::endless()), Some(scratch))
+        }
+    })
+}
+
+fn filled_volume(dir: &Path, blocks: u64) -> anyhow::Result<Scratch> {
+    let filled = setup::filled_volume(dir, "verify offload", blocks, Protection::CRC32C, Prepared::Reserved);
+    Ok(Reactor::new(Config::default())?.block_on(filled)?.0)
+}
+
+/// Both ways to one namespace.
+struct Host {
+    device: NvmeTcpDevice,
+    offloaded: Gate<NvmeTcpDevice>,
+    reading: Reading,
+    target: CoreHandle,
+}
+
+async fn rounds(
+    medium: Medium,
+    scale: Scale,
+    progress: Progress,
+    serving: remote::Serving,
+) -> anyhow::Result<Vec<Vec<Turned>>> {
+    let device = remote::connect(serving.address, NQN, Some(remote::nsid(0, View::Tagged)), false).await?;
+    let host = Host {
+        offloaded: Gate::new("offloaded", device.clone()),
+        reading: by_reading(device.clone()),
+        target: serving.core,
+        device,
+    };
+    // Brings tables of volumes into memory, and the code of both ways.
+    for way in [WAYS[0], WAYS[4]] {
+        host.turn(way, 0.0).await?;
+    }
+    let turn = async |way: usize, _| host.turn(WAYS[way], scale.seconds).await;
+    let turns = progress.rounds(medium.name(), scale.rounds, WAYS.len(), turn).await;
+    host.device.close().await;
+    turns
+}
+
+impl Host {
+    /// Passes over all blocks, for at least so many seconds and at least one.
+    async fn turn(&self, way: Way, seconds: f64) -> anyhow::Result<Turned> {
+        let target_before = core_cpu(&self.target).await?;
+        let (host_before, watch) = (thread_cpu(), Instant::now());
+        let (mut passes, mut taken, mut moved) = (0_u64, 0.0, 0);
+        while passes == 0 || watch.elapsed().as_secs_f64() < seconds {
+            let pass = match way.is_offloaded {
+                true => pass(&self.offloaded, &self.device, OFFLOADED_BLOCKS, way.in_flight).await?,
+                false => pass(&self.reading, &self.device, READ_BLOCKS, way.in_flight).await?,
+            };
+            passes += 1;
+            taken += pass.seconds;
+            moved += pass.bytes_moved;
+        }
+        let host_cpu = thread_cpu() - host_before;
+        let target_cpu = core_cpu(&self.target).await? - target_before;
+        let gib = (passes * self.device_bytes()) as f64 / GIB;
+        Ok(Turned {
+            seconds: taken / gib,
+            host_cpu: host_cpu / gib,
+            target_cpu: target_cpu / gib,
+            moved_bytes: moved as f64 / gib,
+        })
+    }
+
+    fn device_bytes(&self) -> u64 {
+        use sealblock_block::Device;
+        self.device.geometry().capacity_bytes()
+    }
+}
+
+fn spread(turns: &[Vec<Turned>], way: usize, of: impl Fn(&Turned) -> f64) -> Spread {
+    Spread::of(turns.iter().map(|round| of(&round[way])))
+}
+
+fn table(medium: Medium, turns: &[Vec<Turned>]) -> Table {
+    let title = format!("Verify of 1 GiB over NVMe/TCP: {}, guard crc32c", medium.name());
+    let columns = [
+        ("time", "ms"),
+        ("CPU of the host", "ms"),
+        ("CPU of the target", "ms"),
+        ("payload and capsules moved", "bytes"),
+        ("times as fast as 8 readers", ""),
+    ];
+    let mut table = Table::new(title, "way", &columns);
+    for (index, way) in WAYS.iter().enumerate() {
+        let milliseconds = |of: fn(&Turned) -> f64| Cell::measured(spread(turns, index, |turn| of(turn) * 1e3));
+        let faster = Spread::of(turns.iter().map(|round| round[0].seconds / round[index].seconds));
+        let cells = vec![
+            milliseconds(|turn| turn.seconds),
+            milliseconds(|turn| turn.host_cpu),
+            milliseconds(|turn| turn.target_cpu),
+            Cell::counted(spread(turns, index, |turn| turn.moved_bytes).median),
+            if index == 0 { Cell::words("yardstick") } else { Cell::measured(faster) },
+        ];
+        table.push(way.name, cells);
+    }
+    table
+}
+
+fn verdicts(medium: Medium, turns: &[Vec<Turned>]) -> Vec<Verdict> {
+    let mut verdicts = Vec::new();
+    if medium.has_bar() {
+        for (yardstick, again, claimed, what) in COMPARED {
+            let speed = |round: &[Turned], way: usize| 1.0 / round[way].seconds;
+            let ratios = turns
+                .iter()
+                .map(|round| Round::of(speed(round, yardstick), speed(round, again), speed(round, claimed)));
+            let what = format!("{}: {what}, times as fast", medium.name());
+            verdicts.push(Verdict::timed(what, Bar::AtLeast(FASTER), &ratios.collect::<Vec<_>>()));
+        }
+    }
+    // The same commands in every round, so this is counted.
+    let moved = |way: usize| spread(turns, way, |turn| turn.moved_bytes);
+    let what = format!("{}: bytes moved by 8 readers, times those of Verify", medium.name());
+    verdicts.push(Verdict::counted(what, Bar::AtLeast(FEWER), moved(0).least / moved(4).most));
+    verdicts
+}
+
+fn plots(media: &[(Medium, Vec<Vec<Turned>>)]) -> Vec<Plot> {
+    let draw = |name: &str, title: &str, y: &str, of: fn(&Turned) -> f64| {
+        let groups = media.iter().map(|(medium, _)| medium.name().to_owned()).collect();
+        let series = [0, 2, 4, 5].map(|way| Series {
+            name: WAYS[way].name.to_owned(),
+            values: media.iter().map(|(_, turns)| spread(turns, way, of).median * 1e3).collect(),
+        });
+        Plot {
+            name: name.to_owned(),
+            title: title.to_owned(),
+            x: Axis::linear("what the target keeps blocks in", ""),
+            y: Axis::logarithmic(y, "ms"),
+            drawing: Drawing::Bars { groups, series: series.into() },
+        }
+    };
+    vec![
+        draw("verify-offload-time", "Time to verify 1 GiB over NVMe/TCP", "time", |turn| turn.seconds),
+        draw("verify-offload-cpu", "CPU time to verify 1 GiB, host and target together", "CPU time", |turn| {
+            turn.host_cpu + turn.target_cpu
+        }),
+    ]
+}

@@ -1,0 +1,269 @@
+//! The claim `write-zeroes`: zeroing by a command of the device, against writing zeroes.
+//!
+//! All of a device is zeroed: by plain writes of zeroes, eight of 1 MiB in flight, which is the yardstick and has two turns in a round; by `dd`, where it
+//! is installed and the device is a file; by Write Zeroes that keeps the space; and by Write Zeroes that may unmap, as `sealblock zero` does. Each
+//! turn ends with a flush. What Write Zeroes finds was written all over just before, and that is no part of its turn.
+//!
+//! Of what zeroing costs others, and of what the state of extents costs, see [`beside`] and [`overwrite`].
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::rc::Rc;
+
+use anyhow::{Context, bail, ensure};
+use sealblock_block::{Device, Durability, DynDevice, Gate, Request};
+use sealblock_runtime_memory::Slice;
+use sealblock_runtime_reactor::{Config, Reactor};
+use sealblock_units::ByteCount;
+
+use super::machine::file_system;
+use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
+use super::verdict::{Bar, Round, Verdict};
+use super::{beside, overwrite};
+use crate::load::{Sample, Stopwatch, in_pieces, payload, write_all, zeroes};
+use crate::options::Protection;
+use crate::remote::{self, NQN, SPIN_US, Served, Store, View};
+use crate::report::Spread;
+use crate::setup::{self, Prepared, Turn};
+
+/// How many times as fast as written zeroes, on devices of this machine.
+const FASTER: f64 = 10.0;
+/// Blocks of one Write Zeroes, and how many are in flight: as `sealblock zero` has them.
+const ZERO_BLOCKS: u64 = 1 << 16;
+const ZERO_DEPTH: usize = 4;
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// The claim.
+pub const CLAIM: Claim = Claim {
+    name: "write-zeroes",
+    sentence: "Zeroing by a command of the device is at least 10 times as fast as writing zeroes, and next to nothing to others.",
+    published: &[
+        Published {
+            figure: "1 GiB zeroed in 0.17 s, by dd in 0.5 s; 10 GiB in 1.7 s, by dd in 5.0 s; in the background for less than 0.1 % of the bandwidth",
+            source: "cover letter of the patches that brought FALLOC_FL_WRITE_ZEROES to Linux 6.17",
+        },
+        Published {
+            figure: "overwrites with O_DSYNC: 20.1 k IOPS of unwritten extents, 42.9 k with fast commit, 98.8 k of written ones",
+            source: "the same cover letter, on ext4",
+        },
+    ],
+    defaults: Defaults { size: ByteCount::new(512 << 20), seconds: 0.4, rounds: 5 },
+    measure,
+};
+
+/// How blocks become zeroes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Written,
+    Dd,
+    KeepingSpace,
+    Unmapping,
+}
+
+const WAYS: [(Way, &str); 5] = [
+    (Way::Written, "written zeroes"),
+    (Way::Written, "written zeroes, again"),
+    (Way::KeepingSpace, "zero --no-unmap"),
+    (Way::Unmapping, "zero"),
+    (Way::Dd, "dd oflag=direct"),
+];
+/// The place of what is claimed in [`WAYS`].
+const CLAIMED: usize = 3;
+
+/// What is zeroed: one device that is only ever written, and one that is zeroed by command.
+struct Pair {
+    written: Rc<DynDevice>,
+    zeroed: Rc<DynDevice>,
+    /// The file behind `written`, if it has no other content than the device.
+    file: Option<PathBuf>,
+}
+
+/// A part of the measurement, and what came out.
+struct Part {
+    name: &'static str,
+    has_bar: bool,
+    rounds: Vec<Vec<Sample>>,
+}
+
+fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
+    ensure!(
+        setup::has_direct_io(&scale.dir)?,
+        "{} has no direct I/O, and the page cache is no medium: name a folder on a disk by --dir",
+        scale.dir.display()
+    );
+    let mut outcome = Outcome::default();
+    outcome.notes.push(format!("Files are on {}.", file_system(&scale.dir)));
+    let has_dd = Command::new("dd").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
+    if !has_dd {
+        outcome.notes.push("dd is not installed; written zeroes are plain writes of our own.".to_owned());
+    }
+    let local = |raw| Reactor::new(Config::default())?.block_on(local(scale, progress, raw, has_dd));
+    let parts = [local(true)?, local(false)?, remote(scale, progress)?];
+    outcome.tables.extend(parts.iter().map(|part| table(part, scale)));
+    outcome.verdicts.extend(parts.iter().filter(|part| part.has_bar).map(verdict));
+    outcome.plots.push(plot(&parts, scale));
+    outcome.notes.push(
+        "Where blocks of a volume are unmapped, their space goes back to the file system after the flush, in the background; that is in no time above."
+            .to_owned(),
+    );
+    beside::measure(scale, progress, &mut outcome)?;
+    overwrite::measure(scale, progress, &mut outcome)?;
+    Ok(outcome)
+}
+
+async fn local(scale: &Scale, progress: &Progress, is_raw: bool, has_dd: bool) -> anyhow::Result<Part> {
+    let (dir, blocks) = (scale.dir.as_path(), scale.blocks());
+    if is_raw {
+        let (written, file) = setup::raw_device(dir, "written", blocks).await?;
+        let (zeroed, _file) = setup::raw_device(dir, "zeroed", blocks).await?;
+        let pair = Pair { written, zeroed, file: has_dd.then(|| file.0.clone()) };
+        let rounds = pair.rounds("file", scale, progress).await?;
+        return Ok(Part { name: "file", has_bar: true, rounds });
+    }
+    let (written, _file) = setup::volume_device(dir, "written volume", blocks).await?;
+    let (zeroed, _other_file) = setup::volume_device(dir, "zeroed volume", blocks).await?;
+    let pair = Pair { written: Rc::new(written.stack()), zeroed: Rc::new(zeroed.stack()), file: None };
+    let rounds = pair.rounds("volume in a file", scale, progress).await?;
+    drop(pair);
+    written.close().await?;
+    zeroed.close().await?;
+    Ok(Part { name: "volume in a file", has_bar: true, rounds })
+}
+
+/// Two volumes in files, served by a core of their own.
+fn remote(scale: &Scale, progress: &Progress) -> anyhow::Result<Part> {
+    let name = "volume over NVMe/TCP";
+    let (mut served, mut files) = (Vec::new(), Vec::new());
+    for file in ["written remote", "zeroed remote"] {
+        let filled = setup::filled_volume(&scale.dir, file, scale.blocks(), Protection::CRC32C, Prepared::Reserved);
+        let (file, _) = Reactor::new(Config::default())?.block_on(filled)?;
+        let store = Store::Volume(file.0.clone(), Turn::endless());
+        served.push(Served { store, protection: Protection::CRC32C, blocks: scale.blocks() });
+        files.push(file);
+    }
+    let (host_cpu, target_cpu) = remote::two_cpus();
+    let (_target, serving) = remote::start_on(target_cpu, SPIN_US, &served)?;
+    let (_cores, host) = remote::core(host_cpu, SPIN_US)?;
+    let (scale, progress) = (scale.clone(), progress.clone());
+    let rounds = remote::wait(host.call(move || async move {
+        let connect = async |index| {
+            let nsid = remote::nsid(index, View::Plain);
+            let device = remote::connect(serving.address, NQN, Some(nsid), false).await?;
+            anyhow::Ok((Rc::new(DynDevice::from(Gate::new("remote", device.clone()))), device))
+        };
+        let ((written, one), (zeroed, other)) = (connect(0).await?, connect(1).await?);
+        let rounds = Pair { written, zeroed, file: None }.rounds(name, &scale, &progress).await;
+        one.close().await;
+        other.close().await;
+        rounds
+    }))?;
+    Ok(Part { name, has_bar: false, rounds: rounds.context("the host's core is gone")?? })
+}
+
+impl Pair {
+    async fn rounds(&self, name: &str, scale: &Scale, progress: &Progress) -> anyhow::Result<Vec<Vec<Sample>>> {
+        let ways = if self.file.is_some() { WAYS.len() } else { WAYS.len() - 1 };
+        let (data, zeroes) = (payload(), zeroes());
+        progress
+            .rounds(name, scale.rounds, ways, async |way, round| match WAYS[way].0 {
+                Way::Written => self.write(&zeroes).await,
+                Way::KeepingSpace => self.zero(false, &data).await,
+                Way::Unmapping => self.zero(true, &data).await,
+                Way::Dd => match self.dd() {
+                    Ok(turn) => Ok(turn),
+                    // A signal to all of a terminal ends it as well.
+                    Err(error) => progress.step(name, round, scale.rounds).map_err(Into::into).and(Err(error)),
+                },
+            })
+            .await
+    }
+
+    async fn write(&self, zeroes: &Slice) -> anyhow::Result<Sample> {
+        let geometry = self.written.geometry();
+        let watch = Stopwatch::start();
+        write_all(&self.written, 0, geometry.capacity_blocks, zeroes).await?;
+        Ok(watch.stop(1, geometry.capacity_bytes()))
+    }
+
+    async fn zero(&self, may_unmap: bool, data: &Slice) -> anyhow::Result<Sample> {
+        let geometry = self.zeroed.geometry();
+        write_all(&self.zeroed, 0, geometry.capacity_blocks, data).await?;
+        let watch = Stopwatch::start();
+        in_pieces(geometry.capacity_blocks, ZERO_BLOCKS, ZERO_DEPTH, async |extent| {
+            self.zeroed.execute(Request::write_zeroes(extent, may_unmap, Durability::Volatile)).await?;
+            Ok(())
+        })
+        .await?;
+        self.zeroed.execute(Request::flush()).await?;
+        Ok(watch.stop(1, geometry.capacity_bytes()))
+    }
+
+    /// CPU time of another process is not ours to measure here, so it has none.
+    fn dd(&self) -> anyhow::Result<Sample> {
+        let bytes = self.written.geometry().capacity_bytes();
+        let path = self.file.as_ref().context("dd takes a file")?;
+        let mut command = Command::new("dd");
+        command.args(["if=/dev/zero", "bs=1M", "oflag=direct", "conv=notrunc,fsync"]);
+        command.arg(format!("count={}", bytes >> 20)).arg(format!("of={}", path.display()));
+        let watch = Stopwatch::start();
+        let output = command.stdin(Stdio::null()).output().context("starting dd")?;
+        if !output.status.success() {
+            bail!("dd ended with {}: {}", output.status, String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(Sample { cpu_seconds: f64::NAN, ..watch.stop(1, bytes) })
+    }
+}
+
+impl Part {
+    fn spread(&self, way: usize, of: impl Fn(&[Sample]) -> f64) -> Spread {
+        Spread::of(self.rounds.iter().filter(|round| round.len() > way).map(|round| of(round)))
+    }
+}
+
+fn table(part: &Part, scale: &Scale) -> Table {
+    let title = format!("Zeroing all of a device of {}: {}", scale.size, part.name);
+    let columns =
+        [("time of a GiB", "ms"), ("speed", "GB/s"), ("CPU of a GiB", "ms"), ("times as fast as written zeroes", "")];
+    let mut table = Table::new(title, "way", &columns);
+    for (way, (_, name)) in WAYS.iter().enumerate().take(part.rounds.first().map_or(0, Vec::len)) {
+        let of_a_gib = |turn: &Sample, seconds: f64| seconds * 1e3 * GIB / turn.bytes as f64;
+        let cpu = part.spread(way, |round| of_a_gib(&round[way], round[way].cpu_seconds));
+        let cells = vec![
+            Cell::measured(part.spread(way, |round| of_a_gib(&round[way], round[way].seconds))),
+            Cell::measured(part.spread(way, |round| round[way].bytes as f64 / round[way].seconds / 1e9)),
+            if cpu.median.is_nan() { Cell::words("another process") } else { Cell::measured(cpu) },
+            match way {
+                0 => Cell::words("yardstick"),
+                _ => Cell::measured(part.spread(way, |round| round[0].seconds / round[way].seconds)),
+            },
+        ];
+        table.push(*name, cells);
+    }
+    table
+}
+
+fn verdict(part: &Part) -> Verdict {
+    let speed = |turn: &Sample| 1.0 / turn.seconds;
+    let ratios = part.rounds.iter().map(|round| Round::of(speed(&round[0]), speed(&round[1]), speed(&round[CLAIMED])));
+    let what = format!("{}: zero, times as fast as written zeroes", part.name);
+    Verdict::timed(what, Bar::AtLeast(FASTER), &ratios.collect::<Vec<_>>())
+}
+
+fn plot(parts: &[Part], scale: &Scale) -> Plot {
+    let of =
+        |part: &Part, way: usize| part.spread(way, |round| round[way].seconds * 1e3 * GIB / round[way].bytes as f64);
+    let series = [0, 4, 2, 3].map(|way| Series {
+        name: WAYS[way].1.to_owned(),
+        values: parts.iter().map(|part| of(part, way).median).collect(),
+    });
+    Plot {
+        name: "write-zeroes-time".to_owned(),
+        title: format!("Time to zero 1 GiB of a device of {}", scale.size),
+        x: Axis::linear("what is zeroed", ""),
+        y: Axis::logarithmic("time", "ms"),
+        drawing: Drawing::Bars {
+            groups: parts.iter().map(|part| part.name.to_owned()).collect(),
+            series: series.into(),
+        },
+    }
+}

@@ -1,0 +1,219 @@
+//! `cargo xtask figures FILE.json`: figures of the documents, from what `sealblock bench --json` has written.
+//!
+//! No figure is typed by hand. A document has a pair of markers for each claim, `<!-- figures: NAME -->` and `<!-- end of figures -->`, and what stands
+//! between them is replaced. The form of the JSON is that of `docs/formats/json.md`; its cells and verdicts have texts, and nothing is formatted
+//! a second time here.
+
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use crate::workspace;
+
+/// The version of the JSON that is understood.
+const VERSION: u64 = 1;
+/// Where tables go, and where verdicts go, with the folder of pictures as seen from there.
+const TABLES: &str = "docs/performance.md";
+const VERDICTS: &str = "README.md";
+const FIGURES: &str = "figures";
+const FIGURES_FROM_ROOT: &str = "docs/figures";
+const END: &str = "<!-- end of figures -->";
+
+/// Rewrites the documents. Returns a line for people.
+pub fn rewrite(path: &str) -> Result<String> {
+    let text = fs::read_to_string(path).with_context(|| format!("reading {path}"))?;
+    let report: Value = serde_json::from_str(&text).with_context(|| format!("{path} is no JSON"))?;
+    let root = workspace::root();
+    let document = |name: &str| fs::read_to_string(root.join(name)).with_context(|| format!("reading {name}"));
+    // Both are made before one is written, so that an error changes nothing.
+    let tables = rewritten(&document(TABLES)?, &report, tables).with_context(|| TABLES.to_owned())?;
+    let verdicts = rewritten(&document(VERDICTS)?, &report, verdicts).with_context(|| VERDICTS.to_owned())?;
+    write(root, TABLES, &tables)?;
+    write(root, VERDICTS, &verdicts)?;
+    let names: Vec<&str> = claims(&report)?.iter().filter_map(|claim| claim["name"].as_str()).collect();
+    Ok(format!("{TABLES} and {VERDICTS} have the figures of {}", names.join(", ")))
+}
+
+fn write(root: &Path, name: &str, text: &str) -> Result<()> {
+    fs::write(root.join(name), text).with_context(|| format!("writing {name}"))
+}
+
+fn claims(report: &Value) -> Result<&[Value]> {
+    let version = &report["version"];
+    ensure!(version.as_u64() == Some(VERSION), "it has version {version}; version {VERSION} of the JSON is understood");
+    let build = text(report, "/machine/build")?;
+    ensure!(build == "release", "it is of a {build} build: measure with a release build, cargo run --release -- bench");
+    let claims = report["claims"].as_array().context("it has no claims")?;
+    ensure!(!claims.is_empty(), "no claim was measured");
+    Ok(claims)
+}
+
+/// The document with what `put` makes of each claim between the claim's markers.
+fn rewritten(document: &str, report: &Value, put: fn(&Value, &Value) -> Result<String>) -> Result<String> {
+    let mut document = document.to_owned();
+    for claim in claims(report)? {
+        let name = text(claim, "/name")?;
+        if let Some(failure) = claim["failure"].as_str() {
+            bail!("{name} was not measured: {failure}");
+        }
+        let content = put(report, claim).with_context(|| name.to_owned())?;
+        document = between_markers(&document, name, &content)?;
+    }
+    Ok(document)
+}
+
+fn between_markers(document: &str, name: &str, content: &str) -> Result<String> {
+    let begin = format!("<!-- figures: {name} -->");
+    let (before, rest) = document.split_once(&begin).with_context(|| format!("there is no marker {begin}"))?;
+    let (old, after) = rest.split_once(END).with_context(|| format!("there is no marker {END} behind {begin}"))?;
+    ensure!(!old.contains("<!-- figures: "), "there is no marker {END} between {begin} and the next one");
+    ensure!(!after.contains(&begin), "the marker {begin} is there twice");
+    Ok(format!("{before}{begin}\n{content}{END}{after}"))
+}
+
+/// A text that has to be there.
+fn text<'a>(value: &'a Value, pointer: &str) -> Result<&'a str> {
+    value.pointer(pointer).and_then(Value::as_str).with_context(|| format!("there is no text {pointer}"))
+}
+
+fn list<'a>(value: &'a Value, name: &str) -> Result<&'a [Value]> {
+    value[name].as_array().map(Vec::as_slice).with_context(|| format!("there is no list {name}"))
+}
+
+/// All figures of a claim.
+fn tables(report: &Value, claim: &Value) -> Result<String> {
+    let (name, machine) = (text(claim, "/name")?, text(report, "/machine/text")?);
+    let (size, seconds, rounds) = (&claim["size_bytes"], &claim["seconds"], &claim["rounds"]);
+    let mut content =
+        format!("`sealblock bench {name} --size {size} --seconds {seconds} --rounds {rounds}`: {machine}.\n\n");
+    writeln!(content, "Claim: {}\n", text(claim, "/claim")?)?;
+    for published in list(claim, "published")? {
+        writeln!(content, "- Published: {} ({}).", text(published, "/figure")?, text(published, "/source")?)?;
+    }
+    put_verdicts(&mut content, claim)?;
+    for table in list(claim, "tables")? {
+        put_table(&mut content, table)?;
+    }
+    content.push('\n');
+    for note in list(claim, "notes")? {
+        writeln!(content, "{}", note.as_str().context("a note is a text")?)?;
+    }
+    content.push('\n');
+    for plot in list(claim, "plots")? {
+        writeln!(content, "![{}]({FIGURES}/{}.svg)", text(plot, "/title")?, text(plot, "/name")?)?;
+    }
+    Ok(content)
+}
+
+fn put_verdicts(content: &mut String, claim: &Value) -> Result<()> {
+    for verdict in list(claim, "verdicts")? {
+        writeln!(content, "- **{}**: {}.", text(verdict, "/ruling")?, text(verdict, "/sentence")?)?;
+    }
+    Ok(())
+}
+
+fn put_table(content: &mut String, table: &Value) -> Result<()> {
+    let cell = |text: &str| text.replace('|', "\\|");
+    write!(content, "\n{}:\n\n| {} |", text(table, "/title")?, cell(text(table, "/rows_are")?))?;
+    let columns = list(table, "columns")?;
+    for column in columns {
+        match text(column, "/unit")? {
+            "" => write!(content, " {} |", cell(text(column, "/name")?))?,
+            unit => write!(content, " {}, {} |", cell(text(column, "/name")?), cell(unit))?,
+        }
+    }
+    writeln!(content, "\n| --- |{}", " ---: |".repeat(columns.len()))?;
+    for row in list(table, "rows")? {
+        write!(content, "| {} |", cell(text(row, "/name")?))?;
+        for figure in list(row, "cells")? {
+            write!(content, " {} |", cell(text(figure, "/text")?))?;
+        }
+        content.push('\n');
+    }
+    Ok(())
+}
+
+/// The verdicts of a claim, and links to its pictures.
+fn verdicts(_report: &Value, claim: &Value) -> Result<String> {
+    let mut content = format!("`{}`: {}\n\n", text(claim, "/name")?, text(claim, "/claim")?);
+    put_verdicts(&mut content, claim)?;
+    let link =
+        |plot: &Value| Ok(format!("[{}]({FIGURES_FROM_ROOT}/{}.svg)", text(plot, "/title")?, text(plot, "/name")?));
+    let links = list(claim, "plots")?.iter().map(link).collect::<Result<Vec<_>>>()?;
+    if !links.is_empty() {
+        writeln!(content, "- Pictures: {}", links.join(", "))?;
+    }
+    Ok(content)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn report() -> Value {
+        json!({
+            "version": 1,
+            "machine": {"build": "release", "text": "A CPU, 2 CPUs"},
+            "claims": [{
+                "name": "c", "claim": "It is so.", "size_bytes": 4096, "seconds": 0.5, "rounds": 3, "failure": null,
+                "published": [{"figure": "5.97 times", "source": "a letter"}],
+                "tables": [{
+                    "title": "A table", "rows_are": "way",
+                    "columns": [{"name": "time", "unit": "s"}, {"name": "times", "unit": ""}],
+                    "rows": [{"name": "a|b", "cells": [{"text": "1.00"}, {"text": "6.00"}]}]
+                }],
+                "plots": [{"name": "c-time", "title": "Time"}],
+                "verdicts": [{"ruling": "holds", "sentence": "times: 6.00"}],
+                "notes": ["Quiet."]
+            }]
+        })
+    }
+
+    const DOCUMENT: &str = "before\n<!-- figures: c -->\nstale\n<!-- end of figures -->\nafter\n";
+
+    #[test]
+    fn figures_are_put_between_their_markers_and_nothing_else_changes() {
+        let new = rewritten(DOCUMENT, &report(), tables).unwrap();
+        assert!(
+            new.starts_with("before\n<!-- figures: c -->\n`sealblock bench c --size 4096 --seconds 0.5 --rounds 3`")
+        );
+        assert!(new.ends_with("![Time](figures/c-time.svg)\n<!-- end of figures -->\nafter\n"), "{new}");
+        let table = "\nA table:\n\n| way | time, s | times |\n| --- | ---: | ---: |\n| a\\|b | 1.00 | 6.00 |\n";
+        assert!(new.contains(table) && !new.contains("stale"), "{new}");
+        assert!(new.contains("- **holds**: times: 6.00.\n") && new.contains("- Published: 5.97 times (a letter).\n"));
+        assert_eq!(rewritten(&new, &report(), tables).unwrap(), new, "a second time changes nothing");
+        let readme = rewritten(DOCUMENT, &report(), verdicts).unwrap();
+        assert!(readme.contains("- Pictures: [Time](docs/figures/c-time.svg)\n"), "{readme}");
+    }
+
+    #[test]
+    fn a_document_without_its_markers_is_refused() {
+        for (document, why) in [
+            ("", "there is no marker <!-- figures: c -->"),
+            ("<!-- figures: c -->\n", "there is no marker <!-- end of figures -->"),
+            ("<!-- figures: c -->\n<!-- figures: d -->\n<!-- end of figures -->\n", "and the next one"),
+            (&format!("{DOCUMENT}{DOCUMENT}"), "is there twice"),
+        ] {
+            let error = rewritten(document, &report(), tables).unwrap_err();
+            assert!(format!("{error:#}").contains(why), "{error:#}");
+        }
+    }
+
+    #[test]
+    fn what_no_figures_can_be_taken_from_is_refused() {
+        let with = |pointer: &str, value: Value| {
+            let mut report = report();
+            *report.pointer_mut(pointer).unwrap() = value;
+            format!("{:#}", rewritten(DOCUMENT, &report, tables).unwrap_err())
+        };
+        assert!(with("/version", json!(2)).contains("version 2"));
+        assert!(with("/machine/build", json!("debug")).contains("debug build"));
+        assert!(with("/claims", json!([])).contains("no claim was measured"));
+        assert!(with("/claims/0/failure", json!("no disk")).contains("c was not measured: no disk"));
+        assert!(with("/claims/0/tables/0/rows/0/cells/0", json!({})).contains("there is no text /text"));
+    }
+}
