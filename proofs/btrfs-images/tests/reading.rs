@@ -9,6 +9,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use sealblock_btrfs::inode::{FileKind, Inode};
+use sealblock_btrfs::verify::{Unwatched, VerifyOptions, WhyUnchecked, verify};
 use sealblock_btrfs::walk::{Met, Walk};
 use sealblock_btrfs::{Filesystem, OpenOptions};
 use sealblock_btrfs_format::items::inode::Timespec;
@@ -160,6 +161,20 @@ fn read(images: &[PathBuf]) -> (Manifest, Manifest) {
     scanned.unwrap_or_else(|error| panic!("{images:?}: {error}"))
 }
 
+/// Requires that nothing of a filesystem is called damaged, and that what is left unchecked are data without checksums, a log, and trees of a balance.
+fn assert_not_damaged(recipe: &str, images: &[PathBuf]) {
+    let verified = on_reactor(async {
+        let open = name(images).open(OpenOptions::default()).await?;
+        open.close_after(async |open| Ok(verify(&open.filesystem, VerifyOptions::default(), &Unwatched).await.unwrap()))
+            .await
+    });
+    let report = verified.unwrap_or_else(|error| panic!("{recipe}: {error}"));
+    assert_eq!(report.damage_count, 0, "{recipe}: {}", report.findings[0]);
+    let is_known =
+        |why: &WhyUnchecked| matches!(why, WhyUnchecked::NoChecksum | WhyUnchecked::LogTree | WhyUnchecked::Relocation);
+    assert!(report.unchecked.keys().all(is_known), "{recipe}: {:?}", report.unchecked);
+}
+
 /// Something that changes when a byte of an image does.
 fn fingerprint(image: &Path) -> u64 {
     let mut file = File::open(image).unwrap();
@@ -198,6 +213,7 @@ fn what_is_read_is_what_the_kernel_shows() {
         assert!(differences.is_empty(), "{}: the default subvolume: {differences:#?}", recipe.name);
         assert_eq!(made.images.iter().map(|image| fingerprint(image)).collect::<Vec<_>>(), before, "{}", recipe.name);
         paths += whole.entries.len();
+        assert_not_damaged(&recipe.name, &made.images);
         println!("{}: {} paths", recipe.name, whole.entries.len());
         if let Some((.., away)) = PROFILES.iter().find(|(data, ..)| *data == recipe.name) {
             read_without(&made.images, *away, &made.manifest);
