@@ -15,7 +15,7 @@ use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_media_memory::MemoryMedium;
 use sealblock_media_volume::{CreateOptions, OpenOptions, Volume, create, format::Layout, open};
 use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, spawn};
-use sealblock_units::{BlockSize, Extent};
+use sealblock_units::{BlockSize, ByteCount, Extent};
 
 use crate::counted::{Counted, Counts, Part};
 use crate::load::{self, Load, Until};
@@ -47,9 +47,9 @@ pub fn run(options: &AmplificationOptions) -> anyhow::Result<()> {
         "volume", "QD", "flush every", "log", "tables", "in all", "half", "read"
     );
     for size in &options.sizes {
-        for (number, (depth, flush_every, random)) in (1..).zip(LOADS) {
+        for (number, load) in (1..).zip(LOADS) {
             if options.loads.is_empty() || options.loads.contains(&number) {
-                reactor.block_on(one(options, size.get(), depth, flush_every, random))?;
+                reactor.block_on(one(options, size.get(), load))?;
             }
         }
         if options.loads.is_empty() {
@@ -69,7 +69,7 @@ struct Setup {
     counts: Counts,
 }
 
-async fn set_up(options: &AmplificationOptions, bytes: u64) -> anyhow::Result<Setup> {
+async fn set_up(cache_bytes: Option<u64>, bytes: u64) -> anyhow::Result<Setup> {
     let size = BlockSize::B4096;
     let layout = Layout::new(size, SECTOR_BYTES, bytes >> size.shift())?;
     let medium = MemoryMedium::new(layout.medium_bytes(), SECTOR_BYTES);
@@ -79,38 +79,68 @@ async fn set_up(options: &AmplificationOptions, bytes: u64) -> anyhow::Result<Se
     create(&medium, &shape).await?;
     let counted = Counted::new(medium, layout, true);
     let counts = counted.counts();
-    let cache_bytes = options.cache.map_or(OpenOptions::default().cache_bytes, |cache| cache.get() as usize);
-    let open_options = OpenOptions { cache_bytes, ..OpenOptions::default() };
+    let defaults = OpenOptions::default();
+    let cache_bytes = cache_bytes.map_or(defaults.cache_bytes, |bytes| bytes as usize);
+    let open_options = OpenOptions { cache_bytes, ..defaults };
     let opened = open(counted, TurnClock::new(Turn::endless()), &open_options).await?;
     let worker = spawn(opened.worker.run());
     Ok(Setup { gate: Rc::new(Gate::new("volume", opened.volume)), worker, counts })
 }
 
-async fn one(
-    options: &AmplificationOptions,
+/// Bytes for each byte of data.
+#[derive(Clone, Copy, Debug)]
+pub struct Amplified {
+    /// Written to the log.
+    pub log: f64,
+    /// Written to map pages.
+    pub tables: f64,
+    /// Written in all.
+    pub whole: f64,
+    /// Written in all in the second half of the writes.
+    pub steady: f64,
+    /// Read.
+    pub read: f64,
+}
+
+/// Counts what a new volume of so many bytes writes for so many writes of 4 KiB, with so many in flight and a flush now and then.
+pub async fn count(
+    cache_bytes: Option<u64>,
     bytes: u64,
-    depth: u64,
-    flush_every: u64,
-    random: bool,
-) -> anyhow::Result<()> {
-    let Setup { gate, worker, counts } = set_up(options, bytes).await?;
+    writes: u64,
+    (depth, flush_every, random): (u64, u64, bool),
+) -> anyhow::Result<Amplified> {
+    let Setup { gate, worker, counts } = set_up(cache_bytes, bytes).await?;
     let load = Load { name: "", write: true, blocks: 1, random, depth, flush_every };
-    let first = load::drive(Rc::clone(&gate), load, Until::Asked(options.writes / 2), 1).await?;
+    let first = load::drive(Rc::clone(&gate), load, Until::Asked(writes / 2), 1).await?;
     let half = counts.written_in_all();
-    let second = load::drive(Rc::clone(&gate), load, Until::Asked(options.writes - options.writes / 2), 2).await?;
+    let second = load::drive(Rc::clone(&gate), load, Until::Asked(writes - writes / 2), 2).await?;
     let steady = (counts.written_in_all() - half) as f64 / second.bytes as f64;
     gate.device().close().await?;
     worker.await?;
     let per_byte = |written: u64| written as f64 / (first.bytes + second.bytes) as f64;
-    let whole = per_byte(counts.written_in_all());
-    let threshold = THRESHOLDS[if depth == 1 { 2 } else { usize::from(bytes > LARGE_BYTES) }];
+    Ok(Amplified {
+        log: per_byte(counts.written(Part::Log)),
+        tables: per_byte(counts.written(Part::Tables)),
+        whole: per_byte(counts.written_in_all()),
+        steady,
+        read: per_byte(counts.read()),
+    })
+}
+
+/// What a volume of so many bytes has to keep with so many writes in flight.
+pub fn threshold(bytes: u64, depth: u64) -> f64 {
+    THRESHOLDS[if depth == 1 { 2 } else { usize::from(bytes > LARGE_BYTES) }]
+}
+
+async fn one(options: &AmplificationOptions, bytes: u64, load: (u64, u64, bool)) -> anyhow::Result<()> {
+    let Amplified { log, tables, whole, steady, read } =
+        count(options.cache.map(ByteCount::get), bytes, options.writes, load).await?;
+    let (depth, flush_every, random) = load;
+    let threshold = threshold(bytes, depth);
     println!(
-        "{:>6} MiB {depth:>4} {:>11} {:7.4} {:7.4} {whole:7.4} {steady:7.4} {:8.4}  {}{}",
+        "{:>6} MiB {depth:>4} {:>11} {log:7.4} {tables:7.4} {whole:7.4} {steady:7.4} {read:8.4}  {}{}",
         bytes >> 20,
         if flush_every == 0 { "never".to_owned() } else { flush_every.to_string() },
-        per_byte(counts.written(Part::Log)),
-        per_byte(counts.written(Part::Tables)),
-        per_byte(counts.read()),
         if whole <= threshold {
             format!("{threshold:.2} kept")
         } else {
@@ -123,7 +153,7 @@ async fn one(
 
 /// What Write Zeroes with deallocation costs, over blocks all of which were written.
 async fn zeroes(options: &AmplificationOptions, bytes: u64) -> anyhow::Result<()> {
-    let Setup { gate, worker, counts } = set_up(options, bytes).await?;
+    let Setup { gate, worker, counts } = set_up(options.cache.map(ByteCount::get), bytes).await?;
     let blocks = (bytes.min(MAX_ZEROED_BYTES)) >> BlockSize::B4096.shift();
     let fill = Load { name: "", write: true, blocks: LONG_BLOCKS, random: false, depth: 8, flush_every: 0 };
     load::drive(Rc::clone(&gate), fill, Until::Asked(blocks / LONG_BLOCKS), 1).await?;

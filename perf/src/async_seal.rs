@@ -13,8 +13,8 @@ use sealblock_block::{Device, DynDevice, Gate, Medium};
 use sealblock_layers_fault::{FaultMedium, Rules};
 use sealblock_media_file::{FileMedium, Options};
 use sealblock_media_memory::MemoryMedium;
-use sealblock_media_volume::{CreateOptions, OpenOptions, create, format::Layout, open};
-use sealblock_runtime_reactor::{Config, Reactor, spawn};
+use sealblock_media_volume::{CreateOptions, OpenOptions, Volume, create, format::Layout, open};
+use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, spawn};
 use sealblock_units::BlockSize;
 
 use crate::devices::SealedBefore;
@@ -58,38 +58,72 @@ pub fn run(options: &FileOptions) -> anyhow::Result<()> {
         for delay_us in DELAYS_US {
             for &guard in &options.guards {
                 println!("\nmemory, {delay_us} us a write, {}, {}", guard.name(), options.size);
-                measure(options, memory(options, guard, delay_us).await?).await?;
+                measure(options, memory(options.blocks(), guard, delay_us).await?).await?;
             }
         }
         Ok(())
     })
 }
 
+/// Memory that takes so long for each write.
+pub type PacedMemory = FaultMedium<Rc<MemoryMedium>, Real>;
+
+/// Memory of so many bytes, which takes so long for each write.
+pub fn paced(bytes: u64, delay_us: u32) -> anyhow::Result<PacedMemory> {
+    pace(Rc::new(MemoryMedium::new(bytes, SECTOR_BYTES)), delay_us)
+}
+
+fn pace(memory: Rc<MemoryMedium>, delay_us: u32) -> anyhow::Result<PacedMemory> {
+    let rules: Rules = format!("delay={delay_us}us").parse().context("the rule of the delay")?;
+    Ok(FaultMedium::new(memory, rules, Real))
+}
+
 /// Memory with an empty volume, which takes so long for each write.
-async fn memory(
-    options: &FileOptions,
-    guard: Protection,
-    delay_us: u32,
-) -> anyhow::Result<FaultMedium<Rc<MemoryMedium>, Real>> {
-    let layout = Layout::new(BlockSize::B4096, SECTOR_BYTES, options.blocks())?;
+pub async fn memory(capacity_blocks: u64, guard: Protection, delay_us: u32) -> anyhow::Result<PacedMemory> {
+    let layout = Layout::new(BlockSize::B4096, SECTOR_BYTES, capacity_blocks)?;
     let medium = Rc::new(MemoryMedium::new(layout.medium_bytes(), SECTOR_BYTES));
-    let (capacity_blocks, protection) = (options.blocks(), guard.0);
+    let protection = guard.0;
     let shape =
         CreateOptions { block_size: BlockSize::B4096, capacity_blocks, protection, uuid: UUID, preallocate: false };
     create(&medium, &shape).await?;
-    let rules: Rules = format!("delay={delay_us}us").parse().context("the rule of the delay")?;
-    Ok(FaultMedium::new(medium, rules, Real))
+    pace(medium, delay_us)
+}
+
+/// A volume that is open, with its worker.
+pub struct Opened<M> {
+    volume: Rc<Volume<M, Real>>,
+    worker: JoinHandle<()>,
+    /// It seals while the data are in flight.
+    pub in_flight: DynDevice,
+    /// Its gate seals before the data are submitted.
+    pub before: DynDevice,
+}
+
+impl<M: Medium + 'static> Opened<M> {
+    /// Opens the volume on this medium and writes each of its blocks.
+    pub async fn filled(medium: M) -> anyhow::Result<Opened<M>> {
+        let opened = open(medium, Real, &OpenOptions::default()).await?;
+        let worker = spawn(opened.worker.run());
+        let gate = Rc::new(Gate::new("volume", Rc::clone(&opened.volume)));
+        let before = DynDevice::new("sealed before", SealedBefore(Rc::clone(&gate)));
+        let blocks = gate.geometry().capacity_blocks;
+        let in_flight = DynDevice::from(gate);
+        drive(in_flight.clone(), FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
+        Ok(Opened { volume: opened.volume, worker, in_flight, before })
+    }
+
+    /// Closes it.
+    pub async fn close(self) -> anyhow::Result<()> {
+        self.volume.close().await?;
+        self.worker.await?;
+        Ok(())
+    }
 }
 
 /// All loads on a volume whose every block was written.
 async fn measure(options: &FileOptions, medium: impl Medium + 'static) -> anyhow::Result<()> {
-    let opened = open(medium, Real, &OpenOptions::default()).await?;
-    let worker = spawn(opened.worker.run());
-    let volume = Rc::new(Gate::new("volume", Rc::clone(&opened.volume)));
-    let before = DynDevice::new("sealed before", SealedBefore(Rc::clone(&volume)));
-    let contenders = [before.clone(), before, DynDevice::from(Rc::clone(&volume))];
-    let blocks = volume.geometry().capacity_blocks;
-    drive(contenders[2].clone(), FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
+    let opened = Opened::filled(medium).await?;
+    let contenders = [opened.before.clone(), opened.before.clone(), opened.in_flight.clone()];
     for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
         let mut rounds = Rounds::default();
         for number in 0..options.rounds {
@@ -104,7 +138,5 @@ async fn measure(options: &FileOptions, medium: impl Medium + 'static) -> anyhow
         rounds.print(load.name, &NAMES.map(str::to_owned), None);
         println!("  in flight against before{}", verdict(rounds.ratio(2).median, Some(BAR)));
     }
-    opened.volume.close().await?;
-    worker.await?;
-    Ok(())
+    opened.close().await
 }

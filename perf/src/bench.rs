@@ -6,16 +6,20 @@
 //!
 //! To add one: a file with a `pub const CLAIM: Claim`, and a line in [`CLAIMS`].
 
+mod async_seal;
 mod beside;
+mod dix_detection;
+mod dix_guard;
 pub mod html;
 pub mod machine;
-
+mod one_pass;
 pub mod outcome;
 mod overwrite;
 pub mod plot;
 pub mod text;
 pub mod verdict;
 mod verify_offload;
+mod write_amplification;
 mod write_zeroes;
 
 use std::path::PathBuf;
@@ -32,7 +36,14 @@ use outcome::{Claim, Interrupted, Listener, Outcome, Progress, Published, Scale}
 pub const VERSION: u32 = 1;
 
 /// All claims, in the order in which they are measured.
-pub const CLAIMS: &[&Claim] = &[&verify_offload::CLAIM, &write_zeroes::CLAIM];
+pub const CLAIMS: &[&Claim] = &[
+    &verify_offload::CLAIM,
+    &dix_guard::CLAIM,
+    &write_zeroes::CLAIM,
+    &async_seal::CLAIM,
+    &one_pass::CLAIM,
+    &write_amplification::CLAIM,
+];
 
 /// The claim of this name.
 pub fn find(name: &str) -> Option<&'static Claim> {

@@ -17,13 +17,14 @@ use crate::report::Spread;
 
 const GIB: f64 = (1_u64 << 30) as f64;
 /// The guards of the host; the first one is that of the namespace.
-const HOSTS: [GuardKind; 4] = [GuardKind::Crc64, GuardKind::IpChecksum, GuardKind::Crc16, GuardKind::Crc32c];
+pub const HOSTS: [GuardKind; 4] = [GuardKind::Crc64, GuardKind::IpChecksum, GuardKind::Crc16, GuardKind::Crc32c];
 
 const fn load(name: &'static str, write: bool, blocks: u64, depth: u64) -> Load {
     Load { name, write, blocks, random: false, depth, flush_every: 0 }
 }
 
-const LOADS: [Load; 8] = [
+/// Reads and writes of 8 and 256 KiB, one and 32 at a time.
+pub const LOADS: [Load; 8] = [
     load("read 8 KiB, QD 1", false, 2, 1),
     load("read 8 KiB, QD 32", false, 2, 32),
     load("read 256 KiB, QD 1", false, 64, 1),
@@ -34,7 +35,8 @@ const LOADS: [Load; 8] = [
     load("write 256 KiB, QD 32", true, 64, 32),
 ];
 
-const fn format(guard: GuardKind) -> PiFormat {
+/// Tags with a guard of this kind, as all of this has them.
+pub const fn format(guard: GuardKind) -> PiFormat {
     PiFormat::with_default_storage_tag(guard, ProtectionType::Type1)
 }
 
@@ -53,11 +55,16 @@ pub fn run(options: RemoteOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// A host with this guard. That of the namespace goes through no boundary.
+pub async fn host(guard: GuardKind, serving: &Serving) -> anyhow::Result<Contender> {
+    let own = (guard != HOSTS[0]).then(|| format(guard));
+    Contender::tagged(guard.to_string(), serving, own).await
+}
+
 async fn bench(options: RemoteOptions, serving: Serving) -> anyhow::Result<()> {
     let mut contenders = Vec::new();
     for guard in HOSTS {
-        let host = (guard != HOSTS[0]).then(|| format(guard));
-        contenders.push(Contender::tagged(guard.to_string(), &serving, host).await?);
+        contenders.push(host(guard, &serving).await?);
     }
     for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {
         let rounds = nvme_tcp::rounds(&options, &contenders, *load).await?;

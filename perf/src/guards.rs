@@ -18,6 +18,8 @@ use sealblock_integrity::{
 };
 use sealblock_units::{BlockSize, Lba};
 
+use crate::remote::thread_cpu;
+
 /// Checksummed at once, in bytes.
 const SIZES: [usize; 3] = [512, 4096, 65536];
 /// Bytes that fit into the first-level cache, unless one checksum alone takes more.
@@ -121,6 +123,18 @@ fn turn(pass: &mut Pass<'_>) -> f64 {
             return elapsed.as_secs_f64() / f64::from(passes);
         }
         batch = passes;
+    }
+}
+
+/// CPU seconds of one pass, averaged over a turn, so that what others take of the CPU does not count.
+pub fn cpu_seconds(pass: &mut Pass<'_>, turn: Duration) -> f64 {
+    let (start, cpu, mut passes) = (Instant::now(), thread_cpu(), 0_u32);
+    loop {
+        black_box(pass());
+        passes += 1;
+        if start.elapsed() >= turn {
+            return (thread_cpu() - cpu) / f64::from(passes);
+        }
     }
 }
 

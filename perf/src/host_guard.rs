@@ -1,5 +1,6 @@
 //! A boundary at which tags of the host become those of the device, in the pass that checks them.
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use sealblock_block::{
@@ -8,18 +9,43 @@ use sealblock_block::{
 use sealblock_integrity::{Checks, Keep, Mismatch, PiFormat, RebaseTags, Sealed, Unverified};
 use sealblock_units::{Extent, Lba};
 
+use crate::remote::thread_cpu;
+
+/// One conversion of so many is timed, because to ask for CPU time takes as long as to convert a few blocks.
+const TIMED: u64 = 16;
+
 /// A device to a host with a guard of its own.
 pub struct HostGuarded<D> {
     device: Rc<D>,
     geometry: Geometry,
     host: PiFormat,
+    conversions: Cell<u64>,
+    timed_seconds: Cell<f64>,
 }
 
 impl<D: Device> HostGuarded<D> {
     /// The device, whose blocks have tags, to a host with tags of this format.
     pub fn new(device: Rc<D>, host: PiFormat) -> HostGuarded<D> {
         let geometry = Geometry { protection: Some(host), ..device.geometry().clone() };
-        HostGuarded { device, geometry, host }
+        HostGuarded { device, geometry, host, conversions: Cell::default(), timed_seconds: Cell::default() }
+    }
+
+    /// CPU seconds that conversions have taken so far, from those that were timed.
+    pub fn boundary_cpu(&self) -> f64 {
+        let conversions = self.conversions.get();
+        self.timed_seconds.get() * conversions as f64 / conversions.div_ceil(TIMED).max(1) as f64
+    }
+
+    /// Converts, and times it now and then.
+    fn converted(&self, blocks: &Sealed, to: PiFormat, extent: Extent) -> Result<Sealed, Error> {
+        let number = self.conversions.replace(self.conversions.get() + 1);
+        if !number.is_multiple_of(TIMED) {
+            return self.rebased(blocks, to, extent);
+        }
+        let start = thread_cpu();
+        let rebased = self.rebased(blocks, to, extent);
+        self.timed_seconds.set(self.timed_seconds.get() + thread_cpu() - start);
+        rebased
     }
 
     /// The same blocks with tags of another format; the old ones are checked in the same pass.
@@ -36,7 +62,7 @@ impl<D: Device> HostGuarded<D> {
         let device = self.device.geometry().protection.ok_or_else(|| missing(extent))?;
         let request = Request::read(extent, Checks::full(device, extent.start()));
         let Response::Data(blocks) = self.device.execute(request).await? else { return Err(missing(extent)) };
-        let arrived = self.rebased(&blocks, self.host, extent)?;
+        let arrived = self.converted(&blocks, self.host, extent)?;
         // As the host's block layer checks what it has read.
         let (data, tags) = (arrived.joined_data(), arrived.joined_tags());
         let arrived = Unverified::new(data, tags, self.geometry.block_size, Some(self.host));
@@ -71,7 +97,7 @@ impl<D: Device> Device for HostGuarded<D> {
             Operation::Write(data) => {
                 let extent = request.extents.one();
                 let device = self.device.geometry().protection.ok_or_else(|| missing(extent))?;
-                let data = self.rebased(&data.clone().into_sealed(), device, extent)?;
+                let data = self.converted(&data.clone().into_sealed(), device, extent)?;
                 self.device.execute(Request::write(extent, data, request.durability)).await
             }
             _ => self.device.execute(request).await,

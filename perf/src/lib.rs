@@ -10,6 +10,7 @@ mod amplification;
 mod async_seal;
 mod btrfs;
 mod counted;
+mod detection;
 mod devices;
 mod dix;
 mod fairness;

@@ -97,6 +97,8 @@ pub struct Measured {
     pub turn: Sample,
     /// CPU seconds of the host.
     pub host_cpu: f64,
+    /// Those of them in which tags of the host's own became those of the wire, or the other way round.
+    pub boundary_cpu: f64,
     /// CPU seconds of the target, where they can be had.
     pub target_cpu: Option<f64>,
     /// Bytes that the host summed for each byte of data moved.
@@ -129,11 +131,11 @@ impl Contender {
         }
         self.on_turn.set(true);
         let before = (self.target_cpu().await?, thread_cpu(), self.gate.device().counters().bytes_checksummed());
-        let turn = match self.host {
-            None => load::drive(Rc::clone(&self.gate), load, until, seed).await?,
+        let (turn, boundary_cpu) = match self.host {
+            None => (load::drive(Rc::clone(&self.gate), load, until, seed).await?, 0.0),
             Some(host) => {
                 let guarded = Rc::new(HostGuarded::new(Rc::clone(&self.gate), host));
-                load::drive(guarded, load, until, seed).await?
+                (load::drive(Rc::clone(&guarded), load, until, seed).await?, guarded.boundary_cpu())
             }
         };
         let after = (thread_cpu(), self.target_cpu().await?, self.gate.device().counters().bytes_checksummed());
@@ -143,7 +145,7 @@ impl Contender {
         }
         let host_summed = (after.2 - before.2) as f64 / turn.bytes as f64;
         let target_cpu = before.0.zip(after.1).map(|(before, after)| after - before);
-        Ok(Measured { turn, host_cpu: after.0 - before.1, target_cpu, host_summed })
+        Ok(Measured { turn, host_cpu: after.0 - before.1, boundary_cpu, target_cpu, host_summed })
     }
 
     async fn target_cpu(&self) -> anyhow::Result<Option<f64>> {

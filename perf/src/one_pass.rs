@@ -19,7 +19,8 @@ use crate::options::RemoteOptions;
 use crate::remote::{self, Serving};
 use crate::report::Spread;
 
-const TRANSFER_BYTES: usize = 128 << 10;
+/// Bytes of a transfer, which has one digest.
+pub const TRANSFER_BYTES: usize = 128 << 10;
 const WARM_BYTES: usize = TRANSFER_BYTES;
 const COLD_BYTES: usize = 256 << 20;
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -55,28 +56,38 @@ const fn format(kind: GuardKind) -> PiFormat {
     PiFormat::with_default_storage_tag(kind, ProtectionType::Type1)
 }
 
-/// Plain data that gets tags and a digest, by every way there is.
-fn in_memory(set: &[u8], size: BlockSize) {
-    let slices: Vec<Slice> = set.chunks_exact(TRANSFER_BYTES).map(Slice::copy_from).collect();
+/// The data of transfers.
+pub fn transfers(set: &[u8]) -> Vec<Slice> {
+    set.chunks_exact(TRANSFER_BYTES).map(Slice::copy_from).collect()
+}
+
+/// Plain data that gets tags and a digest, or has both checked, by every way there is. Sealing and verifying take turns; crc32c apart comes first, and
+/// crc32c in one pass last.
+pub fn passes(slices: &[Slice], size: BlockSize) -> Vec<(&'static str, Pass<'_>)> {
     let digest = InterleavedCrc::new(size, 0);
-    let mut contenders: Vec<(&str, Pass<'_>)> = Vec::new();
+    let mut contenders: Vec<(&'static str, Pass<'_>)> = Vec::new();
     for kind in [GuardKind::Crc32c, GuardKind::Crc16, GuardKind::Crc64] {
         let (seal, verify) = match kind {
             GuardKind::Crc32c => ("seal crc32c, then digest", "digest, then verify crc32c"),
             GuardKind::Crc16 => ("seal crc16, then digest", "digest, then verify crc16"),
             _ => ("seal crc64, then digest", "digest, then verify crc64"),
         };
-        contenders.push((seal, Box::new(each(&slices, move |data| separate_seal(data, size, format(kind))))));
-        contenders.push((verify, Box::new(each_sealed(&slices, size, kind, separate_verify))));
+        contenders.push((seal, Box::new(each(slices, move |data| separate_seal(data, size, format(kind))))));
+        contenders.push((verify, Box::new(each_sealed(slices, size, kind, separate_verify))));
     }
     let (one, other) = (digest.clone(), digest);
-    let seal = each(&slices, move |data| one_seal(data, size, &one));
+    let seal = each(slices, move |data| one_seal(data, size, &one));
     contenders.push(("seal crc32c and digest, one pass", Box::new(seal)));
-    let verify = each_sealed(&slices, size, GuardKind::Crc32c, move |data, tags, format, size| {
+    let verify = each_sealed(slices, size, GuardKind::Crc32c, move |data, tags, format, size| {
         one_verify(data, tags, format, size, &other)
     });
     contenders.push(("digest and verify crc32c, one pass", Box::new(verify)));
-    let (names, mut passes): (Vec<&str>, Vec<Pass<'_>>) = contenders.into_iter().unzip();
+    contenders
+}
+
+fn in_memory(set: &[u8], size: BlockSize) {
+    let slices = transfers(set);
+    let (names, mut passes): (Vec<&str>, Vec<Pass<'_>>) = passes(&slices, size).into_iter().unzip();
     let speeds = guards::race(set.len(), &mut passes);
     let warmth = if set.len() == COLD_BYTES { "cold" } else { "warm" };
     println!("in memory, blocks of {} bytes, {warmth} ({} KiB)", size.bytes(), set.len() >> 10);
@@ -113,10 +124,15 @@ fn separate_verify(data: &Slice, tags: &Slice, format: PiFormat, size: BlockSize
     u64::from(digest) ^ sealed.blocks() as u64
 }
 
-/// The CRCs of the blocks, and the digest combined from them.
+/// The CRCs of the blocks, and the digest combined from them. Each is joined while the next one is made: a join takes its time in waiting for
+/// the one before.
 fn checksums(data: &[u8], size: BlockSize, digest: &InterleavedCrc) -> (Vec<u32>, u32) {
-    let crcs: Vec<u32> = data.chunks_exact(size.bytes()).map(guard::crc32c).collect();
-    let joined = crcs.iter().fold(0, |joined, crc| digest.join(joined, *crc, &[]));
+    let (mut crcs, mut joined) = (Vec::with_capacity(data.len() / size.bytes()), 0);
+    for block in data.chunks_exact(size.bytes()) {
+        let crc = guard::crc32c(block);
+        crcs.push(crc);
+        joined = digest.join(joined, crc, &[]);
+    }
     (crcs, joined)
 }
 

@@ -1,0 +1,333 @@
+//! The claim `async-seal`: a volume that seals a write while it is in flight, against one that seals before it submits the write.
+//!
+//! Sequential writes of 1 MiB, one at a time, to a protected volume in memory which takes a time of its own for each write, so that it is a device of a known
+//! speed. What can be gained is known as well: a write takes m + c + d if sealing comes first, and m + max(c, d) if it goes on beside the device, where
+//! d is the time of the device, c that of sealing and m that of all else, most of it memory. So nothing is gained on a device that answers at once, little on one
+//! that is slow against sealing, and most where both take equally long. All three are measured in the same rounds as the volumes: d is what a paced device takes beyond memory,
+//! c is sealing by itself, and m is what a volume without tags takes beyond d ([`Model`]).
+
+use std::time::{Duration, Instant};
+
+use anyhow::ensure;
+use sealblock_block::{DynDevice, Medium};
+use sealblock_integrity::{PiFormat, Sealed, Tags};
+use sealblock_runtime_memory::Slice;
+use sealblock_runtime_reactor::{Config, Reactor};
+use sealblock_units::{BlockSize, ByteCount};
+
+use super::outcome::{Axis, Cell, Claim, Curve, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Table};
+use super::verdict::{Bar, Round, Verdict};
+use crate::async_seal::{Opened, PacedMemory, memory, paced};
+use crate::load::{self, Load, PAYLOAD_BYTES, Until, drive};
+use crate::options::Protection;
+use crate::report::Spread;
+
+/// Of the gain that the model allows.
+const OF_MODEL: f64 = 0.9;
+/// What the device takes for each write, besides what its memory takes. The last one is memory as it is.
+const DELAYS_US: [u32; 6] = [2000, 1000, 500, 250, 125, 0];
+
+/// The claim.
+pub const CLAIM: Claim = Claim {
+    name: "async-seal",
+    sentence: "Sealing a write while it is in flight gains at least 90 % of what a model of memory, sealing and device allows.",
+    published: &[
+        Published {
+            figure: "10.6 % more bandwidth measured",
+            source: "patches for asynchronous checksums of data in Btrfs",
+        },
+        Published {
+            figure: "15.3 % by the model, with 50, 45 and 8 GB/s: 1/(1/50 + 1/45 + 1/8) against 1/(1/50 + max(1/45, 1/8))",
+            source: "patches for asynchronous checksums of data in Btrfs",
+        },
+    ],
+    defaults: Defaults { size: ByteCount::new(256 << 20), seconds: 0.15, rounds: 9 },
+    measure,
+};
+
+const LOAD: Load =
+    Load { name: "write 1 MiB, sequential, QD 1", write: true, blocks: 256, random: false, depth: 1, flush_every: 0 };
+
+/// What has a turn in each round.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Before,
+    BeforeAgain,
+    InFlight,
+    WithoutTags,
+    Device,
+    Memory,
+    Sealing,
+}
+
+const TURNS: [Turn; 7] =
+    [Turn::Before, Turn::BeforeAgain, Turn::InFlight, Turn::WithoutTags, Turn::Device, Turn::Memory, Turn::Sealing];
+
+/// Seconds that a write of 1 MiB takes, by its parts.
+#[derive(Clone, Copy, PartialEq, Debug)]
+struct Model {
+    /// All but sealing and the device: copies, map entries, system calls.
+    memory: f64,
+    /// Sealing.
+    sealing: f64,
+    /// The device.
+    device: f64,
+}
+
+impl Model {
+    /// Of what was measured in one round: a volume without tags, a paced device, the same without its pace, and sealing.
+    fn fitted(without_tags: f64, device: f64, memory: f64, sealing: f64) -> Model {
+        let device = (device - memory).max(0.0);
+        Model { memory: (without_tags - device).max(0.0), sealing, device }
+    }
+
+    /// If sealing comes before the device.
+    fn before(self) -> f64 {
+        self.memory + self.sealing + self.device
+    }
+
+    /// If both go on at the same time.
+    fn in_flight(self) -> f64 {
+        self.memory + self.sealing.max(self.device)
+    }
+
+    /// By how much more is written in the same time, as a part of 1.
+    fn gain(self) -> f64 {
+        self.before() / self.in_flight() - 1.0
+    }
+}
+
+/// What was measured on a device of one speed: seconds for 1 MiB, by round and turn.
+struct Measured {
+    delay_us: u32,
+    turns: Vec<Vec<f64>>,
+}
+
+impl Measured {
+    fn spread(&self, of: impl Fn(&[f64]) -> f64) -> Spread {
+        Spread::of(self.turns.iter().map(|round| of(round)))
+    }
+
+    /// Where a model is nothing but a round.
+    fn model(round: &[f64]) -> Model {
+        Model::fitted(
+            round[Turn::WithoutTags as usize],
+            round[Turn::Device as usize],
+            round[Turn::Memory as usize],
+            round[Turn::Sealing as usize],
+        )
+    }
+
+    fn gain(round: &[f64]) -> f64 {
+        round[Turn::Before as usize] / round[Turn::InFlight as usize] - 1.0
+    }
+
+    fn device_gb_s(&self) -> f64 {
+        PAYLOAD_BYTES as f64 / self.spread(|round| Measured::model(round).device).median / 1e9
+    }
+}
+
+fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
+    ensure!(
+        scale.size.get() >= 64 << 20,
+        "volumes of less than 64 MiB have too few blocks for writes of 1 MiB; use --size 64MiB or more"
+    );
+    let measured = Reactor::new(Config::default())?.block_on(async {
+        let mut measured = Vec::new();
+        for delay_us in DELAYS_US {
+            measured.push(of_speed(delay_us, scale, progress).await?);
+        }
+        anyhow::Ok(measured)
+    })?;
+    Ok(outcome(&measured))
+}
+
+async fn of_speed(delay_us: u32, scale: &Scale, progress: &Progress) -> anyhow::Result<Measured> {
+    let protection = Protection::CRC32C;
+    let tagged = Opened::filled(memory(scale.blocks(), protection, delay_us).await?).await?;
+    let plain = Opened::filled(memory(scale.blocks(), Protection(None), delay_us).await?).await?;
+    let device = paced(scale.size.get(), delay_us)?;
+    let unpaced = paced(scale.size.get(), 0)?;
+    let payload = load::payload();
+    for medium in [&device, &unpaced] {
+        for offset in
+            (0..scale.size.get()).step_by(PAYLOAD_BYTES).filter(|at| at + PAYLOAD_BYTES as u64 <= scale.size.get())
+        {
+            medium.write(offset, payload.clone()).await?;
+        }
+    }
+    let time = Duration::from_secs_f64(scale.seconds);
+    let written = async |volume: &DynDevice| {
+        let sample = drive(volume.clone(), LOAD, Until::Passed(time), 1).await?;
+        anyhow::Ok(sample.seconds / sample.requests as f64)
+    };
+    let name = format!("device of {delay_us} us for 1 MiB");
+    let turn = async |index: usize, _| match TURNS[index] {
+        Turn::Before | Turn::BeforeAgain => written(&tagged.before).await,
+        Turn::InFlight => written(&tagged.in_flight).await,
+        Turn::WithoutTags => written(&plain.in_flight).await,
+        Turn::Device => direct(&device, &payload, time).await,
+        Turn::Memory => direct(&unpaced, &payload, time).await,
+        Turn::Sealing => Ok(sealing(protection.0, &payload, time)),
+    };
+    let turns = progress.rounds(&name, scale.rounds, TURNS.len(), turn).await;
+    tagged.close().await?;
+    plain.close().await?;
+    Ok(Measured { delay_us, turns: turns? })
+}
+
+/// Seconds of a write of the payload to a medium, without a volume.
+async fn direct(medium: &PacedMemory, payload: &Slice, time: Duration) -> anyhow::Result<f64> {
+    let (start, mut writes, places) = (Instant::now(), 0_u64, medium.len_bytes() / PAYLOAD_BYTES as u64);
+    while writes == 0 || start.elapsed() < time {
+        medium.write(writes % places * PAYLOAD_BYTES as u64, payload.clone()).await?;
+        writes += 1;
+    }
+    Ok(start.elapsed().as_secs_f64() / writes as f64)
+}
+
+/// Seconds of sealing the payload.
+fn sealing(format: Option<PiFormat>, payload: &Slice, time: Duration) -> f64 {
+    let (start, mut passes) = (Instant::now(), 0_u32);
+    while passes == 0 || start.elapsed() < time {
+        std::hint::black_box(Sealed::seal(payload.clone(), BlockSize::B4096, format, &Tags::default()));
+        passes += 1;
+    }
+    start.elapsed().as_secs_f64() / f64::from(passes)
+}
+
+fn outcome(measured: &[Measured]) -> Outcome {
+    let columns = [
+        ("device", "us"),
+        ("sealing", "us"),
+        ("all else", "us"),
+        ("sealed before", "GB/s"),
+        ("sealed in flight", "GB/s"),
+        ("gain", "%"),
+        ("gain by the model", "%"),
+        ("yardstick again", "%"),
+    ];
+    let title = "Sequential writes of 1 MiB, one at a time, to a volume in paced memory, guard crc32c";
+    let mut table = Table::new(title, "pace", &columns);
+    for speed in measured {
+        let us = |of: fn(Model) -> f64| Cell::measured(speed.spread(|round| of(Measured::model(round)) * 1e6));
+        let rate = |turn: Turn| Cell::measured(speed.spread(|round| PAYLOAD_BYTES as f64 / round[turn as usize] / 1e9));
+        let again =
+            speed.spread(|round| (round[Turn::Before as usize] / round[Turn::BeforeAgain as usize] - 1.0) * 100.0);
+        let cells = vec![
+            us(|model| model.device),
+            us(|model| model.sealing),
+            us(|model| model.memory),
+            rate(Turn::Before),
+            rate(Turn::InFlight),
+            Cell::measured(speed.spread(|round| Measured::gain(round) * 100.0)),
+            Cell::measured(speed.spread(|round| Measured::model(round).gain() * 100.0)),
+            Cell::measured(again),
+        ];
+        let name = match speed.delay_us {
+            0 => "memory as it is".to_owned(),
+            delay_us => format!("{delay_us} us ({:.1} GB/s)", PAYLOAD_BYTES as f64 / f64::from(delay_us) / 1e3),
+        };
+        table.push(name, cells);
+    }
+    let note = "A gain of a few per cent is decided only where the yardstick differs from itself by less. With more writes in flight the next ones hide the \
+                time of sealing, and there is nothing to gain.";
+    Outcome {
+        verdicts: verdicts(measured),
+        tables: vec![table],
+        plots: vec![plot(measured)],
+        notes: vec![note.to_owned()],
+    }
+}
+
+/// The speed in flight, as a part of what it were with 90 % of the model's gain. Memory as it is has nothing in flight, so the model is about no such thing.
+fn verdicts(measured: &[Measured]) -> Vec<Verdict> {
+    let paced = measured.iter().filter(|speed| speed.delay_us > 0);
+    let verdict = |speed: &Measured| {
+        let round = |round: &Vec<f64>| Round {
+            claim: (1.0 + Measured::gain(round)) / (1.0 + OF_MODEL * Measured::model(round).gain()),
+            again: round[Turn::Before as usize] / round[Turn::BeforeAgain as usize],
+        };
+        let rounds: Vec<Round> = speed.turns.iter().map(round).collect();
+        let what = format!("device of {} us for 1 MiB: speed to that with 90 % of the model's gain", speed.delay_us);
+        Verdict::timed(what, Bar::AtLeast(1.0), &rounds)
+    };
+    paced.map(verdict).collect()
+}
+
+fn plot(measured: &[Measured]) -> Plot {
+    let paced = || measured.iter().filter(|speed| speed.delay_us > 0);
+    let curve = |name: &str, of: fn(&[f64]) -> f64| Curve {
+        name: name.to_owned(),
+        points: paced().map(|speed| (speed.device_gb_s(), speed.spread(of).median * 100.0)).collect(),
+    };
+    Plot {
+        name: "async-seal".to_owned(),
+        title: "What sealing in flight gains, by the speed of the device".to_owned(),
+        x: Axis::logarithmic("device", "GB/s"),
+        y: Axis::linear("gain", "%"),
+        drawing: Drawing::Curves(vec![
+            curve("measured", Measured::gain),
+            curve("allowed by the model", |round| Measured::model(round).gain()),
+            curve("sealed before, against itself", |round| {
+                round[Turn::Before as usize] / round[Turn::BeforeAgain as usize] - 1.0
+            }),
+        ]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::verdict::Ruling;
+
+    fn is_near(value: f64, expected: f64) -> bool {
+        (value - expected).abs() < 1e-3
+    }
+
+    #[test]
+    fn the_model_gives_the_published_gain() {
+        let published = Model { memory: 1.0 / 50.0, sealing: 1.0 / 45.0, device: 1.0 / 8.0 };
+        assert!(is_near(published.gain(), 0.153), "{}", published.gain());
+    }
+
+    #[test]
+    fn nothing_is_gained_at_either_end() {
+        let gain = |device: f64| Model { memory: 100.0, sealing: 25.0, device }.gain();
+        assert!(gain(0.0) == 0.0 && gain(25.0) > gain(5.0) && gain(25.0) > gain(250.0) && gain(25_000.0) < 0.002);
+    }
+
+    #[test]
+    fn the_model_is_fitted_to_parts_that_were_measured_apart() {
+        let model = Model::fitted(600.0, 560.0, 60.0, 25.0);
+        assert_eq!(model, Model { memory: 100.0, sealing: 25.0, device: 500.0 });
+        // Noise may make a device faster than its memory, but no time is negative.
+        assert_eq!(Model::fitted(90.0, 55.0, 60.0, 25.0).device, 0.0);
+    }
+
+    /// Rounds in which sealing in flight gains so much of what the model allows.
+    fn measured(part: f64, noise: f64) -> Measured {
+        let round = |again: f64| {
+            let (before, model) = (625.0, Model::fitted(600.0, 560.0, 60.0, 25.0));
+            let in_flight = before / (1.0 + part * model.gain());
+            vec![before, before * again, in_flight, 600.0, 560.0, 60.0, 25.0]
+        };
+        Measured { delay_us: 500, turns: [1.0, 1.0 + noise, 1.0, 1.0].map(round).to_vec() }
+    }
+
+    #[test]
+    fn the_bar_is_nine_tenths_of_what_the_model_allows() {
+        let ruled = |part, noise| verdicts(&[measured(part, noise)])[0].ruling;
+        assert_eq!(ruled(1.0, 0.001), Ruling::Holds);
+        assert_eq!(ruled(0.5, 0.001), Ruling::DoesNotHold);
+        assert_eq!((ruled(1.0, 0.1), ruled(0.5, 0.1)), (Ruling::TooNoisy, Ruling::TooNoisy));
+        assert!(verdicts(&[Measured { delay_us: 0, ..measured(1.0, 0.0) }]).is_empty());
+    }
+
+    #[test]
+    fn the_table_has_the_gains_in_parts_of_a_hundred() {
+        let row = &outcome(&[measured(1.0, 0.0)]).tables[0].rows[0];
+        let gain = |cell: usize| row.cells[cell].median.unwrap();
+        assert!(is_near(gain(5), gain(6)) && is_near(gain(6), 2500.0 / 600.0), "{row:?}");
+    }
+}

@@ -1,0 +1,156 @@
+//! The claim `one-pass`: tags and the data digest of a transfer from one pass over the data, against a pass for each.
+//!
+//! A transfer of 128 KiB gets its tags and its digest, or has both checked. In two passes the digest is computed over the whole transfer, and the
+//! guards over each block; in one pass the CRC-32C of each block is its guard, and the digest of the transfer is joined of these. Nothing but this work is
+//! measured, which is the integrity part of a write or a read, and only CPU time, so that other tasks of the machine hardly count. Data are in the cache, as
+//! they are for whoever has just received them, or come from memory, in which case loading them is a part of each pass.
+
+use std::time::Duration;
+
+use anyhow::Context;
+use sealblock_units::{BlockSize, ByteCount};
+
+use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Scale, Series, Table};
+use super::verdict::{Bar, Round, Verdict};
+use crate::guards::{Memory, cpu_seconds};
+use crate::one_pass::{TRANSFER_BYTES, passes, transfers};
+use crate::remote;
+use crate::report::Spread;
+
+/// Of the CPU time of separate passes.
+const AT_MOST: f64 = 0.6;
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// The claim.
+pub const CLAIM: Claim = Claim {
+    name: "one-pass",
+    sentence: "Tags with the 32-bit guard and the data digest, made or checked in one pass, take at most 60 % of the CPU time of two passes.",
+    published: &[],
+    defaults: Defaults { size: ByteCount::new(256 << 20), seconds: 0.1, rounds: 9 },
+    measure,
+};
+
+/// What is compared: its name, the place of the two passes among [`passes`], and that of the one pass from their end.
+const WORK: [(&str, usize, usize); 2] = [("seal", 0, 2), ("verify", 1, 1)];
+/// Contenders of each work: two passes, again, one pass, and two passes with the other guards.
+const CONTENDERS: [&str; 5] = ["two passes", "two passes, again", "one pass", "two passes, crc16", "two passes, crc64"];
+
+/// What was measured of one work: CPU seconds for 1 GiB, by round and contender.
+struct Measured {
+    name: String,
+    has_bar: bool,
+    turns: Vec<Vec<f64>>,
+}
+
+fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
+    let bytes = usize::try_from(scale.size.get()).context("more than this machine can address")?;
+    let memory = Memory::new(bytes).context("preparing the working set")?;
+    let mut measured = Vec::new();
+    for (set_bytes, warmth) in [(TRANSFER_BYTES.min(bytes), "in the cache"), (bytes, "in memory")] {
+        let slices = transfers(&memory.bytes()[..set_bytes]);
+        for size in [BlockSize::B512, BlockSize::B4096] {
+            let mut passes = passes(&slices, size);
+            for (work, separate, from_end) in WORK {
+                let one = passes.len() - from_end;
+                let contenders = [separate, separate, one, separate + 2, separate + 4];
+                let name = format!("{work}, blocks of {} bytes, {warmth}", size.bytes());
+                let turn = async |contender: usize, _| {
+                    let pass = &mut passes[contenders[contender]].1;
+                    Ok(cpu_seconds(pass, Duration::from_secs_f64(scale.seconds)) * GIB / set_bytes as f64)
+                };
+                let turns = remote::wait(progress.rounds(&name, scale.rounds, CONTENDERS.len(), turn))??;
+                measured.push(Measured { name, has_bar: size == BlockSize::B4096, turns });
+            }
+        }
+    }
+    Ok(outcome(&measured))
+}
+
+fn outcome(measured: &[Measured]) -> Outcome {
+    let mut table = Table::new(
+        "CPU time for the tags and digests of 1 GiB, transfers of 128 KiB, guard crc32c where nothing else is said",
+        "work",
+        &[
+            (CONTENDERS[0], "ms"),
+            (CONTENDERS[2], "ms"),
+            ("one pass as a part of two", "%"),
+            (CONTENDERS[3], "ms"),
+            (CONTENDERS[4], "ms"),
+        ],
+    );
+    for work in measured {
+        let ms = |contender: usize| Cell::measured(Spread::of(work.turns.iter().map(|round| round[contender] * 1e3)));
+        let part = Spread::of(work.turns.iter().map(|round| round[2] / round[0] * 100.0));
+        table.push(&work.name, vec![ms(0), ms(2), Cell::measured(part), ms(3), ms(4)]);
+    }
+    let verdicts = measured.iter().filter(|work| work.has_bar).map(|work| {
+        let rounds: Vec<Round> = work.turns.iter().map(|round| Round::of(round[0], round[1], round[2])).collect();
+        Verdict::timed(format!("{}: CPU time of one pass to that of two", work.name), Bar::AtMost(AT_MOST), &rounds)
+    });
+    let note =
+        "In memory each pass also waits for the data, so a pass that is saved saves less than a pass of the CPU does.";
+    Outcome {
+        verdicts: verdicts.collect(),
+        tables: vec![table],
+        plots: vec![plot(measured)],
+        notes: vec![note.to_owned()],
+    }
+}
+
+fn plot(measured: &[Measured]) -> Plot {
+    let series = [0, 2].map(|contender| Series {
+        name: CONTENDERS[contender].to_owned(),
+        values: measured
+            .iter()
+            .map(|work| Spread::of(work.turns.iter().map(|round| round[contender] * 1e3)).median)
+            .collect(),
+    });
+    Plot {
+        name: "one-pass".to_owned(),
+        title: "CPU time for the tags and digests of 1 GiB".to_owned(),
+        x: Axis::linear("work", ""),
+        y: Axis::linear("CPU time", "ms"),
+        drawing: Drawing::Bars {
+            groups: measured.iter().map(|work| work.name.clone()).collect(),
+            series: series.into(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::verdict::Ruling;
+
+    fn work(has_bar: bool, one: f64) -> Measured {
+        let round = |noise: f64| vec![0.040, 0.040 * noise, 0.040 * one, 0.050, 0.045];
+        Measured { name: "seal".to_owned(), has_bar, turns: [0.99, 1.0, 1.01].map(round).to_vec() }
+    }
+
+    #[test]
+    fn the_bar_is_on_the_part_of_two_passes() {
+        let ruled = |one| outcome(&[work(true, one)]).verdicts[0].ruling;
+        assert_eq!((ruled(0.55), ruled(0.65), ruled(0.6)), (Ruling::Holds, Ruling::DoesNotHold, Ruling::TooNoisy));
+        assert!(outcome(&[work(false, 0.9)]).verdicts.is_empty());
+    }
+
+    #[test]
+    fn the_table_has_milliseconds_and_parts_of_a_hundred() {
+        let row = &outcome(&[work(true, 0.5)]).tables[0].rows[0];
+        let medians: Vec<f64> = row.cells.iter().map(|cell| cell.median.unwrap().round()).collect();
+        assert_eq!(medians, [40.0, 20.0, 50.0, 50.0, 45.0]);
+    }
+
+    #[test]
+    fn passes_are_those_that_the_names_say() {
+        let slices = transfers(&[7; TRANSFER_BYTES]);
+        let passes = passes(&slices, BlockSize::B4096);
+        for (work, separate, from_end) in WORK {
+            let name = |index: usize| passes[index].0;
+            assert!(name(separate).contains(work) && name(separate).contains("crc32c"), "{}", name(separate));
+            assert!(name(separate + 2).contains("crc16") && name(separate + 4).contains("crc64"));
+            let one = name(passes.len() - from_end);
+            assert!(one.contains(work) && one.contains("one pass"), "{one}");
+        }
+    }
+}

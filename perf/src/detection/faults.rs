@@ -1,0 +1,375 @@
+//! The faults that are injected into a block, drawn from a seed, and which guards do not see them.
+//!
+//! A block is random, and a fault is drawn with those bits of it that it reads or changes; no other bit counts (see [`crate::detection::residues`]). Faults of
+//! a few bits are drawn anew for each trial. Faults of whole sectors and blocks change contents that are renewed by one word of 64 random bits for each
+//! trial: the residue of such a word is random in as many bits as a CRC has, and stays so whatever is added to it, so residues of one trial say
+//! nothing of those of another, as if all of the contents were new. A fault that would change nothing is drawn again.
+
+use fastrand::Rng;
+use sealblock_integrity::GuardKind;
+
+use super::residues::{BitResidues, Change, ONES, Residues, Shifts};
+
+/// Bytes of a sector.
+pub const SECTOR_BYTES: usize = 512;
+/// The largest run of words that turns from zeroes into ones.
+pub const ONES_WORDS: usize = 8;
+/// Bits of a short run that is lost.
+pub const LOST_BITS: usize = 128;
+const WORD_BITS: usize = 16;
+
+/// A kind of fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// So many bits, anywhere in the block, are wrong.
+    Flips(usize),
+    /// At least one bit is wrong, and all that are lie within so many bits.
+    Burst(usize),
+    /// Two words of 16 bits that differ have changed places.
+    SwappedWords,
+    /// 16 bytes at a multiple of two read as zeroes.
+    LostBytes,
+    /// One to eight words of zeroes read as FFFFh, or the other way round.
+    ZeroesAsOnes,
+    /// A sector of 512 bytes reads as zeroes.
+    LostSector,
+    /// Two sectors of the block have changed places.
+    SwappedSectors,
+    /// The data are those of another block or of an older version, under this block's tag.
+    OtherData,
+}
+
+impl Fault {
+    /// All that are injected into blocks of so many bytes.
+    pub fn all(block_bytes: usize) -> Vec<Fault> {
+        let mut all: Vec<Fault> = [1, 2, 3].map(Fault::Flips).to_vec();
+        all.extend([16, 32, 64, 65].map(Fault::Burst));
+        all.extend([Fault::SwappedWords, Fault::LostBytes, Fault::ZeroesAsOnes, Fault::LostSector]);
+        if block_bytes > SECTOR_BYTES {
+            all.push(Fault::SwappedSectors);
+        }
+        all.push(Fault::OtherData);
+        all
+    }
+
+    /// The changes of a fault of a few bits in a block of so many bits, and how many they are; nothing for a fault of whole sectors or blocks.
+    fn changes(self, bits: usize, rng: &mut Rng) -> Option<([Change; 3], usize)> {
+        let mut changes = [Change::default(); 3];
+        let run = |start: usize, width: usize, before: u128, after: u128| Change { start, width, before, after };
+        match self {
+            Fault::Flips(count) => {
+                for index in 0..count {
+                    let is_taken = |at: usize| changes[..index].iter().any(|change: &Change| change.start == at);
+                    let at = drawn(|| Some(rng.usize(..bits)).filter(|at| !is_taken(*at)));
+                    let before = u128::from(rng.bool());
+                    changes[index] = run(at, 1, before, before ^ 1);
+                }
+                return Some((changes, count));
+            }
+            Fault::Burst(width) => {
+                let mask = u128::MAX >> (128 - width);
+                let pattern = drawn(|| Some(rng.u128(..) & mask).filter(|pattern| *pattern != 0));
+                let before = rng.u128(..) & mask;
+                changes[0] = run(rng.usize(..=bits - width), width, before, before ^ pattern);
+            }
+            Fault::SwappedWords => {
+                let (one, other) = two_of(bits / WORD_BITS, rng);
+                let mut word = || u128::from(rng.u16(..));
+                let (a, b) = drawn(|| Some((word(), word())).filter(|(a, b)| a != b));
+                changes[0] = run(one * WORD_BITS, WORD_BITS, a, b);
+                changes[1] = run(other * WORD_BITS, WORD_BITS, b, a);
+                return Some((changes, 2));
+            }
+            Fault::LostBytes => {
+                let before = drawn(|| Some(rng.u128(..)).filter(|before| *before != 0));
+                let start = rng.usize(..=(bits - LOST_BITS) / WORD_BITS) * WORD_BITS;
+                changes[0] = run(start, LOST_BITS, before, 0);
+            }
+            Fault::ZeroesAsOnes => {
+                let width = rng.usize(1..=ONES_WORDS) * WORD_BITS;
+                let ones = u128::MAX >> (128 - width);
+                let (before, after) = if rng.bool() { (0, ones) } else { (ones, 0) };
+                let start = rng.usize(..=(bits - width) / WORD_BITS) * WORD_BITS;
+                changes[0] = run(start, width, before, after);
+            }
+            Fault::LostSector | Fault::SwappedSectors | Fault::OtherData => return None,
+        }
+        Some((changes, 1))
+    }
+
+    /// What tables call it.
+    pub fn name(self) -> String {
+        match self {
+            Fault::Flips(1) => "1 bit flipped".to_owned(),
+            Fault::Flips(bits) => format!("{bits} bits flipped"),
+            Fault::Burst(bits) => format!("burst of up to {bits} bits"),
+            Fault::SwappedWords => "two 16-bit words swapped".to_owned(),
+            Fault::LostBytes => "16 bytes zeroed".to_owned(),
+            Fault::ZeroesAsOnes => "zero words read as FFFFh, or back".to_owned(),
+            Fault::LostSector => "a sector of 512 bytes zeroed".to_owned(),
+            Fault::SwappedSectors => "two sectors of 512 bytes swapped".to_owned(),
+            Fault::OtherData => "other data under this block's tag".to_owned(),
+        }
+    }
+}
+
+/// Which guards did not see a fault, in the order of [`GuardKind::ALL`].
+pub type Unseen = [bool; GuardKind::ALL.len()];
+
+/// Which guards do not see differences of the CRCs, and of the sums of words, which are those of other data than zeroes.
+fn unseen(residues: Residues, growth: u64) -> Unseen {
+    GuardKind::ALL.map(|kind| residues.of(kind).map_or(growth.is_multiple_of(ONES), |difference| difference == 0))
+}
+
+/// Injects faults of one kind into blocks of one size.
+pub struct Injector<'a> {
+    fault: Fault,
+    tables: &'a Tables,
+    rng: Rng,
+    /// Contents of what has two sides: the sectors that are swapped, the data that are there and those that should be.
+    contents: [Contents; 2],
+}
+
+/// What all injectors for blocks of one size share.
+pub struct Tables {
+    block: BitResidues,
+    sector: BitResidues,
+    sectors: Shifts,
+}
+
+impl Tables {
+    /// For blocks of so many bytes, a whole number of sectors.
+    pub fn new(block_bytes: usize) -> Tables {
+        Tables {
+            block: BitResidues::new(block_bytes),
+            sector: BitResidues::new(SECTOR_BYTES),
+            sectors: Shifts::new(SECTOR_BYTES, block_bytes / SECTOR_BYTES),
+        }
+    }
+}
+
+impl<'a> Injector<'a> {
+    /// Injects `fault`; the seed decides about everything that is random.
+    pub fn new(fault: Fault, tables: &'a Tables, seed: u64) -> Injector<'a> {
+        let mut rng = Rng::with_seed(seed);
+        let table = if fault == Fault::OtherData { &tables.block } else { &tables.sector };
+        let contents = [Contents::new(table, &mut rng), Contents::new(table, &mut rng)];
+        Injector { fault, tables, rng, contents }
+    }
+
+    /// Injects one fault, and says which guards do not see it.
+    pub fn inject(&mut self) -> Unseen {
+        if let Some((changes, count)) = self.fault.changes(self.tables.block.bits(), &mut self.rng) {
+            let changes = &changes[..count];
+            let residues =
+                changes.iter().fold(Residues::default(), |sum, change| sum.and(self.tables.block.of(change)));
+            return unseen(residues, changes.iter().map(Change::growth).sum());
+        }
+        match self.fault {
+            Fault::SwappedSectors => self.swapped_sectors(),
+            Fault::LostSector => self.lost_sector(),
+            _ => self.other_data(),
+        }
+    }
+
+    fn renew(&mut self, table: impl Fn(&Tables) -> &BitResidues) {
+        for contents in &mut self.contents {
+            contents.renew(table(self.tables), &mut self.rng);
+        }
+    }
+
+    fn other_data(&mut self) -> Unseen {
+        self.renew(|tables| &tables.block);
+        let [here, there] = &self.contents;
+        unseen(here.residues.and(there.residues), here.sum + ONES - there.sum)
+    }
+
+    fn lost_sector(&mut self) -> Unseen {
+        self.renew(|tables| &tables.sector);
+        let (lost, shifts) = (&self.contents[0], &self.tables.sectors);
+        let part = self.rng.usize(..shifts.parts());
+        let mut unseen = unseen(shifts.to_part(part, lost.residues), lost.sum);
+        if shifts.parts() == 1 {
+            // Nothing but zeroes is left, whose sum is 0 and no multiple of FFFFh.
+            let is_seen = |kind: GuardKind| kind == GuardKind::IpChecksum;
+            GuardKind::ALL.iter().zip(&mut unseen).for_each(|(kind, unseen)| *unseen &= !is_seen(*kind));
+        }
+        unseen
+    }
+
+    fn swapped_sectors(&mut self) -> Unseen {
+        self.renew(|tables| &tables.sector);
+        let ([one, other], shifts) = (&self.contents, &self.tables.sectors);
+        let (first, second) = two_of(shifts.parts(), &mut self.rng);
+        let differ = one.residues.and(other.residues);
+        // What one place gains in the sum, the other loses.
+        unseen(shifts.to_part(first, differ).and(shifts.to_part(second, differ)), 0)
+    }
+}
+
+/// Random bytes, renewed bit by bit.
+struct Contents {
+    words: Vec<u64>,
+    residues: Residues,
+    /// The sum of their 16-bit words modulo FFFFh.
+    sum: u64,
+    next: usize,
+}
+
+impl Contents {
+    fn new(table: &BitResidues, rng: &mut Rng) -> Contents {
+        let words = vec![0; table.bits() / 64];
+        let mut contents = Contents { words, residues: Residues::default(), sum: 0, next: 0 };
+        (0..contents.words.len()).for_each(|_| contents.renew(table, rng));
+        contents
+    }
+
+    /// Draws one word anew, the one that has been there for longest.
+    fn renew(&mut self, table: &BitResidues, rng: &mut Rng) {
+        let new = rng.u64(..);
+        let old = std::mem::replace(&mut self.words[self.next], new);
+        let change = Change { start: self.next * 64, width: 64, before: old.into(), after: new.into() };
+        self.residues = self.residues.and(table.of(&change));
+        self.sum = (self.sum + change.growth()) % ONES;
+        self.next = (self.next + 1) % self.words.len();
+    }
+}
+
+/// Draws until there is something.
+fn drawn<T>(mut draw: impl FnMut() -> Option<T>) -> T {
+    loop {
+        if let Some(drawn) = draw() {
+            return drawn;
+        }
+    }
+}
+
+/// Two different numbers below `count`, which is at least 2.
+fn two_of(count: usize, rng: &mut Rng) -> (usize, usize) {
+    let one = rng.usize(..count);
+    (one, (one + rng.usize(1..count)) % count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::detection::residues::BitOrder;
+    use sealblock_integrity::guard;
+
+    /// The bytes of contents whose bits have the order of a guard.
+    fn bytes(words: &[u64], kind: GuardKind) -> Vec<u8> {
+        let bytes = words.iter().flat_map(|word| word.to_be_bytes());
+        match BitOrder::of(kind) {
+            BitOrder::MostFirst => bytes.collect(),
+            BitOrder::LeastFirst => bytes.map(u8::reverse_bits).collect(),
+        }
+    }
+
+    /// Whether a guard is the same before and after changes of a block of random bytes.
+    fn is_unseen(kind: GuardKind, changes: &[Change], block_bytes: usize, rng: &mut Rng) -> bool {
+        let mut block: Vec<u8> = (0..block_bytes).map(|_| rng.u8(..)).collect();
+        changes.iter().for_each(|change| change.prepare(BitOrder::of(kind), &mut block));
+        let (before, whole) = (guard::compute(kind, &block), block.clone());
+        changes.iter().for_each(|change| change.apply(BitOrder::of(kind), &mut block));
+        assert_ne!(block, whole, "{changes:?} change nothing");
+        before == guard::compute(kind, &block)
+    }
+
+    #[test]
+    fn what_is_seen_and_unseen_is_what_plain_guards_see() {
+        let tables = Tables::new(512);
+        let mut rng = Rng::with_seed(7);
+        for fault in Fault::all(512) {
+            let mut checked = [[0_u32; 2]; 4];
+            for trial in 0..300_000_u32 {
+                let Some((changes, count)) = fault.changes(4096, &mut rng) else { break };
+                let changes = &changes[..count];
+                let residues = changes.iter().fold(Residues::default(), |sum, change| sum.and(tables.block.of(change)));
+                let unseen = unseen(residues, changes.iter().map(Change::growth).sum());
+                for (index, kind) in GuardKind::ALL.into_iter().enumerate() {
+                    let checks = &mut checked[index][usize::from(unseen[index])];
+                    // Plain guards take long; some of each kind will do.
+                    if *checks < 20 {
+                        *checks += 1;
+                        let plain = is_unseen(kind, changes, 512, &mut rng);
+                        assert_eq!(unseen[index], plain, "{kind}, trial {trial}, {changes:?}");
+                    }
+                }
+            }
+            if fault == Fault::Flips(3) {
+                let of = |kind| GuardKind::ALL.iter().position(|other| *other == kind).unwrap();
+                assert!(checked[of(GuardKind::Crc16)][1] > 0, "a CRC of 16 bits misses some: {checked:?}");
+                assert!(checked[of(GuardKind::IpChecksum)][1] > 0, "{checked:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn contents_have_the_residues_and_the_sum_of_their_bytes() {
+        let table = BitResidues::new(SECTOR_BYTES);
+        let mut rng = Rng::with_seed(8);
+        let mut contents = Contents::new(&table, &mut rng);
+        for _ in 0..100 {
+            contents.renew(&table, &mut rng);
+            for kind in GuardKind::ALL {
+                let plain = guard::compute(kind, &bytes(&contents.words, kind));
+                match contents.residues.of(kind) {
+                    Some(residue) => assert_eq!(residue, plain ^ guard::compute(kind, &[0; SECTOR_BYTES]), "{kind}"),
+                    None => assert_eq!(contents.sum, (ONES - plain) % ONES, "{kind}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sectors_that_change_places_make_the_difference_that_is_said() {
+        let tables = Tables::new(4096);
+        let mut injector = Injector::new(Fault::SwappedSectors, &tables, 9);
+        for (first, second) in [(0, 1), (0, 7), (3, 5), (6, 2)] {
+            injector.renew(|tables| &tables.sector);
+            let [one, other] = &injector.contents;
+            let differ = one.residues.and(other.residues);
+            let said = tables.sectors.to_part(first, differ).and(tables.sectors.to_part(second, differ));
+            for kind in GuardKind::ALL {
+                let place = |at: usize| at * SECTOR_BYTES..(at + 1) * SECTOR_BYTES;
+                let mut block: Vec<u8> = (0..4096).map(|_| injector.rng.u8(..)).collect();
+                let (a, b) = (bytes(&one.words, kind), bytes(&other.words, kind));
+                block[place(first)].copy_from_slice(&a);
+                block[place(second)].copy_from_slice(&b);
+                let before = guard::compute(kind, &block);
+                block[place(first)].copy_from_slice(&b);
+                block[place(second)].copy_from_slice(&a);
+                let difference = before ^ guard::compute(kind, &block);
+                assert_eq!(said.of(kind).unwrap_or(0), difference, "{kind}, {first} and {second}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_of_zeroes_has_the_other_zero() {
+        // A sum of FFFFh is that of no zeroes, so the Internet checksum sees a whole block that is lost, but not a sector of a larger one.
+        let mut block = [0; 512];
+        block[..4].copy_from_slice(&[0x12, 0x34, 0xED, 0xCB]);
+        assert_ne!(guard::ip_checksum(&block), guard::ip_checksum(&[0; 512]));
+        let (small, large) = (Tables::new(512), Tables::new(4096));
+        let unseen = |tables: &Tables| {
+            let mut injector = Injector::new(Fault::LostSector, tables, 10);
+            (0..400_000).filter(|_| injector.inject()[3]).count()
+        };
+        assert_eq!(GuardKind::ALL[3], GuardKind::IpChecksum);
+        assert!(unseen(&small) == 0 && unseen(&large) > 0);
+    }
+
+    #[test]
+    fn faults_come_out_the_same_for_the_same_seed_only() {
+        let tables = Tables::new(512);
+        let drawn = |seed| {
+            let mut injector = Injector::new(Fault::Flips(2), &tables, seed);
+            (0..2000).filter(|_| injector.inject().contains(&true)).count()
+        };
+        assert_eq!(drawn(1), drawn(1));
+        assert!((2..20).any(|seed| drawn(seed) != drawn(1)));
+        assert!(Fault::all(512).iter().all(|fault| *fault != Fault::SwappedSectors));
+        assert!(Fault::all(4096).contains(&Fault::SwappedSectors));
+    }
+}
