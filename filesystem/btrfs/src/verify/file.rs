@@ -92,19 +92,25 @@ async fn scan(session: &Session<'_>, inode: &Inode) -> Result<(), Stopped> {
         let wanted: Vec<_> = ranges.iter().map(|(start, end)| key(start)..=key(end - 1)).collect();
         trees.extend((!wanted.is_empty()).then_some(Tree { root, wanted }));
     }
-    // What leaves say is of no use here: they hold items of other files, too.
+    // What leaves say of data is of no use here, since they hold items of other files, too; but what is lost of the checksums is.
     let mut leaves = Leaves::new(session.options.most_ranges);
     for tree in trees {
         let mut seen = Seen::new(session.options.most_nodes);
         walk(session, &mut seen, vec![tree], &mut leaves).await?;
     }
+    leaves.settle();
     let mut pipeline = Pipeline::new(session);
     for (start, end) in ranges.iter() {
-        let mut at = start;
-        while at < end {
-            let bytes = (end - at).min(STEP_BYTES);
-            push(session, &mut pipeline, inode, at, bytes).await?;
-            at += bytes;
+        for (logical, end) in leaves.damaged_sums.within(start, end) {
+            let (fault, uses) = (DataFault::SumsLost, Uses::default());
+            session.found(Finding::Data(Box::new(BadData { logical, bytes: end - logical, fault, uses })));
+        }
+        for (mut at, end) in leaves.damaged_sums.gaps(start, end) {
+            while at < end {
+                let bytes = (end - at).min(STEP_BYTES);
+                push(session, &mut pipeline, inode, at, bytes).await?;
+                at += bytes;
+            }
         }
     }
     pipeline.drain().await?;
