@@ -73,9 +73,11 @@ async fn scan(session: &Session<'_>) -> Result<(), Stopped> {
     walk(session, &mut seen, of_files, &mut leaves).await?;
     leaves.settle();
     leaves.count_unchecked(session);
-    for (logical, end) in leaves.holes.iter() {
-        let (fault, uses) = (DataFault::NoSum, Uses::default());
-        session.found(Finding::Data(Box::new(BadData { logical, bytes: end - logical, fault, uses })));
+    for (list, fault) in [(&leaves.holes, DataFault::NoSum), (&leaves.unreadable, DataFault::SumsLost)] {
+        for (logical, end) in list.iter() {
+            let (fault, uses) = (fault.clone(), Uses::default());
+            session.found(Finding::Data(Box::new(BadData { logical, bytes: end - logical, fault, uses })));
+        }
     }
     if let Some(tree) = sums {
         data::check_sums(session, tree).await?;

@@ -16,6 +16,9 @@ const STATUS_FOLDER: &str = "/var/lib/btrfs";
 /// More than any record of the log has.
 const RECORD_BYTES: usize = 8 << 10;
 
+/// The oldest kernel whose scrub counts as [`Counts`] says; earlier ones count nodes otherwise.
+const OLDEST_KERNEL: (u32, u32) = (6, 18);
+
 /// What a scrub counted on one device. Copies of data and nodes count in sectors of 4 KiB.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Counts {
@@ -40,6 +43,28 @@ pub struct Scrub {
     pub devices: BTreeMap<u64, Counts>,
     /// False if it ended before it had seen everything, as it does where a node that it needs is lost.
     pub is_finished: bool,
+}
+
+/// Whether this machine's kernel counts as [`Counts`] says.
+///
+/// # Errors
+/// It is an older one, or says nothing that is a version.
+pub fn has_known_scrub() -> Result<(), String> {
+    let file = "/proc/sys/kernel/osrelease";
+    let release = fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
+    check_release(release.trim())
+}
+
+fn check_release(release: &str) -> Result<(), String> {
+    let mut numbers = release.split(|digit: char| !digit.is_ascii_digit()).map(str::parse);
+    let (Some(Ok(major)), Some(Ok(minor))) = (numbers.next(), numbers.next()) else {
+        return Err(format!("Linux {release}: no version"));
+    };
+    let (oldest_major, oldest_minor) = OLDEST_KERNEL;
+    match (major, minor) >= OLDEST_KERNEL {
+        true => Ok(()),
+        false => Err(format!("Linux {release}: its scrub counts otherwise than that of {oldest_major}.{oldest_minor}")),
+    }
 }
 
 /// Has the kernel check every copy of what is mounted there, without writing.
@@ -181,6 +206,17 @@ Status:           finished
         assert_eq!(parse(TEXT), Ok(expected.clone()));
         let aborted = TEXT.replacen("finished", "aborted", 1);
         assert_eq!(parse(&aborted), Ok(Scrub { is_finished: false, ..expected }));
+    }
+
+    #[test]
+    fn an_older_kernel_counts_otherwise() {
+        for release in ["6.18.44-fc", "6.19-rc1", "7.2.0"] {
+            assert_eq!(check_release(release), Ok(()), "{release}");
+        }
+        for (release, why) in [("6.12.3-amd64", "otherwise than"), ("5.19.0", "otherwise than"), ("next", "no version")]
+        {
+            assert!(check_release(release).unwrap_err().contains(why), "{release}");
+        }
     }
 
     #[test]

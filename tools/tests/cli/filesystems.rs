@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::{Child, Command};
 
@@ -197,4 +197,21 @@ fn a_mount_shows_what_the_kernel_shows() {
         mounted += 1;
     }
     assert!(mounted > 0, "this machine mounts filesystems, and none was mounted");
+}
+
+#[test]
+fn the_place_of_a_subvolume_is_copied_with_its_owner() {
+    if let Err(why) = has_mounts() {
+        return skipped(&why);
+    }
+    let recipes = sets::standard();
+    let everything = recipes.iter().find(|recipe| recipe.name == "crc32c").unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let made = everything.make(folder.path()).unwrap();
+    let place = Place::new();
+    place.run(&format!("fs get {}:subvolumes/snapshot copy", made.images[0].display())).succeeds();
+    let (copied, shown) = (place.path("copy/inner"), &made.manifest.entries[&b"subvolumes/snapshot/inner"[..]]);
+    let copied = fs::symlink_metadata(copied).unwrap();
+    assert_eq!((copied.mode() & 0o7777, copied.uid(), copied.gid()), (shown.mode, shown.uid, shown.gid));
+    assert_eq!((shown.mode, shown.uid, shown.gid), (0o755, 1234, 5678));
 }

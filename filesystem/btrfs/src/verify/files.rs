@@ -154,7 +154,7 @@ async fn scan(session: &Session<'_>, start: Inode) -> Result<(), Stopped> {
     let fs = session.fs;
     let files = Files::below(session, start).await?;
     let roots = Tree { root: fs.root_tree(), wanted: files.inodes.keys().map(|id| root_items(*id)).collect() };
-    // What leaves say is of no use here: they hold items of other files, too.
+    // What leaves say of data is of no use here, since they hold items of other files, too; but what is lost of the checksums is.
     let (mut seen, mut leaves) = (Seen::new(session.options.most_nodes), Leaves::new(session.options.most_ranges));
     walk(session, &mut seen, [roots].into_iter().chain(files.trees()).collect(), &mut leaves).await?;
     let key = |offset| Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, offset);
@@ -164,13 +164,19 @@ async fn scan(session: &Session<'_>, start: Inode) -> Result<(), Stopped> {
     {
         walk(session, &mut seen, vec![Tree { root, wanted }], &mut leaves).await?;
     }
+    leaves.settle();
     let mut pipeline = Pipeline::new(session);
     for (start, end) in files.summed.iter() {
-        let mut at = start;
-        while at < end {
-            let bytes = (end - at).min(STEP_BYTES);
-            push(session, &mut pipeline, at, bytes).await?;
-            at += bytes;
+        for (logical, end) in leaves.damaged_sums.within(start, end) {
+            let (fault, uses) = (DataFault::SumsLost, Uses::default());
+            session.found(Finding::Data(Box::new(BadData { logical, bytes: end - logical, fault, uses })));
+        }
+        for (mut at, end) in leaves.damaged_sums.gaps(start, end) {
+            while at < end {
+                let bytes = (end - at).min(STEP_BYTES);
+                push(session, &mut pipeline, at, bytes).await?;
+                at += bytes;
+            }
         }
     }
     pipeline.drain().await?;

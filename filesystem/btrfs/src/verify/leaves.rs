@@ -21,6 +21,10 @@ pub(super) struct Leaves {
     pub summed: RangeList,
     /// Sectors whose checksums are lost, if they had any.
     pub lost_sums: RangeList,
+    /// Those of them whose checksums are damaged, and not on a device that is missing.
+    pub damaged_sums: RangeList,
+    /// Sectors of files with checksums that cannot be read because these are damaged.
+    pub unreadable: RangeList,
     /// Sectors of files without checksums.
     pub unsummed: RangeList,
     /// Sectors that should have checksums and have none.
@@ -33,26 +37,37 @@ impl Leaves {
     /// None yet.
     pub fn new(most: usize) -> Leaves {
         let list = || RangeList::new(most);
-        Leaves { summed: list(), lost_sums: list(), unsummed: list(), holes: list(), unknown: list() }
+        Leaves {
+            summed: list(),
+            lost_sums: list(),
+            damaged_sums: list(),
+            unreadable: list(),
+            unsummed: list(),
+            holes: list(),
+            unknown: list(),
+        }
     }
 
     /// All lists, sorted.
     pub fn settle(&mut self) {
-        let Leaves { summed, lost_sums, unsummed, holes, unknown } = self;
-        [summed, lost_sums, unsummed, holes, unknown].into_iter().for_each(RangeList::settle);
+        let Leaves { summed, lost_sums, damaged_sums, unreadable, unsummed, holes, unknown } = self;
+        [summed, lost_sums, damaged_sums, unreadable, unsummed, holes, unknown].into_iter().for_each(RangeList::settle);
     }
 
     /// True if some ranges had no room.
     pub fn is_cut(&self) -> bool {
-        let Leaves { summed, lost_sums, unsummed, holes, unknown } = self;
-        [summed, lost_sums, unsummed, holes, unknown].into_iter().any(RangeList::is_cut)
+        let Leaves { summed, lost_sums, damaged_sums, unreadable, unsummed, holes, unknown } = self;
+        [summed, lost_sums, damaged_sums, unreadable, unsummed, holes, unknown].into_iter().any(RangeList::is_cut)
     }
 
-    /// Takes that a part of a tree cannot be reached.
-    pub fn lost(&mut self, tree: &Tree, from: Option<Key>, before: Option<Key>) {
+    /// Takes that a part of a tree cannot be reached, be it because it is damaged or because a device is missing.
+    pub fn lost(&mut self, tree: &Tree, from: Option<Key>, before: Option<Key>, is_damaged: bool) {
         if tree.root.id == objectid::CSUM_TREE {
-            let start = from.map_or(0, |key| key.offset);
-            self.lost_sums.add(start, before.map_or(u64::MAX, |key| key.offset));
+            let (start, end) = (from.map_or(0, |key| key.offset), before.map_or(u64::MAX, |key| key.offset));
+            self.lost_sums.add(start, end);
+            if is_damaged {
+                self.damaged_sums.add(start, end);
+            }
         }
     }
 
@@ -110,10 +125,12 @@ impl Leaves {
             return;
         }
         for (from, to) in self.summed.gaps(start, end) {
-            let of_known = flags.is_some();
-            for (from, to) in self.lost_sums.gaps(from, to) {
-                if of_known { self.holes.add(from, to) } else { self.unknown.add(from, to) }
+            if flags.is_none() {
+                self.unknown.add(from, to);
+                continue;
             }
+            self.damaged_sums.within(from, to).for_each(|(from, to)| self.unreadable.add(from, to));
+            self.lost_sums.gaps(from, to).into_iter().for_each(|(from, to)| self.holes.add(from, to));
         }
     }
 

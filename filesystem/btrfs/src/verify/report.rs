@@ -69,6 +69,8 @@ pub enum DataFault {
     },
     /// A file uses them that should have checksums, and they have none.
     NoSum,
+    /// Their checksums are lost, so they cannot be read from any copy.
+    SumsLost,
     /// They are in no chunk.
     Unmapped(MapError),
 }
@@ -136,7 +138,7 @@ impl Finding {
             Finding::Tree { tree, .. } => (2, *tree, 0, 0),
             Finding::Data(data) => match &data.fault {
                 DataFault::Copy { copy, .. } => (3, data.logical, copy.mirror, copy.place.offset),
-                DataFault::NoSum | DataFault::Unmapped(_) => (3, data.logical, 0, 0),
+                DataFault::NoSum | DataFault::SumsLost | DataFault::Unmapped(_) => (3, data.logical, 0, 0),
             },
             Finding::Parity { logical, role, place, .. } => (4, *logical, usize::from(*role == Role::Q), place.offset),
         }
@@ -183,6 +185,7 @@ impl fmt::Display for BadData {
             DataFault::Copy { copy, is_lost: false } => write!(f, ": {copy}"),
             DataFault::Copy { copy, is_lost: true } => write!(f, ": {copy}; no other copy is good"),
             DataFault::NoSum => write!(f, " have no checksum, and a file that should have one uses them"),
+            DataFault::SumsLost => write!(f, ": their checksums are lost"),
             DataFault::Unmapped(why) => write!(f, ": {why}"),
         }
     }

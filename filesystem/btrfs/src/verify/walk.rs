@@ -117,7 +117,7 @@ pub(super) async fn walk(
             Ok(copies) => take_copies(session, &task, copies, leaves),
             Err(error) => {
                 session.found(Finding::Tree { tree: task.tree.root.id, error });
-                leaves.lost(&task.tree, task.expected.first_key, task.before);
+                leaves.lost(&task.tree, task.expected.first_key, task.before, true);
                 None
             }
         };
@@ -125,7 +125,7 @@ pub(super) async fn walk(
             let view = node.view();
             if let Err(error) = node.check_end(task.before) {
                 session.found(Finding::Tree { tree: task.tree.root.id, error });
-                leaves.lost(&task.tree, task.expected.first_key, task.before);
+                leaves.lost(&task.tree, task.expected.first_key, task.before, true);
             } else if view.header().level == 0 {
                 leaves.take(session, &task.tree, &view).await;
             } else if !push_children(&mut pending, &task, &node) {
@@ -153,8 +153,8 @@ fn take_copies(session: &Session<'_>, task: &Task, copies: NodeCopies, leaves: &
             bad.for_each(|copy| session.found(Finding::Node { tree, level: Some(level), copy }));
         }
         None => {
-            leaves.lost(&task.tree, task.expected.first_key, task.before);
             let copies: Vec<_> = bad.collect();
+            leaves.lost(&task.tree, task.expected.first_key, task.before, !copies.is_empty());
             // A node all of whose copies are on missing devices is not damaged.
             if !copies.is_empty() {
                 let lost = Lost { logical: task.expected.bytenr, bytes, copies };

@@ -1,6 +1,7 @@
 //! Damage of anything but the data of files; what cannot be checked; and limits.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -79,8 +80,20 @@ fn a_lost_node_is_named_with_what_cannot_be_reached() {
     let fs = devices.open();
     let sums = root(&fs, objectid::CSUM_TREE);
     let report = damaged(&devices, &places(&fs, sums.bytenr));
-    let [Finding::LostNode(node)] = &report.findings[..] else { panic!("{:?}", report.findings) };
+    let [Finding::LostNode(node), of_data @ ..] = &report.findings[..] else { panic!("{:?}", report.findings) };
     assert_eq!((&node.trees[..], node.from, node.before, node.lost.copies.len()), (&[7][..], None, None, 2));
+    // No file can be read without its checksums.
+    let mut cannot_be_read = BTreeMap::<String, u64>::new();
+    for finding in of_data {
+        let Finding::Data(data) = finding else { panic!("{finding}") };
+        assert!(matches!(data.fault, DataFault::SumsLost), "{finding}");
+        for file in &data.uses.files {
+            let path = String::from_utf8_lossy(file.paths.last().unwrap())[1..].to_owned();
+            *cannot_be_read.entry(path).or_default() += file.bytes;
+        }
+    }
+    let stored = FILES.map(|(_, name, bytes)| (name.to_owned(), bytes.next_multiple_of(SECTOR) as u64));
+    assert_eq!(cannot_be_read, stored.into());
     assert!(report.unchecked.contains_key(&WhyUnchecked::ChecksumsLost), "data are not called good without checksums");
 
     let of_files = now(fs.nodes().load(&root(&fs, 5).expected())).unwrap();

@@ -1,7 +1,7 @@
 //! Filesystems that are damaged at random, and what this project says of them, against what the kernel says: its scrub of every copy, its log, and what it reads of
 //! all files. Neither may change a byte.
 //!
-//! Needs root, loop devices, `btrfs-progs` and the filesystem. What is absent is said and left out.
+//! Needs root, loop devices, `btrfs-progs`, and Linux 6.18 or a later one with the filesystem. What is absent is said and left out.
 
 mod rules;
 mod subject;
@@ -10,7 +10,7 @@ mod wounds;
 
 use std::time::{Duration, Instant};
 
-use sealblock_proofs_btrfs_images::scrub::KernelLog;
+use sealblock_proofs_btrfs_images::scrub::{KernelLog, has_known_scrub};
 use sealblock_proofs_btrfs_images::{has_mounts, skip};
 
 use rules::differences;
@@ -82,7 +82,7 @@ impl Tally {
 /// A verdict that leaves out anything of what is found differs from the kernel's.
 #[test]
 fn a_report_that_leaves_something_out_differs() {
-    if let Err(why) = has_mounts() {
+    if let Err(why) = has_mounts().and_then(|()| has_known_scrub()) {
         return skip(&why);
     }
     let (Ok(subject), Ok(mut log)) = (Subject::make(&SETUPS[1]), KernelLog::from_now_on()) else {
@@ -126,7 +126,7 @@ fn try_seed(subject: &Subject, seed: u64, log: &mut KernelLog, tally: &mut Tally
 
 #[test]
 fn damage_is_what_the_kernel_says_that_it_is() {
-    if let Err(why) = has_mounts() {
+    if let Err(why) = has_mounts().and_then(|()| has_known_scrub()) {
         return skip(&why);
     }
     let mut log = match KernelLog::from_now_on() {

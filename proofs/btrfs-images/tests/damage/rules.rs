@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use sealblock_btrfs::verify::{DataFault, Finding, Report, Verdict};
 use sealblock_btrfs::{BadCopy, CopyFault, Place};
 use sealblock_btrfs_format::items::chunk::STRIPE_BYTES;
+use sealblock_btrfs_format::key::objectid;
 use sealblock_proofs_btrfs_images::scrub::Counts;
 
 use crate::subject::{SECTOR, Subject, is_summed};
@@ -81,7 +82,7 @@ fn bad_copies(subject: &Subject, report: &Report) -> Vec<(BadCopy, u64)> {
         Finding::LostNode(lost) => lost.lost.copies.iter().map(|copy| (copy.clone(), node)).collect(),
         Finding::Data(data) => match &data.fault {
             DataFault::Copy { copy, .. } => vec![(copy.clone(), data.bytes)],
-            DataFault::NoSum | DataFault::Unmapped(_) => Vec::new(),
+            DataFault::NoSum | DataFault::SumsLost | DataFault::Unmapped(_) => Vec::new(),
         },
         Finding::Tree { .. } | Finding::Parity { .. } => Vec::new(),
     };
@@ -102,7 +103,7 @@ fn check_expected(damage: &Damage, report: &Report, lines: &mut Vec<String>) {
             Finding::LostNode(lost) => lost.lost.copies.iter().map(|copy| copy.place).collect(),
             Finding::Data(data) => match &data.fault {
                 DataFault::Copy { copy, .. } => vec![copy.place],
-                DataFault::NoSum | DataFault::Unmapped(_) => Vec::new(),
+                DataFault::NoSum | DataFault::SumsLost | DataFault::Unmapped(_) => Vec::new(),
             },
             Finding::Tree { .. } | Finding::Parity { .. } => Vec::new(),
         })
@@ -223,7 +224,7 @@ fn lost_sectors(subject: &Subject, report: &Report) -> BTreeMap<Vec<u8>, BTreeSe
     let mut lost: BTreeMap<Vec<u8>, BTreeSet<u64>> = BTreeMap::new();
     for finding in &report.findings {
         let Finding::Data(data) = finding else { continue };
-        if !matches!(data.fault, DataFault::Copy { is_lost: true, .. }) {
+        if !matches!(data.fault, DataFault::Copy { is_lost: true, .. } | DataFault::SumsLost) {
             continue;
         }
         for file in &data.uses.files {
@@ -240,16 +241,22 @@ fn lost_sectors(subject: &Subject, report: &Report) -> BTreeMap<Vec<u8>, BTreeSe
     lost
 }
 
-/// The report names exactly the files, with all their names, and the sectors of them that the kernel fails to read; besides those that are behind a lost node.
+/// The report names exactly the files, with all their names, and the sectors of them that the kernel fails to read; besides what is behind a lost node of the trees of files,
+/// of which the report says the keys.
 fn check_lost(subject: &Subject, report: &Report, seen: &Seen, lines: &mut Vec<String>) {
     let lost = lost_sectors(subject, report);
     let none = BTreeSet::new();
+    let is_of_files = |finding: &Finding| match finding {
+        Finding::LostNode(lost) => lost.trees != [objectid::CSUM_TREE],
+        _ => false,
+    };
+    let has_lost_files = report.findings.iter().any(is_of_files);
     for (path, outcome) in &seen.files {
         let named = lost.get(path).unwrap_or(&none);
         let is_right = match outcome {
-            Outcome::Read { failed, .. } if has_lost_node(report) => named.is_subset(failed),
+            Outcome::Read { failed, .. } if has_lost_files => named.is_subset(failed),
             Outcome::Read { failed, .. } => named == failed,
-            Outcome::Unreachable(_) => has_lost_node(report),
+            Outcome::Unreachable(_) => has_lost_files,
         };
         if !is_right {
             let name = String::from_utf8_lossy(path);

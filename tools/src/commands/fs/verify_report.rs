@@ -172,6 +172,7 @@ impl Outcome {
         let (kind, copies, lost) = match &data.fault {
             DataFault::Copy { copy, is_lost } => ("data", vec![self.copy(copy)], Some(*is_lost)),
             DataFault::NoSum => ("no_checksum", Vec::new(), None),
+            DataFault::SumsLost => ("checksums_lost", Vec::new(), Some(true)),
             DataFault::Unmapped(_) => ("unmapped", Vec::new(), Some(true)),
         };
         JsonError {
@@ -251,6 +252,7 @@ fn data_line(outcome: &Outcome, data: &BadData) -> String {
             format!("copy {} on {}: {}{end}", copy.mirror, outcome.place(copy.place), copy.fault)
         }
         DataFault::NoSum => format!("no checksum at the logical address {}", data.logical),
+        DataFault::SumsLost => format!("the checksums of the logical address {} are lost", data.logical),
         DataFault::Unmapped(why) => why.to_string(),
     };
     let who = files(&data.uses);
