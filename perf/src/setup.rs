@@ -11,7 +11,7 @@ use sealblock_block::{Clock, DynDevice, Gate, Medium};
 use sealblock_media_file::{FileMedium, Options, RawDevice};
 use sealblock_media_memory::MemoryMedium;
 use sealblock_media_volume::{CreateOptions, OpenOptions, Volume, create, format::Layout, open, probe};
-use sealblock_runtime_reactor::{JoinHandle, pool, sleep, spawn};
+use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, pool, sleep, spawn};
 use sealblock_units::BlockSize;
 
 use crate::counted::{Counted, Counts};
@@ -261,11 +261,14 @@ fn shape(capacity_blocks: u64, guard: Protection) -> CreateOptions {
     CreateOptions { block_size, capacity_blocks, protection, uuid: UUID, preallocate: false }
 }
 
-/// Whether files in this folder can be used past the page cache.
+/// Whether files in this folder can be used past the page cache. Not to be called from a reactor.
 pub fn has_direct_io(dir: &Path) -> anyhow::Result<bool> {
     let scratch = new_path(dir, "direct")?;
-    let doing = || format!("making a file in {}", dir.display());
-    Ok(FileMedium::open(&scratch.0, Options::CREATE).with_context(doing)?.is_direct())
+    let opened = Reactor::new(Config::default())?.block_on(async {
+        let medium = FileMedium::open(&scratch.0, Options::CREATE)?;
+        anyhow::Ok(medium.is_direct())
+    });
+    opened.with_context(|| format!("making a file in {}", dir.display()))
 }
 
 /// A raw file with every block written, in `dir`.

@@ -12,7 +12,7 @@ use sealblock_units::{BlockSize, ByteCount};
 use serde::Serialize;
 
 use super::verdict::Verdict;
-use crate::report::{Spread, interleaved};
+use crate::report::{Spread, interleaved, number};
 
 /// A claim that somebody has published, and how it is measured here.
 #[derive(Debug)]
@@ -230,37 +230,6 @@ impl Cell {
     }
 }
 
-/// A number with some three digits, or all of them before the point.
-pub fn number(value: f64) -> String {
-    let size = value.abs();
-    match size {
-        _ if !size.is_finite() => "none".to_owned(),
-        0.0 => "0".to_owned(),
-        _ if size >= 999.5 => grouped(value),
-        _ if size >= 99.95 => format!("{value:.0}"),
-        _ if size >= 9.995 => format!("{value:.1}"),
-        _ if size >= 0.9995 => format!("{value:.2}"),
-        _ if size >= 1e-4 => {
-            let digits = 2 - size.log10().floor() as i32;
-            format!("{value:.*}", digits.max(0) as usize)
-        }
-        _ => format!("{value:.2e}"),
-    }
-}
-
-/// A whole number with a comma before every three digits.
-fn grouped(value: f64) -> String {
-    let digits = format!("{:.0}", value.abs());
-    let mut text = if value < 0.0 { "-".to_owned() } else { String::new() };
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index).is_multiple_of(3) {
-            text.push(',');
-        }
-        text.push(digit);
-    }
-    text
-}
-
 /// A picture of figures.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Plot {
@@ -346,26 +315,6 @@ pub struct Curve {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_have_three_digits_or_all_before_the_point() {
-        for (value, text) in [
-            (0.0, "0"),
-            (5.97, "5.97"),
-            (0.17, "0.170"),
-            (0.00123, "0.00123"),
-            (12.34, "12.3"),
-            (99.96, "100"),
-            (999.4, "999"),
-            (1234.5, "1,234"),
-            (-12_345_678.0, "-12,345,678"),
-            (1.5e-7, "1.50e-7"),
-            (f64::NAN, "none"),
-            (f64::INFINITY, "none"),
-        ] {
-            assert_eq!(number(value), text);
-        }
-    }
 
     #[test]
     fn a_cell_shows_its_spread_where_it_has_one() {

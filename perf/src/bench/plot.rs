@@ -17,7 +17,8 @@ use plotters::series::LineSeries;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, IntoFont, RGBColor, ShapeStyle, TextStyle};
 
-use super::outcome::{Axis, Curve, Drawing, Plot, Series, number};
+use super::outcome::{Axis, Curve, Drawing, Plot, Series};
+use crate::report::number;
 
 /// Pixels across and down.
 const SIZE: (u32, u32) = (800, 420);

@@ -11,8 +11,7 @@
 
 use serde::Serialize;
 
-use super::outcome::number;
-use crate::report::Spread;
+use crate::report::{Spread, number};
 
 /// Fewer rounds do not decide.
 const MIN_ROUNDS: usize = 3;

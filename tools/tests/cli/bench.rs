@@ -111,7 +111,7 @@ fn what_cannot_be_measured_or_written_is_an_error() {
 #[test]
 fn a_signal_ends_it_and_its_files_are_removed() {
     let place = Place::new();
-    let mut child = place.start("bench --size 1MiB --seconds 0.01 --rounds 1000 verify-offload");
+    let mut child = place.start("bench --size 1MiB --seconds 0.01 --rounds 1000 write-zeroes");
     let has_file = || {
         fs::read_dir(place.path("."))
             .unwrap()
