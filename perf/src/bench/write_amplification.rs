@@ -8,11 +8,10 @@ use anyhow::ensure;
 use sealblock_runtime_reactor::{Config, Reactor};
 use sealblock_units::ByteCount;
 
-use super::outcome::{
-    Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table, number,
-};
+use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
 use super::verdict::{Bar, Verdict};
 use crate::amplification::{Amplified, count, threshold};
+use crate::report::number;
 
 /// Published: 120 G of random writes, and what was written besides with a checksum tree and without.
 const WRITTEN_G: f64 = 120.0;
