@@ -1,7 +1,7 @@
 //! The claim `async-seal`: a volume that seals a write while it is in flight, against one that seals before it submits the write.
 //!
 //! Sequential writes of 1 MiB, one at a time, to a protected volume in memory which takes a time of its own for each write, so that it is a device of a known
-//! speed. What can be gained is known as well: a write takes m + c + d if sealing comes first, and m + max(c, d) if it goes on beside the device, where
+//! speed. The time of a write is that below which a quarter of the writes of a turn were: what else runs on the machine only makes writes longer. What can be gained is known as well: a write takes m + c + d if sealing comes first, and m + max(c, d) if it goes on beside the device, where
 //! d is the time of the device, c that of sealing and m that of all else, most of it memory. So nothing is gained on a device that answers at once, little on one
 //! that is slow against sealing, and most where both take equally long. All three are measured in the same rounds as the volumes: d is what a paced device takes beyond memory,
 //! c is sealing by itself, and m is what a volume without tags takes beyond d ([`Model`]).
@@ -9,16 +9,16 @@
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use sealblock_block::{DynDevice, Medium};
+use sealblock_block::{Device, DynDevice, Medium};
 use sealblock_integrity::{PiFormat, Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{Config, Reactor};
-use sealblock_units::{BlockSize, ByteCount};
+use sealblock_units::{BlockSize, ByteCount, Extent};
 
 use super::outcome::{Axis, Cell, Claim, Curve, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Table};
 use super::verdict::{Bar, Round, Verdict};
 use crate::async_seal::{Opened, PacedMemory, memory, paced};
-use crate::load::{self, Load, PAYLOAD_BYTES, Until, drive};
+use crate::load::{self, PAYLOAD_BYTES};
 use crate::options::Protection;
 use crate::report::Spread;
 
@@ -45,8 +45,8 @@ pub const CLAIM: Claim = Claim {
     measure,
 };
 
-const LOAD: Load =
-    Load { name: "write 1 MiB, sequential, QD 1", write: true, blocks: 256, random: false, depth: 1, flush_every: 0 };
+/// Blocks of a write of 1 MiB.
+const WRITE_BLOCKS: u64 = (PAYLOAD_BYTES / BlockSize::B4096.bytes()) as u64;
 
 /// What has a turn in each round.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -157,18 +157,14 @@ async fn of_speed(delay_us: u32, scale: &Scale, progress: &Progress) -> anyhow::
         }
     }
     let time = Duration::from_secs_f64(scale.seconds);
-    let written = async |volume: &DynDevice| {
-        let sample = drive(volume.clone(), LOAD, Until::Passed(time), 1).await?;
-        anyhow::Ok(sample.seconds / sample.requests as f64)
-    };
     let name = format!("device of {delay_us} us for 1 MiB");
     let turn = async |index: usize, _| match TURNS[index] {
-        Turn::Before | Turn::BeforeAgain => written(&tagged.before).await,
-        Turn::InFlight => written(&tagged.in_flight).await,
-        Turn::WithoutTags => written(&plain.in_flight).await,
+        Turn::Before | Turn::BeforeAgain => written(&tagged.before, &payload, time).await,
+        Turn::InFlight => written(&tagged.in_flight, &payload, time).await,
+        Turn::WithoutTags => written(&plain.in_flight, &payload, time).await,
         Turn::Device => direct(&device, &payload, time).await,
         Turn::Memory => direct(&unpaced, &payload, time).await,
-        Turn::Sealing => Ok(sealing(protection.0, &payload, time)),
+        Turn::Sealing => sealed(protection.0, &payload, time).await,
     };
     let turns = progress.rounds(&name, scale.rounds, TURNS.len(), turn).await;
     tagged.close().await?;
@@ -176,24 +172,48 @@ async fn of_speed(delay_us: u32, scale: &Scale, progress: &Progress) -> anyhow::
     Ok(Measured { delay_us, turns: turns? })
 }
 
+/// Seconds of a write of the payload to a volume, one after the other.
+async fn written(volume: &DynDevice, payload: &Slice, time: Duration) -> anyhow::Result<f64> {
+    let geometry = volume.geometry();
+    let places = geometry.capacity_blocks / WRITE_BLOCKS;
+    typical(time, async |number| {
+        let extent = Extent::from_raw(number % places * WRITE_BLOCKS, WRITE_BLOCKS)?;
+        volume.execute(load::write_of(geometry, extent, payload)).await?;
+        Ok(())
+    })
+    .await
+}
+
 /// Seconds of a write of the payload to a medium, without a volume.
 async fn direct(medium: &PacedMemory, payload: &Slice, time: Duration) -> anyhow::Result<f64> {
-    let (start, mut writes, places) = (Instant::now(), 0_u64, medium.len_bytes() / PAYLOAD_BYTES as u64);
-    while writes == 0 || start.elapsed() < time {
-        medium.write(writes % places * PAYLOAD_BYTES as u64, payload.clone()).await?;
-        writes += 1;
-    }
-    Ok(start.elapsed().as_secs_f64() / writes as f64)
+    let places = medium.len_bytes() / PAYLOAD_BYTES as u64;
+    typical(time, async |number| Ok(medium.write(number % places * PAYLOAD_BYTES as u64, payload.clone()).await?)).await
 }
 
 /// Seconds of sealing the payload.
-fn sealing(format: Option<PiFormat>, payload: &Slice, time: Duration) -> f64 {
-    let (start, mut passes) = (Instant::now(), 0_u32);
-    while passes == 0 || start.elapsed() < time {
+async fn sealed(format: Option<PiFormat>, payload: &Slice, time: Duration) -> anyhow::Result<f64> {
+    typical(time, async |_| {
         std::hint::black_box(Sealed::seal(payload.clone(), BlockSize::B4096, format, &Tags::default()));
-        passes += 1;
+        Ok(())
+    })
+    .await
+}
+
+/// Does something again and again for a turn; the seconds below which a quarter of the times were.
+async fn typical(time: Duration, what: impl AsyncFn(u64) -> anyhow::Result<()>) -> anyhow::Result<f64> {
+    let (start, mut seconds) = (Instant::now(), Vec::new());
+    while seconds.is_empty() || start.elapsed() < time {
+        let begun = Instant::now();
+        what(seconds.len() as u64).await?;
+        seconds.push(begun.elapsed().as_secs_f64());
     }
-    start.elapsed().as_secs_f64() / f64::from(passes)
+    Ok(lower_quartile(seconds))
+}
+
+/// What a quarter of the values are below; not a number if there are none.
+fn lower_quartile(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 4).copied().unwrap_or(f64::NAN)
 }
 
 fn outcome(measured: &[Measured]) -> Outcome {
@@ -303,6 +323,23 @@ mod tests {
         assert_eq!(model, Model { memory: 100.0, sealing: 25.0, device: 500.0 });
         // Noise may make a device faster than its memory, but no time is negative.
         assert_eq!(Model::fitted(90.0, 55.0, 60.0, 25.0).device, 0.0);
+    }
+
+    #[test]
+    fn a_quarter_of_the_times_is_below_what_counts() {
+        assert_eq!(lower_quartile(vec![9.0, 1.0, 2.0, 3.0, 900.0, 4.0, 5.0, 6.0]), 3.0);
+        assert!(lower_quartile(vec![7.0]) == 7.0 && lower_quartile(Vec::new()).is_nan());
+    }
+
+    #[test]
+    fn a_tiny_run_measures_every_speed() {
+        let progress = Progress::new("async-seal", std::sync::Arc::new(|_| std::ops::ControlFlow::Continue(())));
+        let scale = Scale { size: ByteCount::new(64 << 20), seconds: 0.002, rounds: 3, dir: std::env::temp_dir() };
+        let outcome = super::measure(&scale, &progress).unwrap();
+        assert_eq!((outcome.tables[0].rows.len(), outcome.verdicts.len()), (DELAYS_US.len(), DELAYS_US.len() - 1));
+        let small = Scale { size: ByteCount::new(1 << 20), ..scale };
+        let refused = super::measure(&small, &progress).unwrap_err().to_string();
+        assert!(refused.contains("use --size 64MiB"), "{refused}");
     }
 
     /// Rounds in which sealing in flight gains so much of what the model allows.

@@ -7,9 +7,10 @@
 use sealblock_integrity::GuardKind;
 use sealblock_units::BlockSize;
 
-use super::outcome::{Axis, Cell, Drawing, Outcome, Plot, Progress, Scale, Series, Table, number};
+use super::outcome::{Axis, Cell, Drawing, Outcome, Plot, Progress, Scale, Series, Table};
 use super::verdict::{Bar, Verdict};
 use crate::detection::{Count, Detection, Displaced, Fault, Measured, Seen};
+use crate::report::number;
 
 /// Faults of each kind for each second of a turn: a turn of one second is the complete run.
 const TRIALS_A_SECOND: f64 = 1e8;

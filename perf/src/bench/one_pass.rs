@@ -142,6 +142,16 @@ mod tests {
     }
 
     #[test]
+    fn a_tiny_run_measures_all_work() {
+        let progress = Progress::new("one-pass", std::sync::Arc::new(|_| std::ops::ControlFlow::Continue(())));
+        let scale = Scale { size: ByteCount::new(1 << 20), seconds: 0.001, rounds: 3, dir: std::env::temp_dir() };
+        let outcome = super::measure(&scale, &progress).unwrap();
+        assert_eq!((outcome.tables[0].rows.len(), outcome.verdicts.len()), (8, 4));
+        let cells = outcome.tables[0].rows.iter().flat_map(|row| &row.cells);
+        assert!(cells.clone().all(|cell| cell.median.unwrap() > 0.0), "{:?}", outcome.tables);
+    }
+
+    #[test]
     fn passes_are_those_that_the_names_say() {
         let slices = transfers(&[7; TRANSFER_BYTES]);
         let passes = passes(&slices, BlockSize::B4096);

@@ -11,13 +11,14 @@ use sealblock_units::ByteCount;
 use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
 use super::verdict::{Bar, Verdict};
 use crate::amplification::{Amplified, count, threshold};
+use crate::report::number;
 
 /// Published: 120 G of random writes, and what was written besides with a checksum tree and without.
 const WRITTEN_G: f64 = 120.0;
 const EXTRA_WITH_TREE_G: f64 = 66.0;
 const EXTRA_OFFLOADED_G: f64 = 9.0;
-/// Random writes of 4 KiB of each load: 2 GiB.
-const WRITES: u64 = 1 << 19;
+/// Each load writes so much of the largest volume: at the default size 2 GiB.
+const PART_WRITTEN: u64 = 8;
 
 /// The smallest volume that has a sixteenth part worth counting.
 const MIN_SIZE: ByteCount = ByteCount::new(256 << 20);
@@ -61,17 +62,18 @@ fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
         "volumes of less than {MIN_SIZE} have too few blocks to count anything; use --size {MIN_SIZE} or more"
     );
     let reactor = Reactor::new(Config::default())?;
+    let writes = scale.blocks() / PART_WRITTEN;
     let sizes = [16, 4, 1].map(|part| scale.size.get() / part);
     let mut lines = Vec::new();
     for (name, depth, flush_every) in LOADS {
         let mut values = Vec::new();
         for (index, bytes) in (1..).zip(sizes) {
             progress.step(name, index, sizes.len() as u32)?;
-            values.push(reactor.block_on(count(None, bytes, WRITES, (depth, flush_every, true)))?);
+            values.push(reactor.block_on(count(None, bytes, writes, (depth, flush_every, true)))?);
         }
         lines.push(Line { name, depth, values });
     }
-    Ok(outcome(&sizes, &lines))
+    Ok(outcome(&sizes, writes, &lines))
 }
 
 /// The ways of dm-integrity to keep data and tag of a block together.
@@ -179,7 +181,7 @@ fn calculated() -> [Calculated; 6] {
     ]
 }
 
-fn outcome(sizes: &[u64], lines: &[Line]) -> Outcome {
+fn outcome(sizes: &[u64], writes: u64, lines: &[Line]) -> Outcome {
     let names: Vec<String> = sizes.iter().map(|bytes| format!("volume of {}", ByteCount::new(*bytes))).collect();
     let columns: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "")).collect();
     let title = "Bytes written to the medium for each byte of random writes of 4 KiB";
@@ -200,7 +202,7 @@ fn outcome(sizes: &[u64], lines: &[Line]) -> Outcome {
         y: Axis::linear("bytes written for each byte of data", ""),
         drawing: Drawing::Bars { groups: names, series },
     };
-    Outcome { verdicts: verdicts(sizes, lines), tables, plots: vec![plot], notes: notes() }
+    Outcome { verdicts: verdicts(sizes, lines), tables, plots: vec![plot], notes: notes(writes) }
 }
 
 /// Where the bytes of the largest volume go.
@@ -228,18 +230,18 @@ fn verdicts(sizes: &[u64], lines: &[Line]) -> Vec<Verdict> {
     verdicts
 }
 
-fn notes() -> Vec<String> {
-    [
-        "Counted from the opening of a new volume through its close, so map pages that are made once are in, and weigh the more, the fewer writes \
-         there are for the size: 524,288 here. Neither time nor rounds change a count.",
-        "dm-integrity is calculated and was not run: sectors of 4096 bytes, tags of 4 bytes, the default buffers of 64 KiB for tags, of which the kernel writes \
-         the part from the first to the last new tag in units of 4096 bytes; tags are written out every 8192 writes, which is half of a journal of 64 MiB; \
-         sections of the journal are full; a bit of the bitmap for 16 MiB. Inline mode needs a device with metadata.",
-        "The filesystem is calculated from the published totals: 1 + 66/120 and 1 + 9/120. They include all metadata of the filesystem and not the \
-         work of a device that keeps the checksums, so a volume below it comes on top of the second figure and not of the first.",
-    ]
-    .map(str::to_owned)
-    .to_vec()
+fn notes(writes: u64) -> Vec<String> {
+    let counted = format!(
+        "Counted from the opening of a new volume through its close, so map pages that are made once are in, and weigh the more, the fewer writes there are \
+         for the size: {} here. Neither time nor rounds change a count.",
+        number(writes as f64)
+    );
+    let calculated = "dm-integrity is calculated and was not run: blocks of 4096 bytes, tags of 4 bytes, the default buffers of 64 KiB for tags, of which the kernel \
+                      writes the part from the first to the last new tag in units of 4096 bytes; tags are written out every 8192 writes, which is half of a journal \
+                      of 64 MiB; sections of the journal are full; a bit of the bitmap for 16 MiB. Inline mode needs a device with metadata.";
+    let published = "The filesystem is calculated from the published totals: 1 + 66/120 and 1 + 9/120. They have all metadata of the filesystem in them, and not \
+                     what a device writes that keeps the checksums: what a volume writes comes on top of the second figure.";
+    vec![counted, calculated.to_owned(), published.to_owned()]
 }
 
 #[cfg(test)]
@@ -287,10 +289,24 @@ mod tests {
     }
 
     #[test]
+    fn a_tiny_run_counts_more_than_the_data() {
+        let progress =
+            Progress::new("write-amplification", std::sync::Arc::new(|_| std::ops::ControlFlow::Continue(())));
+        let scale = Scale { size: MIN_SIZE, seconds: 0.0, rounds: 1, dir: std::env::temp_dir() };
+        let outcome = measure(&scale, &progress).unwrap();
+        for cell in outcome.tables[0].rows[..LOADS.len()].iter().flat_map(|row| &row.cells) {
+            assert!((1.0..2.0).contains(&cell.median.unwrap()), "{:?}", outcome.tables[0]);
+        }
+        let small = Scale { size: ByteCount::new(1 << 20), ..scale };
+        let refused = measure(&small, &progress).unwrap_err().to_string();
+        assert!(refused.contains("use --size 256MiB"), "{refused}");
+    }
+
+    #[test]
     fn every_load_and_size_has_its_bar() {
         let value = Amplified { log: 0.02, tables: 0.05, whole: 1.12, steady: 1.1, read: 0.0 };
         let line = |depth| Line { name: "volume", depth, values: vec![value; 2] };
-        let outcome = outcome(&[1 << 30, 1 << 37], &[line(32), line(1)]);
+        let outcome = outcome(&[1 << 30, 1 << 37], 1 << 19, &[line(32), line(1)]);
         let rulings: Vec<Ruling> = outcome.verdicts.iter().map(|verdict| verdict.ruling).collect();
         // 1.10 up to 64 GiB, 1.20 above, 1.15 for one writer that flushes.
         assert_eq!(rulings, [Ruling::DoesNotHold, Ruling::Holds, Ruling::Holds, Ruling::Holds]);
