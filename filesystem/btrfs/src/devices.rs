@@ -164,8 +164,15 @@ fn check_belongs(
     (superblock, geometry, name): (&Superblock, &Geometry, &str),
 ) -> Result<(), FsError> {
     if before.node_uuid() != superblock.node_uuid() {
+        let is_seed = |one: &Superblock| one.flags.get() & flags::SEEDING != 0;
+        let hint = match is_seed(before) || is_seed(superblock) {
+            true => {
+                ": a seed and what grew from it are not read together; name the seed alone, or the others for what they have"
+            }
+            false => "",
+        };
         let (this, before) = (uuid(&superblock.fsid), uuid(&before.fsid));
-        return Err(FsError::Devices(format!("{name} is of the filesystem {this}, and {other} of {before}")));
+        return Err(FsError::Devices(format!("{name} is of the filesystem {this}, and {other} of {before}{hint}")));
     }
     let generation = geometry.generation;
     if of_before.generation == generation && trees_of(before) != trees_of(superblock) {

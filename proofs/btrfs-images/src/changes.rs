@@ -98,6 +98,22 @@ pub fn make_seed(image: &Path) -> Result<(), String> {
     run("btrfstune", ["-f".as_ref(), "-S".as_ref(), "1".as_ref(), image.as_os_str()]).map(drop)
 }
 
+/// Adds a device to a seed, by which it becomes another filesystem that has both, with a file of its own.
+///
+/// # Errors
+/// A program refuses.
+pub fn grow(seed: &Path, added: &Path, mebibytes: u64) -> Result<(), String> {
+    sparse(added, mebibytes)?;
+    let new = Loops::attach(&[added.to_owned()], false)?;
+    let mount = Mount::new(&[seed.to_owned()], "noatime")?;
+    let point = mount.path("");
+    let add = ["device", "add", "-K", "-f", &new.devices()[0]].map(OsStr::new);
+    run("btrfs", add.into_iter().chain([point.as_os_str()]))?;
+    run("mount", ["-o".as_ref(), "remount,rw".as_ref(), point.as_os_str()])?;
+    plain(fs::write(mount.path("grown"), b"not of the seed"))?;
+    mount.unmount()
+}
+
 /// Adds a device to a filesystem and makes it smaller there, and takes its first device away. Returns the images that are left; their numbers begin with 2.
 ///
 /// # Errors

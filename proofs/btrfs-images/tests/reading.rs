@@ -14,6 +14,7 @@ use sealblock_btrfs::walk::{Met, Walk};
 use sealblock_btrfs::{Filesystem, OpenOptions};
 use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_btrfs_format::key::objectid;
+use sealblock_proofs_btrfs_images::changes::{grow, make_seed};
 use sealblock_proofs_btrfs_images::content::ContentDigest;
 use sealblock_proofs_btrfs_images::manifest::{Entry, Kind, Manifest, Time};
 use sealblock_proofs_btrfs_images::programs::{Mount, mkfs, run};
@@ -275,6 +276,26 @@ fn devices_that_were_written_apart_are_refused_together() {
     }
     let refused = on_reactor(async { name(&images).open(OpenOptions::default()).await.map(drop) }).unwrap_err();
     assert!(refused.to_string().contains("written apart from each other"), "{refused}");
+}
+
+/// A seed can be read, and so can what another filesystem that grew from it has on its own device; both together are refused by name.
+#[test]
+fn a_seed_and_what_grew_from_it_are_refused_together() {
+    if let Err(why) = has_mounts() {
+        return skip(&why);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let images = ["seed", "added"].map(|name| folder.path().join(name));
+    mkfs(&images[..1], 256, &[]).unwrap();
+    let mount = Mount::new(&images[..1], "noatime").unwrap();
+    fs::write(mount.path("seed"), b"of the seed").unwrap();
+    mount.unmount().unwrap();
+    make_seed(&images[0]).unwrap();
+    grow(&images[0], &images[1], 256).unwrap();
+    assert_eq!(read(&images[..1]).0.entries.len(), 2);
+    assert_eq!(read(&images[1..]).0.entries.len(), 3);
+    let refused = on_reactor(async { name(&images).open(OpenOptions::default()).await.map(drop) }).unwrap_err();
+    assert!(refused.to_string().contains("a seed and what grew from it are not read together"), "{refused}");
 }
 
 /// The nodes and items of all trees are those that the program of Btrfs finds.

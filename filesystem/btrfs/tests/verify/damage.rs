@@ -96,6 +96,19 @@ fn a_lost_node_is_named_with_what_cannot_be_reached() {
     assert_eq!(cannot_be_read, stored.into());
     assert!(report.unchecked.contains_key(&WhyUnchecked::ChecksumsLost), "data are not called good without checksums");
 
+    let flip = || places(&fs, sums.bytenr).iter().for_each(|place| devices.damage(place.devid, place.offset + 700));
+    flip();
+    let of_one = devices.open();
+    let top = now(of_one.top(&now(of_one.subvolume(5)).unwrap())).unwrap();
+    let inode = now(of_one.resolve(top, b"odd", true)).unwrap();
+    let report = now(verify_file(&of_one, &inode, VerifyOptions::default(), &Unwatched)).unwrap();
+    flip();
+    let of_data = report.findings.iter().filter_map(|finding| match finding {
+        Finding::Data(data) if matches!(data.fault, DataFault::SumsLost) => Some(data.bytes),
+        _ => None,
+    });
+    assert_eq!(of_data.sum::<u64>(), 777_777_u64.next_multiple_of(SECTOR as u64));
+
     let of_files = now(fs.nodes().load(&root(&fs, 5).expected())).unwrap();
     let keys: Vec<_> = of_files.view().pointers().iter().map(|pointer| pointer.key()).collect();
     let leaf = of_files.view().pointers()[1].blockptr.get();
