@@ -101,7 +101,7 @@ fn a_lost_node_is_named_with_what_cannot_be_reached() {
     let of_one = devices.open();
     let top = now(of_one.top(&now(of_one.subvolume(5)).unwrap())).unwrap();
     let inode = now(of_one.resolve(top, b"odd", true)).unwrap();
-    let report = now(verify_file(&of_one, &inode, VerifyOptions::default(), &Unwatched)).unwrap();
+    let report = now(verify_files(&of_one, inode, VerifyOptions::default(), &Unwatched)).unwrap();
     flip();
     let of_data = report.findings.iter().filter_map(|finding| match finding {
         Finding::Data(data) if matches!(data.fault, DataFault::SumsLost) => Some(data.bytes),
