@@ -9,7 +9,8 @@
 //! Differences, each a fact of Linux 6.18:
 //! - A scrub ends early where a node that it goes by is lost: of the trees of extents, of checksums and of devices. What it counted until then is a part.
 //! - With parity a scrub ends early at a row that has more bad pieces than parity gives back.
-//! - A scrub checks of a node its checksum, address, UUIDs and generation. It compares no copies with each other.
+//! - A scrub checks of a node its checksum, address, UUIDs and generation. It compares no copies with each other. Bytes of the
+//!   field for the checksum that a shorter one leaves free are covered by nothing; copies that differ there are named here.
 //! - A scrub that does not write neither checks parity nor counts what is wrong with it.
 //! - A filesystem of which a first superblock or a node that mounting needs is lost is not mounted.
 //! - A subvolume of which the last leaf is lost is not opened, since the highest number of an inode is looked up there; here the other leaves are read.

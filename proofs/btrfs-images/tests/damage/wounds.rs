@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 
 use fastrand::Rng;
 use sealblock_btrfs::Place;
+use sealblock_btrfs_format::checksum::FIELD_BYTES;
 use sealblock_btrfs_format::key::objectid;
 use sealblock_btrfs_format::superblock::COPY_OFFSETS;
 use sealblock_proofs_btrfs_images::content::noise;
@@ -41,8 +42,19 @@ struct Target {
     offset: u64,
     bytes: u64,
     wound: Wound,
-    /// True if the range is a copy of something that is in use and has a checksum.
-    is_used: bool,
+    /// What it is.
+    what: What,
+}
+
+/// What a range of bytes is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum What {
+    /// A copy of data that are in use.
+    Data,
+    /// A copy of a node or a superblock, which begins with a field for its checksum.
+    Sealed,
+    /// Anything, used or not.
+    Any,
 }
 
 /// What was there before.
@@ -80,7 +92,15 @@ impl Damage<'_> {
         targets.iter().try_for_each(|target| damage.hurt(target))?;
         for (target, before) in targets.iter().zip(before) {
             // What holds the same as before, as zeroes that become zeroes, is not damaged.
-            if target.is_used && range(target)? != before {
+            let after = range(target)?;
+            let is_damaged = match target.what {
+                What::Data => after != before,
+                What::Sealed => {
+                    covered(&after, subject.checksum.bytes()).ne(covered(&before, subject.checksum.bytes()))
+                }
+                What::Any => false,
+            };
+            if is_damaged {
                 damage.expected.insert((target.devid, target.offset));
             }
         }
@@ -123,6 +143,11 @@ fn read(subject: &Subject, devid: u64, offset: u64, bytes: u64) -> io::Result<Ve
     Ok(range)
 }
 
+/// The bytes of a node or superblock that mean something: not those of the field for the checksum behind one that is shorter, which nothing covers.
+fn covered(block: &[u8], checksum_bytes: usize) -> impl Iterator<Item = &u8> {
+    block[..checksum_bytes].iter().chain(&block[FIELD_BYTES..])
+}
+
 /// One of them.
 fn any<'a, T>(rng: &mut Rng, all: &'a [T]) -> &'a T {
     &all[rng.usize(..all.len())]
@@ -145,7 +170,7 @@ fn choose(subject: &Subject, rng: &mut Rng, targets: &mut Vec<Target>) {
                 0 => Wound::Misplaced(copy_of(rng, subject.data.iter().map(|sector| &sector.copies[..]))),
                 _ => plain_wound(rng, SECTOR),
             };
-            targets.extend(some_of(rng, &sector.copies, SECTOR, wound));
+            targets.extend(some_of(rng, &sector.copies, SECTOR, wound, What::Data));
         }
         35..55 => choose_node(subject, rng, targets, |_| true),
         55..65 => choose_node(subject, rng, targets, |node| node.tree == objectid::CSUM_TREE),
@@ -154,23 +179,23 @@ fn choose(subject: &Subject, rng: &mut Rng, targets: &mut Vec<Target>) {
             // Without the first copy the kernel mounts nothing, so that is rarer.
             let offset = COPY_OFFSETS[usize::from(rng.u32(..5) > 0)];
             let devid = 1 + rng.u64(..subject.images.len() as u64);
-            targets.push(Target { devid, offset, bytes: SECTOR, wound: plain_wound(rng, SECTOR), is_used: true });
+            targets.push(Target { devid, offset, bytes: SECTOR, wound: plain_wound(rng, SECTOR), what: What::Sealed });
         }
         80..90 => {
             let Place { devid, offset } = *any(rng, &subject.written);
-            targets.push(Target { devid, offset, bytes: SECTOR, wound: plain_wound(rng, SECTOR), is_used: false });
+            targets.push(Target { devid, offset, bytes: SECTOR, wound: plain_wound(rng, SECTOR), what: What::Any });
         }
         90..95 => {
             let Place { devid, offset } = copy_of(rng, subject.data.iter().map(|sector| &sector.copies[..]));
             let wound = if rng.bool() { Wound::Zero } else { Wound::Noise(rng.u64(..)) };
-            targets.push(Target { devid, offset: offset / BURST * BURST, bytes: BURST, wound, is_used: false });
+            targets.push(Target { devid, offset: offset / BURST * BURST, bytes: BURST, wound, what: What::Any });
         }
         _ => {
             let sector = any(rng, &subject.data);
             let wound = plain_wound(rng, SECTOR);
-            let parity = sector.parity.iter().map(|place| target(place, SECTOR, wound, false));
+            let parity = sector.parity.iter().map(|place| target(place, SECTOR, wound, What::Any));
             targets.extend(parity);
-            targets.extend(some_of(rng, &sector.copies, SECTOR, wound));
+            targets.extend(some_of(rng, &sector.copies, SECTOR, wound, What::Data));
         }
     }
 }
@@ -183,7 +208,7 @@ fn choose_node(subject: &Subject, rng: &mut Rng, targets: &mut Vec<Target>, is_w
         _ => plain_wound(rng, subject.node_bytes),
     };
     let node = *any(rng, &wanted);
-    targets.extend(some_of(rng, &node.copies, subject.node_bytes, wound));
+    targets.extend(some_of(rng, &node.copies, subject.node_bytes, wound, What::Sealed));
 }
 
 fn plain_wound(rng: &mut Rng, bytes: u64) -> Wound {
@@ -194,12 +219,12 @@ fn plain_wound(rng: &mut Rng, bytes: u64) -> Wound {
     }
 }
 
-fn target(place: &Place, bytes: u64, wound: Wound, is_used: bool) -> Target {
-    Target { devid: place.devid, offset: place.offset, bytes, wound, is_used }
+fn target(place: &Place, bytes: u64, wound: Wound, what: What) -> Target {
+    Target { devid: place.devid, offset: place.offset, bytes, wound, what }
 }
 
 /// One copy, all but one, or all of them.
-fn some_of(rng: &mut Rng, copies: &[Place], bytes: u64, wound: Wound) -> Vec<Target> {
+fn some_of(rng: &mut Rng, copies: &[Place], bytes: u64, wound: Wound, what: What) -> Vec<Target> {
     let one = rng.usize(..copies.len());
     let chosen: Vec<&Place> = match rng.u32(..3) {
         0 => vec![&copies[one]],
@@ -208,5 +233,5 @@ fn some_of(rng: &mut Rng, copies: &[Place], bytes: u64, wound: Wound) -> Vec<Tar
         }
         _ => copies.iter().collect(),
     };
-    chosen.into_iter().map(|place| target(place, bytes, wound, true)).collect()
+    chosen.into_iter().map(|place| target(place, bytes, wound, what)).collect()
 }
