@@ -59,7 +59,7 @@ const LOADS: [(&str, u64, u64); 4] = [
 fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
     ensure!(
         scale.size >= MIN_SIZE,
-        "volumes of less than {MIN_SIZE} have too few blocks to count anything; use --size {MIN_SIZE} or more"
+        "volumes of less than 256 MiB have too few blocks to count anything; use --size 256MiB or more"
     );
     let reactor = Reactor::new(Config::default())?;
     let writes = scale.blocks() / PART_WRITTEN;
