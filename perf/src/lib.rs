@@ -1,6 +1,6 @@
 //! Benchmarks, one per claim. See `docs/performance.md` for what came out.
 //!
-//! Two programs are made of it. `sealblock bench` measures what others have published, for users: [`bench`]. `sealblock-perf` compares parts of this
+//! Two programs are made of it. `sealblock bench` measures what others have published, for users: [`mod@bench`]. `sealblock-perf` compares parts of this
 //! project with baselines and with other builds of itself, for those who work on it: [`run`].
 
 pub mod bench;

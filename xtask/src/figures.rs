@@ -110,7 +110,8 @@ fn tables(report: &Value, claim: &Value) -> Result<String> {
 
 fn put_verdicts(content: &mut String, claim: &Value) -> Result<()> {
     for verdict in list(claim, "verdicts")? {
-        writeln!(content, "- **{}**: {}.", text(verdict, "/ruling")?, text(verdict, "/sentence")?)?;
+        let (ruling, sentence) = (text(verdict, "/ruling")?, text(verdict, "/sentence")?);
+        writeln!(content, "- {}.", sentence.replacen(&format!(": {ruling};"), &format!(": **{ruling}**;"), 1))?;
     }
     Ok(())
 }
@@ -167,7 +168,7 @@ mod tests {
                     "rows": [{"name": "a|b", "cells": [{"text": "1.00"}, {"text": "6.00"}]}]
                 }],
                 "plots": [{"name": "c-time", "title": "Time"}],
-                "verdicts": [{"ruling": "holds", "sentence": "times: 6.00"}],
+                "verdicts": [{"ruling": "holds", "sentence": "times: 6.00: holds; counted"}],
                 "notes": ["Quiet."]
             }]
         })
@@ -184,7 +185,10 @@ mod tests {
         assert!(new.ends_with("![Time](figures/c-time.svg)\n<!-- end of figures -->\nafter\n"), "{new}");
         let table = "\nA table:\n\n| way | time, s | times |\n| --- | ---: | ---: |\n| a\\|b | 1.00 | 6.00 |\n";
         assert!(new.contains(table) && !new.contains("stale"), "{new}");
-        assert!(new.contains("- **holds**: times: 6.00.\n") && new.contains("- Published: 5.97 times (a letter).\n"));
+        assert!(
+            new.contains("- times: 6.00: **holds**; counted.\n")
+                && new.contains("- Published: 5.97 times (a letter).\n")
+        );
         assert_eq!(rewritten(&new, &report(), tables).unwrap(), new, "a second time changes nothing");
         let readme = rewritten(DOCUMENT, &report(), verdicts).unwrap();
         assert!(readme.contains("- Pictures: [Time](docs/figures/c-time.svg)\n"), "{readme}");

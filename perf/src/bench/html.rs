@@ -85,8 +85,9 @@ fn put_verdicts(page: &mut String, measured: &Measured) -> fmt::Result {
     writeln!(page, "<ul>")?;
     for verdict in &measured.outcome.verdicts {
         let (class, ruling) = (class(verdict.ruling), verdict.ruling.as_str());
-        let sentence = escape(&verdict.sentence);
-        writeln!(page, "<li><span class=\"ruling {class}\">{ruling}</span>: {sentence}</li>")?;
+        let marked = format!(": <span class=\"ruling {class}\">{ruling}</span>;");
+        let sentence = escape(&verdict.sentence).replacen(&format!(": {ruling};"), &marked, 1);
+        writeln!(page, "<li>{sentence}</li>")?;
     }
     writeln!(page, "</ul>")
 }
@@ -166,6 +167,7 @@ mod tests {
             assert!(page.contains(words), "{words} is not in {page}");
         }
         assert!(page.contains("<svg ") && page.contains("Not measured: no &lt;disk&gt;"), "{page}");
+        assert!(page.contains("<span class=\"ruling fails\">does not hold</span>;"), "{page}");
         assert!(page.contains("prefers-color-scheme: dark"));
         for foreign in ["<script", "<link", "src=", "@import", "url("] {
             assert!(!page.contains(foreign), "{foreign} is in {page}");

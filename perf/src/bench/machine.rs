@@ -64,20 +64,24 @@ pub fn memory_bytes() -> Option<u64> {
     field(&read("/proc/meminfo"), "MemTotal").as_deref().and_then(kibibytes)
 }
 
-/// The kind of file system that a folder is on, with its mount point.
+/// The kind of file system that a folder is on, and whether what is unmapped there is discarded on the disk at once, which takes the disk's time.
 pub fn file_system(dir: &Path) -> String {
     let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     mounted(&read("/proc/self/mounts"), &dir).unwrap_or_else(|| "a file system that is unknown".to_owned())
 }
 
-/// The last of the longest mount points above a path: later mounts hide earlier ones.
+/// What is mounted at the longest mount point above a path: the last one of that, since later mounts hide earlier ones.
 fn mounted(mounts: &str, path: &Path) -> Option<String> {
     let mounts = mounts.lines().filter_map(|line| {
         let mut words = line.split(' ').skip(1);
-        Some((words.next()?, words.next()?))
+        Some((words.next()?, words.next()?, words.next()?))
     });
-    let (point, kind) = mounts.filter(|(point, _)| path.starts_with(point)).max_by_key(|(point, _)| point.len())?;
-    Some(format!("{kind} at {point}"))
+    let above = mounts.filter(|(point, ..)| path.starts_with(point));
+    let (_, kind, options) = above.max_by_key(|(point, ..)| point.len())?;
+    Some(match options.split(',').any(|option| option == "discard") {
+        true => format!("{kind}, mounted with discard: the disk discards at once what is unmapped"),
+        false => kind.to_owned(),
+    })
 }
 
 fn read(path: &str) -> String {
@@ -121,11 +125,10 @@ mod tests {
 
     #[test]
     fn the_nearest_mount_is_the_one_that_counts() {
-        let mounts =
-            "/dev/a / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\n/dev/b /dev xfs rw 0 0\n/dev/c /dev btrfs rw 0 0\n";
+        let mounts = "/dev/a / ext4 rw,discard 0 0\ntmpfs /dev/shm tmpfs rw 0 0\n/dev/b /dev xfs rw 0 0\n/dev/c /dev btrfs rw,nodiscard 0 0\n";
         let of = |path: &str| mounted(mounts, Path::new(path));
-        assert_eq!(of("/dev/shm/x").as_deref(), Some("tmpfs at /dev/shm"));
-        assert_eq!((of("/devices").as_deref(), of("/dev/x").as_deref()), (Some("ext4 at /"), Some("btrfs at /dev")));
+        assert_eq!((of("/dev/shm/x").as_deref(), of("/dev/x").as_deref()), (Some("tmpfs"), Some("btrfs")));
+        assert!(of("/devices").is_some_and(|text| text.starts_with("ext4, mounted with discard")));
         assert_eq!(of("relative"), None);
     }
 

@@ -109,7 +109,7 @@ impl Progress {
         }
     }
 
-    /// Rounds of `part`, each told: every contender has a turn in each, in a new order each time ([`interleaved`]).
+    /// Rounds of `part`, each told: every contender has a turn in each, in a new order each time.
     ///
     /// # Errors
     /// [`Interrupted`], or the first error of a turn.
