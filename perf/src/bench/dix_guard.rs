@@ -235,10 +235,10 @@ fn cost_plot(costs: &[Cost]) -> Plot {
     Plot {
         name: "dix-guard-cpu".to_owned(),
         title: "CPU time of the host by its guard, without the boundary".to_owned(),
-        x: Axis::linear("load", ""),
+        x: Axis::linear("load, with the requests in flight", ""),
         y: Axis::logarithmic("CPU time for each GiB", "ms"),
         drawing: Drawing::Bars {
-            groups: costs.iter().map(|cost| cost.load.to_owned()).collect(),
+            groups: costs.iter().map(|cost| cost.load.replace("QD ", "")).collect(),
             series: series.into(),
         },
     }
