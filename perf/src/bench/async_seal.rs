@@ -108,14 +108,11 @@ impl Measured {
         Spread::of(self.turns.iter().map(|round| of(round)))
     }
 
-    /// Where a model is nothing but a round.
-    fn model(round: &[f64]) -> Model {
-        Model::fitted(
-            round[Turn::WithoutTags as usize],
-            round[Turn::Device as usize],
-            round[Turn::Memory as usize],
-            round[Turn::Sealing as usize],
-        )
+    /// The model of one round. Memory as it is has no device behind it.
+    fn model(&self, round: &[f64]) -> Model {
+        let of = |turn: Turn| round[turn as usize];
+        let device = if self.delay_us == 0 { Turn::Memory } else { Turn::Device };
+        Model::fitted(of(Turn::WithoutTags), of(device), of(Turn::Memory), of(Turn::Sealing))
     }
 
     fn gain(round: &[f64]) -> f64 {
@@ -123,7 +120,7 @@ impl Measured {
     }
 
     fn device_gb_s(&self) -> f64 {
-        PAYLOAD_BYTES as f64 / self.spread(|round| Measured::model(round).device).median / 1e9
+        PAYLOAD_BYTES as f64 / self.spread(|round| self.model(round).device).median / 1e9
     }
 }
 
@@ -230,7 +227,7 @@ fn outcome(measured: &[Measured]) -> Outcome {
     let title = "Sequential writes of 1 MiB, one at a time, to a volume in paced memory, guard crc32c";
     let mut table = Table::new(title, "pace", &columns);
     for speed in measured {
-        let us = |of: fn(Model) -> f64| Cell::measured(speed.spread(|round| of(Measured::model(round)) * 1e6));
+        let us = |of: fn(Model) -> f64| Cell::measured(speed.spread(|round| of(speed.model(round)) * 1e6));
         let rate = |turn: Turn| Cell::measured(speed.spread(|round| PAYLOAD_BYTES as f64 / round[turn as usize] / 1e9));
         let again =
             speed.spread(|round| (round[Turn::Before as usize] / round[Turn::BeforeAgain as usize] - 1.0) * 100.0);
@@ -241,7 +238,7 @@ fn outcome(measured: &[Measured]) -> Outcome {
             rate(Turn::Before),
             rate(Turn::InFlight),
             Cell::measured(speed.spread(|round| Measured::gain(round) * 100.0)),
-            Cell::measured(speed.spread(|round| Measured::model(round).gain() * 100.0)),
+            Cell::measured(speed.spread(|round| speed.model(round).gain() * 100.0)),
             Cell::measured(again),
         ];
         let name = match speed.delay_us {
@@ -265,7 +262,7 @@ fn verdicts(measured: &[Measured]) -> Vec<Verdict> {
     let paced = measured.iter().filter(|speed| speed.delay_us > 0);
     let verdict = |speed: &Measured| {
         let round = |round: &Vec<f64>| Round {
-            claim: (1.0 + Measured::gain(round)) / (1.0 + OF_MODEL * Measured::model(round).gain()),
+            claim: (1.0 + Measured::gain(round)) / (1.0 + OF_MODEL * speed.model(round).gain()),
             again: round[Turn::Before as usize] / round[Turn::BeforeAgain as usize],
         };
         let rounds: Vec<Round> = speed.turns.iter().map(round).collect();
@@ -277,9 +274,11 @@ fn verdicts(measured: &[Measured]) -> Vec<Verdict> {
 
 fn plot(measured: &[Measured]) -> Plot {
     let paced = || measured.iter().filter(|speed| speed.delay_us > 0);
-    let curve = |name: &str, of: fn(&[f64]) -> f64| Curve {
+    let curve = |name: &str, of: fn(&Measured, &[f64]) -> f64| Curve {
         name: name.to_owned(),
-        points: paced().map(|speed| (speed.device_gb_s(), speed.spread(of).median * 100.0)).collect(),
+        points: paced()
+            .map(|speed| (speed.device_gb_s(), speed.spread(|round| of(speed, round)).median * 100.0))
+            .collect(),
     };
     Plot {
         name: "async-seal".to_owned(),
@@ -287,9 +286,9 @@ fn plot(measured: &[Measured]) -> Plot {
         x: Axis::logarithmic("device", "GB/s"),
         y: Axis::linear("gain", "%"),
         drawing: Drawing::Curves(vec![
-            curve("measured", Measured::gain),
-            curve("allowed by the model", |round| Measured::model(round).gain()),
-            curve("sealed before, against itself", |round| {
+            curve("measured", |_, round| Measured::gain(round)),
+            curve("allowed by the model", |speed, round| speed.model(round).gain()),
+            curve("sealed before, against itself", |_, round| {
                 round[Turn::Before as usize] / round[Turn::BeforeAgain as usize] - 1.0
             }),
         ]),
@@ -358,6 +357,8 @@ mod tests {
         assert_eq!(ruled(1.0, 0.001), Ruling::Holds);
         assert_eq!(ruled(0.5, 0.001), Ruling::DoesNotHold);
         assert_eq!((ruled(1.0, 0.1), ruled(0.5, 0.1)), (Ruling::TooNoisy, Ruling::TooNoisy));
+        let unpaced = Measured { delay_us: 0, ..measured(1.0, 0.0) };
+        assert_eq!(unpaced.model(&unpaced.turns[0]).gain(), 0.0);
         assert!(verdicts(&[Measured { delay_us: 0, ..measured(1.0, 0.0) }]).is_empty());
     }
 

@@ -126,7 +126,10 @@ fn plot(lines: &[Line]) -> Plot {
         title: "Part of faults that guards do not see, blocks of 4096 bytes; no bar where none was missed".to_owned(),
         x: Axis::linear("fault", ""),
         y: Axis::logarithmic("undetected, as a part of all", ""),
-        drawing: Drawing::Bars { groups: lines.iter().map(|line| line.fault.name()).collect(), series: series.into() },
+        drawing: Drawing::Bars {
+            groups: lines.iter().map(|line| line.fault.short_name()).collect(),
+            series: series.into(),
+        },
     }
 }
 

@@ -38,6 +38,8 @@ const CONTENDERS: [&str; 5] = ["two passes", "two passes, again", "one pass", "t
 /// What was measured of one work: CPU seconds for 1 GiB, by round and contender.
 struct Measured {
     name: String,
+    /// What the axis of a picture calls it.
+    short_name: String,
     has_bar: bool,
     turns: Vec<Vec<f64>>,
 }
@@ -46,20 +48,22 @@ fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
     let bytes = usize::try_from(scale.size.get()).context("more than this machine can address")?;
     let memory = Memory::new(bytes).context("preparing the working set")?;
     let mut measured = Vec::new();
-    for (set_bytes, warmth) in [(TRANSFER_BYTES.min(bytes), "in the cache"), (bytes, "in memory")] {
+    for (set_bytes, warmth) in [(TRANSFER_BYTES.min(bytes), "cache"), (bytes, "memory")] {
         let slices = transfers(&memory.bytes()[..set_bytes]);
         for size in [BlockSize::B512, BlockSize::B4096] {
             let mut passes = passes(&slices, size);
             for (work, separate, from_end) in WORK {
                 let one = passes.len() - from_end;
                 let contenders = [separate, separate, one, separate + 2, separate + 4];
-                let name = format!("{work}, blocks of {} bytes, {warmth}", size.bytes());
+                let where_from = if warmth == "cache" { "in the cache" } else { "in memory" };
+                let name = format!("{work}, blocks of {} bytes, {where_from}", size.bytes());
+                let short_name = format!("{work} {}, {warmth}", size.bytes());
                 let turn = async |contender: usize, _| {
                     let pass = &mut passes[contenders[contender]].1;
                     Ok(cpu_seconds(pass, Duration::from_secs_f64(scale.seconds)) * GIB / set_bytes as f64)
                 };
                 let turns = remote::wait(progress.rounds(&name, scale.rounds, CONTENDERS.len(), turn))??;
-                measured.push(Measured { name, has_bar: size == BlockSize::B4096, turns });
+                measured.push(Measured { name, short_name, has_bar: size == BlockSize::B4096, turns });
             }
         }
     }
@@ -111,7 +115,7 @@ fn plot(measured: &[Measured]) -> Plot {
         x: Axis::linear("work", ""),
         y: Axis::linear("CPU time", "ms"),
         drawing: Drawing::Bars {
-            groups: measured.iter().map(|work| work.name.clone()).collect(),
+            groups: measured.iter().map(|work| work.short_name.clone()).collect(),
             series: series.into(),
         },
     }
@@ -124,7 +128,12 @@ mod tests {
 
     fn work(has_bar: bool, one: f64) -> Measured {
         let round = |noise: f64| vec![0.040, 0.040 * noise, 0.040 * one, 0.050, 0.045];
-        Measured { name: "seal".to_owned(), has_bar, turns: [0.99, 1.0, 1.01].map(round).to_vec() }
+        Measured {
+            name: "seal".to_owned(),
+            short_name: "seal".to_owned(),
+            has_bar,
+            turns: [0.99, 1.0, 1.01].map(round).to_vec(),
+        }
     }
 
     #[test]

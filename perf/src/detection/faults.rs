@@ -111,6 +111,21 @@ impl Fault {
             Fault::OtherData => "other data under this block's tag".to_owned(),
         }
     }
+
+    /// What the axis of a picture calls it, in a few letters.
+    pub fn short_name(self) -> String {
+        match self {
+            Fault::Flips(1) => "1 flip".to_owned(),
+            Fault::Flips(bits) => format!("{bits} flips"),
+            Fault::Burst(bits) => format!("burst {bits}"),
+            Fault::SwappedWords => "words".to_owned(),
+            Fault::LostBytes => "16 bytes".to_owned(),
+            Fault::ZeroesAsOnes => "0 as FFFFh".to_owned(),
+            Fault::LostSector => "sector".to_owned(),
+            Fault::SwappedSectors => "sectors".to_owned(),
+            Fault::OtherData => "other data".to_owned(),
+        }
+    }
 }
 
 /// Which guards did not see a fault, in the order of [`GuardKind::ALL`].
