@@ -28,6 +28,16 @@ const LEGEND_HEIGHT: u32 = 22;
 /// Pixels of a letter of the legend, about.
 const LETTER: i32 = 7;
 const FONT: &str = "sans-serif";
+/// Pixels around the drawing, and those of the numbers beside it.
+const MARGIN: u32 = 8;
+const RIGHT_MARGIN: u32 = 16;
+const NUMBERS_WIDTH: u32 = 72;
+/// The width of a letter, about, as a part of the size of its font.
+const LETTER_PART: f64 = 0.46;
+/// Sizes of the fonts of names under an axis and of values above bars, and the least that can be read.
+const NAME_SIZE: u32 = 13;
+const VALUE_SIZE: u32 = 11;
+const LEAST_SIZE: u32 = 8;
 /// 4.5 to 1 on white and 4.2 to 1 on #111.
 const INK: RGBColor = RGBColor(0x77, 0x77, 0x77);
 /// Colours that differ from each other for most colour-blind readers, too.
@@ -69,6 +79,12 @@ pub fn svg(plot: &Plot) -> anyhow::Result<String> {
 
 fn words(size: u32, across: HPos, down: VPos) -> TextStyle<'static> {
     (FONT, size).into_font().color(&INK).pos(Pos::new(across, down))
+}
+
+/// The size of a font in which words are no wider than so many pixels, if it can be read.
+fn fitting(words: &str, width: f64, most: u32) -> Option<u32> {
+    let size = (width / (LETTER_PART * words.chars().count().max(1) as f64)) as u32;
+    (size >= LEAST_SIZE).then_some(size.min(most))
 }
 
 fn colour(index: usize) -> ShapeStyle {
@@ -133,25 +149,29 @@ fn bars(area: &Area, plot: &Plot, groups: &[String], series: &[Series]) -> anyho
     let y = range(&plot.y, series.iter().flat_map(|series| series.values.iter().copied()))?;
     let x = Groups(groups.len());
     let name = |at: &f64| groups.get(*at as usize).cloned().unwrap_or_default();
+    let group_width = f64::from(SIZE.0 - MARGIN - RIGHT_MARGIN - NUMBERS_WIDTH) / groups.len().max(1) as f64;
+    let sizes = groups.iter().map(|name| fitting(name, group_width, NAME_SIZE).unwrap_or(LEAST_SIZE));
+    let names = Names { of: &name, size: sizes.min().unwrap_or(NAME_SIZE), has_lines_upwards: false };
     match plot.y.logarithmic {
         true => {
             let mut chart = builder(area).build_cartesian_2d(x, (y.0..y.1).log_scale())?;
-            mesh(&mut chart, plot, &name, false)?;
-            bars_in(&mut chart, series, y.0)
+            mesh(&mut chart, plot, &names)?;
+            bars_in(&mut chart, series, y.0, group_width)
         }
         false => {
             let mut chart = builder(area).build_cartesian_2d(x, y.0..y.1)?;
-            mesh(&mut chart, plot, &name, false)?;
-            bars_in(&mut chart, series, 0.0)
+            mesh(&mut chart, plot, &names)?;
+            bars_in(&mut chart, series, 0.0, group_width)
         }
     }
 }
 
-/// Bars from `floor` upwards, with their values above them.
+/// Bars from `floor` upwards, with their values above them where there is room: a little more than the bar.
 fn bars_in<'a, 'b, X, Y>(
     chart: &mut ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>,
     series: &[Series],
     floor: f64,
+    group_width: f64,
 ) -> anyhow::Result<()>
 where
     X: Ranged<ValueType = f64>,
@@ -164,8 +184,11 @@ where
             let left = group as f64 + 0.08 + width * index as f64;
             let bar = Rectangle::new([(left, floor), (left + width * 0.92, value)], colour(index));
             chart.draw_series(std::iter::once(bar))?;
-            let above = Text::new(number(value), (left + width * 0.46, value), words(11, HPos::Center, VPos::Bottom));
-            chart.draw_series(std::iter::once(above))?;
+            let text = number(value);
+            if let Some(size) = fitting(&text, width * group_width * 1.3, VALUE_SIZE) {
+                let style = words(size, HPos::Center, VPos::Bottom);
+                chart.draw_series(std::iter::once(Text::new(text, (left + width * 0.46, value), style)))?;
+            }
         }
     }
     Ok(())
@@ -191,7 +214,7 @@ where
     Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
     let mut chart = builder(area).build_cartesian_2d(x, y)?;
-    mesh(&mut chart, plot, &|value| number(*value), true)?;
+    mesh(&mut chart, plot, &Names { of: &|value| number(*value), size: NAME_SIZE, has_lines_upwards: true })?;
     let is_drawn = |&(right, up): &(f64, f64)| {
         let fits = |axis: &Axis, value: f64| value.is_finite() && (!axis.logarithmic || value > 0.0);
         fits(&plot.x, right) && fits(&plot.y, up)
@@ -206,16 +229,23 @@ where
 
 fn builder<'a, 'b>(area: &'a Area<'b>) -> ChartBuilder<'a, 'b, SVGBackend<'b>> {
     let mut builder = ChartBuilder::on(area);
-    builder.margin(8).margin_right(16).x_label_area_size(52).y_label_area_size(72);
+    builder.margin(MARGIN).margin_right(RIGHT_MARGIN).x_label_area_size(52).y_label_area_size(NUMBERS_WIDTH);
     builder
+}
+
+/// What stands under an axis.
+struct Names<'a> {
+    of: &'a dyn Fn(&f64) -> String,
+    /// The size of the font.
+    size: u32,
+    has_lines_upwards: bool,
 }
 
 /// Axes with their names, units and numbers.
 fn mesh<'b, X, Y>(
     chart: &mut ChartContext<'_, SVGBackend<'b>, Cartesian2d<X, Y>>,
     plot: &Plot,
-    name: &dyn Fn(&f64) -> String,
-    has_lines_upwards: bool,
+    names: &Names<'_>,
 ) -> anyhow::Result<()>
 where
     X: Ranged<ValueType = f64> + ValueFormatter<f64>,
@@ -223,10 +253,11 @@ where
 {
     let mut mesh = chart.configure_mesh();
     mesh.axis_style(INK).bold_line_style(INK.mix(0.35)).light_line_style(INK.mix(0.0));
-    mesh.label_style(words(13, HPos::Center, VPos::Top)).axis_desc_style(words(14, HPos::Center, VPos::Top));
-    mesh.x_desc(plot.x.to_string()).y_desc(plot.y.to_string()).x_label_formatter(name);
+    mesh.label_style(words(NAME_SIZE, HPos::Center, VPos::Top)).axis_desc_style(words(14, HPos::Center, VPos::Top));
+    mesh.x_desc(plot.x.to_string()).y_desc(plot.y.to_string()).x_label_formatter(names.of);
+    mesh.x_label_style(words(names.size, HPos::Center, VPos::Top));
     mesh.y_label_formatter(&|value| number(*value)).y_labels(6);
-    if !has_lines_upwards {
+    if !names.has_lines_upwards {
         mesh.disable_x_mesh();
     }
     mesh.draw()?;
@@ -268,6 +299,18 @@ mod tests {
             assert_eq!(text.matches("<circle").count(), 2, "what is no number is not drawn");
             assert!(text.contains("<polyline"), "{text}");
         }
+    }
+
+    #[test]
+    fn words_without_room_are_smaller_or_left_out() {
+        assert_eq!(fitting("verify 4096, memory", 400.0, NAME_SIZE), Some(NAME_SIZE));
+        assert_eq!(fitting("verify 4096, memory", 88.0, NAME_SIZE), Some(10));
+        assert_eq!(fitting("1.50e-5", 12.0, VALUE_SIZE), None);
+        let groups: Vec<String> = (0..12).map(|group| format!("group {group}")).collect();
+        let series = |name: &str| Series { name: name.to_owned(), values: vec![0.000_012_5; 12] };
+        let text =
+            svg(&plot(true, Drawing::Bars { groups, series: vec![series("a"), series("b"), series("c")] })).unwrap();
+        assert!(text.contains("group 11") && !text.contains("1.25e-5"));
     }
 
     #[test]
