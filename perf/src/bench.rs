@@ -116,6 +116,24 @@ pub struct Measured {
     pub outcome: Outcome,
 }
 
+#[cfg(test)]
+impl Measured {
+    /// A claim with this outcome, for tests of what shows it.
+    fn sample(outcome: Outcome) -> Measured {
+        Measured {
+            name: "claim",
+            claim: "It is so.",
+            published: vec![Published { figure: "5.97 times", source: "a cover letter" }],
+            size_bytes: 1 << 20,
+            seconds: 0.5,
+            rounds: 3,
+            elapsed_s: 2.0,
+            failure: None,
+            outcome,
+        }
+    }
+}
+
 impl Report {
     /// Whether a claim could not be measured.
     pub fn has_failed(&self) -> bool {

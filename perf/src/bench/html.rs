@@ -127,7 +127,7 @@ fn escape(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::bench::machine::Machine;
-    use crate::bench::outcome::{Axis, Cell, Drawing, Outcome, Plot, Published, Series};
+    use crate::bench::outcome::{Axis, Cell, Drawing, Outcome, Plot, Series};
     use crate::bench::verdict::{Bar, Verdict};
 
     fn sample() -> Report {
@@ -143,17 +143,7 @@ mod tests {
         };
         let verdicts = vec![Verdict::counted("ratio", Bar::AtLeast(6.0), 5.0)];
         let outcome = Outcome { tables: vec![table], plots: vec![plot], verdicts, notes: vec!["Quiet.".to_owned()] };
-        let claim = Measured {
-            name: "claim",
-            claim: "It is so.",
-            published: vec![Published { figure: "5.97 times", source: "a cover letter" }],
-            size_bytes: 1 << 20,
-            seconds: 0.5,
-            rounds: 3,
-            elapsed_s: 2.0,
-            failure: None,
-            outcome,
-        };
+        let claim = Measured::sample(outcome);
         let failed = Measured { failure: Some("no <disk>".to_owned()), outcome: Outcome::default(), ..claim.clone() };
         let claims = vec![claim, failed];
         Report { version: 1, machine: Machine::this(), started_unix_s: 0, elapsed_s: 4.0, interrupted: false, claims }

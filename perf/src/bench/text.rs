@@ -73,7 +73,7 @@ fn write_table(text: &mut String, table: &Table) -> fmt::Result {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::outcome::{Cell, Outcome, Published};
+    use crate::bench::outcome::{Cell, Outcome};
     use crate::bench::verdict::{Bar, Verdict};
 
     fn measured() -> Measured {
@@ -81,17 +81,8 @@ mod tests {
         table.push("by reading", vec![Cell::counted(1.5), Cell::words("yardstick")]);
         table.push("offloaded", vec![Cell::counted(0.25), Cell::counted(6.0)]);
         let verdicts = vec![Verdict::counted("ratio", Bar::AtLeast(6.0), 6.0)];
-        Measured {
-            name: "claim",
-            claim: "It is so.",
-            published: vec![Published { figure: "5.97 times", source: "a cover letter" }],
-            size_bytes: 1 << 20,
-            seconds: 0.5,
-            rounds: 3,
-            elapsed_s: 2.0,
-            failure: None,
-            outcome: Outcome { tables: vec![table], verdicts, notes: vec!["quiet".to_owned()], plots: Vec::new() },
-        }
+        let notes = vec!["quiet".to_owned()];
+        Measured::sample(Outcome { tables: vec![table], verdicts, notes, plots: Vec::new() })
     }
 
     #[test]

@@ -49,6 +49,13 @@ fn damaged(devices: &Devices, places: &[Place]) -> Report {
     report
 }
 
+/// What a verification of all below a place in the first subvolume finds.
+fn checked_below(fs: &Filesystem, path: &[u8]) -> Report {
+    let top = now(fs.top(&now(fs.subvolume(5)).unwrap())).unwrap();
+    let start = now(fs.resolve(top, path, true)).unwrap();
+    now(verify_files(fs, start, VerifyOptions::default(), &Unwatched)).unwrap()
+}
+
 #[test]
 fn a_damaged_copy_of_any_node_is_named_and_the_rest_is_not() {
     for setup in [Setup::SINGLE, Setup::MIRRORED] {
@@ -98,10 +105,7 @@ fn a_lost_node_is_named_with_what_cannot_be_reached() {
 
     let flip = || places(&fs, sums.bytenr).iter().for_each(|place| devices.damage(place.devid, place.offset + 700));
     flip();
-    let of_one = devices.open();
-    let top = now(of_one.top(&now(of_one.subvolume(5)).unwrap())).unwrap();
-    let inode = now(of_one.resolve(top, b"odd", true)).unwrap();
-    let report = now(verify_files(&of_one, inode, VerifyOptions::default(), &Unwatched)).unwrap();
+    let report = checked_below(&devices.open(), b"odd");
     flip();
     let of_data = report.findings.iter().filter_map(|finding| match finding {
         Finding::Data(data) if matches!(data.fault, DataFault::SumsLost) => Some(data.bytes),
@@ -199,11 +203,7 @@ fn data_without_checksums_are_never_clean_unless_the_device_has_seals() {
     assert_eq!((&data.uses.files[0].paths[..], data.uses.files[0].offset), (&[b"/plain".to_vec()][..], copy.offset));
 
     let fs = devices.open();
-    let of = |name: &[u8]| {
-        let top = now(fs.top(&now(fs.subvolume(5)).unwrap())).unwrap();
-        let inode = now(fs.resolve(top, name, true)).unwrap();
-        now(verify_files(&fs, inode, VerifyOptions::default(), &Unwatched)).unwrap()
-    };
+    let of = |name: &[u8]| checked_below(&fs, name);
     assert_eq!((of(b"plain").verdict(), of(b"plain").damage_count), (Verdict::Damaged, 1));
     assert_clean(&of(b"summed"), "another file");
 }
@@ -305,13 +305,6 @@ fn everything_that_shares_what_is_damaged_is_named() {
     let mut trees = lost.expect("both copies are damaged").trees.clone();
     trees.sort_unstable();
     assert_eq!(trees, [256, 257]);
-}
-
-/// What a verification of all below a place in the first subvolume finds.
-fn checked_below(fs: &Filesystem, path: &[u8]) -> Report {
-    let top = now(fs.top(&now(fs.subvolume(5)).unwrap())).unwrap();
-    let start = now(fs.resolve(top, path, true)).unwrap();
-    now(verify_files(fs, start, VerifyOptions::default(), &Unwatched)).unwrap()
 }
 
 #[test]
@@ -453,9 +446,7 @@ fn one_file_is_checked_in_all_its_copies() {
     let Some(devices) = filled(Setup::MIRRORED) else { return };
     let verify_one = |devices: &Devices, name: &[u8]| {
         let fs = devices.open_as(&[], |device| DynDevice::new("memory", device));
-        let top = now(fs.top(&now(fs.subvolume(5)).unwrap())).unwrap();
-        let inode = now(fs.resolve(top, name, true)).unwrap();
-        now(verify_files(&fs, inode, VerifyOptions::default(), &Unwatched)).unwrap()
+        checked_below(&fs, name)
     };
     for (_, name, bytes) in FILES {
         let report = verify_one(&devices, name.as_bytes());
