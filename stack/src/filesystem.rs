@@ -114,6 +114,8 @@ impl fmt::Display for FilesystemName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.devices())?;
         match self.start {
+            // What lies below a place is not the whole filesystem, and is not called by its name.
+            Start::Default if self.has_place && self.path.is_empty() => f.write_str("/")?,
             Start::Default => {}
             Start::TopLevel => f.write_str(":")?,
             Start::Subvolume(id) => write!(f, ":{id}")?,

@@ -85,6 +85,7 @@ fn a_damaged_sector_of_an_image_is_named_with_its_file() {
     verified(&place, "disk/folder/other", "", 0);
     verified(&place, "disk:5/small", "", 0);
     verified(&place, "disk/folder", "", 0);
+    verified(&place, "disk/", "", 1);
     let below = verified(&place, "disk:", "", 1);
     assert_eq!(
         (&below["errors"], below["nodes_verified"].as_u64() < report["nodes_verified"].as_u64()),
