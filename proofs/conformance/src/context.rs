@@ -42,12 +42,12 @@ impl OwnGuestContext<'_> {
         self.sealblock.folder.join("guest")
     }
 
-    /// Boots the guest, with these drives.
+    /// Boots the guest, with these drives and so many processors.
     ///
     /// # Errors
     /// If it does not come up.
-    pub fn boot(&self, drives: Vec<Drive>) -> Result<Guest> {
-        let extras = Extras { drives, programs: vec![("sealblock", self.sealblock.program.clone())] };
+    pub fn boot(&self, drives: Vec<Drive>, processors: u32) -> Result<Guest> {
+        let extras = Extras { processors, drives, programs: vec![("sealblock", self.sealblock.program.clone())] };
         Guest::boot_with(self.parts, self.kernel, &self.guest_folder(), &extras)
     }
 }

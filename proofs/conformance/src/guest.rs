@@ -44,6 +44,11 @@ pub enum GuestCommand {
         /// What the pattern is made from.
         seed: u64,
     },
+    /// Print random bytes, other ones each time.
+    Random {
+        /// How many.
+        bytes: u64,
+    },
     /// Attach a target as `sealblock attach --pi GUARD` does, and change a bit of each request between the kernel and the checks.
     Tamper {
         /// The target.
@@ -88,6 +93,7 @@ pub fn run(command: &GuestCommand) -> Result<()> {
         GuestCommand::Scan { device, block_bytes } => blocks::scan(device, *block_bytes),
         GuestCommand::Fill { device, seed } => blocks::fill(device, *seed),
         GuestCommand::Check { device, seed } => blocks::check(device, *seed),
+        GuestCommand::Random { bytes } => blocks::random(&mut std::io::stdout().lock(), *bytes),
         GuestCommand::Tamper { target, guard, way } => tamper(target, *guard, *way),
         GuestCommand::CountUp { target, lba, times } => counting::count_up(target, *lba, *times),
         GuestCommand::Fallocate { device, mode, offset_bytes, length_bytes } => {

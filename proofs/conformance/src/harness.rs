@@ -26,8 +26,10 @@ pub use programs::Programs;
 pub use qemu::{Drive, Qemu};
 
 /// Kernels, the oldest first, as suites of the package archive: the oldest that is held to the suite, one between (which is held to
-/// some of it), and the newest that is packaged.
-pub const KERNELS: [(&str, Share); 3] = [("bookworm", Share::All), ("trixie", Share::Some), ("sid", Share::All)];
+/// some of it), and the newest that is packaged. The last number is how many processors the guest has that tests share: hosts with one
+/// queue and with several are held to the suite, and emulating a second processor takes half as much time again.
+pub const KERNELS: [(&str, Share, u32); 3] =
+    [("bookworm", Share::All, 1), ("trixie", Share::Some, 1), ("sid", Share::All, 2)];
 
 /// Unpacks packages of the oldest suite into a folder, anew if something is there. Package lists are kept below `home`.
 ///
@@ -73,7 +75,8 @@ impl Parts {
         lock.lock().context("waiting for the lock file")?;
         let qemu = Qemu::find(home)?;
         let programs = Programs::prepare(home)?;
-        let kernels = KERNELS.map(|(suite, share)| (suite, Kernel::of(suite, share, home, &programs.folder)));
+        let kernels = KERNELS
+            .map(|(suite, share, processors)| (suite, Kernel::of(suite, share, processors, home, &programs.folder)));
         let (kernels, missing) = available(kernels)?;
         Ok(Parts { qemu, programs, kernels, missing, home: home.to_owned() })
     }

@@ -217,6 +217,7 @@ mod tests {
         let kernel = |release: &str, share| Kernel {
             release: release.to_owned(),
             share,
+            processors: 1,
             image: PathBuf::new(),
             modules: PathBuf::new(),
         };

@@ -205,7 +205,7 @@ mod tests {
     fn a_kernel_between_gets_some_tests_and_all_that_are_named() {
         let kernel = |release: &str, share| {
             let (release, image, modules) = (release.to_owned(), "i".into(), "m".into());
-            Kernel { release, share, image, modules }
+            Kernel { release, share, processors: 1, image, modules }
         };
         let (between, newest) = (kernel("6.12.1-amd64", Share::Some), kernel("7.2-amd64", Share::All));
         let count = |kernel, is_named| CASES.iter().filter(|case| case.is_for(kernel, is_named)).count();

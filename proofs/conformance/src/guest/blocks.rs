@@ -1,7 +1,7 @@
 //! Probes of a block device, past the page cache.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Seek, SeekFrom};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
@@ -61,6 +61,16 @@ fn pattern(bytes: &mut [u8], offset_bytes: u64, seed: u64) {
         let mixed = (position ^ seed.rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         word.copy_from_slice(&(mixed ^ mixed >> 29).to_le_bytes());
     }
+}
+
+/// Writes random bytes, other ones each time.
+pub fn random(out: &mut impl Write, bytes: u64) -> Result<()> {
+    let (mut generator, mut chunk) = (fastrand::Rng::new(), vec![0; CHUNK_BYTES]);
+    for (_, bytes) in chunks(bytes) {
+        generator.fill(&mut chunk[..bytes]);
+        out.write_all(&chunk[..bytes]).context("writing random bytes")?;
+    }
+    out.flush().context("writing random bytes")
 }
 
 /// Each chunk of a device: where it is, and how long.
@@ -153,6 +163,19 @@ mod tests {
         assert_eq!(make(0, 1)[4096..], make(4096, 1)[..4096]);
         assert_ne!(make(0, 1)[..4096], make(4096, 1)[..4096]);
         assert_ne!(make(0, 1), make(0, 2));
+    }
+
+    #[test]
+    fn random_bytes_are_as_many_as_were_asked_for_and_repeat_nowhere() {
+        let make = || {
+            let mut all = Vec::new();
+            random(&mut all, 2 * CHUNK_BYTES as u64 + 13).unwrap();
+            all
+        };
+        let (first, second) = (make(), make());
+        assert_eq!((first.len(), second.len()), (2 * CHUNK_BYTES + 13, 2 * CHUNK_BYTES + 13));
+        let words: std::collections::HashSet<&[u8]> = first.chunks(8).chain(second.chunks(8)).collect();
+        assert_eq!(words.len(), 2 * first.len().div_ceil(8), "words of 8 bytes that are there twice");
     }
 
     #[test]

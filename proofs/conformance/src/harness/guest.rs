@@ -24,7 +24,6 @@ const CONSOLE: &str = "console";
 /// From the start of QEMU until the agent says hello.
 const BOOT: Duration = Duration::from_secs(120);
 const MEMORY_MIB: u32 = 1024;
-const PROCESSORS: u32 = 2;
 /// How long the longest script of this run took so far, in milliseconds.
 static LONGEST_SCRIPT_MS: AtomicU64 = AtomicU64::new(0);
 
@@ -49,9 +48,10 @@ pub struct ScriptOutput {
     pub errors: String,
 }
 
-/// What a guest has beside what every guest has.
-#[derive(Default)]
+/// What a guest has of its own.
 pub struct Extras {
+    /// How many processors.
+    pub processors: u32,
     /// Its drives.
     pub drives: Vec<Drive>,
     /// Programs of this machine: the name in the guest, and the file.
@@ -73,10 +73,11 @@ impl Guest {
     /// # Errors
     /// [`GuestDied`] if it does not come up.
     pub fn boot(parts: &Parts, kernel: &Kernel, folder: &Path) -> Result<Guest> {
-        Guest::boot_with(parts, kernel, folder, &Extras::default())
+        let extras = Extras { processors: kernel.processors, drives: Vec::new(), programs: Vec::new() };
+        Guest::boot_with(parts, kernel, folder, &extras)
     }
 
-    /// The same with more in it.
+    /// The same with what a test needs.
     ///
     /// # Errors
     /// As [`Guest::boot`].
@@ -90,7 +91,7 @@ impl Guest {
             kernel: &kernel.image,
             initrd: &initrd,
             console: &console,
-            processors: PROCESSORS,
+            processors: extras.processors,
             memory_mib: MEMORY_MIB,
             drives: &extras.drives,
         };

@@ -31,6 +31,8 @@ const MODULES: [&str; 8] = ["virtio_pci", "virtio_console", "virtio_net", "nvme"
 const OPTIONAL: [&str; 4] = ["ublk_drv", "xfs", "sd_mod", "sg"];
 /// Not loaded: in guests as `/later/NAME.ko`, for tests that load it with options of their own.
 const LATER: [&str; 6] = ["scsi_debug", "dm_mod", "md_mod", "raid1", "target_core_mod", "tcm_loop"];
+/// How a module ends that is signed: its signature, 8 bytes, the length of the signature (4 bytes, big-endian), and these words.
+const SIGNED: &[u8] = b"~Module signature appended~\n";
 
 /// Which of the tests a kernel is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,6 +50,8 @@ pub struct Kernel {
     pub release: String,
     /// Which tests it is for.
     pub share: Share,
+    /// Processors of the guest that tests share.
+    pub processors: u32,
     /// The image that QEMU starts.
     pub image: PathBuf,
     /// An archive with the modules and the list of them.
@@ -71,7 +75,7 @@ impl Kernel {
     ///
     /// # Errors
     /// [`super::packages::Unavailable`] if it is not and cannot be.
-    pub fn of(suite: &'static str, share: Share, home: &Path, programs: &Path) -> Result<Kernel> {
+    pub fn of(suite: &'static str, share: Share, processors: u32, home: &Path, programs: &Path) -> Result<Kernel> {
         let part = parts::part(
             home,
             &format!("kernel-{suite}"),
@@ -85,7 +89,7 @@ impl Kernel {
             },
         )?;
         let release = fs::read_to_string(part.join("release")).context("reading the kernel's name")?;
-        Ok(Kernel { release, share, image: part.join("image"), modules: part.join("modules.cpio") })
+        Ok(Kernel { release, share, processors, image: part.join("image"), modules: part.join("modules.cpio") })
     }
 }
 
@@ -171,7 +175,7 @@ impl Tree {
             }
             return Ok(());
         };
-        let content = self.content(path)?;
+        let content = without_signature(self.content(path)?);
         for (field, is_needed) in [("depends", true), ("softdep", false)] {
             for text in modinfo(&content, field) {
                 let names = text.split([',', ' ']).filter(|word| !word.is_empty() && !word.ends_with(':'));
@@ -206,6 +210,17 @@ fn module_name(path: &str) -> String {
     file.split(".ko").next().unwrap_or(file).replace('-', "_")
 }
 
+/// A module without its signature, which a guest would check for longer than it takes to load the module.
+fn without_signature(mut module: Vec<u8>) -> Vec<u8> {
+    const LENGTHS: usize = 12;
+    let signature = module.strip_suffix(SIGNED).and_then(|rest| rest.split_last_chunk::<LENGTHS>());
+    let Some((rest, &[.., a, b, c, d])) = signature else { return module };
+    let signature_bytes = u32::from_be_bytes([a, b, c, d]) as usize;
+    let bytes = rest.len().checked_sub(signature_bytes);
+    module.truncate(bytes.unwrap_or(module.len()));
+    module
+}
+
 /// The values of a field in a module's own description, which is text between zero bytes.
 fn modinfo(module: &[u8], field: &str) -> Vec<String> {
     let prefix = format!("{field}=");
@@ -229,6 +244,7 @@ mod tests {
         let kernel = |release: &str| Kernel {
             release: release.to_owned(),
             share: Share::All,
+            processors: 1,
             image: PathBuf::new(),
             modules: PathBuf::new(),
         };
@@ -250,6 +266,17 @@ mod tests {
         assert_eq!(modinfo(module, "depends"), ["nvme-core,nvme-fabrics"]);
         assert_eq!(modinfo(module, "softdep"), ["pre: crc32c"]);
         assert!(modinfo(module, "alias").is_empty());
+    }
+
+    #[test]
+    fn a_module_loses_its_signature_and_nothing_else() {
+        let signed =
+            [&b"\x7fELF code"[..], b"SIGNATURE", &[0, 0, 2, 0, 0, 0, 0, 0], &9_u32.to_be_bytes(), SIGNED].concat();
+        assert_eq!(without_signature(signed.clone()), b"\x7fELF code");
+        let too_long = [&b"\x7fELF code"[..], &[0; 8], &99_u32.to_be_bytes(), SIGNED].concat();
+        for other in [&b""[..], b"\x7fELF code", SIGNED, &signed[..signed.len() - 1], &too_long] {
+            assert_eq!(without_signature(other.to_vec()), other);
+        }
     }
 
     #[test]

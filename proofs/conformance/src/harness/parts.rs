@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 /// Changes when parts that are there should be made again.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The folder of a part, made by `build` if it is not there. `recipe` is what it is made from.
 ///

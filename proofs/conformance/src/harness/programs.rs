@@ -1,4 +1,4 @@
-//! The programs of guests: a shell, nvme-cli, nbd-client, fio, and what makes file systems, all of one suite with its own C
+//! The programs of guests: a shell, nvme-cli, nbd-client, fio, cmp, and what makes file systems, all of one suite with its own C
 //! library, so that a guest is the same whatever the machine has installed.
 
 use std::collections::BTreeMap;
@@ -13,9 +13,19 @@ use super::packages::Suite;
 use super::parts;
 
 const SUITE: &str = "sid";
-const PACKAGES: [&str; 9] =
-    ["busybox-static", "nvme-cli", "nbd-client", "fio", "e2fsprogs", "btrfs-progs", "xfsprogs", "dmsetup", "mdadm"];
-const PROGRAMS: [&str; 10] = [
+const PACKAGES: [&str; 10] = [
+    "busybox-static",
+    "nvme-cli",
+    "nbd-client",
+    "fio",
+    "e2fsprogs",
+    "btrfs-progs",
+    "xfsprogs",
+    "dmsetup",
+    "mdadm",
+    "diffutils",
+];
+const PROGRAMS: [&str; 11] = [
     "usr/sbin/nvme",
     "usr/sbin/nbd-client",
     "usr/bin/fio",
@@ -26,6 +36,8 @@ const PROGRAMS: [&str; 10] = [
     "usr/bin/btrfs",
     "usr/sbin/dmsetup",
     "usr/sbin/mdadm",
+    // That of busybox looks at each byte by itself.
+    "usr/bin/cmp",
 ];
 /// What Rust programs of this machine need besides.
 const LIBRARIES: [&str; 3] = ["libc.so.6", "libgcc_s.so.1", "libm.so.6"];

@@ -68,7 +68,7 @@ impl Qemu {
     /// [`super::packages::Unavailable`] if it cannot be fetched.
     pub fn unpacked(home: &Path) -> Result<Qemu> {
         let packages = ["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
-        let part = parts::part(home, "qemu", &packages, |folder| {
+        let part = parts::part(home, "qemu", &[&packages[..], &[SUITE]].concat(), |folder| {
             let suite = Suite::open(SUITE, home)?;
             suite.unpack(&suite.with_libraries(&packages)?, folder)?;
             fs::metadata(folder.join("usr/bin").join(PROGRAM)).context("looking for QEMU in its package")?;

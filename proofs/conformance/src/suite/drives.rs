@@ -93,7 +93,7 @@ pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
             format!("logical_block_size={0},physical_block_size={0}{1}", format.block_bytes, format.properties);
         drives.push(Drive { file, serial: format.name.to_owned(), namespace });
     }
-    let mut guest = context.boot(drives)?;
+    let mut guest = context.boot(drives, 1)?;
     for format in formats() {
         checked(&mut guest, format, &folder).with_context(|| format!("drive {}", format.name))?;
     }
@@ -210,7 +210,7 @@ fn filled(guest: &mut Guest, format: &Format) -> Result<()> {
     let bytes = BLOCKS * format.block_bytes;
     let script = format!(
         r#"
-        head -c {bytes} /dev/urandom >/tmp/data
+        random {bytes} >/tmp/data
         sealblock copy /tmp/data $DEV
         sealblock copy $DEV - | cmp - /tmp/data
         sealblock compare $DEV /tmp/data
@@ -431,7 +431,7 @@ fn by_reads(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
         as_nobody sealblock info file:$DEV --json >/tmp/json
         grep -q '"travel": *true' /tmp/json || {{ cat /tmp/json; fail "tags do not travel"; }}
         grep -q '"metadata_bytes": *{metadata}\>' /tmp/json || {{ cat /tmp/json; fail "other metadata"; }}
-        head -c {bytes} /dev/urandom >/tmp/data
+        random {bytes} >/tmp/data
         as_nobody sealblock copy /tmp/data file:$DEV
         as_nobody sealblock copy file:$DEV - | cmp - /tmp/data
         sealblock verify $DEV --mode offload

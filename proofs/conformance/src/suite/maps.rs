@@ -34,7 +34,7 @@ pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
         fs::File::create(file)?.set_len(BLOCKS * (BLOCK_BYTES + 8)).context("making a backing file")?;
         drives.push(Drive { file: file.clone(), serial: (*name).to_owned(), namespace: PROPERTIES.to_owned() });
     }
-    let guest = context.boot(drives)?;
+    let guest = context.boot(drives, 1)?;
     let mut laid = Laid { guest, files };
     laid.sh(PREPARED)?;
     laid.case("partition", PARTITION, &[(0, 255), (0, 256), (0, 1279), (0, 1280)], &[(0, 0), (1023, 0)])?;
@@ -62,7 +62,7 @@ made() {
     sleep 0.05
   done
   echo $1 >/tmp/device
-  head -c $(($(cat /sys/class/block/${1##*/}/size) * 512)) /dev/urandom >/tmp/data
+  random $(($(cat /sys/class/block/${1##*/}/size) * 512)) >/tmp/data
   sealblock copy /tmp/data $1 --force
 }
 # table: a device of device-mapper with the table on standard input.
@@ -77,7 +77,7 @@ for module in dm_mod md_mod raid1; do
   [ ! -e /later/$module.ko ] || insmod /later/$module.ko
 done
 for disk in $A $B; do
-  head -c 8388608 /dev/urandom >/tmp/data
+  random 8388608 >/tmp/data
   sealblock copy /tmp/data $disk
 done
 "#;

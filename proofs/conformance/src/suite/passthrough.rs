@@ -19,7 +19,7 @@ const SLOW: &str = "fault:[delay=100s@10000..10010],v";
 
 pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
     context.sealblock.create("v", "64MiB", &[])?;
-    let mut guest = context.boot(Vec::new())?;
+    let mut guest = context.boot(Vec::new(), 1)?;
     whole(context, &mut guest).context("a volume that is whole")?;
     damaged(context, &mut guest).context("a damaged volume")?;
     unreadable(context, &mut guest).context("a target with blocks that cannot be read")?;
@@ -85,7 +85,7 @@ fn whole(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
           '"copy": *"native"' '"write_zeroes": *"native"'; do
           grep -q "$wanted" /tmp/json || { cat /tmp/json; fail "info does not say $wanted"; }
         done
-        head -c 67108864 /dev/urandom >/tmp/data
+        random 67108864 >/tmp/data
         sealblock copy /tmp/data $dev
         sealblock compare $dev /tmp/data
         flush ${dev#/dev/}

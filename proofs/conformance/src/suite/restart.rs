@@ -57,13 +57,13 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
 /// ends at that moment kills the writing program ("failed to send request -32"), though the request itself is repeated.
 const START: &str = r#"
 dev=$(attached v)
-dd if=/dev/urandom of=/tmp/flushed bs=1M count=8 status=none
+random 8388608 >/tmp/flushed
 dd if=/tmp/flushed of=/dev/$dev bs=1M seek=48 oflag=direct conv=fsync,notrunc status=none
 rm -f /tmp/fio.status
 (
   trap '' PIPE
   fio --name=load --filename=/dev/$dev --direct=1 --ioengine=libaio --iodepth=16 --rw=randwrite --bs=4k --size=32m --fsync=64 \
-    --time_based --runtime=8 --output=/tmp/fio.load && fio --name=after --filename=/dev/$dev --direct=1 --ioengine=libaio \
+    --rate_iops=400 --time_based --runtime=8 --output=/tmp/fio.load && fio --name=after --filename=/dev/$dev --direct=1 --ioengine=libaio \
     --iodepth=16 --rw=randwrite --bs=16k --size=16m --verify=crc32c --verify_fatal=1 --output=/tmp/fio.load
   echo $? >/tmp/fio.status
 ) >/tmp/fio.said 2>&1 &

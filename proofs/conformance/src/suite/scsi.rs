@@ -11,7 +11,7 @@ use crate::context::{OwnGuestContext, quiet, succeed};
 use crate::harness::Guest;
 
 pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
-    let mut guest = context.boot(Vec::new())?;
+    let mut guest = context.boot(Vec::new(), 1)?;
     // All of them are alike to older kernels, but that some have tags.
     let options = if context.version >= TAGS { &OPTIONS[..] } else { &OPTIONS[..2] };
     sh(&mut guest, SHARED).context("a disk that two initiators share")?;
@@ -104,7 +104,7 @@ case $TAGS in
   stay) grep -q '"travel": *false' json && grep -q 'Linux 6.17' json && grep -q '"tags_made_by": *"kernel"' json ;;
   none) grep -q '"ordinary_tags": *null' json ;;
 esac || { cat json; fail "other tags than these that $TAGS"; }
-head -c 8388608 /dev/urandom >data
+random 8388608 >data
 sealblock copy data $DEV
 sealblock copy $DEV - | cmp - data
 # A VERIFY that reads nothing is no check.
@@ -162,10 +162,10 @@ rm data back part json
 /// found, since it zeroes blocks and leaves the tags of what was there; zeroes of this program repair it.
 const TAGGED: &str = r#"
 drive $OPTIONS
-head -c 8388608 /dev/urandom >data
+random 8388608 >data
 sealblock copy data $DEV
 dd if=$DEV bs=64k iflag=direct status=none | cmp - data
-head -c 8388608 /dev/urandom >data
+random 8388608 >data
 dd if=data of=$DEV bs=64k oflag=direct conv=fsync status=none
 sealblock copy $DEV - | cmp - data
 sealblock verify $DEV --json | grep -q '"checked": *"seals"' || fail "tags were not checked"
@@ -197,7 +197,7 @@ for try in $(seq 100); do
   [ -b ${DEV}1 ] && break
   sleep 0.05
 done
-head -c 524288 /dev/urandom >data
+random 524288 >data
 sealblock copy data ${DEV}1
 sealblock info ${DEV}1 --json >json
 grep -q '"travel": *false' json && grep -q 'it is a partition' json || { cat json; fail "it does not say why there are no tags"; }
@@ -212,7 +212,7 @@ rm data json table
 /// RDPROTECT and WRPROTECT 001b, in Type 2 in the form of 32 bytes, where the host adapter carries tags.
 const SENT: &str = r#"
 drive $OPTIONS
-head -c 1048576 /dev/urandom >data
+random 1048576 >data
 sending sealblock copy data offset:0..$((1048576 / $(cat /sys/block/${DEV#/dev/}/queue/logical_block_size) - 1)),$DEV
 case $OPTIONS in
   dif=2*) write='7f 00 00 00 00 00 00 18 00 0b 20' read='7f 00 00 00 00 00 00 18 00 09 20' both='35 00;7f 00;' ;;

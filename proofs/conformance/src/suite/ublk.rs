@@ -6,7 +6,8 @@ use crate::context::{OwnGuestContext, quiet, succeed};
 use crate::harness::Guest;
 
 pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
-    let mut guest = context.boot(Vec::new())?;
+    // A queue of ublk needs a processor of its own.
+    let mut guest = context.boot(Vec::new(), 2)?;
     for script in [BLOCKS, FILE_SYSTEMS, DAMAGE, RECOVERY, SERVED, REFUSALS] {
         sh(&mut guest, script)?;
     }
@@ -72,7 +73,7 @@ queue=/sys/block/${disk#/dev/}/queue
 [ "$(cat /sys/block/${disk#/dev/}/size)" = 131072 ] || fail "another size"
 [ "$(cat $queue/logical_block_size)" = 4096 ] || fail "other blocks"
 [ "$(cat $queue/write_cache)" = "write through" ] || fail "a volume has a cache that a killed server would lose"
-head -c 16777216 /dev/urandom >data
+random 16777216 >data
 dd if=data of=$disk bs=1M oflag=direct conv=fsync status=none
 dd if=$disk bs=512k count=32 iflag=direct status=none | cmp - data
 dd if=$disk bs=4k count=4096 status=none | cmp - data
@@ -117,7 +118,7 @@ for kind in ext4 btrfs xfs; do
     xfs) mkfs.xfs -q -f $disk ;;
   esac
   mount -t $kind $disk /mnt/d
-  head -c 8000000 /dev/urandom >/mnt/d/a
+  random 8000000 >/mnt/d/a
   cp /mnt/d/a /tmp/a
   sync
   umount /mnt/d
@@ -144,7 +145,7 @@ rm /tmp/a
 /// Exactly the damaged blocks cannot be read.
 const DAMAGE: &str = r#"
 sealblock create v --size 8MiB --force
-head -c 8388608 /dev/urandom >data
+random 8388608 >data
 sealblock copy data v
 sealblock corrupt v --lba 100 --kind data
 sealblock corrupt v --lba 101 --kind ref-tag
@@ -222,7 +223,7 @@ said() {
 }
 serve
 said ready
-head -c 1048576 /dev/urandom >data
+random 1048576 >data
 dd if=data of=$disk bs=64k oflag=direct conv=fsync status=none
 sealblock copy offset:0..255,nvme+tcp://127.0.0.1:4420/$NQN:v - | cmp - data
 sealblock status | grep -q /dev/ublkb4 || { sealblock status; fail "status does not have it"; }
@@ -304,7 +305,7 @@ refused "root" su -s /bin/sh -c "sealblock attach /tmp/v" nobody
 const PROTECTED: &str = r#"
 bytes=8388608
 [ $guard != crc16 ] || bytes=54525952
-head -c $((bytes + 8388608)) /dev/urandom >data
+random $((bytes + 8388608)) >data
 for target in "crc32c 512 $bytes" "crc16 4096 8388608" "crc64 4096 8388608" "none 4096 8388608"; do
   set -- $target
   sealblock create v --size $3 --block-size $2 --guard $1 --force
