@@ -41,7 +41,7 @@ pub const CLAIM: Claim = Claim {
             source: "patches for asynchronous checksums of data in Btrfs",
         },
     ],
-    defaults: Defaults { size: ByteCount::new(256 << 20), seconds: 0.15, rounds: 9 },
+    defaults: Defaults { size: ByteCount::new(256 << 20), seconds: 0.15, rounds: 13 },
     measure,
 };
 

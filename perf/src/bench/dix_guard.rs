@@ -43,7 +43,7 @@ pub const CLAIM: Claim = Claim {
             source: "patches for DIX in nvme-rdma",
         },
     ],
-    defaults: Defaults { size: ByteCount::new(128 << 20), seconds: 0.1, rounds: 7 },
+    defaults: Defaults { size: ByteCount::new(128 << 20), seconds: 0.1, rounds: 9 },
     measure,
 };
 

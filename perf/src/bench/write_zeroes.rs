@@ -47,7 +47,7 @@ pub const CLAIM: Claim = Claim {
             source: "the same cover letter, on ext4",
         },
     ],
-    defaults: Defaults { size: ByteCount::new(512 << 20), seconds: 0.4, rounds: 5 },
+    defaults: Defaults { size: ByteCount::new(512 << 20), seconds: 0.4, rounds: 7 },
     measure,
 };
 

@@ -22,8 +22,8 @@ Examples:
   sealblock bench --json=bench.json --plot pictures   # figures for programs, and pictures
 
 Each claim is measured in rounds, in which every contender has a turn and the yardstick has two. A claim holds if the median of its
-ratios beats the bar by more than the yardstick misses itself by in the worst round, does not hold if it misses the bar by more, and is
-too noisy to tell otherwise. Exit status 0 says that all was measured, whatever the verdicts are; 3, that something could not be.
+ratios beats the bar by more than the yardstick misses itself by, does not hold if it misses the bar by more, and is too noisy to tell
+otherwise. Exit status 0 says that all was measured, whatever the verdicts are; 3, that something could not be.
 
 Files are made in --dir, past the page cache, and are removed at the end, after Ctrl-C as well. What listens listens on loopback.";
 
