@@ -12,8 +12,8 @@ use crate::volume::{Volume, VolumeState};
 
 /// Pages read at once when map entries are put into them.
 const MAX_PAGES_PER_BATCH: usize = 64;
-/// Blocks whose map entries may change before other requests have a turn.
-pub(crate) const BLOCKS_PER_TURN: u64 = 1 << 14;
+/// A commit of more blocks lets other requests have a turn before each batch.
+const LONG_COMMIT_BLOCKS: u64 = 1 << 14;
 
 /// A map entry, or a part of one, about blocks of one page.
 struct Piece {
@@ -100,7 +100,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// replace are deallocated.
     pub(crate) async fn apply(&self, entries: &[Encoded], defer_free: bool) {
         let mut pieces = entries.iter().flat_map(|encoded| self.page_parts(encoded)).peekable();
-        let is_long = entries.iter().map(|(run, _)| u64::from(run.blocks)).sum::<u64>() > BLOCKS_PER_TURN;
+        let is_long = entries.iter().map(|(run, _)| u64::from(run.blocks)).sum::<u64>() > LONG_COMMIT_BLOCKS;
         while pieces.peek().is_some() {
             // Neither the flush that was answered nor any other request waits for all of a long run.
             if is_long {

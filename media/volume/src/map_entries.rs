@@ -393,4 +393,79 @@ mod tests {
         assert_eq!((entries.runs.len(), entries.covered.len()), (2000, 1));
         assert_eq!(entries.in_order().len(), 2000);
     }
+
+    /// Every block's map entry by itself, and a generator of what is put in.
+    struct Model {
+        due: BTreeMap<u64, MapEntry>,
+        state: u64,
+    }
+
+    impl Model {
+        fn random(&mut self, below: u64) -> u64 {
+            self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.state >> 33) % below
+        }
+
+        /// Puts in a run, or a block with data, and checks what it replaces.
+        fn put(&mut self, entries: &mut MapEntries, generation: u16) {
+            let start = self.random(400);
+            if self.random(2) == 0 {
+                let entry = stored(start, generation).first;
+                let old = self.due.insert(start, entry).filter(|old| old.kind == MapEntryKind::Stored);
+                assert_eq!(entries.put(entry).filter(|old| old.kind == MapEntryKind::Stored), old);
+                return;
+            }
+            let run = deallocated(start, 1 + self.random(20) as u32, generation % 3);
+            let old: Vec<MapEntry> =
+                run.entries().filter_map(|entry| self.due.insert(entry.lba.get(), entry)).collect();
+            let replaced = entries.put_run(run).into_iter().filter(|old| old.kind == MapEntryKind::Stored);
+            assert!(replaced.eq(old.into_iter().filter(|old| old.kind == MapEntryKind::Stored)));
+        }
+
+        fn check(&self, entries: &MapEntries) {
+            for lba in 0..510 {
+                assert_eq!(entries.get(Lba::new(lba)).as_ref(), self.due.get(&lba), "block {lba}");
+                assert_eq!(entries.meets(lba, lba + 1), self.due.contains_key(&lba), "block {lba}");
+            }
+            let listed = entries.in_order();
+            assert!(listed.iter().flat_map(|run| run.entries()).eq(self.due.values().copied()));
+            assert!(listed.len() <= entries.log_entries() && entries.weight() <= entries.len() + entries.runs.len());
+            assert_eq!(entries.len(), self.due.len(), "no block is counted twice");
+        }
+    }
+
+    #[test]
+    fn what_is_put_in_last_counts_whether_it_is_a_run_or_a_block() {
+        let (mut entries, mut model) = (MapEntries::default(), Model { due: BTreeMap::new(), state: 7 });
+        for generation in 0..300 {
+            model.put(&mut entries, generation);
+            model.check(&entries);
+        }
+        assert!(!entries.meets(510, 2000) && entries.runs.len() > 3 && entries.singles > 3, "the premise");
+        // Taken out in parts, every block is in one of them, as it was.
+        while !entries.is_empty() {
+            let taken = entries.take(20);
+            assert!(!taken.is_empty() && taken.in_order().len() <= 20);
+            for entry in taken.in_order().iter().flat_map(|run| run.entries()) {
+                assert_eq!(model.due.remove(&entry.lba.get()), Some(entry));
+            }
+            model.check(&entries);
+        }
+        assert_eq!((entries.len(), entries.weight(), entries.log_entries()), (0, 0, 0));
+    }
+
+    #[test]
+    fn runs_that_touch_are_one_where_they_say_the_same() {
+        let mut entries = MapEntries::default();
+        for start in [100, 300, 200, 0] {
+            entries.put_run(deallocated(start, 100, 0));
+        }
+        assert_eq!((entries.runs.len(), entries.len(), entries.weight()), (1, 400, 1 + 400 / RUN_BLOCKS_PER_ENTRY));
+        entries.put_run(MapEntryRun { first: MapEntry::uncorrectable(Lba::new(400)), blocks: 10 });
+        assert_eq!(entries.runs.len(), 2, "these cannot be read");
+        assert_eq!(entries.put(stored(50, 0).first), None, "a run has no physical blocks to be given back");
+        assert_eq!((entries.runs.len(), entries.len(), entries.log_entries()), (3, 410, 4));
+        assert_eq!(entries.put_run(deallocated(50, 1, 0)), [stored(50, 0).first]);
+        assert_eq!((entries.runs.len(), entries.log_entries()), (2, 2));
+    }
 }

@@ -115,6 +115,26 @@ mod tests {
     }
 
     #[test]
+    fn a_run_gives_back_what_was_never_on_its_way_to_the_log_and_is_newer_than_all_else() {
+        let memtable = Memtable::default();
+        (10..13).for_each(|lba| assert_eq!(memtable.put(entry(lba, lba as u32)), None));
+        assert_eq!(memtable.begin_commit(100).len(), 3);
+        assert_eq!(memtable.put(entry(12, 40)), None);
+        let run = MapEntryRun { first: MapEntry::deallocated(Lba::new(11)), blocks: 50 };
+        assert_eq!(memtable.put_run(run), [entry(12, 40)], "the others are on their way");
+        let kind = |lba| memtable.get(Lba::new(lba)).map(|entry| entry.kind);
+        let gone = Some(MapEntryKind::Deallocated);
+        assert_eq!([10, 11, 60, 61].map(kind), [Some(MapEntryKind::Stored), gone, gone, None]);
+        let meets = |start, blocks| memtable.meets(Extent::from_raw(start, blocks).unwrap());
+        assert!(meets(0, 11) && meets(60, 5) && !meets(0, 10) && !meets(61, 100));
+        assert_eq!((memtable.active_len(), memtable.len(), memtable.active_log_entries()), (50, 53, 1));
+        memtable.end_commit();
+        assert_eq!(memtable.begin_commit(100), [run]);
+        memtable.end_commit();
+        assert!(memtable.is_empty());
+    }
+
+    #[test]
     fn a_commit_takes_all_in_order_or_as_many_as_it_may() {
         let memtable = Memtable::default();
         let lbas = [900, 3, 40, 41, 2, 1 << 39];

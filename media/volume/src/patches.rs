@@ -377,6 +377,22 @@ mod tests {
             for (index, due) in due.iter().enumerate() {
                 assert_eq!(found(&patches, 0, index), *due, "block {index} after {generation}");
             }
+            for (from, to) in [(0, 64), (9, 31), (63, 64)] {
+                let (mut at, due) = (from, &due);
+                patches.each(0, from..to, |index, lookup| {
+                    let found = lookup.map(|lookup| match lookup {
+                        MapLookup::Mapped(entry) => (entry.lba.get(), entry.generation),
+                        other => panic!("{other:?}"),
+                    });
+                    assert_eq!((index, found), (at, due[usize::from(at)].map(|due| (u64::from(at), due))));
+                    at += 1;
+                });
+                assert_eq!(at, to);
+            }
+            if generation == 4 {
+                // What a checkpoint has taken is looked at behind what came later.
+                patches.take();
+            }
         }
         patches.take();
         assert_eq!(taken(&patches, 0), (0..64).map(|index| (index, 9)).collect::<Vec<_>>());

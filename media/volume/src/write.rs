@@ -11,7 +11,6 @@ use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 
 use crate::block_allocator::Allocation;
-use crate::commit::BLOCKS_PER_TURN;
 use crate::format::{MapEntry, MapEntryKind, MapEntryRun};
 use crate::free_map::Run;
 use crate::map_page::{MapLookup, MapPage};
@@ -20,6 +19,9 @@ use crate::volume::{Volume, VolumeState};
 
 /// Commits that a long write waits for at most, so that it has a place of its own.
 const MAX_WAITS: u32 = 4;
+/// Blocks that lose their data before other requests have a turn. A long request comes in pieces, some of them at once, and each may do
+/// as much.
+const BLOCKS_PER_TURN: u64 = 1 << 11;
 
 /// Written blocks with their tags, and what their map entries say besides, as far as that took a pass over the data in flight.
 struct Written {
@@ -291,15 +293,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Page by page, so that one long extent holds neither many pages nor the core for long.
     async fn mark(&self, extent: Extent, kind: MapEntryKind) -> Result<(), Error> {
         let _change = self.begin_change()?;
-        let mut turn = 0;
         for (number, piece) in self.layout.page_pieces(extent) {
             let group = self.layout.group_of(piece.start());
             self.load_group(group).await?;
             self.wait_for_room().await?;
-            turn += piece.len();
-            if turn > BLOCKS_PER_TURN {
+            let marked = self.marked.replace(self.marked.get() + piece.len());
+            if marked + piece.len() > BLOCKS_PER_TURN {
+                self.marked.set(0);
                 self.medium.submitted().await;
-                turn = piece.len();
             }
             let page = self.block_map.page(&self.medium, number).await?;
             for run in self.runs_unlike(number, &page, piece, kind) {
