@@ -35,6 +35,20 @@ impl Bits {
         self.words[at as usize / 64] &= !(1 << (at % 64));
     }
 
+    /// Clears a run of bits that lies within; gives how many of them were set.
+    pub fn unset_run(&mut self, (start, count): Run) -> u32 {
+        let (mut at, end, mut were_set) = (start, start + count, 0);
+        while at < end {
+            let (word, bit) = (&mut self.words[at as usize / 64], at % 64);
+            let here = (64 - bit).min(end - at);
+            let mask = u64::MAX >> (64 - here) << bit;
+            were_set += (*word & mask).count_ones();
+            *word &= !mask;
+            at += here;
+        }
+        were_set
+    }
+
     /// Whether a run lies within and every bit of it is clear.
     pub fn is_clear(&self, (start, count): Run) -> bool {
         start + count <= self.len && self.next_set(start, start + count).is_none()
@@ -101,5 +115,18 @@ mod tests {
         assert_eq!((bits.next_set(6, 130), bits.next_set(6, 63), bits.next_set(65, 130)), (Some(63), None, Some(129)));
         bits.unset(63);
         assert_eq!(bits.next_set(6, 130), Some(64));
+    }
+
+    #[test]
+    fn a_run_is_cleared_and_nothing_beside_it_whatever_words_it_meets() {
+        for run in [(0, 130), (0, 1), (63, 1), (63, 2), (64, 64), (3, 125), (129, 1), (70, 0)] {
+            let mut bits = Bits::clear(130);
+            let set: Vec<u32> = (0..130).filter(|at| at % 3 != 1).collect();
+            set.iter().for_each(|at| bits.set(*at));
+            let within = |at: &u32| (run.0..run.0 + run.1).contains(at);
+            assert_eq!(bits.unset_run(run), set.iter().filter(|at| within(at)).count() as u32, "{run:?}");
+            let left: Vec<u32> = (0..130).filter(|at| bits.get(*at)).collect();
+            assert!(left.iter().eq(set.iter().filter(|at| !within(at))), "{run:?}: {left:?}");
+        }
     }
 }

@@ -4,7 +4,7 @@
 //! is in flight; and while its space is given back to the medium. Block groups load their maps when they are first written to.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
@@ -52,13 +52,46 @@ impl Drop for Allocation<'_> {
     }
 }
 
-/// A physical block that no map entry names any more.
+/// Physical blocks in a row that no map entry names any more.
 #[derive(Clone, Copy)]
 struct DeferredFree {
     epoch: u64,
     group: u64,
-    pbn: u32,
+    run: Run,
     punch: bool,
+}
+
+/// Frees physical blocks of a block group, those together that follow one another: all of them once it is dropped.
+pub(crate) struct Frees<'a> {
+    allocator: &'a BlockAllocator,
+    group: u64,
+    punch: bool,
+    run: Run,
+}
+
+impl Frees<'_> {
+    /// Frees a physical block as [`BlockAllocator::defer_free`] does.
+    pub fn add(&mut self, pbn: u32, punch: bool) {
+        let (start, len) = self.run;
+        if (start + len, self.punch) == (pbn, punch) && len > 0 {
+            self.run.1 += 1;
+            return;
+        }
+        self.end();
+        (self.run, self.punch) = ((pbn, 1), punch);
+    }
+
+    fn end(&mut self) {
+        if self.run.1 > 0 {
+            self.allocator.defer_free(self.group, self.run, self.punch);
+        }
+    }
+}
+
+impl Drop for Frees<'_> {
+    fn drop(&mut self) {
+        self.end();
+    }
 }
 
 /// The physical blocks of every block group.
@@ -68,7 +101,7 @@ pub(crate) struct BlockAllocator {
     readers: ReaderEpochs,
     deferred: RefCell<VecDeque<DeferredFree>>,
     /// Units of physical blocks of which some were deallocated by an unmap.
-    to_punch: RefCell<Vec<(u64, u32)>>,
+    to_punch: RefCell<BTreeSet<(u64, u32)>>,
     /// Space is never given back.
     keep_space: bool,
     /// Something changed since upkeep last looked.
@@ -196,7 +229,7 @@ impl BlockAllocator {
     /// Gives back physical blocks that no map entry ever named.
     pub fn give_back(&self, group: u64, runs: &[Run]) {
         if let Some(map) = self.groups.borrow_mut().get_mut(&group) {
-            runs.iter().flat_map(|&(start, len)| start..start + len).for_each(|pbn| map.release(pbn));
+            runs.iter().for_each(|run| map.release(*run));
         }
         self.freed.notify();
     }
@@ -206,11 +239,16 @@ impl BlockAllocator {
         ReadGuard { allocator: self, epoch: self.readers.enter() }
     }
 
-    /// Frees a physical block once no read looks at it any more; with `punch`, after its space went back to the medium.
-    pub fn defer_free(&self, group: u64, pbn: u32, punch: bool) {
+    /// For physical blocks of a block group that are to be freed one after the other.
+    pub fn frees(&self, group: u64) -> Frees<'_> {
+        Frees { allocator: self, group, punch: false, run: (0, 0) }
+    }
+
+    /// Frees physical blocks once no read looks at them any more; with `punch`, after their space went back to the medium.
+    pub fn defer_free(&self, group: u64, run: Run, punch: bool) {
         match self.readers.defer_free() {
-            Some(epoch) => self.deferred.borrow_mut().push_back(DeferredFree { epoch, group, pbn, punch }),
-            None => self.end(DeferredFree { epoch: 0, group, pbn, punch }),
+            Some(epoch) => self.deferred.borrow_mut().push_back(DeferredFree { epoch, group, run, punch }),
+            None => self.end(DeferredFree { epoch: 0, group, run, punch }),
         }
     }
 
@@ -232,16 +270,17 @@ impl BlockAllocator {
         }
     }
 
-    fn end(&self, deferred: DeferredFree) {
+    fn end(&self, DeferredFree { group, run, punch, .. }: DeferredFree) {
         self.touch();
-        let unit = self.with(deferred.group, |map| {
-            map.release(deferred.pbn);
-            map.unit_of(deferred.pbn)
+        let units = self.with(group, |map| {
+            map.release(run);
+            map.unit_of(run.0)..=map.unit_of(run.0 + run.1 - 1)
         });
-        let Some(unit) = unit.filter(|_| deferred.punch && !self.keep_space) else { return };
-        let mut units = self.to_punch.borrow_mut();
-        if units.last() != Some(&(deferred.group, unit)) {
-            units.push((deferred.group, unit));
+        let Some(units) = units.filter(|_| punch && !self.keep_space) else { return };
+        let mut to_punch = self.to_punch.borrow_mut();
+        let before = to_punch.len();
+        to_punch.extend(units.map(|unit| (group, unit)));
+        if to_punch.len() != before {
             self.wanted.notify();
         }
     }
@@ -281,11 +320,8 @@ impl BlockAllocator {
         if units.is_empty() {
             return None;
         }
-        units.sort_unstable();
-        units.dedup();
         let mut found: Vec<(u64, Allocation<'_>)> = Vec::new();
-        let count = max.min(units.len());
-        for (group, unit) in units.drain(..count) {
+        for (group, unit) in std::iter::from_fn(|| units.pop_first()).take(max) {
             let Some(run) = self.with(group, |map| map.take_unpunched_unit(unit)).flatten() else { continue };
             let last = found.last_mut().filter(|(before, _)| *before == group);
             if !last.is_some_and(|(_, taken)| taken.extend(run)) {
@@ -310,14 +346,14 @@ mod tests {
         allocator.load(0, map(16));
         allocator.take(0, 0, 16).unwrap().keep();
         let early = allocator.read();
-        allocator.defer_free(0, 3, false);
+        allocator.defer_free(0, (3, 1), false);
         let late = allocator.read();
         assert_eq!(allocator.free(0), 16);
         drop(late);
         assert_eq!(allocator.free(0), 16, "the early read may still look");
         drop(early);
         assert_eq!(allocator.free(0), 17);
-        allocator.defer_free(0, 4, false);
+        allocator.defer_free(0, (4, 1), false);
         assert_eq!(allocator.free(0), 18, "without readers at once");
     }
 
@@ -342,7 +378,7 @@ mod tests {
         let allocator = BlockAllocator::default();
         allocator.load(0, map(256));
         allocator.take(0, 0, 256).unwrap().keep();
-        (0..48).for_each(|pbn| allocator.defer_free(0, pbn, true));
+        allocator.defer_free(0, (0, 48), true);
         for expected in [&[(0, 32)][..], &[(32, 16)]] {
             assert!(allocator.has_work());
             let taken = allocator.take_punches(2).unwrap();
@@ -358,8 +394,8 @@ mod tests {
         allocator.load(0, map(256));
         allocator.take(0, 0, 256).unwrap().keep();
         // Units of 16 physical blocks: the third and the fourth wholly, one physical block of the sixth.
-        (32..64).chain([80]).for_each(|pbn| allocator.defer_free(0, pbn, true));
-        (96..112).for_each(|pbn| allocator.defer_free(0, pbn, false));
+        (32..64).chain([80]).for_each(|pbn| allocator.defer_free(0, (pbn, 1), true));
+        allocator.defer_free(0, (96, 16), false);
         let free = allocator.free(0);
         let taken = allocator.take_punches(99).unwrap();
         assert_eq!(taken.iter().map(|(_, taken)| taken.runs()).collect::<Vec<_>>(), [&[(32, 32)][..]]);
@@ -370,7 +406,7 @@ mod tests {
         let keeping = BlockAllocator::new(Rc::default(), true);
         keeping.load(0, map(256));
         keeping.take(0, 0, 256).unwrap().keep();
-        (0..256).for_each(|pbn| keeping.defer_free(0, pbn, true));
+        keeping.defer_free(0, (0, 256), true);
         assert!(keeping.take_punches(99).is_none() && !keeping.has_work());
     }
 }

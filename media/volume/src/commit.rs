@@ -12,6 +12,8 @@ use crate::volume::{Volume, VolumeState};
 
 /// Pages read at once when map entries are put into them.
 const MAX_PAGES_PER_BATCH: usize = 64;
+/// A commit of more blocks lets other requests have a turn before each batch.
+const LONG_COMMIT_BLOCKS: u64 = 1 << 14;
 
 /// A map entry, or a part of one, about blocks of one page.
 struct Piece {
@@ -98,7 +100,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// replace are deallocated.
     pub(crate) async fn apply(&self, entries: &[Encoded], defer_free: bool) {
         let mut pieces = entries.iter().flat_map(|encoded| self.page_parts(encoded)).peekable();
+        let is_long = entries.iter().map(|(run, _)| u64::from(run.blocks)).sum::<u64>() > LONG_COMMIT_BLOCKS;
         while pieces.peek().is_some() {
+            // Neither the flush that was answered nor any other request waits for all of a long run.
+            if is_long {
+                self.medium.submitted().await;
+            }
             let (mut batch, mut pages) = (Vec::<Piece>::new(), 0);
             let is_same_page = |batch: &[Piece], next: &Piece| batch.last().is_some_and(|last| last.page == next.page);
             while let Some(piece) = pieces.next_if(|next| pages < MAX_PAGES_PER_BATCH || is_same_page(&batch, next)) {
@@ -133,11 +140,26 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     async fn defer_free_replaced(&self, pieces_of_page: &[Piece]) {
         let number = pieces_of_page[0].page;
         let mut page = self.block_map.cached(number);
-        for entry in pieces_of_page.iter().flat_map(|piece| piece.run.entries()) {
-            let old = loop {
-                if let Some(old) = self.lookup_with(entry.lba, |_| page.as_deref()) {
-                    break old;
+        let mut frees = self.allocator.frees(self.block_map.group_of(number));
+        for Piece { run, .. } in pieces_of_page {
+            let is_unmapped = run.first.kind != MapEntryKind::Stored;
+            let mut free = |old| {
+                // Only a map entry that is beyond doubt frees its physical block: a stale one's may be another block's by now.
+                if let MapLookup::Mapped(old) = old
+                    && old.kind == MapEntryKind::Stored
+                    && self.layout.holds(&old)
+                {
+                    frees.add(old.pbn, is_unmapped);
                 }
+            };
+            // Of a single block there may be a newer map entry than its page has, which need not be read then.
+            if run.blocks == 1
+                && let Some(old) = self.lookup_with(run.first.lba, |_| page.as_deref())
+            {
+                free(old);
+                continue;
+            }
+            if page.is_none() {
                 match self.block_map.page(&self.medium, number).await {
                     Ok(found) => page = Some(found),
                     Err(error) => {
@@ -145,14 +167,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                         return;
                     }
                 }
-            };
-            // Only a map entry that is beyond doubt frees its physical block: a stale one's may be another block's by now.
-            if let MapLookup::Mapped(old) = old
-                && old.kind == MapEntryKind::Stored
-                && self.layout.holds(&old)
-            {
-                self.allocator.defer_free(self.layout.group_of(old.lba), old.pbn, entry.kind != MapEntryKind::Stored);
             }
+            let page = page.as_deref().expect("it was read");
+            self.lookup_each(number, page, run.extent(), |_, old| free(old));
         }
     }
 }

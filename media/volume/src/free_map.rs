@@ -306,20 +306,30 @@ impl FreeMap {
         self.used[cluster as usize] += 1;
     }
 
-    /// Marks a physical block as free, unless another map entry may name it.
-    pub fn release(&mut self, pbn: u32) {
-        if self.shared.contains(&pbn) {
+    /// Marks a run of physical blocks as free, but for those that another map entry may name.
+    pub fn release(&mut self, (start, count): Run) {
+        if !self.shared.is_empty() && count > 1 {
+            return (start..start + count).for_each(|pbn| self.release((pbn, 1)));
+        }
+        if self.shared.contains(&start) {
             return;
         }
-        debug_assert!(self.allocated.get(pbn), "a physical block is released once");
-        if pbn >= self.allocated.len() || !self.allocated.get(pbn) {
-            return;
+        let (mut at, end) = (start, (start + count).min(self.allocated.len()));
+        while at < end {
+            let cluster = at / self.cluster_blocks;
+            let here = (self.cluster_range(cluster).end - at).min(end - at);
+            self.release_in(cluster, (at, here));
+            at += here;
         }
-        self.allocated.unset(pbn);
-        self.free += 1;
-        let cluster = pbn / self.cluster_blocks;
-        self.used[cluster as usize] -= 1;
-        if self.used[cluster as usize] > 0 {
+    }
+
+    /// The same of physical blocks of one cluster, none of which another map entry may name.
+    fn release_in(&mut self, cluster: u32, run: Run) {
+        let freed = self.allocated.unset_run(run);
+        debug_assert_eq!(freed, run.1, "a physical block is released once");
+        self.free += freed;
+        self.used[cluster as usize] -= freed as u16;
+        if freed == 0 || self.used[cluster as usize] > 0 {
             return;
         }
         if self.holds_extent(cluster) {

@@ -87,4 +87,5 @@ mod tests {
     mod runs;
     mod sealing;
     pub(crate) mod setup;
+    mod unmapping;
 }

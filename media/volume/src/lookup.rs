@@ -8,8 +8,9 @@ use sealblock_units::{Extent, Lba};
 use smallvec::SmallVec;
 
 use crate::block_allocator::ReadGuard;
-use crate::format::{MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed};
+use crate::format::{MAP_ENTRY_BYTES, MapEntry, MapEntryKind};
 use crate::map_page::{MapLookup, MapPage};
+use crate::patches;
 use crate::volume::Volume;
 
 /// Reference tags tried, back from the block's address and around the stored one, when a map entry's checksum is off.
@@ -68,7 +69,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 }
                 let patch = if is_patched { self.block_map.patches.get(number, index) } else { None };
                 let lookup = match patch {
-                    Some(bytes) => lookup_of_patch(bytes, self.seed),
+                    Some(bytes) => patches::lookup_of(bytes, self.seed),
                     None => page.as_ref()?.lookup(index, lba, self.seed),
                 };
                 located.push(self.location_of_lookup(lba, lookup));
@@ -90,9 +91,18 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     ) -> Option<MapLookup> {
         let (number, index) = self.block_map.locate(lba);
         match self.block_map.patches.get(number, index) {
-            Some(bytes) => Some(lookup_of_patch(bytes, self.seed)),
+            Some(bytes) => Some(patches::lookup_of(bytes, self.seed)),
             None => Some(page(number)?.lookup(index, lba, self.seed)),
         }
+    }
+
+    /// The same of each block of an extent that lies in one page, in order; with that page.
+    pub(crate) fn lookup_each(&self, number: u64, page: &MapPage, extent: Extent, mut see: impl FnMut(Lba, MapLookup)) {
+        let first = self.block_map.locate(extent.start()).1 as u16;
+        self.block_map.patches.each(number, first..first + extent.len() as u16, |index, patched| {
+            let lba = Lba::new(extent.start().get() + u64::from(index - first));
+            see(lba, patched.unwrap_or_else(|| page.lookup(usize::from(index), lba, self.seed)));
+        });
     }
 
     fn location_of(&self, entry: MapEntry) -> BlockLocation {
@@ -153,11 +163,6 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         tuple.write(format, &mut bytes[..format.tuple_bytes()]);
         MapEntry::decode(&bytes, self.seed).is_ok()
     }
-}
-
-/// What a map entry says that the block map does not have yet.
-fn lookup_of_patch(bytes: [u8; MAP_ENTRY_BYTES], seed: Seed) -> MapLookup {
-    MapEntry::decode(&bytes, seed).map_or(MapLookup::Damaged(bytes), MapLookup::Mapped)
 }
 
 /// What the reference tag of a block may have been. In Type 1 it is the address. In Types 2 and 3 it is the writer's choice:

@@ -1,8 +1,11 @@
 //! Map entries by block.
 //!
 //! Map entries are kept in buckets of neighbours: a long write then costs one look-up in a map for many blocks, and a commit
-//! finds them almost in order. Runs of blocks without data, as recovery finds them in the log, are kept as runs, however
-//! long they are.
+//! finds them almost in order. Runs of blocks without data, as requests deallocate them and recovery finds them in the log, are
+//! kept as runs, however long they are.
+//!
+//! Map entries come in newest last ([`MapEntries::put`], [`MapEntries::put_run`]) or newest first ([`MapEntries::insert_older`]), and
+//! never in both ways. Newest last, no block is both in a run and by itself.
 
 use std::collections::BTreeMap;
 
@@ -14,6 +17,9 @@ use crate::format::{MapEntry, MapEntryKind, MapEntryRun};
 
 /// Blocks of a bucket.
 const BUCKET_BLOCKS: u64 = 16;
+/// Blocks of runs that weigh as much as a map entry by itself: what there is to do for a run once it is durable grows with its blocks,
+/// though its memory does not.
+const RUN_BLOCKS_PER_ENTRY: usize = 32;
 
 /// Which of some neighbouring blocks have map entries, and where these are kept: elsewhere, so that a bucket of one is small.
 #[derive(Clone, Default)]
@@ -32,6 +38,13 @@ impl Bucket {
         ((self.present & !self.deallocated).count_ones() + first_given_up.count_ones()) as usize
     }
 
+    /// Bits of the blocks from one address up to another, of the bucket with this number.
+    fn bits(key: u64, start: u64, end: u64) -> u16 {
+        let first = key * BUCKET_BLOCKS;
+        let (from, to) = (start.saturating_sub(first).min(BUCKET_BLOCKS), end.saturating_sub(first).min(BUCKET_BLOCKS));
+        ((1_u32 << to) - (1 << from)) as u16
+    }
+
     /// Where the map entries are, in order of their blocks.
     fn places(&self) -> impl Iterator<Item = usize> {
         (0..BUCKET_BLOCKS as usize).filter(|index| self.present >> index & 1 == 1).map(|index| self.at[index] as usize)
@@ -45,28 +58,35 @@ pub(crate) struct MapEntries {
     entries: Vec<MapEntry>,
     /// Places in `entries` that no bucket names any more.
     free: Vec<u32>,
-    len: usize,
+    /// Map entries in buckets, and what these take in the log at most.
+    singles: usize,
     log_entries: usize,
-    /// What [`MapEntries::insert_older`] has put in of runs, by first block. The map entry of a block in a bucket is newer.
+    /// Runs, by first block. The map entry of a block in a bucket is newer.
     runs: BTreeMap<u64, MapEntryRun>,
-    /// The blocks of `runs`, from the key up to the value; what touches is one.
+    run_blocks: usize,
+    /// The blocks of `runs` that [`MapEntries::insert_older`] has put in, from the key up to the value; what touches is one.
     covered: BTreeMap<u64, u64>,
 }
 
 impl MapEntries {
-    /// Number of map entries, runs not counted.
+    /// Number of blocks that have a map entry; one that is by itself and in an older run is counted twice.
     pub fn len(&self) -> usize {
-        self.len
+        self.singles + self.run_blocks
+    }
+
+    /// What these cost in memory, and in work when they are durable, counted in map entries of single blocks.
+    pub fn weight(&self) -> usize {
+        self.singles + self.runs.len() + self.run_blocks / RUN_BLOCKS_PER_ENTRY
     }
 
     /// Whether there is nothing.
     pub fn is_empty(&self) -> bool {
-        self.len == 0 && self.runs.is_empty()
+        self.singles == 0 && self.runs.is_empty()
     }
 
-    /// Map entries that these take in the log at most, runs not counted.
+    /// Map entries that these take in the log at most. Where single blocks are newer than a run, the parts of it count as one.
     pub fn log_entries(&self) -> usize {
-        self.log_entries
+        self.log_entries + self.runs.len()
     }
 
     /// The map entry of a block.
@@ -84,8 +104,88 @@ impl MapEntries {
         (bucket.present >> index & 1 == 1).then(|| &self.entries[bucket.at[index] as usize])
     }
 
+    /// Whether any of these blocks has a map entry.
+    pub fn meets(&self, start: u64, end: u64) -> bool {
+        let has_single =
+            |key| self.buckets.get(&key).is_some_and(|bucket| bucket.present & Bucket::bits(key, start, end) != 0);
+        let in_run = || self.runs.range(..end).next_back().is_some_and(|(_, run)| run.end() > start);
+        !self.buckets.is_empty() && (start / BUCKET_BLOCKS..=(end - 1) / BUCKET_BLOCKS).any(has_single) || in_run()
+    }
+
+    /// Puts in the newest map entry of a block; gives back the one by itself that it replaces.
+    pub fn put(&mut self, entry: MapEntry) -> Option<MapEntry> {
+        self.cut(entry.lba.get(), entry.lba.get() + 1);
+        self.insert(entry)
+    }
+
+    /// Puts in the newest map entries of blocks without data; gives back those by themselves that they replace, in order.
+    pub fn put_run(&mut self, mut run: MapEntryRun) -> Vec<MapEntry> {
+        let replaced = self.take_singles(run.start(), run.end());
+        self.cut(run.start(), run.end());
+        if let Some((&key, before)) = self.runs.range(..run.start()).next_back() {
+            let mut joined = *before;
+            if joined.join(&run) {
+                self.forget_run(key);
+                run = joined;
+            }
+        }
+        if let Some(after) = self.runs.get(&run.end()).copied()
+            && run.join(&after)
+        {
+            self.forget_run(after.start());
+        }
+        self.keep_run(run);
+        replaced
+    }
+
+    /// Takes out the map entries of blocks by themselves, from one address up to another.
+    fn take_singles(&mut self, start: u64, end: u64) -> Vec<MapEntry> {
+        let mut taken = Vec::new();
+        if self.buckets.is_empty() {
+            return taken;
+        }
+        for key in start / BUCKET_BLOCKS..=(end - 1) / BUCKET_BLOCKS {
+            let Some(bucket) = self.buckets.get_mut(&key) else { continue };
+            let (bits, before) = (Bucket::bits(key, start, end), bucket.log_entries());
+            let gone = Bucket { present: bucket.present & bits, ..bucket.clone() };
+            (bucket.present, bucket.deallocated) = (bucket.present & !bits, bucket.deallocated & !bits);
+            self.singles -= gone.present.count_ones() as usize;
+            self.log_entries = self.log_entries + bucket.log_entries() - before;
+            if bucket.present == 0 {
+                self.buckets.remove(&key);
+            }
+            for at in gone.places() {
+                taken.push(self.entries[at]);
+                self.free.push(at as u32);
+            }
+        }
+        taken
+    }
+
+    /// Takes the blocks from one address up to another out of runs.
+    fn cut(&mut self, start: u64, end: u64) {
+        while let Some(run) = self.runs.range(..end).next_back().map(|(_, run)| *run).filter(|run| run.end() > start) {
+            self.forget_run(run.start());
+            if run.end() > end {
+                self.keep_run(run.part(end, run.end()));
+            }
+            if run.start() < start {
+                self.keep_run(run.part(run.start(), start));
+            }
+        }
+    }
+
+    fn keep_run(&mut self, run: MapEntryRun) {
+        self.run_blocks += run.blocks as usize;
+        self.runs.insert(run.start(), run);
+    }
+
+    fn forget_run(&mut self, start: u64) {
+        self.run_blocks -= self.runs.remove(&start).map_or(0, |run| run.blocks as usize);
+    }
+
     /// Puts in a map entry; gives back the one it replaces.
-    pub fn insert(&mut self, entry: MapEntry) -> Option<MapEntry> {
+    fn insert(&mut self, entry: MapEntry) -> Option<MapEntry> {
         let index = (entry.lba.get() % BUCKET_BLOCKS) as usize;
         let bucket = self.buckets.entry(entry.lba.get() / BUCKET_BLOCKS).or_default();
         let (bit, before) = (1 << index, bucket.log_entries());
@@ -94,7 +194,7 @@ impl MapEntries {
                 self.entries.push(entry);
                 (self.entries.len() - 1) as u32
             });
-            self.len += 1;
+            self.singles += 1;
             None
         } else {
             Some(self.entries[bucket.at[index] as usize])
@@ -118,7 +218,7 @@ impl MapEntries {
         }
         let parts: SmallVec<[MapEntryRun; 1]> =
             self.cover(run.start(), run.end()).into_iter().map(|(from, to)| run.part(from, to)).collect();
-        self.runs.extend(parts.iter().map(|part| (part.start(), *part)));
+        parts.iter().for_each(|part| self.keep_run(*part));
         parts
     }
 
@@ -152,7 +252,7 @@ impl MapEntries {
             bucket.places().map(|at| self.entries[at])
         });
         let mut singles = singles.map(MapEntryRun::from).peekable();
-        let mut ordered = Ordered(Vec::with_capacity(self.log_entries + self.runs.len()));
+        let mut ordered = Ordered(Vec::with_capacity(self.log_entries()));
         for run in self.runs.values() {
             let mut at = run.start();
             while let Some(single) = singles.next_if(|single| single.start() < run.end()) {
@@ -170,16 +270,22 @@ impl MapEntries {
         ordered.0
     }
 
-    /// Takes out buckets until they may take `max` map entries in the log, or none are left.
+    /// Takes out runs and buckets until they may take `max` map entries in the log, or none are left.
     pub fn take(&mut self, max: usize) -> MapEntries {
         let mut taken = MapEntries::default();
+        while taken.runs.len() < max
+            && let Some((_, run)) = self.runs.first_key_value().map(|(key, run)| (*key, *run))
+        {
+            self.forget_run(run.start());
+            taken.keep_run(run);
+        }
         let keys: Vec<u64> = self.buckets.keys().copied().collect();
         for key in keys {
-            if taken.log_entries + BUCKET_BLOCKS as usize > max {
+            if taken.log_entries() + BUCKET_BLOCKS as usize > max {
                 break;
             }
             if let Some(bucket) = self.buckets.remove(&key) {
-                self.len -= bucket.present.count_ones() as usize;
+                self.singles -= bucket.present.count_ones() as usize;
                 self.log_entries -= bucket.log_entries();
                 for at in bucket.places() {
                     taken.insert(self.entries[at]);
@@ -197,7 +303,7 @@ impl MapEntries {
         self.free.clear();
         self.runs.clear();
         self.covered.clear();
-        (self.len, self.log_entries) = (0, 0);
+        (self.singles, self.log_entries, self.run_blocks) = (0, 0, 0);
     }
 }
 
@@ -286,5 +392,80 @@ mod tests {
         (0..1000).for_each(|_| drop(entries.insert_older(deallocated(0, 10_000, 1))));
         assert_eq!((entries.runs.len(), entries.covered.len()), (2000, 1));
         assert_eq!(entries.in_order().len(), 2000);
+    }
+
+    /// Every block's map entry by itself, and a generator of what is put in.
+    struct Model {
+        due: BTreeMap<u64, MapEntry>,
+        state: u64,
+    }
+
+    impl Model {
+        fn random(&mut self, below: u64) -> u64 {
+            self.state = self.state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.state >> 33) % below
+        }
+
+        /// Puts in a run, or a block with data, and checks what it replaces.
+        fn put(&mut self, entries: &mut MapEntries, generation: u16) {
+            let start = self.random(400);
+            if self.random(2) == 0 {
+                let entry = stored(start, generation).first;
+                let old = self.due.insert(start, entry).filter(|old| old.kind == MapEntryKind::Stored);
+                assert_eq!(entries.put(entry).filter(|old| old.kind == MapEntryKind::Stored), old);
+                return;
+            }
+            let run = deallocated(start, 1 + self.random(20) as u32, generation % 3);
+            let old: Vec<MapEntry> =
+                run.entries().filter_map(|entry| self.due.insert(entry.lba.get(), entry)).collect();
+            let replaced = entries.put_run(run).into_iter().filter(|old| old.kind == MapEntryKind::Stored);
+            assert!(replaced.eq(old.into_iter().filter(|old| old.kind == MapEntryKind::Stored)));
+        }
+
+        fn check(&self, entries: &MapEntries) {
+            for lba in 0..510 {
+                assert_eq!(entries.get(Lba::new(lba)).as_ref(), self.due.get(&lba), "block {lba}");
+                assert_eq!(entries.meets(lba, lba + 1), self.due.contains_key(&lba), "block {lba}");
+            }
+            let listed = entries.in_order();
+            assert!(listed.iter().flat_map(|run| run.entries()).eq(self.due.values().copied()));
+            assert!(listed.len() <= entries.log_entries() && entries.weight() <= entries.len() + entries.runs.len());
+            assert_eq!(entries.len(), self.due.len(), "no block is counted twice");
+        }
+    }
+
+    #[test]
+    fn what_is_put_in_last_counts_whether_it_is_a_run_or_a_block() {
+        let (mut entries, mut model) = (MapEntries::default(), Model { due: BTreeMap::new(), state: 7 });
+        for generation in 0..300 {
+            model.put(&mut entries, generation);
+            model.check(&entries);
+        }
+        assert!(!entries.meets(510, 2000) && entries.runs.len() > 3 && entries.singles > 3, "the premise");
+        // Taken out in parts, every block is in one of them, as it was.
+        while !entries.is_empty() {
+            let taken = entries.take(20);
+            assert!(!taken.is_empty() && taken.in_order().len() <= 20);
+            for entry in taken.in_order().iter().flat_map(|run| run.entries()) {
+                assert_eq!(model.due.remove(&entry.lba.get()), Some(entry));
+            }
+            model.check(&entries);
+        }
+        assert_eq!((entries.len(), entries.weight(), entries.log_entries()), (0, 0, 0));
+    }
+
+    #[test]
+    fn runs_that_touch_are_one_where_they_say_the_same() {
+        let mut entries = MapEntries::default();
+        for start in [100, 300, 200, 0] {
+            entries.put_run(deallocated(start, 100, 0));
+        }
+        assert_eq!((entries.runs.len(), entries.len(), entries.weight()), (1, 400, 1 + 400 / RUN_BLOCKS_PER_ENTRY));
+        entries.put_run(MapEntryRun { first: MapEntry::uncorrectable(Lba::new(400)), blocks: 10 });
+        assert_eq!(entries.runs.len(), 2, "these cannot be read");
+        assert_eq!(entries.put(stored(50, 0).first), None, "a run has no physical blocks to be given back");
+        assert_eq!((entries.runs.len(), entries.len(), entries.log_entries()), (3, 410, 4));
+        assert_eq!(entries.put_run(deallocated(50, 1, 0)), [stored(50, 0).first]);
+        assert_eq!((entries.runs.len(), entries.log_entries()), (2, 2));
     }
 }

@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 
-use sealblock_units::Lba;
+use sealblock_units::{Extent, Lba};
 
 use crate::format::{MapEntry, MapEntryRun};
 use crate::map_entries::MapEntries;
@@ -32,12 +32,29 @@ impl Memtable {
 
     /// Puts in a map entry; gives back the one it replaces, if that was never on its way to the log.
     pub fn put(&self, entry: MapEntry) -> Option<MapEntry> {
-        self.active.borrow_mut().insert(entry)
+        self.active.borrow_mut().put(entry)
     }
 
-    /// Number of map entries that are not on their way to the log yet.
+    /// Puts in the map entries of blocks without data; gives back those of single blocks that they replace, in order, as far as these
+    /// were never on their way to the log.
+    pub fn put_run(&self, run: MapEntryRun) -> Vec<MapEntry> {
+        self.active.borrow_mut().put_run(run)
+    }
+
+    /// Whether any block of an extent has a map entry here.
+    pub fn meets(&self, extent: Extent) -> bool {
+        let (start, end) = (extent.start().get(), extent.last().get() + 1);
+        self.active.borrow().meets(start, end) || self.immutable.borrow().meets(start, end)
+    }
+
+    /// Number of blocks with map entries that are not on their way to the log yet.
     pub fn active_len(&self) -> usize {
         self.active.borrow().len()
+    }
+
+    /// What map entries that are not on their way to the log yet cost, counted in those of single blocks.
+    pub fn active_weight(&self) -> usize {
+        self.active.borrow().weight()
     }
 
     /// Map entries that these take in the log at most.
@@ -45,7 +62,7 @@ impl Memtable {
         self.active.borrow().log_entries()
     }
 
-    /// Number of map entries that the block map does not have yet; of a block that is changed during a commit, both.
+    /// Number of blocks with map entries that the block map does not have yet; one that is changed during a commit counts twice.
     pub fn len(&self) -> usize {
         self.active.borrow().len() + self.immutable.borrow().len()
     }
@@ -95,6 +112,26 @@ mod tests {
         memtable.end_commit();
         assert_eq!(memtable.active_len(), 1);
         assert!(!memtable.is_empty());
+    }
+
+    #[test]
+    fn a_run_gives_back_what_was_never_on_its_way_to_the_log_and_is_newer_than_all_else() {
+        let memtable = Memtable::default();
+        (10..13).for_each(|lba| assert_eq!(memtable.put(entry(lba, lba as u32)), None));
+        assert_eq!(memtable.begin_commit(100).len(), 3);
+        assert_eq!(memtable.put(entry(12, 40)), None);
+        let run = MapEntryRun { first: MapEntry::deallocated(Lba::new(11)), blocks: 50 };
+        assert_eq!(memtable.put_run(run), [entry(12, 40)], "the others are on their way");
+        let kind = |lba| memtable.get(Lba::new(lba)).map(|entry| entry.kind);
+        let gone = Some(MapEntryKind::Deallocated);
+        assert_eq!([10, 11, 60, 61].map(kind), [Some(MapEntryKind::Stored), gone, gone, None]);
+        let meets = |start, blocks| memtable.meets(Extent::from_raw(start, blocks).unwrap());
+        assert!(meets(0, 11) && meets(60, 5) && !meets(0, 10) && !meets(61, 100));
+        assert_eq!((memtable.active_len(), memtable.len(), memtable.active_log_entries()), (50, 53, 1));
+        memtable.end_commit();
+        assert_eq!(memtable.begin_commit(100), [run]);
+        memtable.end_commit();
+        assert!(memtable.is_empty());
     }
 
     #[test]

@@ -164,6 +164,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         log: Log::new(&superblock, recovered.next, options.mutation),
         log_lost: recovered.lost,
         commits,
+        marked: Cell::default(),
         checkpoints: Checkpoints::default(),
         reserved,
         superblock: Cell::new(superblock),

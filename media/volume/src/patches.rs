@@ -10,11 +10,13 @@
 use std::cell::RefCell;
 use std::collections::hash_map::Entry;
 use std::mem::size_of;
+use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 use sealblock_units::Lba;
 
 use crate::format::{MAP_ENTRY_BYTES, MapEntry, MapEntryRun, Seed};
+use crate::map_page::MapLookup;
 
 /// The map entry of a block, or those of several in a row that say the same.
 #[derive(Clone, Copy, Debug)]
@@ -130,6 +132,45 @@ impl PagePatches {
     }
 }
 
+/// Looks up the blocks of a page in order.
+struct Cursor<'a> {
+    page: &'a PagePatches,
+    at: usize,
+    /// The first map entry of the span that it stands at, if that is one of several blocks.
+    first: Option<MapEntry>,
+}
+
+impl Cursor<'_> {
+    /// Before the block with this index.
+    fn new(page: &PagePatches, index: u16) -> Cursor<'_> {
+        Cursor { page, at: page.spans.partition_point(|span| span.end <= index), first: None }
+    }
+
+    /// What there is of a block, none of which comes before the last one that was asked for.
+    fn lookup(&mut self, index: u16, seed: Seed) -> Option<MapLookup> {
+        while self.page.spans.get(self.at).is_some_and(|span| span.end <= index) {
+            (self.at, self.first) = (self.at + 1, None);
+        }
+        let span = *self.page.spans.get(self.at).filter(|span| span.start <= index)?;
+        let patch = self.page.patch(span);
+        if patch.blocks == 1 {
+            return Some(lookup_of(patch.bytes, seed));
+        }
+        self.first = self.first.or_else(|| MapEntry::decode(&patch.bytes, seed).ok());
+        Some(match self.first {
+            Some(first) => {
+                MapLookup::Mapped(MapEntry { lba: Lba::new(first.lba.get() + u64::from(index - span.start)), ..first })
+            }
+            None => MapLookup::Damaged(patch.bytes),
+        })
+    }
+}
+
+/// What a map entry says that the block map does not have yet.
+pub(crate) fn lookup_of(bytes: [u8; MAP_ENTRY_BYTES], seed: Seed) -> MapLookup {
+    MapEntry::decode(&bytes, seed).map_or(MapLookup::Damaged(bytes), MapLookup::Mapped)
+}
+
 /// The patches of some pages.
 #[derive(Default)]
 struct Patched {
@@ -186,6 +227,17 @@ impl Patches {
         let index = index as u16;
         let open = self.active.borrow().get(number, index, self.seed);
         open.or_else(|| self.taken.borrow().get(number, index, self.seed))
+    }
+
+    /// Shows of each block of a page, from one index up to another, what its newest map entry says that is here, if any is.
+    pub fn each(&self, number: u64, indices: Range<u16>, mut see: impl FnMut(u16, Option<MapLookup>)) {
+        let (active, taken) = (self.active.borrow(), self.taken.borrow());
+        let cursor = |page| Cursor::new(page, indices.start);
+        let [mut newer, mut older] = [&active, &taken].map(|patched| patched.pages.get(&number).map(cursor));
+        for index in indices.clone() {
+            let newest = newer.as_mut().and_then(|page| page.lookup(index, self.seed));
+            see(index, newest.or_else(|| older.as_mut()?.lookup(index, self.seed)));
+        }
     }
 
     /// Whether there is anything of a page.
@@ -324,6 +376,22 @@ mod tests {
             due[usize::from(index)..usize::from(index + blocks)].fill(Some(generation));
             for (index, due) in due.iter().enumerate() {
                 assert_eq!(found(&patches, 0, index), *due, "block {index} after {generation}");
+            }
+            for (from, to) in [(0, 64), (9, 31), (63, 64)] {
+                let (mut at, due) = (from, &due);
+                patches.each(0, from..to, |index, lookup| {
+                    let found = lookup.map(|lookup| match lookup {
+                        MapLookup::Mapped(entry) => (entry.lba.get(), entry.generation),
+                        other => panic!("{other:?}"),
+                    });
+                    assert_eq!((index, found), (at, due[usize::from(at)].map(|due| (u64::from(at), due))));
+                    at += 1;
+                });
+                assert_eq!(at, to);
+            }
+            if generation == 4 {
+                // What a checkpoint has taken is looked at behind what came later.
+                patches.take();
             }
         }
         patches.take();

@@ -201,7 +201,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let now = self.stored_entry_now(read.lba).flatten();
             let is_same = now.is_some_and(|now| now.pbn == read.pbn) || self.mutation == Mutation::MoveOverNewer;
             if is_same {
-                self.replace(group, MapEntry { pbn, ..*read }, false);
+                self.replace(group, MapEntry { pbn, ..*read });
                 self.upkeep.count(|counts| counts.blocks_moved += 1);
             } else {
                 self.allocator.give_back(group, &[(pbn, 1)]);

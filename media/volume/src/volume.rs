@@ -46,6 +46,8 @@ pub struct Volume<M, C> {
     /// Sectors of the log that were lost before this opening, which is a read-only one if there are any.
     pub(crate) log_lost: u64,
     pub(crate) commits: CommitQueue,
+    /// Blocks that lost their data since a request that unmaps gave others a turn.
+    pub(crate) marked: Cell<u64>,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) reserved: ReservedAreas,
     pub(crate) superblock: Cell<Superblock>,

@@ -8,7 +8,8 @@ use sealblock_block::{Condition, Error, RangeLock};
 
 use crate::format::Layout;
 
-/// Map entries gathered in memory at most; bounds what an unclean end can lose and the memory of the memtable.
+/// What map entries gathered in memory weigh at most, counted in those of single blocks; bounds what an unclean end can lose, the
+/// memory of the memtable and the work of a commit.
 const MAX_UNCOMMITTED: usize = 32 << 10;
 
 /// Waiters for commits, and the results of commits.
@@ -19,7 +20,7 @@ pub(crate) struct CommitQueue {
     pub completed: Cell<u64>,
     /// Why the volume failed: writes are disabled.
     pub failure: RefCell<Option<String>>,
-    /// Map entries in memory at which writers wait for a commit.
+    /// Weight of map entries in memory at which writers wait for a commit.
     pub max_uncommitted: usize,
     /// There are, or may be, map entries of blocks that were made unreadable.
     pub uncorrectable: Cell<bool>,

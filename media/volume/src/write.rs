@@ -11,14 +11,17 @@ use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 
 use crate::block_allocator::Allocation;
-use crate::format::{MapEntry, MapEntryKind};
+use crate::format::{MapEntry, MapEntryKind, MapEntryRun};
 use crate::free_map::Run;
-use crate::map_page::MapLookup;
+use crate::map_page::{MapLookup, MapPage};
 use crate::options::Mutation;
 use crate::volume::{Volume, VolumeState};
 
 /// Commits that a long write waits for at most, so that it has a place of its own.
 const MAX_WAITS: u32 = 4;
+/// Blocks that lose their data before other requests have a turn. A long request comes in pieces, some of them at once, and each may do
+/// as much.
+const BLOCKS_PER_TURN: u64 = 1 << 11;
 
 /// Written blocks with their tags, and what their map entries say besides, as far as that took a pass over the data in flight.
 struct Written {
@@ -156,7 +159,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                     && self.allocator.with(group, |map| map.is_tight(count, self.memtable.len())) == Some(true)
             };
             if !is_tight()
-                && self.memtable.active_len() < self.commits.max_uncommitted
+                && self.memtable.active_weight() < self.commits.max_uncommitted
                 && let Some(taken) = self.allocator.take(group, first, count)
             {
                 self.request_early_commit(group);
@@ -169,7 +172,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let room = || {
                 !is_tight()
                     && self.allocator.free(group) >= count
-                    && self.memtable.active_len() < self.commits.max_uncommitted
+                    && self.memtable.active_weight() < self.commits.max_uncommitted
             };
             self.allocator.freed.wait_until(|| room() || self.has_ended_since(since)).await;
             waits += 1;
@@ -186,7 +189,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let open = self.memtable.active_len();
         let spare = self.layout.spare_blocks(group) as u32;
         let are_blocks_low = self.allocator.free(group) < spare / 4 * 3 && open >= spare as usize / 8;
-        if are_blocks_low || open * 2 >= self.commits.max_uncommitted {
+        if are_blocks_low || self.memtable.active_weight() * 2 >= self.commits.max_uncommitted {
             self.commits.request_space();
         }
     }
@@ -199,7 +202,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let mut entry = MapEntry { kind: MapEntryKind::Stored, pbn, ..MapEntry::deallocated(lba) };
             let facts = facts.get(at).copied().unwrap_or_else(|| self.facts(block, data.has_verified_guards()));
             facts.fill(&mut entry, block.1);
-            self.replace(group, entry, false);
+            self.replace(group, entry);
         }
         self.commits.schedule();
     }
@@ -218,15 +221,25 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Puts a map entry into the memtable. A physical block named only by the map entry it replaces there is deallocated at once: that
-    /// map entry was never durable.
-    pub(crate) fn replace(&self, group: u64, entry: MapEntry, punch: bool) {
+    /// Puts the map entry of a block with data into the memtable. A physical block named only by the map entry it replaces there is
+    /// deallocated at once: that map entry was never durable.
+    pub(crate) fn replace(&self, group: u64, entry: MapEntry) {
         if self.mutation == Mutation::ReuseEarly {
             self.free_durable_early(group, &entry);
         }
         if let Some(old) = self.memtable.put(entry).filter(|old| old.kind == MapEntryKind::Stored) {
-            self.allocator.defer_free(group, old.pbn, punch);
+            self.allocator.defer_free(group, (old.pbn, 1), false);
         }
+    }
+
+    /// The same of a run of blocks without data; the space of physical blocks goes back to the medium.
+    fn replace_run(&self, group: u64, run: MapEntryRun) {
+        if self.mutation == Mutation::ReuseEarly {
+            run.entries().for_each(|entry| self.free_durable_early(group, &entry));
+        }
+        let mut frees = self.allocator.frees(group);
+        let replaced = self.memtable.put_run(run).into_iter().filter(|old| old.kind == MapEntryKind::Stored);
+        replaced.for_each(|old| frees.add(old.pbn, true));
     }
 
     /// An injected fault: the physical block of the durable map entry is deallocated before the new map entry is durable.
@@ -235,7 +248,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             && let Some(MapLookup::Mapped(old)) = self.lookup_cached(entry.lba)
             && old.kind == MapEntryKind::Stored
         {
-            self.allocator.defer_free(group, old.pbn, false);
+            self.allocator.defer_free(group, (old.pbn, 1), false);
         }
     }
 
@@ -284,30 +297,45 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let group = self.layout.group_of(piece.start());
             self.load_group(group).await?;
             self.wait_for_room().await?;
-            let _held = self.block_map.page(&self.medium, number).await?;
-            for lba in piece.iter() {
-                let known = match self.memtable.get(lba) {
-                    Some(entry) => entry.kind == kind,
-                    None => match self.lookup_cached(lba) {
-                        Some(MapLookup::Unwritten) => kind == MapEntryKind::Deallocated,
-                        Some(MapLookup::Mapped(entry)) => entry.kind == kind,
-                        Some(MapLookup::Stale { .. } | MapLookup::Damaged(_) | MapLookup::Unreadable) | None => false,
-                    },
-                };
-                if !known {
-                    self.replace(group, MapEntry { kind, ..MapEntry::deallocated(lba) }, true);
-                }
+            let marked = self.marked.replace(self.marked.get() + piece.len());
+            if marked + piece.len() > BLOCKS_PER_TURN {
+                self.marked.set(0);
+                self.medium.submitted().await;
+            }
+            let page = self.block_map.page(&self.medium, number).await?;
+            for run in self.runs_unlike(number, &page, piece, kind) {
+                self.replace_run(group, run);
             }
             self.commits.schedule();
         }
         Ok(())
     }
 
+    /// The runs of blocks of an extent in one page that are not known to be of a kind without data, as map entries of this kind.
+    fn runs_unlike(&self, number: u64, page: &MapPage, piece: Extent, kind: MapEntryKind) -> Vec<MapEntryRun> {
+        let mut runs: Vec<MapEntryRun> = Vec::new();
+        let has_newer = self.memtable.meets(piece);
+        self.lookup_each(number, page, piece, |lba, lookup| {
+            let newer = if has_newer { self.memtable.get(lba) } else { None };
+            let known = match (newer, lookup) {
+                (Some(entry), _) | (None, MapLookup::Mapped(entry)) => entry.kind == kind,
+                (None, MapLookup::Unwritten) => kind == MapEntryKind::Deallocated,
+                (None, MapLookup::Stale { .. } | MapLookup::Damaged(_) | MapLookup::Unreadable) => false,
+            };
+            match runs.last_mut().filter(|last| last.end() == lba.get()) {
+                _ if known => {}
+                Some(last) => last.blocks += 1,
+                None => runs.push(MapEntry { kind, ..MapEntry::deallocated(lba) }.into()),
+            }
+        });
+        runs
+    }
+
     /// Waits until the memtable takes more map entries.
     async fn wait_for_room(&self) -> Result<(), Error> {
         loop {
             self.check_writable()?;
-            if self.memtable.active_len() < self.commits.max_uncommitted {
+            if self.memtable.active_weight() < self.commits.max_uncommitted {
                 return Ok(());
             }
             self.wait_for_commit().await?;

@@ -3,6 +3,7 @@
 //! A figure without its machine means nothing, and neither does one of a build without optimisation. What the system does not tell is
 //! `unknown`, and never guessed.
 
+use std::fmt::{Display, Formatter};
 use std::fs;
 use std::path::Path;
 use std::thread;
@@ -64,24 +65,82 @@ pub fn memory_bytes() -> Option<u64> {
     field(&read("/proc/meminfo"), "MemTotal").as_deref().and_then(kibibytes)
 }
 
-/// The kind of file system that a folder is on, and whether what is unmapped there is discarded on the disk at once, which takes the disk's time.
-pub fn file_system(dir: &Path) -> String {
-    let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
-    mounted(&read("/proc/self/mounts"), &dir).unwrap_or_else(|| "a file system that is unknown".to_owned())
+/// What is mounted where a folder is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mount {
+    /// Major and minor number of its device, as in `254:0`; of some file systems one that is no block device.
+    device: String,
+    kind: String,
+    /// What is unmapped there is discarded on the disk at once, which takes the disk's time.
+    discards: bool,
 }
 
-/// What is mounted at the longest mount point above a path: the last one of that, since later mounts hide earlier ones.
-fn mounted(mounts: &str, path: &Path) -> Option<String> {
-    let mounts = mounts.lines().filter_map(|line| {
-        let mut words = line.split(' ').skip(1);
-        Some((words.next()?, words.next()?, words.next()?))
+/// The file system that a folder is on, if the system tells.
+pub fn mount_of(dir: &Path) -> Option<Mount> {
+    let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
+    mounted(&read("/proc/self/mountinfo"), &dir)
+}
+
+/// What is mounted at the longest mount point above a path: the last one of that, since later mounts hide earlier ones. A line is, among
+/// others, the device's numbers, the mount point, and behind a dash the kind, the source and the options of the file system.
+fn mounted(mountinfo: &str, path: &Path) -> Option<Mount> {
+    let mounts = mountinfo.lines().filter_map(|line| {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let (mut mount, mut file_system) = (mount.split(' ').skip(2), file_system.split(' '));
+        let (device, point) = (mount.next()?, mount.nth(1)?);
+        let (kind, options) = (file_system.next()?, file_system.nth(1)?);
+        let discards = options.split(',').any(|option| option == "discard");
+        Some((point, Mount { device: device.to_owned(), kind: kind.to_owned(), discards }))
     });
-    let above = mounts.filter(|(point, ..)| path.starts_with(point));
-    let (_, kind, options) = above.max_by_key(|(point, ..)| point.len())?;
-    Some(match options.split(',').any(|option| option == "discard") {
-        true => format!("{kind}, mounted with discard: the disk discards at once what is unmapped"),
-        false => kind.to_owned(),
-    })
+    let above = mounts.filter(|(point, _)| path.starts_with(point));
+    above.max_by_key(|(point, _)| point.len()).map(|(_, mount)| mount)
+}
+
+impl Display for Mount {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.kind)?;
+        if self.discards {
+            f.write_str(", mounted with discard: the disk discards at once what is unmapped")?;
+        }
+        Ok(())
+    }
+}
+
+/// Discards that a disk has carried out, whoever asked for them.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Discards {
+    /// How many.
+    pub requests: u64,
+    /// Milliseconds that they took, each from its submission to its end.
+    pub milliseconds: u64,
+}
+
+impl Discards {
+    /// Those since an earlier count.
+    pub fn since(self, before: Discards) -> Discards {
+        Discards {
+            requests: self.requests.saturating_sub(before.requests),
+            milliseconds: self.milliseconds.saturating_sub(before.milliseconds),
+        }
+    }
+}
+
+impl Mount {
+    /// The discards of its disk since the machine started, if the kernel counts them.
+    pub fn discards_so_far(&self) -> Option<Discards> {
+        discards(&read(&self.statistics()))
+    }
+
+    /// Where the kernel counts what its disk does.
+    pub fn statistics(&self) -> String {
+        format!("/sys/dev/block/{}/stat", self.device)
+    }
+}
+
+/// The fields of a disk's statistics that are of discards: the 12th is how many there were, the 15th their time.
+fn discards(stat: &str) -> Option<Discards> {
+    let fields: Vec<u64> = stat.split_whitespace().map_while(|field| field.parse().ok()).collect();
+    Some(Discards { requests: *fields.get(11)?, milliseconds: *fields.get(14)? })
 }
 
 fn read(path: &str) -> String {
@@ -125,11 +184,30 @@ mod tests {
 
     #[test]
     fn the_nearest_mount_is_the_one_that_counts() {
-        let mounts = "/dev/a / ext4 rw,discard 0 0\ntmpfs /dev/shm tmpfs rw 0 0\n/dev/b /dev xfs rw 0 0\n/dev/c /dev btrfs rw,nodiscard 0 0\n";
-        let of = |path: &str| mounted(mounts, Path::new(path));
-        assert_eq!((of("/dev/shm/x").as_deref(), of("/dev/x").as_deref()), (Some("tmpfs"), Some("btrfs")));
-        assert!(of("/devices").is_some_and(|text| text.starts_with("ext4, mounted with discard")));
-        assert_eq!(of("relative"), None);
+        let mounts = "27 1 254:0 / / rw,relatime - ext4 /dev/a rw,discard\n\
+            28 27 0:24 / /dev/shm rw shared:3 master:1 - tmpfs tmpfs rw,size=4k\n\
+            29 27 8:1 / /dev rw,discard - xfs /dev/b rw\n\
+            30 27 0:31 / /dev rw - btrfs /dev/c rw,nodiscard\n\
+            a line that says nothing\n";
+        let of = |path: &str| mounted(mounts, Path::new(path)).map(|mount| (mount.to_string(), mount.statistics()));
+        let words = |kind: &str, device: &str| Some((kind.to_owned(), format!("/sys/dev/block/{device}/stat")));
+        assert_eq!((of("/dev/shm/x"), of("/dev/x")), (words("tmpfs", "0:24"), words("btrfs", "0:31")));
+        let discarding = "ext4, mounted with discard: the disk discards at once what is unmapped";
+        assert_eq!((of("/devices"), of("relative")), (words(discarding, "254:0"), None));
+    }
+
+    #[test]
+    fn discards_are_counted_where_the_kernel_does_and_nowhere_else() {
+        let stat = " 1 2 3 4 5 6 7 8 0 10 11 691455 60 590215544 144812 518172 49624\n";
+        assert_eq!(discards(stat), Some(Discards { requests: 691_455, milliseconds: 144_812 }));
+        let later = Discards { requests: 691_462, milliseconds: 144_896 };
+        let taken = discards(stat).map(|before| later.since(before));
+        assert_eq!(taken, Some(Discards { requests: 7, milliseconds: 84 }));
+        assert_eq!(
+            (discards("1 2 3 4 5 6 7 8 0 10 11\n"), discards("")),
+            (None, None),
+            "a kernel before 4.18, no disk"
+        );
     }
 
     #[test]

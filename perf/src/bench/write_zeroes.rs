@@ -2,10 +2,12 @@
 //!
 //! All of a device is zeroed: by plain writes of zeroes, eight of 1 MiB in flight, which is the yardstick and has two turns in a round; by `dd`, where it
 //! is installed and the device is a file; by Write Zeroes that keeps the space; and by Write Zeroes that may unmap, as `sealblock zero` does. Each
-//! turn ends with a flush. What Write Zeroes finds was written all over just before, and that is no part of its turn.
+//! turn ends with a flush. What Write Zeroes finds was written all over just before, and that is no part of its turn. Both kinds of Write Zeroes have
+//! a verdict. Where the disk discards while zeroes are made that may unmap, the kernel's count of that time is told beside the figures.
 //!
 //! Of what zeroing costs others, and of what the state of extents costs, see [`beside`] and [`overwrite`].
 
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::rc::Rc;
@@ -16,14 +18,14 @@ use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{Config, Reactor};
 use sealblock_units::ByteCount;
 
-use super::machine::file_system;
+use super::machine::{Discards, Mount, mount_of};
 use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
 use super::verdict::{Bar, Round, Verdict};
 use super::{beside, overwrite};
 use crate::load::{Sample, Stopwatch, in_pieces, payload, write_all, zeroes};
 use crate::options::Protection;
 use crate::remote::{self, NQN, SPIN_US, Served, Store, View};
-use crate::report::Spread;
+use crate::report::{Spread, number};
 use crate::setup::{self, Prepared, Turn};
 
 /// How many times as fast as written zeroes, on devices of this machine.
@@ -67,8 +69,8 @@ const WAYS: [(Way, &str); 5] = [
     (Way::Unmapping, "zero"),
     (Way::Dd, "dd oflag=direct"),
 ];
-/// The place of what is claimed in [`WAYS`].
-const CLAIMED: usize = 3;
+/// The places in [`WAYS`] of what is claimed: of zeroing by command, both kinds.
+const CLAIMED: [usize; 2] = [3, 2];
 
 /// What is zeroed: one device that is only ever written, and one that is zeroed by command.
 struct Pair {
@@ -76,6 +78,10 @@ struct Pair {
     zeroed: Rc<DynDevice>,
     /// The file behind `written`, if it has no other content than the device.
     file: Option<PathBuf>,
+    /// What the file behind `zeroed` lies on, if it has no other content than the device.
+    mount: Option<Mount>,
+    /// Discards of the disk while zeroes were made that may unmap, and the seconds that these took.
+    discards: RefCell<Vec<(Discards, f64)>>,
 }
 
 /// A part of the measurement, and what came out.
@@ -83,6 +89,8 @@ struct Part {
     name: &'static str,
     has_bar: bool,
     rounds: Vec<Vec<Sample>>,
+    /// Discards of the disk while zeroes were made that may unmap, and the seconds that these took.
+    discards: Vec<(Discards, f64)>,
 }
 
 fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
@@ -92,7 +100,9 @@ fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
         scale.dir.display()
     );
     let mut outcome = Outcome::default();
-    outcome.notes.push(format!("Files are on {}.", file_system(&scale.dir)));
+    let mount = mount_of(&scale.dir);
+    let place = mount.as_ref().map_or("a file system that is unknown".to_owned(), Mount::to_string);
+    outcome.notes.push(format!("Files are on {place}."));
     let has_dd = Command::new("dd").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok();
     if !has_dd {
         outcome.notes.push("dd is not installed; written zeroes are plain writes of our own.".to_owned());
@@ -100,7 +110,8 @@ fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
     let local = |raw| Reactor::new(Config::default())?.block_on(local(scale, progress, raw, has_dd));
     let parts = [local(true)?, local(false)?, remote(scale, progress)?];
     outcome.tables.extend(parts.iter().map(|part| table(part, scale)));
-    outcome.verdicts.extend(parts.iter().filter(|part| part.has_bar).map(verdict));
+    outcome.verdicts.extend(parts.iter().filter(|part| part.has_bar).flat_map(verdicts));
+    outcome.notes.extend(parts.iter().filter_map(|part| discards_note(part, mount.as_ref()?)));
     outcome.plots.push(plot(&parts, scale));
     outcome.notes.push(
         "Where blocks of a volume are unmapped, their space goes back to the file system after the flush, in the background; that is in no time above."
@@ -116,18 +127,19 @@ async fn local(scale: &Scale, progress: &Progress, is_raw: bool, has_dd: bool) -
     if is_raw {
         let (written, file) = setup::raw_device(dir, "written", blocks).await?;
         let (zeroed, _file) = setup::raw_device(dir, "zeroed", blocks).await?;
-        let pair = Pair { written, zeroed, file: has_dd.then(|| file.0.clone()) };
+        let (file, mount) = (has_dd.then(|| file.0.clone()), mount_of(dir));
+        let pair = Pair { written, zeroed, file, mount, discards: RefCell::default() };
         let rounds = pair.rounds("file", scale, progress).await?;
-        return Ok(Part { name: "file", has_bar: true, rounds });
+        return Ok(Part { name: "file", has_bar: true, rounds, discards: pair.discards.take() });
     }
     let (written, _file) = setup::volume_device(dir, "written volume", blocks).await?;
     let (zeroed, _other_file) = setup::volume_device(dir, "zeroed volume", blocks).await?;
-    let pair = Pair { written: Rc::new(written.stack()), zeroed: Rc::new(zeroed.stack()), file: None };
+    let pair = Pair::new(Rc::new(written.stack()), Rc::new(zeroed.stack()));
     let rounds = pair.rounds("volume in a file", scale, progress).await?;
     drop(pair);
     written.close().await?;
     zeroed.close().await?;
-    Ok(Part { name: "volume in a file", has_bar: true, rounds })
+    Ok(Part { name: "volume in a file", has_bar: true, rounds, discards: Vec::new() })
 }
 
 /// Two volumes in files, served by a core of their own.
@@ -152,15 +164,20 @@ fn remote(scale: &Scale, progress: &Progress) -> anyhow::Result<Part> {
             anyhow::Ok((Rc::new(DynDevice::from(Gate::new("remote", device.clone()))), device))
         };
         let ((written, one), (zeroed, other)) = (connect(0).await?, connect(1).await?);
-        let rounds = Pair { written, zeroed, file: None }.rounds(name, &scale, &progress).await;
+        let rounds = Pair::new(written, zeroed).rounds(name, &scale, &progress).await;
         one.close().await;
         other.close().await;
         rounds
     }))?;
-    Ok(Part { name, has_bar: false, rounds: rounds.context("the host's core is gone")?? })
+    Ok(Part { name, has_bar: false, rounds: rounds.context("the host's core is gone")??, discards: Vec::new() })
 }
 
 impl Pair {
+    /// Devices that are more than a file each.
+    fn new(written: Rc<DynDevice>, zeroed: Rc<DynDevice>) -> Pair {
+        Pair { written, zeroed, file: None, mount: None, discards: RefCell::default() }
+    }
+
     async fn rounds(&self, name: &str, scale: &Scale, progress: &Progress) -> anyhow::Result<Vec<Vec<Sample>>> {
         let ways = if self.file.is_some() { WAYS.len() } else { WAYS.len() - 1 };
         let (data, zeroes) = (payload(), zeroes());
@@ -188,6 +205,8 @@ impl Pair {
     async fn zero(&self, may_unmap: bool, data: &Slice) -> anyhow::Result<Sample> {
         let geometry = self.zeroed.geometry();
         write_all(&self.zeroed, 0, geometry.capacity_blocks, data).await?;
+        let discards = || self.mount.as_ref().filter(|_| may_unmap)?.discards_so_far();
+        let before = discards();
         let watch = Stopwatch::start();
         in_pieces(geometry.capacity_blocks, ZERO_BLOCKS, ZERO_DEPTH, async |extent| {
             self.zeroed.execute(Request::write_zeroes(extent, may_unmap, Durability::Volatile)).await?;
@@ -195,7 +214,11 @@ impl Pair {
         })
         .await?;
         self.zeroed.execute(Request::flush()).await?;
-        Ok(watch.stop(1, geometry.capacity_bytes()))
+        let turn = watch.stop(1, geometry.capacity_bytes());
+        if let (Some(before), Some(after)) = (before, discards()) {
+            self.discards.borrow_mut().push((after.since(before), turn.seconds));
+        }
+        Ok(turn)
     }
 
     /// CPU time of another process is not ours to measure here, so it has none.
@@ -242,11 +265,35 @@ fn table(part: &Part, scale: &Scale) -> Table {
     table
 }
 
-fn verdict(part: &Part) -> Verdict {
-    let speed = |turn: &Sample| 1.0 / turn.seconds;
-    let ratios = part.rounds.iter().map(|round| Round::of(speed(&round[0]), speed(&round[1]), speed(&round[CLAIMED])));
-    let what = format!("{}: zero, times as fast as written zeroes", part.name);
-    Verdict::timed(what, Bar::AtLeast(FASTER), &ratios.collect::<Vec<_>>())
+/// One for each kind of zeroing by command.
+fn verdicts(part: &Part) -> impl Iterator<Item = Verdict> {
+    CLAIMED.into_iter().map(move |way| {
+        let speed = |turn: &Sample| 1.0 / turn.seconds;
+        let ratios = part.rounds.iter().map(|round| Round::of(speed(&round[0]), speed(&round[1]), speed(&round[way])));
+        let what = format!("{}: {}, times as fast as written zeroes", part.name, WAYS[way].1);
+        Verdict::timed(what, Bar::AtLeast(FASTER), &ratios.collect::<Vec<_>>())
+    })
+}
+
+/// What the disk did while zeroes were made that may unmap, where it discarded at all.
+fn discards_note(part: &Part, mount: &Mount) -> Option<String> {
+    if part.discards.iter().all(|(discards, _)| discards.requests == 0) {
+        return None;
+    }
+    let of = |what: &dyn Fn(&(Discards, f64)) -> f64| {
+        let Spread { median, least, most } = Spread::of(part.discards.iter().map(what));
+        let [median, least, most] = [median, least, most].map(number);
+        format!("{median} [{least} .. {most}]")
+    };
+    let share = of(&|(discards, seconds)| discards.milliseconds as f64 / (seconds * 10.0));
+    let requests = of(&|(discards, _)| discards.requests as f64);
+    Some(format!(
+        "{}: in the time of {} the disk carried out {requests} discards, which took {share} % of it, by {}, where the kernel counts those of all who use \
+         the disk. Zeroing that keeps the space asks for none.",
+        part.name,
+        WAYS[CLAIMED[0]].1,
+        mount.statistics(),
+    ))
 }
 
 fn plot(parts: &[Part], scale: &Scale) -> Plot {

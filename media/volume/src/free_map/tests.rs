@@ -29,7 +29,7 @@ impl Blocks {
     }
 
     fn commit(&mut self) {
-        std::mem::take(&mut self.deallocated).into_iter().for_each(|pbn| self.map.release(pbn));
+        std::mem::take(&mut self.deallocated).into_iter().for_each(|pbn| self.map.release((pbn, 1)));
     }
 
     fn random(&mut self, below: u32) -> u32 {
@@ -130,7 +130,7 @@ fn a_block_group_is_used_up_to_its_last_physical_block_whatever_its_shape() {
         assert!(map.take(0, 1).is_none());
         taken.sort_unstable();
         assert!(taken.iter().copied().eq(0..count + spare), "every physical block once: {count} {block_bytes}");
-        taken.into_iter().for_each(|pbn| map.release(pbn));
+        taken.into_iter().for_each(|pbn| map.release((pbn, 1)));
         assert_eq!(map.free(), count + spare);
         assert!(map.home.iter().chain(&map.owner).all(|&of| of == NONE));
     }
@@ -160,9 +160,34 @@ fn a_physical_block_that_two_map_entries_name_is_never_free_again() {
     [(1, 1), (2, 2), (3, 2), (4, 99)].into_iter().for_each(|(block, pbn)| loader.mark_used(block, pbn));
     let mut map = loader.finish();
     assert_eq!(map.free(), 14);
-    [1, 2, 2].into_iter().for_each(|pbn| map.release(pbn));
+    [(1, 1), (2, 1), (2, 1)].into_iter().for_each(|run| map.release(run));
     assert_eq!(map.free(), 15);
     assert!(map.allocated.get(2));
+    let mut loader = Loader::new(FreeMap::new(8, 16, 4096));
+    [(0, 0), (1, 1), (2, 2), (3, 2), (4, 3)].into_iter().for_each(|(block, pbn)| loader.mark_used(block, pbn));
+    let mut map = loader.finish();
+    map.release((0, 4));
+    assert!(map.free() == 15 && map.allocated.get(2), "nor in a run");
+}
+
+#[test]
+fn a_run_is_released_as_its_physical_blocks_one_by_one_are() {
+    let runs = [(0, 264), (300, 1000), (1320, 1), (2000, 5000), (1321, 679), (264, 36), (270_000, 8528)];
+    let [mut whole, mut single] = [full(), full()].map(|mut map| {
+        (0..map.allocated.len()).for_each(|pbn| map.occupy(pbn));
+        (0..1024).for_each(|extent| map.adopt(extent, extent));
+        map
+    });
+    for run in runs {
+        whole.release(run);
+        (run.0..run.0 + run.1).for_each(|pbn| single.release((pbn, 1)));
+        assert_eq!((whole.free, whole.free_clusters), (single.free, single.free_clusters), "{run:?}");
+        assert_eq!((&whole.used, &whole.home, &whole.owner), (&single.used, &single.home, &single.owner), "{run:?}");
+        assert!(whole.allocated.is_clear(run) && whole.free < whole.allocated.len());
+    }
+    assert_eq!(whole.free, runs.iter().map(|run| run.1).sum::<u32>());
+    let kept: Vec<usize> = (0..27).filter(|extent| whole.home[*extent] != NONE).collect();
+    assert_eq!(kept, [4, 26], "clusters that are in use in part stay homes");
 }
 
 #[test]
@@ -184,9 +209,9 @@ fn free_units_are_punched_once_and_a_unit_in_use_never() {
     assert_eq!(map.take_unpunched(0, 4), Some((256, 64)), "what an earlier life left there is not known");
     assert_eq!(map.take_unpunched(20, 100), Some((320, 192)));
     assert_eq!((map.take_unpunched(0, 100), map.free()), (None, 0));
-    (256..512).for_each(|pbn| map.release(pbn));
+    map.release((256, 256));
     assert_eq!(map.take_unpunched(0, 100), None, "it takes no space any more");
-    (17..48).for_each(|pbn| map.release(pbn));
+    map.release((17, 31));
     assert_eq!(map.take_unpunched_unit(1), None, "one of its physical blocks is in use");
     assert_eq!(map.take_unpunched(0, 100), Some((32, 16)));
 }

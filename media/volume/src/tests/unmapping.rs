@@ -1,0 +1,147 @@
+//! What unmapping gives up, and when: physical blocks are free once, and not before the deallocation is durable and no read looks
+//! at them; a long run is one commit that leaves others their turns.
+
+use sealblock_block::{Device, Durability, Request};
+use sealblock_integrity::{GuardKind, ProtectionType};
+use sealblock_units::{BlockSize, Extent, Lba};
+
+use super::setup::{Rig, pattern, protection};
+use crate::CorruptionKind;
+
+const SIZE: BlockSize = BlockSize::B512;
+/// Blocks of one write, an extent of physical blocks.
+const WRITE_BLOCKS: u64 = 512;
+
+/// A volume all of whose blocks were written, and nothing else.
+fn written(blocks: u64) -> Rig {
+    let rig = Rig::new(SIZE, blocks, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    write(&rig, 0, blocks);
+    rig.flush().unwrap();
+    rig.idle();
+    rig
+}
+
+fn write(rig: &Rig, start: u64, blocks: u64) {
+    let data = pattern(1, WRITE_BLOCKS as usize * SIZE.bytes());
+    for at in (start..start + blocks).step_by(WRITE_BLOCKS as usize) {
+        rig.write(at, &data).unwrap();
+    }
+}
+
+fn zero(rig: &Rig, start: u64, blocks: u64) {
+    let extent = Extent::from_raw(start, blocks).unwrap();
+    rig.run(rig.gate.execute(Request::write_zeroes(extent, true, Durability::Volatile))).unwrap();
+}
+
+fn free(rig: &Rig) -> u32 {
+    rig.gate.device().allocator.free(0)
+}
+
+fn is_zeroes(rig: &Rig, start: u64, blocks: u64) -> bool {
+    rig.read(start, blocks).unwrap().iter().all(|byte| *byte == 0)
+}
+
+#[test]
+fn physical_blocks_are_free_with_the_commit_and_their_space_goes_back_behind_it() {
+    let rig = written(4096);
+    let before = free(&rig);
+    zero(&rig, 512, 1024);
+    assert!(is_zeroes(&rig, 512, 1024));
+    assert_eq!((free(&rig), rig.medium.punched_bytes.get()), (before, 0), "a crash may still bring the blocks back");
+    rig.flush().unwrap();
+    rig.idle();
+    assert_eq!((free(&rig), rig.medium.punched_bytes.get()), (before + 1024, 1024 * 512));
+    zero(&rig, 500, 1100);
+    rig.flush().unwrap();
+    rig.idle();
+    assert_eq!(free(&rig), before + 1100, "those that had no data any more had nothing to give up");
+    rig.verify().unwrap();
+}
+
+#[test]
+fn a_read_in_flight_keeps_the_physical_blocks_of_a_run() {
+    let rig = written(4096);
+    let before = free(&rig);
+    let volume = rig.gate.device();
+    let read = volume.allocator.read();
+    zero(&rig, 0, 1000);
+    rig.flush().unwrap();
+    rig.idle();
+    assert_eq!((free(&rig), rig.medium.punched_bytes.get()), (before, 0), "it may look at them");
+    drop(read);
+    rig.idle();
+    assert_eq!((free(&rig), rig.medium.punched_bytes.get()), (before + 1000, 896 * 512), "whole units of 64 KiB");
+}
+
+#[test]
+fn physical_blocks_of_writes_that_were_never_committed_are_free_at_once() {
+    let rig = written(4096);
+    let before = free(&rig);
+    write(&rig, 512, 512);
+    assert_eq!(free(&rig), before - 512);
+    zero(&rig, 512, 512);
+    assert_eq!(free(&rig), before, "those of the write, and not those that the block map names");
+    write(&rig, 512, 512);
+    rig.flush().unwrap();
+    rig.idle();
+    assert_eq!(free(&rig), before);
+    assert_eq!(rig.read(512, 512).unwrap(), pattern(1, 512 * 512), "the write came last");
+    rig.verify().unwrap();
+}
+
+#[test]
+fn only_map_entries_beyond_doubt_give_their_physical_blocks_up() {
+    for (damage, kept) in [(None, 0), (Some(CorruptionKind::LostWrite), 1), (Some(CorruptionKind::AppTag), 1)] {
+        let rig = written(4096);
+        if let Some(damage) = damage {
+            rig.run(rig.gate.device().damage(Lba::new(700), damage)).unwrap();
+            assert!(rig.read(700, 1).is_err(), "{damage:?}");
+        }
+        let before = free(&rig);
+        zero(&rig, 512, 512);
+        rig.flush().unwrap();
+        rig.idle();
+        assert_eq!(free(&rig), before + 512 - kept, "{damage:?}");
+        assert!(is_zeroes(&rig, 512, 512), "{damage:?}");
+        rig.verify().unwrap();
+    }
+}
+
+#[test]
+fn a_long_run_is_one_commit_and_as_much_in_pieces_is_several() {
+    let rig = written(1 << 16);
+    let volume = rig.gate.device();
+    assert!(volume.commits.max_uncommitted < 1 << 12, "the premise: so many blocks one by one are too many");
+    let commits = volume.log.commits.get();
+    zero(&rig, 0, 1 << 16);
+    assert_eq!(volume.log.commits.get(), commits, "none is needed before the flush");
+    rig.flush().unwrap();
+    rig.idle();
+    assert_eq!(volume.log.commits.get(), commits + 1);
+    assert!(is_zeroes(&rig, 0, 1 << 16));
+    let again = Rig::open(&rig.close(), true).unwrap();
+    assert!(is_zeroes(&again, 0, 1 << 16));
+
+    let rig = written(1 << 16);
+    let volume = rig.gate.device();
+    let commits = volume.log.commits.get();
+    (0..1 << 13).for_each(|at| zero(&rig, at * 8, 1));
+    rig.flush().unwrap();
+    assert!(volume.log.commits.get() > commits + 2, "the log and the memory have their limits");
+    assert!((0..1 << 16).step_by(97).all(|lba| is_zeroes(&rig, lba, 1) == lba.is_multiple_of(8)));
+}
+
+#[test]
+fn a_long_run_lets_others_have_their_turns_and_a_short_one_waits_for_none() {
+    for (blocks, marking, committing) in [(1 << 16, 20..40, 3..7), (1000, 0..1, 0..1)] {
+        let rig = written(1 << 16);
+        let turns = || rig.medium.submits.borrow().len();
+        let begun = turns();
+        zero(&rig, 0, blocks);
+        assert!(marking.contains(&(turns() - begun)), "{} turns of {blocks} blocks", turns() - begun);
+        let begun = turns();
+        rig.flush().unwrap();
+        rig.idle();
+        assert!(committing.contains(&(turns() - begun)), "{} turns of the commit of {blocks}", turns() - begun);
+    }
+}
