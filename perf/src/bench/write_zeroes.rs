@@ -48,6 +48,7 @@ pub const CLAIM: Claim = Claim {
         },
     ],
     defaults: Defaults { size: ByteCount::new(512 << 20), seconds: 0.4, rounds: 5 },
+    makes_files: true,
     measure,
 };
 
