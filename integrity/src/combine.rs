@@ -10,6 +10,7 @@
 
 use sealblock_units::BlockSize;
 
+use crate::field::CrcField;
 use crate::{GuardKind, PiFormat, guard};
 
 /// A CRC as a type. Implemented by [`Crc16`], [`Crc32c`] and [`Crc64`] only.
@@ -18,7 +19,7 @@ pub trait Crc: sealed::Crc {}
 mod sealed {
     use std::ops::{BitXor, BitXorAssign};
 
-    use super::CrcField;
+    use crate::field::CrcField;
 
     pub trait Crc {
         /// An unsigned integer of the CRC's width.
@@ -180,94 +181,6 @@ impl InterleavedCrc {
             let (guard, _) = tuple.split_first_chunk().expect("a tuple is longer than its guard");
             self.join(crc, u32::from_be_bytes(*guard), tuple)
         })
-    }
-}
-
-/// Arithmetic modulo the polynomial of a CRC of at most 64 bits.
-///
-/// Elements are remainders in the bit order of the CRC itself: in a plain CRC the least significant bit is the coefficient of
-/// x^0, in a reflected one that of the highest power.
-#[derive(Clone, Copy)]
-pub struct CrcField {
-    width: u32,
-    /// The polynomial without its highest term, in the bit order of elements.
-    polynomial: u64,
-    is_reflected: bool,
-    /// x^8, x^16, x^32, ...: entry `n` is what 2^n zero bytes multiply by.
-    powers: [u64; 64],
-}
-
-impl CrcField {
-    /// A CRC that takes the most significant bit of each byte first.
-    pub const fn plain(width: u32, polynomial: u64) -> CrcField {
-        CrcField { width, polynomial, is_reflected: false, powers: [0; 64] }.with_powers()
-    }
-
-    /// A CRC that takes the least significant bit of each byte first; `polynomial` in the usual, unreflected form.
-    pub const fn reflected(width: u32, polynomial: u64) -> CrcField {
-        let polynomial = polynomial.reverse_bits() >> (64 - width);
-        CrcField { width, polynomial, is_reflected: true, powers: [0; 64] }.with_powers()
-    }
-
-    const fn with_powers(mut self) -> CrcField {
-        let mut power = self.one();
-        let mut bit = 0;
-        while bit < 8 {
-            power = self.times_x(power);
-            bit += 1;
-        }
-        let mut n = 0;
-        while n < 64 {
-            self.powers[n] = power;
-            power = self.multiply(power, power);
-            n += 1;
-        }
-        self
-    }
-
-    /// Bits of an element.
-    pub const fn width(&self) -> u32 {
-        self.width
-    }
-
-    const fn one(&self) -> u64 {
-        if self.is_reflected { 1 << (self.width - 1) } else { 1 }
-    }
-
-    const fn times_x(&self, a: u64) -> u64 {
-        if self.is_reflected {
-            (a >> 1) ^ if a & 1 == 1 { self.polynomial } else { 0 }
-        } else {
-            let high = a >> (self.width - 1) & 1 == 1;
-            let shifted = a << 1 & (u64::MAX >> (64 - self.width));
-            shifted ^ if high { self.polynomial } else { 0 }
-        }
-    }
-
-    /// The product of two elements.
-    pub const fn multiply(&self, a: u64, b: u64) -> u64 {
-        let (mut product, mut shifted, mut power) = (0, b, 0);
-        while power < self.width {
-            let coefficient = if self.is_reflected { self.width - 1 - power } else { power };
-            if a >> coefficient & 1 == 1 {
-                product ^= shifted;
-            }
-            shifted = self.times_x(shifted);
-            power += 1;
-        }
-        product
-    }
-
-    /// x^(8 `bytes`): what `bytes` zero bytes multiply by.
-    pub const fn power_of_bytes(&self, bytes: u64) -> u64 {
-        let (mut power, mut n) = (self.one(), 0);
-        while n < 64 {
-            if bytes >> n & 1 == 1 {
-                power = self.multiply(power, self.powers[n]);
-            }
-            n += 1;
-        }
-        power
     }
 }
 

@@ -1,7 +1,7 @@
 //! Guards: the CRCs and the IP checksum of any bytes.
 //!
-//! The CRCs come from `crc-fast`, through its fixed entry points: its `Digest`, which `append` needs, copies some 200
-//! bytes of parameters first. `append` continues a finished CRC: all three CRCs have equal initial and final XOR, so
+//! CRC-32C comes from our own code where the processor has the instructions for it ([`crate::crc32c`]), and like the other CRCs from
+//! `crc-fast` elsewhere, through its fixed entry points: its `Digest`, which `append` needs, copies some 200 bytes of parameters first. `append` continues a finished CRC: all three CRCs have equal initial and final XOR, so
 //! the finished value of an empty message is 0, and a finished value gives back the running state.
 //!
 //! The IP checksum is the Internet checksum (RFC 1071) as a guard: the "IP" guard of DIX host buffers. The value is that of RFC
@@ -19,7 +19,7 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-use crate::GuardKind;
+use crate::{GuardKind, crc32c};
 
 /// CRC-16/T10-DIF of `bytes` (polynomial 8BB7h, not reflected, initial value 0).
 #[inline]
@@ -44,7 +44,10 @@ fn crc16_realigned(block: &[u8; 512]) -> u16 {
 /// CRC-32C of `bytes` (polynomial 1EDC6F41h, reflected; RFC 3720 appendix B.4).
 #[inline]
 pub fn crc32c(bytes: &[u8]) -> u32 {
-    crc_fast::crc32_iscsi(bytes)
+    match crc32c::update(!0, bytes) {
+        Some(state) => !state,
+        None => crc_fast::crc32_iscsi(bytes),
+    }
 }
 
 /// CRC-64/NVME of `bytes` (polynomial AD93D23594C93659h, reflected; the 64-bit guard of the NVM Command Set
@@ -63,6 +66,9 @@ pub fn crc16_append(crc: u16, bytes: &[u8]) -> u16 {
 
 /// The CRC-32C of what `crc` was computed over followed by `bytes`; start with 0.
 pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
+    if let Some(state) = crc32c::update(!crc, bytes) {
+        return !state;
+    }
     let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc32Iscsi, u64::from(!crc));
     digest.update(bytes);
     digest.finalize() as u32

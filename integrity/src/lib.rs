@@ -15,6 +15,8 @@ pub mod guard;
 
 mod checks;
 mod checksum;
+mod crc32c;
+mod field;
 mod format;
 mod rebase;
 mod seal;

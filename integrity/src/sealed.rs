@@ -371,9 +371,7 @@ impl Unverified {
 
     /// True if any tuple disables the check of its block.
     pub(crate) fn has_escapes(&self) -> bool {
-        self.format.is_some_and(|format| {
-            self.tags.chunks_exact(format.tuple_bytes()).any(|tags| Tuple::read(format, tags).is_escaped(format))
-        })
+        self.format.is_some_and(|format| tuple::any_is_escaped(format, &self.tags))
     }
 }
 

@@ -156,6 +156,13 @@ pub(crate) fn escape_mask(format: PiFormat) -> u128 {
     }
 }
 
+/// True if any of the tuples disables the check of its block. It goes over the tuples of every transfer that is checked, so it looks only
+/// at the bits that matter.
+pub(crate) fn any_is_escaped(format: PiFormat, tags: &[u8]) -> bool {
+    let (mask, tuple_bytes) = (escape_mask(format), format.tuple_bytes());
+    tags.chunks_exact(tuple_bytes).any(|tuple| load(tuple_bytes, tuple) & mask == mask)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,6 +223,12 @@ mod tests {
         assert!(!escaped.is_escaped(type3));
         assert!(!checked.is_escaped(type3));
         assert!(Tuple { ref_tag: 0xFFFF_FFFF, ..escaped }.is_escaped(type3));
+        let type1 = format(GuardKind::Crc32c, ProtectionType::Type1, 16);
+        let (plain, odd) = (Tuple { app_tag: 1, ..escaped }, escaped);
+        for (tuples, any) in [([plain; 3], false), ([odd, plain, plain], true), ([plain, plain, odd], true)] {
+            assert_eq!(any_is_escaped(type1, &tuples.map(|tuple| bytes_of(type1, tuple)).concat()), any);
+            assert!(!any_is_escaped(type3, &tuples.map(|tuple| bytes_of(type3, tuple)).concat()));
+        }
         // Without reference tag bits only the application tag can escape.
         assert!(escaped.is_escaped(format(GuardKind::Crc16, ProtectionType::Type3, 32)));
     }

@@ -32,6 +32,8 @@ use serde::Serialize;
 use machine::Machine;
 use outcome::{Claim, Interrupted, Listener, Outcome, Progress, Published, Scale};
 
+use crate::setup;
+
 /// The version of the JSON's form. Fields are only added while it stays the same.
 pub const VERSION: u32 = 1;
 
@@ -161,7 +163,7 @@ pub fn measure(claims: &[&'static Claim], wishes: &Wishes, listener: &Arc<Listen
 
 fn one(claim: &'static Claim, scale: &Scale, listener: &Arc<Listener>) -> Result<Measured, Interrupted> {
     let watch = Instant::now();
-    let (outcome, failure) = match (claim.measure)(scale, &Progress::new(claim.name, Arc::clone(listener))) {
+    let (outcome, failure) = match checked(claim, scale, &Progress::new(claim.name, Arc::clone(listener))) {
         Ok(outcome) => (outcome, None),
         Err(error) if error.is::<Interrupted>() => return Err(Interrupted),
         Err(error) => (Outcome::default(), Some(format!("{error:#}"))),
@@ -179,9 +181,19 @@ fn one(claim: &'static Claim, scale: &Scale, listener: &Arc<Listener>) -> Result
     })
 }
 
+/// Measures a claim, unless it makes files and its folder takes none: nothing is measured that would be lost by that.
+fn checked(claim: &Claim, scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
+    if claim.makes_files {
+        setup::takes_files(&scale.dir)?;
+    }
+    (claim.measure)(scale, progress)
+}
+
 #[cfg(test)]
 mod tests {
     use std::ops::ControlFlow;
+    use std::path::Path;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     use super::*;
     use crate::bench::outcome::{Defaults, Step};
@@ -192,6 +204,7 @@ mod tests {
         sentence: "It is good.",
         published: &[],
         defaults: DEFAULTS,
+        makes_files: false,
         measure: |scale, progress| {
             for round in 1..=scale.rounds {
                 progress.step("all", round, scale.rounds)?;
@@ -216,6 +229,28 @@ mod tests {
         assert_eq!(report.claims[0].failure.as_deref(), Some("making a file: no disk"));
         assert_eq!((report.claims[1].failure.as_ref(), report.claims[1].rounds), (None, 3));
         assert_eq!(report.claims[1].outcome.notes, ["1048576 0.25".replace("1048576", &DEFAULTS.size.to_string())]);
+    }
+
+    #[test]
+    fn a_folder_that_takes_no_files_is_refused_before_anything_is_measured() {
+        const FILES: Claim = Claim { name: "files", makes_files: true, ..GOOD };
+        let absent = std::env::temp_dir().join("sealblock-perf-no-such-folder");
+        let steps = Arc::new(AtomicU32::new(0));
+        let counted = Arc::clone(&steps);
+        let listener: Arc<Listener> = Arc::new(move |_: &Step| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            ControlFlow::Continue(())
+        });
+        let failure = |claim: &'static Claim, dir: &Path| {
+            let wishes = Wishes { dir: dir.to_owned(), ..Wishes::default() };
+            measure(&[claim], &wishes, &listener).claims.remove(0).failure
+        };
+        let refused = failure(&FILES, &absent).expect("there is no such folder");
+        assert_eq!(steps.load(Ordering::Relaxed), 0, "{refused}");
+        assert!(refused.contains(&absent.display().to_string()), "{refused}");
+        assert_eq!(refused.matches("No such file or directory").count(), 1, "{refused}");
+        assert_eq!((failure(&FILES, &std::env::temp_dir()), failure(&GOOD, &absent)), (None, None));
+        assert_eq!(steps.load(Ordering::Relaxed), 2 * DEFAULTS.rounds);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! Claims: each CRC reaches at least 90 % of what `crc-fast` makes alone; verifying blocks costs little more than
 //! their checksum; the IP checksum makes at least 50 GB/s over warm blocks of 4 KiB on a machine with AVX-512. All
 //! contenders of a row take turns in short rounds, and each is given its best round, so that a disturbance hits them
-//! alike and a slow spell of the machine hurts none. GB are 10^9 bytes of data; tags are not counted.
+//! alike and a slow spell of the machine hurts none. GB are 10^9 bytes of data; tags are not counted. Seconds are of CPU time,
+//! so that other tasks which want the CPU do not count.
 
 use std::fmt;
 use std::hint::black_box;
@@ -30,7 +31,7 @@ const COLD_BYTES: usize = 256 << 20;
 const PAGE_BYTES: usize = 4096;
 /// Turns of each contender.
 const ROUNDS: usize = 9;
-/// The least time of a turn.
+/// The least CPU time of a turn.
 const TURN: Duration = Duration::from_millis(4);
 
 /// What was measured, in GB/s, for one working set.
@@ -41,7 +42,7 @@ pub struct Speed {
     pub chunk_bytes: usize,
     /// Bytes that were gone through over and over.
     pub set_bytes: usize,
-    /// 10^9 bytes a second, the best round.
+    /// 10^9 bytes a second of CPU time, the best round.
     pub gb_s: f64,
     /// The same as a part of the row's baseline, with its name.
     pub ratio: Option<(f64, &'static str)>,
@@ -98,7 +99,7 @@ impl Memory {
     }
 }
 
-/// Lets the contenders take turns over a set; GB/s of each.
+/// Lets the contenders take turns over a set; GB of each in a second of CPU time.
 pub fn race(set_bytes: usize, contenders: &mut [Pass<'_>]) -> Vec<f64> {
     let mut best = vec![f64::INFINITY; contenders.len()];
     for _ in 0..ROUNDS {
@@ -109,18 +110,18 @@ pub fn race(set_bytes: usize, contenders: &mut [Pass<'_>]) -> Vec<f64> {
     best.iter().map(|seconds| set_bytes as f64 / seconds / 1e9).collect()
 }
 
-/// Seconds of one pass, averaged over a turn. The clock is asked rarely enough not to count.
+/// CPU seconds of one pass, averaged over a turn of CPU time. The clock is asked rarely enough not to count.
 fn turn(pass: &mut Pass<'_>) -> f64 {
-    let (start, mut passes) = (Instant::now(), 0_u32);
+    let (start, mut passes) = (thread_cpu(), 0_u32);
     let mut batch = 1;
     loop {
         for _ in 0..batch {
             black_box(pass());
         }
         passes += batch;
-        let elapsed = start.elapsed();
-        if elapsed >= TURN {
-            return elapsed.as_secs_f64() / f64::from(passes);
+        let taken = thread_cpu() - start;
+        if taken >= TURN.as_secs_f64() {
+            return taken / f64::from(passes);
         }
         batch = passes;
     }

@@ -261,6 +261,16 @@ fn shape(capacity_blocks: u64, guard: Protection) -> CreateOptions {
     CreateOptions { block_size, capacity_blocks, protection, uuid: UUID, preallocate: false }
 }
 
+/// Makes a file in this folder, and removes it.
+///
+/// # Errors
+/// Why the folder takes no files.
+pub fn takes_files(dir: &Path) -> anyhow::Result<()> {
+    let scratch = new_path(dir, "folder")?;
+    std::fs::File::create(&scratch.0).with_context(|| format!("making a file in {}", dir.display()))?;
+    Ok(())
+}
+
 /// Whether files in this folder can be used past the page cache. Not to be called from a reactor.
 pub fn has_direct_io(dir: &Path) -> anyhow::Result<bool> {
     let scratch = new_path(dir, "direct")?;

@@ -42,6 +42,7 @@ pub const CLAIM: Claim = Claim {
         },
     ],
     defaults: Defaults { size: ByteCount::new(256 << 20), seconds: 0.15, rounds: 13 },
+    makes_files: false,
     measure,
 };
 

@@ -44,6 +44,7 @@ pub const CLAIM: Claim = Claim {
         },
     ],
     defaults: Defaults { size: ByteCount::new(128 << 20), seconds: 0.1, rounds: 9 },
+    makes_files: false,
     measure,
 };
 

@@ -25,6 +25,8 @@ pub struct Claim {
     pub published: &'static [Published],
     /// How large the measurement is unless the user says otherwise.
     pub defaults: Defaults,
+    /// Whether files are made, which the folder of the scale must take.
+    pub makes_files: bool,
     /// Measures it. Files are made in the folder of the scale and are removed before this returns.
     pub measure: fn(&Scale, &Progress) -> anyhow::Result<Outcome>,
 }

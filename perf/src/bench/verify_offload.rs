@@ -40,6 +40,7 @@ pub const CLAIM: Claim = Claim {
         source: "cover letter of the patches that proposed REQ_OP_VERIFY for the Linux block layer in 2021",
     }],
     defaults: Defaults { size: ByteCount::new(256 << 20), seconds: 0.3, rounds: 5 },
+    makes_files: true,
     measure,
 };
 

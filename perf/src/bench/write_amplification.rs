@@ -38,6 +38,7 @@ pub const CLAIM: Claim = Claim {
         },
     ],
     defaults: Defaults { size: ByteCount::new(16 << 30), seconds: 0.0, rounds: 1 },
+    makes_files: false,
     measure,
 };
 

@@ -2,7 +2,7 @@
 //!
 //! All of a device is zeroed: by plain writes of zeroes, eight of 1 MiB in flight, which is the yardstick and has two turns in a round; by `dd`, where it
 //! is installed and the device is a file; by Write Zeroes that keeps the space; and by Write Zeroes that may unmap, as `sealblock zero` does. Each
-//! turn ends with a flush. What Write Zeroes finds was written all over just before, and that is no part of its turn. Both kinds of Write Zeroes have
+//! turn ends with a flush. What Write Zeroes finds was written all over just before, and that is no part of its turn. Of a file, both kinds of Write Zeroes have
 //! a verdict. Where the disk discards while zeroes are made that may unmap, the kernel's count of that time is told beside the figures.
 //!
 //! Of what zeroing costs others, and of what the state of extents costs, see [`beside`] and [`overwrite`].
@@ -50,6 +50,7 @@ pub const CLAIM: Claim = Claim {
         },
     ],
     defaults: Defaults { size: ByteCount::new(512 << 20), seconds: 0.4, rounds: 7 },
+    makes_files: true,
     measure,
 };
 
@@ -69,8 +70,10 @@ const WAYS: [(Way, &str); 5] = [
     (Way::Unmapping, "zero"),
     (Way::Dd, "dd oflag=direct"),
 ];
-/// The places in [`WAYS`] of what is claimed: of zeroing by command, both kinds.
-const CLAIMED: [usize; 2] = [3, 2];
+/// The place in [`WAYS`] of zeroing that may unmap, which is claimed of all devices of this machine.
+const UNMAPPING: usize = 3;
+/// The place in [`WAYS`] of zeroing that keeps the space, which is claimed of files: a volume writes such zeroes as any other blocks.
+const KEEPING_SPACE: usize = 2;
 
 /// What is zeroed: one device that is only ever written, and one that is zeroed by command.
 struct Pair {
@@ -87,7 +90,8 @@ struct Pair {
 /// A part of the measurement, and what came out.
 struct Part {
     name: &'static str,
-    has_bar: bool,
+    /// The places in [`WAYS`] of what is claimed of it.
+    claimed: &'static [usize],
     rounds: Vec<Vec<Sample>>,
     /// Discards of the disk while zeroes were made that may unmap, and the seconds that these took.
     discards: Vec<(Discards, f64)>,
@@ -110,7 +114,7 @@ fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
     let local = |raw| Reactor::new(Config::default())?.block_on(local(scale, progress, raw, has_dd));
     let parts = [local(true)?, local(false)?, remote(scale, progress)?];
     outcome.tables.extend(parts.iter().map(|part| table(part, scale)));
-    outcome.verdicts.extend(parts.iter().filter(|part| part.has_bar).flat_map(verdicts));
+    outcome.verdicts.extend(parts.iter().flat_map(verdicts));
     outcome.notes.extend(parts.iter().filter_map(|part| discards_note(part, mount.as_ref()?)));
     outcome.plots.push(plot(&parts, scale));
     outcome.notes.push(
@@ -130,7 +134,7 @@ async fn local(scale: &Scale, progress: &Progress, is_raw: bool, has_dd: bool) -
         let (file, mount) = (has_dd.then(|| file.0.clone()), mount_of(dir));
         let pair = Pair { written, zeroed, file, mount, discards: RefCell::default() };
         let rounds = pair.rounds("file", scale, progress).await?;
-        return Ok(Part { name: "file", has_bar: true, rounds, discards: pair.discards.take() });
+        return Ok(Part { name: "file", claimed: &[UNMAPPING, KEEPING_SPACE], rounds, discards: pair.discards.take() });
     }
     let (written, _file) = setup::volume_device(dir, "written volume", blocks).await?;
     let (zeroed, _other_file) = setup::volume_device(dir, "zeroed volume", blocks).await?;
@@ -139,7 +143,7 @@ async fn local(scale: &Scale, progress: &Progress, is_raw: bool, has_dd: bool) -
     drop(pair);
     written.close().await?;
     zeroed.close().await?;
-    Ok(Part { name: "volume in a file", has_bar: true, rounds, discards: Vec::new() })
+    Ok(Part { name: "volume in a file", claimed: &[UNMAPPING], rounds, discards: Vec::new() })
 }
 
 /// Two volumes in files, served by a core of their own.
@@ -169,7 +173,7 @@ fn remote(scale: &Scale, progress: &Progress) -> anyhow::Result<Part> {
         other.close().await;
         rounds
     }))?;
-    Ok(Part { name, has_bar: false, rounds: rounds.context("the host's core is gone")??, discards: Vec::new() })
+    Ok(Part { name, claimed: &[], rounds: rounds.context("the host's core is gone")??, discards: Vec::new() })
 }
 
 impl Pair {
@@ -265,9 +269,9 @@ fn table(part: &Part, scale: &Scale) -> Table {
     table
 }
 
-/// One for each kind of zeroing by command.
+/// One for each way of zeroing that is claimed.
 fn verdicts(part: &Part) -> impl Iterator<Item = Verdict> {
-    CLAIMED.into_iter().map(move |way| {
+    part.claimed.iter().map(move |&way| {
         let speed = |turn: &Sample| 1.0 / turn.seconds;
         let ratios = part.rounds.iter().map(|round| Round::of(speed(&round[0]), speed(&round[1]), speed(&round[way])));
         let what = format!("{}: {}, times as fast as written zeroes", part.name, WAYS[way].1);
@@ -291,7 +295,7 @@ fn discards_note(part: &Part, mount: &Mount) -> Option<String> {
         "{}: in the time of {} the disk carried out {requests} discards, which took {share} % of it, by {}, where the kernel counts those of all who use \
          the disk. Zeroing that keeps the space asks for none.",
         part.name,
-        WAYS[CLAIMED[0]].1,
+        WAYS[UNMAPPING].1,
         mount.statistics(),
     ))
 }
