@@ -1,8 +1,9 @@
 //! Guards: the CRCs and the IP checksum of any bytes.
 //!
-//! CRC-32C comes from our own code where the processor has the instructions for it ([`crate::crc32c`]), and like the other CRCs from
-//! `crc-fast` elsewhere, through its fixed entry points: its `Digest`, which `append` needs, copies some 200 bytes of parameters first. `append` continues a finished CRC: all three CRCs have equal initial and final XOR, so
-//! the finished value of an empty message is 0, and a finished value gives back the running state.
+//! CRC-32C comes from our own code (`crc32c.rs`) where the processor has the instructions for it. Elsewhere it comes from `crc-fast`, as
+//! the other CRCs do, through fixed entry points: the `Digest`, which `append` needs, copies some 200 bytes of parameters
+//! first. `append` continues a finished CRC: all three CRCs have equal initial and final XOR, so the finished value of an
+//! empty message is 0, and a finished value gives back the running state.
 //!
 //! The IP checksum is the Internet checksum (RFC 1071) as a guard: the "IP" guard of DIX host buffers. The value is that of RFC
 //! 1071 over 16-bit words in network byte order: each even-numbered byte is the more significant of its word, an odd last byte
