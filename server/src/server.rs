@@ -280,14 +280,20 @@ impl Server {
     /// Applies the differences to a subsystem that stays.
     fn change_subsystem(&self, nqn: &Nqn, old: &Offered, new: &Offered) -> Result<(), StackError> {
         let failed = |error: SetupError| of_setup(&error).on(nqn);
-        for (nsid, space) in &old.spaces {
-            if !new.spaces.get(nsid).is_some_and(|new| new.is_same(space)) {
-                self.export.remove_namespace(nqn, *nsid).map_err(failed)?;
-            }
+        let stays = |nsid: &u32| {
+            let (old, new) = (old.spaces.get(nsid), new.spaces.get(nsid));
+            old.zip(new).is_some_and(|(old, new)| new.is_same(old))
+        };
+        let removed: Vec<u32> = old.spaces.keys().copied().filter(|nsid| !stays(nsid)).collect();
+        let (mut added, mut added_again) = (Vec::new(), Vec::new());
+        for (nsid, space) in new.spaces.iter().filter(|(nsid, _)| !stays(nsid)) {
+            // A host takes another namespace with the identifier of one that it has for an error unless it sees that one go.
+            let step = if old.spaces.contains_key(nsid) { &mut added_again } else { &mut added };
+            step.push((*nsid, space.namespace()?));
         }
-        for (nsid, space) in &new.spaces {
-            if !old.spaces.get(nsid).is_some_and(|old| old.is_same(space)) {
-                self.export.add_namespace(nqn, *nsid, space.namespace()?).map_err(failed)?;
+        for (removed, added) in [(removed, added), (Vec::new(), added_again)] {
+            if !removed.is_empty() || !added.is_empty() {
+                self.export.exchange_namespaces(nqn, &removed, added).map_err(failed)?;
             }
         }
         if old.plan.hosts != new.plan.hosts {

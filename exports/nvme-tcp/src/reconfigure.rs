@@ -69,10 +69,7 @@ impl Target {
     /// # Errors
     /// [`SetupError::UnknownNqn`], [`SetupError::Nsid`] and [`SetupError::DuplicateNsid`].
     pub fn add_namespace(&self, nqn: &Nqn, nsid: u32, namespace: Namespace) -> Result<(), SetupError> {
-        let subsystem = self.find_subsystem(nqn)?;
-        subsystem.add(nsid, namespace)?;
-        self.report_namespace_changed(&subsystem, nsid);
-        Ok(())
+        self.exchange_namespaces(nqn, &[], vec![(nsid, namespace)])
     }
 
     /// Sets the addresses that the discovery log names: pairs of a listener's address and of the address by which hosts
@@ -90,10 +87,26 @@ impl Target {
     /// # Errors
     /// [`SetupError::UnknownNqn`] and [`SetupError::UnknownNsid`].
     pub fn remove_namespace(&self, nqn: &Nqn, nsid: u32) -> Result<(), SetupError> {
+        self.exchange_namespaces(nqn, &[nsid], Vec::new())
+    }
+
+    /// Removes namespaces from a subsystem and adds others, as [`Target::remove_namespace`] and [`Target::add_namespace`] do, in
+    /// one change: a host that is told of the first one finds all of them. On an error nothing has changed.
+    ///
+    /// # Errors
+    /// Those of both.
+    pub fn exchange_namespaces(
+        &self,
+        nqn: &Nqn,
+        removed: &[u32],
+        added: Vec<(u32, Namespace)>,
+    ) -> Result<(), SetupError> {
         let subsystem = self.find_subsystem(nqn)?;
-        let removed = subsystem.remove(nsid)?;
+        let new: Vec<u32> = added.iter().map(|(nsid, _)| *nsid).collect();
+        let gone = subsystem.exchange(removed, added)?;
         for controller in self.controllers_of(&subsystem) {
-            controller.namespace_removed(nsid, &removed);
+            gone.iter().for_each(|(nsid, namespace)| controller.namespace_removed(*nsid, namespace));
+            new.iter().for_each(|nsid| controller.namespaces_changed(*nsid));
         }
         Ok(())
     }
@@ -139,12 +152,6 @@ impl Target {
     fn drain_controllers(&self, subsystem: &Arc<Subsystem>, which: impl Fn(&Controller) -> bool) {
         for controller in self.controllers_of(subsystem).iter().filter(|controller| which(controller)) {
             controller.drain();
-        }
-    }
-
-    fn report_namespace_changed(&self, subsystem: &Arc<Subsystem>, nsid: u32) {
-        for controller in self.controllers_of(subsystem) {
-            controller.namespaces_changed(nsid);
         }
     }
 

@@ -128,21 +128,30 @@ impl Subsystem {
 
     /// Adds a namespace for all commands from now on.
     pub(crate) fn add(&self, nsid: u32, namespace: Namespace) -> Result<(), SetupError> {
-        if nsid == 0 || nsid > MAX_NSID {
-            return Err(SetupError::Nsid(nsid));
-        }
-        self.change(|namespaces| match namespaces.contains_key(&nsid) {
-            true => Err(SetupError::DuplicateNsid(nsid)),
-            false => {
-                namespaces.insert(nsid, Arc::new(namespace));
-                Ok(())
-            }
-        })
+        self.exchange(&[], vec![(nsid, namespace)]).map(drop)
     }
 
-    /// Removes a namespace. Commands that have resolved it already complete.
-    pub(crate) fn remove(&self, nsid: u32) -> Result<Arc<Namespace>, SetupError> {
-        self.change(|namespaces| namespaces.remove(&nsid).ok_or(SetupError::UnknownNsid(nsid)))
+    /// Removes namespaces and adds others, all of them for the same next command: no host sees a part of the change. Returns
+    /// those that are removed, which commands that have resolved them already still use.
+    pub(crate) fn exchange(
+        &self,
+        removed: &[u32],
+        added: Vec<(u32, Namespace)>,
+    ) -> Result<Vec<(u32, Arc<Namespace>)>, SetupError> {
+        if let Some((nsid, _)) = added.iter().find(|(nsid, _)| *nsid == 0 || *nsid > MAX_NSID) {
+            return Err(SetupError::Nsid(*nsid));
+        }
+        self.change(|namespaces| {
+            let mut remove =
+                |nsid| namespaces.remove(&nsid).map(|gone| (nsid, gone)).ok_or(SetupError::UnknownNsid(nsid));
+            let gone = removed.iter().map(|nsid| remove(*nsid)).collect::<Result<_, _>>()?;
+            for (nsid, namespace) in added {
+                if namespaces.insert(nsid, Arc::new(namespace)).is_some() {
+                    return Err(SetupError::DuplicateNsid(nsid));
+                }
+            }
+            Ok(gone)
+        })
     }
 
     /// Replaces the namespace with this identifier. Commands that have resolved the old one already complete.
@@ -292,10 +301,31 @@ mod tests {
             let (before, had) = one.snapshot();
             one.add(2, namespace(None)).unwrap();
             assert_eq!(one.add(2, namespace(None)), Err(SetupError::DuplicateNsid(2)));
-            one.remove(1).unwrap();
-            assert_eq!(one.remove(1).err(), Some(SetupError::UnknownNsid(1)));
+            one.exchange(&[1], Vec::new()).unwrap();
+            assert_eq!(one.exchange(&[1], Vec::new()).err(), Some(SetupError::UnknownNsid(1)));
             assert_eq!(one.changes(), before + 2, "what failed changed nothing");
             assert!(had.contains_key(&1) && !had.contains_key(&2), "an earlier snapshot is unchanged");
+        });
+    }
+
+    #[test]
+    fn an_exchange_is_one_change_and_none_if_a_part_of_it_fails() {
+        Reactor::new(Config::default()).unwrap().block_on(async {
+            let one = (1..=3).fold(subsystem(), |one, nsid| one.with_namespace(nsid, namespace(None)).unwrap());
+            let (before, _) = one.snapshot();
+            let numbers = || one.namespaces().keys().copied().collect::<Vec<_>>();
+            for (removed, added, due) in [
+                (&[1, 4][..], 5, SetupError::UnknownNsid(4)),
+                (&[1, 2], 3, SetupError::DuplicateNsid(3)),
+                (&[1], 0, SetupError::Nsid(0)),
+                (&[1], MAX_NSID + 1, SetupError::Nsid(MAX_NSID + 1)),
+            ] {
+                assert_eq!(one.exchange(removed, vec![(added, namespace(None))]).err(), Some(due));
+            }
+            assert_eq!((numbers(), one.changes()), (vec![1, 2, 3], before));
+            let gone = one.exchange(&[3, 1], vec![(4, namespace(None)), (1, namespace(None))]).unwrap();
+            assert_eq!(gone.iter().map(|(nsid, _)| *nsid).collect::<Vec<_>>(), [3, 1]);
+            assert_eq!((numbers(), one.changes()), (vec![1, 2, 4], before + 1));
         });
     }
 
