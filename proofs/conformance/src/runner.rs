@@ -1,11 +1,10 @@
-//! Runs the tests in lanes that go side by side. Each kernel has one in which a guest runs one test after the other. Tests that boot
-//! a guest of their own run one after the other in three further lanes, whatever their kernel. So at most six guests run at once
-//! with three kernels, of 1 GiB of memory and 256 MiB of translated code each.
+//! Runs the tests: all kernels at once, each in two lanes. In one lane a guest runs one test after the other; beside it tests that boot
+//! a guest of their own run one after the other. So at most two guests of a kernel run at once: six with three kernels, of 1 GiB of
+//! memory and 256 MiB of translated code each.
 //!
 //! A test that fails is followed by a new guest, so that it leaves nothing to the next one. A test whose guest died is tried
 //! once more: emulated machines do that, rarely, and a fault of ours does it again.
 
-use std::collections::VecDeque;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -18,9 +17,6 @@ use crate::context::{LIMIT, OwnGuestContext, TestContext, quiet};
 use crate::harness::{Guest, GuestDied, Kernel, Parts, longest_script};
 use crate::served::Sealblock;
 use crate::suite::{CASES, Case, Run};
-
-/// Lanes of tests with guests of their own. The newest kernel has most of these tests, and one lane of it would outlast all others.
-const OWN_LANES: usize = 3;
 
 /// What to run, and how.
 #[derive(Clone, Debug)]
@@ -54,27 +50,10 @@ pub fn run(parts: &Parts, plan: &RunPlan) -> Result<()> {
     for missing in &parts.missing {
         println!("left out: {missing}");
     }
-    let kernels: Vec<&Kernel> = parts.kernels.iter().filter(|kernel| kernel.is_called(&plan.kernel)).collect();
-    // Before any lane begins: folders of tests lie side by side in that of their kernel.
-    kernels.iter().try_for_each(|kernel| clear(&Lane::new(parts, plan, kernel, &results).home))?;
-    let Lanes { shared, own } = Lanes::of(&cases, &kernels, !plan.names.is_empty());
-    let run_shared = |kernel, cases: Vec<&Case>| {
-        let mut lane = Lane::new(parts, plan, kernel, &results);
-        cases.into_iter().for_each(|case| lane.one(case));
-    };
-    let own = Mutex::new(own);
-    let next_own = || own.lock().ok()?.pop_front();
-    let run_own = || {
-        while let Some((kernel, case)) = next_own() {
-            Lane::new(parts, plan, kernel, &results).one(case);
-        }
-    };
     let outcome: Result<()> = thread::scope(|scope| {
-        let run_shared = &run_shared;
-        let shared = shared.into_iter().map(|(kernel, cases)| scope.spawn(move || run_shared(kernel, cases)));
-        let mut lanes: Vec<_> = shared.collect();
-        lanes.extend((0..OWN_LANES).map(|_| scope.spawn(run_own)));
-        lanes.into_iter().try_for_each(|lane| lane.join().or_else(|_| bail!("a test panicked")))
+        let kernels = parts.kernels.iter().filter(|kernel| kernel.is_called(&plan.kernel));
+        let threads: Vec<_> = kernels.map(|kernel| scope.spawn(|| on(parts, plan, kernel, &cases, &results))).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().unwrap_or_else(|_| bail!("a test panicked")))
     });
     outcome?;
     let results = results.into_inner().unwrap_or_default();
@@ -105,25 +84,21 @@ fn without(missing: &[String]) -> String {
     if missing.is_empty() { String::new() } else { format!(", without {}", missing.join(" and ")) }
 }
 
-/// The tests of some kernels, by the lanes that they run in.
+/// The tests of a kernel, by the lane that they run in.
+#[derive(Default)]
 struct Lanes<'a> {
-    /// For each kernel those that run one after the other in one guest.
-    shared: Vec<(&'a Kernel, Vec<&'a Case>)>,
-    /// Those with a guest of their own, in the order in which they begin: those of the newest kernel take longest.
-    own: VecDeque<(&'a Kernel, &'a Case)>,
+    /// One after the other in one guest.
+    shared: Vec<&'a Case>,
+    /// One after the other too, each in a guest of its own.
+    own: Vec<&'a Case>,
 }
 
 impl<'a> Lanes<'a> {
-    /// Those of these tests that each kernel gets; kernels come oldest first.
-    fn of(cases: &[&'a Case], kernels: &[&'a Kernel], are_named: bool) -> Lanes<'a> {
-        let mut lanes = Lanes { shared: Vec::new(), own: VecDeque::new() };
-        for kernel in kernels.iter().copied().rev() {
-            let cases = cases.iter().copied().filter(|case| case.is_for(kernel, are_named));
-            let (shared, own): (Vec<_>, Vec<_>) = cases.partition(|case| matches!(case.run, Run::Shared(_)));
-            lanes.shared.push((kernel, shared));
-            lanes.own.extend(own.into_iter().map(|case| (kernel, case)));
-        }
-        lanes
+    /// Those of these tests that a kernel gets.
+    fn of(cases: &[&'a Case], kernel: &Kernel, are_named: bool) -> Lanes<'a> {
+        let cases = cases.iter().copied().filter(|case| case.is_for(kernel, are_named));
+        let (shared, own) = cases.partition(|case| matches!(case.run, Run::Shared(_)));
+        Lanes { shared, own }
     }
 }
 
@@ -134,26 +109,28 @@ struct Lane<'a> {
     kernel: &'a Kernel,
     /// What the kernel is called in messages and folders.
     short: String,
-    home: PathBuf,
+    home: &'a Path,
     results: &'a Mutex<Vec<TestResult>>,
     /// The guest of tests that share one.
     guest: Option<Guest>,
 }
 
-/// Removes a folder of an earlier run.
-fn clear(home: &Path) -> Result<()> {
-    fs::remove_dir_all(home).or_else(|error| match error.kind() {
+fn on(parts: &Parts, plan: &RunPlan, kernel: &Kernel, cases: &[&Case], results: &Mutex<Vec<TestResult>>) -> Result<()> {
+    let short = format!("{}.{}", kernel.version().0, kernel.version().1);
+    let home = parts.home().join("runs").join(&short);
+    // Before either lane begins: folders of tests lie side by side in it.
+    fs::remove_dir_all(&home).or_else(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Ok(()),
-        _ => Err(error).with_context(|| format!("removing {}", home.display())),
+        _ => Err(error),
+    })?;
+    let Lanes { shared, own } = Lanes::of(cases, kernel, !plan.names.is_empty());
+    let lane = || Lane { parts, plan, kernel, short: short.clone(), home: &home, results, guest: None };
+    thread::scope(|scope| {
+        let beside = scope.spawn(|| own.into_iter().for_each(|case| lane().one(case)));
+        let mut lane = lane();
+        shared.into_iter().for_each(|case| lane.one(case));
+        beside.join().map_err(|_| anyhow::anyhow!("a test panicked"))
     })
-}
-
-impl<'a> Lane<'a> {
-    fn new(parts: &'a Parts, plan: &'a RunPlan, kernel: &'a Kernel, results: &'a Mutex<Vec<TestResult>>) -> Lane<'a> {
-        let short = format!("{}.{}", kernel.version().0, kernel.version().1);
-        let home = parts.home().join("runs").join(&short);
-        Lane { parts, plan, kernel, short, home, results, guest: None }
-    }
 }
 
 impl Lane<'_> {
@@ -246,29 +223,22 @@ mod tests {
         };
         let all: Vec<&Case> = CASES.iter().collect();
         let names = |cases: &[&Case]| cases.iter().map(|case| case.name).collect::<Vec<_>>();
-        let own = |lanes: &Lanes<'_>| {
-            let one = |(kernel, case): &(&Kernel, &Case)| (kernel.release.clone(), case.name);
-            lanes.own.iter().map(one).collect::<Vec<_>>()
-        };
-        let [oldest, between, newest] = [("6.1", Share::All), ("6.12", Share::Some), ("7.2", Share::All)]
-            .map(|(release, share)| kernel(release, share));
-        let lanes = Lanes::of(&all, &[&oldest, &between, &newest], false);
-        let due = ["drives", "passthrough", "scsi", "maps", "ublk"].map(|name| ("7.2", name));
-        let due = [&due[..], &[("6.12", "ublk"), ("6.1", "drives"), ("6.1", "scsi")]].concat();
-        assert!(own(&lanes).iter().map(|(release, name)| (release.as_str(), *name)).eq(due));
-        for (kernel, shared) in &lanes.shared {
-            let own = lanes.own.iter().filter(|(of, _)| of.release == kernel.release).map(|(_, case)| *case);
-            let mut both = names(&own.chain(shared.iter().copied()).collect::<Vec<_>>());
-            let mut due: Vec<_> = all.iter().filter(|case| case.is_for(kernel, false)).map(|case| case.name).collect();
-            both.sort_unstable();
-            due.sort_unstable();
-            assert_eq!(both, due, "each test is in one lane");
-        }
-        let shared = names(&lanes.shared[0].1);
-        assert!(shared.starts_with(&["identify", "statuses"]) && shared.ends_with(&["restart"]));
+        let newest = kernel("7.2-amd64", Share::All);
+        let Lanes { shared, own } = Lanes::of(&all, &newest, false);
+        assert_eq!(names(&own), ["drives", "passthrough", "scsi", "maps", "ublk"]);
+        let mut both = [names(&shared), names(&own)].concat();
+        let mut due: Vec<_> = all.iter().filter(|case| case.is_for(&newest, false)).map(|case| case.name).collect();
+        both.sort_unstable();
+        due.sort_unstable();
+        assert_eq!(both, due, "each test is in one lane");
+        assert!(names(&shared).starts_with(&["identify", "statuses"]) && names(&shared).ends_with(&["restart"]));
+        let between = Lanes::of(&all, &kernel("6.12.1-amd64", Share::Some), false);
+        assert_eq!((names(&between.own), between.shared.len()), (vec!["ublk"], 6));
+        let oldest = Lanes::of(&all, &kernel("6.1.0-50-amd64", Share::All), false);
+        assert_eq!(names(&oldest.own), ["drives", "scsi"]);
         let named: Vec<&Case> = all.iter().copied().filter(|case| ["maps", "dix"].contains(&case.name)).collect();
-        let only_own = Lanes::of(&named, &[&newest], true);
-        assert_eq!((own(&only_own).len(), only_own.shared[0].1.len()), (2, 0));
+        let only_own = Lanes::of(&named, &newest, true);
+        assert_eq!((names(&only_own.own), only_own.shared.len()), (vec!["maps", "dix"], 0));
     }
 
     #[test]
