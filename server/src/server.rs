@@ -287,7 +287,7 @@ impl Server {
         let removed: Vec<u32> = old.spaces.keys().copied().filter(|nsid| !stays(nsid)).collect();
         let (mut added, mut added_again) = (Vec::new(), Vec::new());
         for (nsid, space) in new.spaces.iter().filter(|(nsid, _)| !stays(nsid)) {
-            // A host takes another namespace with the identifier of one that it has for an error unless it sees that one go.
+            // A host takes another namespace with the identifier of one that it has for an error. So that one goes in a change of its own.
             let step = if old.spaces.contains_key(nsid) { &mut added_again } else { &mut added };
             step.push((*nsid, space.namespace()?));
         }

@@ -111,7 +111,7 @@ fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
     if !has_dd {
         outcome.notes.push("dd is not installed; written zeroes are plain writes of our own.".to_owned());
     }
-    let local = |raw| Reactor::new(Config::default())?.block_on(local(scale, progress, raw, has_dd));
+    let local = |raw| Reactor::new(Config::default())?.block_on(local(scale, progress, raw, has_dd, mount.clone()));
     let parts = [local(true)?, local(false)?, remote(scale, progress)?];
     outcome.tables.extend(parts.iter().map(|part| table(part, scale)));
     outcome.verdicts.extend(parts.iter().flat_map(verdicts));
@@ -126,12 +126,18 @@ fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
     Ok(outcome)
 }
 
-async fn local(scale: &Scale, progress: &Progress, is_raw: bool, has_dd: bool) -> anyhow::Result<Part> {
+async fn local(
+    scale: &Scale,
+    progress: &Progress,
+    is_raw: bool,
+    has_dd: bool,
+    mount: Option<Mount>,
+) -> anyhow::Result<Part> {
     let (dir, blocks) = (scale.dir.as_path(), scale.blocks());
     if is_raw {
         let (written, file) = setup::raw_device(dir, "written", blocks).await?;
         let (zeroed, _file) = setup::raw_device(dir, "zeroed", blocks).await?;
-        let (file, mount) = (has_dd.then(|| file.0.clone()), mount_of(dir));
+        let file = has_dd.then(|| file.0.clone());
         let pair = Pair { written, zeroed, file, mount, discards: RefCell::default() };
         let rounds = pair.rounds("file", scale, progress).await?;
         return Ok(Part { name: "file", claimed: &[UNMAPPING, KEEPING_SPACE], rounds, discards: pair.discards.take() });
