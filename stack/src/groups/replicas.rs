@@ -2,14 +2,17 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::{Arc, Weak};
 
 use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{Ability, Device, DynDevice, Error, Request, ReservedArea, Response};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{Mirror, MirrorError, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaSource};
+use sealblock_media_file::Backing;
 
 use crate::error::{Cause, StackError};
 use crate::held::{Access, CloseHandle, Members, close_all, received_bytes};
+use crate::info::TargetInfo;
 use crate::program::ReactorClock;
 use crate::remote::{is_remote, with_short_timeouts};
 use crate::target::{TargetLabel, TargetName};
@@ -28,9 +31,13 @@ pub struct OpenMirror {
     opener: ReplicaOpener,
 }
 
-/// Opens the device of a replica, and says what is to close behind it.
-pub(super) type ReplicaOpener =
-    Rc<dyn Fn(TargetName, Access) -> LocalBoxFuture<'static, Result<(DynDevice, Vec<CloseHandle>), StackError>>>;
+/// Opens the device of a replica, and says what it is made of and what is to close behind it.
+pub(super) type ReplicaOpener = Rc<
+    dyn Fn(
+        TargetName,
+        Access,
+    ) -> LocalBoxFuture<'static, Result<(DynDevice, TargetInfo, Vec<CloseHandle>), StackError>>,
+>;
 
 /// A replica, which is reopened after each loss.
 pub(super) struct OpenReplica {
@@ -42,6 +49,8 @@ pub(super) struct OpenReplica {
     pub access: Access,
     opener: ReplicaOpener,
     held: RefCell<Vec<CloseHandle>>,
+    /// The files that it lies in, as long as they are open.
+    files: RefCell<Vec<Weak<Backing>>>,
     /// Bytes received before the last open.
     received_bytes: Cell<u64>,
     /// True while another device replaces it: it must not be reopened.
@@ -160,6 +169,13 @@ impl OpenMirror {
         Ok(())
     }
 
+    /// The files that each of its replicas lies in, by the name of the replica: those that are open now.
+    pub fn files(&self) -> Vec<(String, Vec<Arc<Backing>>)> {
+        let replicas = self.replicas.borrow();
+        let of = |replica: &Rc<OpenReplica>| replica.files.borrow().iter().filter_map(Weak::upgrade).collect();
+        replicas.iter().map(|replica| (replica.name.clone(), of(replica))).collect()
+    }
+
     /// Its name.
     pub fn target(&self) -> &TargetLabel {
         &self.target
@@ -207,6 +223,7 @@ impl OpenReplica {
             access,
             opener: Rc::clone(opener),
             held: RefCell::default(),
+            files: RefCell::default(),
             received_bytes: Cell::new(0),
             is_retired: Cell::new(false),
         })
@@ -220,13 +237,14 @@ impl OpenReplica {
     async fn open(&self) -> Result<DynDevice, StackError> {
         // The last open may still have the file or connection.
         let _ = self.close().await;
-        let (device, held) = (self.opener)(self.target.clone(), self.access).await?;
-        self.hold(held);
+        let (device, info, held) = (self.opener)(self.target.clone(), self.access).await?;
+        self.hold(&info, held);
         Ok(device)
     }
 
-    /// Keeps what is to close behind the open device.
-    pub fn hold(&self, held: Vec<CloseHandle>) {
+    /// Keeps what is to close behind the open device, and which files it lies in.
+    pub fn hold(&self, info: &TargetInfo, held: Vec<CloseHandle>) {
+        self.files.replace(info.open_files());
         self.held.replace(held);
     }
 
