@@ -12,7 +12,6 @@ use sealblock_media_file::Backing;
 
 use crate::error::{Cause, StackError};
 use crate::held::{Access, CloseHandle, Members, close_all, received_bytes};
-use crate::info::TargetInfo;
 use crate::program::ReactorClock;
 use crate::remote::{is_remote, with_short_timeouts};
 use crate::target::{TargetLabel, TargetName};
@@ -31,13 +30,18 @@ pub struct OpenMirror {
     opener: ReplicaOpener,
 }
 
-/// Opens the device of a replica, and says what it is made of and what is to close behind it.
-pub(super) type ReplicaOpener = Rc<
-    dyn Fn(
-        TargetName,
-        Access,
-    ) -> LocalBoxFuture<'static, Result<(DynDevice, TargetInfo, Vec<CloseHandle>), StackError>>,
->;
+/// Opens the device of a replica.
+pub(super) type ReplicaOpener =
+    Rc<dyn Fn(TargetName, Access) -> LocalBoxFuture<'static, Result<OpenedReplica, StackError>>>;
+
+/// The device of a replica.
+pub(super) struct OpenedReplica {
+    pub device: DynDevice,
+    /// The files that it lies in, as long as they are open.
+    pub files: Vec<Weak<Backing>>,
+    /// What is to close behind it.
+    pub held: Vec<CloseHandle>,
+}
 
 /// A replica, which is reopened after each loss.
 pub(super) struct OpenReplica {
@@ -237,15 +241,16 @@ impl OpenReplica {
     async fn open(&self) -> Result<DynDevice, StackError> {
         // The last open may still have the file or connection.
         let _ = self.close().await;
-        let (device, info, held) = (self.opener)(self.target.clone(), self.access).await?;
-        self.hold(&info, held);
-        Ok(device)
+        let opened = (self.opener)(self.target.clone(), self.access).await?;
+        Ok(self.hold(opened))
     }
 
-    /// Keeps what is to close behind the open device, and which files it lies in.
-    pub fn hold(&self, info: &TargetInfo, held: Vec<CloseHandle>) {
-        self.files.replace(info.open_files());
+    /// Keeps what belongs to the open device, and gives the device.
+    pub fn hold(&self, opened: OpenedReplica) -> DynDevice {
+        let OpenedReplica { device, files, held } = opened;
+        self.files.replace(files);
         self.held.replace(held);
+        device
     }
 
     /// Rewrites the unchanged label of a remote replica. A server of `--as-member` accepts writes only after its label was written;
