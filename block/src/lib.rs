@@ -10,6 +10,7 @@
 mod bad_block;
 mod bad_block_search;
 mod coverage;
+mod damage_record;
 mod device;
 mod dyn_device;
 mod error;
@@ -27,6 +28,9 @@ mod write_data;
 pub use bad_block::{BadBlock, BadBlockCause, MemberPath};
 pub use bad_block_search::{BlockProbe, find_bad_blocks};
 pub use coverage::{Coverage, Unchecked, WhyUnchecked};
+pub use damage_record::{
+    DamageCount, DamageRecord, DamageRun, DamageSource, MAX_DAMAGE_RUNS, WatchedRequest, coarsen, merge_runs, merged,
+};
 pub use device::{Abilities, Ability, Device, Geometry, Limits};
 pub use dyn_device::{DeviceOpener, DynDevice};
 pub use error::{BadBlocks, Error, ErrorKind, Tally};

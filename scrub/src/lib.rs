@@ -9,6 +9,7 @@
 //! - A device that is always busy still gets one piece every [`MAX_WAIT`].
 //! - A saved record never runs ahead of the checks: after a crash, blocks are checked again and never skipped.
 
+mod damage;
 mod machine;
 mod record;
 
@@ -22,7 +23,8 @@ pub use machine::{
     ScrubEvent, ScrubState, ScrubStep, ScrubView,
 };
 pub use record::{
-    CheckResult, FormatError, MAX_BYTES, MAX_RUNS, RunCounts, RunPhase, RunResult, ScrubRecord, ScrubRun, VERSION,
+    CheckResult, FormatError, MAX_BYTES, MAX_RUNS, RunCounts, RunPhase, RunResult, SavedState, ScrubRecord, ScrubRun,
+    VERSION,
 };
 
 /// A point in time.
@@ -61,6 +63,8 @@ pub struct DeviceProfile {
     pub capacity_blocks: u64,
     /// Maximum blocks of one request.
     pub max_blocks: u32,
+    /// Identity of the volume or mirror; `None` if it has none.
+    pub uuid: Option<[u8; 16]>,
 }
 
 #[cfg(test)]

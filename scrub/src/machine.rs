@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use sealblock_units::Extent;
 
-use crate::record::{self, CheckResult, FormatError, RunPhase, RunResult, ScrubRecord, ScrubRun};
+use crate::record::{CheckResult, FormatError, RunPhase, RunResult, SavedState, ScrubRecord, ScrubRun};
 use crate::{DeviceProfile, Now, Settings};
 
 /// Time until a device that failed is checked again.
@@ -95,6 +95,8 @@ pub struct Scrub {
     profile: DeviceProfile,
     settings: Settings,
     record: ScrubRecord,
+    /// How often the record was saved.
+    writes: u64,
     /// The part of the active run in this process.
     active_run: Option<ActiveRun>,
     save_timer: SaveTimer,
@@ -113,7 +115,7 @@ impl Scrub {
     /// A scrub of a device without a record.
     pub fn new(profile: DeviceProfile, settings: Settings) -> Scrub {
         let (record, save_timer, events) = (ScrubRecord::default(), SaveTimer::default(), VecDeque::new());
-        Scrub { profile, settings, record, active_run: None, save_timer, events }
+        Scrub { profile, settings, record, writes: 0, active_run: None, save_timer, events }
     }
 
     /// Restores a new scrub from its saved record.
@@ -121,16 +123,12 @@ impl Scrub {
     /// # Errors
     /// When the bytes are not a valid record of this device. The scrub does not change then.
     pub fn restore(&mut self, bytes: &[u8]) -> Result<(), FormatError> {
-        self.record = record::decode(bytes, self.profile.capacity_blocks)?;
+        let state = SavedState::decode(bytes)?;
+        if self.profile.uuid.is_some_and(|uuid| state.is_foreign(&uuid)) {
+            return Err(FormatError::Foreign);
+        }
+        (self.record, self.writes) = (state.record_for(self.profile.capacity_blocks), state.writes);
         Ok(())
-    }
-
-    /// Decodes the saved record of a device of `capacity_blocks` blocks.
-    ///
-    /// # Errors
-    /// When the bytes are not a valid record.
-    pub fn read(bytes: &[u8], capacity_blocks: u64) -> Result<ScrubRecord, FormatError> {
-        record::decode(bytes, capacity_blocks)
     }
 
     /// Changes the settings. The rate of a run takes precedence over theirs.
@@ -336,7 +334,15 @@ impl Scrub {
 
     fn save(&mut self, now: Now) -> Vec<u8> {
         self.save_timer.save_started(now.steady);
-        record::encode(&self.record, self.profile.capacity_blocks)
+        self.writes += 1;
+        let state = SavedState {
+            record: self.record.clone(),
+            capacity_blocks: self.profile.capacity_blocks,
+            device: self.profile.uuid.unwrap_or_default(),
+            writes: self.writes,
+            ..SavedState::default()
+        };
+        state.encode()
     }
 
     /// When the schedule starts the next run; `None` without a schedule.

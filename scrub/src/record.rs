@@ -5,7 +5,10 @@
 
 use std::num::NonZeroU64;
 
+use sealblock_block::DamageRun;
 use sealblock_integrity::guard::crc32c;
+
+use crate::damage::{self, MAX_DAMAGE_BYTES};
 
 /// Maximum runs in a record.
 pub const MAX_RUNS: usize = 16;
@@ -153,18 +156,68 @@ impl ScrubRecord {
     }
 }
 
-/// The version that is written. Version 1 is read too: its runs did not count unchecked blocks.
-pub const VERSION: u16 = 2;
+/// What is saved of a scrub and of the device that it is saved on.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SavedState {
+    /// The record of the scrub.
+    pub record: ScrubRecord,
+    /// Blocks of the device that is scrubbed.
+    pub capacity_blocks: u64,
+    /// Identity of the device that is scrubbed; zero if it has none.
+    pub device: [u8; 16],
+    /// How often the state was saved: of several copies the one with the most counts.
+    pub writes: u64,
+    /// Identity of the volume that the state lies on, which may be a replica of the device; zero if it is not known.
+    pub leaf: [u8; 16],
+    /// Bad blocks of that volume, in order.
+    pub damage: Vec<DamageRun>,
+}
+
+impl SavedState {
+    /// The bytes of the state. A list of bad blocks that does not fit gets coarse.
+    pub fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+
+    /// Decodes a state.
+    ///
+    /// # Errors
+    /// When the bytes are none.
+    pub fn decode(bytes: &[u8]) -> Result<SavedState, FormatError> {
+        decode(bytes)
+    }
+
+    /// The record for a device of so many blocks: one from before a resize is adapted to the new capacity.
+    pub fn record_for(&self, capacity_blocks: u64) -> ScrubRecord {
+        let mut record = self.record.clone();
+        record.fit(capacity_blocks);
+        record
+    }
+
+    /// True if this is the state of another device than this one. Earlier versions did not say of which it is.
+    pub fn is_foreign(&self, device: &[u8; 16]) -> bool {
+        self.device != [0; 16] && self.device != *device
+    }
+}
+
+/// The version that is written. Earlier ones are read too: version 2 has no identities and no bad blocks, and version 1 did not count
+/// unchecked blocks.
+pub const VERSION: u16 = 3;
 /// Maximum bytes of a record.
-pub const MAX_BYTES: usize = HEADER_BYTES + MAX_RUNS * RUN_BYTES;
+pub const MAX_BYTES: usize = HEADER_BYTES + MAX_RUNS * RUN_BYTES + MAX_DAMAGE_BYTES;
 
 const MAGIC: [u8; 4] = *b"SCRB";
 const AT_CHECKSUM: usize = 4;
 const AT_VERSION: usize = 8;
-const HEADER_BYTES: usize = 112;
+const HEADER_BYTES: usize = 160;
 const RUN_BYTES: usize = 72;
+const AT_DEVICE: usize = 112;
+const AT_WRITES: usize = 128;
+const AT_LEAF: usize = 136;
+/// Bytes of the header and of a run in version 2, which has no identities.
+const SECOND_VERSION_BYTES: (usize, usize) = (AT_DEVICE, RUN_BYTES);
 /// Bytes of the header and of a run in version 1, which end before the unchecked blocks.
-const FIRST_VERSION_BYTES: (usize, usize) = (HEADER_BYTES - 8, RUN_BYTES - 8);
+const FIRST_VERSION_BYTES: (usize, usize) = (AT_DEVICE - 8, RUN_BYTES - 8);
 
 /// Why bytes are not a valid record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -184,11 +237,16 @@ pub enum FormatError {
     /// A field has an invalid value.
     #[error("{0} has an invalid value")]
     Field(&'static str),
+    /// The state of another device.
+    #[error("it is of another device")]
+    Foreign,
 }
 
-/// Encodes the record of a device of `capacity_blocks` blocks.
-pub(crate) fn encode(record: &ScrubRecord, capacity_blocks: u64) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(HEADER_BYTES + record.runs.len() * RUN_BYTES);
+/// Encodes a state.
+fn encode(state: &SavedState) -> Vec<u8> {
+    let SavedState { record, capacity_blocks, device, writes, leaf, damage } = state;
+    let (damage, damage_runs) = damage::encode(damage);
+    let mut bytes = Vec::with_capacity(HEADER_BYTES + record.runs.len() * RUN_BYTES + damage.len());
     bytes.extend_from_slice(&MAGIC);
     bytes.extend_from_slice(&[0; 4]);
     bytes.extend_from_slice(&VERSION.to_le_bytes());
@@ -197,11 +255,13 @@ pub(crate) fn encode(record: &ScrubRecord, capacity_blocks: u64) -> Vec<u8> {
         RunPhase::Running => 1,
         RunPhase::Paused => 2,
     };
-    bytes.extend_from_slice(&[phase, record.runs.len() as u8, 0, 0, 0, 0]);
+    bytes.extend_from_slice(&[phase, record.runs.len() as u8]);
+    bytes.extend_from_slice(&damage_runs.to_le_bytes());
+    bytes.extend_from_slice(&[0; 2]);
     let RunCounts { blocks, bad_blocks: bad, repaired, unrepaired, unchecked } = record.counts;
     let or_zero = |value: Option<u64>| value.unwrap_or(0);
     let numbers = [
-        capacity_blocks,
+        *capacity_blocks,
         record.position,
         record.from,
         record.started_unix_s,
@@ -215,7 +275,12 @@ pub(crate) fn encode(record: &ScrubRecord, capacity_blocks: u64) -> Vec<u8> {
         unchecked,
     ];
     put(&mut bytes, &numbers);
+    bytes.extend_from_slice(device);
+    put(&mut bytes, &[*writes]);
+    bytes.extend_from_slice(leaf);
+    bytes.resize(HEADER_BYTES, 0);
     record.runs.iter().for_each(|run| encode_run(run, &mut bytes));
+    bytes.extend_from_slice(&damage);
     let checksum = crc32c(&bytes[AT_VERSION..]);
     bytes[AT_CHECKSUM..AT_VERSION].copy_from_slice(&checksum.to_le_bytes());
     bytes
@@ -237,15 +302,17 @@ fn put(bytes: &mut Vec<u8>, numbers: &[u64]) {
     }
 }
 
-/// Decodes the record of a device of `capacity_blocks` blocks. A record from before a resize is adapted to the new capacity.
-pub(crate) fn decode(bytes: &[u8], capacity_blocks: u64) -> Result<ScrubRecord, FormatError> {
+/// Decodes a state.
+fn decode(bytes: &[u8]) -> Result<SavedState, FormatError> {
     let version = check(bytes)?;
     let (header_bytes, run_bytes) = match version {
         1 => FIRST_VERSION_BYTES,
+        2 => SECOND_VERSION_BYTES,
         VERSION => (HEADER_BYTES, RUN_BYTES),
         _ => return Err(FormatError::Version(version)),
     };
-    let (header, runs) = bytes.split_at_checked(header_bytes).ok_or(FormatError::Length(bytes.len()))?;
+    let wrong_length = FormatError::Length(bytes.len());
+    let (header, rest) = bytes.split_at_checked(header_bytes).ok_or(wrong_length)?;
     let phase = match header[10] {
         0 => RunPhase::Idle,
         1 => RunPhase::Running,
@@ -253,10 +320,13 @@ pub(crate) fn decode(bytes: &[u8], capacity_blocks: u64) -> Result<ScrubRecord, 
         _ => return Err(FormatError::Field("the state")),
     };
     let count = usize::from(header[11]);
-    if count > MAX_RUNS || runs.len() != count * run_bytes {
-        return Err(FormatError::Length(bytes.len()));
+    let (runs, damage) = rest.split_at_checked(count * run_bytes).ok_or(wrong_length)?;
+    if count > MAX_RUNS || version < VERSION && !damage.is_empty() {
+        return Err(wrong_length);
     }
-    if header[12..16] != [0; 4] {
+    let damage_runs = if version < VERSION { 0 } else { u16::from_le_bytes([header[12], header[13]]) };
+    let reserved = [&header[if version < VERSION { 12 } else { 14 }..16], &header[header_bytes.min(152)..]].concat();
+    if reserved.iter().any(|byte| *byte != 0) {
         return Err(FormatError::Field("a reserved field"));
     }
     let number = |index: usize| number(header, 16 + 8 * index);
@@ -272,9 +342,23 @@ pub(crate) fn decode(bytes: &[u8], capacity_blocks: u64) -> Result<ScrubRecord, 
         schedule_from_unix_s: some(10),
         runs: runs.chunks_exact(run_bytes).map(decode_run).collect::<Result<_, _>>()?,
     };
-    let mut record = check_consistency(record, number(0))?;
-    record.fit(capacity_blocks);
-    Ok(record)
+    let capacity_blocks = number(0);
+    let state =
+        SavedState { record: check_consistency(record, capacity_blocks)?, capacity_blocks, ..SavedState::default() };
+    if version < VERSION {
+        return Ok(state);
+    }
+    Ok(SavedState {
+        device: identity(header, AT_DEVICE),
+        writes: u64::from_le_bytes(*header[AT_WRITES..].first_chunk().expect("the header is longer")),
+        leaf: identity(header, AT_LEAF),
+        damage: damage::decode(damage, damage_runs).ok_or(FormatError::Field("the list of bad blocks"))?,
+        ..state
+    })
+}
+
+fn identity(header: &[u8], at: usize) -> [u8; 16] {
+    *header[at..].first_chunk().expect("the header is longer")
 }
 
 /// Checks what all versions share, magic and checksum; returns the version.

@@ -26,7 +26,7 @@ struct Harness {
 }
 
 fn profile(capacity_blocks: u64) -> DeviceProfile {
-    DeviceProfile { block_size: BlockSize::B4096, capacity_blocks, max_blocks: 1 << 20 }
+    DeviceProfile { block_size: BlockSize::B4096, capacity_blocks, max_blocks: 1 << 20, uuid: Some([7; 16]) }
 }
 
 fn rate(bytes: u64) -> Option<NonZeroU64> {

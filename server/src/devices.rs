@@ -17,12 +17,13 @@ use sealblock_units::ByteCount;
 
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind, RESIZING};
 use crate::events::EventSender;
-use crate::inspect::{damage, silent};
+use crate::inspect::silent;
 use crate::mirrors::watch;
 use crate::observer::{ReportTargets, RequestObserver};
 use crate::plan::NamespacePlan;
 use crate::resize::{LocalDevice, ResizeResult};
 use crate::scrub::ScrubTask;
+use crate::status::damage::DamageStatus;
 use crate::status::mirror::MirrorStatus;
 use crate::status::scrub::ScrubStatus;
 use crate::status::server::DeviceSnapshot;
@@ -115,7 +116,9 @@ impl DeviceHandle {
             Ok(Err(gone)) => silent(&gone.to_string()),
             Err(_) => silent("its core did not answer in time"),
         };
-        DeviceSnapshot { damage: damage(&self.ties.damage), failing: self.ties.failing.now(), ..seen }
+        let not_kept = seen.damage.not_kept.clone();
+        let damage = DamageStatus { not_kept, ..DamageStatus::of_served(&self.ties.damage) };
+        DeviceSnapshot { damage, failing: self.ties.failing.now(), ..seen }
     }
 }
 
@@ -230,15 +233,19 @@ async fn open_on_core(
         gate = DynDevice::new(target.to_string(), ReadOnly::new(gate));
     }
     watch(&info, &ties.state);
+    if let Some(state) = ties.state.upgrade() {
+        state.set_damage_source(Arc::new(info.damage.clone()));
+    }
     let mirror_uuid = info.mirror.as_ref().map(|mirror| mirror.describe().uuid);
+    let volume_uuid = info.volume.as_ref().map(|volume| volume.uuid).or(mirror_uuid);
     let called = info.mirror.as_ref().map_or_else(|| TargetLabel::new(target), |mirror| mirror.target().clone());
     let shared = SharedDevice::publish(gate.clone());
     shared.observe(RequestObserver::new(called.clone(), ties.clone()));
-    let scrub_task = ScrubTask::open(called.clone(), gate, shared.attach(), ties.state, events).await;
+    let scrub_task = ScrubTask::open(called.clone(), volume_uuid, gate, shared.attach(), ties.state, events).await;
     Ok(OpenedDevice {
         called,
         shared,
-        volume_uuid: info.volume.as_ref().map(|volume| volume.uuid).or(mirror_uuid),
+        volume_uuid,
         is_mirror: info.mirror.is_some(),
         gathers_changes: info.all().iter().any(|info| info.volume.is_some() || info.mirror.is_some()),
         home: CoreLocal::new(Rc::new(LocalDevice::new(&plan, &info, closer, scrub_task))),

@@ -5,23 +5,18 @@ use std::rc::{Rc, Weak};
 use std::sync::{Arc, Weak as FileWeak};
 
 use sealblock_block::{DynDevice, RequestKind};
-use sealblock_exports_nvme_tcp::{DamageHandle, DamageRun};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_multipath::{PathMonitor, PathStatus as MultipathPathStatus};
 use sealblock_media_file::Backing;
 use sealblock_stack::quantity::count;
-use sealblock_stack::{OpenMirror, TargetInfo};
+use sealblock_stack::{DamageView, OpenMirror, TargetInfo};
 
 use crate::control::protocol::canonical;
 use crate::scrub::ScrubTask;
+use crate::status::damage::DamageStatus;
 use crate::status::files::FileError;
 use crate::status::mirror::MirrorStatus;
-use crate::status::server::{
-    CountStatus, DamageStatus, DeviceSnapshot, IoStatus, NamedMirror, PathStatus, RunOfDamage,
-};
-
-/// Runs of bad blocks that are named.
-const MAX_RUNS: usize = 64;
+use crate::status::server::{CountStatus, DeviceSnapshot, IoStatus, NamedMirror, PathStatus};
 
 /// A device on its own core, as long as its scrub is there.
 pub struct InspectedDevice {
@@ -32,6 +27,8 @@ pub struct InspectedDevice {
     files: Vec<String>,
     /// The same files, as long as they are open.
     open_files: Vec<FileWeak<Backing>>,
+    /// Its bad blocks, for where they are kept.
+    damage: DamageView,
     /// Losses that the open found and that writes do not repair.
     lost_metadata: Vec<String>,
 }
@@ -53,6 +50,7 @@ impl InspectedDevice {
             lost_metadata: lost_logs(info),
             files: files(info),
             open_files: info.open_files(),
+            damage: info.damage.clone(),
         }
     }
 
@@ -67,6 +65,7 @@ impl InspectedDevice {
             file_trouble: self.file_errors(&mirrors),
             mirrors: mirrors.iter().map(|mirror| named(mirror)).collect(),
             paths: self.paths.iter().flat_map(PathMonitor::paths).map(path).collect(),
+            damage: DamageStatus::of(&self.damage),
             lost_metadata: self.lost_metadata.clone(),
             scrub: Some(scrub),
             io: io(&gate),
@@ -87,19 +86,6 @@ impl InspectedDevice {
             }
         }
         files.iter().filter_map(|file| FileError::of(file)).collect()
-    }
-}
-
-/// Blocks that are known to be bad.
-pub fn damage(known: &DamageHandle) -> DamageStatus {
-    let known = known.summary(MAX_RUNS);
-    let run = |run: &DamageRun| RunOfDamage { first: run.first, last: run.last, field: run.cause.as_str().to_owned() };
-    DamageStatus {
-        blocks: known.blocks,
-        complete: known.is_complete,
-        runs: known.runs.iter().map(run).collect(),
-        unlisted: known.unlisted,
-        made_unreadable: known.made_unreadable,
     }
 }
 

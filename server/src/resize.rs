@@ -174,7 +174,9 @@ impl LocalDevice {
         // Requests see this reason only after an unforeseen failure between here and the end.
         quiesced.set_unavailable("its size was being changed".to_owned());
         self.scrub_task.release();
-        drop(self.closer.take());
+        if let Some(closer) = self.closer.take() {
+            closer.save_damage().await;
+        }
         let medium = Rc::clone(volume.medium());
         let closed = volume.close_for_a_moment().await.inspect_err(|error| quiesced.record_lost_writes(error));
         let let_go = let_go(volume).await;
@@ -197,8 +199,9 @@ impl LocalDevice {
 
     /// Resumes requests and the scrub with the reopened volume.
     fn go_on(&self, opened: OpenTarget, quiesced: Quiesced) -> SharedDevice {
-        let (gate, _, closer) = opened.share();
+        let (gate, info, closer) = opened.share();
         self.closer.replace(Some(closer));
+        self.scrub_task.set_damage(info.damage);
         let device = quiesced.replace(gate.clone());
         drop(quiesced);
         self.scrub_task.reopen(gate);

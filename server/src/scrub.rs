@@ -9,7 +9,7 @@ mod state_store;
 use std::cell::{Cell, RefCell};
 use std::num::NonZeroU64;
 use std::rc::Rc;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use sealblock_block::{Condition, Coverage, Device, DynDevice, Error, Outcome, Request, ReservedArea, Tally};
@@ -20,6 +20,7 @@ use sealblock_runtime_reactor::{JoinHandle, Notify, now, spawn, timeout, yield_n
 use sealblock_scrub::{
     Activity, CheckResult, CommandError, DeviceProfile, Now, Scrub, ScrubEvent, ScrubStep, Settings,
 };
+use sealblock_stack::DamageView;
 use sealblock_stack::target::TargetLabel;
 use sealblock_units::Extent;
 
@@ -27,6 +28,7 @@ use crate::bad_runs::{BadRun, bad_runs};
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind};
 use crate::dates::unix_s;
 use crate::events::{Event, EventSender};
+use crate::status::damage::DamageStatus;
 use crate::status::scrub::{KeptWord, RunStatus, ScrubStatus};
 use state_store::StateStore;
 
@@ -35,15 +37,17 @@ const LAST_PIECE: Duration = Duration::from_secs(5);
 /// Lines of damage that are logged in one run.
 const MAX_LINES: u32 = 16;
 
-fn shape_of(gate: &DynDevice) -> DeviceProfile {
+fn shape_of(gate: &DynDevice, uuid: Option<[u8; 16]>) -> DeviceProfile {
     let geometry = gate.geometry();
     let (block_size, capacity_blocks) = (geometry.block_size, geometry.capacity_blocks);
-    DeviceProfile { block_size, capacity_blocks, max_blocks: geometry.limits.max_verify_blocks.get() }
+    DeviceProfile { block_size, capacity_blocks, max_blocks: geometry.limits.max_verify_blocks.get(), uuid }
 }
 
 /// The scrub of a device, on the device's core.
 pub struct ScrubTask {
     target: TargetLabel,
+    /// Identity of the volume or mirror, if it has one.
+    uuid: Option<[u8; 16]>,
     /// `None` while the device is resized.
     gate: RefCell<Option<DynDevice>>,
     /// The same device as hosts use it: repairs take its range lock.
@@ -75,15 +79,17 @@ impl ScrubTask {
     /// Opens the scrub of a device of this core with its saved state.
     pub async fn open(
         target: TargetLabel,
+        uuid: Option<[u8; 16]>,
         gate: DynDevice,
         device: Attached,
         state: Weak<NamespaceState>,
         events: EventSender,
     ) -> Rc<ScrubTask> {
-        let shape = shape_of(&gate);
+        let shape = shape_of(&gate, uuid);
         let scrub_task = ScrubTask {
             memory: StateStore::of(&target, &gate.abilities()),
             target,
+            uuid,
             gate: RefCell::new(Some(gate)),
             device,
             state,
@@ -130,7 +136,20 @@ impl ScrubTask {
         let status = ScrubStatus::served(self.target.to_string(), gate, &view, every);
         let kept_why = self.memory.why_not();
         let kept = if kept_why.is_some() { KeptWord::InMemory } else { KeptWord::OnDisk };
-        ScrubStatus { kept, kept_why, trouble: self.trouble.borrow().clone(), ..status }
+        let damage = self.state.upgrade().map(|state| DamageStatus::of_served(&state.damage()));
+        let is_kept = |damage: DamageStatus| {
+            let not_kept = if kept_why.is_some() { vec![self.target.to_string()] } else { Vec::new() };
+            DamageStatus { not_kept, ..damage }
+        };
+        let damage = damage.map(is_kept);
+        ScrubStatus { damage, kept, kept_why, trouble: self.trouble.borrow().clone(), ..status }
+    }
+
+    /// Has hosts be told of the bad blocks of the device as it was opened anew.
+    pub fn set_damage(&self, damage: DamageView) {
+        if let Some(state) = self.state.upgrade() {
+            state.set_damage_source(Arc::new(damage));
+        }
     }
 
     /// The state of the scrub, and the gate of its device; `None` while that is closed or replaced.
@@ -180,7 +199,7 @@ impl ScrubTask {
 
     /// Continues with the device's replacement, which may have another size.
     pub fn reopen(self: &Rc<ScrubTask>, gate: DynDevice) {
-        self.scrub.borrow_mut().resize(shape_of(&gate));
+        self.scrub.borrow_mut().resize(shape_of(&gate, self.uuid));
         // The new gate counts from 0.
         self.own_requests.set(0);
         self.gate.replace(Some(gate));

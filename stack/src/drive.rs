@@ -8,7 +8,7 @@ use sealblock_media_linux::{NodeKind, NvmeDevice, NvmeNamespace, OpenError, Opti
 use sealblock_runtime_reactor::File;
 
 use crate::error::{Cause, StackError};
-use crate::files::{medium_of, raw, raw_block_size};
+use crate::files::{NO_ROOM, medium_of, raw, raw_block_size};
 use crate::held::Access;
 use crate::info::{DriveInfo, TargetInfo};
 use crate::opened::OpenTarget;
@@ -39,12 +39,12 @@ pub(crate) async fn open_scsi(target: &TargetName, block: &Path, medium: FileMed
         Ok(device) => {
             let drive = Some(DriveInfo::Scsi(Box::new(device.info().clone())));
             let info = TargetInfo { file: description, drive, tags, ..TargetInfo::plain("SCSI drive") };
-            Ok(OpenTarget::new(target, device, info, Vec::new()))
+            Ok(OpenTarget::leaf(target, device, info, Vec::new(), NO_ROOM))
         }
         Err((error, ordinary)) => {
             tracing::info!(path = %block.display(), %error, "the drive is used as an ordinary block device");
             let info = TargetInfo { file: description, tags, ..TargetInfo::plain(ordinary.kind()) };
-            Ok(as_ordinary(OpenTarget::new(target, ordinary, info, Vec::new()), error.to_string()))
+            Ok(as_ordinary(OpenTarget::leaf(target, ordinary, info, Vec::new(), NO_ROOM), error.to_string()))
         }
     }
 }
@@ -64,7 +64,7 @@ pub(crate) async fn open_blocks(
             let ordinary = if is_direct { RawDevice::new(medium, size).ok() } else { None };
             let device = NvmeDevice::new(namespace, ordinary);
             let info = TargetInfo { file, ..drive_info(&device) };
-            Ok(OpenTarget::new(target, device, info, Vec::new()))
+            Ok(OpenTarget::leaf(target, device, info, Vec::new(), NO_ROOM))
         }
         Err(error) if error.is_only_the_way() && medium_has_blocks(&medium) => {
             tracing::info!(path = %block.display(), %error, "the drive is used as an ordinary block device");
@@ -92,7 +92,7 @@ pub(crate) async fn open_generic(
     let namespace = NvmeNamespace::open(file, path, options).await.map_err(|error| of_drive(&error, path))?;
     let device = NvmeDevice::<RawDevice>::new(namespace, None);
     let info = drive_info(&device);
-    Ok(OpenTarget::new(target, device, info, Vec::new()))
+    Ok(OpenTarget::leaf(target, device, info, Vec::new(), NO_ROOM))
 }
 
 /// How a drive is used.

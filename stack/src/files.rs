@@ -25,6 +25,8 @@ use crate::target::TargetName;
 
 /// The kind of a plain file's bytes.
 pub const RAW_FILE: &str = "raw file";
+/// Why no list of bad blocks is kept on a device without a reserved area.
+pub(crate) const NO_ROOM: &str = "the device has no room beside its blocks";
 
 /// The content of a path.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -102,7 +104,7 @@ pub(crate) async fn volume_as(
     access: Access,
 ) -> Result<OpenTarget, StackError> {
     let options = options(&medium, access);
-    Ok(whole(target, volume_on(medium, path, &options).await?))
+    Ok(whole(target, volume_on(medium, path, &options).await?).await)
 }
 
 /// Reopens a closed volume on its medium, which stayed open. The first open has checked its use.
@@ -121,12 +123,12 @@ pub async fn open_again(target: &TargetName, medium: Rc<FileMedium>, access: Acc
 pub async fn open_truncated(target: &TargetName, path: &Path) -> Result<OpenTarget, StackError> {
     let medium = medium_of(path, Access::Read).await?;
     let options = OpenOptions { truncated: true, ..options(&medium, Access::Read) };
-    Ok(whole(target, volume_on(Rc::new(medium), path, &options).await?))
+    Ok(whole(target, volume_on(Rc::new(medium), path, &options).await?).await)
 }
 
-fn whole(target: &TargetName, open: OpenVolume) -> OpenTarget {
+async fn whole(target: &TargetName, open: OpenVolume) -> OpenTarget {
     let info = TargetInfo { volume: Some(open.description), file: open.file, ..TargetInfo::plain("protected volume") };
-    OpenTarget::new(target, open.volume.clone(), info, vec![CloseHandle::Volume(open.volume)])
+    OpenTarget::volume(target, open.volume, info).await
 }
 
 /// Opens the bytes at a path as a device, if they are no volume's.
@@ -150,7 +152,7 @@ pub(crate) fn raw(target: &TargetName, path: &Path, medium: FileMedium) -> Resul
     let info = TargetInfo { file: medium.describe().ok(), ..TargetInfo::plain(kind) };
     let device = RawDevice::new(medium, block_size)
         .map_err(|error| StackError::new(Cause::Unsuitable, "opening", error).on(path.display()))?;
-    Ok(OpenTarget::new(target, device, info, Vec::new()))
+    Ok(OpenTarget::leaf(target, device, info, Vec::new(), NO_ROOM))
 }
 
 pub(crate) fn plain_file(path: &Path) -> StackError {
@@ -200,8 +202,7 @@ pub async fn open_shapeless(
         file,
         ..TargetInfo::plain("what is left of a protected volume")
     };
-    let held = vec![CloseHandle::Volume(opened.volume.clone())];
-    Ok((OpenTarget::new(target, opened.volume, info, held), remains))
+    Ok((OpenTarget::volume(target, opened.volume, info).await, remains))
 }
 
 /// Opens the volume at a path; anything else there is refused.

@@ -10,6 +10,7 @@ use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_media_volume::{UpkeepCounts, Volume};
 
 use crate::program::ReactorClock;
+use crate::recorded::KeepDamage;
 
 /// A volume in a file, on the reactor's clock. The file and its lock may outlive the volume.
 pub type FileVolume = Volume<Rc<FileMedium>, ReactorClock>;
@@ -69,6 +70,8 @@ pub(crate) trait Members {
 /// What an open target has to close.
 #[derive(Clone)]
 pub(crate) enum CloseHandle {
+    /// The list of bad blocks of the volume that follows.
+    Damage(Rc<dyn KeepDamage>),
     /// A volume of this process.
     Volume(Rc<FileVolume>),
     /// A connection over NVMe/TCP.
@@ -85,6 +88,7 @@ pub(crate) fn close_all(held: &[CloseHandle]) -> LocalBoxFuture<'_, Result<(), E
         let mut closed = Ok(());
         for held in held {
             match held {
+                CloseHandle::Damage(list) => list.save().await,
                 CloseHandle::Volume(volume) => {
                     closed = closed.and(volume.close().await);
                     log_maintenance(volume);
@@ -96,6 +100,15 @@ pub(crate) fn close_all(held: &[CloseHandle]) -> LocalBoxFuture<'_, Result<(), E
         }
         closed
     })
+}
+
+/// Saves lists of bad blocks, but for those of groups, which save them when they close.
+pub(crate) async fn save_damage(held: &[CloseHandle]) {
+    for held in held {
+        if let CloseHandle::Damage(list) = held {
+            list.save().await;
+        }
+    }
 }
 
 /// Logs background work of a volume.
@@ -110,7 +123,7 @@ fn log_maintenance(volume: &FileVolume) {
 /// Bytes of payload received from other hosts until now; `None` if nothing is remote.
 pub(crate) fn received_bytes(held: &[CloseHandle]) -> Option<u64> {
     let remotes = held.iter().filter_map(|held| match held {
-        CloseHandle::Volume(_) => None,
+        CloseHandle::Volume(_) | CloseHandle::Damage(_) => None,
         CloseHandle::NvmeTcp(device) => Some(device.counters().received_bytes),
         CloseHandle::Nbd(device) => Some(device.counters().received_bytes),
         CloseHandle::Members(members) => members.received_bytes(),

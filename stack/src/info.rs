@@ -11,6 +11,7 @@ use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::ConnectionInfo as NvmeConnectionInfo;
 use sealblock_media_volume::VolumeInfo as VolumeDescription;
 
+use crate::damage_view::DamageView;
 use crate::groups::replicas::OpenMirror;
 
 /// How a drive of this machine is reached.
@@ -70,6 +71,8 @@ pub struct TargetInfo {
     pub paths: Option<PathMonitor>,
     /// The mirror, where it is one.
     pub mirror: Option<Rc<OpenMirror>>,
+    /// The bad blocks that are known of the devices at the bottom, in its own addresses.
+    pub damage: DamageView,
     /// The devices under it, if it is a layer, in order. Paths that could not be opened are left out.
     pub inner: Vec<TargetInfo>,
 }
@@ -79,12 +82,15 @@ impl TargetInfo {
     pub fn plain(kind: &'static str) -> TargetInfo {
         let (drive, paths, mirror, inner) = (None, None, None, Vec::new());
         let (volume, file, tags, remote, export) = (None, None, None, None, None);
-        TargetInfo { kind, volume, file, drive, tags, remote, export, paths, mirror, inner }
+        let damage = DamageView::all(Vec::new());
+        TargetInfo { kind, volume, file, drive, tags, remote, export, paths, mirror, damage, inner }
     }
 
     /// A layer.
     pub fn over(kind: &'static str, below: impl IntoIterator<Item = TargetInfo>) -> TargetInfo {
-        TargetInfo { inner: below.into_iter().collect(), ..TargetInfo::plain(kind) }
+        let inner: Vec<TargetInfo> = below.into_iter().collect();
+        let damage = DamageView::all(inner.iter().map(|info| info.damage.clone()).collect());
+        TargetInfo { inner, damage, ..TargetInfo::plain(kind) }
     }
 
     /// True if it is a group, however many members are online.

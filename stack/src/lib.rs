@@ -7,7 +7,8 @@
 //! [`Program`].
 
 pub mod below;
-pub mod device_number;
+pub mod damage_view;
+mod device_number;
 mod drive;
 mod error;
 mod failures;
@@ -36,11 +37,13 @@ pub mod owners;
 mod program;
 pub mod quantity;
 pub mod range;
+mod recorded;
 mod remote;
 mod salvage;
 pub mod target;
 mod whole;
 
+pub use damage_view::DamageView;
 pub use error::{Cause, StackError};
 pub use failures::{of_block, of_medium, of_open, of_resize, of_volume};
 pub use files::{

@@ -18,7 +18,7 @@ use crate::below::{DeviceNode, NodeKind, node};
 use crate::device_number::DeviceNumber;
 use crate::drive::{as_ordinary, open_drive};
 use crate::error::StackError;
-use crate::files::raw_block_size;
+use crate::files::{NO_ROOM, raw_block_size};
 use crate::info::{DriveInfo, TargetInfo};
 use crate::opened::OpenTarget;
 use crate::ordinary::{OrdinaryBlocks, open_ordinary};
@@ -127,5 +127,5 @@ async fn mapped(
     let info = TargetInfo { file, drive, tags, ..TargetInfo::plain(ordinary.kind()) };
     let drives = drives.into_iter().map(|drive| drive.device).collect();
     let device = MappedDevice::new(ordinary, plan, drives, Box::new(move || node(number)));
-    Ok(OpenTarget::new(target, device, info, Vec::new()))
+    Ok(OpenTarget::leaf(target, device, info, Vec::new(), NO_ROOM))
 }

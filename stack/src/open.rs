@@ -11,6 +11,7 @@ use sealblock_media_memory::MemoryDevice;
 use sealblock_media_null::NullDevice;
 use sealblock_units::{BlockSize, ByteCount};
 
+use crate::damage_view::DamageView;
 use crate::error::{Cause, StackError};
 use crate::files::{FileKind, medium_of, of_remains, open_raw};
 use crate::groups::{mirror, multipath, stripe};
@@ -25,6 +26,10 @@ use crate::quantity::count;
 use crate::range::BlockRange;
 use crate::remote::{connect, connect_nbd};
 use crate::target::{GroupKind, TargetName};
+
+/// Why no list of bad blocks is kept.
+const IN_MEMORY: &str = "what is in memory ends with the process";
+const AT_SERVER: &str = "its server keeps one";
 
 /// Opens a target by itself.
 ///
@@ -67,11 +72,13 @@ fn open_device(
             TargetName::Raw(path) => open_raw(target, path, access).await,
             TargetName::Memory(size) => {
                 let (block_size, blocks) = blocks_of(target, *size)?;
-                Ok(OpenTarget::plain(target, MemoryDevice::new(block_size, blocks, None), "memory"))
+                let device = MemoryDevice::new(block_size, blocks, None);
+                Ok(OpenTarget::leaf(target, device, TargetInfo::plain("memory"), Vec::new(), IN_MEMORY))
             }
             TargetName::Null(size) => {
                 let (block_size, blocks) = blocks_of(target, *size)?;
-                Ok(OpenTarget::plain(target, NullDevice::new(block_size, blocks, None), "null"))
+                let device = NullDevice::new(block_size, blocks, None);
+                Ok(OpenTarget::leaf(target, device, TargetInfo::plain("null"), Vec::new(), IN_MEMORY))
             }
             TargetName::Offset { range, target: whole } => open_offset(target, *range, whole, access, usage).await,
             TargetName::Fault { rules, target: inner } => open_fault(target, rules, inner, access, usage).await,
@@ -87,12 +94,12 @@ fn open_device(
             TargetName::NvmeTcp { address, nqn, nsid, options } => {
                 let device = connect(address, nqn, *nsid, options).await.map_err(|error| error.on(target))?;
                 let info = TargetInfo { remote: Some(device.info()), ..TargetInfo::plain("NVMe/TCP namespace") };
-                Ok(OpenTarget::new(target, device.clone(), info, vec![CloseHandle::NvmeTcp(device)]))
+                Ok(OpenTarget::leaf(target, device.clone(), info, vec![CloseHandle::NvmeTcp(device)], AT_SERVER))
             }
             TargetName::Nbd { address, export, connections } => {
                 let device = connect_nbd(address, export, *connections).await.map_err(|error| error.on(target))?;
                 let info = TargetInfo { export: Some(device.info().clone()), ..TargetInfo::plain("NBD export") };
-                Ok(OpenTarget::new(target, device.clone(), info, vec![CloseHandle::Nbd(device)]))
+                Ok(OpenTarget::leaf(target, device.clone(), info, vec![CloseHandle::Nbd(device)], AT_SERVER))
             }
         }
     })
@@ -110,7 +117,9 @@ async fn open_offset(
     let span = below.span(Some(range))?;
     let device = OffsetLayer::new(below.device, span.first(), span.blocks())
         .map_err(|error| StackError::new(Cause::Usage, "opening", error).on(target))?;
-    Ok(OpenTarget::new(target, device, TargetInfo::over("offset", [below.info]), below.held))
+    let damage = DamageView::slice(&below.info.damage, span.first().get(), span.blocks());
+    let info = TargetInfo { damage, ..TargetInfo::over("offset", [below.info]) };
+    Ok(OpenTarget::new(target, device, info, below.held))
 }
 
 /// Opens a target with injected faults.
@@ -125,7 +134,12 @@ async fn open_fault(
         rules.parse().map_err(|error| StackError::new(Cause::Usage, "reading the rules", error).on(target))?;
     let below = open_for(inner, access, usage).await?;
     let device = FaultLayer::new(below.device, rules, ReactorClock);
-    Ok(OpenTarget::new(target, device, TargetInfo::over("fault", [below.info]), below.held))
+    let info = TargetInfo::over("fault", [below.info]);
+    let damage = info.damage.clone();
+    // Blocks that it makes fail are bad as far as anybody above can see.
+    let opened = OpenTarget::leaf(target, device, info, below.held, "faults are injected by this process");
+    let damage = DamageView::all(vec![damage, opened.info.damage.clone()]);
+    Ok(OpenTarget { info: TargetInfo { damage, ..opened.info }, ..opened })
 }
 
 /// The blocks of a device that only a size is known of: the larger ones where they fit.

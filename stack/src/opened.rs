@@ -7,11 +7,13 @@ use sealblock_block::{Device, DynDevice, MemberPath, Outcome, Request, Response}
 use sealblock_integrity::Checks;
 use sealblock_units::Extent;
 
+use crate::damage_view::DamageView;
 use crate::error::{Cause, StackError};
 use crate::failures::of_block;
-use crate::held::{Access, CloseHandle, FileVolume, Usage, close_all, received_bytes};
+use crate::held::{Access, CloseHandle, FileVolume, Usage, close_all, received_bytes, save_damage};
 use crate::info::{DriveInfo, TargetInfo};
 use crate::range::{BlockRange, BlockSpan};
+use crate::recorded::Recorded;
 use crate::target::TargetName;
 
 /// Opens a target for a certain use: what groups open and reopen their members by.
@@ -37,8 +39,28 @@ impl OpenTarget {
         OpenTarget { device: DynDevice::new(target.to_string(), device), info, held, target: target.clone() }
     }
 
-    pub(crate) fn plain(target: &TargetName, device: impl Device + 'static, kind: &'static str) -> OpenTarget {
-        OpenTarget::new(target, device, TargetInfo::plain(kind), Vec::new())
+    /// A device at the bottom of a stack, whose list of bad blocks is in memory only, and why.
+    pub(crate) fn leaf(
+        target: &TargetName,
+        device: impl Device + 'static,
+        info: TargetInfo,
+        held: Vec<CloseHandle>,
+        not_kept: &'static str,
+    ) -> OpenTarget {
+        let device = Recorded::in_memory(device);
+        let damage = DamageView::leaf(&target.to_string(), device.record(), Some(not_kept));
+        OpenTarget::new(target, device, TargetInfo { damage, ..info }, held)
+    }
+
+    /// A volume, whose list of bad blocks is kept on it.
+    pub(crate) async fn volume(target: &TargetName, volume: Rc<FileVolume>, info: TargetInfo) -> OpenTarget {
+        let uuid = info.volume.as_ref().map_or([0; 16], |volume| volume.uuid);
+        let name = target.to_string();
+        let device = Recorded::kept(Rc::clone(&volume), &name, uuid).await;
+        let not_kept = if device.is_kept() { None } else { Some("what is there cannot be read") };
+        let damage = DamageView::leaf(&name, device.record(), not_kept);
+        let held = vec![CloseHandle::Damage(device.clone()), CloseHandle::Volume(volume)];
+        OpenTarget::new(target, device, TargetInfo { damage, ..info }, held)
     }
 
     /// Splits it into its device, its parts, and what closes it cleanly.
@@ -143,9 +165,16 @@ impl Closer {
     /// The volume, if the target is a single volume and has nothing else to close.
     pub fn lone_volume(&self) -> Option<&Rc<FileVolume>> {
         match (&self.target, &self.held[..]) {
-            (TargetName::File(_) | TargetName::Linux { .. }, [CloseHandle::Volume(volume)]) => Some(volume),
+            (TargetName::File(_) | TargetName::Linux { .. }, [CloseHandle::Damage(_), CloseHandle::Volume(volume)]) => {
+                Some(volume)
+            }
             _ => None,
         }
+    }
+
+    /// Saves what is known of bad blocks on the devices that they are on. A failure is logged.
+    pub async fn save_damage(&self) {
+        save_damage(&self.held).await;
     }
 
     /// Closes volumes cleanly. Later requests to the device fail.

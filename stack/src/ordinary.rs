@@ -8,7 +8,7 @@ use sealblock_media_file::{FileMedium, RawDevice};
 use sealblock_media_linux::{TaggedDevice, WhyNoTags};
 
 use crate::error::{Cause, StackError};
-use crate::files::{raw, raw_block_size};
+use crate::files::{NO_ROOM, raw, raw_block_size};
 use crate::info::{OrdinaryTags, TargetInfo};
 use crate::opened::OpenTarget;
 use crate::target::TargetName;
@@ -73,7 +73,7 @@ pub(crate) async fn open_ordinary(
     let file = medium.describe().ok();
     let (blocks, tags) = OrdinaryBlocks::open(path, medium).await?;
     let info = TargetInfo { file, tags, ..TargetInfo::plain(blocks.kind()) };
-    Ok(OpenTarget::new(target, blocks, info, Vec::new()))
+    Ok(OpenTarget::leaf(target, blocks, info, Vec::new(), NO_ROOM))
 }
 
 impl Device for OrdinaryBlocks {

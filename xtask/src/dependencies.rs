@@ -65,6 +65,7 @@ const STACK: &[&str] = &[
     "layers/fault",
     "layers/stripe",
     "filesystem/btrfs",
+    "scrub",
 ];
 /// What serves stacks of devices: no program and no command line.
 const SERVER: &[&str] = &[
@@ -95,8 +96,8 @@ const RULES: &[Rule] = &[
     rule("runtime/ublk", &["runtime/reactor"]),
     rule("integrity", &["units", "runtime/memory"]),
     rule("block", &["units", "integrity", "runtime/memory"]),
-    // It decides when to check what, and records results: no device, no clock.
-    rule("scrub", &["units", "integrity"]),
+    // It decides when to check what, and records results: no device, no clock, of `block` only the words.
+    rule("scrub", &["units", "integrity", "block"]),
     // A transport carries the commands of the specification it belongs to.
     Rule {
         folder: "protocols/nvme-tcp",

@@ -23,7 +23,7 @@ mod reconfigure;
 mod target;
 
 pub use model::checksums::ChecksumStats;
-pub use model::damage::{DamageHandle, DamageRun, DamageSummary};
+pub use model::damage::DamageHandle;
 pub use model::damage_list::MAX_BAD_BLOCKS;
 pub use model::limits::Limits;
 pub use model::namespace::{MAX_NSID, Namespace, NamespaceState, PiVisibility, SetupError};

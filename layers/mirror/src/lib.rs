@@ -48,6 +48,9 @@ use sealblock_block::{
     Response,
 };
 
+use sealblock_integrity::guard::crc32c;
+use sealblock_runtime_memory::Slice;
+
 use change::{execute_on, writes_lost};
 
 pub use create::{CreateOptions, create, create_with_hooks, mark_written_alone, mark_written_alone_with_hooks};
@@ -86,21 +89,24 @@ impl<C: Clock> Mirror<C> {
         if self.writes_lost.get() { Err(writes_lost()) } else { Ok(()) }
     }
 
+    /// Reads the scrub state that was saved last of those on in-sync replicas: one that was away has an older one.
     async fn read_reserved(&self, slot: ReservedArea) -> Outcome {
-        let kind = RequestKind::ReadReserved;
+        let mut newest: Option<Slice> = None;
         for replica in
             self.in_sync().into_iter().filter(|replica| replica.has_reserved_area() && slot == ReservedArea::ScrubState)
         {
-            if let Ok(answer) = replica.execute(Request::read_reserved(slot)).await {
-                return Ok(answer);
+            if let Ok(Response::Reserved(bytes)) = replica.execute(Request::read_reserved(slot)).await
+                && newest.as_ref().is_none_or(|newest| scrub_saves(newest) < scrub_saves(&bytes))
+            {
+                newest = Some(bytes);
             }
         }
-        Err(ErrorKind::Absent(kind).into())
+        newest.map(Response::Reserved).ok_or_else(|| ErrorKind::Absent(RequestKind::ReadReserved).into())
     }
 
     /// Writes to a reserved area on every replica. The group label belongs to the mirror; the scrub state belongs to
     /// the level above.
-    async fn write_reserved(&self, slot: ReservedArea, bytes: sealblock_runtime_memory::Slice) -> Outcome {
+    async fn write_reserved(&self, slot: ReservedArea, bytes: Slice) -> Outcome {
         let request = Request::write_reserved(slot, bytes);
         let mut replicas = self.write_targets();
         replicas.retain(|replica| replica.has_reserved_area() && slot == ReservedArea::ScrubState);
@@ -110,6 +116,16 @@ impl<C: Clock> Mirror<C> {
         let asked = execute_on(replicas, &request).await;
         self.complete_write(asked, None).await.map(|()| Response::Done)
     }
+}
+
+/// How often a scrub state was saved, as `docs/formats/scrub-state.md` draws it from version 3 on; 0 for an earlier one. `None` for
+/// bytes that are none.
+fn scrub_saves(bytes: &[u8]) -> Option<u64> {
+    let (checksum, checked) = (bytes.get(4..8)?, bytes.get(8..)?);
+    let version = u16::from_le_bytes(*checked.first_chunk()?);
+    let is_whole = bytes.starts_with(b"SCRB") && *checksum == crc32c(checked).to_le_bytes();
+    let saves = || Some(u64::from_le_bytes(*bytes.get(128..)?.first_chunk()?));
+    is_whole.then(|| if version < 3 { Some(0) } else { saves() })?
 }
 
 impl<C: Clock> Device for Mirror<C> {

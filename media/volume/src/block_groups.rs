@@ -30,6 +30,11 @@ impl LostCopies {
     pub(crate) fn add(&self, copies: u64) {
         self.0.set(self.0.get() + copies);
     }
+
+    /// So many were written again.
+    pub(crate) fn remove(&self, copies: u64) {
+        self.0.set(self.0.get().saturating_sub(copies));
+    }
 }
 
 /// Which block groups are initialized.

@@ -24,6 +24,8 @@ pub(crate) struct ReservedAreas {
     lost_copies: LostCopies,
     turns: RangeLock,
     write_seqs: [Cell<Option<u64>>; ReservedArea::ALL.len()],
+    /// Copies of the newest content that were found lost, and not written since.
+    lost: [Cell<u64>; ReservedArea::ALL.len()],
     /// What the areas hold, once they have been read or written.
     held: RefCell<[Option<Slice>; ReservedArea::ALL.len()]>,
 }
@@ -37,6 +39,7 @@ impl ReservedAreas {
             lost_copies,
             turns: RangeLock::default(),
             write_seqs: Default::default(),
+            lost: Default::default(),
             held: RefCell::default(),
         }
     }
@@ -79,7 +82,9 @@ impl ReservedAreas {
         if let Some(newest) = &newest {
             // One that is whole and older was not reached by the last write, which a crash may do; it is no loss.
             let twins = &write_seqs[(newest.write_seq % 2 * 2) as usize..][..2];
-            self.lost_copies.add(twins.iter().filter(|write_seq| write_seq.is_none()).count() as u64);
+            let lost = twins.iter().filter(|write_seq| write_seq.is_none()).count() as u64;
+            self.lost_copies.add(lost);
+            self.lost[area.index()].set(lost);
         }
         self.write_seqs[area.index()].set(Some(newest.as_ref().map_or(0, |newest| newest.write_seq)));
         let held = Slice::copy_from(newest.as_ref().map_or(&[][..], |newest| &newest.bytes));
@@ -128,12 +133,27 @@ impl ReservedAreas {
         let bytes_written = padded(medium, &encoded, encoded.len().next_multiple_of(sector));
         let [start, tail] = self.layout.reserved_offsets(area, write_seq);
         medium.write(start, bytes_written.clone()).await?;
-        if let Err(error) = medium.write(tail, bytes_written).await {
+        let second = medium.write(tail, bytes_written).await;
+        if let Err(error) = &second {
             tracing::warn!(%error, "cannot write the second copy of the reserved area");
         }
         sync().await?;
+        // Both copies are new, in the other place: what was lost of the last content is of no use to anybody.
+        self.lost_copies.remove(self.lost[area.index()].replace(u64::from(second.is_err())));
+        self.lost_copies.add(u64::from(second.is_err()));
         self.write_seqs[area.index()].set(Some(write_seq));
         self.held.borrow_mut()[area.index()] = Some(Slice::copy_from(bytes));
+        Ok(())
+    }
+
+    /// Writes the areas again of which a copy was found lost.
+    pub async fn mend<M: Medium>(&self, medium: &M, sync: impl AsyncFn() -> Result<(), Error>) -> Result<(), Error> {
+        for area in ReservedArea::ALL.into_iter().filter(|area| self.lost[area.index()].get() > 0) {
+            let held = self.held.borrow()[area.index()].clone();
+            if let Some(held) = held {
+                self.write(medium, area, &held, &sync).await?;
+            }
+        }
         Ok(())
     }
 }

@@ -133,6 +133,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             return Ok(());
         }
         if self.state.get() == VolumeState::Open {
+            if let Err(error) = self.reserved.mend(&self.medium, async || self.sync_or_fail().await).await {
+                tracing::warn!(%error, "a lost copy of the reserved area cannot be written again");
+            }
+        }
+        if self.state.get() == VolumeState::Open {
             self.state.set(VolumeState::Closing);
             self.keeps_free_space.set(!gives_space_back);
             self.commits.wanted.notify();

@@ -1,11 +1,10 @@
 use std::num::NonZeroU64;
 
 use proptest::prelude::*;
-use sealblock_block::ReservedArea;
+use sealblock_block::{BadBlockCause, DamageRun, ReservedArea};
 use sealblock_integrity::guard::crc32c;
 
-use crate::record::{MAX_RUNS, RunCounts, RunPhase, RunResult, ScrubRecord, ScrubRun};
-use crate::record::{decode, encode};
+use crate::record::{MAX_RUNS, RunCounts, RunPhase, RunResult, SavedState, ScrubRecord, ScrubRun};
 use crate::{FormatError, MAX_BYTES};
 
 const CAPACITY: u64 = 1_000_000;
@@ -35,6 +34,31 @@ fn record() -> ScrubRecord {
     }
 }
 
+/// What is saved with a record: identities and the bad blocks of the volume that it lies on.
+fn state(record: ScrubRecord) -> SavedState {
+    let damage = vec![DamageRun::exact(3, 3, BadBlockCause::Media), DamageRun::exact(700, 709, BadBlockCause::Media)];
+    SavedState { record, capacity_blocks: CAPACITY, device: [7; 16], writes: 9, leaf: [8; 16], damage }
+}
+
+fn encode(record: &ScrubRecord, capacity_blocks: u64) -> Vec<u8> {
+    SavedState { capacity_blocks, ..state(record.clone()) }.encode()
+}
+
+fn decode(bytes: &[u8], capacity_blocks: u64) -> Result<ScrubRecord, FormatError> {
+    SavedState::decode(bytes).map(|state| state.record_for(capacity_blocks))
+}
+
+/// The same bytes as an earlier version has them.
+fn earlier(version: u8, header_bytes: usize, run_bytes: usize) -> Vec<u8> {
+    let whole = SavedState { damage: Vec::new(), ..state(record()) }.encode();
+    let runs = whole[160..].chunks(72).flat_map(|run| run[..run_bytes].to_vec());
+    let mut bytes: Vec<u8> = whole[..header_bytes].iter().copied().chain(runs).collect();
+    bytes[8] = version;
+    let checksum = crc32c(&bytes[8..]);
+    bytes[4..8].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
 /// The bytes of the record with some of them replaced, and a checksum that fits.
 fn with(at: usize, bytes: &[u8]) -> Vec<u8> {
     let mut all = encode(&record(), CAPACITY);
@@ -45,38 +69,55 @@ fn with(at: usize, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_record_comes_back() {
+fn a_state_comes_back() {
     for record in [record(), ScrubRecord::default(), ScrubRecord { phase: RunPhase::Paused, ..record() }] {
-        assert_eq!(decode(&encode(&record, CAPACITY), CAPACITY), Ok(record));
+        assert_eq!(SavedState::decode(&state(record.clone()).encode()), Ok(state(record)));
     }
 }
 
 #[test]
 fn the_bytes_are_those_of_the_drawing() {
     let bytes = encode(&record(), CAPACITY);
-    assert_eq!(bytes.len(), 112 + 2 * 72);
-    assert_eq!((&bytes[..4], &bytes[8..12]), (&b"SCRB"[..], &[2, 0, 1, 2][..]));
+    assert_eq!(bytes.len(), 160 + 2 * 72 + 3 + 4);
+    assert_eq!((&bytes[..4], &bytes[8..16]), (&b"SCRB"[..], &[3, 0, 1, 2, 2, 0, 0, 0][..]));
     let number = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().unwrap());
     let numbers = [16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104].map(number);
     assert_eq!(numbers[..4], [CAPACITY, 310, 10, 1_790_000_000]);
     assert_eq!(numbers[4..], [300, 5, 3, 2, 7 << 20, 1_780_000_000, 1_785_000_000, 17]);
-    assert_eq!([112, 120, 128, 136, 144, 152, 160, 168, 176].map(number), [5, 14, 4, 300, 5, 3, 2, 2, 17]);
-    assert_eq!(number(184 + 56), 1);
+    assert_eq!((&bytes[112..128], number(128), &bytes[136..152], number(152)), (&[7; 16][..], 9, &[8; 16][..], 0));
+    assert_eq!([160, 168, 176, 184, 192, 200, 208, 216, 224].map(number), [5, 14, 4, 300, 5, 3, 2, 2, 17]);
+    assert_eq!(number(232 + 56), 1);
+    assert_eq!(bytes[304..], [3, 0, 0, 0xb8, 5, 9, 0]);
     // Written down: other bytes would be another format.
     assert_eq!(bytes[4..8], crc32c(&bytes[8..]).to_le_bytes());
 }
 
 #[test]
-fn a_record_of_the_first_version_is_read_and_says_nothing_of_what_was_not_checked() {
-    let whole = encode(&record(), CAPACITY);
-    let runs = whole[112..].chunks(72).flat_map(|run| run[..64].to_vec());
-    let mut first: Vec<u8> = whole[..104].iter().copied().chain(runs).collect();
-    first[8] = 1;
-    let checksum = crc32c(&first[8..]);
-    first[4..8].copy_from_slice(&checksum.to_le_bytes());
+fn records_of_earlier_versions_are_read_and_say_nothing_of_what_they_lack() {
     let nothing = |counts| RunCounts { unchecked: 0, ..counts };
     let runs = record().runs.into_iter().map(|run| ScrubRun { counts: nothing(run.counts), ..run }).collect();
-    assert_eq!(decode(&first, CAPACITY), Ok(ScrubRecord { counts: nothing(counts()), runs, ..record() }));
+    let first = ScrubRecord { counts: nothing(counts()), runs, ..record() };
+    for (bytes, record) in [(earlier(1, 104, 64), first), (earlier(2, 112, 72), record())] {
+        let read = SavedState::decode(&bytes).unwrap();
+        assert_eq!(read, SavedState { record, capacity_blocks: CAPACITY, ..SavedState::default() });
+        assert!(!read.is_foreign(&[7; 16]), "of which device it is was not said");
+    }
+}
+
+#[test]
+fn the_state_of_another_device_is_not_taken() {
+    let state = state(record());
+    assert!(!state.is_foreign(&[7; 16]) && state.is_foreign(&[6; 16]));
+    let mut scrub = crate::Scrub::new(super::profile(CAPACITY), crate::Settings::default());
+    scrub.restore(&state.encode()).unwrap();
+    let other = SavedState { device: [6; 16], ..state };
+    assert_eq!(scrub.restore(&other.encode()), Err(FormatError::Foreign));
+    let saved = SavedState::decode(&scrub.last_to_save(crate::Now::default()).unwrap_or_else(|| {
+        scrub.stop(crate::Now::default()).unwrap();
+        scrub.last_to_save(crate::Now::default()).unwrap()
+    }));
+    let saved = saved.unwrap();
+    assert_eq!((saved.device, saved.writes, saved.damage.len()), ([7; 16], 10, 0), "it was saved once more");
 }
 
 #[test]
@@ -110,15 +151,20 @@ fn a_record_of_before_the_device_was_resized_goes_on_or_begins_anew() {
 
 #[test]
 fn invalid_records_with_a_good_checksum_are_rejected_with_the_reason() {
-    let run = |field: usize| 112 + 8 * field;
+    let run = |field: usize| 160 + 8 * field;
     for (bytes, why) in [
-        (with(8, &[3]), FormatError::Version(3)),
-        (with(8, &[1]), FormatError::Length(256)),
+        (with(8, &[4]), FormatError::Version(4)),
+        (with(8, &[2]), FormatError::Length(311)),
+        (with(8, &[1]), FormatError::Length(311)),
         (with(8, &[0]), FormatError::Version(0)),
         (with(8, &[1, 1]), FormatError::Version(257)),
         (with(10, &[3]), FormatError::Field("the state")),
-        (with(11, &[1]), FormatError::Length(256)),
-        (with(11, &[17]), FormatError::Length(256)),
+        (with(11, &[1]), FormatError::Field("the list of bad blocks")),
+        (with(11, &[17]), FormatError::Length(311)),
+        (with(12, &[1]), FormatError::Field("the list of bad blocks")),
+        (with(12, &[3]), FormatError::Field("the list of bad blocks")),
+        (with(306, &[9]), FormatError::Field("the list of bad blocks")),
+        (with(159, &[1]), FormatError::Field("a reserved field")),
         (with(15, &[1]), FormatError::Field("a reserved field")),
         (with(16, &310u64.to_le_bytes()), FormatError::Field("the position")),
         (with(24, &[0x37]), FormatError::Field("the position")),
@@ -139,8 +185,9 @@ fn invalid_records_with_a_good_checksum_are_rejected_with_the_reason() {
 #[test]
 fn the_largest_record_fits_the_reserved_area() {
     let runs = vec![record().runs[0]; MAX_RUNS];
-    let bytes = encode(&ScrubRecord { runs, ..record() }, CAPACITY);
-    assert_eq!(bytes.len(), MAX_BYTES);
+    let damage = (0..30_000).map(|n| DamageRun::exact(n * 977, n * 977, BadBlockCause::Media)).collect();
+    let bytes = SavedState { damage, ..state(ScrubRecord { runs, ..record() }) }.encode();
+    assert!((MAX_BYTES - 100..=MAX_BYTES).contains(&bytes.len()), "{}", bytes.len());
     const { assert!(MAX_BYTES <= ReservedArea::ScrubState.max_bytes()) };
 }
 
@@ -149,12 +196,12 @@ proptest! {
     fn no_bytes_make_it_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..1400), fix: bool) {
         if fix && bytes.len() >= 12 {
             bytes[..4].copy_from_slice(b"SCRB");
-            bytes[8..10].copy_from_slice(&[2, 0]);
+            bytes[8..10].copy_from_slice(&[3, 0]);
             let checksum = crc32c(&bytes[8..]);
             bytes[4..8].copy_from_slice(&checksum.to_le_bytes());
         }
-        if let Ok(record) = decode(&bytes, CAPACITY) {
-            prop_assert_eq!(encode(&record, CAPACITY), bytes);
+        if let Ok(state) = SavedState::decode(&bytes) {
+            prop_assert!(bytes[8] < 3 || state.encode() == bytes);
         }
     }
 }

@@ -9,12 +9,8 @@ use super::files::FileError;
 use super::health::{Checked, Health};
 use super::mirror::{MirrorStatus, ReplicaStatus};
 use super::scrub::ScrubStatus;
-use super::server::{DamageStatus, DeviceSnapshot, FailingStatus};
-use crate::bad_runs::blocks_text;
+use super::server::{DeviceSnapshot, FailingStatus};
 use crate::dates::date;
-
-/// Runs of bad blocks that the sentence names.
-const MAX_RUNS: usize = 4;
 
 /// The health of a device.
 pub struct Verdict {
@@ -65,13 +61,20 @@ fn healthy_text(seen: &DeviceSnapshot) -> String {
 
 fn damage(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Option<Finding> {
     let finding = |words: String, advice: String| Some(Finding { health: Health::Damaged, words, advice });
-    if seen.damage.blocks > 0 || !seen.damage.complete && seen.silent.is_none() {
+    if seen.damage.has_any() && (seen.silent.is_none() || seen.damage.blocks > 0) {
         let advice =
             format!("write these blocks anew from another copy; `sealblock scrub start {name}` checks all of it");
-        return finding(damage_text(&seen.damage), advice);
+        let health = match (seen.damage.blocks, seen.damage.blocks_at_most) {
+            (0, 1..) => Health::Incomplete,
+            _ => Health::Damaged,
+        };
+        return Some(Finding { health, words: seen.damage.to_text(), advice });
     }
-    // A bad block that this server found and that is no longer listed was rewritten since. Of earlier runs only the
-    // number of bad blocks is known.
+    // What is kept and no longer listed was rewritten since. Where nothing is kept, of runs before the start of this server only
+    // the number of bad blocks is known.
+    if seen.damage.not_kept.is_empty() {
+        return None;
+    }
     let run = seen.scrub.as_ref().and_then(ScrubStatus::last_run).filter(|run| run.started_unix_s <= started_unix_s)?;
     if run.unrepaired == 0 {
         return None;
@@ -79,16 +82,6 @@ fn damage(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Option<Find
     let (blocks, when) = (count(run.unrepaired, "bad block"), date(run.started_unix_s));
     let words = format!("the scrub that began {when} met {blocks} that could not be repaired");
     finding(words, format!("`sealblock scrub start {name}` finds out where"))
-}
-
-fn damage_text(damage: &DamageStatus) -> String {
-    let mut runs: Vec<String> = damage.runs.iter().take(MAX_RUNS).map(|run| blocks_text(run.first, run.last)).collect();
-    if damage.runs.len() > MAX_RUNS || damage.unlisted > 0 {
-        runs.push("and more".to_owned());
-    }
-    let least = if damage.complete { "" } else { "at least " };
-    let are = if damage.blocks == 1 { "is" } else { "are" };
-    format!("{least}{} {are} bad ({})", count(damage.blocks, "block"), runs.join(", "))
 }
 
 fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
@@ -114,9 +107,14 @@ fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
             format!("{target} is {state}: {}", replicas.join(", "))
         }
     };
-    let is_lost = |replica: &&&ReplicaStatus| replica.is(ReplicaState::OutOfSync) || !is_well(replica);
+    let is_lost = |replica: &&&ReplicaStatus| {
+        replica.is(ReplicaState::OutOfSync) || !replica.online || !replica.file_trouble.is_empty()
+    };
     let advice = match ailing.iter().find(|replica| !replica.is(ReplicaState::Resyncing) && is_lost(replica)) {
         Some(replica) => format!("`sealblock mirror replace {name} {} NEW`, if it does not come back", replica.name),
+        None if ailing.iter().any(|replica| replica.has_damage()) => {
+            format!("`sealblock scrub start {name}` repairs them from another replica")
+        }
         None => format!("wait; `sealblock mirror status {name}` tells how far it is"),
     };
     findings.push(finding(Health::Degraded, words, advice));
@@ -136,6 +134,8 @@ fn replica_text(replica: &ReplicaStatus) -> String {
             _ => "is gone",
         };
         format!("the file of {name} {what}")
+    } else if let Some(damage) = replica.damage.as_ref().filter(|_| replica.online && replica.has_damage()) {
+        format!("on {name} {}", damage.to_text())
     } else if replica.is(ReplicaState::Resyncing) {
         format!("{name} is resyncing{up_to}")
     } else if replica.is(ReplicaState::OutOfSync) && replica.online {
@@ -227,7 +227,8 @@ pub fn of_all(devices: &[Health]) -> (Health, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::server::{NamedMirror, PathStatus, RunOfDamage};
+    use crate::status::damage::{DamageStatus, RunOfDamage};
+    use crate::status::server::{NamedMirror, PathStatus};
 
     const STARTED: u64 = 1_000_000;
 
@@ -260,6 +261,7 @@ mod tests {
             stale_blocks: 0,
             failures: 0,
             file_trouble: Vec::new(),
+            damage: None,
         }
     }
 
@@ -291,21 +293,32 @@ mod tests {
     }
 
     #[test]
-    fn bad_blocks_are_named() {
+    fn bad_blocks_are_named_and_those_that_may_be_bad_are_no_damage() {
         let run = |first, last| RunOfDamage { first, last, field: "guard".to_owned() };
-        let damage = |blocks, complete, runs: &[RunOfDamage]| DeviceSnapshot {
-            damage: DamageStatus { blocks, complete, runs: runs.to_vec(), unlisted: 0, made_unreadable: 0 },
+        let damage = |blocks, most, runs: &[RunOfDamage]| DeviceSnapshot {
+            damage: DamageStatus {
+                blocks,
+                blocks_at_most: most,
+                complete: blocks == most,
+                runs: runs.to_vec(),
+                ..DamageStatus::default()
+            },
             ..seen()
         };
-        is(&damage(1, true, &[run(9, 9)]), Health::Damaged, "1 block is bad (9)");
-        is(&damage(3, true, &[run(5, 6), run(9, 9)]), Health::Damaged, "3 blocks are bad (5..6, 9)");
-        let many: Vec<_> = (0..6).map(|n| run(n * 10, n * 10)).collect();
-        is(&damage(6, false, &many), Health::Damaged, "at least 6 blocks are bad (0, 10, 20, 30, and more)");
+        is(&damage(1, 1, &[run(9, 9)]), Health::Damaged, "1 block is bad (9)");
+        is(&damage(3, 3, &[run(5, 6), run(9, 9)]), Health::Damaged, "3 blocks are bad (5..6, 9)");
+        is(&damage(2, 9, &[run(1, 9)]), Health::Damaged, "at least 2 blocks, at most 9, are bad (1..9)");
+        is(&damage(0, 9, &[run(1, 9)]), Health::Incomplete, "up to 9 blocks may be bad (1..9)");
     }
 
     #[test]
     fn what_a_scrub_met_before_the_start_is_not_forgotten() {
-        let of = |started, bad, unchecked| DeviceSnapshot { scrub: Some(scrub(started, bad, unchecked)), ..seen() };
+        let kept = |started, bad, unchecked| DeviceSnapshot { scrub: Some(scrub(started, bad, unchecked)), ..seen() };
+        assert_eq!(assess("v", &kept(STARTED - 10, 2, 0), STARTED).health, Health::Healthy, "its list says otherwise");
+        let of = |started, bad, unchecked| {
+            let seen = kept(started, bad, unchecked);
+            DeviceSnapshot { damage: DamageStatus { not_kept: vec!["v".to_owned()], ..seen.damage.clone() }, ..seen }
+        };
         let before = assess("v", &of(STARTED - 10, 2, 0), STARTED);
         assert_eq!(before.health, Health::Damaged);
         assert!(before.summary.ends_with("met 2 bad blocks that could not be repaired"), "{}", before.summary);
@@ -330,6 +343,11 @@ mod tests {
             FileError { path: "/d/b".to_owned(), trouble: "gone".to_owned(), left_bytes: None, length_bytes: None };
         let lost = ReplicaStatus { file_trouble: vec![file], ..replica("b", "in_sync", true, 0) };
         is(&of(lost), Health::Degraded, "mirror:a,b is degraded: the file of b is gone");
+        let run = RunOfDamage { first: 7, last: 7, field: "guard".to_owned() };
+        let known =
+            DamageStatus { blocks: 1, blocks_at_most: 1, complete: true, runs: vec![run], ..Default::default() };
+        let bad = ReplicaStatus { damage: Some(known), ..replica("b", "in_sync", true, 0) };
+        is(&of(bad), Health::Degraded, "mirror:a,b is degraded: on b 1 block is bad (7)");
         let older = ReplicaStatus { stale_blocks: 2, ..in_sync() };
         is(&mirror("optimal", vec![older]), Health::Damaged, "of 2 blocks only an older copy is left, on a");
         let path = |live| PathStatus { path: "p".to_owned(), live, trouble: None, failures: 0 };

@@ -6,6 +6,7 @@ use sealblock_stack::OpenMirror;
 use sealblock_stack::identity::uuid_text;
 use serde::{Deserialize, Serialize};
 
+use super::damage::DamageStatus;
 use super::files::FileError;
 use super::health::Health;
 
@@ -54,6 +55,9 @@ pub struct ReplicaStatus {
     /// Files that it lies in and that were deleted, renamed, replaced or cut off.
     #[serde(default)]
     pub file_trouble: Vec<FileError>,
+    /// Blocks of it that are known to be bad; `None` if it was not open since the mirror was.
+    #[serde(default)]
+    pub damage: Option<DamageStatus>,
 }
 
 impl MirrorStatus {
@@ -64,21 +68,31 @@ impl MirrorStatus {
             let files = files.iter().filter(|(replica, _)| replica == name).flat_map(|(_, files)| files);
             files.filter_map(|file| FileError::of(file)).collect()
         };
-        MirrorStatus::with_files(&mirror.describe(), errors_of)
+        let damage = mirror.damage().replicas();
+        let damage_of = |name: &str| {
+            let of = damage.iter().find(|(replica, _)| replica == name);
+            of.map(|(_, damage)| DamageStatus::of(damage))
+        };
+        MirrorStatus::with(&mirror.describe(), errors_of, damage_of)
     }
 
-    /// The state of a mirror whose replicas lie in files with these errors. A mirror whose replica has lost its file is not optimal,
-    /// although no request has failed of it yet.
-    fn with_files(mirror: &MirrorInfo, errors_of: impl Fn(&str) -> Vec<FileError>) -> MirrorStatus {
+    /// The state of a mirror whose replicas lie in files with these errors and have these bad blocks. A mirror whose replica has
+    /// lost its file or blocks is not optimal, although no request has failed of it yet.
+    fn with(
+        mirror: &MirrorInfo,
+        errors_of: impl Fn(&str) -> Vec<FileError>,
+        damage_of: impl Fn(&str) -> Option<DamageStatus>,
+    ) -> MirrorStatus {
         let of = |replica: &ReplicaInfo| {
-            let is_there = replica.is_online && replica.state != ReplicaState::Removed;
-            ReplicaStatus::of(replica, if is_there { errors_of(&replica.name) } else { Vec::new() })
+            let is_member = replica.state != ReplicaState::Removed;
+            let files = if is_member && replica.is_online { errors_of(&replica.name) } else { Vec::new() };
+            let damage = Some(&replica.name).filter(|_| is_member).and_then(|name| damage_of(name));
+            ReplicaStatus { file_trouble: files, damage, ..ReplicaStatus::of(replica) }
         };
+        let is_sound = |replica: &ReplicaStatus| replica.file_trouble.is_empty() && !replica.has_damage();
         let replicas: Vec<ReplicaStatus> = mirror.replicas.iter().map(of).collect();
         let state = match mirror.state {
-            MirrorState::Optimal if replicas.iter().any(|replica| !replica.file_trouble.is_empty()) => {
-                MirrorState::Degraded
-            }
+            MirrorState::Optimal if !replicas.iter().all(is_sound) => MirrorState::Degraded,
             state => state,
         };
         MirrorStatus {
@@ -96,7 +110,10 @@ impl MirrorStatus {
     pub fn health(&self) -> Health {
         let state = if self.state == MirrorState::Optimal.as_str() { Health::Healthy } else { Health::Degraded };
         let files = self.replicas.iter().flat_map(|replica| &replica.file_trouble);
-        files.map(FileError::health).max().unwrap_or_default().max(state)
+        let is_bad =
+            self.replicas.iter().any(|replica| replica.damage.as_ref().is_some_and(|damage| damage.blocks > 0));
+        let blocks = if is_bad { Health::Damaged } else { Health::Healthy };
+        files.map(FileError::health).max().unwrap_or_default().max(state).max(blocks)
     }
 
     /// The replica of this name; the newest if an earlier one had the same name.
@@ -106,7 +123,7 @@ impl MirrorStatus {
 }
 
 impl ReplicaStatus {
-    fn of(replica: &ReplicaInfo, file_trouble: Vec<FileError>) -> ReplicaStatus {
+    fn of(replica: &ReplicaInfo) -> ReplicaStatus {
         ReplicaStatus {
             name: replica.name.clone(),
             state: replica.state.as_str().to_owned(),
@@ -117,8 +134,14 @@ impl ReplicaStatus {
             repaired_blocks: replica.repaired_blocks,
             stale_blocks: replica.stale_blocks,
             failures: replica.failures,
-            file_trouble,
+            file_trouble: Vec::new(),
+            damage: None,
         }
+    }
+
+    /// True if blocks of it are bad, or may be.
+    pub fn has_damage(&self) -> bool {
+        self.damage.as_ref().is_some_and(DamageStatus::has_any)
     }
 
     /// True if this is its state.
@@ -163,9 +186,8 @@ mod tests {
             FileError { path, trouble: trouble.to_owned(), left_bytes, length_bytes }
         };
         let seen = |mirror: &MirrorInfo, error: Option<FileError>| {
-            let status = MirrorStatus::with_files(mirror, |name| {
-                if name == "b" { error.iter().cloned().collect() } else { Vec::new() }
-            });
+            let errors_of = |name: &str| if name == "b" { error.iter().cloned().collect() } else { Vec::new() };
+            let status = MirrorStatus::with(mirror, errors_of, |_| None);
             (status.state.clone(), status.health(), status.replicas[1].file_trouble.len())
         };
         let words = |state: MirrorState, health, files| (state.as_str().to_owned(), health, files);
@@ -175,6 +197,9 @@ mod tests {
         assert_eq!(gone, words(MirrorState::Degraded, Health::Degraded, 1));
         let cut = seen(&whole, Some(of("cut_off", Some(7))));
         assert_eq!(cut, words(MirrorState::Degraded, Health::Damaged, 1));
+        let bad = DamageStatus { blocks: 1, blocks_at_most: 1, complete: true, ..DamageStatus::default() };
+        let status = MirrorStatus::with(&whole, |_| Vec::new(), |name| Some(bad.clone()).filter(|_| name == "b"));
+        assert_eq!((status.state.as_str(), status.health()), (MirrorState::Degraded.as_str(), Health::Damaged));
         // A replica that is away serves nothing from its file.
         let away = seen(&mirror(MirrorState::Degraded, false), Some(of("gone", None)));
         assert_eq!(away, words(MirrorState::Degraded, Health::Degraded, 0));

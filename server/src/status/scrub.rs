@@ -7,6 +7,7 @@ use sealblock_block::Device;
 use sealblock_scrub::{RunCounts, RunPhase, RunResult, ScrubRecord, ScrubRun, ScrubState, ScrubView};
 use serde::{Deserialize, Serialize};
 
+use super::damage::DamageStatus;
 use super::health::{Checked, Health};
 
 /// How the scrub of a target is. `docs/formats/json.md` is the contract. Times are seconds since 1970.
@@ -52,6 +53,9 @@ pub struct ScrubStatus {
     pub kept_why: Option<String>,
     /// Why the scrub is suspended.
     pub trouble: Option<String>,
+    /// Blocks that are known to be bad now, whoever found them.
+    #[serde(default)]
+    pub damage: Option<DamageStatus>,
 }
 
 /// What a scrub does.
@@ -146,6 +150,7 @@ impl ScrubStatus {
             kept: KeptWord::OnDisk,
             kept_why: None,
             trouble: None,
+            damage: None,
         }
     }
 
@@ -175,10 +180,15 @@ impl ScrubStatus {
         self.run.as_ref().or(self.runs.last())
     }
 
-    /// What the last run found: unrepaired blocks count more than unchecked ones.
+    /// What is known to be bad now, and what the last run could not check. Where no list is kept, what the last run could not repair
+    /// counts as bad, as it may be.
     pub fn health(&self) -> Health {
+        let is_kept = self.damage.as_ref().is_some_and(|damage| damage.not_kept.is_empty());
+        let unrepaired = self.last_run().filter(|_| !is_kept).map_or(0, |run| run.unrepaired);
+        let (known, possible) = self.damage.as_ref().map_or((0, false), |damage| (damage.blocks, damage.has_any()));
         match self.last_run() {
-            Some(run) if run.unrepaired > 0 => Health::Damaged,
+            _ if known + unrepaired > 0 => Health::Damaged,
+            _ if possible => Health::Incomplete,
             Some(run) if run.unchecked > 0 => Health::Incomplete,
             _ => Health::Healthy,
         }

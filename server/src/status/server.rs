@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::damage::DamageStatus;
 use super::files::FileError;
 use super::health::Health;
 use super::mirror::MirrorStatus;
@@ -122,32 +123,6 @@ pub struct ExportStatus {
     pub uri: Option<String>,
     /// Whether clients can only read it.
     pub read_only: bool,
-}
-
-/// Blocks that are known to be bad.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct DamageStatus {
-    /// How many.
-    pub blocks: u64,
-    /// Whether these are all that were met.
-    pub complete: bool,
-    /// The first of them as runs.
-    pub runs: Vec<RunOfDamage>,
-    /// Blocks in none of these runs.
-    pub unlisted: u64,
-    /// Blocks that hosts have made unreadable on purpose; they are not counted above.
-    pub made_unreadable: u64,
-}
-
-/// Bad blocks that follow each other.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct RunOfDamage {
-    /// The first block.
-    pub first: u64,
-    /// The last one.
-    pub last: u64,
-    /// What is wrong with them: a `field` as of `verify`.
-    pub field: String,
 }
 
 /// Requests of one kind of which the last one failed.

@@ -53,7 +53,7 @@ fn by(opener: Opener) -> ReplicaOpener {
 /// An open target as the device of a replica, and what it is made of.
 fn of_replica(opened: OpenTarget) -> (OpenedReplica, TargetInfo) {
     let OpenTarget { device, info, held, .. } = opened;
-    (OpenedReplica { device, files: info.open_files(), held }, info)
+    (OpenedReplica { device, files: info.open_files(), damage: info.damage.clone(), held }, info)
 }
 
 /// Opens a replica for the first time, and says what it is made of.
@@ -152,7 +152,8 @@ fn held(
 ) -> OpenTarget {
     drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
     let open = Rc::new(OpenMirror::new(target, opened.mirror.clone(), replicas.to_vec(), by(opener)));
-    let info = TargetInfo { mirror: Some(open.clone()), ..TargetInfo::over("mirror", info) };
+    let damage = open.damage();
+    let info = TargetInfo { mirror: Some(open.clone()), damage, ..TargetInfo::over("mirror", info) };
     OpenTarget::new(target, opened.mirror, info, vec![CloseHandle::Members(open)])
 }
 

@@ -10,6 +10,7 @@ use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{Mirror, MirrorError, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaSource};
 use sealblock_media_file::Backing;
 
+use crate::damage_view::DamageView;
 use crate::error::{Cause, StackError};
 use crate::held::{Access, CloseHandle, Members, close_all, received_bytes};
 use crate::program::ReactorClock;
@@ -28,6 +29,8 @@ pub struct OpenMirror {
     /// Its name: the target it was opened by, until a command changes the replicas.
     target: TargetLabel,
     opener: ReplicaOpener,
+    /// The bad blocks of the replicas as they are now.
+    damage: DamageView,
 }
 
 /// Opens the device of a replica.
@@ -39,6 +42,8 @@ pub(super) struct OpenedReplica {
     pub device: DynDevice,
     /// The files that it lies in, as long as they are open.
     pub files: Vec<Weak<Backing>>,
+    /// What is known of its bad blocks.
+    pub damage: DamageView,
     /// What is to close behind it.
     pub held: Vec<CloseHandle>,
 }
@@ -55,6 +60,10 @@ pub(super) struct OpenReplica {
     held: RefCell<Vec<CloseHandle>>,
     /// The files that it lies in, as long as they are open.
     files: RefCell<Vec<Weak<Backing>>>,
+    /// Its bad blocks, once it was open; what is known of a device that is away stays known.
+    damage: RefCell<Option<DamageView>>,
+    /// Who else is to know of them: the mirror that it is of.
+    reports_to: RefCell<Option<DamageView>>,
     /// Bytes received before the last open.
     received_bytes: Cell<u64>,
     /// True while another device replaces it: it must not be reopened.
@@ -69,7 +78,14 @@ impl OpenMirror {
         replicas: Vec<Rc<OpenReplica>>,
         opener: ReplicaOpener,
     ) -> OpenMirror {
-        OpenMirror { mirror, replicas: RefCell::new(replicas), target: TargetLabel::new(target), opener }
+        let damage = DamageView::mirror();
+        replicas.iter().for_each(|replica| replica.report_to(&damage));
+        OpenMirror { mirror, replicas: RefCell::new(replicas), target: TargetLabel::new(target), opener, damage }
+    }
+
+    /// The bad blocks of its replicas, on every core.
+    pub fn damage(&self) -> DamageView {
+        self.damage.clone()
     }
 
     /// Its state now.
@@ -124,7 +140,11 @@ impl OpenMirror {
         };
         let replaced = replaced.await;
         match &replaced {
-            Ok(()) => self.replicas.borrow_mut().retain(|replica| !replica.is_retired.get()),
+            Ok(()) => {
+                let is_gone = |replica: &mut Rc<OpenReplica>| replica.is_retired.get();
+                let gone: Vec<_> = self.replicas.borrow_mut().extract_if(.., is_gone).collect();
+                gone.iter().for_each(|replica| self.forget(replica));
+            }
             Err(_) => retired.iter().for_each(|replica| replica.is_retired.set(false)),
         }
         replaced
@@ -134,6 +154,7 @@ impl OpenMirror {
     async fn take_in(&self, replica: Rc<OpenReplica>, taken: Result<(), ReplicaError>) -> Result<(), StackError> {
         match taken {
             Ok(()) => {
+                replica.report_to(&self.damage);
                 self.replicas.borrow_mut().push(replica);
                 Ok(())
             }
@@ -168,9 +189,17 @@ impl OpenMirror {
         let gone: Vec<Rc<OpenReplica>> =
             self.replicas.borrow_mut().extract_if(.., |replica| replica.name == name).collect();
         for replica in gone {
+            self.forget(&replica);
             let _ = replica.close().await;
         }
         Ok(())
+    }
+
+    /// Forgets what is known of a replica that is none any more, unless another one has its name.
+    fn forget(&self, gone: &OpenReplica) {
+        if !self.replicas.borrow().iter().any(|replica| replica.name == gone.name) {
+            self.damage.set_replica(&gone.name, None);
+        }
     }
 
     /// The files that each of its replicas lies in, by the name of the replica: those that are open now.
@@ -228,6 +257,8 @@ impl OpenReplica {
             opener: Rc::clone(opener),
             held: RefCell::default(),
             files: RefCell::default(),
+            damage: RefCell::default(),
+            reports_to: RefCell::default(),
             received_bytes: Cell::new(0),
             is_retired: Cell::new(false),
         })
@@ -247,10 +278,24 @@ impl OpenReplica {
 
     /// Keeps what belongs to the open device, and gives the device.
     pub fn hold(&self, opened: OpenedReplica) -> DynDevice {
-        let OpenedReplica { device, files, held } = opened;
+        let OpenedReplica { device, files, damage, held } = opened;
         self.files.replace(files);
+        self.damage.replace(Some(damage));
         self.held.replace(held);
+        self.report();
         device
+    }
+
+    /// Has a mirror know of its bad blocks, as they are now and after each opening.
+    fn report_to(&self, mirror: &DamageView) {
+        self.reports_to.replace(Some(mirror.clone()));
+        self.report();
+    }
+
+    fn report(&self) {
+        if let (Some(mirror), Some(damage)) = (&*self.reports_to.borrow(), &*self.damage.borrow()) {
+            mirror.set_replica(&self.name, Some(damage.clone()));
+        }
     }
 
     /// Rewrites the unchanged label of a remote replica. A server of `--as-member` accepts writes only after its label was written;

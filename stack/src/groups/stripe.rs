@@ -4,6 +4,7 @@ use futures_util::future::join_all;
 use sealblock_layers_stripe::{AssembleError, CHUNK, StripeLayer};
 use sealblock_units::ByteCount;
 
+use crate::damage_view::DamageView;
 use crate::error::{Cause, StackError};
 use crate::held::{Access, Usage, close_all};
 use crate::identity::new_uuid;
@@ -38,7 +39,11 @@ pub(crate) async fn open(
         }
     };
     match made.await {
-        Ok(device) => Ok(OpenTarget::new(target, device, TargetInfo::over("stripe", info), held)),
+        Ok(device) => {
+            let members = info.iter().map(|info| info.damage.clone()).collect();
+            let damage = DamageView::stripe(members, device.chunk_blocks());
+            Ok(OpenTarget::new(target, device, TargetInfo { damage, ..TargetInfo::over("stripe", info) }, held))
+        }
         Err(failure) => {
             // A failure to close the members would hide the first failure.
             let _ = close_all(&held).await;

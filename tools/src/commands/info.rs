@@ -25,6 +25,7 @@ use super::mirror::put as mirror_text;
 use crate::cli::Info;
 use crate::exit::Exit;
 use crate::report::{Lines, print_report};
+use sealblock_server::status::damage::DamageStatus;
 use sealblock_server::status::mirror::MirrorStatus;
 
 /// Prints what the target is.
@@ -108,6 +109,7 @@ fn as_json(target: &TargetName, opened: &OpenTarget) -> Value {
             "zero_blocks": geometry.limits.max_zero_blocks.get(),
         },
         "abilities": abilities(opened).collect::<BTreeMap<_, _>>(),
+        "damage": DamageStatus::of(&opened.info.damage),
         "unmap_zeroes": of.unmap_zeroes,
         "offloads": of.offloads,
         "runtime": sealblock_runtime_reactor::backend().to_string(),
@@ -263,6 +265,10 @@ fn as_text(target: &TargetName, opened: &OpenTarget) -> String {
             .put("behind them", format!("{}, less than a block: only copy and compare take them", count(rest, "byte")));
     }
     lines.put("protection", protection_text(geometry.protection));
+    let damage = DamageStatus::of(&opened.info.damage);
+    if damage.has_any() {
+        lines.put("damage", damage.to_text());
+    }
     for way in WAYS {
         let names: Vec<String> =
             abilities(opened).filter(|(_, how)| *how == way).map(|(name, _)| name.replace('_', " ")).collect();

@@ -311,8 +311,14 @@ fn replica_text(replica: &ReplicaStatus) -> String {
         blocks => format!(", {blocks} older copies kept"),
     };
     let error = replica.last_error.as_ref().map_or(String::new(), |why| format!(": {why}"));
+    let damage = replica.damage.as_ref().filter(|damage| damage.has_any());
+    let damage = damage.map_or(String::new(), |damage| format!("; {}", damage.to_text()));
     let files: String = replica.file_trouble.iter().map(|file| format!("; {}", file.to_text())).collect();
-    format!("{}: {}{out_of_sync}{offline}{repaired}{stale}{error}{files}", replica.name, state_text(&replica.state))
+    format!(
+        "{}: {}{out_of_sync}{offline}{repaired}{stale}{error}{damage}{files}",
+        replica.name,
+        state_text(&replica.state)
+    )
 }
 
 #[cfg(test)]
@@ -333,6 +339,7 @@ mod tests {
                 stale_blocks: 0,
                 failures: 0,
                 file_trouble: Vec::new(),
+                damage: None,
             };
             replica_text(&status)
         };

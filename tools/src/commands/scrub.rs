@@ -8,7 +8,7 @@ mod watch;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 
 use sealblock_block::{Ability, Device, Request, RequestKind, ReservedArea, Response};
-use sealblock_scrub::{Scrub as Machine, ScrubRecord};
+use sealblock_scrub::SavedState;
 use sealblock_stack::target::{Address, NVME_TCP_PORT, TargetName};
 use sealblock_stack::{Access, Cause, OpenTarget, StackError, of_block, on_reactor, open};
 
@@ -18,6 +18,7 @@ use crate::interrupt;
 use crate::report::{print_report, say};
 use sealblock_server::control::client::{FoundServer, find};
 use sealblock_server::control::protocol::{ControlCommand, TargetRef, canonical};
+use sealblock_server::status::damage::DamageStatus;
 use sealblock_server::status::health::Health;
 use sealblock_server::status::scrub::ScrubStatus;
 use watch::Waited;
@@ -150,13 +151,15 @@ async fn status_of(target: &TargetName, opened: &OpenTarget) -> Result<ScrubStat
     }
     let doing = "reading what is kept of the scrub";
     let answer = opened.device.execute(Request::read_reserved(ReservedArea::ScrubState)).await;
-    let record = match answer.map_err(|error| of_block(doing, &error))? {
-        Response::Reserved(bytes) if bytes.is_empty() => ScrubRecord::default(),
-        Response::Reserved(bytes) => Machine::read(&bytes, geometry.capacity_blocks).map_err(|error| {
+    let state = match answer.map_err(|error| of_block(doing, &error))? {
+        Response::Reserved(bytes) if bytes.is_empty() => SavedState::default(),
+        Response::Reserved(bytes) => SavedState::decode(&bytes).map_err(|error| {
             let failure = StackError::new(Cause::Unsuitable, doing, error).on(target);
             failure.advise("serving it: a state that is damaged is begun anew, one of a later version is left alone")
         })?,
-        _ => ScrubRecord::default(),
+        _ => SavedState::default(),
     };
-    Ok(ScrubStatus::kept(target.to_string(), &opened.device, &record))
+    let record = state.record_for(geometry.capacity_blocks);
+    let damage = Some(DamageStatus::of(&opened.info.damage));
+    Ok(ScrubStatus { damage, ..ScrubStatus::kept(target.to_string(), &opened.device, &record) })
 }

@@ -15,6 +15,7 @@ mod groups;
 mod hostile;
 mod in_use;
 mod interrupted;
+mod known_damage;
 mod log_level;
 mod mirror;
 mod mirror_damage;

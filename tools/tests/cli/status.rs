@@ -85,7 +85,7 @@ client    an NBD client from CLIENT, at v";
     assert_eq!(device["io"]["write"], json!({"requests": 1, "bytes": 4096, "errors": 0}));
     assert_eq!(
         device["damage"],
-        json!({"blocks": 0, "complete": true, "runs": [], "unlisted": 0, "made_unreadable": 0})
+        json!({"blocks": 0, "blocks_at_most": 0, "complete": true, "runs": [], "unlisted": 0, "made_unreadable": 0, "not_kept": []})
     );
     assert_eq!((&told["clients"][0]["protocol"], &told["clients"][0]["name"]), (&json!("nbd"), &json!("v")));
     drop(client);
@@ -154,8 +154,8 @@ fn what_a_scrub_met_is_told_after_a_restart_too() {
     assert_eq!(status(&place, &server, 1)["devices"][0]["scrub"]["runs"][0]["unrepaired"], 3);
     server.stop().is_clean();
     let server = Server::start(&place, "v");
-    place.run("status v").ends_with(1).says(&["met 3 bad blocks that could not be repaired"]);
-    assert_eq!(status(&place, &server, 1)["devices"][0]["damage"]["blocks"], 0);
+    place.run("status v").ends_with(1).says(&["3 blocks are bad (5..6, 9)"]);
+    assert_eq!(status(&place, &server, 1)["devices"][0]["damage"]["blocks"], 3);
     server.stop().is_clean();
 }
 

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use sealblock_block::{BadBlockCause, RequestKind};
+use sealblock_block::{DamageRun, RequestKind};
 use sealblock_units::Extent;
 
 use crate::model::damage_list::DamageList;
@@ -13,32 +13,6 @@ use crate::model::damage_list::DamageList;
 /// The known bad blocks of a device. Clones are for the same device, and none of them keeps it open.
 #[derive(Clone)]
 pub struct DamageHandle(Arc<DamageList>);
-
-/// How many blocks are bad, and where.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct DamageSummary {
-    /// Bad blocks, without those that hosts made unreadable.
-    pub blocks: u64,
-    /// Blocks that hosts made unreadable by Write Uncorrectable.
-    pub made_unreadable: u64,
-    /// True if no more bad blocks were found: at most [`crate::MAX_BAD_BLOCKS`] are listed.
-    pub is_complete: bool,
-    /// The bad blocks as runs, in order, up to the requested number.
-    pub runs: Vec<DamageRun>,
-    /// Bad blocks that are in none of these runs.
-    pub unlisted: u64,
-}
-
-/// Consecutive bad blocks with one cause.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct DamageRun {
-    /// The first block.
-    pub first: u64,
-    /// The last block.
-    pub last: u64,
-    /// What is wrong with all of them.
-    pub cause: BadBlockCause,
-}
 
 impl DamageHandle {
     pub(crate) fn of(list: &Arc<DamageList>) -> DamageHandle {
@@ -68,31 +42,21 @@ impl DamageHandle {
         }
     }
 
-    /// Returns a summary with at most `max_runs` runs.
-    pub fn summary(&self, max_runs: usize) -> DamageSummary {
-        let mut summary = DamageSummary::default();
-        summary.is_complete = self.0.visit(|lba, field, is_made| {
-            if is_made {
-                summary.made_unreadable += 1;
-                return;
-            }
-            summary.blocks += 1;
-            let is_full = summary.runs.len() == max_runs;
-            match summary.runs.last_mut() {
-                // No block is joined to the last run once a run was left out.
-                Some(run) if run.last + 1 == lba && run.cause == field && summary.unlisted == 0 => run.last = lba,
-                _ if is_full => summary.unlisted += 1,
-                _ => summary.runs.push(DamageRun { first: lba, last: lba, cause: field }),
-            }
-        });
-        summary
+    /// All known bad blocks, in order.
+    pub fn runs(&self) -> Vec<DamageRun> {
+        self.0.all(0, u64::MAX)
+    }
+
+    /// True if no bad block was dropped.
+    pub fn is_complete(&self) -> bool {
+        self.0.is_complete()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sealblock_block::BadBlock;
+    use sealblock_block::{BadBlock, BadBlockCause, DamageRecord, DamageSource};
     use sealblock_integrity::Field;
     use sealblock_units::Lba;
 
@@ -104,6 +68,23 @@ mod tests {
         DamageHandle(list)
     }
 
+    /// The list of one device below.
+    struct Below(DamageRecord);
+
+    impl DamageSource for Below {
+        fn visit(&self, first: u64, last: u64, see: &mut dyn FnMut(&str, DamageRun)) {
+            self.0.visit(first, last, |run| see("below", run));
+        }
+
+        fn generation(&self) -> u64 {
+            self.0.generation()
+        }
+
+        fn additions(&self) -> u64 {
+            self.0.additions()
+        }
+    }
+
     fn extent(first: u64, blocks: u64) -> Extent {
         Extent::from_raw(first, blocks).unwrap()
     }
@@ -111,15 +92,43 @@ mod tests {
     const GUARD: BadBlockCause = BadBlockCause::Tag(Field::Guard);
 
     #[test]
-    fn blocks_with_one_cause_form_runs_and_unlisted_ones_are_counted() {
-        let damage = list(&[(5, GUARD), (6, GUARD), (7, BadBlockCause::Media), (9, GUARD), (10, GUARD)]);
-        let all = damage.summary(8);
-        let runs: Vec<_> = all.runs.iter().map(|run| (run.first, run.last, run.cause)).collect();
-        assert_eq!(runs, [(5, 6, GUARD), (7, 7, BadBlockCause::Media), (9, 10, GUARD)]);
-        assert_eq!((all.blocks, all.unlisted, all.is_complete), (5, 0, true));
-        let few = damage.summary(2);
-        assert_eq!((few.runs.len(), few.blocks, few.unlisted), (2, 5, 2));
-        assert_eq!(few.runs[1].last, 7);
+    fn what_the_devices_below_know_stays_known_whatever_is_read_above() {
+        let record = Arc::new(Below(DamageRecord::new(1 << 20)));
+        let damage = list(&[]);
+        record.0.add(&[BadBlock::media(Lba::new(5))]);
+        damage.0.set_source(Arc::clone(&record) as Arc<dyn DamageSource>);
+        let bad = |lba, cause| BadBlock::new(Lba::new(lba), cause, None, None);
+        assert!(!damage.0.record(&[bad(5, BadBlockCause::Media)]), "it is in the list of the device, and was before");
+        assert!(damage.0.record(&[bad(9, BadBlockCause::Conflict)]), "no device can know of that alone");
+        record.0.add(&[BadBlock::media(Lba::new(6))]);
+        assert!(damage.0.record(&[]) && !damage.0.record(&[]), "news are told once");
+        damage.succeeded(RequestKind::Read, extent(0, 100));
+        damage.succeeded(RequestKind::Write, extent(0, 9));
+        let runs: Vec<_> = damage.runs().iter().map(|run| (run.first, run.last)).collect();
+        assert_eq!(runs, [(5, 5), (6, 6), (9, 9)]);
+        assert_eq!(damage.0.runs(extent(0, 100), 8).0.len(), 2, "blocks 5 to 6, and 9");
+        assert!(damage.0.has(Lba::new(5)) && !damage.0.has(Lba::new(7)));
+        assert_eq!(damage.0.damage_log(1).entries.len(), 3);
+        record.0.clear(extent(0, 100));
+        assert_eq!(damage.runs().len(), 1);
+    }
+
+    #[test]
+    fn a_run_with_good_blocks_in_it_is_where_hosts_look_and_no_list_of_bad_blocks() {
+        let record = Arc::new(Below(DamageRecord::new(1 << 40)));
+        record.0.restore(&[DamageRun { bad_blocks: 7, ..DamageRun::exact(10, (1 << 33) + 9, BadBlockCause::Media) }]);
+        let damage = list(&[]);
+        damage.0.set_source(record);
+        let (runs, complete) = damage.0.runs(extent(0, 1 << 20), 8);
+        assert_eq!((runs[0].extent, complete), (extent(10, (1 << 20) - 10), true));
+        let all = damage.0.summary();
+        assert_eq!(
+            (all.blocks, all.overflowed, all.runs.len()),
+            (7, false, 3),
+            "a descriptor has 32 bits for its length"
+        );
+        let log = damage.0.damage_log(1);
+        assert!(log.entries.is_empty() && log.overflowed);
     }
 
     #[test]
@@ -127,10 +136,10 @@ mod tests {
         let damage = list(&[(5, GUARD), (6, BadBlockCause::Conflict), (7, GUARD)]);
         damage.succeeded(RequestKind::Verify, extent(0, 100));
         damage.succeeded(RequestKind::Read, extent(0, 7));
-        let left = |damage: &DamageHandle| damage.summary(8).runs.iter().map(|run| run.first).collect::<Vec<_>>();
+        let left = |damage: &DamageHandle| damage.runs().iter().map(|run| run.first).collect::<Vec<_>>();
         assert_eq!(left(&damage), [6, 7], "a read asks one of the copies");
         damage.succeeded(RequestKind::Write, extent(6, 1));
         damage.succeeded(RequestKind::Discard, extent(7, 1));
-        assert_eq!(damage.summary(8), DamageSummary { is_complete: true, ..DamageSummary::default() });
+        assert!(damage.runs().is_empty() && damage.is_complete());
     }
 }

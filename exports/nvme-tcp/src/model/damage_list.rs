@@ -1,5 +1,9 @@
 //! The known bad blocks of a device, which Get LBA Status and the damage log pages report.
 //!
+//! What is bad on a device at the bottom of the stack is in the list of that device, the source of this one: a read of a good copy
+//! says nothing of a bad one, and a restart forgets nothing. Kept here is only what concerns several copies (a conflict,
+//! an older copy), and everything of a device without a source, by the invariants that follow.
+//!
 //! Invariants: a block is added only if it fails the device's own checks, not if only the host's expected tags differ.
 //! At most [`MAX_BAD_BLOCKS`] blocks are listed; when more are found, the list reports an overflow until checks of all
 //! blocks found no more than fit. A block is removed when it is written, zeroed or discarded, and when a check of the
@@ -10,10 +14,13 @@
 //! although the write repaired it; the next check removes it.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use sealblock_block::{BadBlock, BadBlockCause, Error, ErrorKind, Geometry, Outcome, Request, RequestKind, Response};
+use sealblock_block::{
+    BadBlock, BadBlockCause, DamageRun, DamageSource, Error, ErrorKind, Geometry, Outcome, Request, RequestKind,
+    Response, merge_runs, merged,
+};
 use sealblock_integrity::{Checks, Field};
 use sealblock_protocols_nvme::logs::{DamageEntry, DamageLog};
 use sealblock_protocols_nvme::nvm::{LbaStatusDescriptor, LbaStatusFlags};
@@ -32,6 +39,10 @@ pub(crate) struct DamageList {
     /// empty.
     len: AtomicUsize,
     set: Mutex<DamageSet>,
+    /// The lists of the devices at the bottom of the stack.
+    source: Mutex<Option<Arc<dyn DamageSource>>>,
+    /// Additions to them that were reported.
+    reported_additions: AtomicU64,
 }
 
 /// What is wrong with a block.
@@ -120,6 +131,41 @@ impl RequestSummary {
 }
 
 impl DamageList {
+    /// Has the lists of devices at the bottom of the stack be the source of this one.
+    pub(crate) fn set_source(&self, source: Arc<dyn DamageSource>) {
+        self.reported_additions.store(source.additions(), Ordering::Relaxed);
+        self.source.lock().unwrap_or_else(PoisonError::into_inner).replace(source);
+    }
+
+    fn source(&self) -> Option<Arc<dyn DamageSource>> {
+        self.source.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// True if the source has blocks that it had not when this was asked last.
+    fn has_news(&self) -> bool {
+        self.source().is_some_and(|source| {
+            let additions = source.additions();
+            self.reported_additions.fetch_max(additions, Ordering::Relaxed) < additions
+        })
+    }
+
+    /// All known runs in these blocks, in order.
+    pub(crate) fn all(&self, first: u64, last: u64) -> Vec<DamageRun> {
+        let mut runs = self.source().map_or(Vec::new(), |source| merged(&*source, first, last));
+        let own = |(lba, info): (&u64, &DamageInfo)| DamageRun {
+            is_made: info.is_write_uncorrectable,
+            values: info.values,
+            ..DamageRun::exact(*lba, *lba, info.cause)
+        };
+        runs.extend(self.lock().blocks.range(first..=last).map(own));
+        merge_runs(runs)
+    }
+
+    /// True if no block was dropped.
+    pub(crate) fn is_complete(&self) -> bool {
+        !self.lock().overflowed
+    }
+
     fn is_empty(&self) -> bool {
         self.len.load(Ordering::Relaxed) == 0
     }
@@ -205,18 +251,28 @@ impl DamageList {
 
     /// True if the block is listed.
     pub(crate) fn has(&self, lba: Lba) -> bool {
-        !self.is_empty() && self.lock().blocks.contains_key(&lba.get())
+        !self.all(lba.get(), lba.get()).is_empty()
     }
 
     /// Adds bad blocks; true if any was not listed.
     pub(crate) fn record(&self, bad_blocks: &[BadBlock]) -> bool {
-        let unrepaired = bad_blocks.iter().filter(|bad_block| !bad_block.repaired);
-        self.change(|set| set.add(unrepaired.map(|bad_block| (bad_block.lba.get(), DamageInfo::of(bad_block)))))
+        let has_source = self.source().is_some();
+        let is_kept = |bad_block: &&BadBlock| {
+            !has_source || matches!(bad_block.cause, BadBlockCause::Conflict | BadBlockCause::Stale)
+        };
+        let unrepaired = bad_blocks.iter().filter(|bad_block| !bad_block.repaired).filter(is_kept);
+        let is_new =
+            self.change(|set| set.add(unrepaired.map(|bad_block| (bad_block.lba.get(), DamageInfo::of(bad_block)))));
+        self.has_news() || is_new
     }
 
     fn add_uncorrectable(&self, extent: Extent) -> bool {
         let info = DamageInfo { cause: BadBlockCause::Media, values: None, is_write_uncorrectable: true };
         // The host made these blocks bad itself, so it needs no event.
+        if self.source().is_some() {
+            self.has_news();
+            return false;
+        }
         self.change(|set| set.add(extent.iter().map(|lba| (lba.get(), info))));
         false
     }
@@ -251,14 +307,6 @@ impl DamageList {
         }
     }
 
-    /// Calls `visit` for every block, in order, with its cause and whether a host made it bad; true if the list did not
-    /// overflow.
-    pub(crate) fn visit(&self, mut visit: impl FnMut(u64, BadBlockCause, bool)) -> bool {
-        let set = self.lock();
-        set.blocks.iter().for_each(|(lba, info)| visit(*lba, info.cause, info.is_write_uncorrectable));
-        !set.overflowed
-    }
-
     /// Removes blocks that were written, zeroed or discarded.
     pub(crate) fn clear(&self, extent: Extent) {
         if !self.is_empty() {
@@ -273,35 +321,44 @@ impl DamageList {
 
     /// Returns at most `max_runs` runs of bad blocks within an extent, and whether these are all.
     pub(crate) fn runs(&self, extent: Extent, max_runs: usize) -> (Vec<LbaStatusDescriptor>, bool) {
-        let set = self.lock();
-        let mut runs =
-            runs_of(set.blocks.range(extent.start().get()..=extent.last().get()), max_runs.saturating_add(1));
-        let complete = runs.len() <= max_runs && !set.overflowed;
+        let mut runs = descriptors(&self.all(extent.start().get(), extent.last().get()));
+        let complete = runs.len() <= max_runs && self.is_complete();
         runs.truncate(max_runs);
         (runs, complete)
     }
 
     /// Returns a summary of the list.
     pub(crate) fn summary(&self) -> DamageListSummary {
+        let runs = self.all(0, u64::MAX);
+        // Of a coarse run that was partly rewritten at least one block may be bad.
+        let blocks: u64 = runs.iter().map(|run| run.bad_blocks.max(1)).sum();
+        let from_source = self.source().map_or(0, |source| source.additions()) as u16;
         let set = self.lock();
-        let (blocks, overflowed, additions) = (set.blocks.len(), set.overflowed, set.additions);
-        DamageListSummary { blocks, overflowed, additions, runs: runs_of(set.blocks.iter(), usize::MAX) }
+        let (overflowed, additions) = (set.overflowed, set.additions.wrapping_add(from_source));
+        let blocks = usize::try_from(blocks).unwrap_or(usize::MAX);
+        DamageListSummary { blocks, overflowed, additions, runs: descriptors(&runs) }
     }
 
-    /// Returns the damage log of namespace `nsid`.
+    /// Returns the damage log of namespace `nsid`: as many bad blocks as it has room for, and none that may be good.
     pub(crate) fn damage_log(&self, nsid: u32) -> DamageLog {
-        let set = self.lock();
-        let entry = |(lba, info): (&u64, &DamageInfo)| DamageEntry {
-            lba: Lba::new(*lba),
-            field: match info.cause {
+        let runs = self.all(0, u64::MAX);
+        let entry = |run: &DamageRun, lba| DamageEntry {
+            lba: Lba::new(lba),
+            field: match run.cause {
                 BadBlockCause::Tag(field) => Some(field),
                 BadBlockCause::Media | BadBlockCause::Conflict | BadBlockCause::Stale => None,
             },
-            values: info.values,
-            write_uncorrectable: info.is_write_uncorrectable,
+            values: run.values,
+            write_uncorrectable: run.is_made,
         };
-        let (generation, overflowed) = (set.generation, set.overflowed);
-        DamageLog { nsid, generation, overflowed, entries: set.blocks.iter().map(entry).collect() }
+        let exact = runs.iter().filter(|run| !run.is_coarse());
+        let blocks: u64 = runs.iter().map(DamageRun::blocks).sum();
+        let each = exact.flat_map(|run| (run.first..=run.last).map(move |lba| entry(run, lba)));
+        let entries: Vec<DamageEntry> = each.take(MAX_BAD_BLOCKS).collect();
+        let from_source = self.source().map_or(0, |source| source.generation());
+        let set = self.lock();
+        let overflowed = set.overflowed || entries.len() as u64 != blocks;
+        DamageLog { nsid, generation: set.generation + from_source, overflowed, entries }
     }
 }
 
@@ -437,25 +494,26 @@ fn covers(summary: &RequestSummary, info: &DamageInfo) -> bool {
     }
 }
 
-/// Joins blocks to runs with the same flags.
-fn runs_of<'a>(blocks: impl Iterator<Item = (&'a u64, &'a DamageInfo)>, max_runs: usize) -> Vec<LbaStatusDescriptor> {
-    let mut runs: Vec<(u64, u64, LbaStatusFlags)> = Vec::new();
-    for (&lba, info) in blocks {
-        let written =
-            if info.is_write_uncorrectable { LbaStatusFlags::WRITE_UNCORRECTABLE } else { LbaStatusFlags::NONE };
+/// Joins runs that follow each other and have the same flags, as long as a descriptor may be.
+fn descriptors(runs: &[DamageRun]) -> Vec<LbaStatusDescriptor> {
+    let mut joined: Vec<(u64, u64, LbaStatusFlags)> = Vec::new();
+    for run in runs {
+        let written = if run.is_made { LbaStatusFlags::WRITE_UNCORRECTABLE } else { LbaStatusFlags::NONE };
         let flags = LbaStatusFlags::UNRECOVERED_READ | written;
-        let is_full = runs.len() == max_runs;
-        match runs.last_mut() {
-            Some((start, len, known)) if *start + *len == lba && *known == flags => *len += 1,
-            _ if is_full => break,
-            _ => runs.push((lba, 1, flags)),
+        match joined.last_mut() {
+            Some((start, len, known)) if *start + *len == run.first && *known == flags => *len += run.blocks(),
+            _ => joined.push((run.first, run.blocks(), flags)),
         }
     }
+    let most = u64::from(u32::MAX);
+    let pieces = joined.into_iter().flat_map(|(start, len, flags)| {
+        (0..len.div_ceil(most)).map(move |piece| (start + piece * most, most.min(len - piece * most), flags))
+    });
     let descriptor = |(start, len, flags)| {
-        let extent = Extent::from_raw(start, len).expect("a run has few blocks, and each of them an address");
+        let extent = Extent::from_raw(start, len).expect("a piece has few blocks, and each of them an address");
         LbaStatusDescriptor { extent, flags }
     };
-    runs.into_iter().map(descriptor).collect()
+    pieces.map(descriptor).collect()
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use sealblock_block::{BadBlock, BadBlocks, Geometry, Outcome, RequestKind, WriteData};
+use sealblock_block::{BadBlock, BadBlocks, DamageSource, Geometry, Outcome, RequestKind, WriteData};
 use sealblock_integrity::{
     Checks, GuardKind, PiFormat, PiPosition, ProtectionType, Sealed, ShapeError, Tags, Unsealed, Unverified,
 };
@@ -295,6 +295,11 @@ impl NamespaceState {
     /// The device's known bad blocks, as a handle that keeps nothing else alive.
     pub fn damage(&self) -> DamageHandle {
         DamageHandle::of(&self.damage_list)
+    }
+
+    /// Has the device's known bad blocks be those of the devices at the bottom of its stack, as they are now.
+    pub fn set_damage_source(&self, source: Arc<dyn DamageSource>) {
+        self.damage_list.set_source(source);
     }
 
     /// Adds blocks that were found bad, for example by a scrub, to the damage list, and reports them to hosts.

@@ -32,6 +32,9 @@ pub fn to_text(status: &ScrubStatus) -> String {
         Some(at) => text.line(format!("  all blocks were checked last {}", date(at))),
         None => text.line("  all blocks were never checked"),
     }
+    if let Some(damage) = status.damage.as_ref().filter(|damage| damage.has_any()) {
+        text.line(format!("  known now: {}", damage.to_text()));
+    }
     for run in status.runs.iter().rev() {
         text.line(format!("  {}", past(run, status.checked)));
     }

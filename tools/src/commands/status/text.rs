@@ -11,11 +11,10 @@ use crate::commands::mirror::replica_texts;
 use crate::commands::scrub::text::{past, run_text};
 use crate::report::Lines;
 use sealblock_server::dates::{date, span};
+use sealblock_server::status::damage::DamageStatus;
 use sealblock_server::status::health::Health;
 use sealblock_server::status::scrub::{ScrubStatus, StateWord};
-use sealblock_server::status::server::{
-    ClientStatus, CountStatus, DamageStatus, DeviceStatus, ExportStatus, IoStatus, ServerStatus,
-};
+use sealblock_server::status::server::{ClientStatus, CountStatus, DeviceStatus, ExportStatus, IoStatus, ServerStatus};
 
 /// Runs of scrubs that are named.
 const MAX_RUNS: usize = 3;
@@ -119,6 +118,9 @@ fn damage(lines: &mut Lines, known: &DamageStatus) {
     }
     if known.runs.len() > MAX_DAMAGE || known.unlisted > 0 {
         lines.put("damage", "and more, which `sealblock verify` names");
+    }
+    for device in known.not_kept.iter().filter(|_| known.has_any()) {
+        lines.put("damage", format_args!("not kept when the server ends: {device}"));
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::{Either, select};
-use sealblock_block::{Abilities, Ability, Device};
+use sealblock_block::{Abilities, Ability, Device, Request, ReservedArea};
 use sealblock_server::status::health::Checked;
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::BlockSpan;
@@ -20,44 +20,19 @@ use crate::report::{VerifyReport, print_json, say};
 use crate::tally::Tally;
 
 use super::job::{Findings, Order, VerifyJob};
+use super::resume::ResumeFile;
 use super::session::{self, Session, part_text};
 use super::text::not_checked;
 use super::{catch_up, files, workers};
 
 /// Checks the target.
 pub(super) fn run(order: Order<'_>) -> Result<Exit, StackError> {
-    let Order { arguments, target } = order;
+    let arguments = order.arguments;
     let show = if arguments.json || arguments.quiet { Show::Never } else { Show::OnTerminal };
     let file = session::lock(arguments.resume.as_deref())?;
     let (report, repairs, session) = on_reactor(async {
-        let access = if arguments.repair { Access::Write } else { Access::Read };
-        // Repairs need another copy: a member opened by itself has none.
-        let opened = open_for(target, access, Usage::Unchanged).await?;
-        let lost = report_opening(arguments, &opened);
-        // An open for writing has rewritten them.
-        let repairs = Repairs::of(opened.device.abilities());
-        let work = async |opened: &OpenTarget| {
-            let span = opened.span(arguments.range)?;
-            let session = file.map(|file| Session::begin(file, order, opened, span)).transpose()?;
-            let report = async {
-                prepare(arguments, opened, show).await?;
-                check(order, opened, span, session.as_ref(), show).await
-            };
-            let report = report.await;
-            // The checks read other copies of metadata, too.
-            let lost = [lost, report_lost(arguments, opened.info.lost_copies())].concat();
-            // An open for writing has rewritten them, or rewrites them at the close.
-            let lost_metadata = if arguments.repair { Vec::new() } else { lost };
-            let report = VerifyReport { lost_metadata, ..report? };
-            let block_bytes = opened.device.geometry().block_size.bytes() as u64;
-            let report = match &session {
-                Some(session) => session.merge(report, block_bytes),
-                None => report,
-            };
-            let report = files::with_files(report, opened, arguments.quiet || arguments.json);
-            Ok((report, repairs, session))
-        };
-        opened.close_after(work).await
+        let verified = verify(order, file, show).await?;
+        look_again(order, verified).await
     })?;
     print(&report, order, session.as_ref())?;
     if arguments.repair {
@@ -68,6 +43,78 @@ pub(super) fn run(order: Order<'_>) -> Result<Exit, StackError> {
     }
     session.map_or(Ok(()), Session::finish)?;
     Ok(report.exit())
+}
+
+/// What a verify found, who repairs what is bad, and the file that it goes on by.
+type Verified = (VerifyReport, Repairs, Option<Session>);
+
+/// Opens the target, checks it and closes it.
+async fn verify(order: Order<'_>, file: Option<ResumeFile>, show: Show) -> Result<Verified, StackError> {
+    let Order { arguments, target } = order;
+    let access = if arguments.repair { Access::Write } else { Access::Read };
+    // Repairs need another copy: a member opened by itself has none.
+    let opened = open_for(target, access, Usage::Unchanged).await?;
+    let lost = report_opening(arguments, &opened);
+    let repairs = Repairs::of(opened.device.abilities());
+    let work = async |opened: &OpenTarget| {
+        let span = opened.span(arguments.range)?;
+        let session = file.map(|file| Session::begin(file, order, opened, span)).transpose()?;
+        let report = async {
+            prepare(arguments, opened, show).await?;
+            check(order, opened, span, session.as_ref(), show).await
+        };
+        let report = report.await;
+        read_reserved(opened).await;
+        // The checks read other copies of metadata, too.
+        let lost_metadata = [lost, report_lost(arguments, opened.info.lost_copies())].concat();
+        let report = VerifyReport { lost_metadata, ..report? };
+        let block_bytes = opened.device.geometry().block_size.bytes() as u64;
+        let report = match &session {
+            Some(session) => session.merge(report, block_bytes),
+            None => report,
+        };
+        let report = files::with_files(report, opened, arguments.quiet || arguments.json);
+        Ok((report, repairs, session))
+    };
+    opened.close_after(work).await
+}
+
+/// Looks again at copies of metadata that a repair found lost: an opening for writing, the check or the close has written them, or has
+/// not.
+async fn look_again(order: Order<'_>, (report, repairs, session): Verified) -> Result<Verified, StackError> {
+    if !order.arguments.repair || report.lost_metadata.is_empty() {
+        return Ok((report, repairs, session));
+    }
+    let look = async {
+        let opened = open_for(order.target, Access::Read, Usage::Unchanged).await?;
+        read_reserved(&opened).await;
+        let still = [opened.info.lost_superblocks(), opened.info.lost_copies()].concat();
+        opened.close(Ok(still)).await
+    };
+    let still = match look.await {
+        Ok(still) => still,
+        Err(failure) => {
+            for lost in &report.lost_metadata {
+                eprintln!("sealblock: {lost}; whether it was written anew is not known: {}", failure.in_short());
+            }
+            return Ok((report, repairs, session));
+        }
+    };
+    for lost in report.lost_metadata.iter().filter(|lost| !still.contains(lost)) {
+        eprintln!("sealblock: {lost}; it was written anew");
+    }
+    for lost in &still {
+        eprintln!("sealblock: {lost}; it was not written anew");
+    }
+    Ok((VerifyReport { lost_metadata: still, ..report }, repairs, session))
+}
+
+/// Reads what volumes keep beside their blocks, so that lost copies of it are found. What is not there, or cannot be read, is told by
+/// whoever needs it.
+async fn read_reserved(opened: &OpenTarget) {
+    for area in ReservedArea::ALL {
+        let _ = opened.device.execute(Request::read_reserved(area)).await;
+    }
 }
 
 /// Prints what the open found; returns the lost copies of superblocks.
@@ -81,11 +128,10 @@ fn report_opening(arguments: &Verify, opened: &OpenTarget) -> Vec<String> {
     report_lost(arguments, opened.info.lost_superblocks())
 }
 
-/// Prints which copies of metadata are lost.
+/// Prints which copies of metadata are lost. A repair prints what became of them.
 fn report_lost(arguments: &Verify, lost: Vec<String>) -> Vec<String> {
-    for lost in &lost {
-        let then = if arguments.repair { "it was written anew" } else { "--repair writes it anew" };
-        eprintln!("sealblock: {lost}; {then}");
+    for lost in lost.iter().filter(|_| !arguments.repair) {
+        eprintln!("sealblock: {lost}; --repair writes it anew");
     }
     lost
 }

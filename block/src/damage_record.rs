@@ -1,0 +1,426 @@
+//! The blocks of one device that are known to be bad, by what its own checks found.
+//!
+//! Invariants: a block is added only by a check of this device, and removed only by what happened to it on this device: a change, or
+//! a full check that found it good. What another copy of the block is like says nothing. No bad block is ever dropped: when
+//! there are more than [`MAX_DAMAGE_RUNS`], those that are nearest to each other become one *coarse* run, of which some blocks are
+//! bad; how many at least is known. While nothing is bad, a request that succeeds costs one relaxed load.
+//!
+//! A read that races with a write of the same block may leave the block in the list although the write repaired it; the next
+//! check removes it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use sealblock_units::Extent;
+
+use crate::{BadBlock, BadBlockCause, Error, ErrorKind, Extents, Geometry, Outcome, Request, RequestKind, Response};
+
+/// The maximum number of runs that a record lists.
+pub const MAX_DAMAGE_RUNS: usize = 65_536;
+
+/// Blocks of which some are bad: all, unless the run is coarse.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DamageRun {
+    /// The first block, which was bad when the run was made.
+    pub first: u64,
+    /// The last block.
+    pub last: u64,
+    /// How many of them are bad at least.
+    pub bad_blocks: u64,
+    /// What is wrong with them; of a coarse run, with the first.
+    pub cause: BadBlockCause,
+    /// True if a host made them unreadable.
+    pub is_made: bool,
+    /// The value that the check computed or requires, and the stored one, if they are known of a single block.
+    pub values: Option<(u64, u64)>,
+}
+
+impl DamageRun {
+    /// A run of blocks that are all bad.
+    pub const fn exact(first: u64, last: u64, cause: BadBlockCause) -> DamageRun {
+        DamageRun { first, last, bad_blocks: last - first + 1, cause, is_made: false, values: None }
+    }
+
+    /// The run of one bad block.
+    pub fn of(bad_block: &BadBlock) -> DamageRun {
+        let lba = bad_block.lba.get();
+        DamageRun { values: bad_block.expected.zip(bad_block.actual), ..DamageRun::exact(lba, lba, bad_block.cause) }
+    }
+
+    /// Blocks of the run.
+    pub const fn blocks(&self) -> u64 {
+        self.last - self.first + 1
+    }
+
+    /// True if some of its blocks may be good.
+    pub const fn is_coarse(&self) -> bool {
+        self.bad_blocks < self.blocks()
+    }
+
+    /// The part of the run from `first` to `last`. Of a coarse one, bad blocks count that can lie nowhere else.
+    #[must_use]
+    pub fn part(&self, first: u64, last: u64) -> DamageRun {
+        let blocks = last - first + 1;
+        let bad_blocks = self.bad_blocks.saturating_sub(self.blocks() - blocks);
+        DamageRun { first, last, bad_blocks, ..*self }
+    }
+
+    /// One run of both and what lies between them.
+    fn and(&self, next: &DamageRun) -> DamageRun {
+        let (bad_blocks, is_made) = (self.bad_blocks + next.bad_blocks, self.is_made && next.is_made);
+        DamageRun { last: next.last, bad_blocks, is_made, values: None, ..*self }
+    }
+}
+
+/// The same runs, in order, as at most `max_runs`: first neighbours with one cause are joined, then those with the smallest gaps
+/// between them.
+pub fn coarsen(runs: Vec<DamageRun>, max_runs: usize) -> Vec<DamageRun> {
+    if runs.len() <= max_runs {
+        return runs;
+    }
+    let is_one = |a: &DamageRun, b: &DamageRun| {
+        a.last + 1 == b.first && (a.cause, a.is_made) == (b.cause, b.is_made) && !a.is_coarse() && !b.is_coarse()
+    };
+    let joined = joined_by(runs, is_one);
+    let excess = joined.len().saturating_sub(max_runs.max(1));
+    if excess == 0 {
+        return joined;
+    }
+    // What hosts made unreadable is not counted with what went bad.
+    let gap = |a: &DamageRun, b: &DamageRun| if a.is_made == b.is_made { b.first - a.last } else { u64::MAX };
+    let mut gaps: Vec<u64> = joined.windows(2).map(|two| gap(&two[0], &two[1])).collect();
+    let (smaller, widest, _) = gaps.select_nth_unstable(excess - 1);
+    let widest = *widest;
+    // Of gaps that are as wide as the widest, the first so many: fewer than all of them may be needed.
+    let mut of_widest = excess - smaller.iter().filter(|gap| **gap < widest).count();
+    joined_by(joined, |a, b| {
+        let gap = gap(a, b);
+        let takes = gap < widest || gap == widest && of_widest > 0;
+        of_widest -= usize::from(takes && gap == widest);
+        takes
+    })
+}
+
+fn joined_by(runs: Vec<DamageRun>, mut is_one: impl FnMut(&DamageRun, &DamageRun) -> bool) -> Vec<DamageRun> {
+    let mut all: Vec<DamageRun> = Vec::new();
+    for run in runs {
+        match all.last_mut() {
+            Some(last) if is_one(last, &run) => *last = last.and(&run),
+            _ => all.push(run),
+        }
+    }
+    all
+}
+
+/// How many blocks are bad.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DamageCount {
+    /// At least so many.
+    pub least: u64,
+    /// At most so many are known of.
+    pub most: u64,
+    /// Blocks that hosts made unreadable, which count in neither.
+    pub made: u64,
+}
+
+impl DamageCount {
+    /// Adds the blocks of a run.
+    pub fn add(&mut self, run: &DamageRun) {
+        if run.is_made {
+            self.made += run.bad_blocks;
+        } else {
+            self.least += run.bad_blocks;
+            self.most += run.blocks();
+        }
+    }
+}
+
+/// Known bad blocks: of one device, or of all that a group is made of, in the addresses of the group.
+pub trait DamageSource: Send + Sync {
+    /// Calls `see` with each run in these blocks, and with the name of the device that the bad copies are on. Runs of one
+    /// device come in order.
+    fn visit(&self, first: u64, last: u64, see: &mut dyn FnMut(&str, DamageRun));
+
+    /// Number of changes of all lists.
+    fn generation(&self) -> u64;
+
+    /// Number of changes that added blocks.
+    fn additions(&self) -> u64;
+}
+
+/// The runs of a source in these blocks, in order: where copies have bad blocks at one address, it counts once.
+pub fn merged(source: &dyn DamageSource, first: u64, last: u64) -> Vec<DamageRun> {
+    let mut runs = Vec::new();
+    source.visit(first, last, &mut |_, run| runs.push(run));
+    merge_runs(runs)
+}
+
+/// Runs of several lists in order, without overlaps.
+pub fn merge_runs(mut runs: Vec<DamageRun>) -> Vec<DamageRun> {
+    runs.sort_by_key(|run| (run.first, run.last));
+    let mut all: Vec<DamageRun> = Vec::new();
+    for run in runs {
+        match all.last_mut() {
+            Some(before) if run.last <= before.last => before.bad_blocks = before.bad_blocks.max(run.bad_blocks),
+            Some(before) if run.first <= before.last => {
+                let behind = before.last + 1;
+                all.push(run.part(behind, run.last));
+            }
+            _ => all.push(run),
+        }
+    }
+    all
+}
+
+/// The known bad blocks of one device.
+#[derive(Debug)]
+pub struct DamageRecord {
+    /// True if any block is listed: lets a request see without the lock that none is.
+    has_any: AtomicBool,
+    list: Mutex<DamageRuns>,
+}
+
+#[derive(Debug)]
+struct DamageRuns {
+    /// By their first blocks; no two of them overlap.
+    runs: BTreeMap<u64, DamageRun>,
+    /// Drops late reports of blocks beyond the end.
+    capacity_blocks: u64,
+    generation: u64,
+    additions: u64,
+}
+
+/// A request that a device executes, as far as its outcome says something of the blocks of that device.
+#[derive(Clone, Debug)]
+pub struct WatchedRequest {
+    kind: RequestKind,
+    extent: Option<Extent>,
+    discarded: Option<Extents>,
+    /// True if its success means that the blocks are good on every medium of the device.
+    is_full_check: bool,
+}
+
+impl WatchedRequest {
+    /// Describes a request to a device with this geometry, which holds copies or not.
+    pub fn of(request: &Request, geometry: &Geometry, copies: bool) -> WatchedRequest {
+        let kind = request.kind();
+        let checks = request.checks();
+        let is_checked = geometry.protection.is_none() || checks.guard;
+        let is_full_check = match kind {
+            // Of several copies a read sees one.
+            RequestKind::Read => is_checked && !copies,
+            RequestKind::Verify | RequestKind::Checksum | RequestKind::Repair => is_checked,
+            _ => false,
+        };
+        let discarded = (kind == RequestKind::Discard).then(|| request.extents.clone());
+        WatchedRequest { kind, extent: request.extent(), discarded, is_full_check }
+    }
+}
+
+impl DamageRecord {
+    /// Of a device of so many blocks, none of which is known to be bad.
+    pub fn new(capacity_blocks: u64) -> DamageRecord {
+        let list = DamageRuns { runs: BTreeMap::new(), capacity_blocks, generation: 0, additions: 0 };
+        DamageRecord { has_any: AtomicBool::new(false), list: Mutex::new(list) }
+    }
+
+    /// True if no block is known to be bad.
+    pub fn is_empty(&self) -> bool {
+        !self.has_any.load(Ordering::Relaxed)
+    }
+
+    /// Ignores poisoning: a panic elsewhere cannot leave the map half changed.
+    fn lock(&self) -> MutexGuard<'_, DamageRuns> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change(&self, change: impl FnOnce(&mut DamageRuns)) {
+        let mut list = self.lock();
+        change(&mut list);
+        self.has_any.store(!list.runs.is_empty(), Ordering::Relaxed);
+    }
+
+    /// Updates the list with the outcome of a request.
+    pub fn observe(&self, request: &WatchedRequest, outcome: &Outcome) {
+        match outcome {
+            Ok(_) if request.kind == RequestKind::WriteUncorrectable => {
+                if let Some(extent) = request.extent {
+                    let (first, last) = (extent.start().get(), extent.last().get());
+                    let run = DamageRun { is_made: true, ..DamageRun::exact(first, last, BadBlockCause::Media) };
+                    self.change(|list| list.set(run));
+                }
+            }
+            Ok(_) if self.is_empty() => {}
+            Ok(response) => self.change(|list| list.succeeded(request, response)),
+            Err(error) => self.failed(request, error),
+        }
+    }
+
+    #[cold]
+    fn failed(&self, request: &WatchedRequest, error: &Error) {
+        let Some(extent) = request.extent else { return };
+        let lone_block = [BadBlock::media(extent.start())];
+        let reads = matches!(
+            request.kind,
+            RequestKind::Read | RequestKind::Verify | RequestKind::Checksum | RequestKind::Compare
+        );
+        let bad_blocks = match error.kind() {
+            ErrorKind::Integrity(bad_blocks) => bad_blocks.as_slice(),
+            // It names no block, and is certain only of a single one.
+            ErrorKind::Media { .. } if reads && extent.len() == 1 => &lone_block,
+            _ => return,
+        };
+        let unrepaired: Vec<&BadBlock> = bad_blocks.iter().filter(|bad| !bad.repaired).collect();
+        // Those of a Copy are of its source.
+        let checked = request.is_full_check && error.bad_blocks().is_some_and(|bad| bad.coverage().is_complete());
+        self.change(|list| {
+            if checked && !list.runs.is_empty() {
+                let mut first = extent.start().get();
+                for bad in &unrepaired {
+                    let lba = bad.lba.get();
+                    if lba > first {
+                        list.cut(first, lba - 1);
+                    }
+                    first = first.max(lba + 1);
+                }
+                if first <= extent.last().get() {
+                    list.cut(first, extent.last().get());
+                }
+            }
+            unrepaired.iter().for_each(|bad| list.add(DamageRun::of(bad)));
+        });
+    }
+
+    /// Adds bad blocks that something else than a request found.
+    pub fn add(&self, bad_blocks: &[BadBlock]) {
+        let unrepaired = bad_blocks.iter().filter(|bad| !bad.repaired);
+        self.change(|list| unrepaired.for_each(|bad| list.add(DamageRun::of(bad))));
+    }
+
+    /// Removes blocks, whatever is known of them.
+    pub fn clear(&self, extent: Extent) {
+        if !self.is_empty() {
+            self.change(|list| list.cut(extent.start().get(), extent.last().get()));
+        }
+    }
+
+    /// Takes over a list that was kept, which counts as no change.
+    pub fn restore(&self, runs: &[DamageRun]) {
+        self.change(|list| {
+            for run in runs.iter().filter(|run| run.first < list.capacity_blocks) {
+                let last = run.last.min(list.capacity_blocks - 1);
+                list.runs.insert(run.first, run.part(run.first, last));
+            }
+        });
+    }
+
+    /// Drops blocks beyond the device's new end; blocks that a later growth puts there are new.
+    pub fn resize(&self, capacity_blocks: u64) {
+        self.change(|list| {
+            list.capacity_blocks = capacity_blocks;
+            list.cut(capacity_blocks, u64::MAX);
+        });
+    }
+
+    /// All runs, in order.
+    pub fn runs(&self) -> Vec<DamageRun> {
+        self.lock().runs.values().copied().collect()
+    }
+
+    /// Calls `see` with the parts of runs that lie in these blocks, in order.
+    pub fn visit(&self, first: u64, last: u64, mut see: impl FnMut(DamageRun)) {
+        if self.is_empty() {
+            return;
+        }
+        let list = self.lock();
+        for run in list.overlapping(first, last) {
+            see(run.part(run.first.max(first), run.last.min(last)));
+        }
+    }
+
+    /// Number of changes.
+    pub fn generation(&self) -> u64 {
+        self.lock().generation
+    }
+
+    /// Number of changes that added blocks.
+    pub fn additions(&self) -> u64 {
+        self.lock().additions
+    }
+}
+
+impl DamageRuns {
+    /// The runs that have some of these blocks, in order.
+    fn overlapping(&self, first: u64, last: u64) -> impl Iterator<Item = &DamageRun> {
+        let before = self.runs.range(..first).next_back().filter(|(_, run)| run.last >= first);
+        before.into_iter().chain(self.runs.range(first..=last)).map(|(_, run)| run)
+    }
+
+    /// Removes blocks from the list; what is left of a run on either side stays.
+    fn cut(&mut self, first: u64, last: u64) {
+        let overlapping: Vec<DamageRun> = self.overlapping(first, last).copied().collect();
+        for run in &overlapping {
+            self.runs.remove(&run.first);
+            if run.first < first {
+                self.runs.insert(run.first, run.part(run.first, first - 1));
+            }
+            if run.last > last {
+                self.runs.insert(last + 1, run.part(last + 1, run.last));
+            }
+        }
+        self.generation += u64::from(!overlapping.is_empty());
+    }
+
+    /// Lists a block that was found bad. A coarse run that has it stays as it is: it may count it already.
+    fn add(&mut self, block: DamageRun) {
+        if block.first >= self.capacity_blocks {
+            return;
+        }
+        let known = self.overlapping(block.first, block.last).next().copied();
+        match known {
+            // Write Uncorrectable stays the cause for as long as the block cannot be read.
+            Some(known) if known.is_made && block.cause == BadBlockCause::Media => {}
+            Some(known) if known.is_coarse() || known.blocks() > 1 && known.cause == block.cause => {}
+            Some(known) if known == block => {}
+            Some(_) => self.set(block),
+            None => {
+                self.set(block);
+                self.additions += 1;
+            }
+        }
+    }
+
+    fn set(&mut self, run: DamageRun) {
+        let Some(end) = self.capacity_blocks.checked_sub(1).filter(|end| run.first <= *end) else { return };
+        let run = run.part(run.first, run.last.min(end));
+        self.cut(run.first, run.last);
+        self.runs.insert(run.first, run);
+        self.generation += 1;
+        if self.runs.len() > MAX_DAMAGE_RUNS {
+            // Fewer than the most, so that not each further block makes this pass again.
+            let runs = coarsen(self.runs.values().copied().collect(), MAX_DAMAGE_RUNS / 16 * 15);
+            self.runs = runs.into_iter().map(|run| (run.first, run)).collect();
+        }
+    }
+
+    /// A request succeeded.
+    fn succeeded(&mut self, request: &WatchedRequest, response: &Response) {
+        use RequestKind::{CompareAndWrite, Copy, Write, WriteZeroes};
+        let is_complete = match response {
+            Response::Verified(verified) => verified.coverage.is_complete(),
+            Response::Checksum(checksum) => checksum.coverage.is_complete(),
+            _ => true,
+        };
+        let is_changed = matches!(request.kind, Write | WriteZeroes | Copy | CompareAndWrite);
+        if let Some(extent) = request.extent.filter(|_| is_changed || request.is_full_check && is_complete) {
+            self.cut(extent.start().get(), extent.last().get());
+        }
+        for extent in request.discarded.iter().flat_map(|extents| extents.iter()) {
+            self.cut(extent.start().get(), extent.last().get());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

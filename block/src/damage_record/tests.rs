@@ -1,0 +1,176 @@
+//! What is added to a list of bad blocks, what removes it, and what is left of it when there is no room.
+
+use sealblock_integrity::{Checks, Field};
+use sealblock_units::{BlockSize, Lba};
+
+use super::*;
+use crate::{BadBlocks, Coverage, Durability, Limits, Unchecked, VerifyStats, WhyUnchecked};
+
+const BLOCKS: u64 = 1 << 30;
+const GUARD: BadBlockCause = BadBlockCause::Tag(Field::Guard);
+
+fn extent(first: u64, blocks: u64) -> Extent {
+    Extent::from_raw(first, blocks).unwrap()
+}
+
+fn bad(lbas: &[u64]) -> Vec<BadBlock> {
+    lbas.iter().map(|lba| BadBlock::new(Lba::new(*lba), GUARD, Some(1), Some(2))).collect()
+}
+
+fn failed(lbas: &[u64]) -> Outcome {
+    Err(BadBlocks::new(bad(lbas)).unwrap().into())
+}
+
+fn verified() -> Outcome {
+    Ok(Response::Verified(VerifyStats::default()))
+}
+
+fn watched(request: &Request, copies: bool) -> WatchedRequest {
+    let limits = Limits::new(BlockSize::B4096, 1 << 20, 1 << 20);
+    let geometry = Geometry { block_size: BlockSize::B4096, capacity_blocks: BLOCKS, protection: None, limits };
+    WatchedRequest::of(request, &geometry, copies)
+}
+
+fn observe(record: &DamageRecord, request: &Request, outcome: &Outcome) {
+    record.observe(&watched(request, false), outcome);
+}
+
+fn verify(first: u64, blocks: u64) -> Request {
+    Request::verify(extent(first, blocks), Checks::NONE)
+}
+
+fn zero(first: u64, blocks: u64) -> Request {
+    Request::write_zeroes(extent(first, blocks), true, Durability::Volatile)
+}
+
+fn listed(record: &DamageRecord) -> Vec<(u64, u64, u64)> {
+    record.runs().iter().map(|run| (run.first, run.last, run.bad_blocks)).collect()
+}
+
+fn count(record: &DamageRecord) -> DamageCount {
+    let mut count = DamageCount::default();
+    record.runs().iter().for_each(|run| count.add(run));
+    count
+}
+
+#[test]
+fn only_what_happens_to_a_block_of_this_device_removes_it() {
+    let record = DamageRecord::new(BLOCKS);
+    observe(&record, &verify(0, 100), &failed(&[3, 5, 9]));
+    assert_eq!(listed(&record), [(3, 3, 1), (5, 5, 1), (9, 9, 1)]);
+    assert_eq!(record.runs()[0].values, Some((1, 2)));
+    let read = Request::read(extent(0, 5), Checks::NONE);
+    record.observe(&watched(&read, true), &Ok(Response::Done));
+    assert_eq!(record.runs().len(), 3, "a read of a device with copies sees one of them");
+    let mut coverage = Coverage::default();
+    coverage.add(Unchecked::new(extent(0, 1), WhyUnchecked::Absent));
+    let partly = Ok(Response::Verified(VerifyStats { coverage, ..VerifyStats::default() }));
+    observe(&record, &verify(0, 100), &partly);
+    observe(&record, &zero(0, 100), &Err(ErrorKind::ReadOnly.into()));
+    observe(&record, &Request::flush(), &Ok(Response::Done));
+    assert_eq!(record.runs().len(), 3, "none of these says anything of the blocks");
+    observe(&record, &read, &Ok(Response::Done));
+    assert_eq!(listed(&record), [(5, 5, 1), (9, 9, 1)], "a read that checks is a check");
+    observe(&record, &zero(5, 1), &Ok(Response::Done));
+    observe(&record, &Request::discard([extent(9, 1), extent(20, 1)]), &Ok(Response::Done));
+    assert!(record.is_empty());
+}
+
+#[test]
+fn a_check_removes_what_it_finds_good_and_keeps_what_it_finds_bad() {
+    let record = DamageRecord::new(BLOCKS);
+    observe(&record, &verify(0, 100), &failed(&[3, 5, 50]));
+    observe(&record, &verify(0, 20), &failed(&[5, 7]));
+    assert_eq!(listed(&record), [(5, 5, 1), (7, 7, 1), (50, 50, 1)]);
+    let additions = record.additions();
+    observe(&record, &verify(0, 20), &failed(&[5, 7]));
+    assert_eq!(record.additions(), additions, "the same again is no news");
+    observe(&record, &verify(0, 100), &verified());
+    assert!(record.is_empty());
+    // A medium that names no block is certain of a single one.
+    let media = || Err(ErrorKind::Media { reason: "gone".to_owned() }.into());
+    observe(&record, &verify(0, 2), &media());
+    assert!(record.is_empty());
+    observe(&record, &verify(1, 1), &media());
+    assert_eq!(record.runs()[0].cause, BadBlockCause::Media);
+    observe(&record, &verify(0, 4), &Err(ErrorKind::Unreachable { reason: "away".to_owned() }.into()));
+    assert_eq!(listed(&record), [(1, 1, 1)]);
+}
+
+#[test]
+fn what_a_host_made_unreadable_is_no_damage_until_it_fails_otherwise() {
+    let record = DamageRecord::new(BLOCKS);
+    observe(&record, &Request::write_uncorrectable(extent(10, 4), Durability::Volatile), &Ok(Response::Done));
+    observe(&record, &verify(12, 1), &Err(BadBlocks::new(vec![BadBlock::media(Lba::new(12))]).unwrap().into()));
+    assert_eq!(count(&record), DamageCount { least: 0, most: 0, made: 4 });
+    observe(&record, &zero(11, 1), &Ok(Response::Done));
+    assert_eq!(listed(&record), [(10, 10, 1), (12, 13, 2)]);
+}
+
+#[test]
+fn twenty_thousand_bad_blocks_that_are_all_rewritten_are_none() {
+    let record = DamageRecord::new(BLOCKS);
+    let lbas: Vec<u64> = (0..20_000).map(|n| n * 3).collect();
+    record.add(&bad(&lbas));
+    assert_eq!(count(&record), DamageCount { least: 20_000, most: 20_000, made: 0 });
+    lbas.iter().for_each(|lba| observe(&record, &zero(*lba, 1), &Ok(Response::Done)));
+    assert!(record.is_empty() && record.runs().is_empty());
+}
+
+#[test]
+fn without_room_runs_are_coarse_and_nothing_is_dropped() {
+    let record = DamageRecord::new(BLOCKS);
+    let lbas: Vec<u64> = (0..MAX_DAMAGE_RUNS as u64 + 10).map(|n| n * 2 + n / 1000 * 500).collect();
+    record.add(&bad(&lbas));
+    let all = count(&record);
+    assert_eq!(all.least, lbas.len() as u64, "each is still counted");
+    assert!(all.most > all.least && record.runs().len() <= MAX_DAMAGE_RUNS);
+    let runs = record.runs();
+    let has = |lba: &u64| runs[runs.partition_point(|run| run.last < *lba)].first <= *lba;
+    assert!(lbas.iter().all(has));
+    // What is rewritten of a coarse run may have been what was bad of it.
+    let coarse = *record.runs().iter().find(|run| run.is_coarse()).unwrap();
+    observe(&record, &zero(coarse.first, 1), &Ok(Response::Done));
+    assert_eq!(count(&record).least, all.least - 1);
+    observe(&record, &zero(0, 1 << 20), &Ok(Response::Done));
+    assert!(record.is_empty());
+}
+
+#[test]
+fn the_smallest_gaps_are_given_up_first() {
+    let runs = |all: &[(u64, u64)]| -> Vec<DamageRun> {
+        all.iter().map(|(first, last)| DamageRun::exact(*first, *last, GUARD)).collect()
+    };
+    let of = |all: &[(u64, u64)], max| -> Vec<(u64, u64, u64)> {
+        coarsen(runs(all), max).iter().map(|run| (run.first, run.last, run.bad_blocks)).collect()
+    };
+    let all = [(0, 0), (1, 1), (10, 10), (12, 12), (40, 40), (45, 45), (50, 50)];
+    assert_eq!(of(&all, 6), [(0, 1, 2), (10, 10, 1), (12, 12, 1), (40, 40, 1), (45, 45, 1), (50, 50, 1)]);
+    assert_eq!(of(&all, 5), [(0, 1, 2), (10, 12, 2), (40, 40, 1), (45, 45, 1), (50, 50, 1)]);
+    assert_eq!(of(&all, 4), [(0, 1, 2), (10, 12, 2), (40, 45, 2), (50, 50, 1)]);
+    assert_eq!(of(&all, 1), [(0, 50, 7)]);
+    let made = DamageRun { is_made: true, ..DamageRun::exact(2, 2, GUARD) };
+    let kept = coarsen(vec![runs(&all)[0], made, runs(&all)[3]], 2);
+    assert_eq!(
+        kept.iter().filter(|run| run.is_made).count(),
+        0,
+        "counted as bad where there is no other way: {kept:?}"
+    );
+    let part = DamageRun { bad_blocks: 3, ..DamageRun::exact(0, 9, GUARD) };
+    assert_eq!((part.part(0, 8).bad_blocks, part.part(0, 1).bad_blocks), (2, 0));
+}
+
+#[test]
+fn blocks_beyond_the_end_are_none() {
+    let record = DamageRecord::new(100);
+    record.add(&bad(&[5, 99, 100, 200]));
+    assert_eq!(listed(&record), [(5, 5, 1), (99, 99, 1)]);
+    record.resize(50);
+    record.add(&bad(&[60]));
+    assert_eq!(listed(&record), [(5, 5, 1)]);
+    let generation = record.generation();
+    record.restore(&[DamageRun::exact(40, 70, GUARD), DamageRun::exact(80, 90, GUARD)]);
+    assert_eq!((listed(&record), record.generation()), (vec![(5, 5, 1), (40, 49, 10)], generation));
+    record.clear(extent(0, 45));
+    assert_eq!(listed(&record), [(45, 49, 5)]);
+}

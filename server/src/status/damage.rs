@@ -1,0 +1,147 @@
+//! Known bad blocks, as `status`, `scrub status`, `mirror status` and `info` show them: how many, where, and in which words.
+
+use sealblock_block::{DamageCount, DamageRun};
+use sealblock_exports_nvme_tcp::DamageHandle;
+use sealblock_stack::DamageView;
+use sealblock_stack::quantity::count;
+use serde::{Deserialize, Serialize};
+
+use crate::bad_runs::blocks_text;
+
+/// Runs of bad blocks that are listed.
+const MAX_RUNS: usize = 64;
+/// Runs of bad blocks that a sentence names.
+const MAX_NAMED_RUNS: usize = 4;
+
+/// Blocks that are known to be bad.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct DamageStatus {
+    /// How many at least.
+    pub blocks: u64,
+    /// How many at most: where there are too many runs to list, neighbours are listed as one, with good blocks in it.
+    #[serde(default)]
+    pub blocks_at_most: u64,
+    /// Whether these are all that were met, and all of them are bad.
+    pub complete: bool,
+    /// The first of them as runs.
+    pub runs: Vec<RunOfDamage>,
+    /// Blocks in none of these runs.
+    pub unlisted: u64,
+    /// Blocks that hosts have made unreadable on purpose; they are not counted above.
+    pub made_unreadable: u64,
+    /// Devices whose lists end with the process, each with the reason.
+    #[serde(default)]
+    pub not_kept: Vec<String>,
+}
+
+/// Bad blocks that follow each other.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct RunOfDamage {
+    /// The first block.
+    pub first: u64,
+    /// The last one.
+    pub last: u64,
+    /// What is wrong with them: a `field` as of `verify`.
+    pub field: String,
+}
+
+impl DamageStatus {
+    /// What is known of a served device.
+    pub fn of_served(known: &DamageHandle) -> DamageStatus {
+        DamageStatus::of_runs(&known.runs(), known.is_complete())
+    }
+
+    /// What is known of an open target.
+    pub fn of(view: &DamageView) -> DamageStatus {
+        let not_kept = view.not_kept().into_iter().map(|(name, why)| format!("{name}: {why}")).collect();
+        DamageStatus { not_kept, ..DamageStatus::of_runs(&view.summary().0, true) }
+    }
+
+    fn of_runs(runs: &[DamageRun], is_complete: bool) -> DamageStatus {
+        let mut total = DamageCount::default();
+        runs.iter().for_each(|run| total.add(run));
+        let mut listed: Vec<RunOfDamage> = Vec::new();
+        let mut unlisted = 0;
+        for run in runs.iter().filter(|run| !run.is_made) {
+            let field = run.cause.as_str();
+            match listed.last_mut() {
+                // No block is joined to the last run once a run was left out.
+                Some(last) if last.last + 1 == run.first && last.field == field && unlisted == 0 => {
+                    last.last = run.last
+                }
+                _ if listed.len() == MAX_RUNS => unlisted += run.bad_blocks,
+                _ => listed.push(RunOfDamage { first: run.first, last: run.last, field: field.to_owned() }),
+            }
+        }
+        DamageStatus {
+            blocks: total.least,
+            blocks_at_most: total.most,
+            complete: is_complete && total.least == total.most,
+            runs: listed,
+            unlisted,
+            made_unreadable: total.made,
+            not_kept: Vec::new(),
+        }
+    }
+
+    /// True if blocks are bad, or may be.
+    pub fn has_any(&self) -> bool {
+        self.blocks.max(self.blocks_at_most) > 0 || !self.complete
+    }
+
+    /// How many blocks are bad and where, in words.
+    pub fn to_text(&self) -> String {
+        let named = self.runs.iter().take(MAX_NAMED_RUNS);
+        let mut runs: Vec<String> = named.map(|run| blocks_text(run.first, run.last)).collect();
+        if self.runs.len() > MAX_NAMED_RUNS || self.unlisted > 0 {
+            runs.push("and more".to_owned());
+        }
+        let places = if runs.is_empty() { String::new() } else { format!(" ({})", runs.join(", ")) };
+        let are = if self.blocks == 1 { "is" } else { "are" };
+        let blocks = count(self.blocks, "block");
+        match (self.blocks, self.blocks_at_most) {
+            (0, most) if most > 0 => format!("up to {} may be bad{places}", count(most, "block")),
+            (least, most) if most > least => format!("at least {blocks}, at most {most}, {are} bad{places}"),
+            (0, _) => "more blocks were bad than could be listed".to_owned(),
+            _ if !self.complete => format!("at least {blocks} {are} bad{places}"),
+            _ => format!("{blocks} {are} bad{places}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sealblock_block::BadBlockCause;
+    use sealblock_integrity::Field;
+
+    const GUARD: BadBlockCause = BadBlockCause::Tag(Field::Guard);
+
+    fn text(runs: &[DamageRun]) -> String {
+        DamageStatus::of_runs(runs, true).to_text()
+    }
+
+    #[test]
+    fn bad_blocks_are_counted_and_named() {
+        let block = |lba| DamageRun::exact(lba, lba, GUARD);
+        assert_eq!(text(&[block(9)]), "1 block is bad (9)");
+        assert_eq!(text(&[block(5), block(6), block(9)]), "3 blocks are bad (5..6, 9)");
+        let many: Vec<_> = (0..6).map(|n| block(n * 10)).collect();
+        assert_eq!(text(&many), "6 blocks are bad (0, 10, 20, 30, and more)");
+        let coarse = DamageRun { bad_blocks: 3, ..DamageRun::exact(0, 9, GUARD) };
+        assert_eq!(text(&[coarse]), "at least 3 blocks, at most 10, are bad (0..9)");
+        let rewritten = DamageRun { bad_blocks: 0, ..coarse };
+        assert_eq!(text(&[rewritten]), "up to 10 blocks may be bad (0..9)");
+        assert!(!DamageStatus::of_runs(&[], true).has_any() && DamageStatus::of_runs(&[rewritten], true).has_any());
+    }
+
+    #[test]
+    fn what_hosts_made_unreadable_is_no_damage_and_what_is_not_listed_is_counted() {
+        let made = DamageRun { is_made: true, ..DamageRun::exact(0, 3, BadBlockCause::Media) };
+        let status = DamageStatus::of_runs(&[made], true);
+        assert_eq!((status.blocks, status.made_unreadable, status.has_any()), (0, 4, false));
+        let runs: Vec<_> = (0..MAX_RUNS as u64 + 5).map(|n| DamageRun::exact(n * 3, n * 3, GUARD)).collect();
+        let status = DamageStatus::of_runs(&runs, true);
+        assert_eq!((status.runs.len(), status.unlisted, status.blocks), (MAX_RUNS, 5, MAX_RUNS as u64 + 5));
+    }
+}

@@ -1,0 +1,231 @@
+//! The bad blocks of an open target: the lists of all devices at the bottom of its stack, in its own addresses. Nothing is kept here.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use sealblock_block::{DamageCount, DamageRecord, DamageRun, DamageSource, merged};
+
+/// A run of a member of a stripe that has more chunks than this is one coarse run of the stripe.
+const MAX_CHUNKS: u64 = 4_096;
+
+/// The bad blocks of a target. Clones are the same lists, on every core.
+#[derive(Clone)]
+pub struct DamageView(Arc<View>);
+
+/// The view of each replica of a mirror, by its name, as far as it was open.
+type Replicas = Mutex<Vec<(String, DamageView)>>;
+
+enum View {
+    /// A device at the bottom.
+    Leaf { name: String, record: Arc<DamageRecord>, not_kept: Option<&'static str> },
+    /// Devices with the same addresses, such as paths.
+    All(Vec<DamageView>),
+    /// The replicas of a mirror, which commands change.
+    Replicas(Replicas),
+    /// Some blocks of a device.
+    Slice { below: DamageView, first: u64, blocks: u64 },
+    /// Chunks of each member in turn.
+    Stripe { members: Vec<DamageView>, chunk_blocks: u64 },
+}
+
+impl DamageView {
+    fn new(view: View) -> DamageView {
+        DamageView(Arc::new(view))
+    }
+
+    /// A device at the bottom, and why its list is in memory only, if it is.
+    pub(crate) fn leaf(name: &str, record: &Arc<DamageRecord>, not_kept: Option<&'static str>) -> DamageView {
+        DamageView::new(View::Leaf { name: name.to_owned(), record: Arc::clone(record), not_kept })
+    }
+
+    /// Devices with the same addresses; nothing is known without any.
+    pub(crate) fn all(of: Vec<DamageView>) -> DamageView {
+        DamageView::new(View::All(of))
+    }
+
+    /// The replicas of a mirror, of which there is none yet.
+    pub(crate) fn mirror() -> DamageView {
+        DamageView::new(View::Replicas(Mutex::default()))
+    }
+
+    /// Some blocks of a device.
+    pub(crate) fn slice(below: &DamageView, first: u64, blocks: u64) -> DamageView {
+        DamageView::new(View::Slice { below: below.clone(), first, blocks })
+    }
+
+    /// Members that are striped.
+    pub(crate) fn stripe(members: Vec<DamageView>, chunk_blocks: u64) -> DamageView {
+        DamageView::new(View::Stripe { members, chunk_blocks })
+    }
+
+    /// Sets the view of a replica of a mirror, in place of an earlier one of that name.
+    pub(crate) fn set_replica(&self, name: &str, view: Option<DamageView>) {
+        if let View::Replicas(replicas) = &*self.0 {
+            let mut replicas = lock(replicas);
+            replicas.retain(|(known, _)| known != name);
+            replicas.extend(view.map(|view| (name.to_owned(), view)));
+        }
+    }
+
+    /// The view of each replica of a mirror, by its name.
+    pub fn replicas(&self) -> Vec<(String, DamageView)> {
+        match &*self.0 {
+            View::Replicas(replicas) => lock(replicas).clone(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The bad blocks as runs that do not overlap, and how many they are.
+    pub fn summary(&self) -> (Vec<DamageRun>, DamageCount) {
+        let runs = merged(self, 0, u64::MAX);
+        let mut count = DamageCount::default();
+        runs.iter().for_each(|run| count.add(run));
+        (runs, count)
+    }
+
+    /// Devices whose lists end with this process, and why.
+    pub fn not_kept(&self) -> Vec<(String, &'static str)> {
+        match &*self.0 {
+            View::Leaf { name, not_kept, .. } => not_kept.iter().map(|why| (name.clone(), *why)).collect(),
+            View::All(of) | View::Stripe { members: of, .. } => of.iter().flat_map(DamageView::not_kept).collect(),
+            View::Replicas(replicas) => lock(replicas).iter().flat_map(|(_, view)| view.not_kept()).collect(),
+            View::Slice { below, .. } => below.not_kept(),
+        }
+    }
+
+    fn sum(&self, of: fn(&DamageRecord) -> u64) -> u64 {
+        match &*self.0 {
+            View::Leaf { record, .. } => of(record),
+            View::All(views) | View::Stripe { members: views, .. } => views.iter().map(|view| view.sum(of)).sum(),
+            View::Replicas(replicas) => lock(replicas).iter().map(|(_, view)| view.sum(of)).sum(),
+            View::Slice { below, .. } => below.sum(of),
+        }
+    }
+}
+
+impl DamageSource for DamageView {
+    fn visit(&self, first: u64, last: u64, see: &mut dyn FnMut(&str, DamageRun)) {
+        match &*self.0 {
+            View::Leaf { name, record, .. } => record.visit(first, last, |run| see(name, run)),
+            View::All(of) => of.iter().for_each(|view| view.visit(first, last, see)),
+            View::Replicas(replicas) => {
+                let replicas = lock(replicas).clone();
+                replicas.iter().for_each(|(_, view)| view.visit(first, last, see));
+            }
+            View::Slice { below, first: from, blocks } => {
+                let last = last.min(blocks - 1);
+                if first <= last {
+                    let up = |run: DamageRun| DamageRun { first: run.first - from, last: run.last - from, ..run };
+                    below.visit(first + from, last + from, &mut |name, run| see(name, up(run)));
+                }
+            }
+            View::Stripe { members, chunk_blocks } => {
+                let row_blocks = chunk_blocks * members.len() as u64;
+                let (from, to) = (first / row_blocks * chunk_blocks, (last / row_blocks).saturating_add(1));
+                let to = to.saturating_mul(*chunk_blocks) - 1;
+                for (number, member) in members.iter().enumerate() {
+                    member.visit(from, to, &mut |name, run| {
+                        striped(run, number as u64, *chunk_blocks, row_blocks, &mut |run| {
+                            if run.last >= first && run.first <= last {
+                                see(name, run.part(run.first.max(first), run.last.min(last)));
+                            }
+                        });
+                    });
+                }
+            }
+        }
+    }
+
+    fn generation(&self) -> u64 {
+        self.sum(DamageRecord::generation)
+    }
+
+    fn additions(&self) -> u64 {
+        self.sum(DamageRecord::additions)
+    }
+}
+
+/// A run of a member of a stripe in the addresses of the stripe, chunk by chunk.
+fn striped(run: DamageRun, number: u64, chunk_blocks: u64, row_blocks: u64, see: &mut dyn FnMut(DamageRun)) {
+    let up = |lba: u64| lba / chunk_blocks * row_blocks + number * chunk_blocks + lba % chunk_blocks;
+    let (first_chunk, last_chunk) = (run.first / chunk_blocks, run.last / chunk_blocks);
+    if last_chunk - first_chunk > MAX_CHUNKS {
+        return see(DamageRun { first: up(run.first), last: up(run.last), ..run });
+    }
+    for chunk in first_chunk..=last_chunk {
+        let (first, last) = (run.first.max(chunk * chunk_blocks), run.last.min((chunk + 1) * chunk_blocks - 1));
+        see(DamageRun { first: up(first), last: up(last), ..run.part(first, last) });
+    }
+}
+
+fn lock(replicas: &Replicas) -> MutexGuard<'_, Vec<(String, DamageView)>> {
+    replicas.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Debug for DamageView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DamageView").field(&self.summary().1).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sealblock_block::{BadBlock, BadBlockCause};
+    use sealblock_units::Lba;
+
+    fn leaf(name: &str, lbas: &[u64]) -> DamageView {
+        let record = Arc::new(DamageRecord::new(1 << 40));
+        record.add(&lbas.iter().map(|lba| BadBlock::media(Lba::new(*lba))).collect::<Vec<_>>());
+        DamageView::leaf(name, &record, None)
+    }
+
+    fn seen(view: &DamageView, first: u64, last: u64) -> Vec<(String, u64, u64)> {
+        let mut all = Vec::new();
+        view.visit(first, last, &mut |name, run| all.push((name.to_owned(), run.first, run.last)));
+        all
+    }
+
+    fn of(name: &str, first: u64, last: u64) -> (String, u64, u64) {
+        (name.to_owned(), first, last)
+    }
+
+    #[test]
+    fn a_mirror_has_the_bad_blocks_of_each_replica_and_counts_a_block_once() {
+        let mirror = DamageView::mirror();
+        mirror.set_replica("a", Some(leaf("a", &[3, 9])));
+        mirror.set_replica("b", Some(leaf("b", &[9, 20])));
+        assert_eq!(seen(&mirror, 0, 100), [of("a", 3, 3), of("a", 9, 9), of("b", 9, 9), of("b", 20, 20)]);
+        assert_eq!(mirror.summary().1, DamageCount { least: 3, most: 3, made: 0 });
+        mirror.set_replica("b", None);
+        assert_eq!(mirror.summary().1.least, 2);
+        mirror.set_replica("a", Some(leaf("a", &[])));
+        assert_eq!((mirror.summary().1.least, mirror.replicas().len()), (0, 1));
+    }
+
+    #[test]
+    fn blocks_of_members_have_the_addresses_of_the_group() {
+        let stripe = DamageView::stripe(vec![leaf("a", &[0, 16, 17]), leaf("b", &[15, 16])], 16);
+        // Chunks of 16 blocks: a has 0..15 and 32..47, b has 16..31 and 48..63.
+        assert_eq!(
+            seen(&stripe, 0, 100),
+            [of("a", 0, 0), of("a", 32, 32), of("a", 33, 33), of("b", 31, 31), of("b", 48, 48)]
+        );
+        assert_eq!(seen(&stripe, 33, 47), [of("a", 33, 33)]);
+        let slice = DamageView::slice(&stripe, 30, 10);
+        assert_eq!(seen(&slice, 0, u64::MAX), [of("a", 2, 2), of("a", 3, 3), of("b", 1, 1)]);
+        assert_eq!(seen(&slice, 2, 2), [of("a", 2, 2)]);
+        assert!(seen(&slice, 10, 20).is_empty(), "behind its end");
+    }
+
+    #[test]
+    fn a_long_run_of_a_member_is_a_run_of_the_stripe_with_good_blocks_in_it() {
+        let mut all = Vec::new();
+        striped(DamageRun::exact(8, 39, BadBlockCause::Media), 1, 16, 32, &mut |run| all.push((run.first, run.last)));
+        assert_eq!(all, [(24, 31), (48, 63), (80, 87)]);
+        let long = DamageRun::exact(0, 16 * (MAX_CHUNKS + 1), BadBlockCause::Media);
+        let mut runs = Vec::new();
+        striped(long, 0, 16, 32, &mut |run| runs.push(run));
+        assert_eq!((runs.len(), runs[0].bad_blocks, runs[0].is_coarse()), (1, long.blocks(), true));
+    }
+}

@@ -1,0 +1,130 @@
+//! Lists that are kept over an opening, and what is not taken for one.
+
+use sealblock_block::{BadBlockCause, DamageRun, Durability};
+use sealblock_integrity::Checks;
+use sealblock_media_memory::MemoryDevice;
+use sealblock_runtime_reactor::{Config, Reactor, yield_now};
+use sealblock_units::{BlockSize, Extent, Lba};
+
+use super::*;
+
+const LEAF: [u8; 16] = [8; 16];
+
+fn on_reactor(test: impl AsyncFnOnce(Rc<MemoryDevice>)) {
+    let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).unwrap();
+    reactor.block_on(test(Rc::new(MemoryDevice::new(BlockSize::B512, 1000, None))));
+}
+
+async fn open(device: &Rc<MemoryDevice>, leaf: [u8; 16]) -> Rc<Recorded<Rc<MemoryDevice>>> {
+    Recorded::kept(Rc::clone(device), "v", leaf).await
+}
+
+fn listed<D: Device + 'static>(recorded: &Recorded<D>) -> Vec<(u64, u64)> {
+    recorded.record().runs().iter().map(|run| (run.first, run.last)).collect()
+}
+
+/// Makes blocks unreadable, as a host does.
+async fn make_bad(device: &impl Device, first: u64, blocks: u64) {
+    let extent = Extent::from_raw(first, blocks).unwrap();
+    device.execute(Request::write_uncorrectable(extent, Durability::Volatile)).await.unwrap();
+}
+
+async fn area(device: &MemoryDevice) -> Slice {
+    match device.execute(Request::read_reserved(ReservedArea::ScrubState)).await.unwrap() {
+        Response::Reserved(bytes) => bytes,
+        _ => unreachable!(),
+    }
+}
+
+async fn set_area(device: &MemoryDevice, bytes: &[u8]) {
+    device.execute(Request::write_reserved(ReservedArea::ScrubState, Slice::copy_from(bytes))).await.unwrap();
+}
+
+#[test]
+fn what_is_bad_is_known_after_a_restart_until_this_device_says_otherwise() {
+    on_reactor(async |device| {
+        let first = open(&device, LEAF).await;
+        make_bad(&first, 5, 2).await;
+        first.save().await;
+        drop(first);
+        let second = open(&device, LEAF).await;
+        assert_eq!(listed(&second), [(5, 6)]);
+        let read = Request::read(Extent::one(Lba::new(5)), Checks::NONE);
+        second.execute(read).await.unwrap_err();
+        let write = Request::write_zeroes(Extent::one(Lba::new(5)), true, Durability::Volatile);
+        second.execute(write).await.unwrap();
+        second.save().await;
+        drop(second);
+        assert_eq!(listed(&*open(&device, LEAF).await), [(6, 6)]);
+        assert_eq!(listed(&*open(&device, [9; 16]).await), [], "another volume's list is not taken");
+    });
+}
+
+#[test]
+fn a_change_is_saved_without_a_request_for_it() {
+    on_reactor(async |device| {
+        let recorded = open(&device, LEAF).await;
+        make_bad(&recorded, 5, 1).await;
+        while area(&device).await.is_empty() {
+            yield_now().await;
+        }
+        assert_eq!(SavedState::decode(&area(&device).await).unwrap().damage.len(), 1);
+        // Nothing changes, nothing is written; and the task ends with the device.
+        let state = Rc::downgrade(&recorded);
+        recorded.save().await;
+        drop(recorded);
+        assert!(state.upgrade().is_none());
+    });
+}
+
+#[test]
+fn the_state_of_a_scrub_and_the_list_are_one_record_and_neither_loses_the_other() {
+    on_reactor(async |device| {
+        let recorded = open(&device, LEAF).await;
+        make_bad(&recorded, 5, 1).await;
+        let scrub = SavedState { capacity_blocks: 77, device: [3; 16], writes: 4, ..SavedState::default() };
+        set_area_through(&recorded, &scrub).await;
+        let saved = SavedState::decode(&area(&device).await).unwrap();
+        let damage = vec![DamageRun { is_made: true, ..DamageRun::exact(5, 5, BadBlockCause::Media) }];
+        assert_eq!(saved, SavedState { leaf: LEAF, damage, ..scrub.clone() });
+        make_bad(&recorded, 9, 1).await;
+        recorded.save().await;
+        let saved = SavedState::decode(&area(&device).await).unwrap();
+        assert_eq!((saved.damage.len(), saved.writes, saved.device), (2, 4, [3; 16]));
+        drop(recorded);
+        // A state of before there were lists is read, and gets one.
+        let old = SavedState { leaf: [0; 16], damage: Vec::new(), ..scrub };
+        set_area(&device, &old.encode()).await;
+        let recorded = open(&device, LEAF).await;
+        assert!(listed(&recorded).is_empty() && recorded.is_kept());
+    });
+}
+
+async fn set_area_through(recorded: &Recorded<Rc<MemoryDevice>>, state: &SavedState) {
+    let bytes = Slice::copy_from(&state.encode());
+    recorded.execute(Request::write_reserved(ReservedArea::ScrubState, bytes)).await.unwrap();
+}
+
+#[test]
+fn what_a_later_version_wrote_is_left_as_it_is_and_what_is_damaged_begins_anew() {
+    on_reactor(async |device| {
+        let mut later = SavedState::default().encode();
+        later[8] = 9;
+        let checksum = sealblock_integrity::guard::crc32c(&later[8..]);
+        later[4..8].copy_from_slice(&checksum.to_le_bytes());
+        set_area(&device, &later).await;
+        let recorded = open(&device, LEAF).await;
+        make_bad(&recorded, 5, 1).await;
+        recorded.save().await;
+        assert!(!recorded.is_kept() && area(&device).await[..] == later[..]);
+        assert_eq!(listed(&recorded), [(5, 5)], "it is known in memory");
+        drop(recorded);
+        later[20] ^= 1;
+        set_area(&device, &later).await;
+        let recorded = open(&device, LEAF).await;
+        make_bad(&recorded, 5, 1).await;
+        recorded.save().await;
+        assert!(recorded.is_kept());
+        assert_eq!(SavedState::decode(&area(&device).await).unwrap().damage.len(), 1);
+    });
+}

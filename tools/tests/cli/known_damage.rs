@@ -1,0 +1,155 @@
+//! What is known of bad blocks: kept on the device, said by every command in the same way, and forgotten only when the copy is written or
+//! found good.
+
+use crate::common::host::known_bad;
+use crate::common::server::{Nbd, Server};
+use crate::common::{BLOCK, Place, damaged, filled, noise};
+
+/// Asks every command that speaks of bad blocks of the volume `v`, served or not: how many they say.
+#[track_caller]
+fn said_of_v(place: &Place, exit: i32) -> Vec<u64> {
+    let blocks = |json: &serde_json::Value| json["damage"]["blocks"].as_u64().unwrap();
+    let scrub = place.run("scrub status v --json").ends_with(exit).json();
+    let info = place.run("info v --json").json();
+    vec![blocks(&scrub), blocks(&info)]
+}
+
+#[test]
+fn bad_blocks_are_known_after_a_restart_until_they_are_written() {
+    let place = damaged(&[5, 6, 9]);
+    place.run("scrub status v").succeeds();
+    let server = Server::start(&place, "v");
+    place.run(&format!("verify {}", server.target("v"))).ends_with(1);
+    place.run("status v").ends_with(1).says(&["3 blocks are bad (5..6, 9)"]);
+    place.run("scrub status v").ends_with(1).says(&["known now: 3 blocks are bad (5..6, 9)"]);
+    server.stop().is_clean();
+    // Nobody has it open: the list lies on it.
+    assert_eq!(said_of_v(&place, 1), [3, 3]);
+    place.run("info v").succeeds().says(&["3 blocks are bad (5..6, 9)"]);
+    // Whoever writes a block, in whatever way, has it leave the list.
+    place.run("zero v --range 9..9").succeeds();
+    assert_eq!(said_of_v(&place, 1), [2, 2]);
+    let server = Server::start(&place, "v --nbd 127.0.0.1:0");
+    place.run("status v").ends_with(1).says(&["2 blocks are bad (5..6)"]);
+    assert_eq!(known_bad(server.address(), "v"), [(5, 2)], "hosts are told before anybody looks");
+    let address = server.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned();
+    let mut client = Nbd::open(&address, "v").unwrap();
+    assert_eq!(client.read(0, 4096).unwrap().map(|data| data.len()), Ok(4096));
+    assert_eq!(client.read(5 * 4096, 4096).unwrap(), Err(5), "EIO");
+    for lba in [5, 6] {
+        assert_eq!(client.write(lba * 4096, &[7; 4096]), 0);
+    }
+    place.run("status v").succeeds().says(&["no damage is known"]);
+    drop(client);
+    server.stop().is_clean();
+    assert_eq!(said_of_v(&place, 0), [0, 0]);
+    let server = Server::start(&place, "v");
+    place.run("status v").succeeds();
+    server.stop().is_clean();
+}
+
+#[test]
+fn a_bad_copy_is_not_forgotten_when_the_good_one_is_read() {
+    let place = Place::with_runtime("syscalls");
+    filled(&place, 64);
+    place.run("corrupt b --lba 5 --kind data").succeeds();
+    // Read-only, so that nothing is repaired.
+    let server = Server::start(&place, "--read-only --nbd 127.0.0.1:0 mirror:a,b");
+    place.run("mirror status mirror:a,b").succeeds().says(&["optimal"]);
+    place.run(&format!("verify {}", server.target("mirror"))).ends_with(1);
+    let address = server.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned();
+    let mut client = Nbd::open(&address, "mirror").unwrap();
+    for _ in 0..8 {
+        assert!(client.read(5 * BLOCK as u64, BLOCK as u32).unwrap().is_ok(), "the other replica has it");
+    }
+    place.run("status mirror:a,b").ends_with(1).says(&["1 block is bad (5)", "on b 1 block is bad (5)"]);
+    let told = place.run("mirror status mirror:a,b");
+    told.ends_with(1).says(&["degraded", "b: in sync; 1 block is bad (5)"]);
+    assert!(!told.text().contains("optimal") && !told.text().contains("a: in sync; "), "{}", told.text());
+    let json = place.run("mirror status mirror:a,b --json").ends_with(1).json();
+    let blocks = |replica: usize| json["replicas"][replica]["damage"]["blocks"].as_u64().unwrap();
+    assert_eq!((blocks(0), blocks(1)), (0, 1));
+    place.run("scrub status mirror:a,b").ends_with(1).says(&["1 block is bad (5)"]);
+    assert_eq!(known_bad(server.address(), "mirror"), [(5, 1)]);
+    drop(client);
+    server.stop().is_clean();
+}
+
+#[test]
+fn a_replica_keeps_what_is_bad_on_it_until_it_is_repaired() {
+    let place = Place::with_runtime("syscalls");
+    filled(&place, 64);
+    place.run("corrupt b --lba 5 --kind data").succeeds();
+    let server = Server::start(&place, "mirror:a,b");
+    // A host's Verify finds it, and repairs nothing.
+    place.run(&format!("verify {}", server.target("mirror"))).ends_with(1);
+    place.run("mirror status mirror:a,b").ends_with(1);
+    server.stop().is_clean();
+    place.run("info b").succeeds().says(&["1 block is bad (5)"]);
+    assert_eq!(place.run("info a --json").succeeds().json()["damage"]["blocks"], 0);
+    place.run("mirror status mirror:a,b").ends_with(1).says(&["b: in sync; 1 block is bad (5)"]);
+    let server = Server::start(&place, "mirror:a,b");
+    place.run("status mirror:a,b").ends_with(1).says(&["on b 1 block is bad (5)"]);
+    place.run("scrub start mirror:a,b --wait").succeeds();
+    place.run("status mirror:a,b").succeeds();
+    place.run("mirror status mirror:a,b").succeeds().says(&["optimal"]);
+    server.stop().is_clean();
+    assert_eq!(place.run("info b --json").succeeds().json()["damage"]["blocks"], 0);
+    let server = Server::start(&place, "mirror:a,b");
+    place.run("status mirror:a,b").succeeds();
+    server.stop().is_clean();
+    // Without a server, too.
+    place.run("corrupt b --lba 7 --kind data").succeeds();
+    place.run("verify mirror:a,b").ends_with(1);
+    place.run("verify mirror:a,b --repair").ends_with(1);
+    place.run("mirror status mirror:a,b").succeeds().says(&["optimal"]);
+}
+
+#[test]
+fn blocks_of_a_stripe_are_known_by_their_members() {
+    let place = Place::with_runtime("syscalls");
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+    }
+    place.write("data", &noise(3, 2 << 20));
+    place.run("copy data stripe:a,b").succeeds();
+    // Chunks of 64 KiB: block 20 is the fifth of the second chunk, the first of b.
+    place.run("corrupt b --lba 4 --kind data").succeeds();
+    let server = Server::start(&place, "stripe:a,b");
+    place.run(&format!("verify {}", server.target("stripe"))).ends_with(1);
+    place.run("status stripe:a,b").ends_with(1).says(&["1 block is bad (20)"]);
+    server.stop().is_clean();
+    place.run("info b").succeeds().says(&["1 block is bad (4)"]);
+    place.run("info stripe:a,b").succeeds().says(&["1 block is bad (20)"]);
+}
+
+#[test]
+fn a_device_that_keeps_no_list_says_so() {
+    let place = Place::with_runtime("syscalls");
+    place.write("raw", &noise(4, 1 << 20));
+    let server = Server::start(&place, "fault:[read-error@3],raw:raw");
+    place.run("scrub start fault:[read-error@3],raw:raw --wait").ends_with(1);
+    place.run(&format!("status {}", server.pid())).ends_with(1).says(&["not kept when the server ends: raw:"]);
+    server.stop().is_clean();
+}
+
+#[test]
+fn a_repair_says_of_a_lost_copy_of_metadata_what_became_of_it() {
+    let place = Place::with_runtime("syscalls");
+    filled(&place, 64);
+    // The two copies of the place of the label that was written last are among these four; one of each pair is lost.
+    for offset in [4096, 32768 + 4096] {
+        place.poke("b", offset, &[0; 512]);
+    }
+    let lost = place.run("verify b");
+    lost.ends_with(4);
+    assert!(lost.stderr.contains("--repair writes it anew"), "{}", lost.stderr);
+    let repaired = place.run("verify b --repair");
+    repaired.succeeds();
+    assert!(repaired.stderr.contains("; it was written anew"), "{}", repaired.stderr);
+    assert!(!repaired.stderr.contains("not written anew"), "{}", repaired.stderr);
+    let again = place.run("verify b");
+    again.succeeds();
+    assert!(again.stderr.is_empty(), "what was said is so: {}", again.stderr);
+    place.run("verify mirror:a,b").succeeds();
+}
