@@ -218,8 +218,8 @@ impl BlockGroups {
         self.is_marked_resized
     }
 
-    /// Takes every block group of sectors that are lost for one that is initialized: without a superblock nobody knows that a
-    /// block group whose map pages are not where they would be has none.
+    /// Takes every block group of sectors that are lost for one that is initialized: without a superblock that is certain to be the
+    /// volume's nobody knows that a block group whose map pages are not where they would be has none.
     pub fn assume_initialized(&self) {
         self.mark_initialized(&self.guessed);
     }

@@ -10,7 +10,7 @@
 //! - [`mod@format`]: the bytes, pure.
 //! - `block_allocator`: which physical blocks are free. `block_groups`, `block_map`, `map_page`: map entries on the medium. `patches`: durable and not there yet.
 //!   `memtable`: not durable yet.
-//! - `superblocks`: the three copies. `recognise`: whether a volume, or what is left of one, is there at all.
+//! - `identity`: whose the medium is. `superblocks`: the three copies. `recognise`: whether a volume, or what is left of one, is there at all.
 //! - `profile`, `remains`: a volume without any of them, for reading.
 //! - `read`, `write`: requests. `commit`, `checkpoint`: the background worker. `recovery`: after a crash.
 //! - `corrupt`: damage on purpose, for tests.
@@ -29,6 +29,7 @@ mod corrupt;
 pub mod format;
 mod free_map;
 mod gather;
+mod identity;
 mod idle;
 mod log;
 mod lookup;
@@ -57,6 +58,7 @@ mod write;
 
 pub use block_groups::LostCopies;
 pub use corrupt::{CorruptionError, CorruptionKind};
+pub use identity::{Candidate, IdentityError, Sighting, Unit, Verdict, decide};
 pub use idle::UpkeepCounts;
 pub use open::{CreateOptions, OpenVolume, create, open, probe};
 pub use options::{Mutation, OpenOptions, VolumeError};
@@ -77,6 +79,7 @@ mod tests {
     mod closing;
     mod corrupt;
     mod fairness;
+    mod foreign;
     mod log;
     mod neighbours;
     mod recognition;

@@ -11,7 +11,8 @@ use sealblock_units::{BlockCount, BlockSize};
 use crate::block_allocator::BlockAllocator;
 use crate::block_groups::{BlockGroups, LostCopies};
 use crate::block_map::BlockMap;
-use crate::format::{Layout, Seed, Superblock};
+use crate::format::{Layout, Seed, Superblock, TAIL_BYTES};
+use crate::identity::{IdentityError, Standing};
 use crate::idle::Upkeep;
 use crate::log::Log;
 use crate::medium::OneSync;
@@ -55,7 +56,8 @@ pub async fn open<M: Medium, C: Clock>(
     clock: C,
     options: &OpenOptions,
 ) -> Result<OpenVolume<M, C>, VolumeError> {
-    let SuperblockProbe { superblock, copies, are_all_usable } = superblocks::read(&medium).await?;
+    let SuperblockProbe { superblock, copies, are_all_usable, standing } =
+        superblocks::read_as(&medium, options.identity).await?;
     let layout = superblock.layout;
     if medium.sector_bytes() > layout.sector_bytes() {
         return Err(VolumeError::Sector { volume_bytes: layout.sector_bytes(), medium_bytes: medium.sector_bytes() });
@@ -66,6 +68,9 @@ pub async fn open<M: Medium, C: Clock>(
     if medium.is_read_only() && !options.read_only {
         return Err(VolumeError::ReadOnly);
     }
+    if standing != Standing::Certain && !options.read_only {
+        return Err(IdentityError::Unproven(superblock.uuid).into());
+    }
     if !options.read_only {
         // An earlier process may have died and left writes that can be read and are not durable; what recovery decides from them
         // must not outlive them.
@@ -73,6 +78,9 @@ pub async fn open<M: Medium, C: Clock>(
     }
     let recovered = recovery::replay(&medium, &superblock, options).await?;
     let groups = BlockGroups::read(&medium, &superblock).await?;
+    if standing != Standing::Certain {
+        groups.assume_initialized();
+    }
     if let (Some(sequence), false) = (recovered.first_lost, options.read_only) {
         return Err(VolumeError::LogDamaged { sequence, sectors: recovered.lost });
     }
@@ -210,8 +218,10 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
     if options.preallocate {
         medium.reserve(0, layout.medium_bytes()).await?;
     }
-    // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor find it full.
-    write_zeroes(medium, layout.log_offset(), layout.log_bytes()).await?;
+    // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor find it full. The reserved
+    // areas with it: what an earlier volume has left there would be a witness for that one.
+    write_zeroes(medium, 0, layout.log_offset() + layout.log_bytes()).await?;
+    write_zeroes(medium, layout.tail_offset(), TAIL_BYTES).await?;
     // Nothing but the group map says that nothing was written; what lies where the block map goes does not matter.
     BlockGroups::uninitialized(layout, Seed::of(&options.uuid)).create(medium).await?;
     medium.sync().await?;

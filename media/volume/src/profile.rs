@@ -13,7 +13,8 @@ use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Tuple, guard};
 use sealblock_units::{BlockSize, Lba};
 
 use crate::format::{LOG_REGIONS, Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Seed};
-use crate::recognise::{PROFILES, first_of_length, read_probe};
+use crate::medium::read_probe;
+use crate::recognise::{PROFILES, first_of_length};
 
 /// Places where the map entries of blocks are looked at, and blocks of each.
 const SITES: u64 = 256;
