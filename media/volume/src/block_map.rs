@@ -17,8 +17,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use sealblock_block::{Medium, MediumError, RangeLock};
 use sealblock_units::Lba;
 
-use crate::block_groups::{BlockGroups, LostCopies};
+use crate::block_groups::BlockGroups;
 use crate::format::{Generations, Layout, MAP_ENTRY_BYTES, PAGE_SECTORS, PageOffsets, Seed, Superblock};
+use crate::lost_copies::LostCopies;
 use crate::map_page::{GENERATIONS_BIT, MapLookup, MapPage};
 use crate::medium::{padded, read_sectors};
 use crate::options::{Mutation, OpenOptions};
@@ -153,8 +154,14 @@ impl BlockMap {
     fn decode(&self, number: u64, bytes: &[u8], second: &[u8], unreadable: u32) -> MapPage {
         let place = self.offsets(number);
         let (head, body) = bytes.split_at(self.layout.sector_bytes() as usize);
-        let generations =
-            |sector: &[u8]| Generations::decode(sector, self.seed, place.first, self.layout.page_blocks());
+        let generations = |sector: &[u8]| {
+            let found = Generations::decode(sector, self.seed, place.first, self.layout.page_blocks());
+            // Of a page that is read once more they were counted.
+            let is_new = found.is_none() && !self.to_repair.borrow().contains(&number);
+            let salt = Generations::trace_salt(sector).filter(|(first, _)| is_new && *first == place.first);
+            salt.into_iter().for_each(|(_, salt)| self.lost_copies.add_foreign("the map pages", salt, 1));
+            found
+        };
         let copies = match self.mutation {
             Mutation::OneCopy => [generations(head), generations(head)],
             _ => [generations(head), generations(second)],

@@ -166,13 +166,24 @@ fn join(candidates: &[Candidate]) -> String {
 
 /// How an identity was found out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Standing {
+pub enum Standing {
     /// By a majority of witnesses.
     Certain,
     /// It is the only one, and not proven.
     Unopposed,
     /// It was asked for by name.
     Chosen,
+}
+
+impl Standing {
+    /// As a word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Standing::Certain => "certain",
+            Standing::Unopposed => "unproven",
+            Standing::Chosen => "chosen",
+        }
+    }
 }
 
 /// A superblock that lies where it belongs.

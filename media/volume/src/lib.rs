@@ -8,7 +8,7 @@
 //! checksum.
 //!
 //! - [`mod@format`]: the bytes, pure.
-//! - `block_allocator`: which physical blocks are free. `block_groups`, `block_map`, `map_page`: map entries on the medium. `patches`: durable and not there yet.
+//! - `block_allocator`: which physical blocks are free. `block_groups`, `block_map`, `map_page`: map entries on the medium. `lost_copies`: what of it was found lost. `patches`: durable and not there yet.
 //!   `memtable`: not durable yet.
 //! - `identity`: whose the medium is. `superblocks`: the three copies. `recognise`: whether a volume, or what is left of one, is there at all.
 //! - `profile`, `remains`: a volume without any of them, for reading.
@@ -33,6 +33,7 @@ mod identity;
 mod idle;
 mod log;
 mod lookup;
+mod lost_copies;
 mod map_entries;
 mod map_page;
 mod medium;
@@ -56,9 +57,9 @@ mod work_queue;
 mod worker;
 mod write;
 
-pub use block_groups::LostCopies;
 pub use corrupt::{CorruptionError, CorruptionKind};
-pub use identity::{Candidate, IdentityError, Sighting, Unit, Verdict, decide};
+pub use identity::{Candidate, IdentityError, Sighting, Standing, Unit, Verdict, decide};
+pub use lost_copies::LostCopies;
 pub use idle::UpkeepCounts;
 pub use open::{CreateOptions, OpenVolume, create, open, probe};
 pub use options::{Mutation, OpenOptions, VolumeError};

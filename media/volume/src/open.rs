@@ -9,12 +9,13 @@ use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize};
 
 use crate::block_allocator::BlockAllocator;
-use crate::block_groups::{BlockGroups, LostCopies};
+use crate::block_groups::BlockGroups;
 use crate::block_map::BlockMap;
 use crate::format::{Layout, Seed, Superblock, TAIL_BYTES};
 use crate::identity::{IdentityError, Standing};
 use crate::idle::Upkeep;
 use crate::log::Log;
+use crate::lost_copies::LostCopies;
 use crate::medium::OneSync;
 use crate::memtable::Memtable;
 use crate::options::{OpenOptions, VolumeError};
@@ -81,6 +82,8 @@ pub async fn open<M: Medium, C: Clock>(
     if standing != Standing::Certain {
         groups.assume_initialized();
     }
+    let lost = groups.lost_copies();
+    recovered.foreign.iter().for_each(|(salt, records)| lost.add_foreign("the log", *salt, *records));
     if let (Some(sequence), false) = (recovered.first_lost, options.read_only) {
         return Err(VolumeError::LogDamaged { sequence, sectors: recovered.lost });
     }
@@ -89,7 +92,7 @@ pub async fn open<M: Medium, C: Clock>(
     }
     let entries = recovered.entries.in_order();
     let taken = entries.iter().map(|run| u64::from(run.blocks)).sum();
-    let description = describe(&superblock, &recovered, taken, copies, groups.lost_copies());
+    let description = VolumeInfo { standing, ..describe(&superblock, &recovered, taken, copies, lost) };
     let settled = are_all_usable && recovered.next == superblock.log_tail;
     let volume = Rc::new(assemble(medium, clock, superblock, options, &recovered, groups));
     if options.read_only {
@@ -119,6 +122,7 @@ pub(crate) fn describe(
         unreadable: recovered.unreadable.clone(),
         log_lost: recovered.lost,
         lost_copies,
+        standing: Standing::Unopposed,
         superblocks: copies,
     }
 }

@@ -9,12 +9,13 @@ use sealblock_block::{
 use sealblock_units::{BlockCount, Lba};
 
 use crate::block_allocator::BlockAllocator;
-use crate::block_groups::LostCopies;
 use crate::block_map::BlockMap;
 use crate::format::{BlockGroup, Layout, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed, Superblock};
 use crate::free_map::{FreeMap, Loader};
+use crate::identity::Standing;
 use crate::idle::Upkeep;
 use crate::log::Log;
+use crate::lost_copies::LostCopies;
 use crate::map_page::MapLookup;
 use crate::medium::OneSync;
 use crate::memtable::Memtable;
@@ -95,6 +96,8 @@ pub struct VolumeInfo {
     /// Other copies of metadata that are lost: those that the opening met, and, counted on, those met since. A volume open for
     /// writing writes them anew with its next checkpoint, but for the reserved area's, whose owners do with their next write.
     pub lost_copies: LostCopies,
+    /// How it was found out whose the medium is.
+    pub standing: Standing,
     /// The copies of the superblock, as they were found. A volume opened for writing has written lost ones anew.
     pub superblocks: [SuperblockCopy; COPIES],
 }

@@ -5,11 +5,14 @@ use futures_executor::block_on;
 use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_units::BlockSize;
 
+use sealblock_block::{Device, Request, ReservedArea};
+use sealblock_runtime_memory::Slice;
+
 use super::setup::{Rig, TestClock, TestMedium, UUID, pattern, protection};
-use crate::format::{Layout, SUPERBLOCK_OFFSETS, Superblock};
+use crate::format::{Layout, SUPERBLOCK_OFFSETS, Seed, Superblock};
 use crate::{
-    CreateOptions, Hints, IdentityError, OpenOptions, Recognised, Trace, VolumeError, VolumeInfo, create, open,
-    open_remains, recognise,
+    CreateOptions, Hints, IdentityError, OpenOptions, ProfileError, Recognised, RemainsError, Trace, VolumeError,
+    VolumeInfo, create, open, open_remains, recognise,
 };
 
 const SIZE: BlockSize = BlockSize::B4096;
@@ -155,9 +158,85 @@ fn all_superblocks_of_another_volume_leave_remains_that_are_the_owners() {
         assert_eq!(traces[..3], superblocks().map(Trace::ForeignSuperblock));
         let hints = Hints::default();
         let (_, remains) = block_on(open_remains(medium.clone(), TestClock::default(), &hints, &READ)).unwrap();
-        assert_eq!(remains.profile.seed, crate::format::Seed::of(&UUID));
+        assert_eq!(remains.profile.seed, Seed::of(&UUID));
         assert!(before == *medium.bytes.borrow());
     }
+}
+
+/// What is named as another volume's beside superblocks, after all was read.
+fn foreign(medium: &TestMedium) -> Vec<(&'static str, u64)> {
+    let rig = Rig::open(medium, true).unwrap();
+    assert_eq!(rig.read(0, 64).unwrap(), content(1));
+    drop(rig.verify());
+    rig.run(rig.gate.device().reserved.read(&medium.clone(), ReservedArea::GroupLabel)).unwrap();
+    rig.gate.device().block_map.groups.lost_copies().foreign()
+}
+
+#[test]
+fn foreign_records_of_every_structure_are_named_and_damage_of_one_is_not() {
+    let label = |medium: &TestMedium, of: &[u8]| {
+        let rig = Rig::open(medium, false).unwrap();
+        rig.run(rig.gate.execute(Request::write_reserved(ReservedArea::GroupLabel, Slice::copy_from(of)))).unwrap();
+        rig.close();
+    };
+    let (own, other) = (volume(UUID, 2), volume(OTHER, 5));
+    label(&own, b"own");
+    label(&other, b"other");
+    let layout = layout();
+    let page = layout.page_offsets(0).unwrap();
+    let reserved = layout.reserved_offsets(ReservedArea::GroupLabel, 1);
+    let maps = [0, 1].map(|copy| layout.group_map_offset(copy));
+    assert_eq!(foreign(&own), []);
+    let due = [
+        ("the log", vec![(layout.log_offset(), 512)]),
+        ("the block group map", maps.map(|at| (at, 512)).to_vec()),
+        ("the map pages", vec![(page.offset, 512), (layout.page_offsets(1).unwrap().offset, 512)]),
+    ];
+    for (place, places) in due {
+        let medium = own.copy();
+        put(&medium, &other, &places);
+        assert!(matches!(foreign(&medium)[..], [(found, records)] if found == place && records >= 2), "{place}");
+        // As many damaged ones are no other volume's.
+        let medium = own.copy();
+        places.iter().for_each(|(at, _)| medium.bytes.borrow_mut()[*at as usize + 40] ^= 1);
+        assert_eq!(foreign(&medium), [], "{place}");
+    }
+    // One of the two copies, and something else of the same volume.
+    let medium = own.copy();
+    put(&medium, &other, &[(reserved[0], 512), (maps[0], 512)]);
+    assert_eq!(foreign(&medium), [("the block group map", 1), ("the reserved areas", 1)]);
+}
+
+#[test]
+fn remains_are_those_of_the_volume_that_most_places_name_and_not_of_what_there_is_most_of() {
+    let (layout, hints) = (layout(), Hints::default());
+    let found = |medium: &TestMedium| {
+        let remains = open_remains(medium.clone(), TestClock::default(), &hints, &READ);
+        block_on(remains).map(|(_, remains)| remains.profile.seed)
+    };
+    let wiped = |medium: TestMedium| {
+        superblocks().iter().for_each(|at| medium.bytes.borrow_mut()[*at as usize..][..512].fill(0));
+        medium
+    };
+    // A log of another volume has more records than all that is left of this one.
+    let (own, other) = (volume(UUID, 2), volume(OTHER, 9));
+    put(&own, &other, &[(layout.log_offset(), layout.log_region_bytes())]);
+    assert_eq!(found(&wiped(own)).unwrap(), Seed::of(&UUID));
+    // A volume that was made over another, and has written less.
+    let made = volume(OTHER, 9);
+    let protection = protection(GuardKind::Crc32c, ProtectionType::Type1);
+    let options =
+        CreateOptions { block_size: SIZE, capacity_blocks: BLOCKS, protection, uuid: UUID, preallocate: false };
+    block_on(create(&made, &options)).unwrap();
+    let rig = Rig::open(&made, false).unwrap();
+    rig.write(500, &pattern(1, 2 * SIZE.bytes())).unwrap();
+    rig.close();
+    assert_eq!(found(&wiped(made)).unwrap(), Seed::of(&UUID));
+    // Half of each: nobody knows.
+    let own = volume(UUID, 2);
+    put(&own, &other, &[(layout.log_offset(), layout.log_region_bytes()), (layout.group_map_offset(0), 512)]);
+    put(&own, &other, &[(layout.tail_offset(), START)]);
+    assert!(matches!(found(&wiped(own)), Err(RemainsError::Profile(ProfileError::Ambiguous { .. }))));
 }
 
 #[test]
