@@ -7,7 +7,7 @@
 //! well be readable the next time, until a map entry in it changes or its block group is written to. Then it is written anew, and what
 //! was lost is damage, for good.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
@@ -24,6 +24,7 @@ use crate::map_page::{GENERATIONS_BIT, MapLookup, MapPage};
 use crate::medium::{padded, read_sectors};
 use crate::options::{Mutation, OpenOptions};
 use crate::patches::Patches;
+use crate::recovery::Recovered;
 
 /// Pages looked at for one to drop whenever one is read, so that a crowd of pages in use costs no time quadratic in it.
 const MAX_EVICTION_PROBES: usize = 32;
@@ -55,14 +56,25 @@ pub(crate) struct BlockMap {
     /// Pages of which a copy of the generations is lost or old.
     to_repair: RefCell<FxHashSet<u64>>,
     lost_copies: LostCopies,
+    /// What follows the last sector of the log that was found, and the sector with which this opening goes on.
+    log_end: (u64, u64),
+    /// The last sector of the log up to which this opening has written pages.
+    written: Cell<u64>,
+    /// Pages that have more of the log than there is.
+    newer: RefCell<FxHashSet<u64>>,
     /// The volume was closed cleanly: then only damage leaves a copy older than the other.
     was_clean: bool,
     cache_bytes: usize,
 }
 
 impl BlockMap {
-    /// The block map of a volume with this superblock and group map.
-    pub fn new(superblock: &Superblock, groups: BlockGroups, options: &OpenOptions) -> BlockMap {
+    /// The block map of a volume with this superblock and group map, and what recovery has found in its log.
+    pub fn new(
+        superblock: &Superblock,
+        groups: BlockGroups,
+        recovered: &Recovered,
+        options: &OpenOptions,
+    ) -> BlockMap {
         BlockMap {
             layout: superblock.layout,
             seed: superblock.seed(),
@@ -76,6 +88,9 @@ impl BlockMap {
             loading: RangeLock::default(),
             lost_sectors: RefCell::default(),
             to_repair: RefCell::default(),
+            log_end: (recovered.end, recovered.next),
+            written: Cell::new(recovered.next),
+            newer: RefCell::default(),
             was_clean: superblock.is_clean,
             cache_bytes: options.cache_bytes,
         }
@@ -188,6 +203,14 @@ impl BlockMap {
         let lost = page.lost_copies() + u32::from(page.is_behind() && self.was_clean);
         if (page.lost_copies() > 0 || page.is_behind()) && self.to_repair.borrow_mut().insert(number) {
             self.lost_copies.add(u64::from(lost));
+        }
+        // A page is written when the log sectors that it has are durable, and the superblock frees none that it has not. So with a page
+        // from behind the end of both, these are from before it.
+        let ((end, next), written) = (self.log_end, self.written.get());
+        let is_newer = page.sequence().is_some_and(|at| at > end && !(next..=written).contains(&at));
+        if is_newer && self.newer.borrow_mut().insert(number) {
+            tracing::warn!(%first, "a page of the block map is newer than the log and the superblocks; blocks may be older than what was written");
+            self.lost_copies.add_newer_page();
         }
     }
 
@@ -310,6 +333,7 @@ impl BlockMap {
         if image.changed & page.unreadable() != 0 || page.lost_copies() > 1 {
             self.check_medium_reads(medium, &place).await?;
         }
+        self.written.set(self.written.get().max(sequence));
         let sector = self.layout.sector_bytes() as usize;
         let bytes = padded(medium, &image.bytes, image.bytes.len());
         let mut at = 0;

@@ -348,17 +348,26 @@ fn in_log(bytes: &[u8], layout: &Layout) -> Vec<Seed> {
 
 /// The salt of the first sector of a copy of the group map. Every volume has it.
 async fn in_group_map<M: Medium>(medium: &M, layout: &Layout, copy: u64) -> Option<Seed> {
-    let bytes = read_probe(medium, layout.group_map_offset(copy)).await;
-    GroupMapSector::trace_salt(bytes.get(..layout.sector_bytes() as usize)?, 0)
+    GroupMapSector::trace_salt(&read_sector(medium, layout, layout.group_map_offset(copy)).await?, 0)
+}
+
+/// A sector of the volume; nothing where it cannot be read.
+async fn read_sector<M: Medium>(medium: &M, layout: &Layout, offset: u64) -> Option<Vec<u8>> {
+    let sector = layout.sector_bytes() as usize;
+    let length = sector.max(medium.sector_bytes() as usize);
+    if offset + length as u64 > medium.len_bytes() {
+        return None;
+    }
+    let (read, bytes) = medium.read(offset, medium.buffer(length)).await;
+    read.ok().map(|()| bytes[..sector].to_vec())
 }
 
 /// The salts of the generations of some pages: of block groups that are made, where both copies of the group map are one known volume's. In
 /// others there may be those of an earlier volume.
 async fn in_map_pages<M: Medium>(medium: &M, layout: &Layout, known: &[Seed]) -> Vec<Seed> {
-    let sector = layout.sector_bytes() as usize;
-    let [first, second] = [0, 1].map(|copy| read_probe(medium, layout.group_map_offset(copy)));
+    let [first, second] = [0, 1].map(|copy| read_sector(medium, layout, layout.group_map_offset(copy)));
     let (first, second) = (first.await, second.await);
-    let decode = |bytes: &[u8], seed: Seed| GroupMapSector::decode(bytes.get(..sector)?, seed, 0);
+    let decode = |bytes: &Option<Vec<u8>>, seed: Seed| GroupMapSector::decode(bytes.as_deref()?, seed, 0);
     let map = known.iter().find_map(|seed| decode(&second, *seed).and(decode(&first, *seed)));
     let groups = layout.block_groups();
     let in_map = layout.groups_per_map_sector().min(groups);
@@ -375,12 +384,8 @@ async fn in_map_pages<M: Medium>(medium: &M, layout: &Layout, known: &[Seed]) ->
         let count = pages.end - pages.start;
         for at in 0..each.min(count) {
             let Some(place) = layout.page_offsets(pages.start + at * count / each.min(count)) else { continue };
-            let length = sector.max(medium.sector_bytes() as usize);
-            if place.offset + length as u64 > medium.len_bytes() {
-                continue;
-            }
-            let (read, bytes) = medium.read(place.offset, medium.buffer(length)).await;
-            let found = read.ok().and_then(|()| Generations::trace_salt(&bytes[..sector]));
+            let sector = read_sector(medium, layout, place.offset).await;
+            let found = sector.and_then(|sector| Generations::trace_salt(&sector));
             salts.extend(found.filter(|(first, _)| *first == place.first).map(|(_, salt)| salt));
         }
     }

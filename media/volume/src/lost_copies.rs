@@ -19,6 +19,7 @@ pub struct LostCopies(Rc<Losses>);
 #[derive(Default, Debug)]
 struct Losses {
     lost: Cell<u64>,
+    newer_pages: Cell<u64>,
     /// Where records of another salt were found, and how many, by salt.
     foreign: RefCell<BTreeMap<Seed, BTreeMap<&'static str, u64>>>,
 }
@@ -37,6 +38,16 @@ impl LostCopies {
             of_salt.iter().for_each(|(place, records)| *places.entry(place).or_default() += records);
         }
         places.into_iter().collect()
+    }
+
+    /// Pages of the block map that are newer than the log and the superblocks: these were put back to what they were, so blocks may be
+    /// older than what was written.
+    pub fn newer_pages(&self) -> u64 {
+        self.0.newer_pages.get()
+    }
+
+    pub(crate) fn add_newer_page(&self) {
+        self.0.newer_pages.set(self.0.newer_pages.get() + 1);
     }
 
     pub(crate) fn add(&self, copies: u64) {
@@ -69,6 +80,6 @@ mod tests {
             lost.add_foreign("the log", Seed(salt), 1);
         }
         assert!(lost.0.foreign.borrow().len() <= MAX_SALTS);
-        assert_eq!(lost.foreign()[1], ("the log", 3), "those of the first salt, and of the second");
+        assert_eq!(lost.foreign()[1], ("the log", 4), "two of each salt that was there before");
     }
 }

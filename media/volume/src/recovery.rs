@@ -38,6 +38,8 @@ pub(crate) struct Recovered {
     pub lost: u64,
     /// The first of them.
     pub first_lost: Option<u64>,
+    /// What follows the last sector that was found.
+    pub end: u64,
     /// A sequence number that no sector had before.
     pub next: u64,
     /// Records of other volumes in the log, by their salts.
@@ -83,7 +85,7 @@ pub(crate) async fn replay<M: Medium>(
     let mut scan = read_log(medium, superblock, options).await?;
     let (lost, first_lost) = scan.lost();
     let foreign = std::mem::take(&mut scan.foreign);
-    let mut recovered = Recovered { next: scan.next(), lost, first_lost, foreign, ..Recovered::default() };
+    let mut recovered = Recovered { end: scan.next, next: scan.next(), lost, first_lost, foreign, ..Recovered::default() };
     if options.mutation == Mutation::RunsFirst {
         let found_sectors = scan.sectors.values().rev().flat_map(|found| &found.own);
         found_sectors.filter(|run| run.blocks > 1).for_each(|run| drop(recovered.entries.insert_older(*run)));

@@ -148,6 +148,8 @@ impl Report {
                 (_, _, true) => "one bit",
                 (_, Reach::Sector, _) => "one sector",
                 (_, Reach::Run, _) => "64 KiB",
+                (_, Reach::Region, _) => "a region",
+                (_, Reach::Copies, _) => "all copies",
             };
             self.row(&mut text, &format!("{} | {damage}", place.0), |key| class(key) == place);
         }

@@ -39,6 +39,8 @@ struct Report {
     identity: &'static str,
     /// Records of other volumes that lie in place of this one's, superblocks too.
     foreign_records: u64,
+    /// Pages of the block map that are newer than the log, as far as was seen: blocks may be older than what was written.
+    newer_pages: u64,
     without_superblock: Option<WithoutSuperblock>,
     lost: Vec<Run<Lost>>,
     lost_unlisted: u64,
@@ -62,10 +64,15 @@ pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
     let report = on_reactor(async {
         let (volume, remains) = volume(arguments).await?;
         let report = Report::nothing_lost(arguments, &volume, remains.as_ref().map(WithoutSuperblock::of));
+        let found = volume.info.volume.as_ref().map(|volume| volume.lost_copies.clone());
         let volume = Source::Device(Box::new(Whole::of_blocks(volume)));
         let copied = async {
             let sink = Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await?;
-            let copied = copy(arguments, &volume, &sink, report).await;
+            let mut copied = copy(arguments, &volume, &sink, report).await;
+            // Seen only when pages were read.
+            if let (Ok(report), Some(found)) = (&mut copied, found) {
+                report.newer_pages = found.newer_pages();
+            }
             sink.close(copied).await
         };
         let copied = copied.await;
@@ -137,6 +144,7 @@ impl Report {
                 let superblocks = volume.superblocks.iter().filter(|copy| copy.is_foreign).count() as u64;
                 superblocks + volume.lost_copies.foreign().iter().map(|(_, records)| records).sum::<u64>()
             }),
+            newer_pages: 0,
             without_superblock,
             lost: Vec::new(),
             lost_unlisted: 0,
@@ -146,7 +154,7 @@ impl Report {
     /// Whether all that the volume had last is known to be here: it is certain whose it is, and nothing of another volume's lies in
     /// place of its own.
     fn is_certain(&self) -> bool {
-        self.log_sectors_lost + self.foreign_records == 0
+        self.log_sectors_lost + self.foreign_records + self.newer_pages == 0
             && self.identity == Standing::Certain.as_str()
             && self.without_superblock.is_none()
     }
@@ -188,6 +196,13 @@ fn to_text(report: &Report) -> Vec<String> {
     if report.foreign_records > 0 {
         let records = count(report.foreign_records, "record");
         lines.push(format!("{}: {records} of another volume in place of this one's", report.volume));
+    }
+    if report.newer_pages > 0 {
+        let pages = count(report.newer_pages, "page");
+        lines.push(format!(
+            "{}: {pages} of the block map newer than the log: blocks may have an older content than was written",
+            report.volume
+        ));
     }
     if report.without_superblock.is_none() && report.identity != Standing::Certain.as_str() {
         lines.push(format!("{}: whose volume this is is not proven ({})", report.volume, report.identity));

@@ -3,9 +3,9 @@
 
 use futures_executor::block_on;
 use sealblock_integrity::{GuardKind, ProtectionType};
-use sealblock_units::BlockSize;
+use sealblock_units::{BlockSize, Extent};
 
-use sealblock_block::{Device, Request, ReservedArea};
+use sealblock_block::{Device, Request, ReservedArea, Response};
 use sealblock_runtime_memory::Slice;
 
 use super::setup::{Rig, TestClock, TestMedium, UUID, pattern, protection};
@@ -198,7 +198,7 @@ fn foreign_records_of_every_structure_are_named_and_damage_of_one_is_not() {
         assert!(matches!(foreign(&medium)[..], [(found, records)] if found == place && records >= 2), "{place}");
         // As many damaged ones are no other volume's.
         let medium = own.copy();
-        places.iter().for_each(|(at, _)| medium.bytes.borrow_mut()[*at as usize + 40] ^= 1);
+        places.iter().zip(40..).for_each(|((at, _), byte)| medium.bytes.borrow_mut()[*at as usize + byte] ^= 1);
         assert_eq!(foreign(&medium), [], "{place}");
     }
     // One of the two copies, and something else of the same volume.
@@ -286,6 +286,46 @@ fn a_superblock_that_nothing_confirms_opens_for_reading_only_and_calls_nothing_u
     // A new volume has its group maps, and is certain.
     let new = volume(UUID, 0);
     assert_eq!(Rig::open(&new, false).unwrap().read(0, 1).unwrap(), vec![0; SIZE.bytes()]);
+}
+
+#[test]
+fn superblocks_and_log_of_yesterday_are_found_by_pages_that_are_newer_and_a_crash_is_none() {
+    let told = |medium: &TestMedium, options: OpenOptions| {
+        let rig = Rig::open_with(medium, options).unwrap();
+        let extent = Extent::from_raw(0, BLOCKS).unwrap();
+        let verified = rig.run(rig.gate.execute(Request::verify(extent, rig.checks(extent))));
+        let complete = match verified {
+            Ok(Response::Verified(stats)) => stats.coverage.is_complete(),
+            other => panic!("{other:?}"),
+        };
+        (rig.gate.device().block_map.groups.lost_copies().newer_pages() > 0, complete)
+    };
+    let medium = volume(UUID, 1);
+    let yesterday = medium.copy();
+    used(&medium, 2);
+    assert_eq!(told(&medium, READ), (false, true));
+    let layout = layout();
+    put(&medium, &yesterday, &superblocks().map(|at| (at, 512)));
+    put(&medium, &yesterday, &[(layout.log_offset(), layout.log_bytes())]);
+    for read_only in [true, false] {
+        assert_eq!(told(&medium.copy(), OpenOptions { read_only, ..READ }), (true, false));
+    }
+    // Whatever a crash leaves, in a checkpoint and after one, has no such page: nor has what comes of it.
+    let start = volume(UUID, 1);
+    for stop in 0..60 {
+        let medium = start.copy();
+        let rig = Rig::open(&medium, false).unwrap();
+        rig.write(30, &content(5)).unwrap();
+        rig.flush().unwrap();
+        medium.changes_left.set(stop);
+        drop(rig.run(rig.gate.device().close()));
+        drop(rig);
+        medium.changes_left.set(u64::MAX);
+        for _ in 0..3 {
+            assert_eq!(told(&medium, READ), (false, true), "stopped after {stop}");
+            assert_eq!(told(&medium, OpenOptions { read_only: false, ..READ }), (false, true), "stopped after {stop}");
+        }
+    }
 }
 
 #[test]
