@@ -239,8 +239,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Whether the blocks are those that were written last.
     pub(crate) fn freshness(&self) -> Freshness {
-        match self.log_lost {
-            0 => Freshness::Current,
+        match (self.log_lost, self.block_map.groups.lost_copies().newer_pages()) {
+            (0, 0) => Freshness::Current,
+            (0, _) => Freshness::MayBeOlder(WhyOlder::RolledBack),
             _ => Freshness::MayBeOlder(WhyOlder::LogLost),
         }
     }
