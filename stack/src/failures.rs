@@ -65,8 +65,9 @@ pub fn of_volume(doing: &str, error: &VolumeError) -> StackError {
             .advise("`sealblock rescue VOLUME TO` copies out what is left of it"),
         VolumeError::Identity(IdentityError::Foreign { .. }) => StackError::new(Cause::Damaged, doing, error)
             .advise("`sealblock rescue VOLUME TO` finds what is left of it without them"),
-        VolumeError::Identity(_) => StackError::new(Cause::Damaged, doing, error)
-            .advise("`sealblock rescue --identity UUID VOLUME TO` takes it for that volume and copies out what verifies"),
+        VolumeError::Identity(_) => StackError::new(Cause::Damaged, doing, error).advise(
+            "`sealblock rescue --identity UUID VOLUME TO` takes it for that volume and copies out what verifies",
+        ),
         VolumeError::LogDamaged { .. } => StackError::new(Cause::Damaged, doing, error).advise(
             "`sealblock rescue VOLUME TO` copies out all that verifies; `copy` and `verify` read the volume as it is",
         ),

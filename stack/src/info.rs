@@ -113,7 +113,8 @@ impl TargetInfo {
     /// text.
     pub fn lost_copies(&self) -> Vec<String> {
         let each = self.all().into_iter().filter_map(|info| Some((info, info.volume.as_ref()?.lost_copies.count())));
-        let of = |info: &TargetInfo| info.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
+        let of =
+            |info: &TargetInfo| info.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
         let lost = each.filter(|(_, count)| *count > 0).map(|(info, count)| {
             format!("copies of metadata{} that are lost, while the other copy serves: {count}", of(info))
         });

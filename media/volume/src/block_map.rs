@@ -24,7 +24,6 @@ use crate::map_page::{GENERATIONS_BIT, MapLookup, MapPage};
 use crate::medium::{padded, read_sectors};
 use crate::options::{Mutation, OpenOptions};
 use crate::patches::Patches;
-use crate::recovery::Recovered;
 
 /// Pages looked at for one to drop whenever one is read, so that a crowd of pages in use costs no time quadratic in it.
 const MAX_EVICTION_PROBES: usize = 32;
@@ -68,13 +67,8 @@ pub(crate) struct BlockMap {
 }
 
 impl BlockMap {
-    /// The block map of a volume with this superblock and group map, and what recovery has found in its log.
-    pub fn new(
-        superblock: &Superblock,
-        groups: BlockGroups,
-        recovered: &Recovered,
-        options: &OpenOptions,
-    ) -> BlockMap {
+    /// The block map of a volume with this superblock and group map, whose log was found to end and goes on with these sectors.
+    pub fn new(superblock: &Superblock, groups: BlockGroups, log_end: (u64, u64), options: &OpenOptions) -> BlockMap {
         BlockMap {
             layout: superblock.layout,
             seed: superblock.seed(),
@@ -88,8 +82,8 @@ impl BlockMap {
             loading: RangeLock::default(),
             lost_sectors: RefCell::default(),
             to_repair: RefCell::default(),
-            log_end: (recovered.end, recovered.next),
-            written: Cell::new(recovered.next),
+            log_end,
+            written: Cell::new(log_end.1),
             newer: RefCell::default(),
             was_clean: superblock.is_clean,
             cache_bytes: options.cache_bytes,

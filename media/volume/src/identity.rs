@@ -137,7 +137,9 @@ pub enum IdentityError {
     #[error("whose volume this is cannot be told, and nothing was written. It may be {}", join(.0))]
     Doubtful(Vec<Candidate>),
     /// All superblocks are one volume's, and everything else is another's.
-    #[error("every superblock is another volume's. It has the superblocks of {foreign}, and everything else is of {owner}")]
+    #[error(
+        "every superblock is another volume's. It has the superblocks of {foreign}, and everything else is of {owner}"
+    )]
     Foreign {
         /// Whose superblocks these are.
         foreign: Box<Candidate>,
@@ -211,7 +213,11 @@ pub(crate) async fn establish<M: Medium>(
     if let Some(asked) = chosen {
         let is_there = claims.iter().any(|claim| claim.superblock.uuid == asked);
         let found = || candidates(&claims.iter().map(seen).collect::<Vec<_>>(), claims);
-        return if is_there { Ok((asked, Standing::Chosen)) } else { Err(IdentityError::Absent { asked, found: found() }) };
+        return if is_there {
+            Ok((asked, Standing::Chosen))
+        } else {
+            Err(IdentityError::Absent { asked, found: found() })
+        };
     }
     let newest = claims.iter().max_by_key(|claim| claim.superblock.write_seq);
     if let Some(newest) = newest.map(|claim| claim.superblock)
@@ -316,7 +322,8 @@ async fn gather<M: Medium>(medium: &M, claims: &[Claim]) -> Vec<Sighting> {
 /// All that names a volume with this layout. Of salts that are not `known` already two records must agree, where there are several.
 pub(crate) async fn sightings_in<M: Medium>(medium: &M, layout: &Layout, known: &[Seed]) -> Vec<Sighting> {
     let mut sightings = Vec::new();
-    let mut add = |unit: Unit, salts: Vec<Seed>| sightings.extend(salts.into_iter().map(|salt| Sighting { salt, unit }));
+    let mut add =
+        |unit: Unit, salts: Vec<Seed>| sightings.extend(salts.into_iter().map(|salt| Sighting { salt, unit }));
     for region in [0, 1] {
         let salts = in_log(&read_probe(medium, layout.log_sector_offset(0, region)).await, layout);
         add(Unit::Log(region as u8), agreeing(salts, known));

@@ -59,8 +59,8 @@ mod write;
 
 pub use corrupt::{CorruptionError, CorruptionKind};
 pub use identity::{Candidate, IdentityError, Sighting, Standing, Unit, Verdict, decide};
-pub use lost_copies::LostCopies;
 pub use idle::UpkeepCounts;
+pub use lost_copies::LostCopies;
 pub use open::{CreateOptions, OpenVolume, create, open, probe};
 pub use options::{Mutation, OpenOptions, VolumeError};
 pub use profile::{Hints, ProfileError, VolumeProfile};

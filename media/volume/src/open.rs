@@ -168,7 +168,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         is_read_only: options.read_only,
         seal_in_flight_bytes: options.seal_in_flight_bytes,
         mutation: options.mutation,
-        block_map: BlockMap::new(&superblock, groups, recovered, options),
+        block_map: BlockMap::new(&superblock, groups, (recovered.end, recovered.next), options),
         allocator: BlockAllocator::new(wanted, superblock.keeps_space),
         turns: Turns::default(),
         upkeep: Upkeep::new(options),

@@ -154,7 +154,9 @@ pub(crate) async fn find<M: Medium>(medium: &M, hints: &Hints) -> Result<VolumeP
     let mut best: Option<(u64, u64, VolumeProfile, usize)> = None;
     let mut entries = 0;
     for (number, (family, counts)) in families.iter().zip(&found).enumerate() {
-        let Some(agreeing) = counts.by_salt.get(&seed).filter(|agreeing| agreeing.pieces >= MIN_AGREEING) else { continue };
+        let Some(agreeing) = counts.by_salt.get(&seed).filter(|agreeing| agreeing.pieces >= MIN_AGREEING) else {
+            continue;
+        };
         entries = entries.max(agreeing.pieces);
         let voted = guard_of(&mut chunks, &family.layout, &agreeing.samples).await;
         let Some((protection, matching)) = voted else { continue };
@@ -172,7 +174,8 @@ pub(crate) async fn find<M: Medium>(medium: &M, hints: &Hints) -> Result<VolumeP
 /// single fault has made it so.
 fn owner(found: &[SaltCounts]) -> Result<Seed, ProfileError> {
     let mut salts: BTreeMap<Seed, (usize, u64)> = BTreeMap::new();
-    for (salt, agreeing) in found.iter().flat_map(|counts| &counts.by_salt).filter(|(_, of)| of.pieces >= MIN_AGREEING) {
+    for (salt, agreeing) in found.iter().flat_map(|counts| &counts.by_salt).filter(|(_, of)| of.pieces >= MIN_AGREEING)
+    {
         let most = salts.entry(*salt).or_default();
         *most = (*most).max((agreeing.units.len(), agreeing.pieces));
     }

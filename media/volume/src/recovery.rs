@@ -85,7 +85,8 @@ pub(crate) async fn replay<M: Medium>(
     let mut scan = read_log(medium, superblock, options).await?;
     let (lost, first_lost) = scan.lost();
     let foreign = std::mem::take(&mut scan.foreign);
-    let mut recovered = Recovered { end: scan.next, next: scan.next(), lost, first_lost, foreign, ..Recovered::default() };
+    let mut recovered =
+        Recovered { end: scan.next, next: scan.next(), lost, first_lost, foreign, ..Recovered::default() };
     if options.mutation == Mutation::RunsFirst {
         let found_sectors = scan.sectors.values().rev().flat_map(|found| &found.own);
         found_sectors.filter(|run| run.blocks > 1).for_each(|run| drop(recovered.entries.insert_older(*run)));
@@ -253,7 +254,8 @@ async fn read_log<'a, M: Medium>(
     let takes_less = options.mutation == Mutation::ShorterCopy;
     let (sectors, unseen) = (BTreeMap::new(), Vec::new());
     let foreign = BTreeMap::new();
-    let mut scan = LogScan { superblock, sectors, durable: tail, next: tail, unreadable: 0, unseen, foreign, takes_less };
+    let mut scan =
+        LogScan { superblock, sectors, durable: tail, next: tail, unreadable: 0, unseen, foreign, takes_less };
     let sector_bytes = layout.sector_bytes() as usize;
     let chunk = CHUNK_BYTES / sector_bytes as u64;
     for first in (0..layout.log_sectors()).step_by(chunk as usize) {

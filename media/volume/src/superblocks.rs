@@ -113,10 +113,7 @@ pub(crate) async fn read<M: Medium>(medium: &M) -> Result<SuperblockProbe, Volum
 ///
 /// # Errors
 /// As [`read`].
-pub(crate) async fn read_as<M: Medium>(
-    medium: &M,
-    chosen: Option<[u8; 16]>,
-) -> Result<SuperblockProbe, VolumeError> {
+pub(crate) async fn read_as<M: Medium>(medium: &M, chosen: Option<[u8; 16]>) -> Result<SuperblockProbe, VolumeError> {
     let all = AllCopies::read(medium).await;
     let claims = all.claims();
     let [first, second] = &all.at_start;
@@ -167,7 +164,8 @@ impl AllCopies {
     fn newest(mut self) -> (Superblock, [SuperblockCopy; COPIES], bool) {
         let by_sequence = |superblock: &&Superblock| superblock.write_seq;
         let thirds = || self.thirds.iter().filter_map(|(_, copy)| copy.as_ref().ok());
-        let newest = self.at_start.iter().flatten().max_by_key(by_sequence).or_else(|| thirds().max_by_key(by_sequence));
+        let newest =
+            self.at_start.iter().flatten().max_by_key(by_sequence).or_else(|| thirds().max_by_key(by_sequence));
         let mut newest = *newest.expect("the identity is that of a copy");
         let is_third_of = |of: &Superblock| {
             let third = thirds().find(|third| third.layout == of.layout);
@@ -181,7 +179,8 @@ impl AllCopies {
         }
         let offset = newest.layout.third_offset();
         let found = self.thirds.iter().position(|(at, _)| *at == offset);
-        let third = found.map_or(Err(CopyError::Superblock(SuperblockError::Magic)), |at| self.thirds.swap_remove(at).1);
+        let third =
+            found.map_or(Err(CopyError::Superblock(SuperblockError::Magic)), |at| self.thirds.swap_remove(at).1);
         let third = third.and_then(|third| third_of(&newest, third));
         let superblock = third.as_ref().ok().filter(|third| third.write_seq > newest.write_seq).copied();
         let superblock = superblock.unwrap_or(newest);

@@ -51,7 +51,9 @@ impl Kept {
                 let areas = ReservedArea::ALL.into_iter().flat_map(|area| [0, 1].map(|turn| (area, turn)));
                 for (area, turn) in areas {
                     let places = self.layout.reserved_offsets(area, turn).into_iter();
-                    places.filter(|at| (region.start..region.end).contains(at)).for_each(|at| add(at, Record::Reserved(area)));
+                    places
+                        .filter(|at| (region.start..region.end).contains(at))
+                        .for_each(|at| add(at, Record::Reserved(area)));
                 }
             }
             RegionKind::Generations(0) => {

@@ -14,8 +14,8 @@ use sealblock_media_volume::format::Layout;
 use sealblock_simulator::checker::{Content, Patterns};
 use sealblock_simulator::disk::{Behaviour, Image, SimDisk, Survival};
 use sealblock_simulator::executor::{Executor, RunEnd};
-use sealblock_simulator::random::{Random, mix};
 use sealblock_simulator::random::Trace;
+use sealblock_simulator::random::{Random, mix};
 use sealblock_simulator::system::{Resizing, Session, System, VolumeProfile, Volumes};
 use sealblock_units::{BlockSize, Extent, Lba};
 

@@ -63,16 +63,9 @@ fn opened(medium: &TestMedium, options: &OpenOptions) -> Result<VolumeInfo, Volu
     Ok(block_on(open(medium.clone(), TestClock::default(), options))?.description)
 }
 
-const READ: OpenOptions = OpenOptions {
-    read_only: true,
-    truncated: false,
-    identity: None,
-    cache_bytes: 64 << 10,
-    relocate: false,
-    idle_after: std::time::Duration::from_secs(1),
-    seal_in_flight_bytes: u64::MAX,
-    mutation: crate::Mutation::None,
-};
+fn reading() -> OpenOptions {
+    OpenOptions { read_only: true, ..OpenOptions::default() }
+}
 
 /// Opens it for reading and then for writing: it is the first volume's, holds what it held, and names these superblocks as another's. What
 /// was another's is written anew then, and nothing else is touched.
@@ -81,7 +74,7 @@ fn assert_own(medium: &TestMedium, foreign: &[u64], doing: &str) {
         info.superblocks.iter().filter(|copy| copy.is_foreign).map(|copy| copy.offset_bytes).collect()
     };
     let before = medium.bytes.borrow().clone();
-    let info = opened(medium, &READ).unwrap_or_else(|error| panic!("{doing}: {error}"));
+    let info = opened(medium, &reading()).unwrap_or_else(|error| panic!("{doing}: {error}"));
     assert_eq!((info.uuid, named(&info)), (UUID, foreign.to_vec()), "{doing}");
     assert!(before == *medium.bytes.borrow(), "{doing}: reading writes nothing");
     assert_eq!(Rig::open(medium, true).unwrap().read(0, 64).unwrap(), content(1), "{doing}");
@@ -89,7 +82,7 @@ fn assert_own(medium: &TestMedium, foreign: &[u64], doing: &str) {
     assert_eq!(rig.read(0, 64).unwrap(), content(1), "{doing}");
     rig.verify().unwrap();
     let medium = rig.close();
-    assert_eq!(named(&opened(&medium, &READ).unwrap()), [0; 0], "{doing}: written anew");
+    assert_eq!(named(&opened(&medium, &reading()).unwrap()), [0; 0], "{doing}: written anew");
     for at in superblocks() {
         let copy = Superblock::decode(&medium.bytes.borrow()[at as usize..]).unwrap();
         assert_eq!(copy.uuid, UUID, "{doing}");
@@ -147,7 +140,7 @@ fn all_superblocks_of_another_volume_leave_remains_that_are_the_owners() {
         put(&medium, &other, &superblocks().map(|at| (at, 512)));
         let before = medium.bytes.borrow().clone();
         for read_only in [true, false] {
-            let refused = opened(&medium, &OpenOptions { read_only, ..READ });
+            let refused = opened(&medium, &OpenOptions { read_only, ..reading() });
             let Err(VolumeError::Identity(IdentityError::Foreign { foreign, owner })) = refused else {
                 panic!("{refused:?}")
             };
@@ -157,7 +150,7 @@ fn all_superblocks_of_another_volume_leave_remains_that_are_the_owners() {
         let Recognised::Remains(traces) = block_on(recognise(&medium)).unwrap() else { panic!("no remains") };
         assert_eq!(traces[..3], superblocks().map(Trace::ForeignSuperblock));
         let hints = Hints::default();
-        let (_, remains) = block_on(open_remains(medium.clone(), TestClock::default(), &hints, &READ)).unwrap();
+        let (_, remains) = block_on(open_remains(medium.clone(), TestClock::default(), &hints, &reading())).unwrap();
         assert_eq!(remains.profile.seed, Seed::of(&UUID));
         assert!(before == *medium.bytes.borrow());
     }
@@ -211,7 +204,7 @@ fn foreign_records_of_every_structure_are_named_and_damage_of_one_is_not() {
 fn remains_are_those_of_the_volume_that_most_places_name_and_not_of_what_there_is_most_of() {
     let (layout, hints) = (layout(), Hints::default());
     let found = |medium: &TestMedium| {
-        let remains = open_remains(medium.clone(), TestClock::default(), &hints, &READ);
+        let remains = open_remains(medium.clone(), TestClock::default(), &hints, &reading());
         block_on(remains).map(|(_, remains)| remains.profile.seed)
     };
     let wiped = |medium: TestMedium| {
@@ -249,21 +242,23 @@ fn a_medium_of_two_volumes_is_refused_by_both_names_and_read_as_the_one_that_is_
     put(&medium, &other, &[(layout.third_offset(), 512)]);
     let before = medium.bytes.borrow().clone();
     for read_only in [true, false] {
-        let refused = opened(&medium, &OpenOptions { read_only, ..READ }).unwrap_err();
+        let refused = opened(&medium, &OpenOptions { read_only, ..reading() }).unwrap_err();
         let VolumeError::Identity(IdentityError::Doubtful(candidates)) = &refused else { panic!("{refused}") };
         let named: Vec<_> = candidates.iter().filter_map(|candidate| candidate.uuid).collect();
         assert!(named.len() == 2 && named.contains(&UUID) && named.contains(&OTHER), "{refused}");
-        for part in ["616e6f74-6865-7220-6964-656e74697479", "region 1 of the log", "the map pages", "nothing was written"] {
+        for part in
+            ["616e6f74-6865-7220-6964-656e74697479", "region 1 of the log", "the map pages", "nothing was written"]
+        {
             assert!(refused.to_string().contains(part), "{part}: {refused}");
         }
     }
-    let chosen = OpenOptions { identity: Some(UUID), ..READ };
+    let chosen = OpenOptions { identity: Some(UUID), ..reading() };
     assert_eq!(opened(&medium, &chosen).unwrap().uuid, UUID);
     assert_eq!(Rig::open_with(&medium, chosen).unwrap().read(0, 64).unwrap(), content(1));
     // It opens for reading only, and as no third one.
     let written = opened(&medium, &OpenOptions { read_only: false, ..chosen });
     assert!(matches!(written, Err(VolumeError::Identity(IdentityError::Unproven(UUID)))), "{written:?}");
-    let absent = opened(&medium, &OpenOptions { identity: Some([9; 16]), ..READ });
+    let absent = opened(&medium, &OpenOptions { identity: Some([9; 16]), ..reading() });
     assert!(matches!(absent, Err(VolumeError::Identity(IdentityError::Absent { .. }))), "{absent:?}");
     assert!(before == *medium.bytes.borrow());
 }
@@ -275,7 +270,7 @@ fn a_superblock_that_nothing_confirms_opens_for_reading_only_and_calls_nothing_u
     put(&blank, &medium, &[(0, START)]);
     let before = blank.bytes.borrow().clone();
     assert!(matches!(
-        opened(&blank, &OpenOptions { read_only: false, ..READ }),
+        opened(&blank, &OpenOptions { read_only: false, ..reading() }),
         Err(VolumeError::Identity(IdentityError::Unproven(UUID)))
     ));
     let rig = Rig::open(&blank, true).unwrap();
@@ -303,12 +298,12 @@ fn superblocks_and_log_of_yesterday_are_found_by_pages_that_are_newer_and_a_cras
     let medium = volume(UUID, 1);
     let yesterday = medium.copy();
     used(&medium, 2);
-    assert_eq!(told(&medium, READ), (None, true));
+    assert_eq!(told(&medium, reading()), (None, true));
     let layout = layout();
     put(&medium, &yesterday, &superblocks().map(|at| (at, 512)));
     put(&medium, &yesterday, &[(layout.log_offset(), layout.log_bytes())]);
     for read_only in [true, false] {
-        assert_eq!(told(&medium.copy(), OpenOptions { read_only, ..READ }), (Some(WhyOlder::RolledBack), false));
+        assert_eq!(told(&medium.copy(), OpenOptions { read_only, ..reading() }), (Some(WhyOlder::RolledBack), false));
     }
     // Whatever a crash leaves, in a checkpoint and after one, has no such page: nor has what comes of it.
     let start = volume(UUID, 1);
@@ -322,8 +317,12 @@ fn superblocks_and_log_of_yesterday_are_found_by_pages_that_are_newer_and_a_cras
         drop(rig);
         medium.changes_left.set(u64::MAX);
         for _ in 0..3 {
-            assert_eq!(told(&medium, READ), (None, true), "stopped after {stop}");
-            assert_eq!(told(&medium, OpenOptions { read_only: false, ..READ }), (None, true), "stopped after {stop}");
+            assert_eq!(told(&medium, reading()), (None, true), "stopped after {stop}");
+            assert_eq!(
+                told(&medium, OpenOptions { read_only: false, ..reading() }),
+                (None, true),
+                "stopped after {stop}"
+            );
         }
     }
 }
@@ -373,7 +372,7 @@ fn a_volume_on_a_longer_medium_stays_whose_it_is() {
         let before = medium.bytes.borrow().clone();
         for read_only in [true, false] {
             // Another volume of this shape says where the third one lies.
-            let info = opened(&medium, &OpenOptions { read_only, ..READ });
+            let info = opened(&medium, &OpenOptions { read_only, ..reading() });
             assert!(info.is_ok_and(|info| info.uuid == UUID), "{extra} more");
             *medium.bytes.borrow_mut() = before.clone();
         }
@@ -387,7 +386,7 @@ fn a_volume_on_a_longer_medium_stays_whose_it_is() {
     put(&medium, &far, &[(0, START)]);
     let before = medium.bytes.borrow().clone();
     for read_only in [true, false] {
-        let refused = opened(&medium, &OpenOptions { read_only, ..READ });
+        let refused = opened(&medium, &OpenOptions { read_only, ..reading() });
         assert!(matches!(refused, Err(VolumeError::Identity(_))), "{refused:?}");
     }
     assert!(before == *medium.bytes.borrow());
