@@ -136,7 +136,7 @@ impl Trial<'_> {
             Seen::Foreign(why) => Verdict::Wrong(why.clone()),
             Seen::Content(content) if !model.held(lba, *content) => Verdict::Wrong(format!("block {lba}: {content:?}")),
             Seen::Content(_) if self.is_in_window(lba) => Verdict::Window,
-            Seen::Content(Content::Zero) if !self.damage.is_stale() => {
+            Seen::Content(Content::Zero) if !self.damage.is_stale() && !self.damage.is_multiple() => {
                 Verdict::Wrong(format!("block {lba}: reads as never written"))
             }
             Seen::Content(_) => Verdict::Stale,

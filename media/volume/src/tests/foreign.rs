@@ -204,7 +204,8 @@ fn foreign_records_of_every_structure_are_named_and_damage_of_one_is_not() {
 fn remains_are_those_of_the_volume_that_most_places_name_and_not_of_what_there_is_most_of() {
     let (layout, hints) = (layout(), Hints::default());
     let found = |medium: &TestMedium| {
-        let remains = open_remains(medium.clone(), TestClock::default(), &hints, &reading());
+        let options = reading();
+        let remains = open_remains(medium.clone(), TestClock::default(), &hints, &options);
         block_on(remains).map(|(_, remains)| remains.profile.seed)
     };
     let wiped = |medium: TestMedium| {
