@@ -141,6 +141,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     async fn close(&self) {
         let volume = &*self.volume;
         volume.medium.drain().await;
+        volume.drop_notes();
         if !volume.keeps_free_space.get() {
             volume.punch_all(|| true).await;
         }

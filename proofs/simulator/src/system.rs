@@ -136,6 +136,11 @@ pub trait System {
         true
     }
 
+    /// Whether everything that was answered is there after the program was killed.
+    fn survives_kills(&self) -> bool {
+        false
+    }
+
     /// How many of a hundred syncs the disk only pretends to do. For tests of the tests.
     fn lie_percent(&self) -> u64 {
         0
@@ -208,6 +213,10 @@ impl System for Volumes {
     }
 
     fn resizes(&self) -> bool {
+        true
+    }
+
+    fn survives_kills(&self) -> bool {
         true
     }
 

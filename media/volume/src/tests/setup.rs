@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_executor::LocalPool;
 use futures_util::task::LocalSpawnExt;
 use sealblock_block::{
-    Clock, Condition, Device, Durability, Error, Gate, Medium, MediumError, MediumErrorKind, Request, Response,
+    Clock, Condition, Device, Durability, Error, Gate, Medium, MediumError, MediumErrorKind, NoteKeeping, Request, Response,
 };
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -55,6 +55,8 @@ pub struct TestMedium {
     /// Writes whose futures were dropped; they go on until [`Medium::drain`].
     pub late: Rc<RefCell<Vec<(u64, Slice)>>>,
     pub sector_bytes: u32,
+    /// Which boot of its machine it is, if notes are kept.
+    pub boot: Rc<Cell<Option<u8>>>,
 }
 
 /// Unit in which space is taken.
@@ -98,6 +100,7 @@ impl TestMedium {
             fails_late: Rc::default(),
             in_flight_bytes: Rc::default(),
             late: Rc::default(),
+            boot: Rc::new(Cell::new(Some(1))),
             sector_bytes,
         }
     }
@@ -234,6 +237,17 @@ impl Medium for TestMedium {
         Ok(())
     }
 
+    fn note_keeping(&self) -> NoteKeeping {
+        self.boot.get().map_or(NoteKeeping::None, |boot| NoteKeeping::UntilReboot([boot; 16]))
+    }
+
+    fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
+        self.check("write", offset_bytes, bytes.len() as u64)?;
+        self.count_change("note")?;
+        self.put(offset_bytes, bytes);
+        Ok(())
+    }
+
     async fn submitted(&self) {
         self.submits.borrow_mut().push(self.in_flight_bytes.get());
         self.pass().await;
@@ -358,6 +372,15 @@ impl Rig {
     }
 
     pub fn open_with(medium: &TestMedium, options: OpenOptions) -> Result<Rig, VolumeError> {
+        Rig::open_as(medium, OpenOptions { keeps_answered: false, ..options })
+    }
+
+    /// With notes.
+    pub fn open_noted(medium: &TestMedium, options: OpenOptions) -> Result<Rig, VolumeError> {
+        Rig::open_as(medium, options)
+    }
+
+    fn open_as(medium: &TestMedium, options: OpenOptions) -> Result<Rig, VolumeError> {
         let options = OpenOptions { cache_bytes: 64 << 10, ..options };
         let (mut pool, clock) = (LocalPool::new(), TestClock::default());
         let opened = pool.run_until(open(medium.clone(), clock.clone(), &options))?;
