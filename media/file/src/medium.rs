@@ -360,7 +360,12 @@ impl Medium for FileMedium {
     }
 
     async fn sync(&self) -> Result<(), MediumError> {
-        self.file.sync_data().await.map_err(|error| MediumError::from_io("sync", 0, &error))
+        let synced = match self.notes.noted() {
+            // Only notes are in the page cache on purpose, and nobody asks for them to be durable.
+            Some(range) => self.file.sync_data_around(range).await,
+            None => self.file.sync_data().await,
+        };
+        synced.map_err(|error| MediumError::from_io("sync", 0, &error))
     }
 
     async fn drain(&self) {

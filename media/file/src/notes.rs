@@ -4,8 +4,10 @@
 //! read before, and the range has space already, so none waits for the file system to find some. Where a direct write or read meets
 //! such pages, the kernel writes them back before. Who asks for notes keeps other writes away from their range.
 
+use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::OnceLock;
 
@@ -13,6 +15,9 @@ use sealblock_block::NoteKeeping;
 
 /// Where the kernel says which boot this is: a UUID that it draws when it starts.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Notes of one owner lie within so many bytes.
+const LONGEST_BYTES: u64 = 2 << 20;
 
 /// How notes get to the page cache.
 #[derive(Debug)]
@@ -30,6 +35,8 @@ enum Way {
 pub(crate) struct NoteFile {
     way: Way,
     boot: Option<[u8; 16]>,
+    /// From the first byte that was noted to the last.
+    noted: RefCell<Option<Range<u64>>>,
 }
 
 impl NoteFile {
@@ -46,7 +53,12 @@ impl NoteFile {
                 Way::Second,
             ),
         };
-        NoteFile { way, boot: boot_identity() }
+        NoteFile { way, boot: boot_identity(), noted: RefCell::default() }
+    }
+
+    /// Where there are notes, and nothing else, if they have a descriptor of their own.
+    pub(crate) fn noted(&self) -> Option<Range<u64>> {
+        self.noted.borrow().clone()
     }
 
     /// Until when notes are kept. A file that is open for reading has those of whoever wrote to it.
@@ -61,6 +73,13 @@ impl NoteFile {
             Way::Second(file) => file.as_fd(),
             Way::None => return Err(io::ErrorKind::Unsupported.into()),
         };
+        if let Way::Second(_) = self.way {
+            let now = offset_bytes..offset_bytes + bytes.len() as u64;
+            let mut noted = self.noted.borrow_mut();
+            let all = noted.as_ref().map_or(now.clone(), |all| all.start.min(now.start)..all.end.max(now.end));
+            // Notes somewhere else have another owner, and what was before is a part of the file like any other.
+            *noted = Some(if all.end - all.start <= LONGEST_BYTES { all } else { now });
+        }
         let mut done = 0;
         while done < bytes.len() {
             match rustix::io::pwrite(descriptor, &bytes[done..], offset_bytes + done as u64) {
@@ -118,6 +137,11 @@ mod tests {
             notes.write(&file, 8192, &page).unwrap();
             assert_eq!(std::fs::read(&path).unwrap()[8192..12288], page);
         }
+        let notes = NoteFile::beside(&file, true, true);
+        assert_eq!(notes.noted(), None);
+        [8192, 4096].iter().for_each(|at| notes.write(&file, *at, &[1; 4096]).unwrap());
+        assert_eq!(notes.noted(), Some(4096..12288));
+        assert_eq!(NoteFile::beside(&file, false, true).noted(), None, "no descriptor of their own");
         let reader = NoteFile::beside(&file, true, false);
         assert_eq!(reader.write(&file, 0, &[1; 4096]).unwrap_err().kind(), io::ErrorKind::Unsupported);
         assert_eq!(std::fs::read(&path).unwrap()[..4096], [0; 4096]);

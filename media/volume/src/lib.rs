@@ -82,6 +82,7 @@ mod tests {
     mod fairness;
     mod log;
     mod neighbours;
+    mod notes;
     mod recognition;
     mod recovery;
     mod remains;

@@ -111,9 +111,15 @@ async fn find<M: Medium>(
             return Ok(Err("notes cannot be read"));
         }
         for page in bytes.chunks_exact(NOTE_PAGE_BYTES) {
-            let is_ours = |head: &NoteHead| (head.run, head.boot) == (place.run, place.boot) && head.base >= floor;
-            if let Some(head) = NoteHead::decode(page, seed).filter(is_ours) {
-                pages.entry(head.base).or_default().insert(head.number, (head, page.to_vec()));
+            let is_ours = |head: &NoteHead| (head.run, head.boot) == (place.run, place.boot);
+            match NoteHead::decode(page, seed).filter(is_ours) {
+                Some(head) if head.base >= floor => {
+                    pages.entry(head.base).or_default().insert(head.number, (head, page.to_vec()));
+                }
+                Some(_) => {}
+                // The place was filled with zeroes.
+                None if page.iter().any(|byte| *byte != 0) => return Ok(Err("notes are damaged")),
+                None => {}
             }
         }
     }

@@ -74,6 +74,8 @@ struct Half {
 /// The notes of an open volume.
 pub(crate) struct Notes {
     way: Cell<Way>,
+    /// Bytes of a half at most.
+    half_bytes_max: u32,
     half: RefCell<Option<Half>>,
     pending: RefCell<VecDeque<Pending>>,
     /// Counts map entries that were pending, and those that are in the memtable or were dropped.
@@ -114,6 +116,7 @@ impl Notes {
         let way = if options.read_only || !options.keeps_answered { Way::Memory } else { Way::Unknown };
         Notes {
             way: Cell::new(way),
+            half_bytes_max: options.notes_half_bytes,
             half: RefCell::default(),
             pending: RefCell::default(),
             asked: Cell::new(0),
@@ -134,6 +137,11 @@ impl Notes {
     /// Whether what becomes of changes is not found out yet.
     pub fn are_open(&self) -> bool {
         self.way.get() == Way::Unknown
+    }
+
+    /// Whether changes are noted.
+    pub fn are_kept(&self) -> bool {
+        self.way.get() == Way::Noted
     }
 
     /// Whether what is answered must be durable.
@@ -342,7 +350,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let (way, answered) = match self.medium.note_keeping() {
             NoteKeeping::Needless => (Way::Memory, Answered::Volatile),
             NoteKeeping::None => (Way::Durable, Answered::Durable),
-            NoteKeeping::UntilReboot(boot) => match self.make_place(group, boot).await {
+            NoteKeeping::UntilReboot(boot) => match self.make_place(self.group_for_notes(group).await?, boot).await {
                 Some(place) => (Way::Noted, Answered::Noted(place)),
                 None => (Way::Durable, Answered::Durable),
             },
@@ -358,12 +366,23 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
+    /// The block group that has the place of notes: this one, which is written to, or the first one where this one lies far in, since a
+    /// sync that leaves notes out knows offsets of 32 bits.
+    async fn group_for_notes(&self, group: u64) -> Result<u64, Error> {
+        if self.block_group(group).end_offset <= u64::from(u32::MAX) {
+            return Ok(group);
+        }
+        self.load_group(0).await?;
+        Ok(0)
+    }
+
     /// Takes free physical blocks of a block group for notes and fills them with zeroes, so that they have space and nothing of an
     /// earlier opening.
     async fn make_place(&self, group: u64, boot: [u8; 16]) -> Option<NotesPlace> {
         let shift = self.geometry.block_size.shift();
         let page_blocks = (NOTE_PAGE_BYTES >> shift).max(1) as u32;
-        let half_bytes = NotesPlace::half_bytes_max(&self.layout).min(self.spare_bytes_for_notes(group) as u32);
+        let most = self.notes.half_bytes_max.min(NotesPlace::half_bytes_max(&self.layout));
+        let half_bytes = u64::from(most).min(self.spare_bytes_for_notes(group)) as u32;
         let half_blocks = (half_bytes >> shift) / page_blocks * page_blocks;
         let half_bytes = half_blocks << shift;
         let taken = (half_blocks > 0)

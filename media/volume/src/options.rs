@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sealblock_block::MediumError;
 
-use crate::format::{LayoutError, SuperblockError};
+use crate::format::{LayoutError, NotesPlace, SuperblockError};
 
 /// Memory for map pages unless told otherwise: the block map of 30 GiB of 4 KiB blocks. Taken as it is needed.
 const CACHE_BYTES: usize = 256 << 20;
@@ -31,6 +31,8 @@ pub struct OpenOptions {
     pub idle_after: Duration,
     /// What is answered survives the death of this process, though it be not flushed.
     pub keeps_answered: bool,
+    /// Bytes at most of each half of the place where that is noted, in whole pages of 4096.
+    pub notes_half_bytes: u32,
     /// Writes of at least as many bytes are sealed while they are in flight, and shorter ones before they are started.
     pub seal_in_flight_bytes: u64,
     /// An injected fault, to show that tests notice it.
@@ -46,6 +48,7 @@ impl Default for OpenOptions {
             relocate: true,
             idle_after: IDLE_AFTER,
             keeps_answered: true,
+            notes_half_bytes: NotesPlace::HALF_BYTES_MAX,
             seal_in_flight_bytes: SEAL_IN_FLIGHT_BYTES,
             mutation: Mutation::None,
         }

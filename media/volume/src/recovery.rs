@@ -183,10 +183,12 @@ impl LogScan<'_> {
 
     /// Behind the last own map entry that is known to be durable.
     fn durable_end(&self) -> LogPosition {
-        let last = self.durable.saturating_sub(1);
-        let own = self.sectors.get(&last).map_or(self.before_tail, |found| found.own.len());
+        let whole = self.durable.checked_sub(1).map(|last| {
+            let own = self.sectors.get(&last).map_or(self.before_tail, |found| found.own.len());
+            (last, own as u16)
+        });
         let joined = self.sectors.range(self.durable..).map(|(&sequence, found)| (sequence, found.earlier as u16));
-        joined.filter(|(_, earlier)| *earlier > 0).max().unwrap_or((last, 0)).max((last, own as u16))
+        joined.filter(|(_, earlier)| *earlier > 0).chain(whole).max().unwrap_or_default()
     }
 
     /// Notes that a position of neither region can be read.

@@ -70,10 +70,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     async fn store_in_group(&self, group: u64, extent: Extent, data: &WriteData) -> Result<(), Error> {
         let taken = self.allocate(group, extent).await?;
         if self.mutation == Mutation::NoteEarly {
-            // An injected fault: blocks are noted before their data have arrived.
+            // An injected fault: blocks are noted and in the memtable before their data have arrived.
             let sealed = Written { data: data.clone().into_sealed(), facts: Vec::new() };
             self.entry(group, extent, &sealed, taken.runs());
             self.entered().await?;
+            let written = self.write_runs(group, taken.runs(), data).await;
+            taken.keep();
+            return written.map_err(Error::from);
         }
         let is_long = extent.bytes(self.geometry.block_size) >= self.seal_in_flight_bytes;
         let written = if is_long && self.takes_a_pass(data) {

@@ -343,7 +343,8 @@ impl NotesPlace {
 
     /// Bytes of a half at most in a volume that lies like this: a commit has room for two log entries of each note.
     pub fn half_bytes_max(layout: &Layout) -> u32 {
-        let quarter = layout.log_sectors() / 4 * layout.log_sector_entries();
+        // A commit takes a quarter of the log, but for what its first sector repeats.
+        let quarter = layout.log_sectors() / 4 * layout.log_sector_entries() - 8;
         let pages = quarter / 2 / NOTES_PER_PAGE as u64;
         u32::try_from(pages * NOTE_PAGE_BYTES as u64).unwrap_or(u32::MAX).min(NotesPlace::HALF_BYTES_MAX)
     }

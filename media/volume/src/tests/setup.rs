@@ -57,6 +57,7 @@ pub struct TestMedium {
     pub sector_bytes: u32,
     /// Which boot of its machine it is, if notes are kept.
     pub boot: Rc<Cell<Option<u8>>>,
+    pub note_fails: Rc<Cell<bool>>,
 }
 
 /// Unit in which space is taken.
@@ -101,6 +102,7 @@ impl TestMedium {
             in_flight_bytes: Rc::default(),
             late: Rc::default(),
             boot: Rc::new(Cell::new(Some(1))),
+            note_fails: Rc::default(),
             sector_bytes,
         }
     }
@@ -243,6 +245,10 @@ impl Medium for TestMedium {
 
     fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
         self.check("write", offset_bytes, bytes.len() as u64)?;
+        if self.note_fails.get() {
+            let reason = "it takes no notes any more".to_owned();
+            return Err(MediumError { kind: MediumErrorKind::Failed, doing: "note", offset_bytes, reason });
+        }
         self.count_change("note")?;
         self.put(offset_bytes, bytes);
         Ok(())

@@ -26,10 +26,10 @@ pub enum Survival {
         /// How many writes.
         writes: u64,
     },
-    /// The disk was lost and is back, and so is what the page cache had of it in part; the system lives. As a power cut, by a coin, but
-    /// that nothing shows it.
+    /// The disk was lost and is back, and so is what the page cache had of it in part; the system lives. As a power cut, but that nothing
+    /// shows it.
     DiskLost {
-        /// How likely a sector is to survive, in percent.
+        /// How likely a sector is to survive, in percent; at 100 all but one do.
         percent: u64,
     },
     /// The program was killed and the system lives: all that was taken is seen again, and none of it is durable yet.
@@ -39,21 +39,29 @@ pub enum Survival {
 impl Survival {
     /// Draws one.
     pub fn draw(random: &Random) -> Survival {
-        match random.below(16) {
+        match random.below(12) {
             0 => Survival::Nothing,
             1 | 2 => Survival::Everything,
             3..=6 => Survival::Coin { percent: *random.pick(&[5, 30, 50, 70, 95]) },
             7 | 8 => Survival::Prefix,
             9 => Survival::AllButOne,
             10 => Survival::LastWrites { writes: random.between(1, 6) },
-            11 | 12 => Survival::DiskLost { percent: *random.pick(&[5, 50, 95]) },
             _ => Survival::Kill,
         }
     }
 
-    /// Whether what was not durable may be gone, and whatever is there afterwards is durable.
+    /// Draws one, and more often one after which the system lives.
+    pub fn draw_of_process(random: &Random) -> Survival {
+        match random.below(8) {
+            0 | 1 => Survival::Kill,
+            2 => Survival::DiskLost { percent: *random.pick(&[5, 50, 100, 100]) },
+            _ => Survival::draw(random),
+        }
+    }
+
+    /// Whether the power went, so that whatever is there afterwards is durable.
     pub fn is_power_cut(self) -> bool {
-        self != Survival::Kill
+        !matches!(self, Survival::Kill | Survival::DiskLost { .. })
     }
 }
 
@@ -158,8 +166,8 @@ impl View {
             Survival::Everything | Survival::Kill => last(&|_, _| true),
             Survival::Prefix => last(&|taken, _| taken <= self.cut),
             Survival::LastWrites { .. } => last(&|_, write| write >= self.first_write),
-            Survival::AllButOne if self.lost == Some(number) => sector.durable.clone(),
-            Survival::AllButOne => last(&|_, _| true),
+            Survival::AllButOne | Survival::DiskLost { percent: 100 } if self.lost == Some(number) => sector.durable.clone(),
+            Survival::AllButOne | Survival::DiskLost { percent: 100 } => last(&|_, _| true),
             Survival::Coin { percent } | Survival::DiskLost { percent } if random.chance(percent) => {
                 if random.chance(50) {
                     last(&|_, _| true)
