@@ -105,7 +105,8 @@ fn boot_identity() -> Option<[u8; 16]> {
 }
 
 fn parse_uuid(text: &str) -> Option<[u8; 16]> {
-    let digits: Vec<u8> = text.chars().filter(|c| *c != '-').map(|c| Some(c.to_digit(16)? as u8)).collect::<Option<_>>()?;
+    let digits: Vec<u8> =
+        text.chars().filter(|c| *c != '-').map(|c| Some(c.to_digit(16)? as u8)).collect::<Option<_>>()?;
     let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
     bytes.try_into().ok().filter(|bytes| *bytes != [0; 16])
 }

@@ -79,7 +79,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         runs.iter_mut().for_each(|run| run.first.generation = generation(place.first));
         let entries = self.encode(&runs);
         let is_all = self.memtable.active_len() == 0;
-        debug_assert!(is_all || !self.notes.are_kept(), "a half has notes of one memtable, which is committed as a whole");
+        debug_assert!(
+            is_all || !self.notes.are_kept(),
+            "a half has notes of one memtable, which is committed as a whole"
+        );
         // Nothing was waited for since the memtable was taken over.
         self.notes.begin_half(self.log.end_of(&place, entries.len()), self.mutation);
         match self.log.write(&self.medium, place, &entries).await {

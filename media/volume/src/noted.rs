@@ -128,9 +128,10 @@ async fn find<M: Medium>(
     let mut found: Vec<Gathered> = Vec::new();
     for base in newest {
         let Some(notes) = whole(&pages[&base], superblock) else { return Ok(Err("notes are damaged or missing")) };
-        let follows = found.last().and_then(|before| before.notes.last()).is_none_or(|last| {
-            notes.first().is_some_and(|first| first.order == last.order + 1)
-        });
+        let follows = found
+            .last()
+            .and_then(|before| before.notes.last())
+            .is_none_or(|last| notes.first().is_some_and(|first| first.order == last.order + 1));
         if !follows {
             return Ok(Err("notes are missing"));
         }

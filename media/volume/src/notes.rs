@@ -163,6 +163,11 @@ impl Notes {
         self.changed.notify();
     }
 
+    /// Has whoever waits for a commit look again: there may be none any more.
+    pub fn wake(&self) {
+        self.changed.notify();
+    }
+
     fn finish(&self, count: usize) {
         self.done.set(self.done.get() + count as u64);
         self.changed.notify();

@@ -175,9 +175,8 @@ impl LogScan<'_> {
     /// The own map entries from the last sector on that is known to be durable as a whole, where they are.
     fn tail(&self) -> Vec<(LogPosition, MapEntryRun)> {
         let sectors = self.sectors.range(self.durable.saturating_sub(1)..);
-        let own = sectors.flat_map(|(&sequence, found)| {
-            found.own.iter().zip(0..).map(move |(run, at)| ((sequence, at), *run))
-        });
+        let own = sectors
+            .flat_map(|(&sequence, found)| found.own.iter().zip(0..).map(move |(run, at)| ((sequence, at), *run)));
         own.collect()
     }
 
@@ -260,16 +259,8 @@ async fn read_log<'a, M: Medium>(
     let (layout, tail) = (&superblock.layout, superblock.log_tail);
     let takes_less = options.mutation == Mutation::ShorterCopy;
     let (sectors, unseen) = (BTreeMap::new(), Vec::new());
-    let mut scan = LogScan {
-        superblock,
-        sectors,
-        durable: tail,
-        next: tail,
-        unreadable: 0,
-        unseen,
-        before_tail: 0,
-        takes_less,
-    };
+    let mut scan =
+        LogScan { superblock, sectors, durable: tail, next: tail, unreadable: 0, unseen, before_tail: 0, takes_less };
     let sector_bytes = layout.sector_bytes() as usize;
     let chunk = CHUNK_BYTES / sector_bytes as u64;
     for first in (0..layout.log_sectors()).step_by(chunk as usize) {

@@ -201,6 +201,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         tracing::error!(%why, "volume failed, writes disabled");
         self.commits.wanted.notify();
         self.checkpoints.wake();
+        self.notes.wake();
         self.failed()
     }
 

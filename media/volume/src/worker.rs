@@ -164,6 +164,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         volume.commits.begin()(outcome);
         volume.changed.notify();
         volume.allocator.freed.notify();
+        volume.notes.wake();
     }
 
     /// Waits until there is something to do.

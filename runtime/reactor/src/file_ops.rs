@@ -147,8 +147,7 @@ unsafe impl IoOp for SyncAround {
             // A length of 0 is one up to the end.
             SyncPart::WriteFrom(offset) =>
                 opcode::SyncFileRange::new(fd, 0).offset(offset).flags(WRITE_AND_WAIT).build(),
-            SyncPart::SyncTo(length) =>
-                opcode::Fsync::new(fd).len(length).flags(types::FsyncFlags::DATASYNC).build(),
+            SyncPart::SyncTo(length) => opcode::Fsync::new(fd).len(length).flags(types::FsyncFlags::DATASYNC).build(),
         })
     }
 

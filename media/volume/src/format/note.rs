@@ -188,7 +188,8 @@ mod tests {
             assert_eq!(NoteHead::decode(&other, SEED).is_none(), is_head, "byte {at}");
             assert_eq!(Note::decode(&other, 0, &HEAD, SEED).is_none(), !is_head, "byte {at}");
         }
-        let others = [NoteHead { run: 8, ..HEAD }, NoteHead { base: (71, 5), ..HEAD }, NoteHead { base: (70, 4), ..HEAD }];
+        let others =
+            [NoteHead { run: 8, ..HEAD }, NoteHead { base: (71, 5), ..HEAD }, NoteHead { base: (70, 4), ..HEAD }];
         assert!(others.iter().all(|head| Note::decode(&page, 0, head, SEED).is_none()));
         assert_eq!(NoteHead::decode(&page, Seed(1)), None, "another volume's");
         assert_eq!(NoteHead::decode(&page[..HEAD_BYTES - 1], SEED), None);

@@ -6,7 +6,9 @@
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_units::BlockSize;
 
-use super::{Layout, LayoutError, LogPosition, MAX_COUNT, MAX_SEGMENTS, NOTE_PAGE_BYTES, NOTES_PER_PAGE, Seed, crc32c, get, put};
+use super::{
+    Layout, LayoutError, LogPosition, MAX_COUNT, MAX_SEGMENTS, NOTE_PAGE_BYTES, NOTES_PER_PAGE, Seed, crc32c, get, put,
+};
 
 /// Bytes of a superblock: the smallest sector, which is written whole or not at all.
 pub const SUPERBLOCK_BYTES: usize = 512;

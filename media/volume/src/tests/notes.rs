@@ -192,11 +192,15 @@ fn a_death_while_recovery_works_loses_nothing_and_a_power_cut_then_nothing_flush
         let flushed = pattern(1, 40 * 4096);
         for (lba, block) in &expected {
             let found = rig.read(*lba, 1).unwrap();
-            let before = flushed.get(*lba as usize * 4096..(*lba as usize + 1) * 4096).map_or(vec![0; 4096], <[u8]>::to_vec);
+            let before =
+                flushed.get(*lba as usize * 4096..(*lba as usize + 1) * 4096).map_or(vec![0; 4096], <[u8]>::to_vec);
             assert!(found == before || Some(&found) == block.as_ref() || found == [0; 4096], "block {lba}");
         }
         rig.verify().err().iter().for_each(|error| {
-            assert!(error.bad_blocks().is_some_and(|bad| bad.as_slice().iter().all(|bad| bad.lba.get() == 33)), "{error}");
+            assert!(
+                error.bad_blocks().is_some_and(|bad| bad.as_slice().iter().all(|bad| bad.lba.get() == 33)),
+                "{error}"
+            );
         });
     }
 }

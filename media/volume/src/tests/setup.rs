@@ -9,7 +9,8 @@ use std::time::Duration;
 use futures_executor::LocalPool;
 use futures_util::task::LocalSpawnExt;
 use sealblock_block::{
-    Clock, Condition, Device, Durability, Error, Gate, Medium, MediumError, MediumErrorKind, NoteKeeping, Request, Response,
+    Clock, Condition, Device, Durability, Error, Gate, Medium, MediumError, MediumErrorKind, NoteKeeping, Request,
+    Response,
 };
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::{Buffer, Slice};

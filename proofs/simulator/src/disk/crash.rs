@@ -166,14 +166,12 @@ impl View {
             Survival::Everything | Survival::Kill => last(&|_, _| true),
             Survival::Prefix => last(&|taken, _| taken <= self.cut),
             Survival::LastWrites { .. } => last(&|_, write| write >= self.first_write),
-            Survival::AllButOne | Survival::DiskLost { percent: 100 } if self.lost == Some(number) => sector.durable.clone(),
+            Survival::AllButOne | Survival::DiskLost { percent: 100 } if self.lost == Some(number) => {
+                sector.durable.clone()
+            }
             Survival::AllButOne | Survival::DiskLost { percent: 100 } => last(&|_, _| true),
             Survival::Coin { percent } | Survival::DiskLost { percent } if random.chance(percent) => {
-                if random.chance(50) {
-                    last(&|_, _| true)
-                } else {
-                    random.pick(&sector.versions).content.clone()
-                }
+                if random.chance(50) { last(&|_, _| true) } else { random.pick(&sector.versions).content.clone() }
             }
             Survival::Coin { .. } | Survival::DiskLost { .. } => sector.durable.clone(),
         }
