@@ -43,3 +43,4 @@ mod system;
 mod told;
 mod tour;
 mod verify;
+mod words;
