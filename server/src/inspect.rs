@@ -11,7 +11,6 @@ use sealblock_stack::quantity::count;
 use sealblock_stack::{OpenMirror, TargetInfo};
 
 use crate::backing::Files;
-use crate::control::protocol::canonical;
 use crate::scrub::ScrubTask;
 use crate::status::mirror::MirrorStatus;
 use crate::status::server::{
@@ -37,7 +36,8 @@ pub struct InspectedDevice {
 /// The files that a device lies in.
 fn files(info: &TargetInfo) -> Vec<String> {
     let files = info.all().into_iter().filter_map(|info| info.file.as_ref());
-    files.filter_map(|file| canonical(&file.path)).collect()
+    let paths = files.filter_map(|file| file.path.canonicalize().ok());
+    paths.map(|path| path.to_string_lossy().into_owned()).collect()
 }
 
 impl InspectedDevice {

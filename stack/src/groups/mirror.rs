@@ -47,8 +47,8 @@ fn not_open(replicas: &[TargetName], access: Access, opener: Opener) -> Vec<Rc<O
 fn by(opener: Opener) -> ReplicaOpener {
     Rc::new(move |target, access| {
         Box::pin(async move {
-            let OpenTarget { device, held, .. } = opener(&target, access, Usage::Member).await?;
-            Ok((device, held))
+            let OpenTarget { device, info, held, .. } = opener(&target, access, Usage::Member).await?;
+            Ok((device, info.identity(&target), held))
         })
     })
 }
@@ -56,7 +56,7 @@ fn by(opener: Opener) -> ReplicaOpener {
 /// Opens a replica for the first time, and says what it is made of.
 async fn open_first(replica: &OpenReplica, opener: Opener) -> Result<(DynDevice, TargetInfo), StackError> {
     let OpenTarget { device, info, held, .. } = opener(&replica.target, replica.access, Usage::Member).await?;
-    replica.hold(held);
+    replica.hold(info.identity(&replica.target), held);
     Ok((device, info))
 }
 

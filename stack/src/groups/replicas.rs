@@ -12,7 +12,8 @@ use crate::error::{Cause, StackError};
 use crate::held::{Access, CloseHandle, Members, close_all, received_bytes};
 use crate::program::ReactorClock;
 use crate::remote::{is_remote, with_short_timeouts};
-use crate::target::{TargetLabel, TargetName};
+use crate::target::{GroupKind, TargetName};
+use crate::target_identity::{TargetIdentity, TargetLabel, member_of};
 
 /// What would make replicas fit.
 pub(super) const SHOWN: &str = "devices of one kind; a replica on another host is served with `--protection shown`";
@@ -28,9 +29,12 @@ pub struct OpenMirror {
     opener: ReplicaOpener,
 }
 
-/// Opens the device of a replica, and says what is to close behind it.
+/// Opens the device of a replica.
 pub(super) type ReplicaOpener =
-    Rc<dyn Fn(TargetName, Access) -> LocalBoxFuture<'static, Result<(DynDevice, Vec<CloseHandle>), StackError>>>;
+    Rc<dyn Fn(TargetName, Access) -> LocalBoxFuture<'static, Result<OpenReplicaParts, StackError>>>;
+
+/// The device of a replica, what it is, and what is to close behind it.
+pub(super) type OpenReplicaParts = (DynDevice, TargetIdentity, Vec<CloseHandle>);
 
 /// A replica, which is reopened after each loss.
 pub(super) struct OpenReplica {
@@ -42,6 +46,8 @@ pub(super) struct OpenReplica {
     pub access: Access,
     opener: ReplicaOpener,
     held: RefCell<Vec<CloseHandle>>,
+    /// What it was when it was opened last, or what its name was before.
+    identity: RefCell<TargetIdentity>,
     /// Bytes received before the last open.
     received_bytes: Cell<u64>,
     /// True while another device replaces it: it must not be reopened.
@@ -56,7 +62,29 @@ impl OpenMirror {
         replicas: Vec<Rc<OpenReplica>>,
         opener: ReplicaOpener,
     ) -> OpenMirror {
-        OpenMirror { mirror, replicas: RefCell::new(replicas), target: TargetLabel::new(target), opener }
+        let members = replicas.iter().map(|replica| replica.identity.borrow().clone()).collect();
+        let identity = TargetIdentity::Group { kind: GroupKind::Mirror.name().to_owned(), members };
+        let target = TargetLabel::new(target, identity);
+        let open = OpenMirror { mirror, replicas: RefCell::new(replicas), target, opener };
+        open.name_members();
+        open
+    }
+
+    /// What it is: its replicas.
+    pub fn identity(&self) -> TargetIdentity {
+        let members = self.members().into_iter().map(|(_, identity)| identity).collect();
+        TargetIdentity::Group { kind: GroupKind::Mirror.name().to_owned(), members }
+    }
+
+    /// Its replicas by the names that it has for them, each with what it is.
+    pub fn members(&self) -> Vec<(String, TargetIdentity)> {
+        let replicas = self.replicas.borrow();
+        replicas.iter().map(|replica| (replica.name.clone(), replica.identity.borrow().clone())).collect()
+    }
+
+    /// Has commands find it by its present replicas, too.
+    fn name_members(&self) {
+        self.target.set_members(GroupKind::Mirror, self.members());
     }
 
     /// Its state now.
@@ -111,7 +139,10 @@ impl OpenMirror {
         };
         let replaced = replaced.await;
         match &replaced {
-            Ok(()) => self.replicas.borrow_mut().retain(|replica| !replica.is_retired.get()),
+            Ok(()) => {
+                self.replicas.borrow_mut().retain(|replica| !replica.is_retired.get());
+                self.name_members();
+            }
             Err(_) => retired.iter().for_each(|replica| replica.is_retired.set(false)),
         }
         replaced
@@ -122,6 +153,7 @@ impl OpenMirror {
         match taken {
             Ok(()) => {
                 self.replicas.borrow_mut().push(replica);
+                self.name_members();
                 Ok(())
             }
             Err(error) => {
@@ -136,7 +168,9 @@ impl OpenMirror {
     /// # Errors
     /// Why they stay older copies.
     pub async fn accept_stale(&self, target: &TargetName) -> Result<(), StackError> {
-        let taken = self.mirror.accept_stale(&target.to_string()).await;
+        let members = self.members();
+        let name = member_of(&members, target).map_or_else(|| target.to_string(), str::to_owned);
+        let taken = self.mirror.accept_stale(&name).await;
         let blocks = taken.map_err(|error| of_member(&error).on(&self.target))?;
         tracing::info!(replica = %target, blocks, "older copies were taken for the content of their blocks");
         Ok(())
@@ -154,6 +188,7 @@ impl OpenMirror {
         self.mirror.remove(&name).await.map_err(|error| of_member(&error).on(&self.target))?;
         let gone: Vec<Rc<OpenReplica>> =
             self.replicas.borrow_mut().extract_if(.., |replica| replica.name == name).collect();
+        self.name_members();
         for replica in gone {
             let _ = replica.close().await;
         }
@@ -200,6 +235,7 @@ impl Members for OpenMirror {
 impl OpenReplica {
     /// A replica that is not open yet.
     pub fn new(target: &TargetName, access: Access, opener: &ReplicaOpener) -> Rc<OpenReplica> {
+        let identity = RefCell::new(TargetIdentity::of(target));
         let (name, target) = (target.to_string(), with_short_timeouts(target));
         Rc::new(OpenReplica {
             name,
@@ -207,6 +243,7 @@ impl OpenReplica {
             access,
             opener: Rc::clone(opener),
             held: RefCell::default(),
+            identity,
             received_bytes: Cell::new(0),
             is_retired: Cell::new(false),
         })
@@ -220,13 +257,14 @@ impl OpenReplica {
     async fn open(&self) -> Result<DynDevice, StackError> {
         // The last open may still have the file or connection.
         let _ = self.close().await;
-        let (device, held) = (self.opener)(self.target.clone(), self.access).await?;
-        self.hold(held);
+        let (device, identity, held) = (self.opener)(self.target.clone(), self.access).await?;
+        self.hold(identity, held);
         Ok(device)
     }
 
-    /// Keeps what is to close behind the open device.
-    pub fn hold(&self, held: Vec<CloseHandle>) {
+    /// Keeps what was opened, and what is to close behind it.
+    pub fn hold(&self, identity: TargetIdentity, held: Vec<CloseHandle>) {
+        self.identity.replace(identity);
         self.held.replace(held);
     }
 
