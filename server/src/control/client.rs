@@ -40,6 +40,7 @@ pub struct FoundServer {
     peer: Peer,
     name: TargetRef,
     target: FoundTarget,
+    stranger: Option<String>,
 }
 
 /// Finds the server of a target: the given one, or one of this user or of root. `None` if no server has it.
@@ -83,7 +84,8 @@ pub fn find(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>
                 continue;
             }
         };
-        let server = FoundServer { socket, peer, name: name.clone(), target };
+        let stranger = stranger(peer, &socket.path);
+        let server = FoundServer { socket, peer, name: name.clone(), target, stranger };
         if only.is_none() && !server.has_its_file() {
             let (path, whose) = (server.socket.path.display(), process_text(peer));
             note(format!(
@@ -102,6 +104,13 @@ pub fn find(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>
         (None, Some(failure)) => Err(failure),
         (found, _) => Ok(found),
     }
+}
+
+/// The user of a process that this user need not believe: another one, and not root. The user is told, also where an answer is JSON.
+fn stranger(peer: Peer, socket: &Path) -> Option<String> {
+    let user = (!peer.is_trusted()).then(|| peer.user_text())?;
+    note(format!("the server at {} is of {user}, whose word its answers are", socket.display()));
+    Some(user)
 }
 
 /// What a command may add where no server was found: for root, sockets of other users that were not asked.
@@ -125,7 +134,7 @@ impl FoundServer {
 
     /// The user of a server that this user need not believe: another one, and not root.
     pub fn stranger(&self) -> Option<String> {
-        (!self.peer.is_trusted()).then(|| self.peer.user_text())
+        self.stranger.clone()
     }
 
     /// True if the target is open there; else the server waits for it.
@@ -227,7 +236,7 @@ pub fn query(path: &Path) -> Result<(ServerStatus, Option<String>), StackError> 
     let request = ControlRequest::new(&TargetRef::default(), ControlCommand::Status);
     let answer = exchange(&FoundSocket::named(path), None, &request, RESPONSE_TIMEOUT);
     let (peer, result) = answer.map_err(|error| of_socket(&error, path))?;
-    let stranger = (!peer.is_trusted()).then(|| peer.user_text());
+    let stranger = stranger(peer, path);
     Ok((of_server(result, path)?, stranger))
 }
 
@@ -255,7 +264,7 @@ pub fn log(
     let request = ControlRequest::new(&TargetRef::default(), ControlCommand::Log { level });
     let answer = exchange(&socket, None, &request, RESPONSE_TIMEOUT);
     let (peer, result) = answer.map_err(|error| of_socket(&error, &socket.path))?;
-    let stranger = (!peer.is_trusted()).then(|| peer.user_text());
+    let stranger = stranger(peer, &socket.path);
     match result {
         ControlResult::Log(report) => Ok((LogReport { pid: peer.pid.unwrap_or(report.pid), ..report }, stranger)),
         other => Err(refused(doing, other).on(socket.path.display())),
