@@ -2,11 +2,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::{Arc, Weak};
 
 use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{Ability, Device, DynDevice, Error, Request, ReservedArea, Response};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{Mirror, MirrorError, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaSource};
+use sealblock_media_file::Backing;
 
 use crate::error::{Cause, StackError};
 use crate::held::{Access, CloseHandle, Members, close_all, received_bytes};
@@ -31,10 +33,18 @@ pub struct OpenMirror {
 
 /// Opens the device of a replica.
 pub(super) type ReplicaOpener =
-    Rc<dyn Fn(TargetName, Access) -> LocalBoxFuture<'static, Result<OpenReplicaParts, StackError>>>;
+    Rc<dyn Fn(TargetName, Access) -> LocalBoxFuture<'static, Result<OpenedReplica, StackError>>>;
 
-/// The device of a replica, what it is, and what is to close behind it.
-pub(super) type OpenReplicaParts = (DynDevice, TargetIdentity, Vec<CloseHandle>);
+/// The device of a replica.
+pub(super) struct OpenedReplica {
+    pub device: DynDevice,
+    /// What it is.
+    pub identity: TargetIdentity,
+    /// The files that it lies in, as long as they are open.
+    pub files: Vec<Weak<Backing>>,
+    /// What is to close behind it.
+    pub held: Vec<CloseHandle>,
+}
 
 /// A replica, which is reopened after each loss.
 pub(super) struct OpenReplica {
@@ -48,6 +58,8 @@ pub(super) struct OpenReplica {
     held: RefCell<Vec<CloseHandle>>,
     /// What it was when it was opened last, or what its name was before.
     identity: RefCell<TargetIdentity>,
+    /// The files that it lies in, as long as they are open.
+    files: RefCell<Vec<Weak<Backing>>>,
     /// Bytes received before the last open.
     received_bytes: Cell<u64>,
     /// True while another device replaces it: it must not be reopened.
@@ -195,6 +207,13 @@ impl OpenMirror {
         Ok(())
     }
 
+    /// The files that each of its replicas lies in, by the name of the replica: those that are open now.
+    pub fn files(&self) -> Vec<(String, Vec<Arc<Backing>>)> {
+        let replicas = self.replicas.borrow();
+        let of = |replica: &Rc<OpenReplica>| replica.files.borrow().iter().filter_map(Weak::upgrade).collect();
+        replicas.iter().map(|replica| (replica.name.clone(), of(replica))).collect()
+    }
+
     /// Its name.
     pub fn target(&self) -> &TargetLabel {
         &self.target
@@ -244,6 +263,7 @@ impl OpenReplica {
             opener: Rc::clone(opener),
             held: RefCell::default(),
             identity,
+            files: RefCell::default(),
             received_bytes: Cell::new(0),
             is_retired: Cell::new(false),
         })
@@ -257,15 +277,17 @@ impl OpenReplica {
     async fn open(&self) -> Result<DynDevice, StackError> {
         // The last open may still have the file or connection.
         let _ = self.close().await;
-        let (device, identity, held) = (self.opener)(self.target.clone(), self.access).await?;
-        self.hold(identity, held);
-        Ok(device)
+        let opened = (self.opener)(self.target.clone(), self.access).await?;
+        Ok(self.hold(opened))
     }
 
-    /// Keeps what was opened, and what is to close behind it.
-    pub fn hold(&self, identity: TargetIdentity, held: Vec<CloseHandle>) {
+    /// Keeps what belongs to the open device, and gives the device.
+    pub fn hold(&self, opened: OpenedReplica) -> DynDevice {
+        let OpenedReplica { device, identity, files, held } = opened;
         self.identity.replace(identity);
+        self.files.replace(files);
         self.held.replace(held);
+        device
     }
 
     /// Rewrites the unchanged label of a remote replica. A server of `--as-member` accepts writes only after its label was written;
