@@ -69,8 +69,11 @@ impl Socket {
     fn in_private(path: &Path, pid: u32) -> io::Result<Socket> {
         let folder = make_private(path)?;
         for name in folder.names() {
-            if Path::new(&name).extension() == Some(OsStr::new("sock")) {
-                remove_if_dead(&folder.at(&name));
+            let path = folder.at(&name);
+            // Anything else refuses connections as well, and is somebody's.
+            let is_socket = fs::symlink_metadata(&path).is_ok_and(|about| about.file_type().is_socket());
+            if is_socket && path.extension() == Some(OsStr::new("sock")) {
+                remove_if_dead(&path);
             }
         }
         let mut name = format!("{pid}.sock");
@@ -276,9 +279,11 @@ mod tests {
         let busy = folder.path().join(format!("{DRAFT}{own}-{started}-0"));
         fs::create_dir(&busy).unwrap();
         drop(UnixListener::bind(folder.path().join(format!("{own}.sock"))).unwrap());
+        fs::write(folder.path().join("1.sock"), "a diary").unwrap();
         let socket = Socket::in_private(folder.path(), own).unwrap();
         assert_eq!(socket.path(), folder.path().join(format!("{own}.sock")), "the dead one is replaced");
         drop(socket);
+        assert_eq!(fs::read(folder.path().join("1.sock")).unwrap(), b"a diary");
         assert!(folder.path().join(&left[1]).exists(), "too young to be removed");
         for path in left.iter().map(|name| folder.path().join(name)).chain([busy.clone()]) {
             make_old(&path);

@@ -132,7 +132,7 @@ fn a_replica_that_was_replaced_meanwhile_is_verified() {
     place.run("mirror replace mirror:a,b b").succeeds();
     place.run("corrupt b --lba 3 --kind data").succeeds();
     let answer = place.run("verify mirror:a,b --resume r");
-    answer.ends_with(1).says(&["block 3: guard: "]);
+    answer.ends_with(1).says(&["block 3 on b: guard: "]);
     assert!(answer.stderr.contains("starts over: another target is there now"), "{}", answer.stderr);
 }
 
