@@ -11,8 +11,12 @@ use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, sleep, spawn, timeout};
 use sealblock_scrub::Settings;
+<<<<<<< HEAD
 use sealblock_stack::target::TargetLabel;
 use sealblock_stack::{Access, Cause, ReadOnly, StackError, TargetInfo, Usage, open_for};
+=======
+use sealblock_stack::{Access, Cause, ReadOnly, StackError, TargetLabel, Usage, open_for};
+>>>>>>> main
 use sealblock_units::ByteCount;
 
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind, RESIZING};
@@ -233,7 +237,8 @@ async fn open_on_core(
     }
     watch(&info, &ties.state);
     let mirror_uuid = info.mirror.as_ref().map(|mirror| mirror.describe().uuid);
-    let called = info.mirror.as_ref().map_or_else(|| TargetLabel::new(target), |mirror| mirror.target().clone());
+    let named = || TargetLabel::new(target, info.identity(target));
+    let called = info.mirror.as_ref().map_or_else(named, |mirror| mirror.target().clone());
     let shared = SharedDevice::publish(gate.clone());
     tell_of_lost_answers(&called, &info, &shared, &events);
     shared.observe(RequestObserver::new(called.clone(), ties.clone()));

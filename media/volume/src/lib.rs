@@ -13,7 +13,7 @@
 //! - `superblocks`: the three copies. `recognise`: whether a volume, or what is left of one, is there at all.
 //! - `profile`, `remains`: a volume without any of them, for reading.
 //! - `read`, `write`: requests. `commit`, `checkpoint`: the background worker. `recovery`: after a crash.
-//! - `notes`, `noted`: what was answered outlives the process.
+//! - `notes`, `noting`, `noted`: what was answered outlives the process.
 //! - `corrupt`: damage on purpose, for tests.
 //!
 //! Invariants: the block map and its patches hold only durable map entries; a physical block is used again only when the map
@@ -39,6 +39,7 @@ mod medium;
 mod memtable;
 mod noted;
 mod notes;
+mod noting;
 mod open;
 mod options;
 mod patches;
