@@ -11,12 +11,7 @@ use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, sleep, spawn, timeout};
 use sealblock_scrub::Settings;
-<<<<<<< HEAD
-use sealblock_stack::target::TargetLabel;
-use sealblock_stack::{Access, Cause, ReadOnly, StackError, TargetInfo, Usage, open_for};
-=======
-use sealblock_stack::{Access, Cause, ReadOnly, StackError, TargetLabel, Usage, open_for};
->>>>>>> main
+use sealblock_stack::{Access, Cause, ReadOnly, StackError, TargetInfo, TargetLabel, Usage, open_for};
 use sealblock_units::ByteCount;
 
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind, RESIZING};
