@@ -153,9 +153,9 @@ fn a_damaged_note_costs_what_was_not_flushed_and_nothing_else_and_it_is_said() {
         assert!(matches!(said, AnsweredChanges::MayBeLost(_)), "byte {at}: {said:?}");
         check_flushed(&noted(&copy));
     }
-    // Twin: what lies behind the notes of a half is nothing.
+    // Twin: what lies before the place is a free physical block.
     let copy = copied(&medium);
-    copy.bytes.borrow_mut()[place + half + 4096 * 2] ^= 4;
+    copy.bytes.borrow_mut()[place - 1] ^= 4;
     let said = answered(&copy, true);
     assert!(matches!(said, AnsweredChanges::Noted(_)), "{said:?}");
 }
