@@ -8,12 +8,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sealblock_block::{Medium, MediumError, MediumErrorKind};
+use sealblock_block::{Medium, MediumError, MediumErrorKind, NoteKeeping};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use sealblock_runtime_reactor::File;
 
 use crate::backing::Backing;
 use crate::kernel::{self, Alignment};
+use crate::notes::NoteFile;
 use crate::open::{self, OpenError, Options};
 
 /// Bytes of zeroes written at a time where the kernel does not write them itself.
@@ -45,6 +46,10 @@ impl Zeroing {
 pub struct FileInfo {
     /// The path it was opened by.
     pub path: PathBuf,
+    /// `st_dev` of a file, `st_rdev` of a block device, whatever is at the path now.
+    pub device: u64,
+    /// `st_ino` of a file; 0 of a block device.
+    pub inode: u64,
     /// What carries out its operations, such as "io_uring (...)".
     pub backend: String,
     /// Whether it bypasses the page cache.
@@ -79,6 +84,7 @@ pub struct FileMedium {
     /// Of a block device that does not punch.
     discards: bool,
     zeroing: Cell<Zeroing>,
+    notes: NoteFile,
     pool: Pool,
 }
 
@@ -117,6 +123,7 @@ impl FileMedium {
         let discards = opened.block_device && kernel::discards(&opened.file).map_err(failed)?;
         let (block_device, direct, locked) = (opened.block_device, opened.direct, opened.locked);
         let about = opened.file.metadata().map_err(failed)?;
+        let notes = NoteFile::beside(&opened.file, opened.direct, options.writes());
         let file = File::from_fd(opened.file.into());
         let medium = FileMedium {
             backing: Backing::new(path, &about, block_device, file.len_bytes().map_err(failed)?),
@@ -129,6 +136,7 @@ impl FileMedium {
             punches,
             discards,
             zeroing: Cell::new(Zeroing::first_of(block_device)),
+            notes,
             pool: sealblock_runtime_reactor::pool(),
         };
         if !direct && !options.buffered {
@@ -267,8 +275,14 @@ impl FileMedium {
     pub fn describe(&self) -> io::Result<FileInfo> {
         let known = kernel::statx(&self.file)?;
         let file_system = if self.block_device { None } else { Some(kernel::file_system(&self.file)?) };
+        let (device, inode) = match self.block_device {
+            true => (libc::makedev(known.stx_rdev_major, known.stx_rdev_minor), 0),
+            false => (libc::makedev(known.stx_dev_major, known.stx_dev_minor), known.stx_ino),
+        };
         Ok(FileInfo {
             path: self.path().to_owned(),
+            device,
+            inode,
             backend: sealblock_runtime_reactor::backend().to_string(),
             is_direct: self.is_direct(),
             is_block_device: self.block_device,
@@ -341,12 +355,29 @@ impl Medium for FileMedium {
         written.map_err(|error| MediumError::from_io("write", offset_bytes, &error))
     }
 
+    fn note_keeping(&self) -> NoteKeeping {
+        self.notes.keeping()
+    }
+
+    fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
+        const DOING: &str = "note";
+        self.check_writable(DOING, offset_bytes)?;
+        self.check(DOING, offset_bytes, bytes.len() as u64)?;
+        let noted = self.notes.write(&self.file, offset_bytes, bytes);
+        noted.map_err(|error| MediumError::from_io(DOING, offset_bytes, &error))
+    }
+
     async fn submitted(&self) {
         sealblock_runtime_reactor::submitted().await;
     }
 
     async fn sync(&self) -> Result<(), MediumError> {
-        self.file.sync_data().await.map_err(|error| MediumError::from_io("sync", 0, &error))
+        let synced = match self.notes.noted() {
+            // Only notes are in the page cache on purpose, and nobody asks for them to be durable.
+            Some(range) => self.file.sync_data_around(range).await,
+            None => self.file.sync_data().await,
+        };
+        synced.map_err(|error| MediumError::from_io("sync", 0, &error))
     }
 
     async fn drain(&self) {

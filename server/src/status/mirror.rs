@@ -162,6 +162,7 @@ mod tests {
     #[test]
     fn a_mirror_of_which_a_replica_has_lost_its_file_is_not_optimal() {
         let replica = |name: &str, is_online| ReplicaInfo {
+            id: [0; 16],
             name: name.to_owned(),
             state: ReplicaState::InSync,
             is_online,

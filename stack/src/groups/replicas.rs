@@ -15,7 +15,8 @@ use crate::error::{Cause, StackError};
 use crate::held::{Access, CloseHandle, Members, close_all, received_bytes};
 use crate::program::ReactorClock;
 use crate::remote::{is_remote, with_short_timeouts};
-use crate::target::{TargetLabel, TargetName};
+use crate::target::{GroupKind, TargetName};
+use crate::target_identity::{TargetIdentity, TargetLabel, member_of};
 
 /// What would make replicas fit.
 pub(super) const SHOWN: &str = "devices of one kind; a replica on another host is served with `--protection shown`";
@@ -40,6 +41,8 @@ pub(super) type ReplicaOpener =
 /// The device of a replica.
 pub(super) struct OpenedReplica {
     pub device: DynDevice,
+    /// What it is.
+    pub identity: TargetIdentity,
     /// The files that it lies in, as long as they are open.
     pub files: Vec<Weak<Backing>>,
     /// What is known of its bad blocks.
@@ -58,6 +61,8 @@ pub(super) struct OpenReplica {
     pub access: Access,
     opener: ReplicaOpener,
     held: RefCell<Vec<CloseHandle>>,
+    /// What it was when it was opened last, or what its name was before.
+    identity: RefCell<TargetIdentity>,
     /// The files that it lies in, as long as they are open.
     files: RefCell<Vec<Weak<Backing>>>,
     /// Its bad blocks, once it was open; what is known of a device that is away stays known.
@@ -78,14 +83,36 @@ impl OpenMirror {
         replicas: Vec<Rc<OpenReplica>>,
         opener: ReplicaOpener,
     ) -> OpenMirror {
+        let members = replicas.iter().map(|replica| replica.identity.borrow().clone()).collect();
+        let identity = TargetIdentity::Group { kind: GroupKind::Mirror.name().to_owned(), members };
+        let target = TargetLabel::new(target, identity);
         let damage = DamageView::mirror();
         replicas.iter().for_each(|replica| replica.report_to(&damage));
-        OpenMirror { mirror, replicas: RefCell::new(replicas), target: TargetLabel::new(target), opener, damage }
+        let open = OpenMirror { mirror, replicas: RefCell::new(replicas), target, opener, damage };
+        open.name_members();
+        open
     }
 
     /// The bad blocks of its replicas, on every core.
     pub fn damage(&self) -> DamageView {
         self.damage.clone()
+    }
+
+    /// What it is: its replicas.
+    pub fn identity(&self) -> TargetIdentity {
+        let members = self.members().into_iter().map(|(_, identity)| identity).collect();
+        TargetIdentity::Group { kind: GroupKind::Mirror.name().to_owned(), members }
+    }
+
+    /// Its replicas by the names that it has for them, each with what it is.
+    pub fn members(&self) -> Vec<(String, TargetIdentity)> {
+        let replicas = self.replicas.borrow();
+        replicas.iter().map(|replica| (replica.name.clone(), replica.identity.borrow().clone())).collect()
+    }
+
+    /// Has commands find it by its present replicas, too.
+    fn name_members(&self) {
+        self.target.set_members(GroupKind::Mirror, self.members());
     }
 
     /// Its state now.
@@ -144,6 +171,7 @@ impl OpenMirror {
                 let is_gone = |replica: &mut Rc<OpenReplica>| replica.is_retired.get();
                 let gone: Vec<_> = self.replicas.borrow_mut().extract_if(.., is_gone).collect();
                 gone.iter().for_each(|replica| self.forget(replica));
+                self.name_members();
             }
             Err(_) => retired.iter().for_each(|replica| replica.is_retired.set(false)),
         }
@@ -156,6 +184,7 @@ impl OpenMirror {
             Ok(()) => {
                 replica.report_to(&self.damage);
                 self.replicas.borrow_mut().push(replica);
+                self.name_members();
                 Ok(())
             }
             Err(error) => {
@@ -170,7 +199,9 @@ impl OpenMirror {
     /// # Errors
     /// Why they stay older copies.
     pub async fn accept_stale(&self, target: &TargetName) -> Result<(), StackError> {
-        let taken = self.mirror.accept_stale(&target.to_string()).await;
+        let members = self.members();
+        let name = member_of(&members, target).map_or_else(|| target.to_string(), str::to_owned);
+        let taken = self.mirror.accept_stale(&name).await;
         let blocks = taken.map_err(|error| of_member(&error).on(&self.target))?;
         tracing::info!(replica = %target, blocks, "older copies were taken for the content of their blocks");
         Ok(())
@@ -188,6 +219,7 @@ impl OpenMirror {
         self.mirror.remove(&name).await.map_err(|error| of_member(&error).on(&self.target))?;
         let gone: Vec<Rc<OpenReplica>> =
             self.replicas.borrow_mut().extract_if(.., |replica| replica.name == name).collect();
+        self.name_members();
         for replica in gone {
             self.forget(&replica);
             let _ = replica.close().await;
@@ -249,6 +281,7 @@ impl Members for OpenMirror {
 impl OpenReplica {
     /// A replica that is not open yet.
     pub fn new(target: &TargetName, access: Access, opener: &ReplicaOpener) -> Rc<OpenReplica> {
+        let identity = RefCell::new(TargetIdentity::of(target));
         let (name, target) = (target.to_string(), with_short_timeouts(target));
         Rc::new(OpenReplica {
             name,
@@ -256,6 +289,7 @@ impl OpenReplica {
             access,
             opener: Rc::clone(opener),
             held: RefCell::default(),
+            identity,
             files: RefCell::default(),
             damage: RefCell::default(),
             reports_to: RefCell::default(),
@@ -278,7 +312,8 @@ impl OpenReplica {
 
     /// Keeps what belongs to the open device, and gives the device.
     pub fn hold(&self, opened: OpenedReplica) -> DynDevice {
-        let OpenedReplica { device, files, damage, held } = opened;
+        let OpenedReplica { device, identity, files, damage, held } = opened;
+        self.identity.replace(identity);
         self.files.replace(files);
         self.damage.replace(Some(damage));
         self.held.replace(held);
