@@ -16,7 +16,7 @@ use sealblock_units::BlockSize;
 
 use crate::error::{Cause, StackError};
 use crate::failures::{of_medium, of_open, of_volume};
-use crate::held::{Access, CloseHandle, FileVolume};
+use crate::held::{Access, FileVolume};
 use crate::identity::uuid_text;
 use crate::info::TargetInfo;
 use crate::opened::OpenTarget;

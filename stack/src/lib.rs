@@ -7,8 +7,8 @@
 //! [`Program`].
 
 pub mod below;
-pub mod damage_view;
-mod device_number;
+mod damage_view;
+pub mod device_number;
 mod drive;
 mod error;
 mod failures;

@@ -152,10 +152,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if self.is_read_only || self.state.get() == VolumeState::Closed {
             return Ok(());
         }
-        if self.state.get() == VolumeState::Open {
-            if let Err(error) = self.reserved.mend(&self.medium, async || self.sync_or_fail().await).await {
-                tracing::warn!(%error, "a lost copy of the reserved area cannot be written again");
-            }
+        if self.state.get() == VolumeState::Open
+            && let Err(error) = self.reserved.mend(&self.medium, async || self.sync_or_fail().await).await
+        {
+            tracing::warn!(%error, "a lost copy of the reserved area cannot be written again");
         }
         if self.state.get() == VolumeState::Open {
             self.state.set(VolumeState::Closing);

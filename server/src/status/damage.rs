@@ -63,13 +63,13 @@ impl DamageStatus {
         let mut listed: Vec<RunOfDamage> = Vec::new();
         let mut unlisted = 0;
         for run in runs.iter().filter(|run| !run.is_made) {
-            let field = run.cause.as_str();
+            let (field, is_full) = (run.cause.as_str(), listed.len() == MAX_RUNS);
             match listed.last_mut() {
                 // No block is joined to the last run once a run was left out.
                 Some(last) if last.last + 1 == run.first && last.field == field && unlisted == 0 => {
-                    last.last = run.last
+                    last.last = run.last;
                 }
-                _ if listed.len() == MAX_RUNS => unlisted += run.bad_blocks,
+                _ if is_full => unlisted += run.bad_blocks,
                 _ => listed.push(RunOfDamage { first: run.first, last: run.last, field: field.to_owned() }),
             }
         }
