@@ -96,8 +96,10 @@ fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
     if mirror.state == MirrorState::Optimal.as_str() {
         return findings;
     }
-    let is_well =
-        |replica: &ReplicaStatus| replica.is(ReplicaState::InSync) && replica.online && replica.file_trouble.is_empty();
+    let is_well = |replica: &ReplicaStatus| {
+        let is_sound = replica.file_trouble.is_empty() && !replica.has_damage();
+        replica.is(ReplicaState::InSync) && replica.online && is_sound
+    };
     let is_ailing = |replica: &&ReplicaStatus| !is_well(replica);
     let ailing: Vec<&ReplicaStatus> = mirror.replicas.iter().filter(is_ailing).collect();
     let words = match (mirror.state.as_str(), ailing.is_empty()) {
