@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use sealblock_integrity::Field;
 use sealblock_units::{Extent, Lba};
 
 use crate::{BadBlock, Coverage, RequestKind};
@@ -69,9 +70,21 @@ impl fmt::Display for BadBlocks {
 /// The kind of an error.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ErrorKind {
-    /// Blocks do not match their tags, or are unreadable.
+    /// The device's own check found blocks that are not as they were written, or that are unreadable.
     #[error("integrity error: {0}")]
     Integrity(BadBlocks),
+    /// A good block has another tag than the asker expected ([`crate::Expectations`]): its answer, and no damage.
+    #[error("block {lba} has the {field} {actual:#x}, and the request expects {expected:#x}")]
+    Expectation {
+        /// The first block that has.
+        lba: Lba,
+        /// The first of its fields that is another.
+        field: Field,
+        /// What was expected; in bits that do not count, as found.
+        expected: u64,
+        /// What the block has.
+        actual: u64,
+    },
     /// Compared data differ.
     #[error("block {lba} differs from the data it was compared with")]
     Miscompare {
@@ -209,28 +222,35 @@ pub struct Tally {
     pub bad_blocks: Vec<BadBlock>,
     /// The coverage of all checks.
     pub coverage: Coverage,
+    /// The first expectation of the asker that was not met. Damage comes first, wherever it is.
+    pub unexpected: Option<Error>,
 }
 
 impl Tally {
-    /// Adds the bad blocks and the coverage of a check that failed.
+    /// Adds the bad blocks and the coverage of a check that failed, or keeps that an expectation was not met.
     ///
     /// # Errors
-    /// An error of another kind than [`ErrorKind::Integrity`].
+    /// An error of another kind.
     pub fn take(&mut self, error: Error) -> Result<(), Error> {
+        if matches!(error.kind(), ErrorKind::Expectation { .. }) {
+            self.unexpected.get_or_insert(error);
+            return Ok(());
+        }
         let (bad_blocks, coverage) = error.into_damage()?;
         self.bad_blocks.extend(bad_blocks);
         self.coverage.merge(coverage);
         Ok(())
     }
 
-    /// The coverage of the checks, if they found no bad block.
+    /// The coverage of the checks, if they found no bad block and everything was as expected.
     ///
     /// # Errors
-    /// The bad blocks.
+    /// The bad blocks; without any, the first expectation that was not met.
     pub fn finish(self) -> Result<Coverage, Error> {
-        match BadBlocks::new(self.bad_blocks) {
-            Some(bad_blocks) => Err(bad_blocks.with_coverage(self.coverage).into()),
-            None => Ok(self.coverage),
+        match (BadBlocks::new(self.bad_blocks), self.unexpected) {
+            (Some(bad_blocks), _) => Err(bad_blocks.with_coverage(self.coverage).into()),
+            (None, Some(unexpected)) => Err(unexpected),
+            (None, None) => Ok(self.coverage),
         }
     }
 }

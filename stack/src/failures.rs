@@ -11,6 +11,8 @@ use crate::holder::in_use;
 pub fn of_block(doing: impl Into<String>, error: &Error) -> StackError {
     let (cause, advice) = match error.kind() {
         BlockFailure::Integrity(_) => (Cause::Damaged, Some("`sealblock verify` names every damaged block")),
+        // Nothing here expects a tag; a drive answers so if tags of a write no longer match when they arrive.
+        BlockFailure::Expectation { .. } => (Cause::Io, None),
         BlockFailure::Miscompare { .. } => (Cause::Damaged, None),
         BlockFailure::Media { .. } => (Cause::Io, None),
         BlockFailure::NoSpace { .. } => (Cause::Full, Some("make room where the volume lies, then again")),

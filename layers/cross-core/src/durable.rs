@@ -75,7 +75,8 @@ fn may_have_lost_writes(error: &Error) -> bool {
         | ErrorKind::Unreachable { .. }
         | ErrorKind::NoSpace { .. }
         | ErrorKind::Integrity(_) => true,
-        ErrorKind::Miscompare { .. }
+        ErrorKind::Expectation { .. }
+        | ErrorKind::Miscompare { .. }
         | ErrorKind::Range { .. }
         | ErrorKind::Limit { .. }
         | ErrorKind::ReadOnly

@@ -6,14 +6,13 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use sealblock_block::{Abilities, Ability, Clock, Condition, Error, ErrorKind, Geometry};
-use sealblock_integrity::Checks;
-use sealblock_units::{Extent, Lba};
+use sealblock_units::Extent;
 use smallvec::SmallVec;
 
 use crate::label::ReplicaState;
 use crate::range_lock::RangeLock;
 use crate::regions::{RegionMap, Regions};
-use crate::replica::{Replica, full};
+use crate::replica::Replica;
 use crate::write_intent::{SessionPhase, WriteIntent};
 
 /// Replicas that a request goes to.
@@ -299,17 +298,6 @@ impl<C: Clock> Mirror<C> {
         self.replicas.borrow().iter().find(named).cloned()
     }
 
-    /// The checks of a request over `extent`, from block `lba` on.
-    pub(crate) fn checks_from(&self, checks: &Checks, extent: Extent, lba: Lba) -> Checks {
-        let blocks = lba.get() - extent.start().get();
-        self.geometry.protection.map_or(*checks, |format| checks.advance(blocks, format))
-    }
-
-    /// All checks of the format, from the start of an extent on.
-    pub(crate) fn full(&self, extent: Extent) -> Checks {
-        full(self.geometry.protection, extent)
-    }
-
     /// True if in-sync replicas may differ in some of these blocks although no change is in flight there.
     pub(crate) fn is_nosync(&self, extent: Extent) -> bool {
         self.write_intent.nosync.borrow().contains_any(self.map.of(extent))
@@ -453,6 +441,8 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         writable: !read_only && all(&|of| of.writable),
         // Once, in front of the mirror, and not by each replica.
         seals_writes: Ability::Absent,
+        // A bad block of one replica is read from another one, and the remains of all of them are no one block.
+        salvage: Ability::Absent,
         verify: Ability::Native,
         compare: Ability::Native,
         // Blocks must read the same on all replicas after a Discard, so the mirror zeroes them.

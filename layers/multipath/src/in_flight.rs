@@ -158,8 +158,7 @@ pub(crate) struct PathLost;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sealblock_block::Durability;
-    use sealblock_integrity::Checks;
+    use sealblock_block::{Durability, Expectations};
     use smallvec::smallvec;
 
     #[test]
@@ -218,12 +217,12 @@ mod tests {
     #[test]
     fn writes_to_the_source_of_a_late_copy_wait_too() {
         let extent = |start, blocks| Extent::from_raw(start, blocks).unwrap();
-        let copy = |source, to| Request::copy(source, to, Checks::NONE, Durability::Volatile);
+        let copy = |source, to| Request::copy(source, to, Expectations::NONE, Durability::Volatile);
         let mut late_writes = LateWrites::default();
         late_writes.add(1, 7, WriteSet::of(&copy(extent(10, 5), extent(30, 5))));
         assert!(!late_writes.permits(8, &write_set(12, 1)) && !late_writes.permits(8, &write_set(34, 1)));
         assert!(late_writes.permits(8, &write_set(20, 5)), "between them");
-        assert!(late_writes.permits(8, &WriteSet::of(&Request::read(extent(10, 5), Checks::NONE))), "reads");
+        assert!(late_writes.permits(8, &WriteSet::of(&Request::read(extent(10, 5), Expectations::NONE))), "reads");
     }
 
     #[test]

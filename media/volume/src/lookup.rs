@@ -21,8 +21,8 @@ const MAX_TAGS_TRIED: u64 = u16::MAX as u64;
 pub(crate) enum BlockLocation {
     /// Reads as zeroes and carries no tags.
     Zeroes,
-    /// The data are in this physical block, with this tuple.
-    Stored { pbn: u32, tuple: [u8; 16] },
+    /// The data are in the physical block that this map entry names, with its tuple.
+    Stored(MapEntry),
     /// The block is known to be bad without looking at its data.
     Bad(BadBlock),
     /// The map entry does not check; what is wrong may show against the data.
@@ -109,7 +109,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         match entry.kind {
             MapEntryKind::Deallocated => BlockLocation::Zeroes,
             MapEntryKind::Uncorrectable => BlockLocation::Bad(BadBlock::media(entry.lba)),
-            MapEntryKind::Stored => BlockLocation::Stored { pbn: entry.pbn, tuple: entry.tuple },
+            MapEntryKind::Stored => BlockLocation::Stored(entry),
         }
     }
 
@@ -185,16 +185,54 @@ pub(crate) fn bad_tag(lba: Lba, field: Field, expected: u64, actual: u64) -> Bad
     BadBlock::new(lba, BadBlockCause::Tag(field), Some(expected), Some(actual))
 }
 
-/// Whether these data are the ones that a map entry was made for, as well as its checks can tell.
-///
-/// This decides after a crash whether a write had reached the medium, so it takes the strongest check that the map entry
-/// has: the CRC-32C beside a 16-bit guard, or the guard itself.
-pub(crate) fn data_match(entry: &MapEntry, format: Option<PiFormat>, data: &[u8]) -> bool {
-    match format {
-        Some(format) if matches!(format.guard(), GuardKind::Crc32c | GuardKind::Crc64) => {
-            entry.guard_unverified
-                || Tuple::read(format, entry.tags(format)).guard == guard::compute(format.guard(), data)
+/// What of a map entry proves that data are those that it was made for: the strongest check that it has.
+enum Seal {
+    /// The CRC-32C beside a 16-bit guard, or in place of a tuple.
+    Crc(u32),
+    /// The guard itself.
+    Guard(GuardKind, u64),
+}
+
+impl Seal {
+    /// The seal of a map entry; none where its host wrote a guard that does not match, unchecked, and there is no CRC-32C beside it.
+    fn of(entry: &MapEntry, format: Option<PiFormat>) -> Option<Seal> {
+        match format.filter(|format| matches!(format.guard(), GuardKind::Crc32c | GuardKind::Crc64)) {
+            Some(_) if entry.guard_unverified => None,
+            Some(format) => Some(Seal::Guard(format.guard(), Tuple::read(format, entry.tags(format)).guard)),
+            None => Some(Seal::Crc(entry.data_crc())),
         }
-        _ => entry.data_crc() == guard::crc32c(data),
     }
+
+    /// What the seal is, and what it would be of these data.
+    fn compare(&self, data: &[u8]) -> (u64, u64) {
+        match *self {
+            Seal::Crc(crc) => (u64::from(crc), u64::from(guard::crc32c(data))),
+            Seal::Guard(kind, guard) => (guard, guard::compute(kind, data)),
+        }
+    }
+}
+
+/// Whether these data are the ones that a map entry was made for, as well as its checks can tell. This decides after a crash whether a
+/// write had reached the medium.
+pub(crate) fn data_match(entry: &MapEntry, format: Option<PiFormat>, data: &[u8]) -> bool {
+    Seal::of(entry, format).is_none_or(|seal| {
+        let (stored, due) = seal.compare(data);
+        stored == due
+    })
+}
+
+/// The volume's own check of a block's data; true if there was a seal to check them against.
+///
+/// # Errors
+/// The bad block. Where the tuple's guard is wrong too, its values are the ones that are told.
+pub(crate) fn check_data(entry: &MapEntry, format: Option<PiFormat>, data: &[u8]) -> Result<bool, BadBlock> {
+    let Some(seal) = Seal::of(entry, format) else { return Ok(false) };
+    let (stored, due) = seal.compare(data);
+    if stored == due {
+        return Ok(true);
+    }
+    let of_tuple =
+        format.map(|format| (Tuple::read(format, entry.tags(format)).guard, guard::compute(format.guard(), data)));
+    let (actual, expected) = of_tuple.filter(|(stored, due)| stored != due).unwrap_or((stored, due));
+    Err(bad_tag(entry.lba, Field::Guard, expected, actual))
 }

@@ -147,7 +147,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         blocks.retain(|(_, entry)| !entry.guard_unverified);
         let mut located: LocatedBlocks = place.iter().map(|_| BlockLocation::Zeroes).collect();
         for (offset, entry) in &blocks {
-            located[*offset as usize] = BlockLocation::Stored { pbn: entry.pbn, tuple: entry.tuple };
+            located[*offset as usize] = BlockLocation::Stored(*entry);
         }
         let mut bad_blocks: Vec<BadBlock> = Vec::new();
         let buffer = self.medium.buffer(place.bytes(self.geometry.block_size) as usize);

@@ -213,7 +213,7 @@ impl Device for Copies {
             return Err(ErrorKind::Absent(request.kind()).into());
         }
         self.copies.set(self.copies.get() + 1);
-        let Response::Data(data) = self.memory.execute(Request::read(source, request.checks())).await? else {
+        let Response::Data(data) = self.memory.execute(Request::read(source, request.expectations())).await? else {
             panic!("a Read is answered with data");
         };
         self.memory.execute(Request::write(request.extents.one(), data, request.durability)).await

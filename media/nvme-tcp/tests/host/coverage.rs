@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use crate::common::{fake, *};
 use sealblock_block::{
-    Abilities, Checksum, Coverage, Device, DynDevice, Error, Gate, Geometry, Outcome, Request, Response, Unchecked,
-    VerifyStats, WhyUnchecked,
+    Abilities, Checksum, Coverage, Device, DynDevice, Error, Expectations, Gate, Geometry, Outcome, Request, Response,
+    Unchecked, VerifyStats, WhyUnchecked,
 };
 use sealblock_exports_nvme_tcp::{Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::ChecksumKind;
@@ -65,8 +65,8 @@ impl Device for Copies {
 async fn reach(device: &impl Device, extent: Extent) -> Coverage {
     let mut coverages = Vec::new();
     let checks = full(device, extent);
-    let checksum = Request::checksum(extent, ChecksumKind::Crc32c, checks);
-    for operation in [Request::verify(extent, checks), checksum] {
+    let checksum = Request::checksum(extent, ChecksumKind::Crc32c, Expectations::NONE);
+    for operation in [Request::verify(extent, Expectations::NONE), checksum] {
         coverages.push(match device.execute(operation).await.map_err(Error::into_damage) {
             Ok(Response::Verified(of)) => of.coverage,
             Ok(Response::Checksum(of)) => of.coverage,

@@ -2,7 +2,8 @@
 
 use crate::common::*;
 use sealblock_block::{
-    Ability, BadBlockCause, Device, Durability, ErrorKind, Gate, Request, RequestKind, Response, VerifyStats,
+    Ability, BadBlockCause, Device, Durability, ErrorKind, Expectations, Gate, Request, RequestKind, Response,
+    VerifyStats,
 };
 use sealblock_exports_nvme_tcp::PiVisibility;
 use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType, Sealed};
@@ -192,7 +193,7 @@ fn a_copy_is_made_by_the_target_where_tags_stay_as_they_are() {
         let served = serve(&devices);
         let copy = |device: &Gate<NvmeTcpDevice>, from: Extent, to: u64| {
             let (checks, to) = (full(device, from), extent(to, from.len()));
-            let request = Request::copy(from, to, checks, Durability::Volatile);
+            let request = Request::copy(from, to, Expectations::NONE, Durability::Volatile);
             let device = device.device().clone();
             async move { device.execute(request).await }
         };

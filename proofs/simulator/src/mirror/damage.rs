@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use sealblock_block::{Device, Request};
-use sealblock_integrity::Checks;
 use sealblock_layers_mirror::MirrorError;
 use sealblock_layers_mirror::assemble::AssembleError;
 use sealblock_units::{Extent, Lba};
@@ -216,8 +215,7 @@ async fn check_repair(up: &RunningMirror, lba: Lba) -> Result<(), Stop> {
     }
     let stack = up.client.stack();
     let extent = Extent::one(lba);
-    let checks = stack.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, lba));
-    if let Err(error) = stack.execute(Request::repair(extent, checks)).await {
+    if let Err(error) = stack.execute(Request::repair(extent)).await {
         let faults = error.bad_blocks().map_or_else(Vec::new, |faults| faults.as_slice().to_vec());
         if faults.len() != 1 || faults[0].lba != lba || !faults[0].repaired {
             up.harness.find(format!("the repair of damaged block {lba} said: {error}"));
