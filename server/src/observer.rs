@@ -126,7 +126,12 @@ impl Observer for RequestObserver {
                 self.ties.failing.failed(request.kind, &by, reason);
                 tracing::error!(target, blocks, by, during, reason, "the device cannot be reached");
             }
-            // Results such as a miscompare or a tag that was not expected, and errors of the client: it gets the status, and the debug log has them.
+            ErrorKind::MayBeOlder(why) => {
+                self.ties.failing.failed(request.kind, &by, &error.kind().to_string());
+                tracing::error!(target, blocks, by, during, %why, "blocks may be older than what was written");
+            }
+            // Results such as a miscompare or a tag that was not expected, and errors of the client: it gets the status, and the debug
+            // log has them.
             ErrorKind::Expectation { .. }
             | ErrorKind::Miscompare { .. }
             | ErrorKind::ReadOnly

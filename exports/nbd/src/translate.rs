@@ -288,6 +288,7 @@ fn code(kind: &ErrorKind) -> ErrorCode {
         | ErrorKind::Expectation { .. }
         | ErrorKind::Miscompare { .. }
         | ErrorKind::Media { .. }
+        | ErrorKind::MayBeOlder(_)
         | ErrorKind::Unreachable { .. } => ErrorCode::Io,
         ErrorKind::NoSpace { .. } => ErrorCode::NoSpace,
         ErrorKind::ReadOnly => ErrorCode::NotPermitted,

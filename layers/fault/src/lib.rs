@@ -20,8 +20,8 @@ use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, Clock, Device, Error, ErrorKind, Expectations, Geometry, Operation,
     Outcome, Request, RequestKind, Response, WriteData,
 };
-use sealblock_integrity::{Checks, Sealed, Unverified};
-use sealblock_runtime_memory::Buffer;
+use sealblock_integrity::{Checks, Sealed, verify};
+use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{BlockCount, Extent, Lba};
 
 use rng::FaultRng;
@@ -122,33 +122,26 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
         if blocks.is_empty() {
             return Ok(data);
         }
-        let flipped = self.flip(extent, &data, blocks);
-        let checks = self.geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        match flipped.verify(&checks) {
-            Ok(flipped) => Ok(flipped),
-            Err(mismatches) => {
-                let mut bad: Vec<BadBlock> =
-                    mismatches.iter().map(|mismatch| BadBlock::of_mismatch(extent.start(), mismatch)).collect();
-                // Tags that their host wrote wrong are no fault of other blocks.
-                bad.retain(|bad| blocks.contains(&bad.lba.get()));
-                if bad.is_empty() {
-                    let flipped = self.flip(extent, &data, blocks);
-                    return Ok(flipped.verify(&Checks::NONE).expect("nothing is checked"));
-                }
-                Err(bad)
-            }
-        }
+        let bytes = self.flipped(extent, &data, blocks);
+        let Some(format) = self.geometry.protection else { return Ok(data.with_fault(bytes)) };
+        let mut bad: Vec<BadBlock> = Vec::new();
+        let mut note = |mismatch| bad.push(BadBlock::of_mismatch(extent.start(), &mismatch));
+        let checks = Checks::full(format, extent.start());
+        verify(format, data.size(), &bytes, &data.joined_tags(), &checks, &mut note);
+        // A tag that its host wrote wrong is no fault of another block.
+        bad.retain(|bad| blocks.contains(&bad.lba.get()));
+        if bad.is_empty() { Ok(data.with_fault(bytes)) } else { Err(bad) }
     }
 
-    /// A copy of `data` with the bad bit of each of `blocks` inverted, and with the tags it had.
-    fn flip(&self, extent: Extent, data: &Sealed, blocks: &[u64]) -> Unverified {
+    /// The bytes of `data` with the bad bit of each of `blocks` inverted.
+    fn flipped(&self, extent: Extent, data: &Sealed, blocks: &[u64]) -> Slice {
         let size = data.size().bytes();
         let mut bytes = Buffer::copy_from(&data.joined_data());
         for block in blocks {
             let at = (block - extent.start().get()) as usize * size;
             self.rng.flip(*block, &mut bytes[at..at + size]);
         }
-        Unverified::new(bytes.freeze(), data.joined_tags(), data.size(), data.format()).expect("the shape it had")
+        bytes.freeze()
     }
 
     /// Executes a request that writes, zeroes or poisons blocks: it can fail, be torn and be lost; data can also be flipped and be
@@ -162,8 +155,9 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
             if !flipped.is_empty() {
                 // Sealed before: the fault is one of data with their tags.
                 let flip = |data: WriteData| {
-                    let flipped = self.flip(extent, &data.into_sealed(), &flipped);
-                    flipped.verify(&Checks::NONE).expect("nothing is checked").into()
+                    let sealed = data.into_sealed();
+                    let bytes = self.flipped(extent, &sealed, &flipped);
+                    sealed.with_fault(bytes).into()
                 };
                 request = request.map_data(flip);
             }

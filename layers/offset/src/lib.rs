@@ -156,6 +156,7 @@ impl<D: Device> OffsetLayer<D> {
             | ErrorKind::ReadOnly
             | ErrorKind::Limit { .. }
             | ErrorKind::Absent(_)
+            | ErrorKind::MayBeOlder(_)
             | ErrorKind::Unreachable { .. } => error,
         }
     }

@@ -7,7 +7,7 @@ use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, BlockState, Checksum, Coverage, Device, ErrorKind, Expectations, Geometry,
     Limits, Operation, Outcome, Request, ReservedArea, Response, Salvaged, StatusRuns, Tally, VerifyStats, WriteData,
 };
-use sealblock_integrity::{Checks, ChecksumKind, Mismatch, PiFormat, Sealed, Tags, Unverified, verify};
+use sealblock_integrity::{Checks, ChecksumKind, Field, Mismatch, PiFormat, Sealed, Tags, Unverified, verify};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use sealblock_units::{BlockSize, Extent, Lba};
 
@@ -29,8 +29,7 @@ const IN_PLACE_BYTES: usize = 16 << 20;
 const MARK_BYTES: usize = 4096;
 /// The mark of a block that was made unreadable.
 const UNREADABLE: u8 = 1;
-/// The mark of a block whose host wrote a guard, or in Type 1 a reference tag, that is wrong, and asked for no check: its tuple proves
-/// nothing.
+/// The mark of a block whose host wrote a guard that does not match, and asked for no check: it proves nothing.
 const UNPROVEN: u8 = 2;
 
 /// A device in RAM, with or without protection information. See the crate's header.
@@ -223,13 +222,18 @@ impl MemoryDevice {
         if !unproven.is_empty() {
             tally.coverage.merge(Coverage::of(false));
         }
+        let own = self.own_checks(extent.start());
         let mut note_bad = |mismatch: Mismatch| {
             let bad = BadBlock::of_mismatch(extent.start(), &mismatch);
-            if !unproven.contains(&bad.lba) {
+            if mismatch.field != Field::Guard || !unproven.contains(&bad.lba) {
                 tally.bad_blocks.push(bad);
             }
         };
-        let wrong = verify(format, size, data, tags, &self.own_checks(extent.start()), &mut note_bad);
+        let wrong = verify(format, size, data, tags, &own, &mut note_bad);
+        if !unproven.is_empty() {
+            // Behind a guard that proves nothing, the reference tag is still to be the address.
+            verify(format, size, data, tags, &Checks { guard: false, ..own }, &mut note_bad);
+        }
         let mut note_unexpected = |mismatch: Mismatch| {
             tally.unexpected.get_or_insert_with(|| ErrorKind::unexpected(extent.start(), &mismatch).into());
         };
@@ -251,12 +255,11 @@ impl MemoryDevice {
         self.mark_unproven(&mut stored, extent, sealed);
     }
 
-    /// Marks written blocks whose tuples prove nothing: from now on, only these may have wrong guards.
+    /// Marks written blocks whose guards prove nothing: only these may have wrong ones from now on.
     fn mark_unproven(&self, stored: &mut Stored, extent: Extent, sealed: &Sealed) {
-        let Some(format) = self.geometry.protection else { return };
-        let mut start = extent.start();
+        let Some(format) = self.geometry.protection.filter(|_| !sealed.has_verified_guards()) else { return };
+        let (mut start, checks) = (extent.start(), Checks { guard: true, ..Checks::NONE });
         for segment in sealed.segments() {
-            let checks = Checks { guard: !sealed.has_verified_guards(), ..Checks::full(format, start) };
             let mut note = |mismatch: Mismatch| stored.marks.write(start.get() + mismatch.block as u64, &[UNPROVEN]);
             verify(format, self.geometry.block_size, &segment.data, &segment.tags, &checks, &mut note);
             start = Lba::new(start.get() + (segment.data.len() >> self.geometry.block_size.shift()) as u64);

@@ -185,54 +185,48 @@ pub(crate) fn bad_tag(lba: Lba, field: Field, expected: u64, actual: u64) -> Bad
     BadBlock::new(lba, BadBlockCause::Tag(field), Some(expected), Some(actual))
 }
 
-/// What of a map entry proves that data are those that it was made for: the strongest check that it has.
-enum Seal {
-    /// The CRC-32C beside a 16-bit guard, or in place of a tuple.
-    Crc(u32),
-    /// The guard itself.
-    Guard(GuardKind, u64),
-}
-
-impl Seal {
-    /// The seal of a map entry; none where its host wrote a guard that does not match, unchecked, and there is no CRC-32C beside it.
-    fn of(entry: &MapEntry, format: Option<PiFormat>) -> Option<Seal> {
-        match format.filter(|format| matches!(format.guard(), GuardKind::Crc32c | GuardKind::Crc64)) {
-            Some(_) if entry.guard_unverified => None,
-            Some(format) => Some(Seal::Guard(format.guard(), Tuple::read(format, entry.tags(format)).guard)),
-            None => Some(Seal::Crc(entry.data_crc())),
-        }
-    }
-
-    /// What the seal is, and what it would be of these data.
-    fn compare(&self, data: &[u8]) -> (u64, u64) {
-        match *self {
-            Seal::Crc(crc) => (u64::from(crc), u64::from(guard::crc32c(data))),
-            Seal::Guard(kind, guard) => (guard, guard::compute(kind, data)),
-        }
-    }
-}
-
-/// Whether these data are the ones that a map entry was made for, as well as its checks can tell. This decides after a crash whether a
-/// write had reached the medium.
+/// Whether these data are the ones that a map entry was made for, as well as its checks can tell.
+///
+/// This decides after a crash whether a write had reached the medium, so it takes the strongest check that the map entry
+/// has: the CRC-32C beside a 16-bit guard, or the guard itself.
 pub(crate) fn data_match(entry: &MapEntry, format: Option<PiFormat>, data: &[u8]) -> bool {
-    Seal::of(entry, format).is_none_or(|seal| {
-        let (stored, due) = seal.compare(data);
-        stored == due
-    })
+    match format.filter(|format| !has_data_crc(Some(*format))) {
+        Some(format) => {
+            entry.guard_unverified
+                || Tuple::read(format, entry.tags(format)).guard == guard::compute(format.guard(), data)
+        }
+        None => entry.data_crc() == guard::crc32c(data),
+    }
 }
 
-/// The volume's own check of a block's data; true if there was a seal to check them against.
+/// Whether map entries of this format have a CRC-32C of the data besides their tuple: where the guard is short or missing.
+pub(crate) fn has_data_crc(format: Option<PiFormat>) -> bool {
+    format.is_none_or(|format| matches!(format.guard(), GuardKind::Crc16 | GuardKind::IpChecksum))
+}
+
+/// The volume's own check of a stored block; true if there is a seal to check its data against. That is the guard; or, without a tuple
+/// and where its host wrote a guard that does not match, the CRC-32C beside it, which long guards leave no room for.
 ///
 /// # Errors
-/// The bad block. Where the tuple's guard is wrong too, its values are the ones that are told.
-pub(crate) fn check_data(entry: &MapEntry, format: Option<PiFormat>, data: &[u8]) -> Result<bool, BadBlock> {
-    let Some(seal) = Seal::of(entry, format) else { return Ok(false) };
-    let (stored, due) = seal.compare(data);
-    if stored == due {
-        return Ok(true);
+/// The bad block.
+pub(crate) fn check_block(entry: &MapEntry, format: Option<PiFormat>, data: &[u8]) -> Result<bool, BadBlock> {
+    let proven = format.filter(|_| !entry.guard_unverified);
+    let has_seal = proven.is_some() || has_data_crc(format);
+    let (actual, expected) = match proven {
+        Some(format) => (Tuple::read(format, entry.tags(format)).guard, guard::compute(format.guard(), data)),
+        None if has_seal => (u64::from(entry.data_crc()), u64::from(guard::crc32c(data))),
+        None => (0, 0),
+    };
+    if actual != expected {
+        return Err(bad_tag(entry.lba, Field::Guard, expected, actual));
     }
-    let of_tuple =
-        format.map(|format| (Tuple::read(format, entry.tags(format)).guard, guard::compute(format.guard(), data)));
-    let (actual, expected) = of_tuple.filter(|(stored, due)| stored != due).unwrap_or((stored, due));
-    Err(bad_tag(entry.lba, Field::Guard, expected, actual))
+    let addressed = format.filter(|format| format.protection() == ProtectionType::Type1);
+    let tuple = addressed.map(|format| (format, Tuple::read(format, entry.tags(format))));
+    match tuple.filter(|(format, tuple)| !tuple.is_escaped(*format)) {
+        Some((format, tuple)) if tuple.ref_tag != format.reference_tag(entry.lba.get(), 0) => {
+            let expected = format.reference_tag(entry.lba.get(), 0);
+            Err(bad_tag(entry.lba, Field::RefTag, expected, tuple.ref_tag))
+        }
+        _ => Ok(has_seal),
+    }
 }

@@ -12,7 +12,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{BlockCount, Extent};
 
 use crate::format::MapEntry;
-use crate::lookup::{BlockLocation, LocatedBlocks, check_data};
+use crate::lookup::{BlockLocation, LocatedBlocks, check_block};
 use crate::volume::Volume;
 
 /// Bytes of the pieces that a Verify is done in, and pieces in flight at once: together they fit in a core's near cache, so
@@ -173,8 +173,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let mut fetched = self.fetch(extent, located).await;
         let found = std::mem::take(&mut fetched.bad_blocks);
         let format = self.geometry.protection;
-        let checks = Checks { guard: true, ..*expectations.checks() };
-        let passed = format.and_then(|_| self.unverified(&fetched).verify(&checks).ok());
+        let both = format.and_then(|format| expectations.joined(&Checks::full(format, extent.start())));
+        let passed = both.and_then(|checks| self.unverified(&fetched).verify(&checks).ok());
         let passed = match passed {
             Some(blocks) if blocks.has_verified_guards() && found.is_empty() => {
                 return Ok(Checked { blocks, is_sealed: true });
@@ -213,7 +213,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             if is_told(entry) || found[..unreadable].iter().any(|bad| bad.lba == entry.lba) {
                 continue;
             }
-            match check_data(entry, self.geometry.protection, data) {
+            match check_block(entry, self.geometry.protection, data) {
                 Ok(has_seal) => is_sealed &= has_seal,
                 Err(bad) => found.push(bad),
             }

@@ -102,12 +102,8 @@ fn a_tag_that_a_host_does_not_expect_leaves_no_trace_of_damage() {
         assert_eq!(io.io(OWN, IoCommand::Write(sealed), Data::Write(extended)).await.status(), 0x282);
 
         assert_eq!((listed(&mut admin).await, media_errors(&mut admin).await), (Vec::new(), 0));
-        let tracked = GetLbaStatus {
-            start: Lba::ZERO,
-            max_bytes: 4096,
-            action: LbaStatusAction::Tracked,
-            range_blocks: 0,
-        };
+        let tracked =
+            GetLbaStatus { start: Lba::ZERO, max_bytes: 4096, action: LbaStatusAction::Tracked, range_blocks: 0 };
         let tracked = admin.call(tracked.encode(OWN), Data::Read(4096)).await.ok().data;
         assert!(LbaStatusList::decode(&tracked).unwrap().descriptors.is_empty());
         assert_eq!(state.damage().summary(8).blocks, 0);

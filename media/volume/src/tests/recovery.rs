@@ -115,7 +115,7 @@ fn a_physical_block_that_cannot_be_read_after_a_crash_is_an_unreadable_block_and
 #[test]
 fn blocks_whose_guard_a_host_made_wrong_survive_a_crash_as_they_are() {
     for guard in [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64] {
-        let format = protection(guard, ProtectionType::Type1);
+        let format = protection(guard, ProtectionType::Type3);
         let medium = created(BlockSize::B4096, 512, 64, format);
         let rig = Rig::open(&medium, false).unwrap();
         let tags = Slice::copy_from(&vec![0x11; format.unwrap().tuple_bytes()]);
