@@ -2,6 +2,7 @@
 
 use proptest::prelude::*;
 use sealblock_block::{BadBlocks, Response, VerifyStats};
+use sealblock_integrity::Field;
 
 use super::*;
 

@@ -7,11 +7,11 @@ use sealblock_exports_nvme_tcp::{Namespace, NamespaceState, PiVisibility};
 use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::{Corruption, MemoryDevice};
-use sealblock_protocols_nvme::Command;
-use sealblock_protocols_nvme::admin::{AdminOpcode, SetFeatures};
+use sealblock_protocols_nvme::admin::SetFeatures;
 use sealblock_protocols_nvme::logs::Health;
 use sealblock_protocols_nvme::nvm::{BlockCommand, GetLbaStatus, IoCommand, LbaStatusAction, LbaStatusList};
 use sealblock_protocols_nvme::nvm::{Prchk, ProtectionInfo};
+use sealblock_protocols_nvme::{AdminOpcode, Command};
 use sealblock_units::{BlockSize, Lba};
 
 use crate::common::requests::*;
