@@ -263,7 +263,7 @@ mod tests {
     #[test]
     fn a_tag_that_a_client_did_not_expect_is_neither_told_nor_counted() {
         let state = Arc::default();
-        let witness = RequestObserver::new(TargetLabel::new(&"mem:1MiB".parse().unwrap()), ReportTargets::to(&state));
+        let witness = RequestObserver::new(TargetLabel::of(&"mem:1MiB".parse().unwrap()), ReportTargets::to(&state));
         let one = sealblock_units::Extent::one(Lba::new(3));
         let info = RequestInfo { kind: RequestKind::Read, extent: Some(one) };
         let field = sealblock_integrity::Field::AppTag;

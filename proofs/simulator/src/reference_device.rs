@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use sealblock_block::{
-    Abilities, Ability, BadBlock, BadBlocks, Device, Durability, DynDevice, Error, ErrorKind, Geometry, Limits, Medium,
-    Operation, Outcome, Request, Response,
+    Abilities, Ability, BadBlock, BadBlocks, Device, Durability, DynDevice, Error, ErrorKind, Expectations, Geometry,
+    Limits, Medium, Operation, Outcome, Request, Response,
 };
 use sealblock_integrity::{Checks, Sealed, Tags, Unverified, guard};
 use sealblock_runtime_memory::Buffer;

@@ -14,7 +14,7 @@ use sealblock_block::{
 use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags, guard};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::{Config, DeviceChecks, Reactor};
-use sealblock_units::{BlockSize, Extent, Lba};
+use sealblock_units::{BlockSize, Extent};
 
 use super::device::{TaggedDevice, TaggedIo};
 use super::profile::{TagProfile, WhyNoTags};

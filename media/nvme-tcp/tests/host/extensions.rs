@@ -29,7 +29,6 @@ async fn digest(device: &impl Device, extent: Extent) -> Result<(u64, u64), Erro
 }
 
 async fn digest_of(device: &impl Device, kind: ChecksumKind, extent: Extent) -> Result<(u64, u64), Error> {
-    let checks = full(device, extent);
     match device.execute(Request::checksum(extent, kind, Expectations::NONE)).await? {
         Response::Checksum(digested) => {
             assert_eq!(digested.kind, kind);
