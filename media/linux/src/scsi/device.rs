@@ -120,8 +120,9 @@ impl<D: Device, T: Transport> ScsiDevice<D, T> {
 
     /// True if a VERIFY compares all that is expected: with its protection information, guards and the reference tags of Type 1.
     fn is_verified(&self, extent: Extent, expectations: &Expectations) -> bool {
+        let all = Checks { guard: true, initial_ref_tag: expectations.checks().initial_ref_tag, ..Checks::NONE };
         let format = self.0.ordinary.geometry().protection;
-        format.is_none_or(|format| expectations.beyond(&Checks::full(format, extent.start())).is_none())
+        expectations.beyond(&format.map_or(all, |format| Checks::full(format, extent.start()))).is_none()
     }
 
     /// Compares blocks with this data: with its first block only, where all are equal and the drive can.
