@@ -229,7 +229,10 @@ impl Label {
         if bytes.is_empty() {
             return Ok(None);
         }
-        if bytes.len() < HEAD_BYTES || !bytes.starts_with(&MAGIC) {
+        if !bytes.starts_with(&MAGIC) {
+            return Err(LabelError::Other);
+        }
+        if bytes.len() < HEAD_BYTES {
             return Err(LabelError::Damaged);
         }
         if get::<2>(bytes, AT_VERSION) != VERSION {

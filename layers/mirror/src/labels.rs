@@ -341,7 +341,12 @@ impl<C: Clock> Mirror<C> {
             pages.written[number] = 0;
         }
         if pages.epoch == 0 && !due.is_empty() {
-            pages.epoch = self.write_intent.events.get();
+            // Drawn for this stay of this device: two replicas can have the same event counts, and what one lacks is not what
+            // the other lacks.
+            pages.epoch = match self.mutation {
+                Mutation::SharedEpoch => self.write_intent.events.get(),
+                _ => self.write_intent.draw_epoch(),
+            };
         }
         due
     }

@@ -100,6 +100,8 @@ pub enum Mutation {
     CountOn,
     /// Bitmap pages count as read, without a check of their bytes.
     TrustPages,
+    /// Replicas have bitmap pages of one epoch, so that each one's pages pass for another's.
+    SharedEpoch,
     /// Overlapping changes do not wait for each other.
     Unordered,
 }

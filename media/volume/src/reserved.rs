@@ -42,6 +42,9 @@ impl ReservedAreas {
     }
 
     /// What an area holds; empty when nothing was ever written to it.
+    ///
+    /// # Errors
+    /// When a label was written and no copy of it is left: a member of a group must not look like a device that never was one.
     pub async fn read<M: Medium>(&self, medium: &M, area: ReservedArea) -> Result<Slice, Error> {
         if let ReservedArea::Bitmap { page } = area {
             let (read, bytes) = medium.read(self.bitmap_page(page)?, medium.buffer(BITMAP_PAGE_BYTES as usize)).await;
@@ -56,7 +59,7 @@ impl ReservedAreas {
         if let Some(held) = &self.held.borrow()[area.index()] {
             return Ok(held.clone());
         }
-        let (mut write_seqs, mut failed) = ([None; 4], [0; 2]);
+        let (mut write_seqs, mut failed, mut was_rewritten) = ([None; 4], [0; 2], false);
         let mut newest: Option<ReservedCopy> = None;
         for (at, offset) in [0, 1].into_iter().flat_map(|turn| self.layout.reserved_offsets(area, turn)).enumerate() {
             let room = medium.buffer(area.max_bytes() + RESERVED_HEAD_BYTES);
@@ -68,6 +71,9 @@ impl ReservedAreas {
                 let reason = format!("cannot read either copy of the reserved area: {error}");
                 return Err(ErrorKind::Media { reason }.into());
             }
+            // The place of even numbers is written from the second write on, when the first is durable: no crash leaves it the only one
+            // that holds something.
+            was_rewritten |= at < 2 && read.is_ok() && bytes.iter().any(|byte| *byte != 0);
             let found = read.ok().and_then(|()| ReservedCopy::decode(&bytes, area, self.seed));
             // A copy in the place of the other parity was misdirected or forged.
             let Some(found) = found.filter(|found| found.write_seq % 2 == at as u64 / 2) else { continue };
@@ -82,6 +88,10 @@ impl ReservedAreas {
             self.lost_copies.add(twins.iter().filter(|write_seq| write_seq.is_none()).count() as u64);
         }
         self.write_seqs[area.index()].set(Some(newest.as_ref().map_or(0, |newest| newest.write_seq)));
+        if newest.is_none() && was_rewritten && area == ReservedArea::GroupLabel {
+            let reason = "every copy of the label of a group is damaged, or another volume's".to_owned();
+            return Err(ErrorKind::Media { reason }.into());
+        }
         let held = Slice::copy_from(newest.as_ref().map_or(&[][..], |newest| &newest.bytes));
         self.held.borrow_mut()[area.index()] = Some(held.clone());
         Ok(held)
@@ -119,7 +129,11 @@ impl ReservedAreas {
         // A dropped write is still in flight, and could land on the same copy.
         medium.drain().await;
         if self.write_seqs[area.index()].get().is_none() {
-            self.load(medium, area).await?;
+            let loaded = self.load(medium, area).await;
+            // A label of which nothing is left may be replaced; one that cannot be read may be there.
+            if self.write_seqs[area.index()].get().is_none() {
+                loaded?;
+            }
         }
         let write_seq = self.write_seqs[area.index()].get().unwrap_or(0) + 1;
         let copy = ReservedCopy { write_seq, bytes: bytes.to_vec() };
