@@ -7,6 +7,7 @@
 //! [`Program`].
 
 pub mod below;
+mod claims;
 pub mod device_number;
 mod drive;
 mod error;

@@ -59,7 +59,7 @@ impl ReservedAreas {
         if let Some(held) = &self.held.borrow()[area.index()] {
             return Ok(held.clone());
         }
-        let (mut write_seqs, mut failed, mut was_rewritten) = ([None; 4], [0; 2], false);
+        let (mut write_seqs, mut failed, mut traces) = ([None; 4], [0; 2], 0);
         let mut newest: Option<ReservedCopy> = None;
         for (at, offset) in [0, 1].into_iter().flat_map(|turn| self.layout.reserved_offsets(area, turn)).enumerate() {
             let room = medium.buffer(area.max_bytes() + RESERVED_HEAD_BYTES);
@@ -71,9 +71,9 @@ impl ReservedAreas {
                 let reason = format!("cannot read either copy of the reserved area: {error}");
                 return Err(ErrorKind::Media { reason }.into());
             }
-            // The place of even numbers is written from the second write on, when the first is durable: no crash leaves it the only one
-            // that holds something.
-            was_rewritten |= at < 2 && read.is_ok() && bytes.iter().any(|byte| *byte != 0);
+            // The place of even numbers is written from the second write on, when the first is durable: no crash leaves its copies the
+            // only ones that hold something.
+            traces += usize::from(at < 2 && read.is_ok() && bytes.iter().any(|byte| *byte != 0));
             let found = read.ok().and_then(|()| ReservedCopy::decode(&bytes, area, self.seed));
             // A copy in the place of the other parity was misdirected or forged.
             let Some(found) = found.filter(|found| found.write_seq % 2 == at as u64 / 2) else { continue };
@@ -88,7 +88,7 @@ impl ReservedAreas {
             self.lost_copies.add(twins.iter().filter(|write_seq| write_seq.is_none()).count() as u64);
         }
         self.write_seqs[area.index()].set(Some(newest.as_ref().map_or(0, |newest| newest.write_seq)));
-        if newest.is_none() && was_rewritten && area == ReservedArea::GroupLabel {
+        if newest.is_none() && traces == 2 && area == ReservedArea::GroupLabel {
             let reason = "every copy of the label of a group is damaged, or another volume's".to_owned();
             return Err(ErrorKind::Media { reason }.into());
         }

@@ -76,8 +76,8 @@ fn what_a_device_holds_is_replaced_only_by_force() {
     drop(mirror);
     // A label counts like data, also on the source.
     let c = TestReplica::new("c", Some(TYPE1));
-    assert!(matches!(created(&[&a, &c], None, false), Err(ReplicaError::Labelled { .. })));
-    assert!(matches!(created(&[&c, &b], Some(1), false), Err(ReplicaError::Labelled { .. })));
+    assert!(matches!(created(&[&a, &c], None, false), Err(ReplicaError::Replicas { .. })));
+    assert!(matches!(created(&[&c, &b], Some(1), false), Err(ReplicaError::Replicas { .. })));
     let other = created(&[&c, &b], Some(1), true).unwrap();
     assert_reads(&other, extent(0, 700), 1);
     assert!(is_refused(&[&a, &b], |refusal| matches!(refusal, AssembleError::OtherMirror { replica: 1 })));

@@ -1,13 +1,13 @@
 //! Digests and the reserved area.
 
-use sealblock_block::{BadBlockCause, Checksum, Device, Error, Request, ReservedArea, Response};
+use sealblock_block::{BadBlockCause, Checksum, Device, Error, Medium, Request, ReservedArea, Response};
 use sealblock_integrity::{ChecksumKind, Field, GuardKind, ProtectionType};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::setup::{Rig, TestMedium, created, pattern, protection};
-use crate::CorruptionKind;
 use crate::format::{Layout, RESERVED_HEAD_BYTES};
+use crate::{CorruptionKind, CreateOptions, create};
 
 fn digest(rig: &Rig, kind: ChecksumKind, start: u64, blocks: u64) -> Result<Checksum, Error> {
     let extent = Extent::from_raw(start, blocks).unwrap();
@@ -169,7 +169,14 @@ fn label_copies() -> [u64; 4] {
 
 #[test]
 fn labels_of_another_volume_in_every_place_are_damage_and_not_a_device_that_never_had_one() {
-    let [own, other] = [medium(), medium()];
+    let own = medium();
+    // Of the same shape, and another one.
+    let (other, protection) =
+        (TestMedium::new(own.len_bytes(), 512), protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let uuid = *b"another identity";
+    let options =
+        CreateOptions { block_size: BlockSize::B4096, capacity_blocks: 64, protection, uuid, preallocate: false };
+    futures_executor::block_on(create(&other, &options)).unwrap();
     for (medium, text) in [(&own, b"mine"), (&other, b"hers")] {
         let rig = Rig::open(medium, false).unwrap();
         (0..2).for_each(|_| note(&rig, ReservedArea::GroupLabel, text).unwrap());
