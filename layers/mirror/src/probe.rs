@@ -151,6 +151,10 @@ pub(crate) async fn inspect(source: &ReplicaSource) -> Result<Candidate, Replica
     let (found, other) = match probe_device(device, Mutation::None).await {
         Ok(found) => (found, None),
         Err(ProbeError::Label(reason)) => (ReplicaProbe::Unlabelled { has_room: true }, Some(reason)),
+        // Nothing of the label is left: whoever means it may replace it.
+        Err(ProbeError::Device(reason)) if matches!(reason.kind(), ErrorKind::Media { .. }) => {
+            (ReplicaProbe::Unlabelled { has_room: true }, Some(LabelError::Damaged))
+        }
         Err(ProbeError::Device(reason)) => return Err(absent(reason.to_string())),
     };
     let is_written = !is_unwritten(device).await.map_err(|reason| absent(reason.to_string()))?;
@@ -185,7 +189,7 @@ impl Candidate {
             (_, Some(LabelError::Other)) if is_replaced && force => {
                 return Err(ReplicaError::OnlyCopy { replica, what: "a member of another kind of group".to_owned() });
             }
-            (_, Some(reason)) => format!("something with a label that is no mirror's: {reason}"),
+            (_, Some(reason)) => format!("a device whose label cannot be used: {reason}"),
             (..) if self.is_written && is_replaced && !force => {
                 return Err(ReplicaError::NotBlank { replica });
             }
