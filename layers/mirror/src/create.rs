@@ -8,6 +8,7 @@ use crate::error::{MirrorError, ReplicaError};
 use crate::label::{Label, MAX_REPLICAS, ReplicaState};
 use crate::lineage::Lineage;
 use crate::mirror::{Mutation, TestHooks};
+use crate::name::MirrorName;
 use crate::open::{OpenMirror, OpenOptions, new_parts, open_with_hooks, start};
 use crate::probe::{Candidate, check_same_geometry, inspect, label_text, uuid_to_text, write_label};
 use crate::regions::Regions;
@@ -21,6 +22,8 @@ const WRITTEN_ALONE_GAP: u64 = 1 << 33;
 pub struct CreateOptions {
     /// Random, drawn by the caller: the identity of the mirror, and what tells its first session from others.
     pub random: [u8; 16],
+    /// Name of the mirror. One whose creation was interrupted keeps the name that it has.
+    pub name: Option<MirrorName>,
     /// Index of the device whose content counts; needed if several hold data.
     pub from: Option<usize>,
     /// Accepts devices that hold data or a label, and replaces their content.
@@ -69,7 +72,7 @@ pub async fn create_with_hooks<C: Clock>(
         candidate.clear_label(&sources[at]).await?;
     }
     let found: Vec<ReplicaProbe> = candidates.into_iter().map(|candidate| candidate.probe).collect();
-    let parts = new_parts(sources, &found, from, &options.random, &hooks)?;
+    let parts = new_parts(sources, &found, from, (&options.random, options.name), &hooks)?;
     let opened = start(clock, parts, false);
     let mirror = &opened.mirror;
     // First the label of the replica whose content counts: the labels of the others alone would make no mirror.

@@ -249,6 +249,7 @@ impl<C: Clock> Mirror<C> {
         let replicas = self.replicas.borrow();
         Label {
             uuid: self.uuid,
+            name: self.name,
             events: self.write_intent.events.get(),
             changed: self.write_intent.changed.get(),
             is_tentative: self.write_intent.is_tentative.get(),

@@ -11,6 +11,7 @@ use crate::error::MirrorError;
 use crate::label::{Label, LabelError, MAX_REPLICAS, ReplicaRecord, ReplicaState};
 use crate::lineage::Lineage;
 use crate::mirror::{Mirror, MirrorParts, Mutation, TestHooks, abilities};
+use crate::name::MirrorName;
 use crate::probe::{ProbeError, check_fit, check_pages, check_same_geometry, default_name, probe_device};
 use crate::regions::{MAX_REGIONS, MAX_REGIONS_IN_LABEL, RegionMap, Regions};
 use crate::replica::{Replica, ReplicaSource, has_reserved_area};
@@ -76,7 +77,7 @@ pub async fn open_with_hooks<C: Clock>(
             if let Some(replica) = first_not_blank(&sources).await? {
                 return Err(assemble_error(AssembleError::NotCreated { replica }, &sources));
             }
-            new_parts(sources, &found, None, &options.random, &hooks)?
+            new_parts(sources, &found, None, (&options.random, None), &hooks)?
         }
         Assembly::Known(known) => existing_parts(sources, *known, &options.random, &hooks)?,
     };
@@ -186,7 +187,7 @@ pub(crate) fn new_parts(
     sources: Vec<ReplicaSource>,
     found: &[ReplicaProbe],
     from: Option<usize>,
-    random: &[u8; 16],
+    (random, name): (&[u8; 16], Option<MirrorName>),
     hooks: &TestHooks,
 ) -> Result<MirrorParts, MirrorError> {
     let geometry = common_geometry(&sources);
@@ -220,6 +221,7 @@ pub(crate) fn new_parts(
         geometry,
         map,
         uuid: *random,
+        name,
         replicas,
         authority: from.unwrap_or(0),
         write_intent,
@@ -267,7 +269,7 @@ fn existing_parts(
     let dirty = label.dirty.clone();
     let replicas = existing_replicas(sources, &indices, &mut label);
     mark_assumed_names(&replicas, &unused);
-    let Label { map, capacity_blocks, block_size, protection, uuid, own_index: authority, .. } = label;
+    let Label { map, capacity_blocks, block_size, protection, uuid, name, own_index: authority, .. } = label;
     let geometry = Geometry { block_size, capacity_blocks, protection, limits };
     let prior = PriorState {
         events: label.events,
@@ -281,7 +283,7 @@ fn existing_parts(
     if hooks.mutation != Mutation::CountOn {
         write_intent.skip_events_past(label.events);
     }
-    Ok(MirrorParts { geometry, map, uuid, replicas, authority, write_intent, mutation: hooks.mutation })
+    Ok(MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, mutation: hooks.mutation })
 }
 
 /// The replicas in the order of their records: given ones, and those that were not given.

@@ -12,6 +12,9 @@ use super::health::Health;
 pub struct MirrorStatus {
     /// Its identity.
     pub uuid: String,
+    /// Its name, if it has one.
+    #[serde(default)]
+    pub name: Option<String>,
     /// `optimal`, `degraded` or `failed`.
     pub state: String,
     /// Bytes of a region, the unit of `out_of_sync_bytes`.
@@ -53,6 +56,7 @@ impl MirrorStatus {
     pub fn of(mirror: &MirrorInfo) -> MirrorStatus {
         MirrorStatus {
             uuid: uuid_text(&mirror.uuid),
+            name: mirror.name.map(|name| name.to_string()),
             state: mirror.state.as_str().to_owned(),
             region_bytes: mirror.region_bytes,
             dirty_bytes: mirror.dirty_bytes,

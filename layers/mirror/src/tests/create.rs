@@ -12,7 +12,7 @@ use crate::{CreateOptions, MirrorError, ReplicaError, create};
 
 fn try_create(replicas: &[&TestReplica], from: Option<usize>, force: bool) -> Option<Result<TestMirror, ReplicaError>> {
     let sources = replicas.iter().map(|replica| replica.source()).collect();
-    let options = CreateOptions { random: random(), from, force };
+    let options = CreateOptions { random: random(), name: None, from, force };
     create(sources, StoppedClock, options).now_or_never().map(|created| created.map(|opened| opened.mirror))
 }
 
@@ -204,6 +204,26 @@ fn creating_a_mirror_of_replicas_of_others_says_what_they_are_and_keeps_the_only
     // What has the label of another kind of group is a part of it, and has no second copy.
     set_label(&stranger, b"SBSTRIPE and what follows");
     assert!(refused(&[&third, &stranger], Some(0), true).contains("another kind of group"));
+}
+
+#[test]
+fn a_name_is_on_every_label_and_stays_through_openings_and_new_replicas() {
+    let [a, b, c] = ["a", "b", "c"].map(|name| TestReplica::new(name, Some(TYPE1)));
+    let name: crate::name::MirrorName = "photos".parse().unwrap();
+    let options = CreateOptions { random: random(), name: Some(name), from: None, force: false };
+    let sources = vec![a.source(), b.source()];
+    let mirror = create(sources, StoppedClock, options).now_or_never().unwrap().unwrap().mirror;
+    assert_eq!(mirror.describe().name, Some(name));
+    close(&mirror);
+    drop(mirror);
+    let mirror = opened(&[&b, &a]);
+    mirror.add(c.source(), false).now_or_never().unwrap().unwrap();
+    resync(&mirror);
+    close(&mirror);
+    drop(mirror);
+    a.is_offline.set(true);
+    assert_eq!(opened(&[&c, &b]).describe().name, Some(name));
+    assert_eq!(pair(None).2.describe().name, None);
 }
 
 fn set_label(replica: &TestReplica, bytes: &[u8]) {
