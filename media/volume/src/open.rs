@@ -11,7 +11,7 @@ use sealblock_units::{BlockCount, BlockSize};
 use crate::block_allocator::BlockAllocator;
 use crate::block_groups::{BlockGroups, LostCopies};
 use crate::block_map::BlockMap;
-use crate::format::{Layout, Seed, Superblock};
+use crate::format::{Layout, Seed, Superblock, TAIL_BYTES};
 use crate::idle::Upkeep;
 use crate::log::Log;
 use crate::medium::OneSync;
@@ -210,14 +210,16 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
     if options.preallocate {
         medium.reserve(0, layout.medium_bytes()).await?;
     }
-    // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor find it full.
-    write_zeroes(medium, layout.log_offset(), layout.log_bytes()).await?;
+    // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor find it full. The reserved
+    // areas with it: what an earlier volume has left there would be a witness for that one.
+    write_zeroes(medium, 0, layout.log_offset() + layout.log_bytes()).await?;
+    write_zeroes(medium, layout.tail_offset(), TAIL_BYTES).await?;
     // Nothing but the group map says that nothing was written; what lies where the block map goes does not matter.
     BlockGroups::uninitialized(layout, Seed::of(&options.uuid)).create(medium).await?;
     medium.sync().await?;
     let new = Superblock::new(options.uuid, layout, options.protection);
     for write_seq in [0, 1] {
-        let superblock = Superblock { write_seq, keeps_space: options.preallocate, ..new };
+        let superblock = Superblock { write_seq, keeps_space: options.preallocate, areas_were_zeroed: true, ..new };
         superblocks::write(medium, &superblock).await?;
     }
     medium.sync().await?;

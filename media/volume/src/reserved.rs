@@ -21,6 +21,8 @@ const ALL: RangeInclusive<u64> = 0..=0;
 pub(crate) struct ReservedAreas {
     layout: Layout,
     seed: Seed,
+    /// They were zeroes when the volume was made.
+    were_zeroed: bool,
     lost_copies: LostCopies,
     turns: RangeLock,
     write_seqs: [Cell<Option<u64>>; ReservedArea::ALL.len()],
@@ -34,6 +36,7 @@ impl ReservedAreas {
         ReservedAreas {
             layout: superblock.layout,
             seed: superblock.seed(),
+            were_zeroed: superblock.areas_were_zeroed,
             lost_copies,
             turns: RangeLock::default(),
             write_seqs: Default::default(),
@@ -88,7 +91,8 @@ impl ReservedAreas {
             self.lost_copies.add(twins.iter().filter(|write_seq| write_seq.is_none()).count() as u64);
         }
         self.write_seqs[area.index()].set(Some(newest.as_ref().map_or(0, |newest| newest.write_seq)));
-        if newest.is_none() && traces == 2 && area == ReservedArea::GroupLabel {
+        // An earlier volume may have left something where that was not so.
+        if newest.is_none() && traces == 2 && self.were_zeroed && area == ReservedArea::GroupLabel {
             let reason = "every copy of the label of a group is damaged, or another volume's".to_owned();
             return Err(ErrorKind::Media { reason }.into());
         }

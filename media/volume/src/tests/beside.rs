@@ -205,6 +205,21 @@ fn labels_of_another_volume_in_every_place_are_damage_and_not_a_device_that_neve
 }
 
 #[test]
+fn what_an_earlier_volume_has_left_is_no_label_of_a_new_one() {
+    let medium = medium();
+    let rig = Rig::open(&medium, false).unwrap();
+    (0..2).for_each(|_| note(&rig, ReservedArea::GroupLabel, b"earlier").unwrap());
+    drop(rig);
+    let protection = protection(GuardKind::Crc32c, ProtectionType::Type1);
+    let uuid = *b"another identity";
+    let options =
+        CreateOptions { block_size: BlockSize::B4096, capacity_blocks: 64, protection, uuid, preallocate: false };
+    futures_executor::block_on(create(&medium, &options)).unwrap();
+    assert_eq!(noted(&Rig::open(&medium, true).unwrap(), ReservedArea::GroupLabel), b"");
+    assert!(label_copies().iter().all(|at| medium.bytes.borrow()[*at as usize..][..512].iter().all(|byte| *byte == 0)));
+}
+
+#[test]
 fn a_first_label_that_a_crash_tore_is_none() {
     let medium = medium();
     note(&Rig::open(&medium, false).unwrap(), ReservedArea::GroupLabel, b"first").unwrap();
