@@ -25,6 +25,7 @@ pub mod control {
 /// The states that are reported.
 pub mod status {
     mod assess;
+    pub mod files;
     pub mod front;
     pub mod health;
     pub mod mirror;

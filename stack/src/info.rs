@@ -1,10 +1,11 @@
 //! What a target is made of, for `info`.
 
 use std::rc::Rc;
+use std::sync::{Arc, Weak};
 
 use sealblock_integrity::PiFormat;
 use sealblock_layers_multipath::PathMonitor;
-use sealblock_media_file::FileInfo as FileDescription;
+use sealblock_media_file::{Backing, FileInfo as FileDescription, open_files};
 use sealblock_media_linux::{NvmeInfo, ScsiInfo, TagProfile};
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::ConnectionInfo as NvmeConnectionInfo;
@@ -94,6 +95,16 @@ impl TargetInfo {
     /// This and all devices under it.
     pub fn all(&self) -> Vec<&TargetInfo> {
         std::iter::once(self).chain(self.inner.iter().flat_map(TargetInfo::all)).collect()
+    }
+
+    /// The files that it lies in, of this and all devices under it, as long as they are open.
+    pub fn open_files(&self) -> Vec<Weak<Backing>> {
+        let all = self.all();
+        let is_of = |open: &&Arc<Backing>| {
+            let mut files = all.iter().filter_map(|info| info.file.as_ref());
+            files.any(|file| file.path == open.path())
+        };
+        open_files().iter().filter(is_of).map(Arc::downgrade).collect()
     }
 
     /// Lost copies of superblocks, each with the path of its volume, as text.

@@ -10,7 +10,7 @@ use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::name::MirrorName;
 use sealblock_layers_mirror::{CreateOptions, MirrorError, MirrorInfo, OpenOptions};
 
-use super::replicas::{OpenMirror, OpenReplica, ReplicaOpener, SHOWN, of_member};
+use super::replicas::{OpenMirror, OpenReplica, OpenedReplica, ReplicaOpener, SHOWN, of_member};
 use crate::error::{Cause, StackError};
 use crate::held::{Access, CloseHandle, Usage};
 use crate::identity::new_uuid;
@@ -47,18 +47,20 @@ fn not_open(replicas: &[TargetName], access: Access, opener: Opener) -> Vec<Rc<O
 /// Opens replicas by what opens targets.
 fn by(opener: Opener) -> ReplicaOpener {
     Rc::new(move |target, access| {
-        Box::pin(async move {
-            let OpenTarget { device, held, .. } = opener(&target, access, Usage::Member).await?;
-            Ok((device, held))
-        })
+        Box::pin(async move { Ok(of_replica(opener(&target, access, Usage::Member).await?).0) })
     })
+}
+
+/// An open target as the device of a replica, and what it is made of.
+fn of_replica(opened: OpenTarget) -> (OpenedReplica, TargetInfo) {
+    let OpenTarget { device, info, held, .. } = opened;
+    (OpenedReplica { device, files: info.open_files(), held }, info)
 }
 
 /// Opens a replica for the first time, and says what it is made of.
 async fn open_first(replica: &OpenReplica, opener: Opener) -> Result<(DynDevice, TargetInfo), StackError> {
-    let OpenTarget { device, info, held, .. } = opener(&replica.target, replica.access, Usage::Member).await?;
-    replica.hold(held);
-    Ok((device, info))
+    let (opened, info) = of_replica(opener(&replica.target, replica.access, Usage::Member).await?);
+    Ok((replica.hold(opened), info))
 }
 
 async fn put_together(

@@ -2,11 +2,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::{Arc, Weak};
 
 use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{Ability, Device, DynDevice, Error, Request, ReservedArea, Response};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{Mirror, MirrorError, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaSource};
+use sealblock_media_file::Backing;
 
 use crate::error::{Cause, StackError};
 use crate::held::{Access, CloseHandle, Members, close_all, received_bytes};
@@ -28,9 +30,18 @@ pub struct OpenMirror {
     opener: ReplicaOpener,
 }
 
-/// Opens the device of a replica, and says what is to close behind it.
+/// Opens the device of a replica.
 pub(super) type ReplicaOpener =
-    Rc<dyn Fn(TargetName, Access) -> LocalBoxFuture<'static, Result<(DynDevice, Vec<CloseHandle>), StackError>>>;
+    Rc<dyn Fn(TargetName, Access) -> LocalBoxFuture<'static, Result<OpenedReplica, StackError>>>;
+
+/// The device of a replica.
+pub(super) struct OpenedReplica {
+    pub device: DynDevice,
+    /// The files that it lies in, as long as they are open.
+    pub files: Vec<Weak<Backing>>,
+    /// What is to close behind it.
+    pub held: Vec<CloseHandle>,
+}
 
 /// A replica, which is reopened after each loss.
 pub(super) struct OpenReplica {
@@ -42,6 +53,8 @@ pub(super) struct OpenReplica {
     pub access: Access,
     opener: ReplicaOpener,
     held: RefCell<Vec<CloseHandle>>,
+    /// The files that it lies in, as long as they are open.
+    files: RefCell<Vec<Weak<Backing>>>,
     /// Bytes received before the last open.
     received_bytes: Cell<u64>,
     /// True while another device replaces it: it must not be reopened.
@@ -160,6 +173,13 @@ impl OpenMirror {
         Ok(())
     }
 
+    /// The files that each of its replicas lies in, by the name of the replica: those that are open now.
+    pub fn files(&self) -> Vec<(String, Vec<Arc<Backing>>)> {
+        let replicas = self.replicas.borrow();
+        let of = |replica: &Rc<OpenReplica>| replica.files.borrow().iter().filter_map(Weak::upgrade).collect();
+        replicas.iter().map(|replica| (replica.name.clone(), of(replica))).collect()
+    }
+
     /// Its name.
     pub fn target(&self) -> &TargetLabel {
         &self.target
@@ -207,6 +227,7 @@ impl OpenReplica {
             access,
             opener: Rc::clone(opener),
             held: RefCell::default(),
+            files: RefCell::default(),
             received_bytes: Cell::new(0),
             is_retired: Cell::new(false),
         })
@@ -220,14 +241,16 @@ impl OpenReplica {
     async fn open(&self) -> Result<DynDevice, StackError> {
         // The last open may still have the file or connection.
         let _ = self.close().await;
-        let (device, held) = (self.opener)(self.target.clone(), self.access).await?;
-        self.hold(held);
-        Ok(device)
+        let opened = (self.opener)(self.target.clone(), self.access).await?;
+        Ok(self.hold(opened))
     }
 
-    /// Keeps what is to close behind the open device.
-    pub fn hold(&self, held: Vec<CloseHandle>) {
+    /// Keeps what belongs to the open device, and gives the device.
+    pub fn hold(&self, opened: OpenedReplica) -> DynDevice {
+        let OpenedReplica { device, files, held } = opened;
+        self.files.replace(files);
         self.held.replace(held);
+        device
     }
 
     /// Rewrites the unchanged label of a remote replica. A server of `--as-member` accepts writes only after its label was written;

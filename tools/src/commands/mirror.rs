@@ -104,7 +104,7 @@ impl Holder {
             Holder::Server(server) => {
                 server.mirror_command("reading the state of the mirror", ControlCommand::MirrorStatus)
             }
-            Holder::Here(mirror) => Ok(MirrorStatus::of(&mirror.describe())),
+            Holder::Here(mirror) => Ok(MirrorStatus::of(mirror)),
         }
     }
 }
@@ -281,8 +281,14 @@ pub fn put(lines: &mut Lines, status: &MirrorStatus) {
     for replica in replica_texts(status) {
         lines.put("replica", replica);
     }
+    if status.nosync_bytes > 0 {
+        let bytes = ByteCount::new(status.nosync_bytes);
+        lines.put("not in sync", format_args!("{bytes}, where replicas may differ until they are reconciled"));
+    }
     if status.dirty_bytes > 0 {
-        lines.put("dirty", format_args!("{}, where replicas may differ", ByteCount::new(status.dirty_bytes)));
+        let bytes = ByteCount::new(status.dirty_bytes);
+        lines
+            .put("write intent", format_args!("{bytes} marked for changes; after a crash replicas are compared there"));
     }
 }
 
@@ -313,7 +319,8 @@ fn replica_text(replica: &ReplicaStatus) -> String {
         blocks => format!(", {blocks} older copies kept"),
     };
     let error = replica.last_error.as_ref().map_or(String::new(), |why| format!(": {why}"));
-    format!("{}: {}{out_of_sync}{offline}{repaired}{stale}{error}", replica.name, state_text(&replica.state))
+    let files: String = replica.file_trouble.iter().map(|file| format!("; {}", file.to_text())).collect();
+    format!("{}: {}{out_of_sync}{offline}{repaired}{stale}{error}{files}", replica.name, state_text(&replica.state))
 }
 
 #[cfg(test)]
@@ -333,6 +340,7 @@ mod tests {
                 repaired_blocks: u64::from(online),
                 stale_blocks: 0,
                 failures: 0,
+                file_trouble: Vec::new(),
             };
             replica_text(&status)
         };

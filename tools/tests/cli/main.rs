@@ -44,3 +44,4 @@ mod system;
 mod told;
 mod tour;
 mod verify;
+mod words;
