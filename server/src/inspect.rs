@@ -12,7 +12,6 @@ use sealblock_media_file::Backing;
 use sealblock_stack::quantity::count;
 use sealblock_stack::{OpenMirror, TargetInfo};
 
-use crate::control::protocol::canonical;
 use crate::scrub::ScrubTask;
 use crate::status::files::FileError;
 use crate::status::mirror::MirrorStatus;
@@ -39,7 +38,8 @@ pub struct InspectedDevice {
 /// The files that a device lies in.
 fn files(info: &TargetInfo) -> Vec<String> {
     let files = info.all().into_iter().filter_map(|info| info.file.as_ref());
-    files.filter_map(|file| canonical(&file.path)).collect()
+    let paths = files.filter_map(|file| file.path.canonicalize().ok());
+    paths.map(|path| path.to_string_lossy().into_owned()).collect()
 }
 
 impl InspectedDevice {

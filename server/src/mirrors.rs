@@ -38,6 +38,7 @@ pub async fn execute(mirror: &OpenMirror, command: &ControlCommand) -> Result<()
         ControlCommand::MirrorAcceptStale { replica } => mirror.accept_stale(&target(replica)?).await,
         ControlCommand::Status
         | ControlCommand::Log { .. }
+        | ControlCommand::Find
         | ControlCommand::MirrorStatus
         | ControlCommand::ScrubStatus
         | ControlCommand::ScrubStart { .. }

@@ -45,6 +45,10 @@ impl Zeroing {
 pub struct FileInfo {
     /// The path it was opened by.
     pub path: PathBuf,
+    /// `st_dev` of a file, `st_rdev` of a block device, whatever is at the path now.
+    pub device: u64,
+    /// `st_ino` of a file; 0 of a block device.
+    pub inode: u64,
     /// What carries out its operations, such as "io_uring (...)".
     pub backend: String,
     /// Whether it bypasses the page cache.
@@ -275,8 +279,14 @@ impl FileMedium {
     pub fn describe(&self) -> io::Result<FileInfo> {
         let known = kernel::statx(&self.file)?;
         let file_system = if self.block_device { None } else { Some(kernel::file_system(&self.file)?) };
+        let (device, inode) = match self.block_device {
+            true => (libc::makedev(known.stx_rdev_major, known.stx_rdev_minor), 0),
+            false => (libc::makedev(known.stx_dev_major, known.stx_dev_minor), known.stx_ino),
+        };
         Ok(FileInfo {
             path: self.path().to_owned(),
+            device,
+            inode,
             backend: sealblock_runtime_reactor::backend().to_string(),
             is_direct: self.is_direct(),
             is_block_device: self.block_device,

@@ -143,6 +143,7 @@ mod tests {
     #[test]
     fn a_mirror_of_which_a_replica_has_lost_its_file_is_not_optimal() {
         let replica = |name: &str, is_online| ReplicaInfo {
+            id: [0; 16],
             name: name.to_owned(),
             state: ReplicaState::InSync,
             is_online,
@@ -155,6 +156,7 @@ mod tests {
         };
         let mirror = |state, is_b_online| MirrorInfo {
             uuid: [1; 16],
+            name: None,
             region_bytes: 65536,
             state,
             dirty_bytes: 0,

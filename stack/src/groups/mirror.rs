@@ -47,19 +47,20 @@ fn not_open(replicas: &[TargetName], access: Access, opener: Opener) -> Vec<Rc<O
 /// Opens replicas by what opens targets.
 fn by(opener: Opener) -> ReplicaOpener {
     Rc::new(move |target, access| {
-        Box::pin(async move { Ok(of_replica(opener(&target, access, Usage::Member).await?).0) })
+        Box::pin(async move { Ok(of_replica(opener(&target, access, Usage::Member).await?, &target).0) })
     })
 }
 
 /// An open target as the device of a replica, and what it is made of.
-fn of_replica(opened: OpenTarget) -> (OpenedReplica, TargetInfo) {
+fn of_replica(opened: OpenTarget, target: &TargetName) -> (OpenedReplica, TargetInfo) {
     let OpenTarget { device, info, held, .. } = opened;
-    (OpenedReplica { device, files: info.open_files(), held }, info)
+    (OpenedReplica { device, identity: info.identity(target), files: info.open_files(), held }, info)
 }
 
 /// Opens a replica for the first time, and says what it is made of.
 async fn open_first(replica: &OpenReplica, opener: Opener) -> Result<(DynDevice, TargetInfo), StackError> {
-    let (opened, info) = of_replica(opener(&replica.target, replica.access, Usage::Member).await?);
+    let opened = opener(&replica.target, replica.access, Usage::Member).await?;
+    let (opened, info) = of_replica(opened, &replica.target);
     Ok((replica.hold(opened), info))
 }
 

@@ -13,6 +13,7 @@ mod filesystems;
 mod fs_verify;
 mod groups;
 mod hostile;
+mod identity;
 mod in_use;
 mod interrupted;
 mod log_level;
