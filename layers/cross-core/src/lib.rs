@@ -35,7 +35,7 @@ use sealblock_units::Extent;
 use channel::Link;
 use device_slot::DeviceSlot;
 
-pub use shared::{Observer, Quiesced, RequestInfo, SharedDevice};
+pub use shared::{EarlierClients, Observer, Quiesced, RequestInfo, SharedDevice};
 
 thread_local! {
     /// The links of the reactors on this thread. Opening a new one removes those that are dropped.
