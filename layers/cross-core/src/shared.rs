@@ -10,6 +10,7 @@ use sealblock_runtime_reactor::CoreLocal;
 use sealblock_units::Extent;
 
 use crate::device_slot::DeviceSlot;
+use crate::session::SessionId;
 
 /// A handle, usable on every core, of a device that belongs to one core. Clones are of the same device. The owner core drops the
 /// device when the last handle and the last attachment are dropped, or when the core stops.
@@ -25,6 +26,14 @@ pub trait Observer: Send + Sync {
 
     /// A request of this client failed, on any core. It is called before the client gets its response, so it must not block.
     fn failed(&self, client: &str, info: RequestInfo, error: &Error);
+}
+
+/// Who sends a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    pub(crate) session: SessionId,
+    /// True if the caller has locked the blocks that the request changes.
+    pub(crate) is_locked: bool,
 }
 
 /// What an [`Observer`] learns of a request.
@@ -43,7 +52,7 @@ impl RequestInfo {
 }
 
 /// The geometry and abilities of a device as of some moment.
-struct DeviceView {
+pub(crate) struct DeviceView {
     geometry: Geometry,
     abilities: Abilities,
     device: Arc<SharedDeviceState>,
@@ -69,6 +78,14 @@ impl SharedDevice {
         let slot = CoreLocal::new(DeviceSlot::new(device));
         let device = Arc::new(SharedDeviceState { slot, name, flush_errors, range_lock, observer });
         SharedDevice(Arc::new(DeviceView { geometry, abilities, device }))
+    }
+
+    pub(crate) fn of_view(view: Arc<DeviceView>) -> SharedDevice {
+        SharedDevice(view)
+    }
+
+    pub(crate) fn view(&self) -> &Arc<DeviceView> {
+        &self.0
     }
 
     /// A handle of the same device that shows the geometry and abilities of `gate`.
@@ -114,7 +131,10 @@ impl SharedDevice {
 
     /// Executes a request on the owner core, once no other client has the blocks locked that it changes. The caller may have locked
     /// them itself (`is_locked`). A failure that other clients have to learn of is recorded before this returns.
-    pub(crate) async fn execute(&self, slot: &DeviceSlot, request: Request, is_locked: bool) -> Outcome {
+    pub(crate) async fn execute(&self, slot: &DeviceSlot, request: Request, from: Origin) -> Outcome {
+        let Origin { session, is_locked } = from;
+        // Listed before it waits for its lock: a fence is behind it either way.
+        let _change = slot.changes.start(session, &request);
         let range_lock = &self.0.device.range_lock;
         let _range = match (request.changed().filter(|_| !is_locked), request.source()) {
             // Devices copy as if nobody wrote to either range meanwhile, and a Copy may be sent again.

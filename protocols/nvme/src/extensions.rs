@@ -25,6 +25,8 @@ flags! {
         COPIES = 4,
         /// Checksum of the kind CRC-32C too; means nothing without CHECKSUM.
         CHECKSUM_CRC32C = 5,
+        /// The feature End Controller, by which a host ends its lost controller and has nothing of it executed any more.
+        FENCE = 6,
     }
 }
 
@@ -69,6 +71,7 @@ impl ExtensionsLog {
     pub fn read(page: &[u8], nsid: u32) -> Extensions {
         let Some(log) = ExtensionsLog::known(page, nsid) else { return Extensions::NONE };
         let checks = Extensions::CHECKSUM | Extensions::COVERAGE | Extensions::SEALS | Extensions::COPIES;
+        let checks = checks | Extensions::FENCE;
         let has_reserved = log.reserved_bytes == ReservedArea::ALL.map(|area| area.frame_bytes() as u32);
         let has_checksum = log.extensions.contains(Extensions::CHECKSUM);
         let checks = if has_checksum { checks | Extensions::CHECKSUM_CRC32C } else { checks };
