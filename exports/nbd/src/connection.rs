@@ -113,9 +113,7 @@ impl Connection {
         let sending = pin!(self.send());
         let mut sender = Sender::new(sending);
         self.turns.run(&mut sender, self.until(Signals::DRAIN, self.receive())).await;
-        let signal = &self.registration.signal;
-        if !signal.has(Signals::DRAIN) || signal.has(Signals::ABORT) {
-            // The client is gone. A client that is drained waits for its replies.
+        if self.is_lost() {
             self.fence().await;
         }
         // Requests that were received fail with ESHUTDOWN, and requests in flight complete.
@@ -128,6 +126,14 @@ impl Connection {
         if !self.is_gone.get() {
             self.until(Signals::ABORT, lingering_close(&self.stream)).await;
         }
+    }
+
+    /// True if the client is gone without a word. One that is drained waits for its replies, and what is in flight after NBD_CMD_DISC is
+    /// handled to its end.
+    fn is_lost(&self) -> bool {
+        let signal = &self.registration.signal;
+        let is_drained = signal.has(Signals::DRAIN) && !signal.has(Signals::ABORT);
+        !is_drained && self.core.borrow().closed() != Some(Closed::Disconnected)
     }
 
     /// Ends the session: what it has in flight is not executed after newer changes.
