@@ -5,7 +5,7 @@ use std::rc::Rc;
 use sealblock_integrity::{ChecksumKind, PiFormat};
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
-use crate::{Error, ErrorKind, Operation, Outcome, Request, RequestKind, WriteData};
+use crate::{Error, ErrorKind, Freshness, Operation, Outcome, Request, RequestKind, WriteData};
 
 /// Something that stores blocks.
 ///
@@ -165,6 +165,9 @@ pub struct Abilities {
     pub seals: bool,
     /// True if the device holds copies, of which a Read checks one and a Verify all.
     pub copies: bool,
+    /// Whether it can tell what was written last: no ability, but it stands here so that a layer that passes its abilities on, or
+    /// combines those of several devices, cannot forget it. It may change while the device is open.
+    pub freshness: Freshness,
 }
 
 impl Abilities {
@@ -189,6 +192,7 @@ impl Abilities {
         offloads: false,
         seals: false,
         copies: false,
+        freshness: Freshness::Current,
     };
 
     /// A device in this process that executes everything itself and seals what it writes, except Copy, CompareAndWrite and what needs copies, holes
@@ -213,6 +217,7 @@ impl Abilities {
         offloads: false,
         seals: false,
         copies: false,
+        freshness: Freshness::Current,
     };
 
     /// How this request is executed: as [`Abilities::of`] says, but a Checksum as its own kind is computed, and a Write without tags as
@@ -283,6 +288,7 @@ impl Abilities {
             offloads: self.offloads && other.offloads,
             seals: self.seals && other.seals,
             copies: self.copies || other.copies,
+            freshness: self.freshness.and(other.freshness),
         }
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use sealblock_units::{Extent, Lba};
 
-use crate::{BadBlock, Coverage, RequestKind};
+use crate::{BadBlock, Coverage, RequestKind, WhyOlder};
 
 /// The bad blocks of one request: at least one, in ascending order, each once per member that holds a bad copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -114,6 +114,9 @@ pub enum ErrorKind {
     /// The device does not support requests of this kind.
     #[error("the device does not support {}", .0.name())]
     Absent(RequestKind),
+    /// What was written last may be missing, and whoever opened the device did not accept that.
+    #[error("blocks may be older than what was written: {0}")]
+    MayBeOlder(WhyOlder),
     /// The device is unreachable.
     #[error("the device cannot be reached: {reason}")]
     Unreachable {

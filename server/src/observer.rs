@@ -126,6 +126,10 @@ impl Observer for RequestObserver {
                 self.ties.failing.failed(request.kind, &by, reason);
                 tracing::error!(target, blocks, by, during, reason, "the device cannot be reached");
             }
+            ErrorKind::MayBeOlder(why) => {
+                self.ties.failing.failed(request.kind, &by, &error.kind().to_string());
+                tracing::error!(target, blocks, by, during, %why, "blocks may be older than what was written");
+            }
             // Results such as a miscompare, and errors of the client: it gets the status, and the debug log has them.
             ErrorKind::Miscompare { .. }
             | ErrorKind::ReadOnly

@@ -5,8 +5,10 @@ use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 /// Major and minor number of a device.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct DeviceNumber {
     /// Which driver.
     pub major: u32,

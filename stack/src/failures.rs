@@ -7,6 +7,10 @@ use sealblock_media_volume::{ResizeError, VolumeError};
 use crate::error::{Cause, StackError};
 use crate::holder::in_use;
 
+/// What to try where what was written last may be missing.
+pub(crate) const OLDER: &str =
+    "`sealblock copy` or `rescue`, which say so, to take what is there; or another copy of the data";
+
 /// A request that failed.
 pub fn of_block(doing: impl Into<String>, error: &Error) -> StackError {
     let (cause, advice) = match error.kind() {
@@ -18,6 +22,7 @@ pub fn of_block(doing: impl Into<String>, error: &Error) -> StackError {
         BlockFailure::Range { .. } => (Cause::Usage, None),
         BlockFailure::Limit { .. } => (Cause::Unsuitable, None),
         BlockFailure::Absent(_) => (Cause::Absent, None),
+        BlockFailure::MayBeOlder(_) => (Cause::Damaged, Some(OLDER)),
         BlockFailure::Unreachable { .. } => (Cause::Unreachable, None),
     };
     // The device name repeats a target of one device, and names the device of a target of several.

@@ -24,6 +24,7 @@ mod held;
 mod holder;
 pub mod identity;
 mod info;
+pub mod leaves;
 mod linux;
 mod mapped;
 mod membership;

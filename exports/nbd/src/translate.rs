@@ -293,6 +293,7 @@ fn code(kind: &ErrorKind) -> ErrorCode {
         ErrorKind::Integrity(_)
         | ErrorKind::Miscompare { .. }
         | ErrorKind::Media { .. }
+        | ErrorKind::MayBeOlder(_)
         | ErrorKind::Unreachable { .. } => ErrorCode::Io,
         ErrorKind::NoSpace { .. } => ErrorCode::NoSpace,
         ErrorKind::ReadOnly => ErrorCode::NotPermitted,

@@ -84,6 +84,7 @@ pub(crate) fn errno(kind: &ErrorKind) -> i32 {
         },
         ErrorKind::Miscompare { .. }
         | ErrorKind::Media { .. }
+        | ErrorKind::MayBeOlder(_)
         | ErrorKind::Unreachable { .. }
         | ErrorKind::ReadOnly => libc::EIO,
         ErrorKind::NoSpace { .. } => libc::ENOSPC,

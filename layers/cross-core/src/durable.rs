@@ -74,6 +74,7 @@ fn may_have_lost_writes(error: &Error) -> bool {
         ErrorKind::Media { .. }
         | ErrorKind::Unreachable { .. }
         | ErrorKind::NoSpace { .. }
+        | ErrorKind::MayBeOlder(_)
         | ErrorKind::Integrity(_) => true,
         ErrorKind::Miscompare { .. }
         | ErrorKind::Range { .. }

@@ -5,7 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use sealblock_block::{Abilities, Ability, Clock, Condition, Error, ErrorKind, Geometry};
+use sealblock_block::{Abilities, Ability, Clock, Condition, Error, ErrorKind, Freshness, Geometry};
 use sealblock_integrity::Checks;
 use sealblock_units::{Extent, Lba};
 use smallvec::SmallVec;
@@ -474,6 +474,7 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         offloads: all(&|of| of.offloads),
         seals: all(&|of| of.seals),
         copies: true,
+        freshness: devices.iter().fold(Freshness::Current, |all, of| all.and(of.freshness)),
     }
 }
 

@@ -71,7 +71,8 @@ pub(crate) fn classify(failure: &ErrorKind) -> FailureScope {
         | ErrorKind::ReadOnly
         | ErrorKind::Range { .. }
         | ErrorKind::Limit { .. }
-        | ErrorKind::Absent(_) => FailureScope::Device,
+        | ErrorKind::Absent(_)
+        | ErrorKind::MayBeOlder(_) => FailureScope::Device,
     }
 }
 

@@ -160,6 +160,7 @@ impl<D: Device> OffsetLayer<D> {
             | ErrorKind::ReadOnly
             | ErrorKind::Limit { .. }
             | ErrorKind::Absent(_)
+            | ErrorKind::MayBeOlder(_)
             | ErrorKind::Unreachable { .. } => error,
         }
     }

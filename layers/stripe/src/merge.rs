@@ -44,6 +44,7 @@ impl Merger {
                 | ErrorKind::Range { .. }
                 | ErrorKind::Limit { .. }
                 | ErrorKind::Absent(_)
+                | ErrorKind::MayBeOlder(_)
                 | ErrorKind::Unreachable { .. } => return Err(error),
             }
         }

@@ -123,11 +123,13 @@ impl Device for NvmeTcpDevice {
 
     fn abilities(&self) -> Abilities {
         let reconnecting = &self.0.io.session;
-        Abilities { writable: reconnecting.is_writable(), ..reconnecting.profile.abilities }
+        let (writable, freshness) = (reconnecting.is_writable(), reconnecting.freshness());
+        Abilities { writable, freshness, ..reconnecting.profile.abilities }
     }
 
     async fn execute(&self, request: Request) -> Outcome {
         let (io, kind) = (&self.0.io, request.kind());
+        io.session.check_fresh()?;
         let requests = Requests(io);
         let Request { operation, extents, durability } = request;
         match operation {

@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
+use sealblock_block::{Error, ErrorKind, Freshness};
 use sealblock_media_nvme::NamespaceProfile;
 use sealblock_protocols_nvme::admin::GetLogPage;
 use sealblock_protocols_nvme::features::AsynchronousEvent;
@@ -28,6 +29,7 @@ pub(crate) struct RemoteNamespace {
     pub(crate) profile: NamespaceProfile,
     pub(crate) counters: CounterCells,
     is_writable: Cell<bool>,
+    freshness: Cell<Freshness>,
     /// Counters of sessions that ended.
     past_counters: Cell<Counters>,
 }
@@ -83,7 +85,7 @@ impl Endpoint for RemoteNamespace {
     }
 
     fn session_started(reconnecting: &Rc<ReconnectingSession>, session: &Rc<Session>) {
-        reconnecting.is_writable.set(session.profile.abilities.writable);
+        reconnecting.follow(&session.profile);
         start_tasks(reconnecting, session);
     }
 
@@ -104,13 +106,35 @@ impl RemoteNamespace {
             profile: session.profile.clone(),
             counters: CounterCells::default(),
             is_writable: Cell::new(session.profile.abilities.writable),
+            freshness: Cell::new(session.profile.abilities.freshness),
             past_counters: Cell::default(),
         }
+    }
+
+    /// What the namespace says of itself now.
+    fn follow(&self, profile: &NamespaceProfile) {
+        self.is_writable.set(profile.abilities.writable);
+        self.freshness.set(profile.abilities.freshness);
     }
 
     /// True if the namespace accepts writes now.
     pub(crate) fn is_writable(&self) -> bool {
         self.is_writable.get()
+    }
+
+    /// Whether it has what was written to it last, as its target says now.
+    pub(crate) fn freshness(&self) -> Freshness {
+        self.freshness.get()
+    }
+
+    /// Fails if blocks may be older by now, and were not when it was opened: whoever reads them knows nothing of it.
+    pub(crate) fn check_fresh(&self) -> Result<(), Error> {
+        match self.freshness.get() {
+            Freshness::MayBeOlder(why) if self.profile.abilities.freshness.is_current() => {
+                Err(ErrorKind::MayBeOlder(why).into())
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -212,7 +236,7 @@ async fn check_namespace(reconnecting: &Weak<ReconnectingSession>, session: &Wea
         Ok(profile)
     });
     match profile {
-        Ok(profile) => reconnecting.is_writable.set(profile.abilities.writable),
+        Ok(profile) => reconnecting.follow(&profile),
         // The loss of the connection is handled where it ended.
         Err(error) if error.is_transient() => {}
         Err(error) => reconnecting.fail(&format!("namespace {nsid} changed: {error}")),

@@ -2,7 +2,7 @@
 //!
 //! Pure, so that tests cover every inconsistent target. Every field is checked before use.
 
-use sealblock_block::{Abilities, Ability, Geometry, Limits};
+use sealblock_block::{Abilities, Ability, Freshness, Geometry, Limits};
 use sealblock_integrity::{GuardKind, PiFormat, PiPosition, ProtectionType};
 use sealblock_protocols_nvme::extensions::{Extensions, ReservedArea};
 use sealblock_protocols_nvme::identify::{
@@ -410,6 +410,7 @@ fn abilities(pages: &IdentifyPages, pi_mode: PiMode, has_only_tuples: bool, keep
         bitmap_pages: if fits { pages.bitmap_pages } else { 0 },
         seals: pi_mode.kept().is_some() || pages.extensions.contains(Extensions::SEALS),
         copies: pages.extensions.contains(Extensions::COPIES),
+        freshness: Freshness::from_bits(pages.extensions.older()),
     }
 }
 

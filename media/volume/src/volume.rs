@@ -3,8 +3,8 @@
 use std::cell::Cell;
 
 use sealblock_block::{
-    Abilities, Ability, Clock, Condition, Device, Error, ErrorKind, Geometry, Medium, MediumError, MediumErrorKind,
-    Operation, Outcome, RangeLock, Request, Response,
+    Abilities, Ability, Clock, Condition, Device, Error, ErrorKind, Freshness, Geometry, Medium, MediumError,
+    MediumErrorKind, Operation, Outcome, RangeLock, Request, Response, WhyOlder,
 };
 use sealblock_units::{BlockCount, Lba};
 
@@ -234,6 +234,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
+    /// Whether the blocks are those that were written last.
+    pub(crate) fn freshness(&self) -> Freshness {
+        match self.log_lost {
+            0 => Freshness::Current,
+            _ => Freshness::MayBeOlder(WhyOlder::LogLost),
+        }
+    }
+
     /// Which block of its block group a block is.
     pub(crate) fn index_in_group(&self, lba: Lba) -> u32 {
         self.layout.index_in_group(lba) as u32
@@ -293,6 +301,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             offloads: false,
             seals: self.geometry.protection.is_some(),
             copies: false,
+            freshness: self.freshness(),
         }
     }
 

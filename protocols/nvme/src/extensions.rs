@@ -30,6 +30,24 @@ flags! {
     }
 }
 
+impl Extensions {
+    /// Where the bits begin that say why blocks of the namespace may be older than what was written to it.
+    const OLDER_SHIFT: u32 = 8;
+    /// All of these, known and unknown: a host takes any of them for content that may be older.
+    const OLDER: Extensions = Extensions::from_bits_retain(0xFF << Extensions::OLDER_SHIFT);
+
+    /// The same, with the bits that say why blocks of the namespace may be older; 0 where its content is current.
+    #[must_use]
+    pub fn with_older(self, bits: u8) -> Extensions {
+        self | Extensions::from_bits_retain(u32::from(bits) << Extensions::OLDER_SHIFT)
+    }
+
+    /// The bits that say why blocks of the namespace may be older; 0 where its content is current.
+    pub const fn older(self) -> u8 {
+        (self.bits() >> Extensions::OLDER_SHIFT) as u8
+    }
+}
+
 layout! {
     /// The page Extensions of one namespace.
     pub struct ExtensionsLog[64] {
@@ -75,6 +93,7 @@ impl ExtensionsLog {
         let has_reserved = log.reserved_bytes == ReservedArea::ALL.map(|area| area.frame_bytes() as u32);
         let has_checksum = log.extensions.contains(Extensions::CHECKSUM);
         let checks = if has_checksum { checks | Extensions::CHECKSUM_CRC32C } else { checks };
+        let checks = checks | Extensions::OLDER;
         let usable = if has_reserved { checks | Extensions::RESERVED } else { checks };
         Extensions::from_bits_retain(log.extensions.bits() & usable.bits())
     }
@@ -291,10 +310,12 @@ mod tests {
             page[at] ^= 1;
             assert_eq!(ExtensionsLog::bitmap_pages(&page, 3), 0, "pages of another size, byte {at}");
         }
-        let all = Extensions::from_bits_retain(0x3F);
+        let all = Extensions::from_bits_retain(0x7F);
         assert_eq!(changed(16, 0xFF), all, "later bits mean nothing yet");
         assert_eq!(changed(16, 0x20), Extensions::NONE, "a kind of a command that is not there");
         assert_eq!(changed(16, 0x21), Extensions::CHECKSUM | Extensions::CHECKSUM_CRC32C);
+        assert_eq!((changed(17, 0x81).older(), changed(18, 1).older(), changed(17, 0).older()), (0x81, 0, 0));
+        assert_eq!(Extensions::CHECKSUM.with_older(0x81), changed(17, 0x81) & !Extensions::RESERVED);
     }
 
     #[test]

@@ -83,13 +83,14 @@ fn extensions(namespace: &Namespace) -> Extensions {
     let abilities = namespace.device.abilities();
     let when = |ability, extension| if ability == Ability::Absent { Extensions::NONE } else { extension };
     let if_so = |is_so, extension| if is_so { extension } else { Extensions::NONE };
-    when(abilities.checksum, Extensions::CHECKSUM)
+    let known = when(abilities.checksum, Extensions::CHECKSUM)
         | when(abilities.checksum_crc32c, Extensions::CHECKSUM_CRC32C)
         | when(abilities.reserved, Extensions::RESERVED)
         | Extensions::COVERAGE
         | Extensions::FENCE
         | if_so(abilities.seals, Extensions::SEALS)
-        | if_so(abilities.copies, Extensions::COPIES)
+        | if_so(abilities.copies, Extensions::COPIES);
+    known.with_older(abilities.freshness.bits())
 }
 
 /// Returns the subsystem's counters since the target started. There is no sensor and no spare; fields without a source

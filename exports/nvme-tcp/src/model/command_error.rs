@@ -56,6 +56,8 @@ pub(crate) fn to_status(error_kind: &ErrorKind, kind: RequestKind) -> Status {
         ErrorKind::Range { .. } => StatusCode::LBA_OUT_OF_RANGE.status(),
         ErrorKind::Limit { .. } => StatusCode::COMMAND_SIZE_LIMIT_EXCEEDED.status().with_dnr(true),
         ErrorKind::Absent(_) => StatusCode::INVALID_OPCODE.status(),
+        // The blocks are there, and another attempt gives the same.
+        ErrorKind::MayBeOlder(_) => StatusCode::INTERNAL_ERROR.status().with_dnr(true),
         // It may have been executed, so the host must not send it again as if it had not.
         ErrorKind::Unreachable { .. } if kind == RequestKind::CompareAndWrite => {
             StatusCode::INTERNAL_ERROR.status().with_dnr(true)
