@@ -9,6 +9,7 @@
 //! server's process it is stopped (SIGSTOP) before the write and goes on after the loss, so that the first copy lies unread in its
 //! socket; without it the server should delay writes (`fault:[delay=30ms@8],v`), so that the first copy runs.
 
+#[allow(dead_code, reason = "the tests use the rest")]
 #[path = "../tests/resend/proxy.rs"]
 mod proxy;
 
