@@ -104,6 +104,7 @@ pub(crate) fn describe(
 ) -> VolumeInfo {
     VolumeInfo {
         uuid: superblock.uuid,
+        write_seq: superblock.write_seq,
         is_clean: superblock.is_clean && taken + recovered.discarded + recovered.lost == 0,
         layout: superblock.layout,
         recovered: taken,
