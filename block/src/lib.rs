@@ -36,7 +36,7 @@ pub use flush_errors::{FlushCursor, FlushErrors, FlushGroup, FlushTicket};
 pub use freshness::{Freshness, WhyOlder};
 pub use gate::{Counters, Gate};
 pub use late_writes::{LateWrites, WriteSet};
-pub use medium::{Medium, MediumError, MediumErrorKind};
+pub use medium::{Medium, MediumError, MediumErrorKind, NOTE_PAGE_BYTES, NoteKeeping};
 pub use request::{CompareAndWrite, Durability, Extents, Operation, Request, RequestKind, ReservedArea};
 pub use response::{BlockState, Checksum, Outcome, Response, StatusRun, StatusRuns, VerifyStats};
 pub use sync::{Clock, Condition, RangeGuard, RangeLock};

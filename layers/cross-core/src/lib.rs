@@ -40,7 +40,7 @@ use session::WeakRoute;
 use shared::Origin;
 
 pub use session::ClientSession;
-pub use shared::{Observer, Quiesced, RequestInfo, SharedDevice};
+pub use shared::{EarlierClients, Observer, Quiesced, RequestInfo, SharedDevice};
 
 thread_local! {
     /// The links of the reactors on this thread. Opening a new one removes those that are dropped.

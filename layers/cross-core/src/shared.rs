@@ -51,6 +51,15 @@ impl RequestInfo {
     }
 }
 
+/// While it is there, clients that come count as those of an earlier server, whose acknowledged writes may be lost.
+pub struct EarlierClients(SharedDevice);
+
+impl Drop for EarlierClients {
+    fn drop(&mut self) {
+        self.0.0.device.flush_errors.forget_earlier();
+    }
+}
+
 /// The geometry and abilities of a device as of some moment.
 pub(crate) struct DeviceView {
     geometry: Geometry,
@@ -122,6 +131,13 @@ impl SharedDevice {
     /// A new flush cursor of `client`. All cursors of a client count as one writer.
     pub fn flush_cursor(&self, client: &str) -> FlushCursor {
         self.0.device.flush_errors.join(client)
+    }
+
+    /// What an earlier server of the device had acknowledged may be lost: the first flush of each client fails once, for this reason.
+    /// Until the result is dropped, also those that come later count as clients of that server.
+    pub fn lost_earlier(&self, error: &Error) -> EarlierClients {
+        self.0.device.flush_errors.unclean_start(error);
+        EarlierClients(self.clone())
     }
 
     /// True if this is a flush cursor of this device.

@@ -13,6 +13,7 @@
 //! - `superblocks`: the three copies. `recognise`: whether a volume, or what is left of one, is there at all.
 //! - `profile`, `remains`: a volume without any of them, for reading.
 //! - `read`, `write`: requests. `commit`, `checkpoint`: the background worker. `recovery`: after a crash.
+//! - `notes`, `noting`, `noted`: what was answered outlives the process.
 //! - `corrupt`: damage on purpose, for tests.
 //!
 //! Invariants: the block map and its patches hold only durable map entries; a physical block is used again only when the map
@@ -36,6 +37,9 @@ mod map_entries;
 mod map_page;
 mod medium;
 mod memtable;
+mod noted;
+mod notes;
+mod noting;
 mod open;
 mod options;
 mod patches;
@@ -65,7 +69,7 @@ pub use recognise::{Recognised, Trace, recognise};
 pub use remains::{Remains, RemainsError, open_remains};
 pub use resize::{ResizeError, ResizeOptions, Resized, resize};
 pub use superblocks::SuperblockCopy;
-pub use volume::{Volume, VolumeInfo};
+pub use volume::{AnsweredChanges, Volume, VolumeInfo};
 pub use worker::Worker;
 
 /// The volume on a medium in memory. Crashes are the simulator's business; here is what holds without them.
@@ -79,6 +83,7 @@ mod tests {
     mod fairness;
     mod log;
     mod neighbours;
+    mod notes;
     mod recognition;
     mod recovery;
     mod remains;

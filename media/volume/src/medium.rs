@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
 
-use sealblock_block::{Medium, MediumError, MediumErrorKind, RangeLock};
+use sealblock_block::{Medium, MediumError, MediumErrorKind, NoteKeeping, RangeLock};
 use sealblock_runtime_memory::{Buffer, Slice};
 
 /// What there may be one of at a time.
@@ -59,6 +59,14 @@ impl<M: Medium> Medium for OneSync<M> {
 
     fn write(&self, offset_bytes: u64, from: Slice) -> impl Future<Output = Result<(), MediumError>> {
         self.medium.write(offset_bytes, from)
+    }
+
+    fn note_keeping(&self) -> NoteKeeping {
+        self.medium.note_keeping()
+    }
+
+    fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
+        self.medium.note(offset_bytes, bytes)
     }
 
     fn submitted(&self) -> impl Future<Output = ()> {

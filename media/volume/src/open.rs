@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use sealblock_block::{Clock, Condition, Geometry, Limits, Medium, RangeLock};
+use sealblock_block::{Clock, Condition, Error, Geometry, Limits, Medium, RangeLock};
 use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize};
@@ -11,17 +11,20 @@ use sealblock_units::{BlockCount, BlockSize};
 use crate::block_allocator::BlockAllocator;
 use crate::block_groups::{BlockGroups, LostCopies};
 use crate::block_map::BlockMap;
-use crate::format::{Layout, Seed, Superblock};
+use crate::format::{Answered, Layout, MapEntryRun, Seed, Superblock};
 use crate::idle::Upkeep;
 use crate::log::Log;
+use crate::map_entries::MapEntries;
 use crate::medium::OneSync;
 use crate::memtable::Memtable;
+use crate::noted::{self, NotedChanges};
+use crate::notes::Notes;
 use crate::options::{OpenOptions, VolumeError};
 use crate::recovery::{self, Recovered};
 use crate::reserved::ReservedAreas;
 use crate::superblocks::{self, COPIES, SuperblockCopy, SuperblockProbe};
 use crate::turns::Turns;
-use crate::volume::{Volume, VolumeInfo, VolumeState, max_transfer_blocks};
+use crate::volume::{AnsweredChanges, Volume, VolumeInfo, VolumeState, max_transfer_blocks};
 use crate::work_queue::{Checkpoints, CommitQueue};
 use crate::worker::Worker;
 
@@ -79,19 +82,51 @@ pub async fn open<M: Medium, C: Clock>(
     if !options.read_only {
         groups.repair(&medium).await?;
     }
+    let noted = noted::read(&medium, &superblock, &recovered, options).await?;
     let entries = recovered.entries.in_order();
     let taken = entries.iter().map(|run| u64::from(run.blocks)).sum();
-    let description = describe(&superblock, &recovered, taken, copies, groups.lost_copies());
-    let settled = are_all_usable && recovered.next == superblock.log_tail;
+    let mut description = describe(&superblock, &recovered, taken, copies, groups.lost_copies());
+    description.answered = noted.answered.clone();
+    let is_answered_known = superblock.is_clean || !options.keeps_answered || superblock.answered == Answered::Durable;
+    let settled = are_all_usable && recovered.next == superblock.log_tail && is_answered_known;
     let volume = Rc::new(assemble(medium, clock, superblock, options, &recovered, groups));
     if options.read_only {
-        volume.memtable.recover(recovered.entries);
-    }
-    if !options.read_only && !settled {
+        volume.memtable.recover(newest_of(&noted.entries.in_order(), &entries));
+    } else if !settled {
         // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
-        volume.checkpoint_recovered(&entries).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
+        let recovered = take_over(&volume, &entries, &noted, options.keeps_answered).await;
+        recovered.map_err(|error| VolumeError::Recovery(error.to_string()))?;
     }
     Ok(OpenVolume { worker: Worker { volume: volume.clone() }, volume, description })
+}
+
+/// Map entries of notes, and older ones of the log.
+fn newest_of(noted: &[MapEntryRun], logged: &[MapEntryRun]) -> MapEntries {
+    let mut newest = MapEntries::default();
+    noted.iter().chain(logged).for_each(|run| drop(newest.insert_older(*run)));
+    newest
+}
+
+/// Makes durable what the log and notes say: first the former, which empties the log, and then the latter, which go to the log first,
+/// as other map entries do.
+async fn take_over<M: Medium, C: Clock>(
+    volume: &Volume<M, C>,
+    logged: &[MapEntryRun],
+    noted: &NotedChanges,
+    keeps_answered: bool,
+) -> Result<(), Error> {
+    let answered = |answered| volume.superblock.set(Superblock { answered, ..volume.superblock.get() });
+    let all = if keeps_answered { Answered::Durable } else { Answered::Volatile };
+    if let Some(place) = noted.place {
+        answered(Answered::Noted(place));
+        volume.checkpoint_recovered(logged).await?;
+        let entries = noted.entries.in_order();
+        volume.commit_noted(&entries).await?;
+        answered(all);
+        return volume.checkpoint_recovered(&entries).await;
+    }
+    answered(all);
+    volume.checkpoint_recovered(logged).await
 }
 
 /// What was found when a volume was opened; `taken` blocks have map entries of the log.
@@ -112,6 +147,7 @@ pub(crate) fn describe(
         unreadable: recovered.unreadable.clone(),
         log_lost: recovered.lost,
         lost_copies,
+        answered: AnsweredChanges::AllDurable,
         superblocks: copies,
     }
 }
@@ -162,6 +198,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         turns: Turns::default(),
         upkeep: Upkeep::new(options),
         memtable: Memtable::default(),
+        notes: Notes::new(options),
         log: Log::new(&superblock, recovered.next, options.mutation),
         log_lost: recovered.lost,
         commits,

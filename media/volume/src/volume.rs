@@ -18,6 +18,7 @@ use crate::log::Log;
 use crate::map_page::MapLookup;
 use crate::medium::OneSync;
 use crate::memtable::Memtable;
+use crate::notes::Notes;
 use crate::options::Mutation;
 use crate::reserved::ReservedAreas;
 use crate::superblocks::{COPIES, SuperblockCopy};
@@ -42,6 +43,7 @@ pub struct Volume<M, C> {
     pub(crate) turns: Turns,
     pub(crate) upkeep: Upkeep,
     pub(crate) memtable: Memtable,
+    pub(crate) notes: Notes,
     pub(crate) log: Log,
     /// Sectors of the log that were lost before this opening, which is a read-only one if there are any.
     pub(crate) log_lost: u64,
@@ -97,8 +99,21 @@ pub struct VolumeInfo {
     /// Other copies of metadata that are lost: those that the opening met, and, counted on, those met since. A volume open for
     /// writing writes them anew with its next checkpoint, but for the reserved area's, whose owners do with their next write.
     pub lost_copies: LostCopies,
+    /// What is known of changes that were answered, and not durable, when the volume was last used.
+    pub answered: AnsweredChanges,
     /// The copies of the superblock, as they were found. A volume opened for writing has written lost ones anew.
     pub superblocks: [SuperblockCopy; COPIES],
+}
+
+/// What became of changes that were answered before the volume was last left, not in good order, and that were not flushed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum AnsweredChanges {
+    /// None is lost: it was closed in good order, or all are durable.
+    AllDurable,
+    /// None is lost: the process died, and notes of this many changes were all there.
+    Noted(u64),
+    /// Some may be lost; why.
+    MayBeLost(&'static str),
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
@@ -188,6 +203,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         tracing::error!(%why, "volume failed, writes disabled");
         self.commits.wanted.notify();
         self.checkpoints.wake();
+        self.notes.wake();
         self.failed()
     }
 

@@ -129,6 +129,7 @@ fn draw_shape(random: &Random, large: bool) -> VolumeProfile {
         uuid,
         idle_us: 100_000,
         seal_in_flight_bytes: 64 << 10,
+        notes_half_bytes: 1 << 20,
     }
 }
 
