@@ -13,8 +13,8 @@ use sealblock_block::{Error, ErrorKind, Outcome, Request, Response};
 use sealblock_runtime_reactor::{CoreAddress, JoinHandle, Mailbox, spawn};
 use slab::Slab;
 
+use crate::changes::SessionId;
 use crate::device_slot::DeviceSlot;
-use crate::session::{SessionId, fence};
 use crate::shared::{Origin, SharedDevice};
 
 /// A request on its way to the owner core.
@@ -264,7 +264,7 @@ async fn start_requests(end: OwnerEnd, slot: Rc<DeviceSlot>) {
                 match work {
                     OwnerWork::Execute(request) => start(&slot, end.responder(call), (request, from), cx),
                     OwnerWork::Fence => {
-                        fence(&end.device, &slot, from.session);
+                        end.device.fence(&slot, from.session);
                         end.responder(call).complete(Ok(Response::Done));
                     }
                 }

@@ -12,8 +12,8 @@ use std::rc::Rc;
 
 use sealblock_block::{Condition, DynDevice, Error, ErrorKind};
 
+use crate::changes::ChangesInFlight;
 use crate::durable::DurableRequests;
-use crate::session::ChangesInFlight;
 
 /// A device on its owner core, or why there is none.
 pub(crate) struct DeviceSlot {

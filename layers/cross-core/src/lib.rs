@@ -20,6 +20,7 @@
 //!
 //! The gate is on the owner core, in front of the device, so an attachment needs none.
 
+mod changes;
 mod channel;
 mod device_slot;
 mod durable;

@@ -12,17 +12,13 @@
 //! costs nothing.
 
 use std::cell::{Cell, RefCell};
-use std::ops::RangeInclusive;
 use std::rc::{Rc, Weak};
 use std::sync::Weak as SharedWeak;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Waker};
 
 use futures_util::future::join_all;
 use sealblock_block::{Error, ErrorKind, Operation, Request};
-use sealblock_runtime_reactor::spawn;
-use slab::Slab;
 
+use crate::changes::SessionId;
 use crate::channel::Link;
 use crate::device_slot::DeviceSlot;
 use crate::shared::{DeviceView, SharedDevice};
@@ -33,10 +29,6 @@ pub struct ClientSession {
     has_ended: Cell<bool>,
     fences: RefCell<Vec<FencedDevice>>,
 }
-
-/// Identifies a session; unique in this process.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct SessionId(u64);
 
 /// A device of a session, which does not keep it.
 struct FencedDevice {
@@ -52,9 +44,7 @@ pub(crate) enum WeakRoute {
 impl ClientSession {
     /// A session that has sent nothing yet.
     pub fn begin() -> Rc<ClientSession> {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let id = SessionId(NEXT.fetch_add(1, Ordering::Relaxed));
-        Rc::new(ClientSession { id, has_ended: Cell::new(false), fences: RefCell::default() })
+        Rc::new(ClientSession { id: SessionId::new(), has_ended: Cell::new(false), fences: RefCell::default() })
     }
 
     pub(crate) fn id(&self) -> SessionId {
@@ -78,7 +68,7 @@ impl ClientSession {
         for FencedDevice { device, route } in self.fences.take() {
             let Some(device) = device.upgrade().map(SharedDevice::of_view) else { continue };
             match route {
-                WeakRoute::Local(slot) => slot.upgrade().into_iter().for_each(|slot| fence(&device, &slot, self.id)),
+                WeakRoute::Local(slot) => slot.upgrade().into_iter().for_each(|slot| device.fence(&slot, self.id)),
                 WeakRoute::Remote(link) => remote.extend(link.upgrade()),
             }
         }
@@ -91,57 +81,6 @@ impl ClientSession {
         match self.has_ended.get() && changes() {
             true => Err(ErrorKind::Unreachable { reason: "the session of its client has ended".to_owned() }.into()),
             false => Ok(()),
-        }
-    }
-}
-
-/// The changes in flight on a device's owner core that did not complete at once.
-#[derive(Default)]
-pub(crate) struct ChangesInFlight(RefCell<Slab<Change>>);
-
-struct Change {
-    session: SessionId,
-    blocks: RangeInclusive<u64>,
-    source: Option<RangeInclusive<u64>>,
-}
-
-/// Removes a change from those in flight when dropped.
-pub(crate) struct ChangeGuard<'a> {
-    changes: &'a ChangesInFlight,
-    key: usize,
-}
-
-impl ChangesInFlight {
-    /// Adds a request that is about to wait for its lock; `None` for one that changes no blocks.
-    pub(crate) fn start(&self, session: SessionId, request: &Request) -> Option<ChangeGuard<'_>> {
-        let blocks = request.changed()?;
-        let source = request.source().map(|source| source.start().get()..=source.last().get());
-        let key = self.0.borrow_mut().insert(Change { session, blocks, source });
-        Some(ChangeGuard { changes: self, key })
-    }
-
-    /// The blocks of a session's changes.
-    fn of(&self, session: SessionId) -> Vec<RangeInclusive<u64>> {
-        let changes = self.0.borrow();
-        let own = changes.iter().map(|(_, change)| change).filter(|change| change.session == session);
-        own.flat_map(|change| std::iter::once(&change.blocks).chain(&change.source)).cloned().collect()
-    }
-}
-
-impl Drop for ChangeGuard<'_> {
-    fn drop(&mut self) {
-        self.changes.0.borrow_mut().remove(self.key);
-    }
-}
-
-/// Fences what this session has in flight, on the device's owner core.
-pub(crate) fn fence(device: &SharedDevice, slot: &DeviceSlot, session: SessionId) {
-    for blocks in slot.changes.of(session) {
-        let device = device.clone();
-        let mut fence = Box::pin(async move { drop(device.state().range_lock.lock(blocks).await) });
-        // The first poll gives it its place in the order of locks.
-        if fence.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            drop(spawn(fence));
         }
     }
 }

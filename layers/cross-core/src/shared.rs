@@ -2,15 +2,16 @@
 
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Waker};
 
 use sealblock_block::{
     Abilities, Device, DynDevice, Error, FlushCursor, FlushErrors, Geometry, Outcome, RangeLock, Request, RequestKind,
 };
-use sealblock_runtime_reactor::CoreLocal;
+use sealblock_runtime_reactor::{CoreLocal, spawn};
 use sealblock_units::Extent;
 
+use crate::changes::SessionId;
 use crate::device_slot::DeviceSlot;
-use crate::session::SessionId;
 
 /// A handle, usable on every core, of a device that belongs to one core. Clones are of the same device. The owner core drops the
 /// device when the last handle and the last attachment are dropped, or when the core stops.
@@ -197,6 +198,18 @@ impl SharedDevice {
         let outcome = gate.try_execute(request)?;
         slot.durable.start(&self.0.device.flush_errors).complete(&outcome);
         Some(outcome)
+    }
+
+    /// Fences what a session has in flight on the owner core: later changes of its blocks wait until each has ended.
+    pub(crate) fn fence(&self, slot: &DeviceSlot, session: SessionId) {
+        for blocks in slot.changes.of(session) {
+            let device = self.clone();
+            let mut fence = Box::pin(async move { drop(device.0.device.range_lock.lock(blocks).await) });
+            // The first poll gives it its place in the order of locks.
+            if fence.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+                drop(spawn(fence));
+            }
+        }
     }
 
     /// Its geometry in front of its gate.
