@@ -2,10 +2,10 @@
 
 use sealblock_block::{Error, ErrorKind as BlockFailure, MediumError, MediumErrorKind};
 use sealblock_media_file::OpenError;
-use sealblock_media_volume::{ResizeError, VolumeError};
+use sealblock_media_volume::{IdentityError, ResizeError, VolumeError};
 
 use crate::error::{Cause, StackError};
-use crate::holder::in_use;
+use crate::holder::{in_use, in_use_below};
 
 /// What to try where what was written last may be missing.
 pub(crate) const OLDER: &str =
@@ -36,6 +36,17 @@ pub fn of_block(doing: impl Into<String>, error: &Error) -> StackError {
 pub fn of_open(doing: &str, error: &OpenError) -> StackError {
     match error {
         OpenError::InUse { path } => in_use(doing, path),
+        OpenError::Shared { path, below } => in_use_below(doing, path, below),
+        OpenError::Mounted { path, device, at } => {
+            let at = at.display();
+            StackError::new(
+                Cause::Refused,
+                doing,
+                format!("it has the same bytes as {device}, which is mounted at {at}"),
+            )
+            .on(path.display())
+            .advise(format!("`umount {at}`"))
+        }
         OpenError::Kind { path, kind } => StackError::new(Cause::Unsuitable, doing, format!("it is {kind}"))
             .on(path.display())
             .advise("the path of a file or a block device"),
@@ -65,6 +76,11 @@ pub fn of_volume(doing: &str, error: &VolumeError) -> StackError {
         VolumeError::Superblock(_) | VolumeError::Sector { .. } => StackError::new(Cause::Unsuitable, doing, error),
         VolumeError::Truncated { .. } => StackError::new(Cause::Unsuitable, doing, error)
             .advise("`sealblock rescue VOLUME TO` copies out what is left of it"),
+        VolumeError::Identity(IdentityError::Foreign { .. }) => StackError::new(Cause::Damaged, doing, error)
+            .advise("`sealblock rescue VOLUME TO` finds what is left of it without them"),
+        VolumeError::Identity(_) => StackError::new(Cause::Damaged, doing, error).advise(
+            "`sealblock rescue --identity UUID VOLUME TO` takes it for that volume and copies out what verifies",
+        ),
         VolumeError::LogDamaged { .. } => StackError::new(Cause::Damaged, doing, error).advise(
             "`sealblock rescue VOLUME TO` copies out all that verifies; `copy` and `verify` read the volume as it is",
         ),

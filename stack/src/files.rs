@@ -10,13 +10,15 @@ use std::time::{Duration, Instant};
 use sealblock_block::Medium;
 use sealblock_media_file::{FileMedium, OpenError, Options, RawDevice};
 use sealblock_media_volume::{
-    Hints, OpenOptions, Recognised, Remains, RemainsError, VolumeInfo, open_remains, recognise,
+    Hints, OpenOptions, Recognised, Remains, RemainsError, Standing, VolumeInfo, open_remains, recognise,
 };
 use sealblock_units::BlockSize;
 
+use crate::claims::{Conflict, claim};
 use crate::error::{Cause, StackError};
 use crate::failures::{of_medium, of_open, of_volume};
 use crate::held::{Access, CloseHandle, FileVolume};
+use crate::identity::uuid_text;
 use crate::info::TargetInfo;
 use crate::opened::OpenTarget;
 use crate::program::ReactorClock;
@@ -71,20 +73,33 @@ const LOCK_TIMEOUT: Duration = Duration::from_millis(2500);
 /// The delay before a retry.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Opens a file or block device, waiting a moment for one that is in use.
+/// Opens a file or block device, waiting a moment for one that is in use. One that is opened for writing is alone on its bytes, whatever it
+/// is called; see `claims`.
 ///
 /// After a kill the kernel keeps the files and locks of a process until its io_uring requests in flight have ended, for some time
 /// after the process is gone. A restart at once must not fail for that.
 pub async fn open_medium(path: &Path, options: Options) -> Result<FileMedium, OpenError> {
     let since = Instant::now();
     loop {
-        match FileMedium::open(path, options) {
-            Err(OpenError::InUse { .. }) if since.elapsed() < LOCK_TIMEOUT => {
+        match open_alone(path, options) {
+            Err(OpenError::InUse { .. } | OpenError::Shared { .. }) if since.elapsed() < LOCK_TIMEOUT => {
                 sealblock_runtime_reactor::sleep(PAUSE).await
             }
             opened => return opened,
         }
     }
+}
+
+fn open_alone(path: &Path, options: Options) -> Result<FileMedium, OpenError> {
+    let mut medium = FileMedium::open(path, options)?;
+    if !medium.is_read_only() {
+        let claimed = claim(path).map_err(|conflict| match conflict {
+            Conflict::Writer(below) => OpenError::Shared { path: path.to_owned(), below },
+            Conflict::Mount { device, at } => OpenError::Mounted { path: path.to_owned(), device, at },
+        });
+        medium.keep(claimed?);
+    }
+    Ok(medium)
 }
 
 pub(crate) async fn medium_of(path: &Path, access: Access) -> Result<FileMedium, StackError> {
@@ -114,13 +129,17 @@ pub async fn open_again(target: &TargetName, medium: Rc<FileMedium>, access: Acc
     volume_as(target, medium, &path, access).await
 }
 
-/// Opens the volume at a path for reading, also if its medium was truncated.
+/// Opens the volume at a path for reading, also if its medium was truncated; as the volume with this identity, if one is given.
 ///
 /// # Errors
 /// When there is none, or it cannot be opened.
-pub async fn open_truncated(target: &TargetName, path: &Path) -> Result<OpenTarget, StackError> {
+pub async fn open_truncated(
+    target: &TargetName,
+    path: &Path,
+    identity: Option<[u8; 16]>,
+) -> Result<OpenTarget, StackError> {
     let medium = medium_of(path, Access::Read).await?;
-    let options = OpenOptions { truncated: true, ..options(&medium, Access::Read) };
+    let options = OpenOptions { truncated: true, identity, ..options(&medium, Access::Read) };
     Ok(whole(target, volume_on(Rc::new(medium), path, &options).await?))
 }
 
@@ -235,6 +254,13 @@ async fn volume_on(medium: Rc<FileMedium>, path: &Path, options: &OpenOptions) -
             "{path}: {} of the log lost; blocks written last may be older than what was written",
             count(sectors, "sector")
         );
+    }
+    for (place, records) in opened.description.lost_copies.foreign() {
+        tracing::warn!("{}: {} of another volume in {place}", path.display(), count(records, "record"));
+    }
+    if opened.description.standing != Standing::Certain {
+        let (path, uuid) = (path.display(), uuid_text(&opened.description.uuid));
+        tracing::warn!("{path}: that this is volume {uuid} is not proven; what nothing proves reads as damage");
     }
     for lba in &opened.description.unreadable {
         tracing::warn!("{}: block {lba} was written before a crash and cannot be read", path.display());

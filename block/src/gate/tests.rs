@@ -34,11 +34,11 @@ fn failure(outcome: Outcome) -> ErrorKind {
 }
 
 fn read(start: u64, blocks: u64) -> Request {
-    Request::read(extent(start, blocks), full(start))
+    Request::read(extent(start, blocks), Expectations::NONE)
 }
 
 fn verify(start: u64, blocks: u64) -> Request {
-    Request::verify(extent(start, blocks), full(start))
+    Request::verify(extent(start, blocks), Expectations::NONE)
 }
 
 fn zero(start: u64, blocks: u64) -> Request {

@@ -9,10 +9,9 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::FuturesUnordered;
-use sealblock_block::{Clock, Device, Expectations, Request};
+use sealblock_block::{Clock, Device, Expectations, Request, WriteSet};
 use sealblock_units::Extent;
 
-use crate::in_flight::WriteSet;
 use crate::shared::{FailedPath, MultipathState, check_reopened_geometry};
 
 /// Checks of the requests in flight per request timeout.

@@ -4,7 +4,7 @@
 //! be another vendor's, where the same opcode may mean anything.
 
 use sealblock_block::{
-    Checksum, Coverage, Error, ErrorKind, Expectations, Outcome, RequestKind, ReservedArea, Response, Tally,
+    Checksum, Coverage, Error, ErrorKind, Expectations, Outcome, RequestKind, ReservedArea, Response, Tally, WriteSet,
 };
 use sealblock_integrity::{ChecksumKind, Sealed};
 use sealblock_media_nvme::requests::Requests;
@@ -131,7 +131,11 @@ impl Io {
             offered(session, Extensions::RESERVED, kind)?;
             Ok((command, data()))
         };
-        let completed = self.execute_admin(build).await?;
+        let changed = match kind {
+            RequestKind::WriteReserved => WriteSet::reserved_area(),
+            _ => WriteSet::default(),
+        };
+        let completed = self.execute_admin(changed, build).await?;
         match completed.status().is_success() {
             true => Ok(completed),
             false => Err(self.failed(kind, None, &completed)),

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use sealblock_block::{Clock, Error, Medium, MediumError};
 
-use crate::format::{Generations, MapEntryRun, Superblock};
+use crate::format::{Answered, Generations, MapEntryRun, Superblock};
 use crate::options::Mutation;
 use crate::superblocks;
 use crate::volume::Volume;
@@ -64,8 +64,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             target = self.log.take_applied();
         }
         let initialized_groups = self.block_map.groups.initialized_count();
-        self.change_superblock(|before| Superblock { is_clean: clean, log_tail: target, initialized_groups, ..before })
-            .await?;
+        self.change_superblock(|before| {
+            let answered = if clean { Answered::Volatile } else { before.answered };
+            Superblock { is_clean: clean, log_tail: target, initialized_groups, answered, ..before }
+        })
+        .await?;
         self.log.tail.set(target);
         self.block_map.patches.end();
         Ok(())
@@ -133,12 +136,18 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Says in the superblock, before the first map entry goes to the log, that the log is not empty any more; and before the first
     /// map entry of a block that was made unreadable that there may be such: programs that do not know these then refuse the volume.
     pub(crate) async fn mark_log_in_use(&self) -> Result<(), Error> {
+        let answered = if self.notes.are_needless() { Answered::Volatile } else { self.superblock.get().answered };
+        self.mark_answered(answered).await
+    }
+
+    /// The same, and what is known of changes that are answered.
+    pub(crate) async fn mark_answered(&self, answered: Answered) -> Result<(), Error> {
         let before = self.superblock.get();
         let uncorrectable = before.uncorrectable || self.commits.uncorrectable.get();
-        if !before.is_clean && uncorrectable == before.uncorrectable {
+        if !before.is_clean && uncorrectable == before.uncorrectable && answered == before.answered {
             return Ok(());
         }
-        self.change_superblock(|before| Superblock { is_clean: false, uncorrectable, ..before }).await
+        self.change_superblock(|before| Superblock { is_clean: false, uncorrectable, answered, ..before }).await
     }
 
     /// Writes the next superblock; durable in the end.

@@ -9,15 +9,17 @@ use sealblock_block::{
 use sealblock_units::{BlockCount, Lba};
 
 use crate::block_allocator::BlockAllocator;
-use crate::block_groups::LostCopies;
 use crate::block_map::BlockMap;
 use crate::format::{BlockGroup, Layout, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed, Superblock};
 use crate::free_map::{FreeMap, Loader};
+use crate::identity::Standing;
 use crate::idle::Upkeep;
 use crate::log::Log;
+use crate::lost_copies::LostCopies;
 use crate::map_page::MapLookup;
 use crate::medium::OneSync;
 use crate::memtable::Memtable;
+use crate::notes::Notes;
 use crate::options::Mutation;
 use crate::reserved::ReservedAreas;
 use crate::superblocks::{COPIES, SuperblockCopy};
@@ -42,6 +44,7 @@ pub struct Volume<M, C> {
     pub(crate) turns: Turns,
     pub(crate) upkeep: Upkeep,
     pub(crate) memtable: Memtable,
+    pub(crate) notes: Notes,
     pub(crate) log: Log,
     /// Sectors of the log that were lost before this opening, which is a read-only one if there are any.
     pub(crate) log_lost: u64,
@@ -97,8 +100,23 @@ pub struct VolumeInfo {
     /// Other copies of metadata that are lost: those that the opening met, and, counted on, those met since. A volume open for
     /// writing writes them anew with its next checkpoint, but for the reserved area's, whose owners do with their next write.
     pub lost_copies: LostCopies,
+    /// How it was found out whose the medium is.
+    pub standing: Standing,
+    /// What is known of changes that were answered, and not durable, when the volume was last used.
+    pub answered: AnsweredChanges,
     /// The copies of the superblock, as they were found. A volume opened for writing has written lost ones anew.
     pub superblocks: [SuperblockCopy; COPIES],
+}
+
+/// What became of changes that were answered before the volume was last left, not in good order, and that were not flushed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum AnsweredChanges {
+    /// None is lost: it was closed in good order, or all are durable.
+    AllDurable,
+    /// None is lost: the process died, and notes of this many changes were all there.
+    Noted(u64),
+    /// Some may be lost; why.
+    MayBeLost(&'static str),
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
@@ -188,6 +206,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         tracing::error!(%why, "volume failed, writes disabled");
         self.commits.wanted.notify();
         self.checkpoints.wake();
+        self.notes.wake();
         self.failed()
     }
 
@@ -238,8 +257,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Whether the blocks are those that were written last.
     pub(crate) fn freshness(&self) -> Freshness {
-        match self.log_lost {
-            0 => Freshness::Current,
+        match (self.log_lost, self.block_map.groups.lost_copies().newer_pages()) {
+            (0, 0) => Freshness::Current,
+            (0, _) => Freshness::MayBeOlder(WhyOlder::RolledBack),
             _ => Freshness::MayBeOlder(WhyOlder::LogLost),
         }
     }

@@ -141,6 +141,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     async fn close(&self) {
         let volume = &*self.volume;
         volume.medium.drain().await;
+        volume.drop_notes();
         if !volume.keeps_free_space.get() {
             volume.punch_all(|| true).await;
         }
@@ -163,6 +164,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         volume.commits.begin()(outcome);
         volume.changed.notify();
         volume.allocator.freed.notify();
+        volume.notes.wake();
     }
 
     /// Waits until there is something to do.

@@ -1,7 +1,7 @@
 //! Superblocks and the log of a volume.
 
 use sealblock_media_volume::format::{
-    Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, SUPERBLOCK_BYTES, Seed, Superblock,
+    Answered, Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, SUPERBLOCK_BYTES, Seed, Superblock,
 };
 use sealblock_units::{BlockSize, Lba};
 
@@ -36,8 +36,10 @@ pub fn try_superblock(input: &[u8]) {
         is_clean: true,
         uncorrectable,
         keeps_space: false,
+        areas_were_zeroed: write_seq & 1 == 1,
         log_tail: 5,
         initialized_groups,
+        answered: Answered::Durable,
     };
     let mut bytes = superblock.encode();
     assert_eq!(Superblock::decode(&bytes), Ok(superblock));

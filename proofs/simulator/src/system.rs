@@ -6,9 +6,11 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::time::Duration;
 
-use sealblock_block::DynDevice;
+use sealblock_block::{DynDevice, ReservedArea};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
-use sealblock_media_volume::format::{Layout, LogSector, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Seed, Superblock};
+use sealblock_media_volume::format::{
+    Layout, LogSector, RESERVED_HEAD_BYTES, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Seed, Superblock,
+};
 use sealblock_media_volume::{CreateOptions, Mutation, OpenOptions, ResizeError, ResizeOptions, create, open, resize};
 use sealblock_units::BlockSize;
 
@@ -34,6 +36,8 @@ pub struct VolumeProfile {
     pub idle_us: u64,
     /// Bytes from which on a write is sealed while it is in flight.
     pub seal_in_flight_bytes: u64,
+    /// Bytes of a half of the place for notes, at most.
+    pub notes_half_bytes: u32,
     /// Identity of the device.
     pub uuid: [u8; 16],
 }
@@ -65,8 +69,22 @@ impl VolumeProfile {
             protection: draw_format(random),
             cache_bytes,
             seal_in_flight_bytes,
+            notes_half_bytes: 1 << 20,
             uuid,
         }
+    }
+
+    /// Now and then with room for notes, which small ones have not: beside a longest write.
+    pub fn with_notes(self, workload: Workload, random: &Random) -> VolumeProfile {
+        let notes_half_bytes = *random.pick(&[4096, 8192, 1 << 20]);
+        if matches!(workload, Workload::Zones | Workload::Wide | Workload::Laps) || random.chance(50) {
+            return VolumeProfile { notes_half_bytes, ..self };
+        }
+        let capacity_blocks = match self.block_size {
+            BlockSize::B512 => random.between(2_100, 2_400),
+            BlockSize::B4096 => random.between(300, 700),
+        };
+        VolumeProfile { notes_half_bytes, capacity_blocks, ..self }
     }
 }
 
@@ -136,6 +154,11 @@ pub trait System {
         true
     }
 
+    /// Whether everything that was answered is there after the program was killed.
+    fn survives_kills(&self) -> bool {
+        false
+    }
+
     /// How many of a hundred syncs the disk only pretends to do. For tests of the tests.
     fn lie_percent(&self) -> u64 {
         0
@@ -196,6 +219,15 @@ fn layout_on(profile: &VolumeProfile, image: &Image) -> Layout {
     newest.map_or_else(|| layout_of(profile), |superblock| superblock.layout)
 }
 
+/// The sectors of each copy of the label of a group on a volume, in the order of the places.
+pub(crate) fn label_copies(profile: &VolumeProfile, image: &Image) -> [Range<u64>; 4] {
+    let layout = layout_on(profile, image);
+    let sector = u64::from(layout.sector_bytes());
+    let [even, odd] = [0, 1].map(|turn| layout.reserved_offsets(ReservedArea::GroupLabel, turn));
+    let length = (ReservedArea::GroupLabel.max_bytes() + RESERVED_HEAD_BYTES) as u64 / sector;
+    [even[0], even[1], odd[0], odd[1]].map(|at| at / sector..at / sector + length)
+}
+
 /// The sectors of a volume's log.
 fn log_of(layout: &Layout) -> Range<u64> {
     let sector = u64::from(layout.sector_bytes());
@@ -208,6 +240,10 @@ impl System for Volumes {
     }
 
     fn resizes(&self) -> bool {
+        true
+    }
+
+    fn survives_kills(&self) -> bool {
         true
     }
 
@@ -285,12 +321,14 @@ impl System for Volumes {
 
     fn open(&self, disk: SimDisk, executor: Executor, profile: VolumeProfile, read_only: bool) -> BoxedWork<Session> {
         let idle_after = Duration::from_micros(profile.idle_us);
-        let (mutation, VolumeProfile { cache_bytes, seal_in_flight_bytes, .. }) = (self.mutation, profile);
+        let VolumeProfile { cache_bytes, seal_in_flight_bytes, notes_half_bytes, .. } = profile;
+        let mutation = self.mutation;
         let options = OpenOptions {
             read_only,
             cache_bytes,
             idle_after,
             seal_in_flight_bytes,
+            notes_half_bytes,
             mutation,
             ..OpenOptions::default()
         };

@@ -20,7 +20,7 @@ pub enum SystemUnderTest {
     Walk(MirrorMutation),
 }
 
-const OF_VOLUMES: [(&str, VolumeMutation); 26] = [
+const OF_VOLUMES: [(&str, VolumeMutation); 31] = [
     ("none", VolumeMutation::None),
     ("skip-sync", VolumeMutation::SkipSync),
     ("late-tags", VolumeMutation::LateTags),
@@ -47,6 +47,11 @@ const OF_VOLUMES: [(&str, VolumeMutation); 26] = [
     ("tail-earlier", VolumeMutation::TailEarlier),
     ("cut-mapped", VolumeMutation::CutMapped),
     ("keep-bits", VolumeMutation::KeepBits),
+    ("note-late", VolumeMutation::NoteLate),
+    ("note-early", VolumeMutation::NoteEarly),
+    ("base-behind", VolumeMutation::BaseBehind),
+    ("half-early", VolumeMutation::HalfEarly),
+    ("trust-notes", VolumeMutation::TrustNotes),
 ];
 
 const OF_MIRRORS: [(&str, MirrorMutation); 19] = [

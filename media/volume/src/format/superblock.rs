@@ -6,7 +6,9 @@
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_units::BlockSize;
 
-use super::{Layout, LayoutError, MAX_COUNT, MAX_SEGMENTS, Seed, crc32c, get, put};
+use super::{
+    Layout, LayoutError, LogPosition, MAX_COUNT, MAX_SEGMENTS, NOTE_PAGE_BYTES, NOTES_PER_PAGE, Seed, crc32c, get, put,
+};
 
 /// Bytes of a superblock: the smallest sector, which is written whole or not at all.
 pub const SUPERBLOCK_BYTES: usize = 512;
@@ -38,10 +40,60 @@ const AT_GROUPS_OFFSET: usize = 80;
 const AT_GROUP_STRIDE: usize = 88;
 const AT_LOG_TAIL: usize = 96;
 const AT_KEEPS_SPACE: usize = 60;
+const AT_MARKS: usize = 61;
 const AT_INITIALIZED_GROUPS: usize = 104;
 const AT_CREATED: usize = 112;
 const AT_SEGMENTS: usize = 120;
+const AT_NOTES_OFFSET: usize = 248;
+const AT_NOTES_HALF: usize = 256;
+const AT_ANSWERED: usize = 260;
+const AT_NOTES_RUN: usize = 264;
+const AT_NOTES_NEWEST: usize = 272;
+const AT_NOTES_FLOOR: usize = 280;
+const AT_NOTES_COUNTED: usize = 290;
+const AT_NOTES_BOOT: usize = 296;
 const AT_CHECKSUM: usize = 508;
+/// Marks: the reserved areas were zeroed. Programs that do not know it leave it out with the next superblock that they write.
+const MARK_ZEROED_AREAS: u64 = 2;
+/// Whatever is answered is durable, or noted. Programs that know neither leave this 0.
+const ANSWERED_DURABLE: u64 = 1;
+const ANSWERED_NOTED: u64 = 2;
+
+/// What is known of changes that were answered while the log is in use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Answered {
+    /// Some may be nowhere but in the memory of the program.
+    #[default]
+    Volatile,
+    /// All are durable.
+    Durable,
+    /// All are noted, in this place.
+    Noted(NotesPlace),
+}
+
+/// Where notes are: two halves of the same length, one behind the other, in physical blocks that are free.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NotesPlace {
+    /// Where the first half begins on the medium, in bytes.
+    pub offset: u64,
+    /// Bytes of a half, in whole pages.
+    pub half_bytes: u32,
+    /// The opening that they are of: the `write_seq` of the first superblock that named this place.
+    pub run: u64,
+    /// The boot of the machine that they are of.
+    pub boot: [u8; 16],
+    /// Set while recovery makes them durable, when the log that they were compared with is in the block map already.
+    pub counted: Option<CountedNotes>,
+}
+
+/// Which notes recovery has decided to count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CountedNotes {
+    /// Those that have this base, or a later one.
+    pub floor: LogPosition,
+    /// The order of the newest.
+    pub newest: u64,
+}
 
 /// What a superblock says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,10 +112,14 @@ pub struct Superblock {
     pub uncorrectable: bool,
     /// The space of the volume was taken when it was made, and free physical blocks keep it.
     pub keeps_space: bool,
+    /// The reserved areas were zeroes when the volume was made: something that is there now was written since.
+    pub areas_were_zeroed: bool,
     /// Sequence number of the first log sector whose map entries are not all in the block map.
     pub log_tail: u64,
     /// So many block groups were initialized at least when it was written: a group map that knows fewer is an old one.
     pub initialized_groups: u64,
+    /// What is known of changes that were answered. Nothing that is impossible makes a superblock none.
+    pub answered: Answered,
 }
 
 /// Why these bytes are no superblock that can be used.
@@ -111,8 +167,10 @@ impl Superblock {
             is_clean: true,
             uncorrectable: false,
             keeps_space: false,
+            areas_were_zeroed: false,
             log_tail: 0,
             initialized_groups: 0,
+            answered: Answered::Volatile,
         }
     }
 
@@ -162,6 +220,7 @@ impl Superblock {
         put::<1>(&mut bytes, AT_STORAGE_TAG, storage_tag);
         put::<1>(&mut bytes, AT_CLEAN, u64::from(self.is_clean));
         put::<1>(&mut bytes, AT_KEEPS_SPACE, u64::from(self.keeps_space));
+        put::<1>(&mut bytes, AT_MARKS, if self.areas_were_zeroed { MARK_ZEROED_AREAS } else { 0 });
         put::<8>(&mut bytes, AT_LOG_SECTORS, self.layout.log_sectors());
         put::<8>(&mut bytes, AT_GROUP_BLOCKS, self.layout.group_blocks());
         put::<8>(&mut bytes, AT_GROUPS_OFFSET, self.layout.groups_offset());
@@ -172,6 +231,23 @@ impl Superblock {
             put::<8>(&mut bytes, AT_CREATED, self.layout.created_blocks());
             for (number, segment) in self.layout.segments().iter().enumerate() {
                 put::<8>(&mut bytes, AT_SEGMENTS + number * 8, segment.blocks);
+            }
+        }
+        match self.answered {
+            Answered::Volatile => {}
+            Answered::Durable => put::<4>(&mut bytes, AT_ANSWERED, ANSWERED_DURABLE),
+            Answered::Noted(place) => {
+                put::<8>(&mut bytes, AT_NOTES_OFFSET, place.offset);
+                put::<4>(&mut bytes, AT_NOTES_HALF, u64::from(place.half_bytes));
+                put::<4>(&mut bytes, AT_ANSWERED, ANSWERED_NOTED);
+                put::<8>(&mut bytes, AT_NOTES_RUN, place.run);
+                bytes[AT_NOTES_BOOT..AT_NOTES_BOOT + 16].copy_from_slice(&place.boot);
+                if let Some(CountedNotes { floor, newest }) = place.counted {
+                    put::<8>(&mut bytes, AT_NOTES_NEWEST, newest);
+                    put::<8>(&mut bytes, AT_NOTES_FLOOR, floor.0);
+                    put::<2>(&mut bytes, AT_NOTES_FLOOR + 8, u64::from(floor.1));
+                    put::<1>(&mut bytes, AT_NOTES_COUNTED, 1);
+                }
             }
         }
         let checksum = crc32c(&bytes[..AT_CHECKSUM]);
@@ -227,9 +303,60 @@ impl Superblock {
             is_clean: clean,
             uncorrectable,
             keeps_space,
+            areas_were_zeroed: get::<1>(bytes, AT_MARKS) & MARK_ZEROED_AREAS != 0,
             log_tail,
             initialized_groups,
+            answered: decode_answered(bytes, &layout),
         })
+    }
+}
+
+/// A place that cannot be one says that something may be lost, and nothing worse.
+fn decode_answered(bytes: &[u8], layout: &Layout) -> Answered {
+    let mut boot = [0; 16];
+    boot.copy_from_slice(&bytes[AT_NOTES_BOOT..AT_NOTES_BOOT + 16]);
+    let place = NotesPlace {
+        boot,
+        offset: get::<8>(bytes, AT_NOTES_OFFSET),
+        half_bytes: get::<4>(bytes, AT_NOTES_HALF) as u32,
+        run: get::<8>(bytes, AT_NOTES_RUN),
+        counted: (get::<1>(bytes, AT_NOTES_COUNTED) == 1).then(|| CountedNotes {
+            floor: (get::<8>(bytes, AT_NOTES_FLOOR), get::<2>(bytes, AT_NOTES_FLOOR + 8) as u16),
+            newest: get::<8>(bytes, AT_NOTES_NEWEST),
+        }),
+    };
+    match get::<4>(bytes, AT_ANSWERED) {
+        ANSWERED_DURABLE => Answered::Durable,
+        ANSWERED_NOTED if place.fits(layout) => Answered::Noted(place),
+        _ => Answered::Volatile,
+    }
+}
+
+impl NotesPlace {
+    /// Bytes of a half at most: 256 pages.
+    pub const HALF_BYTES_MAX: u32 = 1 << 20;
+
+    /// Bytes of both halves.
+    pub fn bytes(&self) -> u64 {
+        2 * u64::from(self.half_bytes)
+    }
+
+    /// Whether a volume that lies like this can have it: whole pages, within the block groups, and not more than its log has room for.
+    fn fits(&self, layout: &Layout) -> bool {
+        let page = NOTE_PAGE_BYTES as u64;
+        let is_whole = self.offset.is_multiple_of(page) && u64::from(self.half_bytes).is_multiple_of(page);
+        let is_possible = self.half_bytes > 0 && self.half_bytes <= NotesPlace::half_bytes_max(layout);
+        let end = self.offset.checked_add(self.bytes());
+        let within = self.offset >= layout.groups_offset() && end.is_some_and(|end| end <= layout.medium_bytes());
+        is_whole && is_possible && within
+    }
+
+    /// Bytes of a half at most in a volume that lies like this: a commit has room for two log entries of each note.
+    pub fn half_bytes_max(layout: &Layout) -> u32 {
+        // A commit takes a quarter of the log, but for what its first sector repeats.
+        let quarter = layout.log_sectors() / 4 * layout.log_sector_entries() - 8;
+        let pages = quarter / 2 / NOTES_PER_PAGE as u64;
+        u32::try_from(pages * NOTE_PAGE_BYTES as u64).unwrap_or(u32::MAX).min(NotesPlace::HALF_BYTES_MAX)
     }
 }
 
@@ -312,7 +439,7 @@ mod tests {
         let layout = Layout::new(BlockSize::B4096, 512, 1000).unwrap();
         let protection = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1);
         let new = Superblock::new([7; 16], layout, Some(protection));
-        Superblock { write_seq, keeps_space: true, log_tail: 12, initialized_groups: 1, ..new }
+        Superblock { write_seq, keeps_space: true, areas_were_zeroed: true, log_tail: 12, initialized_groups: 1, ..new }
     }
 
     /// `bytes` with `value` at `at` and the checksum made right again.
