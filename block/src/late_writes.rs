@@ -101,7 +101,7 @@ impl LateWrites {
 
 #[cfg(test)]
 mod tests {
-    use sealblock_integrity::Checks;
+    use crate::Expectations;
     use sealblock_runtime_memory::Slice;
     use smallvec::smallvec;
 

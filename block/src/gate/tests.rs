@@ -34,11 +34,11 @@ fn failure(outcome: Outcome) -> ErrorKind {
 }
 
 fn read(start: u64, blocks: u64) -> Request {
-    Request::read(extent(start, blocks), Expectations::NONE)
+    Request::read(extent(start, blocks), full(start))
 }
 
 fn verify(start: u64, blocks: u64) -> Request {
-    Request::verify(extent(start, blocks), Expectations::NONE)
+    Request::verify(extent(start, blocks), full(start))
 }
 
 fn zero(start: u64, blocks: u64) -> Request {

@@ -11,7 +11,7 @@ use crate::{
 };
 
 fn checksum_of(gate: &Gate<FakeDevice>, kind: ChecksumKind, start: u64, blocks: u64) -> Result<Checksum, Error> {
-    match run(gate.execute(Request::checksum(extent(start, blocks), kind, Expectations::NONE)))? {
+    match run(gate.execute(Request::checksum(extent(start, blocks), kind, full(start))))? {
         Response::Checksum(checksum) => Ok(checksum),
         other => panic!("no checksum but {other:?}"),
     }
