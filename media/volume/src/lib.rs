@@ -8,9 +8,9 @@
 //! checksum.
 //!
 //! - [`mod@format`]: the bytes, pure.
-//! - `block_allocator`: which physical blocks are free. `block_groups`, `block_map`, `map_page`: map entries on the medium. `patches`: durable and not there yet.
+//! - `block_allocator`: which physical blocks are free. `block_groups`, `block_map`, `map_page`: map entries on the medium. `lost_copies`: what of it was found lost. `patches`: durable and not there yet.
 //!   `memtable`: not durable yet.
-//! - `superblocks`: the three copies. `recognise`: whether a volume, or what is left of one, is there at all.
+//! - `identity`: whose the medium is. `superblocks`: the three copies. `recognise`: whether a volume, or what is left of one, is there at all.
 //! - `profile`, `remains`: a volume without any of them, for reading.
 //! - `read`, `write`: requests. `commit`, `checkpoint`: the background worker. `recovery`: after a crash.
 //! - `notes`, `noting`, `noted`: what was answered outlives the process.
@@ -30,9 +30,11 @@ mod corrupt;
 pub mod format;
 mod free_map;
 mod gather;
+mod identity;
 mod idle;
 mod log;
 mod lookup;
+mod lost_copies;
 mod map_entries;
 mod map_page;
 mod medium;
@@ -59,9 +61,10 @@ mod work_queue;
 mod worker;
 mod write;
 
-pub use block_groups::LostCopies;
 pub use corrupt::{CorruptionError, CorruptionKind};
+pub use identity::{Candidate, IdentityError, Sighting, Standing, Unit, Verdict, decide};
 pub use idle::UpkeepCounts;
+pub use lost_copies::LostCopies;
 pub use open::{CreateOptions, OpenVolume, create, open, probe};
 pub use options::{Mutation, OpenOptions, VolumeError};
 pub use profile::{Hints, ProfileError, VolumeProfile};
@@ -81,6 +84,7 @@ mod tests {
     mod closing;
     mod corrupt;
     mod fairness;
+    mod foreign;
     mod log;
     mod neighbours;
     mod notes;

@@ -9,11 +9,13 @@ use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize};
 
 use crate::block_allocator::BlockAllocator;
-use crate::block_groups::{BlockGroups, LostCopies};
+use crate::block_groups::BlockGroups;
 use crate::block_map::BlockMap;
-use crate::format::{Answered, Layout, MapEntryRun, Seed, Superblock};
+use crate::format::{Answered, Layout, MapEntryRun, Seed, Superblock, TAIL_BYTES};
+use crate::identity::{IdentityError, Standing};
 use crate::idle::Upkeep;
 use crate::log::Log;
+use crate::lost_copies::LostCopies;
 use crate::map_entries::MapEntries;
 use crate::medium::OneSync;
 use crate::memtable::Memtable;
@@ -58,7 +60,8 @@ pub async fn open<M: Medium, C: Clock>(
     clock: C,
     options: &OpenOptions,
 ) -> Result<OpenVolume<M, C>, VolumeError> {
-    let SuperblockProbe { superblock, copies, are_all_usable } = superblocks::read(&medium).await?;
+    let SuperblockProbe { superblock, copies, are_all_usable, standing } =
+        superblocks::read_as(&medium, options.identity).await?;
     let layout = superblock.layout;
     if medium.sector_bytes() > layout.sector_bytes() {
         return Err(VolumeError::Sector { volume_bytes: layout.sector_bytes(), medium_bytes: medium.sector_bytes() });
@@ -69,6 +72,9 @@ pub async fn open<M: Medium, C: Clock>(
     if medium.is_read_only() && !options.read_only {
         return Err(VolumeError::ReadOnly);
     }
+    if standing != Standing::Certain && !options.read_only {
+        return Err(IdentityError::Unproven(superblock.uuid).into());
+    }
     if !options.read_only {
         // An earlier process may have died and left writes that can be read and are not durable; what recovery decides from them
         // must not outlive them.
@@ -76,6 +82,11 @@ pub async fn open<M: Medium, C: Clock>(
     }
     let recovered = recovery::replay(&medium, &superblock, options).await?;
     let groups = BlockGroups::read(&medium, &superblock).await?;
+    if standing != Standing::Certain {
+        groups.assume_initialized();
+    }
+    let lost = groups.lost_copies();
+    recovered.foreign.iter().for_each(|(salt, records)| lost.add_foreign("the log", *salt, *records));
     if let (Some(sequence), false) = (recovered.first_lost, options.read_only) {
         return Err(VolumeError::LogDamaged { sequence, sectors: recovered.lost });
     }
@@ -85,8 +96,8 @@ pub async fn open<M: Medium, C: Clock>(
     let noted = noted::read(&medium, &superblock, &recovered, options).await?;
     let entries = recovered.entries.in_order();
     let taken = entries.iter().map(|run| u64::from(run.blocks)).sum();
-    let mut description = describe(&superblock, &recovered, taken, copies, groups.lost_copies());
-    description.answered = noted.answered.clone();
+    let description = describe(&superblock, &recovered, taken, copies, lost);
+    let description = VolumeInfo { standing, answered: noted.answered.clone(), ..description };
     let is_answered_known = superblock.is_clean || !options.keeps_answered || superblock.answered == Answered::Durable;
     let settled = are_all_usable && recovered.next == superblock.log_tail && is_answered_known;
     let volume = Rc::new(assemble(medium, clock, superblock, options, &recovered, groups));
@@ -147,6 +158,7 @@ pub(crate) fn describe(
         unreadable: recovered.unreadable.clone(),
         log_lost: recovered.lost,
         lost_copies,
+        standing: Standing::Unopposed,
         answered: AnsweredChanges::AllDurable,
         superblocks: copies,
     }
@@ -193,7 +205,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         is_read_only: options.read_only,
         seal_in_flight_bytes: options.seal_in_flight_bytes,
         mutation: options.mutation,
-        block_map: BlockMap::new(&superblock, groups, options),
+        block_map: BlockMap::new(&superblock, groups, (recovered.end, recovered.next), options),
         allocator: BlockAllocator::new(wanted, superblock.keeps_space),
         turns: Turns::default(),
         upkeep: Upkeep::new(options),
@@ -248,8 +260,10 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
     if options.preallocate {
         medium.reserve(0, layout.medium_bytes()).await?;
     }
-    // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor find it full.
-    write_zeroes(medium, layout.log_offset(), layout.log_bytes()).await?;
+    // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor find it full. The reserved
+    // areas with it: what an earlier volume has left there would be a witness for that one.
+    write_zeroes(medium, 0, layout.log_offset() + layout.log_bytes()).await?;
+    write_zeroes(medium, layout.tail_offset(), TAIL_BYTES).await?;
     // Nothing but the group map says that nothing was written; what lies where the block map goes does not matter.
     BlockGroups::uninitialized(layout, Seed::of(&options.uuid)).create(medium).await?;
     medium.sync().await?;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use sealblock_block::MediumError;
 
 use crate::format::{LayoutError, NotesPlace, SuperblockError};
+use crate::identity::IdentityError;
 
 /// Memory for map pages unless told otherwise: the block map of 30 GiB of 4 KiB blocks. Taken as it is needed.
 const CACHE_BYTES: usize = 256 << 20;
@@ -22,6 +23,8 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Open a volume whose medium ends before it does, for reading only: what lay behind the end cannot be read.
     pub truncated: bool,
+    /// The volume that the medium is taken for, for reading only, where nothing tells whose it is.
+    pub identity: Option<[u8; 16]>,
     /// Memory for map pages, in bytes. Pages that differ from the medium may need more for a while.
     pub cache_bytes: usize,
     /// While the volume is idle, blocks that small overwrites have scattered are moved to lie beside their neighbours.
@@ -44,6 +47,7 @@ impl Default for OpenOptions {
         OpenOptions {
             read_only: false,
             truncated: false,
+            identity: None,
             cache_bytes: CACHE_BYTES,
             relocate: true,
             idle_after: IDLE_AFTER,
@@ -61,6 +65,9 @@ pub enum VolumeError {
     /// Neither superblock can be used.
     #[error("{0}")]
     Superblock(#[from] SuperblockError),
+    /// Whose volume it is cannot be told.
+    #[error("{0}")]
+    Identity(#[from] IdentityError),
     /// The shape asked for is impossible.
     #[error("{0}")]
     Layout(#[from] LayoutError),

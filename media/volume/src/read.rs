@@ -35,7 +35,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 tally.take(error)?;
             }
         }
-        Ok(Response::Verified(VerifyStats { bytes_transferred, coverage: tally.finish()? }))
+        Ok(Response::Verified(VerifyStats { bytes_transferred, coverage: self.finish(extent, tally)? }))
     }
 
     /// Checks blocks and sums their data. A bad block does not hide another.
@@ -52,7 +52,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 Err(error) => tally.take(error)?,
             }
         }
-        whole.coverage = tally.finish()?;
+        whole.coverage = self.finish(extent, tally)?;
         Ok(Response::Checksum(whole))
     }
 
@@ -80,6 +80,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             coverage.add(Unchecked::new(extent, WhyUnchecked::LogLost));
         }
         Tally { coverage, ..Tally::default() }
+    }
+
+    /// Where a check ends. Pages that were read meanwhile may have shown that the log is from before them.
+    fn finish(&self, extent: Extent, mut tally: Tally) -> Result<Coverage, Error> {
+        if self.log_lost == 0 && self.block_map.groups.lost_copies().newer_pages() > 0 {
+            tally.coverage.add(Unchecked::new(extent, WhyUnchecked::LogLost));
+        }
+        tally.finish()
     }
 
     /// The pieces that a Verify is done in, each with its checks.

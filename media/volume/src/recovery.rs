@@ -15,7 +15,7 @@ use sealblock_block::Medium;
 use sealblock_units::Lba;
 
 use crate::format::{
-    LOG_REGIONS, LogPosition, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Superblock,
+    LOG_REGIONS, LogPosition, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Seed, Superblock,
 };
 use crate::lookup::data_match;
 use crate::map_entries::MapEntries;
@@ -24,6 +24,9 @@ use crate::options::{Mutation, OpenOptions, VolumeError};
 
 /// Bytes of a region of the log read at once.
 const CHUNK_BYTES: u64 = 1 << 20;
+/// Salts of other volumes that are counted.
+const MAX_SALTS: usize = 4096;
+
 /// What recovery found.
 #[derive(Default)]
 pub(crate) struct Recovered {
@@ -37,8 +40,12 @@ pub(crate) struct Recovered {
     pub lost: u64,
     /// The first of them.
     pub first_lost: Option<u64>,
+    /// What follows the last sector that was found.
+    pub end: u64,
     /// A sequence number that no sector had before.
     pub next: u64,
+    /// Records of other volumes in the log, by their salts.
+    pub foreign: BTreeMap<Seed, u64>,
     /// The own map entries of sectors that are not known to be durable as a whole, and of the last one that is.
     pub tail: Vec<(LogPosition, MapEntryRun)>,
     /// All own map entries before this are known to be durable.
@@ -69,6 +76,8 @@ struct LogScan<'a> {
     unreadable: u64,
     /// Sectors neither of whose places can be read.
     unseen: Vec<u64>,
+    /// Records of other volumes, by their salts.
+    foreign: BTreeMap<Seed, u64>,
     /// How many own map entries the last sector has that is wholly in the block map, if it is there.
     before_tail: usize,
     /// An injected fault.
@@ -81,10 +90,11 @@ pub(crate) async fn replay<M: Medium>(
     superblock: &Superblock,
     options: &OpenOptions,
 ) -> Result<Recovered, VolumeError> {
-    let scan = read_log(medium, superblock, options).await?;
+    let mut scan = read_log(medium, superblock, options).await?;
     let (lost, first_lost) = scan.lost();
-    let (tail, durable_end) = (scan.tail(), scan.durable_end());
-    let mut recovered = Recovered { next: scan.next(), lost, first_lost, tail, durable_end, ..Recovered::default() };
+    let foreign = std::mem::take(&mut scan.foreign);
+    let (end, next, tail, durable_end) = (scan.next, scan.next(), scan.tail(), scan.durable_end());
+    let mut recovered = Recovered { end, next, lost, first_lost, foreign, tail, durable_end, ..Recovered::default() };
     if options.mutation == Mutation::RunsFirst {
         let found_sectors = scan.sectors.values().rev().flat_map(|found| &found.own);
         found_sectors.filter(|run| run.blocks > 1).for_each(|run| drop(recovered.entries.insert_older(*run)));
@@ -208,7 +218,9 @@ impl LogScan<'_> {
 
     /// Takes in one sector of the log, if it is one and lies where it should.
     fn take(&mut self, position: u64, bytes: &[u8]) {
-        let Ok(sector) = LogSector::decode(bytes, self.superblock.seed()) else { return };
+        let Ok(sector) = LogSector::decode(bytes, self.superblock.seed()) else {
+            return self.note_foreign(position, bytes);
+        };
         let sequence = sector.header.sequence;
         if sequence % self.superblock.layout.log_sectors() != position {
             return;
@@ -240,6 +252,17 @@ impl LogScan<'_> {
         }
     }
 
+    /// Counts a sector of another volume that lies where it should, with the map entries that have its salt.
+    fn note_foreign(&mut self, position: u64, bytes: &[u8]) {
+        let Some((sequence, salt)) = LogSector::trace_salt(bytes) else { return };
+        if sequence % self.superblock.layout.log_sectors() == position && self.foreign.len() < MAX_SALTS {
+            let entries = LogSector::decode(bytes, salt).map_or(0, |sector| {
+                sector.entries().iter().filter(|raw| MapEntryRun::decode(raw, salt).is_ok()).count()
+            });
+            *self.foreign.entry(salt).or_default() += 1 + entries as u64;
+        }
+    }
+
     /// The own or the repeated map entries of a sector; nothing unless all can be, and no two are about one block.
     fn entries(&self, raw: &[[u8; MAP_ENTRY_BYTES]]) -> Option<Vec<MapEntryRun>> {
         let decode =
@@ -259,8 +282,18 @@ async fn read_log<'a, M: Medium>(
     let (layout, tail) = (&superblock.layout, superblock.log_tail);
     let takes_less = options.mutation == Mutation::ShorterCopy;
     let (sectors, unseen) = (BTreeMap::new(), Vec::new());
-    let mut scan =
-        LogScan { superblock, sectors, durable: tail, next: tail, unreadable: 0, unseen, before_tail: 0, takes_less };
+    let (foreign, before_tail) = (BTreeMap::new(), 0);
+    let mut scan = LogScan {
+        superblock,
+        sectors,
+        durable: tail,
+        next: tail,
+        unreadable: 0,
+        unseen,
+        foreign,
+        before_tail,
+        takes_less,
+    };
     let sector_bytes = layout.sector_bytes() as usize;
     let chunk = CHUNK_BYTES / sector_bytes as u64;
     for first in (0..layout.log_sectors()).step_by(chunk as usize) {
@@ -342,8 +375,9 @@ mod tests {
         let sectors = found.iter().map(|sequence| (*sequence, sector(false)));
         let sectors = sectors.chain(repeating.iter().map(|sequence| (*sequence, sector(true)))).collect();
         let unseen = unseen.to_vec();
-        let (before_tail, takes_less) = (0, false);
-        LogScan { superblock, sectors, durable, next: 0, unreadable: 0, unseen, before_tail, takes_less }.lost()
+        let (foreign, before_tail, takes_less) = (BTreeMap::new(), 0, false);
+        LogScan { superblock, sectors, durable, next: 0, unreadable: 0, unseen, foreign, before_tail, takes_less }
+            .lost()
     }
 
     #[test]

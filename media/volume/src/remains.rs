@@ -71,7 +71,7 @@ pub async fn open_remains<M: Medium, C: Clock>(
     let superblock = superblock(&shape);
     let log = RemainingLog::read(&medium, &superblock).await;
     let options = OpenOptions { read_only: true, ..*options };
-    let nothing = Recovered { next: log.next, ..Recovered::default() };
+    let nothing = Recovered { end: log.next, next: log.next, ..Recovered::default() };
     let groups = BlockGroups::read(&medium, &superblock).await.map_err(VolumeError::from)?;
     if groups.is_marked_resized() {
         return Err(RemainsError::Resized);

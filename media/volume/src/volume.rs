@@ -9,12 +9,13 @@ use sealblock_block::{
 use sealblock_units::{BlockCount, Lba};
 
 use crate::block_allocator::BlockAllocator;
-use crate::block_groups::LostCopies;
 use crate::block_map::BlockMap;
 use crate::format::{BlockGroup, Layout, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed, Superblock};
 use crate::free_map::{FreeMap, Loader};
+use crate::identity::Standing;
 use crate::idle::Upkeep;
 use crate::log::Log;
+use crate::lost_copies::LostCopies;
 use crate::map_page::MapLookup;
 use crate::medium::OneSync;
 use crate::memtable::Memtable;
@@ -99,6 +100,8 @@ pub struct VolumeInfo {
     /// Other copies of metadata that are lost: those that the opening met, and, counted on, those met since. A volume open for
     /// writing writes them anew with its next checkpoint, but for the reserved area's, whose owners do with their next write.
     pub lost_copies: LostCopies,
+    /// How it was found out whose the medium is.
+    pub standing: Standing,
     /// What is known of changes that were answered, and not durable, when the volume was last used.
     pub answered: AnsweredChanges,
     /// The copies of the superblock, as they were found. A volume opened for writing has written lost ones anew.
@@ -254,8 +257,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Whether the blocks are those that were written last.
     pub(crate) fn freshness(&self) -> Freshness {
-        match self.log_lost {
-            0 => Freshness::Current,
+        match (self.log_lost, self.block_map.groups.lost_copies().newer_pages()) {
+            (0, 0) => Freshness::Current,
+            (0, _) => Freshness::MayBeOlder(WhyOlder::RolledBack),
             _ => Freshness::MayBeOlder(WhyOlder::LogLost),
         }
     }

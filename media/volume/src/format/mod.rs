@@ -33,7 +33,7 @@ pub use superblock::{Answered, CountedNotes, NotesPlace, SUPERBLOCK_BYTES, Super
 pub(crate) const MAX_COUNT: u64 = u64::MAX / 2;
 
 /// Salt of a volume's checksums, so that what an earlier volume left on the same medium is never taken for this one's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Seed(pub(crate) u32);
 
 impl Seed {
@@ -79,6 +79,12 @@ impl Seed {
 }
 
 /// CRC-32C, the checksum of all metadata.
+/// A volume's identity in its usual form.
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hex).join("-")
+}
+
 pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
     sealblock_integrity::guard::crc32c(bytes)
 }
