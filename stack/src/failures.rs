@@ -5,7 +5,7 @@ use sealblock_media_file::OpenError;
 use sealblock_media_volume::{IdentityError, ResizeError, VolumeError};
 
 use crate::error::{Cause, StackError};
-use crate::holder::in_use;
+use crate::holder::{in_use, in_use_below};
 
 /// What to try where what was written last may be missing.
 pub(crate) const OLDER: &str =
@@ -34,6 +34,17 @@ pub fn of_block(doing: impl Into<String>, error: &Error) -> StackError {
 pub fn of_open(doing: &str, error: &OpenError) -> StackError {
     match error {
         OpenError::InUse { path } => in_use(doing, path),
+        OpenError::Shared { path, below } => in_use_below(doing, path, below),
+        OpenError::Mounted { path, device, at } => {
+            let at = at.display();
+            StackError::new(
+                Cause::Refused,
+                doing,
+                format!("it has the same bytes as {device}, which is mounted at {at}"),
+            )
+            .on(path.display())
+            .advise(format!("`umount {at}`"))
+        }
         OpenError::Kind { path, kind } => StackError::new(Cause::Unsuitable, doing, format!("it is {kind}"))
             .on(path.display())
             .advise("the path of a file or a block device"),

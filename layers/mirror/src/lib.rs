@@ -7,7 +7,7 @@
 //!
 //! Each file uses only those before it:
 //!
-//! - [`regions`], [`sets`], [`lineage`], [`label`], [`assemble`]: sets of regions, what labels hold, and what they mean
+//! - [`regions`], [`sets`], [`lineage`], [`name`], [`label`], [`assemble`]: sets of regions, names, what labels hold, and what they mean
 //!   together; pure.
 //! - `range_lock`, `replica`, `write_intent`, `mirror`: which requests wait for each other, a device of the mirror, what labels
 //!   record, and the state of it all; nothing but `replica` waits for a device.
@@ -29,6 +29,7 @@ mod labels;
 pub mod lineage;
 mod members;
 mod mirror;
+pub mod name;
 mod open;
 mod probe;
 mod range_lock;

@@ -11,6 +11,7 @@ use sealblock_units::{Extent, Lba};
 use smallvec::SmallVec;
 
 use crate::label::ReplicaState;
+use crate::name::MirrorName;
 use crate::range_lock::RangeLock;
 use crate::regions::{RegionMap, Regions};
 use crate::replica::{Replica, full};
@@ -26,6 +27,7 @@ pub struct Mirror<C> {
     pub(crate) abilities: Abilities,
     pub(crate) map: RegionMap,
     pub(crate) uuid: [u8; 16],
+    pub(crate) name: Option<MirrorName>,
     pub(crate) is_read_only: bool,
     pub(crate) mutation: Mutation,
     /// In the order of the records in labels.
@@ -53,6 +55,7 @@ pub(crate) struct MirrorParts {
     pub geometry: Geometry,
     pub map: RegionMap,
     pub uuid: [u8; 16],
+    pub name: Option<MirrorName>,
     pub replicas: Vec<Rc<Replica>>,
     pub authority: usize,
     pub write_intent: WriteIntent,
@@ -100,6 +103,8 @@ pub enum Mutation {
     CountOn,
     /// Bitmap pages count as read, without a check of their bytes.
     TrustPages,
+    /// Replicas have bitmap pages of one epoch, so that each one's pages pass for another's.
+    SharedEpoch,
     /// Overlapping changes do not wait for each other.
     Unordered,
 }
@@ -140,6 +145,8 @@ impl MirrorState {
 pub struct MirrorInfo {
     /// Identity of the mirror.
     pub uuid: [u8; 16],
+    /// Its name, if it has one.
+    pub name: Option<MirrorName>,
     /// Bytes of a region, the unit of resync.
     pub region_bytes: u64,
     /// State of the mirror.
@@ -182,13 +189,14 @@ pub struct ReplicaInfo {
 
 impl<C: Clock> Mirror<C> {
     pub(crate) fn new(clock: C, parts: MirrorParts, abilities: Abilities, read_only: bool) -> Mirror<C> {
-        let MirrorParts { geometry, map, uuid, replicas, authority, write_intent, mutation } = parts;
+        let MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, mutation } = parts;
         Mirror {
             clock,
             geometry,
             abilities,
             map,
             uuid,
+            name,
             is_read_only: read_only,
             mutation,
             replicas: RefCell::new(replicas),
@@ -225,6 +233,7 @@ impl<C: Clock> Mirror<C> {
         };
         MirrorInfo {
             uuid: self.uuid,
+            name: self.name,
             region_bytes: 1 << (self.map.shift() + shift),
             state: self.state(),
             dirty_bytes: self.map.blocks(&self.write_intent.dirty.borrow()) << shift,

@@ -86,6 +86,8 @@ pub struct FileMedium {
     zeroing: Cell<Zeroing>,
     notes: NoteFile,
     pool: Pool,
+    /// What is held open as long as it is.
+    kept: Vec<std::fs::File>,
 }
 
 impl FileMedium {
@@ -138,11 +140,17 @@ impl FileMedium {
             zeroing: Cell::new(Zeroing::first_of(block_device)),
             notes,
             pool: sealblock_runtime_reactor::pool(),
+            kept: Vec::new(),
         };
         if !direct && !options.buffered {
             tracing::warn!(path = %path.display(), "no direct I/O on this file system; going through the page cache");
         }
         Ok(medium)
+    }
+
+    /// Holds files open as long as the medium: those whose locks belong to it.
+    pub fn keep(&mut self, files: Vec<std::fs::File>) {
+        self.kept.extend(files);
     }
 
     /// The path it was opened by.

@@ -133,6 +133,9 @@ fn another_device_in_the_place_of_a_replica_is_refused() {
     let options = crate::OpenOptions { is_read_only: false, random: random() };
     crate::open(sources, StoppedClock, options).now_or_never().unwrap().unwrap();
     assert_eq!(refusal(&[&a, &d]), AssembleError::OtherMirror { replica: 1 });
+    // The one that is named is the one that does not belong there, wherever it stands.
+    assert_eq!(refusal(&[&a, &d, &c]), AssembleError::OtherMirror { replica: 0 });
+    assert_eq!(refusal(&[&d, &a, &c]), AssembleError::OtherMirror { replica: 1 });
 }
 
 #[test]

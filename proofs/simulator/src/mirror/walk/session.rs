@@ -122,7 +122,7 @@ async fn open(harness: &Rc<Harness>, executor: &Executor, plan: &SessionPlan) ->
     random[..8].copy_from_slice(&harness.random.word().to_le_bytes());
     random[8..].copy_from_slice(&harness.random.word().to_le_bytes());
     if plan.creates {
-        let options = CreateOptions { random, from: Some(0), force: true };
+        let options = CreateOptions { random, name: None, from: Some(0), force: true };
         let made = create_with_hooks(sources, executor.clone(), options, plan.hooks).await;
         return made.map_err(|why| harness.find(format!("a mirror cannot be made: {why}"))).ok();
     }
