@@ -125,7 +125,7 @@ impl FileMedium {
         let discards = opened.block_device && kernel::discards(&opened.file).map_err(failed)?;
         let (block_device, direct, locked) = (opened.block_device, opened.direct, opened.locked);
         let about = opened.file.metadata().map_err(failed)?;
-        let notes = NoteFile::beside(&opened.file, opened.direct, options.writes());
+        let notes = NoteFile::beside(opened.direct, options.writes());
         let file = File::from_fd(opened.file.into());
         let medium = FileMedium {
             backing: Backing::new(path, &about, block_device, file.len_bytes().map_err(failed)?),
