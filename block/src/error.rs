@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use sealblock_integrity::Field;
+use sealblock_integrity::{Checks, Field, Mismatch, PiFormat, Sealed, verify};
 use sealblock_units::{Extent, Lba};
 
-use crate::{BadBlock, Coverage, RequestKind, WhyOlder};
+use crate::{BadBlock, Coverage, Expectations, RequestKind, WhyOlder};
 
 /// The bad blocks of one request: at least one, in ascending order, each once per member that holds a bad copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -217,6 +217,50 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+impl Expectations {
+    /// Compares blocks that were read from `extent` with what is expected of them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Expectation`] with the first block that is another.
+    pub fn judge(&self, extent: Extent, read: &Sealed) -> Result<(), Error> {
+        let Some(format) = read.format().filter(|_| !self.is_none()) else { return Ok(()) };
+        // Guards that are known to match are not computed again.
+        let all = *self.checks();
+        let checks = Checks { guard: all.guard && !read.has_verified_guards(), ..all };
+        let (mut first, mut done): (Option<Mismatch>, usize) = (None, 0);
+        for segment in read.segments() {
+            let part = checks.advance(done as u64, format);
+            let mut note = |found: Mismatch| {
+                first.get_or_insert(Mismatch { block: done + found.block, ..found });
+            };
+            verify(format, read.size(), &segment.data, &segment.tags, &part, &mut note);
+            done += segment.data.len() >> read.size().shift();
+        }
+        first.map_or(Ok(()), |first| Err(ErrorKind::unexpected(extent.start(), &first).into()))
+    }
+}
+
+impl ErrorKind {
+    /// A tag, in a run of blocks that begins at `start`, that is another than the asker expected.
+    pub fn unexpected(start: Lba, mismatch: &Mismatch) -> ErrorKind {
+        let Mismatch { block, field, expected, actual } = *mismatch;
+        ErrorKind::Expectation { lba: Lba::new(start.get().saturating_add(block as u64)), field, expected, actual }
+    }
+
+    /// The expectation that was not met, of a block that is this one to the asker: with a reference tag as it is there. Errors of other
+    /// kinds stay as they are.
+    #[must_use]
+    pub fn expectation_at(self, to: Lba, format: Option<PiFormat>) -> ErrorKind {
+        let ErrorKind::Expectation { lba, field, expected, actual } = self else { return self };
+        let delta = to.get().wrapping_sub(lba.get());
+        let moved = |tag| match format {
+            Some(format) if field == Field::RefTag => format.reference_tag(tag, delta),
+            _ => tag,
+        };
+        ErrorKind::Expectation { lba: to, field, expected: moved(expected), actual: moved(actual) }
+    }
+}
 
 /// Collects the bad blocks and the coverage of several checks, of several extents or copies.
 #[derive(Default)]

@@ -2,14 +2,11 @@
 //!
 //! A device checks its own integrity on every read: what it stores with a block tells whether the block is as it was written. What a host
 //! expects is another question, asked after that one: a block with another application tag than was expected is whole, and its answer
-//! is [`ErrorKind::Expectation`], never a bad block. So nothing here can turn the device's own check off.
+//! is [`crate::ErrorKind::Expectation`], never a bad block. So nothing here can turn the device's own check off.
 //!
 //! Invariant: blocks that are judged here have passed the device's own check.
 
-use sealblock_integrity::{Checks, Field, Mismatch, PiFormat, Sealed, verify};
-use sealblock_units::{Extent, Lba};
-
-use crate::{Error, ErrorKind};
+use sealblock_integrity::{Checks, PiFormat};
 
 /// What the asker expects of tags. The default expects nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -61,46 +58,5 @@ impl Expectations {
     #[must_use]
     pub fn advance(&self, blocks: u64, format: Option<PiFormat>) -> Expectations {
         Expectations(format.map_or(self.0, |format| self.0.advance(blocks, format)))
-    }
-
-    /// Compares blocks that were read from `extent` with what is expected of them.
-    ///
-    /// # Errors
-    /// [`ErrorKind::Expectation`] with the first block that is another.
-    pub fn judge(&self, extent: Extent, read: &Sealed) -> Result<(), Error> {
-        let Some(format) = read.format().filter(|_| !self.is_none()) else { return Ok(()) };
-        // Guards that are known to match are not computed again.
-        let checks = Checks { guard: self.0.guard && !read.has_verified_guards(), ..self.0 };
-        let (mut first, mut done): (Option<Mismatch>, usize) = (None, 0);
-        for segment in read.segments() {
-            let part = checks.advance(done as u64, format);
-            let mut note = |found: Mismatch| {
-                first.get_or_insert(Mismatch { block: done + found.block, ..found });
-            };
-            verify(format, read.size(), &segment.data, &segment.tags, &part, &mut note);
-            done += segment.data.len() >> read.size().shift();
-        }
-        first.map_or(Ok(()), |first| Err(ErrorKind::unexpected(extent.start(), &first).into()))
-    }
-}
-
-impl ErrorKind {
-    /// A tag, in a run of blocks that begins at `start`, that is another than the asker expected.
-    pub fn unexpected(start: Lba, mismatch: &Mismatch) -> ErrorKind {
-        let Mismatch { block, field, expected, actual } = *mismatch;
-        ErrorKind::Expectation { lba: Lba::new(start.get().saturating_add(block as u64)), field, expected, actual }
-    }
-
-    /// The expectation that was not met, of a block that is this one to the asker: with a reference tag as it is there. Errors of other
-    /// kinds stay as they are.
-    #[must_use]
-    pub fn expectation_at(self, to: Lba, format: Option<PiFormat>) -> ErrorKind {
-        let ErrorKind::Expectation { lba, field, expected, actual } = self else { return self };
-        let delta = to.get().wrapping_sub(lba.get());
-        let moved = |tag| match format {
-            Some(format) if field == Field::RefTag => format.reference_tag(tag, delta),
-            _ => tag,
-        };
-        ErrorKind::Expectation { lba: to, field, expected: moved(expected), actual: moved(actual) }
     }
 }
