@@ -14,7 +14,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sealblock_units::Extent;
 
-use crate::{BadBlock, BadBlockCause, Error, ErrorKind, Extents, Geometry, Outcome, Request, RequestKind, Response};
+use crate::{BadBlock, BadBlockCause, Error, ErrorKind, Extents, Outcome, Request, RequestKind, Response};
 
 /// The maximum number of runs that a record lists.
 pub const MAX_DAMAGE_RUNS: usize = 65_536;
@@ -202,15 +202,14 @@ pub struct WatchedRequest {
 }
 
 impl WatchedRequest {
-    /// Describes a request to a device with this geometry, which holds copies or not.
-    pub fn of(request: &Request, geometry: &Geometry, copies: bool) -> WatchedRequest {
+    /// Describes a request to a device, which holds copies or not. What the request expects of tags is no matter: a device checks its
+    /// own integrity in any case, and first.
+    pub fn of(request: &Request, copies: bool) -> WatchedRequest {
         let kind = request.kind();
-        let checks = request.checks();
-        let is_checked = geometry.protection.is_none() || checks.guard;
         let is_full_check = match kind {
             // Of several copies a read sees one.
-            RequestKind::Read => is_checked && !copies,
-            RequestKind::Verify | RequestKind::Checksum | RequestKind::Repair => is_checked,
+            RequestKind::Read => !copies,
+            RequestKind::Verify | RequestKind::Checksum | RequestKind::Repair => true,
             _ => false,
         };
         let discarded = (kind == RequestKind::Discard).then(|| request.extents.clone());
@@ -251,6 +250,7 @@ impl DamageRecord {
                     self.change(|list| list.set(run));
                 }
             }
+            Ok(Response::Salvaged(left)) => self.add(&left.bad_blocks),
             Ok(_) if self.is_empty() => {}
             Ok(response) => self.change(|list| list.succeeded(request, response)),
             Err(error) => self.failed(request, error),
@@ -294,6 +294,9 @@ impl DamageRecord {
 
     /// Adds bad blocks that something else than a request found.
     pub fn add(&self, bad_blocks: &[BadBlock]) {
+        if bad_blocks.is_empty() {
+            return;
+        }
         let unrepaired = bad_blocks.iter().filter(|bad| !bad.repaired);
         self.change(|list| unrepaired.for_each(|bad| list.add(DamageRun::of(bad))));
     }

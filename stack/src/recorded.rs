@@ -163,7 +163,7 @@ impl<D: Device + 'static> Device for Recorded<D> {
             }
             (_, operation) => {
                 let request = Request { operation, ..request };
-                let watched = WatchedRequest::of(&request, self.device.geometry(), self.copies);
+                let watched = WatchedRequest::of(&request, self.copies);
                 let outcome = self.device.execute(request).await;
                 self.observe(&watched, &outcome);
                 outcome
@@ -176,7 +176,7 @@ impl<D: Device + 'static> Device for Recorded<D> {
             return None;
         }
         let outcome = self.device.try_execute(request)?;
-        self.observe(&WatchedRequest::of(request, self.device.geometry(), self.copies), &outcome);
+        self.observe(&WatchedRequest::of(request, self.copies), &outcome);
         Some(outcome)
     }
 }

@@ -1,10 +1,11 @@
 //! What is added to a list of bad blocks, what removes it, and what is left of it when there is no room.
 
-use sealblock_integrity::{Checks, Field};
+use sealblock_integrity::{Field, Sealed, Tags};
+use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockSize, Lba};
 
 use super::*;
-use crate::{BadBlocks, Coverage, Durability, Limits, Unchecked, VerifyStats, WhyUnchecked};
+use crate::{BadBlocks, Coverage, Durability, Expectations, Salvaged, Unchecked, VerifyStats, WhyUnchecked};
 
 const BLOCKS: u64 = 1 << 30;
 const GUARD: BadBlockCause = BadBlockCause::Tag(Field::Guard);
@@ -26,9 +27,7 @@ fn verified() -> Outcome {
 }
 
 fn watched(request: &Request, copies: bool) -> WatchedRequest {
-    let limits = Limits::new(BlockSize::B4096, 1 << 20, 1 << 20);
-    let geometry = Geometry { block_size: BlockSize::B4096, capacity_blocks: BLOCKS, protection: None, limits };
-    WatchedRequest::of(request, &geometry, copies)
+    WatchedRequest::of(request, copies)
 }
 
 fn observe(record: &DamageRecord, request: &Request, outcome: &Outcome) {
@@ -36,7 +35,7 @@ fn observe(record: &DamageRecord, request: &Request, outcome: &Outcome) {
 }
 
 fn verify(first: u64, blocks: u64) -> Request {
-    Request::verify(extent(first, blocks), Checks::NONE)
+    Request::verify(extent(first, blocks), Expectations::NONE)
 }
 
 fn zero(first: u64, blocks: u64) -> Request {
@@ -59,7 +58,7 @@ fn only_what_happens_to_a_block_of_this_device_removes_it() {
     observe(&record, &verify(0, 100), &failed(&[3, 5, 9]));
     assert_eq!(listed(&record), [(3, 3, 1), (5, 5, 1), (9, 9, 1)]);
     assert_eq!(record.runs()[0].values, Some((1, 2)));
-    let read = Request::read(extent(0, 5), Checks::NONE);
+    let read = Request::read(extent(0, 5), Expectations::NONE);
     record.observe(&watched(&read, true), &Ok(Response::Done));
     assert_eq!(record.runs().len(), 3, "a read of a device with copies sees one of them");
     let mut coverage = Coverage::default();
@@ -74,6 +73,33 @@ fn only_what_happens_to_a_block_of_this_device_removes_it() {
     observe(&record, &zero(5, 1), &Ok(Response::Done));
     observe(&record, &Request::discard([extent(9, 1), extent(20, 1)]), &Ok(Response::Done));
     assert!(record.is_empty());
+}
+
+#[test]
+fn what_a_host_did_not_expect_neither_enters_nor_leaves_the_record() {
+    let record = DamageRecord::new(BLOCKS);
+    record.add(&bad(&[1]));
+    for field in [Field::Guard, Field::AppTag, Field::RefTag, Field::StorageTag] {
+        for lba in [1, 3] {
+            let unexpected = ErrorKind::Expectation { lba: Lba::new(lba), field, expected: 1, actual: 2 };
+            observe(&record, &verify(0, 8), &Err(unexpected.clone().into()));
+            observe(&record, &Request::read(extent(lba, 1), Expectations::NONE), &Err(unexpected.into()));
+        }
+    }
+    assert_eq!(listed(&record), [(1, 1, 1)]);
+}
+
+#[test]
+fn bad_blocks_of_which_something_is_left_are_bad() {
+    let record = DamageRecord::new(BLOCKS);
+    let salvage = Request::salvage(extent(0, 8));
+    let none = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: 0 };
+    let blocks = Sealed::seal(Buffer::zeroed(8 * 512).freeze(), BlockSize::B512, None, &none);
+    let salvaged = |lbas| Ok(Response::Salvaged(Salvaged { blocks: blocks.clone(), bad_blocks: bad(lbas) }));
+    observe(&record, &salvage, &salvaged(&[]));
+    assert!(record.is_empty());
+    observe(&record, &salvage, &salvaged(&[2, 4]));
+    assert_eq!(listed(&record), [(2, 2, 1), (4, 4, 1)]);
 }
 
 #[test]

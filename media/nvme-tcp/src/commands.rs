@@ -4,9 +4,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use sealblock_block::{
-    BadBlock, BadBlocks, Coverage, Error, ErrorKind, Outcome, RequestKind, Response, Unchecked, WhyUnchecked,
+    BadBlock, BadBlocks, Coverage, Error, ErrorKind, Expectations, Outcome, RequestKind, Response, Unchecked,
+    WhyUnchecked, WriteSet,
 };
-use sealblock_integrity::{Checks, Sealed};
+use sealblock_integrity::Sealed;
 use sealblock_media_nvme::{
     Admin as _, CommandContext, CompletedCommand as Completed, Namespace, NamespaceProfile, bad_blocks, failure,
     may_be_sent_again,
@@ -18,7 +19,7 @@ use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand, ProtectionInfo};
 use sealblock_protocols_nvme::{Command, Invalid, Status, StatusCode};
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::{Buffer, Slice};
-use sealblock_transport::Attempt;
+use sealblock_transport::{Attempt, Sending};
 use sealblock_units::Extent;
 
 use crate::block_codec::BlockCodec;
@@ -68,28 +69,39 @@ impl Io {
         &self,
         build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
     ) -> Result<CompletedCommand, Error> {
-        self.execute_on(Session::pick, build).await
+        self.execute_change(WriteSet::default(), build).await
+    }
+
+    /// The same with a command that changes `write_set`.
+    async fn execute_change(
+        &self,
+        write_set: WriteSet,
+        build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
+    ) -> Result<CompletedCommand, Error> {
+        self.execute_on(Session::pick, write_set, build).await
     }
 
     /// The same with an admin command.
     pub(crate) async fn execute_admin(
         &self,
+        write_set: WriteSet,
         build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
     ) -> Result<CompletedCommand, Error> {
-        self.execute_on(|session| session.controller.admin.queue(), build).await
+        self.execute_on(|session| session.controller.admin.queue(), write_set, build).await
     }
 
     async fn execute_on(
         &self,
         pick: fn(&Session) -> &Rc<Queue>,
+        write_set: WriteSet,
         build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
     ) -> Result<CompletedCommand, Error> {
         let mut retries = 0;
-        let attempt = async |session: Rc<Session>, epoch| {
+        let attempt = async |session: Rc<Session>, Sending { epoch, change }| {
             let request = build(&session)?;
             let queue = pick(&session);
             let id = queue.core().id;
-            let result = queue.execute(request).await?;
+            let result = queue.execute_change(request, change).await?;
             let status = result.completion.status();
             if status.is_success() || !may_be_sent_again(status) || retries >= self.session.config.options.retries {
                 return Ok(Attempt::Done(CompletedCommand { session, epoch, queue: id, result }));
@@ -98,7 +110,7 @@ impl Io {
             add(&self.session.counters.retries, 1);
             Ok(Attempt::Again(retry_pause(&session, status)))
         };
-        let completed = self.session.execute(attempt).await?;
+        let completed = self.session.execute(write_set, attempt).await?;
         if completed.status().code() == StatusCode::INVALID_FIELD && self.is_taken_away(&completed.session).await {
             let reason = format!("the target has no namespace {} any more", self.nsid());
             return Err(ErrorKind::Unreachable { reason }.into());
@@ -132,11 +144,11 @@ impl Io {
         Ok(Response::Done)
     }
 
-    /// Coverage of these checks by a target with these extensions: whether they compare seals.
-    pub(crate) fn reach(&self, checks: &Checks, extensions: Extensions) -> Coverage {
+    /// Coverage of checks by a target with these extensions: whether they compare seals.
+    pub(crate) fn reach(&self, extensions: Extensions) -> Coverage {
         let profile = &self.session.profile;
         let is_plain = profile.pi_mode.kept().is_none();
-        Coverage::of(profile.checks_seals(checks) || is_plain && extensions.contains(Extensions::SEALS))
+        Coverage::of(profile.checks_seals() || is_plain && extensions.contains(Extensions::SEALS))
     }
 }
 
@@ -159,7 +171,7 @@ impl Namespace for Io {
         self.execute(build).await
     }
 
-    fn check_read(&self, extent: Extent, checks: &Checks, completed: CompletedCommand) -> Outcome {
+    fn check_read(&self, extent: Extent, expectations: &Expectations, completed: CompletedCommand) -> Outcome {
         let needed = self.codec.read_bytes(extent);
         let read = completed.result.data.filter(|data| data.buffer.len() == needed && !data.is_damaged);
         let Some(read) = read else {
@@ -168,8 +180,12 @@ impl Namespace for Io {
             return Err(ErrorKind::Media { reason }.into());
         };
         let checksummed_bytes = &self.session.counters.guard_bytes_checksummed;
-        match self.codec.check_read(read, checks, completed.session.pool(), checksummed_bytes) {
-            Ok(sealed) => Ok(Response::Data(sealed)),
+        let own = self.profile().own_checks(extent.start());
+        match self.codec.check_read(read, &own, completed.session.pool(), checksummed_bytes) {
+            Ok(sealed) => {
+                expectations.beyond(&own).judge(extent, &sealed)?;
+                Ok(Response::Data(sealed))
+            }
             Err(mismatches) => {
                 let bad_blocks = BadBlocks::new(bad_blocks(extent.start(), &mismatches));
                 Err(bad_blocks.expect("a mismatch is about a block").into())
@@ -178,8 +194,10 @@ impl Namespace for Io {
     }
 
     async fn write_once(&self, command: BlockCommand, data: &Sealed) -> Result<CompletedCommand, Error> {
+        let changed = WriteSet::of_extents([command.extent]);
         let command = self.encode(IoCommand::Write(command))?;
-        self.execute(|session| Ok((command, HostData::Write(self.codec.payload(data, session.pool()))))).await
+        self.execute_change(changed, |session| Ok((command, HostData::Write(self.codec.payload(data, session.pool())))))
+            .await
     }
 
     async fn compare_once(&self, command: BlockCommand, data: &Sealed) -> Result<CompletedCommand, Error> {
@@ -188,18 +206,24 @@ impl Namespace for Io {
     }
 
     async fn execute_once(&self, command: IoCommand) -> Result<CompletedCommand, Error> {
+        let changed = match &command {
+            IoCommand::WriteZeroes(zeroes) => WriteSet::of_extents([zeroes.blocks.extent]),
+            IoCommand::WriteUncorrectable(extent) => WriteSet::of_extents([*extent]),
+            _ => WriteSet::default(),
+        };
         let command = self.encode(command)?;
-        self.execute(|_| Ok((command, HostData::None))).await
+        self.execute_change(changed, |_| Ok((command, HostData::None))).await
     }
 
     async fn execute_with_ranges(
         &self,
         command: IoCommand,
         ranges: Slice,
-        _: &[Extent],
+        used: &[Extent],
     ) -> Result<CompletedCommand, Error> {
+        let changed = WriteSet::of_extents(used.iter().copied());
         let command = self.encode(command)?;
-        self.execute(|_| Ok((command, HostData::Write(ranges.clone().into())))).await
+        self.execute_change(changed, |_| Ok((command, HostData::Write(ranges.clone().into())))).await
     }
 
     async fn read_page(&self, completed: &CompletedCommand, command: Command, length_bytes: usize) -> Option<Buffer> {
@@ -226,17 +250,17 @@ impl Namespace for Io {
     }
 
     /// Uses the extensions of the session that executed it: a later session may have another target.
-    fn verify_coverage(&self, extent: Extent, checks: &Checks, completed: &CompletedCommand) -> Coverage {
+    fn verify_coverage(&self, extent: Extent, completed: &CompletedCommand) -> Coverage {
         match completed.session.pages.extensions.contains(Extensions::COVERAGE) {
             true => Coverage::from_bits(completed.result.completion.dword0(), extent),
-            false => Coverage::of(self.session.profile.checks_seals(checks)),
+            false => Coverage::of(self.session.profile.checks_seals()),
         }
     }
 
     /// Reads check one copy only.
-    fn read_coverage(&self, extent: Extent, checks: &Checks) -> Coverage {
+    fn read_coverage(&self, extent: Extent) -> Coverage {
         let extensions = self.session.current_session().map_or(Extensions::NONE, |session| session.pages.extensions);
-        let mut coverage = self.reach(checks, extensions);
+        let mut coverage = self.reach(extensions);
         if extensions.contains(Extensions::COPIES) {
             coverage.add(Unchecked::new(extent, WhyUnchecked::OneCopy));
         }

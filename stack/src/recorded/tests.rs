@@ -1,7 +1,6 @@
 //! Lists that are kept over an opening, and what is not taken for one.
 
-use sealblock_block::{BadBlockCause, DamageRun, Durability};
-use sealblock_integrity::Checks;
+use sealblock_block::{BadBlockCause, DamageRun, Durability, Expectations};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_reactor::{Config, Reactor, yield_now};
 use sealblock_units::{BlockSize, Extent, Lba};
@@ -49,7 +48,7 @@ fn what_is_bad_is_known_after_a_restart_until_this_device_says_otherwise() {
         drop(first);
         let second = open(&device, LEAF).await;
         assert_eq!(listed(&second), [(5, 6)]);
-        let read = Request::read(Extent::one(Lba::new(5)), Checks::NONE);
+        let read = Request::read(Extent::one(Lba::new(5)), Expectations::NONE);
         second.execute(read).await.unwrap_err();
         let write = Request::write_zeroes(Extent::one(Lba::new(5)), true, Durability::Volatile);
         second.execute(write).await.unwrap();

@@ -60,7 +60,7 @@ fn a_bad_copy_is_not_forgotten_when_the_good_one_is_read() {
     let address = server.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned();
     let mut client = Nbd::open(&address, "mirror").unwrap();
     for _ in 0..8 {
-        assert!(client.read(5 * BLOCK as u64, BLOCK as u32).unwrap().is_ok(), "the other replica has it");
+        assert!(client.read(5 * BLOCK as u64, BLOCK).unwrap().is_ok(), "the other replica has it");
     }
     place.run("status mirror:a,b").ends_with(1).says(&["1 block is bad (5)", "on b 1 block is bad (5)"]);
     let told = place.run("mirror status mirror:a,b");

@@ -40,6 +40,7 @@ const AT_GROUPS_OFFSET: usize = 80;
 const AT_GROUP_STRIDE: usize = 88;
 const AT_LOG_TAIL: usize = 96;
 const AT_KEEPS_SPACE: usize = 60;
+const AT_MARKS: usize = 61;
 const AT_INITIALIZED_GROUPS: usize = 104;
 const AT_CREATED: usize = 112;
 const AT_SEGMENTS: usize = 120;
@@ -52,6 +53,8 @@ const AT_NOTES_FLOOR: usize = 280;
 const AT_NOTES_COUNTED: usize = 290;
 const AT_NOTES_BOOT: usize = 296;
 const AT_CHECKSUM: usize = 508;
+/// Marks: the reserved areas were zeroed. Programs that do not know it leave it out with the next superblock that they write.
+const MARK_ZEROED_AREAS: u64 = 2;
 /// Whatever is answered is durable, or noted. Programs that know neither leave this 0.
 const ANSWERED_DURABLE: u64 = 1;
 const ANSWERED_NOTED: u64 = 2;
@@ -109,6 +112,8 @@ pub struct Superblock {
     pub uncorrectable: bool,
     /// The space of the volume was taken when it was made, and free physical blocks keep it.
     pub keeps_space: bool,
+    /// The reserved areas were zeroes when the volume was made: something that is there now was written since.
+    pub areas_were_zeroed: bool,
     /// Sequence number of the first log sector whose map entries are not all in the block map.
     pub log_tail: u64,
     /// So many block groups were initialized at least when it was written: a group map that knows fewer is an old one.
@@ -162,6 +167,7 @@ impl Superblock {
             is_clean: true,
             uncorrectable: false,
             keeps_space: false,
+            areas_were_zeroed: false,
             log_tail: 0,
             initialized_groups: 0,
             answered: Answered::Volatile,
@@ -214,6 +220,7 @@ impl Superblock {
         put::<1>(&mut bytes, AT_STORAGE_TAG, storage_tag);
         put::<1>(&mut bytes, AT_CLEAN, u64::from(self.is_clean));
         put::<1>(&mut bytes, AT_KEEPS_SPACE, u64::from(self.keeps_space));
+        put::<1>(&mut bytes, AT_MARKS, if self.areas_were_zeroed { MARK_ZEROED_AREAS } else { 0 });
         put::<8>(&mut bytes, AT_LOG_SECTORS, self.layout.log_sectors());
         put::<8>(&mut bytes, AT_GROUP_BLOCKS, self.layout.group_blocks());
         put::<8>(&mut bytes, AT_GROUPS_OFFSET, self.layout.groups_offset());
@@ -296,6 +303,7 @@ impl Superblock {
             is_clean: clean,
             uncorrectable,
             keeps_space,
+            areas_were_zeroed: get::<1>(bytes, AT_MARKS) & MARK_ZEROED_AREAS != 0,
             log_tail,
             initialized_groups,
             answered: decode_answered(bytes, &layout),
@@ -431,7 +439,7 @@ mod tests {
         let layout = Layout::new(BlockSize::B4096, 512, 1000).unwrap();
         let protection = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1);
         let new = Superblock::new([7; 16], layout, Some(protection));
-        Superblock { write_seq, keeps_space: true, log_tail: 12, initialized_groups: 1, ..new }
+        Superblock { write_seq, keeps_space: true, areas_were_zeroed: true, log_tail: 12, initialized_groups: 1, ..new }
     }
 
     /// `bytes` with `value` at `at` and the checksum made right again.
