@@ -86,7 +86,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             if self.changes.get() > 1 {
                 yield_once().await;
             }
-            Box::pin(self.note_all()).await?;
+            self.note_all().await?;
         }
         Ok(())
     }
@@ -107,7 +107,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 }
                 Step::Failed(error) => {
                     tracing::warn!(%error, "cannot note changes; they are made durable before they are answered from now on");
-                    self.give_notes_up().await?;
+                    // The usual write allocates nothing for what happens once.
+                    Box::pin(self.give_notes_up()).await?;
                 }
             }
         }

@@ -90,7 +90,7 @@ fn replicas_are_added_replaced_and_removed() {
     }
     place.run("mirror add mirror:a,b small").fails(3, &["1023 blocks"]);
     place.run("mirror add mirror:a,b a").fails(3, &["in use"]);
-    place.run("mirror add a c").fails(3, &["label of replica 0", "--force"]);
+    place.run("mirror add a c").fails(3, &["a is replica 0 (in sync) of mirror", "sealblock mirror add"]);
     place.run("mirror add mirror:a,b c").succeeds().says(&["c: in sync"]);
     place.run("compare a c").succeeds();
     place.run("copy mirror:a,c out").succeeds();

@@ -171,12 +171,14 @@ fn damage_on_both_replicas_beside_a_hundred_stale_regions_ends_as_the_exit_statu
     assert_eq!(lasting(&repaired), lost);
     assert_eq!(lasting(&verify(&place, "mirror:a,b", 1)), lost, "and nothing else is left");
     assert_reads_but(&place, &data, both);
-    place.run("mirror status mirror:a,b").succeeds();
+    let bad = format!("in sync; {} blocks are bad", both.len());
+    place.run("mirror status mirror:a,b").ends_with(1).says(&[&format!("a: {bad}"), &format!("b: {bad}")]);
 
     // Writing the lost ones ends it.
     for lba in both {
         place.run(&format!("zero mirror:a,b --range {lba}..{lba}")).succeeds();
     }
+    place.run("mirror status mirror:a,b").succeeds().says(&["optimal"]);
     assert_eq!(errors(&verify(&place, "mirror:a,b", 0)), []);
     rename(&place, "a", "a.away");
     verify(&place, "mirror:a,b", 4);
