@@ -7,7 +7,7 @@ use std::rc::Rc;
 use crate::format::Seed;
 
 /// Records that agree on a salt which is not the volume's: a single one is no more than damage.
-const MIN_AGREEING: u64 = 2;
+pub(crate) const MIN_AGREEING: u64 = 2;
 /// Salts that are counted. Damaged records have one each, those of another volume one in common.
 const MAX_SALTS: usize = 4096;
 

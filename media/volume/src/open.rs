@@ -15,9 +15,9 @@ use crate::format::{Answered, Layout, MapEntryRun, Seed, Superblock, TAIL_BYTES}
 use crate::identity::{IdentityError, Standing};
 use crate::idle::Upkeep;
 use crate::log::Log;
-use crate::lost_copies::LostCopies;
+use crate::lost_copies::{LostCopies, MIN_AGREEING};
 use crate::map_entries::MapEntries;
-use crate::medium::OneSync;
+use crate::medium::{OneSync, padded};
 use crate::memtable::Memtable;
 use crate::noted::{self, NotedChanges};
 use crate::notes::Notes;
@@ -86,12 +86,13 @@ pub async fn open<M: Medium, C: Clock>(
         groups.assume_initialized();
     }
     let lost = groups.lost_copies();
-    recovered.foreign.iter().for_each(|(salt, records)| lost.add_foreign("the log", *salt, *records));
+    recovered.foreign.iter().for_each(|(salt, found)| lost.add_foreign("the log", *salt, found.records));
     if let (Some(sequence), false) = (recovered.first_lost, options.read_only) {
         return Err(VolumeError::LogDamaged { sequence, sectors: recovered.lost });
     }
     if !options.read_only {
         groups.repair(&medium).await?;
+        wipe_foreign(&medium, &layout, &recovered).await?;
     }
     let noted = noted::read(&medium, &superblock, &recovered, options).await?;
     let entries = recovered.entries.in_order();
@@ -138,6 +139,20 @@ async fn take_over<M: Medium, C: Clock>(
     }
     answered(all);
     volume.checkpoint_recovered(logged).await
+}
+
+/// Zeroes what another volume has in the log. The copies that were there are lost either way, and it would be named as damage until the log
+/// has gone round.
+async fn wipe_foreign<M: Medium>(medium: &M, layout: &Layout, recovered: &Recovered) -> Result<(), VolumeError> {
+    let foreign = recovered.foreign.values().filter(|found| found.records >= MIN_AGREEING);
+    let offsets: Vec<u64> = foreign.flat_map(|found| found.offsets.iter().copied()).collect();
+    for offset in &offsets {
+        medium.write(*offset, padded(medium, &[], layout.sector_bytes() as usize)).await?;
+    }
+    if !offsets.is_empty() {
+        medium.sync().await?;
+    }
+    Ok(())
 }
 
 /// What was found when a volume was opened; `taken` blocks have map entries of the log.

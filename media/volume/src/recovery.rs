@@ -45,11 +45,20 @@ pub(crate) struct Recovered {
     /// A sequence number that no sector had before.
     pub next: u64,
     /// Records of other volumes in the log, by their salts.
-    pub foreign: BTreeMap<Seed, u64>,
+    pub foreign: BTreeMap<Seed, ForeignSectors>,
     /// The own map entries of sectors that are not known to be durable as a whole, and of the last one that is.
     pub tail: Vec<(LogPosition, MapEntryRun)>,
     /// All own map entries before this are known to be durable.
     pub durable_end: LogPosition,
+}
+
+/// What another volume has in the log.
+#[derive(Default)]
+pub(crate) struct ForeignSectors {
+    /// Sectors, and the map entries in them.
+    pub records: u64,
+    /// Where the sectors lie.
+    pub offsets: Vec<u64>,
 }
 
 /// One sector of the log, as far as it was found.
@@ -77,7 +86,7 @@ struct LogScan<'a> {
     /// Sectors neither of whose places can be read.
     unseen: Vec<u64>,
     /// Records of other volumes, by their salts.
-    foreign: BTreeMap<Seed, u64>,
+    foreign: BTreeMap<Seed, ForeignSectors>,
     /// How many own map entries the last sector has that is wholly in the block map, if it is there.
     before_tail: usize,
     /// An injected fault.
@@ -217,9 +226,9 @@ impl LogScan<'_> {
     }
 
     /// Takes in one sector of the log, if it is one and lies where it should.
-    fn take(&mut self, position: u64, bytes: &[u8]) {
+    fn take(&mut self, position: u64, region: u64, bytes: &[u8]) {
         let Ok(sector) = LogSector::decode(bytes, self.superblock.seed()) else {
-            return self.note_foreign(position, bytes);
+            return self.note_foreign(position, region, bytes);
         };
         let sequence = sector.header.sequence;
         if sequence % self.superblock.layout.log_sectors() != position {
@@ -253,13 +262,15 @@ impl LogScan<'_> {
     }
 
     /// Counts a sector of another volume that lies where it should, with the map entries that have its salt.
-    fn note_foreign(&mut self, position: u64, bytes: &[u8]) {
+    fn note_foreign(&mut self, position: u64, region: u64, bytes: &[u8]) {
         let Some((sequence, salt)) = LogSector::trace_salt(bytes) else { return };
         if sequence % self.superblock.layout.log_sectors() == position && self.foreign.len() < MAX_SALTS {
             let entries = LogSector::decode(bytes, salt).map_or(0, |sector| {
                 sector.entries().iter().filter(|raw| MapEntryRun::decode(raw, salt).is_ok()).count()
             });
-            *self.foreign.entry(salt).or_default() += 1 + entries as u64;
+            let foreign = self.foreign.entry(salt).or_default();
+            foreign.records += 1 + entries as u64;
+            foreign.offsets.push(self.superblock.layout.log_sector_offset(position, region));
         }
     }
 
@@ -308,10 +319,10 @@ async fn read_log<'a, M: Medium>(
             .iter()
             .filter(|at| also.binary_search(at).is_ok())
             .for_each(|at| scan.note_unreadable(first + *at as u64));
-        for (bytes, unreadable) in parts.into_iter().take(regions) {
+        for (region, (bytes, unreadable)) in (0..).zip(parts.into_iter().take(regions)) {
             scan.unreadable += unreadable.len() as u64;
             let sectors = bytes.chunks_exact(sector_bytes);
-            (first..).zip(sectors).for_each(|(position, sector)| scan.take(position, sector));
+            (first..).zip(sectors).for_each(|(position, sector)| scan.take(position, region, sector));
         }
     }
     Ok(scan)

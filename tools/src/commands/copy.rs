@@ -115,6 +115,10 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, 
     let work = CopyJob::new("copying", source, reading, sink, show);
     let copied = interrupt::or_end(work.run(&mut findings), || report_resume(arguments, work.total())).await;
     findings.finish(&work.progress)?;
+    // What was copied is whole all the same.
+    for lost in source.lost_metadata().iter().filter(|_| !arguments.json) {
+        eprintln!("sealblock: {lost}");
+    }
     let Moved { tally, blocks_lost } = copied.map_err(|failure| advise(failure, arguments))?;
     let ((lost, lost_unlisted), total) = (findings.into_runs(), work.total());
     Ok(Report {

@@ -189,6 +189,11 @@ fn foreign_records_of_every_structure_are_named_and_damage_of_one_is_not() {
         let medium = own.copy();
         put(&medium, &other, &places);
         assert!(matches!(foreign(&medium)[..], [(found, records)] if found == place && records >= 2), "{place}");
+        // The next opening for writing writes all of them anew.
+        let rig = Rig::open(&medium, false).unwrap();
+        rig.verify().unwrap();
+        rig.close();
+        assert_eq!(foreign(&medium), [], "{place}");
         // As many damaged ones are no other volume's.
         let medium = own.copy();
         places.iter().zip(40..).for_each(|((at, _), byte)| medium.bytes.borrow_mut()[*at as usize + byte] ^= 1);

@@ -67,6 +67,17 @@ impl Source {
         }
     }
 
+    /// Copies of metadata that were found lost so far, and records of other volumes, as text.
+    pub fn lost_metadata(&self) -> Vec<String> {
+        match self {
+            Source::Device(whole) => {
+                let info = &whole.opened.info;
+                [info.lost_superblocks(), info.lost_copies()].concat()
+            }
+            Source::Input(_) => Vec::new(),
+        }
+    }
+
     /// Bytes in a block of it.
     pub fn block_size(&self) -> BlockSize {
         match self {
