@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
-use sealblock_block::{DynDevice, RequestKind};
+use sealblock_block::{Device, DynDevice, RequestKind};
 use sealblock_exports_nvme_tcp::{DamageHandle, DamageRun};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_multipath::{PathMonitor, PathStatus as MultipathPathStatus};
-use sealblock_stack::quantity::count;
 use sealblock_stack::{OpenMirror, TargetInfo};
 
 use crate::backing::Files;
@@ -30,8 +29,6 @@ pub struct InspectedDevice {
     files: Vec<String>,
     /// The same files, as long as they are open.
     backing: Files,
-    /// Losses that the open found and that writes do not repair.
-    lost_metadata: Vec<String>,
 }
 
 /// The files that a device lies in.
@@ -48,7 +45,6 @@ impl InspectedDevice {
             scrub_task: Rc::clone(scrub_task),
             mirrors: all.iter().filter_map(|info| info.mirror.as_ref()).map(Rc::downgrade).collect(),
             paths: all.iter().filter_map(|info| info.paths.clone()).collect(),
-            lost_metadata: lost_logs(info),
             files: files(info),
             backing: Files::of(info),
         }
@@ -65,7 +61,7 @@ impl InspectedDevice {
             file_trouble: self.backing.errors(),
             mirrors: mirrors.map(|mirror| named(&mirror)).collect(),
             paths: self.paths.iter().flat_map(PathMonitor::paths).map(path).collect(),
-            lost_metadata: self.lost_metadata.clone(),
+            lost_metadata: lost(&gate).into_iter().collect(),
             scrub: Some(scrub),
             io: io(&gate),
             ..DeviceSnapshot::default()
@@ -91,12 +87,10 @@ pub fn silent(why: &str) -> DeviceSnapshot {
     DeviceSnapshot { silent: Some(why.to_owned()), ..DeviceSnapshot::default() }
 }
 
-/// Logs of which a part is lost, in words.
-fn lost_logs(info: &TargetInfo) -> Vec<String> {
-    let volumes = info.all().into_iter().filter_map(|info| info.volume.as_ref());
-    let lost = volumes.filter(|volume| volume.log_lost > 0);
-    lost.map(|volume| format!("{} of a log: blocks written last may be older", count(volume.log_lost, "sector")))
-        .collect()
+/// That what was written last may be missing, and why, in words: reads do not meet it, and writes do not repair it.
+fn lost(gate: &DynDevice) -> Option<String> {
+    let why = gate.abilities().freshness.why_older()?;
+    Some(format!("blocks may be older than what was written: {why}"))
 }
 
 fn named(mirror: &OpenMirror) -> NamedMirror {

@@ -1,7 +1,7 @@
 //! Creating a mirror on purpose, and marking a device as written without its mirror.
 
 use futures_util::future::join_all;
-use sealblock_block::{Clock, Device, DynDevice, Error, Request, ReservedArea, Response};
+use sealblock_block::{Clock, Device, DynDevice, Error, ErrorKind, Request, ReservedArea, Response};
 
 use crate::assemble::ReplicaProbe;
 use crate::error::{MirrorError, ReplicaError};
@@ -9,7 +9,7 @@ use crate::label::{Label, MAX_REPLICAS, ReplicaState};
 use crate::lineage::Lineage;
 use crate::mirror::{Mutation, TestHooks};
 use crate::open::{OpenMirror, new_parts, start};
-use crate::probe::{Candidate, check_same_geometry, inspect, write_label};
+use crate::probe::{Candidate, check_same_geometry, inspect, why_older, write_label};
 use crate::regions::Regions;
 use crate::replica::{ReplicaSource, has_reserved_area, unexpected_response};
 
@@ -96,6 +96,11 @@ fn choose_source(
         (None, [only]) => Some(*only),
         (None, several) => return Err(ReplicaError::AmbiguousSource { replicas: names(several).join(", ") }),
     };
+    let source = from.map(|from| &sources[from]);
+    if let Some((source, why)) = source.and_then(|source| Some((source, why_older(source.device.as_ref().ok()?)?))) {
+        let (replica, reason) = (source.name.clone(), ErrorKind::MayBeOlder(why).to_string());
+        return Err(ReplicaError::Unusable { replica, reason });
+    }
     for (at, candidate) in candidates.iter().enumerate() {
         candidate.check(&sources[at].name, options.force, from != Some(at))?;
     }

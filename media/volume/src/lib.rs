@@ -78,6 +78,7 @@ mod tests {
     mod corrupt;
     mod fairness;
     mod log;
+    mod lost_log;
     mod neighbours;
     mod recognition;
     mod recovery;

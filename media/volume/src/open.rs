@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use sealblock_block::{Clock, Condition, Geometry, Limits, Medium, RangeLock};
+use sealblock_block::{Clock, Condition, Freshness, Geometry, Limits, Medium, RangeLock, WhyOlder};
 use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize};
@@ -71,12 +71,13 @@ pub async fn open<M: Medium, C: Clock>(
         // must not outlive them.
         medium.sync().await?;
     }
-    let recovered = recovery::replay(&medium, &superblock, options).await?;
     let groups = BlockGroups::read(&medium, &superblock).await?;
-    if let (Some(sequence), false) = (recovered.first_lost, options.read_only) {
+    let recovered = recovery::replay(&medium, &superblock, groups.initialized_count() > 0, options).await?;
+    if let (Some(sequence), false) = (recovered.first_lost, options.accept_older) {
         return Err(VolumeError::LogDamaged { sequence, sectors: recovered.lost });
     }
-    if !options.read_only {
+    let is_kept = options.read_only || recovered.lost > 0;
+    if !is_kept {
         groups.repair(&medium).await?;
     }
     let entries = recovered.entries.in_order();
@@ -84,10 +85,10 @@ pub async fn open<M: Medium, C: Clock>(
     let description = describe(&superblock, &recovered, taken, copies, groups.lost_copies());
     let settled = are_all_usable && recovered.next == superblock.log_tail;
     let volume = Rc::new(assemble(medium, clock, superblock, options, &recovered, groups));
-    if options.read_only {
+    if is_kept {
         volume.memtable.recover(recovered.entries);
     }
-    if !options.read_only && !settled {
+    if !is_kept && !settled {
         // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
         volume.checkpoint_recovered(&entries).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
     }
@@ -104,7 +105,7 @@ pub(crate) fn describe(
 ) -> VolumeInfo {
     VolumeInfo {
         uuid: superblock.uuid,
-        is_clean: superblock.is_clean && taken + recovered.discarded + recovered.lost == 0,
+        is_clean: superblock.is_clean && !recovered.is_used && taken + recovered.discarded + recovered.lost == 0,
         layout: superblock.layout,
         recovered: taken,
         dropped: recovered.discarded,
@@ -147,6 +148,10 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
     let commits = CommitQueue::new(&layout, wanted.clone());
     let geometry = geometry(&superblock, commits.max_uncommitted);
     let reserved = ReservedAreas::new(&superblock, groups.lost_copies());
+    let freshness = match recovered.lost {
+        0 => Freshness::Current,
+        _ => Freshness::MayBeOlder(WhyOlder::LogLost),
+    };
     Volume {
         medium: OneSync::new(medium),
         clock,
@@ -162,7 +167,8 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         upkeep: Upkeep::new(options),
         memtable: Memtable::default(),
         log: Log::new(&superblock, recovered.next, options.mutation),
-        log_lost: recovered.lost,
+        freshness: Cell::new(freshness),
+        keeps_lost_log: Cell::new(recovered.lost > 0 && !options.read_only),
         commits,
         marked: Cell::default(),
         checkpoints: Checkpoints::default(),

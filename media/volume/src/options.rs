@@ -20,6 +20,10 @@ const SEAL_IN_FLIGHT_BYTES: u64 = 64 << 10;
 pub struct OpenOptions {
     /// Write nothing: what a crash left is taken over in memory only.
     pub read_only: bool,
+    /// Open a volume whose log is lost, too, of which blocks may be older than what was written. One that is opened for writing
+    /// keeps its state on the medium until a block changes, and gives its log up with that: so whoever opens it records first that
+    /// nothing on it counts, as a mirror does.
+    pub accept_older: bool,
     /// Open a volume whose medium ends before it does, for reading only: what lay behind the end cannot be read.
     pub truncated: bool,
     /// Memory for map pages, in bytes. Pages that differ from the medium may need more for a while.
@@ -39,6 +43,7 @@ impl Default for OpenOptions {
     fn default() -> OpenOptions {
         OpenOptions {
             read_only: false,
+            accept_older: false,
             truncated: false,
             cache_bytes: CACHE_BYTES,
             relocate: true,
@@ -85,9 +90,9 @@ pub enum VolumeError {
     #[error("the medium is read-only")]
     ReadOnly,
     /// Every copy of log sectors that were once durable is lost, which takes two faults: which blocks they were about is not
-    /// known, so the volume is not opened for writing.
+    /// known, so the volume is not opened unless older content is accepted.
     #[error(
-        "{sectors} sectors of the log are lost in every copy, from number {sequence} on: blocks written shortly before the last crash may read as older content, and which ones is not known; nothing is written to such a volume"
+        "{sectors} sectors of the log are lost in every copy, from number {sequence} on: blocks written shortly before the last crash may read as older content, and which ones is not known"
     )]
     LogDamaged {
         /// Sequence number of the first lost sector.
@@ -156,6 +161,8 @@ pub enum Mutation {
     TailEarlier,
     /// Resizing: blocks that hold data are cut off.
     CutMapped,
+    /// The log is called in use before it has a sector, and said to have one.
+    NoAnchor,
     /// Resizing: block groups that come have the bits in the group map that earlier ones have left.
     KeepBits,
 }

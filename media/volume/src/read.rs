@@ -76,7 +76,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// lost sectors of the log.
     fn tally(&self, extent: Extent, checks: &Checks) -> Tally {
         let mut coverage = Coverage::of(self.geometry.protection.is_some() && checks.guard);
-        if self.log_lost > 0 {
+        if !self.freshness.get().is_current() {
             coverage.add(Unchecked::new(extent, WhyUnchecked::LogLost));
         }
         Tally { coverage, ..Tally::default() }

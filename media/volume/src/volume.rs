@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use sealblock_block::{
     Abilities, Ability, Clock, Condition, Device, Error, ErrorKind, Freshness, Geometry, Medium, MediumError,
-    MediumErrorKind, Operation, Outcome, RangeLock, Request, Response, WhyOlder,
+    MediumErrorKind, Operation, Outcome, RangeLock, Request, Response,
 };
 use sealblock_units::{BlockCount, Lba};
 
@@ -43,8 +43,10 @@ pub struct Volume<M, C> {
     pub(crate) upkeep: Upkeep,
     pub(crate) memtable: Memtable,
     pub(crate) log: Log,
-    /// Sectors of the log that were lost before this opening, which is a read-only one if there are any.
-    pub(crate) log_lost: u64,
+    /// Whether the blocks are those that were written last.
+    pub(crate) freshness: Cell<Freshness>,
+    /// Sectors of the log were lost before this opening, and the medium is as it was found until a block changes.
+    pub(crate) keeps_lost_log: Cell<bool>,
     pub(crate) commits: CommitQueue,
     /// Blocks that lost their data since a request that unmaps gave others a turn.
     pub(crate) marked: Cell<u64>,
@@ -90,7 +92,7 @@ pub struct VolumeInfo {
     /// are written. At most as many as one commit has map entries.
     pub unreadable: Vec<Lba>,
     /// Sectors of the log of which every copy is lost: each had the map entries of up to 15 or 127 blocks or runs of blocks
-    /// that are not known and that read as they were before. Only a read-only open accepts such a log.
+    /// that are not known and that read as they were before. All there is room for, where nothing of a log in use is left.
     pub log_lost: u64,
     /// Other copies of metadata that are lost: those that the opening met, and, counted on, those met since. A volume open for
     /// writing writes them anew with its next checkpoint, but for the reserved area's, whose owners do with their next write.
@@ -234,14 +236,6 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Whether the blocks are those that were written last.
-    pub(crate) fn freshness(&self) -> Freshness {
-        match self.log_lost {
-            0 => Freshness::Current,
-            _ => Freshness::MayBeOlder(WhyOlder::LogLost),
-        }
-    }
-
     /// Which block of its block group a block is.
     pub(crate) fn index_in_group(&self, lba: Lba) -> u32 {
         self.layout.index_in_group(lba) as u32
@@ -301,7 +295,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             offloads: false,
             seals: self.geometry.protection.is_some(),
             copies: false,
-            freshness: self.freshness(),
+            freshness: self.freshness.get(),
         }
     }
 
@@ -309,6 +303,9 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
         self.upkeep.note_request();
         let _turn = self.turns.take(turns::weight(&request, self.geometry.block_size)).await;
         let kind = request.kind();
+        if self.keeps_lost_log.get() && kind.changes_blocks() {
+            Box::pin(self.give_up_log()).await?;
+        }
         let Request { operation, extents, durability } = request;
         // What is rare is boxed, so that the future of a read or write has no room for it: it is moved several times on its way.
         match operation {

@@ -43,6 +43,8 @@ struct Report {
     lost: Vec<Run<Lost>>,
     lost_unlisted: u64,
     lost_are: Losing,
+    /// Why the data may be older than what was written to where they came from, if so.
+    may_be_older: Option<&'static str>,
     /// The first byte that was not copied, when a signal ended it.
     resume_byte: Option<u64>,
 }
@@ -52,6 +54,7 @@ pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
     check_output(arguments.json, &arguments.to)?;
     let (report, behind) = on_reactor(async {
         let source = Source::open(&arguments.from).await?;
+        source.note_older();
         let sink = Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await?;
         let room = sink.room_bytes();
         let copied = copy(arguments, &source, &sink).await;
@@ -69,7 +72,8 @@ pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
         report_resume(arguments, byte);
         return Ok(Exit::Interrupted);
     }
-    Ok(if report.blocks_lost > 0 { Exit::DamageFound } else { Exit::Clean })
+    let exit = if report.blocks_lost > 0 { Exit::DamageFound } else { Exit::Clean };
+    Ok(exit.unless_older(report.may_be_older.is_some()))
 }
 
 /// Says on standard error how far it came.
@@ -129,6 +133,7 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, 
         lost,
         lost_unlisted,
         lost_are: sink.losing(),
+        may_be_older: source.older(),
         resume_byte: source.bytes().filter(|bytes| interrupt::came() && total < *bytes).map(|_| total),
     })
 }

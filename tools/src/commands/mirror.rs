@@ -151,7 +151,7 @@ async fn synchronise(
 
 fn report(arguments: &Arguments) -> Result<Exit, StackError> {
     let server = server_of(&arguments.target, arguments.control.as_deref())?;
-    let status = on_holder(&arguments.target, server, Access::Read, async |mirror| mirror.status().await)?;
+    let status = on_holder(&arguments.target, server, Access::ReadOlder, async |mirror| mirror.status().await)?;
     print_report(arguments.json, &status, || to_text(&status))?;
     Ok(status.health().into())
 }

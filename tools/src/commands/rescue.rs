@@ -4,7 +4,7 @@
 //! of its shape. What cannot be read is never passed on:
 //! a destination that can make blocks unreadable gets them so, a file has zeroes there, and the list names them.
 
-use sealblock_block::Device;
+use sealblock_block::{Device, WhyOlder};
 use sealblock_media_file::Options;
 use sealblock_media_volume::{Hints, Remains, SuperblockCopy};
 use sealblock_stack::quantity::count;
@@ -35,6 +35,7 @@ struct Report {
     blocks_lost: u64,
     superblock_copies: serde_json::Value,
     log_sectors_lost: u64,
+    may_be_older: Option<&'static str>,
     without_superblock: Option<WithoutSuperblock>,
     lost: Vec<Run<Lost>>,
     lost_unlisted: u64,
@@ -72,8 +73,9 @@ pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
         (false, Endpoint::Standard) => to_text(&report).iter().for_each(|line| eprintln!("{line}")),
         (false, Endpoint::Target(_)) => to_text(&report).iter().try_for_each(|line| say(line))?,
     }
-    let is_whole = report.blocks_lost + report.log_sectors_lost == 0 && report.without_superblock.is_none();
-    Ok(if is_whole { Exit::Clean } else { Exit::DamageFound })
+    let is_whole = report.blocks_lost == 0 && report.without_superblock.is_none();
+    let exit = if is_whole { Exit::Clean } else { Exit::DamageFound };
+    Ok(exit.unless_older(report.may_be_older.is_some()))
 }
 
 /// Opens the volume for reading, and says what was found where it has no superblock.
@@ -125,6 +127,7 @@ impl Report {
             blocks_lost: 0,
             superblock_copies: superblocks_json(copies),
             log_sectors_lost: description.map_or(0, |volume| volume.log_lost),
+            may_be_older: volume.why_older().map(WhyOlder::as_str),
             without_superblock,
             lost: Vec::new(),
             lost_unlisted: 0,
@@ -161,6 +164,7 @@ fn to_text(report: &Report) -> Vec<String> {
         lines.push(format!("and {} more lost", count(report.lost_unlisted, "block")));
     }
     let state = match report.blocks_lost {
+        0 if report.may_be_older.is_some() => "nothing is bad, and what was written last may be missing".to_owned(),
         0 => "nothing lost".to_owned(),
         lost => format!("{lost} lost"),
     };

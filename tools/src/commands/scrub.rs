@@ -138,7 +138,7 @@ fn saved(what: &Scrubbed) -> Result<ScrubStatus, StackError> {
         other => return Err(unserved(DOING, other)),
     };
     on_reactor(async {
-        open(target, Access::Read).await?.close_after(async |opened| status_of(target, opened).await).await
+        open(target, Access::ReadOlder).await?.close_after(async |opened| status_of(target, opened).await).await
     })
 }
 

@@ -16,6 +16,7 @@ mod hostile;
 mod in_use;
 mod interrupted;
 mod log_level;
+mod lost_log;
 mod mirror;
 mod mirror_damage;
 mod nbd;

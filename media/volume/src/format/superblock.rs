@@ -38,10 +38,13 @@ const AT_GROUPS_OFFSET: usize = 80;
 const AT_GROUP_STRIDE: usize = 88;
 const AT_LOG_TAIL: usize = 96;
 const AT_KEEPS_SPACE: usize = 60;
+const AT_MARKS: usize = 61;
 const AT_INITIALIZED_GROUPS: usize = 104;
 const AT_CREATED: usize = 112;
 const AT_SEGMENTS: usize = 120;
 const AT_CHECKSUM: usize = 508;
+/// Marks: the log is anchored. Programs that do not know it leave it out with the next superblock that they write.
+const MARK_ANCHORED: u64 = 1;
 
 /// What a superblock says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,6 +59,9 @@ pub struct Superblock {
     pub protection: Option<PiFormat>,
     /// The volume was closed cleanly: the log from `log_tail` on is empty.
     pub is_clean: bool,
+    /// The log in use has a sector that was durable before this was written: at least the one before `log_tail` is there as long as
+    /// no fault has taken it. Means nothing in a volume that was closed cleanly.
+    pub is_anchored: bool,
     /// Blocks may have been made unreadable (feature bit 0): set before the first map entry that says so, and never cleared.
     pub uncorrectable: bool,
     /// The space of the volume was taken when it was made, and free physical blocks keep it.
@@ -109,6 +115,7 @@ impl Superblock {
             layout,
             protection,
             is_clean: true,
+            is_anchored: false,
             uncorrectable: false,
             keeps_space: false,
             log_tail: 0,
@@ -162,6 +169,7 @@ impl Superblock {
         put::<1>(&mut bytes, AT_STORAGE_TAG, storage_tag);
         put::<1>(&mut bytes, AT_CLEAN, u64::from(self.is_clean));
         put::<1>(&mut bytes, AT_KEEPS_SPACE, u64::from(self.keeps_space));
+        put::<1>(&mut bytes, AT_MARKS, if self.is_anchored { MARK_ANCHORED } else { 0 });
         put::<8>(&mut bytes, AT_LOG_SECTORS, self.layout.log_sectors());
         put::<8>(&mut bytes, AT_GROUP_BLOCKS, self.layout.group_blocks());
         put::<8>(&mut bytes, AT_GROUPS_OFFSET, self.layout.groups_offset());
@@ -225,6 +233,7 @@ impl Superblock {
             layout,
             protection,
             is_clean: clean,
+            is_anchored: !clean && get::<1>(bytes, AT_MARKS) & MARK_ANCHORED != 0,
             uncorrectable,
             keeps_space,
             log_tail,

@@ -30,7 +30,7 @@ pub(super) fn run(order: Order<'_>) -> Result<Exit, StackError> {
     let show = if arguments.json || arguments.quiet { Show::Never } else { Show::OnTerminal };
     let file = session::lock(arguments.resume.as_deref())?;
     let (report, repairs, session) = on_reactor(async {
-        let access = if arguments.repair { Access::Write } else { Access::Read };
+        let access = if arguments.repair { Access::Write } else { Access::ReadOlder };
         // Repairs need another copy: a member opened by itself has none.
         let opened = open_for(target, access, Usage::Unchanged).await?;
         let lost = report_opening(arguments, &opened);
