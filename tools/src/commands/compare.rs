@@ -43,7 +43,9 @@ pub fn run(arguments: &Compare) -> Result<Exit, StackError> {
             Some(b) => Some(Whole::open(b, Access::ReadOlder).await?),
             None => None,
         };
-        [Some(&opened_a), opened_b.as_ref()].into_iter().flatten().for_each(|side| drop(note_older(&side.opened)));
+        for side in [Some(&opened_a), opened_b.as_ref()].into_iter().flatten() {
+            note_older(&side.opened);
+        }
         let report = compare(&opened_a, opened_b.as_ref(), arguments.range, show, voice).await;
         let report = match opened_b {
             Some(opened_b) => opened_b.close(report).await,
