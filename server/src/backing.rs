@@ -1,14 +1,10 @@
 //! Watches the files under served targets: logs when a file is deleted, renamed, replaced or truncated, and when that is undone.
 
 use std::io;
-use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
 use sealblock_media_file::{Backing, BackingError, open_files};
-use sealblock_stack::TargetInfo;
-
-use crate::status::server::FileError;
 
 /// How often files are looked at.
 const EVERY: Duration = Duration::from_secs(1);
@@ -41,35 +37,4 @@ fn report(backing: &Backing, news: Option<BackingError>) {
         }
         None => tracing::warn!(%file, "the file is there again"),
     }
-}
-
-/// The files that a device was opened with, as long as they are open.
-pub struct Files(Vec<Weak<Backing>>);
-
-impl Files {
-    /// Those of a device that was just opened.
-    pub fn of(info: &TargetInfo) -> Files {
-        let all = info.all();
-        let is_of = |open: &&Arc<Backing>| {
-            let mut files = all.iter().filter_map(|info| info.file.as_ref());
-            files.any(|file| file.path == open.path())
-        };
-        Files(open_files().iter().filter(is_of).map(Arc::downgrade).collect())
-    }
-
-    /// What was found when they were looked at last.
-    pub fn errors(&self) -> Vec<FileError> {
-        self.0.iter().filter_map(Weak::upgrade).filter_map(|backing| error_of(&backing)).collect()
-    }
-}
-
-fn error_of(backing: &Backing) -> Option<FileError> {
-    let (trouble, lengths) = match backing.trouble()? {
-        BackingError::Gone => ("gone", None),
-        BackingError::Replaced => ("replaced", None),
-        BackingError::CutOff { left_bytes, length_bytes } => ("cut_off", Some((left_bytes, length_bytes))),
-    };
-    let (left_bytes, length_bytes) = lengths.unzip();
-    let path = backing.path().display().to_string();
-    Some(FileError { path, trouble: trouble.to_owned(), left_bytes, length_bytes })
 }

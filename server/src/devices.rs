@@ -11,8 +11,7 @@ use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, timeout};
 use sealblock_scrub::Settings;
-use sealblock_stack::target::TargetLabel;
-use sealblock_stack::{Access, Cause, OpenTarget, ReadOnly, StackError, Usage, open_for};
+use sealblock_stack::{Access, Cause, OpenTarget, ReadOnly, StackError, TargetLabel, Usage, open_for};
 use sealblock_units::ByteCount;
 
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind, RESIZING};
@@ -247,7 +246,8 @@ async fn open_on_core(
     }
     watch(&info, &ties.state);
     let mirror_uuid = info.mirror.as_ref().map(|mirror| mirror.describe().uuid);
-    let called = info.mirror.as_ref().map_or_else(|| TargetLabel::new(target), |mirror| mirror.target().clone());
+    let named = || TargetLabel::new(target, info.identity(target));
+    let called = info.mirror.as_ref().map_or_else(named, |mirror| mirror.target().clone());
     let shared = SharedDevice::publish(gate.clone());
     shared.observe(RequestObserver::new(called.clone(), ties.clone()));
     let scrub_task = ScrubTask::open(called.clone(), gate, shared.attach(), ties.state, events).await;

@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
+use std::sync::{Arc, Weak as FileWeak};
 
 use sealblock_block::{Device, DynDevice, RequestKind};
 use sealblock_exports_nvme_tcp::{DamageHandle, DamageRun};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_multipath::{PathMonitor, PathStatus as MultipathPathStatus};
+use sealblock_media_file::Backing;
 use sealblock_stack::{OpenMirror, TargetInfo};
 
-use crate::backing::Files;
-use crate::control::protocol::canonical;
 use crate::scrub::ScrubTask;
+use crate::status::files::FileError;
 use crate::status::mirror::MirrorStatus;
 use crate::status::server::{
     CountStatus, DamageStatus, DeviceSnapshot, IoStatus, NamedMirror, PathStatus, RunOfDamage,
@@ -28,13 +29,14 @@ pub struct InspectedDevice {
     paths: Vec<PathMonitor>,
     files: Vec<String>,
     /// The same files, as long as they are open.
-    backing: Files,
+    open_files: Vec<FileWeak<Backing>>,
 }
 
 /// The files that a device lies in.
 fn files(info: &TargetInfo) -> Vec<String> {
     let files = info.all().into_iter().filter_map(|info| info.file.as_ref());
-    files.filter_map(|file| canonical(&file.path)).collect()
+    let paths = files.filter_map(|file| file.path.canonicalize().ok());
+    paths.map(|path| path.to_string_lossy().into_owned()).collect()
 }
 
 impl InspectedDevice {
@@ -46,7 +48,7 @@ impl InspectedDevice {
             mirrors: all.iter().filter_map(|info| info.mirror.as_ref()).map(Rc::downgrade).collect(),
             paths: all.iter().filter_map(|info| info.paths.clone()).collect(),
             files: files(info),
-            backing: Files::of(info),
+            open_files: info.open_files(),
         }
     }
 
@@ -55,17 +57,32 @@ impl InspectedDevice {
         let Some((scrub, gate)) = self.scrub_task.glance() else {
             return silent("it is closed, or is being changed");
         };
-        let mirrors = self.mirrors.iter().filter_map(Weak::upgrade);
+        let mirrors: Vec<_> = self.mirrors.iter().filter_map(Weak::upgrade).collect();
         DeviceSnapshot {
             files: self.files.clone(),
-            file_trouble: self.backing.errors(),
-            mirrors: mirrors.map(|mirror| named(&mirror)).collect(),
+            file_trouble: self.file_errors(&mirrors),
+            mirrors: mirrors.iter().map(|mirror| named(mirror)).collect(),
             paths: self.paths.iter().flat_map(PathMonitor::paths).map(path).collect(),
             lost_metadata: lost(&gate).into_iter().collect(),
             scrub: Some(scrub),
             io: io(&gate),
             ..DeviceSnapshot::default()
         }
+    }
+}
+
+impl InspectedDevice {
+    /// What is wrong with the files that it was opened with, and those of replicas that came later.
+    fn file_errors(&self, mirrors: &[Rc<OpenMirror>]) -> Vec<FileError> {
+        let opened = self.open_files.iter().filter_map(FileWeak::upgrade);
+        let replicas = mirrors.iter().flat_map(|mirror| mirror.files()).flat_map(|(_, files)| files);
+        let mut files: Vec<Arc<Backing>> = Vec::new();
+        for file in opened.chain(replicas) {
+            if !files.iter().any(|other| Arc::ptr_eq(other, &file)) {
+                files.push(file);
+            }
+        }
+        files.iter().filter_map(|file| FileError::of(file)).collect()
     }
 }
 
@@ -94,7 +111,7 @@ fn lost(gate: &DynDevice) -> Option<String> {
 }
 
 fn named(mirror: &OpenMirror) -> NamedMirror {
-    let mut status = MirrorStatus::of(&mirror.describe());
+    let mut status = MirrorStatus::of(mirror);
     // Removed replicas are not shown.
     status.replicas.retain(|replica| !replica.is(ReplicaState::Removed));
     NamedMirror { target: mirror.target().to_string(), status }

@@ -17,6 +17,9 @@ pub mod run;
 /// The control socket: its messages, the client, and the server's side.
 pub mod control {
     pub mod client;
+    pub mod exchange;
+    pub mod folder;
+    pub mod peer;
     pub mod protocol;
     pub(crate) mod responder;
     pub mod socket_path;
@@ -25,6 +28,7 @@ pub mod control {
 /// The states that are reported.
 pub mod status {
     mod assess;
+    pub mod files;
     pub mod front;
     pub mod health;
     pub mod mirror;

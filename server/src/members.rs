@@ -7,7 +7,7 @@ use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_stack::target::{GroupKind, TargetName};
 use sealblock_stack::{Cause, StackError};
 
-use crate::control::protocol::{ControlCommand, canonical};
+use crate::control::protocol::ControlCommand;
 use crate::devices::ServedDevice;
 use crate::plan::NamespacePlan;
 
@@ -75,7 +75,8 @@ fn of_members(members: Vec<String>, named: &[TargetName], is_old_name: bool) -> 
 /// The canonical name of a member, for comparison: one path has many names.
 fn settled(name: &str) -> String {
     let target: Option<TargetName> = name.parse().ok();
-    target.as_ref().and_then(TargetName::path).and_then(canonical).unwrap_or_else(|| name.to_owned())
+    let path = target.as_ref().and_then(TargetName::path).and_then(|path| path.canonicalize().ok());
+    path.map_or_else(|| name.to_owned(), |path| path.to_string_lossy().into_owned())
 }
 
 #[cfg(test)]

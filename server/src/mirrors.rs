@@ -21,7 +21,7 @@ use crate::status::mirror::{MirrorStatus, state_text};
 /// Why it failed.
 pub async fn answer(mirror: &OpenMirror, command: &ControlCommand) -> Result<MirrorStatus, ControlError> {
     execute(mirror, command).await.map_err(|failure| control_error(&failure))?;
-    Ok(MirrorStatus::of(&mirror.describe()))
+    Ok(MirrorStatus::of(mirror))
 }
 
 /// Executes a command for the replicas of a mirror; nothing for another command.
@@ -38,6 +38,7 @@ pub async fn execute(mirror: &OpenMirror, command: &ControlCommand) -> Result<()
         ControlCommand::MirrorAcceptStale { replica } => mirror.accept_stale(&target(replica)?).await,
         ControlCommand::Status
         | ControlCommand::Log { .. }
+        | ControlCommand::Find
         | ControlCommand::MirrorStatus
         | ControlCommand::ScrubStatus
         | ControlCommand::ScrubStart { .. }

@@ -15,7 +15,7 @@ use sealblock_block::{BadBlock, Error, ErrorKind, RequestKind};
 use sealblock_exports_nvme_tcp::{DamageHandle, NamespaceState};
 use sealblock_layers_cross_core::{Observer, RequestInfo};
 use sealblock_runtime_reactor::now;
-use sealblock_stack::target::TargetLabel;
+use sealblock_stack::TargetLabel;
 use sealblock_units::Extent;
 
 use crate::bad_runs::{bad_runs, blocks_text};
@@ -249,7 +249,7 @@ mod tests {
     #[test]
     fn a_client_is_told_of_a_block_once_and_another_client_too() {
         let witness =
-            RequestObserver::new(TargetLabel::new(&"mem:1MiB".parse().unwrap()), ReportTargets::to(&Arc::default()));
+            RequestObserver::new(TargetLabel::of(&"mem:1MiB".parse().unwrap()), ReportTargets::to(&Arc::default()));
         assert_eq!(witness.unreported("nbd a", &[media(3), media(4)]).len(), 2);
         assert_eq!(witness.unreported("nbd a", &[media(4), media(5)]), [media(5)]);
         assert_eq!(witness.unreported("nvme h 1", &[media(4)]), [media(4)]);

@@ -20,7 +20,7 @@ use sealblock_runtime_reactor::{JoinHandle, Notify, now, spawn, timeout, yield_n
 use sealblock_scrub::{
     Activity, CheckResult, CommandError, DeviceProfile, Now, Scrub, ScrubEvent, ScrubStep, Settings,
 };
-use sealblock_stack::target::TargetLabel;
+use sealblock_stack::TargetLabel;
 use sealblock_units::Extent;
 
 use crate::bad_runs::{BadRun, bad_runs};
@@ -325,7 +325,8 @@ impl ScrubTask {
         let start =
             |from: Option<u64>, rate: Option<NonZeroU64>| self.with_scrub(|scrub, now| scrub.start(now, from, rate));
         let done = match command {
-            ControlCommand::Status
+            ControlCommand::Find
+            | ControlCommand::Status
             | ControlCommand::Log { .. }
             | ControlCommand::ScrubStatus
             | ControlCommand::MirrorStatus

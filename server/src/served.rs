@@ -5,9 +5,8 @@ use std::net::SocketAddr;
 use sealblock_exports_nvme_tcp::{Hosts, PiVisibility};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_stack::identity::uuid_text;
-use sealblock_stack::protection_text;
+use sealblock_stack::{TargetIdentity, protection_text};
 
-use crate::control::protocol::canonical;
 use crate::events::{NamespaceInfo, Serving, SubsystemInfo};
 use crate::offered::{Offered, OfferedNamespace};
 use crate::plan::{NamespacePlan, SubsystemPlan, export_name, namespace_uri, on_this_machine};
@@ -68,6 +67,7 @@ impl Server {
             nbd_listeners: self.nbd.listeners(),
             nbd_sockets: self.nbd.paths(),
             not_open: self.not_open(),
+            waiting: self.openings.waiting().iter().map(|waiting| TargetIdentity::of(&waiting.plan.target)).collect(),
             control: String::new(),
         };
         (self.offers(), front)
@@ -96,7 +96,7 @@ impl Server {
             self.offered.values().flat_map(|offered| offered.spaces.values().map(move |space| (offered, space)));
         let offer = |(offered, space): (&Offered, &OfferedNamespace)| Offer {
             text: space.plan.target.to_string(),
-            path: space.plan.target.path().and_then(canonical),
+            label: space.device.target.clone(),
             nqn: offered.plan.nqn.to_string(),
             nsid: space.plan.nsid,
             listeners: listeners.clone(),

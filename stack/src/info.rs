@@ -1,16 +1,21 @@
 //! What a target is made of, for `info`.
 
 use std::rc::Rc;
+use std::sync::{Arc, Weak};
 
 use sealblock_integrity::PiFormat;
 use sealblock_layers_multipath::PathMonitor;
-use sealblock_media_file::FileInfo as FileDescription;
+use sealblock_media_file::{Backing, FileInfo as FileDescription, open_files};
 use sealblock_media_linux::{NvmeInfo, ScsiInfo, TagProfile};
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::ConnectionInfo as NvmeConnectionInfo;
 use sealblock_media_volume::VolumeInfo as VolumeDescription;
 
+use crate::device_number::DeviceNumber;
 use crate::groups::replicas::OpenMirror;
+use crate::leaves::{Leaf, Storage, leaves_at, leaves_of_device};
+use crate::target::{GroupKind, TargetName};
+use crate::target_identity::TargetIdentity;
 
 /// How a drive of this machine is reached.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -74,6 +79,18 @@ pub struct TargetInfo {
 }
 
 impl TargetInfo {
+    /// What the target of this name was when it was opened.
+    pub fn identity(&self, target: &TargetName) -> TargetIdentity {
+        if let (Some(mirror), TargetName::Group { kind: GroupKind::Mirror, .. }) = (&self.mirror, target) {
+            return mirror.identity();
+        }
+        let opened = self.all();
+        TargetIdentity::with(target, &|path| {
+            let mut files = opened.iter().filter_map(|info| info.file.as_ref()).filter(|file| file.path == path);
+            files.next().map_or_else(|| leaves_at(path).unwrap_or_default(), leaves_of_open)
+        })
+    }
+
     /// Only a kind.
     pub fn plain(kind: &'static str) -> TargetInfo {
         let (drive, paths, mirror, inner) = (None, None, None, Vec::new());
@@ -94,6 +111,16 @@ impl TargetInfo {
     /// This and all devices under it.
     pub fn all(&self) -> Vec<&TargetInfo> {
         std::iter::once(self).chain(self.inner.iter().flat_map(TargetInfo::all)).collect()
+    }
+
+    /// The files that it lies in, of this and all devices under it, as long as they are open.
+    pub fn open_files(&self) -> Vec<Weak<Backing>> {
+        let all = self.all();
+        let is_of = |open: &&Arc<Backing>| {
+            let mut files = all.iter().filter_map(|info| info.file.as_ref());
+            files.any(|file| file.path == open.path())
+        };
+        open_files().iter().filter(is_of).map(Arc::downgrade).collect()
     }
 
     /// Lost copies of superblocks, each with the path of its volume, as text.
@@ -123,6 +150,14 @@ impl TargetInfo {
     pub fn left_out(&self) -> u64 {
         let here = self.volume.as_ref().map_or(0, |volume| volume.dropped);
         here + self.inner.iter().map(TargetInfo::left_out).sum::<u64>()
+    }
+}
+
+/// The bytes of an open file or block device, whatever is at its path by now.
+fn leaves_of_open(file: &FileDescription) -> Vec<Leaf> {
+    match file.is_block_device {
+        true => leaves_of_device(DeviceNumber::from_raw(file.device)),
+        false => vec![Leaf::whole(Storage::File { device: file.device, inode: file.inode })],
     }
 }
 

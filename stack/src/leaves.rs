@@ -107,7 +107,7 @@ pub fn leaves_of(about: &Metadata) -> io::Result<Vec<Leaf>> {
 }
 
 /// The bytes of a block device; the device itself where sysfs does not show what it lies on.
-fn leaves_of_device(number: DeviceNumber) -> Vec<Leaf> {
+pub(crate) fn leaves_of_device(number: DeviceNumber) -> Vec<Leaf> {
     node(number).map_or_else(|_| vec![Leaf::whole(Storage::Device(number))], |node| leaves_below(&node))
 }
 

@@ -39,6 +39,7 @@ pub mod range;
 mod remote;
 mod salvage;
 pub mod target;
+mod target_identity;
 mod whole;
 
 pub use error::{Cause, StackError};
@@ -54,7 +55,8 @@ pub use info::{DriveInfo, OrdinaryTags, TargetInfo, protection_text};
 pub use membership::{ReadOnly, bars_resizing};
 pub use open::{Overwritten, create_mirror, open, open_for, overwrite};
 pub use opened::{Closer, MemberNames, OpenTarget, data_of};
-pub use program::{Program, ReactorClock, config, of_start, on_reactor, set_program, warning};
+pub use program::{Program, ReactorClock, config, note, of_start, on_reactor, set_program, warning};
 pub use remote::{discover, exports};
 pub use salvage::{Lost, Salvaged, damage, in_groups};
+pub use target_identity::{Sameness, TargetIdentity, TargetLabel, member_of};
 pub use whole::Whole;

@@ -52,7 +52,7 @@ pub(crate) fn program() -> Program {
 }
 
 /// Tells the program's user something.
-pub(crate) fn note(what: impl fmt::Display) {
+pub fn note(what: impl fmt::Display) {
     (program().note)(&what);
 }
 

@@ -35,7 +35,6 @@ use std::fmt;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::path::{Path, PathBuf};
 use std::slice;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sealblock_block::MemberPath;
 use sealblock_media_linux::NodeKind;
@@ -304,40 +303,4 @@ fn is_linux_device(path: &str) -> bool {
 /// True if a text begins as a drive with options does.
 fn has_drive_options(text: &str) -> bool {
     text.split_once('?').is_some_and(|(path, _)| is_linux_device(path))
-}
-
-/// A name that all clones share, on any core.
-#[derive(Clone, Debug)]
-pub struct TargetLabel(Arc<Mutex<TargetName>>);
-
-impl TargetLabel {
-    /// The name of a target that was opened by this name.
-    pub fn new(target: &TargetName) -> TargetLabel {
-        TargetLabel(Arc::new(Mutex::new(target.clone())))
-    }
-
-    /// The name that it has now.
-    pub fn now(&self) -> TargetName {
-        self.lock().clone()
-    }
-
-    /// Changes the name.
-    pub fn set(&self, target: &TargetName) {
-        self.lock().clone_from(target);
-    }
-
-    /// True if this is the name now.
-    pub fn is(&self, target: &TargetName) -> bool {
-        *self.lock() == *target
-    }
-
-    fn lock(&self) -> MutexGuard<'_, TargetName> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Display for TargetLabel {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.now().fmt(f)
-    }
 }

@@ -30,12 +30,17 @@ pub enum Voice {
     Silent,
 }
 
+/// How often a run is printed as far as it goes that has not ended.
+const OPEN_EVERY: Duration = Duration::from_secs(2);
+
 /// Runs in the order in which their blocks were looked at, and how many of them were printed.
 pub struct Findings<T> {
     voice: Voice,
     runs: Vec<Run<T>>,
     /// Runs that may still grow. Several if blocks have findings on several members.
     open: Vec<Run<T>>,
+    /// When an open run was printed last, as far as it went, or else when the first of them began.
+    last_word: Option<Instant>,
     printed: usize,
     unlisted: u64,
     budget: Budget,
@@ -52,7 +57,16 @@ impl<T: Finding> Findings<T> {
     /// None yet.
     pub fn new(voice: Voice) -> Findings<T> {
         let budget = Budget::new(Instant::now());
-        Findings { voice, runs: Vec::new(), open: Vec::new(), printed: 0, unlisted: 0, budget, trouble: None }
+        Findings {
+            voice,
+            runs: Vec::new(),
+            open: Vec::new(),
+            last_word: None,
+            printed: 0,
+            unlisted: 0,
+            budget,
+            trouble: None,
+        }
     }
 
     /// Adds a finding of these blocks, which are not before those of earlier calls.
@@ -72,10 +86,30 @@ impl<T: Finding> Findings<T> {
         if self.voice == Voice::Silent {
             return;
         }
-        self.budget.refill(Instant::now());
+        let now = Instant::now();
+        self.budget.refill(now);
         while self.printed < self.runs.len() && self.budget.take() {
             self.print_next(progress);
         }
+        if let Some(line) = self.line_so_far(now) {
+            self.print(&line, progress);
+        }
+    }
+
+    /// The line of a run that goes on and on, each time that nothing was said of it for so long: a target that fails everywhere has
+    /// one run, which ends with the work.
+    fn line_so_far(&mut self, now: Instant) -> Option<String> {
+        let run = self.open.first().filter(|_| self.printed == self.runs.len());
+        let since = match run {
+            Some(_) => *self.last_word.get_or_insert(now),
+            None => {
+                self.last_word = None;
+                return None;
+            }
+        };
+        let line = run.filter(|_| now.saturating_duration_since(since) >= OPEN_EVERY).map(T::line)?;
+        self.last_word = Some(now);
+        Some(format!("{line}; and on"))
     }
 
     /// Prints all lines that were not printed yet.
@@ -116,9 +150,13 @@ impl<T: Finding> Findings<T> {
     fn print_next(&mut self, progress: &Progress) {
         let line = T::line(&self.runs[self.printed]);
         self.printed += 1;
+        self.print(&line, progress);
+    }
+
+    fn print(&mut self, line: &str, progress: &Progress) {
         if self.trouble.is_none() {
             let voice = self.voice;
-            let said = progress.aside(|| if voice == Voice::Error { say_aside(&line) } else { say(&line) });
+            let said = progress.aside(|| if voice == Voice::Error { say_aside(line) } else { say(line) });
             self.trouble = said.err();
         }
     }
@@ -192,6 +230,25 @@ mod tests {
         findings.note(Run::new(9, 1, On("a")));
         findings.finish(&progress).unwrap();
         assert_eq!(findings.printed, 2);
+    }
+
+    #[test]
+    fn a_run_that_does_not_end_is_told_as_far_as_it_goes() {
+        let mut findings = Findings::new(Voice::Error);
+        let start = Instant::now();
+        assert_eq!(findings.line_so_far(start), None, "there is none");
+        findings.note(Run::new(0, 8, On("a")));
+        assert_eq!(findings.line_so_far(start), None, "it may end at once");
+        findings.note(Run::new(8, 8, On("a")));
+        let told = findings.line_so_far(start + OPEN_EVERY);
+        assert_eq!(told.as_deref(), Some("blocks 0..15 on a; and on"));
+        assert_eq!(findings.line_so_far(start + OPEN_EVERY), None, "not over and over");
+        findings.note(Run::new(16, 4, On("a")));
+        let told = findings.line_so_far(start + OPEN_EVERY * 2);
+        assert_eq!(told.as_deref(), Some("blocks 0..19 on a; and on"));
+        findings.finish(&Progress::new("x", None, Show::Never)).unwrap();
+        assert_eq!(findings.line_so_far(start + OPEN_EVERY * 9), None);
+        assert_eq!(lines(findings), ["blocks 0..19 on a"], "the run itself stays one");
     }
 
     #[test]

@@ -7,6 +7,7 @@ pub mod cli;
 pub mod exit;
 pub mod findings;
 pub mod interrupt;
+pub mod new_file;
 pub mod progress;
 pub mod report;
 pub mod tally;

@@ -339,6 +339,14 @@ fn heard(printed: io::Result<()>, unread: &AtomicBool) -> io::Result<()> {
     }
 }
 
+/// A text of a server that need not be believed: each line says whose it is.
+pub fn attributed(text: &str, stranger: Option<String>) -> String {
+    match stranger {
+        Some(user) => text.lines().map(|line| format!("[{user}] {line}")).collect::<Vec<_>>().join("\n"),
+        None => text.to_owned(),
+    }
+}
+
 fn write_json(report: &impl Serialize, output: &mut impl Write) -> io::Result<()> {
     serde_json::to_writer(&mut *output, report).map_err(io::Error::from)?;
     writeln!(output)?;

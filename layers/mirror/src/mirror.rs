@@ -160,6 +160,8 @@ pub struct MirrorInfo {
 /// State of a replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReplicaInfo {
+    /// Identity, which no other replica of the mirror ever had.
+    pub id: [u8; 16],
     /// Name of the replica on the command line.
     pub name: String,
     /// State that labels give it.
@@ -208,6 +210,7 @@ impl<C: Clock> Mirror<C> {
     pub fn describe(&self) -> MirrorInfo {
         let shift = self.geometry.block_size.shift();
         let describe = |replica: &Rc<Replica>| ReplicaInfo {
+            id: replica.id,
             name: replica.name().to_string(),
             state: replica.state.get(),
             is_online: replica.is_online(),

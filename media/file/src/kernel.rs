@@ -4,9 +4,10 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 
-use rustix::fs::{AtFlags, FallocateFlags, Statx, StatxFlags};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Statx, StatxFlags};
 use sealblock_runtime_memory::Buffer;
 
 /// The largest sector that a medium may have, in bytes.
@@ -131,12 +132,21 @@ pub(crate) fn punches(file: &File, block_device: bool) -> io::Result<bool> {
     }
 }
 
-/// Whether a discard gives space back: on a block device that has discards, whether or not these zero, and otherwise where holes can be
-/// punched.
-pub(crate) fn discards(file: &File, block_device: bool, punches: bool) -> io::Result<bool> {
+/// Whether holes can be punched into files beside this one, which shows it of a file that is open for reading only: a file without
+/// a name is made there and goes away again. Nothing where that cannot be tried.
+pub fn punches_beside(path: &Path) -> Option<bool> {
+    let path = path.canonicalize().ok()?;
+    let beside = rustix::fs::open(path.parent()?, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR).ok()?;
+    let beside = File::from(beside);
+    let is_same_system = beside.metadata().ok()?.dev() == path.metadata().ok()?.dev();
+    punches(&beside, false).ok().filter(|_| is_same_system)
+}
+
+/// Whether a block device has discards, whether or not these zero.
+pub(crate) fn discards(file: &File) -> io::Result<bool> {
     let known = statx(file)?;
-    let limit = || queue_limit(known.stx_rdev_major, known.stx_rdev_minor, "discard_max_bytes");
-    Ok(punches || block_device && limit().unwrap_or(0) > 0)
+    let limit = queue_limit(known.stx_rdev_major, known.stx_rdev_minor, "discard_max_bytes");
+    Ok(limit.unwrap_or(0) > 0)
 }
 
 /// A number from a disk's queue in sysfs; a partition's queue is that of its disk.

@@ -13,6 +13,7 @@ mod open;
 mod raw;
 
 pub use backing::{Backing, BackingError, open_files};
+pub use kernel::punches_beside;
 pub use medium::{FileInfo, FileMedium};
 pub use open::{OpenError, Options};
 pub use raw::{BlockError, RawDevice};

@@ -3,7 +3,7 @@
 //! Invariants: with direct I/O every address handed to the kernel is aligned as it asks, by a copy where the caller's is
 //! not; ranges are checked against the length before anything is done.
 
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,6 +45,10 @@ impl Zeroing {
 pub struct FileInfo {
     /// The path it was opened by.
     pub path: PathBuf,
+    /// `st_dev` of a file, `st_rdev` of a block device, whatever is at the path now.
+    pub device: u64,
+    /// `st_ino` of a file; 0 of a block device.
+    pub inode: u64,
     /// What carries out its operations, such as "io_uring (...)".
     pub backend: String,
     /// Whether it bypasses the page cache.
@@ -55,8 +59,6 @@ pub struct FileInfo {
     pub is_read_only: bool,
     /// Whether other processes are locked out; false where the file system has no locks.
     pub is_locked: bool,
-    /// Whether unmapping gives space back. Known only of a medium open for writing.
-    pub can_punch: bool,
     /// Unit of reads and writes, in bytes.
     pub sector_bytes: u32,
     /// Length in bytes, in whole sectors.
@@ -76,7 +78,9 @@ pub struct FileMedium {
     alignment: Alignment,
     direct: bool,
     read_only: bool,
-    punches: bool,
+    /// Of a file that is open for reading, found out when it is asked for.
+    punches: OnceCell<bool>,
+    /// Of a block device that does not punch.
     discards: bool,
     zeroing: Cell<Zeroing>,
     pool: Pool,
@@ -109,9 +113,12 @@ impl FileMedium {
             Some(found) => found,
             None => Alignment::buffered(&opened.file, opened.block_device).map_err(failed)?,
         };
-        let punches = options.writes() && kernel::punches(&opened.file, opened.block_device).map_err(failed)?;
-        let discards =
-            options.writes() && kernel::discards(&opened.file, opened.block_device, punches).map_err(failed)?;
+        let punches = OnceCell::new();
+        if options.writes() || opened.block_device {
+            let found = kernel::punches(&opened.file, opened.block_device).map_err(failed)?;
+            let _ = punches.set(found);
+        }
+        let discards = opened.block_device && kernel::discards(&opened.file).map_err(failed)?;
         let (block_device, direct, locked) = (opened.block_device, opened.direct, opened.locked);
         let about = opened.file.metadata().map_err(failed)?;
         let file = File::from_fd(opened.file.into());
@@ -264,14 +271,19 @@ impl FileMedium {
     pub fn describe(&self) -> io::Result<FileInfo> {
         let known = kernel::statx(&self.file)?;
         let file_system = if self.block_device { None } else { Some(kernel::file_system(&self.file)?) };
+        let (device, inode) = match self.block_device {
+            true => (libc::makedev(known.stx_rdev_major, known.stx_rdev_minor), 0),
+            false => (libc::makedev(known.stx_dev_major, known.stx_dev_minor), known.stx_ino),
+        };
         Ok(FileInfo {
             path: self.path().to_owned(),
+            device,
+            inode,
             backend: sealblock_runtime_reactor::backend().to_string(),
             is_direct: self.is_direct(),
             is_block_device: self.block_device,
             is_read_only: self.is_read_only(),
             is_locked: self.locked,
-            can_punch: self.can_punch(),
             sector_bytes: self.sector_bytes(),
             length_bytes: self.len_bytes(),
             // `st_blocks` counts 512 bytes on every file system.
@@ -302,7 +314,7 @@ impl Medium for FileMedium {
     }
 
     fn can_punch(&self) -> bool {
-        self.punches
+        *self.punches.get_or_init(|| kernel::punches_beside(self.path()).unwrap_or(false))
     }
 
     fn buffer(&self, len_bytes: usize) -> Buffer {
@@ -368,13 +380,13 @@ impl Medium for FileMedium {
     }
 
     fn can_discard(&self) -> bool {
-        self.discards
+        self.discards || self.can_punch()
     }
 
     async fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         const DOING: &str = "discard";
         // Whoever was told that space given back reads as zeroes relies on it after a discard, too.
-        if self.punches || !self.block_device {
+        if self.can_punch() || !self.block_device {
             return self.punch(offset_bytes, length_bytes).await;
         }
         self.check_writable(DOING, offset_bytes)?;

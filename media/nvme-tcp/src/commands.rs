@@ -8,8 +8,10 @@ use sealblock_block::{
 };
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_media_nvme::{
-    CommandContext, CompletedCommand as Completed, Namespace, NamespaceProfile, bad_blocks, failure, may_be_sent_again,
+    Admin as _, CommandContext, CompletedCommand as Completed, Namespace, NamespaceProfile, bad_blocks, failure,
+    may_be_sent_again,
 };
+use sealblock_protocols_nvme::admin::Cns;
 use sealblock_protocols_nvme::extensions::Extensions;
 use sealblock_protocols_nvme::logs::ErrorEntry;
 use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand, ProtectionInfo};
@@ -96,7 +98,21 @@ impl Io {
             add(&self.session.counters.retries, 1);
             Ok(Attempt::Again(retry_pause(&session, status)))
         };
-        self.session.execute(attempt).await
+        let completed = self.session.execute(attempt).await?;
+        if completed.status().code() == StatusCode::INVALID_FIELD && self.is_taken_away(&completed.session).await {
+            let reason = format!("the target has no namespace {} any more", self.nsid());
+            return Err(ErrorKind::Unreachable { reason }.into());
+        }
+        Ok(completed)
+    }
+
+    /// True if the namespace is inactive now. Its status, Invalid Field, is that of a command that the target does not
+    /// know, too, and only the first may pass.
+    async fn is_taken_away(&self, session: &Session) -> bool {
+        match session.controller.admin.identify(Cns::Namespace, self.nsid()).await {
+            Ok(page) => page.iter().all(|byte| *byte == 0),
+            Err(_) => false,
+        }
     }
 }
 

@@ -105,6 +105,7 @@ pub(crate) fn describe(
 ) -> VolumeInfo {
     VolumeInfo {
         uuid: superblock.uuid,
+        write_seq: superblock.write_seq,
         is_clean: superblock.is_clean && !recovered.is_used && taken + recovered.discarded + recovered.lost == 0,
         layout: superblock.layout,
         recovered: taken,

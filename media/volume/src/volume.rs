@@ -80,6 +80,8 @@ pub(crate) enum VolumeState {
 pub struct VolumeInfo {
     /// The volume's identity.
     pub uuid: [u8; 16],
+    /// Count of its superblocks as this open found it: each open that changes the volume raises it.
+    pub write_seq: u64,
     /// True if it was closed cleanly before this open.
     pub is_clean: bool,
     /// Where everything lies.

@@ -1,88 +1,129 @@
 //! The client side of the control socket: finds the server of a target and sends it commands.
+//!
+//! A target is found by what it is and never by its text. A search asks processes of this user and of root; whoever listens at a
+//! socket that the user has named is asked, too, and the user is told whose that is.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io;
 use std::num::NonZeroU64;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use sealblock_stack::{Cause, StackError};
-use serde_json::Value;
+use sealblock_stack::leaves::leaves_at;
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Cause, StackError, TargetIdentity, member_of, note};
 
+use super::exchange::{ask_all, exchange, printable};
+use super::folder::{FoundSocket, foreign, trusted};
+use super::peer::{Peer, user_text};
 use super::protocol::{
-    ControlCommand, ControlError, ControlErrorKind, ControlRequest, ControlResponse, ControlResult, LogLevel,
-    LogReport, MAX_RESPONSE_BYTES, RESIZING, ResizeReport, TargetRef, VERSION, line_of,
+    ControlCommand, ControlError, ControlErrorKind, ControlRequest, ControlResult, FoundTarget, LogLevel, LogReport,
+    RESIZING, ResizeReport, TargetRef,
 };
-use super::socket_path::{self, FoundSocket};
 use crate::status::mirror::MirrorStatus;
 use crate::status::scrub::ScrubStatus;
 use crate::status::server::{DeviceStatus, ServerStatus};
 
 /// How long a server may take to respond, except to a resize.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long the servers may take to respond that may have a file open.
+/// How long all servers together may take to respond to a search.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a resize may take, behind earlier ones.
 const RESIZE_TIMEOUT: Duration = Duration::from_secs(120);
 const ASKING: &str = "asking the server";
+const LOOKING: &str = "looking for its server";
+/// Sockets of other users that are named.
+const MAX_FOREIGN: usize = 3;
 
 /// A server that serves the target.
 pub struct FoundServer {
     socket: FoundSocket,
+    peer: Peer,
     name: TargetRef,
-    /// The state of the scrub when the server was found.
-    pub status: ScrubStatus,
+    target: FoundTarget,
+    stranger: Option<String>,
 }
 
-/// Finds the server of a target: the given one, or one of this user, then for root one of any user. `None` if no server has it.
+/// Finds the server of a target: the given one, or one of this user or of root. `None` if no server has it.
 ///
 /// # Errors
-/// When several serve it, or the given server does not respond.
+/// When several serve it, one serves a part of it, or the given server does not respond.
 pub fn find(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>, StackError> {
-    if let Some(path) = only {
-        return find_at(vec![FoundSocket { path: path.to_owned(), owner: None }], name, true);
-    }
-    match find_at(socket_path::own(), name, false)? {
-        None => find_at(socket_path::others(), name, false),
-        found => Ok(found),
-    }
-}
-
-fn find_at(sockets: Vec<FoundSocket>, name: &TargetRef, is_named: bool) -> Result<Option<FoundServer>, StackError> {
-    const DOING: &str = "asking for the scrub";
-    let mut found: Option<FoundServer> = None;
-    for socket in sockets {
-        let status = match ask_in_time(&socket, ControlRequest::new(name, ControlCommand::ScrubStatus)) {
-            Ok(ControlResult::Scrub(status)) => *status,
-            Ok(ControlResult::Error(problem)) if problem.kind == ControlErrorKind::UnknownTarget => continue,
-            Ok(other) => return Err(refused(DOING, other).on(&name.text)),
-            Err(error) if is_named => return Err(of_socket(&error, &socket.path)),
-            // The server is gone, or it is no server; another one may serve the target.
-            Err(_) => continue,
+    let request = ControlRequest::new(name, ControlCommand::Find);
+    let answers = match only {
+        Some(path) => {
+            let socket = FoundSocket::named(path);
+            let answer = exchange(&socket, None, &request, RESPONSE_TIMEOUT);
+            vec![(socket, Ok(answer.map_err(|error| of_socket(&error, path))?))]
+        }
+        None => ask_all(trusted(), &request, SEARCH_TIMEOUT),
+    };
+    let (mut found, mut refusal): (Option<FoundServer>, Option<StackError>) = (None, None);
+    for (socket, answer) in answers {
+        let (peer, result) = match answer {
+            Ok(answer) => answer,
+            Err(error) => {
+                let path = socket.path.display();
+                note(format!(
+                    "the server of {path} did not answer: {error}; whether it serves {} is unknown",
+                    name.text
+                ));
+                continue;
+            }
         };
+        let target = match result {
+            ControlResult::Found(target) => *target,
+            ControlResult::Error(problem) if problem.kind == ControlErrorKind::UnknownTarget => continue,
+            ControlResult::Error(problem) => {
+                let why = format!("{} ({} at {})", problem.why, process_text(peer), socket.path.display());
+                let problem = ControlResult::Error(ControlError { why, ..problem });
+                refusal.get_or_insert(refused(LOOKING, problem).on(&name.text));
+                continue;
+            }
+            other => {
+                refusal.get_or_insert(refused(LOOKING, other).on(&name.text));
+                continue;
+            }
+        };
+        let stranger = stranger(peer, &socket.path);
+        let server = FoundServer { socket, peer, name: name.clone(), target, stranger };
+        if only.is_none() && !server.has_its_file() {
+            let (path, whose) = (server.socket.path.display(), process_text(peer));
+            note(format!(
+                "{whose}, at {path}, says that it serves {}, and does not have it open: it is not asked",
+                name.text
+            ));
+            continue;
+        }
         if found.is_some() {
-            let failure = StackError::new(Cause::Usage, DOING, "several servers have it").on(&name.text);
+            let failure = StackError::new(Cause::Usage, LOOKING, "several servers have it").on(&name.text);
             return Err(failure.advise("--control PATH, or its nvme+tcp:// URI"));
         }
-        found = Some(FoundServer { socket, name: name.clone(), status });
+        found = Some(server);
     }
-    Ok(found)
+    match (found, refusal) {
+        (None, Some(failure)) => Err(failure),
+        (found, _) => Ok(found),
+    }
 }
 
-/// Sends a request; to another user's server in a thread of its own: it must not block this process.
-fn ask_in_time(socket: &FoundSocket, request: ControlRequest) -> io::Result<ControlResult> {
-    if socket.owner.is_none() {
-        return exchange(&socket.path, None, &request, RESPONSE_TIMEOUT);
-    }
-    let (answered, answer) = mpsc::channel();
-    let FoundSocket { path, owner } = socket.clone();
-    thread::spawn(move || {
-        // The receiver has timed out.
-        let _ = answered.send(exchange(&path, owner, &request, RESPONSE_TIMEOUT));
-    });
-    answer.recv_timeout(RESPONSE_TIMEOUT).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+/// The user of a process that this user need not believe: another one, and not root. The user is told, also where an answer is JSON.
+fn stranger(peer: Peer, socket: &Path) -> Option<String> {
+    let user = (!peer.is_trusted()).then(|| peer.user_text())?;
+    note(format!("the server at {} is of {user}, whose word its answers are", socket.display()));
+    Some(user)
+}
+
+/// What a command may add where no server was found: for root, sockets of other users that were not asked.
+pub fn not_asked() -> Option<String> {
+    let foreign = foreign(MAX_FOREIGN);
+    let texts: Vec<String> =
+        foreign.iter().map(|(path, owner)| format!("{} of {}", path.display(), user_text(*owner))).collect();
+    (!texts.is_empty()).then(|| format!("servers of other users are not asked: {}", texts.join(", ")))
+}
+
+fn process_text(peer: Peer) -> String {
+    let pid = peer.pid.map_or("a process of another namespace".to_owned(), |pid| format!("process {pid}"));
+    format!("{pid} of {}", peer.user_text())
 }
 
 impl FoundServer {
@@ -91,13 +132,48 @@ impl FoundServer {
         &self.socket.path
     }
 
+    /// The user of a server that this user need not believe: another one, and not root.
+    pub fn stranger(&self) -> Option<String> {
+        self.stranger.clone()
+    }
+
+    /// True if the target is open there; else the server waits for it.
+    pub fn is_open(&self) -> bool {
+        !self.target.waiting
+    }
+
     /// The working folder of the server, if this user may see it.
     pub fn folder(&self) -> Option<PathBuf> {
-        std::fs::read_link(format!("/proc/{}/cwd", socket_path::listener_of(self.socket())?)).ok()
+        std::fs::read_link(format!("/proc/{}/cwd", self.peer.pid?)).ok()
+    }
+
+    /// The name that the server has for a member of the mirror, whatever it is called here.
+    pub fn member(&self, named: &TargetName) -> Option<String> {
+        member_of(&self.target.members, named).map(str::to_owned)
+    }
+
+    /// False if the target is a file, and the process does not have it open.
+    fn has_its_file(&self) -> bool {
+        // A target that waits is open nowhere, a mirror may have other members by now, a process of another namespace cannot be looked at.
+        match &self.name.identity {
+            Some(TargetIdentity::Device { leaves, .. }) if !self.target.waiting => {
+                self.peer.has_open(leaves) != Some(false)
+            }
+            _ => true,
+        }
     }
 
     fn ask(&self, command: ControlCommand, timeout: Duration) -> io::Result<ControlResult> {
-        exchange(self.socket(), self.socket.owner, &ControlRequest::new(&self.name, command), timeout)
+        let request = ControlRequest::new(&self.name, command);
+        exchange(&self.socket, Some(self.peer), &request, timeout).map(|(_, result)| result)
+    }
+
+    /// The state of the scrub.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub fn scrub_status(&self) -> Result<ScrubStatus, StackError> {
+        self.scrub_command("asking for the scrub", ControlCommand::ScrubStatus)
     }
 
     /// Sends a command for the scrub; returns the state of the scrub after it.
@@ -140,39 +216,69 @@ impl FoundServer {
             Err(error) => Err(of_socket(&error, self.socket())),
         }
     }
+
+    /// The state of the server.
+    ///
+    /// # Errors
+    /// Why there is no response.
+    pub fn server_status(&self) -> Result<ServerStatus, StackError> {
+        let request = ControlRequest::new(&TargetRef::default(), ControlCommand::Status);
+        let answer = exchange(&self.socket, Some(self.peer), &request, RESPONSE_TIMEOUT);
+        of_server(answer.map_err(|error| of_socket(&error, self.socket()))?.1, self.socket())
+    }
 }
 
-/// The state of the server behind a socket. `owner`, if given, is the user that it has to run as.
+/// The state of the server behind a socket, and its user if this user need not believe that one.
 ///
 /// # Errors
 /// Why there is no response.
-pub fn query(socket: &Path, owner: Option<u32>) -> Result<ServerStatus, StackError> {
+pub fn query(path: &Path) -> Result<(ServerStatus, Option<String>), StackError> {
     let request = ControlRequest::new(&TargetRef::default(), ControlCommand::Status);
-    match exchange(socket, owner, &request, RESPONSE_TIMEOUT).map_err(|error| of_socket(&error, socket))? {
+    let answer = exchange(&FoundSocket::named(path), None, &request, RESPONSE_TIMEOUT);
+    let (peer, result) = answer.map_err(|error| of_socket(&error, path))?;
+    let stranger = stranger(peer, path);
+    Ok((of_server(result, path)?, stranger))
+}
+
+fn of_server(result: ControlResult, socket: &Path) -> Result<ServerStatus, StackError> {
+    match result {
         ControlResult::Server(status) => Ok(*status),
         other => Err(refused(ASKING, other).on(socket.display())),
     }
 }
 
-/// Sets or reads the log level of the server behind a socket. `owner` is as for [`query`].
+/// Sets or reads the log level of the server behind a socket, or of one that was found; with its user as of [`query`].
 ///
 /// # Errors
 /// Why the command failed.
-pub fn log(socket: &Path, owner: Option<u32>, level: Option<LogLevel>) -> Result<LogReport, StackError> {
+pub fn log(
+    named: Option<&Path>,
+    found: Option<&ServerStatus>,
+    level: Option<LogLevel>,
+) -> Result<(LogReport, Option<String>), StackError> {
     let doing = if level.is_some() { "changing the log level" } else { "asking for the log level" };
+    let is_it = |socket: &FoundSocket| found.is_some_and(|of| printable(&socket.path.to_string_lossy()) == of.control);
+    let socket = named.map(FoundSocket::named).or_else(|| trusted().into_iter().find(is_it));
+    let gone = || StackError::new(Cause::Unreachable, LOOKING, "it has ended meanwhile");
+    let socket = socket.ok_or_else(gone)?;
     let request = ControlRequest::new(&TargetRef::default(), ControlCommand::Log { level });
-    match exchange(socket, owner, &request, RESPONSE_TIMEOUT).map_err(|error| of_socket(&error, socket))? {
-        ControlResult::Log(report) => Ok(report),
-        other => Err(refused(doing, other).on(socket.display())),
+    let answer = exchange(&socket, None, &request, RESPONSE_TIMEOUT);
+    let (peer, result) = answer.map_err(|error| of_socket(&error, &socket.path))?;
+    let stranger = stranger(peer, &socket.path);
+    match result {
+        ControlResult::Log(report) => Ok((LogReport { pid: peer.pid.unwrap_or(report.pid), ..report }, stranger)),
+        other => Err(refused(doing, other).on(socket.path.display())),
     }
 }
 
 /// What the process does with a file if it is a sealblock server, and what to type instead; `None` if it is none or does not
 /// respond. A server must not ask: that could be itself.
 pub fn server_of_file(pid: u32, path: &Path) -> Option<(String, String)> {
-    let server = server_of(pid)?;
+    let server = query_all().into_iter().filter_map(|(_, answer)| answer.ok()).find(|server| server.pid == pid)?;
     let canonical = path.canonicalize().ok()?;
-    let serves = |device: &&DeviceStatus| device.seen.files.iter().any(|file| Path::new(file) == canonical);
+    let leaves = leaves_at(&canonical).ok()?;
+    let is_it = |file: &Path| file == canonical || leaves_at(file).is_ok_and(|other| other == leaves);
+    let serves = |device: &&DeviceStatus| device.seen.files.iter().any(|file| is_it(Path::new(file)));
     let device = server.devices.iter().find(serves);
     let Some((device, uri)) =
         device.and_then(|device| Some((device, device.exports.iter().find_map(|e| e.uri.clone())?)))
@@ -180,82 +286,22 @@ pub fn server_of_file(pid: u32, path: &Path) -> Option<(String, String)> {
         return Some(("a `sealblock serve`".to_owned(), format!("`sealblock status {pid}` says what it serves")));
     };
     let target = &device.target;
-    // Commands find servers with the usual socket without `--control`.
-    let is_usual = socket_path::own().iter().any(|socket| socket.path == Path::new(&server.control));
-    let scrub = if is_usual { String::new() } else { format!(" --control {}", server.control) };
     let advice = format!(
-        "`sealblock verify {uri}` or `sealblock scrub start {target}{scrub}` while it is served; `sealblock status {pid}` tells more"
+        "`sealblock verify {uri}` or `sealblock scrub start {target}` while it is served; `sealblock status {pid}` tells more"
     );
     Some((format!("which serves {target} as {uri}"), advice))
 }
 
-/// The state of the server with this process number, if this user can reach its socket.
-fn server_of(pid: u32) -> Option<ServerStatus> {
-    // Servers with a usual socket have it by their number; others may have any name.
-    let number = |path: &PathBuf| path.file_stem().and_then(|stem| stem.to_str()?.parse::<u32>().ok());
-    let fitting = socket_path::all().into_iter().filter(|found| number(&found.path).is_none_or(|number| number == pid));
-    query_all(fitting, SEARCH_TIMEOUT).filter_map(|(_, answer)| answer.ok()).find(|server| server.pid == pid)
-}
-
-/// Asks servers at the same time, each in a thread of its own, so that one that hangs does not delay the others. Gives the answers
-/// as they come, for so long.
-pub fn query_all(
-    sockets: impl IntoIterator<Item = FoundSocket>,
-    timeout: Duration,
-) -> impl Iterator<Item = (PathBuf, Result<ServerStatus, StackError>)> {
-    let (answered, answers) = mpsc::channel();
-    for FoundSocket { path, owner } in sockets {
-        let answered = answered.clone();
-        thread::spawn(move || {
-            let answer = query(&path, owner);
-            // The receiver has timed out.
-            let _ = answered.send((path, answer));
-        });
-    }
-    let deadline = Instant::now() + timeout;
-    std::iter::from_fn(move || answers.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok())
-}
-
-fn exchange(
-    socket: &Path,
-    owner: Option<u32>,
-    request: &ControlRequest,
-    timeout: Duration,
-) -> io::Result<ControlResult> {
-    let mut stream = UnixStream::connect(socket)?;
-    if let Some(owner) = owner {
-        // Before anything is sent: a link may lead to another user's socket.
-        let peer = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
-        if peer != owner {
-            return Err(io::Error::other(format!("it is of user {owner}, and user {peer} listens there")));
-        }
-    }
-    stream.set_read_timeout(Some(timeout))?;
-    stream.set_write_timeout(Some(RESPONSE_TIMEOUT))?;
-    stream.write_all(&line_of(request))?;
-    let mut line = Vec::new();
-    BufReader::new(stream.take(MAX_RESPONSE_BYTES as u64)).read_until(b'\n', &mut line)?;
-    if line.last() != Some(&b'\n') {
-        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server's answer ends too soon"));
-    }
-    let mut answer: Value = serde_json::from_slice(&line).map_err(io::Error::from)?;
-    calm(&mut answer);
-    let answer: ControlResponse = serde_json::from_value(answer).map_err(io::Error::from)?;
-    if answer.version != VERSION {
-        let why = format!("the server answers in version {}", answer.version);
-        return Ok(ControlResult::Error(ControlError::new(ControlErrorKind::Version, why)));
-    }
-    Ok(answer.result)
-}
-
-/// Replaces control characters: a response of a server must not control the terminal.
-fn calm(value: &mut Value) {
-    match value {
-        Value::String(text) if text.contains(char::is_control) => *text = text.replace(char::is_control, " "),
-        Value::Array(values) => values.iter_mut().for_each(calm),
-        Value::Object(fields) => fields.values_mut().for_each(calm),
-        _ => {}
-    }
+/// The states of all servers of this user and of root, each with its socket, or why there is none.
+pub fn query_all() -> Vec<(PathBuf, Result<ServerStatus, StackError>)> {
+    let request = ControlRequest::new(&TargetRef::default(), ControlCommand::Status);
+    let answers = ask_all(trusted(), &request, SEARCH_TIMEOUT).into_iter();
+    let status = |(socket, answer): (FoundSocket, io::Result<(Peer, ControlResult)>)| {
+        let status = answer.map_err(|error| of_socket(&error, &socket.path));
+        let status = status.and_then(|(_, result)| of_server(result, &socket.path));
+        (socket.path, status)
+    };
+    answers.map(status).collect()
 }
 
 /// The failure of a command whose result is not the one that it has when it succeeds.
@@ -271,6 +317,9 @@ fn refused(doing: &str, result: ControlResult) -> StackError {
     match problem.kind {
         ControlErrorKind::Usage => failure(Cause::Usage),
         ControlErrorKind::AmbiguousTarget => failure(Cause::Usage).advise("its NQN and namespace: NQN/NSID"),
+        ControlErrorKind::SharesDevices => {
+            failure(Cause::Refused).advise("the name of what is served; `sealblock status` shows it")
+        }
         ControlErrorKind::UnknownTarget => failure(Cause::Unreachable),
         ControlErrorKind::Refused => failure(Cause::Refused),
         ControlErrorKind::BadRequest | ControlErrorKind::Version => {
@@ -287,30 +336,4 @@ fn of_socket(error: &io::Error, socket: &Path) -> StackError {
         _ => Cause::Io,
     };
     StackError::new(cause, ASKING, error).on(socket.display()).advise("the socket of a server that runs")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::net::UnixListener;
-
-    #[test]
-    fn answers_do_nothing_to_a_terminal() {
-        let mut value =
-            serde_json::json!({"why": "a\u{1b}[2Jb\nc", "runs": [{"text": "\u{7}"}], "n": 1, "good": "a b"});
-        calm(&mut value);
-        assert_eq!(value, serde_json::json!({"why": "a [2Jb c", "runs": [{"text": " "}], "n": 1, "good": "a b"}));
-    }
-
-    #[test]
-    fn nothing_is_said_to_a_socket_of_another_user() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("s");
-        let listener = UnixListener::bind(&path).unwrap();
-        let failure = query(&path, Some(4_000_000_000)).unwrap_err();
-        assert!(failure.to_string().contains("it is of user 4000000000, and user"), "{failure}");
-        let mut said = Vec::new();
-        listener.accept().unwrap().0.read_to_end(&mut said).unwrap();
-        assert_eq!(said, b"");
-    }
 }

@@ -5,8 +5,8 @@
 
 use std::net::SocketAddr;
 use std::num::NonZeroU64;
-use std::path::Path;
 
+use sealblock_stack::TargetIdentity;
 use serde::{Deserialize, Serialize};
 
 use crate::status::mirror::MirrorStatus;
@@ -17,8 +17,6 @@ use crate::status::server::ServerStatus;
 pub const VERSION: u32 = 1;
 /// Max. bytes of a request, with its end of line: more than the longest target needs.
 pub const MAX_REQUEST_BYTES: usize = 256 << 10;
-/// Max. bytes of a response: more than the state of a server with thousands of devices.
-pub const MAX_RESPONSE_BYTES: usize = 64 << 20;
 /// What a resize does, for errors: a server leaves it out of its reason where the command says it.
 pub const RESIZING: &str = "changing the size";
 
@@ -46,6 +44,8 @@ pub enum ControlCommand {
         /// The new level, if it is to change.
         level: Option<LogLevel>,
     },
+    /// Report whether the server has the target.
+    Find,
     /// Report the state of its scrub.
     ScrubStatus,
     /// Begin a run, or resume a paused one.
@@ -99,25 +99,39 @@ pub enum ControlCommand {
     },
 }
 
-/// A target in a command: by its name, the path of its file, or its name over NVMe/TCP.
+/// A target in a command: by what it is, by the path of its file, by its name over NVMe/TCP, or by the text that the server itself has for it.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct TargetRef {
-    /// Its canonical text.
+    /// Its canonical text. It is compared only if there is nothing else: names mean other things in other folders.
+    #[serde(default)]
     pub text: String,
-    /// The canonical path, of a file or a block device.
+    /// What it is.
+    #[serde(default)]
+    pub identity: Option<TargetIdentity>,
+    /// The absolute path of a file or a block device, if there is no identity.
+    #[serde(default)]
     pub path: Option<String>,
     /// The NQN of the subsystem.
+    #[serde(default)]
     pub nqn: Option<String>,
     /// Which namespace of it.
+    #[serde(default)]
     pub nsid: Option<u32>,
     /// Addresses of this machine at which it should be served, if the target has them.
     #[serde(default)]
     pub addresses: Vec<SocketAddr>,
 }
 
-/// The path of a target as servers and commands compare it.
-pub fn canonical(path: &Path) -> Option<String> {
-    path.canonicalize().ok().map(|path| path.to_string_lossy().into_owned())
+/// A target that the server has.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FoundTarget {
+    /// The server's own name for it.
+    pub target: String,
+    /// True if it is not open: the server waits for it.
+    pub waiting: bool,
+    /// The members of a mirror, by the server's names for them, each with what it is.
+    #[serde(default)]
+    pub members: Vec<(String, TargetIdentity)>,
 }
 
 /// A response of a server.
@@ -134,6 +148,8 @@ pub struct ControlResponse {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ControlResult {
+    /// The server has the target.
+    Found(Box<FoundTarget>),
     /// Success; the state of the scrub after it.
     Scrub(Box<ScrubStatus>),
     /// Success; the state of the mirror after it.
@@ -225,6 +241,8 @@ pub enum ControlErrorKind {
     UnknownTarget,
     /// The server has several targets of that name.
     AmbiguousTarget,
+    /// The server has none of it, and one that has some of its devices, or another file that had its name.
+    SharesDevices,
     /// The request cannot be parsed.
     BadRequest,
     /// It is of another version.
@@ -296,6 +314,7 @@ mod tests {
     #[test]
     fn requests_come_back() {
         for command in [
+            ControlCommand::Find,
             ControlCommand::Status,
             ControlCommand::Log { level: Some(LogLevel::Debug) },
             ControlCommand::Log { level: None },

@@ -16,11 +16,11 @@ use futures_util::stream::StreamExt;
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::{Listener, Stream};
 use sealblock_runtime_reactor::{JoinHandle, spawn, timeout};
-use sealblock_stack::{Cause, StackError};
+use sealblock_stack::{Cause, Sameness, StackError};
 
 use super::protocol::{
-    ControlCommand, ControlError, ControlErrorKind, ControlRequest, ControlResponse, ControlResult, MAX_REQUEST_BYTES,
-    ResizeReport, VERSION, line_of,
+    ControlCommand, ControlError, ControlErrorKind, ControlRequest, ControlResponse, ControlResult, FoundTarget,
+    MAX_REQUEST_BYTES, ResizeReport, TargetRef, VERSION, line_of,
 };
 use super::socket_path::{ControlSocket, Socket};
 use crate::log;
@@ -56,6 +56,36 @@ struct Desk {
     front: RefCell<Option<Front>>,
     /// Bounded by the number of connections, each of which waits for its response.
     resizes: mpsc::UnboundedSender<ResizeRequest>,
+}
+
+impl Desk {
+    /// What a request names.
+    fn offer_of(&self, name: &TargetRef) -> Result<Offer, ControlError> {
+        let offers = self.offers.borrow();
+        let (mut found, mut near) = (Vec::new(), None);
+        for offer in offers.iter() {
+            let why = match offer.compare(name) {
+                Sameness::Same => {
+                    found.push(offer);
+                    continue;
+                }
+                Sameness::Shares(device) if device == name.text => {
+                    format!("it is a part of {}, which is served", offer.label)
+                }
+                Sameness::Shares(device) => format!("it shares {device} with {}, which is served", offer.label),
+                Sameness::Replaced => format!("{} is served, of another file that had this name", offer.label),
+                Sameness::Different => continue,
+            };
+            near.get_or_insert(ControlError::new(ControlErrorKind::SharesDevices, why));
+        }
+        match &found[..] {
+            [offer] => Ok((*offer).clone()),
+            [] => Err(near.unwrap_or_else(|| {
+                ControlError::new(ControlErrorKind::UnknownTarget, format!("{} is not served here", name.text))
+            })),
+            _ => Err(ControlError::new(ControlErrorKind::AmbiguousTarget, "several namespaces have this name")),
+        }
+    }
 }
 
 /// The control socket of this server. Dropped, it is gone.
@@ -202,18 +232,19 @@ async fn answer(line: &[u8], desk: &Desk) -> Result<ControlResult, ControlError>
     if let ControlCommand::Log { level } = request.command {
         return log::change(level).map(ControlResult::Log);
     }
-    let offer = {
-        let offers = desk.offers.borrow();
-        let mut fitting = offers.iter().filter(|offer| offer.is(&request.target));
-        let text = &request.target.text;
-        let unknown = || ControlError::new(ControlErrorKind::UnknownTarget, format!("{text} is not served here"));
-        let offer = fitting.next().ok_or_else(unknown)?;
-        if fitting.next().is_some() {
-            return Err(ControlError::new(ControlErrorKind::AmbiguousTarget, "several namespaces have this name"));
+    let offer = match desk.offer_of(&request.target) {
+        Err(problem) if request.command == ControlCommand::Find && problem.kind == ControlErrorKind::UnknownTarget => {
+            let target = desk.front.borrow().as_ref().and_then(|front| front.waiting_for(&request.target));
+            let target = target.ok_or(problem)?;
+            return Ok(ControlResult::Found(Box::new(FoundTarget { target, waiting: true, members: Vec::new() })));
         }
-        offer.clone()
+        offer => offer?,
     };
     match request.command {
+        ControlCommand::Find => {
+            let members = offer.label.members();
+            Ok(ControlResult::Found(Box::new(FoundTarget { target: offer.text, waiting: false, members })))
+        }
         ControlCommand::MirrorStatus
         | ControlCommand::MirrorAdd { .. }
         | ControlCommand::MirrorReplace { .. }

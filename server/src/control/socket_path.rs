@@ -1,20 +1,34 @@
-//! Paths of control sockets: one rule for servers, which create them, and commands, which find them.
+//! Control sockets of servers: how they are made.
 //!
 //! The folder is `$XDG_RUNTIME_DIR/sealblock`, or `/run/user/UID/sealblock`, or `/tmp/sealblock-UID`: the first whose parent is
-//! there and, but for `/tmp`, belongs to this user. It has mode 0700. In it each server has `PID.sock` with mode 0600. A folder
-//! of another user, or that other users can enter, is not used.
+//! there and, but for `/tmp`, belongs to this user. It has mode 0700. In it each server has `PID.sock` with mode 0600, or
+//! `PID-RANDOM.sock` where a server of another container has that name. A folder of another user, or that other users can enter, is not
+//! used.
 //!
 //! Invariants: a socket gets its name when it listens already and has its mode, so one that refuses connections is that of a
-//! server which is gone, and any process may remove it.
+//! server which is gone, and any process may remove it. It is made in a folder with a random name, so that nothing that a killed process has
+//! left is in the way; the name has the process and its start too, so that what is left of one that is gone can be removed.
 
-use std::env;
 use std::ffi::OsStr;
-use std::fs::{self, DirBuilder, Permissions};
-use std::io;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+use super::folder::{SocketFolder, candidates};
+use super::peer::{Peer, connect_until, start_of, user};
+
+/// What folders begin with in which sockets are made.
+const DRAFT: &str = ".sealblock-";
+/// How old what is left of another process has to be at least before it is removed. In another container its number means nothing here.
+const STALE_AFTER: Duration = Duration::from_secs(60);
+/// How often a name is tried that another process takes or removes meanwhile.
+const TRIES: usize = 8;
 
 /// Where the control socket is.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -48,15 +62,31 @@ impl Socket {
     /// # Errors
     /// When there is no folder that can be used, or no socket can be made in it.
     pub fn in_folder() -> io::Result<Socket> {
-        let folder = candidates(user()?).next().ok_or_else(|| other("there is no folder for it"))?;
-        make_private(&folder)?;
-        for path in sockets_in(&folder) {
-            remove_if_dead(&path);
+        let folder = candidates(user()?).next().ok_or_else(|| io::Error::other("there is no folder for it"))?;
+        Socket::in_private(&folder, std::process::id())
+    }
+
+    fn in_private(path: &Path, pid: u32) -> io::Result<Socket> {
+        let folder = make_private(path)?;
+        for name in folder.names() {
+            let path = folder.at(&name);
+            // Anything else refuses connections as well, and is somebody's.
+            let is_socket = fs::symlink_metadata(&path).is_ok_and(|about| about.file_type().is_socket());
+            if is_socket && path.extension() == Some(OsStr::new("sock")) {
+                remove_if_dead(&path);
+            }
         }
-        let path = folder.join(format!("{}.sock", std::process::id()));
-        // A socket with this process number is stale.
-        let _ = fs::remove_file(&path);
-        Socket::make(&path)
+        let mut name = format!("{pid}.sock");
+        for _ in 0..TRIES {
+            match make(&folder, path, &name, RenameFlags::NOREPLACE) {
+                // A server of another container has the same number.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                    name = format!("{pid}-{:08x}.sock", random()? as u32);
+                }
+                made => return made,
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
     }
 
     /// Listens at a path, where a socket of a server that is gone may be.
@@ -65,23 +95,18 @@ impl Socket {
     /// When something else is there, or a server listens on it.
     pub fn at(path: &Path) -> io::Result<Socket> {
         match fs::symlink_metadata(path) {
-            Ok(there) if !there.file_type().is_socket() => return Err(other("something else is there")),
+            Ok(there) if !there.file_type().is_socket() => return Err(io::Error::other("something else is there")),
             Ok(_) if !remove_if_dead(path) => return Err(io::ErrorKind::AddrInUse.into()),
             _ => {}
         }
-        Socket::make(path)
-    }
-
-    /// Creates it in a private folder, and renames it when it is complete.
-    fn make(path: &Path) -> io::Result<Socket> {
         let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
-        let draft = parent.join(format!(".sealblock-{}", std::process::id()));
-        DirBuilder::new().mode(0o700).create(&draft)?;
-        let made = make_in(&draft.join("s"), path);
-        // A failure to remove the folder would hide the first failure.
-        let _ = fs::remove_file(draft.join("s"));
-        let _ = fs::remove_dir(&draft);
-        made
+        let name = path.file_name().ok_or_else(|| io::Error::other("it is no name of a file"))?;
+        // The folder may be a link here: the user has named it.
+        let folder = SocketFolder::open(&parent.canonicalize()?)?;
+        make(&folder, parent, name, RenameFlags::NOREPLACE).map_err(|error| match error.kind() {
+            io::ErrorKind::AlreadyExists => io::ErrorKind::AddrInUse.into(),
+            _ => error,
+        })
     }
 
     /// Where it is.
@@ -90,12 +115,66 @@ impl Socket {
     }
 }
 
-fn make_in(draft: &Path, path: &Path) -> io::Result<Socket> {
+/// Creates a socket in a folder of its own inside of this one, and renames it when it is complete.
+fn make(folder: &SocketFolder, path: &Path, name: impl AsRef<OsStr> + Copy, flags: RenameFlags) -> io::Result<Socket> {
+    remove_stale_drafts(folder);
+    let mut result = Err(io::ErrorKind::AlreadyExists.into());
+    for _ in 0..TRIES {
+        let pid = std::process::id();
+        let started = start_of(pid).unwrap_or(0);
+        let draft = folder.at(format!("{DRAFT}{pid}-{started}-{:016x}", random()?));
+        DirBuilder::new().mode(0o700).create(&draft)?;
+        result = make_in(&draft.join("s"), &folder.at(name), flags);
+        // A failure to remove the folder would hide the first failure.
+        let _ = fs::remove_file(draft.join("s"));
+        let _ = fs::remove_dir(&draft);
+        // A process of another container may have taken the draft for one of a process that is gone.
+        if !result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            break;
+        }
+    }
+    let (listener, inode) = result?;
+    // A path without a folder stays one.
+    let path = if path == Path::new(".") { PathBuf::from(name.as_ref()) } else { path.join(name.as_ref()) };
+    Ok(Socket { listener, path, inode })
+}
+
+fn make_in(draft: &Path, path: &Path, flags: RenameFlags) -> io::Result<(UnixListener, (u64, u64))> {
     let listener = UnixListener::bind(draft)?;
     fs::set_permissions(draft, Permissions::from_mode(0o600))?;
     let made = fs::symlink_metadata(draft)?;
-    fs::rename(draft, path)?;
-    Ok(Socket { listener, path: path.to_owned(), inode: (made.dev(), made.ino()) })
+    match renameat_with(CWD, draft, CWD, path, flags) {
+        // A file system without that: the name was free a moment ago.
+        Err(rustix::io::Errno::INVAL) => fs::rename(draft, path)?,
+        renamed => renamed?,
+    }
+    Ok((listener, (made.dev(), made.ino())))
+}
+
+/// Removes folders in which killed processes were making sockets.
+fn remove_stale_drafts(folder: &SocketFolder) {
+    for name in folder.names() {
+        let Some(of) = name.to_str().and_then(|name| name.strip_prefix(DRAFT)) else { continue };
+        let path = folder.at(&name);
+        let mut numbers = of.split('-').map(|part| part.parse::<u64>().ok());
+        let (pid, started) =
+            (numbers.next().flatten().and_then(|pid| u32::try_from(pid).ok()), numbers.next().flatten());
+        let is_alive = pid.and_then(start_of).is_some_and(|start| started.is_none_or(|started| started == start));
+        let is_old = fs::symlink_metadata(&path)
+            .and_then(|about| about.modified())
+            .is_ok_and(|modified| SystemTime::now().duration_since(modified).is_ok_and(|age| age >= STALE_AFTER));
+        if !is_alive && is_old {
+            let _ = fs::remove_file(path.join("s"));
+            // Fails where anything else is in it, which is left alone.
+            let _ = fs::remove_dir(&path);
+        }
+    }
+}
+
+fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
 }
 
 impl Drop for Socket {
@@ -108,92 +187,22 @@ impl Drop for Socket {
     }
 }
 
-/// A control socket of a server.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct FoundSocket {
-    /// Where it is.
-    pub path: PathBuf,
-    /// The user that the server has to run as, if another one: no other user could have created the socket.
-    pub owner: Option<u32>,
-}
-
-/// The sockets of servers of other users and of services, some of which may be gone: nothing but for root, who alone can reach
-/// them all.
-pub fn others() -> Vec<FoundSocket> {
-    if user().ok() != Some(0) {
-        return Vec::new();
-    }
-    let own = own();
-    let in_folder =
-        |folder: &str| fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    let named = |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("sealblock-"));
-    let users = in_folder("/run/user").map(|user| user.join("sealblock"));
-    // What a service manager gives to a service of a user of its own may be a link, which root alone can make there.
-    let services = fs::canonicalize("/run/sealblock").ok();
-    let folders = users.chain(in_folder("/tmp").filter(named)).chain(services);
-    folders
-        .flat_map(|folder| sockets_of_owner(&folder))
-        .filter(|found| own.iter().all(|own| own.path != found.path))
-        .collect()
-}
-
-/// The sockets in a folder that only its owner can change.
-fn sockets_of_owner(folder: &Path) -> Vec<FoundSocket> {
-    let Ok(there) = fs::symlink_metadata(folder) else { return Vec::new() };
-    if !there.is_dir() || there.mode() & 0o022 != 0 {
-        return Vec::new();
-    }
-    sockets_in(folder).into_iter().map(|path| FoundSocket { path, owner: Some(there.uid()) }).collect()
-}
-
-/// The sockets of this user's servers, some of which may be gone.
-pub fn own() -> Vec<FoundSocket> {
-    let Ok(user) = user() else { return Vec::new() };
-    let folders = candidates(user).filter(|folder| is_private(folder, user));
-    folders.flat_map(|folder| sockets_in(&folder)).map(|path| FoundSocket { path, owner: None }).collect()
-}
-
-/// The sockets of all servers that this user may query.
-pub fn all() -> Vec<FoundSocket> {
-    [own(), others()].concat()
-}
-
-fn sockets_in(folder: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
-    let mut paths: Vec<_> = entries.filter(|path| path.extension() == Some(OsStr::new("sock"))).collect();
-    paths.sort();
-    paths
-}
-
-/// Folders that may be used, best first, whether or not they are there.
-fn candidates(user: u32) -> impl Iterator<Item = PathBuf> {
-    let from_environment = env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-    let usual = PathBuf::from(format!("/run/user/{user}"));
-    let is_own = move |path: &PathBuf| fs::metadata(path).is_ok_and(|there| there.is_dir() && there.uid() == user);
-    let own = from_environment.into_iter().chain([usual]).filter(is_own).map(|path| path.join("sealblock"));
-    own.chain([PathBuf::from(format!("/tmp/sealblock-{user}"))])
-}
-
 /// Creates the folder if it does not exist, and refuses one that other users can change.
-fn make_private(folder: &Path) -> io::Result<()> {
-    match DirBuilder::new().mode(0o700).create(folder) {
+fn make_private(path: &Path) -> io::Result<SocketFolder> {
+    match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    if is_private(folder, user()?) {
-        return Ok(());
-    }
-    Err(other(&format!("{} is not a folder of this user alone (mode 0700)", folder.display())))
-}
-
-fn is_private(folder: &Path, user: u32) -> bool {
-    let is_private = |there: fs::Metadata| there.is_dir() && there.uid() == user && there.mode() & 0o077 == 0;
-    fs::symlink_metadata(folder).is_ok_and(is_private)
+    let user = user()?;
+    SocketFolder::open(path)
+        .ok()
+        .filter(|folder| folder.is_private_of(user))
+        .ok_or_else(|| io::Error::other(format!("{} is not a folder of this user alone (mode 0700)", path.display())))
 }
 
 /// Removes a socket that refuses connections. Whether nothing is left of it.
 fn remove_if_dead(path: &Path) -> bool {
-    match UnixStream::connect(path) {
+    match connect_until(path, Instant::now()) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).is_ok(),
         Err(error) => error.kind() == io::ErrorKind::NotFound,
         Ok(_) => false,
@@ -202,22 +211,13 @@ fn remove_if_dead(path: &Path) -> bool {
 
 /// The process that listens on a socket, if there is one.
 pub fn listener_of(path: &Path) -> Option<u32> {
-    let peer = rustix::net::sockopt::socket_peercred(&UnixStream::connect(path).ok()?).ok()?;
-    u32::try_from(peer.pid.as_raw_nonzero().get()).ok()
-}
-
-/// This process' effective user: the owner of its own entry.
-pub fn user() -> io::Result<u32> {
-    Ok(fs::metadata("/proc/self")?.uid())
-}
-
-fn other(why: &str) -> io::Error {
-    io::Error::other(why.to_owned())
+    Peer::of(connect_until(path, Instant::now()).ok()?).ok()?.pid
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::net::UnixStream;
 
     fn mode(path: &Path) -> u32 {
         fs::symlink_metadata(path).unwrap().mode() & 0o777
@@ -260,19 +260,53 @@ mod tests {
     }
 
     #[test]
-    fn sockets_are_looked_for_where_only_one_user_can_make_them() {
+    fn what_a_killed_process_of_the_same_number_has_left_is_in_nobodys_way() {
         let folder = tempfile::tempdir().unwrap();
-        let socket = Socket::at(&folder.path().join("1.sock")).unwrap();
-        fs::write(folder.path().join("diary"), "").unwrap();
-        let found = [FoundSocket { path: socket.path().to_owned(), owner: user().ok() }];
-        for (mode, found) in [(0o700, &found[..]), (0o755, &found[..]), (0o770, &[]), (0o777, &[])] {
-            fs::set_permissions(folder.path(), Permissions::from_mode(mode)).unwrap();
-            assert_eq!(sockets_of_owner(folder.path()), found, "{mode:o}");
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o700)).unwrap();
+        let old = rustix::fs::Timespec { tv_sec: 1, tv_nsec: 0 };
+        let make_old = |path: &Path| {
+            let times = rustix::fs::Timestamps { last_access: old, last_modification: old };
+            rustix::fs::utimensat(CWD, path, &times, rustix::fs::AtFlags::empty()).unwrap();
+        };
+        let own = std::process::id();
+        let started = start_of(own).unwrap();
+        // As this program left it before, and of a process with this number that was started at another time.
+        let left = [format!("{DRAFT}{own}"), format!("{DRAFT}{own}-{}-0", started + 1), format!("{DRAFT}4000000-1-0")];
+        for name in &left {
+            fs::create_dir(folder.path().join(name)).unwrap();
+            drop(UnixListener::bind(folder.path().join(name).join("s")).unwrap());
         }
-        let elsewhere = tempfile::tempdir().unwrap();
-        let link = elsewhere.path().join("link");
-        std::os::unix::fs::symlink(folder.path(), &link).unwrap();
-        assert_eq!(sockets_of_owner(&link), [], "a link is somebody's idea");
+        let busy = folder.path().join(format!("{DRAFT}{own}-{started}-0"));
+        fs::create_dir(&busy).unwrap();
+        drop(UnixListener::bind(folder.path().join(format!("{own}.sock"))).unwrap());
+        fs::write(folder.path().join("1.sock"), "a diary").unwrap();
+        let socket = Socket::in_private(folder.path(), own).unwrap();
+        assert_eq!(socket.path(), folder.path().join(format!("{own}.sock")), "the dead one is replaced");
+        drop(socket);
+        assert_eq!(fs::read(folder.path().join("1.sock")).unwrap(), b"a diary");
+        assert!(folder.path().join(&left[1]).exists(), "too young to be removed");
+        for path in left.iter().map(|name| folder.path().join(name)).chain([busy.clone()]) {
+            make_old(&path);
+        }
+        drop(Socket::in_private(folder.path(), own).unwrap());
+        // A draft without a start is of a process that may be this one.
+        assert!(folder.path().join(&left[0]).exists() && busy.exists(), "a process that is there keeps its own");
+        assert!(!folder.path().join(&left[1]).exists() && !folder.path().join(&left[2]).exists());
+    }
+
+    #[test]
+    fn servers_of_one_number_in_several_containers_share_a_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sealblock");
+        let first = Socket::in_private(&path, 1).unwrap();
+        let second = Socket::in_private(&path, 1).unwrap();
+        assert_eq!(first.path(), path.join("1.sock"));
+        assert!(second.path() != first.path() && second.path().to_str().unwrap().contains("/1-"));
+        for socket in [&first, &second] {
+            UnixStream::connect(socket.path()).unwrap();
+        }
+        drop(second);
+        UnixStream::connect(first.path()).unwrap();
     }
 
     #[test]

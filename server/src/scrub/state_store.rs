@@ -5,7 +5,8 @@ use std::cell::{Cell, RefCell};
 use sealblock_block::{Abilities, Ability, Outcome, RequestKind, Response};
 use sealblock_runtime_memory::Slice;
 use sealblock_scrub::FormatError;
-use sealblock_stack::target::{TargetLabel, TargetName};
+use sealblock_stack::TargetLabel;
+use sealblock_stack::target::TargetName;
 
 /// Says if the state is saved on the device, or why not.
 pub struct StateStore {

@@ -5,10 +5,11 @@ use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_stack::quantity::count;
 use sealblock_units::ByteCount;
 
+use super::files::FileError;
 use super::health::{Checked, Health};
 use super::mirror::{MirrorStatus, ReplicaStatus};
 use super::scrub::ScrubStatus;
-use super::server::{DamageStatus, DeviceSnapshot, FailingStatus, FileError};
+use super::server::{DamageStatus, DeviceSnapshot, FailingStatus};
 use crate::bad_runs::blocks_text;
 use crate::dates::date;
 
@@ -102,7 +103,9 @@ fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
     if mirror.state == MirrorState::Optimal.as_str() {
         return findings;
     }
-    let is_ailing = |replica: &&ReplicaStatus| !(replica.is(ReplicaState::InSync) && replica.online);
+    let is_well =
+        |replica: &ReplicaStatus| replica.is(ReplicaState::InSync) && replica.online && replica.file_trouble.is_empty();
+    let is_ailing = |replica: &&ReplicaStatus| !is_well(replica);
     let ailing: Vec<&ReplicaStatus> = mirror.replicas.iter().filter(is_ailing).collect();
     let words = match (mirror.state.as_str(), ailing.is_empty()) {
         (_, true) => format!("{target} is {}: a crash may have left its members different", mirror.state),
@@ -111,7 +114,8 @@ fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
             format!("{target} is {state}: {}", replicas.join(", "))
         }
     };
-    let advice = match ailing.iter().find(|replica| replica.is(ReplicaState::OutOfSync) || !replica.online) {
+    let is_lost = |replica: &&&ReplicaStatus| replica.is(ReplicaState::OutOfSync) || !is_well(replica);
+    let advice = match ailing.iter().find(|replica| !replica.is(ReplicaState::Resyncing) && is_lost(replica)) {
         Some(replica) => format!("`sealblock mirror replace {name} {} NEW`, if it does not come back", replica.name),
         None => format!("wait; `sealblock mirror status {name}` tells how far it is"),
     };
@@ -125,7 +129,14 @@ fn replica_text(replica: &ReplicaStatus) -> String {
         0 => String::new(),
         bytes => format!(": up to {}", ByteCount::new(bytes)),
     };
-    if replica.is(ReplicaState::Resyncing) {
+    if let Some(file) = replica.file_trouble.first().filter(|_| replica.online) {
+        let what = match file.trouble.as_str() {
+            "cut_off" => "was cut off",
+            "replaced" => "has another file in its place",
+            _ => "is gone",
+        };
+        format!("the file of {name} {what}")
+    } else if replica.is(ReplicaState::Resyncing) {
         format!("{name} is resyncing{up_to}")
     } else if replica.is(ReplicaState::OutOfSync) && replica.online {
         format!("{name} is out of sync{up_to}")
@@ -148,9 +159,8 @@ fn paths(seen: &DeviceSnapshot) -> Option<Finding> {
     Some(Finding { health: Health::Degraded, words, advice })
 }
 
-/// A file that is cut off has lost data; one without a name is lost when the server ends.
 fn of_file(file: &FileError) -> Finding {
-    let health = if file.left_bytes.is_some() { Health::Damaged } else { Health::Degraded };
+    let health = file.health();
     let advice = match health {
         Health::Damaged => "another copy of the data; `sealblock rescue` for what is left of it".to_owned(),
         _ => "copy what is served elsewhere before the server ends".to_owned(),
@@ -248,6 +258,7 @@ mod tests {
             repaired_blocks: 0,
             stale_blocks: 0,
             failures: 0,
+            file_trouble: Vec::new(),
         }
     }
 
@@ -257,6 +268,7 @@ mod tests {
             state: state.to_owned(),
             region_bytes: 65536,
             dirty_bytes: 0,
+            nosync_bytes: 0,
             lost_blocks: 0,
             replicas,
         };
@@ -313,6 +325,10 @@ mod tests {
         is(&of(replica("b", "out_of_sync", true, 64 << 10)), Health::Degraded, words);
         let words = "mirror:a,b is degraded: a crash may have left its members different";
         is(&mirror("degraded", vec![in_sync()]), Health::Degraded, words);
+        let file =
+            FileError { path: "/d/b".to_owned(), trouble: "gone".to_owned(), left_bytes: None, length_bytes: None };
+        let lost = ReplicaStatus { file_trouble: vec![file], ..replica("b", "in_sync", true, 0) };
+        is(&of(lost), Health::Degraded, "mirror:a,b is degraded: the file of b is gone");
         let older = ReplicaStatus { stale_blocks: 2, ..in_sync() };
         is(&mirror("optimal", vec![older]), Health::Damaged, "of 2 blocks only an older copy is left, on a");
         let path = |live| PathStatus { path: "p".to_owned(), live, trouble: None, failures: 0 };

@@ -7,12 +7,14 @@ use futures_util::future::join_all;
 use sealblock_exports_nbd::{Client, Server as Nbd};
 use sealblock_exports_nvme_tcp::{ConnectedHost, Target as Export};
 use sealblock_protocols_nvme::nqn::Nqn;
+use sealblock_stack::target::TargetName;
+use sealblock_stack::{Sameness, TargetIdentity, TargetLabel};
 
 use super::assess::{assess, of_all};
 use super::health::Health;
 use super::server::{ClientStatus, DeviceStatus, ExportStatus, ServerStatus};
+use crate::control::peer::user;
 use crate::control::protocol::TargetRef;
-use crate::control::socket_path::user;
 use crate::dates::unix_s;
 use crate::devices::DeviceHandle;
 use crate::log;
@@ -28,8 +30,8 @@ const MAX_ERRORS: usize = 32;
 pub struct Offer {
     /// The target's text.
     pub text: String,
-    /// Its canonical path, where it has one.
-    pub path: Option<String>,
+    /// What it is.
+    pub label: TargetLabel,
     /// The NQN of its subsystem.
     pub nqn: String,
     /// Which namespace of it.
@@ -57,6 +59,8 @@ pub struct Front {
     pub nbd_sockets: Vec<PathBuf>,
     /// What is to be served and is not open.
     pub not_open: Vec<DeviceStatus>,
+    /// What each of these is.
+    pub waiting: Vec<TargetIdentity>,
     /// The control socket.
     pub control: String,
 }
@@ -126,19 +130,38 @@ async fn device(offers: &[&Offer], started_unix_s: u64) -> DeviceStatus {
 }
 
 impl Offer {
-    /// Whether a name means this.
-    pub fn is(&self, name: &TargetRef) -> bool {
+    /// How what a request names compares with this.
+    pub fn compare(&self, name: &TargetRef) -> Sameness {
+        let same_if = |is_same| if is_same { Sameness::Same } else { Sameness::Different };
         if let Some(nqn) = &name.nqn {
             let is_here = |address: &SocketAddr| self.listeners.iter().any(|listener| reaches(*listener, *address));
-            return *nqn == self.nqn
-                && name.nsid.is_none_or(|nsid| nsid == self.nsid)
-                && (name.addresses.is_empty() || name.addresses.iter().any(is_here));
+            return same_if(
+                *nqn == self.nqn
+                    && name.nsid.is_none_or(|nsid| nsid == self.nsid)
+                    && (name.addresses.is_empty() || name.addresses.iter().any(is_here)),
+            );
         }
-        match (&name.path, &self.path) {
-            (Some(asked), Some(path)) => asked == path,
-            (Some(_), None) => false,
-            (None, _) => name.text == self.text,
+        match (&name.identity, &name.path) {
+            (Some(asked), _) => self.label.compare(asked),
+            (None, Some(path)) => self.label.compare(&TargetIdentity::of(&TargetName::File(path.into()))),
+            (None, None) => same_if(name.text == self.text),
         }
+    }
+}
+
+impl Front {
+    /// The target that a request names, if it is to be served and is not open: its text.
+    pub fn waiting_for(&self, name: &TargetRef) -> Option<String> {
+        let is_it = |(status, identity): &(&DeviceStatus, &TargetIdentity)| match (&name.nqn, &name.identity) {
+            (Some(nqn), _) => {
+                let is_it =
+                    |export: &ExportStatus| export.name == *nqn && (name.nsid.is_none() || export.nsid == name.nsid);
+                name.addresses.is_empty() && status.exports.iter().any(is_it)
+            }
+            (None, Some(asked)) => asked.compare(identity) == Sameness::Same,
+            (None, None) => name.path.is_none() && status.target == name.text,
+        };
+        self.not_open.iter().zip(&self.waiting).find(is_it).map(|(status, _)| status.target.clone())
     }
 }
 

@@ -2,9 +2,11 @@
 
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{MirrorInfo, MirrorState, ReplicaInfo};
+use sealblock_stack::OpenMirror;
 use sealblock_stack::identity::uuid_text;
 use serde::{Deserialize, Serialize};
 
+use super::files::FileError;
 use super::health::Health;
 
 /// The state of a mirror. `docs/formats/json.md` is the contract.
@@ -16,8 +18,11 @@ pub struct MirrorStatus {
     pub state: String,
     /// Bytes of a region, the unit of `out_of_sync_bytes`.
     pub region_bytes: u64,
-    /// Bytes of the regions in which replicas may differ now.
+    /// Bytes of the regions that changes are marked for, which a crash would have compared.
     pub dirty_bytes: u64,
+    /// Bytes of the regions in which replicas may differ, until they are reconciled.
+    #[serde(default)]
+    pub nosync_bytes: u64,
     /// Blocks that were requested and had no good copy.
     pub lost_blocks: u64,
     /// Its replicas; those that were taken out are `removed` until another replica gets their index.
@@ -46,24 +51,52 @@ pub struct ReplicaStatus {
     pub stale_blocks: u64,
     /// How often it was marked out of sync since the mirror was opened.
     pub failures: u64,
+    /// Files that it lies in and that were deleted, renamed, replaced or cut off.
+    #[serde(default)]
+    pub file_trouble: Vec<FileError>,
 }
 
 impl MirrorStatus {
-    /// The state of `mirror` now.
-    pub fn of(mirror: &MirrorInfo) -> MirrorStatus {
+    /// The state of `mirror` now, as far as its labels, its replicas and the files that these lie in show it.
+    pub fn of(mirror: &OpenMirror) -> MirrorStatus {
+        let files = mirror.files();
+        let errors_of = |name: &str| {
+            let files = files.iter().filter(|(replica, _)| replica == name).flat_map(|(_, files)| files);
+            files.filter_map(|file| FileError::of(file)).collect()
+        };
+        MirrorStatus::with_files(&mirror.describe(), errors_of)
+    }
+
+    /// The state of a mirror whose replicas lie in files with these errors. A mirror whose replica has lost its file is not optimal,
+    /// although no request has failed of it yet.
+    fn with_files(mirror: &MirrorInfo, errors_of: impl Fn(&str) -> Vec<FileError>) -> MirrorStatus {
+        let of = |replica: &ReplicaInfo| {
+            let is_there = replica.is_online && replica.state != ReplicaState::Removed;
+            ReplicaStatus::of(replica, if is_there { errors_of(&replica.name) } else { Vec::new() })
+        };
+        let replicas: Vec<ReplicaStatus> = mirror.replicas.iter().map(of).collect();
+        let state = match mirror.state {
+            MirrorState::Optimal if replicas.iter().any(|replica| !replica.file_trouble.is_empty()) => {
+                MirrorState::Degraded
+            }
+            state => state,
+        };
         MirrorStatus {
             uuid: uuid_text(&mirror.uuid),
-            state: mirror.state.as_str().to_owned(),
+            state: state.as_str().to_owned(),
             region_bytes: mirror.region_bytes,
             dirty_bytes: mirror.dirty_bytes,
+            nosync_bytes: mirror.nosync_bytes,
             lost_blocks: mirror.lost_blocks,
-            replicas: mirror.replicas.iter().map(ReplicaStatus::of).collect(),
+            replicas,
         }
     }
 
-    /// How well it is: healthy only if every replica is online and in sync.
+    /// How well it is: healthy only if every replica is online and in sync and has its file.
     pub fn health(&self) -> Health {
-        if self.state == MirrorState::Optimal.as_str() { Health::Healthy } else { Health::Degraded }
+        let state = if self.state == MirrorState::Optimal.as_str() { Health::Healthy } else { Health::Degraded };
+        let files = self.replicas.iter().flat_map(|replica| &replica.file_trouble);
+        files.map(FileError::health).max().unwrap_or_default().max(state)
     }
 
     /// The replica of this name; the newest if an earlier one had the same name.
@@ -73,7 +106,7 @@ impl MirrorStatus {
 }
 
 impl ReplicaStatus {
-    fn of(replica: &ReplicaInfo) -> ReplicaStatus {
+    fn of(replica: &ReplicaInfo, file_trouble: Vec<FileError>) -> ReplicaStatus {
         ReplicaStatus {
             name: replica.name.clone(),
             state: replica.state.as_str().to_owned(),
@@ -84,6 +117,7 @@ impl ReplicaStatus {
             repaired_blocks: replica.repaired_blocks,
             stale_blocks: replica.stale_blocks,
             failures: replica.failures,
+            file_trouble,
         }
     }
 
@@ -96,4 +130,54 @@ impl ReplicaStatus {
 /// A state of a replica for people.
 pub fn state_text(state: &str) -> String {
     state.replace('_', " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mirror_of_which_a_replica_has_lost_its_file_is_not_optimal() {
+        let replica = |name: &str, is_online| ReplicaInfo {
+            id: [0; 16],
+            name: name.to_owned(),
+            state: ReplicaState::InSync,
+            is_online,
+            last_error: String::new(),
+            out_of_sync_bytes: 0,
+            resynced_bytes: 0,
+            repaired_blocks: 0,
+            stale_blocks: 0,
+            failures: 0,
+        };
+        let mirror = |state, is_b_online| MirrorInfo {
+            uuid: [1; 16],
+            region_bytes: 65536,
+            state,
+            dirty_bytes: 0,
+            nosync_bytes: 0,
+            lost_blocks: 0,
+            replicas: vec![replica("a", true), replica("b", is_b_online)],
+        };
+        let of = |trouble: &str, left_bytes: Option<u64>| {
+            let (path, length_bytes) = ("/d/b".to_owned(), left_bytes.map(|_| 4096));
+            FileError { path, trouble: trouble.to_owned(), left_bytes, length_bytes }
+        };
+        let seen = |mirror: &MirrorInfo, error: Option<FileError>| {
+            let status = MirrorStatus::with_files(mirror, |name| {
+                if name == "b" { error.iter().cloned().collect() } else { Vec::new() }
+            });
+            (status.state.clone(), status.health(), status.replicas[1].file_trouble.len())
+        };
+        let words = |state: MirrorState, health, files| (state.as_str().to_owned(), health, files);
+        let whole = mirror(MirrorState::Optimal, true);
+        assert_eq!(seen(&whole, None), words(MirrorState::Optimal, Health::Healthy, 0));
+        let gone = seen(&whole, Some(of("gone", None)));
+        assert_eq!(gone, words(MirrorState::Degraded, Health::Degraded, 1));
+        let cut = seen(&whole, Some(of("cut_off", Some(7))));
+        assert_eq!(cut, words(MirrorState::Degraded, Health::Damaged, 1));
+        // A replica that is away serves nothing from its file.
+        let away = seen(&mirror(MirrorState::Degraded, false), Some(of("gone", None)));
+        assert_eq!(away, words(MirrorState::Degraded, Health::Degraded, 0));
+    }
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use sealblock_units::ByteCount;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::files::FileError;
 use super::health::Health;
 use super::mirror::MirrorStatus;
 use super::scrub::ScrubStatus;
@@ -105,19 +105,6 @@ pub struct DeviceSnapshot {
     pub scrub: Option<ScrubStatus>,
     /// What went through it since it was opened.
     pub io: IoStatus,
-}
-
-/// What was done to a file under the server that has it open.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct FileError {
-    /// The file.
-    pub path: String,
-    /// `gone`, `replaced` or `cut_off`.
-    pub trouble: String,
-    /// Bytes that are left of one that was cut off.
-    pub left_bytes: Option<u64>,
-    /// Bytes that it had.
-    pub length_bytes: Option<u64>,
 }
 
 /// A name by which a device is served.
@@ -239,20 +226,6 @@ pub struct ClientStatus {
     pub queues: Option<u64>,
     /// For how many seconds it has been there.
     pub connected_s: u64,
-}
-
-impl FileError {
-    /// What is wrong, in words.
-    pub fn to_text(&self) -> String {
-        let FileError { path, trouble, left_bytes, length_bytes } = self;
-        match (left_bytes.zip(*length_bytes), trouble.as_str()) {
-            (Some((left, length)), _) => {
-                format!("{path} was cut off: {} of {} are left", ByteCount::new(left), ByteCount::new(length))
-            }
-            (None, "replaced") => format!("another file is at {path}: the one that is in use is found nowhere else"),
-            (None, _) => format!("{path} was deleted or renamed while it is in use"),
-        }
-    }
 }
 
 impl IoStatus {

@@ -9,7 +9,7 @@ use sealblock_block::DynDevice;
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{CreateOptions, MirrorError, MirrorInfo, OpenOptions};
 
-use super::replicas::{OpenMirror, OpenReplica, ReplicaOpener, SHOWN, of_member};
+use super::replicas::{OpenMirror, OpenReplica, OpenedReplica, ReplicaOpener, SHOWN, of_member};
 use crate::error::{Cause, StackError};
 use crate::held::{Access, CloseHandle, Usage};
 use crate::identity::new_uuid;
@@ -46,18 +46,21 @@ fn not_open(replicas: &[TargetName], access: Access, opener: Opener) -> Vec<Rc<O
 /// Opens replicas by what opens targets.
 fn by(opener: Opener) -> ReplicaOpener {
     Rc::new(move |target, access| {
-        Box::pin(async move {
-            let OpenTarget { device, held, .. } = opener(&target, access, Usage::Member).await?;
-            Ok((device, held))
-        })
+        Box::pin(async move { Ok(of_replica(opener(&target, access, Usage::Member).await?, &target).0) })
     })
+}
+
+/// An open target as the device of a replica, and what it is made of.
+fn of_replica(opened: OpenTarget, target: &TargetName) -> (OpenedReplica, TargetInfo) {
+    let OpenTarget { device, info, held, .. } = opened;
+    (OpenedReplica { device, identity: info.identity(target), files: info.open_files(), held }, info)
 }
 
 /// Opens a replica for the first time, and says what it is made of.
 async fn open_first(replica: &OpenReplica, opener: Opener) -> Result<(DynDevice, TargetInfo), StackError> {
-    let OpenTarget { device, info, held, .. } = opener(&replica.target, replica.access, Usage::Member).await?;
-    replica.hold(held);
-    Ok((device, info))
+    let opened = opener(&replica.target, replica.access, Usage::Member).await?;
+    let (opened, info) = of_replica(opened, &replica.target);
+    Ok((replica.hold(opened), info))
 }
 
 async fn put_together(

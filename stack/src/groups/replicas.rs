@@ -2,18 +2,21 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::{Arc, Weak};
 
 use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{Ability, Device, DynDevice, Error, Request, ReservedArea, Response};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{Mirror, MirrorError, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaSource};
+use sealblock_media_file::Backing;
 
 use crate::error::{Cause, StackError};
 use crate::failures::OLDER;
 use crate::held::{Access, CloseHandle, Members, close_all, received_bytes};
 use crate::program::ReactorClock;
 use crate::remote::{is_remote, with_short_timeouts};
-use crate::target::{TargetLabel, TargetName};
+use crate::target::{GroupKind, TargetName};
+use crate::target_identity::{TargetIdentity, TargetLabel, member_of};
 
 /// What would make replicas fit.
 pub(super) const SHOWN: &str = "devices of one kind; a replica on another host is served with `--protection shown`";
@@ -29,9 +32,20 @@ pub struct OpenMirror {
     opener: ReplicaOpener,
 }
 
-/// Opens the device of a replica, and says what is to close behind it.
+/// Opens the device of a replica.
 pub(super) type ReplicaOpener =
-    Rc<dyn Fn(TargetName, Access) -> LocalBoxFuture<'static, Result<(DynDevice, Vec<CloseHandle>), StackError>>>;
+    Rc<dyn Fn(TargetName, Access) -> LocalBoxFuture<'static, Result<OpenedReplica, StackError>>>;
+
+/// The device of a replica.
+pub(super) struct OpenedReplica {
+    pub device: DynDevice,
+    /// What it is.
+    pub identity: TargetIdentity,
+    /// The files that it lies in, as long as they are open.
+    pub files: Vec<Weak<Backing>>,
+    /// What is to close behind it.
+    pub held: Vec<CloseHandle>,
+}
 
 /// A replica, which is reopened after each loss.
 pub(super) struct OpenReplica {
@@ -43,6 +57,10 @@ pub(super) struct OpenReplica {
     pub access: Access,
     opener: ReplicaOpener,
     held: RefCell<Vec<CloseHandle>>,
+    /// What it was when it was opened last, or what its name was before.
+    identity: RefCell<TargetIdentity>,
+    /// The files that it lies in, as long as they are open.
+    files: RefCell<Vec<Weak<Backing>>>,
     /// Bytes received before the last open.
     received_bytes: Cell<u64>,
     /// True while another device replaces it: it must not be reopened.
@@ -57,7 +75,29 @@ impl OpenMirror {
         replicas: Vec<Rc<OpenReplica>>,
         opener: ReplicaOpener,
     ) -> OpenMirror {
-        OpenMirror { mirror, replicas: RefCell::new(replicas), target: TargetLabel::new(target), opener }
+        let members = replicas.iter().map(|replica| replica.identity.borrow().clone()).collect();
+        let identity = TargetIdentity::Group { kind: GroupKind::Mirror.name().to_owned(), members };
+        let target = TargetLabel::new(target, identity);
+        let open = OpenMirror { mirror, replicas: RefCell::new(replicas), target, opener };
+        open.name_members();
+        open
+    }
+
+    /// What it is: its replicas.
+    pub fn identity(&self) -> TargetIdentity {
+        let members = self.members().into_iter().map(|(_, identity)| identity).collect();
+        TargetIdentity::Group { kind: GroupKind::Mirror.name().to_owned(), members }
+    }
+
+    /// Its replicas by the names that it has for them, each with what it is.
+    pub fn members(&self) -> Vec<(String, TargetIdentity)> {
+        let replicas = self.replicas.borrow();
+        replicas.iter().map(|replica| (replica.name.clone(), replica.identity.borrow().clone())).collect()
+    }
+
+    /// Has commands find it by its present replicas, too.
+    fn name_members(&self) {
+        self.target.set_members(GroupKind::Mirror, self.members());
     }
 
     /// Its state now.
@@ -112,7 +152,10 @@ impl OpenMirror {
         };
         let replaced = replaced.await;
         match &replaced {
-            Ok(()) => self.replicas.borrow_mut().retain(|replica| !replica.is_retired.get()),
+            Ok(()) => {
+                self.replicas.borrow_mut().retain(|replica| !replica.is_retired.get());
+                self.name_members();
+            }
             Err(_) => retired.iter().for_each(|replica| replica.is_retired.set(false)),
         }
         replaced
@@ -123,6 +166,7 @@ impl OpenMirror {
         match taken {
             Ok(()) => {
                 self.replicas.borrow_mut().push(replica);
+                self.name_members();
                 Ok(())
             }
             Err(error) => {
@@ -137,7 +181,9 @@ impl OpenMirror {
     /// # Errors
     /// Why they stay older copies.
     pub async fn accept_stale(&self, target: &TargetName) -> Result<(), StackError> {
-        let taken = self.mirror.accept_stale(&target.to_string()).await;
+        let members = self.members();
+        let name = member_of(&members, target).map_or_else(|| target.to_string(), str::to_owned);
+        let taken = self.mirror.accept_stale(&name).await;
         let blocks = taken.map_err(|error| of_member(&error).on(&self.target))?;
         tracing::info!(replica = %target, blocks, "older copies were taken for the content of their blocks");
         Ok(())
@@ -155,10 +201,18 @@ impl OpenMirror {
         self.mirror.remove(&name).await.map_err(|error| of_member(&error).on(&self.target))?;
         let gone: Vec<Rc<OpenReplica>> =
             self.replicas.borrow_mut().extract_if(.., |replica| replica.name == name).collect();
+        self.name_members();
         for replica in gone {
             let _ = replica.close().await;
         }
         Ok(())
+    }
+
+    /// The files that each of its replicas lies in, by the name of the replica: those that are open now.
+    pub fn files(&self) -> Vec<(String, Vec<Arc<Backing>>)> {
+        let replicas = self.replicas.borrow();
+        let of = |replica: &Rc<OpenReplica>| replica.files.borrow().iter().filter_map(Weak::upgrade).collect();
+        replicas.iter().map(|replica| (replica.name.clone(), of(replica))).collect()
     }
 
     /// Its name.
@@ -201,6 +255,7 @@ impl Members for OpenMirror {
 impl OpenReplica {
     /// A replica that is not open yet.
     pub fn new(target: &TargetName, access: Access, opener: &ReplicaOpener) -> Rc<OpenReplica> {
+        let identity = RefCell::new(TargetIdentity::of(target));
         let (name, target) = (target.to_string(), with_short_timeouts(target));
         Rc::new(OpenReplica {
             name,
@@ -208,6 +263,8 @@ impl OpenReplica {
             access: access.of_replica(),
             opener: Rc::clone(opener),
             held: RefCell::default(),
+            identity,
+            files: RefCell::default(),
             received_bytes: Cell::new(0),
             is_retired: Cell::new(false),
         })
@@ -221,14 +278,17 @@ impl OpenReplica {
     async fn open(&self) -> Result<DynDevice, StackError> {
         // The last open may still have the file or connection.
         let _ = self.close().await;
-        let (device, held) = (self.opener)(self.target.clone(), self.access).await?;
-        self.hold(held);
-        Ok(device)
+        let opened = (self.opener)(self.target.clone(), self.access).await?;
+        Ok(self.hold(opened))
     }
 
-    /// Keeps what is to close behind the open device.
-    pub fn hold(&self, held: Vec<CloseHandle>) {
+    /// Keeps what belongs to the open device, and gives the device.
+    pub fn hold(&self, opened: OpenedReplica) -> DynDevice {
+        let OpenedReplica { device, identity, files, held } = opened;
+        self.identity.replace(identity);
+        self.files.replace(files);
         self.held.replace(held);
+        device
     }
 
     /// Rewrites the unchanged label of a remote replica. A server of `--as-member` accepts writes only after its label was written;

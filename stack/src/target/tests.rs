@@ -400,16 +400,6 @@ proptest! {
 }
 
 #[test]
-fn all_clones_have_one_name() {
-    let [old, new] = ["mirror:a,b", "mirror:a,c"].map(|text| text.parse::<TargetName>().unwrap());
-    let called = TargetLabel::new(&old);
-    let elsewhere = called.clone();
-    assert!(elsewhere.is(&old));
-    called.set(&new);
-    assert_eq!((elsewhere.to_string().as_str(), elsewhere.is(&old)), ("mirror:a,c", false));
-}
-
-#[test]
 fn whole_linux_devices_are_recognised_and_nothing_else() {
     for path in ["/dev/nvme0n1", "/dev/nvme12n34", "/dev/ng0n1", "/dev/sda", "/dev/sdaa", "/dev/sg0", "/dev/sg12"] {
         assert!(is_linux_device(path), "{path}");

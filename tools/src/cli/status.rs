@@ -24,8 +24,8 @@ that requests fail, or that not everything could be checked. It looks at what is
 #[derive(Args, Debug)]
 #[command(after_help = HELP)]
 pub struct Status {
-    /// Which server: its process, an address that it listens on, its control socket, or anything that it serves. All of this
-    /// user's without it; for root, all servers of this machine.
+    /// Which server: its process, an address that it listens on, its control socket, or anything that it serves. All
+    /// servers of this user and of root without it.
     #[arg(value_name = "SERVER")]
     pub server: Option<ServerName>,
     /// The control socket of the server; those of this user's servers are found without it.

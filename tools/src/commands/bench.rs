@@ -3,8 +3,8 @@
 //! The library `sealblock-perf` measures; this file says what, shows how far it is, and writes what came out. Files for the results are made
 //! before anything is measured, so that ten minutes of figures are not lost for a wrong path.
 
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use sealblock_stack::{Cause, StackError};
 use crate::cli::Bench;
 use crate::exit::Exit;
 use crate::interrupt;
+use crate::new_file::{self, NewFile};
 use crate::progress::{Show, Steps};
 use crate::report::{print_json, say};
 
@@ -29,8 +30,8 @@ pub fn run(arguments: &Bench) -> Result<Exit, StackError> {
     }
     let is_stdout = |path: &Path| path == Path::new(STDOUT);
     let json = arguments.json.as_deref();
-    let mut json_file = json.filter(|path| !is_stdout(path)).map(new_file).transpose()?;
-    let mut page_file = arguments.report.as_deref().map(new_file).transpose()?;
+    let json_file = json.filter(|path| !is_stdout(path)).map(begun).transpose()?;
+    let page_file = arguments.report.as_deref().map(begun).transpose()?;
     if let Some(dir) = &arguments.plot {
         fs::create_dir_all(dir).map_err(|error| failed(&error, dir))?;
     }
@@ -43,16 +44,16 @@ pub fn run(arguments: &Bench) -> Result<Exit, StackError> {
         dir: arguments.dir.clone(),
     };
     let report = measure(claims, &wishes, &listener(claims));
-    if let Some(file) = &mut json_file {
+    if let Some(file) = json_file {
         write_json(&report, file).map_err(|error| failed(&error, json.unwrap_or(Path::new(STDOUT))))?;
     }
     match json.is_some_and(is_stdout) {
         true => print_json(&report)?,
         false => say(text::report(&report).trim_end())?,
     }
-    if let (Some(file), Some(path)) = (&mut page_file, &arguments.report) {
+    if let (Some(file), Some(path)) = (page_file, &arguments.report) {
         let page = html::report(&report).map_err(|error| undrawn(&error))?;
-        file.write_all(page.as_bytes()).map_err(|error| failed(&error, path))?;
+        file.complete(page.as_bytes()).map_err(|error| failed(&error, path))?;
     }
     if let Some(dir) = &arguments.plot {
         draw(&report, dir)?;
@@ -99,7 +100,7 @@ fn draw(report: &Report, dir: &Path) -> Result<(), StackError> {
     for plot in report.claims.iter().flat_map(|claim| &claim.outcome.plots) {
         let path = dir.join(format!("{}.svg", plot.name));
         let picture = plot::svg(plot).map_err(|error| undrawn(&error))?;
-        fs::write(&path, picture).map_err(|error| failed(&error, &path))?;
+        new_file::replace(&path, &picture.into_bytes()).map_err(|error| failed(&error, &path))?;
     }
     Ok(())
 }
@@ -109,16 +110,16 @@ fn undrawn(error: &impl std::fmt::Display) -> StackError {
 }
 
 /// A file for results, made before there are any.
-fn new_file(path: &Path) -> Result<File, StackError> {
-    File::create(path).map_err(|error| failed(&error, path))
+fn begun(path: &Path) -> Result<NewFile, StackError> {
+    NewFile::begin(path).map_err(|error| failed(&error, path))
 }
 
 fn failed(error: &io::Error, path: &Path) -> StackError {
     StackError::io("writing results", error).on(path.display())
 }
 
-fn write_json(report: &Report, file: &mut File) -> io::Result<()> {
+fn write_json(report: &Report, file: NewFile) -> io::Result<()> {
     let mut bytes = serde_json::to_vec(report)?;
     bytes.push(b'\n');
-    file.write_all(&bytes)
+    file.complete(&bytes)
 }

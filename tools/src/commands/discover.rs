@@ -56,9 +56,17 @@ fn nbd(arguments: &Discover, address: &NbdAddress) -> Result<Exit, StackError> {
     if arguments.json {
         print_json(&NbdReport { target: arguments.server.to_string(), exports })?;
     } else {
-        exports.iter().try_for_each(|export| say(&export.name))?;
+        if exports.is_empty() {
+            note(&format_args!("{} shows no export", arguments.server));
+        }
+        exports.iter().try_for_each(|export| say(line(&export.name)))?;
     }
     Ok(Exit::Clean)
+}
+
+/// The line of an export. The name of the default one is empty, and an empty line would look like nothing at all.
+fn line(name: &str) -> &str {
+    if name.is_empty() { "\"\" (the default export)" } else { name }
 }
 
 fn subsystems(arguments: &Discover, address: &Address) -> Result<Exit, StackError> {

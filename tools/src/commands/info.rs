@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use sealblock_block::{Abilities, Ability, Device, Limits, RequestKind, WhyOlder};
 use sealblock_integrity::ChecksumKind;
 use sealblock_layers_multipath::{PathMonitor, PathStatus};
+use sealblock_media_file::punches_beside;
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::{ConnectionInfo as NvmeConnectionInfo, PiSource};
 use sealblock_media_volume::format::{Layout, MAX_SEGMENTS, Segment};
@@ -38,7 +39,7 @@ pub fn run(arguments: &Info) -> Result<Exit, StackError> {
 }
 
 /// How operations are carried out, in the order of the text.
-const WAYS: [Ability; 3] = [Ability::Native, Ability::Emulated, Ability::Absent];
+const WAYS: [&str; 4] = ["native", "emulated", "absent", "unknown"];
 
 /// The operations of a device. (The reserved area has two, of which it can do both or none.)
 const OPERATIONS: [(RequestKind, &str); 13] = [
@@ -59,10 +60,22 @@ const OPERATIONS: [(RequestKind, &str); 13] = [
 
 /// What the device does with each operation, also with those that change blocks: it is open for reading here. Checksums of each kind
 /// are listed apart.
-fn abilities(of: &Abilities) -> impl Iterator<Item = (&'static str, Ability)> {
-    let of = Abilities { writable: true, ..*of };
-    let checksums = ChecksumKind::ALL.into_iter().map(move |kind| (checksum_name(kind), of.of_checksum(kind)));
-    OPERATIONS.into_iter().map(move |(kind, name)| (name, of.of(kind))).chain(checksums)
+fn abilities(opened: &OpenTarget) -> impl Iterator<Item = (&'static str, &'static str)> {
+    let of = Abilities { writable: true, ..opened.device.abilities() };
+    let is_unknown = of.discard == Ability::Absent && hides_discard(&opened.info);
+    let way = move |kind, ability| match kind {
+        RequestKind::Discard if is_unknown => "unknown",
+        _ => way_text(ability),
+    };
+    let checksums =
+        ChecksumKind::ALL.into_iter().map(move |kind| (checksum_name(kind), way_text(of.of_checksum(kind))));
+    OPERATIONS.into_iter().map(move |(kind, name)| (name, way(kind, of.of(kind)))).chain(checksums)
+}
+
+/// True if it lies in a plain file of which nobody can find out whether it gives space back, without opening it for writing.
+fn hides_discard(info: &TargetInfo) -> bool {
+    let files = info.all().into_iter().filter(|info| info.kind == RAW_FILE).filter_map(|info| info.file.as_ref());
+    files.map(|file| punches_beside(&file.path)).any(|known| known.is_none())
 }
 
 const fn checksum_name(kind: ChecksumKind) -> &'static str {
@@ -95,7 +108,7 @@ fn as_json(target: &TargetName, opened: &OpenTarget) -> Value {
             "verify_blocks": geometry.limits.max_verify_blocks.get(),
             "zero_blocks": geometry.limits.max_zero_blocks.get(),
         },
-        "abilities": abilities(&of).map(|(name, how)| (name, way_text(how))).collect::<BTreeMap<_, _>>(),
+        "abilities": abilities(opened).collect::<BTreeMap<_, _>>(),
         "unmap_zeroes": of.unmap_zeroes,
         "offloads": of.offloads,
         "may_be_older": of.freshness.why_older().map(WhyOlder::as_str),
@@ -142,7 +155,7 @@ fn info_json(info: &TargetInfo) -> Value {
         "remote": info.remote.as_ref().map(remote_json),
         "export": info.export.as_ref().map(export_json),
         "paths": info.paths.as_ref().map(|paths| paths.paths().iter().map(path_json).collect::<Vec<_>>()),
-        "mirror": info.mirror.as_ref().map(|mirror| MirrorStatus::of(&mirror.describe())),
+        "mirror": info.mirror.as_ref().map(|mirror| MirrorStatus::of(mirror)),
         "inner": info.inner.first().filter(|_| !info.is_group()).map(info_json),
         "members": info.is_group().then(|| info.inner.iter().map(info_json).collect::<Vec<_>>()),
     })
@@ -257,9 +270,9 @@ fn as_text(target: &TargetName, opened: &OpenTarget) -> String {
     }
     for way in WAYS {
         let names: Vec<String> =
-            abilities(&of).filter(|(_, how)| *how == way).map(|(name, _)| name.replace('_', " ")).collect();
+            abilities(opened).filter(|(_, how)| *how == way).map(|(name, _)| name.replace('_', " ")).collect();
         if !names.is_empty() {
-            lines.put(way_text(way), names.join(", "));
+            lines.put(way, names.join(", "));
         }
     }
     if of.offloads {
@@ -390,7 +403,7 @@ fn info_text(lines: &mut Lines, info: &TargetInfo) {
         export_text(lines, export);
     }
     if let Some(mirror) = &info.mirror {
-        mirror_text(lines, &MirrorStatus::of(&mirror.describe()));
+        mirror_text(lines, &MirrorStatus::of(mirror));
     }
     for path in info.paths.iter().flat_map(PathMonitor::paths) {
         let state = match &path.last_error {

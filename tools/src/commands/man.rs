@@ -20,6 +20,7 @@ use sealblock_stack::StackError;
 use self::roff::{Page, escape};
 use crate::cli::{Cli, Completions, Man};
 use crate::exit::Exit;
+use crate::new_file;
 
 /// Seconds since 1970 that pages are dated by, where builds are to be the same at any time (reproducible-builds.org).
 const EPOCH_VARIABLE: &str = "SOURCE_DATE_EPOCH";
@@ -60,7 +61,7 @@ fn write_page_of(command: &Command, dir: &Path, date: &str) -> io::Result<()> {
         write_page_of(below, dir, date)?;
     }
     let name = name_of(command);
-    fs::write(dir.join(format!("{name}.1")), page(command, date)?)
+    new_file::replace(&dir.join(format!("{name}.1")), page(command, date)?.as_bytes())
 }
 
 /// The name of a command's page.

@@ -8,14 +8,14 @@ use std::time::Duration;
 
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_stack::target::{GroupKind, TargetName};
-use sealblock_stack::{Access, Cause, OpenMirror, OpenTarget, StackError, create_mirror, on_reactor, open};
+use sealblock_stack::{Access, Cause, OpenMirror, OpenTarget, StackError, create_mirror, member_of, on_reactor, open};
 use sealblock_units::ByteCount;
 
 use crate::cli::{Mirror, MirrorAcceptStale, MirrorCommand, MirrorCreate, MirrorStatus as Arguments, ServedName};
 use crate::commands::scrub::name_of;
 use crate::exit::Exit;
 use crate::progress::{Progress, Show};
-use crate::report::{Lines, print_report, say};
+use crate::report::{Lines, attributed, print_report, say};
 use sealblock_server::control::client::{FoundServer, find};
 use sealblock_server::control::protocol::ControlCommand;
 use sealblock_server::mirrors::execute;
@@ -39,21 +39,17 @@ pub fn run(arguments: &Mirror) -> Result<Exit, StackError> {
                 return make(&MirrorCreate { replicas, from, force, no_wait: false });
             }
             let replica = name_for(&add.replica, server.as_ref())?;
-            let order = ControlCommand::MirrorAdd { replica: replica.clone(), force: add.force };
-            change(&add.target, server, Change { command: order, new: Some(replica), old: None })
+            change(&add.target, server, Change::Add { new: replica, force: add.force })
         }
         MirrorCommand::Remove(remove) => {
-            let (server, old) = (server_of(&remove.target, remove.control.as_deref())?, remove.replica.to_string());
-            let command = ControlCommand::MirrorRemove { replica: old.clone(), force: remove.force };
-            change(&remove.target, server, Change { command, new: None, old: Some(old) })
+            let server = server_of(&remove.target, remove.control.as_deref())?;
+            change(&remove.target, server, Change::Remove { old: &remove.replica, force: remove.force })
         }
         MirrorCommand::AcceptStale(accept) => accept_stale(accept),
         MirrorCommand::Replace(replace) => {
-            let old = replace.old.to_string();
             let server = server_of(&replace.target, replace.control.as_deref())?;
-            let new = replace.new.as_ref().map_or(Ok(old.clone()), |new| name_for(new, server.as_ref()))?;
-            let order = ControlCommand::MirrorReplace { old: old.clone(), new: new.clone(), force: replace.force };
-            change(&replace.target, server, Change { command: order, new: Some(new), old: Some(old) })
+            let new = replace.new.as_ref().map(|new| name_for(new, server.as_ref())).transpose()?;
+            change(&replace.target, server, Change::Replace { old: &replace.old, new, force: replace.force })
         }
     }
 }
@@ -69,12 +65,13 @@ fn name_for(replica: &TargetName, server: Option<&FoundServer>) -> Result<String
 }
 
 /// A change of the replicas.
-struct Change {
-    command: ControlCommand,
-    /// The replica whose resync is waited for.
-    new: Option<String>,
-    /// The replica that the change removes.
-    old: Option<String>,
+enum Change<'a> {
+    /// A replica more, by its name for the process that has the mirror.
+    Add { new: String, force: bool },
+    /// One less.
+    Remove { old: &'a TargetName, force: bool },
+    /// Another one for it; without a name, what is there under the old name.
+    Replace { old: &'a TargetName, new: Option<String>, force: bool },
 }
 
 /// The process that has the mirror open.
@@ -96,12 +93,33 @@ impl Holder {
         }
     }
 
+    /// The name that the mirror has for a replica. A name that is typed here may mean another file there.
+    fn member(&self, named: &TargetName, target: &TargetName) -> Result<String, StackError> {
+        let name = match self {
+            Holder::Server(server) => server.member(named),
+            Holder::Here(mirror) => member_of(&mirror.members(), named).map(str::to_owned),
+        };
+        name.ok_or_else(|| {
+            StackError::new(Cause::Usage, CHANGING, format!("the mirror has no replica {named}"))
+                .on(target)
+                .advise("`sealblock mirror status` names the replicas")
+        })
+    }
+
+    /// The user of a server that this user need not believe.
+    fn stranger(&self) -> Option<String> {
+        match self {
+            Holder::Server(server) => server.stranger(),
+            Holder::Here(_) => None,
+        }
+    }
+
     async fn status(&self) -> Result<MirrorStatus, StackError> {
         match self {
             Holder::Server(server) => {
                 server.mirror_command("reading the state of the mirror", ControlCommand::MirrorStatus)
             }
-            Holder::Here(mirror) => Ok(MirrorStatus::of(&mirror.describe())),
+            Holder::Here(mirror) => Ok(MirrorStatus::of(mirror)),
         }
     }
 }
@@ -151,8 +169,9 @@ async fn synchronise(
 
 fn report(arguments: &Arguments) -> Result<Exit, StackError> {
     let server = server_of(&arguments.target, arguments.control.as_deref())?;
-    let status = on_holder(&arguments.target, server, Access::ReadOlder, async |mirror| mirror.status().await)?;
-    print_report(arguments.json, &status, || to_text(&status))?;
+    let report = async |mirror: &Holder| Ok((mirror.status().await?, mirror.stranger()));
+    let (status, stranger) = on_holder(&arguments.target, server, Access::ReadOlder, report)?;
+    print_report(arguments.json, &status, || attributed(&to_text(&status), stranger))?;
     Ok(status.health().into())
 }
 
@@ -196,25 +215,25 @@ fn mirror_of(opened: &OpenTarget) -> Result<Rc<OpenMirror>, StackError> {
 /// Accepts the older copies on a replica.
 fn accept_stale(arguments: &MirrorAcceptStale) -> Result<Exit, StackError> {
     let MirrorAcceptStale { target, replica, control } = arguments;
-    let name = replica.to_string();
-    let kept = |status: &MirrorStatus| status.replica(&name).map_or(0, |replica| replica.stale_blocks);
-    let order = ControlCommand::MirrorAcceptStale { replica: name.clone() };
+    let kept = |status: &MirrorStatus, name: &str| status.replica(name).map_or(0, |replica| replica.stale_blocks);
     let take = async |mirror: &Holder| {
-        let before = kept(&mirror.status().await?);
-        mirror.execute(&order).await.map(|status| (before, status))
+        let name = mirror.member(replica, target)?;
+        let before = kept(&mirror.status().await?, &name);
+        let status = mirror.execute(&ControlCommand::MirrorAcceptStale { replica: name.clone() }).await?;
+        Ok((before, kept(&status, &name), status, mirror.stranger()))
     };
     let server = server_of(target, control.as_deref())?;
-    let (before, status) = on_holder(target, server, Access::Write, take)?;
-    say(&format!("{:<16}{} of {before} older copies on {replica}", "taken", before.saturating_sub(kept(&status))))?;
-    say(&to_text(&status))?;
-    Ok(if kept(&status) == 0 { Exit::Clean } else { Exit::DamageFound })
+    let (before, left, status, stranger) = on_holder(target, server, Access::Write, take)?;
+    let taken = format!("{:<16}{} of {before} older copies on {replica}", "taken", before.saturating_sub(left));
+    say(&attributed(&format!("{taken}\n{}", to_text(&status)), stranger))?;
+    Ok(if left == 0 { Exit::Clean } else { Exit::DamageFound })
 }
 
-fn change(target: &TargetName, server: Option<FoundServer>, change: Change) -> Result<Exit, StackError> {
+fn change(target: &TargetName, server: Option<FoundServer>, change: Change<'_>) -> Result<Exit, StackError> {
     let is_served = server.is_some();
-    let apply = async |mirror: &Holder| execute_change(mirror, target, change).await;
-    let status = on_holder(target, server, Access::Write, apply)?;
-    say(&to_text(&status))?;
+    let apply = async |mirror: &Holder| Ok((execute_change(mirror, target, change).await?, mirror.stranger()));
+    let (status, stranger) = on_holder(target, server, Access::Write, apply)?;
+    say(&attributed(&to_text(&status), stranger))?;
     if is_served {
         eprintln!(
             "sealblock: have the server's configuration or command line name these replicas before its next start; on SIGHUP the server reads a \
@@ -224,20 +243,26 @@ fn change(target: &TargetName, server: Option<FoundServer>, change: Change) -> R
     Ok(Exit::Clean)
 }
 
-async fn execute_change(mirror: &Holder, target: &TargetName, change: Change) -> Result<MirrorStatus, StackError> {
-    let before = mirror.status().await?;
-    let Change { command: order, new, old } = change;
-    if let Some(old) = old.as_ref().filter(|old| before.replica(old).is_none()) {
-        return Err(StackError::new(Cause::Usage, CHANGING, format!("the mirror has no replica {old}"))
-            .on(target)
-            .advise("`sealblock mirror status` names the replicas"));
-    }
-    let mut status = mirror.execute(&order).await?;
+async fn execute_change(mirror: &Holder, target: &TargetName, change: Change<'_>) -> Result<MirrorStatus, StackError> {
+    let (old, new, command) = match change {
+        Change::Add { new, force } => (None, Some(new.clone()), ControlCommand::MirrorAdd { replica: new, force }),
+        Change::Remove { old, force } => {
+            let old = mirror.member(old, target)?;
+            (None, None, ControlCommand::MirrorRemove { replica: old, force })
+        }
+        Change::Replace { old, new, force } => {
+            let old = mirror.member(old, target)?;
+            let new = new.unwrap_or_else(|| old.clone());
+            let command = ControlCommand::MirrorReplace { old: old.clone(), new: new.clone(), force };
+            (Some(old), Some(new), command)
+        }
+    };
+    let mut status = mirror.execute(&command).await?;
     if let Some(new) = &new {
         status = wait(mirror, new, status).await?;
     }
     // A replica that was in sync stays until the resync of the new one has finished.
-    match old.filter(|old| new.is_some() && new.as_ref() != Some(old) && status.replica(old).is_some()) {
+    match old.filter(|old| new.as_ref() != Some(old) && status.replica(old).is_some()) {
         Some(replica) => mirror.execute(&ControlCommand::MirrorRemove { replica, force: false }).await,
         None => Ok(status),
     }
@@ -273,8 +298,14 @@ pub fn put(lines: &mut Lines, status: &MirrorStatus) {
     for replica in replica_texts(status) {
         lines.put("replica", replica);
     }
+    if status.nosync_bytes > 0 {
+        let bytes = ByteCount::new(status.nosync_bytes);
+        lines.put("not in sync", format_args!("{bytes}, where replicas may differ until they are reconciled"));
+    }
     if status.dirty_bytes > 0 {
-        lines.put("dirty", format_args!("{}, where replicas may differ", ByteCount::new(status.dirty_bytes)));
+        let bytes = ByteCount::new(status.dirty_bytes);
+        lines
+            .put("write intent", format_args!("{bytes} marked for changes; after a crash replicas are compared there"));
     }
 }
 
@@ -305,7 +336,8 @@ fn replica_text(replica: &ReplicaStatus) -> String {
         blocks => format!(", {blocks} older copies kept"),
     };
     let error = replica.last_error.as_ref().map_or(String::new(), |why| format!(": {why}"));
-    format!("{}: {}{out_of_sync}{offline}{repaired}{stale}{error}", replica.name, state_text(&replica.state))
+    let files: String = replica.file_trouble.iter().map(|file| format!("; {}", file.to_text())).collect();
+    format!("{}: {}{out_of_sync}{offline}{repaired}{stale}{error}{files}", replica.name, state_text(&replica.state))
 }
 
 #[cfg(test)]
@@ -325,6 +357,7 @@ mod tests {
                 repaired_blocks: u64::from(online),
                 stale_blocks: 0,
                 failures: 0,
+                file_trouble: Vec::new(),
             };
             replica_text(&status)
         };

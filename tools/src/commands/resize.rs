@@ -14,10 +14,10 @@ use sealblock_stack::{
 };
 
 use crate::cli::{Resize, ServedName};
-use crate::commands::scrub::name_of;
+use crate::commands::scrub::{name_of, unserved_with};
 use crate::commands::serve::text::resized_text;
 use crate::exit::Exit;
-use crate::report::print_report;
+use crate::report::{attributed, print_report};
 use sealblock_server::control::client::find;
 use sealblock_server::control::protocol::{RESIZING, ResizeReport};
 use sealblock_server::resize::blocks_of;
@@ -28,11 +28,11 @@ pub fn run(arguments: &Resize) -> Result<Exit, StackError> {
     let size = NonZeroU64::new(arguments.size.get()).ok_or_else(|| {
         StackError::new(Cause::Usage, RESIZING, "a volume has at least one block").on(target).advise("a larger size")
     })?;
-    let report = match find(&name_of(target)?, arguments.control.as_deref())? {
-        Some(server) => server.resize(size)?,
-        None => alone(target, size, arguments.control.is_some())?,
+    let (report, stranger) = match find(&name_of(target)?, arguments.control.as_deref())? {
+        Some(server) => (server.resize(size)?, server.stranger()),
+        None => (alone(target, size, arguments.control.is_some())?, None),
     };
-    print_report(arguments.json, &report, || resized_text(&report))?;
+    print_report(arguments.json, &report, || attributed(&resized_text(&report), stranger))?;
     Ok(Exit::Clean)
 }
 
@@ -57,9 +57,7 @@ fn alone(target: &ServedName, size: NonZeroU64, is_to_be_served: bool) -> Result
 }
 
 fn unserved(target: &ServedName) -> StackError {
-    StackError::new(Cause::Unreachable, RESIZING, "no server of this user on this machine serves it")
-        .on(target)
-        .advise("the volume's path; or --control PATH for a server that has its own socket")
+    unserved_with(RESIZING, "the volume's path; or --control PATH for a server that has its own socket").on(target)
 }
 
 /// Bytes of data before and after.

@@ -10,14 +10,14 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use sealblock_block::{Ability, Device, Request, RequestKind, ReservedArea, Response};
 use sealblock_scrub::{Scrub as Machine, ScrubRecord};
 use sealblock_stack::target::{Address, NVME_TCP_PORT, TargetName};
-use sealblock_stack::{Access, Cause, OpenTarget, StackError, of_block, on_reactor, open};
+use sealblock_stack::{Access, Cause, OpenTarget, StackError, TargetIdentity, of_block, on_reactor, open};
 
 use crate::cli::{Scrub, ScrubCommand, ScrubStart, Scrubbed, ServedName};
 use crate::exit::Exit;
 use crate::interrupt;
-use crate::report::{print_report, say};
-use sealblock_server::control::client::{FoundServer, find};
-use sealblock_server::control::protocol::{ControlCommand, TargetRef, canonical};
+use crate::report::{attributed, print_report, say};
+use sealblock_server::control::client::{FoundServer, find, not_asked};
+use sealblock_server::control::protocol::{ControlCommand, TargetRef};
 use sealblock_server::status::health::Health;
 use sealblock_server::status::scrub::ScrubStatus;
 use watch::Waited;
@@ -41,38 +41,42 @@ fn begin(start: &ScrubStart) -> Result<Exit, StackError> {
     if start.wait {
         return wait(&found, status, start.json);
     }
-    print_report(start.json, &status, || text::line(&status))?;
+    print_report(start.json, &status, || attributed(&text::line(&status), found.stranger()))?;
     Ok(Exit::Clean)
 }
 
 fn report(what: &Scrubbed, json: bool, watch: bool) -> Result<Exit, StackError> {
     let status = match find_server(what)? {
-        Some(found) if watch => {
-            let first = found.status.clone();
-            return wait(&found, first, json);
+        Some(found) if watch => return wait(&found, found.scrub_status()?, json),
+        Some(found) => {
+            let status = found.scrub_status()?;
+            print(&status, json, found.stranger())?;
+            status
         }
-        Some(found) => found.status,
-        None => saved(what)?,
+        None => {
+            let status = saved(what)?;
+            print(&status, json, None)?;
+            status
+        }
     };
-    print(&status, json)?;
     Ok(Exit::from(status.health()))
 }
 
-fn print(status: &ScrubStatus, json: bool) -> Result<(), StackError> {
-    print_report(json, status, || text::to_text(status))
+fn print(status: &ScrubStatus, json: bool, stranger: Option<String>) -> Result<(), StackError> {
+    print_report(json, status, || attributed(&text::to_text(status), stranger))
 }
 
 /// Waits for the end of the run and reports what it found.
 fn wait(found: &FoundServer, first: ScrubStatus, json: bool) -> Result<Exit, StackError> {
     match watch::wait(found, first, json)? {
         Waited::Ended(status) => {
-            print(&status, json)?;
+            print(&status, json, found.stranger())?;
             // Held half-way, nothing is known of the rest.
             let is_held = status.run.is_some() && status.health() == Health::Healthy;
             Ok(if is_held { Exit::Incomplete } else { Exit::from(status.health()) })
         }
         Waited::Interrupted(status) => {
-            print_report(json, &*status, || text::line(&status))?;
+            print_report(json, &*status, || attributed(&text::line(&status), found.stranger()))?;
             let how_far = format!("at block {}; the server goes on", status.position);
             let target = &status.target;
             let go_on = format!("sealblock scrub status {target} --watch; sealblock scrub stop {target} ends it");
@@ -85,7 +89,7 @@ fn wait(found: &FoundServer, first: ScrubStatus, json: bool) -> Result<Exit, Sta
 fn execute(what: &Scrubbed, doing: &str, command: ControlCommand) -> Result<Exit, StackError> {
     let found = find_server(what)?.ok_or_else(|| unserved(doing, &what.target))?;
     let status = found.scrub_command(doing, command)?;
-    say(&text::line(&status))?;
+    say(&attributed(&text::line(&status), found.stranger()))?;
     Ok(Exit::Clean)
 }
 
@@ -94,9 +98,15 @@ fn find_server(what: &Scrubbed) -> Result<Option<FoundServer>, StackError> {
 }
 
 fn unserved(doing: &str, target: &ServedName) -> StackError {
-    StackError::new(Cause::Unreachable, doing, "no server of this user on this machine serves it")
+    unserved_with(doing, format!("sealblock serve {target}; `sealblock verify` needs no server; --control PATH for a server that has its own socket"))
         .on(target)
-        .advise(format!("sealblock serve {target}; `sealblock verify` needs no server; --control PATH for a server that has its own socket"))
+}
+
+/// No server of this user or of root has the target.
+pub fn unserved_with(doing: &str, advice: impl Into<String>) -> StackError {
+    let others = not_asked().map_or(String::new(), |others| format!("; {others}"));
+    let why = format!("no server of this user on this machine serves it{others}");
+    StackError::new(Cause::Unreachable, doing, why).advise(advice)
 }
 
 /// What servers know a target by.
@@ -116,7 +126,7 @@ pub fn name_of(target: &ServedName) -> Result<TargetRef, StackError> {
             }
             TargetRef { nqn: Some(nqn.clone()), nsid: nsid.map(|nsid| nsid.get()), addresses, ..name }
         }
-        ServedName::Target(other) => TargetRef { path: other.path().and_then(canonical), ..name },
+        ServedName::Target(other) => TargetRef { identity: Some(TargetIdentity::of(other)), ..name },
     })
 }
 

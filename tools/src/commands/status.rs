@@ -19,15 +19,13 @@ use serde::Serialize;
 use crate::cli::{Log, ServedName, ServerName, Status};
 use crate::commands::scrub::name_of;
 use crate::exit::Exit;
-use crate::report::{print_json, print_report, say};
-use sealblock_server::control::client::{self, find, query, query_all};
+use crate::report::{attributed, print_json, print_report, say};
+use sealblock_server::control::client::{self, find, not_asked, query, query_all};
+use sealblock_server::control::exchange::printable;
 use sealblock_server::control::protocol::LogReport;
-use sealblock_server::control::socket_path::{self, FoundSocket};
 use sealblock_server::status::front::reaches;
-use sealblock_server::status::server::{DeviceStatus, ServerStatus};
+use sealblock_server::status::server::ServerStatus;
 
-/// How long all servers together may take to respond.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time between two updates of `--watch`.
 const BETWEEN: Duration = Duration::from_secs(2);
 const DOING: &str = "asking for the status";
@@ -39,6 +37,9 @@ struct Report {
     servers: Vec<ServerStatus>,
     /// The servers that did not respond.
     silent: Vec<Silent>,
+    /// The user of the only server, if this user need not believe that one.
+    #[serde(skip)]
+    stranger: Option<String>,
 }
 
 /// A server that did not respond.
@@ -76,7 +77,7 @@ fn print(arguments: &Status, report: &Report, earlier: Option<(Duration, &[Serve
                 |other: &&ServerStatus| (other.pid, other.started_unix_s) == (server.pid, server.started_unix_s);
             servers.iter().find(is_it).map(|server| (since, server))
         });
-        text.push_str(&text::of(server, earlier));
+        text.push_str(&attributed(&text::of(server, earlier), report.stranger.clone()));
         text.push_str("\n\n");
     }
     for silent in &report.silent {
@@ -105,7 +106,7 @@ impl Report {
 /// # Errors
 /// When there is none.
 fn servers(server: Option<&ServerName>) -> Result<Vec<ServerStatus>, StackError> {
-    let Report { servers, silent } = gather(server, None)?;
+    let Report { servers, silent, .. } = gather(server, None)?;
     match silent.first() {
         Some(Silent { control, why }) if servers.is_empty() => {
             Err(StackError::new(Cause::Unreachable, DOING, why).on(control))
@@ -116,8 +117,8 @@ fn servers(server: Option<&ServerName>) -> Result<Vec<ServerStatus>, StackError>
 
 /// Shows or changes the log level of a running server.
 pub fn log(arguments: &Log) -> Result<Exit, StackError> {
-    let report = match &arguments.control {
-        Some(path) => client::log(path, None, arguments.level)?,
+    let (report, stranger) = match &arguments.control {
+        Some(path) => client::log(Some(path), None, arguments.level)?,
         None => {
             let servers = servers(arguments.server.as_ref())?;
             let [server] = &servers[..] else {
@@ -126,10 +127,11 @@ pub fn log(arguments: &Log) -> Result<Exit, StackError> {
                 return Err(StackError::new(Cause::Usage, "looking for the server", why)
                     .advise("`sealblock log LEVEL SERVER`, with one of these for SERVER"));
             };
-            client::log(Path::new(&server.control), Some(server.uid), arguments.level)?
+            client::log(None, Some(server), arguments.level)?
         }
     };
-    print_report(arguments.json, &report, || log_text(&report, arguments.level.is_some()))?;
+    let text = || attributed(&log_text(&report, arguments.level.is_some()), stranger);
+    print_report(arguments.json, &report, text)?;
     Ok(Exit::Clean)
 }
 
@@ -149,7 +151,7 @@ fn gather(server: Option<&ServerName>, control: Option<&Path>) -> Result<Report,
     }
     match server {
         None => {
-            let report = ask_all(socket_path::all());
+            let report = ask_all();
             let is_nobody = report.servers.is_empty() && report.silent.is_empty();
             if is_nobody { Err(nobody("no server of this user runs on this machine")) } else { Ok(report) }
         }
@@ -168,13 +170,15 @@ fn gather(server: Option<&ServerName>, control: Option<&Path>) -> Result<Report,
 }
 
 fn nobody(why: &str) -> StackError {
-    StackError::new(Cause::Unreachable, DOING, why)
+    let others = not_asked().map_or(String::new(), |others| format!("; {others}"));
+    StackError::new(Cause::Unreachable, DOING, format!("{why}{others}"))
         .advise("`sealblock serve`; --control PATH for a server that has its own socket")
 }
 
 /// The server behind one socket, which has to respond.
 fn one(path: &Path) -> Result<Report, StackError> {
-    Ok(Report { servers: vec![query(path, None)?], silent: Vec::new() })
+    let (status, stranger) = query(path)?;
+    Ok(Report { servers: vec![status], silent: Vec::new(), stranger })
 }
 
 /// A control socket that is given instead of a target.
@@ -185,30 +189,35 @@ fn socket_at(served: &ServedName) -> Option<PathBuf> {
     is_socket.then(|| path.to_owned())
 }
 
-/// The server that serves this: one of this user, or else, for root, of any user.
+/// The server that serves this, or is configured to and could not open it.
 fn serving(served: &ServedName) -> Result<Report, StackError> {
     match find(&name_of(served)?, None)? {
-        Some(found) => one(found.socket()),
-        None => waiting_for(served),
+        Some(found) => {
+            Ok(Report { servers: vec![found.server_status()?], silent: Vec::new(), stranger: found.stranger() })
+        }
+        None => by_export(served),
     }
 }
 
-/// The servers that are configured to serve this and could not open it.
-fn waiting_for(served: &ServedName) -> Result<Report, StackError> {
-    let mut report = ask_all(socket_path::all());
+/// The servers that have an export of this name. A name of NBD means the same in every folder.
+fn by_export(served: &ServedName) -> Result<Report, StackError> {
     let name = served.to_string();
-    let is_it =
-        |device: &DeviceStatus| device.target == name || device.exports.iter().any(|export| export.name == name);
-    report.servers.retain(|server| server.devices.iter().any(|device| device.opening.is_some() && is_it(device)));
-    if report.servers.is_empty() {
-        return Err(nobody("no server of this user on this machine serves it").on(served));
-    }
-    Ok(Report { silent: Vec::new(), ..report })
+    let has = |server: &ServerStatus| {
+        server
+            .devices
+            .iter()
+            .any(|device| device.opening.is_some() && device.exports.iter().any(|export| export.name == name))
+    };
+    chosen(served, "no server of this user on this machine serves it", has)
 }
 
 /// The servers that match.
-fn chosen(name: &ServerName, why: &str, is_it: impl Fn(&ServerStatus) -> bool) -> Result<Report, StackError> {
-    let mut report = ask_all(socket_path::all());
+fn chosen(
+    name: impl std::fmt::Display,
+    why: &str,
+    is_it: impl Fn(&ServerStatus) -> bool,
+) -> Result<Report, StackError> {
+    let mut report = ask_all();
     report.servers.retain(is_it);
     if report.servers.is_empty() {
         return Err(nobody(why).on(name));
@@ -216,11 +225,9 @@ fn chosen(name: &ServerName, why: &str, is_it: impl Fn(&ServerStatus) -> bool) -
     Ok(Report { silent: Vec::new(), ..report })
 }
 
-fn ask_all(asks: Vec<FoundSocket>) -> Report {
-    let mut waiting: Vec<PathBuf> = asks.iter().map(|asked| asked.path.clone()).collect();
-    let mut report = Report { servers: Vec::new(), silent: Vec::new() };
-    for (path, answer) in query_all(asks, RESPONSE_TIMEOUT) {
-        waiting.retain(|other| *other != path);
+fn ask_all() -> Report {
+    let mut report = Report { servers: Vec::new(), silent: Vec::new(), stranger: None };
+    for (path, answer) in query_all() {
         match answer {
             Ok(status) => report.servers.push(status),
             // The socket of a server that is gone stays until another one starts.
@@ -228,8 +235,6 @@ fn ask_all(asks: Vec<FoundSocket>) -> Report {
             Err(failure) => report.silent.push(Silent::new(&path, failure.in_short())),
         }
     }
-    let late = waiting.iter().map(|path| Silent::new(path, "it did not answer in time".to_owned()));
-    report.silent.extend(late);
     report.servers.sort_by_key(|server| server.pid);
     report.silent.sort_by(|a, b| a.control.cmp(&b.control));
     report
@@ -237,6 +242,6 @@ fn ask_all(asks: Vec<FoundSocket>) -> Report {
 
 impl Silent {
     fn new(path: &Path, why: String) -> Silent {
-        Silent { control: path.to_string_lossy().replace(char::is_control, " "), why }
+        Silent { control: printable(&path.to_string_lossy()), why }
     }
 }

@@ -3,6 +3,7 @@
 mod catch_up;
 mod files;
 mod job;
+mod lineage;
 mod pace;
 mod pieces;
 pub mod record;

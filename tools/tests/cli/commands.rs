@@ -240,7 +240,7 @@ fn verify_modes() {
     }
     place.run("verify raw:raw --mode offload").fails(3, &["raw", "cannot verify by itself", "--mode"]);
     place.run("corrupt v --lba 200 --kind app-tag").succeeds();
-    for mode in ["auto", "emulate", "offload"] {
+    for mode in ["auto", "emulate"] {
         let report = place.run(&format!("verify v --json --mode {mode}")).ends_with(1).json();
         assert_eq!(report["errors"].as_array().unwrap().len(), 1, "{mode}");
         assert_eq!((&report["errors"][0]["lba"], &report["errors"][0]["field"]), (&200.into(), &"app_tag".into()));

@@ -118,10 +118,10 @@ fn a_replica_is_replaced_while_the_mirror_is_in_use() {
     place.run("mirror status mirror:a,b").succeeds().says(&["a: in sync", "b: in sync"]);
     place.run("mirror replace mirror:a,b b c").succeeds().says(&["a: in sync", "c: in sync"]);
     place.run("mirror remove mirror:a,b x").fails(2, &["no replica x"]);
-    // The name of a new replica is relative to the folder of the command, not of the server.
+    // Names are relative to the folder of the command, not of the server.
     fs::create_dir(place.path("elsewhere")).unwrap();
     place.run(&format!("create elsewhere/c --size {}", 2048 * BLOCK)).succeeds();
-    let mut command = place.command("mirror add mirror:a,b c");
+    let mut command = place.command("mirror add mirror:../a,../b c");
     let answer = crate::common::answer(command.current_dir(place.path("elsewhere")));
     answer.succeeds().says(&["elsewhere/c: in sync"]);
     end(writer);

@@ -24,16 +24,28 @@ fn record(file: &Path) -> Option<Value> {
 
 /// Begins a slow verify, and sends it a signal when a part of it is in the file.
 fn cut_off(place: &Place, signal: &str) -> std::process::ExitStatus {
-    let mut child = place.start(SLOW);
+    let mut child = begun(place, SLOW);
+    let sent = Command::new("kill").args(["-s", signal, &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+    child.wait().unwrap()
+}
+
+/// Starts a verify and waits until a part of it is in the file.
+fn begun(place: &Place, command: &str) -> std::process::Child {
+    let mut child = place.start(command);
     let start = Instant::now();
     let parts = |file: &Path| record(file).map_or(0, |record| record["parts"].as_array().unwrap().len());
     while parts(&place.path("r")) == 0 {
         assert!(start.elapsed() < LONG && child.try_wait().unwrap().is_none());
         sleep(Duration::from_millis(20));
     }
-    let sent = Command::new("kill").args(["-s", signal, &child.id().to_string()]).status().unwrap();
-    assert!(sent.success());
-    child.wait().unwrap()
+    child
+}
+
+fn cut_off_when_begun(place: &Place, command: &str) {
+    let mut child = begun(place, command);
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 fn lbas(report: &Value) -> Vec<u64> {
@@ -79,17 +91,68 @@ fn a_killed_verify_goes_on_behind_what_it_saved_and_says_so() {
     let last = kept["parts"][0]["last"].as_u64().unwrap();
     // A crash in the middle of the next save leaves this.
     fs::write(place.path("r.new"), b"sealblock-verify-resume 1 0").unwrap();
-    // The block is good when the rest is verified: it was found bad, and the report of the whole says so.
-    place.write("good", &noise(1, 16 << 20)[3 * 4096..4 * 4096]);
-    place.run("copy good offset:3..3,v").succeeds();
     let answer = place.run("verify v --resume r");
     answer.ends_with(1).says(&["block 3: guard: ", &format!("blocks 0 to {last}: verified "), ": 1 damaged\n"]);
     assert!(answer.stderr.contains(&format!("goes on at block {}", last + 1)), "{}", answer.stderr);
-    place.run("verify v").succeeds();
+    assert!(!place.path("r.lock").exists() && !place.path("r").exists(), "nothing is left of a run that was reported");
+}
+
+/// What was verified counts only of what is there: a write, another replica, another file start a run over.
+#[test]
+fn a_verify_of_what_was_changed_meanwhile_starts_over_and_says_so() {
+    let place = damaged(&[3]);
+    cut_off(&place, "KILL");
+    place.write("good", &noise(1, 16 << 20)[3 * 4096..4 * 4096]);
+    place.run("copy good offset:3..3,v").succeeds();
+    let answer = place.run("verify v --resume r");
+    answer.succeeds().says(&[": clean"]);
+    for word in ["starts over: the target was written since", "damaged before: blocks 3"] {
+        assert!(answer.stderr.contains(word), "{word}: {}", answer.stderr);
+    }
+    // Another volume at its path, of the same size and content.
+    cut_off(&place, "KILL");
+    fs::copy(place.path("v"), place.path("w")).unwrap();
+    fs::rename(place.path("w"), place.path("v")).unwrap();
+    let answer = place.run("verify v --resume r");
+    assert!(answer.succeeds().stderr.contains("starts over: another target is there now: file "), "{}", answer.stderr);
+}
+
+/// A replica that took the place of one that was verified was never read.
+#[test]
+fn a_replica_that_was_replaced_meanwhile_is_verified() {
+    let place = Place::new();
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 16MiB")).succeeds();
+    }
+    place.write("data", &noise(1, 16 << 20));
+    place.run("copy data mirror:a,b").succeeds();
+    cut_off_when_begun(&place, "verify mirror:a,b --resume r --rate 2MiB/s --json");
+    fs::rename(place.path("b"), place.path("b.away")).unwrap();
+    place.run("create b --size 16MiB").succeeds();
+    place.run("mirror replace mirror:a,b b").succeeds();
+    place.run("corrupt b --lba 3 --kind data").succeeds();
+    let answer = place.run("verify mirror:a,b --resume r");
+    answer.ends_with(1).says(&["block 3 on b: guard: "]);
+    assert!(answer.stderr.contains("starts over: another target is there now"), "{}", answer.stderr);
 }
 
 #[test]
-fn a_file_of_another_run_target_or_size_or_a_damaged_one_is_refused() {
+fn links_beside_the_file_lead_to_no_other_file() {
+    let place = damaged(&[]);
+    place.write("diary", b"dear");
+    for name in ["r.new", "r.lock"] {
+        std::os::unix::fs::symlink("diary", place.path(name)).unwrap();
+    }
+    place.run("verify v --resume r").fails(3, &["r.lock"]);
+    fs::remove_file(place.path("r.lock")).unwrap();
+    place.run("verify v --resume r").succeeds();
+    std::os::unix::fs::symlink("diary", place.path("s")).unwrap();
+    place.run("verify v --resume s").fails(3, &["no plain file"]);
+    assert_eq!(place.read("diary"), b"dear");
+}
+
+#[test]
+fn a_file_of_another_run_or_target_or_a_damaged_one_is_refused() {
     let place = damaged(&[]);
     cut_off(&place, "KILL");
     let good = fs::read(place.path("r")).unwrap();
@@ -103,23 +166,16 @@ fn a_file_of_another_run_target_or_size_or_a_damaged_one_is_refused() {
         place.run(&format!("verify {arguments}")).fails(status, &[words, "remove r to begin anew"]);
     }
     place.run("verify v w --resume r").fails(2, &["--resume is of one target"]);
-    // Another volume at its path.
-    fs::rename(place.path("v"), place.path("v.away")).unwrap();
-    fs::rename(place.path("w"), place.path("v")).unwrap();
-    place.run("verify v --resume r").fails(3, &["another target is there now"]);
-    place.run("resize v --size 8MiB").succeeds();
-    place.run("verify v --resume r").fails(3, &["had 4096 blocks of 4096 bytes, and has 2048"]);
-    fs::rename(place.path("v.away"), place.path("v")).unwrap();
     // Damage, cut off, another file, a later version.
     let mut flipped = good.clone();
     flipped[good.len() / 2] ^= 1;
-    let later = String::from_utf8(good.clone()).unwrap().replacen(" 1 ", " 2 ", 1).into_bytes();
+    let later = String::from_utf8(good.clone()).unwrap().replacen(" 2 ", " 3 ", 1).into_bytes();
     for (bytes, word) in [
         (flipped, "its checksum does not match"),
         (good[..good.len() / 2].to_vec(), "its checksum does not match"),
         (b"12\n".to_vec(), "no file that --resume has written"),
         (Vec::new(), "no file that --resume has written"),
-        (later, "of version 2"),
+        (later, "of version 3"),
     ] {
         fs::write(place.path("r"), &bytes).unwrap();
         place.run("verify v --resume r").fails(3, &[word, "remove r to begin anew"]);
@@ -170,14 +226,7 @@ fn a_replica_that_fell_behind_since_makes_all_parts_incomplete() {
     }
     place.write("data", &noise(1, 16 << 20));
     place.run("copy data mirror:a,b").succeeds();
-    let mut child = place.start("verify mirror:a,b --resume r --rate 2MiB/s --json");
-    let start = Instant::now();
-    while record(&place.path("r")).is_none_or(|record| record["parts"].as_array().unwrap().is_empty()) {
-        assert!(start.elapsed() < LONG);
-        sleep(Duration::from_millis(20));
-    }
-    child.kill().unwrap();
-    child.wait().unwrap();
+    cut_off_when_begun(&place, "verify mirror:a,b --resume r --rate 2MiB/s --json");
     fs::rename(place.path("b"), place.path("b.away")).unwrap();
     place.write("piece", &noise(2, 4096));
     place.run("copy piece offset:0..0,mirror:a,b").succeeds();
@@ -187,5 +236,5 @@ fn a_replica_that_fell_behind_since_makes_all_parts_incomplete() {
         runs.clone().any(|run| run["first"].as_u64().unwrap() <= lba && lba <= run["last"].as_u64().unwrap())
     };
     assert!(covered(0) && covered(BLOCKS - 1), "{report}");
-    assert_eq!(parts(&report), 2);
+    assert_eq!(parts(&report), 1, "a replica was written and one went out of sync: it starts over");
 }

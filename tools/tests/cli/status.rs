@@ -2,17 +2,13 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use crate::common::server::{Nbd, Server};
-use crate::common::{Answer, Place, RUNTIME_FOLDER, answer, filled, is_root, noise, skipped};
+use crate::common::{Answer, Place, RUNTIME_FOLDER, filled, noise};
 use serde_json::{Value, json};
 
 const HOST: &str = "nqn.2026-01.org.example:host";
-/// A user without anything.
-const NOBODY: u32 = 65534;
 
 /// A server of a volume of which blocks 5, 6 and 9 are damaged.
 fn damaged(place: &Place) -> Server {
@@ -273,32 +269,4 @@ fn commands_for_mirrors_reach_a_server_with_a_socket_of_its_own() {
         .fails(3, &["mirror:x,y", "does not serve it", "sealblock status --control here"]);
     place.run("mirror status mirror:a,b --control there").fails(3, &["there"]);
     server.stop().is_clean();
-}
-
-#[test]
-fn root_reaches_the_servers_of_others() {
-    if !is_root() {
-        return skipped("only root can be another user");
-    }
-    let place = Place::new();
-    // What another user can run, wherever the tests' own is.
-    let folder = tempfile::tempdir_in("/tmp").unwrap();
-    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-    let program = folder.path().join("sealblock");
-    fs::copy(env!("CARGO_BIN_EXE_sealblock"), &program).unwrap();
-    let mut command = Command::new(&program);
-    // A target that no other test looks for: root finds this server, whichever test asks.
-    command.args(["serve", "--json", "null:7MiB", "--listen", "127.0.0.1:0"]).current_dir(folder.path());
-    command.uid(NOBODY).gid(NOBODY).env_remove("XDG_RUNTIME_DIR").env("SEALBLOCK_RUNTIME", "auto");
-    let server = Server::spawn(command);
-    let report = place.run(&format!("status {} --json", server.pid())).succeeds().json();
-    assert_eq!(report["servers"][0]["uid"], NOBODY);
-    let scrub = place.run("scrub status null:7MiB --json").succeeds().json();
-    assert_eq!(scrub["server_pid"], server.pid());
-    let mut own = place.command("status --json");
-    let own = answer(own.env("XDG_RUNTIME_DIR", place.path(RUNTIME_FOLDER))).json();
-    assert!(own["servers"].as_array().unwrap().iter().any(|other| other["pid"] == server.pid()));
-    server.stop().is_clean();
-    // Left behind only while another server of that user is there.
-    fs::remove_dir(format!("/tmp/sealblock-{NOBODY}")).ok();
 }

@@ -61,13 +61,14 @@ pub(crate) fn page(controller: &Controller, limits: &Limits, args: &Identify) ->
     }
 }
 
-/// Returns zeroes for a valid identifier without a namespace (Base, "Identify Namespace data structure"); an invalid
-/// identifier fails.
+/// Returns zeroes for an inactive identifier where the data structure describes a namespace (Base, "Identify Namespace data
+/// structure"); there are no descriptors of one (Base, "Namespace Identification Descriptor list").
 fn of_namespace(controller: &Controller, args: &Identify) -> Result<[u8; 4096], CommandError> {
-    if args.nsid == 0 || args.nsid > MAX_NSID {
-        return Err(StatusCode::INVALID_NAMESPACE.into());
-    }
-    let Some(namespace) = controller.subsystem.namespaces().get(&args.nsid).cloned() else { return Ok([0; 4096]) };
+    let namespace = match controller.namespace(args.nsid) {
+        Ok(namespace) => namespace,
+        Err(StatusCode::INVALID_FIELD) if args.cns != Cns::NamespaceDescriptors => return Ok([0; 4096]),
+        Err(status) => return Err(status.into()),
+    };
     let (mut page, mut nvm) = (identify_namespace(&namespace), NvmNamespace::default());
     namespace.wire_format().describe(&mut page, &mut nvm);
     nvm.pic = namespace.format().map_or(Pic::NONE, pic);

@@ -19,7 +19,7 @@ use crate::command::reply::Reply;
 use crate::model::command_error::CommandError;
 use crate::model::damage_list::RequestSummary;
 use crate::model::limits::{Limits, WRITE_ZEROES_BYTES};
-use crate::model::namespace::{NO_TAGS, Namespace};
+use crate::model::namespace::{NO_TAGS, Namespace, inactive};
 
 /// A command whose 64 bytes are valid.
 pub(crate) struct IoRequest {
@@ -64,7 +64,7 @@ impl IoRequest {
         let all = &handles.namespaces;
         let namespaces: SmallVec<[Rc<NamespaceHandle>; 1]> = match (command.nsid.get(), io) {
             (NSID_ALL, IoCommand::Flush) => all.values().cloned().collect(),
-            (nsid, _) => smallvec![Rc::clone(all.get(&nsid).ok_or(StatusCode::INVALID_NAMESPACE)?)],
+            (nsid, _) => smallvec![Rc::clone(all.get(&nsid).ok_or_else(|| inactive(nsid))?)],
         };
         if let [namespace] = namespaces.as_slice() {
             check(namespace, limits, &io, command, lengths)?;

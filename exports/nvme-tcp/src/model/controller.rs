@@ -28,7 +28,7 @@ use sealblock_units::Lba;
 use crate::model::async_events::AsyncEvents;
 use crate::model::command_error::CommandError;
 use crate::model::handover::Successor;
-use crate::model::namespace::Namespace;
+use crate::model::namespace::{Namespace, inactive};
 use crate::model::subsystem::Subsystem;
 use crate::model::sync::{Flag, Locked};
 
@@ -171,9 +171,9 @@ impl Controller {
         self.last_alive.set(now());
     }
 
-    /// Returns the namespace with this identifier; NSID FFFFFFFFh is invalid.
+    /// Returns the namespace with this identifier.
     pub(crate) fn namespace(&self, nsid: u32) -> Result<Arc<Namespace>, StatusCode> {
-        self.subsystem.namespaces().get(&nsid).cloned().ok_or(StatusCode::INVALID_NAMESPACE)
+        self.subsystem.namespaces().get(&nsid).cloned().ok_or_else(|| inactive(nsid))
     }
 
     /// Returns the flush cursor of this controller at a device. The controllers of one host are one client: the host

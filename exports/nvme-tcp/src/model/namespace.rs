@@ -205,6 +205,15 @@ pub(crate) const NO_TAGS: Tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_
 /// all times: hosts read it once, and must find namespaces that are added later.
 pub const MAX_NSID: u32 = 1024;
 
+/// The status of a command for an identifier without a namespace: a valid one is inactive, which is an invalid field, and
+/// the others are invalid (Base 2.x, "NSID and Namespace Usage"). No command but Flush has the broadcast value.
+pub(crate) const fn inactive(nsid: u32) -> StatusCode {
+    match nsid {
+        1..=MAX_NSID => StatusCode::INVALID_FIELD,
+        _ => StatusCode::INVALID_NAMESPACE,
+    }
+}
+
 /// Why a subsystem or namespace is invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SetupError {

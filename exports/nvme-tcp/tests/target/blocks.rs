@@ -180,7 +180,7 @@ fn invalid_commands_fail_before_data_is_fetched() {
         let last = io.io(PLAIN, IoCommand::Read(blocks(BLOCKS - 1, 1)), Data::Read(4096)).await;
         last.ok();
         assert_eq!(io.io(PLAIN, IoCommand::Read(blocks(BLOCKS, 1)), Data::Read(4096)).await.status(), 0x080);
-        assert_eq!(io.io(3, IoCommand::Read(blocks(0, 1)), Data::Read(4096)).await.status(), 0x00B);
+        assert_eq!(io.io(3, IoCommand::Read(blocks(0, 1)), Data::Read(4096)).await.status(), 0x002);
         assert_eq!(io.io(0, IoCommand::Flush, Data::None).await.status(), 0x00B);
         let wide = io.io(PLAIN, IoCommand::Write(blocks(0, 257)), Data::Write(vec![0; 257 << 12])).await;
         assert_eq!(wide.status(), 0x002, "more than MDTS");

@@ -23,11 +23,11 @@ fn namespaces_are_added_and_removed_while_commands_run() {
         spread.target.remove_namespace(&nqn(), 1).unwrap();
         assert_eq!(spread.target.remove_namespace(&nqn(), 1), Err(SetupError::UnknownNsid(1)));
         for queue in &mut io[1..] {
-            assert_eq!(queue.io(1, IoCommand::Flush, Data::None).await.status(), 0x00B);
+            assert_eq!(queue.io(1, IoCommand::Flush, Data::None).await.status(), 0x002);
         }
         spread.latch.open();
         io[0].done(cid).await.ok();
-        assert_eq!(io[0].io(1, IoCommand::Flush, Data::None).await.status(), 0x00B);
+        assert_eq!(io[0].io(1, IoCommand::Flush, Data::None).await.status(), 0x002);
         let fresh = device(&spread.cores.handle(1).unwrap(), &spread.latch);
         spread.target.add_namespace(&nqn(), 7, Namespace::new(fresh, [7; 16])).unwrap();
         assert_eq!(spread.target.namespaces(&nqn()), Ok(vec![2, 7]));

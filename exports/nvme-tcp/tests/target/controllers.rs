@@ -39,7 +39,13 @@ fn a_controller_identifies_itself_and_its_namespaces() {
             admin.identify(Cns::IndependentNamespace, nsid).await.ok();
         }
         assert!(admin.identify(Cns::Namespace, 3).await.ok().data.iter().all(|&byte| byte == 0), "inactive");
-        assert_eq!(admin.identify(Cns::Namespace, MAX_NSID + 1).await.status(), 0x00B);
+        for cns in [Cns::Namespace, Cns::CommandSetNamespace, Cns::IndependentNamespace] {
+            assert!(admin.identify(cns, MAX_NSID).await.ok().data.iter().all(|&byte| byte == 0), "inactive: {cns:?}");
+            assert_eq!(admin.identify(cns, MAX_NSID + 1).await.status(), 0x00B, "invalid: {cns:?}");
+        }
+        for (nsid, status) in [(3, 0x002), (MAX_NSID, 0x002), (0, 0x00B), (MAX_NSID + 1, 0x00B)] {
+            assert_eq!(admin.identify(Cns::NamespaceDescriptors, nsid).await.status(), status, "namespace {nsid}");
+        }
         for nsid in [0xFFFF_FFFE, 0xFFFF_FFFF] {
             assert_eq!(
                 admin.identify(Cns::ActiveNamespaces, nsid).await.status(),

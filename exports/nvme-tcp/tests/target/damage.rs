@@ -137,7 +137,7 @@ fn one_verify_names_all_bad_blocks_in_the_logs() {
         assert_eq!((log.nsid, log.overflowed, log.entries[1].values), (PLAIN, false, Some((4, 5))));
         assert!(log.entries[0].values.is_some_and(|(expected, actual)| expected != actual));
         assert!(damage_log(&mut admin, BARE).await.entries.is_empty());
-        for (nsid, status) in [(3, 0x00B), (u32::MAX, 0x00B), (0, 0x00B)] {
+        for (nsid, status) in [(3, 0x002), (u32::MAX, 0x00B), (0, 0x00B)] {
             let ask = GetLogPage { nsid, ..GetLogPage::new(0xC0, 64) };
             assert_eq!(admin.call(ask.encode(), Data::Read(64)).await.status(), status);
         }
@@ -196,7 +196,7 @@ fn a_scan_finds_damage_in_blocks_that_were_never_read() {
         served.protected.damage(Lba::new(9), Corruption::Data { at: 1, mask: 1 });
         assert_eq!(runs(status(&mut admin, PROTECTED, scan, 0, 0, 4096).await), (vec![(7, 1), (3001, 1)], true));
         assert_eq!(status(&mut admin, PROTECTED, scan, BLOCKS, 1, 64).await.status(), 0x080);
-        assert_eq!(status(&mut admin, 3, scan, 0, 1, 64).await.status(), 0x00B);
+        assert_eq!(status(&mut admin, 3, scan, 0, 1, 64).await.status(), 0x002);
         assert_eq!(status(&mut admin, PROTECTED, LbaStatusAction::Allocated, 0, 1, 64).await.status(), 0x002);
         assert_eq!(admin.newest_error().await.parameter_error_location, 55, "ATYPE");
     });

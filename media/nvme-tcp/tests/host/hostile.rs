@@ -153,6 +153,30 @@ fn statuses_keep_their_meaning() {
 }
 
 #[test]
+fn a_namespace_that_was_taken_away_is_away_and_no_medium_that_failed() {
+    run(|| async {
+        for is_there in [true, false] {
+            let is_open = Rc::new(Cell::new(false));
+            let opened = Rc::clone(&is_open);
+            let fake = serve(good(), move |asked| match asked {
+                Asked::Io(_) => Some(Reply::Status(StatusCode::INVALID_FIELD.status())),
+                Asked::Admin(AdminCommand::Identify(ask)) if ask.cns == Cns::Namespace && opened.get() && !is_there => {
+                    Some(Reply::Data(vec![0; 4096]))
+                }
+                _ => None,
+            });
+            let device = open(&fake).await;
+            is_open.set(true);
+            let error = read(&device, extent(0, 1)).await.unwrap_err();
+            let is_away =
+                matches!(error.kind(), ErrorKind::Unreachable { reason } if reason.contains("no namespace 1"));
+            assert_eq!(is_away, !is_there, "{error}");
+            assert_eq!(matches!(error.kind(), ErrorKind::Media { .. }), is_there, "{error}");
+        }
+    });
+}
+
+#[test]
 fn a_status_that_allows_it_is_tried_again_and_not_for_ever() {
     run(|| async {
         for (failures, retries, succeeds) in [(2_u32, 2, true), (100, 3, false)] {

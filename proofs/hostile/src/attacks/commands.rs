@@ -143,7 +143,8 @@ pub(super) fn ranges(context: &TestContext) -> Result<()> {
     let (_admin, mut io) = queues(context)?;
     let past = [(BLOCKS, 1), (BLOCKS - 1, 2), (u64::MAX - 1, 1), (1 << 63, 65536), (BLOCKS, 65536)];
     refused(&mut io, PLAIN, &past, &[OUT_OF_RANGE])?;
-    for nsid in [0, 4, 0xFFFF_FFFE, u32::MAX] {
+    refused(&mut io, 4, &[(0, 1)], &[INVALID_FIELD])?;
+    for nsid in [0, 0xFFFF_FFFE, u32::MAX] {
         refused(&mut io, nsid, &[(0, 1)], &[INVALID_NAMESPACE])?;
     }
     // Verify and Write Zeroes of many blocks are allowed; transfers above MDTS are not.

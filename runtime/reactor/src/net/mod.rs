@@ -96,13 +96,17 @@ fn peer_addr(fd: impl AsFd) -> io::Result<SocketAddr> {
     Ok(peer.try_into()?)
 }
 
-/// The process and the user at the other end of a Unix socket.
-fn peer_process(fd: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
+/// The process and the user at the other end of a Unix socket: those that listened, or connected. The process is 0 where it is of
+/// another namespace.
+///
+/// # Errors
+/// [`io::ErrorKind::Unsupported`] for other sockets.
+pub fn peer_process(fd: impl AsFd) -> io::Result<(u32, u32)> {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     let at = (&raw mut peer).cast();
     // SAFETY: the call writes the structure, whose size it is given, and the size.
-    if unsafe { libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, at, &mut len) } != 0 {
+    if unsafe { libc::getsockopt(fd.as_fd().as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, at, &mut len) } != 0 {
         return Err(io::Error::last_os_error());
     }
     // Sockets of other families have no peer process; a process of another namespace has no number.

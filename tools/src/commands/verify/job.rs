@@ -104,18 +104,26 @@ impl VerifyPath {
     /// The path for a device with these abilities.
     fn of(order: Order<'_>, abilities: &Abilities) -> Result<VerifyPath, StackError> {
         let Order { arguments, target } = order;
-        if arguments.repair && abilities.repair == Ability::Native {
-            return Ok(VerifyPath::Repair);
-        }
-        match (arguments.mode, abilities.verify == Ability::Native) {
-            (Mode::Emulate, _) | (Mode::Auto, false) => Ok(VerifyPath::ReadAndCheck),
-            (Mode::Auto | Mode::Offload, true) if abilities.offloads => Ok(VerifyPath::Offloaded),
-            (Mode::Auto | Mode::Offload, true) => Ok(VerifyPath::Local),
-            (Mode::Offload, false) => {
-                Err(StackError::new(Cause::Absent, "verifying", "the device cannot verify by itself")
-                    .on(target)
-                    .advise("--mode auto or --mode emulate"))
+        let is_native = abilities.verify == Ability::Native;
+        let refuse = |why: &str, advice: &str| {
+            Err(StackError::new(Cause::Absent, "verifying", why).on(target).advise(advice.to_owned()))
+        };
+        match arguments.mode {
+            Mode::Offload if !is_native => {
+                refuse("the device cannot verify by itself", "--mode auto or --mode emulate")
             }
+            Mode::Offload if !abilities.offloads => {
+                refuse("its blocks, or some of them, are checked by this process: nothing to offload to", "--mode auto")
+            }
+            // Whoever repairs compares the copies where they are, and does not read one of them.
+            Mode::Emulate if arguments.repair && abilities.repair == Ability::Native => {
+                refuse("repairs need every copy, and --mode emulate reads one", "--repair without --mode")
+            }
+            _ if arguments.repair && abilities.repair == Ability::Native => Ok(VerifyPath::Repair),
+            Mode::Emulate => Ok(VerifyPath::ReadAndCheck),
+            Mode::Auto if !is_native => Ok(VerifyPath::ReadAndCheck),
+            Mode::Auto | Mode::Offload if abilities.offloads => Ok(VerifyPath::Offloaded),
+            Mode::Auto | Mode::Offload => Ok(VerifyPath::Local),
         }
     }
 }

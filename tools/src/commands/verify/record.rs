@@ -15,14 +15,18 @@ use crate::report::{BlockError, NotChecked, VerifiedPart};
 
 /// What a file begins with.
 const SIGNATURE: &str = "sealblock-verify-resume";
-/// The only version there is.
-const VERSION: &str = "1";
+/// The version that is written and read.
+const VERSION: &str = "2";
+/// The version of earlier programs, which did not keep what state the target was in.
+pub const EARLIER_VERSION: &str = "1";
 /// Max. bytes of a file.
 pub const MAX_BYTES: u64 = 64 << 20;
 /// Max. bad blocks that are kept one by one; further ones are counted.
 pub const MAX_ERRORS: usize = 1 << 16;
 /// Max. runs of unchecked blocks; above it, runs of the same copy and reason are joined.
 pub const MAX_UNCHECKED: usize = 1024;
+/// Max. identities and states of what a target is made of.
+pub const MAX_IDS: usize = 4096;
 /// Max. parts; above it, the oldest ones are joined.
 pub const MAX_PARTS: usize = 1024;
 
@@ -36,8 +40,10 @@ pub struct Identity {
     pub block_size: u64,
     /// The protection, in words.
     pub protection: String,
-    /// What distinguishes it from other devices: UUIDs, or the number of a file; `None` where it has nothing of that kind.
-    pub id: Option<String>,
+    /// What distinguishes each device that it is made of from others: UUIDs, files, replicas of a mirror with their states.
+    pub ids: Vec<String>,
+    /// What changes with each opening that writes: counts of volumes, times of files.
+    pub states: Vec<String>,
 }
 
 /// What was asked for. A run goes on only if all of it is asked for again.
@@ -208,13 +214,15 @@ impl Record {
         }
         let bounds = [(self.parts.len(), MAX_PARTS), (self.errors.len(), MAX_ERRORS)];
         let more = [(self.unchecked.len(), MAX_UNCHECKED), (self.lost_metadata.len(), MAX_UNCHECKED)];
-        if bounds.into_iter().chain(more).any(|(there, most)| there > most) {
+        let devices = [(self.identity.ids.len(), MAX_IDS), (self.identity.states.len(), MAX_IDS)];
+        if bounds.into_iter().chain(more).chain(devices).any(|(there, most)| there > most) {
             return Err("it has more entries than it may");
         }
         let members = self.errors.iter().filter_map(|error| error.member.as_deref());
         let others = self.unchecked.iter().filter_map(|run| run.member.as_deref());
         let whys = self.unchecked.iter().map(|run| &*run.why);
-        let mut texts = members.chain(others).chain(whys).chain(self.lost_metadata.iter().map(String::as_str));
+        let texts = members.chain(others).chain(whys).chain(self.lost_metadata.iter().map(String::as_str));
+        let mut texts = texts.chain(self.identity.ids.iter().chain(&self.identity.states).map(String::as_str));
         // They go to a terminal.
         if texts.any(|text| text.chars().any(char::is_control)) {
             return Err("a text has control characters");
@@ -291,7 +299,13 @@ mod tests {
 
     fn begun() -> Record {
         let asked = Asked { target: "v".to_owned(), first: 10, last: 99, mode: "auto".to_owned(), repair: false };
-        let identity = Identity { blocks: 100, block_size: 4096, protection: "guard".to_owned(), id: None };
+        let identity = Identity {
+            blocks: 100,
+            block_size: 4096,
+            protection: "guard".to_owned(),
+            ids: vec!["volume x".to_owned()],
+            states: Vec::new(),
+        };
         Record::new(asked, identity)
     }
 
@@ -325,8 +339,8 @@ mod tests {
         let good = written(&record);
         assert_eq!(Record::decode(b""), Err(RecordError::Signature));
         assert_eq!(Record::decode(b"a file of something else\n"), Err(RecordError::Signature));
-        let later = String::from_utf8(good.clone()).unwrap().replacen(" 1 ", " 2 ", 1);
-        assert_eq!(Record::decode(later.as_bytes()), Err(RecordError::Version("2".to_owned())));
+        let later = String::from_utf8(good.clone()).unwrap().replacen(" 2 ", " 3 ", 1);
+        assert_eq!(Record::decode(later.as_bytes()), Err(RecordError::Version("3".to_owned())));
         assert_eq!(Record::decode(&good[..good.len() - 1]), Err(RecordError::Checksum));
         let mut flipped = good.clone();
         *flipped.last_mut().unwrap() ^= 1;

@@ -5,29 +5,42 @@
 //! checks: after a crash blocks are verified again, and none is skipped. When the report was printed, the file is removed; a crash
 //! before that has the next run print the same report and remove it.
 //!
-//! One process at a time: the lock is on a file of its own (`FILE.lock`), which stays, since a lock on a file that is
-//! renamed over is a lock on a file that nobody else opens.
+//! One process at a time: the lock is on a file of its own (`FILE.lock`), since a lock on a file that is renamed over is a lock on a file
+//! that nobody else opens. Whoever has the lock removes that file in the end, and whoever gets a lock looks whether it is on the
+//! file that is there.
+//!
+//! A record is of what the target was: where that is another thing or in another state by now, the run starts over, and says so.
 
-use std::fs::{self, File, OpenOptions, TryLockError};
-use std::io::{self, Read, Write};
+use std::fs::{self, File, TryLockError};
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use sealblock_block::Device;
+use rustix::fs::OFlags;
 use sealblock_server::dates::date;
-use sealblock_stack::below::nodes_under;
-use sealblock_stack::identity::uuid_text;
-use sealblock_stack::{Cause, OpenTarget, StackError, TargetInfo, protection_text};
+use sealblock_stack::{Cause, StackError};
 
-use super::record::{Asked, Identity, MAX_BYTES, Record, RecordError};
+use super::record::{Asked, EARLIER_VERSION, Identity, MAX_BYTES, Record, RecordError};
+use crate::new_file::{self, sync_folder};
 
 const DOING: &str = "going on";
+
+/// How often a lock file is opened that somebody removes meanwhile.
+const TRIES: usize = 100;
+/// Bad blocks of a run that starts over that are named.
+const MAX_NAMED: usize = 8;
 
 /// The locked file of a run.
 pub(super) struct ResumeFile {
     path: PathBuf,
-    /// Locked as long as it is open.
-    _lock: File,
+    /// Removed in the end.
+    _lock: LockFile,
+}
+
+/// A locked file that is there as long as it is locked.
+struct LockFile {
+    path: PathBuf,
+    file: File,
 }
 
 impl ResumeFile {
@@ -37,56 +50,76 @@ impl ResumeFile {
     /// When another process has locked it, or the folder cannot be written.
     pub(super) fn lock(path: &Path) -> Result<ResumeFile, StackError> {
         let beside = with_suffix(path, ".lock");
-        let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&beside);
-        let lock = opened.map_err(|error| failure(&error, &beside))?;
-        match lock.try_lock() {
-            Ok(()) => Ok(ResumeFile { path: path.to_owned(), _lock: lock }),
-            Err(TryLockError::WouldBlock) => {
-                let why = "another verify goes on by this file";
-                Err(refused(Cause::Refused, path, why)
-                    .advise("wait until it has ended, or use a file of its own for each"))
+        for _ in 0..TRIES {
+            let file = new_file::open(&beside, OFlags::RDWR | OFlags::CREATE);
+            let lock = LockFile { path: beside.clone(), file: file.map_err(|error| failure(&error, &beside))? };
+            match lock.file.try_lock() {
+                Ok(()) if lock.is_there() => return Ok(ResumeFile { path: path.to_owned(), _lock: lock }),
+                // The one who had it has removed it: this is a file that nobody else opens.
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    let why = "another verify goes on by this file";
+                    return Err(refused(Cause::Refused, path, why)
+                        .advise("wait until it has ended, or use a file of its own for each"));
+                }
+                Err(TryLockError::Error(error)) => {
+                    return Err(failure(&error, &beside).advise("a file on a file system that has locks"));
+                }
             }
-            Err(TryLockError::Error(error)) => {
-                Err(failure(&error, &beside).advise("a file on a file system that has locks"))
+        }
+        Err(refused(Cause::Io, path, format!("{} is removed again and again", beside.display())))
+    }
+
+    /// The record of the run to go on with, or a new one if there is no file; and why a run starts over, if one does.
+    ///
+    /// # Errors
+    /// When the file is damaged, or of another run.
+    pub(super) fn begin(&self, asked: Asked, identity: Identity) -> Result<(Record, Option<String>), StackError> {
+        let Some(bytes) = self.read()? else { return Ok((self.anew(asked, identity)?, None)) };
+        let anew = format!("remove {} to begin anew", self.path.display());
+        let record = match Record::decode(&bytes) {
+            Ok(record) => record,
+            Err(RecordError::Version(version)) if version == EARLIER_VERSION => {
+                let why =
+                    "an earlier version of sealblock has kept what was verified, and not in what state".to_owned();
+                return Ok((self.anew(asked, identity)?, Some(why)));
             }
+            Err(why) => {
+                let cause = if matches!(why, RecordError::Checksum) { Cause::Damaged } else { Cause::Unsuitable };
+                return Err(refused(cause, &self.path, why).advise(anew));
+            }
+        };
+        if let Some((cause, why)) = other_run(&record, &asked) {
+            return Err(refused(cause, &self.path, why).advise(anew));
+        }
+        match changed(&record, &identity) {
+            None => Ok((record, None)),
+            Some(why) => Ok((self.anew(asked, identity)?, Some(format!("{why}{}", found_text(&record))))),
         }
     }
 
-    /// The record of the run to go on with, or a new one if there is no file.
-    ///
-    /// # Errors
-    /// When the file is damaged, or of another target or run.
-    pub(super) fn begin(&self, asked: Asked, identity: Identity) -> Result<Record, StackError> {
-        let Some(bytes) = self.read()? else {
-            let record = Record::new(asked, identity);
-            // At once, so that a folder that cannot be written is no surprise at the interruption.
-            self.save(&record)?;
-            return Ok(record);
-        };
-        let anew = format!("remove {} to begin anew", self.path.display());
-        let record = Record::decode(&bytes).map_err(|why| {
-            let cause = if matches!(why, RecordError::Checksum) { Cause::Damaged } else { Cause::Unsuitable };
-            refused(cause, &self.path, why).advise(anew.clone())
-        })?;
-        match difference(&record, &asked, &identity) {
-            None => Ok(record),
-            Some((cause, why)) => Err(refused(cause, &self.path, why).advise(anew)),
-        }
+    /// A new record, written at once, so that a folder that cannot be written is no surprise at the interruption.
+    fn anew(&self, asked: Asked, identity: Identity) -> Result<Record, StackError> {
+        let record = Record::new(asked, identity);
+        self.save(&record)?;
+        Ok(record)
     }
 
     fn read(&self) -> Result<Option<Vec<u8>>, StackError> {
-        // Asked before it is opened, since opening a FIFO waits.
-        match std::fs::metadata(&self.path) {
+        let unsuitable = |why: &dyn std::fmt::Display| refused(Cause::Unsuitable, &self.path, why);
+        match fs::symlink_metadata(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failure(&error, &self.path)),
-            Ok(about) if !about.is_file() => return Err(refused(Cause::Unsuitable, &self.path, "it is no plain file")),
-            Ok(about) if about.len() > MAX_BYTES => {
-                return Err(refused(Cause::Unsuitable, &self.path, RecordError::Signature));
-            }
+            Ok(about) if !about.is_file() => return Err(unsuitable(&"it is no plain file")),
             Ok(_) => {}
         }
+        // Another thing may be there by now: a link is not followed, and a FIFO not waited for.
+        let file = new_file::open(&self.path, OFlags::RDONLY).map_err(|error| failure(&error, &self.path))?;
+        let about = file.metadata().map_err(|error| failure(&error, &self.path))?;
+        if !about.is_file() || about.len() > MAX_BYTES {
+            return Err(unsuitable(&RecordError::Signature));
+        }
         let mut bytes = Vec::new();
-        let file = File::open(&self.path).map_err(|error| failure(&error, &self.path))?;
         file.take(MAX_BYTES + 1).read_to_end(&mut bytes).map_err(|error| failure(&error, &self.path))?;
         Ok(Some(bytes))
     }
@@ -96,15 +129,7 @@ impl ResumeFile {
     /// # Errors
     /// When it could not be written; the record of before is there then.
     pub(super) fn save(&self, record: &Record) -> Result<(), StackError> {
-        let new = with_suffix(&self.path, ".new");
-        let write = || {
-            let mut file = File::create(&new)?;
-            file.write_all(&record.encode())?;
-            file.sync_all()?;
-            std::fs::rename(&new, &self.path)?;
-            sync_folder(&self.path)
-        };
-        write().map_err(|error| failure(&error, &self.path))
+        new_file::replace(&self.path, &record.encode()).map_err(|error| failure(&error, &self.path))
     }
 
     /// Removes the record: the run is complete, and was reported.
@@ -117,56 +142,29 @@ impl ResumeFile {
     }
 }
 
-/// What distinguishes an open target from others.
-pub(super) fn identity_of(opened: &OpenTarget) -> Identity {
-    let geometry = opened.device.geometry();
-    Identity {
-        blocks: geometry.capacity_blocks,
-        block_size: geometry.block_size.bytes() as u64,
-        protection: protection_text(geometry.protection),
-        id: id_of(&opened.info),
+impl LockFile {
+    /// True if it is the file that others open.
+    fn is_there(&self) -> bool {
+        let number = |about: fs::Metadata| about.is_file().then(|| (about.dev(), about.ino()));
+        let own = self.file.metadata().ok().and_then(number);
+        own.is_some() && own == fs::symlink_metadata(&self.path).ok().and_then(number)
     }
 }
 
-/// UUIDs of what it is made of. Those of a mirror's replicas are left out: it is the same mirror without one of them.
-fn id_of(info: &TargetInfo) -> Option<String> {
-    if let Some(mirror) = &info.mirror {
-        return Some(uuid_text(&mirror.describe().uuid));
+impl Drop for LockFile {
+    fn drop(&mut self) {
+        // One that could not be locked is another process'.
+        if self.file.try_lock().is_ok() && self.is_there() {
+            let _ = fs::remove_file(&self.path);
+        }
     }
-    let own = info.volume.as_ref().map(|volume| volume.uuid).or(info.remote.as_ref().and_then(|remote| remote.uuid));
-    if let Some(uuid) = own {
-        return Some(uuid_text(&uuid));
-    }
-    if let Some(file) = &info.file {
-        return match file.is_block_device {
-            true => nodes_under(&file.path).ok()?.first()?.id.clone(),
-            // Device numbers of file systems may change with every mount.
-            false => fs::metadata(&file.path).ok().map(|about| format!("inode {}", about.ino())),
-        };
-    }
-    // All paths of a multipath device lead to one device.
-    let inner = if info.paths.is_some() { info.inner.iter().take(1) } else { info.inner.iter().take(usize::MAX) };
-    let each: Vec<String> = inner.map(|info| id_of(info).unwrap_or_default()).collect();
-    each.iter().any(|id| !id.is_empty()).then(|| each.join(" "))
 }
 
 /// Why the run of a record is not the one that is asked for now.
-fn difference(record: &Record, asked: &Asked, identity: &Identity) -> Option<(Cause, String)> {
-    let (was, had) = (&record.asked, &record.identity);
+fn other_run(record: &Record, asked: &Asked) -> Option<(Cause, String)> {
+    let was = &record.asked;
     if was.target != asked.target {
         return Some((Cause::Usage, format!("it is of the target {}", was.target.escape_debug())));
-    }
-    if (had.blocks, had.block_size) != (identity.blocks, identity.block_size) {
-        let why = format!(
-            "the target had {} blocks of {} bytes, and has {} of {}",
-            had.blocks, had.block_size, identity.blocks, identity.block_size
-        );
-        return Some((Cause::Unsuitable, why));
-    }
-    if had.id != identity.id || had.protection != identity.protection {
-        let id = |of: &Identity| of.id.as_ref().map_or("none".to_owned(), |id| id.escape_debug().to_string());
-        let why = format!("another target is there now: its identity was {}, and is {}", id(had), id(identity));
-        return Some((Cause::Unsuitable, why));
     }
     if (was.first, was.last) != (asked.first, asked.last) {
         return Some((Cause::Usage, format!("it is of --range {}..{}", was.first, was.last)));
@@ -181,6 +179,43 @@ fn difference(record: &Record, asked: &Asked, identity: &Identity) -> Option<(Ca
     }
 }
 
+/// What is another than it was when the record was written.
+fn changed(record: &Record, now: &Identity) -> Option<String> {
+    let was = &record.identity;
+    if (was.blocks, was.block_size) != (now.blocks, now.block_size) {
+        return Some(format!(
+            "the target had {} blocks of {} bytes, and has {} of {}",
+            was.blocks, was.block_size, now.blocks, now.block_size
+        ));
+    }
+    if was.protection != now.protection {
+        return Some(format!("the target had {}, and has {}", was.protection.escape_debug(), now.protection));
+    }
+    let other = |was: &[String], now: &[String]| {
+        let gone = was.iter().find(|text| !now.contains(text)).map(|text| text.escape_debug().to_string());
+        let new = now.iter().find(|text| !was.contains(text)).cloned();
+        let words = |text: Option<String>| text.unwrap_or("nothing".to_owned());
+        (was != now).then(|| format!("{} was there, and {} is", words(gone), words(new)))
+    };
+    if let Some(difference) = other(&was.ids, &now.ids) {
+        return Some(format!("another target is there now: {difference}"));
+    }
+    // Repairs are writes themselves: the state after them is not the one before.
+    let difference = if record.asked.repair { None } else { other(&was.states, &now.states) };
+    difference.map(|difference| format!("the target was written since: {difference}"))
+}
+
+/// The bad blocks of a run that starts over: repaired ones are not found again.
+fn found_text(record: &Record) -> String {
+    let count = record.errors.len() as u64 + record.errors_unlisted;
+    if count == 0 {
+        return String::new();
+    }
+    let named: Vec<String> = record.errors.iter().take(MAX_NAMED).map(|error| error.lba.to_string()).collect();
+    let more = if count > named.len() as u64 { ", and more" } else { "" };
+    format!("; damaged before: blocks {}{more}", named.join(", "))
+}
+
 /// What a run goes on with, for people.
 pub(super) fn begun_text(record: &Record) -> Option<String> {
     let (first, last) = (record.parts.first()?, record.parts.last()?);
@@ -192,11 +227,6 @@ pub(super) fn begun_text(record: &Record) -> Option<String> {
         last.last,
         date(last.ended_unix_s)
     ))
-}
-
-fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    File::open(folder)?.sync_all()
 }
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
@@ -222,7 +252,15 @@ mod tests {
     }
 
     fn identity() -> Identity {
-        Identity { blocks: 10, block_size: 4096, protection: "guard".to_owned(), id: Some("x".to_owned()) }
+        let texts = |text: &str| vec![text.to_owned()];
+        Identity { blocks: 10, block_size: 4096, protection: "guard".to_owned(), ids: texts("x"), states: texts("1") }
+    }
+
+    /// Begins without a reason to start over.
+    fn begun(file: &ResumeFile) -> Record {
+        let (record, why) = file.begin(asked(), identity()).unwrap();
+        assert_eq!(why, None);
+        record
     }
 
     #[test]
@@ -230,41 +268,58 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("r");
         let file = ResumeFile::lock(&path).unwrap();
-        let record = file.begin(asked(), identity()).unwrap();
+        let record = begun(&file);
         assert!(path.exists());
         // Before the rename: part of a file beside it.
-        std::fs::write(folder.path().join("r.new"), b"half").unwrap();
+        std::fs::write(folder.path().join(".r.0"), b"half").unwrap();
         drop(file);
         let file = ResumeFile::lock(&path).unwrap();
-        assert_eq!(file.begin(asked(), identity()).unwrap(), record);
+        assert_eq!(begun(&file), record);
         file.save(&record).unwrap();
-        assert!(!folder.path().join("r.new").exists());
         file.finish().unwrap();
         assert!(!path.exists());
         // After the end: the next run is a new one.
         let file = ResumeFile::lock(&path).unwrap();
-        assert_eq!(file.begin(asked(), identity()).unwrap(), record);
+        assert_eq!(begun(&file), record);
     }
 
     #[test]
-    fn two_runs_do_not_share_a_file() {
+    fn two_runs_do_not_share_a_file_and_no_lock_is_left() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("r");
         let first = ResumeFile::lock(&path).unwrap();
         let refusal = ResumeFile::lock(&path).err().unwrap();
         assert_eq!(refusal.cause(), Cause::Refused);
+        assert!(with_suffix(&path, ".lock").exists(), "a refusal removes nothing");
         drop(first);
+        assert!(!with_suffix(&path, ".lock").exists());
+        // What a killed run has left is taken over.
+        std::fs::write(with_suffix(&path, ".lock"), b"").unwrap();
         ResumeFile::lock(&path).unwrap();
         let away = ResumeFile::lock(&folder.path().join("no/folder")).err().unwrap();
         assert_eq!(away.cause(), Cause::Unreachable);
     }
 
     #[test]
+    fn links_beside_the_file_and_in_its_place_lead_nowhere() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("diary"), b"dear").unwrap();
+        symlink("diary", at("r.new")).unwrap();
+        drop(begun(&ResumeFile::lock(&at("r")).unwrap()));
+        symlink("other", at("s.lock")).unwrap();
+        assert!(ResumeFile::lock(&at("s")).is_err() && !at("other").exists());
+        symlink("diary", at("t")).unwrap();
+        let refusal = ResumeFile::lock(&at("t")).unwrap().begin(asked(), identity()).unwrap_err();
+        assert!(refusal.to_string().contains("no plain file"), "{refusal}");
+        assert_eq!(std::fs::read(at("diary")).unwrap(), b"dear");
+    }
+
+    #[test]
     fn a_record_of_another_run_is_refused_and_of_the_same_one_taken() {
         let record = Record::new(asked(), identity());
-        assert_eq!(difference(&record, &asked(), &identity()), None);
-        let other_run = |asked: Asked| difference(&record, &asked, &identity()).unwrap();
-        let other_device = |identity: Identity| difference(&record, &asked(), &identity).unwrap();
+        assert_eq!((other_run(&record, &asked()), changed(&record, &identity())), (None, None));
         for (asked, word) in [
             (Asked { target: "w".to_owned(), ..asked() }, "target v"),
             (Asked { first: 1, ..asked() }, "--range 0..9"),
@@ -272,18 +327,38 @@ mod tests {
             (Asked { mode: "emulate".to_owned(), ..asked() }, "--mode auto"),
             (Asked { repair: true, ..asked() }, "without --repair"),
         ] {
-            let (cause, why) = other_run(asked);
+            let (cause, why) = other_run(&record, &asked).unwrap();
             assert!(cause == Cause::Usage && why.contains(word), "{why}");
         }
-        for (identity, word) in [
-            (Identity { blocks: 11, ..identity() }, "had 10 blocks"),
-            (Identity { block_size: 512, ..identity() }, "of 4096 bytes"),
-            (Identity { id: Some("y".to_owned()), ..identity() }, "another target"),
-            (Identity { id: None, ..identity() }, "another target"),
-            (Identity { protection: "none".to_owned(), ..identity() }, "another target"),
-        ] {
-            let (cause, why) = other_device(identity);
-            assert!(cause == Cause::Unsuitable && why.contains(word), "{why}");
-        }
+    }
+
+    #[test]
+    fn a_record_of_another_device_or_state_starts_over_and_says_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let texts = |text: &str| vec![text.to_owned()];
+        let other = |change: &dyn Fn(&mut Identity)| {
+            let mut identity = identity();
+            change(&mut identity);
+            let file = ResumeFile::lock(&folder.path().join("r")).unwrap();
+            drop(file.begin(asked(), self::identity()).unwrap());
+            let (record, why) = file.begin(asked(), identity.clone()).unwrap();
+            assert_eq!(record, Record::new(asked(), identity.clone()), "nothing of the other one is left");
+            assert_eq!(file.begin(asked(), identity).unwrap().1, None, "said once, and kept");
+            file.finish().unwrap();
+            why.unwrap()
+        };
+        assert!(other(&|now| now.blocks = 11).contains("had 10 blocks"));
+        assert!(other(&|now| now.block_size = 512).contains("of 4096 bytes"));
+        assert!(other(&|now| now.ids = texts("y")).contains("another target is there now: x was there, and y is"));
+        assert!(other(&|now| now.ids = Vec::new()).contains("another target"));
+        assert!(other(&|now| now.protection = "none".to_owned()).contains("had guard"));
+        assert!(other(&|now| now.states = texts("2")).contains("written since: 1 was there, and 2 is"));
+        let repair = Record::new(Asked { repair: true, ..asked() }, identity());
+        assert_eq!(changed(&repair, &Identity { states: texts("2"), ..identity() }), None, "repairs are writes");
+        // A record of an earlier version knows of no state.
+        let path = folder.path().join("r");
+        std::fs::write(&path, b"sealblock-verify-resume 1 00000000\n{}\n").unwrap();
+        let (_, why) = ResumeFile::lock(&path).unwrap().begin(asked(), identity()).unwrap();
+        assert!(why.unwrap().contains("earlier version"));
     }
 }

@@ -11,8 +11,9 @@ use sealblock_stack::{OpenTarget, StackError};
 use sealblock_units::Lba;
 
 use super::job::{Order, SoFar, VerifyJob};
+use super::lineage::identity_of;
 use super::record::{Asked, Record, join};
-use super::resume::{ResumeFile, begun_text, identity_of};
+use super::resume::{ResumeFile, begun_text};
 use crate::cli::Mode;
 use crate::findings::MAX_LISTED;
 use crate::report::{VerifiedPart, VerifyReport, note};
@@ -57,7 +58,10 @@ impl Session {
             mode: mode_text(order.arguments.mode).to_owned(),
             repair: order.arguments.repair,
         };
-        let earlier = file.begin(asked, identity_of(opened))?;
+        let (earlier, why) = file.begin(asked, identity_of(opened))?;
+        if let Some(why) = why {
+            note(&format_args!("verifying {} starts over: {why}", order.target));
+        }
         if let Some(text) = begun_text(&earlier).filter(|_| !order.arguments.quiet) {
             note(&format_args!("verifying {} {text}", order.target));
         }

@@ -1,0 +1,167 @@
+//! Files whose names a user gives or another user can guess: made beside their names, and renamed when they are complete.
+//!
+//! Invariants: nothing that is there is opened for writing, followed or cut off, so a link at the name, or at any name beside it, leads to
+//! no other file; a crash between any two steps leaves the file of before or the whole new one. Only what is no file, such as
+//! `/dev/null` or a FIFO, is written to itself.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+
+/// How often another name is tried for the file beside.
+const TRIES: usize = 8;
+
+/// A file that is being made.
+pub struct NewFile {
+    file: File,
+    path: PathBuf,
+    /// Where it is until it is complete; `None` for what is written to itself.
+    draft: Option<PathBuf>,
+}
+
+impl NewFile {
+    /// Begins a file, so that a folder that cannot be written is no surprise in the end.
+    ///
+    /// # Errors
+    /// When nothing can be made there.
+    pub fn begin(path: &Path) -> io::Result<NewFile> {
+        let there = fs::symlink_metadata(path).ok();
+        let kind = there.as_ref().map(fs::Metadata::file_type);
+        if kind.is_some_and(|kind| kind.is_char_device() || kind.is_fifo()) {
+            let file = open(path, OFlags::WRONLY)?;
+            return Ok(NewFile { file, path: path.to_owned(), draft: None });
+        }
+        if kind.is_some_and(|kind| kind.is_dir()) {
+            return Err(io::ErrorKind::IsADirectory.into());
+        }
+        for _ in 0..TRIES {
+            let draft = beside(path, random()?)?;
+            // `O_EXCL` follows no link.
+            match OpenOptions::new().write(true).create_new(true).open(&draft) {
+                Ok(file) => {
+                    let new = NewFile { file, path: path.to_owned(), draft: Some(draft) };
+                    if let Some(there) = there.filter(fs::Metadata::is_file) {
+                        new.file.set_permissions(there.permissions())?;
+                    }
+                    return Ok(new);
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    /// Completes it with these bytes, durably.
+    ///
+    /// # Errors
+    /// When it could not be written; what was there before is there then.
+    pub fn complete(mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        let Some(draft) = &self.draft else { return Ok(()) };
+        self.file.sync_all()?;
+        fs::rename(draft, &self.path)?;
+        self.draft = None;
+        sync_folder(&self.path)
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if let Some(draft) = &self.draft {
+            let _ = fs::remove_file(draft);
+        }
+    }
+}
+
+/// Has a file be these bytes, durably.
+///
+/// # Errors
+/// As [`NewFile::complete`].
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    NewFile::begin(path)?.complete(bytes)
+}
+
+/// Opens a file or what else is there; fails for a link, and waits for nobody.
+///
+/// # Errors
+/// Those of `open(2)`.
+pub fn open(path: &Path, flags: OFlags) -> io::Result<File> {
+    let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::ROTH)?;
+    Ok(File::from(file))
+}
+
+/// Makes the names in a file's folder durable.
+///
+/// # Errors
+/// Those of `fsync(2)`.
+pub fn sync_folder(path: &Path) -> io::Result<()> {
+    File::open(folder_of(path))?.sync_all()
+}
+
+fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn beside(path: &Path, number: u64) -> io::Result<PathBuf> {
+    /// Bytes of the name that are kept: what is added has to fit as well.
+    const KEPT: usize = 64;
+    let name = path.file_name().ok_or(io::ErrorKind::IsADirectory)?.to_string_lossy();
+    let kept: String = name.chars().take(KEPT).collect();
+    Ok(folder_of(path).join(OsString::from(format!(".{kept}.{number:016x}"))))
+}
+
+fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_link_at_the_name_leads_nowhere_and_nothing_is_left_beside() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, other) = (folder.path().join("r"), folder.path().join("other"));
+        fs::write(&other, "a diary").unwrap();
+        symlink("other", &path).unwrap();
+        replace(&path, b"new").unwrap();
+        assert_eq!((fs::read(&path).unwrap(), fs::read(&other).unwrap()), (b"new".to_vec(), b"a diary".to_vec()));
+        assert!(!fs::symlink_metadata(&path).unwrap().is_symlink());
+        fs::hard_link(&path, folder.path().join("hard")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
+        replace(&path, b"newer").unwrap();
+        assert_eq!(fs::read(folder.path().join("hard")).unwrap(), b"new", "nothing that is there is written to");
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        drop(NewFile::begin(&path).unwrap());
+        assert_eq!(fs::read(&path).unwrap(), b"newer", "one that was not completed is none");
+        assert_eq!(names(folder.path()), ["hard", "other", "r"]);
+    }
+
+    #[test]
+    fn what_is_no_file_is_written_to_itself_or_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        replace(Path::new("/dev/null"), b"gone").unwrap();
+        assert_eq!(replace(folder.path(), b"x").unwrap_err().kind(), io::ErrorKind::IsADirectory);
+        assert_eq!(replace(&folder.path().join("no/r"), b"x").unwrap_err().kind(), io::ErrorKind::NotFound);
+        let link = folder.path().join("link");
+        symlink("/dev/zero", &link).unwrap();
+        assert!(open(&link, OFlags::RDONLY).is_err(), "a link is not followed");
+    }
+}
