@@ -37,6 +37,15 @@ struct Groups {
     by_name: BTreeMap<String, Arc<FlushGroup>>,
     /// The count of failures before the first unflushed write of all groups that were dropped for lack of room.
     dropped_since: Option<u64>,
+    /// The count of failures before writes that clients may have sent to an earlier server of the device.
+    earlier_since: Option<u64>,
+}
+
+impl Groups {
+    /// The count of failures before the first unflushed write that a group which is made now may have.
+    fn inherited(&self) -> Option<u64> {
+        self.dropped_since.into_iter().chain(self.earlier_since).min()
+    }
 }
 
 /// Cursors whose flushes cover each other's writes.
@@ -89,9 +98,23 @@ impl FlushErrors {
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
+    /// The device was left in disorder by an earlier server, and what that had acknowledged may be lost: records it as a failure of a
+    /// flush, and whoever comes from now on counts as one who had unflushed writes, so the first flush of each fails once. Until
+    /// [`FlushErrors::forget_earlier`].
+    pub fn unclean_start(&self, error: &Error) {
+        lock(&self.groups).earlier_since = Some(self.count());
+        self.record(error);
+    }
+
+    /// Clients that come from now on had no writes at an earlier server: one that had has long come back or has given up.
+    pub fn forget_earlier(&self) {
+        lock(&self.groups).earlier_since = None;
+    }
+
     /// A cursor in a group of its own.
     pub fn alone(self: &Arc<Self>) -> FlushCursor {
-        FlushGroup::new(self, None, None).join()
+        let inherited = lock(&self.groups).inherited();
+        FlushGroup::new(self, None, inherited).join()
     }
 
     /// A cursor in the group of this name. The group outlives its last cursor while it has unflushed writes, so that a client
@@ -110,7 +133,7 @@ impl FlushErrors {
                 groups.dropped_since = groups.dropped_since.into_iter().chain(first).min();
             }
         }
-        let group = FlushGroup::new(self, Some(name), groups.dropped_since);
+        let group = FlushGroup::new(self, Some(name), groups.inherited());
         groups.by_name.insert(name.to_owned(), Arc::clone(&group));
         group.join()
     }
@@ -290,6 +313,32 @@ mod tests {
         assert!(flush(&second) && flush(&idle) && flush(&flushed));
         write(&idle);
         assert!(flush(&idle), "it wrote after the failure");
+    }
+
+    #[test]
+    fn after_an_unclean_start_the_first_flush_of_each_client_fails_once_and_of_none_that_comes_late() {
+        let errors = Arc::<FlushErrors>::default();
+        errors.unclean_start(&failed());
+        let (host, export) = (errors.join("host"), errors.alone());
+        for cursor in [&host, &export] {
+            let lost = cursor.flush_started().complete(Ok(Response::Done)).unwrap_err();
+            assert!(lost.to_string().contains("said no"), "{lost}");
+            assert!(flush(cursor), "it was told");
+        }
+        drop(host);
+        let again = errors.join("host");
+        assert!(flush(&again), "the same client, connected anew");
+        // One that never flushes is told when it does.
+        let silent = errors.join("silent");
+        write(&silent);
+        errors.forget_earlier();
+        assert!(!flush(&silent));
+        let late = errors.join("late");
+        write(&late);
+        assert!(flush(&late) && flush(&errors.alone()));
+        // Twin: nobody is told of a start in good order.
+        let clean = Arc::<FlushErrors>::default();
+        assert!(flush(&clean.join("host")) && flush(&clean.alone()));
     }
 
     #[test]

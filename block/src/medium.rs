@@ -78,6 +78,20 @@ impl From<MediumError> for Error {
     }
 }
 
+/// Bytes of a page of notes.
+pub const NOTE_PAGE_BYTES: usize = 4096;
+
+/// Whether a medium takes notes ([`Medium::note`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NoteKeeping {
+    /// It takes none: what has to survive the death of this process must be durable.
+    None,
+    /// Nothing of the medium survives the death of this process, so there is nothing to note.
+    Needless,
+    /// It keeps notes as long as the machine runs. Another boot of a machine has another identity here.
+    UntilReboot([u8; 16]),
+}
+
 /// Stores bytes: a file, a disk, or the simulator's disk.
 ///
 /// Offsets and lengths are multiples of [`Medium::sector_bytes`]. One sector is written whole or not at all; a longer
@@ -124,6 +138,24 @@ pub trait Medium {
             });
             join_all(writes).await.into_iter().collect()
         }
+    }
+
+    /// Whether [`Medium::note`] works, and until when notes are kept.
+    fn note_keeping(&self) -> NoteKeeping {
+        NoteKeeping::None
+    }
+
+    /// Writes bytes that survive the death of this process and need not survive that of the machine, in whole pages of
+    /// [`NOTE_PAGE_BYTES`] at a multiple of that. Each page is there as a whole or not at all after the death of the process. A read
+    /// that begins later sees them, also one by another process. The range must not be written in another way meanwhile. Whether a
+    /// later sync makes them durable is open.
+    ///
+    /// # Errors
+    /// [`MediumErrorKind::Unsupported`] unless [`Medium::note_keeping`] says that notes are kept, and what the system says.
+    fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
+        let _ = bytes;
+        let reason = "this medium takes no notes".to_owned();
+        Err(MediumError { kind: MediumErrorKind::Unsupported, doing: "note", offset_bytes, reason })
     }
 
     /// Ends once writes that were started, by a first poll, are on their way, so that the caller can compute meanwhile. Returns at once
@@ -224,6 +256,14 @@ macro_rules! medium_behind {
 
             fn write(&self, offset_bytes: u64, from: Slice) -> impl Future<Output = Result<(), MediumError>> {
                 (**self).write(offset_bytes, from)
+            }
+
+            fn note_keeping(&self) -> NoteKeeping {
+                (**self).note_keeping()
+            }
+
+            fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
+                (**self).note(offset_bytes, bytes)
             }
 
             fn submitted(&self) -> impl Future<Output = ()> {

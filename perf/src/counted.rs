@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Instant;
 
-use sealblock_block::{Medium, MediumError};
+use sealblock_block::{Medium, MediumError, NoteKeeping};
 use sealblock_media_volume::format::Layout;
 use sealblock_runtime_memory::{Buffer, Slice};
 
@@ -133,6 +133,14 @@ impl<M: Medium> Medium for Counted<M> {
             seconds.set(seconds.get() + start.elapsed().as_secs_f64());
         }
         result
+    }
+
+    fn note_keeping(&self) -> NoteKeeping {
+        self.medium.note_keeping()
+    }
+
+    fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
+        self.medium.note(offset_bytes, bytes)
     }
 
     fn submitted(&self) -> impl Future<Output = ()> {

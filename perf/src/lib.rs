@@ -21,6 +21,7 @@ mod layouts;
 mod load;
 mod mirror;
 mod nbd;
+mod notes;
 mod nvme_tcp;
 mod one_pass;
 mod options;
@@ -45,6 +46,7 @@ pub fn run(command: Command) -> anyhow::Result<()> {
         Claim::Volume(options) => volume::run(&options)?,
         Claim::Amplification(options) => amplification::run(&options)?,
         Claim::AsyncSeal(options) => async_seal::run(&options)?,
+        Claim::Notes(options) => notes::run(&options)?,
         Claim::Fairness(options) => fairness::run(&options)?,
         Claim::Verify(options) => verify::run(&options)?,
         Claim::VerifyLinux(options) => verify_linux::run(&options)?,

@@ -30,6 +30,8 @@ pub enum Claim {
     Amplification(AmplificationOptions),
     /// Writes that a volume seals while they are in flight, against writes that are sealed before.
     AsyncSeal(FileOptions),
+    /// Writes that are noted before they are answered, so that they survive the process, against writes kept in memory alone.
+    Notes(FileOptions),
     /// The latency of one client beside floods of others, on a volume.
     Fairness(FileOptions),
     /// How long a volume takes to be served again after a crash, and how much memory serving it takes.

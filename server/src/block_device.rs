@@ -8,7 +8,9 @@ use std::{env, io, thread};
 
 use futures_channel::oneshot;
 use futures_util::future::{Either, FutureExt, Shared, select};
-use sealblock_exports_ublk::{AttachError, Attachment, CONTROL_PATH, HostGuard, Options, QueueServer, all_or_none};
+use sealblock_exports_ublk::{
+    AttachError, Attachment, CONTROL_PATH, HostGuard, Options, QueueServer, Users, all_or_none,
+};
 use sealblock_integrity::guard::crc64;
 use sealblock_runtime_reactor::{Backend, CoreGone, CoreHandle, Cores, JoinHandle, spawn};
 use sealblock_stack::identity::new_uuid;
@@ -137,9 +139,9 @@ impl BlockDevice {
         Ok(())
     }
 
-    /// True if somebody has claimed it, as by mounting it.
-    pub fn is_in_use(&self) -> bool {
-        self.attachment.is_in_use()
+    /// Who uses it, if anybody does.
+    pub fn users(&self) -> Option<Users> {
+        self.attachment.users()
     }
 
     /// True if nothing of it is served any more: somebody detached it, or its queues failed.
@@ -155,20 +157,24 @@ impl BlockDevice {
         (&mut self.queues).await.unwrap_or(Ok(()))
     }
 
-    /// Takes it away, after what is still asked was answered. One that is in use is left to the next server.
+    /// Takes it away, after what the kernel holds for it was written back and what is still asked was answered. One that is in use is left
+    /// to the next server.
     ///
     /// # Errors
     /// The driver's, or that of its queues.
     pub async fn end(self) -> Result<Ended, StackError> {
         let BlockDevice { attachment, queues, stop, info } = self;
-        if attachment.is_in_use() {
-            drop(stop.take());
-            queues.await.unwrap_or(Ok(()))?;
-            tracing::warn!(device = %info.path.display(), "the device is in use: it stays, and its requests wait for the next server");
-            return Ok(Ended::Left);
-        }
         // Its servers answer what is still asked.
-        let attachment = blocking(attachment, Attachment::stop).await.map_err(|(error, _)| error)?;
+        let attachment = match blocking(attachment, Attachment::stop).await {
+            Ok(attachment) => attachment,
+            Err((error, attachment)) => {
+                let Some(users) = attachment.and_then(|attachment| attachment.users()) else { return Err(error) };
+                drop(stop.take());
+                queues.await.unwrap_or(Ok(()))?;
+                tracing::warn!(device = %info.path.display(), %users, "the device is in use: it stays, and its requests wait for the next server");
+                return Ok(Ended::Left);
+            }
+        };
         queues.await.unwrap_or(Ok(()))?;
         blocking(attachment, Attachment::delete).await.map_err(|(error, _)| error)?;
         Ok(Ended::Gone)
@@ -222,7 +228,8 @@ fn derived_from(target: &TargetName, folder: &Path) -> [u8; 16] {
     derived_identity(&target.clone().relative_to(folder), "ublk")
 }
 
-fn is_volatile(target: &TargetName) -> bool {
+/// True if what the target holds is gone when it is closed.
+pub(crate) fn is_volatile(target: &TargetName) -> bool {
     match target {
         TargetName::Memory(_) => true,
         TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => is_volatile(target),
@@ -312,7 +319,10 @@ fn of(error: &AttachError, doing: &str) -> StackError {
         AttachError::Differs { number, .. } => failure(Cause::Refused)
             .advise(format!("the target and options that it was attached with, or `sealblock detach {number}` first")),
         AttachError::Open { .. } => failure(Cause::Refused),
-        AttachError::InUse { .. } => failure(Cause::Refused).advise("unmounting it, or --force"),
+        AttachError::InUse { .. } => failure(Cause::Refused).advise("ending that first, or --force"),
+        AttachError::WriteBack { .. } => {
+            failure(Cause::Io).advise("looking at its server; --force drops what is not written")
+        }
         AttachError::Unknown { .. } => failure(Cause::Unreachable),
     }
 }

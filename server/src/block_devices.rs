@@ -85,13 +85,14 @@ impl BlockDevices {
     fn check(&self, wanted: &[WantedBlockDevice]) -> Result<(), StackError> {
         let stays = |attached: &AttachedNamespace| wanted.iter().any(|wanted| attached.is(wanted));
         for going in self.attached.iter().filter(|attached| !stays(attached) && !attached.served.has_ended()) {
-            let refused = |why| StackError::new(Cause::Refused, DOING, why).on(going.served.info().path.display());
+            let refused =
+                |why: &str| StackError::new(Cause::Refused, DOING, why).on(going.served.info().path.display());
             if wanted.iter().any(|wanted| wanted.plan.number == going.plan.number) {
                 return Err(refused("it is there with another target or other options")
                     .advise("taking it out of the configuration first, and reloading twice"));
             }
-            if going.served.is_in_use() {
-                return Err(refused("it is in use").advise("unmounting it before it goes"));
+            if let Some(users) = going.served.users() {
+                return Err(refused(&format!("it is in use: {users}")).advise("ending that before it goes"));
             }
         }
         Ok(())

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sealblock_block::DynDevice;
+use sealblock_block::{DynDevice, ErrorKind};
 use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_cross_core::SharedDevice;
-use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, timeout};
+use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, sleep, spawn, timeout};
 use sealblock_scrub::Settings;
-use sealblock_stack::{Access, Cause, OpenTarget, ReadOnly, StackError, TargetLabel, Usage, open_for};
+use sealblock_stack::{Access, Cause, OpenTarget, ReadOnly, StackError, TargetInfo, TargetLabel, Usage, open_for};
 use sealblock_units::ByteCount;
 
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind, RESIZING};
-use crate::events::EventSender;
+use crate::events::{Event, EventSender};
 use crate::inspect::{damage, silent};
 use crate::mirrors::watch;
 use crate::observer::{ReportTargets, RequestObserver};
@@ -26,6 +26,8 @@ use crate::status::mirror::MirrorStatus;
 use crate::status::scrub::ScrubStatus;
 use crate::status::server::DeviceSnapshot;
 
+/// Clients of an earlier server come back within this time: the default time after which an NVMe host gives up.
+const CLIENTS_COME_BACK: Duration = Duration::from_secs(600);
 /// How long a core may take to say how a device is.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -249,6 +251,7 @@ async fn open_on_core(
     let named = || TargetLabel::new(target, info.identity(target));
     let called = info.mirror.as_ref().map_or_else(named, |mirror| mirror.target().clone());
     let shared = SharedDevice::publish(gate.clone());
+    tell_of_lost_answers(&called, &info, &shared, &events);
     shared.observe(RequestObserver::new(called.clone(), ties.clone()));
     let scrub_task = ScrubTask::open(called.clone(), gate, shared.attach(), ties.state, events).await;
     Ok(OpenedDevice {
@@ -259,6 +262,21 @@ async fn open_on_core(
         gathers_changes: info.all().iter().any(|info| info.volume.is_some() || info.mirror.is_some()),
         home: CoreLocal::new(Rc::new(LocalDevice::new(&plan, access, &info, closer, scrub_task))),
     })
+}
+
+/// Where what an earlier server had answered may be lost, has the first flush of each of its clients fail once, and says so.
+fn tell_of_lost_answers(called: &TargetLabel, info: &TargetInfo, shared: &SharedDevice, events: &EventSender) {
+    let reasons = info.lost_answers();
+    if reasons.is_empty() {
+        return;
+    }
+    let reason = format!("the last server ended without closing it: {}", reasons.join("; "));
+    let clients = shared.lost_earlier(&ErrorKind::Media { reason }.into());
+    drop(spawn(async move {
+        sleep(CLIENTS_COME_BACK).await;
+        drop(clients);
+    }));
+    events.send(Event::AnsweredLost { target: called.to_string(), reasons });
 }
 
 fn of_core(doing: &str, gone: CoreGone) -> StackError {

@@ -65,6 +65,13 @@ pub enum Event {
         #[serde(flatten)]
         run: RunStatus,
     },
+    /// What an earlier server had answered, and clients had not flushed, may be lost: the first flush of each client fails once.
+    AnsweredLost {
+        /// Of what.
+        target: String,
+        /// Of which volumes, and why.
+        reasons: Vec<String>,
+    },
     /// A volume has another size, and hosts were notified.
     Resized(ResizeReport),
     /// A signal came: no more connections are accepted, and commands in flight are answered.

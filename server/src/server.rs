@@ -15,7 +15,7 @@ use sealblock_runtime_reactor::{CoreHandle, now, sleep};
 use sealblock_stack::{Cause, StackError};
 use sealblock_units::ByteCount;
 
-use crate::block_device::Ended;
+use crate::block_device::{Ended, is_volatile};
 use crate::block_devices::{AttachedNamespace, BlockDevices, WantedBlockDevice};
 use crate::control::protocol::{RESIZING, ResizeReport};
 use crate::devices::{DeviceTable, ServedDevice};
@@ -170,8 +170,9 @@ impl Server {
     async fn known(&self, nqn: &Nqn, plan: &NamespacePlan) -> Result<Option<Rc<ServedDevice>>, StackError> {
         let at_its_place = self.offered.get(nqn).and_then(|subsystem| subsystem.spaces.get(&plan.nsid));
         let spaces = || self.offered.values().flat_map(|subsystem| subsystem.spaces.values());
-        // Two memory targets are two devices; a path is one device wherever it is offered.
-        let elsewhere = spaces().filter(|_| plan.target.path().is_some());
+        let has_its_uuid = |space: &OfferedNamespace| plan.uuid.is_some() && space.plan.uuid == plan.uuid;
+        // Two memory targets are two devices, unless they are given one identity; a path is one device wherever it is offered.
+        let elsewhere = spaces().filter(|space| plan.target.path().is_some() || has_its_uuid(space));
         for space in at_its_place.into_iter().chain(elsewhere) {
             match fit(&space.device, plan).await {
                 Fit::Same => return Ok(Some(Rc::clone(&space.device))),
@@ -188,16 +189,27 @@ impl Server {
                 Fit::No => {}
             }
         }
-        let same = |space: &&OfferedNamespace| plan.target.path().is_some() && space.device.target.is(&plan.target);
-        match spaces().find(same) {
-            None => Ok(None),
-            Some(_) => {
-                let doing = "changing read_only, relocate or as_member";
-                Err(StackError::new(Cause::Refused, doing, "it is being served the other way")
-                    .on(&plan.target)
-                    .advise("taking it out first, or starting the server anew"))
-            }
+        let refused = |doing, why| {
+            let refused = StackError::new(Cause::Refused, doing, why).on(&plan.target);
+            Err(refused.advise("taking it out first, or starting the server anew"))
+        };
+        // Opened a second time, it would get changes by one way while those of the other are in flight; and memory would be another one.
+        let is_place = |space: &OfferedNamespace| at_its_place.is_some_and(|own| std::ptr::eq(own, space));
+        let is_named = |space: &OfferedNamespace| {
+            (plan.target.path().is_some() || is_place(space) || has_its_uuid(space))
+                && space.device.target.is(&plan.target)
+        };
+        if spaces().any(is_named) {
+            return refused("changing read_only, relocate or as_member", "it is being served the other way");
         }
+        // Hosts would find other content behind an identity that they know.
+        if spaces().any(|space| has_its_uuid(space) && is_volatile(&space.plan.target)) {
+            return refused(
+                "changing the target of a uuid",
+                "its uuid is that of memory that is being served and would be lost",
+            );
+        }
+        Ok(None)
     }
 
     /// Offers the prepared plan. A failure here is a bug or a core that has stopped.

@@ -2,7 +2,7 @@
 
 use sealblock_block::{Error, ErrorKind as BlockFailure, MediumError, MediumErrorKind};
 use sealblock_media_file::OpenError;
-use sealblock_media_volume::{ResizeError, VolumeError};
+use sealblock_media_volume::{IdentityError, ResizeError, VolumeError};
 
 use crate::error::{Cause, StackError};
 use crate::holder::in_use;
@@ -63,6 +63,11 @@ pub fn of_volume(doing: &str, error: &VolumeError) -> StackError {
         VolumeError::Superblock(_) | VolumeError::Sector { .. } => StackError::new(Cause::Unsuitable, doing, error),
         VolumeError::Truncated { .. } => StackError::new(Cause::Unsuitable, doing, error)
             .advise("`sealblock rescue VOLUME TO` copies out what is left of it"),
+        VolumeError::Identity(IdentityError::Foreign { .. }) => StackError::new(Cause::Damaged, doing, error)
+            .advise("`sealblock rescue VOLUME TO` finds what is left of it without them"),
+        VolumeError::Identity(_) => StackError::new(Cause::Damaged, doing, error).advise(
+            "`sealblock rescue --identity UUID VOLUME TO` takes it for that volume and copies out what verifies",
+        ),
         VolumeError::LogDamaged { .. } => StackError::new(Cause::Older, doing, error).advise(
             "`sealblock rescue VOLUME TO` copies out all that verifies; `copy`, `verify` and `serve --accept-older` read the volume as it is",
         ),

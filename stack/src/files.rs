@@ -10,13 +10,14 @@ use std::time::{Duration, Instant};
 use sealblock_block::Medium;
 use sealblock_media_file::{FileMedium, OpenError, Options, RawDevice};
 use sealblock_media_volume::{
-    Hints, OpenOptions, Recognised, Remains, RemainsError, VolumeInfo, open_remains, recognise,
+    Hints, OpenOptions, Recognised, Remains, RemainsError, Standing, VolumeInfo, open_remains, recognise,
 };
 use sealblock_units::BlockSize;
 
 use crate::error::{Cause, StackError};
 use crate::failures::{of_medium, of_open, of_volume};
 use crate::held::{Access, CloseHandle, FileVolume};
+use crate::identity::uuid_text;
 use crate::info::TargetInfo;
 use crate::opened::OpenTarget;
 use crate::program::ReactorClock;
@@ -111,13 +112,18 @@ pub async fn open_again(target: &TargetName, medium: Rc<FileMedium>, access: Acc
     volume_as(target, medium, &path, access).await
 }
 
-/// Opens the volume at a path for reading, also if its medium was truncated, or its blocks may be older than what was written.
+/// Opens the volume at a path for reading, also if its medium was truncated, or its blocks may be older than
+/// what was written; as the volume with this identity, if one is given.
 ///
 /// # Errors
 /// When there is none, or it cannot be opened.
-pub async fn open_truncated(target: &TargetName, path: &Path) -> Result<OpenTarget, StackError> {
+pub async fn open_truncated(
+    target: &TargetName,
+    path: &Path,
+    identity: Option<[u8; 16]>,
+) -> Result<OpenTarget, StackError> {
     let medium = medium_of(path, Access::ReadOlder).await?;
-    let options = OpenOptions { truncated: true, ..options(&medium, Access::ReadOlder) };
+    let options = OpenOptions { truncated: true, identity, ..options(&medium, Access::ReadOlder) };
     Ok(whole(target, volume_on(Rc::new(medium), path, &options).await?))
 }
 
@@ -233,6 +239,13 @@ async fn volume_on(medium: Rc<FileMedium>, path: &Path, options: &OpenOptions) -
             "{path}: {} of the log lost; blocks written last may be older than what was written",
             count(sectors, "sector")
         );
+    }
+    for (place, records) in opened.description.lost_copies.foreign() {
+        tracing::warn!("{}: {} of another volume in {place}", path.display(), count(records, "record"));
+    }
+    if opened.description.standing != Standing::Certain {
+        let (path, uuid) = (path.display(), uuid_text(&opened.description.uuid));
+        tracing::warn!("{path}: that this is volume {uuid} is not proven; what nothing proves reads as damage");
     }
     for lba in &opened.description.unreadable {
         tracing::warn!("{}: block {lba} was written before a crash and cannot be read", path.display());

@@ -38,10 +38,7 @@ pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// An identity in its usual form.
-pub fn uuid_text(uuid: &[u8; 16]) -> String {
-    [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hex).join("-")
-}
+pub use sealblock_media_volume::format::uuid_text;
 
 /// The UUID in its form of 36 characters.
 pub fn uuid_from(text: &str) -> Option<[u8; 16]> {

@@ -9,7 +9,7 @@ use sealblock_media_file::{Backing, FileInfo as FileDescription, open_files};
 use sealblock_media_linux::{NvmeInfo, ScsiInfo, TagProfile};
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::ConnectionInfo as NvmeConnectionInfo;
-use sealblock_media_volume::VolumeInfo as VolumeDescription;
+use sealblock_media_volume::{AnsweredChanges, VolumeInfo as VolumeDescription};
 
 use crate::device_number::DeviceNumber;
 use crate::groups::replicas::OpenMirror;
@@ -136,12 +136,32 @@ impl TargetInfo {
         lost.collect()
     }
 
-    /// How many other copies of metadata were found lost until now, for each volume that has lost any, as text.
+    /// How many other copies of metadata were found lost until now, for each volume that has lost any, and the records of other volumes, as
+    /// text.
     pub fn lost_copies(&self) -> Vec<String> {
         let each = self.all().into_iter().filter_map(|info| Some((info, info.volume.as_ref()?.lost_copies.count())));
+        let of =
+            |info: &TargetInfo| info.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
         let lost = each.filter(|(_, count)| *count > 0).map(|(info, count)| {
-            let path = info.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
-            format!("copies of metadata{path} that are lost, while the other copy serves: {count}")
+            format!("copies of metadata{} that are lost, while the other copy serves: {count}", of(info))
+        });
+        let volumes = self.all().into_iter().filter_map(|info| Some((info, info.volume.as_ref()?)));
+        let foreign = volumes.flat_map(|(info, volume)| {
+            let places = volume.lost_copies.foreign().into_iter();
+            places.map(move |(place, records)| format!("records of another volume in {place}{}: {records}", of(info)))
+        });
+        lost.chain(foreign).collect()
+    }
+
+    /// Of which volumes changes that were answered and not flushed before they were opened may be lost, and why, as text.
+    pub fn lost_answers(&self) -> Vec<String> {
+        let each = self.all().into_iter().filter_map(|info| Some((info, &info.volume.as_ref()?.answered)));
+        let lost = each.filter_map(|(info, answered)| match answered {
+            AnsweredChanges::AllDurable | AnsweredChanges::Noted(_) => None,
+            AnsweredChanges::MayBeLost(why) => {
+                let path = info.file.as_ref().map_or("the volume".to_owned(), |file| file.path.display().to_string());
+                Some(format!("{path}: {why}"))
+            }
         });
         lost.collect()
     }

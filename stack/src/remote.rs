@@ -49,6 +49,8 @@ pub(crate) async fn connect(
         request_timeout: options.timeout.unwrap_or(usual.request_timeout),
         connect_timeout: options.timeout.unwrap_or(usual.connect_timeout),
         keep_alive: options.keep_alive.unwrap_or(usual.keep_alive),
+        // A target with traffic based keep alive may need twice the time to notice a lost host.
+        quiesce: options.keep_alive.map_or(usual.quiesce, |time| time * 2 + Duration::from_secs(1)),
         reconnect,
         protection: match options.target_makes_tags {
             None => PiSource::Auto,

@@ -440,6 +440,9 @@ pub struct Rescue {
     /// Bytes of data in a block of a volume without a superblock.
     #[arg(long, value_name = "512|4096", value_parser = values::block_size)]
     pub block_size: Option<BlockSize>,
+    /// Take it for this volume, where records of several lie there and whose it is cannot be told.
+    #[arg(long, value_name = "UUID", value_parser = values::uuid)]
+    pub identity: Option<[u8; 16]>,
     /// Overwrite what is left of another damaged volume.
     #[arg(long)]
     pub force: bool,

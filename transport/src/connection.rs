@@ -20,6 +20,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{Notify, sleep, spawn, timeout};
 
+use crate::changes::SentChange;
 use crate::in_flight::{FifoWaiters, InFlight, RequestProgress};
 
 /// Time limit for sending the last bytes of a connection that ended.
@@ -179,12 +180,17 @@ impl<C: ClientCore> Connection<C> {
 
     /// Executes a request once the connection has room for it.
     pub fn execute(&self, request: C::Request) -> RequestFuture<'_, C> {
-        RequestFuture { link: &self.0, stage: RequestStage::New(request), has_no_timeout: false }
+        self.execute_change(request, None)
+    }
+
+    /// The same for a request that changes something, which is listed until its reply arrives.
+    pub fn execute_change(&self, request: C::Request, change: Option<SentChange>) -> RequestFuture<'_, C> {
+        RequestFuture { link: &self.0, stage: RequestStage::New(request), has_no_timeout: false, change }
     }
 
     /// The same for a request that may take any time.
     pub fn execute_without_timeout(&self, request: C::Request) -> RequestFuture<'_, C> {
-        RequestFuture { link: &self.0, stage: RequestStage::New(request), has_no_timeout: true }
+        RequestFuture { link: &self.0, stage: RequestStage::New(request), has_no_timeout: true, change: None }
     }
 
     /// Requests in flight and waiting.
@@ -247,8 +253,11 @@ impl<C: ClientCore> Link<C> {
             let _ = self.stream.reset();
         }
         self.core.borrow_mut().close();
-        let wakers = self.in_flight.borrow_mut().lose_all();
+        let (wakers, changes) = self.in_flight.borrow_mut().lose_all();
         wakers.into_iter().for_each(Waker::wake);
+        if let Some(changes) = changes {
+            changes.notify();
+        }
         let wakers = self.waiters.borrow_mut().wakers();
         wakers.into_iter().for_each(Waker::wake);
         self.progress.notify();
@@ -260,7 +269,12 @@ impl<C: ClientCore> Link<C> {
     }
 
     /// Submits the request; returns its entry in the table.
-    fn submit(&self, request: C::Request, has_no_timeout: bool) -> Result<usize, RequestError> {
+    fn submit(
+        &self,
+        request: C::Request,
+        has_no_timeout: bool,
+        change: Option<SentChange>,
+    ) -> Result<usize, RequestError> {
         let submitted = self.core.borrow_mut().submit(request);
         let place = match submitted {
             Ok(place) => place,
@@ -270,7 +284,7 @@ impl<C: ClientCore> Link<C> {
                 return Err(self.lost().unwrap_or_else(lost).into());
             }
         };
-        let entry = self.in_flight.borrow_mut().insert(place, has_no_timeout);
+        let entry = self.in_flight.borrow_mut().insert(place, has_no_timeout, change);
         self.output.notify();
         Ok(entry)
     }
@@ -296,7 +310,8 @@ impl<C: ClientCore> Link<C> {
             match event {
                 None => break,
                 Some(ClientEvent::Completed { place, reply }) => {
-                    let waker = self.in_flight.borrow_mut().finish(place, reply);
+                    let (waker, change) = self.in_flight.borrow_mut().finish(place, reply);
+                    drop(change);
                     if let Some(waker) = waker {
                         waker.wake();
                     }
@@ -370,11 +385,13 @@ pub struct RequestFuture<'a, C: ClientCore> {
     link: &'a Link<C>,
     stage: RequestStage<C::Request>,
     has_no_timeout: bool,
+    /// What it changes; moves to the connection when it is submitted.
+    change: Option<SentChange>,
 }
 
 impl<C: ClientCore> RequestFuture<'_, C> {
     fn submit(&mut self, request: C::Request) -> Result<(), RequestError> {
-        let entry = self.link.submit(request, self.has_no_timeout)?;
+        let entry = self.link.submit(request, self.has_no_timeout, self.change.take())?;
         self.stage = RequestStage::InFlight(entry);
         Ok(())
     }

@@ -1,7 +1,10 @@
 //! Requests of a connection that wait: for their reply, or for room on the connection.
 
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::task::Waker;
+
+use crate::changes::{Changes, SentChange};
 
 /// State of an entry.
 enum RequestState<R> {
@@ -20,6 +23,8 @@ struct Entry<R> {
     state: RequestState<R>,
     /// Tick at which the request was submitted; `None` for a request without a timeout.
     sent_tick: Option<u32>,
+    /// What it changes, while it is in flight.
+    change: Option<SentChange>,
 }
 
 /// Progress of a request.
@@ -48,9 +53,9 @@ impl<R> InFlight<R> {
     }
 
     /// Adds a request that was submitted; returns its entry.
-    pub(crate) fn insert(&mut self, place: usize, has_no_timeout: bool) -> usize {
+    pub(crate) fn insert(&mut self, place: usize, has_no_timeout: bool, change: Option<SentChange>) -> usize {
         let since = (!has_no_timeout).then_some(self.tick);
-        let new = Entry { state: RequestState::Waiting(None), sent_tick: since };
+        let new = Entry { state: RequestState::Waiting(None), sent_tick: since, change };
         let entry = match self.free.pop() {
             Some(entry) => {
                 self.entries[entry] = new;
@@ -68,11 +73,12 @@ impl<R> InFlight<R> {
         entry
     }
 
-    /// Stores the reply to the request at `place`; returns the waker of its future.
-    pub(crate) fn finish(&mut self, place: usize, reply: R) -> Option<Waker> {
+    /// Stores the reply to the request at `place`; returns the waker of its future, and its change, which has ended.
+    pub(crate) fn finish(&mut self, place: usize, reply: R) -> (Option<Waker>, Option<SentChange>) {
         let entry = self.by_place[place];
+        let change = self.entries[entry].change.take();
         let state = &mut self.entries[entry].state;
-        match std::mem::replace(state, RequestState::Free) {
+        let waker = match std::mem::replace(state, RequestState::Free) {
             RequestState::Waiting(waker) => {
                 *state = RequestState::Done(reply);
                 waker
@@ -85,7 +91,8 @@ impl<R> InFlight<R> {
                 *state = other;
                 None
             }
-        }
+        };
+        (waker, change)
     }
 
     /// Polls a request: frees the entry of one that ended, keeps the waker for one in flight.
@@ -120,10 +127,14 @@ impl<R> InFlight<R> {
         was
     }
 
-    /// Marks all requests in flight as lost; returns the wakers of their futures.
-    pub(crate) fn lose_all(&mut self) -> Vec<Waker> {
-        let mut wakers = Vec::new();
+    /// Marks all requests in flight as lost, and their changes as late; returns the wakers of their futures, and where the changes
+    /// are listed, if there were any.
+    pub(crate) fn lose_all(&mut self) -> (Vec<Waker>, Option<Rc<Changes>>) {
+        let (mut wakers, mut changes) = (Vec::new(), None);
         for (i, entry) in self.entries.iter_mut().enumerate() {
+            if let Some(change) = entry.change.take() {
+                changes = Some(change.lost());
+            }
             match std::mem::replace(&mut entry.state, RequestState::Free) {
                 RequestState::Waiting(waker) => {
                     entry.state = RequestState::Lost;
@@ -133,7 +144,7 @@ impl<R> InFlight<R> {
                 other => entry.state = other,
             }
         }
-        wakers
+        (wakers, changes)
     }
 
     /// Advances the tick. True if a request has been in flight for more than `max_ticks` ticks.
@@ -211,23 +222,26 @@ mod tests {
     #[test]
     fn a_request_ends_once_and_its_entry_is_used_again() {
         let (mut requests, waker) = (InFlight::new(), Waker::noop());
-        let (first, second) = (requests.insert(5, false), requests.insert(0, false));
+        let (first, second) = (requests.insert(5, false, None), requests.insert(0, false, None));
         assert!(matches!(requests.poll(first, waker), RequestProgress::InFlight));
-        assert!(requests.finish(5, "done").is_some(), "the future is woken");
+        assert!(requests.finish(5, "done").0.is_some(), "the future is woken");
         assert!(matches!(requests.poll(first, waker), RequestProgress::Done("done")));
         drop(requests.abandon(second));
-        assert!(requests.finish(0, "unread").is_none());
-        assert_eq!([requests.insert(1, false), requests.insert(2, false)].map(|entry| entry < 2), [true; 2]);
-        requests.lose_all();
+        assert!(requests.finish(0, "unread").0.is_none());
+        assert_eq!(
+            [requests.insert(1, false, None), requests.insert(2, false, None)].map(|entry| entry < 2),
+            [true; 2]
+        );
+        drop(requests.lose_all());
         assert!(matches!(requests.poll(first, waker), RequestProgress::Lost));
     }
 
     #[test]
     fn only_a_request_with_a_timeout_is_late() {
         let mut requests = InFlight::<()>::new();
-        requests.insert(0, true);
+        requests.insert(0, true, None);
         assert!((0..3).all(|_| !requests.advance_tick(1)));
-        requests.insert(1, false);
+        requests.insert(1, false, None);
         assert!(!requests.advance_tick(1) && requests.advance_tick(1));
     }
 }

@@ -1,22 +1,38 @@
 //! Connections of block protocols, whatever the protocol.
 //!
 //! The client's side: a [`Connection`] moves requests and replies between its owners and a socket, by way of the
-//! protocol's [`ClientCore`]; [`Reconnecting`] replaces the session to an [`Endpoint`] when one of its connections is lost.
+//! protocol's [`ClientCore`]; [`Reconnecting`] replaces the session to an [`Endpoint`] when one of its connections is lost, and keeps
+//! newer changes behind those that the lost one may still deliver.
 //!
 //! The server's side: [`Serving`] accepts connections, spreads them over cores and ends them, by way of a [`ControlSignal`] to
 //! each; a connection's [`Turns`] let one task receive, execute and send in batches.
 
+mod changes;
 mod connection;
 mod in_flight;
+mod lineage;
 mod reconnecting;
 mod serving;
 mod signal;
 mod turns;
 
+use std::hash::{BuildHasher, RandomState};
+
+pub use changes::SentChange;
 pub use connection::{
     ClientCore, ClientEvent, Connection, ConnectionLost, RequestError, RequestFuture, SubmitError, end_late_requests,
 };
-pub use reconnecting::{Attempt, AttemptError, Endpoint, ReconnectLimits, Reconnecting};
+pub use lineage::Lineage;
+pub use reconnecting::{Attempt, AttemptError, Endpoint, ReconnectLimits, Reconnecting, Sending};
 pub use serving::{Registration, Serving};
 pub use signal::{ControlSignal, Signals};
 pub use turns::{Batch, STAGING_BYTES, Sender, Turns, configure_socket, lingering_close, next_turn};
+
+/// 16 random bytes, others at each call: an identity of a client.
+pub fn random_id() -> [u8; 16] {
+    let half = || RandomState::new().hash_one(std::process::id()).to_le_bytes();
+    let mut id = [0; 16];
+    id[..8].copy_from_slice(&half());
+    id[8..].copy_from_slice(&half());
+    id
+}

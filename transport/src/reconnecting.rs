@@ -1,7 +1,7 @@
 //! A client's session, opened again when one of its connections is lost, until the limits of reconnecting are reached.
 //!
 //! Invariants: a request waits for a session, or fails once reconnecting has failed; a new session is to the same device as
-//! the first; the limits of the [`Endpoint`] bound every attempt, pause and repetition; writes of a session that was lost are
+//! the first; a change is not sent while a lost session may still deliver another one of its blocks ([`Changes`]); the limits of the [`Endpoint`] bound every attempt, pause and repetition; writes of a session that was lost are
 //! not made durable by a Flush of a later one ([`FlushEpochs`]).
 
 use std::cell::{Cell, RefCell};
@@ -11,11 +11,13 @@ use std::rc::{Rc, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use sealblock_block::{Error, ErrorKind, FlushEpochs};
+use sealblock_block::{Error, ErrorKind, FlushEpochs, WriteSet};
 use sealblock_runtime_reactor::net::Reconnect;
 use sealblock_runtime_reactor::{now, sleep, spawn, timeout};
 
+use crate::changes::{AwaitedChange, Changes, SentChange};
 use crate::connection::{ConnectionLost, RequestError};
+use crate::lineage::Lineage;
 
 /// What a client is connected to: opens sessions, and keeps what outlives them.
 pub trait Endpoint: Sized + 'static {
@@ -28,14 +30,22 @@ pub trait Endpoint: Sized + 'static {
 
     /// For errors and log lines.
     fn address(&self) -> &Self::Address;
+    /// What outlives the device.
+    fn lineage(&self) -> &Lineage;
     /// The limits of reconnecting.
     fn limits(&self) -> ReconnectLimits;
     /// True if a write is volatile until a Flush.
     fn is_volatile(&self) -> bool;
-    /// Opens another session, and checks that it is to the same device as the first.
-    fn reopen(&self) -> impl Future<Output = Result<Self::Session, Self::OpenError>>;
+    /// Opens another session, of this number ([`Lineage::next_session`]), and checks that it is to the same device as the first.
+    fn reopen(&self, number: u64) -> impl Future<Output = Result<Self::Session, Self::OpenError>>;
     /// True if no later attempt can succeed.
     fn is_final(error: &Self::OpenError) -> bool;
+    /// Why a connection of the session has ended, if one has.
+    fn lost(session: &Self::Session) -> Option<ConnectionLost>;
+    /// True if the peer has said that nothing of earlier sessions is executed after the requests of this one.
+    fn is_fenced(_session: &Self::Session) -> bool {
+        false
+    }
     /// A session accepts requests from now on.
     fn session_started(_: &Rc<Reconnecting<Self>>, _: &Rc<Self::Session>) {}
     /// Ends a session: its connections and tasks. Its counters are read here for the last time.
@@ -49,11 +59,15 @@ pub struct ReconnectLimits {
     pub reconnect: Reconnect,
     /// Connections that one request may lose before it fails: a request that crashes its peer must not be sent forever.
     pub max_losses: u8,
+    /// Time after which a lost session can deliver nothing more, to a peer that fences none.
+    pub quiesce: Duration,
+    /// Time that a request waits at most for what a lost session may still deliver to its blocks.
+    pub late_wait: Duration,
 }
 
 /// The session of this moment.
 enum SessionState<S> {
-    Connected(Rc<S>),
+    Connected(Rc<S>, u64),
     /// A new session is being opened.
     Reconnecting,
     /// The device was closed, or reconnecting failed. Final.
@@ -68,6 +82,14 @@ pub struct Reconnecting<E: Endpoint> {
     state: RefCell<SessionState<E::Session>>,
     wakers: RefCell<Vec<Waker>>,
     reconnects: Cell<u64>,
+}
+
+/// What an attempt gets besides its session.
+pub struct Sending {
+    /// The session's [`FlushEpochs::epoch`].
+    pub epoch: u64,
+    /// The request's change, for [`Connection::execute_change`](crate::Connection::execute_change).
+    pub change: Option<SentChange>,
 }
 
 /// The outcome of sending a request once.
@@ -110,27 +132,35 @@ impl<E: Endpoint> Deref for Reconnecting<E> {
 }
 
 impl<E: Endpoint> Reconnecting<E> {
-    /// Starts with this open session.
-    pub fn new(endpoint: E, session: E::Session) -> Rc<Reconnecting<E>> {
+    /// Starts with this open session, of this number.
+    pub fn new(endpoint: E, session: E::Session, number: u64) -> Rc<Reconnecting<E>> {
         let session = Rc::new(session);
         let reconnecting = Rc::new(Reconnecting {
             endpoint,
             flush_epochs: FlushEpochs::default(),
-            state: RefCell::new(SessionState::Connected(Rc::clone(&session))),
+            state: RefCell::new(SessionState::Connected(Rc::clone(&session), number)),
             wakers: RefCell::default(),
             reconnects: Cell::new(0),
         });
+        reconnecting.lineage().session_started();
+        if E::is_fenced(&session) {
+            reconnecting.changes().clear_before(number);
+        }
         E::session_started(&reconnecting, &session);
         reconnecting
+    }
+
+    fn changes(&self) -> &Rc<Changes> {
+        &self.lineage().changes
     }
 
     /// Waits for a connected session.
     ///
     /// # Errors
     /// [`ErrorKind::Unreachable`] once reconnecting has failed.
-    async fn session(&self) -> Result<Rc<E::Session>, Error> {
+    async fn session(&self) -> Result<(Rc<E::Session>, u64), Error> {
         std::future::poll_fn(|cx| match &*self.state.borrow() {
-            SessionState::Connected(session) => Poll::Ready(Ok(Rc::clone(session))),
+            SessionState::Connected(session, number) => Poll::Ready(Ok((Rc::clone(session), *number))),
             SessionState::Failed(reason) => {
                 Poll::Ready(Err(ErrorKind::Unreachable { reason: reason.to_string() }.into()))
             }
@@ -148,7 +178,7 @@ impl<E: Endpoint> Reconnecting<E> {
     /// The connected session, if there is one.
     pub fn current_session(&self) -> Option<Rc<E::Session>> {
         match &*self.state.borrow() {
-            SessionState::Connected(session) => Some(Rc::clone(session)),
+            SessionState::Connected(session, _) => Some(Rc::clone(session)),
             SessionState::Reconnecting | SessionState::Failed(_) => None,
         }
     }
@@ -158,19 +188,29 @@ impl<E: Endpoint> Reconnecting<E> {
         self.reconnects.get()
     }
 
-    /// Executes an idempotent request: `attempt` sends it on the current session, and again on the next one when that is
-    /// lost. Also gets the session's [`FlushEpochs::epoch`].
+    /// Executes an idempotent request that changes `write_set`: `attempt` sends it on the current session, and again on the next
+    /// one when that is lost.
     ///
     /// # Errors
     /// Those of `attempt`; [`ErrorKind::Unreachable`] once the limits are reached.
     pub async fn execute<T>(
         self: &Rc<Self>,
-        mut attempt: impl AsyncFnMut(Rc<E::Session>, u64) -> Result<Attempt<T>, AttemptError>,
+        write_set: WriteSet,
+        mut attempt: impl AsyncFnMut(Rc<E::Session>, Sending) -> Result<Attempt<T>, AttemptError>,
     ) -> Result<T, Error> {
+        let request_id = if write_set.is_empty() { 0 } else { self.changes().next_request() };
         let mut losses = 0;
         loop {
-            let session = self.session().await?;
-            match attempt(Rc::clone(&session), self.flush_epochs.epoch()).await {
+            let (session, number) = self.session().await?;
+            if !self.changes().permits(request_id, &write_set) {
+                self.wait_for_late(&session, request_id, &write_set).await?;
+                continue;
+            }
+            let change = self.changes().start(number, request_id, &write_set);
+            let awaited = AwaitedChange(change.clone());
+            let outcome = attempt(Rc::clone(&session), Sending { epoch: self.flush_epochs.epoch(), change }).await;
+            awaited.end();
+            match outcome {
                 Ok(Attempt::Done(outcome)) => return Ok(outcome),
                 Ok(Attempt::Again(pause)) => sleep(pause).await,
                 Err(AttemptError::Failed(error)) => return Err(error),
@@ -186,17 +226,48 @@ impl<E: Endpoint> Reconnecting<E> {
         }
     }
 
+    /// Waits until no late change of another request overlaps, or until this session is lost: it may be that nothing else notices.
+    #[cold]
+    async fn wait_for_late(
+        self: &Rc<Self>,
+        session: &Rc<E::Session>,
+        request_id: u64,
+        write_set: &WriteSet,
+    ) -> Result<(), Error> {
+        let limit = self.limits().late_wait;
+        let is_current = || self.current_session().is_some_and(|current| Rc::ptr_eq(&current, session));
+        let ready = || {
+            let is_lost = || is_current() && E::lost(session).is_some();
+            self.changes().permits(request_id, write_set) || self.has_failed() || is_lost()
+        };
+        if timeout(limit, self.changes().wait_until(ready)).await.is_err() {
+            let reason = format!("for {limit:?} a lost connection could still have changed these blocks");
+            return Err(ErrorKind::Unreachable { reason }.into());
+        }
+        if let Some(lost) = E::lost(session) {
+            self.session_lost(session, &lost);
+        }
+        Ok(())
+    }
+
     /// Ends the session after the loss of one of its connections, and starts to reconnect unless that is in progress.
     pub fn session_lost(self: &Rc<Self>, session: &Rc<E::Session>, lost: &ConnectionLost) {
-        {
+        let number = {
             let mut state = self.state.borrow_mut();
             match &*state {
-                SessionState::Connected(current) if Rc::ptr_eq(current, session) => *state = SessionState::Reconnecting,
-                SessionState::Connected(_) | SessionState::Reconnecting | SessionState::Failed(_) => return,
+                SessionState::Connected(current, number) if Rc::ptr_eq(current, session) => {
+                    let number = *number;
+                    *state = SessionState::Reconnecting;
+                    number
+                }
+                SessionState::Connected(..) | SessionState::Reconnecting | SessionState::Failed(_) => return,
             }
-        }
+        };
         tracing::warn!(address = %self.address(), %lost, "connection lost");
         self.retire(session, &lost.0);
+        if self.changes().has_late(number) {
+            spawn(clear_later(Rc::downgrade(self.changes()), number, self.limits().quiesce));
+        }
         spawn(reconnect(Rc::downgrade(self), lost.clone()));
     }
 
@@ -207,11 +278,14 @@ impl<E: Endpoint> Reconnecting<E> {
     }
 
     /// Resumes waiting requests on a new session.
-    fn set_connected(self: &Rc<Self>, session: E::Session) {
+    fn set_connected(self: &Rc<Self>, session: E::Session, number: u64) {
         let session = Rc::new(session);
         self.reconnects.set(self.reconnects.get() + 1);
-        let before = self.state.replace(SessionState::Connected(Rc::clone(&session)));
+        let before = self.state.replace(SessionState::Connected(Rc::clone(&session), number));
         drop(before);
+        if E::is_fenced(&session) {
+            self.changes().clear_before(number);
+        }
         E::session_started(self, &session);
         self.wake();
     }
@@ -222,16 +296,21 @@ impl<E: Endpoint> Reconnecting<E> {
             let mut state = self.state.borrow_mut();
             match &*state {
                 SessionState::Failed(_) => return,
-                SessionState::Connected(_) | SessionState::Reconnecting => {
+                SessionState::Connected(..) | SessionState::Reconnecting => {
                     std::mem::replace(&mut *state, SessionState::Failed(reason.into()))
                 }
             }
         };
-        if let SessionState::Connected(session) = &before {
+        if let SessionState::Connected(session, _) = &before {
             self.retire(session, reason);
         }
         drop(before);
+        self.changes().notify();
         self.wake();
+    }
+
+    fn has_failed(&self) -> bool {
+        matches!(&*self.state.borrow(), SessionState::Failed(_))
     }
 
     fn is_reconnecting(&self) -> bool {
@@ -241,6 +320,25 @@ impl<E: Endpoint> Reconnecting<E> {
     fn wake(&self) {
         let waiting = self.wakers.take();
         waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Ends the wait for what a lost session may deliver to a peer that fences none.
+async fn clear_later(changes: Weak<Changes>, number: u64, quiesce: Duration) {
+    sleep(quiesce).await;
+    if let Some(changes) = changes.upgrade() {
+        changes.clear(number);
+    }
+}
+
+impl<E: Endpoint> Drop for Reconnecting<E> {
+    fn drop(&mut self) {
+        let state = std::mem::replace(self.state.get_mut(), SessionState::Failed("it was dropped".into()));
+        if let SessionState::Connected(session, _) = &state {
+            // What is in flight becomes late.
+            self.endpoint.end_session(session, "closed by this host");
+        }
+        drop(state);
     }
 }
 
@@ -262,11 +360,12 @@ async fn reconnect<E: Endpoint>(reconnecting: Weak<Reconnecting<E>>, lost: Conne
             break;
         }
         attempts += 1;
-        let Ok(result) = timeout(left, reconnecting.reopen()).await else { break };
+        let number = reconnecting.lineage().next_session();
+        let Ok(result) = timeout(left, reconnecting.reopen(number)).await else { break };
         match result {
             // The device was closed in the meantime.
             Ok(_) if !reconnecting.is_reconnecting() => return,
-            Ok(session) => return reconnecting.set_connected(session),
+            Ok(session) => return reconnecting.set_connected(session, number),
             Err(error) if E::is_final(&error) => {
                 return reconnecting.fail(&format!("after a lost connection ({lost}): {error}"));
             }

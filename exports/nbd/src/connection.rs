@@ -1,8 +1,9 @@
 //! A connection: one task that receives, executes requests whose device need not wait, and sends.
 //!
 //! It ends when the client closes it or violates the protocol, when negotiation takes too long, when its export is
-//! removed, or when the server stops. Requests in flight then get some time, and their replies are sent as far as the
-//! client still receives.
+//! removed, when the client's next session names it, or when the server stops. Requests in flight then get some time, and their
+//! replies are sent as far as the client still receives. They hold their blocks against later changes of anyone, because the client
+//! may send them again.
 //!
 //! Shape: each poll of the task ([`Turns`]) checks again what may have changed: replies were sent, requests completed, or
 //! other connections released bytes in flight.
@@ -15,6 +16,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
+use sealblock_layers_cross_core::ClientSession;
 use sealblock_protocols_nbd::{Closed, Command, Event, Export as Told, Request, Server as Core, ServerConfig, Ticket};
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::net::Stream;
@@ -40,6 +42,7 @@ pub(crate) struct Connection {
     chosen: RefCell<Option<ChosenExport>>,
     /// The device of the chosen export.
     open_export: RefCell<Option<Rc<OpenExport>>>,
+    session: Rc<ClientSession>,
     /// This connection's share of the bytes in flight over all connections.
     share: Share,
     turns: Turns,
@@ -67,6 +70,7 @@ impl Connection {
         config.default_export = server.default_of(&advertised);
         config.limits = server.limits.connection.clone();
         config.staging_bytes = STAGING_BYTES;
+        config.fences_sessions = true;
         let mut core = Core::new(config);
         // Starts without a share of the budget and grows it on demand.
         core.grant(0);
@@ -82,6 +86,7 @@ impl Connection {
             advertised,
             chosen: RefCell::default(),
             open_export: RefCell::default(),
+            session: ClientSession::begin(),
             turns: Turns::default(),
             has_room: Cell::new(false),
             is_gone: Cell::new(false),
@@ -108,14 +113,34 @@ impl Connection {
         let sending = pin!(self.send());
         let mut sender = Sender::new(sending);
         self.turns.run(&mut sender, self.until(Signals::DRAIN, self.receive())).await;
+        if self.is_lost() {
+            self.fence().await;
+        }
         // Requests that were received fail with ESHUTDOWN, and requests in flight complete.
         self.core.borrow_mut().stop();
         self.turns.run(&mut sender, self.until(Signals::ABORT, timeout(drain, self.process_batch(0)))).await;
         self.core.borrow_mut().close();
         self.turns.run(&mut sender, self.until(Signals::ABORT, timeout(drain, self.wait_idle()))).await;
+        self.fence().await;
         self.until(Signals::ABORT, timeout(drain, self.turns.finish(&mut sender))).await;
         if !self.is_gone.get() {
             self.until(Signals::ABORT, lingering_close(&self.stream)).await;
+        }
+    }
+
+    /// True if the client is gone without a word. One that is drained waits for its replies, and what is in flight after NBD_CMD_DISC is
+    /// handled to its end.
+    fn is_lost(&self) -> bool {
+        let signal = &self.registration.signal;
+        let is_drained = signal.has(Signals::DRAIN) && !signal.has(Signals::ABORT);
+        !is_drained && self.core.borrow().closed() != Some(Closed::Disconnected)
+    }
+
+    /// Ends the session: what it has in flight is not executed after newer changes.
+    async fn fence(&self) {
+        self.session.end().await;
+        if let Some(chosen) = &*self.chosen.borrow() {
+            chosen.set_fenced();
         }
     }
 
@@ -235,6 +260,10 @@ impl Connection {
         let mut batch = Batch::new(received_bytes, REQUEST_BYTES);
         while let Some(event) = self.next_event() {
             let read_bytes = read_bytes_of(&event);
+            if let Event::Chosen(index) = event {
+                self.open(index).await;
+                continue;
+            }
             self.on_event(event);
             if batch.add(read_bytes) {
                 self.turns.send_first().await;
@@ -261,7 +290,6 @@ impl Connection {
 
     fn on_event(self: &Rc<Self>, event: Event) {
         match event {
-            Event::Chosen(index) => self.open(index),
             Event::Unknown(export) => {
                 tracing::warn!(export, from = self.from(), "NBD client refused: no such export");
             }
@@ -269,17 +297,20 @@ impl Connection {
             Event::Closed(Closed::Violation(violation)) => {
                 tracing::debug!(%violation, from = self.from(), "NBD connection closed: protocol violation");
             }
-            Event::Closed(_) => {}
+            Event::Chosen(_) | Event::Closed(_) => {}
         }
     }
 
-    fn open(&self, index: usize) {
+    /// Opens the chosen export. Requests behind the choice wait until the client's older sessions are fenced.
+    async fn open(&self, index: usize) {
         let Some(advertised) = self.advertised.get(index) else { return };
-        let Some(chosen) = self.server.choose(&self.registration, advertised, self.from()) else {
+        let session = self.core.borrow().client_session();
+        let Some(chosen) = self.server.choose(&self.registration, advertised, self.from(), session) else {
             tracing::debug!(export = advertised.name, "NBD connection closed: the chosen export was removed");
             return self.core.borrow_mut().close();
         };
         let export = Arc::clone(&chosen.export);
+        chosen.end_older_sessions().await;
         *self.chosen.borrow_mut() = Some(chosen);
         tracing::info!(export = export.name(), from = self.from(), "NBD client connected");
         let gives_parts = self.core.borrow().has_chunks();
@@ -287,7 +318,7 @@ impl Connection {
         // all (CAN_MULTI_CONN). So all connections of an export share one flush cursor name.
         let flush_cursor = Arc::new(export.device.flush_cursor(&format!("nbd {}", export.name())));
         *self.open_export.borrow_mut() = Some(Rc::new(OpenExport {
-            device: export.device.attach_as(&flush_cursor),
+            device: export.device.attach_in(&flush_cursor, &self.session),
             can_return_partial: gives_parts,
         }));
     }

@@ -6,10 +6,14 @@ use std::time::{Duration, Instant};
 
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_protocols_nbd as core;
-use sealblock_runtime_reactor::{Budget, now};
+use sealblock_runtime_reactor::{Budget, now, sleep};
 use sealblock_transport::{ControlSignal, Registration, Serving, Signals};
 
 use crate::export::{Export, Limits, SetupError};
+
+/// First and longest pause between two looks whether older sessions are fenced.
+const FENCE_POLL_INTERVAL: Duration = Duration::from_millis(1);
+const MAX_FENCE_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The exports.
 #[derive(Default)]
@@ -30,6 +34,8 @@ struct Choice {
     from: String,
     since: Instant,
     signal: Arc<ControlSignal>,
+    /// The session that the client has named, until it is fenced.
+    session: Option<core::SessionName>,
 }
 
 pub(crate) struct ServerState {
@@ -157,6 +163,7 @@ impl ServerState {
         connection: &Registration,
         info: &core::Export,
         from: &str,
+        session: Option<core::SessionName>,
     ) -> Option<ChosenExport> {
         // Held until the choice is recorded, so that a later removal of the export finds this connection.
         let mut offered = lock(&self.exports);
@@ -167,9 +174,42 @@ impl ServerState {
         };
         let at = offered.advertised.iter().position(is_it)?;
         let (export, signal) = (Arc::clone(&offered.exports[at]), Arc::clone(&connection.signal));
-        let choice = Choice { export: Arc::clone(&export), from: from.to_owned(), since: now(), signal };
+        let choice = Choice { export: Arc::clone(&export), from: from.to_owned(), since: now(), signal, session };
         offered.choices.insert(connection.number, choice);
         Some(ChosenExport { server: Arc::clone(self), number: connection.number, export })
+    }
+}
+
+impl ChosenExport {
+    /// Ends the client's sessions before this one, and waits until they are fenced.
+    pub(crate) async fn end_older_sessions(&self) {
+        let mut pause = FENCE_POLL_INTERVAL;
+        loop {
+            let older = self.older_sessions();
+            if older.is_empty() {
+                return;
+            }
+            older.iter().for_each(|signal| signal.send(Signals::ABORT));
+            sleep(pause).await;
+            pause = (pause * 2).min(MAX_FENCE_POLL_INTERVAL);
+        }
+    }
+
+    fn older_sessions(&self) -> Vec<Arc<ControlSignal>> {
+        let offered = lock(&self.server.exports);
+        let Some(own) = offered.choices.get(&self.number).and_then(|choice| choice.session) else { return Vec::new() };
+        let is_older = |choice: &&Choice| {
+            let named = choice.session.filter(|named| named.client == own.client && named.number < own.number);
+            named.is_some()
+        };
+        offered.choices.values().filter(is_older).map(|choice| Arc::clone(&choice.signal)).collect()
+    }
+
+    /// What the connection has in flight is fenced, and it starts nothing more.
+    pub(crate) fn set_fenced(&self) {
+        if let Some(choice) = lock(&self.server.exports).choices.get_mut(&self.number) {
+            choice.session = None;
+        }
     }
 }
 

@@ -4,11 +4,10 @@
 //! them. So the next one must serve the same blocks. What tells is kept by the driver: the size, the block size, the protection
 //! information, and an identity of the target.
 
-use std::fs::OpenOptions;
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,6 +21,7 @@ use sealblock_runtime_ublk::{
 use crate::requests::{MAX_TRANSFER_BYTES, params};
 use crate::server::{CurrentDevice, QueueServer, Tampering};
 use crate::tags::HostGuard;
+use crate::users::{self, User, Users};
 
 /// Most queues of a block device.
 pub const MAX_QUEUES: u16 = 64;
@@ -29,6 +29,10 @@ pub const MAX_QUEUES: u16 = 64;
 /// How long the driver may take to notice that a server has ended, and how often it is asked.
 const LEAVING: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// How long the kernel may take to write back what it holds for a device.
+const WRITING_BACK: Duration = Duration::from_secs(60);
+/// How long somebody may use a device that is to go: programs of the system look at a device when a writer has closed it.
+const LOOKING: Duration = Duration::from_secs(1);
 /// How long a server may take to close a device that is deleted.
 const CLOSING: Duration = Duration::from_secs(2);
 
@@ -114,10 +118,20 @@ pub enum AttachError {
         error: io::Error,
     },
     /// The block device is in use.
-    #[error("/dev/ublkb{number} is in use, mounted for example")]
+    #[error("/dev/ublkb{number} is in use: {users}")]
     InUse {
         /// Its number.
         number: u32,
+        /// By whom.
+        users: Users,
+    },
+    /// What the kernel holds for it is not written back.
+    #[error("what was written to /dev/ublkb{number} cannot be written back: {error}")]
+    WriteBack {
+        /// Its number.
+        number: u32,
+        /// Why.
+        error: io::Error,
     },
     /// There is none.
     #[error("there is no /dev/ublkb{number}")]
@@ -266,18 +280,25 @@ impl Attachment {
         Ok(())
     }
 
-    /// True if somebody has claimed the block device: it is mounted, a part of another device, swap, or open exclusively. A process that just
-    /// has it open does not count: nothing tells of it.
-    pub fn is_in_use(&self) -> bool {
-        is_in_use(self.info.number)
+    /// Who uses the block device, if anybody does: it is mounted, a part of another device, swap, claimed, or open in a process.
+    pub fn users(&self) -> Option<Users> {
+        users::of_block_device(self.info.number)
     }
 
-    /// Takes the block device away; returns when its requests were answered, so the servers must run. They end by it.
+    /// Takes the block device away, unless somebody uses it; returns when what the kernel holds for it was written back and its
+    /// requests were answered, so the servers must run. They end by it.
     ///
     /// # Errors
-    /// The driver's.
+    /// [`AttachError::InUse`]; else the driver's.
     pub fn stop(&mut self) -> Result<(), AttachError> {
-        Ok(self.control.stop(self.info.number)?)
+        let number = self.info.number;
+        refuse_users(number)?;
+        if let Err(error) = write_back(number, &[]) {
+            // Nobody uses it, so nobody else can be told.
+            tracing::error!(%error, "the block device is taken away all the same");
+        }
+        refuse_users(number)?;
+        Ok(self.control.stop(number)?)
     }
 
     /// Deletes a stopped device whose servers have ended.
@@ -292,26 +313,40 @@ impl Attachment {
     pub fn abandon(&mut self) {
         // Stopping ends the commands of its queues.
         if !self.is_taken_over
-            && let Err(error) = self.stop().and_then(|()| self.delete())
+            && let Err(error) =
+                self.control.stop(self.info.number).map_err(AttachError::from).and_then(|()| self.delete())
         {
             tracing::warn!(%error, "the device that did not start cannot be deleted");
         }
     }
 }
 
-/// Stops and deletes a block device, whoever serves it. One that is in use only by `force`.
+/// Stops and deletes a block device, whoever serves it, after what the kernel holds for it was written back. One that is in use, or
+/// whose data cannot be written back, only by `force`.
 ///
 /// # Errors
 /// See [`AttachError`].
 pub fn detach(number: u32, force: bool) -> Result<(), AttachError> {
     let mut control = Control::open()?;
-    match control.info(number) {
-        Ok(_) => {}
+    let info = match control.info(number) {
+        Ok(info) => info,
         Err(error) if error.errno() == Some(libc::ENODEV) => return Err(AttachError::Unknown { number }),
         Err(error) => return Err(error.into()),
+    };
+    // Without a server nothing is written, and the kernel would wait for the next one.
+    let is_served = info.state == DeviceState::Live && info.server_pid.is_some_and(is_alive);
+    if !force {
+        refuse_users(number)?;
     }
-    if !force && is_in_use(number) {
-        return Err(AttachError::InUse { number });
+    let users = users::of_block_device(number);
+    let written = if is_served { write_back(number, users.as_ref().map_or(&[], Users::each)) } else { Ok(()) };
+    match (written, force) {
+        (Err(error), false) => return Err(error),
+        (Err(error), true) => tracing::error!(%error, "the block device is taken away all the same"),
+        (Ok(()), _) => {}
+    }
+    if !force {
+        refuse_users(number)?;
     }
     control.stop(number)?;
     delete(&mut control, number)
@@ -336,10 +371,42 @@ fn delete(control: &mut Control, number: u32) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// An exclusive open fails exactly while somebody claims the block device.
-fn is_in_use(number: u32) -> bool {
-    let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(block_path(number));
-    opened.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
+/// Refuses to take away what somebody uses; a process may look at it for a moment.
+fn refuse_users(number: u32) -> Result<(), AttachError> {
+    let deadline = Instant::now() + LOOKING;
+    loop {
+        match users::of_block_device(number) {
+            None => return Ok(()),
+            Some(users) if users.are_processes() && Instant::now() < deadline => thread::sleep(LOOK_AGAIN),
+            Some(users) => return Err(AttachError::InUse { number, users }),
+        }
+    }
+}
+
+/// Has the kernel write back what it holds for a block device: of mounted file systems first, then of the device itself.
+fn write_back(number: u32, users: &[User]) -> Result<(), AttachError> {
+    let points = users.iter().filter_map(|user| match user {
+        User::Mount(point) => Some(point.clone()),
+        _ => None,
+    });
+    let (points, path): (Vec<PathBuf>, PathBuf) = (points.collect(), block_path(number));
+    let work = move || {
+        let of_file_systems = points.iter().map(|point| Ok(rustix::fs::syncfs(File::open(point)?)?));
+        // Each is tried, whatever became of the others.
+        let of_file_systems: Vec<io::Result<()>> = of_file_systems.collect();
+        let of_device = File::open(&path).and_then(|device| device.sync_all());
+        of_file_systems.into_iter().chain([of_device]).collect::<io::Result<()>>()
+    };
+    in_time(WRITING_BACK, work).map_err(|error| AttachError::WriteBack { number, error })
+}
+
+/// Does something that may never end in a thread of its own, which is left when it takes too long.
+fn in_time(limit: Duration, work: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
+    let (send, receive) = mpsc::channel();
+    // Nobody receives what comes too late.
+    thread::Builder::new().name("ublk-write-back".to_owned()).spawn(move || drop(send.send(work())))?;
+    let too_late = || io::Error::new(io::ErrorKind::TimedOut, format!("not within {limit:?}"));
+    receive.recv_timeout(limit).unwrap_or_else(|_| Err(too_late()))
 }
 
 /// The features of a device, each of which this kernel must have.
@@ -432,6 +499,17 @@ mod tests {
     use sealblock_runtime_ublk::{Attributes, IntegrityChecksum};
 
     use super::*;
+
+    #[test]
+    fn what_takes_too_long_is_left_and_what_ends_in_time_is_not() {
+        let (send, receive) = mpsc::channel::<()>();
+        let waits = move || receive.recv().map_err(io::Error::other);
+        assert_eq!(in_time(Duration::from_millis(10), waits).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        drop(send);
+        let fails = || Err(io::Error::from_raw_os_error(libc::EIO));
+        assert_eq!(in_time(Duration::from_secs(60), fails).unwrap_err().raw_os_error(), Some(libc::EIO));
+        in_time(Duration::from_secs(60), || Ok(())).unwrap();
+    }
 
     #[test]
     fn only_a_server_of_the_same_blocks_takes_over() {

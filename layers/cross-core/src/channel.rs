@@ -9,20 +9,27 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use sealblock_block::{Error, ErrorKind, Outcome, Request};
+use sealblock_block::{Error, ErrorKind, Outcome, Request, Response};
 use sealblock_runtime_reactor::{CoreAddress, JoinHandle, Mailbox, spawn};
 use slab::Slab;
 
+use crate::changes::SessionId;
 use crate::device_slot::DeviceSlot;
-use crate::shared::SharedDevice;
+use crate::shared::{Origin, SharedDevice};
 
 /// A request on its way to the owner core.
 struct CrossCoreRequest {
     /// The caller's place in its [`CallTable`].
     call: usize,
-    request: Request,
-    /// True if the caller has locked the blocks that the request changes.
-    is_locked: bool,
+    work: OwnerWork,
+    from: Origin,
+}
+
+/// What the owner core is to do.
+enum OwnerWork {
+    Execute(Request),
+    /// Fence the changes of the session that arrived before. Its reply is [`Response::Done`].
+    Fence,
 }
 
 /// The outcome of a call, on its way back.
@@ -56,12 +63,22 @@ impl Link {
         Link { device: device.clone(), core: CoreAddress::here(), channels, calls, reader }
     }
 
-    pub(crate) async fn call(&self, request: Request, is_locked: bool) -> Outcome {
+    pub(crate) async fn call(&self, request: Request, from: Origin) -> Outcome {
+        self.push(OwnerWork::Execute(request), from).await
+    }
+
+    /// Fences what a session has in flight on the owner core, unless that core has stopped.
+    pub(crate) async fn fence(&self, session: SessionId) {
+        // An owner core that has stopped executes nothing.
+        let _ = self.push(OwnerWork::Fence, Origin { session, is_locked: false }).await;
+    }
+
+    fn push(&self, work: OwnerWork, from: Origin) -> CallFuture<'_> {
         let (call, future) = CallFuture::start(&self.calls);
-        if self.channels.requests.push(CrossCoreRequest { call, request, is_locked }).is_err() {
+        if self.channels.requests.push(CrossCoreRequest { call, work, from }).is_err() {
             complete(&self.calls, call, Err(unreachable(self.device.name())));
         }
-        future.await
+        future
     }
 }
 
@@ -200,8 +217,8 @@ impl OwnerEnd {
 
 impl Drop for OwnerEnd {
     fn drop(&mut self) {
-        for CrossCoreRequest { call, request, .. } in self.channels.requests.close() {
-            drop(request);
+        for CrossCoreRequest { call, work, .. } in self.channels.requests.close() {
+            drop(work);
             drop(self.responder(call));
         }
     }
@@ -243,8 +260,14 @@ async fn start_requests(end: OwnerEnd, slot: Rc<DeviceSlot>) {
         Poll::Pending => Poll::Pending,
         Poll::Ready(false) => Poll::Ready(()),
         Poll::Ready(true) => {
-            for CrossCoreRequest { call, request, is_locked } in batch.drain(..) {
-                start(&slot, end.responder(call), (request, is_locked), cx);
+            for CrossCoreRequest { call, work, from } in batch.drain(..) {
+                match work {
+                    OwnerWork::Execute(request) => start(&slot, end.responder(call), (request, from), cx),
+                    OwnerWork::Fence => {
+                        end.device.fence(&slot, from.session);
+                        end.responder(call).complete(Ok(Response::Done));
+                    }
+                }
             }
             cx.waker().wake_by_ref();
             Poll::Pending
@@ -254,10 +277,10 @@ async fn start_requests(end: OwnerEnd, slot: Rc<DeviceSlot>) {
 }
 
 /// Starts a request. One that completes at its first poll, as in memory, needs no task; another one continues in its own task.
-fn start(slot: &Rc<DeviceSlot>, responder: Responder, (request, is_locked): (Request, bool), cx: &mut Context<'_>) {
+fn start(slot: &Rc<DeviceSlot>, responder: Responder, (request, from): (Request, Origin), cx: &mut Context<'_>) {
     let slot = Rc::clone(slot);
     let mut execution = Box::pin(async move {
-        let outcome = responder.device.execute(&slot, request, is_locked).await;
+        let outcome = responder.device.execute(&slot, request, from).await;
         responder.complete(outcome);
     });
     // A panic ends this request alone: `execution` is dropped with all it holds, the responder among it.

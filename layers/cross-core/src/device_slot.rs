@@ -12,6 +12,7 @@ use std::rc::Rc;
 
 use sealblock_block::{Condition, DynDevice, Error, ErrorKind};
 
+use crate::changes::ChangesInFlight;
 use crate::durable::DurableRequests;
 
 /// A device on its owner core, or why there is none.
@@ -21,6 +22,8 @@ pub(crate) struct DeviceSlot {
     in_flight: Cell<usize>,
     changed: Condition,
     pub(crate) durable: DurableRequests,
+    /// Changes in flight, by the session that sent them.
+    pub(crate) changes: ChangesInFlight,
 }
 
 /// A request in flight, and the device that executes it.
@@ -37,6 +40,7 @@ impl DeviceSlot {
             in_flight: Cell::new(0),
             changed: Condition::default(),
             durable: DurableRequests::default(),
+            changes: ChangesInFlight::default(),
         })
     }
 

@@ -7,6 +7,7 @@
 //! Invariants:
 //! - A request that was handed over is executed once and gets one reply, whether or not the caller still waits.
 //! - Requests of one core start in the order in which they were handed over, except those that wait while the device is quiesced.
+//! - When a client's session ends ([`ClientSession::end`]), its changes in flight hold their blocks against later changes until they end.
 //! - While a device is quiesced ([`SharedDevice::quiesce`]) another one may replace it, for example after a resize: requests wait and
 //!   do not fail because of that, and clients still learn of failed flushes.
 //! - When the owner core stops or a request panics, the request fails as [`sealblock_block::ErrorKind::Unreachable`]; no caller
@@ -19,9 +20,11 @@
 //!
 //! The gate is on the owner core, in front of the device, so an attachment needs none.
 
+mod changes;
 mod channel;
 mod device_slot;
 mod durable;
+mod session;
 mod shared;
 
 use std::cell::RefCell;
@@ -34,8 +37,11 @@ use sealblock_units::Extent;
 
 use channel::Link;
 use device_slot::DeviceSlot;
+use session::WeakRoute;
+use shared::Origin;
 
-pub use shared::{Observer, Quiesced, RequestInfo, SharedDevice};
+pub use session::ClientSession;
+pub use shared::{EarlierClients, Observer, Quiesced, RequestInfo, SharedDevice};
 
 thread_local! {
     /// The links of the reactors on this thread. Opening a new one removes those that are dropped.
@@ -59,12 +65,24 @@ impl SharedDevice {
     /// # Panics
     /// Outside a reactor.
     pub fn attach_as(&self, cursor: &Arc<FlushCursor>) -> Attached {
+        self.attach_in(cursor, &ClientSession::begin())
+    }
+
+    /// Does the same for a session, whose end fences what it has in flight.
+    ///
+    /// # Panics
+    /// Outside a reactor.
+    pub fn attach_in(&self, cursor: &Arc<FlushCursor>, session: &Rc<ClientSession>) -> Attached {
         debug_assert!(self.has_cursor(cursor), "a flush cursor of this device");
-        let route = match self.slot().get() {
-            Some(slot) => Route::Local(slot),
-            None => Route::Remote(self.link()),
+        let (route, weak) = match self.slot().get() {
+            Some(slot) => (Route::Local(Rc::clone(&slot)), WeakRoute::Local(Rc::downgrade(&slot))),
+            None => {
+                let link = self.link();
+                (Route::Remote(Rc::clone(&link)), WeakRoute::Remote(Rc::downgrade(&link)))
+            }
         };
-        Attached { device: self.clone(), route, cursor: Arc::clone(cursor) }
+        session.add(Arc::downgrade(self.view()), weak);
+        Attached { device: self.clone(), route, cursor: Arc::clone(cursor), session: Rc::clone(session) }
     }
 
     /// The link from this core, which all its attachments share.
@@ -91,6 +109,7 @@ pub struct Attached {
     device: SharedDevice,
     route: Route,
     cursor: Arc<FlushCursor>,
+    session: Rc<ClientSession>,
 }
 
 #[derive(Clone)]
@@ -113,9 +132,11 @@ impl Attached {
     }
 
     async fn dispatch(&self, request: Request, is_locked: bool) -> Outcome {
+        self.session.check(&request)?;
+        let from = Origin { session: self.session.id(), is_locked };
         match &self.route {
-            Route::Local(slot) => self.device.execute(slot, request, is_locked).await,
-            Route::Remote(link) => link.call(request, is_locked).await,
+            Route::Local(slot) => self.device.execute(slot, request, from).await,
+            Route::Remote(link) => link.call(request, from).await,
         }
     }
 
@@ -153,6 +174,9 @@ impl Attached {
 
     fn try_execute_tracked(&self, request: &Request) -> Option<Outcome> {
         let Route::Local(slot) = &self.route else { return None };
+        if let Err(error) = self.session.check(request) {
+            return Some(Err(error));
+        }
         let dispatch = || self.device.try_execute(slot, request);
         if request.kind() == RequestKind::Flush {
             let flush = self.cursor.flush_started();

@@ -2,13 +2,15 @@
 
 use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
+use std::task::{Context, Waker};
 
 use sealblock_block::{
     Abilities, Device, DynDevice, Error, FlushCursor, FlushErrors, Geometry, Outcome, RangeLock, Request, RequestKind,
 };
-use sealblock_runtime_reactor::CoreLocal;
+use sealblock_runtime_reactor::{CoreLocal, spawn};
 use sealblock_units::Extent;
 
+use crate::changes::SessionId;
 use crate::device_slot::DeviceSlot;
 
 /// A handle, usable on every core, of a device that belongs to one core. Clones are of the same device. The owner core drops the
@@ -27,6 +29,14 @@ pub trait Observer: Send + Sync {
     fn failed(&self, client: &str, info: RequestInfo, error: &Error);
 }
 
+/// Who sends a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Origin {
+    pub(crate) session: SessionId,
+    /// True if the caller has locked the blocks that the request changes.
+    pub(crate) is_locked: bool,
+}
+
 /// What an [`Observer`] learns of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RequestInfo {
@@ -42,8 +52,17 @@ impl RequestInfo {
     }
 }
 
+/// While it is there, clients that come count as those of an earlier server, whose acknowledged writes may be lost.
+pub struct EarlierClients(SharedDevice);
+
+impl Drop for EarlierClients {
+    fn drop(&mut self) {
+        self.0.0.device.flush_errors.forget_earlier();
+    }
+}
+
 /// The geometry and abilities of a device as of some moment.
-struct DeviceView {
+pub(crate) struct DeviceView {
     geometry: Geometry,
     abilities: Abilities,
     device: Arc<SharedDeviceState>,
@@ -69,6 +88,14 @@ impl SharedDevice {
         let slot = CoreLocal::new(DeviceSlot::new(device));
         let device = Arc::new(SharedDeviceState { slot, name, flush_errors, range_lock, observer });
         SharedDevice(Arc::new(DeviceView { geometry, abilities, device }))
+    }
+
+    pub(crate) fn of_view(view: Arc<DeviceView>) -> SharedDevice {
+        SharedDevice(view)
+    }
+
+    pub(crate) fn view(&self) -> &Arc<DeviceView> {
+        &self.0
     }
 
     /// A handle of the same device that shows the geometry and abilities of `gate`.
@@ -107,6 +134,13 @@ impl SharedDevice {
         self.0.device.flush_errors.join(client)
     }
 
+    /// What an earlier server of the device had acknowledged may be lost: the first flush of each client fails once, for this reason.
+    /// Until the result is dropped, also those that come later count as clients of that server.
+    pub fn lost_earlier(&self, error: &Error) -> EarlierClients {
+        self.0.device.flush_errors.unclean_start(error);
+        EarlierClients(self.clone())
+    }
+
     /// True if this is a flush cursor of this device.
     pub fn has_cursor(&self, cursor: &FlushCursor) -> bool {
         cursor.is_of(&self.0.device.flush_errors)
@@ -114,7 +148,10 @@ impl SharedDevice {
 
     /// Executes a request on the owner core, once no other client has the blocks locked that it changes. The caller may have locked
     /// them itself (`is_locked`). A failure that other clients have to learn of is recorded before this returns.
-    pub(crate) async fn execute(&self, slot: &DeviceSlot, request: Request, is_locked: bool) -> Outcome {
+    pub(crate) async fn execute(&self, slot: &DeviceSlot, request: Request, from: Origin) -> Outcome {
+        let Origin { session, is_locked } = from;
+        // Listed before it waits for its lock: a fence is behind it either way.
+        let _change = slot.changes.start(session, &request);
         let range_lock = &self.0.device.range_lock;
         let _range = match (request.changed().filter(|_| !is_locked), request.source()) {
             // Devices copy as if nobody wrote to either range meanwhile, and a Copy may be sent again.
@@ -161,6 +198,18 @@ impl SharedDevice {
         let outcome = gate.try_execute(request)?;
         slot.durable.start(&self.0.device.flush_errors).complete(&outcome);
         Some(outcome)
+    }
+
+    /// Fences what a session has in flight on the owner core: later changes of its blocks wait until each has ended.
+    pub(crate) fn fence(&self, slot: &DeviceSlot, session: SessionId) {
+        for blocks in slot.changes.of(session) {
+            let device = self.clone();
+            let mut fence = Box::pin(async move { drop(device.0.device.range_lock.lock(blocks).await) });
+            // The first poll gives it its place in the order of locks.
+            if fence.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+                drop(spawn(fence));
+            }
+        }
     }
 
     /// Its geometry in front of its gate.

@@ -1,6 +1,6 @@
 //! Injects faults into a medium, by sector and byte, such as torn sectors.
 
-use sealblock_block::{Clock, Medium, MediumError, MediumErrorKind};
+use sealblock_block::{Clock, Medium, MediumError, MediumErrorKind, NoteKeeping};
 use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::rng::{Counts, FaultRng};
@@ -186,6 +186,14 @@ impl<M: Medium, C: Clock> Medium for FaultMedium<M, C> {
             Some((span, fate)) => self.write_badly(span, &from, fate).await,
             None => self.inner.write(offset_bytes, from).await,
         }
+    }
+
+    fn note_keeping(&self) -> NoteKeeping {
+        self.inner.note_keeping()
+    }
+
+    fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
+        self.inner.note(offset_bytes, bytes)
     }
 
     fn submitted(&self) -> impl Future<Output = ()> {

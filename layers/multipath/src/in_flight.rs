@@ -1,67 +1,11 @@
-//! Requests in flight per path, and the writes that a lost path may still deliver. Pure.
+//! Requests in flight per path. Pure.
 //!
-//! A write that was in flight when its path failed can be executed late: it may lie in a buffer between the host and the medium.
-//! Its own retry writes the same data, so a late execution does not harm it. It would undo a newer write to the same blocks
-//! that completed in the meantime. So other writes to these blocks wait until the lost path can deliver nothing more.
+//! Changes that are in flight when their path fails become late ([`LateWrites`](sealblock_block::LateWrites)).
 
 use std::task::Waker;
 
-use sealblock_block::Request;
-use sealblock_units::Extent;
+use sealblock_block::WriteSet;
 use slab::Slab;
-use smallvec::SmallVec;
-
-/// The blocks that a request changes, and those that a Copy copies: if it is executed late, they must be as they were.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub(crate) struct WriteSet(SmallVec<[Extent; 1]>);
-
-impl WriteSet {
-    pub(crate) fn of(request: &Request) -> WriteSet {
-        WriteSet(request.changed_extents().iter().copied().chain(request.source()).collect())
-    }
-
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    fn overlaps(&self, other: &WriteSet) -> bool {
-        self.0.iter().any(|a| other.0.iter().any(|b| a.overlaps(*b)))
-    }
-}
-
-/// A write that was in flight when this incarnation of its path was lost.
-#[derive(Debug)]
-struct LateWrite {
-    incarnation: u64,
-    request_id: u64,
-    write_set: WriteSet,
-}
-
-/// All writes that lost paths may still deliver.
-#[derive(Default, Debug)]
-pub(crate) struct LateWrites(Vec<LateWrite>);
-
-impl LateWrites {
-    /// Adds a write of this request that was in flight when the path was lost.
-    pub(crate) fn add(&mut self, incarnation: u64, request_id: u64, write_set: WriteSet) {
-        self.0.push(LateWrite { incarnation, request_id, write_set });
-    }
-
-    /// True if a request may change these blocks: no late write of another request overlaps them.
-    pub(crate) fn permits(&self, request_id: u64, write_set: &WriteSet) -> bool {
-        self.0.iter().all(|late| late.request_id == request_id || !late.write_set.overlaps(write_set))
-    }
-
-    /// True if this incarnation may still deliver a write.
-    pub(crate) fn has(&self, incarnation: u64) -> bool {
-        self.0.iter().any(|late_write| late_write.incarnation == incarnation)
-    }
-
-    /// Removes the late writes of an incarnation that can deliver nothing more.
-    pub(crate) fn clear(&mut self, incarnation: u64) {
-        self.0.retain(|late_write| late_write.incarnation != incarnation);
-    }
-}
 
 /// One request in flight on one path.
 struct InFlightRequest {
@@ -158,9 +102,11 @@ pub(crate) struct PathLost;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use sealblock_block::Durability;
-    use sealblock_integrity::Checks;
-    use smallvec::smallvec;
+    use sealblock_units::Extent;
+
+    fn write_set(start: u64, blocks: u64) -> WriteSet {
+        WriteSet::of_extents([Extent::from_raw(start, blocks).unwrap()])
+    }
 
     #[test]
     fn a_lost_path_reports_the_writes_in_flight() {
@@ -191,54 +137,5 @@ mod tests {
         assert_eq!(in_flight.tick(1), [(0, 1)]);
         in_flight.path_lost(1);
         assert_eq!(in_flight.tick(1), [(1, 2)]);
-    }
-
-    fn write_set(start: u64, blocks: u64) -> WriteSet {
-        WriteSet(smallvec![Extent::from_raw(start, blocks).unwrap()])
-    }
-
-    #[test]
-    fn other_writes_to_the_same_blocks_wait_and_nothing_else_does() {
-        let mut late_writes = LateWrites::default();
-        late_writes.add(1, 7, write_set(10, 5));
-        assert!(!late_writes.permits(8, &write_set(14, 1)));
-        assert!(
-            !late_writes
-                .permits(8, &WriteSet(smallvec![Extent::from_raw(0, 2).unwrap(), Extent::from_raw(9, 2).unwrap()]))
-        );
-        assert!(
-            late_writes.permits(8, &write_set(15, 9)) && late_writes.permits(8, &write_set(0, 10)),
-            "its neighbours"
-        );
-        assert!(late_writes.permits(7, &write_set(10, 5)), "its own repetition");
-        assert!(late_writes.permits(8, &WriteSet::default()), "reads");
-    }
-
-    /// Late, it would copy what has been written since its repetition.
-    #[test]
-    fn writes_to_the_source_of_a_late_copy_wait_too() {
-        let extent = |start, blocks| Extent::from_raw(start, blocks).unwrap();
-        let copy = |source, to| Request::copy(source, to, Checks::NONE, Durability::Volatile);
-        let mut late_writes = LateWrites::default();
-        late_writes.add(1, 7, WriteSet::of(&copy(extent(10, 5), extent(30, 5))));
-        assert!(!late_writes.permits(8, &write_set(12, 1)) && !late_writes.permits(8, &write_set(34, 1)));
-        assert!(late_writes.permits(8, &write_set(20, 5)), "between them");
-        assert!(late_writes.permits(8, &WriteSet::of(&Request::read(extent(10, 5), Checks::NONE))), "reads");
-    }
-
-    #[test]
-    fn a_late_write_blocks_others_until_its_incarnation_is_cleared() {
-        let mut late_writes = LateWrites::default();
-        late_writes.add(1, 7, write_set(0, 1));
-        late_writes.add(2, 8, write_set(0, 1));
-        assert!(
-            !late_writes.permits(7, &write_set(0, 1)) && !late_writes.permits(8, &write_set(0, 1)),
-            "two that overlap wait both"
-        );
-        late_writes.clear(2);
-        assert!(late_writes.has(1) && !late_writes.has(2));
-        assert!(late_writes.permits(7, &write_set(0, 1)) && !late_writes.permits(9, &write_set(0, 1)));
-        late_writes.clear(1);
-        assert!(late_writes.permits(9, &write_set(0, 1)));
     }
 }

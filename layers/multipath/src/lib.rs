@@ -5,7 +5,7 @@
 //! would return the same one.
 //!
 //! Invariants:
-//! - No earlier write that a lost path delivers late undoes a completed write (`in_flight`).
+//! - No earlier write that a lost path delivers late undoes a completed write ([`LateWrites`](sealblock_block::LateWrites)).
 //! - A Flush succeeds only when all writes completed before are durable, whichever path they took; otherwise it fails and says that
 //!   writes may be lost (`path_flushes`).
 //! - A CompareAndWrite that was sent is not sent again: if it was executed, it would miscompare with its own write. It fails as
@@ -30,10 +30,9 @@ use std::task::Waker;
 use futures_util::future::join_all;
 use sealblock_block::{
     Abilities, Ability, Clock, Device, DeviceOpener, DynDevice, Error, ErrorKind, Geometry, Limits, Outcome, Request,
-    RequestKind, Response,
+    RequestKind, Response, WriteSet,
 };
 
-use in_flight::WriteSet;
 use shared::{FailedPath, MultipathState, Path, check_geometry};
 
 pub use policy::RetryPolicy;

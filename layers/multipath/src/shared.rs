@@ -8,10 +8,11 @@ use std::task::{Poll, Waker};
 
 use futures_util::future::{Either, select};
 use sealblock_block::{
-    Abilities, Clock, Condition, Device, DeviceOpener, DynDevice, Error, ErrorKind, Geometry, Outcome, Request,
+    Abilities, Clock, Condition, Device, DeviceOpener, DynDevice, Error, ErrorKind, Geometry, LateWrites, Outcome,
+    Request, WriteSet,
 };
 
-use crate::in_flight::{InFlightRequests, LateWrites, PathLost, WriteSet};
+use crate::in_flight::{InFlightRequests, PathLost};
 use crate::path_flushes::PathFlushes;
 use crate::policy::{FailureScope, RetryPolicy, RoundRobin, classify};
 
@@ -201,7 +202,7 @@ impl<C: Clock> MultipathState<C> {
         let of = &self.paths[path];
         let device = of.device.borrow().clone().ok_or(PathLost)?;
         let slot = self.state.borrow_mut().in_flight.add(path, incarnation, request_id, write_set.clone());
-        let guard = InFlightGuard { shared: self, slot };
+        let mut guard = InFlightGuard { shared: self, slot, path, incarnation, is_answered: write_set.is_empty() };
         let mut execution = pin!(device.execute(request));
         let outcome = poll_fn(|cx| {
             if let Poll::Ready(outcome) = execution.as_mut().poll(cx) {
@@ -212,7 +213,9 @@ impl<C: Clock> MultipathState<C> {
                 Err(lost) => Poll::Ready(Err(lost)),
             }
         });
-        match outcome.await? {
+        let outcome = outcome.await;
+        guard.is_answered = true;
+        match outcome? {
             Err(error) if classify(error.kind()) == FailureScope::Path => {
                 // While it is still listed as in flight, so that other writes wait for it.
                 self.fail(path, incarnation, &error.kind().to_string());
@@ -241,13 +244,22 @@ pub(crate) fn check_reopened_geometry(expected: &Geometry, actual: &Geometry) ->
 }
 
 /// Removes a request from those in flight when dropped.
-struct InFlightGuard<'a, C> {
+struct InFlightGuard<'a, C: Clock> {
     shared: &'a MultipathState<C>,
     slot: usize,
+    path: usize,
+    incarnation: u64,
+    /// False for a change whose outcome is not known yet.
+    is_answered: bool,
 }
 
-impl<C> Drop for InFlightGuard<'_, C> {
+impl<C: Clock> Drop for InFlightGuard<'_, C> {
     fn drop(&mut self) {
+        if !self.is_answered {
+            // Nobody will learn when the path has executed it, so only the end of the path says that it cannot come any more. While it
+            // is still listed as in flight, so that other changes of its blocks wait for that.
+            self.shared.fail(self.path, self.incarnation, "a change was dropped before it was answered");
+        }
         let ended = self.shared.state.borrow_mut().in_flight.remove(self.slot);
         drop(ended);
     }

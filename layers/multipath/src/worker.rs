@@ -9,11 +9,10 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::FuturesUnordered;
-use sealblock_block::{Clock, Device, Request};
+use sealblock_block::{Clock, Device, Request, WriteSet};
 use sealblock_integrity::Checks;
 use sealblock_units::Extent;
 
-use crate::in_flight::WriteSet;
 use crate::shared::{FailedPath, MultipathState, check_reopened_geometry};
 
 /// Checks of the requests in flight per request timeout.

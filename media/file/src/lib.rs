@@ -9,6 +9,7 @@
 mod backing;
 mod kernel;
 mod medium;
+mod notes;
 mod open;
 mod raw;
 

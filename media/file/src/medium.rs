@@ -8,12 +8,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use sealblock_block::{Medium, MediumError, MediumErrorKind};
+use sealblock_block::{Medium, MediumError, MediumErrorKind, NoteKeeping};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use sealblock_runtime_reactor::File;
 
 use crate::backing::Backing;
 use crate::kernel::{self, Alignment};
+use crate::notes::NoteFile;
 use crate::open::{self, OpenError, Options};
 
 /// Bytes of zeroes written at a time where the kernel does not write them itself.
@@ -83,6 +84,7 @@ pub struct FileMedium {
     /// Of a block device that does not punch.
     discards: bool,
     zeroing: Cell<Zeroing>,
+    notes: NoteFile,
     pool: Pool,
 }
 
@@ -121,6 +123,7 @@ impl FileMedium {
         let discards = opened.block_device && kernel::discards(&opened.file).map_err(failed)?;
         let (block_device, direct, locked) = (opened.block_device, opened.direct, opened.locked);
         let about = opened.file.metadata().map_err(failed)?;
+        let notes = NoteFile::beside(&opened.file, opened.direct, options.writes());
         let file = File::from_fd(opened.file.into());
         let medium = FileMedium {
             backing: Backing::new(path, &about, block_device, file.len_bytes().map_err(failed)?),
@@ -133,6 +136,7 @@ impl FileMedium {
             punches,
             discards,
             zeroing: Cell::new(Zeroing::first_of(block_device)),
+            notes,
             pool: sealblock_runtime_reactor::pool(),
         };
         if !direct && !options.buffered {
@@ -351,12 +355,29 @@ impl Medium for FileMedium {
         written.map_err(|error| MediumError::from_io("write", offset_bytes, &error))
     }
 
+    fn note_keeping(&self) -> NoteKeeping {
+        self.notes.keeping()
+    }
+
+    fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
+        const DOING: &str = "note";
+        self.check_writable(DOING, offset_bytes)?;
+        self.check(DOING, offset_bytes, bytes.len() as u64)?;
+        let noted = self.notes.write(&self.file, offset_bytes, bytes);
+        noted.map_err(|error| MediumError::from_io(DOING, offset_bytes, &error))
+    }
+
     async fn submitted(&self) {
         sealblock_runtime_reactor::submitted().await;
     }
 
     async fn sync(&self) -> Result<(), MediumError> {
-        self.file.sync_data().await.map_err(|error| MediumError::from_io("sync", 0, &error))
+        let synced = match self.notes.noted() {
+            // Only notes are in the page cache on purpose, and nobody asks for them to be durable.
+            Some(range) => self.file.sync_data_around(range).await,
+            None => self.file.sync_data().await,
+        };
+        synced.map_err(|error| MediumError::from_io("sync", 0, &error))
     }
 
     async fn drain(&self) {

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use sealblock_block::{Medium, MediumError, MediumErrorKind};
+use sealblock_block::{Medium, MediumError, MediumErrorKind, NoteKeeping};
 use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::sparse::Sparse;
@@ -111,6 +111,10 @@ impl Medium for MemoryMedium {
         self.check_change("write", offset_bytes, from.len() as u64)?;
         self.bytes.borrow_mut().write(offset_bytes, &from);
         Ok(())
+    }
+
+    fn note_keeping(&self) -> NoteKeeping {
+        NoteKeeping::Needless
     }
 
     async fn sync(&self) -> Result<(), MediumError> {

@@ -30,11 +30,12 @@ impl NbdDevice {
     /// # Panics
     /// Outside a reactor.
     pub async fn connect(address: Address, export: &str, options: Options) -> Result<NbdDevice, ConnectError> {
-        let config = SessionConfig { address, export: export.to_owned(), options };
-        let session = config.open().await?;
+        let config = SessionConfig::new(address, export, options);
+        let number = config.lineage.next_session();
+        let session = config.open(number).await?;
         let depth = config.options.queue_depth;
         let info = ConnectionInfo::of(export, &session.info, session.connections.len(), depth);
-        Ok(NbdDevice(Rc::new(NbdState { io: Io { session: remote_export::start(config, session) }, info })))
+        Ok(NbdDevice(Rc::new(NbdState { io: Io { session: remote_export::start(config, session, number) }, info })))
     }
 
     /// Closes the device for all its clones: sends NBD_CMD_DISC and closes the connections. Requests in flight and later
@@ -100,10 +101,10 @@ pub use sealblock_protocols_nbd::client::ListedExport;
 /// # Panics
 /// Outside a reactor.
 pub async fn discover(address: Address, options: Options) -> Result<Vec<ListedExport>, ConnectError> {
-    let config = SessionConfig { address, export: String::new(), options };
+    let config = SessionConfig::new(address, "", options);
     config
         .in_time(async {
-            match config.negotiate(Goal::List).await? {
+            match config.negotiate(Goal::List, None).await? {
                 (_, Event::Listed(exports)) => Ok(exports),
                 _ => Err(config.lost("the negotiation came to something else")),
             }

@@ -116,7 +116,16 @@ mod tests {
 
     fn info(size_bytes: u64, sizes: BlockSizes, flags: u16) -> ExportInfo {
         let (name, description) = (None, String::new());
-        ExportInfo { name, description, size_bytes, flags, sizes, style: ReplyStyle::Structured, context: Some(1) }
+        ExportInfo {
+            name,
+            description,
+            size_bytes,
+            flags,
+            sizes,
+            style: ReplyStyle::Structured,
+            context: Some(1),
+            is_fenced: false,
+        }
     }
 
     fn profile(size_bytes: u64, sizes: BlockSizes, flags: u16) -> Result<ExportProfile, String> {

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use sealblock_block::{BadBlocks, Durability, Error, Outcome, RequestKind, Response};
+use sealblock_block::{BadBlocks, Durability, Error, Outcome, RequestKind, Response, WriteSet};
 use sealblock_integrity::{Checks, Sealed, Unverified};
 use sealblock_protocols_nbd::client::{ClientRequest, Reply};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -40,8 +40,8 @@ impl Io {
         let (offset, length) = self.bytes(extent);
         // The gate keeps reads far below 4 GiB.
         let length = length as u32;
-        let completed =
-            remote_export::execute(&self.session, || Ok(ClientRequest::Read { offset, length, whole: false })).await?;
+        let build = || Ok(ClientRequest::Read { offset, length, whole: false });
+        let completed = remote_export::execute(&self.session, WriteSet::default(), build).await?;
         if completed.result.is_ok() {
             add(&self.session.counters.received_bytes, length.into());
         }
@@ -77,7 +77,8 @@ impl Io {
 
     /// Executes a request that changes blocks; returns its epoch.
     async fn change(&self, kind: RequestKind, extent: Extent, request: ClientRequest) -> Result<u64, Error> {
-        let completed = remote_export::execute(&self.session, || Ok(request.clone())).await?;
+        let changed = WriteSet::of_extents([extent]);
+        let completed = remote_export::execute(&self.session, changed, || Ok(request.clone())).await?;
         match completed.result {
             Ok(_) => Ok(completed.epoch),
             Err(errors) => Err(failure(kind, Some(extent), &errors)),
@@ -133,7 +134,7 @@ impl Io {
             mark.set(self.session.flush_epochs.flush_started()?);
             Ok(ClientRequest::Flush)
         };
-        let completed = remote_export::execute(&self.session, build).await?;
+        let completed = remote_export::execute(&self.session, WriteSet::default(), build).await?;
         match completed.result {
             Ok(_) => {
                 self.session.flush_epochs.flush_completed(completed.epoch, mark.get());
@@ -155,9 +156,8 @@ impl Io {
                 break;
             }
             let length = end - offset;
-            let completed =
-                remote_export::execute(&self.session, || Ok(ClientRequest::BlockStatus { offset, length, one: false }))
-                    .await?;
+            let build = || Ok(ClientRequest::BlockStatus { offset, length, one: false });
+            let completed = remote_export::execute(&self.session, WriteSet::default(), build).await?;
             match completed.result {
                 Ok(Reply::Status(runs)) => {
                     runs.iter().for_each(|run| holes.push(run.length, run.status & HOLE_AND_ZERO == HOLE_AND_ZERO));

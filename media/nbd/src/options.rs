@@ -27,11 +27,14 @@ pub struct Options {
     pub max_connection_losses: u8,
     /// Limits of reconnecting after a lost connection.
     pub reconnect: Reconnect,
+    /// Time after which a server executes nothing of a connection that this client has closed. Until then changes wait that overlap
+    /// unanswered ones of that connection, unless the server fences them ([`ConnectionInfo::is_fenced`]).
+    pub quiesce: Duration,
 }
 
 impl Default for Options {
     /// One connection of 64 requests, 1 MiB of data and 256 MiB of zeroes in one, 10 s to connect, 30 s for a request, 4
-    /// losses.
+    /// losses, 30 s for a server to end a connection.
     fn default() -> Options {
         Options {
             connections: 1,
@@ -42,6 +45,7 @@ impl Default for Options {
             request_timeout: Duration::from_secs(30),
             max_connection_losses: 4,
             reconnect: Reconnect::default(),
+            quiesce: Duration::from_secs(30),
         }
     }
 }
@@ -67,6 +71,8 @@ pub struct ConnectionInfo {
     pub can_multi_conn: bool,
     /// The server reports holes (`base:allocation`).
     pub allocation: bool,
+    /// The server executes nothing of a lost connection any more once this client has another one.
+    pub is_fenced: bool,
     /// Connections in use.
     pub connections: usize,
     /// Maximum requests in flight on one connection.
@@ -92,6 +98,7 @@ impl ConnectionInfo {
             fast_zero: has(transmission::SEND_FAST_ZERO),
             can_multi_conn: has(transmission::CAN_MULTI_CONN),
             allocation: described.context.is_some(),
+            is_fenced: described.is_fenced,
             connections,
             queue_depth,
         }

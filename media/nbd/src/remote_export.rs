@@ -2,9 +2,11 @@
 
 use std::rc::Rc;
 
-use sealblock_block::Error;
+use sealblock_block::{Error, WriteSet};
 use sealblock_protocols_nbd::client::ClientRequest;
-use sealblock_transport::{Attempt, AttemptError, ConnectionLost, Endpoint, ReconnectLimits, Reconnecting};
+use sealblock_transport::{
+    Attempt, AttemptError, ConnectionLost, Endpoint, Lineage, ReconnectLimits, Reconnecting, Sending,
+};
 
 use crate::connection::ReplyResult;
 use crate::export_profile::ExportProfile;
@@ -40,17 +42,26 @@ impl Endpoint for RemoteExport {
         &self.config.address
     }
 
+    fn lineage(&self) -> &Lineage {
+        &self.config.lineage
+    }
+
     fn limits(&self) -> ReconnectLimits {
         let options = &self.config.options;
-        ReconnectLimits { reconnect: options.reconnect, max_losses: options.max_connection_losses }
+        ReconnectLimits {
+            reconnect: options.reconnect,
+            max_losses: options.max_connection_losses,
+            quiesce: options.quiesce,
+            late_wait: options.request_timeout + options.quiesce,
+        }
     }
 
     fn is_volatile(&self) -> bool {
         self.profile.flush
     }
 
-    async fn reopen(&self) -> Result<Session, ConnectError> {
-        let session = self.config.open().await?;
+    async fn reopen(&self, number: u64) -> Result<Session, ConnectError> {
+        let session = self.config.open(number).await?;
         session.profile.check_unchanged(&self.profile)?;
         Ok(session)
     }
@@ -59,31 +70,44 @@ impl Endpoint for RemoteExport {
         !error.is_transient()
     }
 
+    fn lost(session: &Session) -> Option<ConnectionLost> {
+        session.connections.iter().find_map(|connection| connection.lost())
+    }
+
+    fn is_fenced(session: &Session) -> bool {
+        session.is_fenced
+    }
+
     fn end_session(&self, session: &Session, reason: &str) {
         add(&self.counters.past_requests, session.completed_count());
         session.end(reason);
     }
 }
 
-/// Starts with this open session.
-pub(crate) fn start(config: SessionConfig, session: Session) -> Rc<ReconnectingSession> {
+/// Starts with this open session, of this number.
+pub(crate) fn start(config: SessionConfig, session: Session, number: u64) -> Rc<ReconnectingSession> {
     let profile = session.profile.clone();
-    Reconnecting::new(RemoteExport { config, profile, counters: CounterCells::default() }, session)
+    Reconnecting::new(RemoteExport { config, profile, counters: CounterCells::default() }, session, number)
 }
 
-/// Executes a request, again on a new session when the connection is lost or the server shuts down: every request is
+/// Executes a request that changes `write_set`, again on a new session when the connection is lost or the server shuts down: every request is
 /// idempotent. The returned result is final, success or not.
 pub(crate) async fn execute(
     reconnecting: &Rc<ReconnectingSession>,
+    write_set: WriteSet,
     build: impl Fn() -> Result<ClientRequest, Error>,
 ) -> Result<CompletedRequest, Error> {
-    let attempt = async |session: Rc<Session>, epoch| match session.pick().execute(build()?).await? {
+    let attempt = async |session: Rc<Session>, Sending { epoch, change }| match session
+        .pick()
+        .execute_change(build()?, change)
+        .await?
+    {
         Err(errors) if is_shutdown(&errors) => {
             Err(AttemptError::Lost(ConnectionLost("the server is shutting down".into())))
         }
         result => Ok(Attempt::Done(CompletedRequest { epoch, result })),
     };
-    reconnecting.execute(attempt).await
+    reconnecting.execute(write_set, attempt).await
 }
 
 /// Counters over all sessions.

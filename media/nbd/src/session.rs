@@ -3,9 +3,10 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use sealblock_protocols_nbd::SessionName;
 use sealblock_protocols_nbd::client::{Closed, Config, Event, ExportInfo, Goal, Limits};
 use sealblock_runtime_reactor::{JoinHandle, pool, spawn, timeout};
-use sealblock_transport::end_late_requests;
+use sealblock_transport::{Lineage, end_late_requests};
 
 use crate::connection::{self, Connection, ConnectionCore};
 use crate::export_profile::ExportProfile;
@@ -17,11 +18,11 @@ const LARGEST_BLOCK_BYTES: u32 = 4096;
 const MAX_NAME_BYTES: usize = 4096;
 
 /// Server, export and options of a session; opens it again after a loss.
-#[derive(Clone)]
 pub(crate) struct SessionConfig {
     pub(crate) address: Address,
     pub(crate) export: String,
     pub(crate) options: Options,
+    pub(crate) lineage: Lineage,
 }
 
 /// Connections that accept requests.
@@ -29,17 +30,24 @@ pub(crate) struct Session {
     pub(crate) connections: Vec<Rc<Connection>>,
     pub(crate) info: ExportInfo,
     pub(crate) profile: ExportProfile,
+    /// True if the server has fenced this client's older sessions.
+    pub(crate) is_fenced: bool,
     /// Ends connections whose requests time out; aborted when the session ends.
     timeout_task: RefCell<Option<JoinHandle<()>>>,
 }
 
 impl SessionConfig {
-    /// Opens all connections within [`Options::connect_timeout`].
-    pub(crate) async fn open(&self) -> Result<Session, ConnectError> {
+    pub(crate) fn new(address: Address, export: &str, options: Options) -> SessionConfig {
+        let lineage = Lineage::of(format!("nbd {address} {export}"), options.quiesce);
+        SessionConfig { address, export: export.to_owned(), options, lineage }
+    }
+
+    /// Opens all connections of the session of this number, within [`Options::connect_timeout`].
+    pub(crate) async fn open(&self, number: u64) -> Result<Session, ConnectError> {
         if self.export.len() > MAX_NAME_BYTES {
             return Err(ConnectError::Name);
         }
-        self.in_time(self.open_all()).await
+        self.in_time(self.open_all(number)).await
     }
 
     pub(crate) async fn in_time<T>(
@@ -51,14 +59,17 @@ impl SessionConfig {
         timeout(limit, work).await.map_err(timed_out)?
     }
 
-    async fn open_all(&self) -> Result<Session, ConnectError> {
-        let (first, info) = self.open_one().await?;
+    async fn open_all(&self, number: u64) -> Result<Session, ConnectError> {
+        let (first, info) = self.open_one(number).await?;
         let profile = ExportProfile::of(&info, &self.options)?;
-        let mut session = Session { connections: vec![first], info, profile, timeout_task: RefCell::default() };
+        let is_fenced = info.is_fenced;
+        let mut session =
+            Session { connections: vec![first], info, profile, is_fenced, timeout_task: RefCell::default() };
         let wanted = if session.profile.can_multi_conn { self.options.connections.max(1) } else { 1 };
         while session.connections.len() < usize::from(wanted) {
-            let (next, info) = self.open_one().await?;
+            let (next, info) = self.open_one(number).await?;
             session.connections.push(next);
+            session.is_fenced &= info.is_fenced;
             ExportProfile::of(&info, &self.options)?.check_unchanged(&session.profile)?;
         }
         let timeout_task = spawn(end_late_requests(session.connections.clone(), self.options.request_timeout));
@@ -66,16 +77,21 @@ impl SessionConfig {
         Ok(session)
     }
 
-    async fn open_one(&self) -> Result<(Rc<Connection>, ExportInfo), ConnectError> {
-        match self.negotiate(Goal::Go(self.export.clone())).await? {
+    async fn open_one(&self, number: u64) -> Result<(Rc<Connection>, ExportInfo), ConnectError> {
+        let name = SessionName { client: self.lineage.client(), number };
+        match self.negotiate(Goal::Go(self.export.clone()), Some(name)).await? {
             (connection, Event::Ready(info)) => Ok((connection, info)),
             _ => Err(self.lost("the negotiation came to something else")),
         }
     }
 
     /// Connects and negotiates; returns the connection and the result of the negotiation.
-    pub(crate) async fn negotiate(&self, goal: Goal) -> Result<(Rc<Connection>, Event), ConnectError> {
-        let connection = self.connect(goal).await?;
+    pub(crate) async fn negotiate(
+        &self,
+        goal: Goal,
+        name: Option<SessionName>,
+    ) -> Result<(Rc<Connection>, Event), ConnectError> {
+        let connection = self.connect(goal, name).await?;
         let lost = match connection.negotiated(ConnectionCore::take_negotiated).await {
             Ok(event) => return Ok((connection, event)),
             Err(lost) => lost,
@@ -91,11 +107,12 @@ impl SessionConfig {
         ConnectError::Lost { address: self.address.clone(), reason: reason.to_owned() }
     }
 
-    async fn connect(&self, goal: Goal) -> Result<Rc<Connection>, ConnectError> {
+    async fn connect(&self, goal: Goal, name: Option<SessionName>) -> Result<Rc<Connection>, ConnectError> {
         let mut last = None;
         let unknown = |source| ConnectError::Resolve { host: self.address.host(), source };
         for resolved in self.address.resolve().await.map_err(unknown)? {
             let mut config = Config::new(pool(), goal.clone());
+            config.session = name;
             config.limits = Limits {
                 commands: usize::from(self.options.queue_depth.max(1)),
                 payload_bytes: self.options.transfer_bytes.max(LARGEST_BLOCK_BYTES),

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use sealblock_block::{
-    BadBlock, BadBlocks, Coverage, Error, ErrorKind, Outcome, RequestKind, Response, Unchecked, WhyUnchecked,
+    BadBlock, BadBlocks, Coverage, Error, ErrorKind, Outcome, RequestKind, Response, Unchecked, WhyUnchecked, WriteSet,
 };
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_media_nvme::{
@@ -18,7 +18,7 @@ use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand, ProtectionInfo};
 use sealblock_protocols_nvme::{Command, Invalid, Status, StatusCode};
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::{Buffer, Slice};
-use sealblock_transport::Attempt;
+use sealblock_transport::{Attempt, Sending};
 use sealblock_units::Extent;
 
 use crate::block_codec::BlockCodec;
@@ -68,28 +68,39 @@ impl Io {
         &self,
         build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
     ) -> Result<CompletedCommand, Error> {
-        self.execute_on(Session::pick, build).await
+        self.execute_change(WriteSet::default(), build).await
+    }
+
+    /// The same with a command that changes `write_set`.
+    async fn execute_change(
+        &self,
+        write_set: WriteSet,
+        build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
+    ) -> Result<CompletedCommand, Error> {
+        self.execute_on(Session::pick, write_set, build).await
     }
 
     /// The same with an admin command.
     pub(crate) async fn execute_admin(
         &self,
+        write_set: WriteSet,
         build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
     ) -> Result<CompletedCommand, Error> {
-        self.execute_on(|session| session.controller.admin.queue(), build).await
+        self.execute_on(|session| session.controller.admin.queue(), write_set, build).await
     }
 
     async fn execute_on(
         &self,
         pick: fn(&Session) -> &Rc<Queue>,
+        write_set: WriteSet,
         build: impl Fn(&Session) -> Result<(Command, HostData), Error>,
     ) -> Result<CompletedCommand, Error> {
         let mut retries = 0;
-        let attempt = async |session: Rc<Session>, epoch| {
+        let attempt = async |session: Rc<Session>, Sending { epoch, change }| {
             let request = build(&session)?;
             let queue = pick(&session);
             let id = queue.core().id;
-            let result = queue.execute(request).await?;
+            let result = queue.execute_change(request, change).await?;
             let status = result.completion.status();
             if status.is_success() || !may_be_sent_again(status) || retries >= self.session.config.options.retries {
                 return Ok(Attempt::Done(CompletedCommand { session, epoch, queue: id, result }));
@@ -98,7 +109,7 @@ impl Io {
             add(&self.session.counters.retries, 1);
             Ok(Attempt::Again(retry_pause(&session, status)))
         };
-        let completed = self.session.execute(attempt).await?;
+        let completed = self.session.execute(write_set, attempt).await?;
         if completed.status().code() == StatusCode::INVALID_FIELD && self.is_taken_away(&completed.session).await {
             let reason = format!("the target has no namespace {} any more", self.nsid());
             return Err(ErrorKind::Unreachable { reason }.into());
@@ -178,8 +189,10 @@ impl Namespace for Io {
     }
 
     async fn write_once(&self, command: BlockCommand, data: &Sealed) -> Result<CompletedCommand, Error> {
+        let changed = WriteSet::of_extents([command.extent]);
         let command = self.encode(IoCommand::Write(command))?;
-        self.execute(|session| Ok((command, HostData::Write(self.codec.payload(data, session.pool()))))).await
+        self.execute_change(changed, |session| Ok((command, HostData::Write(self.codec.payload(data, session.pool())))))
+            .await
     }
 
     async fn compare_once(&self, command: BlockCommand, data: &Sealed) -> Result<CompletedCommand, Error> {
@@ -188,18 +201,24 @@ impl Namespace for Io {
     }
 
     async fn execute_once(&self, command: IoCommand) -> Result<CompletedCommand, Error> {
+        let changed = match &command {
+            IoCommand::WriteZeroes(zeroes) => WriteSet::of_extents([zeroes.blocks.extent]),
+            IoCommand::WriteUncorrectable(extent) => WriteSet::of_extents([*extent]),
+            _ => WriteSet::default(),
+        };
         let command = self.encode(command)?;
-        self.execute(|_| Ok((command, HostData::None))).await
+        self.execute_change(changed, |_| Ok((command, HostData::None))).await
     }
 
     async fn execute_with_ranges(
         &self,
         command: IoCommand,
         ranges: Slice,
-        _: &[Extent],
+        used: &[Extent],
     ) -> Result<CompletedCommand, Error> {
+        let changed = WriteSet::of_extents(used.iter().copied());
         let command = self.encode(command)?;
-        self.execute(|_| Ok((command, HostData::Write(ranges.clone().into())))).await
+        self.execute_change(changed, |_| Ok((command, HostData::Write(ranges.clone().into())))).await
     }
 
     async fn read_page(&self, completed: &CompletedCommand, command: Command, length_bytes: usize) -> Option<Buffer> {

@@ -43,11 +43,12 @@ impl NvmeTcpDevice {
         namespace: Option<u32>,
         options: Options,
     ) -> Result<NvmeTcpDevice, ConnectError> {
-        let config = SessionConfig { address, subsystem, namespace, options };
+        let config = SessionConfig::new(address, subsystem, namespace, options);
+        let number = config.lineage.next_session();
         let session = config.open().await?;
         let info = connection_info(&config, &session);
         let codec = BlockCodec::new(&session.profile, config.options.data_digest);
-        let reconnecting = Reconnecting::new(RemoteNamespace::new(config, &session), session);
+        let reconnecting = Reconnecting::new(RemoteNamespace::new(config, &session), session, number);
         Ok(NvmeTcpDevice(Rc::new(NvmeTcpState { io: Io { session: reconnecting, codec }, info })))
     }
 
@@ -167,7 +168,7 @@ const ATTEMPTS: usize = 4;
 /// # Panics
 /// Outside a reactor.
 pub async fn discover(address: HostPort, options: Options) -> Result<Vec<DiscoveryEntry>, ConnectError> {
-    let config = SessionConfig { address, subsystem: Nqn::discovery(), namespace: None, options };
+    let config = SessionConfig::new(address, Nqn::discovery(), None, options);
     let read = async {
         let controller = config.open_controller().await?;
         let mut last = Err(ConnectError::Unexpected { what: LOG_COMMAND, why: "another page each time".to_owned() });

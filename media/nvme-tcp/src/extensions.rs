@@ -3,7 +3,9 @@
 //! Invariant: a vendor specific command is sent only on a session whose target offers it. After a reconnect the target may
 //! be another vendor's, where the same opcode may mean anything.
 
-use sealblock_block::{BadBlocks, Checksum, Coverage, Error, ErrorKind, Outcome, RequestKind, ReservedArea, Response};
+use sealblock_block::{
+    BadBlocks, Checksum, Coverage, Error, ErrorKind, Outcome, RequestKind, ReservedArea, Response, WriteSet,
+};
 use sealblock_integrity::{Checks, ChecksumKind, Sealed};
 use sealblock_media_nvme::requests::Requests;
 use sealblock_media_nvme::{BadBlockSearch, CompletedCommand as _, Namespace, bad_block_cause};
@@ -146,7 +148,11 @@ impl Io {
             offered(session, Extensions::RESERVED, kind)?;
             Ok((command, data()))
         };
-        let completed = self.execute_admin(build).await?;
+        let changed = match kind {
+            RequestKind::WriteReserved => WriteSet::reserved_area(),
+            _ => WriteSet::default(),
+        };
+        let completed = self.execute_admin(changed, build).await?;
         match completed.status().is_success() {
             true => Ok(completed),
             false => Err(self.failed(kind, None, &completed)),

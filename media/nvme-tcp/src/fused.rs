@@ -9,14 +9,14 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use sealblock_block::{
-    BadBlock, BadBlocks, CompareAndWrite, Durability, Error, ErrorKind, Outcome, RequestKind, Response,
+    BadBlock, BadBlocks, CompareAndWrite, Durability, Error, ErrorKind, Outcome, RequestKind, Response, WriteSet,
 };
 use sealblock_media_nvme::{CompletedCommand as _, Namespace, bad_block_cause, may_be_sent_again};
 use sealblock_protocols_nvme::identify::Fuses;
 use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
 use sealblock_protocols_nvme::{Fuse, Status, StatusCode};
 use sealblock_protocols_nvme_tcp::host::HostData;
-use sealblock_transport::{Attempt, AttemptError, RequestError};
+use sealblock_transport::{Attempt, AttemptError, RequestError, Sending, SentChange};
 use sealblock_units::Extent;
 
 use crate::commands::{CompletedCommand, Io, retry_pause};
@@ -35,11 +35,11 @@ impl Io {
         durability: Durability,
     ) -> Outcome {
         let mut retries = 0;
-        let attempt = async |session: Rc<Session>, epoch| {
+        let attempt = async |session: Rc<Session>, Sending { epoch, change }| {
             if !session.pages.controller.fuses.contains(Fuses::COMPARE_AND_WRITE) {
                 return Err(AttemptError::Failed(ErrorKind::Absent(KIND).into()));
             }
-            let (compared, written) = self.send_pair(&session, epoch, extent, data, durability).await?;
+            let (compared, written) = self.send_pair(&session, (epoch, change), extent, data, durability).await?;
             let status = compared.status();
             // Nothing is written if the Compare fails, so this changes nothing.
             let is_unwritten = status.code() != StatusCode::ABORTED_FAILED_FUSED;
@@ -50,7 +50,7 @@ impl Io {
             }
             Ok(Attempt::Done((compared, written)))
         };
-        let (compared, written) = self.session.execute(attempt).await?;
+        let (compared, written) = self.session.execute(WriteSet::of_extents([extent]), attempt).await?;
         self.outcome(extent, durability, &compared, &written)
     }
 
@@ -58,7 +58,7 @@ impl Io {
     async fn send_pair(
         &self,
         session: &Rc<Session>,
-        epoch: u64,
+        (epoch, change): (u64, Option<SentChange>),
         extent: Extent,
         data: &CompareAndWrite,
         durability: Durability,
@@ -75,7 +75,7 @@ impl Io {
         }
         let id = queue.core().id;
         let mut first = pin!(queue.execute((compare, HostData::Write(old))));
-        let mut second = pin!(queue.execute((write.with_fuse(Fuse::Second), HostData::Write(new))));
+        let mut second = pin!(queue.execute_change((write.with_fuse(Fuse::Second), HostData::Write(new)), change));
         let mut results: [Option<Result<CommandResult, RequestError>>; 2] = [None, None];
         let both = poll_fn(|cx| {
             // In this order: the Compare joins the queue's line first, and nobody joins it in between.

@@ -1,14 +1,13 @@
 //! How a namespace is used, what the target says of it, and what was transferred.
 
 use std::cell::Cell;
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::time::Duration;
 
 use sealblock_integrity::PiFormat;
 use sealblock_media_nvme::{MetadataSupport, PiSource, ProfileOptions};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::net::Reconnect;
+use sealblock_transport::random_id;
 
 /// How a namespace is used.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,9 +42,18 @@ pub struct Options {
     pub max_connection_losses: u8,
     /// Limits of reconnecting after a lost connection.
     pub reconnect: Reconnect,
+    /// Time after which a target executes nothing of a controller whose connections this host has closed; at least
+    /// [`Options::keep_alive`] counts. Until then changes wait that overlap unanswered ones of that controller, unless the target
+    /// offers to end it (`docs/formats/vendor-extensions.md`).
+    pub quiesce: Duration,
 }
 
 impl Options {
+    /// Time after which a target executes nothing of an ended controller.
+    pub(crate) fn quiesce(&self) -> Duration {
+        self.quiesce.max(self.keep_alive)
+    }
+
     /// What the profile of a namespace depends on.
     pub(crate) fn profile(&self) -> ProfileOptions {
         let (source, transfer_bytes) = (self.protection, self.transfer_bytes);
@@ -55,10 +63,11 @@ impl Options {
 
 impl Default for Options {
     /// One queue of 128 commands, no digests, tags made here where the namespace has any, transfers of 1 MiB, 10 s to
-    /// connect, 30 s for a request, 30 s keep alive, 5 s to shut down, 3 retries, 4 losses. The host's name and identifier
+    /// connect, 30 s for a request, 30 s keep alive, 5 s to shut down, 3 retries, 4 losses, 30 s
+    /// for a target to end a controller. The host's name and identifier
     /// are made at random once for each process; a host that is to be recognised sets its own.
     fn default() -> Options {
-        let host_id = random_id();
+        let host_id = process_id();
         Options {
             host_nqn: Nqn::from_uuid(host_id),
             host_id,
@@ -75,18 +84,16 @@ impl Default for Options {
             retries: 3,
             max_connection_losses: 4,
             reconnect: Reconnect::default(),
+            quiesce: Duration::from_secs(30),
         }
     }
 }
 
 /// A version 4 UUID that is the same for the whole process.
-fn random_id() -> [u8; 16] {
+fn process_id() -> [u8; 16] {
     static ID: std::sync::OnceLock<[u8; 16]> = std::sync::OnceLock::new();
     *ID.get_or_init(|| {
-        let half = || RandomState::new().hash_one(std::process::id()).to_le_bytes();
-        let mut id = [0; 16];
-        id[..8].copy_from_slice(&half());
-        id[8..].copy_from_slice(&half());
+        let mut id = random_id();
         id[6] = id[6] & 0x0F | 0x40;
         id[8] = id[8] & 0x3F | 0x80;
         id

@@ -14,7 +14,7 @@ use sealblock_protocols_nvme::{AdminOpcode, Command};
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::{sleep, spawn};
-use sealblock_transport::{ConnectionLost, Endpoint, ReconnectLimits, Reconnecting, end_late_requests};
+use sealblock_transport::{ConnectionLost, Endpoint, Lineage, ReconnectLimits, Reconnecting, end_late_requests};
 
 use crate::admin;
 use crate::options::{CounterCells, Counters};
@@ -46,16 +46,26 @@ impl Endpoint for RemoteNamespace {
         &self.config.address
     }
 
+    fn lineage(&self) -> &Lineage {
+        &self.config.lineage
+    }
+
     fn limits(&self) -> ReconnectLimits {
         let options = &self.config.options;
-        ReconnectLimits { reconnect: options.reconnect, max_losses: options.max_connection_losses }
+        let quiesce = options.quiesce();
+        ReconnectLimits {
+            reconnect: options.reconnect,
+            max_losses: options.max_connection_losses,
+            quiesce,
+            late_wait: options.request_timeout + quiesce,
+        }
     }
 
     fn is_volatile(&self) -> bool {
         self.profile.volatile_write_cache
     }
 
-    async fn reopen(&self) -> Result<Session, ConnectError> {
+    async fn reopen(&self, _number: u64) -> Result<Session, ConnectError> {
         let session = self.config.open().await?;
         session.profile.check_unchanged(&self.profile)?;
         Ok(session)
@@ -66,6 +76,14 @@ impl Endpoint for RemoteNamespace {
         !error.is_transient() && !matches!(error, ConnectError::Refused { .. } | ConnectError::Unexpected { .. })
     }
 
+    fn lost(session: &Session) -> Option<ConnectionLost> {
+        session.queues().find_map(|queue| queue.lost())
+    }
+
+    fn is_fenced(session: &Session) -> bool {
+        session.is_fenced
+    }
+
     fn session_started(reconnecting: &Rc<ReconnectingSession>, session: &Rc<Session>) {
         reconnecting.follow(&session.profile);
         start_tasks(reconnecting, session);
@@ -74,6 +92,7 @@ impl Endpoint for RemoteNamespace {
     fn end_session(&self, session: &Session, reason: &str) {
         self.past_counters.set(add_session(self.past_counters.get(), session));
         session.end(reason);
+        self.config.lineage.add_ended(session.controller.id);
     }
 }
 

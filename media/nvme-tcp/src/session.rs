@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use sealblock_media_nvme::{IdentifyPages, NamespaceProfile, PiMode};
 use sealblock_protocols_nvme::admin::SetFeatures;
+use sealblock_protocols_nvme::extensions::Extensions;
 use sealblock_protocols_nvme::fabrics::{
     CNTLID_DYNAMIC, Connect, ConnectAttributes, ConnectData, InvalidParameter, PropertyGet, PropertySet,
 };
@@ -24,7 +25,7 @@ use sealblock_protocols_nvme_tcp::HostConfig;
 use sealblock_protocols_nvme_tcp::host::HostData;
 use sealblock_runtime_memory::{Pool, Slice};
 use sealblock_runtime_reactor::{JoinHandle, pool, sleep, timeout};
-use sealblock_transport::ConnectionLost;
+use sealblock_transport::{ConnectionLost, Lineage};
 
 use crate::admin::{self, Admin};
 use crate::queue::{self, Queue};
@@ -36,12 +37,12 @@ const ADMIN_ENTRIES: u16 = 32;
 const STATUS_PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(50));
 
 /// Target, namespace and options of a session; opens it again after a loss.
-#[derive(Clone)]
 pub(crate) struct SessionConfig {
     pub(crate) address: HostPort,
     pub(crate) subsystem: Nqn,
     pub(crate) namespace: Option<u32>,
     pub(crate) options: Options,
+    pub(crate) lineage: Lineage,
 }
 
 /// An enabled controller with its admin queue.
@@ -62,11 +63,19 @@ pub(crate) struct Session {
     pub(crate) in_capsule_bytes: u32,
     pub(crate) profile: NamespaceProfile,
     pub(crate) pages: IdentifyPages,
+    /// True if the target executes nothing of this device's ended controllers any more.
+    pub(crate) is_fenced: bool,
     /// Keep alive, timeouts and events; aborted when the session ends.
     pub(crate) tasks: RefCell<Vec<JoinHandle<()>>>,
 }
 
 impl SessionConfig {
+    pub(crate) fn new(address: HostPort, subsystem: Nqn, namespace: Option<u32>, options: Options) -> SessionConfig {
+        let peer = format!("nvme {address} {subsystem} {}", namespace.unwrap_or_default());
+        let lineage = Lineage::of(peer, options.quiesce());
+        SessionConfig { address, subsystem, namespace, options, lineage }
+    }
+
     /// Opens all queues within [`Options::connect_timeout`].
     pub(crate) async fn open(&self) -> Result<Session, ConnectError> {
         self.in_time(self.open_session()).await
@@ -86,6 +95,10 @@ impl SessionConfig {
         let controller = self.open_controller().await?;
         let (nsid, pages) = admin::find_namespace(&controller.admin, controller.capabilities, self.namespace).await?;
         let mut profile = NamespaceProfile::of(nsid, &pages, &self.options.profile())?;
+        let is_fenced = pages.extensions.contains(Extensions::FENCE);
+        if is_fenced {
+            self.fence_ended(&controller).await?;
+        }
         let queues = self.number_of_queues(&controller).await?;
         let entries = controller.capabilities.max_queue_entries;
         let maxcmd = if pages.controller.maxcmd == 0 { u16::MAX } else { pages.controller.maxcmd };
@@ -101,6 +114,7 @@ impl SessionConfig {
             in_capsule_bytes,
             profile,
             pages,
+            is_fenced,
             tasks: RefCell::default(),
         };
         for id in 1..=queues {
@@ -201,6 +215,18 @@ impl SessionConfig {
             return Err(ConnectError::AuthenticationRequired);
         }
         Ok(id)
+    }
+
+    /// Has the target end this device's lost controllers, should it take them for alive; ready when nothing of them is executed any more.
+    async fn fence_ended(&self, controller: &Controller) -> Result<(), ConnectError> {
+        let ended = self.lineage.ended();
+        for id in &ended {
+            let cdw11 = u32::from(*id);
+            let request = SetFeatures { fid: FeatureId::EndController.code(), save: false, nsid: 0, cdw11 };
+            controller.admin.execute("Set Features, End Controller", request.encode(), HostData::None).await?;
+        }
+        self.lineage.are_ended(&ended);
+        Ok(())
     }
 
     async fn number_of_queues(&self, controller: &Controller) -> Result<u16, ConnectError> {

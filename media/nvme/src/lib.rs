@@ -76,12 +76,13 @@ pub trait Namespace {
     /// Executes a command without data.
     fn execute_once(&self, command: IoCommand) -> impl Future<Output = Result<Self::Completed, Error>>;
 
-    /// Executes one command that changes these blocks and whose data are a list of ranges: Dataset Management or Copy.
+    /// Executes one command that changes these blocks, or copies them, and whose data are a list of ranges: Dataset Management or
+    /// Copy.
     fn execute_with_ranges(
         &self,
         command: IoCommand,
         ranges: Slice,
-        changed: &[Extent],
+        used: &[Extent],
     ) -> impl Future<Output = Result<Self::Completed, Error>>;
 
     /// Executes an admin command that reads `length_bytes`, on the controller that executed `completed`. It is a hint: `None` if it

@@ -172,7 +172,7 @@ impl<N: Namespace> Requests<'_, N> {
             let (command, ranges) = profile.copy_command(&plan, part, to, &checks, durability).ok_or_else(absent)?;
             let list = command.encode_ranges(&ranges).map_err(|_| absent())?;
             let list = Slice::copy_from(&list);
-            let completed = self.0.execute_with_ranges(IoCommand::Copy(command), list, &[to]).await?;
+            let completed = self.0.execute_with_ranges(IoCommand::Copy(command), list, &[to, part]).await?;
             if completed.status().is_success() {
                 self.note_write(&completed, durability);
                 continue;

@@ -4,33 +4,17 @@
 //! and its map pages are not read, whatever lies there. The bit of a block group is set only when its generations are durable; its two
 //! copies are written one after the other, with a sync between, so that one of them is whole at any time.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ops::Range;
-use std::rc::Rc;
 
 use sealblock_block::{Medium, MediumError, MediumErrorKind};
 
 use crate::format::{Generations, GroupMapSector, Layout, Seed, Superblock};
+use crate::lost_copies::LostCopies;
 use crate::medium::read_sectors;
 
 /// Copies of the map.
 const COPIES: u64 = 2;
-
-/// Counts copies of metadata beside the superblocks that were found lost, or older than the other though nothing but a fault can
-/// have left them so, since the volume was opened. They cost nothing while the other copy is there.
-#[derive(Clone, Default, Debug)]
-pub struct LostCopies(Rc<Cell<u64>>);
-
-impl LostCopies {
-    /// How many.
-    pub fn count(&self) -> u64 {
-        self.0.get()
-    }
-
-    pub(crate) fn add(&self, copies: u64) {
-        self.0.set(self.0.get() + copies);
-    }
-}
 
 /// Which block groups are initialized.
 pub(crate) struct BlockGroups {
@@ -129,7 +113,12 @@ impl BlockGroups {
         let sector = self.layout.sector_bytes() as usize;
         let length = self.layout.group_map_sectors() as usize * sector;
         let (bytes, _) = read_sectors(medium, self.layout.group_map_offset(copy), length, sector).await?;
-        let decode = |(index, bytes)| GroupMapSector::decode(bytes, self.seed, index);
+        let decode = |(index, bytes)| {
+            let found = GroupMapSector::decode(bytes, self.seed, index);
+            let salt = GroupMapSector::trace_salt(bytes, index).filter(|_| found.is_none());
+            salt.into_iter().for_each(|salt| self.lost_copies.add_foreign("the block group map", salt, 1));
+            found
+        };
         Ok((0_u64..).zip(bytes.chunks_exact(sector)).map(decode).collect())
     }
 
@@ -218,8 +207,8 @@ impl BlockGroups {
         self.is_marked_resized
     }
 
-    /// Takes every block group of sectors that are lost for one that is initialized: without a superblock nobody knows that a
-    /// block group whose map pages are not where they would be has none.
+    /// Takes every block group of sectors that are lost for one that is initialized: without a superblock that is certain to be the
+    /// volume's nobody knows that a block group whose map pages are not where they would be has none.
     pub fn assume_initialized(&self) {
         self.mark_initialized(&self.guessed);
     }

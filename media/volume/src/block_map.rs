@@ -7,7 +7,7 @@
 //! well be readable the next time, until a map entry in it changes or its block group is written to. Then it is written anew, and what
 //! was lost is damage, for good.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
@@ -17,8 +17,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use sealblock_block::{Medium, MediumError, RangeLock};
 use sealblock_units::Lba;
 
-use crate::block_groups::{BlockGroups, LostCopies};
+use crate::block_groups::BlockGroups;
 use crate::format::{Generations, Layout, MAP_ENTRY_BYTES, PAGE_SECTORS, PageOffsets, Seed, Superblock};
+use crate::lost_copies::LostCopies;
 use crate::map_page::{GENERATIONS_BIT, MapLookup, MapPage};
 use crate::medium::{padded, read_sectors};
 use crate::options::{Mutation, OpenOptions};
@@ -54,14 +55,20 @@ pub(crate) struct BlockMap {
     /// Pages of which a copy of the generations is lost or old.
     to_repair: RefCell<FxHashSet<u64>>,
     lost_copies: LostCopies,
+    /// What follows the last sector of the log that was found, and the sector with which this opening goes on.
+    log_end: (u64, u64),
+    /// The last sector of the log up to which this opening has written pages.
+    written: Cell<u64>,
+    /// Pages that have more of the log than there is.
+    newer: RefCell<FxHashSet<u64>>,
     /// The volume was closed cleanly: then only damage leaves a copy older than the other.
     was_clean: bool,
     cache_bytes: usize,
 }
 
 impl BlockMap {
-    /// The block map of a volume with this superblock and group map.
-    pub fn new(superblock: &Superblock, groups: BlockGroups, options: &OpenOptions) -> BlockMap {
+    /// The block map of a volume with this superblock and group map, whose log was found to end and goes on with these sectors.
+    pub fn new(superblock: &Superblock, groups: BlockGroups, log_end: (u64, u64), options: &OpenOptions) -> BlockMap {
         BlockMap {
             layout: superblock.layout,
             seed: superblock.seed(),
@@ -75,6 +82,9 @@ impl BlockMap {
             loading: RangeLock::default(),
             lost_sectors: RefCell::default(),
             to_repair: RefCell::default(),
+            log_end,
+            written: Cell::new(log_end.1),
+            newer: RefCell::default(),
             was_clean: superblock.is_clean,
             cache_bytes: options.cache_bytes,
         }
@@ -153,8 +163,14 @@ impl BlockMap {
     fn decode(&self, number: u64, bytes: &[u8], second: &[u8], unreadable: u32) -> MapPage {
         let place = self.offsets(number);
         let (head, body) = bytes.split_at(self.layout.sector_bytes() as usize);
-        let generations =
-            |sector: &[u8]| Generations::decode(sector, self.seed, place.first, self.layout.page_blocks());
+        let generations = |sector: &[u8]| {
+            let found = Generations::decode(sector, self.seed, place.first, self.layout.page_blocks());
+            // Of a page that is read once more they were counted.
+            let is_new = found.is_none() && !self.to_repair.borrow().contains(&number);
+            let salt = Generations::trace_salt(sector).filter(|(first, _)| is_new && *first == place.first);
+            salt.into_iter().for_each(|(_, salt)| self.lost_copies.add_foreign("the map pages", salt, 1));
+            found
+        };
         let copies = match self.mutation {
             Mutation::OneCopy => [generations(head), generations(head)],
             _ => [generations(head), generations(second)],
@@ -181,6 +197,14 @@ impl BlockMap {
         let lost = page.lost_copies() + u32::from(page.is_behind() && self.was_clean);
         if (page.lost_copies() > 0 || page.is_behind()) && self.to_repair.borrow_mut().insert(number) {
             self.lost_copies.add(u64::from(lost));
+        }
+        // A page is written when the log sectors that it has are durable, and the superblock frees none that it has not. So with a page
+        // from behind the end of both, these are from before it.
+        let ((end, next), written) = (self.log_end, self.written.get());
+        let is_newer = page.sequence().is_some_and(|at| at > end && !(next..=written).contains(&at));
+        if is_newer && self.newer.borrow_mut().insert(number) {
+            tracing::warn!(%first, "a page of the block map is newer than the log and the superblocks; blocks may be older than what was written");
+            self.lost_copies.add_newer_page();
         }
     }
 
@@ -303,6 +327,7 @@ impl BlockMap {
         if image.changed & page.unreadable() != 0 || page.lost_copies() > 1 {
             self.check_medium_reads(medium, &place).await?;
         }
+        self.written.set(self.written.get().max(sequence));
         let sector = self.layout.sector_bytes() as usize;
         let bytes = padded(medium, &image.bytes, image.bytes.len());
         let mut at = 0;

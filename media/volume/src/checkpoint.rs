@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use sealblock_block::{Clock, Error, Freshness, Medium, MediumError};
 
-use crate::format::{Generations, MapEntryRun, Superblock};
+use crate::format::{Answered, Generations, MapEntryRun, Superblock};
 use crate::options::Mutation;
 use crate::superblocks;
 use crate::volume::Volume;
@@ -65,8 +65,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             target = self.log.take_applied();
         }
         let initialized_groups = self.block_map.groups.initialized_count();
-        self.change_superblock(|before| Superblock { is_clean: clean, log_tail: target, initialized_groups, ..before })
-            .await?;
+        self.change_superblock(|before| {
+            let answered = if clean { Answered::Volatile } else { before.answered };
+            Superblock { is_clean: clean, log_tail: target, initialized_groups, answered, ..before }
+        })
+        .await?;
         self.log.tail.set(target);
         self.block_map.patches.end();
         Ok(())
@@ -135,9 +138,15 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// its anchor is durable. And before the first
     /// map entry of a block that was made unreadable that there may be such: programs that do not know these then refuse the volume.
     pub(crate) async fn mark_log_in_use(&self) -> Result<(), Error> {
+        let answered = if self.notes.are_needless() { Answered::Volatile } else { self.superblock.get().answered };
+        self.mark_answered(answered).await
+    }
+
+    /// The same, and what is known of changes that are answered.
+    pub(crate) async fn mark_answered(&self, answered: Answered) -> Result<(), Error> {
         let before = self.superblock.get();
         let uncorrectable = before.uncorrectable || self.commits.uncorrectable.get();
-        if before.is_anchored && uncorrectable == before.uncorrectable {
+        if before.is_anchored && uncorrectable == before.uncorrectable && answered == before.answered {
             return Ok(());
         }
         // An earlier attempt may have written it, and then failed.
@@ -146,7 +155,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.log.write_anchor(&self.medium).await.map_err(|error| self.fail(&error))?;
             self.sync_or_fail().await?;
         }
-        let mark = |before| Superblock { is_clean: false, is_anchored: true, uncorrectable, ..before };
+        let mark = |before| Superblock { is_clean: false, is_anchored: true, uncorrectable, answered, ..before };
         self.change_superblock(mark).await
     }
 
@@ -183,7 +192,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.checkpoint(false).await?;
         // The second superblock, and with it all of them, begins the log there: what recovery left out must not be read again, should
         // the newer copy be lost.
-        self.mark_log_in_use().await
+        self.mark_answered(self.superblock.get().answered).await
     }
 
     /// Gives up a log of which sectors are lost, before the first block changes: what is left of it goes to the block map, and it
@@ -195,11 +204,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             return Ok(());
         }
         self.block_map.groups.repair(&self.medium).await?;
+        // What was noted beside it says nothing of the log that begins now.
+        self.superblock.set(Superblock { answered: Answered::Volatile, ..self.superblock.get() });
         self.checkpoint_recovered(&self.memtable.recovered()).await?;
         self.memtable.end_commit();
         tracing::warn!("a log of which sectors were lost is given up: blocks may be older than what was written");
         self.keeps_lost_log.set(false);
-        self.freshness.set(Freshness::Current);
+        self.log_freshness.set(Freshness::Current);
         self.commits.wanted.notify();
         Ok(())
     }

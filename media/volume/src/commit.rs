@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use sealblock_block::{Clock, Error, Medium, Outcome, Response};
 
-use crate::format::{MapEntryKind, MapEntryRun};
+use crate::format::{MapEntry, MapEntryKind, MapEntryRun};
 use crate::log::Encoded;
 use crate::map_page::MapLookup;
 use crate::options::Mutation;
@@ -80,11 +80,29 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         runs.iter_mut().for_each(|run| run.first.generation = generation(place.first));
         let entries = self.encode(&runs);
         let is_all = self.memtable.active_len() == 0;
+        debug_assert!(
+            is_all || !self.notes.are_kept(),
+            "a half has notes of one memtable, which is committed as a whole"
+        );
+        // Nothing was waited for since the memtable was taken over.
+        self.notes.begin_half(self.log.end_of(&place, entries.len()), self.mutation);
         match self.log.write(&self.medium, place, &entries).await {
             Ok(()) => Ok((entries, is_all)),
             // How much of the log was written is not known, so nothing can be written behind it.
             Err(error) => Err(self.fail(&error)),
         }
+    }
+
+    /// Makes map entries that recovery has found in notes durable, by one commit, while nothing else is going on.
+    pub(crate) async fn commit_noted(&self, runs: &[MapEntryRun]) -> Result<(), Error> {
+        let place = self.log.place_commit(runs);
+        let generation = generation(place.first);
+        let runs: Vec<MapEntryRun> =
+            runs.iter().map(|run| MapEntryRun { first: MapEntry { generation, ..run.first }, ..*run }).collect();
+        let entries = self.encode(&runs);
+        self.log.write(&self.medium, place, &entries).await.map_err(|error| self.fail(&error))?;
+        self.log.end_commit();
+        Ok(())
     }
 
     /// The bytes of map entries in the log.

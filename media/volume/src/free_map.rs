@@ -122,6 +122,16 @@ impl FreeMap {
         Some(runs)
     }
 
+    /// Takes so many free physical blocks in a row for something else than blocks, from a multiple of `align` on: the last ones, where
+    /// they break up no cluster that another extent would have had sooner.
+    pub fn take_from_end(&mut self, count: u32, align: u32) -> Option<Runs> {
+        let last = self.allocated.len().checked_sub(count)? / align;
+        let start = (0..=last).rev().map(|at| at * align).find(|&start| self.allocated.is_clear((start, count)))?;
+        let mut runs = Runs::new();
+        self.put((start, count), &mut runs);
+        Some(runs)
+    }
+
     /// Takes physical blocks for blocks of one extent.
     fn place(&mut self, extent: u32, offset: u32, count: u32, runs: &mut Runs) {
         let goal = self.home_or_new(extent).map(|cluster| (cluster * self.cluster_blocks + offset, count));

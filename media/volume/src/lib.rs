@@ -8,11 +8,12 @@
 //! checksum.
 //!
 //! - [`mod@format`]: the bytes, pure.
-//! - `block_allocator`: which physical blocks are free. `block_groups`, `block_map`, `map_page`: map entries on the medium. `patches`: durable and not there yet.
+//! - `block_allocator`: which physical blocks are free. `block_groups`, `block_map`, `map_page`: map entries on the medium. `lost_copies`: what of it was found lost. `patches`: durable and not there yet.
 //!   `memtable`: not durable yet.
-//! - `superblocks`: the three copies. `recognise`: whether a volume, or what is left of one, is there at all.
+//! - `identity`: whose the medium is. `superblocks`: the three copies. `recognise`: whether a volume, or what is left of one, is there at all.
 //! - `profile`, `remains`: a volume without any of them, for reading.
 //! - `read`, `write`: requests. `commit`, `checkpoint`: the background worker. `recovery`: after a crash.
+//! - `notes`, `noting`, `noted`: what was answered outlives the process.
 //! - `corrupt`: damage on purpose, for tests.
 //!
 //! Invariants: the block map and its patches hold only durable map entries; a physical block is used again only when the map
@@ -29,13 +30,18 @@ mod corrupt;
 pub mod format;
 mod free_map;
 mod gather;
+mod identity;
 mod idle;
 mod log;
 mod lookup;
+mod lost_copies;
 mod map_entries;
 mod map_page;
 mod medium;
 mod memtable;
+mod noted;
+mod notes;
+mod noting;
 mod open;
 mod options;
 mod patches;
@@ -55,9 +61,10 @@ mod work_queue;
 mod worker;
 mod write;
 
-pub use block_groups::LostCopies;
 pub use corrupt::{CorruptionError, CorruptionKind};
+pub use identity::{Candidate, IdentityError, Sighting, Standing, Unit, Verdict, decide};
 pub use idle::UpkeepCounts;
+pub use lost_copies::LostCopies;
 pub use open::{CreateOptions, OpenVolume, create, open, probe};
 pub use options::{Mutation, OpenOptions, VolumeError};
 pub use profile::{Hints, ProfileError, VolumeProfile};
@@ -65,7 +72,7 @@ pub use recognise::{Recognised, Trace, recognise};
 pub use remains::{Remains, RemainsError, open_remains};
 pub use resize::{ResizeError, ResizeOptions, Resized, resize};
 pub use superblocks::SuperblockCopy;
-pub use volume::{Volume, VolumeInfo};
+pub use volume::{AnsweredChanges, Volume, VolumeInfo};
 pub use worker::Worker;
 
 /// The volume on a medium in memory. Crashes are the simulator's business; here is what holds without them.
@@ -77,9 +84,11 @@ mod tests {
     mod closing;
     mod corrupt;
     mod fairness;
+    mod foreign;
     mod log;
     mod lost_log;
     mod neighbours;
+    mod notes;
     mod recognition;
     mod recovery;
     mod remains;

@@ -21,7 +21,9 @@ use futures_util::future::join_all;
 use sealblock_block::{Medium, MediumError};
 use sealblock_runtime_memory::Slice;
 
-use crate::format::{LOG_REGIONS, Layout, LogHeader, LogSector, MAP_ENTRY_BYTES, MapEntryRun, Seed, Superblock};
+use crate::format::{
+    LOG_REGIONS, Layout, LogHeader, LogPosition, LogSector, MAP_ENTRY_BYTES, MapEntryRun, Seed, Superblock,
+};
 use crate::medium::padded;
 use crate::options::Mutation;
 
@@ -148,6 +150,24 @@ impl Log {
         let region =
             region.filter(|region| region % LOG_REGIONS == 0 || !first.is_multiple_of(self.layout.log_sectors()));
         LogPlacement { first, region, earlier: Vec::new(), repeats, left_out, blocks }
+    }
+
+    /// Behind all map entries of the log.
+    pub fn position(&self) -> LogPosition {
+        let last = self.last.borrow();
+        let own = last.as_ref().map(|last| (last.sequence, LogSector::of_encoded(&last.bytes).entries().len() as u16));
+        own.unwrap_or((self.next.get(), 0))
+    }
+
+    /// Behind all map entries of the log once so many are written to this place.
+    pub fn end_of(&self, place: &LogPlacement, entries: usize) -> LogPosition {
+        let per_sector = self.layout.log_sector_entries() as usize;
+        let (mut sector, mut own) = (place.first, place.earlier.len() + entries);
+        let mut here = per_sector - place.repeats.len();
+        while own > here {
+            (sector, own, here) = (sector + 1, own - here, per_sector);
+        }
+        (sector, own as u16)
     }
 
     /// Sectors that a commit of so many map entries may take.

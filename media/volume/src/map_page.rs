@@ -47,6 +47,8 @@ pub(crate) struct MapPage {
     lost_copies: Cell<u32>,
     /// One copy of the generations is older than the other.
     is_behind: Cell<bool>,
+    /// Up to which log sector the page that was read has the log.
+    sequence: Option<u64>,
     pub touched: Cell<bool>,
 }
 
@@ -72,6 +74,7 @@ impl MapPage {
         unreadable: u32,
         [first, second]: [Option<Generations>; 2],
     ) -> MapPage {
+        let sequence = [&first, &second].into_iter().flatten().map(|copy| copy.sequence).max();
         let (generations, lost_copies, is_behind) = match (first, second) {
             (Some(a), Some(b)) if a.sequence == b.sequence => (Some(a.of_blocks), 0, false),
             (Some(a), Some(b)) => (Some(if b.sequence > a.sequence { b.of_blocks } else { a.of_blocks }), 0, true),
@@ -84,6 +87,7 @@ impl MapPage {
             unreadable: Cell::new(unreadable),
             lost_copies: Cell::new(lost_copies),
             is_behind: Cell::new(is_behind),
+            sequence,
             touched: Cell::new(true),
         }
     }
@@ -120,6 +124,11 @@ impl MapPage {
     /// Counts these sectors as unreadable from now on, whatever the medium returns.
     pub fn mark_unreadable(&self, sectors: u32) {
         self.unreadable.set(self.unreadable.get() | sectors);
+    }
+
+    /// Up to which log sector the page had the log when it was read, as far as a copy of its generations says so.
+    pub fn sequence(&self) -> Option<u64> {
+        self.sequence
     }
 
     /// One copy of the generations is older than the other.

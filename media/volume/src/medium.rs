@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::ops::RangeInclusive;
 
-use sealblock_block::{Medium, MediumError, MediumErrorKind, RangeLock};
+use sealblock_block::{Medium, MediumError, MediumErrorKind, NoteKeeping, RangeLock};
 use sealblock_runtime_memory::{Buffer, Slice};
 
 /// What there may be one of at a time.
@@ -59,6 +59,14 @@ impl<M: Medium> Medium for OneSync<M> {
 
     fn write(&self, offset_bytes: u64, from: Slice) -> impl Future<Output = Result<(), MediumError>> {
         self.medium.write(offset_bytes, from)
+    }
+
+    fn note_keeping(&self) -> NoteKeeping {
+        self.medium.note_keeping()
+    }
+
+    fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
+        self.medium.note(offset_bytes, bytes)
     }
 
     fn submitted(&self) -> impl Future<Output = ()> {
@@ -150,6 +158,28 @@ pub(crate) async fn read_sectors<M: Medium>(
         missing = still;
     }
     Ok((whole, missing))
+}
+
+/// Bytes looked at in one place.
+pub(crate) const PROBE_BYTES: u64 = 64 << 10;
+
+/// Up to [`PROBE_BYTES`] from `offset` on; zeroes for sectors that cannot be read.
+pub(crate) async fn read_probe<M: Medium>(medium: &M, offset: u64) -> Vec<u8> {
+    let sector = u64::from(medium.sector_bytes());
+    let length = medium.len_bytes().saturating_sub(offset).min(PROBE_BYTES);
+    if length == 0 {
+        return Vec::new();
+    }
+    let (read, bytes) = medium.read(offset, medium.buffer(length as usize)).await;
+    if read.is_ok() {
+        return bytes.to_vec();
+    }
+    let mut found = Vec::with_capacity(length as usize);
+    for at in (0..length).step_by(sector as usize) {
+        let (read, bytes) = medium.read(offset + at, medium.buffer(sector as usize)).await;
+        found.extend_from_slice(&if read.is_ok() { bytes.to_vec() } else { vec![0; sector as usize] });
+    }
+    found
 }
 
 #[cfg(test)]

@@ -3,25 +3,30 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use sealblock_block::{Clock, Condition, Freshness, Geometry, Limits, Medium, RangeLock, WhyOlder};
+use sealblock_block::{Clock, Condition, Error, Freshness, Geometry, Limits, Medium, RangeLock, WhyOlder};
 use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize};
 
 use crate::block_allocator::BlockAllocator;
-use crate::block_groups::{BlockGroups, LostCopies};
+use crate::block_groups::BlockGroups;
 use crate::block_map::BlockMap;
-use crate::format::{Layout, Seed, Superblock};
+use crate::format::{Answered, Layout, MapEntryRun, Seed, Superblock, TAIL_BYTES};
+use crate::identity::{IdentityError, Standing};
 use crate::idle::Upkeep;
 use crate::log::Log;
+use crate::lost_copies::LostCopies;
+use crate::map_entries::MapEntries;
 use crate::medium::OneSync;
 use crate::memtable::Memtable;
+use crate::noted::{self, NotedChanges};
+use crate::notes::Notes;
 use crate::options::{OpenOptions, VolumeError};
 use crate::recovery::{self, Recovered};
 use crate::reserved::ReservedAreas;
 use crate::superblocks::{self, COPIES, SuperblockCopy, SuperblockProbe};
 use crate::turns::Turns;
-use crate::volume::{Volume, VolumeInfo, VolumeState, max_transfer_blocks};
+use crate::volume::{AnsweredChanges, Volume, VolumeInfo, VolumeState, max_transfer_blocks};
 use crate::work_queue::{Checkpoints, CommitQueue};
 use crate::worker::Worker;
 
@@ -55,7 +60,8 @@ pub async fn open<M: Medium, C: Clock>(
     clock: C,
     options: &OpenOptions,
 ) -> Result<OpenVolume<M, C>, VolumeError> {
-    let SuperblockProbe { superblock, copies, are_all_usable } = superblocks::read(&medium).await?;
+    let SuperblockProbe { superblock, copies, are_all_usable, standing } =
+        superblocks::read_as(&medium, options.identity).await?;
     let layout = superblock.layout;
     if medium.sector_bytes() > layout.sector_bytes() {
         return Err(VolumeError::Sector { volume_bytes: layout.sector_bytes(), medium_bytes: medium.sector_bytes() });
@@ -66,6 +72,9 @@ pub async fn open<M: Medium, C: Clock>(
     if medium.is_read_only() && !options.read_only {
         return Err(VolumeError::ReadOnly);
     }
+    if standing != Standing::Certain && !options.read_only {
+        return Err(IdentityError::Unproven(superblock.uuid).into());
+    }
     if !options.read_only {
         // An earlier process may have died and left writes that can be read and are not durable; what recovery decides from them
         // must not outlive them.
@@ -73,6 +82,11 @@ pub async fn open<M: Medium, C: Clock>(
     }
     let groups = BlockGroups::read(&medium, &superblock).await?;
     let recovered = recovery::replay(&medium, &superblock, groups.initialized_count() > 0, options).await?;
+    if standing != Standing::Certain {
+        groups.assume_initialized();
+    }
+    let lost = groups.lost_copies();
+    recovered.foreign.iter().for_each(|(salt, records)| lost.add_foreign("the log", *salt, *records));
     if let (Some(sequence), false) = (recovered.first_lost, options.accept_older) {
         return Err(VolumeError::LogDamaged { sequence, sectors: recovered.lost });
     }
@@ -80,19 +94,51 @@ pub async fn open<M: Medium, C: Clock>(
     if !is_kept {
         groups.repair(&medium).await?;
     }
+    let noted = noted::read(&medium, &superblock, &recovered, options).await?;
     let entries = recovered.entries.in_order();
     let taken = entries.iter().map(|run| u64::from(run.blocks)).sum();
-    let description = describe(&superblock, &recovered, taken, copies, groups.lost_copies());
-    let settled = are_all_usable && recovered.next == superblock.log_tail;
+    let description = describe(&superblock, &recovered, taken, copies, lost);
+    let description = VolumeInfo { standing, answered: noted.answered.clone(), ..description };
+    let is_answered_known = superblock.is_clean || !options.keeps_answered || superblock.answered == Answered::Durable;
+    let settled = are_all_usable && recovered.next == superblock.log_tail && is_answered_known;
     let volume = Rc::new(assemble(medium, clock, superblock, options, &recovered, groups));
     if is_kept {
-        volume.memtable.recover(recovered.entries);
-    }
-    if !is_kept && !settled {
+        volume.memtable.recover(newest_of(&noted.entries.in_order(), &entries));
+    } else if !settled {
         // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
-        volume.checkpoint_recovered(&entries).await.map_err(|error| VolumeError::Recovery(error.to_string()))?;
+        let recovered = take_over(&volume, &entries, &noted, options.keeps_answered).await;
+        recovered.map_err(|error| VolumeError::Recovery(error.to_string()))?;
     }
     Ok(OpenVolume { worker: Worker { volume: volume.clone() }, volume, description })
+}
+
+/// Map entries of notes, and older ones of the log.
+fn newest_of(noted: &[MapEntryRun], logged: &[MapEntryRun]) -> MapEntries {
+    let mut newest = MapEntries::default();
+    noted.iter().chain(logged).for_each(|run| drop(newest.insert_older(*run)));
+    newest
+}
+
+/// Makes durable what the log and notes say: first the former, which empties the log, and then the latter, which go to the log first,
+/// as other map entries do.
+async fn take_over<M: Medium, C: Clock>(
+    volume: &Volume<M, C>,
+    logged: &[MapEntryRun],
+    noted: &NotedChanges,
+    keeps_answered: bool,
+) -> Result<(), Error> {
+    let answered = |answered| volume.superblock.set(Superblock { answered, ..volume.superblock.get() });
+    let all = if keeps_answered { Answered::Durable } else { Answered::Volatile };
+    if let Some(place) = noted.place {
+        answered(Answered::Noted(place));
+        volume.checkpoint_recovered(logged).await?;
+        let entries = noted.entries.in_order();
+        volume.commit_noted(&entries).await?;
+        answered(all);
+        return volume.checkpoint_recovered(&entries).await;
+    }
+    answered(all);
+    volume.checkpoint_recovered(logged).await
 }
 
 /// What was found when a volume was opened; `taken` blocks have map entries of the log.
@@ -113,6 +159,8 @@ pub(crate) fn describe(
         unreadable: recovered.unreadable.clone(),
         log_lost: recovered.lost,
         lost_copies,
+        standing: Standing::Unopposed,
+        answered: AnsweredChanges::AllDurable,
         superblocks: copies,
     }
 }
@@ -149,7 +197,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
     let commits = CommitQueue::new(&layout, wanted.clone());
     let geometry = geometry(&superblock, commits.max_uncommitted);
     let reserved = ReservedAreas::new(&superblock, groups.lost_copies());
-    let freshness = match recovered.lost {
+    let log_freshness = match recovered.lost {
         0 => Freshness::Current,
         _ => Freshness::MayBeOlder(WhyOlder::LogLost),
     };
@@ -162,13 +210,14 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         is_read_only: options.read_only,
         seal_in_flight_bytes: options.seal_in_flight_bytes,
         mutation: options.mutation,
-        block_map: BlockMap::new(&superblock, groups, options),
+        block_map: BlockMap::new(&superblock, groups, (recovered.end, recovered.next), options),
         allocator: BlockAllocator::new(wanted, superblock.keeps_space),
         turns: Turns::default(),
         upkeep: Upkeep::new(options),
         memtable: Memtable::default(),
+        notes: Notes::new(options),
         log: Log::new(&superblock, recovered.next, options.mutation),
-        freshness: Cell::new(freshness),
+        log_freshness: Cell::new(log_freshness),
         keeps_lost_log: Cell::new(recovered.lost > 0 && !options.read_only),
         commits,
         marked: Cell::default(),
@@ -217,8 +266,10 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
     if options.preallocate {
         medium.reserve(0, layout.medium_bytes()).await?;
     }
-    // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor find it full.
-    write_zeroes(medium, layout.log_offset(), layout.log_bytes()).await?;
+    // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor find it full. The reserved
+    // areas with it: what an earlier volume has left there would be a witness for that one.
+    write_zeroes(medium, 0, layout.log_offset() + layout.log_bytes()).await?;
+    write_zeroes(medium, layout.tail_offset(), TAIL_BYTES).await?;
     // Nothing but the group map says that nothing was written; what lies where the block map goes does not matter.
     BlockGroups::uninitialized(layout, Seed::of(&options.uuid)).create(medium).await?;
     medium.sync().await?;

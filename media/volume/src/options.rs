@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use sealblock_block::MediumError;
 
-use crate::format::{LayoutError, SuperblockError};
+use crate::format::{LayoutError, NotesPlace, SuperblockError};
+use crate::identity::IdentityError;
 
 /// Memory for map pages unless told otherwise: the block map of 30 GiB of 4 KiB blocks. Taken as it is needed.
 const CACHE_BYTES: usize = 256 << 20;
@@ -26,6 +27,8 @@ pub struct OpenOptions {
     pub accept_older: bool,
     /// Open a volume whose medium ends before it does, for reading only: what lay behind the end cannot be read.
     pub truncated: bool,
+    /// The volume that the medium is taken for, for reading only, where nothing tells whose it is.
+    pub identity: Option<[u8; 16]>,
     /// Memory for map pages, in bytes. Pages that differ from the medium may need more for a while.
     pub cache_bytes: usize,
     /// While the volume is idle, blocks that small overwrites have scattered are moved to lie beside their neighbours.
@@ -33,6 +36,10 @@ pub struct OpenOptions {
     /// The volume is idle after this time without a request. After 100 times as long the space of free physical blocks
     /// goes back to the medium.
     pub idle_after: Duration,
+    /// What is answered survives the death of this process, though it be not flushed.
+    pub keeps_answered: bool,
+    /// Bytes at most of each half of the place where that is noted, in whole pages of 4096.
+    pub notes_half_bytes: u32,
     /// Writes of at least as many bytes are sealed while they are in flight, and shorter ones before they are started.
     pub seal_in_flight_bytes: u64,
     /// An injected fault, to show that tests notice it.
@@ -45,9 +52,12 @@ impl Default for OpenOptions {
             read_only: false,
             accept_older: false,
             truncated: false,
+            identity: None,
             cache_bytes: CACHE_BYTES,
             relocate: true,
             idle_after: IDLE_AFTER,
+            keeps_answered: true,
+            notes_half_bytes: NotesPlace::HALF_BYTES_MAX,
             seal_in_flight_bytes: SEAL_IN_FLIGHT_BYTES,
             mutation: Mutation::None,
         }
@@ -60,6 +70,9 @@ pub enum VolumeError {
     /// Neither superblock can be used.
     #[error("{0}")]
     Superblock(#[from] SuperblockError),
+    /// Whose volume it is cannot be told.
+    #[error("{0}")]
+    Identity(#[from] IdentityError),
     /// The shape asked for is impossible.
     #[error("{0}")]
     Layout(#[from] LayoutError),
@@ -153,6 +166,16 @@ pub enum Mutation {
     MoveUnchecked,
     /// With free physical blocks, those behind them are given back to the medium.
     PunchBeyond,
+    /// Changes are answered before they are noted.
+    NoteLate,
+    /// Blocks are noted before their data have arrived.
+    NoteEarly,
+    /// Notes say of themselves that they are older than they are, by a commit.
+    BaseBehind,
+    /// The half of the notes of a commit in flight is written over.
+    HalfEarly,
+    /// Recovery takes notes over without comparing them with the log, the data and each other.
+    TrustNotes,
     /// Resizing: the superblock tells of the new size before the medium has it.
     NameEarly,
     /// Resizing: the medium is cut before the superblock that tells of the new size is durable.

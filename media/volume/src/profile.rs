@@ -4,24 +4,29 @@
 //! layout that fits, the map entries of sampled blocks are looked at where they would lie, and the sectors of the log. A map
 //! entry names its block and a log sector its place, and both have a checksum that is salted by the volume: what belongs
 //! together agrees on the salt. Then the data in the physical blocks of these map entries are checked against their tuples,
-//! which tells the guard and decides between layouts. Nothing is believed of which there are not two that agree.
+//! which tells the guard and decides between layouts. Nothing is believed of which there are not two that agree, and where several volumes
+//! have left something, that counts which most places name ([`mod@crate::identity`]), not that of which there is most.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use sealblock_block::Medium;
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Tuple, guard};
 use sealblock_units::{BlockSize, Lba};
 
 use crate::format::{LOG_REGIONS, Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Seed};
-use crate::recognise::{PROFILES, first_of_length, read_probe};
+use crate::identity::{Unit, sightings_in};
+use crate::medium::read_probe;
+use crate::recognise::{PROFILES, first_of_length};
 
 /// Places where the map entries of blocks are looked at, and blocks of each.
 const SITES: u64 = 256;
 const SITE_BLOCKS: u64 = 256;
 /// Pieces of a volume that agree on a salt: one could be chance.
 const MIN_AGREEING: u64 = 2;
-/// Map entries whose data are looked at.
+/// Map entries of the map pages whose data are looked at, and as many of the log.
 const SAMPLES: usize = 64;
+/// Places by which the owner of remains must be ahead of any other volume that has left something there: one fault moves one.
+const CERTAIN_LEAD: usize = 2;
 /// Salts that are counted: noise has a new one in every ten thousandth place.
 const MAX_SALTS: usize = 1 << 16;
 /// Bytes read at once, and kept for the next look.
@@ -52,6 +57,16 @@ pub enum ProfileError {
     /// Nothing that could be a volume of a possible shape.
     #[error("no map entries of a volume were found where a volume of this length would have them")]
     Nothing,
+    /// What is there is of several volumes.
+    #[error(
+        "records of several volumes lie there: {places} places name one and {other_places} another, so whose the rest is cannot be told"
+    )]
+    Ambiguous {
+        /// Places that name the one that most do.
+        places: usize,
+        /// Places that name the next one.
+        other_places: usize,
+    },
     /// Map entries, but no block whose data match.
     #[error(
         "{entries} map entries of a volume were found, and no block that any of them describes: no data of it are left"
@@ -106,36 +121,73 @@ struct LayoutFamily {
     capacities: Vec<u64>,
 }
 
-/// Pieces of a volume that were found where a family has them.
+/// What one family has of a salt.
 #[derive(Default)]
-struct SaltCounts {
-    /// Map entries and log sectors by salt.
-    by_salt: BTreeMap<u32, (u64, Vec<MapEntry>)>,
+struct Agreeing {
+    /// Map entries and log sectors.
+    pieces: u64,
+    /// Some of the map entries.
+    samples: Vec<MapEntry>,
+    /// The places that name it.
+    units: BTreeSet<Unit>,
 }
 
-/// Finds the shape of the volume whose remains lie on a medium.
+/// Pieces of a volume that were found where a family has them, by salt.
+#[derive(Default)]
+struct SaltCounts {
+    by_salt: BTreeMap<Seed, Agreeing>,
+}
+
+/// Finds the shape of the volume whose remains lie on a medium. Whose they are comes first: what another volume has left there, or what was
+/// written over a part of this one, may be more.
 ///
 /// # Errors
-/// When nothing is found that agrees, or the length of the medium leaves no possible shape.
+/// When nothing is found that agrees, the length of the medium leaves no possible shape, or it cannot be told whose remains they are.
 pub(crate) async fn find<M: Medium>(medium: &M, hints: &Hints) -> Result<VolumeProfile, ProfileError> {
     let families = families(medium.len_bytes(), medium.sector_bytes(), hints)?;
     let mut chunks = Chunks { medium, kept: HashMap::new() };
+    let mut found = Vec::new();
+    for family in &families {
+        found.push(SaltCounts::of(&mut chunks, &family.layout).await);
+    }
+    let seed = owner(&found)?;
     let mut best: Option<(u64, u64, VolumeProfile, usize)> = None;
     let mut entries = 0;
-    for (number, family) in families.iter().enumerate() {
-        let Some((seed, agreeing, samples)) = find_salt(&mut chunks, &family.layout).await else { continue };
-        entries = entries.max(agreeing);
-        let Some((protection, matching)) = guard_of(&mut chunks, &family.layout, &samples).await else { continue };
-        if best.as_ref().is_none_or(|best| (best.0, best.1) < (matching, agreeing)) {
-            let shape = VolumeProfile { layout: family.layout, protection, seed, agreeing, matching };
-            best = Some((matching, agreeing, shape, number));
+    for (number, (family, counts)) in families.iter().zip(&found).enumerate() {
+        let Some(agreeing) = counts.by_salt.get(&seed).filter(|agreeing| agreeing.pieces >= MIN_AGREEING) else {
+            continue;
+        };
+        entries = entries.max(agreeing.pieces);
+        let voted = guard_of(&mut chunks, &family.layout, &agreeing.samples).await;
+        let Some((protection, matching)) = voted else { continue };
+        if best.as_ref().is_none_or(|best| (best.0, best.1) < (matching, agreeing.pieces)) {
+            let shape = VolumeProfile { layout: family.layout, protection, seed, agreeing: agreeing.pieces, matching };
+            best = Some((matching, agreeing.pieces, shape, number));
         }
     }
-    let Some((.., shape, number)) = best else {
-        return Err(if entries == 0 { ProfileError::Nothing } else { ProfileError::NoData { entries } });
-    };
+    let Some((.., shape, number)) = best else { return Err(ProfileError::NoData { entries }) };
     let layout = most_likely(&mut chunks, &families[number], shape.seed).await;
     Ok(VolumeProfile { layout, ..shape })
+}
+
+/// The salt that most places name, of those that pieces agree on. Where pieces of another agree, too, it must be ahead by so much that no
+/// single fault has made it so.
+fn owner(found: &[SaltCounts]) -> Result<Seed, ProfileError> {
+    let mut salts: BTreeMap<Seed, (usize, u64)> = BTreeMap::new();
+    for (salt, agreeing) in found.iter().flat_map(|counts| &counts.by_salt).filter(|(_, of)| of.pieces >= MIN_AGREEING)
+    {
+        let most = salts.entry(*salt).or_default();
+        *most = (*most).max((agreeing.units.len(), agreeing.pieces));
+    }
+    let mut ranked: Vec<((usize, u64), Seed)> = salts.into_iter().map(|(salt, of)| (of, salt)).collect();
+    ranked.sort_unstable_by(|a, b| b.cmp(a));
+    match ranked[..] {
+        [] => Err(ProfileError::Nothing),
+        [((most, _), _), ((next, _), _), ..] if most < next + CERTAIN_LEAD => {
+            Err(ProfileError::Ambiguous { places: most, other_places: next })
+        }
+        [(_, seed), ..] => Ok(seed),
+    }
 }
 
 /// The layouts that are possible, in families.
@@ -190,36 +242,40 @@ fn capacities(block_size: BlockSize, sector: u32, len_bytes: u64, hints: &Hints)
     first..first_of_length(block_size, sector, len_bytes + 1)
 }
 
-/// The salt that most of a layout's map entries and log sectors agree on, how many they are, and some of the map entries.
-async fn find_salt<M: Medium>(chunks: &mut Chunks<'_, M>, layout: &Layout) -> Option<(Seed, u64, Vec<MapEntry>)> {
-    let mut counts = SaltCounts::default();
-    counts.sample_log(chunks, layout).await;
-    let stride = (layout.capacity_blocks() / SITES).max(SITE_BLOCKS);
-    counts.sample_map(chunks, layout, stride).await;
-    if counts.by_salt.values().all(|(count, _)| *count < MIN_AGREEING) {
-        // Few blocks of it are written, so all are looked at.
-        counts.sample_map(chunks, layout, SITE_BLOCKS).await;
-    }
-    let (salt, (count, entries)) = counts.by_salt.into_iter().max_by_key(|(_, (count, _))| *count)?;
-    (count >= MIN_AGREEING).then_some((Seed(salt), count, entries))
-}
-
 impl SaltCounts {
-    fn count(&mut self, seed: Seed, entry: Option<MapEntry>) {
-        if self.by_salt.len() >= MAX_SALTS && !self.by_salt.contains_key(&seed.0) {
+    /// What lies where a layout has it.
+    async fn of<M: Medium>(chunks: &mut Chunks<'_, M>, layout: &Layout) -> SaltCounts {
+        let mut counts = SaltCounts::default();
+        let stride = (layout.capacity_blocks() / SITES).max(SITE_BLOCKS);
+        counts.sample_map(chunks, layout, stride).await;
+        counts.sample_log(chunks, layout).await;
+        if counts.by_salt.values().all(|agreeing| agreeing.pieces < MIN_AGREEING) {
+            // Few blocks of it are written, so all are looked at.
+            counts.sample_map(chunks, layout, SITE_BLOCKS).await;
+        }
+        for sighting in sightings_in(chunks.medium, layout, &[]).await {
+            if let Some(agreeing) = counts.by_salt.get_mut(&sighting.salt) {
+                agreeing.units.insert(sighting.unit);
+            }
+        }
+        counts
+    }
+
+    /// Counts a piece; of its map entry's kind at most so many are kept to look at their data.
+    fn count(&mut self, seed: Seed, entry: Option<MapEntry>, samples: usize) {
+        if self.by_salt.len() >= MAX_SALTS && !self.by_salt.contains_key(&seed) {
             // What agrees with nothing so far is deallocated first.
-            self.by_salt.retain(|_, (count, _)| *count > 1);
+            self.by_salt.retain(|_, agreeing| agreeing.pieces > 1);
             if self.by_salt.len() >= MAX_SALTS {
                 return;
             }
         }
-        let (count, entries) = self.by_salt.entry(seed.0).or_default();
-        *count += 1;
-        entries.extend(
-            entry.filter(|entry| {
-                entries.len() < SAMPLES && entry.kind == MapEntryKind::Stored && !entry.guard_unverified
-            }),
-        );
+        let agreeing = self.by_salt.entry(seed).or_default();
+        agreeing.pieces += 1;
+        let is_sample = |entry: &MapEntry| entry.kind == MapEntryKind::Stored && !entry.guard_unverified;
+        if agreeing.samples.len() < samples {
+            agreeing.samples.extend(entry.filter(is_sample));
+        }
     }
 
     /// Map entries of some blocks every `stride` blocks.
@@ -231,21 +287,26 @@ impl SaltCounts {
             let Some(bytes) = chunks.get(layout.map_entry_offset(lba), MAP_ENTRY_BYTES).await else { continue };
             let Some(bytes) = bytes.first_chunk::<MAP_ENTRY_BYTES>() else { continue };
             if let Some(salt) = MapEntry::trace(bytes, lba) {
-                self.count(Seed(salt), MapEntry::decode(bytes, Seed(salt)).ok());
+                self.count(Seed(salt), MapEntry::decode(bytes, Seed(salt)).ok(), SAMPLES);
             }
+        }
+        for agreeing in self.by_salt.values_mut().filter(|agreeing| agreeing.pieces >= MIN_AGREEING) {
+            agreeing.units.insert(Unit::MapPages);
         }
     }
 
-    /// Sectors of the log that lie where their number says, and their map entries.
+    /// Sectors of the log that lie where their number says, and their map entries: the newest first, whose data are there if any are.
     async fn sample_log<M: Medium>(&mut self, chunks: &mut Chunks<'_, M>, layout: &Layout) {
-        for (.., bytes) in log_sectors(chunks, layout).await {
+        let mut sectors = log_sectors(chunks, layout).await;
+        sectors.sort_unstable_by_key(|(_, sequence, _)| std::cmp::Reverse(*sequence));
+        for (.., bytes) in sectors {
             let Some((_, seed)) = LogSector::trace_salt(&bytes) else { continue };
             let Ok(sector) = LogSector::decode(&bytes, seed) else { continue };
-            self.count(seed, None);
+            self.count(seed, None, 0);
             sector.entries().iter().for_each(|bytes| {
                 let entry = MapEntryRun::decode(bytes, seed).ok().map(|run| run.first);
                 if entry.is_some_and(|entry| entry.lba.get() < layout.capacity_blocks()) {
-                    self.count(seed, entry);
+                    self.count(seed, entry, 2 * SAMPLES);
                 }
             });
         }

@@ -28,21 +28,21 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Reads and checks without handing the data on. A bad block does not hide another.
     pub(crate) async fn verify(&self, extent: Extent, checks: &Checks) -> Outcome {
         let mut outcomes = pin!(self.check_pieces(extent, checks, |_, _| ()));
-        let (mut bytes_transferred, mut tally) = (0, self.tally(extent, checks));
+        let (mut bytes_transferred, mut tally) = (0, self.tally(checks));
         while let Some((_, bytes, outcome)) = outcomes.next().await {
             bytes_transferred += bytes;
             if let Err(error) = outcome {
                 tally.take(error)?;
             }
         }
-        Ok(Response::Verified(VerifyStats { bytes_transferred, coverage: tally.finish()? }))
+        Ok(Response::Verified(VerifyStats { bytes_transferred, coverage: self.finish(extent, tally)? }))
     }
 
     /// Checks blocks and sums their data. A bad block does not hide another.
     pub(crate) async fn checksum(&self, extent: Extent, kind: ChecksumKind, checks: &Checks) -> Outcome {
         let sum = |bytes, read: Option<Sealed>| read.map_or_else(|| kind.of_zeroes(bytes), |read| read.checksum(kind));
         let mut outcomes = pin!(self.check_pieces(extent, checks, sum));
-        let (mut whole, mut tally) = (Checksum { kind, ..Checksum::default() }, self.tally(extent, checks));
+        let (mut whole, mut tally) = (Checksum { kind, ..Checksum::default() }, self.tally(checks));
         while let Some((piece_bytes, bytes, outcome)) = outcomes.next().await {
             match outcome {
                 Ok(part) => {
@@ -52,7 +52,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 Err(error) => tally.take(error)?,
             }
         }
-        whole.coverage = tally.finish()?;
+        whole.coverage = self.finish(extent, tally)?;
         Ok(Response::Checksum(whole))
     }
 
@@ -72,14 +72,19 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         stream::iter(pieces).buffered(VERIFY_PIECES)
     }
 
-    /// Where a check begins: it goes as far as there are seals that it is to look at, and nothing tells of writes that were in
-    /// lost sectors of the log.
-    fn tally(&self, extent: Extent, checks: &Checks) -> Tally {
-        let mut coverage = Coverage::of(self.geometry.protection.is_some() && checks.guard);
-        if !self.freshness.get().is_current() {
-            coverage.add(Unchecked::new(extent, WhyUnchecked::LogLost));
-        }
+    /// Where a check begins: it goes as far as there are seals that it is to look at.
+    fn tally(&self, checks: &Checks) -> Tally {
+        let coverage = Coverage::of(self.geometry.protection.is_some() && checks.guard);
         Tally { coverage, ..Tally::default() }
+    }
+
+    /// Where a check ends: nothing tells of writes that are missing, and pages that were read meanwhile may have shown that there are
+    /// some.
+    fn finish(&self, extent: Extent, mut tally: Tally) -> Result<Coverage, Error> {
+        if !self.freshness().is_current() {
+            tally.coverage.add(Unchecked::new(extent, WhyUnchecked::LogLost));
+        }
+        tally.finish()
     }
 
     /// The pieces that a Verify is done in, each with its checks.

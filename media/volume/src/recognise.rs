@@ -3,7 +3,7 @@
 //! A volume whose superblocks are damaged is a damaged volume, and never a medium with nothing on it: what is taken for unwritten
 //! is overwritten, and what is taken for raw bytes is served without a check. So besides the superblocks everything is looked
 //! for that stands at a known place: the reserved area behind them, the start of the log, the map entries of the first blocks, and the
-//! third superblock at the end. Each has its fields checked against one another and against its place, so that neither chance
+//! third superblock at the end. So is a volume all of whose superblocks are another's: these tell nothing of it. Each has its fields checked against one another and against its place, so that neither chance
 //! nor a volume that lies as a whole inside of something else passes for it. The cost is bounded: 320 KiB of the start and
 //! of where the block map can begin, and one sector at the end.
 
@@ -16,11 +16,11 @@ use crate::format::{
     Generations, GroupMapSector, Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, ReservedCopy, SUPERBLOCK_OFFSETS,
     Superblock, SuperblockError, reserved_offset,
 };
+use crate::identity::IdentityError;
+use crate::medium::{PROBE_BYTES, read_probe};
 use crate::options::VolumeError;
 use crate::superblocks;
 
-/// Bytes looked at in one place.
-const PROBE_BYTES: u64 = 64 << 10;
 /// Where every log begins.
 const LOG_OFFSET: u64 = 64 << 10;
 /// Blocks of a volume whose log is as long as logs get.
@@ -50,6 +50,8 @@ pub enum Recognised {
 pub enum Trace {
     /// A damaged superblock.
     Superblock(u64),
+    /// A superblock of another volume, while everything else is of this one.
+    ForeignSuperblock(u64),
     /// Notes of the reserved area.
     ReservedArea(u64),
     /// A sector of the log.
@@ -65,6 +67,7 @@ impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Trace::Superblock(at) => write!(f, "a damaged superblock at byte {at}"),
+            Trace::ForeignSuperblock(at) => write!(f, "a superblock of another volume at byte {at}"),
             Trace::ReservedArea(at) => write!(f, "notes beside the blocks at byte {at}"),
             Trace::Log(at) => write!(f, "a sector of the log at byte {at}"),
             Trace::GroupMap(at) => write!(f, "a group map at byte {at}"),
@@ -78,15 +81,17 @@ impl fmt::Display for Trace {
 /// # Errors
 /// When the medium fails where a superblock would be, and nothing else is found: it cannot be said then.
 pub async fn recognise<M: Medium>(medium: &M) -> Result<Recognised, MediumError> {
-    let unreadable = match superblocks::read(medium).await {
+    let (foreign, unreadable) = match superblocks::read(medium).await {
         Ok(_) => return Ok(Recognised::Volume),
         Err(VolumeError::Superblock(
             SuperblockError::Magic | SuperblockError::Truncated | SuperblockError::Checksum | SuperblockError::Place,
-        )) => None,
-        Err(VolumeError::Medium(error)) => Some(error),
+        )) => (Vec::new(), None),
+        Err(VolumeError::Identity(IdentityError::Foreign { foreign, .. })) => (foreign.superblocks, None),
+        Err(VolumeError::Medium(error)) => (Vec::new(), Some(error)),
         Err(_) => return Ok(Recognised::Volume),
     };
-    let mut traces = at_start(&read_probe(medium, 0).await);
+    let mut traces: Vec<Trace> = foreign.into_iter().map(Trace::ForeignSuperblock).collect();
+    traces.extend(at_start(&read_probe(medium, 0).await));
     traces.extend(in_log(&read_probe(medium, LOG_OFFSET).await));
     for offset in group_maps(medium.len_bytes()) {
         traces.extend(in_group_map(offset, &read_probe(medium, offset).await));
@@ -103,22 +108,6 @@ pub async fn recognise<M: Medium>(medium: &M) -> Result<Recognised, MediumError>
         (true, Some(error)) => Err(error),
         (true, None) => Ok(Recognised::Nothing),
     }
-}
-
-/// Up to [`PROBE_BYTES`] from `offset` on; zeroes for sectors that cannot be read.
-pub(crate) async fn read_probe<M: Medium>(medium: &M, offset: u64) -> Vec<u8> {
-    let sector = u64::from(medium.sector_bytes());
-    let length = medium.len_bytes().saturating_sub(offset).min(PROBE_BYTES);
-    let (read, bytes) = medium.read(offset, medium.buffer(length as usize)).await;
-    if read.is_ok() {
-        return bytes.to_vec();
-    }
-    let mut found = Vec::with_capacity(length as usize);
-    for at in (0..length).step_by(sector as usize) {
-        let (read, bytes) = medium.read(offset + at, medium.buffer(sector as usize)).await;
-        found.extend_from_slice(&if read.is_ok() { bytes.to_vec() } else { vec![0; sector as usize] });
-    }
-    found
 }
 
 /// Damaged superblocks, and the reserved area behind each.

@@ -14,7 +14,9 @@ use futures_util::future::join;
 use sealblock_block::Medium;
 use sealblock_units::Lba;
 
-use crate::format::{LOG_REGIONS, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Superblock};
+use crate::format::{
+    LOG_REGIONS, LogPosition, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Seed, Superblock,
+};
 use crate::lookup::data_match;
 use crate::map_entries::MapEntries;
 use crate::medium::read_sectors;
@@ -22,6 +24,9 @@ use crate::options::{Mutation, OpenOptions, VolumeError};
 
 /// Bytes of a region of the log read at once.
 const CHUNK_BYTES: u64 = 1 << 20;
+/// Salts of other volumes that are counted.
+const MAX_SALTS: usize = 4096;
+
 /// What recovery found.
 #[derive(Default)]
 pub(crate) struct Recovered {
@@ -37,8 +42,16 @@ pub(crate) struct Recovered {
     pub first_lost: Option<u64>,
     /// The log has sectors from its tail on, with or without map entries.
     pub is_used: bool,
+    /// What follows the last sector that was found.
+    pub end: u64,
     /// A sequence number that no sector had before.
     pub next: u64,
+    /// Records of other volumes in the log, by their salts.
+    pub foreign: BTreeMap<Seed, u64>,
+    /// The own map entries of sectors that are not known to be durable as a whole, and of the last one that is.
+    pub tail: Vec<(LogPosition, MapEntryRun)>,
+    /// All own map entries before this are known to be durable.
+    pub durable_end: LogPosition,
 }
 
 /// One sector of the log, as far as it was found.
@@ -67,6 +80,10 @@ struct LogScan<'a> {
     unreadable: u64,
     /// Sectors neither of whose places can be read.
     unseen: Vec<u64>,
+    /// Records of other volumes, by their salts.
+    foreign: BTreeMap<Seed, u64>,
+    /// How many own map entries the last sector has that is wholly in the block map, if it is there.
+    before_tail: usize,
     /// An injected fault.
     takes_less: bool,
 }
@@ -78,10 +95,13 @@ pub(crate) async fn replay<M: Medium>(
     has_groups: bool,
     options: &OpenOptions,
 ) -> Result<Recovered, VolumeError> {
-    let scan = read_log(medium, superblock, options).await?;
+    let mut scan = read_log(medium, superblock, options).await?;
     let (lost, first_lost) = scan.lost(has_groups);
     let is_used = scan.newest.is_some_and(|newest| newest >= superblock.log_tail);
-    let mut recovered = Recovered { next: scan.next(), is_used, lost, first_lost, ..Recovered::default() };
+    let foreign = std::mem::take(&mut scan.foreign);
+    let (end, next, tail, durable_end) = (scan.next, scan.next(), scan.tail(), scan.durable_end());
+    let found = Recovered { end, next, is_used, lost, first_lost, ..Recovered::default() };
+    let mut recovered = Recovered { foreign, tail, durable_end, ..found };
     if options.mutation == Mutation::RunsFirst {
         let found_sectors = scan.sectors.values().rev().flat_map(|found| &found.own);
         found_sectors.filter(|run| run.blocks > 1).for_each(|run| drop(recovered.entries.insert_older(*run)));
@@ -185,6 +205,24 @@ impl LogScan<'_> {
         }
     }
 
+    /// The own map entries from the last sector on that is known to be durable as a whole, where they are.
+    fn tail(&self) -> Vec<(LogPosition, MapEntryRun)> {
+        let sectors = self.sectors.range(self.durable.saturating_sub(1)..);
+        let own = sectors
+            .flat_map(|(&sequence, found)| found.own.iter().zip(0..).map(move |(run, at)| ((sequence, at), *run)));
+        own.collect()
+    }
+
+    /// Behind the last own map entry that is known to be durable.
+    fn durable_end(&self) -> LogPosition {
+        let whole = self.durable.checked_sub(1).map(|last| {
+            let own = self.sectors.get(&last).map_or(self.before_tail, |found| found.own.len());
+            (last, own as u16)
+        });
+        let joined = self.sectors.range(self.durable..).map(|(&sequence, found)| (sequence, found.earlier as u16));
+        joined.filter(|(_, earlier)| *earlier > 0).chain(whole).max().unwrap_or_default()
+    }
+
     /// Notes that a position of neither region can be read.
     fn note_unreadable(&mut self, position: u64) {
         let (tail, sectors) = (self.superblock.log_tail, self.superblock.layout.log_sectors());
@@ -203,7 +241,9 @@ impl LogScan<'_> {
 
     /// Takes in one sector of the log, if it is one and lies where it should.
     fn take(&mut self, position: u64, bytes: &[u8]) {
-        let Ok(sector) = LogSector::decode(bytes, self.superblock.seed()) else { return };
+        let Ok(sector) = LogSector::decode(bytes, self.superblock.seed()) else {
+            return self.note_foreign(position, bytes);
+        };
         let sequence = sector.header.sequence;
         if sequence % self.superblock.layout.log_sectors() != position {
             return;
@@ -211,6 +251,9 @@ impl LogScan<'_> {
         self.next = self.next.max(sequence + 1);
         self.newest = self.newest.max(Some(sequence));
         if sequence < self.superblock.log_tail {
+            if sequence + 1 == self.superblock.log_tail {
+                self.before_tail = self.before_tail.max(sector.entries().len());
+            }
             return;
         }
         // The sector's checksum is right, so a map entry that is not, or several of one block, were made so: by another program, or on
@@ -233,6 +276,17 @@ impl LogScan<'_> {
         }
     }
 
+    /// Counts a sector of another volume that lies where it should, with the map entries that have its salt.
+    fn note_foreign(&mut self, position: u64, bytes: &[u8]) {
+        let Some((sequence, salt)) = LogSector::trace_salt(bytes) else { return };
+        if sequence % self.superblock.layout.log_sectors() == position && self.foreign.len() < MAX_SALTS {
+            let entries = LogSector::decode(bytes, salt).map_or(0, |sector| {
+                sector.entries().iter().filter(|raw| MapEntryRun::decode(raw, salt).is_ok()).count()
+            });
+            *self.foreign.entry(salt).or_default() += 1 + entries as u64;
+        }
+    }
+
     /// The own or the repeated map entries of a sector; nothing unless all can be, and no two are about one block.
     fn entries(&self, raw: &[[u8; MAP_ENTRY_BYTES]]) -> Option<Vec<MapEntryRun>> {
         let decode =
@@ -252,8 +306,19 @@ async fn read_log<'a, M: Medium>(
     let (layout, tail) = (&superblock.layout, superblock.log_tail);
     let takes_less = options.mutation == Mutation::ShorterCopy;
     let (sectors, unseen) = (BTreeMap::new(), Vec::new());
-    let (durable, next, newest) = (tail, tail, None);
-    let mut scan = LogScan { superblock, sectors, durable, next, newest, unreadable: 0, unseen, takes_less };
+    let (foreign, before_tail) = (BTreeMap::new(), 0);
+    let mut scan = LogScan {
+        superblock,
+        sectors,
+        durable: tail,
+        next: tail,
+        newest: None,
+        unreadable: 0,
+        unseen,
+        foreign,
+        before_tail,
+        takes_less,
+    };
     let sector_bytes = layout.sector_bytes() as usize;
     let chunk = CHUNK_BYTES / sector_bytes as u64;
     for first in (0..layout.log_sectors()).step_by(chunk as usize) {
@@ -335,7 +400,20 @@ mod tests {
         let sectors = found.iter().map(|sequence| (*sequence, sector(false)));
         let sectors = sectors.chain(repeating.iter().map(|sequence| (*sequence, sector(true)))).collect();
         let (newest, unseen) = (Some(superblock.log_tail), unseen.to_vec());
-        LogScan { superblock, sectors, durable, next: 0, newest, unreadable: 0, unseen, takes_less: false }.lost(true)
+        let (foreign, before_tail, takes_less) = (BTreeMap::new(), 0, false);
+        let scan = LogScan {
+            superblock,
+            sectors,
+            durable,
+            next: 0,
+            newest,
+            unreadable: 0,
+            unseen,
+            foreign,
+            before_tail,
+            takes_less,
+        };
+        scan.lost(true)
     }
 
     #[test]
@@ -357,7 +435,19 @@ mod tests {
         let is_gone = |superblock: &Superblock, has_groups, newest| {
             let (sectors, unseen) = (BTreeMap::new(), Vec::new());
             let (durable, next) = (superblock.log_tail, superblock.log_tail);
-            let scan = LogScan { superblock, sectors, durable, next, newest, unreadable: 0, unseen, takes_less: false };
+            let (foreign, before_tail, unreadable, takes_less) = (BTreeMap::new(), 0, 0, false);
+            let scan = LogScan {
+                superblock,
+                sectors,
+                durable,
+                next,
+                newest,
+                unreadable,
+                unseen,
+                foreign,
+                before_tail,
+                takes_less,
+            };
             scan.lost(has_groups) == (superblock.layout.log_sectors(), Some(superblock.log_tail))
         };
         let of = |log_tail, is_clean, is_anchored| Superblock { is_anchored, ..superblock(log_tail, is_clean) };

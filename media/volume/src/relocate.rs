@@ -67,6 +67,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Brings one extent of a block group together.
     async fn relocate(&self, group: u64, extent: u32, idle_period: &IdlePeriod<'_>) -> Result<RelocateStep, Error> {
         let _change = self.begin_change()?;
+        self.prepare_notes(group).await?;
         let place = self.extent_of(group, extent);
         let (blocks, _reading) = loop {
             // Physical blocks in use now stay so until this is dropped, so a map entry with the same physical block is about
@@ -198,17 +199,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         taken.keep();
         for ((_, read), pbn) in blocks.iter().zip(pbns) {
-            let now = self.stored_entry_now(read.lba).flatten();
-            let is_same = now.is_some_and(|now| now.pbn == read.pbn) || self.mutation == Mutation::MoveOverNewer;
-            if is_same {
-                self.replace(group, MapEntry { pbn, ..*read });
-                self.upkeep.count(|counts| counts.blocks_moved += 1);
-            } else {
-                self.allocator.give_back(group, &[(pbn, 1)]);
-            }
+            self.enter_moved(group, MapEntry { pbn, ..*read }.into(), read.pbn);
         }
-        self.commits.schedule();
-        Ok(())
+        self.entered().await
     }
 
     /// An injected fault: a map entry is made to fit the data.

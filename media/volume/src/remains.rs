@@ -71,7 +71,7 @@ pub async fn open_remains<M: Medium, C: Clock>(
     let superblock = superblock(&shape);
     let log = RemainingLog::read(&medium, &superblock).await;
     let options = OpenOptions { read_only: true, ..*options };
-    let nothing = Recovered { next: log.next, ..Recovered::default() };
+    let nothing = Recovered { end: log.next, next: log.next, ..Recovered::default() };
     let groups = BlockGroups::read(&medium, &superblock).await.map_err(VolumeError::from)?;
     if groups.is_marked_resized() {
         return Err(RemainsError::Resized);
@@ -88,7 +88,7 @@ pub async fn open_remains<M: Medium, C: Clock>(
         may_be_older: log.may_be_older(),
     };
     if remains.may_be_older {
-        volume.freshness.set(Freshness::MayBeOlder(WhyOlder::LogLost));
+        volume.log_freshness.set(Freshness::MayBeOlder(WhyOlder::LogLost));
     }
     let lost = volume.block_map.groups.lost_copies();
     let description = describe(&superblock, &Recovered::default(), taken, lost_copies(&superblock.layout), lost);

@@ -10,8 +10,8 @@ use std::ops::RangeInclusive;
 use sealblock_block::{Error, ErrorKind, Medium, RangeLock, ReservedArea};
 use sealblock_runtime_memory::Slice;
 
-use crate::block_groups::LostCopies;
 use crate::format::{BITMAP_PAGE_BYTES, Layout, RESERVED_HEAD_BYTES, ReservedCopy, Seed, Superblock};
+use crate::lost_copies::LostCopies;
 use crate::medium::padded;
 
 /// What there may be one of at a time: a read or write of an area, or a write of a bitmap page.
@@ -56,7 +56,7 @@ impl ReservedAreas {
         if let Some(held) = &self.held.borrow()[area.index()] {
             return Ok(held.clone());
         }
-        let (mut write_seqs, mut failed) = ([None; 4], [0; 2]);
+        let (mut write_seqs, mut failed, mut salts) = ([None; 4], [0; 2], [None; 4]);
         let mut newest: Option<ReservedCopy> = None;
         for (at, offset) in [0, 1].into_iter().flat_map(|turn| self.layout.reserved_offsets(area, turn)).enumerate() {
             let room = medium.buffer(area.max_bytes() + RESERVED_HEAD_BYTES);
@@ -68,6 +68,7 @@ impl ReservedAreas {
                 let reason = format!("cannot read either copy of the reserved area: {error}");
                 return Err(ErrorKind::Media { reason }.into());
             }
+            salts[at] = ReservedCopy::trace_salt(&bytes, area, at as u64 / 2).filter(|_| read.is_ok());
             let found = read.ok().and_then(|()| ReservedCopy::decode(&bytes, area, self.seed));
             // A copy in the place of the other parity was misdirected or forged.
             let Some(found) = found.filter(|found| found.write_seq % 2 == at as u64 / 2) else { continue };
@@ -80,6 +81,12 @@ impl ReservedAreas {
             // One that is whole and older was not reached by the last write, which a crash may do; it is no loss.
             let twins = &write_seqs[(newest.write_seq % 2 * 2) as usize..][..2];
             self.lost_copies.add(twins.iter().filter(|write_seq| write_seq.is_none()).count() as u64);
+            // In places that were never written an earlier volume may have left something.
+            let salts = &salts[(newest.write_seq % 2 * 2) as usize..][..2];
+            let foreign = twins.iter().zip(salts).filter(|(write_seq, _)| write_seq.is_none());
+            foreign
+                .filter_map(|(_, salt)| *salt)
+                .for_each(|salt| self.lost_copies.add_foreign("the reserved areas", salt, 1));
         }
         self.write_seqs[area.index()].set(Some(newest.as_ref().map_or(0, |newest| newest.write_seq)));
         let held = Slice::copy_from(newest.as_ref().map_or(&[][..], |newest| &newest.bytes));

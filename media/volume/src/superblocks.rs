@@ -7,7 +7,8 @@
 use sealblock_block::{Medium, MediumError};
 use sealblock_runtime_memory::Slice;
 
-use crate::format::{Layout, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, THIRD_FROM_END_BYTES};
+use crate::format::{Layout, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, THIRD_FROM_END_BYTES, uuid_text};
+use crate::identity::{self, Claim, Standing};
 use crate::medium::padded;
 use crate::options::VolumeError;
 
@@ -21,23 +22,27 @@ pub struct SuperblockCopy {
     pub offset_bytes: u64,
     /// Why it cannot be used, where it cannot.
     pub lost: Option<String>,
+    /// That of another volume is there.
+    pub is_foreign: bool,
 }
 
 /// The copies of a volume of which none can be used.
 pub(crate) fn lost_copies(layout: &Layout) -> [SuperblockCopy; COPIES] {
     let [a, b] = SUPERBLOCK_OFFSETS;
     let lost = || Some("no superblock can be used".to_owned());
-    [a, b, layout.third_offset()].map(|offset_bytes| SuperblockCopy { offset_bytes, lost: lost() })
+    [a, b, layout.third_offset()].map(|offset_bytes| SuperblockCopy { offset_bytes, lost: lost(), is_foreign: false })
 }
 
 /// What the copies say together.
 pub(crate) struct SuperblockProbe {
-    /// The one that counts: the newest.
+    /// The one that counts: the newest of the volume that has the medium.
     pub superblock: Superblock,
     /// Each of them.
     pub copies: [SuperblockCopy; COPIES],
     /// All are there and begin the log at the same place.
     pub are_all_usable: bool,
+    /// How it was found out whose they are.
+    pub standing: Standing,
 }
 
 /// Why a copy cannot be used.
@@ -50,15 +55,19 @@ enum CopyError {
     /// It is this many writes older than the others.
     #[error("it missed {0} writes of the others")]
     Behind(u64),
+    /// It is another volume's.
+    #[error("the superblock of another volume is there, {}", uuid_text(.0))]
+    Foreign([u8; 16]),
 }
 
 impl CopyError {
     /// Whether it is a superblock all the same: one that is not understood. No other copy may be used in its stead.
-    fn is_foreign(&self) -> bool {
+    fn is_unknown(&self) -> bool {
         use SuperblockError::{Checksum, Features, Field, Layout, Magic, Place, Truncated, Version};
         match self {
             CopyError::Medium(_)
             | CopyError::Behind(_)
+            | CopyError::Foreign(_)
             | CopyError::Superblock(Magic | Truncated | Checksum | Place) => false,
             CopyError::Superblock(Version(_) | Features(_) | Field { .. } | Layout(_)) => true,
         }
@@ -70,7 +79,7 @@ impl From<CopyError> for VolumeError {
         match loss {
             CopyError::Medium(error) => VolumeError::Medium(error),
             CopyError::Superblock(error) => VolumeError::Superblock(error),
-            CopyError::Behind(_) => VolumeError::Superblock(SuperblockError::Place),
+            CopyError::Behind(_) | CopyError::Foreign(_) => VolumeError::Superblock(SuperblockError::Place),
         }
     }
 }
@@ -80,68 +89,149 @@ pub(crate) fn tail_offset<M: Medium>(medium: &M) -> Option<u64> {
     (medium.len_bytes() / THIRD_FROM_END_BYTES).checked_sub(1).map(|tail| tail * THIRD_FROM_END_BYTES)
 }
 
-/// Reads the copies of a volume's superblock.
-///
-/// # Errors
-/// When there is none that can be used: what is wrong with the first one, unless only another begins like a superblock.
-pub(crate) async fn read<M: Medium>(medium: &M) -> Result<SuperblockProbe, VolumeError> {
-    let first = read_at_start(medium, 0).await;
-    let second = read_at_start(medium, 1).await;
-    let third = |superblock: Superblock| async move {
-        let offset = superblock.layout.third_offset();
-        (offset, read_third(medium, offset, &superblock).await)
-    };
-    let newest = match (&first, &second) {
-        (Ok(a), Ok(b)) => Some(if b.write_seq > a.write_seq { *b } else { *a }),
-        (Ok(one), Err(_)) | (Err(_), Ok(one)) => Some(*one),
-        (Err(a), Err(b)) if a.is_foreign() || b.is_foreign() => None,
-        (Err(_), Err(_)) => read_tail(medium).await,
-    };
-    let Some(newest) = newest else { return Err(reason(first, second)) };
-    let (mut newest, mut last) = (newest, third(newest).await);
-    if last.1.is_err()
-        && let Some(ahead) = read_ahead(medium, &newest).await
-    {
-        (newest, last) = (ahead, third(ahead).await);
-    }
-    let (offset, third) = last;
-    let superblock = third.as_ref().ok().filter(|third| third.write_seq > newest.write_seq).copied().unwrap_or(newest);
-    let serves = |copy: &Result<Superblock, CopyError>| {
-        copy.as_ref().is_ok_and(|copy| {
-            copy.log_tail == superblock.log_tail && copy.uuid == superblock.uuid && copy.layout == superblock.layout
-        })
-    };
-    let are_all_usable = [&first, &second, &third].into_iter().all(serves);
-    let copy = |offset_bytes, copy| SuperblockCopy { offset_bytes, lost: lost(copy, &superblock) };
-    let [a, b] = SUPERBLOCK_OFFSETS;
-    Ok(SuperblockProbe { superblock, copies: [copy(a, first), copy(b, second), copy(offset, third)], are_all_usable })
+/// One copy as it was read.
+type ReadCopy = Result<Superblock, CopyError>;
+
+/// All copies of whatever volumes, before it is known whose they are.
+struct AllCopies {
+    at_start: [ReadCopy; 2],
+    /// Wherever the third may be, each with its place.
+    thirds: Vec<(u64, ReadCopy)>,
 }
 
-/// Why a copy cannot be used beside the one that counts, where it cannot.
-fn lost(copy: Result<Superblock, CopyError>, newest: &Superblock) -> Option<String> {
-    match copy {
-        // They take turns, and a crash may have come between a write of theirs and that of the third.
-        Ok(copy) if copy.uuid == newest.uuid => {
-            let missed = newest.write_seq.saturating_sub(copy.write_seq);
-            (missed > 2).then(|| CopyError::Behind(missed).to_string())
+/// Reads the copies of a volume's superblock. Whose the medium is comes first: the newest copy of that volume counts, and no other's,
+/// whatever its sequence.
+///
+/// # Errors
+/// When there is none that can be used: what is wrong with the first one, unless only another begins like a superblock. When it cannot
+/// be told whose volume it is.
+pub(crate) async fn read<M: Medium>(medium: &M) -> Result<SuperblockProbe, VolumeError> {
+    read_as(medium, None).await
+}
+
+/// The same of a volume that is `chosen`, if one is.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) async fn read_as<M: Medium>(medium: &M, chosen: Option<[u8; 16]>) -> Result<SuperblockProbe, VolumeError> {
+    let all = AllCopies::read(medium).await;
+    let claims = all.claims();
+    let [first, second] = &all.at_start;
+    let is_unknown = matches!((first, second), (Err(a), Err(b)) if a.is_unknown() || b.is_unknown());
+    if claims.is_empty() || is_unknown {
+        let [first, second] = all.at_start;
+        return Err(reason(first, second));
+    }
+    let (uuid, standing) = identity::establish(medium, &claims, chosen).await?;
+    let (superblock, copies, are_all_usable) = all.of(&uuid).newest();
+    Ok(SuperblockProbe { superblock, copies, are_all_usable, standing })
+}
+
+impl AllCopies {
+    async fn read<M: Medium>(medium: &M) -> AllCopies {
+        let at_start = [read_at_start(medium, 0).await, read_at_start(medium, 1).await];
+        let said = at_start.iter().flatten().map(|superblock| superblock.layout.third_offset());
+        let mut offsets: Vec<u64> = said.chain(tail_offset(medium)).collect();
+        offsets.sort_unstable();
+        offsets.dedup();
+        let mut thirds = Vec::new();
+        for offset in offsets {
+            thirds.push((offset, read_third(medium, offset).await));
         }
-        Ok(_) => Some("the superblock of another volume is there".to_owned()),
-        Err(loss) => Some(loss.to_string()),
+        AllCopies { at_start, thirds }
+    }
+
+    /// Each copy that is one, with its place.
+    fn claims(&self) -> Vec<Claim> {
+        let at_start = SUPERBLOCK_OFFSETS.into_iter().zip(&self.at_start);
+        let thirds = self.thirds.iter().map(|(offset, copy)| (*offset, copy));
+        let all = at_start.chain(thirds);
+        all.filter_map(|(offset, copy)| Some(Claim { superblock: *copy.as_ref().ok()?, offset })).collect()
+    }
+
+    /// The same, those of other volumes as lost.
+    fn of(self, uuid: &[u8; 16]) -> AllCopies {
+        let own = |copy: ReadCopy| match copy {
+            Ok(found) if found.uuid != *uuid => Err(CopyError::Foreign(found.uuid)),
+            copy => copy,
+        };
+        let thirds = self.thirds.into_iter().map(|(offset, copy)| (offset, own(copy))).collect();
+        AllCopies { at_start: self.at_start.map(own), thirds }
+    }
+
+    /// The newest of one volume's copies, of which there is one at least; each copy as it was found; and whether all begin the log at the
+    /// same place.
+    fn newest(mut self) -> (Superblock, [SuperblockCopy; COPIES], bool) {
+        let by_sequence = |superblock: &&Superblock| superblock.write_seq;
+        let thirds = || self.thirds.iter().filter_map(|(_, copy)| copy.as_ref().ok());
+        let newest =
+            self.at_start.iter().flatten().max_by_key(by_sequence).or_else(|| thirds().max_by_key(by_sequence));
+        let mut newest = *newest.expect("the identity is that of a copy");
+        let is_third_of = |of: &Superblock| {
+            let third = thirds().find(|third| third.layout == of.layout);
+            third.is_some_and(|third| of.write_seq.saturating_sub(third.write_seq) <= 1)
+        };
+        // None is written before one of the first two tells of its size, so where a third one that tells of another size is ahead of
+        // them, older ones were put back.
+        let ahead = thirds().find(|third| third.write_seq > newest.write_seq);
+        if let Some(ahead) = ahead.filter(|_| !is_third_of(&newest)) {
+            newest = *ahead;
+        }
+        let offset = newest.layout.third_offset();
+        let found = self.thirds.iter().position(|(at, _)| *at == offset);
+        let third =
+            found.map_or(Err(CopyError::Superblock(SuperblockError::Magic)), |at| self.thirds.swap_remove(at).1);
+        let third = third.and_then(|third| third_of(&newest, third));
+        let superblock = third.as_ref().ok().filter(|third| third.write_seq > newest.write_seq).copied();
+        let superblock = superblock.unwrap_or(newest);
+        let serves = |copy: &ReadCopy| {
+            let serves = |copy: &Superblock| copy.log_tail == superblock.log_tail && copy.layout == superblock.layout;
+            copy.as_ref().is_ok_and(serves)
+        };
+        let [first, second] = self.at_start;
+        let are_all_usable = [&first, &second, &third].into_iter().all(serves);
+        let [a, b] = SUPERBLOCK_OFFSETS;
+        let copies = [(a, first), (b, second), (offset, third)];
+        (superblock, copies.map(|(offset, copy)| SuperblockCopy::found(offset, copy, &superblock)), are_all_usable)
+    }
+}
+
+impl SuperblockCopy {
+    /// A copy beside the one that counts.
+    fn found(offset_bytes: u64, copy: ReadCopy, newest: &Superblock) -> SuperblockCopy {
+        let missed = |copy: &Superblock| newest.write_seq.saturating_sub(copy.write_seq);
+        let loss = match copy {
+            // They take turns, and a crash may have come between a write of theirs and that of the third.
+            Ok(copy) => Some(missed(&copy)).filter(|missed| *missed > 2).map(CopyError::Behind),
+            Err(loss) => Some(loss),
+        };
+        let is_foreign = matches!(loss, Some(CopyError::Foreign(_)));
+        SuperblockCopy { offset_bytes, lost: loss.map(|loss| loss.to_string()), is_foreign }
+    }
+}
+
+/// The third copy beside the newest one. One that missed writes is as good as lost.
+fn third_of(newest: &Superblock, third: Superblock) -> ReadCopy {
+    match newest.write_seq.saturating_sub(third.write_seq) {
+        _ if third.layout != newest.layout => Err(CopyError::Superblock(SuperblockError::Place)),
+        // A crash may have come between the two writes.
+        0 | 1 => Ok(third),
+        missed => Err(CopyError::Behind(missed)),
     }
 }
 
 /// What to say where no copy can be used.
-fn reason(first: Result<Superblock, CopyError>, second: Result<Superblock, CopyError>) -> VolumeError {
+fn reason(first: ReadCopy, second: ReadCopy) -> VolumeError {
     match (first, second) {
         (Err(CopyError::Superblock(SuperblockError::Magic)), Err(second)) => second.into(),
-        (Err(first), Err(second)) if second.is_foreign() && !first.is_foreign() => second.into(),
+        (Err(first), Err(second)) if second.is_unknown() && !first.is_unknown() => second.into(),
         (Err(first), _) => first.into(),
         (Ok(_), Err(second)) => second.into(),
         (Ok(_), Ok(_)) => SuperblockError::Magic.into(),
     }
 }
 
-async fn read_copy<M: Medium>(medium: &M, offset: u64) -> Result<Superblock, CopyError> {
+async fn read_copy<M: Medium>(medium: &M, offset: u64) -> ReadCopy {
     let sector = medium.sector_bytes() as usize;
     if offset + sector as u64 > medium.len_bytes() {
         return Err(CopyError::Superblock(SuperblockError::Magic));
@@ -153,7 +243,7 @@ async fn read_copy<M: Medium>(medium: &M, offset: u64) -> Result<Superblock, Cop
 
 /// One of the first two. They take turns, so one in the other's place is part of something else, such as of a volume that
 /// lies as a whole further on.
-async fn read_at_start<M: Medium>(medium: &M, copy: usize) -> Result<Superblock, CopyError> {
+async fn read_at_start<M: Medium>(medium: &M, copy: usize) -> ReadCopy {
     let found = read_copy(medium, SUPERBLOCK_OFFSETS[copy]).await?;
     if found.write_seq % 2 != copy as u64 {
         return Err(CopyError::Superblock(SuperblockError::Place));
@@ -161,39 +251,13 @@ async fn read_at_start<M: Medium>(medium: &M, copy: usize) -> Result<Superblock,
     Ok(found)
 }
 
-/// The third one of a volume that another copy tells of. One that missed writes is as good as lost.
-async fn read_third<M: Medium>(medium: &M, offset: u64, of: &Superblock) -> Result<Superblock, CopyError> {
+/// A third one, if it says itself that it belongs there.
+async fn read_third<M: Medium>(medium: &M, offset: u64) -> ReadCopy {
     let found = read_copy(medium, offset).await?;
-    if found.uuid != of.uuid || found.layout != of.layout {
+    if found.layout.third_offset() != offset {
         return Err(CopyError::Superblock(SuperblockError::Place));
     }
-    match of.write_seq.saturating_sub(found.write_seq) {
-        // A crash may have come between the two writes.
-        0 | 1 => Ok(found),
-        missed => Err(CopyError::Behind(missed)),
-    }
-}
-
-/// The third one where nothing else is known: at the end of the medium, if it says itself that it belongs there.
-async fn read_tail<M: Medium>(medium: &M) -> Option<Superblock> {
-    let offset = tail_offset(medium)?;
-    read_copy(medium, offset).await.ok().filter(|found| found.layout.third_offset() == offset)
-}
-
-/// A third copy that is ahead of the first two and tells of another size, where it would be if these are what they were before the
-/// volume was resized: at the end of the medium, or where they say. None is written before one of the first two tells of its size, so
-/// older ones were put back.
-async fn read_ahead<M: Medium>(medium: &M, of: &Superblock) -> Option<Superblock> {
-    for offset in [Some(of.layout.third_offset()), tail_offset(medium)].into_iter().flatten() {
-        let found = read_copy(medium, offset).await.ok();
-        let is_ahead = |found: &Superblock| {
-            found.uuid == of.uuid && found.write_seq > of.write_seq && found.layout.third_offset() == offset
-        };
-        if let Some(found) = found.filter(is_ahead) {
-            return Some(found);
-        }
-    }
-    None
+    Ok(found)
 }
 
 /// Writes a superblock to the place of the older of the first two copies, and to that of the third.
@@ -241,10 +305,11 @@ pub(crate) async fn wipe_third<M: Medium>(medium: &M, layout: &Layout) -> Result
 /// # Errors
 /// When the medium fails.
 pub(crate) async fn wipe<M: Medium>(medium: &M, layout: &Layout) -> Result<(), MediumError> {
-    let old = read(medium).await.ok().map(|found| found.superblock.layout.third_offset());
-    let thirds = [old, tail_offset(medium), Some(layout.third_offset())];
+    // Of whatever volumes: which of them had the medium does not matter any more.
+    let old = AllCopies::read(medium).await.thirds;
+    let thirds = old.into_iter().map(|(offset, _)| offset).chain([layout.third_offset()]);
     let sector = copy_bytes(medium, layout);
-    for offset in SUPERBLOCK_OFFSETS.into_iter().chain(thirds.into_iter().flatten()) {
+    for offset in SUPERBLOCK_OFFSETS.into_iter().chain(thirds) {
         if offset + sector as u64 <= medium.len_bytes() {
             medium.write(offset, padded(medium, &[], sector)).await?;
         }

@@ -4,20 +4,22 @@ use std::cell::Cell;
 
 use sealblock_block::{
     Abilities, Ability, Clock, Condition, Device, Error, ErrorKind, Freshness, Geometry, Medium, MediumError,
-    MediumErrorKind, Operation, Outcome, RangeLock, Request, Response,
+    MediumErrorKind, Operation, Outcome, RangeLock, Request, Response, WhyOlder,
 };
 use sealblock_units::{BlockCount, Lba};
 
 use crate::block_allocator::BlockAllocator;
-use crate::block_groups::LostCopies;
 use crate::block_map::BlockMap;
 use crate::format::{BlockGroup, Layout, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed, Superblock};
 use crate::free_map::{FreeMap, Loader};
+use crate::identity::Standing;
 use crate::idle::Upkeep;
 use crate::log::Log;
+use crate::lost_copies::LostCopies;
 use crate::map_page::MapLookup;
 use crate::medium::OneSync;
 use crate::memtable::Memtable;
+use crate::notes::Notes;
 use crate::options::Mutation;
 use crate::reserved::ReservedAreas;
 use crate::superblocks::{COPIES, SuperblockCopy};
@@ -42,9 +44,10 @@ pub struct Volume<M, C> {
     pub(crate) turns: Turns,
     pub(crate) upkeep: Upkeep,
     pub(crate) memtable: Memtable,
+    pub(crate) notes: Notes,
     pub(crate) log: Log,
-    /// Whether the blocks are those that were written last.
-    pub(crate) freshness: Cell<Freshness>,
+    /// Whether the log that was found has what was written last.
+    pub(crate) log_freshness: Cell<Freshness>,
     /// Sectors of the log were lost before this opening, and the medium is as it was found until a block changes.
     pub(crate) keeps_lost_log: Cell<bool>,
     pub(crate) commits: CommitQueue,
@@ -99,8 +102,23 @@ pub struct VolumeInfo {
     /// Other copies of metadata that are lost: those that the opening met, and, counted on, those met since. A volume open for
     /// writing writes them anew with its next checkpoint, but for the reserved area's, whose owners do with their next write.
     pub lost_copies: LostCopies,
+    /// How it was found out whose the medium is.
+    pub standing: Standing,
+    /// What is known of changes that were answered, and not durable, when the volume was last used.
+    pub answered: AnsweredChanges,
     /// The copies of the superblock, as they were found. A volume opened for writing has written lost ones anew.
     pub superblocks: [SuperblockCopy; COPIES],
+}
+
+/// What became of changes that were answered before the volume was last left, not in good order, and that were not flushed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum AnsweredChanges {
+    /// None is lost: it was closed in good order, or all are durable.
+    AllDurable,
+    /// None is lost: the process died, and notes of this many changes were all there.
+    Noted(u64),
+    /// Some may be lost; why.
+    MayBeLost(&'static str),
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
@@ -190,6 +208,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         tracing::error!(%why, "volume failed, writes disabled");
         self.commits.wanted.notify();
         self.checkpoints.wake();
+        self.notes.wake();
         self.failed()
     }
 
@@ -236,6 +255,15 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.block_map.scan(&self.medium, number, !self.is_read_only, see).await?;
         self.allocator.load(number, loader.finish());
         Ok(())
+    }
+
+    /// Whether the blocks are those that were written last.
+    pub(crate) fn freshness(&self) -> Freshness {
+        let tables = match self.block_map.groups.lost_copies().newer_pages() {
+            0 => Freshness::Current,
+            _ => Freshness::MayBeOlder(WhyOlder::RolledBack),
+        };
+        self.log_freshness.get().and(tables)
     }
 
     /// Which block of its block group a block is.
@@ -297,7 +325,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             offloads: false,
             seals: self.geometry.protection.is_some(),
             copies: false,
-            freshness: self.freshness.get(),
+            freshness: self.freshness(),
         }
     }
 

@@ -155,6 +155,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     async fn close(&self) {
         let volume = &*self.volume;
         volume.medium.drain().await;
+        volume.drop_notes();
         if !volume.keeps_free_space.get() {
             volume.punch_all(|| true).await;
         }
@@ -177,6 +178,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         volume.commits.begin()(outcome);
         volume.changed.notify();
         volume.allocator.freed.notify();
+        volume.notes.wake();
     }
 
     /// Waits until there is something to do.

@@ -47,8 +47,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Answers a change that is in the memtable, once it is as durable as was asked for.
     async fn written(&self, durability: Durability) -> Outcome {
         match durability {
-            Durability::Volatile => Ok(Response::Done),
-            Durability::ForceUnitAccess => self.flush().await,
+            Durability::Volatile if !self.notes.answers_durable() => Ok(Response::Done),
+            Durability::Volatile | Durability::ForceUnitAccess => self.flush().await,
         }
     }
 
@@ -69,6 +69,15 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     async fn store_in_group(&self, group: u64, extent: Extent, data: &WriteData) -> Result<(), Error> {
         let taken = self.allocate(group, extent).await?;
+        if self.mutation == Mutation::NoteEarly {
+            // An injected fault: blocks are noted and in the memtable before their data have arrived.
+            let sealed = Written { data: data.clone().into_sealed(), facts: Vec::new() };
+            self.entry(group, extent, &sealed, taken.runs());
+            self.entered().await?;
+            let written = self.write_runs(group, taken.runs(), data).await;
+            taken.keep();
+            return written.map_err(Error::from);
+        }
         let is_long = extent.bytes(self.geometry.block_size) >= self.seal_in_flight_bytes;
         let written = if is_long && self.takes_a_pass(data) {
             Box::pin(self.seal_in_flight(group, taken.runs(), data)).await
@@ -81,7 +90,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             Ok(written) => {
                 self.entry(group, extent, &written, taken.runs());
                 taken.keep();
-                Ok(())
+                self.entered().await
             }
             Err(error) => {
                 // Every write has ended, and no map entry names the physical blocks.
@@ -144,6 +153,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if !self.allocator.is_loaded(group) {
             Box::pin(self.load_group(group)).await?;
         }
+        if self.notes.are_open() {
+            Box::pin(self.prepare_notes(group)).await?;
+        }
         let (first, count) = (self.index_in_group(extent.start()), extent.len() as u32);
         // Without a line, many that want much would take whatever becomes free before one that wants little is woken.
         let mut place = (!self.allocator.queue.is_empty(group)).then(|| self.allocator.queue.join(group));
@@ -194,7 +206,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Puts the map entries of written blocks into the memtable, giving up the physical blocks of map entries they replace there.
+    /// Has the map entries of written blocks put into the memtable, giving up the physical blocks of map entries they replace there.
     fn entry(&self, group: u64, extent: Extent, written: &Written, runs: &[Run]) {
         let Written { data, facts } = written;
         let pbns = runs.iter().flat_map(|&(start, len)| start..start + len);
@@ -202,9 +214,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let mut entry = MapEntry { kind: MapEntryKind::Stored, pbn, ..MapEntry::deallocated(lba) };
             let facts = facts.get(at).copied().unwrap_or_else(|| self.facts(block, data.has_verified_guards()));
             facts.fill(&mut entry, block.1);
-            self.replace(group, entry);
+            // Whether such data arrived their guard cannot tell, as that of others can.
+            let data_crc = if entry.guard_unverified { guard::crc32c(block.0) } else { 0 };
+            self.enter(group, entry.into(), data_crc);
         }
-        self.commits.schedule();
     }
 
     /// Fills in the tuple of a map entry from a block and its tuple, whose guard is known to match if `is_verified`.
@@ -233,7 +246,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// The same of a run of blocks without data; the space of physical blocks goes back to the medium.
-    fn replace_run(&self, group: u64, run: MapEntryRun) {
+    pub(crate) fn replace_run(&self, group: u64, run: MapEntryRun) {
         if self.mutation == Mutation::ReuseEarly {
             run.entries().for_each(|entry| self.free_durable_early(group, &entry));
         }
@@ -257,7 +270,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         for extent in extents {
             self.mark(*extent, MapEntryKind::Deallocated).await?;
         }
-        Ok(Response::Done)
+        self.written(Durability::Volatile).await
     }
 
     pub(crate) async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
@@ -296,6 +309,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         for (number, piece) in self.layout.page_pieces(extent) {
             let group = self.layout.group_of(piece.start());
             self.load_group(group).await?;
+            self.prepare_notes(group).await?;
             self.wait_for_room().await?;
             let marked = self.marked.replace(self.marked.get() + piece.len());
             if marked + piece.len() > BLOCKS_PER_TURN {
@@ -304,9 +318,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
             let page = self.block_map.page(&self.medium, number).await?;
             for run in self.runs_unlike(number, &page, piece, kind) {
-                self.replace_run(group, run);
+                self.enter(group, run, 0);
             }
-            self.commits.schedule();
+            Box::pin(self.entered()).await?;
         }
         Ok(())
     }

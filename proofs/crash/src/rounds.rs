@@ -26,14 +26,13 @@ use crate::history::History;
 use crate::pattern::{Content, recognise, rng};
 use crate::report::Event;
 
-/// The options of the volumes that rounds alternate between.
+/// The volumes that rounds alternate between: the small ones have no room for notes, and make changes durable before they answer.
 const VOLUME_OPTIONS: [&str; 4] = [
-    "--guard crc16 --block-size 512",
-    "--guard crc64 --block-size 4096",
-    "--guard crc16 --block-size 4096",
-    "--guard crc64 --block-size 512",
+    "--size 4MiB --guard crc16 --block-size 512",
+    "--size 4MiB --guard crc64 --block-size 4096",
+    "--size 1MiB --guard crc16 --block-size 4096",
+    "--size 4MiB --guard crc64 --block-size 512",
 ];
-const VOLUME_BYTES: u64 = 1 << 20;
 /// Longest life of a worker after its volume is open, and of one that is killed while it opens the volume.
 const LIFE_US: u64 = 40_000;
 const OPENING_US: u64 = 20_000;
@@ -75,10 +74,11 @@ struct TestVolume {
 }
 
 /// The mutations and their names on the command line.
-const MUTATIONS: [(&str, Mutation); 5] = [
+const MUTATIONS: [(&str, Mutation); 6] = [
     ("none", Mutation::None),
     ("skip-sync", Mutation::SkipSync),
     ("late-tags", Mutation::LateTags),
+    ("note-late", Mutation::NoteLate),
     ("reuse-early", Mutation::ReuseEarly),
     ("trust-log", Mutation::TrustLog),
 ];
@@ -114,7 +114,7 @@ pub fn run(plan: &Plan) -> Result<Totals> {
 
 fn make(plan: &Plan, index: usize, options: &str) -> Result<TestVolume> {
     let path = plan.folder.join(format!("volume-{index}"));
-    run_command(&format!("create VOLUME --size {VOLUME_BYTES} {options}"), &path)?;
+    run_command(&format!("create VOLUME {options}"), &path)?;
     let content = contents(&path)?;
     ensure!(content.iter().all(|content| *content == Content::Zeroes), "a new volume holds something");
     Ok(TestVolume { path, content })

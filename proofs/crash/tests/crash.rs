@@ -168,7 +168,7 @@ fn plan(folder: &Path, rounds: u64, mutation: Mutation) -> Plan {
 }
 
 #[test]
-fn no_flushed_change_is_lost_in_200_kills() {
+fn no_change_that_was_answered_is_lost_in_200_kills() {
     let folder = tempfile::tempdir().unwrap();
     let totals = rounds::run(&plan(folder.path(), 200, Mutation::None)).unwrap_or_else(|error| {
         panic!("{error:?}\nthe volume is kept in {}", folder.keep().display());
@@ -179,11 +179,13 @@ fn no_flushed_change_is_lost_in_200_kills() {
     assert!(totals.changes > totals.durable, "some changes were in flight when the worker was killed: {totals:?}");
 }
 
-/// The twin: a volume that completes flushes before the tags are durable is detected.
+/// The twins: a volume that answers changes before they are noted is detected, and a small one that has no notes and completes flushes
+/// before the tags are durable.
 #[test]
-fn flushes_that_complete_too_early_are_detected() {
-    let folder = tempfile::tempdir().unwrap();
-    let error =
-        rounds::run(&plan(folder.path(), 100, Mutation::LateTags)).expect_err("the fault shows within 100 rounds");
-    assert!(format!("{error:?}").contains("and may hold"), "{error:?}");
+fn answers_that_come_too_early_are_detected() {
+    for mutation in [Mutation::NoteLate, Mutation::LateTags] {
+        let folder = tempfile::tempdir().unwrap();
+        let error = rounds::run(&plan(folder.path(), 100, mutation)).expect_err("the fault shows within 100 rounds");
+        assert!(format!("{error:?}").contains("and may hold"), "{mutation:?}: {error:?}");
+    }
 }

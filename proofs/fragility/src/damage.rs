@@ -1,5 +1,6 @@
 //! Damage: what is done to which bytes.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use sealblock_media_volume::format::{Region, RegionKind};
@@ -22,6 +23,10 @@ pub enum Fault {
     Random,
     /// They are what they were before.
     Stale,
+    /// They are those of another volume of this shape, which was used longer.
+    Foreign,
+    /// They are those of another volume of this shape, which is new.
+    Blank,
     /// They cannot be read.
     Unreadable,
 }
@@ -33,6 +38,27 @@ pub enum Reach {
     Sector,
     /// 64 KiB in a row.
     Run,
+    /// A whole region.
+    Region,
+    /// All regions of a kind: every copy, of every block group.
+    Copies,
+}
+
+impl Reach {
+    /// Whether no copy of anything is out of its reach: then the volume may be refused, and may have older contents, if it says that
+    /// something is wrong.
+    pub fn is_more_than_one_fault(self) -> bool {
+        matches!(self, Reach::Region | Reach::Copies)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Reach::Sector => "sector",
+            Reach::Run => "64 KiB",
+            Reach::Region => "region",
+            Reach::Copies => "all copies",
+        }
+    }
 }
 
 /// Where damage is done.
@@ -76,23 +102,31 @@ impl Target {
 
 impl Cell {
     /// What is done, in words.
-    pub fn damage(&self) -> &'static str {
-        match (self.reach, self.fault) {
-            (_, Fault::Flipped) => "one bit",
-            (Reach::Sector, Fault::Zeroed) => "sector zeroed",
-            (Reach::Sector, Fault::Random) => "sector random",
-            (Reach::Sector, Fault::Stale) => "sector stale",
-            (Reach::Sector, Fault::Unreadable) => "sector unreadable",
-            (Reach::Run, Fault::Zeroed) => "64 KiB zeroed",
-            (Reach::Run, Fault::Random) => "64 KiB random",
-            (Reach::Run, Fault::Stale) => "64 KiB stale",
-            (Reach::Run, Fault::Unreadable) => "64 KiB unreadable",
-        }
+    pub fn damage(&self) -> String {
+        let done = match self.fault {
+            Fault::Flipped => return "one bit".to_owned(),
+            Fault::Zeroed => "zeroed",
+            Fault::Random => "random",
+            Fault::Stale => "stale",
+            Fault::Foreign => "of another volume",
+            Fault::Blank => "of a blank volume",
+            Fault::Unreadable => "unreadable",
+        };
+        format!("{} {done}", self.reach.name())
     }
 
     /// Every damage there is for a volume: each kind of region, each reach, each way.
     pub fn all(specimen: &Specimen) -> Vec<Cell> {
-        const WAYS: [Fault; 5] = [Fault::Flipped, Fault::Zeroed, Fault::Random, Fault::Stale, Fault::Unreadable];
+        const WAYS: [Fault; 7] = [
+            Fault::Flipped,
+            Fault::Zeroed,
+            Fault::Random,
+            Fault::Stale,
+            Fault::Foreign,
+            Fault::Blank,
+            Fault::Unreadable,
+        ];
+        const RECORDS: [Fault; 3] = [Fault::Stale, Fault::Foreign, Fault::Blank];
         let mut kinds: Vec<RegionKind> = specimen.layout.regions().iter().map(|region| region.kind).collect();
         kinds.sort_unstable();
         kinds.dedup();
@@ -100,6 +134,14 @@ impl Cell {
         for target in kinds.into_iter().map(Target::Region) {
             cells.extend(WAYS.map(|fault| Cell { target, reach: Reach::Sector, fault }));
             cells.extend(WAYS[1..].iter().map(|&fault| Cell { target, reach: Reach::Run, fault }));
+            cells.extend(RECORDS.map(|fault| Cell { target, reach: Reach::Region, fault }));
+        }
+        // Every copy of a kind, once.
+        let mut classes = BTreeSet::new();
+        for target in cells.iter().map(|cell| cell.target).collect::<Vec<_>>() {
+            if classes.insert(target.class()) {
+                cells.extend(RECORDS.map(|fault| Cell { target, reach: Reach::Copies, fault }));
+            }
         }
         let tables = [Fault::Zeroed, Fault::Stale];
         cells.extend(tables.map(|fault| Cell { target: Target::Tables, reach: Reach::Sector, fault }));
@@ -117,13 +159,14 @@ pub struct Damage {
     word: u64,
     /// Which of the earlier contents stale bytes have.
     earlier: usize,
+    is_multiple: bool,
 }
 
 impl Damage {
     /// Damage to nothing.
     #[cfg(test)]
     pub fn none() -> Damage {
-        Damage { ranges: Vec::new(), fault: Fault::Zeroed, word: 0, earlier: 0 }
+        Damage { ranges: Vec::new(), fault: Fault::Zeroed, word: 0, earlier: 0, is_multiple: false }
     }
 
     /// Draws one; nothing where it would change nothing, such as an older content where there is none.
@@ -132,14 +175,23 @@ impl Damage {
         let ranges = match cell.target {
             Target::Tables => tables(specimen, random),
             Target::Region(kind) => {
-                let regions = specimen.layout.regions();
-                let regions: Vec<Region> = regions.into_iter().filter(|region| region.kind == kind).collect();
+                let is_hit = |region: &Region| match cell.reach {
+                    Reach::Copies => region.kind.name() == kind.name(),
+                    _ => region.kind == kind,
+                };
+                let regions: Vec<Region> = specimen.layout.regions().into_iter().filter(is_hit).collect();
                 let region = random.pick(&regions);
-                let sector = sector(region, cell, earlier, specimen, random);
-                vec![reach(sector, cell, specimen, random)]
+                match cell.reach {
+                    Reach::Copies => regions.iter().map(|region| whole(region, specimen)).collect(),
+                    Reach::Region => vec![whole(region, specimen)],
+                    Reach::Sector | Reach::Run => {
+                        vec![reach(sector(region, cell, earlier, specimen, random), cell, specimen, random)]
+                    }
+                }
             }
         };
-        let damage = Damage { ranges, fault: cell.fault, word: random.word(), earlier };
+        let is_multiple = cell.reach.is_more_than_one_fault();
+        let damage = Damage { ranges, fault: cell.fault, word: random.word(), earlier, is_multiple };
         damage.changes(specimen).then_some(damage)
     }
 
@@ -151,6 +203,11 @@ impl Damage {
     /// Whether it is of the kind that puts back what was there before.
     pub fn is_stale(&self) -> bool {
         self.fault == Fault::Stale
+    }
+
+    /// Whether it is more than one fault.
+    pub fn is_multiple(&self) -> bool {
+        self.is_multiple
     }
 
     fn changes(&self, specimen: &Specimen) -> bool {
@@ -172,6 +229,8 @@ impl Damage {
                 new.chunks_mut(8).for_each(|part| part.copy_from_slice(&noise.word().to_le_bytes()[..part.len()]));
             }
             Fault::Stale => new.copy_from_slice(bytes(&specimen.earlier[self.earlier], range)),
+            Fault::Foreign => new.copy_from_slice(bytes(&specimen.foreign, range)),
+            Fault::Blank => new.copy_from_slice(bytes(&specimen.blank, range)),
             Fault::Unreadable => return None,
         }
         Some(new)
@@ -205,8 +264,13 @@ fn sector(region: &Region, cell: Cell, earlier: usize, specimen: &Specimen, rand
         (0..sectors).map(|next| first + (at + next) % sectors).find(|sector| is(range(*sector)))
     };
     let hot = specimen.places.hot(region);
-    if cell.fault == Fault::Stale {
-        let before = &specimen.earlier[earlier];
+    let instead = match cell.fault {
+        Fault::Stale => Some(&specimen.earlier[earlier]),
+        Fault::Foreign => Some(&specimen.foreign),
+        Fault::Blank => Some(&specimen.blank),
+        _ => None,
+    };
+    if let Some(before) = instead {
         return of_interest(&|range| bytes(&specimen.image, range) != bytes(before, range)).unwrap_or(any);
     }
     match random.below(4) {
@@ -215,6 +279,12 @@ fn sector(region: &Region, cell: Cell, earlier: usize, specimen: &Specimen, rand
         _ if hot.is_empty() => any,
         _ => random.pick(hot) / sector_bytes,
     }
+}
+
+/// All sectors of a region.
+fn whole(region: &Region, specimen: &Specimen) -> Range {
+    let sector_bytes = u64::from(specimen.shape.sector_bytes);
+    (region.start / sector_bytes * sector_bytes, region.end.next_multiple_of(sector_bytes))
 }
 
 /// The bytes that are hit, given one sector that must be.
@@ -227,12 +297,12 @@ fn reach(sector: u64, cell: Cell, specimen: &Specimen, random: &Random) -> Range
             let at = start + random.below(sector_bytes);
             (at, at + 1)
         }
-        (Reach::Sector, _) => (start, start + sector_bytes),
         (Reach::Run, _) => {
             let back = random.below(RUN_BYTES / sector_bytes) * sector_bytes;
             let start = start.saturating_sub(back).min(end.saturating_sub(RUN_BYTES));
             (start, (start + RUN_BYTES).min(end))
         }
+        _ => (start, start + sector_bytes),
     }
 }
 

@@ -14,8 +14,8 @@ use sealblock_media_volume::format::Layout;
 use sealblock_simulator::checker::{Content, Patterns};
 use sealblock_simulator::disk::{Behaviour, Image, SimDisk, Survival};
 use sealblock_simulator::executor::{Executor, RunEnd};
-use sealblock_simulator::random::Random;
 use sealblock_simulator::random::Trace;
+use sealblock_simulator::random::{Random, mix};
 use sealblock_simulator::system::{Resizing, Session, System, VolumeProfile, Volumes};
 use sealblock_units::{BlockSize, Extent, Lba};
 
@@ -27,6 +27,8 @@ use crate::specimen::{IDLE, Places, Specimen, State};
 
 /// Blocks changed by one request at most.
 const MOST_AT_ONCE: u64 = 48;
+/// Machines that another volume lives through: more than a specimen.
+const LONGER: u64 = 8;
 /// Bytes of a volume that has bitmap pages, and is looked at only where it was written to.
 const LARGE_BYTES: u64 = 514 << 20;
 
@@ -54,11 +56,10 @@ impl Specimen {
         let mut layout = Layout::new(shape.block_size, shape.sector_bytes, created.capacity_blocks)
             .map_err(|error| error.to_string())?;
         let patterns = Patterns::new(seed, shape.block_size, shape.protection);
-        let image = Image::blank(shape.sector_bytes, layout.medium_bytes());
-        let model = Rc::new(RefCell::new(Model::new(created.capacity_blocks)));
-        let mut life = Life { shape, patterns, model, version: 1, image, random };
-        life.create(created)?;
         let sizes: Vec<u64> = sizes.chain((!shares.is_empty()).then_some(shape.capacity_blocks)).collect();
+        let [foreign, blank] = others([created, shape], layout, &sizes, large, seed)?;
+        let mut life = Life::of(created, shape, layout, patterns, random);
+        life.create(created)?;
         let earlier = life.before(state, &sizes, &mut layout)?;
         life.live(false, last_stop(state, &life.random))?;
         let model = life.model.borrow().clone();
@@ -71,6 +72,8 @@ impl Specimen {
             model,
             image: Rc::new(flatten(&life.image)),
             earlier,
+            foreign,
+            blank,
             found: BTreeMap::new(),
             places: Places::default(),
             watched,
@@ -129,6 +132,7 @@ fn draw_shape(random: &Random, large: bool) -> VolumeProfile {
         uuid,
         idle_us: 100_000,
         seal_in_flight_bytes: 64 << 10,
+        notes_half_bytes: 1 << 20,
     }
 }
 
@@ -158,7 +162,44 @@ struct Life {
     random: Random,
 }
 
+/// Two other volumes of the same shape: one that was used longer, and one that was not. Large ones are blank.
+fn others(
+    [created, shape]: [VolumeProfile; 2],
+    layout: Layout,
+    sizes: &[u64],
+    large: bool,
+    seed: u64,
+) -> Result<[Vec<u8>; 2], String> {
+    let (mut longest, mut images) = (layout.medium_bytes(), Vec::new());
+    for uses in [LONGER, 0] {
+        let (random, mut layout) = (Random::new(mix(seed ^ uses)), layout);
+        let mut uuid = [0xee; 16];
+        uuid[..8].copy_from_slice(&random.word().to_le_bytes());
+        let [created, shape] = [created, shape].map(|shape| VolumeProfile { uuid, ..shape });
+        let patterns = Patterns::new(seed ^ uses, shape.block_size, shape.protection);
+        let mut life = Life::of(created, shape, layout, patterns, random);
+        life.create(created)?;
+        for &size in sizes {
+            layout = life.resize(&layout, size)?;
+        }
+        longest = layout.medium_bytes();
+        for machine in 0..if large { 0 } else { uses } {
+            life.live(machine == 0, State::Clean)?;
+        }
+        images.push(flatten(&life.image));
+    }
+    images.iter_mut().for_each(|image| image.resize(longest as usize, 0));
+    images.try_into().map_err(|_| "two volumes".to_owned())
+}
+
 impl Life {
+    /// A volume that is to be created, and to have this shape in the end.
+    fn of(created: VolumeProfile, shape: VolumeProfile, layout: Layout, patterns: Patterns, random: Random) -> Life {
+        let image = Image::blank(shape.sector_bytes, layout.medium_bytes());
+        let model = Rc::new(RefCell::new(Model::new(created.capacity_blocks)));
+        Life { shape, patterns, model, version: 1, image, random }
+    }
+
     /// Runs one machine on the disk; then its power is cut in the way given.
     fn on<T: 'static, F: Future<Output = Result<T, String>> + 'static>(
         &mut self,

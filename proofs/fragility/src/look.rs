@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use sealblock_block::{Device, DynDevice, Request, Response};
 use sealblock_integrity::{Checks, GuardKind, Sealed, guard};
-use sealblock_media_volume::{OpenOptions, open};
+use sealblock_media_volume::{OpenOptions, VolumeInfo, open};
 use sealblock_simulator::checker::{Content, Patterns};
 use sealblock_simulator::executor::{Executor, RunEnd, RunLimits};
 use sealblock_simulator::random::Random;
@@ -38,6 +38,8 @@ pub struct Looked {
     pub blocks: Vec<(Lba, Seen)>,
     /// The blocks that Verify names.
     pub named: BTreeSet<Lba>,
+    /// Verify or the opening says that something is wrong: bad blocks, lost copies, or a check that is not complete.
+    pub is_told: bool,
 }
 
 /// A volume that is open.
@@ -46,6 +48,19 @@ pub struct Open {
     pub stack: DynDevice,
     /// Closes it in good order.
     pub close: BoxedWork<()>,
+    /// What the opening found, and what reading finds.
+    pub description: VolumeInfo,
+}
+
+impl Open {
+    /// Looks at the blocks, and at what is said of them.
+    pub async fn look(&self, checker: &BlockChecker, watched: &[Extent]) -> Looked {
+        let mut looked = checker.look(&self.stack, watched).await;
+        let info = &self.description;
+        let is_lost = info.superblocks.iter().any(|copy| copy.lost.is_some());
+        looked.is_told |= is_lost || info.log_lost > 0 || info.lost_copies.count() > 0 || !looked.named.is_empty();
+        looked
+    }
 }
 
 /// Opens a volume.
@@ -53,13 +68,14 @@ pub struct Open {
 /// # Errors
 /// Why it is refused.
 pub async fn start(overlay: &Overlay, executor: &Executor, read_only: bool) -> Result<Open, String> {
-    let options = OpenOptions { read_only, accept_older: read_only, cache_bytes: 1 << 20, ..OpenOptions::default() };
+    let shape = OpenOptions { cache_bytes: 1 << 20, keeps_answered: false, ..OpenOptions::default() };
+    let options = OpenOptions { read_only, accept_older: read_only, ..shape };
     let opened = open(overlay.clone(), executor.clone(), &options).await.map_err(|error| error.to_string())?;
     drop(executor.spawn("worker", opened.worker.run()));
     let volume = opened.volume;
     let stack = DynDevice::new("volume", volume.clone());
     let close = Box::pin(async move { volume.close().await.map_err(|error| error.to_string()) });
-    Ok(Open { stack, close })
+    Ok(Open { stack, close, description: opened.description })
 }
 
 /// Runs `work` to its end.
@@ -83,7 +99,7 @@ pub fn look(specimen: &Specimen, overlay: &Overlay) -> Result<Looked, String> {
     let (overlay, watched, checker) = (overlay.clone(), specimen.watched.clone(), BlockChecker::of(specimen));
     on_executor(|executor| async move {
         let session = start(&overlay, &executor, true).await?;
-        Ok(checker.look(&session.stack, &watched).await)
+        Ok(session.look(&checker, &watched).await)
     })?
 }
 
@@ -105,17 +121,21 @@ impl BlockChecker {
 
     /// Reads and verifies blocks.
     pub async fn look(&self, stack: &DynDevice, watched: &[Extent]) -> Looked {
-        let (mut blocks, mut named) = (Vec::new(), BTreeSet::new());
+        let (mut blocks, mut named, mut is_told) = (Vec::new(), BTreeSet::new(), false);
         for extent in watched {
             blocks.extend(self.see(stack, *extent).await);
             let checks = checks(stack, extent.start());
-            if let Err(error) = stack.execute(Request::verify(*extent, checks)).await
-                && let Ok(bad_blocks) = error.into_bad_blocks()
-            {
-                named.extend(bad_blocks.iter().map(|bad_block| bad_block.lba));
+            match stack.execute(Request::verify(*extent, checks)).await {
+                Ok(Response::Verified(stats)) => is_told |= !stats.coverage.is_complete(),
+                Ok(_) => {}
+                Err(error) => {
+                    is_told = true;
+                    let bad_blocks = error.into_bad_blocks().ok();
+                    named.extend(bad_blocks.iter().flat_map(|bad| bad.iter()).map(|bad_block| bad_block.lba));
+                }
             }
         }
-        Looked { blocks, named }
+        Looked { blocks, named, is_told }
     }
 
     /// Reads blocks; where that fails, one by one.

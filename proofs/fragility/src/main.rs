@@ -8,6 +8,7 @@
 //! Nothing here knows where a volume keeps what: regions come from its own layout, map entries are found by a scan.
 
 mod damage;
+mod kept;
 mod life;
 mod look;
 mod medium;

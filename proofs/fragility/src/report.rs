@@ -79,15 +79,19 @@ impl Line {
     }
 }
 
-/// Older contents that cannot be told from newer ones, which is said in the format: the map entry and every copy of the generation of
-/// a block put back together.
+/// What no check can tell, which is said in the format. Older contents: the map entry and every copy of the generation of a block put back
+/// together; a log of which no sector of this volume is left. A smaller volume: all superblocks put back to before it grew.
 pub fn is_named(cell: Cell, outcome: &Outcome) -> bool {
+    let is_all_of = |class: &str| cell.reach == Reach::Copies && cell.target.class() == class;
+    if is_all_of("superblock") && cell.fault == Fault::Stale {
+        return outcome.wrong == 0 && outcome.stale == 0 && outcome.beyond == outcome.lost;
+    }
     let only_stale = outcome.refused.is_none()
         && outcome.unwritable.is_none()
         && outcome.wrong == 0
         && outcome.beyond == 0
         && outcome.stale > 0;
-    only_stale && cell.target == Target::Tables && cell.fault == Fault::Stale
+    only_stale && (cell.target == Target::Tables && cell.fault == Fault::Stale || is_all_of("log"))
 }
 
 /// All trials.
@@ -148,6 +152,8 @@ impl Report {
                 (_, _, true) => "one bit",
                 (_, Reach::Sector, _) => "one sector",
                 (_, Reach::Run, _) => "64 KiB",
+                (_, Reach::Region, _) => "a region",
+                (_, Reach::Copies, _) => "all copies",
             };
             self.row(&mut text, &format!("{} | {damage}", place.0), |key| class(key) == place);
         }

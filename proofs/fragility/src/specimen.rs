@@ -63,6 +63,10 @@ pub struct Specimen {
     pub image: Rc<Vec<u8>>,
     /// What it was before, oldest first.
     pub earlier: Vec<Vec<u8>>,
+    /// Another volume of the same shape, with another identity, and used longer.
+    pub foreign: Vec<u8>,
+    /// Another volume of the same shape that nothing was ever written to.
+    pub blank: Vec<u8>,
     /// What its blocks hold: as far as a crash left a choice, what came of it.
     pub found: BTreeMap<Lba, Content>,
     /// Where map entries and data lie.

@@ -9,6 +9,7 @@ use sealblock_simulator::random::Random;
 use sealblock_units::{Extent, Lba};
 
 use crate::damage::Damage;
+use crate::kept::Kept;
 use crate::look::{BlockChecker, Looked, Open, Seen, look, on_executor, start};
 use crate::medium::Overlay;
 use crate::specimen::{IDLE, Specimen};
@@ -74,8 +75,11 @@ pub fn run(specimen: &Specimen, damage: &Damage, random: &Random) -> Outcome {
     let mut trial = Trial { specimen, damage, allowed, outcome: Outcome::default() };
     let overlay = Overlay::new(&specimen.image, specimen.shape.sector_bytes, true);
     damage.inflict(specimen, &overlay);
-    let before = trial.read_only(&overlay);
-    trial.in_use(&overlay.fork(false), before.as_ref(), random);
+    let (before, kept, used) = (trial.read_only(&overlay), Kept::before(specimen, &overlay), overlay.fork(false));
+    trial.in_use(&used, before.as_ref(), random);
+    if let Some(at) = kept.lost(&used).first() {
+        trial.finding(format!("the good record at byte {at} was overwritten"));
+    }
     trial.outcome
 }
 
@@ -92,7 +96,9 @@ impl Trial<'_> {
         let looked = match look(self.specimen, overlay) {
             Ok(looked) => looked,
             Err(why) => {
-                self.finding(format!("does not open for reading: {why}"));
+                if !self.damage.is_multiple() {
+                    self.finding(format!("does not open for reading: {why}"));
+                }
                 self.outcome.refused = Some(why);
                 return None;
             }
@@ -101,7 +107,7 @@ impl Trial<'_> {
             self.finding("a reader wrote".to_owned());
         }
         let verdicts = self.verdicts(&looked);
-        self.count(&verdicts);
+        self.count(&verdicts, looked.is_told);
         self.check_names(&looked);
         Some(verdicts)
     }
@@ -130,7 +136,7 @@ impl Trial<'_> {
             Seen::Foreign(why) => Verdict::Wrong(why.clone()),
             Seen::Content(content) if !model.held(lba, *content) => Verdict::Wrong(format!("block {lba}: {content:?}")),
             Seen::Content(_) if self.is_in_window(lba) => Verdict::Window,
-            Seen::Content(Content::Zero) if !self.damage.is_stale() => {
+            Seen::Content(Content::Zero) if !self.damage.is_stale() && !self.damage.is_multiple() => {
                 Verdict::Wrong(format!("block {lba}: reads as never written"))
             }
             Seen::Content(_) => Verdict::Stale,
@@ -143,7 +149,7 @@ impl Trial<'_> {
         self.specimen.places.window.contains(&lba) && self.allowed.contains(&lba)
     }
 
-    fn count(&mut self, verdicts: &BTreeMap<Lba, Verdict>) {
+    fn count(&mut self, verdicts: &BTreeMap<Lba, Verdict>, is_told: bool) {
         self.outcome.bound = self.allowed.len() as u64;
         for (lba, verdict) in verdicts {
             match verdict {
@@ -156,7 +162,9 @@ impl Trial<'_> {
                 }
                 Verdict::Stale => {
                     self.outcome.stale += 1;
-                    self.finding(format!("block {lba}: an older content"));
+                    if !(self.damage.is_multiple() && is_told) {
+                        self.finding(format!("block {lba}: an older content"));
+                    }
                 }
                 Verdict::Wrong(why) => {
                     self.outcome.wrong += 1;
@@ -177,13 +185,18 @@ impl Trial<'_> {
         let (disk, writes) = (overlay.clone(), host.writes.clone());
         let used = on_executor(move |executor| async move {
             let session = start(&disk, &executor, false).await?;
-            let looked = checker.look(&session.stack, &watched).await;
+            let looked = session.look(&checker, &watched).await;
             host.work(session, &checker, &executor).await.map(|()| looked)
         });
         let looked = match used.and_then(|used| used) {
             Ok(looked) => looked,
             Err(why) => {
-                self.finding(format!("cannot be written to: {why}"));
+                if !self.damage.is_multiple() {
+                    self.finding(format!("cannot be written to: {why}"));
+                }
+                if self.outcome.refused.is_some() && overlay.changes() > 0 {
+                    self.finding(format!("an opening that was refused wrote: {why}"));
+                }
                 self.outcome.unwritable = Some(why);
                 return;
             }
@@ -271,7 +284,7 @@ impl Host {
     }
 
     async fn work(self, session: Open, checker: &BlockChecker, executor: &Executor) -> Result<(), String> {
-        let Open { stack, close } = session;
+        let Open { stack, close, .. } = session;
         for (extent, version) in &self.writes {
             let data = self.patterns.sealed(*extent, *version);
             let operation = Request::write(*extent, data, Durability::Volatile);

@@ -36,6 +36,7 @@ fn shape() -> VolumeProfile {
         uuid: UUID,
         idle_us: 100_000,
         seal_in_flight_bytes: 64 << 10,
+        notes_half_bytes: 1 << 20,
     }
 }
 

@@ -1,7 +1,7 @@
 //! Superblocks and the log of a volume.
 
 use sealblock_media_volume::format::{
-    Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, SUPERBLOCK_BYTES, Seed, Superblock,
+    Answered, Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, SUPERBLOCK_BYTES, Seed, Superblock,
 };
 use sealblock_units::{BlockSize, Lba};
 
@@ -39,6 +39,7 @@ pub fn try_superblock(input: &[u8]) {
         keeps_space: false,
         log_tail: 5,
         initialized_groups,
+        answered: Answered::Durable,
     };
     let mut bytes = superblock.encode();
     assert_eq!(Superblock::decode(&bytes), Ok(superblock));

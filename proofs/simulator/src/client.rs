@@ -11,6 +11,7 @@ use sealblock_integrity::{Checks, Sealed};
 use sealblock_units::{BlockCount, Extent, Lba};
 
 use crate::checker::{Change, Checker, Content};
+use crate::executor::Executor;
 use crate::random::Random;
 
 /// A request failed and its task should end: there is a finding, or the device failed as planned.
@@ -33,13 +34,23 @@ pub struct RunContext {
     pub completed: Cell<u64>,
     /// Requests that failed with an error that a planned fault explains.
     pub failed: Cell<u64>,
+    /// The machine: once it has stopped, nobody hears its answers.
+    pub executor: Option<Executor>,
 }
 
 impl RunContext {
     /// A ledger for one machine.
     pub fn new(checker: Rc<RefCell<Checker>>, faults_planned: bool) -> RunContext {
         let (decayed, finding, completed, failed) = Default::default();
-        RunContext { checker, faults_planned, misreads: false, decayed, finding, completed, failed }
+        RunContext { checker, faults_planned, misreads: false, decayed, finding, completed, failed, executor: None }
+    }
+
+    /// An answer has come; never returns where the machine stopped in the same moment.
+    async fn heard<T>(&self, answer: T) -> T {
+        match self.executor.as_ref().is_some_and(Executor::is_halted) {
+            true => std::future::pending().await,
+            false => answer,
+        }
     }
 
     /// Keeps the first finding.
@@ -174,7 +185,7 @@ impl Client {
     }
 
     async fn change(&self, change: Change, request: Request, what: &str) -> Result<(), Stop> {
-        let outcome = self.stack.execute(request).await;
+        let outcome = self.context.heard(self.stack.execute(request).await).await;
         self.context.checker.borrow_mut().end_change(change, outcome.is_ok());
         match outcome {
             Ok(Response::Done) => self.completed(),
@@ -187,7 +198,7 @@ impl Client {
     /// Makes completed changes durable.
     pub async fn flush(&self) -> Result<(), Stop> {
         let flush = self.context.checker.borrow_mut().begin_flush();
-        let outcome = self.stack.execute(Request::flush()).await;
+        let outcome = self.context.heard(self.stack.execute(Request::flush()).await).await;
         self.context.checker.borrow_mut().end_flush(flush, outcome.is_ok());
         outcome.map(|_| self.completed()).map_err(|error| self.failed("flush", &error))
     }

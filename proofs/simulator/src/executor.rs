@@ -187,6 +187,11 @@ impl Executor {
         self.0.halted.set(true);
     }
 
+    /// Whether the run ends with the poll that is under way.
+    pub fn is_halted(&self) -> bool {
+        self.0.halted.get()
+    }
+
     /// Virtual time since the machine started.
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.0.now_ns.get())

@@ -145,7 +145,11 @@ impl<S: System> MachineConfig<'_, S> {
         let disk = SimDisk::new(image, self.behaviour.clone(), &executor, disk_random, trace);
         let faults = &self.behaviour.faults;
         let misreads = faults.iter().any(|rule| rule.on == IoKind::Read);
-        let context = Rc::new(RunContext { misreads, ..RunContext::new(Rc::clone(self.checker), !faults.is_empty()) });
+        let context = Rc::new(RunContext {
+            misreads,
+            executor: Some(executor.clone()),
+            ..RunContext::new(Rc::clone(self.checker), !faults.is_empty())
+        });
         let main = main(self.system, disk.clone(), executor.clone(), self.random.fork("hosts"), Rc::clone(&context));
         let ended = executor.run(LIMITS, main);
         let counts = disk.counts();
@@ -156,7 +160,10 @@ impl<S: System> MachineConfig<'_, S> {
             (None, RunEnd::Halted) => Ok(MachineEnd::Crashed),
             (None, RunEnd::Stuck(stuck)) => Err(stuck.to_string()),
         };
-        self.checker.borrow_mut().crash();
+        match self.survival {
+            Survival::Kill if self.system.survives_kills() => self.checker.borrow_mut().die(),
+            _ => self.checker.borrow_mut().crash(),
+        }
         let image = disk.power_off(self.survival, &self.random.fork("survival"));
         MachineResult { end, image, counts, completed: context.completed.get(), failed: context.failed.get() }
     }

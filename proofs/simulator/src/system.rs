@@ -34,6 +34,8 @@ pub struct VolumeProfile {
     pub idle_us: u64,
     /// Bytes from which on a write is sealed while it is in flight.
     pub seal_in_flight_bytes: u64,
+    /// Bytes of a half of the place for notes, at most.
+    pub notes_half_bytes: u32,
     /// Identity of the device.
     pub uuid: [u8; 16],
 }
@@ -65,8 +67,22 @@ impl VolumeProfile {
             protection: draw_format(random),
             cache_bytes,
             seal_in_flight_bytes,
+            notes_half_bytes: 1 << 20,
             uuid,
         }
+    }
+
+    /// Now and then with room for notes, which small ones have not: beside a longest write.
+    pub fn with_notes(self, workload: Workload, random: &Random) -> VolumeProfile {
+        let notes_half_bytes = *random.pick(&[4096, 8192, 1 << 20]);
+        if matches!(workload, Workload::Zones | Workload::Wide | Workload::Laps) || random.chance(50) {
+            return VolumeProfile { notes_half_bytes, ..self };
+        }
+        let capacity_blocks = match self.block_size {
+            BlockSize::B512 => random.between(2_100, 2_400),
+            BlockSize::B4096 => random.between(300, 700),
+        };
+        VolumeProfile { notes_half_bytes, capacity_blocks, ..self }
     }
 }
 
@@ -134,6 +150,11 @@ pub trait System {
     /// Whether damage to long durable data is found, and not taken for data that never arrived.
     fn finds_damage(&self) -> bool {
         true
+    }
+
+    /// Whether everything that was answered is there after the program was killed.
+    fn survives_kills(&self) -> bool {
+        false
     }
 
     /// How many of a hundred syncs the disk only pretends to do. For tests of the tests.
@@ -211,6 +232,10 @@ impl System for Volumes {
         true
     }
 
+    fn survives_kills(&self) -> bool {
+        true
+    }
+
     fn capacity(&self, profile: &VolumeProfile, image: &Image) -> u64 {
         layout_on(profile, image).capacity_blocks()
     }
@@ -285,12 +310,14 @@ impl System for Volumes {
 
     fn open(&self, disk: SimDisk, executor: Executor, profile: VolumeProfile, read_only: bool) -> BoxedWork<Session> {
         let idle_after = Duration::from_micros(profile.idle_us);
-        let (mutation, VolumeProfile { cache_bytes, seal_in_flight_bytes, .. }) = (self.mutation, profile);
+        let VolumeProfile { cache_bytes, seal_in_flight_bytes, notes_half_bytes, .. } = profile;
+        let mutation = self.mutation;
         let options = OpenOptions {
             read_only,
             cache_bytes,
             idle_after,
             seal_in_flight_bytes,
+            notes_half_bytes,
             mutation,
             ..OpenOptions::default()
         };

@@ -20,7 +20,7 @@ pub enum SystemUnderTest {
     Walk(MirrorMutation),
 }
 
-const OF_VOLUMES: [(&str, VolumeMutation); 27] = [
+const OF_VOLUMES: [(&str, VolumeMutation); 32] = [
     ("none", VolumeMutation::None),
     ("skip-sync", VolumeMutation::SkipSync),
     ("late-tags", VolumeMutation::LateTags),
@@ -48,6 +48,11 @@ const OF_VOLUMES: [(&str, VolumeMutation); 27] = [
     ("cut-mapped", VolumeMutation::CutMapped),
     ("keep-bits", VolumeMutation::KeepBits),
     ("no-anchor", VolumeMutation::NoAnchor),
+    ("note-late", VolumeMutation::NoteLate),
+    ("note-early", VolumeMutation::NoteEarly),
+    ("base-behind", VolumeMutation::BaseBehind),
+    ("half-early", VolumeMutation::HalfEarly),
+    ("trust-notes", VolumeMutation::TrustNotes),
 ];
 
 const OF_MIRRORS: [(&str, MirrorMutation); 19] = [

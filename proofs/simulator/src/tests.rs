@@ -108,6 +108,31 @@ fn a_volume_that_enters_blocks_whose_data_are_in_flight_is_caught() {
 }
 
 #[test]
+fn a_volume_that_answers_before_it_notes_is_caught() {
+    assert_caught(&Volumes { mutation: Mutation::NoteLate }, &[Workload::Mixed, Workload::Hot], 60);
+}
+
+#[test]
+fn a_volume_that_notes_blocks_whose_data_are_in_flight_is_caught() {
+    assert_caught(&Volumes { mutation: Mutation::NoteEarly }, &[Workload::Hot, Workload::Mixed, Workload::Crowd], 60);
+}
+
+#[test]
+fn a_volume_whose_notes_are_a_commit_behind_is_caught() {
+    assert_caught(&Volumes { mutation: Mutation::BaseBehind }, &[Workload::Mixed, Workload::Hot], 60);
+}
+
+#[test]
+fn a_volume_that_writes_over_the_notes_of_a_commit_in_flight_is_caught() {
+    assert_caught(&Volumes { mutation: Mutation::HalfEarly }, &[Workload::Mixed, Workload::Hot], 60);
+}
+
+#[test]
+fn a_volume_that_trusts_its_notes_after_the_loss_of_its_disk_is_caught() {
+    assert_caught(&Volumes { mutation: Mutation::TrustNotes }, &[Workload::Mixed, Workload::Hot, Workload::Trim], 60);
+}
+
+#[test]
 fn a_volume_that_trusts_its_log_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::TrustLog }, &[Workload::Mixed, Workload::Forced], 40);
 }

@@ -109,7 +109,9 @@ impl fmt::Display for FailureReport {
 /// The first violation.
 pub fn run<S: System>(system: &S, config: TrialConfig) -> Result<Report, Box<FailureReport>> {
     let random = Random::new(config.seed ^ ((config.workload as u64) << 56));
-    let profile = VolumeProfile::draw(config.workload, &random);
+    // Draws of their own, so that a seed is for the rest what it is without notes.
+    let notes = Random::new(config.seed ^ ((config.workload as u64) << 48) ^ (1 << 41));
+    let profile = VolumeProfile::draw(config.workload, &random).with_notes(config.workload, &notes);
     let patterns = Patterns::new(random.word(), profile.block_size, profile.protection);
     // Draws of their own, so that a seed without changes of size is what it is without them.
     let sizes = Random::new(config.seed ^ ((config.workload as u64) << 48) ^ (1 << 40));
@@ -242,7 +244,7 @@ impl<S: System> Trial<'_, S> {
     fn create(&mut self) -> Result<Image, String> {
         let mut image = Image::blank(self.profile.sector_bytes, self.disk_bytes());
         if self.random.chance(10) {
-            let survival = Survival::draw(&self.random);
+            let survival = Survival::draw_of_process(&self.random);
             let crash_at = Some(self.random.between(1, 14));
             let result = self.parts(self.behaviour(crash_at), survival).create(image);
             image = self.book("a first attempt to create", survival, result)?.0;
@@ -254,7 +256,7 @@ impl<S: System> Trial<'_, S> {
 
     /// One machine under load.
     fn load(&mut self, image: Image, first: bool) -> Result<Image, String> {
-        let (workload, survival) = (self.config.workload, Survival::draw(&self.random));
+        let (workload, survival) = (self.config.workload, Survival::draw_of_process(&self.random));
         let drawn = self.random.chance(85).then(|| self.random.between(1, workload.likely_boundaries()));
         let crash_at = if first { self.config.crash_at.or(drawn) } else { drawn };
         let mut behaviour = self.behaviour(crash_at);
@@ -378,7 +380,7 @@ impl<S: System> Trial<'_, S> {
     /// Machines that are stopped while they recover.
     fn recover(&mut self, mut image: Image) -> Result<Image, String> {
         while self.random.chance(35) {
-            let survival = Survival::draw(&self.random);
+            let survival = Survival::draw_of_process(&self.random);
             let crash_at = Some(self.random.between(1, 40));
             let settled = self.settled;
             let result = self.parts(self.behaviour(crash_at), survival).live(image, false, move |up| async move {

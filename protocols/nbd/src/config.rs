@@ -100,6 +100,8 @@ pub struct ServerConfig {
     pub staging_bytes: usize,
     /// Data of a write of which at least this much is missing is received directly into the write's memory.
     pub direct_bytes: usize,
+    /// The server ends and fences older sessions of a client that names its own ([`crate::SessionName`]). Else the context is unknown.
+    pub fences_sessions: bool,
 }
 
 impl ServerConfig {
@@ -113,6 +115,7 @@ impl ServerConfig {
             limits: Limits::default(),
             staging_bytes: 64 << 10,
             direct_bytes: 8 << 10,
+            fences_sessions: false,
         }
     }
 

@@ -45,6 +45,7 @@ pub fn server(direct_bytes: usize) -> Server {
     };
     let mut config = ServerConfig::new(Pool::new(0, usize::MAX), [export("disk", true), export("fixed", false)]);
     (config.limits, config.direct_bytes, config.staging_bytes) = (LIMITS, direct_bytes, 4096);
+    config.fences_sessions = true;
     Server::new(config)
 }
 

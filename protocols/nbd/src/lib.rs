@@ -63,6 +63,7 @@ mod output;
 mod reply;
 mod request;
 mod server;
+mod session_name;
 mod violation;
 pub mod wire;
 
@@ -70,6 +71,7 @@ pub use config::{Export, Limits, ServerConfig};
 pub use reply::{ErrorReply, StatusDescriptor};
 pub use request::{Command, Request, Ticket};
 pub use server::{Event, Server};
+pub use session_name::SessionName;
 pub use violation::{Closed, Violation};
 pub use wire::ErrorCode;
 

@@ -1,10 +1,11 @@
-//! The fixed newstyle negotiation: client flags and options, until an export is chosen. The only metadata context is
-//! `base:allocation`.
+//! The fixed newstyle negotiation: client flags and options, until an export is chosen. The only metadata contexts are
+//! `base:allocation` and the name of a session.
 
 use crate::config::Export;
 use crate::input::Step;
 use crate::reply::ReplyStyle;
 use crate::server::{Event, Server, ServerPhase};
+use crate::session_name::SessionName;
 use crate::violation::{Closed, Violation};
 use crate::wire::FieldReader;
 use crate::wire::{self, BASE_ALLOCATION, STRING_BYTES, handshake, info, option, rep};
@@ -208,7 +209,7 @@ impl Server {
     fn contexts(&mut self, option: u32, data: &[u8]) -> Step<Event> {
         let sets = option == option::SET_META_CONTEXT;
         if sets {
-            self.negotiation.context = None;
+            (self.negotiation.context, self.negotiation.session) = (None, None);
         }
         let query = ContextQuery::read(data).filter(|_| self.negotiation.style != ReplyStyle::Simple);
         let Some(query) = query else { return self.reply(option, rep::ERR_INVALID) };
@@ -218,6 +219,11 @@ impl Server {
         }
         if if sets { query.selects() } else { query.lists() } {
             self.reply_with(option, rep::META_CONTEXT, &context_reply(sets));
+        }
+        if let Some(session) = query.session.filter(|_| sets && self.config.fences_sessions) {
+            self.negotiation.session = Some((index, session));
+            let reply = [&wire::SESSION_ID.to_be_bytes()[..], session.to_string().as_bytes()].concat();
+            self.reply_with(option, rep::META_CONTEXT, &reply);
         }
         self.reply(option, rep::ACK)
     }
@@ -246,6 +252,8 @@ pub(crate) struct ContextQuery<'a> {
     exact: bool,
     /// True if a query names all of the namespace `base`.
     wild: bool,
+    /// The session that a query names; the last of several.
+    session: Option<SessionName>,
 }
 
 impl<'a> ContextQuery<'a> {
@@ -254,14 +262,15 @@ impl<'a> ContextQuery<'a> {
         let mut fields = FieldReader(data);
         let export = fields.string().filter(|name| name.len() <= STRING_BYTES)?;
         let queries = fields.u32()?;
-        let (mut exact, mut wild) = (false, false);
+        let (mut exact, mut wild, mut session) = (false, false, None);
         for _ in 0..queries {
             let query = fields.string()?;
             exact |= query == BASE_ALLOCATION.as_bytes();
             wild |= query == b"base:";
+            session = SessionName::parse(query).or(session);
         }
         fields.end()?;
-        Some(ContextQuery { export, queries, exact, wild })
+        Some(ContextQuery { export, queries, exact, wild, session })
     }
 
     /// True if LIST_META_CONTEXT lists the context.

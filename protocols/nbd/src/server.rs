@@ -7,6 +7,7 @@ use crate::input::{Fill, Input, Step};
 use crate::output::Output;
 use crate::reply::{ErrorReply, ReplyStyle, ReplyWriter, StatusDescriptor, wants_payload};
 use crate::request::{Header, Request, Ticket, TransmissionMode};
+use crate::session_name::SessionName;
 use crate::violation::Closed;
 use crate::wire::{ErrorCode, command};
 
@@ -52,6 +53,8 @@ pub(crate) struct NegotiationState {
     pub(crate) style: ReplyStyle,
     /// The export for which `base:allocation` was chosen.
     pub(crate) context: Option<usize>,
+    /// The export for which the client named its session, and that session.
+    pub(crate) session: Option<(usize, SessionName)>,
     /// Options so far, and the bytes of their data.
     pub(crate) options: u32,
     pub(crate) option_bytes: u64,
@@ -326,6 +329,11 @@ impl Server {
 
     fn writer(&mut self) -> ReplyWriter<'_> {
         ReplyWriter { style: self.negotiation.style, out: &mut self.output }
+    }
+
+    /// The session that the client has named for the chosen export.
+    pub fn client_session(&self) -> Option<SessionName> {
+        self.negotiation.session.filter(|(export, _)| Some(*export) == self.chosen).map(|(_, session)| session)
     }
 
     /// True if replies have chunks, so a failed read may return the data before the failure.

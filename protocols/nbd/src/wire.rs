@@ -198,6 +198,8 @@ pub mod chunk {
 pub const BASE_ALLOCATION: &str = "base:allocation";
 /// Identifier of [`BASE_ALLOCATION`] in replies.
 pub const BASE_ALLOCATION_ID: u32 = 1;
+/// Identifier of the context that names a session ([`crate::SessionName`]); no reply has it.
+pub const SESSION_ID: u32 = 2;
 
 /// Errors of replies ("Error values"), shown by the names that the protocol has for them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]

@@ -39,6 +39,9 @@ codes! {
         ReservedScrubState = 0xC1,
         /// Bitmap pages of a group, the page's number in dword 11: see [`crate::extensions::ReservedArea`].
         ReservedBitmap = 0xC2,
+        /// Ends another controller of the same host, whose identifier is in dword 11: a vendor specific feature of sealblock, see
+        /// [`crate::extensions::Extensions::FENCE`].
+        EndController = 0xC3,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Files and block devices.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
@@ -13,7 +14,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::core::{self, Core};
 use crate::descriptor::Descriptor;
-use crate::file_ops::{Allocate, DiscardBlocks, Read, Sync, Write};
+use crate::file_ops::{Allocate, DiscardBlocks, Read, Sync, SyncAround, SyncPart, Write};
 use crate::op::Op;
 use crate::operation::IoOp;
 
@@ -159,6 +160,22 @@ impl File {
     /// Those of `fdatasync(2)`. After an error it is unknown what is durable.
     pub async fn sync_data(&self) -> io::Result<()> {
         self.sync(true).await
+    }
+
+    /// The same, but that pages of the page cache in a range may stay there: the range must not hold anything that is to be durable. Where
+    /// that cannot be had, all are written out.
+    ///
+    /// # Errors
+    /// As [`File::sync_data`].
+    pub async fn sync_data_around(&self, range: Range<u64>) -> io::Result<()> {
+        let Some(length) = u32::try_from(range.start).ok().filter(|length| *length > 0) else {
+            return self.sync_data().await;
+        };
+        for part in [SyncPart::WriteFrom(range.end), SyncPart::SyncTo(length)] {
+            let descriptor = Arc::clone(self.descriptor());
+            self.operation(SyncAround { descriptor, part }).await?;
+        }
+        Ok(())
     }
 
     /// Makes data and metadata durable (`fsync(2)`).

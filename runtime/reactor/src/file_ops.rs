@@ -120,6 +120,50 @@ unsafe impl IoOp for Sync {
     }
 }
 
+/// `fdatasync` of a file but for the pages of a range: those behind it are written out first, then those before it, with everything
+/// else that a sync does. Where there is no entry for that, all are.
+pub(crate) struct SyncAround {
+    pub(crate) descriptor: Arc<Descriptor>,
+    pub(crate) part: SyncPart,
+}
+
+/// A step of [`SyncAround`].
+#[derive(Clone, Copy)]
+pub(crate) enum SyncPart {
+    /// Writes pages out from this byte on.
+    WriteFrom(u64),
+    /// Syncs, and writes out of the pages so many bytes from the start on.
+    SyncTo(u32),
+}
+
+// SAFETY: the entry names the descriptor only, which the `Arc` keeps open.
+unsafe impl IoOp for SyncAround {
+    type Output = io::Result<()>;
+
+    fn entry(&mut self, tables: &Tables) -> Option<squeue::Entry> {
+        const WRITE_AND_WAIT: u32 =
+            libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        entry_for!(tables.target(&self.descriptor), |fd| match self.part {
+            // A length of 0 is one up to the end.
+            SyncPart::WriteFrom(offset) =>
+                opcode::SyncFileRange::new(fd, 0).offset(offset).flags(WRITE_AND_WAIT).build(),
+            SyncPart::SyncTo(length) => opcode::Fsync::new(fd).len(length).flags(types::FsyncFlags::DATASYNC).build(),
+        })
+    }
+
+    fn call(&mut self) -> io::Result<u32> {
+        let synced = match self.part {
+            SyncPart::WriteFrom(_) => Ok(()),
+            SyncPart::SyncTo(_) => rustix::fs::fdatasync(self.descriptor.as_fd()),
+        };
+        counted(synced.map(|()| 0))
+    }
+
+    fn finish(self, result: io::Result<u32>) -> io::Result<()> {
+        result.map(|_| ())
+    }
+}
+
 /// `BLKDISCARD`: `_IO(0x12, 119)` of the kernel's `linux/fs.h`.
 const BLOCK_DISCARD: libc::c_ulong = 0x1277;
 

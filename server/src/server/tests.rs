@@ -89,3 +89,76 @@ fn a_device_is_closed_when_nobody_uses_it_any_more() {
         server.end().await.1.unwrap();
     });
 }
+
+/// What a reload does with a device when one key of its namespace changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Reload {
+    /// The same device is offered on, open as it was.
+    Keeps,
+    /// Nothing changes.
+    Refuses,
+}
+
+/// Each key of a namespace, but for the target and its place, which name the device; and those of its subsystem.
+const KEYS: [(&str, &str, Reload); 11] = [
+    ("", "read_only = true", Reload::Refuses),
+    ("", "relocate = false", Reload::Refuses),
+    ("", "as_member = true", Reload::Refuses),
+    ("", "protection = \"shown\"", Reload::Refuses),
+    ("", "uuid = \"6f0c3b9e-54c2-4d5b-9d0a-3a1f6a1b2c3d\"", Reload::Keeps),
+    ("", "scrub = { every = \"7d\", rate = \"1MB/s\", pause_when_busy = false }", Reload::Keeps),
+    ("", "nbd = \"other\"", Reload::Keeps),
+    ("serial = \"S1\"", "", Reload::Keeps),
+    ("model = \"M\"", "", Reload::Keeps),
+    ("hosts = [\"nqn.2026-01.org.example:host\"]", "", Reload::Keeps),
+    ("", "", Reload::Keeps),
+];
+
+#[test]
+fn a_reload_keeps_the_device_that_it_names_or_refuses_by_name() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(1 << 20).unwrap();
+    let raw = format!("raw:{}", file.path().display());
+    let kinds =
+        ["mem:1MiB", "null:1MiB", &raw, "offset:0..99,mem:1MiB", "fault:[flip@5],mem:1MiB", "stripe:mem:1MiB,mem:1MiB"];
+    with_server(|mut server| async move {
+        for target in kinds {
+            let of = |head: &str, more: &str| {
+                plan(&subsystem("m", target, more).replacen("[[subsystems.", &format!("{head}\n[[subsystems."), 1))
+            };
+            for (head, key, wanted) in KEYS {
+                server.change(&of("", "")).await.unwrap();
+                let before = Arc::downgrade(&server.state("m"));
+                let changed = server.change(&of(head, key)).await;
+                let is_same = std::ptr::eq(Arc::as_ptr(&server.state("m")), before.as_ptr());
+                assert!(is_same && before.upgrade().is_some(), "{target} with {head}{key}: another device is offered");
+                let done = if changed.is_ok() { Reload::Keeps } else { Reload::Refuses };
+                assert_eq!(done, wanted, "{target} with {head}{key}: {changed:?}");
+                if let Err(error) = changed {
+                    assert!(error.to_string().contains(target), "{error}");
+                }
+            }
+        }
+        server.end().await.1.unwrap();
+    });
+}
+
+#[test]
+fn memory_with_a_uuid_is_named_by_it() {
+    let uuid = "uuid = \"6f0c3b9e-54c2-4d5b-9d0a-3a1f6a1b2c3d\"";
+    with_server(|mut server| async move {
+        server.change(&plan(&subsystem("m", "mem:1MiB", uuid))).await.unwrap();
+        let before = Arc::downgrade(&server.state("m"));
+        // In another subsystem, with another number: the same memory.
+        server.change(&plan(&subsystem("n", "mem:1MiB", &format!("{uuid}\nnsid = 7")))).await.unwrap();
+        assert!(std::ptr::eq(Arc::as_ptr(&server.state("n")), before.as_ptr()));
+        for other in ["mem:2MiB", "null:1MiB", "offset:0..9,mem:1MiB"] {
+            let refused = server.change(&plan(&subsystem("n", other, &format!("{uuid}\nnsid = 7")))).await.unwrap_err();
+            assert!(refused.to_string().contains("would be lost"), "{refused}");
+            assert!(std::ptr::eq(Arc::as_ptr(&server.state("n")), before.as_ptr()));
+        }
+        let refused = server.change(&plan(&subsystem("n", "mem:1MiB", &format!("{uuid}\nread_only = true")))).await;
+        assert!(refused.unwrap_err().to_string().contains("the other way"));
+        server.end().await.1.unwrap();
+    });
+}

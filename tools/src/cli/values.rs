@@ -12,6 +12,7 @@ use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_media_volume::CorruptionKind;
 use sealblock_server::control::protocol::LogLevel;
 use sealblock_stack::Usage;
+use sealblock_stack::identity::uuid_from;
 use sealblock_stack::target::{Address, NbdAddress, TargetError, TargetErrorKind, TargetName};
 use sealblock_units::{BlockSize, Lba};
 
@@ -241,6 +242,11 @@ impl Labels {
 pub(super) fn block_size(text: &str) -> Result<BlockSize, String> {
     let size = text.parse().ok().and_then(BlockSize::from_bytes);
     size.ok_or_else(|| "a block has 512 or 4096 bytes".to_owned())
+}
+
+/// A volume's identity.
+pub(super) fn uuid(text: &str) -> Result<[u8; 16], String> {
+    uuid_from(text).ok_or_else(|| "an identity is a UUID, as `sealblock info` prints it".to_owned())
 }
 
 /// A block's address, in decimal digits.

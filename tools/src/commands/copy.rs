@@ -54,10 +54,11 @@ pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
     check_output(arguments.json, &arguments.to)?;
     let (report, behind) = on_reactor(async {
         let source = Source::open(&arguments.from).await?;
-        source.note_older();
         let sink = Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await?;
         let room = sink.room_bytes();
         let copied = copy(arguments, &source, &sink).await;
+        // Pages of an earlier time are found while they are read.
+        source.note_older();
         let copied = sink.close(copied).await;
         let report = source.close(copied).await?;
         let behind = room.and_then(|room| room.checked_sub(report.bytes)).filter(|behind| *behind > 0);

@@ -12,7 +12,7 @@ use sealblock_media_file::punches_beside;
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::{ConnectionInfo as NvmeConnectionInfo, PiSource};
 use sealblock_media_volume::format::{Layout, MAX_SEGMENTS, Segment};
-use sealblock_media_volume::{SuperblockCopy, VolumeInfo as VolumeDescription};
+use sealblock_media_volume::{Standing, SuperblockCopy, VolumeInfo as VolumeDescription};
 use sealblock_stack::identity::uuid_text;
 use sealblock_stack::quantity::count;
 use sealblock_stack::target::TargetName;
@@ -137,6 +137,8 @@ fn info_json(info: &TargetInfo) -> Value {
             "segments": segments_json(&volume.layout),
             "medium_bytes": volume.layout.medium_bytes(),
             "lost_metadata_copies": volume.lost_copies.count(),
+            "foreign_records": foreign_json(volume),
+            "identity": volume.standing.as_str(),
             "superblock_copies": superblocks_json(&volume.superblocks),
         })),
         "file": info.file.as_ref().map(|file| json!({
@@ -176,9 +178,19 @@ fn segments_json(layout: &Layout) -> Value {
     each.collect()
 }
 
+/// Where records of other volumes lie, and how many.
+fn foreign_json(volume: &VolumeDescription) -> Value {
+    let places = volume.lost_copies.foreign().into_iter();
+    places.map(|(place, records)| json!({ "place": place, "records": records })).collect()
+}
+
 /// The copies of a superblock: where each is, and why one is lost.
 pub(super) fn superblocks_json(copies: &[SuperblockCopy]) -> Value {
-    let state = |copy: &SuperblockCopy| if copy.lost.is_some() { "lost" } else { "good" };
+    let state = |copy: &SuperblockCopy| match (copy.is_foreign, &copy.lost) {
+        (true, _) => "foreign",
+        (false, Some(_)) => "lost",
+        (false, None) => "good",
+    };
     let each = copies.iter().map(|copy| json!({ "offset": copy.offset_bytes, "state": state(copy), "why": copy.lost }));
     each.collect()
 }
@@ -344,6 +356,12 @@ fn losses_text(lines: &mut Lines, volume: &VolumeDescription) {
 
 /// Lost copies of metadata, and what repairs them.
 fn lost_copies_text(lines: &mut Lines, volume: &VolumeDescription) {
+    if volume.standing != Standing::Certain {
+        lines.put("identity", "not proven: nothing but a superblock tells it; opens for reading only");
+    }
+    for (place, records) in volume.lost_copies.foreign() {
+        lines.put("foreign", format!("{} of another volume in {place}", count(records, "record")));
+    }
     if volume.lost_copies.count() > 0 {
         let copies = volume.lost_copies.count();
         lines.put(

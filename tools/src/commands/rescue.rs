@@ -6,7 +6,7 @@
 
 use sealblock_block::{Device, WhyOlder};
 use sealblock_media_file::Options;
-use sealblock_media_volume::{Hints, Remains, SuperblockCopy};
+use sealblock_media_volume::{Hints, Remains, Standing, SuperblockCopy};
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
 use sealblock_stack::{
@@ -36,6 +36,12 @@ struct Report {
     superblock_copies: serde_json::Value,
     log_sectors_lost: u64,
     may_be_older: Option<&'static str>,
+    /// How it was found out whose volume it is.
+    identity: &'static str,
+    /// Records of other volumes that lie in place of this one's, superblocks too.
+    foreign_records: u64,
+    /// Pages of the block map that are newer than the log, as far as was seen: blocks may be older than what was written.
+    newer_pages: u64,
     without_superblock: Option<WithoutSuperblock>,
     lost: Vec<Run<Lost>>,
     lost_unlisted: u64,
@@ -59,10 +65,16 @@ pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
     let report = on_reactor(async {
         let (volume, remains) = volume(arguments).await?;
         let report = Report::nothing_lost(arguments, &volume, remains.as_ref().map(WithoutSuperblock::of));
+        let found = volume.info.volume.as_ref().map(|volume| volume.lost_copies.clone());
         let volume = Source::Device(Box::new(Whole::of_blocks(volume)));
         let copied = async {
             let sink = Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await?;
-            let copied = copy(arguments, &volume, &sink, report).await;
+            let mut copied = copy(arguments, &volume, &sink, report).await;
+            // Seen only when pages were read.
+            if let (Ok(report), Some(found)) = (&mut copied, found) {
+                report.newer_pages = found.newer_pages();
+                report.may_be_older = volume.older();
+            }
             sink.close(copied).await
         };
         let copied = copied.await;
@@ -73,9 +85,9 @@ pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
         (false, Endpoint::Standard) => to_text(&report).iter().for_each(|line| eprintln!("{line}")),
         (false, Endpoint::Target(_)) => to_text(&report).iter().try_for_each(|line| say(line))?,
     }
-    let is_whole = report.blocks_lost == 0 && report.without_superblock.is_none();
+    let is_whole = report.blocks_lost == 0 && report.is_certain();
     let exit = if is_whole { Exit::Clean } else { Exit::DamageFound };
-    Ok(exit.unless_older(report.may_be_older.is_some()))
+    Ok(exit.unless_older(report.is_older()))
 }
 
 /// Opens the volume for reading, and says what was found where it has no superblock.
@@ -95,7 +107,11 @@ async fn volume(arguments: &Rescue) -> Result<(OpenTarget, Option<Remains>), Sta
                 .on(path.display())
                 .advise("no --capacity and no --block-size"))
         }
-        FileKind::Volume => Ok((open_truncated(&target, path).await?, None)),
+        FileKind::Volume => Ok((open_truncated(&target, path, arguments.identity).await?, None)),
+        _ if arguments.identity.is_some() => {
+            let why = "no superblock of it can be used, so its identity is not known";
+            Err(StackError::new(Cause::Usage, DOING, why).on(path.display()).advise("no --identity"))
+        }
         FileKind::Remains(_) => {
             open_shapeless(&target, path, &hints).await.map(|(opened, remains)| (opened, Some(remains)))
         }
@@ -128,10 +144,27 @@ impl Report {
             superblock_copies: superblocks_json(copies),
             log_sectors_lost: description.map_or(0, |volume| volume.log_lost),
             may_be_older: volume.why_older().map(WhyOlder::as_str),
+            identity: description.map_or(Standing::Unopposed, |volume| volume.standing).as_str(),
+            foreign_records: description.map_or(0, |volume| {
+                let superblocks = volume.superblocks.iter().filter(|copy| copy.is_foreign).count() as u64;
+                superblocks + volume.lost_copies.foreign().iter().map(|(_, records)| records).sum::<u64>()
+            }),
+            newer_pages: 0,
             without_superblock,
             lost: Vec::new(),
             lost_unlisted: 0,
         }
+    }
+
+    /// Whether what was written last may be missing.
+    fn is_older(&self) -> bool {
+        self.may_be_older.is_some() || self.log_sectors_lost + self.newer_pages > 0
+    }
+
+    /// Whether all that the volume had last is known to be here: it is certain whose it is, and nothing of another volume's lies in
+    /// place of its own.
+    fn is_certain(&self) -> bool {
+        self.foreign_records == 0 && self.identity == Standing::Certain.as_str() && self.without_superblock.is_none()
     }
 }
 
@@ -164,10 +197,27 @@ fn to_text(report: &Report) -> Vec<String> {
         lines.push(format!("and {} more lost", count(report.lost_unlisted, "block")));
     }
     let state = match report.blocks_lost {
-        0 if report.may_be_older.is_some() => "nothing is bad, and what was written last may be missing".to_owned(),
-        0 => "nothing lost".to_owned(),
+        0 if report.is_certain() && report.is_older() => {
+            "nothing is bad, and what was written last may be missing".to_owned()
+        }
+        0 if report.is_certain() => "nothing lost".to_owned(),
+        0 => "no block is known to be lost".to_owned(),
         lost => format!("{lost} lost"),
     };
+    if report.foreign_records > 0 {
+        let records = count(report.foreign_records, "record");
+        lines.push(format!("{}: {records} of another volume in place of this one's", report.volume));
+    }
+    if report.newer_pages > 0 {
+        let pages = count(report.newer_pages, "page");
+        lines.push(format!(
+            "{}: {pages} of the block map newer than the log: blocks may have an older content than was written",
+            report.volume
+        ));
+    }
+    if report.without_superblock.is_none() && report.identity != Standing::Certain.as_str() {
+        lines.push(format!("{}: whose volume this is is not proven ({})", report.volume, report.identity));
+    }
     if report.log_sectors_lost > 0 {
         lines.push(format!(
             "{}: sectors of the log are lost ({}): blocks written shortly before the volume was last in use may have an older content",

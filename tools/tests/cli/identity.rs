@@ -1,7 +1,7 @@
 //! Which target and which server a command means: what the target is, whatever it is called, and servers that can be trusted.
 
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
@@ -163,7 +163,13 @@ fn what_lies_in_the_folder_of_sockets_stops_no_command_and_controls_no_terminal(
     });
     let liar = UnixListener::bind(folder.join("6.sock")).unwrap();
     let found = r#"{"version":1,"found":{"target":"\u001b[2Jv","waiting":false}}"#;
-    thread::spawn(move || liar.incoming().flatten().for_each(|mut stream| drop(writeln!(stream, "{found}"))));
+    thread::spawn(move || {
+        liar.incoming().flatten().for_each(|mut stream| {
+            // An answer before the request would be lost where the request is still being sent.
+            let _ = BufReader::new(&stream).read_line(&mut String::new());
+            let _ = writeln!(stream, "{found}");
+        });
+    });
     let scrub = place.run("scrub status v --json");
     assert_eq!(scrub.succeeds().json()["server_pid"], server.pid());
     for word in ["4.sock did not answer", "5.sock did not answer", "6.sock, says that it serves v"] {

@@ -54,7 +54,11 @@ fn one_wrong_byte_in_every_magic_makes_no_raw_file_of_a_volume() {
     }
     is_refused_by_all(&place);
     // Its records tell where its blocks are.
-    place.run("rescue v out").ends_with(1).says(&["no superblock can be used", "512 blocks of 4096", "nothing lost"]);
+    place.run("rescue v out").ends_with(1).says(&[
+        "no superblock can be used",
+        "512 blocks of 4096",
+        "no block is known",
+    ]);
     assert!(place.read("out") == data);
 }
 
@@ -221,6 +225,79 @@ fn rescue_copies_what_verifies_and_lists_the_rest() {
     place.run("rescue x - --json").fails(2, &["standard output"]);
 }
 
+/// A volume `v` with data in it, and two others of its shape: `used`, which was opened more often, and `blank`.
+fn with_others() -> (Place, Vec<u8>) {
+    let (place, data) = place();
+    place.run("create blank --size 2MiB").succeeds();
+    place.run("create used --size 2MiB").succeeds();
+    for _ in 0..4 {
+        place.run("copy small offset:0..0,used").succeeds();
+    }
+    (place, data)
+}
+
+#[test]
+fn superblocks_of_another_volume_are_named_and_take_nothing() {
+    for other in ["blank", "used"] {
+        for length in [512, 64 << 10] {
+            let (place, data) = with_others();
+            place.poke("v", 0, &place.read(other)[..length]);
+            let foreign = place.read("v");
+            let uuid = |name: &str| place.run(&format!("info {name} --json")).succeeds().json()["volume"].clone();
+            let (own, taken) = (uuid("v"), uuid(other));
+            assert!(own["uuid"] != taken["uuid"] && own["identity"] == "certain", "{own}");
+            assert_eq!(own["superblock_copies"][0]["state"], "foreign");
+            let name = taken["uuid"].as_str().unwrap();
+            place.run("info v").succeeds().says(&["another volume", name]);
+            assert!(place.run("verify v").ends_with(1).stderr.contains("another volume is there"));
+            assert!(place.run("copy v out").succeeds().stderr.contains("another volume is there"));
+            assert!(place.read("out") == data, "{other}, {length}");
+            let rescued = place.run("rescue v saved");
+            rescued.ends_with(1).says(&["record", "of another volume", "512 of 512", "no block is known to be lost"]);
+            let says = String::from_utf8_lossy(&rescued.stdout);
+            assert!(!says.contains("nothing lost") && place.read("saved") == data, "{says}");
+            assert!(place.read("v") == foreign, "reading writes nothing");
+            place.run("copy small offset:0..0,v").succeeds();
+            place.run("verify v").succeeds();
+            assert!(place.blocks("v", 1, 511) == data[4096..], "{other}, {length}");
+        }
+    }
+}
+
+#[test]
+fn a_volume_with_every_superblock_of_another_is_what_is_left_of_one_and_rescued_as_its_own() {
+    let (place, data) = with_others();
+    let other = place.read("used");
+    for at in [SUPERBLOCK_OFFSETS[0], SUPERBLOCK_OFFSETS[1], third(&place)] {
+        place.poke("v", at, &other[at as usize..at as usize + 512]);
+    }
+    place.run("info v").fails(3, &["a superblock of another volume at byte 0"]);
+    is_refused_by_all(&place);
+    place.run("rescue v saved").ends_with(1).says(&["512 blocks of 4096"]);
+    assert!(place.read("saved") == data);
+}
+
+#[test]
+fn a_file_of_two_volumes_is_refused_by_both_names_and_rescued_as_the_one_that_is_asked_for() {
+    let (place, data) = with_others();
+    place.run("copy v used").succeeds();
+    let uuid = |name: &str| place.run(&format!("info {name} --json")).succeeds().json()["volume"]["uuid"].clone();
+    let names = [uuid("v"), uuid("used")].map(|uuid| uuid.as_str().unwrap().to_owned());
+    // One region of the log, one copy of the group map, and the end: as much as is left of this one, but for its map pages.
+    let (other, end) = (place.read("used"), place.len("v") as usize);
+    for (from, to) in [(0, 512), (192 << 10, 320 << 10), (320 << 10, (320 << 10) + 512), (end - (64 << 10), end)] {
+        place.poke("v", from as u64, &other[from..to]);
+    }
+    let before = place.read("v");
+    for command in ["info v", "verify v", "copy v out", "zero v --yes", "serve v --listen 127.0.0.1:0 --control none"] {
+        place.run(command).fails(3, &[&names[0], &names[1], "cannot be told", "--identity"]);
+    }
+    place.run(&format!("rescue v saved --identity {}", names[0])).ends_with(1).says(&["not proven (chosen)"]);
+    assert!(place.read("saved") == data && place.read("v") == before);
+    place.run("rescue v x --identity 00000000-0000-0000-0000-000000000000").fails(3, &["no superblock of volume"]);
+    place.run("rescue v x --identity 7").fails(2, &["UUID"]);
+}
+
 /// Without any superblock, and without the first `wiped` bytes.
 fn wipe_superblocks(place: &Place, name: &str, wiped: usize) {
     let end = place.read(name).len() as u64;
@@ -287,7 +364,7 @@ fn rescue_says_what_it_cannot_tell_and_takes_a_hint() {
     let longer = [place.read("v"), vec![0; (5 << 20) + 4096]].concat();
     place.write("long", &longer);
     place.run("rescue long out").fails(3, &["long", "no superblock is left", "--capacity"]);
-    place.run("rescue long out --capacity 2MiB").ends_with(1).says(&["nothing lost"]);
+    place.run("rescue long out --capacity 2MiB").ends_with(1).says(&["no block is known to be lost"]);
     assert!(place.read("out") == data);
     place.run("rescue long out --capacity 2MiB --block-size 512").fails(3, &["no superblock is left"]);
     place.run("rescue long out --capacity 1000").fails(3, &["no volume has this capacity"]);

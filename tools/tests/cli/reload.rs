@@ -134,6 +134,35 @@ fn what_cannot_be_is_reported_and_everything_stays() {
     assert!(ended.stderr.contains("from the next start on"), "{}", ended.stderr);
 }
 
+/// A reload that would open the same target in another way is refused, and nothing of its content changes, wherever that lies.
+#[test]
+fn a_target_of_any_kind_is_served_on_as_it_is_or_the_reload_says_no() {
+    let place = Place::new();
+    crate::common::filled(&place, 256);
+    for volume in ["v", "remote"] {
+        place.run(&format!("create {volume} --size 1MiB")).succeeds();
+        place.run(&format!("copy data {volume}")).succeeds();
+    }
+    place.run("create plain --size 1MiB").succeeds();
+    let other = Server::start_at(&place, "remote --listen 127.0.0.1:0 --nbd 127.0.0.1:0");
+    let (nvme, nbd) = (other.target("remote"), other.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned());
+    let nbd = format!("nbd://{nbd}/remote");
+    for target in ["v", "mirror:a,b", "mem:1MiB", &nvme, &nbd] {
+        place.write("sealblock.toml", subsystem("m", "", target).as_bytes());
+        let mut server = Server::start_at(&place, "--listen 127.0.0.1:0");
+        let served = server.target("m");
+        place.run(&format!("copy data {served}")).succeeds();
+        for key in ["read_only = true", "relocate = false"] {
+            let event = reload(&place, &mut server, &format!("{}{key}\n", subsystem("m", "", target)));
+            assert_eq!(event["event"], "reload_failed", "{target} with {key}");
+            assert!(event["reason"].as_str().unwrap().contains("the other way"), "{target} with {key}: {event}");
+            place.run(&format!("compare data {served}")).succeeds();
+        }
+        server.stop().is_clean();
+    }
+    other.stop().is_clean();
+}
+
 #[test]
 fn discovery_names_the_address_that_is_advertised() {
     let place = Place::new();

@@ -137,7 +137,7 @@ fn scheduled_verify(root: &Root) -> Result<()> {
     let damaged = Command::new(&program).args(&arguments).output().context("running a scheduled verify")?;
     ensure!(damaged.status.code() == Some(1), "a scheduled verify of a damaged volume ends with {}", damaged.status);
     let left: Vec<_> = fs::read_dir(&state).context("listing")?.flatten().map(|entry| entry.file_name()).collect();
-    ensure!(left == ["var-lib-sealblock-first.volume.resume.lock"], "a scheduled verify leaves {left:?}");
+    ensure!(left.is_empty(), "a scheduled verify leaves {left:?}");
     Ok(())
 }
 

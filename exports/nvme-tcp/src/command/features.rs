@@ -146,7 +146,7 @@ const DISCOVERY_FEATURES: [FeatureId; 5] = [
     FeatureId::HostIdentifier,
 ];
 
-const FEATURES: [FeatureId; 16] = [
+const FEATURES: [FeatureId; 17] = [
     FeatureId::Arbitration,
     FeatureId::PowerManagement,
     FeatureId::TemperatureThreshold,
@@ -163,6 +163,7 @@ const FEATURES: [FeatureId; 16] = [
     FeatureId::ReservedGroupLabel,
     FeatureId::ReservedScrubState,
     FeatureId::ReservedBitmap,
+    FeatureId::EndController,
 ];
 
 /// Returns the log page Feature Identifiers Supported and Effects (Base, clause of the same name).

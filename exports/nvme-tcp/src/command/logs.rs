@@ -87,6 +87,7 @@ fn extensions(namespace: &Namespace) -> Extensions {
         | when(abilities.checksum_crc32c, Extensions::CHECKSUM_CRC32C)
         | when(abilities.reserved, Extensions::RESERVED)
         | Extensions::COVERAGE
+        | Extensions::FENCE
         | if_so(abilities.seals, Extensions::SEALS)
         | if_so(abilities.copies, Extensions::COPIES);
     known.with_older(abilities.freshness.bits())

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use sealblock_block::{Device, Outcome, Request, Response};
-use sealblock_layers_cross_core::Attached;
+use sealblock_layers_cross_core::{Attached, ClientSession};
 
 use crate::model::command_error::CommandError;
 use crate::model::controller::Controller;
@@ -26,6 +26,8 @@ pub(crate) struct QueueContext {
     /// What went through this queue. Only this core counts.
     pub(crate) traffic: Arc<QueueCounters>,
     handles: RefCell<Rc<NamespaceHandles>>,
+    /// What commands of this queue are sent in; its end fences those in flight.
+    session: Rc<ClientSession>,
 }
 
 /// The namespaces of a subsystem after so many changes.
@@ -41,10 +43,14 @@ pub(crate) struct NamespaceHandle {
 }
 
 impl NamespaceHandle {
-    /// Attaches the namespace's device to this core for a controller.
+    /// Attaches the namespace's device to this core for admin commands of a controller.
     pub(crate) fn new(namespace: &Arc<Namespace>, controller: &Controller) -> NamespaceHandle {
+        NamespaceHandle::in_session(namespace, controller, &ClientSession::begin())
+    }
+
+    fn in_session(namespace: &Arc<Namespace>, controller: &Controller, session: &Rc<ClientSession>) -> NamespaceHandle {
         let flush_cursor = controller.flush_cursor(&namespace.device);
-        NamespaceHandle { device: namespace.device.attach_as(&flush_cursor), namespace: Arc::clone(namespace) }
+        NamespaceHandle { device: namespace.device.attach_in(&flush_cursor, session), namespace: Arc::clone(namespace) }
     }
 }
 
@@ -66,12 +72,16 @@ impl Deref for QueueContext {
 
 impl NamespaceHandles {
     /// Attaches the current namespaces. Those in `previous` stay attached.
-    fn now(controller: &Controller, previous: Option<&NamespaceHandles>) -> Rc<NamespaceHandles> {
+    fn now(
+        controller: &Controller,
+        session: &Rc<ClientSession>,
+        previous: Option<&NamespaceHandles>,
+    ) -> Rc<NamespaceHandles> {
         let (changes, namespaces) = controller.subsystem.snapshot();
         let handle_of = |(nsid, namespace): (&u32, &Arc<Namespace>)| {
             let existing = previous.and_then(|handles| handles.namespaces.get(nsid));
             let existing = existing.filter(|handle| Arc::ptr_eq(&handle.namespace, namespace)).cloned();
-            let attach = || Rc::new(NamespaceHandle::new(namespace, controller));
+            let attach = || Rc::new(NamespaceHandle::in_session(namespace, controller, session));
             (*nsid, existing.unwrap_or_else(attach))
         };
         Rc::new(NamespaceHandles { changes, namespaces: namespaces.iter().map(handle_of).collect() })
@@ -82,13 +92,19 @@ impl QueueContext {
     /// Makes the context of a queue that [`Controller::add_io_queue`] has counted already.
     pub(crate) fn new(controller: Arc<Controller>) -> Rc<QueueContext> {
         let traffic = controller.subsystem.start_counting();
-        let handles = RefCell::new(NamespaceHandles::now(&controller, None));
-        Rc::new(QueueContext { controller, traffic, handles })
+        let session = ClientSession::begin();
+        let handles = RefCell::new(NamespaceHandles::now(&controller, &session, None));
+        Rc::new(QueueContext { controller, traffic, handles, session })
     }
 
     /// The controller, which all cores share.
     pub(crate) fn controller(&self) -> &Arc<Controller> {
         &self.controller
+    }
+
+    /// Ends the queue's session: its commands in flight are not executed after newer ones, and those of several steps begin no further one.
+    pub(crate) async fn fence(&self) {
+        self.session.end().await;
     }
 
     /// The namespaces, attached to this core.
@@ -97,7 +113,7 @@ impl QueueContext {
         if handles.changes == self.controller.subsystem.changes() {
             return handles;
         }
-        let now = NamespaceHandles::now(&self.controller, Some(&handles));
+        let now = NamespaceHandles::now(&self.controller, &self.session, Some(&handles));
         self.handles.replace(Rc::clone(&now));
         now
     }

@@ -2,16 +2,18 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use sealblock_protocols_nvme::admin::{Abort, AdminCommand, Identify};
 use sealblock_protocols_nvme::fabrics::{
     AuthenticationRequired, CNTLID_DYNAMIC, Connect, ConnectAttributes, ConnectData, ConnectError, FabricsCommand,
     InvalidParameter,
 };
+use sealblock_protocols_nvme::features::FeatureId;
 use sealblock_protocols_nvme::logs::LogPage;
 use sealblock_protocols_nvme::{AdminOpcode, Command, FABRICS_OPCODE, FabricsType, StatusCode};
 use sealblock_protocols_nvme_tcp::target::Token;
-use sealblock_runtime_reactor::{now, sleep_until, spawn};
+use sealblock_runtime_reactor::{now, sleep, sleep_until, spawn};
 
 use crate::command::queue_context::{NamespaceHandle, QueueContext};
 use crate::command::reply::{Reply, cut};
@@ -20,6 +22,11 @@ use crate::connection::task::{Connection, Role, host_name};
 use crate::model::async_events::{AsyncEvents, EventPoll};
 use crate::model::command_error::CommandError;
 use crate::model::controller::Controller;
+use crate::model::handover::Successor;
+
+/// First and longest pause between two looks whether a controller that was ended has commands in flight.
+const END_POLL_INTERVAL: Duration = Duration::from_millis(1);
+const MAX_END_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Executes a Fabrics or admin command that completes at once.
 pub(crate) fn run(
@@ -102,7 +109,8 @@ pub(crate) fn try_start(
     let Role::Admin(controller) = connection.role.borrow().clone() else { return false };
     let opcode = AdminOpcode::from_code(command.opcode);
     let is_later = matches!(opcode, Some(AdminOpcode::AsynchronousEventRequest | AdminOpcode::GetLbaStatus));
-    if !(is_later || reserved::is_access(&controller, command)) || !controller.is_ready() {
+    let is_end = ended_controller(command).is_some() && !controller.is_discovery;
+    if !(is_later || is_end || reserved::is_access(&controller, command)) || !controller.is_ready() {
         return false;
     }
     controller.mark_alive();
@@ -138,6 +146,22 @@ fn start(
                 }
             });
         }
+        AdminCommand::SetFeatures(args) if args.fid == FeatureId::EndController.code() => {
+            if args.save {
+                return Err(StatusCode::FEATURE_NOT_SAVEABLE.into());
+            }
+            let other = ended_controller(command).and_then(|id| connection.target.controller(id));
+            let other = other.filter(|other| other.is_of_host(controller) && !Arc::ptr_eq(other, controller));
+            let (connection, command) = (Rc::downgrade(connection), *command);
+            spawn(async move {
+                if let Some(other) = other {
+                    end_controller(&other, &|| connection.strong_count() == 0).await;
+                }
+                if let Some(connection) = connection.upgrade() {
+                    connection.complete(token, &command, Ok(Reply::Done(0)));
+                }
+            });
+        }
         AdminCommand::GetFeatures(_) | AdminCommand::SetFeatures(_) => {
             let work = reserved::begin(controller, command, data, host_buffer_bytes)?;
             let (connection, command) = (Rc::downgrade(connection), *command);
@@ -151,6 +175,29 @@ fn start(
         _ => return Err(StatusCode::INVALID_OPCODE.into()),
     }
     Ok(())
+}
+
+/// The controller that a command ends by the feature End Controller.
+fn ended_controller(command: &Command) -> Option<u16> {
+    match AdminCommand::decode(command) {
+        Ok(AdminCommand::SetFeatures(args)) if args.fid == FeatureId::EndController.code() => Some(args.cdw11 as u16),
+        _ => None,
+    }
+}
+
+/// Ends a controller that its host has lost, and waits until nothing of it is executed any more, or until nobody waits for that.
+async fn end_controller(controller: &Arc<Controller>, is_gone: &impl Fn() -> bool) {
+    tracing::info!(
+        controller = controller.id,
+        host = host_name(controller.host.as_ref()),
+        "controller ended by its host"
+    );
+    controller.end_for_host();
+    let mut pause = END_POLL_INTERVAL;
+    while controller.has_queue_refs() && !is_gone() {
+        sleep(pause).await;
+        pause = (pause * 2).min(MAX_END_POLL_INTERVAL);
+    }
 }
 
 /// Waits without keeping the connection alive, which may end before an event occurs.

@@ -199,6 +199,7 @@ impl Connection {
         } else if self.core.borrow().closed().is_none() {
             self.core.borrow_mut().close();
         }
+        self.fence().await;
         let sent = self.with_slots(timeout(self.target.limits.drain, self.turns.finish(&mut sender))).await;
         self.detach();
         if sent.is_ok() {
@@ -297,6 +298,14 @@ impl Connection {
         // Fails only if the peer has already closed.
         let _ = self.stream.shutdown(Shutdown::Both);
         self.turns.wake();
+    }
+
+    /// Keeps newer changes behind the commands of an I/O queue that are in flight when it ends: its host may send them again.
+    async fn fence(&self) {
+        let role = self.role.borrow().clone();
+        if let Role::Io(context, _) = role {
+            context.fence().await;
+        }
     }
 
     /// Detaches the connection from its controller; the end of the admin queue ends the controller.

@@ -140,6 +140,11 @@ impl Controller {
         }
     }
 
+    /// True if this is a controller of the same host and subsystem.
+    pub(crate) fn is_of_host(&self, other: &Controller) -> bool {
+        Arc::ptr_eq(&self.subsystem, &other.subsystem) && self.host() == other.host()
+    }
+
     /// True if it processes commands.
     pub(crate) fn is_ready(&self) -> bool {
         self.is_ready.get()
@@ -372,6 +377,14 @@ impl Controller {
         self.is_ready.set(false);
         self.signal_io_queues(Signals::ABORT);
         self.subsystem.handover.controller_ended(&self.as_successor());
+    }
+
+    /// Ends the controller, because its host says that it has lost it. Nothing more is read from its connections.
+    pub(crate) fn end_for_host(&self) {
+        self.has_ended.set(true);
+        self.is_ready.set(false);
+        self.signal_io_queues(Signals::ABORT);
+        self.signal_admin(Signals::ABORT);
     }
 
     /// Ends the controller once commands in flight have completed. Its host may connect again if the subsystem still

@@ -157,7 +157,7 @@ fn the_extensions_page_describes_each_namespace_and_the_effects_list_the_command
     run(|| async {
         let served = serve_all();
         let mut admin = Queue::admin(served.address, SUBNQN, false).await;
-        let small = Extensions::CHECKSUM | Extensions::CHECKSUM_CRC32C | Extensions::COVERAGE;
+        let small = Extensions::CHECKSUM | Extensions::CHECKSUM_CRC32C | Extensions::COVERAGE | Extensions::FENCE;
         let bare = small | Extensions::RESERVED;
         let sealed = bare | Extensions::SEALS;
         for (nsid, has) in [(PLAIN, sealed), (PROTECTED, sealed), (BARE, bare), (SMALL, small), (FIXED, bare)] {

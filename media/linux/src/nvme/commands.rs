@@ -247,12 +247,12 @@ impl Namespace for Drive {
         &self,
         command: IoCommand,
         ranges: Slice,
-        changed: &[Extent],
+        used: &[Extent],
     ) -> Result<Completed, Error> {
         let doing = if matches!(command, IoCommand::Copy(_)) { "a Copy" } else { "a Dataset Management" };
         let memory = (Transfer::Out(ranges), Transfer::None);
         let completed = self.passthrough.execute(doing, &self.encode(command)?, memory, true).await;
-        changed.iter().for_each(|extent| self.forget_cached(*extent));
+        used.iter().for_each(|extent| self.forget_cached(*extent));
         completed
     }
 

@@ -65,6 +65,12 @@ impl Generations {
         let head = sector.get(..HEAD).filter(|head| head.starts_with(&MAGIC))?;
         (get::<8>(head, AT_ZERO) == 0).then(|| Lba::new(get::<8>(head, AT_FIRST)))
     }
+
+    /// The same, and the salt with which the checksum is right.
+    pub fn trace_salt(sector: &[u8]) -> Option<(Lba, Seed)> {
+        let first = Generations::trace(sector)?;
+        Some((first, Seed(get::<4>(sector, AT_CHECKSUM) as u32 ^ Seed(0).checksum(&sector[AT_FIRST..]))))
+    }
 }
 
 #[cfg(test)]
@@ -83,6 +89,7 @@ mod tests {
         assert_eq!(Generations::decode(&sector, SEED, Lba::new(240), 240), None);
         assert_eq!(Generations::decode(&sector, Seed(78), Lba::new(480), 240), None);
         assert_eq!(Generations::trace(&sector), Some(Lba::new(480)));
+        assert_eq!(Generations::trace_salt(&sector), Some((Lba::new(480), SEED)));
         for bit in 0..sector.len() * 8 {
             let mut bad = sector;
             bad[bit / 8] ^= 1 << (bit % 8);

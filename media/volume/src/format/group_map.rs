@@ -70,6 +70,13 @@ impl GroupMapSector {
         })
     }
 
+    /// The salt with which the checksum of the sector with this index is right, where it can be one at all.
+    pub fn trace_salt(sector: &[u8], index: u64) -> Option<Seed> {
+        let head = sector.get(..HEAD).filter(|head| head.starts_with(&MAGIC))?;
+        let fits = get::<8>(head, AT_INDEX) == index && get::<8>(head, AT_RESIZED) <= 1;
+        fits.then(|| Seed(get::<4>(head, AT_CHECKSUM) as u32 ^ Seed(0).checksum(&sector[AT_INDEX..])))
+    }
+
     /// Reads the sector with this index; nothing where it is not, whole.
     pub fn decode(sector: &[u8], seed: Seed, index: u64) -> Option<GroupMapSector> {
         let bits = sector.get(HEAD..)?.to_vec();
@@ -94,6 +101,7 @@ mod tests {
         assert_eq!(GroupMapSector::decode(&sector, seed, 3), Some(good));
         assert_eq!(GroupMapSector::decode(&sector, seed, 2), None);
         assert_eq!(GroupMapSector::decode(&sector, Seed(6), 3), None);
+        assert_eq!([2, 3].map(|index| GroupMapSector::trace_salt(&sector, index)), [None, Some(seed)]);
         for bit in 0..sector.len() * 8 {
             let mut bad = sector;
             bad[bit / 8] ^= 1 << (bit % 8);

@@ -8,6 +8,7 @@ mod group_map;
 mod layout;
 mod log_sector;
 mod map_entry;
+mod note;
 mod regions;
 mod reserved;
 mod segments;
@@ -21,17 +22,18 @@ pub use layout::{
 };
 pub use log_sector::{LogHeader, LogSector, LogSectorError};
 pub use map_entry::{MAP_ENTRY_BYTES, MapEntry, MapEntryError, MapEntryKind, MapEntryRun};
+pub use note::{LogPosition, NOTE_PAGE_BYTES, NOTES_PER_PAGE, Note, NoteHead};
 pub use regions::{Region, RegionKind};
 pub use reserved::{RESERVED_HEAD_BYTES, ReservedCopy};
 pub use segments::{BlockGroup, LayoutError, MAX_SEGMENTS, PAGE_SECTORS, Segment};
-pub use superblock::{SUPERBLOCK_BYTES, Superblock, SuperblockError};
+pub use superblock::{Answered, CountedNotes, NotesPlace, SUPERBLOCK_BYTES, Superblock, SuperblockError};
 
 /// The highest write sequence number or sequence number. They count up by one a write and so never get near it in the life of a
 /// medium; one that is higher is forged, and counting on from it could end at 0.
 pub(crate) const MAX_COUNT: u64 = u64::MAX / 2;
 
 /// Salt of a volume's checksums, so that what an earlier volume left on the same medium is never taken for this one's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Seed(pub(crate) u32);
 
 impl Seed {
@@ -77,6 +79,12 @@ impl Seed {
 }
 
 /// CRC-32C, the checksum of all metadata.
+/// A volume's identity in its usual form.
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hex).join("-")
+}
+
 pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
     sealblock_integrity::guard::crc32c(bytes)
 }

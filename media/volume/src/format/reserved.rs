@@ -46,6 +46,14 @@ impl ReservedCopy {
             && head[AT_AREA + 1..].iter().all(|&byte| byte == 0)
     }
 
+    /// The salt with which the checksum of this copy of this area is right, where it can be one at all.
+    pub fn trace_salt(bytes: &[u8], area: ReservedArea, copy: u64) -> Option<Seed> {
+        let is_one = ReservedCopy::is_trace(bytes, area, copy);
+        let length = is_one.then(|| get::<4>(bytes, AT_LENGTH) as usize)?;
+        let whole = bytes.get(..RESERVED_HEAD_BYTES + length)?;
+        Some(Seed(get::<4>(bytes, AT_CHECKSUM) as u32 ^ Seed(0).checksum(&whole[AT_WRITE_SEQ..])))
+    }
+
     /// Reads a copy; nothing where there is none that is whole.
     pub fn decode(bytes: &[u8], area: ReservedArea, seed: Seed) -> Option<ReservedCopy> {
         if bytes.len() < RESERVED_HEAD_BYTES || !bytes.starts_with(&MAGIC) {
@@ -72,6 +80,8 @@ mod tests {
         assert_eq!(ReservedCopy::decode(&bytes, ReservedArea::GroupLabel, seed), Some(copy));
         assert_eq!(ReservedCopy::decode(&bytes, ReservedArea::ScrubState, seed), None);
         assert_eq!(ReservedCopy::decode(&bytes, ReservedArea::GroupLabel, other), None);
+        let salts = [0, 1].map(|turn| ReservedCopy::trace_salt(&bytes, ReservedArea::GroupLabel, turn));
+        assert_eq!(salts, [None, Some(seed)]);
         assert!(
             ReservedCopy::is_trace(&bytes, ReservedArea::GroupLabel, 1)
                 && !ReservedCopy::is_trace(&bytes, ReservedArea::GroupLabel, 0)

@@ -6,7 +6,9 @@
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_units::BlockSize;
 
-use super::{Layout, LayoutError, MAX_COUNT, MAX_SEGMENTS, Seed, crc32c, get, put};
+use super::{
+    Layout, LayoutError, LogPosition, MAX_COUNT, MAX_SEGMENTS, NOTE_PAGE_BYTES, NOTES_PER_PAGE, Seed, crc32c, get, put,
+};
 
 /// Bytes of a superblock: the smallest sector, which is written whole or not at all.
 pub const SUPERBLOCK_BYTES: usize = 512;
@@ -42,9 +44,56 @@ const AT_MARKS: usize = 61;
 const AT_INITIALIZED_GROUPS: usize = 104;
 const AT_CREATED: usize = 112;
 const AT_SEGMENTS: usize = 120;
+const AT_NOTES_OFFSET: usize = 248;
+const AT_NOTES_HALF: usize = 256;
+const AT_ANSWERED: usize = 260;
+const AT_NOTES_RUN: usize = 264;
+const AT_NOTES_NEWEST: usize = 272;
+const AT_NOTES_FLOOR: usize = 280;
+const AT_NOTES_COUNTED: usize = 290;
+const AT_NOTES_BOOT: usize = 296;
 const AT_CHECKSUM: usize = 508;
 /// Marks: the log is anchored. Programs that do not know it leave it out with the next superblock that they write.
 const MARK_ANCHORED: u64 = 1;
+/// Whatever is answered is durable, or noted. Programs that know neither leave this 0.
+const ANSWERED_DURABLE: u64 = 1;
+const ANSWERED_NOTED: u64 = 2;
+
+/// What is known of changes that were answered while the log is in use.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Answered {
+    /// Some may be nowhere but in the memory of the program.
+    #[default]
+    Volatile,
+    /// All are durable.
+    Durable,
+    /// All are noted, in this place.
+    Noted(NotesPlace),
+}
+
+/// Where notes are: two halves of the same length, one behind the other, in physical blocks that are free.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NotesPlace {
+    /// Where the first half begins on the medium, in bytes.
+    pub offset: u64,
+    /// Bytes of a half, in whole pages.
+    pub half_bytes: u32,
+    /// The opening that they are of: the `write_seq` of the first superblock that named this place.
+    pub run: u64,
+    /// The boot of the machine that they are of.
+    pub boot: [u8; 16],
+    /// Set while recovery makes them durable, when the log that they were compared with is in the block map already.
+    pub counted: Option<CountedNotes>,
+}
+
+/// Which notes recovery has decided to count.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CountedNotes {
+    /// Those that have this base, or a later one.
+    pub floor: LogPosition,
+    /// The order of the newest.
+    pub newest: u64,
+}
 
 /// What a superblock says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,6 +119,8 @@ pub struct Superblock {
     pub log_tail: u64,
     /// So many block groups were initialized at least when it was written: a group map that knows fewer is an old one.
     pub initialized_groups: u64,
+    /// What is known of changes that were answered. Nothing that is impossible makes a superblock none.
+    pub answered: Answered,
 }
 
 /// Why these bytes are no superblock that can be used.
@@ -120,6 +171,7 @@ impl Superblock {
             keeps_space: false,
             log_tail: 0,
             initialized_groups: 0,
+            answered: Answered::Volatile,
         }
     }
 
@@ -182,6 +234,23 @@ impl Superblock {
                 put::<8>(&mut bytes, AT_SEGMENTS + number * 8, segment.blocks);
             }
         }
+        match self.answered {
+            Answered::Volatile => {}
+            Answered::Durable => put::<4>(&mut bytes, AT_ANSWERED, ANSWERED_DURABLE),
+            Answered::Noted(place) => {
+                put::<8>(&mut bytes, AT_NOTES_OFFSET, place.offset);
+                put::<4>(&mut bytes, AT_NOTES_HALF, u64::from(place.half_bytes));
+                put::<4>(&mut bytes, AT_ANSWERED, ANSWERED_NOTED);
+                put::<8>(&mut bytes, AT_NOTES_RUN, place.run);
+                bytes[AT_NOTES_BOOT..AT_NOTES_BOOT + 16].copy_from_slice(&place.boot);
+                if let Some(CountedNotes { floor, newest }) = place.counted {
+                    put::<8>(&mut bytes, AT_NOTES_NEWEST, newest);
+                    put::<8>(&mut bytes, AT_NOTES_FLOOR, floor.0);
+                    put::<2>(&mut bytes, AT_NOTES_FLOOR + 8, u64::from(floor.1));
+                    put::<1>(&mut bytes, AT_NOTES_COUNTED, 1);
+                }
+            }
+        }
         let checksum = crc32c(&bytes[..AT_CHECKSUM]);
         put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
         bytes
@@ -238,7 +307,57 @@ impl Superblock {
             keeps_space,
             log_tail,
             initialized_groups,
+            answered: decode_answered(bytes, &layout),
         })
+    }
+}
+
+/// A place that cannot be one says that something may be lost, and nothing worse.
+fn decode_answered(bytes: &[u8], layout: &Layout) -> Answered {
+    let mut boot = [0; 16];
+    boot.copy_from_slice(&bytes[AT_NOTES_BOOT..AT_NOTES_BOOT + 16]);
+    let place = NotesPlace {
+        boot,
+        offset: get::<8>(bytes, AT_NOTES_OFFSET),
+        half_bytes: get::<4>(bytes, AT_NOTES_HALF) as u32,
+        run: get::<8>(bytes, AT_NOTES_RUN),
+        counted: (get::<1>(bytes, AT_NOTES_COUNTED) == 1).then(|| CountedNotes {
+            floor: (get::<8>(bytes, AT_NOTES_FLOOR), get::<2>(bytes, AT_NOTES_FLOOR + 8) as u16),
+            newest: get::<8>(bytes, AT_NOTES_NEWEST),
+        }),
+    };
+    match get::<4>(bytes, AT_ANSWERED) {
+        ANSWERED_DURABLE => Answered::Durable,
+        ANSWERED_NOTED if place.fits(layout) => Answered::Noted(place),
+        _ => Answered::Volatile,
+    }
+}
+
+impl NotesPlace {
+    /// Bytes of a half at most: 256 pages.
+    pub const HALF_BYTES_MAX: u32 = 1 << 20;
+
+    /// Bytes of both halves.
+    pub fn bytes(&self) -> u64 {
+        2 * u64::from(self.half_bytes)
+    }
+
+    /// Whether a volume that lies like this can have it: whole pages, within the block groups, and not more than its log has room for.
+    fn fits(&self, layout: &Layout) -> bool {
+        let page = NOTE_PAGE_BYTES as u64;
+        let is_whole = self.offset.is_multiple_of(page) && u64::from(self.half_bytes).is_multiple_of(page);
+        let is_possible = self.half_bytes > 0 && self.half_bytes <= NotesPlace::half_bytes_max(layout);
+        let end = self.offset.checked_add(self.bytes());
+        let within = self.offset >= layout.groups_offset() && end.is_some_and(|end| end <= layout.medium_bytes());
+        is_whole && is_possible && within
+    }
+
+    /// Bytes of a half at most in a volume that lies like this: a commit has room for two log entries of each note.
+    pub fn half_bytes_max(layout: &Layout) -> u32 {
+        // A commit takes a quarter of the log, but for what its first sector repeats.
+        let quarter = layout.log_sectors() / 4 * layout.log_sector_entries() - 8;
+        let pages = quarter / 2 / NOTES_PER_PAGE as u64;
+        u32::try_from(pages * NOTE_PAGE_BYTES as u64).unwrap_or(u32::MAX).min(NotesPlace::HALF_BYTES_MAX)
     }
 }
 

@@ -9,7 +9,8 @@ use std::time::Duration;
 use futures_executor::LocalPool;
 use futures_util::task::LocalSpawnExt;
 use sealblock_block::{
-    Clock, Condition, Device, Durability, Error, Gate, Medium, MediumError, MediumErrorKind, Request, Response,
+    Clock, Condition, Device, Durability, Error, Gate, Medium, MediumError, MediumErrorKind, NoteKeeping, Request,
+    Response,
 };
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -55,6 +56,9 @@ pub struct TestMedium {
     /// Writes whose futures were dropped; they go on until [`Medium::drain`].
     pub late: Rc<RefCell<Vec<(u64, Slice)>>>,
     pub sector_bytes: u32,
+    /// Which boot of its machine it is, if notes are kept.
+    pub boot: Rc<Cell<Option<u8>>>,
+    pub note_fails: Rc<Cell<bool>>,
 }
 
 /// Unit in which space is taken.
@@ -98,6 +102,8 @@ impl TestMedium {
             fails_late: Rc::default(),
             in_flight_bytes: Rc::default(),
             late: Rc::default(),
+            boot: Rc::new(Cell::new(Some(1))),
+            note_fails: Rc::default(),
             sector_bytes,
         }
     }
@@ -234,6 +240,21 @@ impl Medium for TestMedium {
         Ok(())
     }
 
+    fn note_keeping(&self) -> NoteKeeping {
+        self.boot.get().map_or(NoteKeeping::None, |boot| NoteKeeping::UntilReboot([boot; 16]))
+    }
+
+    fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
+        self.check("write", offset_bytes, bytes.len() as u64)?;
+        if self.note_fails.get() {
+            let reason = "it takes no notes any more".to_owned();
+            return Err(MediumError { kind: MediumErrorKind::Failed, doing: "note", offset_bytes, reason });
+        }
+        self.count_change("note")?;
+        self.put(offset_bytes, bytes);
+        Ok(())
+    }
+
     async fn submitted(&self) {
         self.submits.borrow_mut().push(self.in_flight_bytes.get());
         self.pass().await;
@@ -358,6 +379,15 @@ impl Rig {
     }
 
     pub fn open_with(medium: &TestMedium, options: OpenOptions) -> Result<Rig, VolumeError> {
+        Rig::open_as(medium, OpenOptions { keeps_answered: false, ..options })
+    }
+
+    /// With notes.
+    pub fn open_noted(medium: &TestMedium, options: OpenOptions) -> Result<Rig, VolumeError> {
+        Rig::open_as(medium, options)
+    }
+
+    fn open_as(medium: &TestMedium, options: OpenOptions) -> Result<Rig, VolumeError> {
         let options = OpenOptions { cache_bytes: 64 << 10, ..options };
         let (mut pool, clock) = (LocalPool::new(), TestClock::default());
         let opened = pool.run_until(open(medium.clone(), clock.clone(), &options))?;

@@ -8,7 +8,7 @@ use crate::harness::Guest;
 pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
     // A queue of ublk needs a processor of its own.
     let mut guest = context.boot(Vec::new(), 2)?;
-    for script in [BLOCKS, FILE_SYSTEMS, DAMAGE, RECOVERY, SERVED, REFUSALS] {
+    for script in [BLOCKS, OPEN, FILE_SYSTEMS, DAMAGE, RECOVERY, SERVED, REFUSALS] {
         sh(&mut guest, script)?;
     }
     match context.version >= PROTECTION {
@@ -104,6 +104,45 @@ sealblock detach $disk
 ends
 grep -q '"event": *"detached"' /tmp/attached || fail "it does not say that it was detached"
 rm back data plain
+"#;
+
+/// A block device that a process merely has open stays, and what was written to it is there, whoever takes it away.
+const OPEN: &str = r#"
+random 4194304 >data
+truncate -s 64M plain
+for how in detach force signal; do
+  attach raw:plain --device 9
+  exec 7<>$disk
+  # Into the page cache of the block device, and not yet to its server.
+  dd if=data bs=1M status=none >&7
+  case $how in
+    detach)
+      refused "has it open" sealblock detach 9
+      [ -b $disk ] || fail "a device that is open was taken away"
+      exec 7>&-
+      sealblock detach 9
+      ends
+      ;;
+    force)
+      sealblock detach 9 --force
+      ends
+      exec 7>&-
+      ;;
+    signal)
+      kill -TERM $server
+      ends
+      grep -q '"event": *"left"' /tmp/attached || { cat /tmp/attached; fail "an open device was not left"; }
+      attach raw:plain --device 9
+      exec 7>&-
+      kill -TERM $server
+      ends
+      ;;
+  esac
+  [ ! -e $disk ] || fail "the block device stays"
+  cmp -n 4194304 plain data || fail "$how dropped what was written"
+  dd if=/dev/zero of=plain bs=1M count=4 conv=notrunc status=none
+done
+rm plain data
 "#;
 
 /// File systems, and traffic whose every block is checked.

@@ -155,6 +155,14 @@ impl Block {
         self.issued.clear();
     }
 
+    /// Nothing is in flight any more; what was answered stays.
+    pub(super) fn die(&mut self, now: Moment) {
+        for candidate in &mut self.candidates {
+            candidate.ended.get_or_insert(now);
+        }
+        self.issued.clear();
+    }
+
     /// What was not durable may or may not be there from now on, while requests go on. A read that is in flight may meet
     /// what comes back, whatever is written over it meanwhile.
     pub(super) fn lose(&mut self, now: Moment) {

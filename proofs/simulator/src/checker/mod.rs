@@ -219,6 +219,12 @@ impl Checker {
         self.unflushed.clear();
     }
 
+    /// The program was killed and its system lives: everything that was answered is there, and what was in flight may be.
+    pub fn die(&mut self) {
+        let now = self.tick();
+        self.blocks.values_mut().for_each(|block| block.die(now));
+    }
+
     /// What was not durable may or may not be there from now on, while the machine goes on.
     pub fn lose(&mut self) {
         let now = self.tick();

@@ -26,6 +26,12 @@ pub enum Survival {
         /// How many writes.
         writes: u64,
     },
+    /// The disk was lost and is back, and so is what the page cache had of it in part; the system lives. As a power cut, but that nothing
+    /// shows it.
+    DiskLost {
+        /// How likely a sector is to survive, in percent; at 100 all but one do.
+        percent: u64,
+    },
     /// The program was killed and the system lives: all that was taken is seen again, and none of it is durable yet.
     Kill,
 }
@@ -44,9 +50,18 @@ impl Survival {
         }
     }
 
+    /// Draws one, and more often one after which the system lives.
+    pub fn draw_of_process(random: &Random) -> Survival {
+        match random.below(8) {
+            0 | 1 => Survival::Kill,
+            2 => Survival::DiskLost { percent: *random.pick(&[5, 50, 100, 100]) },
+            _ => Survival::draw(random),
+        }
+    }
+
     /// Whether the power went, so that whatever is there afterwards is durable.
     pub fn is_power_cut(self) -> bool {
-        self != Survival::Kill
+        !matches!(self, Survival::Kill | Survival::DiskLost { .. })
     }
 }
 
@@ -59,6 +74,7 @@ impl fmt::Display for Survival {
             Survival::Prefix => write!(f, "power cut keeping a prefix"),
             Survival::AllButOne => write!(f, "power cut losing one sector"),
             Survival::LastWrites { writes } => write!(f, "power cut keeping only the last {writes} writes"),
+            Survival::DiskLost { percent } => write!(f, "loss of the disk keeping {percent} % of sectors"),
             Survival::Kill => write!(f, "kill"),
         }
     }
@@ -71,7 +87,10 @@ pub(super) fn survive(image: &mut Image, in_flight: &[InFlight], survival: Survi
         image.adopt_all();
         return;
     }
-    if let Survival::Coin { percent } = survival {
+    if !matches!(survival, Survival::DiskLost { .. }) {
+        image.reboot();
+    }
+    if let Survival::Coin { percent } | Survival::DiskLost { percent } = survival {
         // Writes in flight may have reached any of their sectors: as versions, they take part in the draw below.
         land_percent(image, in_flight, percent, random);
     } else if survival != Survival::Nothing && random.chance(50) {
@@ -147,16 +166,14 @@ impl View {
             Survival::Everything | Survival::Kill => last(&|_, _| true),
             Survival::Prefix => last(&|taken, _| taken <= self.cut),
             Survival::LastWrites { .. } => last(&|_, write| write >= self.first_write),
-            Survival::AllButOne if self.lost == Some(number) => sector.durable.clone(),
-            Survival::AllButOne => last(&|_, _| true),
-            Survival::Coin { percent } if random.chance(percent) => {
-                if random.chance(50) {
-                    last(&|_, _| true)
-                } else {
-                    random.pick(&sector.versions).content.clone()
-                }
+            Survival::AllButOne | Survival::DiskLost { percent: 100 } if self.lost == Some(number) => {
+                sector.durable.clone()
             }
-            Survival::Coin { .. } => sector.durable.clone(),
+            Survival::AllButOne | Survival::DiskLost { percent: 100 } => last(&|_, _| true),
+            Survival::Coin { percent } | Survival::DiskLost { percent } if random.chance(percent) => {
+                if random.chance(50) { last(&|_, _| true) } else { random.pick(&sector.versions).content.clone() }
+            }
+            Survival::Coin { .. } | Survival::DiskLost { .. } => sector.durable.clone(),
         }
     }
 }

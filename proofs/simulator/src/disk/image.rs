@@ -78,6 +78,8 @@ pub struct Image {
     taken: u64,
     writes: u64,
     returns: u64,
+    /// Which boot of its machine it is: notes of another one are not those of this one.
+    boot: u64,
 }
 
 impl Image {
@@ -92,6 +94,7 @@ impl Image {
             taken: 0,
             writes: 0,
             returns: 0,
+            boot: 1,
         }
     }
 
@@ -103,6 +106,16 @@ impl Image {
     /// Bytes of the disk.
     pub fn len_bytes(&self) -> u64 {
         self.len_bytes
+    }
+
+    /// Which boot of its machine it is.
+    pub fn boot(&self) -> u64 {
+        self.boot
+    }
+
+    /// The machine started anew.
+    pub(crate) fn reboot(&mut self) {
+        self.boot += 1;
     }
 
     /// Sectors whose visible content is not known to be durable.

@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{Medium, MediumError, MediumErrorKind};
+use sealblock_block::{Medium, MediumError, MediumErrorKind, NoteKeeping};
 use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::executor::Executor;
@@ -148,14 +148,21 @@ impl SimDisk {
 
     /// A start or an end of an I/O. Never returns once the machine is off.
     async fn boundary(&self) {
+        self.is_last_boundary();
+        self.wait_if_off().await;
+    }
+
+    /// Counts a start or an end of an I/O; whether the machine stops there.
+    fn is_last_boundary(&self) -> bool {
         let mut counts = self.0.counts.get();
         counts.boundaries += 1;
         self.0.counts.set(counts);
-        if self.0.behaviour.stops_at(counts.boundaries) {
+        let is_last = self.0.behaviour.stops_at(counts.boundaries);
+        if is_last {
             self.0.off.set(true);
             self.0.executor.halt();
         }
-        self.wait_if_off().await;
+        is_last
     }
 
     async fn wait_if_off(&self) {
@@ -360,6 +367,40 @@ impl Medium for SimDisk {
     async fn write(&self, offset_bytes: u64, from: Slice) -> Result<(), MediumError> {
         let length = from.len() as u64;
         self.spawn_change(IoKind::Write, offset_bytes, length, Payload::Bytes(from)).await
+    }
+
+    fn note_keeping(&self) -> NoteKeeping {
+        let boot = self.0.image.borrow().as_ref().map_or(0, Image::boot);
+        NoteKeeping::UntilReboot(u128::from(boot).to_le_bytes())
+    }
+
+    /// Seen at once, and durable by itself at any time or never, as what is in a page cache. A machine may stop before it is there: then
+    /// nobody hears of it.
+    fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
+        const KIND: IoKind = IoKind::Write;
+        if self.0.off.get() {
+            return Ok(());
+        }
+        let (first, end) = self.check(KIND, offset_bytes, bytes.len() as u64)?;
+        if self.0.behaviour.forbid_writes {
+            self.find(format!("a note of {} bytes at byte {offset_bytes} by a reader", bytes.len()));
+        }
+        if self.0.behaviour.read_only {
+            return Err(error(MediumErrorKind::ReadOnly, KIND, offset_bytes, "the disk takes no writes"));
+        }
+        self.start(KIND, offset_bytes, bytes.len() as u64);
+        if self.is_last_boundary() {
+            return Ok(());
+        }
+        if let Some(fault) = self.0.faults.next(KIND) {
+            return Err(error(fault.how, KIND, offset_bytes, "made to fail"));
+        }
+        let mark = self.begin(first, end, Payload::Bytes(Slice::copy_from(bytes)));
+        self.finish(&mark, 100);
+        if self.0.random.chance(50) {
+            mark.set_returned(self.with(Image::next_return));
+        }
+        Ok(())
     }
 
     /// Later than the write is started, and now and then than it ends.

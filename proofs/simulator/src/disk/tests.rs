@@ -38,15 +38,45 @@ fn bytes(image: &Image, count: u64) -> Vec<u8> {
     (0..count).map(&mut first).collect()
 }
 
-const EVERY_SURVIVAL: [Survival; 7] = [
+const EVERY_SURVIVAL: [Survival; 9] = [
     Survival::Nothing,
     Survival::Everything,
     Survival::Coin { percent: 50 },
     Survival::Prefix,
     Survival::AllButOne,
     Survival::LastWrites { writes: 1 },
+    Survival::DiskLost { percent: 50 },
+    Survival::DiskLost { percent: 100 },
     Survival::Kill,
 ];
+
+#[test]
+fn a_note_outlives_a_kill_and_a_boot_ends_with_a_power_cut_alone() {
+    for survival in EVERY_SURVIVAL {
+        let mut seen = std::collections::BTreeSet::new();
+        for seed in 0..60 {
+            let (image, _) = after(seed, Behaviour::default(), survival, |disk, _| async move {
+                disk.note(0, &[3; 4096]).unwrap();
+            });
+            seen.insert(bytes(&image, 1)[0]);
+            let is_same_boot = matches!(survival, Survival::Kill | Survival::DiskLost { .. });
+            assert_eq!(image.boot() == 1, is_same_boot, "{survival}");
+        }
+        let is_kept = matches!(survival, Survival::Kill | Survival::Everything);
+        assert_eq!(is_kept, !seen.contains(&0), "{survival}: {seen:?}");
+    }
+}
+
+#[test]
+fn a_machine_that_stops_before_a_note_hears_nothing_and_leaves_nothing() {
+    let behaviour = Behaviour { crash_at: Some(1), ..Behaviour::default() };
+    let (image, _) = after(1, behaviour, Survival::Kill, |disk, executor| async move {
+        disk.note(0, &[3; 4096]).unwrap();
+        disk.note(4096, &[4; 4096]).unwrap();
+        assert!(executor.is_halted());
+    });
+    assert_eq!(image.visible().count(), 0);
+}
 
 #[test]
 fn what_a_sync_covers_survives_everything() {

@@ -286,7 +286,8 @@ impl Trial {
         main: impl FnOnce(MachineSetup) -> F + 'static,
     ) -> Result<MachineResult, String> {
         let executor = Executor::new(self.random.fork("schedule"), self.trace.clone());
-        let context = Rc::new(RunContext::new(plan.checker.clone(), true));
+        let context =
+            Rc::new(RunContext { executor: Some(executor.clone()), ..RunContext::new(plan.checker.clone(), true) });
         let replicas = self.replicas.len();
         let harness =
             Rc::new(Harness::new(context.clone(), self.open_config.region_shift, replicas, self.trace.clone()));
@@ -368,7 +369,10 @@ impl Trial {
             |env: &Rc<ReplicaEnv>| env.replaces.get().filter(|_| !env.is_member.get()).map(|old| (env.number, old));
         let coming: Vec<(usize, usize)> = harness.envs.borrow().iter().filter_map(replacing).collect();
         coming.into_iter().for_each(|(new, old)| self.decide_replacement(new, old));
-        plan.checker.borrow_mut().crash();
+        match is_kill {
+            true => plan.checker.borrow_mut().die(),
+            false => plan.checker.borrow_mut().crash(),
+        }
         if harness.quiesced_count.get() > 0 {
             self.report.recovery_crashes += u64::from(crashed);
         }

@@ -3,6 +3,7 @@
 use sealblock_runtime_memory::Pool;
 
 use crate::config::MAX_PAYLOAD_BYTES;
+use crate::session_name::SessionName;
 use crate::wire::STRING_BYTES;
 
 /// Purpose of a connection.
@@ -62,6 +63,8 @@ pub struct Config {
     pub wants_extended: bool,
     /// True to request `base:allocation`.
     pub wants_status: bool,
+    /// The session that the connection belongs to, for servers that end the client's older ones.
+    pub session: Option<SessionName>,
     /// Bounds on what a server can make the connection hold.
     pub limits: Limits,
     /// Length of the staging buffer; raised to the longest reply to an option.
@@ -81,6 +84,7 @@ impl Config {
             goal,
             wants_extended: true,
             wants_status: true,
+            session: None,
             limits: Limits::default(),
             staging_bytes: 64 << 10,
             direct_bytes: 8 << 10,

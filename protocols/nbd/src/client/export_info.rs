@@ -70,6 +70,9 @@ pub struct ExportInfo {
     pub style: ReplyStyle,
     /// Identifier of `base:allocation` in replies, if it was chosen.
     pub context: Option<u32>,
+    /// True if the server executes nothing of this client's older sessions ([`crate::SessionName`]) any more once it executes requests of
+    /// this one.
+    pub is_fenced: bool,
 }
 
 impl ExportInfo {
@@ -113,11 +116,16 @@ impl ExportReply {
     }
 
     /// The information, once the option is acknowledged.
-    pub(super) fn finish(self, style: ReplyStyle, context: Option<u32>) -> Result<ExportInfo, Violation> {
+    pub(super) fn finish(
+        self,
+        style: ReplyStyle,
+        context: Option<u32>,
+        is_fenced: bool,
+    ) -> Result<ExportInfo, Violation> {
         let (size_bytes, flags) = self.export.ok_or(Violation::NoSize)?;
         // DF means nothing without structured replies.
         let flags = if style == ReplyStyle::Simple { flags & !transmission::SEND_DF } else { flags };
         let ExportReply { name, description, sizes, .. } = self;
-        Ok(ExportInfo { name, description, size_bytes, flags, sizes, style, context })
+        Ok(ExportInfo { name, description, size_bytes, flags, sizes, style, context, is_fenced })
     }
 }

@@ -112,14 +112,21 @@ impl Client {
         }
     }
 
-    /// Stores the context's identifier; refuses any other context than the requested one.
+    /// Stores the context's identifier; refuses any other context than the requested ones.
     fn set_context(&mut self, reply: OptionReply, data: &[u8]) -> Result<Step<Event>, Closed> {
         let mut fields = FieldReader(data);
         let id = fields.u32().ok_or_else(|| reply.malformed())?;
-        if fields.0 != wire::BASE_ALLOCATION.as_bytes() || self.negotiation.context.is_some() {
+        let session = self.config.session.map(|session| session.to_string());
+        if self.config.wants_status
+            && fields.0 == wire::BASE_ALLOCATION.as_bytes()
+            && self.negotiation.context.is_none()
+        {
+            self.negotiation.context = Some(id);
+        } else if session.is_some_and(|session| fields.0 == session.as_bytes()) && !self.negotiation.is_fenced {
+            self.negotiation.is_fenced = true;
+        } else {
             return Err(reply.malformed());
         }
-        self.negotiation.context = Some(id);
         Ok(Step::Again)
     }
 
@@ -135,7 +142,7 @@ impl Client {
             }
             option::STRUCTURED_REPLY => self.choose(),
             option::SET_META_CONTEXT => {
-                self.negotiation.context = None;
+                (self.negotiation.context, self.negotiation.is_fenced) = (None, false);
                 self.choose()
             }
             _ => Err(refused.into()),
@@ -147,11 +154,14 @@ impl Client {
             option::EXTENDED_HEADERS | option::STRUCTURED_REPLY => {
                 let is_extended = option == option::EXTENDED_HEADERS;
                 self.negotiation.style = if is_extended { ReplyStyle::Extended } else { ReplyStyle::Structured };
-                if !self.config.wants_status {
+                let status = self.config.wants_status.then(|| named(wire::BASE_ALLOCATION));
+                let session = self.config.session.map(|session| named(&session.to_string()));
+                let contexts: Vec<Vec<u8>> = status.into_iter().chain(session).collect();
+                if contexts.is_empty() {
                     return self.choose();
                 }
-                let (name, context) = (named(self.config.export()), named(wire::BASE_ALLOCATION));
-                self.send_option(option::SET_META_CONTEXT, &[name, 1_u32.to_be_bytes().to_vec(), context].concat());
+                let head = [named(self.config.export()), (contexts.len() as u32).to_be_bytes().to_vec()].concat();
+                self.send_option(option::SET_META_CONTEXT, &[head, contexts.concat()].concat());
                 Ok(Step::Again)
             }
             option::SET_META_CONTEXT => self.choose(),
@@ -174,7 +184,8 @@ impl Client {
 
     fn end_of_info(&mut self, option: u32) -> Result<Step<Event>, Closed> {
         let export_reply = std::mem::take(&mut self.negotiation.export_reply);
-        let export = export_reply.finish(self.negotiation.style, self.negotiation.context)?;
+        let export =
+            export_reply.finish(self.negotiation.style, self.negotiation.context, self.negotiation.is_fenced)?;
         if option == option::INFO {
             self.done = Some(self.abort());
             return Ok(Step::Event(Event::Described(export)));

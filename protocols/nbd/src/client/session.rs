@@ -43,6 +43,8 @@ pub(super) struct NegotiationState {
     pub(super) style: ReplyStyle,
     /// Identifier of `base:allocation` in replies.
     pub(super) context: Option<u32>,
+    /// The server knows the session, and fences the older ones.
+    pub(super) is_fenced: bool,
     pub(super) listed: Vec<ListedExport>,
     pub(super) export_reply: ExportReply,
     /// Replies to the current option.
@@ -70,7 +72,7 @@ impl OptionReply {
 /// The caller takes events until there are none after each [`Client::received`], and sends the output of
 /// [`Client::transmit`] after that and after each [`Client::submit`].
 pub struct Client {
-    pub(super) config: Config,
+    pub(crate) config: Config,
     pub(super) phase: ClientPhase,
     pub(super) input: Input,
     pub(super) output: Output,

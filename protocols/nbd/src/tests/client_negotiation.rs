@@ -1,6 +1,7 @@
 //! A client's negotiation against bytes that are written out here.
 
 use super::*;
+use crate::SessionName;
 use crate::client::{BlockSizes, Closed, ExportInfo, Goal, NegotiationError, ReplyStyle, Violation};
 use crate::fuzz::client::{Transcript, client, greeting, option_reply, play, preamble};
 use crate::wire::{option as o, rep};
@@ -168,6 +169,40 @@ fn contexts_that_were_not_asked_for_end_it() {
     for bad in [vec![answer(b"qemu:dirty")], vec![answer(b"base:allocation"), answer(b"base:allocation")]] {
         let closed = ends(&[ack.clone(), bad.concat()]);
         assert!(matches!(closed, Some(Closed::Violation(Violation::OptionData { .. }))), "{closed:?}");
+    }
+}
+
+#[test]
+fn a_session_is_fenced_only_by_a_server_that_lists_its_name() {
+    let session = SessionName { client: [7; 16], number: 3 };
+    let fenced = |names: &[&str]| {
+        let mut core = client(go(), 8192);
+        core.config.session = Some(session);
+        let listed: Vec<u8> = (1_u32..)
+            .zip(names)
+            .flat_map(|(id, name)| {
+                option_reply(o::SET_META_CONTEXT, rep::META_CONTEXT, &[&fields![id], name.as_bytes()].concat())
+            })
+            .collect();
+        let start = [greeting(), option_reply(o::EXTENDED_HEADERS, rep::ACK, &[])].concat();
+        let go = [
+            option_reply(o::SET_META_CONTEXT, rep::ACK, &[]),
+            option_reply(o::GO, rep::INFO, &fields![0u16, 1u64 << 20, 1u16]),
+            option_reply(o::GO, rep::ACK, &[]),
+        ];
+        let transcript = play(&mut core, [&start[..], &listed, &go.concat()]);
+        (core.export().map(|export| export.is_fenced), transcript)
+    };
+    let (own, other) = (session.to_string(), SessionName { number: 4, ..session }.to_string());
+    let (is_fenced, transcript) = fenced(&["base:allocation", &own]);
+    assert_eq!(is_fenced, Some(true));
+    assert!(transcript.sent.windows(own.len()).any(|window| window == own.as_bytes()));
+    assert_eq!((fenced(&["base:allocation"]).0, fenced(&[&own]).0), (Some(false), Some(true)));
+    for unasked in [vec![&other[..]], vec![&own[..], &own[..]]] {
+        assert!(
+            matches!(fenced(&unasked).1.closed, Some(Closed::Violation(Violation::OptionData { .. }))),
+            "{unasked:?}"
+        );
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::wire::{option as o, rep};
-use crate::{Closed, Violation};
+use crate::{Closed, SessionName, Violation};
 
 const FIXED: [u8; 4] = [0, 0, 0, 3];
 
@@ -115,6 +115,37 @@ fn options_that_are_unknown_refused_or_out_of_order_get_their_error() {
     assert_eq!(types(&[(o::STRUCTURED_REPLY, b"x"), (o::EXTENDED_HEADERS, b"x")]), [rep::ERR_INVALID; 2]);
     let downgrade = types(&[(o::EXTENDED_HEADERS, &[]), (o::STRUCTURED_REPLY, &[])]);
     assert_eq!(downgrade, [rep::ACK, rep::ERR_EXT_HEADER_REQD]);
+}
+
+#[test]
+fn a_named_session_is_listed_and_holds_for_its_export() {
+    let session = SessionName { client: [7; 16], number: 3 };
+    let query = |export: &str, names: &[&str]| {
+        let names: Vec<u8> =
+            names.iter().flat_map(|name| [fields![name.len() as u32], name.as_bytes().to_vec()].concat()).collect();
+        [fields![export.len() as u32], export.as_bytes().to_vec(), fields![2u32], names].concat()
+    };
+    let both = query("disk", &["base:allocation", &session.to_string()]);
+    let sent = ask(&[(o::STRUCTURED_REPLY, &[]), (o::SET_META_CONTEXT, &both)]);
+    let listed: Vec<_> =
+        sent.iter().filter(|reply| reply.1 == rep::META_CONTEXT).map(|reply| reply.2.clone()).collect();
+    let named = [fields![2u32], session.to_string().into_bytes()].concat();
+    assert_eq!(listed, [[fields![1u32], b"base:allocation".to_vec()].concat(), named]);
+    let chosen = |set: &str, taken: &str, fences: bool| {
+        let bytes = [
+            &FIXED[..],
+            &option(o::STRUCTURED_REPLY, &[]),
+            &option(o::SET_META_CONTEXT, &query(set, &["base:allocation", &session.to_string()])),
+            &option(o::GO, &go(taken, &[])),
+        ];
+        let mut server = server(8192);
+        server.config.fences_sessions = fences;
+        play(&mut server, [&bytes.concat()[..]]);
+        server.client_session()
+    };
+    assert_eq!((chosen("disk", "disk", true), chosen("fixed", "disk", true)), (Some(session), None));
+    assert_eq!(chosen("disk", "disk", false), None, "a server that fences nothing does not know it");
+    assert!(ask(&[(o::STRUCTURED_REPLY, &[]), (o::LIST_META_CONTEXT, &both)]).iter().all(|reply| reply.2.len() < 30));
 }
 
 #[test]

@@ -36,6 +36,10 @@ fn to_text(event: &Event) -> String {
         }
         Event::ScrubFinished { target, run } => finished_text(target, run),
         Event::Resized(report) => resized_text(report),
+        Event::AnsweredLost { target, reasons } => format!(
+            "{target}: writes that were not flushed before may be lost; the first flush of each client fails once: {}",
+            reasons.join("; ")
+        ),
         Event::Draining { connections } => format!("draining {}", count(*connections as u64, "connection")),
         Event::Stopped => "stopped".to_owned(),
     }

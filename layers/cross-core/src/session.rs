@@ -1,0 +1,86 @@
+//! Sessions of clients, and the fence around what an ended one has in flight.
+//!
+//! A client that lost its connection sends unanswered changes again. The first copies may still be executing; late, they would undo
+//! what the client, or anybody else, has written since. So when a session ends, each of its changes in flight holds its blocks against
+//! later changes of anyone until it has ended. Reads and other blocks go on.
+//!
+//! Invariants: changes of a session that reached the owner core before its end are fenced, those that wait for a lock among them; a
+//! session that has ended starts no further change.
+//!
+//! Shape: the fence of a change is an exclusive lock of its blocks, requested when the session ends and released as soon as it is
+//! granted. Locks are granted in order: it waits for the change, and later changes wait for it. A session without changes in flight
+//! costs nothing.
+
+use std::cell::{Cell, RefCell};
+use std::rc::{Rc, Weak};
+use std::sync::Weak as SharedWeak;
+
+use futures_util::future::join_all;
+use sealblock_block::{Error, ErrorKind, Operation, Request};
+
+use crate::changes::SessionId;
+use crate::channel::Link;
+use crate::device_slot::DeviceSlot;
+use crate::shared::{DeviceView, SharedDevice};
+
+/// A client's session on one core: a connection, or one queue of it. Attachments to several devices may belong to it.
+pub struct ClientSession {
+    id: SessionId,
+    has_ended: Cell<bool>,
+    fences: RefCell<Vec<FencedDevice>>,
+}
+
+/// A device of a session, which does not keep it.
+struct FencedDevice {
+    device: SharedWeak<DeviceView>,
+    route: WeakRoute,
+}
+
+pub(crate) enum WeakRoute {
+    Local(Weak<DeviceSlot>),
+    Remote(Weak<Link>),
+}
+
+impl ClientSession {
+    /// A session that has sent nothing yet.
+    pub fn begin() -> Rc<ClientSession> {
+        Rc::new(ClientSession { id: SessionId::new(), has_ended: Cell::new(false), fences: RefCell::default() })
+    }
+
+    pub(crate) fn id(&self) -> SessionId {
+        self.id
+    }
+
+    /// Adds a device that the session uses, if it is not known yet.
+    pub(crate) fn add(&self, device: SharedWeak<DeviceView>, route: WeakRoute) {
+        let mut fences = self.fences.borrow_mut();
+        fences.retain(|fence| fence.device.strong_count() > 0);
+        fences.push(FencedDevice { device, route });
+    }
+
+    /// Ends the session: its later changes fail, and those in flight hold their blocks against later changes of anyone until they have
+    /// ended. Ready when every owner core holds the blocks, which waits for no change.
+    pub async fn end(&self) {
+        if self.has_ended.replace(true) {
+            return;
+        }
+        let mut remote = Vec::new();
+        for FencedDevice { device, route } in self.fences.take() {
+            let Some(device) = device.upgrade().map(SharedDevice::of_view) else { continue };
+            match route {
+                WeakRoute::Local(slot) => slot.upgrade().into_iter().for_each(|slot| device.fence(&slot, self.id)),
+                WeakRoute::Remote(link) => remote.extend(link.upgrade()),
+            }
+        }
+        join_all(remote.iter().map(|link| link.fence(self.id))).await;
+    }
+
+    /// Refuses a change of a session that has ended: the fence is around what was in flight then.
+    pub(crate) fn check(&self, request: &Request) -> Result<(), Error> {
+        let changes = || request.changed().is_some() || matches!(request.operation, Operation::WriteReserved(..));
+        match self.has_ended.get() && changes() {
+            true => Err(ErrorKind::Unreachable { reason: "the session of its client has ended".to_owned() }.into()),
+            false => Ok(()),
+        }
+    }
+}

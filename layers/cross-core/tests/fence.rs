@@ -1,0 +1,230 @@
+//! Sessions that end with changes in flight: nothing of them is executed after a newer change of the same blocks.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use sealblock_block::{Abilities, Device, Durability, DynDevice, ErrorKind, Geometry, Operation, Outcome, Request};
+use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_layers_cross_core::{Attached, ClientSession, SharedDevice};
+use sealblock_media_memory::MemoryDevice;
+use sealblock_runtime_memory::Slice;
+use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Placement, Reactor, spawn, yield_now};
+use sealblock_units::{BlockSize, Extent};
+
+/// A device whose writes of a first byte wait until this byte is let through; it records the order in which they are executed.
+struct HeldWrites {
+    inner: MemoryDevice,
+    released: Arc<Mutex<Vec<u8>>>,
+    executed: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Device for HeldWrites {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.inner.abilities()
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        let byte = written(&request);
+        while byte.is_some_and(|byte| !self.released.lock().unwrap().contains(&byte)) {
+            yield_now().await;
+        }
+        self.executed.lock().unwrap().extend(byte);
+        self.inner.execute(request).await
+    }
+}
+
+fn written(request: &Request) -> Option<u8> {
+    match &request.operation {
+        Operation::Write(data) => Some(data.clone().into_sealed().joined_data()[0]),
+        _ => None,
+    }
+}
+
+#[derive(Clone, Default)]
+struct Held {
+    released: Arc<Mutex<Vec<u8>>>,
+    executed: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Held {
+    fn publish(&self) -> SharedDevice {
+        let inner = MemoryDevice::new(BlockSize::B512, 64, None);
+        let (released, executed) = (Arc::clone(&self.released), Arc::clone(&self.executed));
+        SharedDevice::publish(DynDevice::new("held", HeldWrites { inner, released, executed }))
+    }
+
+    fn release(&self, byte: u8) {
+        self.released.lock().unwrap().push(byte);
+    }
+
+    fn executed(&self) -> Vec<u8> {
+        self.executed.lock().unwrap().clone()
+    }
+}
+
+fn extent(start: u64, blocks: u64) -> Extent {
+    Extent::from_raw(start, blocks).unwrap()
+}
+
+fn write(start: u64, blocks: u64, byte: u8) -> Request {
+    let data = Slice::copy_from(&vec![byte; blocks as usize * 512]);
+    let data = Sealed::seal(data, BlockSize::B512, None, &Tags::default());
+    Request::write(extent(start, blocks), data, Durability::Volatile)
+}
+
+fn read(start: u64) -> Request {
+    Request::read(extent(start, 1), Checks::NONE)
+}
+
+fn attach(device: &SharedDevice, session: &Rc<ClientSession>) -> Attached {
+    device.attach_in(&Arc::new(device.flush_cursor("test")), session)
+}
+
+/// A request that has begun and not ended.
+fn begun<'a>(device: &'a Attached, request: Request) -> Pin<Box<dyn Future<Output = Outcome> + 'a>> {
+    let mut future: Pin<Box<dyn Future<Output = Outcome> + 'a>> = Box::pin(device.execute(request));
+    assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    future
+}
+
+async fn turns() {
+    for _ in 0..64 {
+        yield_now().await;
+    }
+}
+
+fn run(test: impl AsyncFnOnce(Held, SharedDevice)) {
+    let reactor = Reactor::new(Config::default()).unwrap();
+    reactor.block_on(async {
+        let held = Held::default();
+        let device = held.publish();
+        test(held, device).await;
+    });
+}
+
+#[test]
+fn a_change_of_an_ended_session_is_not_executed_after_a_newer_one() {
+    run(async |held, device| {
+        let (old, new) = (ClientSession::begin(), ClientSession::begin());
+        let (old_device, new_device) = (attach(&device, &old), attach(&device, &new));
+        let first = begun(&old_device, write(8, 4, 1));
+        old.end().await;
+        held.release(2);
+        held.release(3);
+        let overlapping = RefCell::new(begun(&new_device, write(11, 4, 2)));
+        // Others go on meanwhile, and so do reads.
+        new_device.execute(write(12, 4, 3)).await.unwrap();
+        new_device.execute(read(9)).await.unwrap();
+        turns().await;
+        assert!(!held.executed().contains(&2), "it waits for the first copy");
+        held.release(1);
+        first.await.unwrap();
+        overlapping.into_inner().await.unwrap();
+        assert_eq!(held.executed().iter().filter(|byte| **byte != 3).collect::<Vec<_>>(), [&1, &2]);
+    });
+}
+
+#[test]
+fn without_an_ended_session_overlapping_changes_do_not_wait() {
+    run(async |held, device| {
+        let session = ClientSession::begin();
+        let attached = attach(&device, &session);
+        let first = begun(&attached, write(8, 4, 1));
+        held.release(2);
+        attached.execute(write(8, 4, 2)).await.unwrap();
+        held.release(1);
+        first.await.unwrap();
+        assert_eq!(held.executed(), [2, 1]);
+    });
+}
+
+/// It waits for a lock when its session ends: then it is in flight all the same.
+#[test]
+fn a_change_that_waits_for_its_turn_is_fenced_too() {
+    run(async |held, device| {
+        let (old, new) = (ClientSession::begin(), ClientSession::begin());
+        let (old_device, new_device) = (attach(&device, &old), attach(&device, &new));
+        let locked = new_device.lock(extent(8, 1)).await;
+        let waiting = begun(&old_device, write(8, 1, 1));
+        old.end().await;
+        held.release(2);
+        let newer = begun(&new_device, write(8, 1, 2));
+        drop(locked);
+        let both = pin!(futures_util::future::join(waiting, newer));
+        let release = pin!(async {
+            turns().await;
+            assert!(held.executed().is_empty(), "{:?}", held.executed());
+            held.release(1);
+        });
+        let ((first, second), ()) = futures_util::future::join(both, release).await;
+        first.and(second).unwrap();
+        assert_eq!(held.executed(), [1, 2]);
+    });
+}
+
+#[test]
+fn an_ended_session_changes_nothing_more_and_still_reads() {
+    run(async |held, device| {
+        let session = ClientSession::begin();
+        let attached = attach(&device, &session);
+        held.release(1);
+        attached.execute(write(0, 1, 1)).await.unwrap();
+        session.end().await;
+        let refused = attached.execute(write(0, 1, 1)).await.unwrap_err();
+        assert!(matches!(refused.kind(), ErrorKind::Unreachable { .. }), "{refused}");
+        assert!(attached.try_execute(&write(0, 1, 1)).is_none_or(|outcome| outcome.is_err()));
+        attached.execute(read(0)).await.unwrap();
+        assert_eq!(held.executed(), [1]);
+    });
+}
+
+/// The same from another core: the fence is behind the requests that crossed before it.
+#[test]
+fn changes_that_cross_between_cores_are_fenced_too() {
+    let cores = Cores::start(Placement::Count(2), Config { pool_arena_bytes: 4 << 20, ..Config::default() }).unwrap();
+    let [owner, client] = [0, 1].map(|core| cores.handle(core).unwrap());
+    let held = Held::default();
+    let theirs = held.clone();
+    let device = on(&owner, move || async move { theirs.publish() });
+    let theirs = held.clone();
+    on(&client, move || async move {
+        let (old, new) = (ClientSession::begin(), ClientSession::begin());
+        let (old_device, new_device) = (attach(&device, &old), attach(&device, &new));
+        let first = begun(&old_device, write(8, 4, 1));
+        old.end().await;
+        theirs.release(2);
+        let newer = begun(&new_device, write(8, 4, 2));
+        let is_done = Cell::new(false);
+        let release = async {
+            // A read behind it shows that the owner core has seen the newer write.
+            new_device.execute(read(0)).await.unwrap();
+            turns().await;
+            new_device.execute(read(0)).await.unwrap();
+            assert!(theirs.executed().is_empty());
+            theirs.release(1);
+            is_done.set(true);
+        };
+        let (outcomes, ()) = futures_util::future::join(futures_util::future::join(first, newer), release).await;
+        outcomes.0.and(outcomes.1).unwrap();
+        assert!(is_done.get());
+    });
+    assert_eq!(held.executed(), [1, 2]);
+    cores.shutdown(Duration::from_secs(30));
+}
+
+/// Runs a future on a core.
+fn on<T: Send + 'static, F: Future<Output = T>>(core: &CoreHandle, work: impl FnOnce() -> F + Send + 'static) -> T {
+    let (send, receive) = mpsc::channel();
+    let begin = move || drop(spawn(async move { drop(send.send(work().await)) }));
+    core.address().send(begin).expect("the core runs");
+    receive.recv_timeout(Duration::from_secs(30)).expect("the core responds")
+}

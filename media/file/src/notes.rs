@@ -1,0 +1,150 @@
+//! Notes: bytes in the page cache of the file, which the death of this process leaves there.
+//!
+//! A file that is used past the page cache gets a second descriptor that is not. Of a note whole pages are written, so none is ever
+//! read before, and the range has space already, so none waits for the file system to find some. Where a direct write or read meets
+//! such pages, the kernel writes them back before. Who asks for notes keeps other writes away from their range.
+
+use std::cell::RefCell;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::OnceLock;
+
+use sealblock_block::NoteKeeping;
+
+/// Where the kernel says which boot this is: a UUID that it draws when it starts.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Notes of one owner lie within so many bytes.
+const LONGEST_BYTES: u64 = 2 << 20;
+
+/// How notes get to the page cache.
+#[derive(Debug)]
+enum Way {
+    /// By the descriptor for everything else.
+    Same,
+    /// By one of their own.
+    Second(File),
+    /// Not at all.
+    None,
+}
+
+/// The descriptor that notes of a file are written by.
+#[derive(Debug)]
+pub(crate) struct NoteFile {
+    way: Way,
+    boot: Option<[u8; 16]>,
+    /// From the first byte that was noted to the last.
+    noted: RefCell<Option<Range<u64>>>,
+}
+
+impl NoteFile {
+    /// For an open file, which bypasses the page cache if `direct`.
+    pub(crate) fn beside(file: &File, direct: bool, writes: bool) -> NoteFile {
+        let way = match (writes, direct) {
+            (false, _) => Way::None,
+            (true, false) => Way::Same,
+            (true, true) => reopen(file).map_or_else(
+                |error| {
+                    tracing::warn!(%error, "cannot open the file a second time; writes are made durable before they are answered");
+                    Way::None
+                },
+                Way::Second,
+            ),
+        };
+        NoteFile { way, boot: boot_identity(), noted: RefCell::default() }
+    }
+
+    /// Where there are notes, and nothing else, if they have a descriptor of their own.
+    pub(crate) fn noted(&self) -> Option<Range<u64>> {
+        self.noted.borrow().clone()
+    }
+
+    /// Until when notes are kept. A file that is open for reading has those of whoever wrote to it.
+    pub(crate) fn keeping(&self) -> NoteKeeping {
+        self.boot.map_or(NoteKeeping::None, NoteKeeping::UntilReboot)
+    }
+
+    /// Writes whole pages. An ordinary call, as the page cache takes them at once.
+    pub(crate) fn write(&self, same: &impl AsFd, offset_bytes: u64, bytes: &[u8]) -> io::Result<()> {
+        let descriptor = match &self.way {
+            Way::Same => same.as_fd(),
+            Way::Second(file) => file.as_fd(),
+            Way::None => return Err(io::ErrorKind::Unsupported.into()),
+        };
+        if let Way::Second(_) = self.way {
+            let now = offset_bytes..offset_bytes + bytes.len() as u64;
+            let mut noted = self.noted.borrow_mut();
+            let all = noted.as_ref().map_or(now.clone(), |all| all.start.min(now.start)..all.end.max(now.end));
+            // Notes somewhere else have another owner, and what was before is a part of the file like any other.
+            *noted = Some(if all.end - all.start <= LONGEST_BYTES { all } else { now });
+        }
+        let mut done = 0;
+        while done < bytes.len() {
+            match rustix::io::pwrite(descriptor, &bytes[done..], offset_bytes + done as u64) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(count) => done += count,
+                Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Opens the same file again, through the page cache: by its descriptor, as another file may be at its path by now.
+fn reopen(file: &File) -> io::Result<File> {
+    OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+}
+
+/// The identity of this boot of the machine.
+fn boot_identity() -> Option<[u8; 16]> {
+    static BOOT: OnceLock<Option<[u8; 16]>> = OnceLock::new();
+    *BOOT.get_or_init(|| std::fs::read_to_string(BOOT_ID).ok().and_then(|text| parse_uuid(text.trim())))
+}
+
+fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let digits: Vec<u8> =
+        text.chars().filter(|c| *c != '-').map(|c| Some(c.to_digit(16)? as u8)).collect::<Option<_>>()?;
+    let bytes: Vec<u8> = digits.chunks_exact(2).map(|pair| pair[0] << 4 | pair[1]).collect();
+    bytes.try_into().ok().filter(|bytes| *bytes != [0; 16])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_boot_has_an_identity_and_nothing_else_is_one() {
+        let identity = parse_uuid("0a1b2c3d-4e5f-4a6b-8c7d-0123456789ab");
+        assert_eq!(identity.map(|bytes| (bytes[0], bytes[15])), Some((0x0a, 0xab)));
+        for text in ["", "0a1b", "0a1b2c3d-4e5f-4a6b-8c7d-0123456789zz", "00000000-0000-0000-0000-000000000000"] {
+            assert_eq!(parse_uuid(text), None, "{text:?}");
+        }
+        assert!(boot_identity().is_some() && boot_identity() == boot_identity());
+    }
+
+    #[test]
+    fn what_is_noted_is_read_by_others_and_a_reader_notes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::fs::write(&path, vec![0; 16384]).unwrap();
+        let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        for direct in [false, true] {
+            let notes = NoteFile::beside(&file, direct, true);
+            assert!(matches!(notes.keeping(), NoteKeeping::UntilReboot(_)));
+            let page = vec![7 + u8::from(direct); 4096];
+            notes.write(&file, 8192, &page).unwrap();
+            assert_eq!(std::fs::read(&path).unwrap()[8192..12288], page);
+        }
+        let notes = NoteFile::beside(&file, true, true);
+        assert_eq!(notes.noted(), None);
+        [8192, 4096].iter().for_each(|at| notes.write(&file, *at, &[1; 4096]).unwrap());
+        assert_eq!(notes.noted(), Some(4096..12288));
+        assert_eq!(NoteFile::beside(&file, false, true).noted(), None, "no descriptor of their own");
+        let reader = NoteFile::beside(&file, true, false);
+        assert_eq!(reader.write(&file, 0, &[1; 4096]).unwrap_err().kind(), io::ErrorKind::Unsupported);
+        assert_eq!(std::fs::read(&path).unwrap()[..4096], [0; 4096]);
+    }
+}

@@ -1,0 +1,85 @@
+//! Copies of metadata that were found lost, and records of other volumes in their places.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use crate::format::Seed;
+
+/// Records that agree on a salt which is not the volume's: a single one is no more than damage.
+const MIN_AGREEING: u64 = 2;
+/// Salts that are counted. Damaged records have one each, those of another volume one in common.
+const MAX_SALTS: usize = 4096;
+
+/// Counts copies of metadata beside the superblocks that were found lost, or older than the other though nothing but a fault can
+/// have left them so, since the volume was opened. They cost nothing while the other copy is there.
+#[derive(Clone, Default, Debug)]
+pub struct LostCopies(Rc<Losses>);
+
+#[derive(Default, Debug)]
+struct Losses {
+    lost: Cell<u64>,
+    newer_pages: Cell<u64>,
+    /// Where records of another salt were found, and how many, by salt.
+    foreign: RefCell<BTreeMap<Seed, BTreeMap<&'static str, u64>>>,
+}
+
+impl LostCopies {
+    /// How many.
+    pub fn count(&self) -> u64 {
+        self.0.lost.get()
+    }
+
+    /// Where records of other volumes lie in place of this one's, and how many.
+    pub fn foreign(&self) -> Vec<(&'static str, u64)> {
+        let mut places: BTreeMap<&'static str, u64> = BTreeMap::new();
+        let foreign = self.0.foreign.borrow();
+        for of_salt in foreign.values().filter(|places| places.values().sum::<u64>() >= MIN_AGREEING) {
+            of_salt.iter().for_each(|(place, records)| *places.entry(place).or_default() += records);
+        }
+        places.into_iter().collect()
+    }
+
+    /// Pages of the block map that are newer than the log and the superblocks: these were put back to what they were, so blocks may be
+    /// older than what was written.
+    pub fn newer_pages(&self) -> u64 {
+        self.0.newer_pages.get()
+    }
+
+    pub(crate) fn add_newer_page(&self) {
+        self.0.newer_pages.set(self.0.newer_pages.get() + 1);
+    }
+
+    pub(crate) fn add(&self, copies: u64) {
+        self.0.lost.set(self.0.lost.get() + copies);
+    }
+
+    /// Notes records whose checksums are right under another salt than the volume's.
+    pub(crate) fn add_foreign(&self, place: &'static str, salt: Seed, records: u64) {
+        let mut foreign = self.0.foreign.borrow_mut();
+        if foreign.len() < MAX_SALTS || foreign.contains_key(&salt) {
+            *foreign.entry(salt).or_default().entry(place).or_default() += records;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_that_agree_on_another_salt_are_another_volumes_and_a_single_one_is_damage() {
+        let lost = LostCopies::default();
+        lost.add(3);
+        lost.add_foreign("the log", Seed(1), 1);
+        lost.add_foreign("the log", Seed(2), 1);
+        assert_eq!((lost.count(), lost.foreign()), (3, vec![]));
+        lost.clone().add_foreign("the block group map", Seed(1), 1);
+        assert_eq!(lost.foreign(), [("the block group map", 1), ("the log", 1)]);
+        for salt in 0..2 * MAX_SALTS as u32 {
+            lost.add_foreign("the log", Seed(salt), 1);
+        }
+        assert!(lost.0.foreign.borrow().len() <= MAX_SALTS);
+        assert_eq!(lost.foreign()[1], ("the log", 4), "two of each salt that was there before");
+    }
+}

@@ -1,0 +1,290 @@
+//! What was answered outlives the process: notes, where they count and where they do not.
+
+use std::collections::BTreeMap;
+
+use sealblock_block::{Device, Durability, Request};
+use sealblock_integrity::{GuardKind, ProtectionType};
+use sealblock_units::{BlockSize, Extent};
+
+use super::setup::{Rig, TestMedium, created, pattern, protection};
+use crate::format::{Answered, NOTES_PER_PAGE, NotesPlace, Superblock};
+use crate::{AnsweredChanges, OpenOptions, open};
+
+const BLOCKS: u64 = 600;
+
+fn medium() -> TestMedium {
+    created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc16, ProtectionType::Type1))
+}
+
+fn noted(medium: &TestMedium) -> Rig {
+    Rig::open_noted(medium, OpenOptions::default()).unwrap()
+}
+
+fn discard(rig: &Rig, start: u64, blocks: u64) {
+    let extent = Extent::from_raw(start, blocks).unwrap();
+    rig.run(rig.gate.execute(Request::discard(vec![extent]))).unwrap();
+}
+
+/// What the next opening says of changes that were answered; it is not used.
+fn answered(medium: &TestMedium, read_only: bool) -> AnsweredChanges {
+    let (copy, options) = (copied(medium), OpenOptions { read_only, ..OpenOptions::default() });
+    let clock = super::setup::TestClock::default();
+    futures_executor::block_on(open(copy, clock, &options)).unwrap().description.answered
+}
+
+/// The medium as the death of the process leaves it.
+fn copied(medium: &TestMedium) -> TestMedium {
+    let copy = medium.copy();
+    copy.boot.set(medium.boot.get());
+    copy
+}
+
+/// The same, and the machine was started anew.
+fn rebooted(medium: &TestMedium) -> TestMedium {
+    let copy = medium.copy();
+    copy.boot.set(Some(2));
+    copy
+}
+
+fn place(medium: &TestMedium) -> NotesPlace {
+    let newest = [0, 32 << 10].map(|at| Superblock::decode(&medium.bytes.borrow()[at..]).unwrap());
+    match newest.into_iter().max_by_key(|superblock| superblock.write_seq).unwrap().answered {
+        Answered::Noted(place) => place,
+        other => panic!("no notes: {other:?}"),
+    }
+}
+
+/// Flushed, then changed in every way, and not flushed again.
+fn used() -> (TestMedium, BTreeMap<u64, Option<Vec<u8>>>) {
+    let medium = medium();
+    let rig = noted(&medium);
+    rig.write(0, &pattern(1, 40 * 4096)).unwrap();
+    rig.flush().unwrap();
+    let mut expected: BTreeMap<u64, Option<Vec<u8>>> = BTreeMap::new();
+    for (seed, (start, blocks)) in [(3, 4), (5, 1), (5, 1), (100, 9), (4, 2)].into_iter().enumerate() {
+        let data = pattern(seed as u64 + 10, blocks * 4096);
+        rig.write(start, &data).unwrap();
+        (start..).zip(data.chunks(4096)).for_each(|(lba, block)| drop(expected.insert(lba, Some(block.to_vec()))));
+    }
+    discard(&rig, 20, 8);
+    (20..28).for_each(|lba| drop(expected.insert(lba, None)));
+    rig.write(22, &pattern(30, 4096)).unwrap();
+    expected.insert(22, Some(pattern(30, 4096)));
+    let spoil = Request::write_uncorrectable(Extent::from_raw(33, 1).unwrap(), Durability::Volatile);
+    rig.run(rig.gate.execute(spoil)).unwrap();
+    (medium, expected)
+}
+
+fn check(rig: &Rig, expected: &BTreeMap<u64, Option<Vec<u8>>>) {
+    for (lba, block) in expected {
+        assert!(rig.read(*lba, 1).unwrap() == block.clone().unwrap_or(vec![0; 4096]), "block {lba}");
+    }
+    assert!(rig.read(33, 1).is_err(), "it was made unreadable");
+    let first = &pattern(1, 40 * 4096)[..4096];
+    assert!(rig.read(0, 1).unwrap() == first, "what was not changed since");
+}
+
+/// Exactly what was flushed.
+fn check_flushed(rig: &Rig) {
+    assert!(rig.read(0, 40).unwrap() == pattern(1, 40 * 4096), "what was flushed");
+    assert!(rig.read(100, 9).unwrap() == vec![0; 9 * 4096], "what was not");
+    rig.verify().unwrap();
+}
+
+#[test]
+fn what_was_answered_is_there_after_the_death_of_the_process_for_readers_and_writers() {
+    let (medium, expected) = used();
+    assert_eq!(answered(&medium, true), answered(&medium, false));
+    let said = answered(&medium, true);
+    assert!(matches!(said, AnsweredChanges::Noted(changes) if changes > 20), "{said:?}");
+    for read_only in [true, false] {
+        let copy = copied(&medium);
+        let rig = Rig::open_noted(&copy, OpenOptions { read_only, ..OpenOptions::default() }).unwrap();
+        check(&rig, &expected);
+    }
+    // It is durable from then on.
+    let copy = copied(&medium);
+    drop(noted(&copy));
+    check(&noted(&rebooted(&copy)), &expected);
+}
+
+#[test]
+fn without_notes_it_is_lost() {
+    let medium = medium();
+    let rig = Rig::open(&medium, false).unwrap();
+    rig.write(0, &pattern(1, 4096)).unwrap();
+    rig.flush().unwrap();
+    rig.write(0, &pattern(2, 4096)).unwrap();
+    assert!(matches!(answered(&medium, true), AnsweredChanges::MayBeLost(_)));
+    assert_eq!(noted(&copied(&medium)).read(0, 1).unwrap(), pattern(1, 4096));
+}
+
+#[test]
+fn notes_of_another_boot_do_not_count_and_it_is_said() {
+    let (medium, _) = used();
+    let copy = rebooted(&medium);
+    assert!(matches!(answered(&copy, true), AnsweredChanges::MayBeLost(why) if why.contains("anew")));
+    check_flushed(&noted(&copy));
+    assert_eq!(answered(&copy, true), AnsweredChanges::AllDurable, "nothing was answered since");
+    // Nor where no boot has an identity.
+    let copy = medium.copy();
+    copy.boot.set(None);
+    check_flushed(&noted(&copy));
+}
+
+#[test]
+fn what_is_closed_in_good_order_has_no_notes() {
+    let (medium, expected) = used();
+    let medium = noted(&copied(&medium)).close();
+    assert_eq!(answered(&medium, true), AnsweredChanges::AllDurable);
+    check(&noted(&rebooted(&medium)), &expected);
+}
+
+#[test]
+fn a_damaged_note_costs_what_was_not_flushed_and_nothing_else_and_it_is_said() {
+    let (medium, _) = used();
+    let place = place(&medium).offset as usize;
+    let half = self::place(&medium).half_bytes as usize;
+    // The flush was the first commit, so the notes behind it are in the second half.
+    for at in [half, half + 3, half + 70, half + 64 + 48 * 5 + 40] {
+        let copy = copied(&medium);
+        copy.bytes.borrow_mut()[place + at] ^= 4;
+        let said = answered(&copy, true);
+        assert!(matches!(said, AnsweredChanges::MayBeLost(_)), "byte {at}: {said:?}");
+        check_flushed(&noted(&copy));
+    }
+    // Twin: what lies before the place is a free physical block.
+    let copy = copied(&medium);
+    copy.bytes.borrow_mut()[place - 1] ^= 4;
+    let said = answered(&copy, true);
+    assert!(matches!(said, AnsweredChanges::Noted(_)), "{said:?}");
+}
+
+#[test]
+fn data_that_are_not_there_make_all_notes_count_for_nothing() {
+    let (medium, _) = used();
+    let rig = noted(&copied(&medium));
+    let pbn = rig.gate.device().lookup_cached(sealblock_units::Lba::new(104));
+    drop(rig);
+    let Some(crate::map_page::MapLookup::Mapped(entry)) = pbn else { panic!("{pbn:?}") };
+    let offset = Superblock::decode(&medium.bytes.borrow()).unwrap().layout.data_offset(&entry).unwrap() as usize;
+    medium.bytes.borrow_mut()[offset + 9] ^= 1;
+    assert!(matches!(answered(&medium, true), AnsweredChanges::MayBeLost(why) if why.contains("data")));
+    check_flushed(&noted(&copied(&medium)));
+}
+
+#[test]
+fn a_death_while_recovery_works_loses_nothing_and_a_power_cut_then_nothing_flushed() {
+    let (medium, expected) = used();
+    for changes in 0.. {
+        let copy = copied(&medium);
+        copy.changes_left.set(changes);
+        let opened = Rig::open_noted(&copy, OpenOptions::default());
+        copy.changes_left.set(u64::MAX);
+        if opened.is_ok() {
+            assert!(changes > 10, "recovery made only {changes} changes");
+            return;
+        }
+        let (dead, off) = (copied(&copy), rebooted(&copy));
+        check(&noted(&dead), &expected);
+        let rig = noted(&off);
+        // Each block as it was flushed or as it was changed since.
+        let flushed = pattern(1, 40 * 4096);
+        for (lba, block) in &expected {
+            let found = rig.read(*lba, 1).unwrap();
+            let before =
+                flushed.get(*lba as usize * 4096..(*lba as usize + 1) * 4096).map_or(vec![0; 4096], <[u8]>::to_vec);
+            assert!(found == before || Some(&found) == block.as_ref() || found == [0; 4096], "block {lba}");
+        }
+        rig.verify().err().iter().for_each(|error| {
+            assert!(
+                error.bad_blocks().is_some_and(|bad| bad.as_slice().iter().all(|bad| bad.lba.get() == 33)),
+                "{error}"
+            );
+        });
+    }
+}
+
+#[test]
+fn a_medium_that_takes_no_notes_has_changes_durable_before_they_are_answered() {
+    let medium = medium();
+    medium.boot.set(None);
+    let rig = noted(&medium);
+    for lba in 0..3 {
+        let syncs = medium.syncs.get();
+        rig.write(lba, &pattern(lba, 4096)).unwrap();
+        assert!(medium.syncs.get() > syncs);
+    }
+    let syncs = medium.syncs.get();
+    discard(&rig, 1, 1);
+    assert!(medium.syncs.get() > syncs);
+    assert_eq!(answered(&medium, true), AnsweredChanges::AllDurable);
+    let again = Rig::open_noted(&copied(&medium), OpenOptions::default()).unwrap();
+    assert_eq!(again.read(0, 3).unwrap(), [pattern(0, 4096), vec![0; 4096], pattern(2, 4096)].concat());
+}
+
+#[test]
+fn a_volume_too_small_for_notes_has_changes_durable_before_they_are_answered() {
+    let medium = created(BlockSize::B512, 512, 40, None);
+    let rig = noted(&medium);
+    rig.write(3, &pattern(1, 512)).unwrap();
+    assert_eq!(answered(&medium, true), AnsweredChanges::AllDurable);
+    assert_eq!(noted(&rebooted(&medium)).read(3, 1).unwrap(), pattern(1, 512));
+}
+
+#[test]
+fn a_note_that_fails_makes_changes_durable_from_then_on() {
+    let medium = medium();
+    let rig = noted(&medium);
+    rig.write(0, &pattern(1, 4096)).unwrap();
+    medium.note_fails.set(true);
+    for lba in 0..4 {
+        rig.write(lba, &pattern(lba + 5, 4096)).unwrap();
+        let rig = noted(&copied(&medium));
+        assert_eq!(rig.read(lba, 1).unwrap(), pattern(lba + 5, 4096));
+        assert_eq!(answered(&medium, true), AnsweredChanges::AllDurable);
+    }
+    rig.close();
+}
+
+#[test]
+fn a_half_that_is_full_has_a_commit_made_and_changes_go_on_beside_it() {
+    let medium = medium();
+    let options = OpenOptions { notes_half_bytes: 4096, ..OpenOptions::default() };
+    let rig = Rig::open_noted(&medium, options).unwrap();
+    let mut last = BTreeMap::new();
+    for write in 0..3 * NOTES_PER_PAGE as u64 + 5 {
+        let lba = write * 7 % 50;
+        rig.write(lba, &pattern(write, 4096)).unwrap();
+        last.insert(lba, write);
+    }
+    let long = pattern(999, 200 * 4096);
+    rig.write(100, &long).unwrap();
+    for medium in [copied(&medium), rebooted(&medium)] {
+        let is_dead = medium.boot.get() == Some(1);
+        let rig = noted(&medium);
+        for (lba, write) in &last {
+            let found = rig.read(*lba, 1).unwrap();
+            assert!(!is_dead || found == pattern(*write, 4096), "block {lba}");
+        }
+        assert!(!is_dead || rig.read(100, 200).unwrap() == long);
+    }
+}
+
+#[test]
+fn a_snapshot_with_old_notes_is_a_crash_image() {
+    let medium = medium();
+    let rig = noted(&medium);
+    rig.write(0, &pattern(1, 4096)).unwrap();
+    let old = copied(&medium);
+    // Enough that the log says of the first commit that it is durable, and its physical block is used again.
+    for seed in 2..8 {
+        rig.write(0, &pattern(seed, 4096)).unwrap();
+        rig.flush().unwrap();
+    }
+    let place = place(&medium);
+    let (from, to) = (place.offset as usize, (place.offset + place.bytes()) as usize);
+    let copy = copied(&medium);
+    copy.bytes.borrow_mut()[from..to].copy_from_slice(&old.bytes.borrow()[from..to]);
+    assert_eq!(noted(&copy).read(0, 1).unwrap(), pattern(7, 4096));
+}

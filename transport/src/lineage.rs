@@ -1,0 +1,191 @@
+//! What outlives a client's device: its identity at the peer, and changes that may still be executed.
+//!
+//! A device that is closed with unanswered changes, because its sessions were lost for too long, is often opened again: a mirror brings
+//! its replica back, a multipath device its path. The new device must not write over blocks that the old one's changes may still reach.
+//! So it goes on with the lineage of the old one: a peer that fences sessions is told of the old ones, and for another peer
+//! the new device waits as the old one would have.
+//!
+//! Shape: lineages that wait for their next device are kept for the reactor's thread, by what they are connected to, and only while
+//! changes are late. A device that is open keeps its own, so two devices to one peer never share one.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use sealblock_runtime_reactor::{now, sleep, spawn};
+
+use crate::changes::Changes;
+use crate::random_id;
+
+/// Most lineages that wait for their next device. More than that, the oldest is forgotten.
+const MAX_KEPT: usize = 1024;
+
+thread_local! {
+    static KEPT: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The parts of a lineage whose device is gone.
+struct Kept {
+    peer: String,
+    client: [u8; 16],
+    sessions: u64,
+    changes: Rc<Changes>,
+    ended: Vec<u16>,
+    /// When nothing of it is late any more.
+    until: Instant,
+}
+
+/// See the module's header. Dropped while changes are late, it is kept for the next device to its peer.
+pub struct Lineage {
+    peer: String,
+    quiesce: Duration,
+    client: [u8; 16],
+    sessions: Cell<u64>,
+    pub(crate) changes: Rc<Changes>,
+    /// What the peer calls the sessions that have ended and may still be alive to it.
+    ended: RefCell<Vec<u16>>,
+    /// When nothing is late any more of the devices before this one; `None` once this one has had a session.
+    until: Cell<Option<Instant>>,
+}
+
+impl Lineage {
+    /// The lineage of a new device to this peer, which can deliver nothing of an ended session after `quiesce`.
+    pub fn of(peer: String, quiesce: Duration) -> Lineage {
+        let kept = KEPT.with_borrow_mut(|kept| {
+            kept.retain(|kept| kept.until > now());
+            kept.iter().position(|kept| kept.peer == peer).map(|at| kept.remove(at))
+        });
+        let Some(Kept { client, sessions, changes, ended, until, .. }) = kept else {
+            let (client, changes) = (random_id(), Rc::default());
+            let (sessions, ended, until) = (Cell::default(), RefCell::default(), Cell::default());
+            return Lineage { peer, quiesce, client, sessions, changes, ended, until };
+        };
+        let late = Rc::downgrade(&changes);
+        spawn(async move {
+            sleep(until.saturating_duration_since(now())).await;
+            if let Some(changes) = late.upgrade() {
+                changes.clear_before(sessions + 1);
+            }
+        });
+        let (sessions, ended) = (Cell::new(sessions), RefCell::new(ended));
+        Lineage { peer, quiesce, client, sessions, changes, ended, until: Cell::new(Some(until)) }
+    }
+
+    /// The client, at its peer.
+    pub fn client(&self) -> [u8; 16] {
+        self.client
+    }
+
+    /// A number for a session, higher than those before.
+    pub fn next_session(&self) -> u64 {
+        self.sessions.set(self.sessions.get() + 1);
+        self.sessions.get()
+    }
+
+    /// A session of this device accepts requests.
+    pub(crate) fn session_started(&self) {
+        self.until.set(None);
+    }
+
+    /// Sessions that have ended, as the peer calls them, but for [`Lineage::are_ended`].
+    pub fn ended(&self) -> Vec<u16> {
+        self.ended.borrow().clone()
+    }
+
+    /// A session has ended that the peer may still take for alive.
+    pub fn add_ended(&self, session: u16) {
+        self.ended.borrow_mut().push(session);
+    }
+
+    /// The peer has ended these too.
+    pub fn are_ended(&self, sessions: &[u16]) {
+        self.ended.borrow_mut().retain(|session| !sessions.contains(session));
+    }
+}
+
+impl Drop for Lineage {
+    fn drop(&mut self) {
+        if !self.changes.has_any_late() {
+            return;
+        }
+        let kept = Kept {
+            peer: std::mem::take(&mut self.peer),
+            client: self.client,
+            sessions: self.sessions.get(),
+            changes: Rc::clone(&self.changes),
+            ended: self.ended.take(),
+            until: self.until.get().unwrap_or_else(|| now() + self.quiesce),
+        };
+        // The thread may be about to end.
+        let _ = KEPT.try_with(|all| {
+            let mut all = all.borrow_mut();
+            if all.len() >= MAX_KEPT {
+                all.remove(0);
+            }
+            all.push(kept);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sealblock_block::WriteSet;
+    use sealblock_runtime_reactor::{Config, Reactor};
+
+    use super::*;
+
+    const QUIESCE: Duration = Duration::from_secs(60);
+
+    /// Has a device to a peer lose a change on its first session, and closes it; returns its client.
+    fn lose(peer: &str, quiesce: Duration) -> [u8; 16] {
+        let lineage = Lineage::of(peer.to_owned(), quiesce);
+        let number = lineage.next_session();
+        lineage.session_started();
+        drop(lineage.changes.start(number, 1, &WriteSet::reserved_area()).unwrap().lost());
+        lineage.client()
+    }
+
+    fn to(peer: &str) -> Lineage {
+        Lineage::of(peer.to_owned(), QUIESCE)
+    }
+
+    fn run(test: impl AsyncFnOnce()) {
+        Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).unwrap().block_on(test());
+    }
+
+    #[test]
+    fn a_device_that_is_opened_again_goes_on_with_what_is_late() {
+        run(async || {
+            let old = lose("peer", QUIESCE);
+            assert_ne!(to("another peer").client(), old);
+            // An attempt that fails leaves it to the next.
+            drop(to("peer"));
+            let new = to("peer");
+            assert_eq!((new.client(), new.next_session()), (old, 2));
+            assert!(new.changes.has_any_late());
+            assert_ne!(to("peer").client(), old, "one device has it");
+        });
+    }
+
+    #[test]
+    fn what_can_come_no_more_is_not_kept() {
+        run(async || {
+            let quiet = to("peer").client();
+            assert_ne!(to("peer").client(), quiet);
+            let old = lose("peer", Duration::ZERO);
+            assert_ne!(to("peer").client(), old);
+        });
+    }
+
+    #[test]
+    fn a_new_device_waits_no_longer_than_the_old_one_would_have() {
+        run(async || {
+            lose("peer", Duration::from_millis(20));
+            drop(to("peer"));
+            let new = to("peer");
+            while new.changes.has_any_late() {
+                sleep(Duration::from_millis(1)).await;
+            }
+        });
+    }
+}
