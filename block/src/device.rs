@@ -51,7 +51,7 @@ impl<D: Device> Device for Rc<D> {
 /// The maximum sizes of one request. The gate splits larger ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
-    /// Blocks of a Read, Write or Compare.
+    /// Blocks of a Read, Salvage, Write or Compare.
     pub max_transfer_blocks: BlockCount,
     /// Blocks of a Verify, Checksum, Repair or BlockStatus, which move no payload and can be larger.
     pub max_verify_blocks: BlockCount,
@@ -128,6 +128,8 @@ pub struct Abilities {
     pub writable: bool,
     /// Write data without tags, which the device makes ([`crate::WriteData`]). A gate seals in front of a device that does not.
     pub seals_writes: Ability,
+    /// Return what is left of blocks that may be bad. A gate cannot emulate it: a Read returns nothing of a bad block.
+    pub salvage: Ability,
     /// Read and check without returning the data.
     pub verify: Ability,
     /// Compare stored data with the data of the request.
@@ -161,7 +163,7 @@ pub struct Abilities {
     pub unmap_zeroes: bool,
     /// True if kinds that the device executes itself move no payload to this host: it is remote, or a drive.
     pub offloads: bool,
-    /// True if every block has a seal, and a Read or Verify that asks for the guard checks it, on this host or on the remote one.
+    /// True if every block has a seal, which every Read and Verify checks, on this host or on the remote one.
     pub seals: bool,
     /// True if the device holds copies, of which a Read checks one and a Verify all.
     pub copies: bool,
@@ -175,6 +177,7 @@ impl Abilities {
     pub const BASIC: Abilities = Abilities {
         writable: true,
         seals_writes: Ability::Absent,
+        salvage: Ability::Absent,
         verify: Ability::Absent,
         compare: Ability::Absent,
         discard: Ability::Absent,
@@ -200,6 +203,7 @@ impl Abilities {
     pub const COMPLETE: Abilities = Abilities {
         writable: true,
         seals_writes: Ability::Native,
+        salvage: Ability::Absent,
         verify: Ability::Native,
         compare: Ability::Native,
         discard: Ability::Native,
@@ -250,6 +254,7 @@ impl Abilities {
             RequestKind::CompareAndWrite if self.compare_and_write_blocks == 0 => Ability::Absent,
             RequestKind::CompareAndWrite => when_writable(Ability::Native),
             RequestKind::WriteUncorrectable => when_writable(self.write_uncorrectable),
+            RequestKind::Salvage => self.salvage,
             RequestKind::Verify => self.verify,
             RequestKind::Compare => self.compare,
             RequestKind::Checksum => self.checksum,
@@ -271,6 +276,7 @@ impl Abilities {
         Abilities {
             writable: self.writable && other.writable,
             seals_writes: both(self.seals_writes, other.seals_writes),
+            salvage: both(self.salvage, other.salvage),
             verify: both(self.verify, other.verify),
             compare: both(self.compare, other.compare),
             discard: both(self.discard, other.discard),

@@ -9,10 +9,9 @@ use std::rc::Rc;
 use std::task::{Context, Poll};
 
 use futures_util::future::LocalBoxFuture;
-use sealblock_integrity::Checks;
 use sealblock_units::Extent;
 
-use crate::{Abilities, Counters, Device, Error, Gate, Geometry, Outcome, Request};
+use crate::{Abilities, Counters, Device, Error, Expectations, Gate, Geometry, Outcome, Request};
 
 /// A device behind its gate whose type is known only at run time. Clones are the same device.
 ///
@@ -49,8 +48,8 @@ impl DynDevice {
     ///
     /// # Errors
     /// Those of a Verify.
-    pub async fn verify_by_reading(&self, extent: Extent, checks: Checks) -> Outcome {
-        self.device.verify_by_reading(extent, checks).await
+    pub async fn verify_by_reading(&self, extent: Extent, expectations: Expectations) -> Outcome {
+        self.device.verify_by_reading(extent, expectations).await
     }
 }
 
@@ -95,7 +94,7 @@ trait ObjectSafeDevice {
     fn abilities(&self) -> Abilities;
     fn name(&self) -> &str;
     fn counters(&self) -> &Counters;
-    fn verify_by_reading(&self, extent: Extent, checks: Checks) -> LocalBoxFuture<'_, Outcome>;
+    fn verify_by_reading(&self, extent: Extent, expectations: Expectations) -> LocalBoxFuture<'_, Outcome>;
     fn try_execute(&self, request: &Request) -> Option<Outcome>;
     fn take_future(&self) -> PooledFuture;
     fn put_back(&self, future: PooledFuture);
@@ -144,8 +143,8 @@ impl<D: Device + 'static> ObjectSafeDevice for ErasedGate<D> {
         self.gate.counters()
     }
 
-    fn verify_by_reading(&self, extent: Extent, checks: Checks) -> LocalBoxFuture<'_, Outcome> {
-        Box::pin(self.gate.verify_by_reading(extent, checks))
+    fn verify_by_reading(&self, extent: Extent, expectations: Expectations) -> LocalBoxFuture<'_, Outcome> {
+        Box::pin(self.gate.verify_by_reading(extent, expectations))
     }
 
     fn try_execute(&self, request: &Request) -> Option<Outcome> {

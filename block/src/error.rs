@@ -2,9 +2,10 @@
 
 use std::fmt;
 
+use sealblock_integrity::{Checks, Field, Mismatch, PiFormat, Sealed, verify};
 use sealblock_units::{Extent, Lba};
 
-use crate::{BadBlock, Coverage, RequestKind, WhyOlder};
+use crate::{BadBlock, Coverage, Expectations, RequestKind, WhyOlder};
 
 /// The bad blocks of one request: at least one, in ascending order, each once per member that holds a bad copy.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -69,9 +70,21 @@ impl fmt::Display for BadBlocks {
 /// The kind of an error.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ErrorKind {
-    /// Blocks do not match their tags, or are unreadable.
+    /// The device's own check found blocks that are not as they were written, or that are unreadable.
     #[error("integrity error: {0}")]
     Integrity(BadBlocks),
+    /// A good block has another tag than the asker expected ([`crate::Expectations`]): its answer, and no damage.
+    #[error("block {lba} has the {field} {actual:#x}, and the request expects {expected:#x}")]
+    Expectation {
+        /// The first block that has.
+        lba: Lba,
+        /// The first of its fields that is another.
+        field: Field,
+        /// What was expected; in bits that do not count, as found.
+        expected: u64,
+        /// What the block has.
+        actual: u64,
+    },
     /// Compared data differ.
     #[error("block {lba} differs from the data it was compared with")]
     Miscompare {
@@ -205,6 +218,50 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+impl Expectations {
+    /// Compares blocks that were read from `extent` with what is expected of them.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Expectation`] with the first block that is another.
+    pub fn judge(&self, extent: Extent, read: &Sealed) -> Result<(), Error> {
+        let Some(format) = read.format().filter(|_| !self.is_none()) else { return Ok(()) };
+        // Guards that are known to match are not computed again.
+        let all = *self.checks();
+        let checks = Checks { guard: all.guard && !read.has_verified_guards(), ..all };
+        let (mut first, mut done): (Option<Mismatch>, usize) = (None, 0);
+        for segment in read.segments() {
+            let part = checks.advance(done as u64, format);
+            let mut note = |found: Mismatch| {
+                first.get_or_insert(Mismatch { block: done + found.block, ..found });
+            };
+            verify(format, read.size(), &segment.data, &segment.tags, &part, &mut note);
+            done += segment.data.len() >> read.size().shift();
+        }
+        first.map_or(Ok(()), |first| Err(ErrorKind::unexpected(extent.start(), &first).into()))
+    }
+}
+
+impl ErrorKind {
+    /// A tag, in a run of blocks that begins at `start`, that is another than the asker expected.
+    pub fn unexpected(start: Lba, mismatch: &Mismatch) -> ErrorKind {
+        let Mismatch { block, field, expected, actual } = *mismatch;
+        ErrorKind::Expectation { lba: Lba::new(start.get().saturating_add(block as u64)), field, expected, actual }
+    }
+
+    /// The expectation that was not met, of a block that is this one to the asker: with a reference tag as it is there. Errors of other
+    /// kinds stay as they are.
+    #[must_use]
+    pub fn expectation_at(self, to: Lba, format: Option<PiFormat>) -> ErrorKind {
+        let ErrorKind::Expectation { lba, field, expected, actual } = self else { return self };
+        let delta = to.get().wrapping_sub(lba.get());
+        let moved = |tag| match format {
+            Some(format) if field == Field::RefTag => format.reference_tag(tag, delta),
+            _ => tag,
+        };
+        ErrorKind::Expectation { lba: to, field, expected: moved(expected), actual: moved(actual) }
+    }
+}
+
 /// Collects the bad blocks and the coverage of several checks, of several extents or copies.
 #[derive(Default)]
 pub struct Tally {
@@ -212,28 +269,35 @@ pub struct Tally {
     pub bad_blocks: Vec<BadBlock>,
     /// The coverage of all checks.
     pub coverage: Coverage,
+    /// The first expectation of the asker that was not met. Damage comes first, wherever it is.
+    pub unexpected: Option<Error>,
 }
 
 impl Tally {
-    /// Adds the bad blocks and the coverage of a check that failed.
+    /// Adds the bad blocks and the coverage of a check that failed, or keeps that an expectation was not met.
     ///
     /// # Errors
-    /// An error of another kind than [`ErrorKind::Integrity`].
+    /// An error of another kind.
     pub fn take(&mut self, error: Error) -> Result<(), Error> {
+        if matches!(error.kind(), ErrorKind::Expectation { .. }) {
+            self.unexpected.get_or_insert(error);
+            return Ok(());
+        }
         let (bad_blocks, coverage) = error.into_damage()?;
         self.bad_blocks.extend(bad_blocks);
         self.coverage.merge(coverage);
         Ok(())
     }
 
-    /// The coverage of the checks, if they found no bad block.
+    /// The coverage of the checks, if they found no bad block and everything was as expected.
     ///
     /// # Errors
-    /// The bad blocks.
+    /// The bad blocks; without any, the first expectation that was not met.
     pub fn finish(self) -> Result<Coverage, Error> {
-        match BadBlocks::new(self.bad_blocks) {
-            Some(bad_blocks) => Err(bad_blocks.with_coverage(self.coverage).into()),
-            None => Ok(self.coverage),
+        match (BadBlocks::new(self.bad_blocks), self.unexpected) {
+            (Some(bad_blocks), _) => Err(bad_blocks.with_coverage(self.coverage).into()),
+            (None, Some(unexpected)) => Err(unexpected),
+            (None, None) => Ok(self.coverage),
         }
     }
 }

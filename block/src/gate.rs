@@ -10,14 +10,14 @@
 use std::cell::Cell;
 
 use futures_util::stream::{self, StreamExt};
-use sealblock_integrity::{Checks, ChecksumKind, PiFormat, Sealed, Tags};
+use sealblock_integrity::{ChecksumKind, PiFormat, Sealed, Tags};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize, Extent};
 
 use crate::{
-    Abilities, Ability, BlockState, Checksum, Coverage, Device, Durability, Error, ErrorKind, Geometry, Limits,
-    Operation, Outcome, Request, RequestKind, Response, StatusRun, Tally, Unchecked, VerifyStats, WhyUnchecked,
-    WriteData,
+    Abilities, Ability, BadBlock, BlockState, Checksum, Coverage, Device, Durability, Error, ErrorKind, Expectations,
+    Geometry, Limits, Operation, Outcome, Request, RequestKind, Response, Salvaged, StatusRun, Tally, Unchecked,
+    VerifyStats, WhyUnchecked, WriteData,
 };
 
 /// A device behind its gate. See the module's header.
@@ -72,7 +72,7 @@ impl<D: Device> Gate<D> {
             Operation::Compare(data) => check_shape(geometry, request.extents.one(), data.size(), data.blocks()),
             Operation::Copy { source, .. } => check_copy(geometry, *source, request.extents.one()),
             // The client's own Flush makes these durable: only it learns of other clients' flushes that failed in between.
-            Operation::Discard | Operation::Repair(_) if request.durability == Durability::ForceUnitAccess => {
+            Operation::Discard | Operation::Repair if request.durability == Durability::ForceUnitAccess => {
                 Err(shape("a Discard or Repair with FUA; flush behind it", 0, 1))
             }
             Operation::WriteReserved(area, bytes) if bytes.len() > area.max_bytes() => {
@@ -102,14 +102,14 @@ impl<D: Device> Gate<D> {
                 let data = WriteData::Sealed(data.seal());
                 self.native(Request { operation: Operation::Write(data), extents, durability }).await
             }
-            Operation::Verify(checks) => self.verify_by_read(extents.one(), checks).await,
-            Operation::Checksum(kind, checks) => self.checksum_by_read(extents.one(), kind, checks).await,
+            Operation::Verify(expectations) => self.verify_by_read(extents.one(), expectations).await,
+            Operation::Checksum(kind, expectations) => self.checksum_by_read(extents.one(), kind, expectations).await,
             Operation::BlockStatus => Ok(all_allocated(extents.one())),
             Operation::Compare(data) => self.compare_by_read(extents.one(), data).await,
             Operation::WriteZeroes { .. } if abilities.writable => {
                 self.zeroes_by_write(extents.one(), durability).await
             }
-            Operation::Repair(_) => Err(ErrorKind::Absent(kind).into()),
+            Operation::Repair => Err(ErrorKind::Absent(kind).into()),
             _ if !abilities.writable && (kind.changes_blocks() || kind == RequestKind::WriteReserved) => {
                 Err(ErrorKind::ReadOnly.into())
             }
@@ -165,10 +165,10 @@ impl<D: Device> Gate<D> {
     ///
     /// # Errors
     /// Those of a Verify.
-    pub async fn verify_by_reading(&self, extent: Extent, checks: Checks) -> Outcome {
+    pub async fn verify_by_reading(&self, extent: Extent, expectations: Expectations) -> Outcome {
         let _in_flight = self.counters.request_started();
-        let outcome = match self.check(&Request::verify(extent, checks)) {
-            Ok(()) => self.verify_by_read(extent, checks).await,
+        let outcome = match self.check(&Request::verify(extent, expectations)) {
+            Ok(()) => self.verify_by_read(extent, expectations).await,
             Err(rejected) => Err(rejected),
         };
         self.counters.record(RequestKind::Verify, extent.bytes(self.geometry().block_size), &outcome);
@@ -225,16 +225,16 @@ fn shape(what: &'static str, limit: u64, actual: u64) -> Error {
 
 impl<D: Device> Gate<D> {
     /// Emulates Verify by Read: the device checks while it reads, and the data is dropped.
-    async fn verify_by_read(&self, extent: Extent, checks: Checks) -> Outcome {
-        let (bytes_transferred, coverage) = self.read_all(extent, checks, |_| ()).await?;
+    async fn verify_by_read(&self, extent: Extent, expectations: Expectations) -> Outcome {
+        let (bytes_transferred, coverage) = self.read_all(extent, expectations, |_| ()).await?;
         Ok(Response::Verified(VerifyStats { bytes_transferred, coverage }))
     }
 
     /// Emulates Checksum by Read.
-    async fn checksum_by_read(&self, extent: Extent, kind: ChecksumKind, checks: Checks) -> Outcome {
+    async fn checksum_by_read(&self, extent: Extent, kind: ChecksumKind, expectations: Expectations) -> Outcome {
         let mut value = 0;
         let (bytes_transferred, coverage) =
-            self.read_all(extent, checks, |part| value = part.checksum_append(kind, value)).await?;
+            self.read_all(extent, expectations, |part| value = part.checksum_append(kind, value)).await?;
         Ok(Response::Checksum(Checksum { kind, value, bytes_transferred, coverage }))
     }
 
@@ -243,18 +243,15 @@ impl<D: Device> Gate<D> {
     async fn read_all(
         &self,
         extent: Extent,
-        checks: Checks,
+        expectations: Expectations,
         mut each: impl FnMut(&Sealed),
     ) -> Result<(u64, Coverage), Error> {
         let geometry = self.device.geometry();
-        let (mut bytes, mut tally) = (0, Tally { coverage: self.read_coverage(extent, &checks), ..Tally::default() });
+        let (mut bytes, mut tally) = (0, Tally { coverage: self.read_coverage(extent), ..Tally::default() });
         // One piece at a time: the extent of a Verify has no payload that would bound the memory.
         for piece in extent.split_aligned(geometry.limits.max_transfer_blocks) {
-            let checks = match geometry.protection {
-                Some(format) => checks.advance(piece.start().get() - extent.start().get(), format),
-                None => checks,
-            };
-            match self.device.execute(Request::read(piece, checks)).await {
+            let expected = expectations.advance(piece.start().get() - extent.start().get(), geometry.protection);
+            match self.device.execute(Request::read(piece, expected)).await {
                 Ok(Response::Data(part)) => each(&part),
                 Ok(_) => return Err(unexpected_response()),
                 Err(error) => tally.take(error)?,
@@ -265,9 +262,9 @@ impl<D: Device> Gate<D> {
     }
 
     /// The coverage of a check by Read.
-    fn read_coverage(&self, extent: Extent, checks: &Checks) -> Coverage {
-        let (abilities, format) = (self.device.abilities(), self.device.geometry().protection);
-        let mut coverage = Coverage::of(abilities.seals && (format.is_none() || checks.guard));
+    fn read_coverage(&self, extent: Extent) -> Coverage {
+        let abilities = self.device.abilities();
+        let mut coverage = Coverage::of(abilities.seals);
         if abilities.copies {
             coverage.add(Unchecked::new(extent, WhyUnchecked::OneCopy));
         }
@@ -279,8 +276,7 @@ impl<D: Device> Gate<D> {
         let geometry = self.device.geometry();
         for piece in extent.split_aligned(geometry.limits.max_transfer_blocks) {
             let first = (piece.start().get() - extent.start().get()) as usize;
-            let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, piece.start()));
-            let response = self.device.execute(Request::read(piece, checks)).await?;
+            let response = self.device.execute(Request::read(piece, Expectations::NONE)).await?;
             let Response::Data(stored) = response else { return Err(unexpected_response()) };
             let wanted = data.slice(first, piece.len() as usize);
             if let Some(lba) = stored.first_difference(&wanted, false).and_then(|index| piece.iter().nth(index)) {
@@ -322,7 +318,9 @@ const PIECES_IN_FLIGHT: usize = 8;
 /// The maximum blocks of a piece, if the request exceeds it.
 fn piece_limit(limits: &Limits, request: &Request) -> Option<BlockCount> {
     let max_blocks = match request.kind() {
-        RequestKind::Read | RequestKind::Write | RequestKind::Compare => limits.max_transfer_blocks,
+        RequestKind::Read | RequestKind::Salvage | RequestKind::Write | RequestKind::Compare => {
+            limits.max_transfer_blocks
+        }
         RequestKind::Verify | RequestKind::Checksum | RequestKind::Repair | RequestKind::BlockStatus => {
             limits.max_verify_blocks
         }
@@ -356,10 +354,11 @@ impl<D: Device> Gate<D> {
 
 /// Joins the outcomes of the pieces, which are in order.
 ///
-/// The first error other than bad blocks wins, because it affects more than those blocks; then all bad blocks of all pieces;
-/// for Compare, the first block that differs.
+/// The first error that is not of blocks wins, because it affects more than those; then all bad blocks of all pieces; then the first
+/// block that is not as expected, or, for Compare, that differs.
 fn join(outcomes: Vec<Outcome>, is_read: bool) -> Outcome {
     let (mut parts, mut tally, mut verified, mut runs) = (Vec::new(), Tally::default(), None, Vec::new());
+    let mut salvaged: Option<Vec<BadBlock>> = None;
     let mut other: Option<Error> = None;
     for outcome in outcomes {
         match outcome {
@@ -368,6 +367,10 @@ fn join(outcomes: Vec<Outcome>, is_read: bool) -> Outcome {
             Ok(Response::Checksum(part)) => tally.coverage.merge(part.coverage),
             Ok(Response::BlockStatus(part)) => runs.extend(part),
             Ok(Response::Data(part)) => parts.push(part),
+            Ok(Response::Salvaged(part)) => {
+                parts.push(part.blocks);
+                salvaged.get_or_insert_default().extend(part.bad_blocks);
+            }
             Ok(Response::Verified(part)) => {
                 verified = Some(verified.unwrap_or(0) + part.bytes_transferred);
                 tally.coverage.merge(part.coverage);
@@ -383,6 +386,9 @@ fn join(outcomes: Vec<Outcome>, is_read: bool) -> Outcome {
         return Err(error);
     }
     let coverage = tally.finish()?;
+    if let Some(bad_blocks) = salvaged {
+        return Ok(Response::Salvaged(Salvaged { blocks: Sealed::join(parts), bad_blocks }));
+    }
     match (is_read, verified) {
         (true, _) => Ok(Response::Data(Sealed::join(parts))),
         (false, None) if !runs.is_empty() => Ok(Response::BlockStatus(runs)),

@@ -101,7 +101,7 @@ impl LateWrites {
 
 #[cfg(test)]
 mod tests {
-    use sealblock_integrity::Checks;
+    use crate::Expectations;
     use sealblock_runtime_memory::Slice;
     use smallvec::smallvec;
 
@@ -132,12 +132,12 @@ mod tests {
     /// Late, it would copy what has been written since its repetition.
     #[test]
     fn writes_to_the_source_of_a_late_copy_wait_too() {
-        let copy = |source, to| Request::copy(source, to, Checks::NONE, Durability::Volatile);
+        let copy = |source, to| Request::copy(source, to, Expectations::NONE, Durability::Volatile);
         let mut late_writes = LateWrites::default();
         late_writes.add(1, 7, WriteSet::of(&copy(extent(10, 5), extent(30, 5))));
         assert!(!late_writes.permits(8, &write_set(12, 1)) && !late_writes.permits(8, &write_set(34, 1)));
         assert!(late_writes.permits(8, &write_set(20, 5)), "between them");
-        assert!(late_writes.permits(8, &WriteSet::of(&Request::read(extent(10, 5), Checks::NONE))), "reads");
+        assert!(late_writes.permits(8, &WriteSet::of(&Request::read(extent(10, 5), Expectations::NONE))), "reads");
     }
 
     /// An older label over a newer one would take back what a mirror has recorded.

@@ -2,12 +2,12 @@
 
 use std::ops::{Deref, RangeInclusive};
 
-use sealblock_integrity::{Checks, ChecksumKind, PiFormat, Sealed};
+use sealblock_integrity::{ChecksumKind, PiFormat, Sealed};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
 use smallvec::SmallVec;
 
-use crate::WriteData;
+use crate::{Expectations, WriteData};
 
 /// When a write is durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -20,7 +20,8 @@ pub enum Durability {
 }
 
 /// One request: an operation, the blocks that it concerns, and when it is durable. Layers that only carry a request, cut it or move
-/// its addresses change its extents, checks and data ([`Request::map_checks`], [`Request::map_data`]), whatever the operation.
+/// its addresses change its extents, expectations and data ([`Request::map_expectations`], [`Request::map_data`]), whatever the
+/// operation.
 ///
 /// Made by the functions named after the operations, so that each has the extents it needs.
 #[derive(Clone, Debug)]
@@ -36,8 +37,11 @@ pub struct Request {
 /// What a [`Request`] does. The set is closed: no protocol's own command passes through.
 #[derive(Clone, Debug)]
 pub enum Operation {
-    /// Read blocks, checked where they are stored: whatever the device has to check, and what the client demands of the tags.
-    Read(Checks),
+    /// Read blocks, checked where they are stored: the device's own check, whatever is asked, and then what the asker expects of tags.
+    Read(Expectations),
+    /// Read blocks although they may be bad: all that is left of them, with a verdict on each ([`crate::Salvaged`]). For what saves or
+    /// weighs the remains of lost blocks, and for nobody who would take them for data: no export makes one.
+    Salvage,
     /// Write blocks with their tags, in the device's protection format, which the device makes where the data come without.
     Write(WriteData),
     /// Make every write completed so far durable.
@@ -49,23 +53,23 @@ pub enum Operation {
         /// True if the space may be deallocated.
         may_unmap: bool,
     },
-    /// Copy other blocks of the device, with their tags as they are stored, once they have passed these checks. The extent is the
+    /// Copy other blocks of the device, with their tags as they are stored, checked as a Read checks them. The extent is the
     /// destination, as long as the source and without a block of it. Where it fails, some of the destination may be copied already,
-    /// but no block whose source failed the checks. [`crate::ErrorKind::Absent`] says that the caller may read and write instead.
+    /// but no block whose source failed a check. [`crate::ErrorKind::Absent`] says that the caller may read and write instead.
     Copy {
         /// The blocks that are copied.
         source: Extent,
-        /// What they have to pass.
-        checks: Checks,
+        /// What the asker expects of their tags.
+        expectations: Expectations,
     },
     /// Make blocks unreadable: until they are written, zeroed or discarded, they fail as [`crate::BadBlockCause::Media`].
     WriteUncorrectable,
     /// Read and check blocks where they are stored, as Read does, without returning data.
-    Verify(Checks),
+    Verify(Expectations),
     /// Verify, and return a checksum of this kind of the data, so that data can be compared without moving them.
-    Checksum(ChecksumKind, Checks),
+    Checksum(ChecksumKind, Expectations),
     /// Verify, and rewrite bad blocks from another copy. The bad blocks of its error say which of them were repaired.
-    Repair(Checks),
+    Repair,
     /// Return which blocks take space.
     BlockStatus,
     /// Compare stored blocks with this data, whose tags do not count.
@@ -145,6 +149,8 @@ impl FromIterator<Extent> for Extents {
 pub enum RequestKind {
     /// Read blocks.
     Read,
+    /// Read blocks although they may be bad.
+    Salvage,
     /// Write blocks.
     Write,
     /// Make writes durable.
@@ -177,8 +183,9 @@ pub enum RequestKind {
 
 impl RequestKind {
     /// Every kind, in the order of [`RequestKind::index`].
-    pub const ALL: [RequestKind; 15] = [
+    pub const ALL: [RequestKind; 16] = [
         RequestKind::Read,
+        RequestKind::Salvage,
         RequestKind::Write,
         RequestKind::Flush,
         RequestKind::Discard,
@@ -204,6 +211,7 @@ impl RequestKind {
     pub const fn name(self) -> &'static str {
         match self {
             RequestKind::Read => "read",
+            RequestKind::Salvage => "salvage",
             RequestKind::Write => "write",
             RequestKind::Flush => "flush",
             RequestKind::Discard => "discard",
@@ -232,6 +240,7 @@ impl RequestKind {
             | RequestKind::Discard
             | RequestKind::Repair => true,
             RequestKind::Read
+            | RequestKind::Salvage
             | RequestKind::Flush
             | RequestKind::Verify
             | RequestKind::Checksum
@@ -253,8 +262,13 @@ impl Request {
     }
 
     /// See [`Operation::Read`].
-    pub fn read(extent: Extent, checks: Checks) -> Request {
-        Request::on(Operation::Read(checks), extent)
+    pub fn read(extent: Extent, expectations: Expectations) -> Request {
+        Request::on(Operation::Read(expectations), extent)
+    }
+
+    /// See [`Operation::Salvage`].
+    pub fn salvage(extent: Extent) -> Request {
+        Request::on(Operation::Salvage, extent)
     }
 
     /// See [`Operation::Write`].
@@ -278,8 +292,8 @@ impl Request {
     }
 
     /// See [`Operation::Copy`].
-    pub fn copy(source: Extent, destination: Extent, checks: Checks, durability: Durability) -> Request {
-        Request { durability, ..Request::on(Operation::Copy { source, checks }, destination) }
+    pub fn copy(source: Extent, destination: Extent, expectations: Expectations, durability: Durability) -> Request {
+        Request { durability, ..Request::on(Operation::Copy { source, expectations }, destination) }
     }
 
     /// See [`Operation::WriteUncorrectable`].
@@ -288,18 +302,18 @@ impl Request {
     }
 
     /// See [`Operation::Verify`].
-    pub fn verify(extent: Extent, checks: Checks) -> Request {
-        Request::on(Operation::Verify(checks), extent)
+    pub fn verify(extent: Extent, expectations: Expectations) -> Request {
+        Request::on(Operation::Verify(expectations), extent)
     }
 
     /// See [`Operation::Checksum`].
-    pub fn checksum(extent: Extent, kind: ChecksumKind, checks: Checks) -> Request {
-        Request::on(Operation::Checksum(kind, checks), extent)
+    pub fn checksum(extent: Extent, kind: ChecksumKind, expectations: Expectations) -> Request {
+        Request::on(Operation::Checksum(kind, expectations), extent)
     }
 
     /// See [`Operation::Repair`].
-    pub fn repair(extent: Extent, checks: Checks) -> Request {
-        Request::on(Operation::Repair(checks), extent)
+    pub fn repair(extent: Extent) -> Request {
+        Request::on(Operation::Repair, extent)
     }
 
     /// See [`Operation::BlockStatus`].
@@ -333,6 +347,7 @@ impl Request {
     pub const fn kind(&self) -> RequestKind {
         match self.operation {
             Operation::Read(_) => RequestKind::Read,
+            Operation::Salvage => RequestKind::Salvage,
             Operation::Write(_) => RequestKind::Write,
             Operation::Flush => RequestKind::Flush,
             Operation::Discard => RequestKind::Discard,
@@ -343,7 +358,7 @@ impl Request {
             Operation::CompareAndWrite(_) => RequestKind::CompareAndWrite,
             Operation::WriteUncorrectable => RequestKind::WriteUncorrectable,
             Operation::Checksum(..) => RequestKind::Checksum,
-            Operation::Repair(_) => RequestKind::Repair,
+            Operation::Repair => RequestKind::Repair,
             Operation::BlockStatus => RequestKind::BlockStatus,
             Operation::ReadReserved(_) => RequestKind::ReadReserved,
             Operation::WriteReserved(..) => RequestKind::WriteReserved,
@@ -377,28 +392,26 @@ impl Request {
         self.map_data(|data| data.into_sealed().into())
     }
 
-    /// What the client demands of the tags; nothing for operations that check none.
-    pub const fn checks(&self) -> Checks {
+    /// What the asker expects of tags; nothing for operations without expectations.
+    pub const fn expectations(&self) -> Expectations {
         match self.operation {
-            Operation::Read(checks)
-            | Operation::Copy { checks, .. }
-            | Operation::Verify(checks)
-            | Operation::Checksum(_, checks)
-            | Operation::Repair(checks) => checks,
-            _ => Checks::NONE,
+            Operation::Read(expectations)
+            | Operation::Copy { expectations, .. }
+            | Operation::Verify(expectations)
+            | Operation::Checksum(_, expectations) => expectations,
+            _ => Expectations::NONE,
         }
     }
 
-    /// The same request with its checks, if it has any, as `change` returns them.
+    /// The same request with its expectations, if it has any, as `change` returns them.
     #[must_use]
-    pub fn map_checks(mut self, change: impl FnOnce(Checks) -> Checks) -> Request {
-        if let Operation::Read(checks)
-        | Operation::Copy { checks, .. }
-        | Operation::Verify(checks)
-        | Operation::Checksum(_, checks)
-        | Operation::Repair(checks) = &mut self.operation
+    pub fn map_expectations(mut self, change: impl FnOnce(Expectations) -> Expectations) -> Request {
+        if let Operation::Read(expectations)
+        | Operation::Copy { expectations, .. }
+        | Operation::Verify(expectations)
+        | Operation::Checksum(_, expectations) = &mut self.operation
         {
-            *checks = change(*checks);
+            *expectations = change(*expectations);
         }
         self
     }
@@ -414,7 +427,7 @@ impl Request {
     }
 
     /// The same request for `part` of its extent `whole`, on a device of this format: with its part of the data or of the source, and
-    /// with the first reference tag that is checked moved as far as the first block.
+    /// with the first reference tag that is expected moved as far as the first block.
     #[must_use]
     pub fn part(&self, whole: Extent, part: Extent, format: Option<PiFormat>) -> Request {
         let first = part.start().get() - whole.start().get();
@@ -425,7 +438,7 @@ impl Request {
         }
         // Not `..self.clone()`, which would copy all extents of a long Discard for each part.
         Request { operation, extents: part.into(), durability: self.durability }
-            .map_checks(|checks| format.map_or(checks, |format| checks.advance(first, format)))
+            .map_expectations(|expectations| expectations.advance(first, format))
             .map_data(|data| data.slice(first as usize, part.len() as usize))
     }
 
@@ -546,6 +559,7 @@ impl ReservedArea {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sealblock_integrity::Checks;
 
     /// Requests are moved at every level of the stack.
     #[test]
@@ -556,11 +570,11 @@ mod tests {
     #[test]
     fn a_part_of_a_copy_has_its_part_of_the_source_and_both_are_moved() {
         let extent = |start, blocks| Extent::from_raw(start, blocks).unwrap();
-        let checks = Checks { guard: true, ..Checks::NONE };
-        let copy = Request::copy(extent(100, 8), extent(20, 8), checks, Durability::ForceUnitAccess);
+        let expectations = Expectations::new(Checks { guard: true, ..Checks::NONE });
+        let copy = Request::copy(extent(100, 8), extent(20, 8), expectations, Durability::ForceUnitAccess);
         let part = copy.part(extent(20, 8), extent(23, 2), None);
         assert_eq!((part.extent(), part.source()), (Some(extent(23, 2)), Some(extent(103, 2))));
-        assert_eq!((part.checks(), part.durability), (checks, Durability::ForceUnitAccess));
+        assert_eq!((part.expectations(), part.durability), (expectations, Durability::ForceUnitAccess));
         let moved = part.map_extents(|old| extent(old.start().get() + 1000, old.len()));
         assert_eq!((moved.extent(), moved.source()), (Some(extent(1023, 2)), Some(extent(1103, 2))));
         assert_eq!((moved.changed_extents(), moved.changed()), (&[extent(1023, 2)][..], Some(1023..=1024)));

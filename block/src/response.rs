@@ -4,7 +4,7 @@ use sealblock_integrity::{ChecksumKind, Sealed};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockCount;
 
-use crate::{Coverage, Error};
+use crate::{BadBlock, Coverage, Error};
 
 /// The result of a Verify: its cost and its coverage.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -28,13 +28,24 @@ pub struct Checksum {
     pub coverage: Coverage,
 }
 
+/// What is left of blocks: the response to a Salvage, whatever their state.
+#[derive(Clone, Debug)]
+pub struct Salvaged {
+    /// The blocks and tags as they are stored, unchecked; zeroes, and tags that disable all checks, of a block that cannot be read.
+    pub blocks: Sealed,
+    /// The verdict of the device's own check on each block: those that are bad, in order. All others are good.
+    pub bad_blocks: Vec<BadBlock>,
+}
+
 /// The response to a request that succeeded.
 #[derive(Debug)]
 pub enum Response {
     /// Write, Flush, Discard, WriteZeroes, Copy, Compare, CompareAndWrite, WriteUncorrectable and WriteReserved.
     Done,
-    /// Read: the blocks, checked as requested.
+    /// Read: the blocks, which are good and as expected.
     Data(Sealed),
+    /// Salvage: what is left of the blocks.
+    Salvaged(Salvaged),
     /// Verify and Repair: all blocks that were checked are good.
     Verified(VerifyStats),
     /// Checksum: all blocks that were checked are good.

@@ -1,9 +1,9 @@
 //! Whether a device was ever written: a mirror may treat two devices as identical without a copy if neither was.
 
-use sealblock_integrity::{Checks, ChecksumKind, Sealed};
+use sealblock_integrity::{ChecksumKind, Sealed};
 use sealblock_units::{BlockCount, Extent};
 
-use crate::{Abilities, Ability, BlockState, Device, Error, ErrorKind, Request, RequestKind, Response};
+use crate::{Abilities, Ability, BlockState, Device, Error, ErrorKind, Expectations, Request, RequestKind, Response};
 
 /// Maximum blocks of one Read.
 const READ_BLOCKS: BlockCount = BlockCount::new(1 << 10).expect("not none");
@@ -52,7 +52,7 @@ async fn is_all_holes(device: &impl Device, extent: Extent) -> Result<bool, Erro
 async fn has_unwritten_tuples(device: &impl Device, extent: Extent) -> Result<bool, Error> {
     let is_all = |bytes: &[u8], value| bytes.iter().all(|byte| *byte == value);
     let is_blank = |data: &Sealed| data.iter().all(|(block, tuple)| is_all(tuple, 0xFF) && is_all(block, 0));
-    match device.execute(Request::read(extent, Checks::NONE)).await? {
+    match device.execute(Request::read(extent, Expectations::NONE)).await? {
         Response::Data(data) => Ok(is_blank(&data)),
         _ => Err(unexpected_response()),
     }
@@ -61,7 +61,7 @@ async fn has_unwritten_tuples(device: &impl Device, extent: Extent) -> Result<bo
 async fn matches_crc_of_zeroes(device: &impl Device, extent: Extent) -> Result<bool, Error> {
     let size = device.geometry().block_size;
     let kind = ChecksumKind::Crc64Nvme;
-    match device.execute(Request::checksum(extent, kind, Checks::NONE)).await? {
+    match device.execute(Request::checksum(extent, kind, Expectations::NONE)).await? {
         Response::Checksum(checksum) => Ok(checksum.value == kind.of_zeroes(extent.bytes(size))),
         _ => Err(unexpected_response()),
     }

@@ -79,6 +79,18 @@ impl Sealed {
         Sealed { segments: Segments::One(Segment { data, tags }), size, format, has_verified_guards }
     }
 
+    /// The same blocks with other data, of which everybody goes on to believe what was known of the old ones: what a fault behind the last
+    /// check makes of them. For the injection of faults, and nothing else.
+    ///
+    /// # Panics
+    /// When the data are not as long: a caller's bug, not an input's.
+    #[must_use]
+    pub fn with_fault(self, data: Slice) -> Sealed {
+        let tags = self.joined_tags();
+        assert_eq!(data.len() >> self.size.shift(), self.blocks(), "as many blocks");
+        Sealed::from_verified(data, tags, self.size, self.format, self.has_verified_guards)
+    }
+
     /// True if every guard is known to match its data. False if a host requested no check of guards, or if a tuple disables the
     /// check of its block.
     pub fn has_verified_guards(&self) -> bool {

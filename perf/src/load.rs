@@ -8,8 +8,8 @@ use anyhow::Context;
 use fastrand::Rng;
 use futures_util::future::try_join_all;
 use rustix::time::{ClockId, clock_gettime};
-use sealblock_block::{Device, Durability, Geometry, Request};
-use sealblock_integrity::{Checks, Tags, Unsealed};
+use sealblock_block::{Device, Durability, Expectations, Geometry, Request};
+use sealblock_integrity::{Tags, Unsealed};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{pool, spawn};
 use sealblock_units::Extent;
@@ -237,8 +237,7 @@ async fn request<D: Device>(device: &D, shared: &Shared, extent: Extent) -> anyh
         // Making the tags is part of what is measured.
         write_of(geometry, extent, &shared.payload)
     } else {
-        let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        Request::read(extent, checks)
+        Request::read(extent, Expectations::NONE)
     };
     device.execute(operation).await?;
     let answered = shared.answered.get() + 1;

@@ -316,6 +316,9 @@ fn of(error: &AttachError, doing: &str) -> StackError {
         AttachError::Served { number, .. } | AttachError::NotQuiesced { number } => {
             failure(Cause::Refused).advise(format!("another --device, or `sealblock detach {number}` first"))
         }
+        AttachError::Waiting { number } => failure(Cause::Refused).advise(format!(
+            "--device {number}, which serves that block device again; or `sealblock detach {number}` first"
+        )),
         AttachError::Differs { number, .. } => failure(Cause::Refused)
             .advise(format!("the target and options that it was attached with, or `sealblock detach {number}` first")),
         AttachError::Open { .. } => failure(Cause::Refused),

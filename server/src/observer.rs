@@ -130,8 +130,10 @@ impl Observer for RequestObserver {
                 self.ties.failing.failed(request.kind, &by, &error.kind().to_string());
                 tracing::error!(target, blocks, by, during, %why, "blocks may be older than what was written");
             }
-            // Results such as a miscompare, and errors of the client: it gets the status, and the debug log has them.
-            ErrorKind::Miscompare { .. }
+            // Results such as a miscompare or a tag that was not expected, and errors of the client: it gets the status, and the debug
+            // log has them.
+            ErrorKind::Expectation { .. }
+            | ErrorKind::Miscompare { .. }
             | ErrorKind::ReadOnly
             | ErrorKind::Range { .. }
             | ErrorKind::Limit { .. }
@@ -255,6 +257,22 @@ mod tests {
         assert_eq!(witness.unreported("nvme h 1", &[media(4)]), [media(4)]);
         let many: Vec<BadBlock> = (0..MAX_REPORTED as u64).map(media).collect();
         assert_eq!(witness.unreported("nbd a", &many).len(), MAX_REPORTED, "what is known is bounded");
+    }
+
+    /// The twin of a bad block: the client gets its status, and nobody else hears of it.
+    #[test]
+    fn a_tag_that_a_client_did_not_expect_is_neither_told_nor_counted() {
+        let state = Arc::default();
+        let witness = RequestObserver::new(TargetLabel::of(&"mem:1MiB".parse().unwrap()), ReportTargets::to(&state));
+        let one = sealblock_units::Extent::one(Lba::new(3));
+        let info = RequestInfo { kind: RequestKind::Read, extent: Some(one) };
+        let field = sealblock_integrity::Field::AppTag;
+        let unexpected = ErrorKind::Expectation { lba: Lba::new(3), field, expected: 1, actual: 2 };
+        witness.failed("nbd a", info, &unexpected.into());
+        assert_eq!((state.damage().summary(8).blocks, witness.told.lock().unwrap().len()), (0, 0));
+        assert!(witness.ties.failing.now().is_empty());
+        witness.failed("nbd a", info, &sealblock_block::BadBlocks::new(vec![media(3)]).unwrap().into());
+        assert_eq!((state.damage().summary(8).blocks, witness.told.lock().unwrap().len()), (1, 1));
     }
 
     #[test]

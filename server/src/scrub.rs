@@ -217,7 +217,7 @@ impl ScrubTask {
     async fn check(&self, extent: Extent) {
         let Some(gate) = self.gate.borrow().clone() else { return };
         let found = check::check(&gate, extent, async |request| self.ask(request).await).await;
-        let Tally { bad_blocks: faults, coverage } = match found {
+        let Tally { bad_blocks: faults, coverage, .. } = match found {
             Ok(found) => found,
             Err(error) => return self.cannot_go_on(&error),
         };

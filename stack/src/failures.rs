@@ -5,7 +5,7 @@ use sealblock_media_file::OpenError;
 use sealblock_media_volume::{IdentityError, ResizeError, VolumeError};
 
 use crate::error::{Cause, StackError};
-use crate::holder::in_use;
+use crate::holder::{in_use, in_use_below};
 
 /// What to try where what was written last may be missing.
 pub(crate) const OLDER: &str =
@@ -15,6 +15,8 @@ pub(crate) const OLDER: &str =
 pub fn of_block(doing: impl Into<String>, error: &Error) -> StackError {
     let (cause, advice) = match error.kind() {
         BlockFailure::Integrity(_) => (Cause::Damaged, Some("`sealblock verify` names every damaged block")),
+        // Nothing here expects a tag; a drive answers so if tags of a write no longer match when they arrive.
+        BlockFailure::Expectation { .. } => (Cause::Io, None),
         BlockFailure::Miscompare { .. } => (Cause::Damaged, None),
         BlockFailure::Media { .. } => (Cause::Io, None),
         BlockFailure::NoSpace { .. } => (Cause::Full, Some("make room where the volume lies, then again")),
@@ -34,6 +36,17 @@ pub fn of_block(doing: impl Into<String>, error: &Error) -> StackError {
 pub fn of_open(doing: &str, error: &OpenError) -> StackError {
     match error {
         OpenError::InUse { path } => in_use(doing, path),
+        OpenError::Shared { path, below } => in_use_below(doing, path, below),
+        OpenError::Mounted { path, device, at } => {
+            let at = at.display();
+            StackError::new(
+                Cause::Refused,
+                doing,
+                format!("it has the same bytes as {device}, which is mounted at {at}"),
+            )
+            .on(path.display())
+            .advise(format!("`umount {at}`"))
+        }
         OpenError::Kind { path, kind } => StackError::new(Cause::Unsuitable, doing, format!("it is {kind}"))
             .on(path.display())
             .advise("the path of a file or a block device"),

@@ -14,6 +14,7 @@ use sealblock_media_volume::{
 };
 use sealblock_units::BlockSize;
 
+use crate::claims::{Conflict, claim};
 use crate::error::{Cause, StackError};
 use crate::failures::{of_medium, of_open, of_volume};
 use crate::held::{Access, CloseHandle, FileVolume};
@@ -72,20 +73,33 @@ const LOCK_TIMEOUT: Duration = Duration::from_millis(2500);
 /// The delay before a retry.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Opens a file or block device, waiting a moment for one that is in use.
+/// Opens a file or block device, waiting a moment for one that is in use. One that is opened for writing is alone on its bytes, whatever it
+/// is called; see `claims`.
 ///
 /// After a kill the kernel keeps the files and locks of a process until its io_uring requests in flight have ended, for some time
 /// after the process is gone. A restart at once must not fail for that.
 pub async fn open_medium(path: &Path, options: Options) -> Result<FileMedium, OpenError> {
     let since = Instant::now();
     loop {
-        match FileMedium::open(path, options) {
-            Err(OpenError::InUse { .. }) if since.elapsed() < LOCK_TIMEOUT => {
+        match open_alone(path, options) {
+            Err(OpenError::InUse { .. } | OpenError::Shared { .. }) if since.elapsed() < LOCK_TIMEOUT => {
                 sealblock_runtime_reactor::sleep(PAUSE).await
             }
             opened => return opened,
         }
     }
+}
+
+fn open_alone(path: &Path, options: Options) -> Result<FileMedium, OpenError> {
+    let mut medium = FileMedium::open(path, options)?;
+    if !medium.is_read_only() {
+        let claimed = claim(path).map_err(|conflict| match conflict {
+            Conflict::Writer(below) => OpenError::Shared { path: path.to_owned(), below },
+            Conflict::Mount { device, at } => OpenError::Mounted { path: path.to_owned(), device, at },
+        });
+        medium.keep(claimed?);
+    }
+    Ok(medium)
 }
 
 pub(crate) async fn medium_of(path: &Path, access: Access) -> Result<FileMedium, StackError> {

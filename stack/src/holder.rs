@@ -28,7 +28,16 @@ enum Holder {
 
 /// The failure of opening a file that is in use.
 pub fn in_use(doing: &str, path: &Path) -> StackError {
-    let failure = |why: String| StackError::new(Cause::Refused, doing, why).on(path.display());
+    of_holder(path, |why| StackError::new(Cause::Refused, doing, why).on(path.display()))
+}
+
+/// The failure of opening a block device for writing that shares bytes with a file or device that is in use.
+pub fn in_use_below(doing: &str, path: &Path, below: &Path) -> StackError {
+    let shared = format!("it has the same bytes as {}, which is", below.display());
+    of_holder(below, |why| StackError::new(Cause::Refused, doing, format!("{shared} {why}")).on(path.display()))
+}
+
+fn of_holder(path: &Path, failure: impl Fn(String) -> StackError) -> StackError {
     match holder_of(path) {
         Holder::Own if program().is_server => {
             failure("in use by this server already".to_owned()).advise("another file or device")

@@ -111,7 +111,8 @@ pub(crate) fn leaves_of_device(number: DeviceNumber) -> Vec<Leaf> {
     node(number).map_or_else(|_| vec![Leaf::whole(Storage::Device(number))], |node| leaves_below(&node))
 }
 
-fn leaves_below(node: &DeviceNode) -> Vec<Leaf> {
+/// The bytes of a device, out of what lies below it.
+pub(crate) fn leaves_below(node: &DeviceNode) -> Vec<Leaf> {
     let mut leaves = Vec::new();
     add(node, None, &mut leaves);
     leaves.sort_unstable();

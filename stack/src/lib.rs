@@ -7,6 +7,7 @@
 //! [`Program`].
 
 pub mod below;
+mod claims;
 pub mod device_number;
 mod drive;
 mod error;
@@ -48,6 +49,7 @@ pub use files::{
     FileKind, OpenVolume, RAW_FILE, inspect, of_remains, open_again, open_medium, open_shapeless, open_truncated,
     open_volume,
 };
+pub use groups::mirror::MirrorOptions;
 pub use groups::replicas::{CHANGING, OpenMirror};
 pub use held::{Access, FileVolume, Usage};
 pub use holder::process_text;

@@ -122,6 +122,10 @@ async fn membership(opened: &OpenTarget) -> Result<Option<Membership>, StackErro
         Ok(_) => unreachable!("gates answer a read of the annex with what it holds"),
         // A mirror uses the label area itself: it cannot be a labelled member of another group.
         Err(error) if matches!(error.kind(), BlockFailure::Absent(_)) => Ok(None),
+        // Of which nothing is left: the device was a member of something.
+        Err(error) if matches!(error.kind(), BlockFailure::Media { .. }) => {
+            Ok(Some(Membership::Unknown(error.kind().to_string())))
+        }
         Err(error) => Err(of_block("looking for a label", &error)),
     }
 }

@@ -15,6 +15,7 @@ use sealblock_units::{BlockSize, ByteCount};
 use crate::error::{Cause, StackError};
 use crate::failures::of_block;
 use crate::files::{FileKind, medium_of, of_remains, open_raw};
+use crate::groups::mirror::MirrorOptions;
 use crate::groups::{mirror, multipath, stripe};
 use crate::held::{Access, CloseHandle, Usage};
 use crate::info::TargetInfo;
@@ -202,8 +203,7 @@ pub async fn overwrite(target: &TargetName, path: &Path, force: bool, usage: Usa
 pub async fn create_mirror(
     target: &TargetName,
     replicas: &[TargetName],
-    from: Option<usize>,
-    force: bool,
+    options: &MirrorOptions,
 ) -> Result<OpenTarget, StackError> {
-    mirror::create(target, replicas, from, force, open_for).await
+    mirror::create(target, replicas, options, open_for).await
 }

@@ -3,8 +3,7 @@
 use std::rc::Rc;
 
 use futures_util::future::LocalBoxFuture;
-use sealblock_block::{Device, DynDevice, MemberPath, Outcome, Request, Response, WhyOlder};
-use sealblock_integrity::Checks;
+use sealblock_block::{Device, DynDevice, Expectations, MemberPath, Outcome, Request, Response, WhyOlder};
 use sealblock_units::Extent;
 
 use crate::error::{Cause, StackError};
@@ -113,14 +112,9 @@ impl OpenTarget {
         span.map_err(|why| StackError::new(Cause::Usage, DOING, why).on(&self.target))
     }
 
-    /// The checks that every block of the target must pass, for a run from `extent` on.
-    pub fn checks(&self, extent: Extent) -> Checks {
-        self.device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
-    }
-
-    /// Reads blocks, fully checked.
+    /// Reads blocks.
     pub async fn read(&self, extent: Extent) -> Outcome {
-        self.device.execute(Request::read(extent, self.checks(extent))).await
+        self.device.execute(Request::read(extent, Expectations::NONE)).await
     }
 
     /// Makes all completed writes durable.

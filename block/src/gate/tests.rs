@@ -13,8 +13,8 @@ use sealblock_units::{BlockSize, Lba};
 use super::Gate;
 use crate::RequestKind::{Read, Verify, Write};
 use crate::{
-    Abilities, Ability, BadBlockCause, Device, Durability, DynDevice, Error, ErrorKind, Geometry, Outcome, Request,
-    RequestKind, Response,
+    Abilities, Ability, BadBlockCause, Device, Durability, DynDevice, Error, ErrorKind, Expectations, Geometry,
+    Outcome, Request, RequestKind, Response,
 };
 use fake_device::{CAPACITY, FakeDevice, TYPE1, extent, full, numbered, run, write};
 
@@ -117,17 +117,35 @@ fn larger_requests_are_split_and_reference_tags_continue() {
 }
 
 #[test]
-fn a_wrong_first_reference_tag_is_wrong_in_every_piece() {
+fn a_first_reference_tag_that_is_not_expected_is_told_of_its_first_block_and_is_no_damage() {
     let gate = FakeDevice::limited(Some(TYPE1), 8).gate();
     done(run(gate.execute(write(0, 16, Some(TYPE1)))));
-    let checks = Checks { initial_ref_tag: Some(1), ..full(0) };
-    let error = run(gate.execute(Request::read(extent(0, 16), checks))).unwrap_err();
-    assert_eq!(damaged(&error), (0..16).collect::<Vec<_>>());
-    let bad_block = error.bad_blocks().unwrap().as_slice()[9];
-    assert_eq!(
-        (bad_block.cause, bad_block.expected, bad_block.actual),
-        (BadBlockCause::Tag(Field::RefTag), Some(10), Some(9))
-    );
+    let expectations = Expectations::new(Checks { initial_ref_tag: Some(1), ..*full(0).checks() });
+    let read = Request::read(extent(0, 16), expectations);
+    let error = run(gate.execute(read.clone())).unwrap_err();
+    let expected = ErrorKind::Expectation { lba: Lba::ZERO, field: Field::RefTag, expected: 1, actual: 0 };
+    assert_eq!((error.kind(), gate.counters().bad_blocks()), (&expected, 0));
+    // Damage comes first, in whichever piece it is.
+    gate.device().corrupt(9);
+    assert_eq!(damaged(&run(gate.execute(read)).unwrap_err()), [9]);
+}
+
+#[test]
+fn what_is_left_of_blocks_comes_in_one_piece_with_a_verdict_on_each() {
+    let mut device = FakeDevice::limited(Some(TYPE1), 4);
+    device.broken = vec![9];
+    let gate = device.gate();
+    done(run(gate.execute(write(0, 16, Some(TYPE1)))));
+    let salvage = || Request::salvage(extent(3, 12));
+    assert_eq!(failure(run(gate.execute(salvage()))), ErrorKind::Absent(RequestKind::Salvage), "nobody emulates it");
+    let mut device = gate.device;
+    device.abilities.salvage = Ability::Native;
+    let gate = device.gate();
+    gate.device().corrupt(4);
+    let Ok(Response::Salvaged(left)) = run(gate.execute(salvage())) else { panic!("it never fails because of damage") };
+    let bad: Vec<_> = left.bad_blocks.iter().map(|bad| (bad.lba.get(), bad.cause)).collect();
+    assert_eq!(bad, [(4, BadBlockCause::Tag(Field::Guard)), (9, BadBlockCause::Media)]);
+    assert_eq!((left.blocks.blocks(), gate.counters().bad_blocks()), (12, 0), "a verdict that was asked for");
 }
 
 #[test]
@@ -241,7 +259,7 @@ fn a_read_only_device_rejects_every_change_and_still_reads() {
     }
     assert_eq!(gate.device().take_seen(), []);
     done(run(gate.execute(Request::flush())));
-    data(run(gate.execute(Request::read(extent(0, 1), Checks::NONE))));
+    data(run(gate.execute(Request::read(extent(0, 1), Expectations::NONE))));
 }
 
 #[test]
@@ -353,7 +371,8 @@ fn write_uncorrectable_is_not_emulated_and_a_native_one_is_split() {
 
 #[test]
 fn a_copy_is_passed_on_whole_and_not_emulated() {
-    let copy = |source, destination| Request::copy(source, destination, Checks::NONE, Durability::ForceUnitAccess);
+    let copy =
+        |source, destination| Request::copy(source, destination, Expectations::NONE, Durability::ForceUnitAccess);
     let request = || copy(extent(40, 20), extent(4, 20));
     let gate = FakeDevice::limited(None, 8).gate();
     assert_eq!(gate.abilities().copy, Ability::Absent);
@@ -373,7 +392,7 @@ fn a_copy_is_passed_on_whole_and_not_emulated() {
     assert_eq!(gate.device().take_seen(), [(RequestKind::Copy, 4, 20, None)]);
     for lba in 0..20 {
         assert_eq!(
-            data(run(gate.execute(Request::read(extent(4 + lba, 1), Checks::NONE)))).joined_data()[..],
+            data(run(gate.execute(Request::read(extent(4 + lba, 1), Expectations::NONE)))).joined_data()[..],
             numbered(40 + lba, 1, None).joined_data()[..]
         );
     }
@@ -422,7 +441,7 @@ fn a_compare_and_write_is_passed_on_whole_or_refused_and_not_emulated() {
     assert_eq!(gate.device().take_seen(), [(RequestKind::CompareAndWrite, 4, 12, None)]);
     let differs = failure(swap(4, 2, Sealed::join(vec![blocks(20, 1), blocks(5, 1)]), blocks(0, 2))(&gate));
     assert_eq!(differs, ErrorKind::Miscompare { lba: Lba::new(5) });
-    let after = data(run(gate.execute(Request::read(extent(4, 2), Checks::NONE))));
+    let after = data(run(gate.execute(Request::read(extent(4, 2), Expectations::NONE))));
     assert_eq!(after.joined_data()[..], blocks(20, 2).joined_data()[..], "nothing of it was written");
     gate.device().take_seen();
     let refused = [

@@ -3,9 +3,9 @@
 use std::cell::Cell;
 
 use sealblock_block::{
-    Ability, BlockState, Device, Durability, Error, ErrorKind, Outcome, Request, RequestKind, Response,
+    Ability, BlockState, Device, Durability, Error, ErrorKind, Expectations, Outcome, Request, RequestKind, Response,
 };
-use sealblock_integrity::{Checks, Tags, Unsealed};
+use sealblock_integrity::{Tags, Unsealed};
 use sealblock_layers_cross_core::Attached;
 use sealblock_protocols_nbd::{Command, ErrorCode, ErrorReply, StatusDescriptor};
 use sealblock_runtime_memory::{Buffer, Slice};
@@ -80,7 +80,7 @@ impl OpenExport {
         Ok(match command {
             Command::Flush => Request::flush(),
             Command::Read { offset, length } => match extent(offset, length.into()) {
-                Some(extent) => self.read_of(extent),
+                Some(extent) => Request::read(extent, Expectations::NONE),
                 None => return Err(command),
             },
             Command::Write { offset, data, fua } => match extent(offset, data.len() as u64) {
@@ -124,7 +124,7 @@ impl OpenExport {
                 if fua { self.run_request(Request::flush()).await.map(|_| Reply::Done) } else { Ok(Reply::Done) }
             }
             Command::Cache { offset, length } => {
-                let read = |extent| self.read_of(extent);
+                let read = |extent| Request::read(extent, Expectations::NONE);
                 self.in_pieces(offset, length.into(), CACHE_BYTES, is_gone, read).await
             }
             Command::WriteZeroes { fast: true, no_hole, .. } if no_hole || !self.zeroes_fast() => {
@@ -162,14 +162,8 @@ impl OpenExport {
         self.device.execute(request).await.map_err(|error| self.error_reply(&error).into())
     }
 
-    /// Returns a read with all checks.
-    fn read_of(&self, extent: Extent) -> Request {
-        let format = self.device.geometry().protection;
-        Request::read(extent, format.map_or(Checks::NONE, |format| Checks::full(format, extent.start())))
-    }
-
     async fn read(&self, extent: Extent) -> Result<Reply, FailedRequest> {
-        match self.device.execute(self.read_of(extent)).await {
+        match self.device.execute(Request::read(extent, Expectations::NONE)).await {
             Err(error) => {
                 let reply = self.error_reply(&error);
                 let before = self.read_before(extent, reply.offset).await;
@@ -188,7 +182,7 @@ impl OpenExport {
             return None;
         }
         let extent = self.extent(offset, length).ok()?;
-        match self.device.execute(self.read_of(extent)).await {
+        match self.device.execute(Request::read(extent, Expectations::NONE)).await {
             Ok(Response::Data(sealed)) => Some(sealed.joined_data()),
             _ => None,
         }
@@ -291,6 +285,7 @@ pub(crate) fn of_error(error: &Error, size: BlockSize) -> ErrorReply {
 fn code(kind: &ErrorKind) -> ErrorCode {
     match kind {
         ErrorKind::Integrity(_)
+        | ErrorKind::Expectation { .. }
         | ErrorKind::Miscompare { .. }
         | ErrorKind::Media { .. }
         | ErrorKind::MayBeOlder(_)

@@ -72,7 +72,8 @@ async fn serve_mirror(dir: PathBuf) -> SocketAddr {
         replicas.push(create_volume(&dir, name).await.display().to_string().parse::<TargetName>().unwrap());
     }
     let mirror: TargetName = format!("mirror:{},{}", replicas[0], replicas[1]).parse().unwrap();
-    let opened = sealblock_stack::create_mirror(&mirror, &replicas, None, false).await.unwrap();
+    let opened =
+        sealblock_stack::create_mirror(&mirror, &replicas, &sealblock_stack::MirrorOptions::default()).await.unwrap();
     let subsystem = Subsystem::new(SUBNQN.parse().unwrap(), "SN1").with_namespace(PLAIN, namespace(opened.device, 1));
     serve_subsystem(subsystem.unwrap())
 }

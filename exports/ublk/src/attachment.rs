@@ -29,6 +29,8 @@ pub const MAX_QUEUES: u16 = 64;
 /// How long the driver may take to notice that a server has ended, and how often it is asked.
 const LEAVING: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// Where the kernel lists the character devices of the driver.
+const CHARACTER_DEVICES: &str = "/sys/class/ublk-char";
 /// How long the kernel may take to write back what it holds for a device.
 const WRITING_BACK: Duration = Duration::from_secs(60);
 /// How long somebody may use a device that is to go: programs of the system look at a device when a writer has closed it.
@@ -109,6 +111,12 @@ pub enum AttachError {
         /// What is another.
         what: &'static str,
     },
+    /// Another block device of the same target waits for a server: with two of them its blocks would be written by two file systems.
+    #[error("it is /dev/ublkb{number} already, which waits for its next server")]
+    Waiting {
+        /// Its number.
+        number: u32,
+    },
     /// The character device cannot be opened.
     #[error("/dev/ublkc{number}: {error}")]
     Open {
@@ -176,6 +184,11 @@ impl Attachment {
                 Err(error) if error.errno() == Some(libc::ENODEV) => {}
                 Err(error) => return Err(error.into()),
             }
+        }
+        if let Some(number) =
+            waiting(attached().filter_map(|number| control.info(number).ok()), options.identity, is_alive)
+        {
+            return Err(AttachError::Waiting { number });
         }
         let wanted = DeviceInfo {
             number: options.number.unwrap_or(u32::MAX),
@@ -409,6 +422,22 @@ fn in_time(limit: Duration, work: impl FnOnce() -> io::Result<()> + Send + 'stat
     receive.recv_timeout(limit).unwrap_or_else(|_| Err(too_late()))
 }
 
+/// The numbers of the devices that there are.
+fn attached() -> impl Iterator<Item = u32> {
+    let nodes = std::fs::read_dir(CHARACTER_DEVICES).into_iter().flatten().flatten();
+    nodes.filter_map(|node| node.file_name().to_str()?.strip_prefix("ublkc")?.parse().ok())
+}
+
+/// The device of this target that waits for a server, or whose server has just ended.
+fn waiting(devices: impl Iterator<Item = DeviceInfo>, identity: u64, is_alive: impl Fn(u32) -> bool) -> Option<u32> {
+    let is_left = |info: &DeviceInfo| match (info.state, info.server_pid) {
+        (DeviceState::Quiesced, _) => true,
+        (DeviceState::Live, Some(pid)) => !is_alive(pid),
+        _ => false,
+    };
+    devices.filter(is_left).find(|info| info.server_flags == identity).map(|info| info.number)
+}
+
 /// The features of a device, each of which this kernel must have.
 fn features(control: &mut Control, guard: Option<HostGuard>) -> Result<Features, AttachError> {
     let there = match control.features() {
@@ -499,6 +528,32 @@ mod tests {
     use sealblock_runtime_ublk::{Attributes, IntegrityChecksum};
 
     use super::*;
+
+    #[test]
+    fn a_target_whose_device_waits_for_a_server_gets_no_second_one() {
+        let device = |number, state, server_pid, server_flags| DeviceInfo {
+            number,
+            queues: 1,
+            depth: 1,
+            state,
+            max_transfer_bytes: 1 << 20,
+            server_pid,
+            features: Features::USER_COPY,
+            server_flags,
+        };
+        let devices = [
+            device(0, DeviceState::Live, Some(7), 5),
+            device(1, DeviceState::Quiesced, None, 6),
+            device(2, DeviceState::Quiesced, None, 5),
+            device(3, DeviceState::Live, Some(8), 9),
+            device(4, DeviceState::Dead, None, 4),
+        ];
+        let find = |identity| waiting(devices.iter().copied(), identity, |pid| pid == 7);
+        assert_eq!(find(5), Some(2), "its first one is served, and its second one waits");
+        assert_eq!((find(6), find(9)), (Some(1), Some(3)), "also one whose server was killed just now");
+        assert_eq!((find(4), find(1)), (None, None));
+        assert_eq!(waiting(devices[..1].iter().copied(), 5, |pid| pid == 7), None, "a served one is the same server's");
+    }
 
     #[test]
     fn what_takes_too_long_is_left_and_what_ends_in_time_is_not() {

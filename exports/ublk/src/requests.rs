@@ -82,6 +82,7 @@ pub(crate) fn errno(kind: &ErrorKind) -> i32 {
             BadBlockCause::Tag(_) => libc::EILSEQ,
             _ => libc::EIO,
         },
+        ErrorKind::Expectation { .. } => libc::EILSEQ,
         ErrorKind::Miscompare { .. }
         | ErrorKind::Media { .. }
         | ErrorKind::MayBeOlder(_)

@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::future::{Either, join_all, select};
-use sealblock_block::{BadBlock, Condition, Device, Durability, FlushCursor, Outcome, Request, Response, WriteData};
-use sealblock_integrity::{Checks, PiFormat, Sealed, Tags, Unsealed};
+use sealblock_block::{
+    BadBlock, Condition, Device, Durability, Expectations, FlushCursor, Outcome, Request, Response, WriteData,
+};
+use sealblock_integrity::{PiFormat, Sealed, Tags, Unsealed};
 use sealblock_layers_cross_core::{Attached, SharedDevice};
 use sealblock_runtime_reactor::pool;
 use sealblock_runtime_ublk::{CharacterDevice, Descriptor, Queue};
@@ -194,10 +196,10 @@ impl ServedQueue {
     /// Reads blocks. If one of them is bad, those before it are returned: the kernel asks for the others again, and the request that
     /// begins with the bad block fails.
     async fn read(&self, device: &Attached, tag: u16, request: &Descriptor, extent: Extent) -> Result<i32, i32> {
-        let outcome = outcome_of(device, read_of(device, extent)).await;
+        let outcome = outcome_of(device, Request::read(extent, Expectations::NONE)).await;
         let (outcome, extent) = match &outcome {
             Err(error) => match good_before(extent, error) {
-                Some(before) => (outcome_of(device, read_of(device, before)).await, before),
+                Some(before) => (outcome_of(device, Request::read(before, Expectations::NONE)).await, before),
                 None => (outcome, extent),
             },
             Ok(_) => (outcome, extent),
@@ -263,11 +265,6 @@ impl ServedQueue {
 /// only that they are not negative.
 fn bytes_of(device: &Attached, extent: Extent) -> i32 {
     i32::try_from(extent.bytes(device.geometry().block_size)).unwrap_or(i32::MAX)
-}
-
-fn read_of(device: &Attached, extent: Extent) -> Request {
-    let format = device.geometry().protection;
-    Request::read(extent, format.map_or(Checks::NONE, |format| Checks::full(format, extent.start())))
 }
 
 async fn outcome_of(device: &Attached, request: Request) -> Outcome {

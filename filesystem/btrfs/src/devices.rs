@@ -9,10 +9,9 @@
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
-use sealblock_block::{Device as _, DynDevice, Request, Response};
+use sealblock_block::{Device as _, DynDevice, Expectations, Request, Response};
 use sealblock_btrfs_format::items::device::DevItem;
 use sealblock_btrfs_format::superblock::{Geometry, SUPERBLOCK_BYTES, Superblock, copy_offsets, flags};
-use sealblock_integrity::Checks;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::Extent;
 
@@ -211,14 +210,9 @@ pub(crate) fn extent_of(device: &DynDevice, offset: u64, bytes: u64) -> Option<E
     is_whole.then(|| Extent::from_raw(offset >> size.shift(), bytes >> size.shift()).ok()).flatten()
 }
 
-/// The checks of whatever tags the device has.
-pub(crate) fn checks_of(device: &DynDevice, extent: Extent) -> Checks {
-    device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
-}
-
 async fn read_bytes(device: &DynDevice, offset: u64, bytes: u64) -> Result<Slice, CopyFault> {
     let extent = extent_of(device, offset, bytes).ok_or(CopyFault::NoBlock)?;
-    match device.execute(Request::read(extent, checks_of(device, extent))).await {
+    match device.execute(Request::read(extent, Expectations::NONE)).await {
         Ok(Response::Data(sealed)) => Ok(sealed.joined_data()),
         Ok(_) => unreachable!("gates answer reads with data"),
         Err(error) => Err(CopyFault::Unreadable(error)),

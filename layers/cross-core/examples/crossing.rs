@@ -9,15 +9,14 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
-use sealblock_block::{Device, DynDevice, Request};
-use sealblock_integrity::Checks;
+use sealblock_block::{Device, DynDevice, Expectations, Request};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_reactor::{Config, CoreGone, CoreHandle, Cores, Placement};
 use sealblock_units::{BlockSize, Extent, Lba};
 
 fn read() -> Request {
-    Request::read(Extent::one(Lba::ZERO), Checks::NONE)
+    Request::read(Extent::one(Lba::ZERO), Expectations::NONE)
 }
 
 /// Reads at this depth until the time is up; returns the number of reads.

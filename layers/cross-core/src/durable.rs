@@ -76,7 +76,8 @@ fn may_have_lost_writes(error: &Error) -> bool {
         | ErrorKind::NoSpace { .. }
         | ErrorKind::MayBeOlder(_)
         | ErrorKind::Integrity(_) => true,
-        ErrorKind::Miscompare { .. }
+        ErrorKind::Expectation { .. }
+        | ErrorKind::Miscompare { .. }
         | ErrorKind::Range { .. }
         | ErrorKind::Limit { .. }
         | ErrorKind::ReadOnly

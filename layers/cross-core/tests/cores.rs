@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use sealblock_block::{
-    Abilities, Ability, Device, Durability, DynDevice, ErrorKind, Geometry, Outcome, Request, RequestKind, Response,
+    Abilities, Ability, Device, Durability, DynDevice, ErrorKind, Expectations, Geometry, Outcome, Request,
+    RequestKind, Response,
 };
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
@@ -57,7 +58,7 @@ fn write(start: u64, byte: u8) -> Request {
 }
 
 fn read(start: u64) -> Request {
-    Request::read(extent(start, 1), Checks::NONE)
+    Request::read(extent(start, 1), Expectations::NONE)
 }
 
 fn byte(outcome: Outcome) -> u8 {
@@ -351,8 +352,7 @@ fn a_copy_excludes_writers_from_its_source_and_its_destination() {
                 let attached = attached.clone();
                 spawn(async move { attached.execute(request).await.map(drop) })
             };
-            let checks = Checks::NONE;
-            let copy = execute(Request::copy(extent(10, 4), extent(30, 4), checks, Durability::Volatile));
+            let copy = execute(Request::copy(extent(10, 4), extent(30, 4), Expectations::NONE, Durability::Volatile));
             while device.started.borrow().is_empty() {
                 yield_now().await;
             }

@@ -8,8 +8,10 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use sealblock_block::{Abilities, Device, Durability, DynDevice, ErrorKind, Geometry, Operation, Outcome, Request};
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_block::{
+    Abilities, Device, Durability, DynDevice, ErrorKind, Expectations, Geometry, Operation, Outcome, Request,
+};
+use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::{Attached, ClientSession, SharedDevice};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
@@ -82,7 +84,7 @@ fn write(start: u64, blocks: u64, byte: u8) -> Request {
 }
 
 fn read(start: u64) -> Request {
-    Request::read(extent(start, 1), Checks::NONE)
+    Request::read(extent(start, 1), Expectations::NONE)
 }
 
 fn attach(device: &SharedDevice, session: &Rc<ClientSession>) -> Attached {

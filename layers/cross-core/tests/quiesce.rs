@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 use sealblock_block::{
-    Abilities, Device, Durability, DynDevice, ErrorKind, Geometry, Outcome, Request, RequestKind, Response,
+    Abilities, Device, Durability, DynDevice, ErrorKind, Expectations, Geometry, Outcome, Request, RequestKind,
+    Response,
 };
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::{Attached, SharedDevice};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
@@ -75,7 +76,7 @@ fn write(start: u64, byte: u8, durability: Durability) -> Request {
 }
 
 async fn byte(device: &Attached, start: u64) -> u8 {
-    let read = Request::read(extent(start, 1), Checks::NONE);
+    let read = Request::read(extent(start, 1), Expectations::NONE);
     let Ok(Response::Data(data)) = device.execute(read).await else { panic!("block {start} is read") };
     data.joined_data()[0]
 }
@@ -103,7 +104,7 @@ fn waiting_requests_go_to_the_device_that_replaced_the_first() {
         let quiesced = shared.quiesce().expect("it is not quiesced yet");
         assert!(shared.quiesce().is_none(), "one at a time");
         let waiting = [begin(2, 2), begin(12, 3)];
-        let read = Request::read(extent(1, 1), Checks::NONE);
+        let read = Request::read(extent(1, 1), Expectations::NONE);
         assert!(device.try_execute(&read).is_none(), "not in place either");
         run_until_idle().await;
         assert_eq!(quiesced.in_flight(), 1);
@@ -139,7 +140,7 @@ fn blocks_past_the_end_of_a_smaller_device_are_refused_for_all() {
         for device in [before, smaller.attach()] {
             for request in [
                 write(12, 2, Durability::Volatile),
-                Request::read(extent(7, 2), Checks::NONE),
+                Request::read(extent(7, 2), Expectations::NONE),
                 Request::discard([extent(8, 1)]),
             ] {
                 let failure = device.execute(request).await.unwrap_err().into_kind();
@@ -169,7 +170,7 @@ fn requests_to_an_unavailable_device_fail_with_the_reason() {
             assert!(error.to_string().contains("could not be opened again"), "{error}");
             assert!(matches!(error.kind(), ErrorKind::Unreachable { .. }));
         }
-        let read = Request::read(extent(0, 1), Checks::NONE);
+        let read = Request::read(extent(0, 1), Expectations::NONE);
         assert!(device.try_execute(&read).is_none());
         assert_eq!(device.geometry().capacity_blocks, 8);
     });

@@ -7,8 +7,8 @@
 //! Invariants: the same rules and the same requests in the same order get the same faults, on every machine; nothing here
 //! uses a clock or a random source of the system. A request without a fault is neither changed nor copied. A write to a device that
 //! loses or misdirects some blocks still stores all others; one bad block never hides another, be it injected here or reported
-//! by the inner device; a block whose bit is flipped on a read is verified again with the checks of the request, so that the layer
-//! behaves like a device that checks what it reads.
+//! by the inner device; a block whose bit is flipped on a read is checked again, so that the layer behaves like a device that checks what it
+//! reads.
 
 mod medium;
 mod rng;
@@ -17,11 +17,11 @@ mod rules;
 use std::time::Duration;
 
 use sealblock_block::{
-    Abilities, Ability, BadBlock, BadBlocks, Clock, Device, Error, ErrorKind, Geometry, Operation, Outcome, Request,
-    RequestKind, Response, WriteData,
+    Abilities, Ability, BadBlock, BadBlocks, Clock, Device, Error, ErrorKind, Expectations, Geometry, Operation,
+    Outcome, Request, RequestKind, Response, WriteData,
 };
-use sealblock_integrity::{Checks, Sealed, Unverified};
-use sealblock_runtime_memory::Buffer;
+use sealblock_integrity::{Checks, Sealed, verify};
+use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{BlockCount, Extent, Lba};
 
 use rng::FaultRng;
@@ -70,24 +70,33 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
         &self.inner
     }
 
-    async fn read(&self, extent: Extent, checks: Checks) -> Outcome {
+    async fn read(&self, extent: Extent, expectations: Expectations) -> Outcome {
         let unreadable = self.rng.counted_hits(Fault::ReadError, span(extent));
         let flipped = self.rng.counted_hits(Fault::Flip, span(extent));
         let mut bad_blocks: Vec<BadBlock> =
             unreadable.into_iter().map(|block| BadBlock::media(Lba::new(block))).collect();
-        let outcome = self.inner.execute(Request::read(extent, checks)).await;
+        let outcome = self.inner.execute(Request::read(extent, expectations)).await;
         let mut response = None;
         match outcome {
-            Ok(Response::Data(data)) => match self.flip_up(extent, data, &flipped, &checks) {
+            Ok(Response::Data(data)) => match self.flip_up(extent, data, &flipped) {
                 Ok(data) => response = Some(data),
                 Err(found) => bad_blocks.extend(found),
             },
             Ok(other) => return Ok(other),
+            // The device found its blocks good, and some of them may be flipped on their way.
+            Err(error) if matches!(error.kind(), ErrorKind::Expectation { .. }) => {
+                for block in flipped {
+                    bad_blocks.extend(self.read_flipped(Lba::new(block)).await);
+                }
+                if bad_blocks.is_empty() {
+                    return Err(error);
+                }
+            }
             Err(error) => {
                 bad_blocks.extend(error.into_bad_blocks()?);
                 // The inner error says nothing about other blocks, so each flipped block is read alone.
                 for block in flipped {
-                    bad_blocks.extend(self.read_flipped(extent, Lba::new(block), &checks).await);
+                    bad_blocks.extend(self.read_flipped(Lba::new(block)).await);
                 }
             }
         }
@@ -98,40 +107,41 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
         }
     }
 
-    /// Reads one block of `extent` with its bit flipped; returns the bad block that this makes.
-    async fn read_flipped(&self, extent: Extent, lba: Lba, checks: &Checks) -> Vec<BadBlock> {
-        let checks = match self.geometry.protection {
-            Some(format) => checks.advance(lba.get() - extent.start().get(), format),
-            None => *checks,
-        };
+    /// Reads one block with its bit flipped; returns the bad block that this makes.
+    async fn read_flipped(&self, lba: Lba) -> Vec<BadBlock> {
         let alone = Extent::one(lba);
-        match self.inner.execute(Request::read(alone, checks)).await {
-            Ok(Response::Data(data)) => self.flip_up(alone, data, &[lba.get()], &checks).err().unwrap_or_default(),
+        match self.inner.execute(Request::read(alone, Expectations::NONE)).await {
+            Ok(Response::Data(data)) => self.flip_up(alone, data, &[lba.get()]).err().unwrap_or_default(),
             // The inner device has reported this block already.
             Ok(_) | Err(_) => Vec::new(),
         }
     }
 
-    /// Inverts the bad bit of `blocks` in data that was read, and verifies all of it again.
-    fn flip_up(&self, extent: Extent, data: Sealed, blocks: &[u64], checks: &Checks) -> Result<Sealed, Vec<BadBlock>> {
+    /// Inverts the bad bit of `blocks` in data that was read, and checks these blocks as a device does.
+    fn flip_up(&self, extent: Extent, data: Sealed, blocks: &[u64]) -> Result<Sealed, Vec<BadBlock>> {
         if blocks.is_empty() {
             return Ok(data);
         }
-        let flipped = self.flip(extent, &data, blocks);
-        flipped.verify(checks).map_err(|mismatches| {
-            mismatches.iter().map(|mismatch| BadBlock::of_mismatch(extent.start(), mismatch)).collect()
-        })
+        let bytes = self.flipped(extent, &data, blocks);
+        let Some(format) = self.geometry.protection else { return Ok(data.with_fault(bytes)) };
+        let mut bad: Vec<BadBlock> = Vec::new();
+        let mut note = |mismatch| bad.push(BadBlock::of_mismatch(extent.start(), &mismatch));
+        let checks = Checks::full(format, extent.start());
+        verify(format, data.size(), &bytes, &data.joined_tags(), &checks, &mut note);
+        // A tag that its host wrote wrong is no fault of another block.
+        bad.retain(|bad| blocks.contains(&bad.lba.get()));
+        if bad.is_empty() { Ok(data.with_fault(bytes)) } else { Err(bad) }
     }
 
-    /// A copy of `data` with the bad bit of each of `blocks` inverted, and with the tags it had.
-    fn flip(&self, extent: Extent, data: &Sealed, blocks: &[u64]) -> Unverified {
+    /// The bytes of `data` with the bad bit of each of `blocks` inverted.
+    fn flipped(&self, extent: Extent, data: &Sealed, blocks: &[u64]) -> Slice {
         let size = data.size().bytes();
         let mut bytes = Buffer::copy_from(&data.joined_data());
         for block in blocks {
             let at = (block - extent.start().get()) as usize * size;
             self.rng.flip(*block, &mut bytes[at..at + size]);
         }
-        Unverified::new(bytes.freeze(), data.joined_tags(), data.size(), data.format()).expect("the shape it had")
+        bytes.freeze()
     }
 
     /// Executes a request that writes, zeroes or poisons blocks: it can fail, be torn and be lost; data can also be flipped and be
@@ -145,8 +155,9 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
             if !flipped.is_empty() {
                 // Sealed before: the fault is one of data with their tags.
                 let flip = |data: WriteData| {
-                    let flipped = self.flip(extent, &data.into_sealed(), &flipped);
-                    flipped.verify(&Checks::NONE).expect("nothing is checked").into()
+                    let sealed = data.into_sealed();
+                    let bytes = self.flipped(extent, &sealed, &flipped);
+                    sealed.with_fault(bytes).into()
                 };
                 request = request.map_data(flip);
             }
@@ -266,6 +277,7 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
             abilities.compare = Ability::Absent;
             abilities.checksum = Ability::Absent;
             abilities.checksum_crc32c = Ability::Absent;
+            abilities.salvage = Ability::Absent;
             // Without protection information a flipped bit is not detected.
             abilities.seals &= self.geometry.protection.is_some();
         }
@@ -276,7 +288,7 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
         self.rng.wait(&self.clock, request.extent().map(span)).await;
         self.abort(&request)?;
         match request.operation {
-            Operation::Read(checks) => self.read(request.extents.one(), checks).await,
+            Operation::Read(expectations) => self.read(request.extents.one(), expectations).await,
             Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::WriteUncorrectable => {
                 self.change(request).await
             }
@@ -287,7 +299,8 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
             | Operation::CompareAndWrite(_)
             | Operation::Verify(_)
             | Operation::Checksum(..)
-            | Operation::Repair(_)
+            | Operation::Repair
+            | Operation::Salvage
             | Operation::BlockStatus
             | Operation::ReadReserved(_)
             | Operation::WriteReserved(..)

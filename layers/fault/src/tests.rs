@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use sealblock_block::{
-    Abilities, Ability, BadBlockCause, Clock, Device, Durability, ErrorKind, Gate, Geometry, Operation, Outcome,
-    Request, RequestKind, Response,
+    Abilities, Ability, BadBlockCause, Clock, Device, Durability, ErrorKind, Expectations, Gate, Geometry, Operation,
+    Outcome, Request, RequestKind, Response,
 };
-use sealblock_integrity::{Checks, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
+use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent, Lba};
@@ -66,22 +66,18 @@ fn assert_done(outcome: Outcome) {
     assert!(matches!(outcome, Ok(Response::Done)), "{outcome:?}");
 }
 
-fn checks(device: &impl Device, at: Extent) -> Checks {
-    device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, at.start()))
-}
-
 fn read(device: &impl Device, at: Extent) -> Outcome {
-    run(device, Request::read(at, checks(device, at)))
+    run(device, Request::read(at, Expectations::NONE))
 }
 
 fn verify(device: &impl Device, at: Extent) -> Outcome {
-    run(device, Request::verify(at, checks(device, at)))
+    run(device, Request::verify(at, Expectations::NONE))
 }
 
-/// The first byte of every block, read without checks.
+/// The first byte of every block, good or not.
 fn bytes(device: &impl Device) -> Vec<u8> {
-    match run(device, Request::read(extent(0, BLOCKS), Checks::NONE)) {
-        Ok(Response::Data(data)) => data.joined_data().chunks(512).map(|block| block[0]).collect(),
+    match run(device, Request::salvage(extent(0, BLOCKS))) {
+        Ok(Response::Salvaged(left)) => left.blocks.joined_data().chunks(512).map(|block| block[0]).collect(),
         other => panic!("no data but {other:?}"),
     }
 }
@@ -292,7 +288,7 @@ fn no_copy_goes_past_the_faults() {
     assert_eq!(inner().abilities().copy, Ability::Native);
     for rules in ["read-error@3", "lost-write", "delay=1ms"] {
         let faulty = Gate::new("fault", FaultLayer::new(inner(), rules.parse().unwrap(), Slept::default()));
-        let copy = Request::copy(extent(0, 8), extent(20, 8), Checks::NONE, Durability::Volatile);
+        let copy = Request::copy(extent(0, 8), extent(20, 8), Expectations::NONE, Durability::Volatile);
         assert_eq!(*run(&faulty, copy).unwrap_err().kind(), ErrorKind::Absent(RequestKind::Copy), "{rules}");
     }
 }
@@ -305,12 +301,12 @@ fn abortable(device: &impl Device, at: Extent) -> Vec<Request> {
     };
     let volatile = Durability::Volatile;
     vec![
-        Request::verify(at, Checks::NONE),
+        Request::verify(at, Expectations::NONE),
         Request::compare(at, data()),
         Request::compare_and_write(at, data(), data(), volatile),
         Request::write_zeroes(at, true, volatile),
         Request::discard([at]),
-        Request::copy(extent(40, at.len()), at, Checks::NONE, volatile),
+        Request::copy(extent(40, at.len()), at, Expectations::NONE, volatile),
     ]
 }
 

@@ -136,10 +136,10 @@ pub fn assemble_beside(found: &[ReplicaProbe], older: &[usize]) -> Result<Assemb
         .enumerate()
         .filter_map(|(at, found)| if let ReplicaProbe::Labelled(label) = found { Some((at, &**label)) } else { None })
         .collect();
-    let Some(&(_, any)) = labels.first() else { return assemble_unlabelled(found) };
-    if let Some((replica, _)) = labels.iter().find(|(_, label)| label.uuid != any.uuid) {
-        return Err(AssembleError::OtherMirror { replica: *replica });
+    if labels.is_empty() {
+        return assemble_unlabelled(found);
     }
+    check_one_mirror(&labels)?;
     check_split_brain(&labels)?;
     // A replica does not count if its own label calls it out of sync, if another replica acknowledged a newer label
     // on it (it is an old image), or if another replica marks it out of sync (it cannot know that).
@@ -176,6 +176,17 @@ fn assemble_unlabelled(found: &[ReplicaProbe]) -> Result<Assembly, AssembleError
         Some(replica) => Err(AssembleError::NewWithoutReplica { replica }),
         None if !found.iter().any(ReplicaProbe::has_room) => Err(AssembleError::NoRoom),
         None => Ok(Assembly::New),
+    }
+}
+
+/// Refuses replicas of two mirrors; the one that is named is not of the mirror that most of them are of.
+fn check_one_mirror(labels: &[(usize, &Label)]) -> Result<(), AssembleError> {
+    let sharing = |uuid: [u8; 16]| labels.iter().filter(|(_, label)| label.uuid == uuid).count();
+    // Of equally many the first in the order of the names.
+    let most = labels.iter().rev().max_by_key(|(_, label)| sharing(label.uuid)).map(|(_, label)| label.uuid);
+    match labels.iter().find(|(_, label)| Some(label.uuid) != most) {
+        Some((replica, _)) => Err(AssembleError::OtherMirror { replica: *replica }),
+        None => Ok(()),
     }
 }
 

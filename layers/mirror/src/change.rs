@@ -126,7 +126,13 @@ impl<C: Clock> Mirror<C> {
         }
         // An invalid request says nothing about the state of the replica.
         let refused = |error: &Error| {
-            matches!(error.kind(), ErrorKind::Limit { .. } | ErrorKind::Range { .. } | ErrorKind::Absent(_))
+            matches!(
+                error.kind(),
+                ErrorKind::Expectation { .. }
+                    | ErrorKind::Limit { .. }
+                    | ErrorKind::Range { .. }
+                    | ErrorKind::Absent(_)
+            )
         };
         let all_refused = asked.iter().all(|asked| asked.error().is_some_and(refused));
         let mut first: Option<Error> = None;

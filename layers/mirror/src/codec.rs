@@ -6,7 +6,10 @@ pub(crate) const VERSION: u64 = 2;
 /// Why bytes are no valid label.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LabelError {
-    /// They are cut off, damaged, or no label.
+    /// They are the label of something else, such as a stripe.
+    #[error("it has the label of another kind of group")]
+    Other,
+    /// They are cut off or damaged.
     #[error("the mirror's label is damaged")]
     Damaged,
     /// Another version of the format.

@@ -3,13 +3,14 @@
 use futures_util::future::join_all;
 use sealblock_block::{Clock, Device, DynDevice, Error, ErrorKind, Request, ReservedArea, Response};
 
-use crate::assemble::ReplicaProbe;
+use crate::assemble::{Assembly, ReplicaProbe, assemble};
 use crate::error::{MirrorError, ReplicaError};
 use crate::label::{Label, MAX_REPLICAS, ReplicaState};
 use crate::lineage::Lineage;
 use crate::mirror::{Mutation, TestHooks};
-use crate::open::{OpenMirror, new_parts, start};
-use crate::probe::{Candidate, check_same_geometry, inspect, why_older, write_label};
+use crate::name::MirrorName;
+use crate::open::{OpenMirror, OpenOptions, new_parts, open_with_hooks, start};
+use crate::probe::{Candidate, check_same_geometry, inspect, label_text, uuid_to_text, why_older, write_label};
 use crate::regions::Regions;
 use crate::replica::{ReplicaSource, has_reserved_area, unexpected_response};
 
@@ -21,6 +22,8 @@ const WRITTEN_ALONE_GAP: u64 = 1 << 33;
 pub struct CreateOptions {
     /// Random, drawn by the caller: the identity of the mirror, and what tells its first session from others.
     pub random: [u8; 16],
+    /// Name of the mirror. One whose creation was interrupted keeps the name that it has.
+    pub name: Option<MirrorName>,
     /// Index of the device whose content counts; needed if several hold data.
     pub from: Option<usize>,
     /// Accepts devices that hold data or a label, and replaces their content.
@@ -28,11 +31,12 @@ pub struct CreateOptions {
 }
 
 /// Creates a mirror of devices of equal size and format. Labels the device whose content counts, then the others,
-/// which the worker resyncs; no reads go to them before. Blank devices count as identical from the start.
+/// which the worker resyncs; no reads go to them before. Blank devices count as identical from the start. A mirror of these devices
+/// whose creation was interrupted is finished: its labels tell whose content counts.
 ///
 /// # Errors
-/// When the devices do not fit, one holds data without `force`, or labels cannot be written. Nothing but labels was
-/// changed then; if only some were written, the mirror opens without the other devices.
+/// When the devices do not fit, one holds data without `force`, they are replicas of a mirror, or labels cannot be written. Nothing
+/// but labels was changed then; if only some were written, the mirror opens without the other devices.
 pub async fn create<C: Clock>(
     sources: Vec<ReplicaSource>,
     clock: C,
@@ -56,6 +60,9 @@ pub async fn create_with_hooks<C: Clock>(
     }
     let candidates = join_all(sources.iter().map(inspect)).await.into_iter().collect::<Result<Vec<_>, _>>()?;
     check_same_geometry(&sources)?;
+    if is_unfinished(&candidates, options.from) {
+        return finish(sources, &candidates, clock, options, hooks).await;
+    }
     let from = choose_source(&sources, &candidates, &options)?;
     let authority = from.unwrap_or(0);
     if !candidates[authority].probe.has_room() {
@@ -65,7 +72,7 @@ pub async fn create_with_hooks<C: Clock>(
         candidate.clear_label(&sources[at]).await?;
     }
     let found: Vec<ReplicaProbe> = candidates.into_iter().map(|candidate| candidate.probe).collect();
-    let parts = new_parts(sources, &found, from, &options.random, &hooks)?;
+    let parts = new_parts(sources, &found, from, (&options.random, options.name), &hooks)?;
     let opened = start(clock, parts, false);
     let mirror = &opened.mirror;
     // First the label of the replica whose content counts: the labels of the others alone would make no mirror.
@@ -89,12 +96,21 @@ fn choose_source(
 ) -> Result<Option<usize>, ReplicaError> {
     let written: Vec<usize> = (0..candidates.len()).filter(|at| candidates[*at].is_written).collect();
     let names = |replicas: &[usize]| replicas.iter().map(|at| sources[*at].name.clone()).collect::<Vec<_>>();
+    let labelled = replicas_text(sources, candidates);
+    if let (Some(what), false) = (&labelled, options.force) {
+        return Err(ReplicaError::Replicas { what: what.clone() });
+    }
     let from = match (options.from, &written[..]) {
         (Some(from), _) if from >= sources.len() => return Err(ReplicaError::Unknown(format!("number {from}"))),
         (_, []) => None,
         (Some(from), _) => Some(from),
         (None, [only]) => Some(*only),
-        (None, several) => return Err(ReplicaError::AmbiguousSource { replicas: names(several).join(", ") }),
+        (None, several) => {
+            return Err(match labelled {
+                Some(what) => ReplicaError::Replicas { what },
+                None => ReplicaError::AmbiguousSource { replicas: names(several).join(", ") },
+            });
+        }
     };
     let source = from.map(|from| &sources[from]);
     if let Some((source, why)) = source.and_then(|source| Some((source, why_older(source.device.as_ref().ok()?)?))) {
@@ -102,9 +118,80 @@ fn choose_source(
         return Err(ReplicaError::Unusable { replica, reason });
     }
     for (at, candidate) in candidates.iter().enumerate() {
-        candidate.check(&sources[at].name, options.force, from != Some(at))?;
+        candidate.check(&sources[at].name, options.force, from != Some(at), None)?;
     }
     Ok(from)
+}
+
+/// The labels of these devices, but of removed replicas, which are none.
+fn labels(candidates: &[Candidate]) -> impl Iterator<Item = (usize, &Label)> {
+    candidates.iter().enumerate().filter_map(|(at, candidate)| match &candidate.probe {
+        ReplicaProbe::Labelled(label) if label.replicas[label.own_index].state != ReplicaState::Removed => {
+            Some((at, &**label))
+        }
+        _ => None,
+    })
+}
+
+/// What these devices are by their labels, if any of them is a replica.
+fn replicas_text(sources: &[ReplicaSource], candidates: &[Candidate]) -> Option<String> {
+    let (_, first) = labels(candidates).next()?;
+    let of_one = labels(candidates).all(|(_, label)| label.uuid == first.uuid);
+    if !of_one || labels(candidates).count() < sources.len() {
+        let each = labels(candidates).map(|(at, label)| format!("{} is {}", sources[at].name, label_text(label)));
+        return Some(each.collect::<Vec<_>>().join(", "));
+    }
+    let state = |label: &Label| label.replicas[label.own_index].state.as_str().replace('_', " ");
+    let each = labels(candidates).map(|(at, label)| format!("{}: {}", sources[at].name, state(label)));
+    let each = each.collect::<Vec<_>>().join(", ");
+    let count = first.replicas.iter().filter(|record| record.state != ReplicaState::Removed).count();
+    let rest = if count > sources.len() { format!(", which has {count} replicas") } else { String::new() };
+    Some(format!("they are replicas of mirror {} already{rest} ({each})", uuid_to_text(&first.uuid)))
+}
+
+/// True if labels make these devices, and no others, a mirror whose creation was interrupted: some of them never were in sync, or
+/// have no label where they never were known to have one. The content of `from`, if given, must be that mirror's.
+fn is_unfinished(candidates: &[Candidate], from: Option<usize>) -> bool {
+    let found: Vec<ReplicaProbe> = candidates.iter().map(|candidate| candidate.probe.clone()).collect();
+    let has_other_label = candidates.iter().any(Candidate::has_other_label);
+    let Ok(Assembly::Known(known)) = assemble(&found) else { return false };
+    let record = |at: usize| &known.label.replicas[known.indices[at]];
+    let is_whole = known.label.replicas.iter().all(|record| record.state != ReplicaState::Removed)
+        && known.label.replicas.len() == found.len()
+        && !has_other_label;
+    let is_labelled = |at: usize| matches!(found[at], ReplicaProbe::Labelled(_));
+    // A device without a label in the place of a replica that had one is another device.
+    let fits = |at: usize| is_labelled(at) || record(at).is_new || record(at).acked_events == 0;
+    let is_source = |from: usize| known.indices.get(from).is_some() && record(from).state == ReplicaState::InSync;
+    is_whole
+        && from.is_none_or(is_source)
+        && (0..found.len()).all(fits)
+        && (0..found.len()).any(|at| !is_labelled(at) || record(at).is_new)
+}
+
+/// Finishes the creation of a mirror: opens it, and makes the devices without a label replicas of it.
+async fn finish<C: Clock>(
+    mut sources: Vec<ReplicaSource>,
+    candidates: &[Candidate],
+    clock: C,
+    options: CreateOptions,
+    hooks: TestHooks,
+) -> Result<OpenMirror<C>, ReplicaError> {
+    let mut unlabelled = Vec::new();
+    for (at, source) in sources.iter_mut().enumerate() {
+        if !matches!(candidates[at].probe, ReplicaProbe::Labelled(_)) {
+            candidates[at].check(&source.name, options.force, true, None)?;
+            let (device, reopen) = (source.device.clone(), source.reopen.take());
+            unlabelled.push(ReplicaSource { name: source.name.clone(), device, reopen });
+        }
+    }
+    let opened = open_with_hooks(sources, clock, OpenOptions { is_read_only: false, random: options.random }, hooks);
+    let opened = opened.await?;
+    for source in unlabelled {
+        let name = source.name.clone();
+        opened.mirror.replace(&name, source, options.force).await?;
+    }
+    Ok(opened)
 }
 
 /// Marks a device in its own label, durably, as written alone: the other replicas of its mirror take it for out of

@@ -126,11 +126,25 @@ pub enum ReplicaError {
         reason: String,
     },
     /// The device has the label of a mirror, or of another group.
-    #[error("{replica} has the label {what}")]
+    #[error("{replica} is {what}")]
     Labelled {
         /// Its name.
         replica: String,
-        /// What the label belongs to.
+        /// What it is, by its label.
+        what: String,
+    },
+    /// Devices for a new mirror are replicas of mirrors.
+    #[error("{what}")]
+    Replicas {
+        /// What they are, by their labels.
+        what: String,
+    },
+    /// The device would be overwritten, and by its label no other has its content.
+    #[error("{replica} may hold the only good copy: it is {what}")]
+    OnlyCopy {
+        /// Its name.
+        replica: String,
+        /// What it is, by its label.
         what: String,
     },
     /// The device is in use in this mirror.

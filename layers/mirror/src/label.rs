@@ -9,6 +9,7 @@ use sealblock_units::BlockSize;
 pub use crate::codec::LabelError;
 use crate::codec::{LabelReader, VERSION, get, put, put_varint};
 use crate::lineage::{Lineage, MAX_SESSIONS, SESSION_BYTES};
+use crate::name::MirrorName;
 use crate::regions::{RegionMap, Regions};
 use crate::sets::{NoPages, Pages, encode_plain};
 
@@ -47,6 +48,7 @@ const AT_OWN: usize = 57;
 const AT_SESSIONS: usize = 58;
 const AT_TENTATIVE: usize = 60;
 const AT_CHANGED: usize = 64;
+const AT_NAME: usize = 72;
 const AT_STATE: usize = 16;
 const AT_HAS_ROOM: usize = 18;
 const AT_IS_NEW: usize = 19;
@@ -119,6 +121,8 @@ pub fn stale_fits<'a>(lists: impl IntoIterator<Item = &'a [u64]>) -> bool {
 pub struct Label {
     /// Identity of the mirror.
     pub uuid: [u8; 16],
+    /// Its name, if it has one.
+    pub name: Option<MirrorName>,
     /// Event count: every label of the mirror has a higher one than those before.
     pub events: u64,
     /// Event count up to which the newest session was known before this label, if it is `tentative`.
@@ -193,6 +197,9 @@ impl Label {
         put::<2>(&mut bytes, AT_SESSIONS, self.lineage.sessions().len() as u64);
         put::<1>(&mut bytes, AT_TENTATIVE, u64::from(self.is_tentative));
         put::<8>(&mut bytes, AT_CHANGED, self.changed);
+        if let Some(name) = &self.name {
+            bytes[AT_NAME..HEAD_BYTES].copy_from_slice(name.bytes());
+        }
         for record in &self.replicas {
             let mut entry = [0; RECORD_BYTES];
             entry[..16].copy_from_slice(&record.id);
@@ -229,7 +236,10 @@ impl Label {
         if bytes.is_empty() {
             return Ok(None);
         }
-        if bytes.len() < HEAD_BYTES || !bytes.starts_with(&MAGIC) {
+        if !bytes.starts_with(&MAGIC) {
+            return Err(LabelError::Other);
+        }
+        if bytes.len() < HEAD_BYTES {
             return Err(LabelError::Damaged);
         }
         if get::<2>(bytes, AT_VERSION) != VERSION {
@@ -248,8 +258,10 @@ impl Label {
         uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
         let (lineage, replicas, dirty) = decode_body(bytes, &map, capacity_blocks, pages)?;
         let own = Some(get::<1>(bytes, AT_OWN) as usize).filter(|own| *own < replicas.len());
+        let name = MirrorName::from_bytes(&bytes[AT_NAME..HEAD_BYTES]).map_err(|_| LabelError::Field("name"))?;
         Ok(Some(Label {
             uuid,
+            name,
             events,
             changed: events_at(bytes, AT_CHANGED)?,
             is_tentative: get::<1>(bytes, AT_TENTATIVE) != 0,
@@ -403,6 +415,7 @@ pub(crate) mod tests {
         };
         Label {
             uuid: [9; 16],
+            name: None,
             events,
             changed: 0,
             is_tentative: false,
@@ -431,6 +444,7 @@ pub(crate) mod tests {
         good.lineage.confirm(71);
         good.lineage.begin(6, 77);
         (good.changed, good.is_tentative) = (60, true);
+        good.name = "photos".parse().ok();
         let bytes = good.encode();
         assert_eq!(Label::decode(&bytes), Ok(Some(good)));
         assert_eq!(Label::decode(&[]), Ok(None));

@@ -249,6 +249,7 @@ impl<C: Clock> Mirror<C> {
         let replicas = self.replicas.borrow();
         Label {
             uuid: self.uuid,
+            name: self.name,
             events: self.write_intent.events.get(),
             changed: self.write_intent.changed.get(),
             is_tentative: self.write_intent.is_tentative.get(),
@@ -341,7 +342,12 @@ impl<C: Clock> Mirror<C> {
             pages.written[number] = 0;
         }
         if pages.epoch == 0 && !due.is_empty() {
-            pages.epoch = self.write_intent.events.get();
+            // Drawn for this stay of this device: two replicas can have the same event counts, and what one lacks is not what
+            // the other lacks.
+            pages.epoch = match self.mutation {
+                Mutation::SharedEpoch => self.write_intent.events.get(),
+                _ => self.write_intent.draw_epoch(),
+            };
         }
         due
     }

@@ -7,7 +7,7 @@
 //!
 //! Each file uses only those before it:
 //!
-//! - [`regions`], [`sets`], [`lineage`], [`label`], [`assemble`]: sets of regions, what labels hold, and what they mean
+//! - [`regions`], [`sets`], [`lineage`], [`name`], [`label`], [`assemble`]: sets of regions, names, what labels hold, and what they mean
 //!   together; pure.
 //! - `range_lock`, `replica`, `write_intent`, `mirror`: which requests wait for each other, a device of the mirror, what labels
 //!   record, and the state of it all; nothing but `replica` waits for a device.
@@ -29,6 +29,7 @@ mod labels;
 pub mod lineage;
 mod members;
 mod mirror;
+pub mod name;
 mod open;
 mod probe;
 mod range_lock;
@@ -124,19 +125,19 @@ impl<C: Clock> Device for Mirror<C> {
     async fn execute(&self, request: Request) -> Outcome {
         let extents = &request.extents;
         match request.operation {
-            Operation::Read(checks) => self.read(extents.one(), checks).await.map(Response::Data),
+            Operation::Read(expectations) => self.read(extents.one(), &expectations).await.map(Response::Data),
             Operation::Flush => self.flush().await.map(|()| Response::Done),
             Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::WriteUncorrectable => {
                 self.change(extents.one(), request).await
             }
             Operation::Discard => self.discard(extents).await,
-            Operation::Verify(checks) => self.verify(extents.one(), checks).await,
-            Operation::Checksum(kind, checks) => self.checksum(extents.one(), kind, checks).await,
-            Operation::Repair(checks) => self.repair(extents.one(), checks).await,
+            Operation::Verify(expectations) => self.verify(extents.one(), expectations).await,
+            Operation::Checksum(kind, expectations) => self.checksum(extents.one(), kind, expectations).await,
+            Operation::Repair => self.repair(extents.one()).await,
             Operation::Compare(data) => self.compare(extents.one(), data).await,
             Operation::ReadReserved(area) => self.read_reserved(area).await,
             Operation::WriteReserved(area, bytes) => self.write_reserved(area, bytes).await,
-            Operation::Copy { .. } | Operation::CompareAndWrite(_) | Operation::BlockStatus => {
+            Operation::Salvage | Operation::Copy { .. } | Operation::CompareAndWrite(_) | Operation::BlockStatus => {
                 Err(ErrorKind::Absent(request.kind()).into())
             }
         }

@@ -55,7 +55,7 @@ impl<C: Clock> Mirror<C> {
         if let (Ok(device), true) = (&source.device, candidate.probe.has_room()) {
             check_pages(&source.name, device, &self.map)?;
         }
-        candidate.check(&source.name, force, true)?;
+        candidate.check(&source.name, force, true, Some(&self.uuid))?;
         candidate.clear_label(source).await?;
         Ok(candidate.probe.has_room())
     }

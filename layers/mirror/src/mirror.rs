@@ -6,14 +6,14 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use sealblock_block::{Abilities, Ability, Clock, Condition, Error, ErrorKind, Freshness, Geometry};
-use sealblock_integrity::Checks;
-use sealblock_units::{Extent, Lba};
+use sealblock_units::Extent;
 use smallvec::SmallVec;
 
 use crate::label::ReplicaState;
+use crate::name::MirrorName;
 use crate::range_lock::RangeLock;
 use crate::regions::{RegionMap, Regions};
-use crate::replica::{Replica, full};
+use crate::replica::Replica;
 use crate::write_intent::{SessionPhase, WriteIntent};
 
 /// Replicas that a request goes to.
@@ -26,6 +26,7 @@ pub struct Mirror<C> {
     pub(crate) abilities: Abilities,
     pub(crate) map: RegionMap,
     pub(crate) uuid: [u8; 16],
+    pub(crate) name: Option<MirrorName>,
     pub(crate) is_read_only: bool,
     pub(crate) mutation: Mutation,
     /// In the order of the records in labels.
@@ -53,6 +54,7 @@ pub(crate) struct MirrorParts {
     pub geometry: Geometry,
     pub map: RegionMap,
     pub uuid: [u8; 16],
+    pub name: Option<MirrorName>,
     pub replicas: Vec<Rc<Replica>>,
     pub authority: usize,
     pub write_intent: WriteIntent,
@@ -102,6 +104,8 @@ pub enum Mutation {
     CountOn,
     /// Bitmap pages count as read, without a check of their bytes.
     TrustPages,
+    /// Replicas have bitmap pages of one epoch, so that each one's pages pass for another's.
+    SharedEpoch,
     /// Overlapping changes do not wait for each other.
     Unordered,
 }
@@ -142,6 +146,8 @@ impl MirrorState {
 pub struct MirrorInfo {
     /// Identity of the mirror.
     pub uuid: [u8; 16],
+    /// Its name, if it has one.
+    pub name: Option<MirrorName>,
     /// Bytes of a region, the unit of resync.
     pub region_bytes: u64,
     /// State of the mirror.
@@ -184,13 +190,14 @@ pub struct ReplicaInfo {
 
 impl<C: Clock> Mirror<C> {
     pub(crate) fn new(clock: C, parts: MirrorParts, abilities: Abilities, read_only: bool) -> Mirror<C> {
-        let MirrorParts { geometry, map, uuid, replicas, authority, write_intent, freshness, mutation } = parts;
+        let MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, mutation } = parts;
         Mirror {
             clock,
             geometry,
             abilities: Abilities { freshness, ..abilities },
             map,
             uuid,
+            name,
             is_read_only: read_only,
             mutation,
             replicas: RefCell::new(replicas),
@@ -227,6 +234,7 @@ impl<C: Clock> Mirror<C> {
         };
         MirrorInfo {
             uuid: self.uuid,
+            name: self.name,
             region_bytes: 1 << (self.map.shift() + shift),
             state: self.state(),
             dirty_bytes: self.map.blocks(&self.write_intent.dirty.borrow()) << shift,
@@ -302,17 +310,6 @@ impl<C: Clock> Mirror<C> {
     pub(crate) fn named_replica(&self, name: &str) -> Option<Rc<Replica>> {
         let named = |replica: &&Rc<Replica>| *replica.name() == *name && replica.state.get() != ReplicaState::Removed;
         self.replicas.borrow().iter().find(named).cloned()
-    }
-
-    /// The checks of a request over `extent`, from block `lba` on.
-    pub(crate) fn checks_from(&self, checks: &Checks, extent: Extent, lba: Lba) -> Checks {
-        let blocks = lba.get() - extent.start().get();
-        self.geometry.protection.map_or(*checks, |format| checks.advance(blocks, format))
-    }
-
-    /// All checks of the format, from the start of an extent on.
-    pub(crate) fn full(&self, extent: Extent) -> Checks {
-        full(self.geometry.protection, extent)
     }
 
     /// True if in-sync replicas may differ in some of these blocks although no change is in flight there.
@@ -458,6 +455,8 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         writable: !read_only && all(&|of| of.writable),
         // Once, in front of the mirror, and not by each replica.
         seals_writes: Ability::Absent,
+        // A bad block of one replica is read from another one, and the remains of all of them are no one block.
+        salvage: Ability::Absent,
         verify: Ability::Native,
         compare: Ability::Native,
         // Blocks must read the same on all replicas after a Discard, so the mirror zeroes them.

@@ -10,9 +10,10 @@ use crate::assemble::{
     AssembleError, Assembly, ExistingMirror, ReplicaProbe, assemble_beside, mark_out_of_sync, replica_id,
 };
 use crate::error::MirrorError;
-use crate::label::{Label, MAX_REPLICAS, ReplicaRecord, ReplicaState};
+use crate::label::{Label, LabelError, MAX_REPLICAS, ReplicaRecord, ReplicaState};
 use crate::lineage::Lineage;
 use crate::mirror::{Mirror, MirrorParts, Mutation, TestHooks, abilities};
+use crate::name::MirrorName;
 use crate::probe::{ProbeError, check_fit, check_pages, check_same_geometry, default_name, probe_device, why_older};
 use crate::regions::{MAX_REGIONS, MAX_REGIONS_IN_LABEL, RegionMap, Regions};
 use crate::replica::{Replica, ReplicaSource, has_reserved_area};
@@ -56,7 +57,7 @@ pub async fn open<C: Clock>(
 /// # Errors
 /// As [`open`].
 pub async fn open_with_hooks<C: Clock>(
-    sources: Vec<ReplicaSource>,
+    mut sources: Vec<ReplicaSource>,
     clock: C,
     options: OpenOptions,
     hooks: TestHooks,
@@ -64,10 +65,8 @@ pub async fn open_with_hooks<C: Clock>(
     if !(2..=MAX_REPLICAS).contains(&sources.len()) {
         return Err(MirrorError::ReplicaCount(sources.len()));
     }
-    let mut found = join_all(sources.iter().map(|source| probe(source, hooks.mutation)))
-        .await
-        .into_iter()
-        .collect::<Result<Vec<_>, _>>()?;
+    let probed = join_all(sources.iter().map(|source| probe(source, hooks.mutation))).await;
+    let mut found = usable(&mut sources, probed)?;
     if hooks.mutation == Mutation::SkipLineage {
         found.iter_mut().for_each(forget_lineage);
     }
@@ -82,7 +81,7 @@ pub async fn open_with_hooks<C: Clock>(
             if let Some(replica) = first_not_blank(&sources).await? {
                 return Err(assemble_error(AssembleError::NotCreated { replica }, &sources));
             }
-            new_parts(sources, &found, None, &options.random, &hooks)?
+            new_parts(sources, &found, None, (&options.random, None), &hooks)?
         }
         Assembly::Known(known) => existing_parts(sources, *known, &older, &options, &hooks)?,
     };
@@ -133,6 +132,33 @@ async fn first_not_blank(sources: &[ReplicaSource]) -> Result<Option<usize>, Mir
     Ok(None)
 }
 
+/// What was found on the devices. Beside a replica with a label, one whose label is damaged or cannot be read counts as offline:
+/// nothing is read from it or written to it, and `sealblock mirror replace` makes it a replica again.
+///
+/// # Errors
+/// What is wrong with a device, when no other has a label, or when its label is valid and not a mirror's that is known here.
+fn usable(
+    sources: &mut [ReplicaSource],
+    probed: Vec<Result<ReplicaProbe, MirrorError>>,
+) -> Result<Vec<ReplicaProbe>, MirrorError> {
+    let is_labelled = probed.iter().any(|found| matches!(found, Ok(ReplicaProbe::Labelled(_))));
+    let mut usable = Vec::with_capacity(probed.len());
+    for (source, found) in sources.iter_mut().zip(probed) {
+        let reason = match found {
+            Ok(found) => {
+                usable.push(found);
+                continue;
+            }
+            Err(MirrorError::Label { error: error @ LabelError::Damaged, .. }) if is_labelled => error.to_string(),
+            Err(MirrorError::Replica { error, .. }) if is_labelled => error.to_string(),
+            Err(other) => return Err(other),
+        };
+        source.device = Err(format!("its label cannot be used: {reason}"));
+        usable.push(ReplicaProbe::Absent);
+    }
+    Ok(usable)
+}
+
 /// Clears the lineage of a label.
 fn forget_lineage(found: &mut ReplicaProbe) {
     if let ReplicaProbe::Labelled(label) = found {
@@ -176,7 +202,7 @@ pub(crate) fn new_parts(
     sources: Vec<ReplicaSource>,
     found: &[ReplicaProbe],
     from: Option<usize>,
-    random: &[u8; 16],
+    (random, name): (&[u8; 16], Option<MirrorName>),
     hooks: &TestHooks,
 ) -> Result<MirrorParts, MirrorError> {
     let geometry = common_geometry(&sources);
@@ -210,6 +236,7 @@ pub(crate) fn new_parts(
         geometry,
         map,
         uuid: *random,
+        name,
         replicas,
         authority: from.unwrap_or(0),
         write_intent,
@@ -268,7 +295,7 @@ fn existing_parts(
     let replicas = existing_replicas(sources, &indices, &mut label);
     mark_assumed_names(&replicas, &unused);
     doubted.into_iter().for_each(|(index, why)| drop(replicas[index].last_error.replace(why)));
-    let Label { map, capacity_blocks, block_size, protection, uuid, own_index: authority, .. } = label;
+    let Label { map, capacity_blocks, block_size, protection, uuid, name, own_index: authority, .. } = label;
     let geometry = Geometry { block_size, capacity_blocks, protection, limits };
     let prior = PriorState {
         events: label.events,
@@ -283,7 +310,7 @@ fn existing_parts(
         write_intent.skip_events_past(label.events);
     }
     let mutation = hooks.mutation;
-    Ok(MirrorParts { geometry, map, uuid, replicas, authority, write_intent, freshness, mutation })
+    Ok(MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, mutation })
 }
 
 /// Why a device may lack what was written to it last, which another replica has. One that takes no writes cannot be resynchronised,

@@ -11,7 +11,7 @@ use sealblock_units::BlockSize;
 
 use crate::assemble::ReplicaProbe;
 use crate::error::{MirrorError, ReplicaError};
-use crate::label::{Label, LabelError, MAX_SETS};
+use crate::label::{Label, LabelError, MAX_SETS, ReplicaState};
 use crate::mirror::Mutation;
 use crate::regions::RegionMap;
 use crate::replica::{ReplicaSource, has_reserved_area, unexpected_response};
@@ -158,6 +158,10 @@ pub(crate) async fn inspect(source: &ReplicaSource) -> Result<Candidate, Replica
     let (found, other) = match probe_device(device, Mutation::None).await {
         Ok(found) => (found, None),
         Err(ProbeError::Label(reason)) => (ReplicaProbe::Unlabelled { has_room: true }, Some(reason)),
+        // Nothing of the label is left: whoever means it may replace it.
+        Err(ProbeError::Device(reason)) if matches!(reason.kind(), ErrorKind::Media { .. }) => {
+            (ReplicaProbe::Unlabelled { has_room: true }, Some(LabelError::Damaged))
+        }
         Err(ProbeError::Device(reason)) => return Err(absent(reason.to_string())),
     };
     // One that may lack something is not known to be blank.
@@ -167,15 +171,34 @@ pub(crate) async fn inspect(source: &ReplicaSource) -> Result<Candidate, Replica
 }
 
 impl Candidate {
-    /// Refuses a device with a label, or with data that would be replaced, unless forced.
-    pub fn check(&self, name: &str, force: bool, is_replaced: bool) -> Result<(), ReplicaError> {
+    /// True if its label is no valid one of a mirror.
+    pub fn has_other_label(&self) -> bool {
+        self.label_error.is_some()
+    }
+
+    /// Refuses a device with a label, or with data that would be replaced, unless forced. What may be the only good copy of a mirror's
+    /// content, or the only one of a part of another group, is not replaced by force either. `beside` is the mirror that it becomes
+    /// a replica of, whose content is elsewhere.
+    pub fn check(
+        &self,
+        name: &str,
+        force: bool,
+        is_replaced: bool,
+        beside: Option<&[u8; 16]>,
+    ) -> Result<(), ReplicaError> {
         let replica = name.to_owned();
         let what = match (&self.probe, self.label_error) {
             (ReplicaProbe::Labelled(label), _) => {
-                let state = label.replicas[label.own_index].state.as_str();
-                format!("of replica {} ({state}) of mirror {}", label.own_index, uuid_to_text(&label.uuid))
+                if is_replaced && force && beside != Some(&label.uuid) && is_only_in_sync(label) {
+                    let what = format!("{}, and by its label no other is in sync", label_text(label));
+                    return Err(ReplicaError::OnlyCopy { replica, what });
+                }
+                label_text(label)
             }
-            (_, Some(reason)) => format!("of something else than a mirror: {reason}"),
+            (_, Some(LabelError::Other)) if is_replaced && force => {
+                return Err(ReplicaError::OnlyCopy { replica, what: "a member of another kind of group".to_owned() });
+            }
+            (_, Some(reason)) => format!("a device whose label cannot be used: {reason}"),
             (..) if self.is_written && is_replaced && !force => {
                 return Err(ReplicaError::NotBlank { replica });
             }
@@ -201,12 +224,25 @@ pub(crate) async fn write_label(device: &DynDevice, bytes: &[u8]) -> Result<(), 
     device.execute(Request::write_reserved(ReservedArea::GroupLabel, Slice::copy_from(bytes))).await.map(drop)
 }
 
+/// What a device is by its label.
+pub(crate) fn label_text(label: &Label) -> String {
+    let state = label.replicas[label.own_index].state.as_str().replace('_', " ");
+    format!("replica {} ({state}) of mirror {}", label.own_index, uuid_to_text(&label.uuid))
+}
+
+/// True if a label calls its own replica in sync, and no other.
+fn is_only_in_sync(label: &Label) -> bool {
+    let is_in_sync = |at: &usize| label.replicas[*at].state == ReplicaState::InSync;
+    let mut in_sync = (0..label.replicas.len()).filter(is_in_sync);
+    in_sync.next() == Some(label.own_index) && in_sync.next().is_none()
+}
+
 /// Name of a replica that was not given.
 pub(crate) fn default_name(index: usize) -> String {
     format!("replica {index}")
 }
 
 /// An identity in hexadecimal digits.
-fn uuid_to_text(uuid: &[u8; 16]) -> String {
+pub(crate) fn uuid_to_text(uuid: &[u8; 16]) -> String {
     uuid.iter().map(|byte| format!("{byte:02x}")).collect()
 }

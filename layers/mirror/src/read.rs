@@ -1,11 +1,11 @@
 //! Reads of a mirror's blocks. A read goes to one replica; blocks that are bad there are read from another one and
-//! rewritten (read-repair).
+//! rewritten (read-repair). What the asker expects of tags is judged last, on good blocks: no replica is bad because of it.
 
 use std::rc::Rc;
 
 use futures_util::future::join_all;
-use sealblock_block::{BadBlock, BadBlocks, Clock, Error, ErrorKind, Outcome, Request, Response};
-use sealblock_integrity::{Checks, Sealed};
+use sealblock_block::{BadBlock, BadBlocks, Clock, Error, ErrorKind, Expectations, Outcome, Request, Response};
+use sealblock_integrity::Sealed;
 use sealblock_units::{Extent, Lba};
 
 use crate::mirror::{Mirror, Mutation, Replicas};
@@ -16,15 +16,14 @@ use crate::replica::Replica;
 type MetBadBlocks = Vec<(Rc<Replica>, Vec<BadBlock>)>;
 
 impl<C: Clock> Mirror<C> {
-    /// Reads blocks. Blocks that are bad on one replica are read from another, and repaired before the read
-    /// completes.
-    pub(crate) async fn read(&self, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
+    /// Reads blocks. Blocks that are bad on one replica are read from another, and repaired before the read completes.
+    pub(crate) async fn read(&self, extent: Extent, expectations: &Expectations) -> Result<Sealed, Error> {
         // Otherwise one reader could see a change on a replica that has it, and a later reader the old content on
         // another.
         self.range_lock.wait_unlocked(extent).await;
         self.reconcile_for_read(extent).await?;
         if self.is_read_only && self.is_nosync(extent) {
-            return self.read_nosync(extent, checks).await;
+            return judged(extent, self.read_nosync(extent).await?, expectations);
         }
         let replicas = self.read_balance(extent);
         let mut met: MetBadBlocks = Vec::new();
@@ -34,10 +33,15 @@ impl<C: Clock> Mirror<C> {
             if !self.may_read(replica) {
                 continue;
             }
-            match replica.read(extent, checks).await {
+            match replica.read_expecting(extent, expectations).await {
                 Ok(data) => {
-                    self.repair_met(&met, extent, checks).await;
+                    self.repair_met(&met).await;
                     return Ok(data);
+                }
+                // The blocks are good, as they are on every other replica.
+                Err(error) if matches!(error.kind(), ErrorKind::Expectation { .. }) => {
+                    self.repair_met(&met).await;
+                    return Err(error);
                 }
                 Err(error) => match error.into_bad_blocks() {
                     Ok(bad_blocks) => met.push((replica.clone(), bad_blocks)),
@@ -52,10 +56,10 @@ impl<C: Clock> Mirror<C> {
             return Err(failed.unwrap_or_else(|| self.no_replica()));
         }
         // No replica has all of the blocks: each is read from one on which it is good.
-        let (found, lost) = self.gather(&replicas, extent, checks).await?;
-        self.repair_met(&met, extent, checks).await;
+        let (found, lost) = self.gather(&replicas, extent).await?;
+        self.repair_met(&met).await;
         self.lost_blocks.set(self.lost_blocks.get() + lost.len() as u64);
-        join_or_fail(found, lost)
+        judged(extent, join_or_fail(found, lost)?, expectations)
     }
 
     /// Reads blocks in place, where no reader has to wait and they are good on the replica whose turn it is.
@@ -77,7 +81,7 @@ impl<C: Clock> Mirror<C> {
     /// Reads nosync blocks of a read-only mirror, which cannot reconcile them. All such reads go to one replica until
     /// the mirror is closed: readers must not see two contents. Bad blocks there fail: a reader may have seen their
     /// content, and another replica may have another content.
-    async fn read_nosync(&self, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
+    async fn read_nosync(&self, extent: Extent) -> Result<Sealed, Error> {
         loop {
             let first: Replicas = self.in_sync().into_iter().take(1).collect();
             let replica = first.first().ok_or_else(|| self.no_replica())?;
@@ -85,7 +89,7 @@ impl<C: Clock> Mirror<C> {
             if is_other_source() {
                 return Err(other_nosync_source(replica));
             }
-            let read = self.gather(&first, extent, checks).await;
+            let read = self.gather(&first, extent).await;
             if !replica.is_readable() || is_other_source() {
                 // No reader has seen this data yet. The next turn reads from the replica that counts.
                 continue;
@@ -115,32 +119,32 @@ impl<C: Clock> Mirror<C> {
         balanced
     }
 
-    /// Repairs the bad blocks that a read over `extent` met. A block that cannot be repaired stays bad.
-    async fn repair_met(&self, met: &MetBadBlocks, extent: Extent, checks: Checks) {
+    /// Repairs the bad blocks that a read met. A block that cannot be repaired stays bad.
+    async fn repair_met(&self, met: &MetBadBlocks) {
         if self.is_read_only {
             return;
         }
         for (replica, bad_blocks) in met {
             for bad in bad_blocks {
-                self.repair_block(replica, bad, self.checks_from(&checks, extent, bad.lba)).await;
+                self.repair_block(replica, bad).await;
             }
         }
     }
 
     /// Rewrites a bad block from another replica; true if it is good now.
-    pub(crate) async fn repair_block(&self, replica: &Replica, bad: &BadBlock, checks: Checks) -> bool {
+    pub(crate) async fn repair_block(&self, replica: &Replica, bad: &BadBlock) -> bool {
         let one = Extent::one(bad.lba);
         let _guard = self.range_lock.lock(one).await;
         let attach_count = replica.attach_count();
         // Not a read: a replica that is itself a mirror reads from any of its copies, and one of them may be bad.
-        if replica.execute(Request::verify(one, checks)).await.is_ok() {
+        if replica.execute(Request::verify(one, Expectations::NONE)).await.is_ok() {
             // A change rewrote it meanwhile.
             return true;
         }
         let mut others = self.in_sync();
         others.retain(|other| other.id != replica.id);
         for other in others.iter().filter(|other| other.is_readable()) {
-            let Ok(data) = other.read(one, checks).await else { continue };
+            let Ok(data) = other.read(one).await else { continue };
             if let Err(error) = replica.put(one, &data).await {
                 if self.in_sync().len() > 1 {
                     self.fail_replica_if_attached(
@@ -151,7 +155,8 @@ impl<C: Clock> Mirror<C> {
                 }
                 return false;
             }
-            let is_good = matches!(replica.execute(Request::verify(one, checks)).await, Ok(Response::Verified(_)));
+            let is_good =
+                matches!(replica.execute(Request::verify(one, Expectations::NONE)).await, Ok(Response::Verified(_)));
             if is_good {
                 replica.repaired_blocks.set(replica.repaired_blocks.get() + 1);
                 tracing::warn!(replica = %replica.name(), %bad, "bad block repaired");
@@ -187,6 +192,11 @@ impl<C: Clock> Mirror<C> {
             (None, false) => Err(failed.unwrap_or_else(|| self.no_replica())),
         }
     }
+}
+
+/// The same blocks, which are good, if they are as the asker expects.
+fn judged(extent: Extent, data: Sealed, expectations: &Expectations) -> Result<Sealed, Error> {
+    expectations.judge(extent, &data).map(|()| data)
 }
 
 /// Joins the data, or fails with the bad blocks.

@@ -5,8 +5,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use futures_util::future::join_all;
-use sealblock_block::{BadBlock, BadBlockCause, Clock, Error};
-use sealblock_integrity::{Checks, ChecksumKind, Sealed};
+use sealblock_block::{BadBlock, BadBlockCause, Clock, Error, Expectations};
+use sealblock_integrity::{ChecksumKind, Sealed};
 use sealblock_units::Extent;
 
 use crate::label::ReplicaState;
@@ -36,11 +36,10 @@ impl<C: Clock> Mirror<C> {
         &self,
         replicas: &Replicas,
         extent: Extent,
-        checks: Checks,
     ) -> Result<(Vec<FoundBlocks>, Vec<BadBlock>), Error> {
         if replicas.len() == 1 || extent.len() > 1 {
             for (source, replica) in replicas.iter().enumerate().filter(|(_, replica)| self.may_read(replica)) {
-                if let Ok(data) = replica.read(extent, checks).await {
+                if let Ok(data) = replica.read(extent).await {
                     return Ok((vec![FoundBlocks { extent, data, source }], Vec::new()));
                 }
             }
@@ -48,7 +47,7 @@ impl<C: Clock> Mirror<C> {
         let (mut found, mut lost) = (Vec::new(), Vec::new());
         for lba in extent.iter() {
             let one = Extent::one(lba);
-            match self.gather_one(replicas, one, self.checks_from(&checks, extent, lba)).await? {
+            match self.gather_one(replicas, one).await? {
                 Ok(good) => found.push(good),
                 Err(cause) => lost.push(cause),
             }
@@ -56,19 +55,14 @@ impl<C: Clock> Mirror<C> {
         Ok((found, lost))
     }
 
-    async fn gather_one(
-        &self,
-        replicas: &Replicas,
-        one: Extent,
-        checks: Checks,
-    ) -> Result<Result<FoundBlocks, BadBlock>, Error> {
+    async fn gather_one(&self, replicas: &Replicas, one: Extent) -> Result<Result<FoundBlocks, BadBlock>, Error> {
         let (mut cause, mut failed): (Option<BadBlock>, Option<Error>) = (None, None);
         for (source, replica) in replicas.iter().enumerate() {
             if !self.may_read(replica) {
                 failed.get_or_insert_with(|| self.no_replica());
                 continue;
             }
-            match replica.read(one, checks).await.map_err(Error::into_bad_blocks) {
+            match replica.read(one).await.map_err(Error::into_bad_blocks) {
                 Ok(data) => return Ok(Ok(FoundBlocks { extent: one, data, source })),
                 // A stale copy says less than the cause on a replica that had the current one.
                 Err(Ok(bad_blocks)) => {
@@ -166,7 +160,7 @@ impl<C: Clock> Mirror<C> {
             self.write_labels().await?;
             return Ok(false);
         }
-        let (found, _) = self.gather(replicas, piece, self.full(piece)).await?;
+        let (found, _) = self.gather(replicas, piece).await?;
         for found in found {
             match self.is_already_identical(replicas, &found, piece).await {
                 Ok(true) => {}
@@ -218,18 +212,18 @@ impl<C: Clock> Mirror<C> {
     /// # Errors
     /// When one of them failed.
     pub(crate) async fn are_identical(&self, replicas: &Replicas, piece: Extent) -> Result<bool, Error> {
-        let checks = self.full(piece);
         if replicas.len() < 2 {
             return Ok(true);
         }
-        let crcs =
-            self.execute_each(replicas, |replica| replica.checksum(piece, ChecksumKind::Crc64Nvme, checks)).await?;
+        let crcs = self
+            .execute_each(replicas, |replica| replica.checksum(piece, ChecksumKind::Crc64Nvme, Expectations::NONE))
+            .await?;
         let same_data = crcs.is_some_and(|crcs| crcs.windows(2).all(|pair| pair[0].value == pair[1].value));
         if !same_data || self.geometry.protection.is_none() {
             return Ok(same_data);
         }
         // A checksum does not cover tags, and a host may have written the same data with other tags.
-        let read = self.execute_each(replicas, |replica| replica.read(piece, checks)).await?;
+        let read = self.execute_each(replicas, |replica| replica.read(piece)).await?;
         Ok(read.is_some_and(|read| read.windows(2).all(|pair| pair[0].first_difference(&pair[1], true).is_none())))
     }
 

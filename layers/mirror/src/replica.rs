@@ -13,9 +13,10 @@ use std::rc::Rc;
 use futures_util::future::{LocalBoxFuture, join_all, join3};
 use sealblock_block::{
     BadBlock, BadBlockCause, BlockState, Checksum, Coverage, Device, Durability, DynDevice, Error, ErrorKind,
-    MemberPath, Outcome, Request, RequestKind, Response, StatusRun, StatusRuns, Tally, Unchecked, VerifyStats,
+    Expectations, MemberPath, Outcome, Request, RequestKind, Response, StatusRun, StatusRuns, Tally, Unchecked,
+    VerifyStats,
 };
-use sealblock_integrity::{Checks, ChecksumKind, PiFormat, Sealed};
+use sealblock_integrity::{ChecksumKind, Sealed};
 use sealblock_units::{BlockCount, Extent, Lba};
 
 use crate::label::{MAX_SETS, ReplicaRecord, ReplicaState};
@@ -300,16 +301,26 @@ impl Replica {
     }
 
     /// Reads blocks.
-    pub async fn read(&self, extent: Extent, checks: Checks) -> Result<Sealed, Error> {
-        match self.execute(Request::read(extent, checks)).await? {
+    pub async fn read(&self, extent: Extent) -> Result<Sealed, Error> {
+        self.read_expecting(extent, &Expectations::NONE).await
+    }
+
+    /// Reads blocks, which are to be as the asker expects.
+    pub async fn read_expecting(&self, extent: Extent, expectations: &Expectations) -> Result<Sealed, Error> {
+        match self.execute(Request::read(extent, *expectations)).await? {
             Response::Data(data) => Ok(data),
             _ => Err(unexpected_response()),
         }
     }
 
     /// Checksum of the data of blocks, and the bytes that were transferred for it.
-    pub async fn checksum(&self, extent: Extent, kind: ChecksumKind, checks: Checks) -> Result<Checksum, Error> {
-        match self.execute(Request::checksum(extent, kind, checks)).await? {
+    pub async fn checksum(
+        &self,
+        extent: Extent,
+        kind: ChecksumKind,
+        expectations: Expectations,
+    ) -> Result<Checksum, Error> {
+        match self.execute(Request::checksum(extent, kind, expectations)).await? {
             Response::Checksum(checksum) if checksum.kind == kind => Ok(checksum),
             _ => Err(unexpected_response()),
         }
@@ -342,8 +353,7 @@ impl Replica {
         let mut found = Tally::default();
         for &lba in withheld {
             let one = Extent::one(lba);
-            let checks = full(format, one);
-            match self.execute_raw(Request::verify(one, checks)).await {
+            match self.execute_raw(Request::verify(one, Expectations::NONE)).await {
                 Ok(_) => found.bad_blocks.push(BadBlock::new(lba, BadBlockCause::Stale, None, None)),
                 Err(error) => found.take(error)?,
             }
@@ -506,11 +516,6 @@ pub(crate) fn runs_between(extent: Extent, without: &BTreeSet<Lba>) -> Vec<Exten
         from = stop + 1;
     }
     runs
-}
-
-/// All checks of a format, from the start of an extent on.
-pub(crate) fn full(format: Option<PiFormat>, extent: Extent) -> Checks {
-    format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
 }
 
 /// True if a request changes the content of blocks.

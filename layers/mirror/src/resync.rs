@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use futures_util::future::{join3, select};
 use sealblock_block::{BadBlock, BadBlockCause, Clock, Error, ErrorKind, Request};
-use sealblock_units::Extent;
 
 use crate::change::RewrittenBlocks;
 use crate::label::ReplicaState;
@@ -231,7 +230,7 @@ impl<C: Clock> Mirror<C> {
             if self.are_identical(&both, piece).await? {
                 continue;
             }
-            let (found, lost) = self.gather(&sources, piece, self.full(piece)).await?;
+            let (found, lost) = self.gather(&sources, piece).await?;
             for found in found {
                 if self.is_already_identical(&both, &found, piece).await? {
                     continue;
@@ -276,7 +275,7 @@ impl<C: Clock> Mirror<C> {
                     return;
                 }
                 let bad = BadBlock::new(lba, BadBlockCause::Stale, None, None);
-                self.repair_block(&replica, &bad, self.full(Extent::one(lba))).await;
+                self.repair_block(&replica, &bad).await;
             }
         }
     }

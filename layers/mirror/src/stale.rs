@@ -7,8 +7,8 @@
 
 use std::rc::Rc;
 
-use sealblock_block::{BadBlock, BadBlockCause, Clock, Durability, Error, Request, Response};
-use sealblock_integrity::{Checks, Field, PiFormat, Sealed, Tuple};
+use sealblock_block::{BadBlock, BadBlockCause, Clock, Durability, Error, Expectations, Request, Response};
+use sealblock_integrity::{Field, PiFormat, Sealed, Tuple};
 use sealblock_units::{Extent, Lba};
 
 use crate::error::ReplicaError;
@@ -56,7 +56,7 @@ impl<C: Clock> Mirror<C> {
             let poison = Request::write_uncorrectable(one, Durability::Volatile);
             return replica.execute(poison).await.map(|_| LastCopy::Kept);
         }
-        let read = Request::read(one, self.full(one));
+        let read = Request::read(one, Expectations::NONE);
         let is_good = match replica.execute_raw(read).await.map_err(Error::into_bad_blocks) {
             Ok(Response::Data(copy)) => {
                 if self.is_proven_current(sources, one, &copy).await {
@@ -121,13 +121,16 @@ impl<C: Clock> Mirror<C> {
     /// Evidence of a replica that has lost a block about a copy: whether it stored the same tags. A remote replica
     /// may return only the guard, and that counts.
     async fn evidence_on(&self, replica: &Replica, format: PiFormat, one: Extent, copy: &Sealed) -> Evidence {
-        let Err(Ok(bad_blocks)) = replica.read(one, self.full(one)).await.map_err(Error::into_bad_blocks) else {
+        let Err(Ok(bad_blocks)) = replica.read(one).await.map_err(Error::into_bad_blocks) else {
             // It has the block after all, or failed: that proves nothing.
             return Evidence::Against;
         };
-        let unchecked = Request::read(one, Checks::NONE);
-        if let Ok(Response::Data(lost)) = replica.execute_raw(unchecked).await {
-            return if lost.joined_tags()[..] == copy.joined_tags()[..] { Evidence::For } else { Evidence::Against };
+        if let Ok(Response::Salvaged(lost)) = replica.execute_raw(Request::salvage(one)).await {
+            let tags = lost.blocks.joined_tags();
+            // Tags that are lost too prove nothing.
+            if lost.blocks.format() == Some(format) && !Tuple::read(format, &tags).is_escaped(format) {
+                return if tags[..] == copy.joined_tags()[..] { Evidence::For } else { Evidence::Against };
+            }
         }
         let guard = Tuple::read(format, &copy.joined_tags()[..]).guard;
         let is_guard = |bad: &&BadBlock| bad.cause == BadBlockCause::Tag(Field::Guard);
@@ -145,7 +148,7 @@ impl<C: Clock> Mirror<C> {
         if replica.stale.borrow().within(one).is_empty() {
             return false;
         }
-        let read = Request::read(one, self.full(one));
+        let read = Request::read(one, Expectations::NONE);
         let Ok(Response::Data(copy)) = replica.execute_raw(read).await else { return false };
         if !self.is_proven_current(others, one, &copy).await {
             return false;
@@ -162,13 +165,12 @@ impl<C: Clock> Mirror<C> {
 
     /// Writes a copy that is proven current to the replicas that have lost it. A failure leaves the copy itself.
     async fn write_to_bad(&self, sources: &Replicas, one: Extent, copy: &Sealed) {
-        let checks = self.full(one);
         for replica in sources {
             if let Err(error) = replica.put(one, copy).await {
                 self.fail_if_unreachable(replica, &error);
                 continue;
             }
-            if replica.execute(Request::verify(one, checks)).await.is_ok() {
+            if replica.execute(Request::verify(one, Expectations::NONE)).await.is_ok() {
                 replica.repaired_blocks.set(replica.repaired_blocks.get() + 1);
                 tracing::warn!(replica = %replica.name(), block = %one.start(), "bad block repaired from a replica that was offline: its copy is current");
             }
@@ -205,24 +207,24 @@ impl<C: Clock> Mirror<C> {
     }
 
     async fn accept_one(&self, replica: &Rc<Replica>, one: Extent) -> Result<bool, Error> {
-        let checks = self.full(one);
         let _guard = self.range_lock.lock(one).await;
         if replica.stale.borrow().within(one).is_empty() {
             return Ok(false);
         }
         for other in self.in_sync().iter().filter(|other| other.id != replica.id) {
-            match other.read(one, checks).await.map_err(Error::into_bad_blocks) {
+            match other.read(one).await.map_err(Error::into_bad_blocks) {
                 Ok(newer) => return replica.put(one, &newer).await.map(|()| false),
                 Err(Ok(_)) => {}
                 Err(Err(error)) => self.fail_if_unreachable(other, &error),
             }
         }
-        let copy = match replica.execute_raw(Request::read(one, checks)).await.map_err(Error::into_bad_blocks) {
-            Ok(Response::Data(copy)) => copy,
-            Ok(_) => return Err(unexpected_response()),
-            Err(Ok(_)) => return Ok(false),
-            Err(Err(error)) => return Err(error),
-        };
+        let copy =
+            match replica.execute_raw(Request::read(one, Expectations::NONE)).await.map_err(Error::into_bad_blocks) {
+                Ok(Response::Data(copy)) => copy,
+                Ok(_) => return Err(unexpected_response()),
+                Err(Ok(_)) => return Ok(false),
+                Err(Err(error)) => return Err(error),
+            };
         for request in copies(one, &copy) {
             self.change_locked(one, request).await?;
         }

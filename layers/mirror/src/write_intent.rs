@@ -17,6 +17,7 @@ use std::cell::{Cell, RefCell};
 use std::ops::RangeInclusive;
 
 use sealblock_block::{Condition, Error};
+use sealblock_integrity::guard;
 
 use crate::label::{MAX_SETS, max_set_bytes};
 use crate::lineage::Lineage;
@@ -54,6 +55,9 @@ pub(crate) struct WriteIntent {
     session_id: u64,
     /// Distance of its event counts from those of other openings.
     events_gap: u64,
+    /// What epochs of bitmap pages are drawn from, and how many were.
+    epoch_seed: [u8; 16],
+    epochs_drawn: Cell<u64>,
     pub phase: Cell<SessionPhase>,
     /// The next label precedes a change that earlier labels do not allow.
     pub is_changing: Cell<bool>,
@@ -123,6 +127,7 @@ impl WriteIntent {
             is_tentative: Cell::new(is_tentative),
             session_id,
             events_gap: MIN_EVENTS_GAP + u64::from(skipped),
+            epoch_seed: *random,
             nosync: RefCell::new(dirty.clone()),
             unrecorded: RefCell::new(dirty.clone()),
             written: RefCell::new(dirty.clone()),
@@ -131,6 +136,13 @@ impl WriteIntent {
             is_stale_check_due: Cell::new(true),
             ..WriteIntent::default()
         }
+    }
+
+    /// An epoch that no other replica's pages have, nor earlier ones of this replica.
+    pub fn draw_epoch(&self) -> u64 {
+        self.epochs_drawn.set(self.epochs_drawn.get() + 1);
+        let drawn = [&self.epoch_seed[..], &self.epochs_drawn.get().to_le_bytes()].concat();
+        guard::crc64(&drawn).max(1)
     }
 
     /// Makes event counts continue far beyond `events`, which other replicas know, and apart from those that these

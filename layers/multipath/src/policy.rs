@@ -65,6 +65,7 @@ pub(crate) fn classify(failure: &ErrorKind) -> FailureScope {
     match failure {
         ErrorKind::Unreachable { .. } => FailureScope::Path,
         ErrorKind::Integrity(_)
+        | ErrorKind::Expectation { .. }
         | ErrorKind::Miscompare { .. }
         | ErrorKind::Media { .. }
         | ErrorKind::NoSpace { .. }

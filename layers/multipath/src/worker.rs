@@ -9,8 +9,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::FuturesUnordered;
-use sealblock_block::{Clock, Device, Request, WriteSet};
-use sealblock_integrity::Checks;
+use sealblock_block::{Clock, Device, Expectations, Request, WriteSet};
 use sealblock_units::Extent;
 
 use crate::shared::{FailedPath, MultipathState, check_reopened_geometry};
@@ -112,7 +111,7 @@ async fn probe_idle<C: Clock>(shared: Rc<MultipathState<C>>, path: usize) {
         let live = shared.state.borrow().round_robin.live(path);
         let (Some(incarnation), true) = (live, before == shared.paths[path].requests.get()) else { continue };
         let Ok(extent) = Extent::from_raw(block % shared.geometry.capacity_blocks.max(1), 1) else { continue };
-        let read = Request::read(extent, Checks::NONE);
+        let read = Request::read(extent, Expectations::NONE);
         if let Ok(Err(_damaged)) =
             shared.send((path, incarnation), shared.next_request_id(), &WriteSet::default(), read).await
         {

@@ -16,7 +16,7 @@ use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Checksum, Coverage, Device, Error, ErrorKind, Geometry,
     Outcome, Request, Response, Unchecked, VerifyStats, WriteData,
 };
-use sealblock_integrity::{Checks, Field, PiFormat};
+use sealblock_integrity::{Field, PiFormat};
 use sealblock_units::{Extent, Lba};
 
 /// Why a run of blocks cannot be a device.
@@ -84,16 +84,6 @@ impl<D: Device> OffsetLayer<D> {
             .expect("the run lies within the inner device, whose blocks have addresses")
     }
 
-    fn checks_down(&self, checks: Checks) -> Checks {
-        match self.shifted_format() {
-            Some(format) => Checks {
-                initial_ref_tag: checks.initial_ref_tag.map(|tag| format.reference_tag(tag, self.first)),
-                ..checks
-            },
-            None => checks,
-        }
-    }
-
     /// Returns data to store or compare, with the reference tags of the inner device.
     fn data_down(&self, data: WriteData) -> WriteData {
         match self.shifted_format() {
@@ -104,7 +94,10 @@ impl<D: Device> OffsetLayer<D> {
     }
 
     fn request_down(&self, request: Request) -> Request {
-        let request = request.map_checks(|checks| self.checks_down(checks)).map_data(|data| self.data_down(data));
+        let format = self.shifted_format();
+        let request = request
+            .map_expectations(|expectations| expectations.advance(self.first, format))
+            .map_data(|data| self.data_down(data));
         request.map_extents(|extent| self.down(extent))
     }
 
@@ -150,6 +143,9 @@ impl<D: Device> OffsetLayer<D> {
                 let bad_blocks = bad_blocks.as_slice().iter().map(|bad_block| self.bad_block_up(bad_block)).collect();
                 BadBlocks::new(bad_blocks).expect("the error names a bad block").with_coverage(coverage).into()
             }
+            kind @ ErrorKind::Expectation { lba, .. } => {
+                kind.clone().expectation_at(self.lba_up(*lba), self.shifted_format()).into()
+            }
             ErrorKind::Miscompare { lba } => ErrorKind::Miscompare { lba: self.lba_up(*lba) }.into(),
             ErrorKind::Range { extent, last } => match Extent::new(self.lba_up(extent.start()), extent.blocks()) {
                 Ok(extent) => ErrorKind::Range { extent, last: self.lba_up(*last) }.into(),
@@ -173,7 +169,7 @@ impl<D: Device> Device for OffsetLayer<D> {
 
     fn abilities(&self) -> Abilities {
         // The reserved area belongs to the whole inner device, not to this run.
-        Abilities { reserved: Ability::Absent, ..self.inner.abilities() }
+        Abilities { reserved: Ability::Absent, salvage: Ability::Absent, ..self.inner.abilities() }
     }
 
     async fn execute(&self, request: Request) -> Outcome {

@@ -5,8 +5,8 @@ use std::rc::Rc;
 
 use futures_util::FutureExt;
 use sealblock_block::{
-    Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Device, Durability, ErrorKind, Gate, Geometry, Outcome,
-    Request, Response,
+    Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Device, Durability, ErrorKind, Expectations, Gate,
+    Geometry, Outcome, Request, Response,
 };
 use sealblock_integrity::{Checks, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::{Corruption, MemoryDevice};
@@ -55,8 +55,7 @@ fn write(device: &impl Device, at: Extent, byte: u8) {
 }
 
 fn read(device: &impl Device, at: Extent) -> Outcome {
-    let checks = device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, at.start()));
-    run(device, Request::read(at, checks))
+    run(device, Request::read(at, Expectations::NONE))
 }
 
 fn assert_reads(device: &impl Device, at: Extent, byte: u8) {
@@ -89,9 +88,8 @@ fn both_devices_verify_what_either_wrote() {
         assert_reads(&inner, extent(FIRST + BLOCKS, 1), 0);
         write(&inner, extent(FIRST + 3, 2), 9);
         assert_reads(&gate, extent(3, 2), 9);
-        let checks = format.map_or(Checks::NONE, |format| Checks::full(format, Lba::ZERO));
-        assert!(run(&gate, Request::verify(extent(0, BLOCKS), checks)).is_ok());
-        assert!(run(&inner, Request::verify(extent(0, 200), checks)).is_ok());
+        assert!(run(&gate, Request::verify(extent(0, BLOCKS), Expectations::NONE)).is_ok());
+        assert!(run(&inner, Request::verify(extent(0, 200), Expectations::NONE)).is_ok());
     }
 }
 
@@ -119,9 +117,11 @@ fn tags_of_the_commands_choice_come_back_as_chosen() {
     let data = sealed(Some(type2), at, 1, first);
     let write = Request::write(at, data, Durability::Volatile);
     assert!(matches!(run(&gate, write), Ok(Response::Done)));
-    let with = |first| Checks { initial_ref_tag: Some(first), ..Checks::full(type2, Lba::new(0)) };
+    let with = |first| Expectations::new(Checks { initial_ref_tag: Some(first), ..Checks::full(type2, Lba::new(0)) });
     assert!(run(&gate, Request::read(at, with(first))).is_ok());
-    assert!(run(&gate, Request::read(at, with(first + 1))).is_err());
+    let unexpected = run(&gate, Request::read(at, with(first + 1))).unwrap_err();
+    let expected = ErrorKind::Expectation { lba: Lba::ZERO, field: Field::RefTag, expected: first + 1, actual: first };
+    assert_eq!(*unexpected.kind(), expected, "with the addresses and tags of this device");
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn source_and_destination_of_a_copy_are_shifted_and_its_bad_blocks_back() {
     let below = Rc::new(Gate::new("below", Copies(MemoryDevice::new(BlockSize::B512, 200, None), Cell::default())));
     let gate = Gate::new("run", OffsetLayer::new(Rc::clone(&below), Lba::new(FIRST), BLOCKS).unwrap());
     assert_eq!(gate.abilities().copy, Ability::Native);
-    let copy = |source, to| Request::copy(source, to, Checks::NONE, Durability::Volatile);
+    let copy = |source, to| Request::copy(source, to, Expectations::NONE, Durability::Volatile);
     let error = run(&gate, copy(extent(3, 5), extent(20, 5))).unwrap_err();
     assert_eq!(below.device().1.take(), Some((extent(FIRST + 3, 5), extent(FIRST + 20, 5))));
     assert_eq!(error.bad_blocks().unwrap().first().lba, Lba::new(7));

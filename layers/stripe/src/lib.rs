@@ -23,10 +23,10 @@ use std::cell::RefCell;
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::{
-    Abilities, Ability, Device, Durability, Error, ErrorKind, Geometry, Limits, Operation, Outcome, Request,
-    RequestKind, ReservedArea, Response, WriteData,
+    Abilities, Ability, Device, Durability, Error, ErrorKind, Expectations, Geometry, Limits, Operation, Outcome,
+    Request, RequestKind, ReservedArea, Response, WriteData,
 };
-use sealblock_integrity::{Checks, ChecksumKind, PiFormat};
+use sealblock_integrity::{ChecksumKind, PiFormat};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent};
 
@@ -159,23 +159,17 @@ impl<D: Device> StripeLayer<D> {
         self.merger.stripe_map.chunk()
     }
 
-    /// Converts the checks of blocks from `stripe_lba` on to those of the run from `member_lba` on.
-    fn checks_down(&self, checks: Checks, stripe_lba: u64, member_lba: u64) -> Checks {
-        match self.merger.format {
-            Some(format) if format.protection().increments_ref_tag() => {
-                let delta = member_lba.wrapping_sub(stripe_lba);
-                Checks { initial_ref_tag: checks.initial_ref_tag.map(|tag| format.reference_tag(tag, delta)), ..checks }
-            }
-            _ => checks,
-        }
+    /// Converts the expectations of blocks from `stripe_lba` on to those of the run from `member_lba` on.
+    fn expectations_down(&self, expectations: Expectations, stripe_lba: u64, member_lba: u64) -> Expectations {
+        expectations.advance(member_lba.wrapping_sub(stripe_lba), self.merger.format)
     }
 
-    /// Returns a request for the blocks of one chunk as a request for the member. A checked tag that increments from the request's
+    /// Returns a request for the blocks of one chunk as a request for the member. An expected tag that increments from the request's
     /// first block on is, at the member's first block, the same tag minus the request's address plus the member's.
     fn run_down(&self, request: Request, run: &ChunkRun) -> Request {
         let (stripe_lba, member_lba) = (run.stripe_lba.get(), run.below.start().get());
         Request { extents: run.below.into(), ..request }
-            .map_checks(|checks| self.checks_down(checks, stripe_lba, member_lba))
+            .map_expectations(|expected| self.expectations_down(expected, stripe_lba, member_lba))
             .map_data(|data| self.merger.to_member_tags(data, run))
     }
 
@@ -202,7 +196,7 @@ impl<D: Device> StripeLayer<D> {
                 durability: request.durability,
             };
             let part_request = part_request
-                .map_checks(|checks| self.checks_down(checks, first, part.below.start().get()))
+                .map_expectations(|expected| self.expectations_down(expected, first, part.below.start().get()))
                 .map_data(|data| self.merger.gather(&data.into_sealed(), whole, part.member).into());
             (part, part.member, part_request)
         });
@@ -250,10 +244,10 @@ impl<D: Device> StripeLayer<D> {
     }
 
     /// Computes a checksum chunk by chunk, since a CRC covers bytes in order.
-    async fn checksum(&self, whole: Extent, kind: ChecksumKind, checks: Checks) -> Outcome {
+    async fn checksum(&self, whole: Extent, kind: ChecksumKind, expectations: Expectations) -> Outcome {
         let requests = self.merger.stripe_map.runs(whole).map(|run| {
-            let checks = self.checks_down(checks, whole.start().get(), run.below.start().get());
-            (run, Request::checksum(run.below, kind, checks))
+            let expected = self.expectations_down(expectations, whole.start().get(), run.below.start().get());
+            (run, Request::checksum(run.below, kind, expected))
         });
         let outcomes: Vec<(ChunkRun, Outcome)> = stream::iter(requests)
             .map(|(run, request)| async move { (run, self.members[run.member].execute(request).await) })
@@ -330,22 +324,24 @@ impl<D: Device> Device for StripeLayer<D> {
         // One member's reserved area is enough, and only a write to one device is atomic.
         // Source and destination may lie on different members, and so may the blocks of what has to be atomic.
         let (reserved, copy) = (self.members[0].abilities().reserved, Ability::Absent);
-        Abilities { reserved, copy, compare_and_write_blocks: 0, ..all }
+        Abilities { reserved, copy, salvage: Ability::Absent, compare_and_write_blocks: 0, ..all }
     }
 
     async fn execute(&self, request: Request) -> Outcome {
         match request.operation {
             Operation::Flush => self.flush().await,
             Operation::Discard => self.discard(&request.extents).await,
-            Operation::Checksum(kind, checks) => self.checksum(request.extents.one(), kind, checks).await,
+            Operation::Checksum(kind, expectations) => self.checksum(request.extents.one(), kind, expectations).await,
             Operation::ReadReserved(ReservedArea::GroupLabel)
             | Operation::WriteReserved(ReservedArea::GroupLabel, _) => self.group_label_request(request).await,
             Operation::ReadReserved(_) | Operation::WriteReserved(..) => self.members[0].execute(request).await,
-            Operation::Copy { .. } | Operation::CompareAndWrite(_) => Err(ErrorKind::Absent(request.kind()).into()),
+            Operation::Salvage | Operation::Copy { .. } | Operation::CompareAndWrite(_) => {
+                Err(ErrorKind::Absent(request.kind()).into())
+            }
             Operation::Read(_)
             | Operation::Write(_)
             | Operation::Verify(_)
-            | Operation::Repair(_)
+            | Operation::Repair
             | Operation::BlockStatus
             | Operation::Compare(_)
             | Operation::WriteZeroes { .. }

@@ -179,6 +179,7 @@ fn check_labels(
     assembly: &Assembly,
     block_size: BlockSize,
 ) -> Result<(), AssembleError> {
+    let first = most_agreed(labels).unwrap_or(first);
     let Some(first_label) = &labels[first] else { return Ok(()) };
     let labelled = || labels.iter().enumerate().filter_map(|(member, label)| Some((member, label.as_ref()?)));
     if let Some((member, _)) = labelled().find(|(_, label)| !label.agrees(first_label)) {
@@ -197,6 +198,13 @@ fn check_labels(
         return Err(AssembleError::Shape { actual: first_label.capacity_blocks, made: assembly.capacity_blocks });
     }
     Ok(())
+}
+
+/// The first member of the stripe that most members are of, so that the one that is refused is the one that does not belong there.
+fn most_agreed(labels: &[Option<Label>]) -> Option<usize> {
+    let agreeing = |label: &Label| labels.iter().flatten().filter(|other| other.agrees(label)).count();
+    let labelled = (0..labels.len()).filter(|member| labels[*member].is_some());
+    labelled.rev().max_by_key(|member| labels[*member].as_ref().map_or(0, agreeing))
 }
 
 /// Refuses devices without a label unless all devices are blank: then it is a new stripe, or one whose labelling a crash

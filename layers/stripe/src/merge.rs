@@ -25,18 +25,21 @@ pub(crate) struct Merger {
 
 impl Merger {
     /// Fails with the first error that does not concern blocks, in the order of the members; then all bad blocks of all members, because
-    /// a bad block is damage and not a difference; then the first block that differs.
+    /// a bad block is damage and not a difference; then the first block that is not as expected, or that differs.
     pub(crate) fn merge_errors(&self, errors: impl Iterator<Item = (usize, Error)>) -> Result<(), Error> {
-        let (mut bad_blocks, mut coverage, mut differs) = (Vec::new(), Coverage::default(), None::<Lba>);
+        let (mut bad_blocks, mut coverage) = (Vec::new(), Coverage::default());
+        let mut differs: Option<(Lba, ErrorKind)> = None;
         for (member, error) in errors {
             match error.kind() {
                 ErrorKind::Integrity(found) => {
                     bad_blocks.extend(found.as_slice().iter().map(|bad_block| self.bad_block_up(member, bad_block)));
                     coverage.merge(self.coverage_up(member, found.coverage().clone()));
                 }
-                ErrorKind::Miscompare { lba } => {
+                kind @ (ErrorKind::Expectation { lba, .. } | ErrorKind::Miscompare { lba }) => {
                     let lba = self.stripe_map.up(member, *lba);
-                    differs = Some(differs.map_or(lba, |first| first.min(lba)));
+                    if differs.as_ref().is_none_or(|(first, _)| lba < *first) {
+                        differs = Some((lba, kind.clone()));
+                    }
                 }
                 ErrorKind::Media { .. }
                 | ErrorKind::NoSpace { .. }
@@ -50,7 +53,8 @@ impl Merger {
         }
         match (BadBlocks::new(bad_blocks), differs) {
             (Some(bad_blocks), _) => Err(bad_blocks.with_coverage(coverage).into()),
-            (None, Some(lba)) => Err(ErrorKind::Miscompare { lba }.into()),
+            (None, Some((lba, ErrorKind::Miscompare { .. }))) => Err(ErrorKind::Miscompare { lba }.into()),
+            (None, Some((lba, unexpected))) => Err(unexpected.expectation_at(lba, self.format).into()),
             (None, None) => Ok(()),
         }
     }
@@ -87,7 +91,9 @@ impl Merger {
                 let deltas = std::iter::repeat(run.ref_tag_delta().wrapping_neg());
                 Ok(Response::Data(data.with_ref_tags_shifted(deltas)))
             }
-            Ok(Response::Data(_) | Response::Checksum(_) | Response::Reserved(_)) => Err(unexpected_response()),
+            Ok(Response::Data(_) | Response::Salvaged(_) | Response::Checksum(_) | Response::Reserved(_)) => {
+                Err(unexpected_response())
+            }
             Ok(Response::BlockStatus(status)) => {
                 let extent = Extent::new(run.stripe_lba, run.below.blocks()).expect("the run is of the stripe");
                 Ok(Response::BlockStatus(self.status(vec![(run.member, status)], extent)?))
@@ -118,7 +124,9 @@ impl Merger {
                     whole.coverage.merge(self.coverage_up(part.member, one.coverage));
                 }
                 Response::BlockStatus(runs) => status.push((part.member, runs)),
-                Response::Checksum(_) | Response::Reserved(_) => return Err(unexpected_response()),
+                Response::Salvaged(_) | Response::Checksum(_) | Response::Reserved(_) => {
+                    return Err(unexpected_response());
+                }
             }
         }
         Ok(match (data.is_empty(), verified, status.is_empty()) {

@@ -9,10 +9,10 @@ use std::task::Poll;
 
 use futures_util::FutureExt;
 use sealblock_block::{
-    Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Device, Durability, Error, ErrorKind, Gate, Geometry,
-    Limits, MemberPath, Outcome, Request, Response,
+    Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Device, Durability, Error, ErrorKind, Expectations, Gate,
+    Geometry, Limits, MemberPath, Outcome, Request, Response,
 };
-use sealblock_integrity::{Checks, ChecksumKind, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
+use sealblock_integrity::{ChecksumKind, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::{Corruption, MemoryDevice};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, BlockSize, ByteCount, Extent, Lba};
@@ -55,12 +55,8 @@ fn write(device: &impl Device, at: Extent, seed: u8) {
     assert!(matches!(outcome, Ok(Response::Done)), "{outcome:?}");
 }
 
-fn full(device: &impl Device, at: Extent) -> Checks {
-    device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, at.start()))
-}
-
 fn read(device: &impl Device, at: Extent) -> Outcome {
-    run(device, Request::read(at, full(device, at)))
+    run(device, Request::read(at, Expectations::NONE))
 }
 
 #[test]
@@ -105,8 +101,7 @@ fn each_member_verifies_by_itself() {
         write(&gate, extent(0, 192), 1);
         for member in &members {
             assert!(read(member, extent(0, 64)).is_ok());
-            let checks = full(member, extent(5, 50));
-            assert!(run(member, Request::verify(extent(5, 50), checks)).is_ok());
+            assert!(run(member, Request::verify(extent(5, 50), Expectations::NONE)).is_ok());
         }
         write(&members[1], extent(4, 4), 9);
         assert!(read(&gate, extent(0, 192)).is_ok(), "blocks written to a member verify on the stripe");
@@ -134,8 +129,8 @@ fn bad_blocks_of_all_members_are_reported_in_order_with_their_members() {
     assert!(members[1].device().damage(Lba::new(1), Corruption::Data { at: 0, mask: 1 }));
     assert!(members[0].device().damage(Lba::new(6), Corruption::Tag { at: 7, mask: 0x80 }));
     assert!(members[0].device().damage(Lba::new(0), Corruption::Data { at: 3, mask: 1 }));
-    let (checks, at) = (full(&gate, extent(0, 128)), extent(0, 128));
-    for request in [Request::read(at, checks), Request::verify(at, checks)] {
+    let at = extent(0, 128);
+    for request in [Request::read(at, Expectations::NONE), Request::verify(at, Expectations::NONE)] {
         let error = run(&gate, request).unwrap_err();
         assert_eq!(error.device_name(), Some("stripe"), "the device whose blocks it names");
         let bad_blocks = error.bad_blocks().unwrap().as_slice();
@@ -252,7 +247,7 @@ fn errors_of_a_device_outweigh_bad_blocks() {
     let of = |first: Option<ErrorKind>, second: Option<ErrorKind>| {
         let members = vec![Scripted::with(&requested, 0, first), Scripted::with(&requested, 0, second)];
         let layer = StripeLayer::new(members, ByteCount::new(8 * 512)).unwrap();
-        let verify = Request::verify(extent(0, 100), Checks::NONE);
+        let verify = Request::verify(extent(0, 100), Expectations::NONE);
         run(&layer, verify).map(drop).map_err(Error::into_kind)
     };
     assert_eq!(of(None, None), Ok(()));
@@ -331,7 +326,7 @@ fn unexpected_responses_are_refused() {
         let stripe = StripeLayer::new(members, ByteCount::new(4 * 512)).unwrap();
         // Within a chunk, and over two.
         for extent in [extent(1, 2), extent(0, 8)] {
-            let requested = [Request::read(extent, Checks::NONE), Request::block_status(extent)];
+            let requested = [Request::read(extent, Expectations::NONE), Request::block_status(extent)];
             for (request, is_true) in requested.into_iter().zip(is_true) {
                 let outcome = run(&stripe, request);
                 assert_eq!(outcome.is_ok(), is_true, "{extent}: {outcome:?}");
@@ -371,12 +366,10 @@ fn unchecked_blocks_are_reported_with_their_member_and_the_stripes_addresses() {
     // Chunks of four blocks: blocks 1 to 4 of the second member are blocks 5 to 7 and 12.
     let due = Unchecked { first: Lba::new(5), last: Lba::new(12), member: MemberPath::NONE.within(1), ..BELOW };
     for at in [extent(0, 32), extent(4, 4)] {
-        let checks = Checks::full(TYPE1, at.start());
-        assert_eq!(told(Request::verify(at, checks)).unchecked(), [due], "{at}");
+        assert_eq!(told(Request::verify(at, Expectations::NONE)).unchecked(), [due], "{at}");
         let kind = ChecksumKind::default();
-        assert_eq!(told(Request::checksum(at, kind, checks)).unchecked(), [due], "{at}");
+        assert_eq!(told(Request::checksum(at, kind, Expectations::NONE)).unchecked(), [due], "{at}");
     }
     let within = extent(0, 4);
-    let checks = Checks::full(TYPE1, within.start());
-    assert!(told(Request::verify(within, checks)).is_complete(), "the first member checked every block");
+    assert!(told(Request::verify(within, Expectations::NONE)).is_complete(), "the first member checked every block");
 }

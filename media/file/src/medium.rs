@@ -86,6 +86,8 @@ pub struct FileMedium {
     zeroing: Cell<Zeroing>,
     notes: NoteFile,
     pool: Pool,
+    /// What is held open as long as it is.
+    kept: Vec<std::fs::File>,
 }
 
 impl FileMedium {
@@ -123,7 +125,7 @@ impl FileMedium {
         let discards = opened.block_device && kernel::discards(&opened.file).map_err(failed)?;
         let (block_device, direct, locked) = (opened.block_device, opened.direct, opened.locked);
         let about = opened.file.metadata().map_err(failed)?;
-        let notes = NoteFile::beside(&opened.file, opened.direct, options.writes());
+        let notes = NoteFile::beside(opened.direct, options.writes());
         let file = File::from_fd(opened.file.into());
         let medium = FileMedium {
             backing: Backing::new(path, &about, block_device, file.len_bytes().map_err(failed)?),
@@ -138,11 +140,17 @@ impl FileMedium {
             zeroing: Cell::new(Zeroing::first_of(block_device)),
             notes,
             pool: sealblock_runtime_reactor::pool(),
+            kept: Vec::new(),
         };
         if !direct && !options.buffered {
             tracing::warn!(path = %path.display(), "no direct I/O on this file system; going through the page cache");
         }
         Ok(medium)
+    }
+
+    /// Holds files open as long as the medium: those whose locks belong to it.
+    pub fn keep(&mut self, files: Vec<std::fs::File>) {
+        self.kept.extend(files);
     }
 
     /// The path it was opened by.

@@ -4,7 +4,7 @@
 //! read before, and the range has space already, so none waits for the file system to find some. Where a direct write or read meets
 //! such pages, the kernel writes them back before. Who asks for notes keeps other writes away from their range.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
@@ -24,8 +24,8 @@ const LONGEST_BYTES: u64 = 2 << 20;
 enum Way {
     /// By the descriptor for everything else.
     Same,
-    /// By one of their own.
-    Second(File),
+    /// By one of their own, which is opened for the first note.
+    Second(OnceCell<File>),
     /// Not at all.
     None,
 }
@@ -40,18 +40,12 @@ pub(crate) struct NoteFile {
 }
 
 impl NoteFile {
-    /// For an open file, which bypasses the page cache if `direct`.
-    pub(crate) fn beside(file: &File, direct: bool, writes: bool) -> NoteFile {
+    /// For a file that is open, which bypasses the page cache if `direct`.
+    pub(crate) fn beside(direct: bool, writes: bool) -> NoteFile {
         let way = match (writes, direct) {
             (false, _) => Way::None,
             (true, false) => Way::Same,
-            (true, true) => reopen(file).map_or_else(
-                |error| {
-                    tracing::warn!(%error, "cannot open the file a second time; writes are made durable before they are answered");
-                    Way::None
-                },
-                Way::Second,
-            ),
+            (true, true) => Way::Second(OnceCell::new()),
         };
         NoteFile { way, boot: boot_identity(), noted: RefCell::default() }
     }
@@ -70,7 +64,13 @@ impl NoteFile {
     pub(crate) fn write(&self, same: &impl AsFd, offset_bytes: u64, bytes: &[u8]) -> io::Result<()> {
         let descriptor = match &self.way {
             Way::Same => same.as_fd(),
-            Way::Second(file) => file.as_fd(),
+            Way::Second(file) => match file.get() {
+                Some(file) => file.as_fd(),
+                None => {
+                    let opened = reopen(same)?;
+                    file.get_or_init(|| opened).as_fd()
+                }
+            },
             Way::None => return Err(io::ErrorKind::Unsupported.into()),
         };
         if let Way::Second(_) = self.way {
@@ -94,8 +94,8 @@ impl NoteFile {
 }
 
 /// Opens the same file again, through the page cache: by its descriptor, as another file may be at its path by now.
-fn reopen(file: &File) -> io::Result<File> {
-    OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()))
+fn reopen(file: &impl AsFd) -> io::Result<File> {
+    OpenOptions::new().write(true).open(format!("/proc/self/fd/{}", file.as_fd().as_raw_fd()))
 }
 
 /// The identity of this boot of the machine.
@@ -132,18 +132,18 @@ mod tests {
         std::fs::write(&path, vec![0; 16384]).unwrap();
         let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
         for direct in [false, true] {
-            let notes = NoteFile::beside(&file, direct, true);
+            let notes = NoteFile::beside(direct, true);
             assert!(matches!(notes.keeping(), NoteKeeping::UntilReboot(_)));
             let page = vec![7 + u8::from(direct); 4096];
             notes.write(&file, 8192, &page).unwrap();
             assert_eq!(std::fs::read(&path).unwrap()[8192..12288], page);
         }
-        let notes = NoteFile::beside(&file, true, true);
+        let notes = NoteFile::beside(true, true);
         assert_eq!(notes.noted(), None);
         [8192, 4096].iter().for_each(|at| notes.write(&file, *at, &[1; 4096]).unwrap());
         assert_eq!(notes.noted(), Some(4096..12288));
-        assert_eq!(NoteFile::beside(&file, false, true).noted(), None, "no descriptor of their own");
-        let reader = NoteFile::beside(&file, true, false);
+        assert_eq!(NoteFile::beside(false, true).noted(), None, "no descriptor of their own");
+        let reader = NoteFile::beside(true, false);
         assert_eq!(reader.write(&file, 0, &[1; 4096]).unwrap_err().kind(), io::ErrorKind::Unsupported);
         assert_eq!(std::fs::read(&path).unwrap()[..4096], [0; 4096]);
     }

@@ -39,6 +39,24 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
+    /// What it lies on is open for writing by another name.
+    #[error("'{}' has the same bytes as '{}', which is open for writing", path.display(), below.display())]
+    Shared {
+        /// The file.
+        path: PathBuf,
+        /// The file or block device below it.
+        below: PathBuf,
+    },
+    /// A mounted file system has the same bytes.
+    #[error("'{}' has the same bytes as {device}, which is mounted at '{}'", path.display(), at.display())]
+    Mounted {
+        /// The file.
+        path: PathBuf,
+        /// The mounted device.
+        device: String,
+        /// Where it is mounted.
+        at: PathBuf,
+    },
     /// It is neither a file nor a block device.
     #[error("'{}' is {kind}, not a file or block device", path.display())]
     Kind {

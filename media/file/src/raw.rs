@@ -184,7 +184,8 @@ impl<M: Medium> Device for RawDevice<M> {
             | Operation::CompareAndWrite(_)
             | Operation::WriteUncorrectable
             | Operation::Checksum(..)
-            | Operation::Repair(_)
+            | Operation::Repair
+            | Operation::Salvage
             | Operation::ReadReserved(_)
             | Operation::WriteReserved(..) => return Err(ErrorKind::Absent(kind).into()),
         }

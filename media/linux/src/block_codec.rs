@@ -4,7 +4,7 @@
 //! The guard of a tuple that is last covers the metadata in front of it too (NVM, "Guard Field"). In memory guards cover data only, so
 //! these are converted: the CRC of a block goes on over its metadata. A guard that is wrong stays wrong, by the same bits.
 
-use sealblock_block::{BadBlocks, Outcome, Response};
+use sealblock_block::{BadBlocks, Expectations, Outcome, Response};
 use sealblock_integrity::{Checks, PiFormat, Sealed, Tuple, Unverified, guard};
 use sealblock_media_nvme::{Metadata, NamespaceProfile, bad_blocks};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
@@ -71,13 +71,22 @@ impl BlockCodec {
         }
     }
 
-    /// The blocks of a Read, which have passed these checks.
-    pub(crate) fn check_read(&self, extent: Extent, read: Memory<Buffer>, checks: &Checks, pool: &Pool) -> Outcome {
+    /// The blocks of a Read, once their tags match them and are as expected.
+    pub(crate) fn check_read(
+        &self,
+        extent: Extent,
+        read: Memory<Buffer>,
+        expectations: &Expectations,
+        pool: &Pool,
+    ) -> Outcome {
         let (data, tags) = self.take_apart(read, pool);
         let blocks = Unverified::new(data, tags, self.size, self.shown).expect("one tuple was taken from each block");
-        let checks = if self.shown.is_some() { *checks } else { Checks::NONE };
-        match blocks.verify(&checks) {
-            Ok(sealed) => Ok(Response::Data(sealed)),
+        let own = self.shown.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
+        match blocks.verify(&own) {
+            Ok(sealed) => {
+                expectations.beyond(&own).judge(extent, &sealed)?;
+                Ok(Response::Data(sealed))
+            }
             Err(mismatches) => {
                 let bad_blocks = BadBlocks::new(bad_blocks(extent.start(), &mismatches));
                 Err(bad_blocks.expect("a mismatch is about a block").into())
@@ -197,16 +206,17 @@ mod tests {
                 let data = sealed(Some(format()), blocks);
                 let sent = codec.memory_of(&data, &pool);
                 assert_eq!(sent.metadata.is_none(), is_interleaved);
-                let checks = Checks::full(format(), Lba::new(7));
                 let read = received(codec, &sent, blocks as u64, &pool);
-                let Ok(Response::Data(back)) = codec.check_read(extent(blocks as u64), read, &checks, &pool) else {
+                let Ok(Response::Data(back)) =
+                    codec.check_read(extent(blocks as u64), read, &Expectations::NONE, &pool)
+                else {
                     panic!("good blocks are good");
                 };
                 assert_eq!(back.first_difference(&data, true), None);
                 let mut read = received(codec, &sent, blocks as u64, &pool);
                 let stride = codec.stride();
                 read.data[(blocks - 1) * stride + 100] ^= 1;
-                let bad = codec.check_read(extent(blocks as u64), read, &checks, &pool).unwrap_err();
+                let bad = codec.check_read(extent(blocks as u64), read, &Expectations::NONE, &pool).unwrap_err();
                 let first = *bad.bad_blocks().unwrap().first();
                 assert_eq!(first.lba, Lba::new(6 + blocks as u64));
                 assert_eq!(first.cause, sealblock_block::BadBlockCause::Tag(Field::Guard));
@@ -236,8 +246,7 @@ mod tests {
             let mut read = received(codec, &sent, 2, &pool);
             let at = if is_interleaved { 512 + 3 } else { 3 };
             read.metadata.as_deref_mut().unwrap_or(&mut read.data)[at] ^= 1;
-            let checks = Checks::full(format(), Lba::new(7));
-            let bad = codec.check_read(extent(2), read, &checks, &pool).unwrap_err();
+            let bad = codec.check_read(extent(2), read, &Expectations::NONE, &pool).unwrap_err();
             assert_eq!(bad.bad_blocks().unwrap().as_slice().len(), 1);
             assert_eq!(bad.bad_blocks().unwrap().first().lba, Lba::new(7));
         }
@@ -253,7 +262,7 @@ mod tests {
             let mut read = received(codec, &sent, 3, &pool);
             let metadata = read.metadata.as_deref_mut().unwrap_or(&mut read.data[512..528]);
             metadata.fill(0xA5);
-            let Ok(Response::Data(back)) = codec.check_read(extent(3), read, &Checks::NONE, &pool) else {
+            let Ok(Response::Data(back)) = codec.check_read(extent(3), read, &Expectations::NONE, &pool) else {
                 panic!("nothing is checked");
             };
             assert_eq!(back.first_difference(&data, false), None);

@@ -4,10 +4,10 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use sealblock_block::{
-    Abilities, Ability, BadBlock, BadBlocks, BlockState, Checksum, Coverage, Device, Error, ErrorKind, Geometry,
-    Limits, Operation, Outcome, Request, ReservedArea, Response, StatusRuns, VerifyStats, WriteData,
+    Abilities, Ability, BadBlock, BadBlocks, BlockState, Checksum, Coverage, Device, ErrorKind, Expectations, Geometry,
+    Limits, Operation, Outcome, Request, ReservedArea, Response, Salvaged, StatusRuns, Tally, VerifyStats, WriteData,
 };
-use sealblock_integrity::{Checks, ChecksumKind, PiFormat, Sealed, Tags, Unverified, verify};
+use sealblock_integrity::{Checks, ChecksumKind, Field, Mismatch, PiFormat, Sealed, Tags, Unverified, verify};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
 use sealblock_units::{BlockSize, Extent, Lba};
 
@@ -25,8 +25,12 @@ const TRANSFER_BYTES: usize = 4 << 20;
 /// Bytes that one Verify or WriteZeroes covers: a few hundred microseconds during which the core does nothing else.
 const IN_PLACE_BYTES: usize = 16 << 20;
 
-/// Bytes of a chunk of marks of unreadable blocks.
-const UNCORRECTABLE_BYTES: usize = 4096;
+/// Bytes of a chunk of marks.
+const MARK_BYTES: usize = 4096;
+/// The mark of a block that was made unreadable.
+const UNREADABLE: u8 = 1;
+/// The mark of a block whose host wrote a guard that does not match, and asked for no check: it proves nothing.
+const UNPROVEN: u8 = 2;
 
 /// A device in RAM, with or without protection information. See the crate's header.
 pub struct MemoryDevice {
@@ -57,8 +61,8 @@ pub enum Corruption {
 struct Stored {
     data: Sparse,
     tags: Sparse,
-    /// A byte for each block: 1 where it was made unreadable.
-    uncorrectable: Sparse,
+    /// A byte for each block: a mark, or 0.
+    marks: Sparse,
     /// Room beside the blocks.
     reserved: BTreeMap<ReservedArea, Slice>,
 }
@@ -76,7 +80,7 @@ impl MemoryDevice {
             stored: RefCell::new(Stored {
                 data: Sparse::new(CHUNK_BYTES, 0),
                 tags: Sparse::new(tags_of_chunk * TAG_CHUNK_BYTES.checked_div(tags_of_chunk).unwrap_or(0).max(1), 0xFF),
-                uncorrectable: Sparse::new(UNCORRECTABLE_BYTES, 0),
+                marks: Sparse::new(MARK_BYTES, 0),
                 reserved: BTreeMap::new(),
             }),
             pool: None,
@@ -144,44 +148,102 @@ impl MemoryDevice {
         copy.freeze()
     }
 
-    /// The blocks of the extent that were made unreadable.
-    fn unreadable(&self, extent: Extent) -> Vec<BadBlock> {
+    /// The blocks of the extent that have this mark.
+    fn marked(&self, extent: Extent, mark: u8) -> Vec<Lba> {
         let stored = self.stored.borrow();
-        if stored.uncorrectable.allocated_bytes() == 0 {
+        if stored.marks.allocated_bytes() == 0 {
             return Vec::new();
         }
         let mut marks = vec![0; extent.len() as usize];
-        stored.uncorrectable.read(extent.start().get(), &mut marks);
-        extent.iter().zip(marks).filter(|(_, mark)| *mark != 0).map(|(lba, _)| BadBlock::media(lba)).collect()
+        stored.marks.read(extent.start().get(), &mut marks);
+        extent.iter().zip(marks).filter(|(_, found)| *found == mark).map(|(lba, _)| lba).collect()
     }
 
-    fn read(&self, extent: Extent, checks: &Checks) -> Outcome {
-        let mut faults = self.unreadable(extent);
-        let (start, tuple_bytes) = (extent.start().get(), self.tuple_bytes());
-        let (data, tags) = {
-            let mut stored = self.stored.borrow_mut();
-            let data = self.shared(
-                &mut stored.data,
-                start << self.geometry.block_size.shift(),
-                extent.bytes(self.geometry.block_size),
-            );
-            (data, self.tags(&mut stored.tags, start * tuple_bytes, extent.len() * tuple_bytes))
-        };
+    /// The blocks of the extent that were made unreadable.
+    fn unreadable(&self, extent: Extent) -> Vec<BadBlock> {
+        self.marked(extent, UNREADABLE).into_iter().map(BadBlock::media).collect()
+    }
+
+    /// What every tuple has to be that proves its block, for blocks from `start` on.
+    fn own_checks(&self, start: Lba) -> Checks {
+        self.geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, start))
+    }
+
+    /// Blocks and their tags as they are stored, with nothing checked.
+    fn load(&self, extent: Extent) -> (Slice, Slice) {
+        let (start, tuple_bytes, size) = (extent.start().get(), self.tuple_bytes(), self.geometry.block_size);
+        let mut stored = self.stored.borrow_mut();
+        let data = self.shared(&mut stored.data, start << size.shift(), extent.bytes(size));
+        (data, self.tags(&mut stored.tags, start * tuple_bytes, extent.len() * tuple_bytes))
+    }
+
+    fn unverified(&self, (data, tags): (Slice, Slice)) -> Unverified {
         let (size, format) = (self.geometry.block_size, self.geometry.protection);
-        let read = Unverified::new(data, tags, size, format).expect("as many tuples as blocks were copied");
-        match read.verify(checks) {
-            Ok(sealed) if faults.is_empty() => Ok(Response::Data(sealed)),
-            Ok(_) => Err(damaged(faults)),
-            Err(mismatches) => {
-                faults.extend(mismatches.iter().map(|bad| BadBlock::of_mismatch(extent.start(), bad)));
-                Err(damaged(faults))
-            }
+        Unverified::new(data, tags, size, format).expect("as many tuples as blocks were loaded")
+    }
+
+    fn read(&self, extent: Extent, expectations: &Expectations) -> Outcome {
+        let (unreadable, loaded) = (self.unreadable(extent), self.load(extent));
+        let both = expectations.joined(&self.own_checks(extent.start())).filter(|_| unreadable.is_empty());
+        if let Some(Ok(sealed)) = both.map(|checks| self.unverified(loaded.clone()).verify(&checks)) {
+            return Ok(Response::Data(sealed));
         }
+        let mut tally = Tally { bad_blocks: unreadable, ..Tally::default() };
+        if let Some(format) = self.geometry.protection {
+            self.judge(extent, format, (&loaded.0, &loaded.1), expectations, &mut tally);
+        }
+        tally.finish()?;
+        Ok(Response::Data(self.unverified(loaded).verify(&Checks::NONE).expect("nothing is checked")))
+    }
+
+    /// What is left of blocks, bad ones too.
+    fn salvage(&self, extent: Extent) -> Outcome {
+        let (loaded, mut tally) = (self.load(extent), Tally::default());
+        tally.bad_blocks = self.unreadable(extent);
+        if let Some(format) = self.geometry.protection {
+            self.judge(extent, format, (&loaded.0, &loaded.1), &Expectations::NONE, &mut tally);
+        }
+        let bad_blocks = BadBlocks::new(tally.bad_blocks).map_or_else(Vec::new, |bad| bad.into_parts().0);
+        let blocks = self.unverified(loaded).verify(&Checks::NONE).expect("nothing is checked");
+        Ok(Response::Salvaged(Salvaged { blocks, bad_blocks }))
+    }
+
+    /// Says of blocks with their tags which of them are bad, whose tags prove nothing, and which is not as expected; true if every guard
+    /// was compared with the data and matches.
+    fn judge(
+        &self,
+        extent: Extent,
+        format: PiFormat,
+        (data, tags): (&[u8], &[u8]),
+        expectations: &Expectations,
+        tally: &mut Tally,
+    ) -> bool {
+        let (size, unproven) = (self.geometry.block_size, self.marked(extent, UNPROVEN));
+        if !unproven.is_empty() {
+            tally.coverage.merge(Coverage::of(false));
+        }
+        let own = self.own_checks(extent.start());
+        let mut note_bad = |mismatch: Mismatch| {
+            let bad = BadBlock::of_mismatch(extent.start(), &mismatch);
+            if mismatch.field != Field::Guard || !unproven.contains(&bad.lba) {
+                tally.bad_blocks.push(bad);
+            }
+        };
+        let wrong = verify(format, size, data, tags, &own, &mut note_bad);
+        if !unproven.is_empty() {
+            // Behind a guard that proves nothing, the reference tag is still to be the address.
+            verify(format, size, data, tags, &Checks { guard: false, ..own }, &mut note_bad);
+        }
+        let mut note_unexpected = |mismatch: Mismatch| {
+            tally.unexpected.get_or_insert_with(|| ErrorKind::unexpected(extent.start(), &mismatch).into());
+        };
+        verify(format, size, data, tags, expectations.checks(), &mut note_unexpected);
+        wrong == 0
     }
 
     fn write(&self, extent: Extent, sealed: &Sealed) {
         let mut stored = self.stored.borrow_mut();
-        stored.uncorrectable.clear(extent.start().get(), extent.len());
+        stored.marks.clear(extent.start().get(), extent.len());
         let mut at = extent.start().get() << self.geometry.block_size.shift();
         let mut tags_at = extent.start().get() * self.tuple_bytes();
         for segment in sealed.segments() {
@@ -190,13 +252,25 @@ impl MemoryDevice {
             at += segment.data.len() as u64;
             tags_at += segment.tags.len() as u64;
         }
+        self.mark_unproven(&mut stored, extent, sealed);
+    }
+
+    /// Marks written blocks whose guards prove nothing: only these may have wrong ones from now on.
+    fn mark_unproven(&self, stored: &mut Stored, extent: Extent, sealed: &Sealed) {
+        let Some(format) = self.geometry.protection.filter(|_| !sealed.has_verified_guards()) else { return };
+        let (mut start, checks) = (extent.start(), Checks { guard: true, ..Checks::NONE });
+        for segment in sealed.segments() {
+            let mut note = |mismatch: Mismatch| stored.marks.write(start.get() + mismatch.block as u64, &[UNPROVEN]);
+            verify(format, self.geometry.block_size, &segment.data, &segment.tags, &checks, &mut note);
+            start = Lba::new(start.get() + (segment.data.len() >> self.geometry.block_size.shift()) as u64);
+        }
     }
 
     /// Makes blocks as if they had never been written.
     fn unmap(&self, extent: Extent) {
         let (start, tuple_bytes) = (extent.start().get(), self.tuple_bytes());
         let mut stored = self.stored.borrow_mut();
-        stored.uncorrectable.clear(extent.start().get(), extent.len());
+        stored.marks.clear(extent.start().get(), extent.len());
         stored.data.clear(start << self.geometry.block_size.shift(), extent.bytes(self.geometry.block_size));
         stored.tags.clear(start * tuple_bytes, extent.len() * tuple_bytes);
     }
@@ -204,7 +278,7 @@ impl MemoryDevice {
     /// Makes blocks unreadable. What they held is of no use any more, so its memory is given back.
     fn write_uncorrectable(&self, extent: Extent) {
         self.unmap(extent);
-        self.stored.borrow_mut().uncorrectable.write(extent.start().get(), &vec![1; extent.len() as usize]);
+        self.stored.borrow_mut().marks.write(extent.start().get(), &vec![UNREADABLE; extent.len() as usize]);
     }
 
     /// Zeroes with tags that are checked like any other's, unlike those of an unmapped block.
@@ -220,17 +294,16 @@ impl MemoryDevice {
     }
 
     /// Checks blocks where they lie. Memory that is not there holds nothing that could be damaged.
-    fn verify(&self, extent: Extent, checks: &Checks) -> Outcome {
-        let mut faults = self.unreadable(extent);
-        self.verify_parts(extent, checks, &mut faults, |_, _, _| ());
-        let coverage = self.checked(faults, checks)?;
-        Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage }))
+    fn verify(&self, extent: Extent, expectations: &Expectations) -> Outcome {
+        let mut tally = self.tally(extent);
+        self.verify_parts(extent, expectations, &mut tally, |_, _, _| ());
+        Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage: tally.finish()? }))
     }
 
     /// Checks blocks and sums them where they lie, each part while it is in the core's cache.
-    fn checksum(&self, extent: Extent, kind: ChecksumKind, checks: &Checks) -> Outcome {
-        let (mut faults, mut value, size) = (self.unreadable(extent), 0, self.geometry.block_size);
-        self.verify_parts(extent, checks, &mut faults, |part, data, guards| {
+    fn checksum(&self, extent: Extent, kind: ChecksumKind, expectations: &Expectations) -> Outcome {
+        let (mut tally, mut value, size) = (self.tally(extent), 0, self.geometry.block_size);
+        self.verify_parts(extent, expectations, &mut tally, |part, data, guards| {
             let of_guards = guards.and_then(|(format, tags)| kind.append_guards(value, format, size, tags));
             value = match (of_guards, data) {
                 (Some(of_guards), _) => of_guards,
@@ -238,22 +311,13 @@ impl MemoryDevice {
                 (None, None) => kind.combine(value, kind.of_zeroes(part.bytes(size)), part.bytes(size)),
             };
         });
-        let coverage = self.checked(faults, checks)?;
-        Ok(Response::Checksum(Checksum { kind, value, bytes_transferred: 0, coverage }))
+        Ok(Response::Checksum(Checksum { kind, value, bytes_transferred: 0, coverage: tally.finish()? }))
     }
 
-    /// How far such checks went, if no block is bad.
-    fn checked(&self, faults: Vec<BadBlock>, checks: &Checks) -> Result<Coverage, Error> {
-        let coverage = self.reach(checks);
-        match BadBlocks::new(faults) {
-            Some(bad_blocks) => Err(bad_blocks.with_coverage(coverage).into()),
-            None => Ok(coverage),
-        }
-    }
-
-    /// How far such checks go.
-    fn reach(&self, checks: &Checks) -> Coverage {
-        Coverage::of(self.geometry.protection.is_some() && checks.guard)
+    /// Where a check begins.
+    fn tally(&self, extent: Extent) -> Tally {
+        let coverage = Coverage::of(self.geometry.protection.is_some());
+        Tally { bad_blocks: self.unreadable(extent), coverage, unexpected: None }
     }
 
     /// Checks blocks part by part. `each` gets a part, its data (none: they are zeroes), and its tags with their format if all
@@ -261,8 +325,8 @@ impl MemoryDevice {
     fn verify_parts(
         &self,
         extent: Extent,
-        checks: &Checks,
-        faults: &mut Vec<BadBlock>,
+        expectations: &Expectations,
+        tally: &mut Tally,
         mut each: impl FnMut(Extent, Option<&[u8]>, Option<(PiFormat, &[u8])>),
     ) {
         let (size, stored) = (self.geometry.block_size, self.stored.borrow());
@@ -275,20 +339,19 @@ impl MemoryDevice {
                 each(part, data, None);
                 continue;
             };
-            let checks = checks.advance(start - extent.start().get(), format);
-            let mut note = |mismatch| faults.push(BadBlock::of_mismatch(part.start(), &mismatch));
-            let bad = match data {
-                Some(data) => verify(format, size, data, tags, &checks, &mut note),
-                None => verify(format, size, &vec![0; part.bytes(size) as usize], tags, &checks, &mut note),
-            };
-            each(part, data, (checks.guard && bad == 0).then_some((format, tags)));
+            let expected = expectations.advance(start - extent.start().get(), Some(format));
+            let zeroes = if data.is_none() { vec![0; part.bytes(size) as usize] } else { Vec::new() };
+            let checked = data.unwrap_or(&zeroes);
+            let is_good = |checks: Checks| verify(format, size, checked, tags, &checks, &mut |_| ()) == 0;
+            let is_proven = expected.joined(&self.own_checks(part.start())).is_some_and(is_good)
+                || self.judge(part, format, (checked, tags), &expected, tally);
+            each(part, data, is_proven.then_some((format, tags)));
         }
     }
 
     fn compare(&self, extent: Extent, wanted: &Sealed) -> Outcome {
         // A damaged block is damage and not a difference.
-        let checks = self.geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        self.verify(extent, &checks)?;
+        self.verify(extent, &Expectations::NONE)?;
         let (size, stored) = (self.geometry.block_size, self.stored.borrow());
         let mut block = vec![0; size.bytes()];
         for (lba, wanted) in extent.iter().zip(wanted.iter().map(|(block, _)| block)) {
@@ -313,7 +376,7 @@ impl MemoryDevice {
                 let data = stored.data.peek(start << size.shift(), part.bytes(size) as usize);
                 data.is_none() && tags.is_none_or(|tags| tags.iter().all(|byte| *byte == 0xFF))
             };
-            let is_hole = is_empty && self.unreadable(part).is_empty();
+            let is_hole = is_empty && self.marked(part, UNREADABLE).is_empty();
             runs.push(part.blocks(), if is_hole { BlockState::Hole } else { BlockState::Allocated });
         }
         Ok(Response::BlockStatus(runs.into_vec()))
@@ -322,9 +385,10 @@ impl MemoryDevice {
     fn carry_out(&self, request: &Request) -> Outcome {
         let Request { operation, extents, .. } = request;
         match operation {
-            Operation::Read(checks) => return self.read(extents.one(), checks),
-            Operation::Verify(checks) => return self.verify(extents.one(), checks),
-            Operation::Checksum(kind, checks) => return self.checksum(extents.one(), *kind, checks),
+            Operation::Read(expectations) => return self.read(extents.one(), expectations),
+            Operation::Salvage => return self.salvage(extents.one()),
+            Operation::Verify(expectations) => return self.verify(extents.one(), expectations),
+            Operation::Checksum(kind, expectations) => return self.checksum(extents.one(), *kind, expectations),
             Operation::Compare(data) => return self.compare(extents.one(), data),
             Operation::ReadReserved(area) => {
                 let held = self.stored.borrow().reserved.get(area).cloned();
@@ -334,7 +398,7 @@ impl MemoryDevice {
                 self.stored.borrow_mut().reserved.insert(*area, Slice::copy_from(bytes));
             }
             Operation::BlockStatus => return self.allocation(extents.one()),
-            Operation::Copy { .. } | Operation::CompareAndWrite(_) | Operation::Repair(_) => {
+            Operation::Copy { .. } | Operation::CompareAndWrite(_) | Operation::Repair => {
                 return Err(ErrorKind::Absent(request.kind()).into());
             }
             Operation::Write(WriteData::Sealed(data)) => self.write(extents.one(), data),
@@ -354,11 +418,6 @@ impl MemoryDevice {
     }
 }
 
-#[cold]
-fn damaged(faults: Vec<BadBlock>) -> Error {
-    BadBlocks::new(faults).expect("a failed check names a block").into()
-}
-
 impl Device for MemoryDevice {
     fn geometry(&self) -> &Geometry {
         &self.geometry
@@ -370,6 +429,7 @@ impl Device for MemoryDevice {
             reserved: Ability::Native,
             bitmap_pages: ReservedArea::bitmap_pages(bytes),
             block_status: Ability::Native,
+            salvage: Ability::Native,
             seals: self.geometry.protection.is_some(),
             ..Abilities::COMPLETE
         }

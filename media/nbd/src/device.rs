@@ -81,7 +81,8 @@ impl Device for NbdDevice {
             Operation::Verify(_)
             | Operation::Copy { .. }
             | Operation::Checksum(..)
-            | Operation::Repair(_)
+            | Operation::Repair
+            | Operation::Salvage
             | Operation::Compare(_)
             | Operation::CompareAndWrite(_)
             | Operation::ReadReserved(_)

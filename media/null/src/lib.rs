@@ -74,7 +74,8 @@ impl NullDevice {
             | Operation::Copy { .. }
             | Operation::CompareAndWrite(_)
             | Operation::Checksum(..)
-            | Operation::Repair(_)
+            | Operation::Repair
+            | Operation::Salvage
             | Operation::ReadReserved(_)
             | Operation::WriteReserved(..) => Err(ErrorKind::Absent(request.kind()).into()),
         }
@@ -129,6 +130,7 @@ impl Device for NullDevice {
 mod tests {
     use super::*;
     use futures_util::FutureExt;
+    use sealblock_block::Expectations;
     use sealblock_block::{Durability, Gate};
     use sealblock_integrity::{GuardKind, ProtectionType, Tags};
     use sealblock_units::Lba;
@@ -170,7 +172,9 @@ mod tests {
                 let write = Request::write(at, data, Durability::ForceUnitAccess);
                 assert!(matches!(run(&gate, write), Ok(Response::Done)));
                 let checks = format.map_or(Checks::NONE, |format| Checks::full(format, at.start()));
-                let Ok(Response::Data(data)) = run(&gate, Request::read(at, checks)) else { panic!("reads") };
+                let Ok(Response::Data(data)) = run(&gate, Request::read(at, Expectations::NONE)) else {
+                    panic!("reads")
+                };
                 assert!(data.blocks() == 3 && data.joined_data().iter().all(|&byte| byte == 0));
                 // A second check, as by an export, must succeed.
                 let (size, again) = (data.size(), data.format());
@@ -195,12 +199,12 @@ mod tests {
     fn operations_without_payload_take_the_longest_extent() {
         let gate = gate(None);
         let at = extent(0, u64::from(u32::MAX));
-        assert!(matches!(run(&gate, Request::verify(at, Checks::NONE)), Ok(Response::Verified(_))));
+        assert!(matches!(run(&gate, Request::verify(at, Expectations::NONE)), Ok(Response::Verified(_))));
         let zero = Request::write_zeroes(at, true, Durability::Volatile);
         for operation in [zero, Request::discard([at]), Request::flush()] {
             assert!(matches!(run(&gate, operation), Ok(Response::Done)));
         }
-        let past = Request::verify(extent(1 << 40, 1), Checks::NONE);
+        let past = Request::verify(extent(1 << 40, 1), Expectations::NONE);
         assert!(matches!(run(&gate, past).unwrap_err().into_kind(), ErrorKind::Range { .. }));
     }
 }

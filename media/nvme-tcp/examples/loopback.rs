@@ -8,9 +8,9 @@ use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use sealblock_block::{Device, Durability, DynDevice, Request};
+use sealblock_block::{Device, Durability, DynDevice, Expectations, Request};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, Subsystem, Target};
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_null::NullDevice;
 use sealblock_media_nvme_tcp::{HostPort, NvmeTcpDevice, Options};
@@ -55,7 +55,7 @@ async fn one(device: NvmeTcpDevice, seed: u64, writes: Option<Sealed>, until: In
         state ^= state << 17;
         let extent = Extent::from_raw(state % BLOCKS, 1).expect("one block");
         let operation = match &writes {
-            None => Request::read(extent, Checks::NONE),
+            None => Request::read(extent, Expectations::NONE),
             Some(data) => Request::write(extent, data.clone(), Durability::Volatile),
         };
         device.execute(operation).await.expect("requests succeed");

@@ -4,9 +4,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use sealblock_block::{
-    BadBlock, BadBlocks, Coverage, Error, ErrorKind, Outcome, RequestKind, Response, Unchecked, WhyUnchecked, WriteSet,
+    BadBlock, BadBlocks, Coverage, Error, ErrorKind, Expectations, Outcome, RequestKind, Response, Unchecked,
+    WhyUnchecked, WriteSet,
 };
-use sealblock_integrity::{Checks, Sealed};
+use sealblock_integrity::Sealed;
 use sealblock_media_nvme::{
     Admin as _, CommandContext, CompletedCommand as Completed, Namespace, NamespaceProfile, bad_blocks, failure,
     may_be_sent_again,
@@ -143,11 +144,11 @@ impl Io {
         Ok(Response::Done)
     }
 
-    /// Coverage of these checks by a target with these extensions: whether they compare seals.
-    pub(crate) fn reach(&self, checks: &Checks, extensions: Extensions) -> Coverage {
+    /// Coverage of checks by a target with these extensions: whether they compare seals.
+    pub(crate) fn reach(&self, extensions: Extensions) -> Coverage {
         let profile = &self.session.profile;
         let is_plain = profile.pi_mode.kept().is_none();
-        Coverage::of(profile.checks_seals(checks) || is_plain && extensions.contains(Extensions::SEALS))
+        Coverage::of(profile.checks_seals() || is_plain && extensions.contains(Extensions::SEALS))
     }
 }
 
@@ -170,7 +171,7 @@ impl Namespace for Io {
         self.execute(build).await
     }
 
-    fn check_read(&self, extent: Extent, checks: &Checks, completed: CompletedCommand) -> Outcome {
+    fn check_read(&self, extent: Extent, expectations: &Expectations, completed: CompletedCommand) -> Outcome {
         let needed = self.codec.read_bytes(extent);
         let read = completed.result.data.filter(|data| data.buffer.len() == needed && !data.is_damaged);
         let Some(read) = read else {
@@ -179,8 +180,12 @@ impl Namespace for Io {
             return Err(ErrorKind::Media { reason }.into());
         };
         let checksummed_bytes = &self.session.counters.guard_bytes_checksummed;
-        match self.codec.check_read(read, checks, completed.session.pool(), checksummed_bytes) {
-            Ok(sealed) => Ok(Response::Data(sealed)),
+        let own = self.profile().own_checks(extent.start());
+        match self.codec.check_read(read, &own, completed.session.pool(), checksummed_bytes) {
+            Ok(sealed) => {
+                expectations.beyond(&own).judge(extent, &sealed)?;
+                Ok(Response::Data(sealed))
+            }
             Err(mismatches) => {
                 let bad_blocks = BadBlocks::new(bad_blocks(extent.start(), &mismatches));
                 Err(bad_blocks.expect("a mismatch is about a block").into())
@@ -245,17 +250,17 @@ impl Namespace for Io {
     }
 
     /// Uses the extensions of the session that executed it: a later session may have another target.
-    fn verify_coverage(&self, extent: Extent, checks: &Checks, completed: &CompletedCommand) -> Coverage {
+    fn verify_coverage(&self, extent: Extent, completed: &CompletedCommand) -> Coverage {
         match completed.session.pages.extensions.contains(Extensions::COVERAGE) {
             true => Coverage::from_bits(completed.result.completion.dword0(), extent),
-            false => Coverage::of(self.session.profile.checks_seals(checks)),
+            false => Coverage::of(self.session.profile.checks_seals()),
         }
     }
 
     /// Reads check one copy only.
-    fn read_coverage(&self, extent: Extent, checks: &Checks) -> Coverage {
+    fn read_coverage(&self, extent: Extent) -> Coverage {
         let extensions = self.session.current_session().map_or(Extensions::NONE, |session| session.pages.extensions);
-        let mut coverage = self.reach(checks, extensions);
+        let mut coverage = self.reach(extensions);
         if extensions.contains(Extensions::COPIES) {
             coverage.add(Unchecked::new(extent, WhyUnchecked::OneCopy));
         }

@@ -133,19 +133,21 @@ impl Device for NvmeTcpDevice {
         let requests = Requests(io);
         let Request { operation, extents, durability } = request;
         match operation {
-            Operation::Read(checks) => requests.read(extents.one(), checks).await,
+            Operation::Read(expectations) => requests.read(extents.one(), &expectations).await,
             Operation::Write(data) => requests.write(extents.one(), &data.into_sealed(), durability).await,
             Operation::Flush => io.flush().await,
             Operation::Discard => requests.discard(&extents).await,
             Operation::WriteZeroes { may_unmap } => requests.write_zeroes(extents.one(), may_unmap, durability).await,
-            Operation::Copy { source, checks } => requests.copy(source, extents.one(), checks, durability).await,
-            Operation::Verify(checks) => requests.verify(extents.one(), checks).await,
+            Operation::Copy { source, expectations } => {
+                requests.copy(source, extents.one(), &expectations, durability).await
+            }
+            Operation::Verify(expectations) => requests.verify(extents.one(), &expectations).await,
             Operation::Compare(data) => requests.compare(extents.one(), &data).await,
             Operation::CompareAndWrite(data) => io.compare_and_write(extents.one(), &data, durability).await,
-            Operation::Checksum(kind, checks) => io.checksum(extents.one(), kind, checks).await,
+            Operation::Checksum(kind, expectations) => io.checksum(extents.one(), kind, &expectations).await,
             Operation::ReadReserved(area) => io.read_reserved(area).await,
             Operation::WriteReserved(area, bytes) => io.write_reserved(area, &bytes).await,
-            Operation::WriteUncorrectable | Operation::Repair(_) | Operation::BlockStatus => {
+            Operation::Salvage | Operation::WriteUncorrectable | Operation::Repair | Operation::BlockStatus => {
                 Err(ErrorKind::Absent(kind).into())
             }
         }

@@ -4,11 +4,11 @@
 //! be another vendor's, where the same opcode may mean anything.
 
 use sealblock_block::{
-    BadBlocks, Checksum, Coverage, Error, ErrorKind, Outcome, RequestKind, ReservedArea, Response, WriteSet,
+    Checksum, Coverage, Error, ErrorKind, Expectations, Outcome, RequestKind, ReservedArea, Response, Tally, WriteSet,
 };
-use sealblock_integrity::{Checks, ChecksumKind, Sealed};
+use sealblock_integrity::{ChecksumKind, Sealed};
 use sealblock_media_nvme::requests::Requests;
-use sealblock_media_nvme::{BadBlockSearch, CompletedCommand as _, Namespace, bad_block_cause};
+use sealblock_media_nvme::{CompletedCommand as _, Namespace, bad_block_cause};
 use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme::admin::{FeatureSelect, GetFeatures, SetFeatures};
 use sealblock_protocols_nvme::extensions::{Extensions, ReservedArea as ReservedFrame};
@@ -22,14 +22,7 @@ use crate::session::Session;
 
 impl Io {
     /// Executes one Checksum; returns its completion, whatever the status.
-    async fn checksum_once(
-        &self,
-        extent: Extent,
-        kind: ChecksumKind,
-        checks: &Checks,
-    ) -> Result<CompletedCommand, Error> {
-        let (protection, _) = self.session.profile.read_checks(extent, checks, true);
-        let blocks = BlockCommand { protection, ..BlockCommand::new(extent) };
+    async fn checksum_once(&self, blocks: BlockCommand, kind: ChecksumKind) -> Result<CompletedCommand, Error> {
         let command = self.encode(IoCommand::Checksum(nvm::Checksum { blocks, kind }))?;
         let extension = match kind {
             ChecksumKind::Crc64Nvme => Extensions::CHECKSUM,
@@ -42,68 +35,58 @@ impl Io {
         self.execute(build).await
     }
 
-    pub(crate) async fn checksum(&self, extent: Extent, kind: ChecksumKind, checks: Checks) -> Outcome {
-        let (_, says_all) = self.session.profile.read_checks(extent, &checks, true);
-        if !says_all {
+    pub(crate) async fn checksum(&self, extent: Extent, kind: ChecksumKind, expectations: &Expectations) -> Outcome {
+        let requests = Requests(self);
+        let Some(protection) = requests.checks_in_place(extent, expectations) else {
             let mut value = 0;
             let each = |part: &Sealed| value = part.checksum_append(kind, value);
-            let (bytes_transferred, coverage) = Requests(self).read_all(extent, &checks, each).await?;
+            let (bytes_transferred, coverage) = requests.read_all(extent, expectations, each).await?;
             return Ok(Response::Checksum(Checksum { kind, value, bytes_transferred, coverage }));
-        }
-        let completed = self.checksum_once(extent, kind, &checks).await?;
+        };
+        let blocks = BlockCommand { protection, ..BlockCommand::new(extent) };
+        let completed = self.checksum_once(blocks, kind).await?;
         if completed.status().is_success() {
-            return self.checksum_response(extent, kind, checks, &completed).await;
+            return self.checksum_response(extent, kind, &completed).await;
         }
         if bad_block_cause(completed.status()).is_none() {
             return Err(self.failed(RequestKind::Checksum, Some(extent), &completed));
         }
-        if let Some(bad_blocks) =
-            BadBlocks::new(BadBlockSearch::new(self, checks, Requests(self).probe()).of(extent, &completed).await?)
-        {
-            let coverage = match self.checksum_coverage(extent, checks, &completed).await.map_err(Error::into_damage) {
+        if let Err(error) = requests.fail_if_bad(extent, expectations, requests.probe(), &completed).await {
+            let coverage = match self.checksum_coverage(extent, &completed).await.map_err(Error::into_damage) {
                 Ok(coverage) | Err(Ok((_, coverage))) => coverage,
                 Err(Err(error)) => return Err(error),
             };
-            return Err(bad_blocks.with_coverage(coverage).into());
+            let mut tally = Tally { coverage, ..Tally::default() };
+            tally.take(error)?;
+            tally.finish()?;
         }
         // The search re-read every block, so the failure was transient: retry once.
-        let again = self.checksum_once(extent, kind, &checks).await?;
+        let again = self.checksum_once(blocks, kind).await?;
         match again.status().is_success() {
-            true => self.checksum_response(extent, kind, checks, &again).await,
+            true => self.checksum_response(extent, kind, &again).await,
             false => Err(self.failed(RequestKind::Checksum, Some(extent), &again)),
         }
     }
 
     /// The response to a Checksum that succeeded. Its completion has room for the checksum only, so a Verify reports which
     /// copies were not checked, if there are several.
-    async fn checksum_response(
-        &self,
-        extent: Extent,
-        kind: ChecksumKind,
-        checks: Checks,
-        completed: &CompletedCommand,
-    ) -> Outcome {
+    async fn checksum_response(&self, extent: Extent, kind: ChecksumKind, completed: &CompletedCommand) -> Outcome {
         let asked = nvm::Checksum { blocks: BlockCommand::new(extent), kind };
         let value = asked.checksum(completed.result.completion.result.get()).ok_or_else(|| {
             let reason = format!("the target lists checksums of kind {kind} and returned one of another kind");
             ErrorKind::Media { reason }
         })?;
-        let coverage = self.checksum_coverage(extent, checks, completed).await?;
+        let coverage = self.checksum_coverage(extent, completed).await?;
         Ok(Response::Checksum(Checksum { kind, value, bytes_transferred: 0, coverage }))
     }
 
     /// Coverage of a Checksum.
-    async fn checksum_coverage(
-        &self,
-        extent: Extent,
-        checks: Checks,
-        completed: &CompletedCommand,
-    ) -> Result<Coverage, Error> {
+    async fn checksum_coverage(&self, extent: Extent, completed: &CompletedCommand) -> Result<Coverage, Error> {
         let extensions = completed.session.pages.extensions;
         if !extensions.contains(Extensions::COPIES) {
-            return Ok(self.reach(&checks, extensions));
+            return Ok(self.reach(extensions));
         }
-        match Requests(self).verify(extent, checks).await? {
+        match Requests(self).verify(extent, &Expectations::NONE).await? {
             Response::Verified(verified) => Ok(verified.coverage),
             _ => unreachable!("a Verify is answered with what it cost"),
         }

@@ -3,7 +3,6 @@
 //! bad, and the error log names the first block of a command.
 
 use sealblock_block::{BadBlock, BadBlockCause, BlockProbe, Error, RequestKind, find_bad_blocks};
-use sealblock_integrity::Checks;
 use sealblock_protocols_nvme::admin::GetLogPage;
 use sealblock_protocols_nvme::logs::{ErrorEntry, ErrorLog, LogPage};
 use sealblock_protocols_nvme::nvm::{BlockCommand, GetLbaStatus, IoCommand, LbaStatusAction, LbaStatusList};
@@ -26,26 +25,23 @@ pub enum Probe {
     Read,
 }
 
-/// A search for bad blocks.
+/// A search for bad blocks: those that the namespace's own check finds.
 pub struct BadBlockSearch<'a, N> {
     namespace: &'a N,
-    extent: Extent,
-    checks: Checks,
     probe: Probe,
 }
 
 impl<'a, N: Namespace> BadBlockSearch<'a, N> {
-    /// A search with these checks and this command.
-    pub fn new(namespace: &'a N, checks: Checks, probe: Probe) -> BadBlockSearch<'a, N> {
-        BadBlockSearch { namespace, extent: Extent::one(Lba::ZERO), checks, probe }
+    /// A search with this command.
+    pub fn new(namespace: &'a N, probe: Probe) -> BadBlockSearch<'a, N> {
+        BadBlockSearch { namespace, probe }
     }
 
     /// The bad blocks of `extent`, over which a command failed; none if every block is good by now.
     ///
     /// # Errors
     /// Statuses that are not about blocks, and a controller that fails a run but none of its blocks.
-    pub async fn of(mut self, extent: Extent, completed: &N::Completed) -> Result<Vec<BadBlock>, Error> {
-        self.extent = extent;
+    pub async fn of(self, extent: Extent, completed: &N::Completed) -> Result<Vec<BadBlock>, Error> {
         let mut bad_blocks = find_bad_blocks(&self, extent, completed).await?;
         self.namespace.add_values(completed, &mut bad_blocks).await;
         Ok(bad_blocks)
@@ -73,8 +69,7 @@ impl<N: Namespace> BlockProbe for BadBlockSearch<'_, N> {
 
     async fn probe(&self, run: Extent) -> Result<Option<N::Completed>, Error> {
         let profile = self.namespace.profile();
-        let onward = run.start().get() - self.extent.start().get();
-        let checks = profile.pi_mode.shown().map_or(self.checks, |format| self.checks.advance(onward, format));
+        let checks = profile.own_checks(run.start());
         let (completed, kind) = match self.probe {
             Probe::Verify => {
                 let (protection, _) = profile.read_checks(run, &checks, true);

@@ -11,6 +11,11 @@ use crate::profile::{NamespaceProfile, PiMode};
 const UNCHECKED_APP_TAG: u16 = 0xFFFF;
 
 impl NamespaceProfile {
+    /// What every block of the namespace has to pass, as far as its tags are seen here: its own check, which no command leaves out.
+    pub fn own_checks(&self, start: Lba) -> Checks {
+        self.pi_mode.shown().map_or(Checks::NONE, |format| Checks::full(format, start))
+    }
+
     /// The fields of a Read or Verify that request these checks, and true if they express all of them.
     pub fn read_checks(&self, extent: Extent, checks: &Checks, is_verify: bool) -> (ProtectionInfo, bool) {
         match self.pi_mode {
@@ -25,13 +30,9 @@ impl NamespaceProfile {
         }
     }
 
-    /// True if a Verify or Read with these checks compares the guard of every block.
-    pub fn checks_seals(&self, checks: &Checks) -> bool {
-        match self.pi_mode {
-            PiMode::None => false,
-            PiMode::Target(_) => true,
-            PiMode::Host(_) => checks.guard,
-        }
+    /// True if a Verify or Read compares the guard of every block.
+    pub fn checks_seals(&self) -> bool {
+        self.pi_mode != PiMode::None
     }
 
     /// The fields of a Write of this data. The controller always checks guards and reference tags; it checks application and

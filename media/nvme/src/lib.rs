@@ -25,8 +25,8 @@ pub use profile::{
 };
 pub use status::{CommandContext, bad_block_cause, failure, is_not_supported, may_be_sent_again};
 
-use sealblock_block::{BadBlock, Coverage, Error, Outcome, RequestKind};
-use sealblock_integrity::{Checks, Sealed};
+use sealblock_block::{BadBlock, Coverage, Error, Expectations, Outcome, RequestKind};
+use sealblock_integrity::Sealed;
 use sealblock_protocols_nvme::logs::ErrorEntry;
 use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand, ProtectionInfo};
 use sealblock_protocols_nvme::{Command, Status};
@@ -60,8 +60,9 @@ pub trait Namespace {
         protection: ProtectionInfo,
     ) -> impl Future<Output = Result<Self::Completed, Error>>;
 
-    /// The blocks of a Read that succeeded, which have passed these checks.
-    fn check_read(&self, extent: Extent, checks: &Checks, completed: Self::Completed) -> Outcome;
+    /// The blocks of a Read that succeeded, once they have passed the namespace's own check here ([`NamespaceProfile::own_checks`]), and
+    /// are as expected.
+    fn check_read(&self, extent: Extent, expectations: &Expectations, completed: Self::Completed) -> Outcome;
 
     /// Executes one Write of this data, which has tags exactly if the device shows tags.
     fn write_once(&self, command: BlockCommand, data: &Sealed) -> impl Future<Output = Result<Self::Completed, Error>>;
@@ -106,9 +107,9 @@ pub trait Namespace {
     /// Records a Write or Write Zeroes that is volatile until the next Flush.
     fn write_completed(&self, completed: &Self::Completed);
 
-    /// The coverage of a Verify with these checks that was executed.
-    fn verify_coverage(&self, extent: Extent, checks: &Checks, completed: &Self::Completed) -> Coverage;
+    /// The coverage of a Verify that was executed.
+    fn verify_coverage(&self, extent: Extent, completed: &Self::Completed) -> Coverage;
 
-    /// The coverage of Reads with these checks.
-    fn read_coverage(&self, extent: Extent, checks: &Checks) -> Coverage;
+    /// The coverage of Reads.
+    fn read_coverage(&self, extent: Extent) -> Coverage;
 }

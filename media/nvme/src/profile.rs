@@ -389,6 +389,7 @@ fn abilities(pages: &IdentifyPages, pi_mode: PiMode, has_only_tuples: bool, keep
     Abilities {
         writable: nsattr & WRITE_PROTECTED == 0,
         seals_writes: Ability::Absent,
+        salvage: Ability::Absent,
         verify: when(Oncs::VERIFY),
         // Compare takes other metadata for data, and nobody here knows it.
         compare: if has_only_tuples { when(Oncs::COMPARE) } else { Ability::Absent },

@@ -1,10 +1,10 @@
 //! Block requests as NVM commands.
 
 use sealblock_block::{
-    Ability, BadBlock, BadBlockCause, BadBlocks, Coverage, Durability, Error, ErrorKind, Outcome, RequestKind,
+    Ability, BadBlockCause, BadBlocks, Coverage, Durability, Error, ErrorKind, Expectations, Outcome, RequestKind,
     Response, Tally, VerifyStats,
 };
-use sealblock_integrity::{Checks, Sealed};
+use sealblock_integrity::Sealed;
 use sealblock_protocols_nvme::nvm::{
     BlockCommand, DatasetManagement, DsmRange, IoCommand, ProtectionInfo, WriteZeroes,
 };
@@ -14,7 +14,6 @@ use sealblock_units::{Extent, Lba};
 use zerocopy::IntoBytes;
 
 use crate::bad_block_search::{BadBlockSearch, Probe, logged_block};
-use crate::checks;
 use crate::status::{bad_block_cause, is_copy_refused};
 use crate::{CompletedCommand, Namespace};
 
@@ -25,13 +24,15 @@ use crate::{CompletedCommand, Namespace};
 pub struct Requests<'a, N>(pub &'a N);
 
 impl<N: Namespace> Requests<'_, N> {
-    /// Reads blocks and checks their tags.
-    pub async fn read(&self, extent: Extent, checks: Checks) -> Outcome {
-        let (protection, _) = self.0.profile().read_checks(extent, &checks, false);
+    /// Reads blocks and checks their tags. The controller is asked for the namespace's own check alone, so that what it finds is damage;
+    /// what the asker expects is compared here.
+    pub async fn read(&self, extent: Extent, expectations: &Expectations) -> Outcome {
+        let profile = self.0.profile();
+        let (protection, _) = profile.read_checks(extent, &profile.own_checks(extent.start()), false);
         let completed = self.0.read_once(extent, protection).await?;
         let status = completed.status();
         if status.is_success() {
-            return self.0.check_read(extent, &checks, completed);
+            return self.0.check_read(extent, expectations, completed);
         }
         let Some(cause) = bad_block_cause(status) else {
             return Err(self.0.failed(RequestKind::Read, Some(extent), &completed));
@@ -42,10 +43,10 @@ impl<N: Namespace> Requests<'_, N> {
             // expected and actual values.
             let unchecked = self.0.read_once(extent, ProtectionInfo::NONE).await?;
             if unchecked.status().is_success() {
-                return self.0.check_read(extent, &checks, unchecked);
+                return self.0.check_read(extent, expectations, unchecked);
             }
         }
-        Err(match BadBlocks::new(BadBlockSearch::new(self.0, checks, self.probe()).of(extent, &completed).await?) {
+        Err(match BadBlocks::new(BadBlockSearch::new(self.0, self.probe()).of(extent, &completed).await?) {
             Some(bad_blocks) => bad_blocks.into(),
             None => self.0.failed(RequestKind::Read, Some(extent), &completed),
         })
@@ -67,33 +68,18 @@ impl<N: Namespace> Requests<'_, N> {
             return Ok(Response::Done);
         }
         Err(match bad_block_cause(completed.status()) {
-            Some(cause) => self.write_refused(extent, data, cause, &completed).await,
+            Some(_) => self.write_refused(extent, data, &completed),
             None => self.0.failed(RequestKind::Write, Some(extent), &completed),
         })
     }
 
-    /// The error of a Write whose tags the controller rejected. Reports the blocks whose tags mismatch here already; else the
-    /// tags changed in transfer or do not match the command, and the error log names the first block.
-    async fn write_refused(
-        &self,
-        extent: Extent,
-        data: &Sealed,
-        cause: BadBlockCause,
-        completed: &N::Completed,
-    ) -> Error {
-        if let Some(format) = self.0.profile().pi_mode.shown() {
-            let mut wrong = Vec::new();
-            let checks = Checks::full(format, extent.start());
-            let on_wrong = &mut |mismatch| wrong.push(mismatch);
-            let (data, tags) = (data.joined_data(), data.joined_tags());
-            sealblock_integrity::verify(format, self.0.profile().geometry.block_size, &data, &tags, &checks, on_wrong);
-            if !wrong.is_empty() {
-                return integrity(checks::bad_blocks(extent.start(), &wrong));
-            }
-        }
-        match self.named_block(completed, extent).await {
-            Some(lba) => integrity(vec![BadBlock::new(lba, cause, None, None)]),
-            None => self.0.failed(RequestKind::Write, Some(extent), completed),
+    /// The error of a Write whose tags the controller rejected: of what was to be written, and no damage to what is stored. Reports the
+    /// first block whose tags mismatch here already; else the tags changed in transfer.
+    fn write_refused(&self, extent: Extent, data: &Sealed, completed: &N::Completed) -> Error {
+        let expected = Expectations::new(self.0.profile().own_checks(extent.start()));
+        match expected.judge(extent, data) {
+            Err(wrong) => wrong,
+            Ok(()) => self.0.failed(RequestKind::Write, Some(extent), completed),
         }
     }
 
@@ -161,14 +147,21 @@ impl<N: Namespace> Requests<'_, N> {
     ///
     /// # Errors
     /// [`ErrorKind::Absent`] if no command says what is asked, or if the controller refuses it in this form.
-    pub async fn copy(&self, source: Extent, destination: Extent, checks: Checks, durability: Durability) -> Outcome {
+    pub async fn copy(
+        &self,
+        source: Extent,
+        destination: Extent,
+        expectations: &Expectations,
+        durability: Durability,
+    ) -> Outcome {
         let profile = self.0.profile();
         let absent = || Error::from(ErrorKind::Absent(RequestKind::Copy));
         let plan = profile.copy.ok_or_else(absent)?;
         for part in source.split_aligned(plan.command_blocks) {
             let onward = part.start().get() - source.start().get();
             let to = Extent::from_raw(destination.start().get() + onward, part.len()).map_err(|_| absent())?;
-            let checks = profile.pi_mode.shown().map_or(checks, |format| checks.advance(onward, format));
+            let expected = expectations.advance(onward, profile.pi_mode.shown());
+            let checks = expected.joined(&profile.own_checks(part.start())).ok_or_else(absent)?;
             let (command, ranges) = profile.copy_command(&plan, part, to, &checks, durability).ok_or_else(absent)?;
             let list = command.encode_ranges(&ranges).map_err(|_| absent())?;
             let list = Slice::copy_from(&list);
@@ -184,52 +177,80 @@ impl<N: Namespace> Requests<'_, N> {
             // QEMU's drives answer so where a check of the source has failed.
             let is_unsaid = completed.status().code() == StatusCode::INTERNAL_ERROR;
             if is_unsaid || bad_block_cause(completed.status()).is_some() {
-                let search = BadBlockSearch::new(self.0, checks, self.probe());
-                BadBlocks::fail_if_any(search.of(part, &completed).await?)?;
+                self.fail_if_bad(part, &expected, self.probe(), &completed).await?;
             }
             return Err(self.0.failed(RequestKind::Copy, Some(part), &completed));
         }
         Ok(Response::Done)
     }
 
-    /// Verifies blocks where they are.
-    pub async fn verify(&self, extent: Extent, checks: Checks) -> Outcome {
-        let (protection, says_all) = self.0.profile().read_checks(extent, &checks, true);
-        if !says_all {
-            let (bytes_transferred, coverage) = self.read_all(extent, &checks, |_| ()).await?;
-            return Ok(Response::Verified(VerifyStats { bytes_transferred, coverage }));
+    /// Finds out what a command over these blocks has failed of: damage that is there without being asked for, else blocks that are not
+    /// as expected.
+    ///
+    /// # Errors
+    /// What it was. Nothing is found where the failure was transient.
+    pub async fn fail_if_bad(
+        &self,
+        extent: Extent,
+        expectations: &Expectations,
+        probe: Probe,
+        completed: &N::Completed,
+    ) -> Result<(), Error> {
+        BadBlocks::fail_if_any(BadBlockSearch::new(self.0, probe).of(extent, completed).await?)?;
+        if expectations.beyond(&self.0.profile().own_checks(extent.start())).is_none() {
+            return Ok(());
         }
-        let command = IoCommand::Verify(BlockCommand { protection, ..BlockCommand::new(extent) });
-        let completed = self.0.execute_once(command).await?;
-        let coverage = self.0.verify_coverage(extent, &checks, &completed);
-        if completed.status().is_success() {
-            return Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage }));
-        }
-        if bad_block_cause(completed.status()).is_none() {
-            return Err(self.0.failed(RequestKind::Verify, Some(extent), &completed));
-        }
-        match BadBlocks::new(BadBlockSearch::new(self.0, checks, Probe::Verify).of(extent, &completed).await?) {
-            Some(bad_blocks) => Err(bad_blocks.with_coverage(coverage).into()),
-            // The search re-read every block, so the failure was transient.
-            None => Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage })),
-        }
+        self.read_all(extent, expectations, |_| ()).await.map(|_| ())
     }
 
-    /// Reads all blocks in order and checks them here, for checks that no command can express; returns the bytes read and
-    /// the coverage.
+    /// The protection fields of a command that checks blocks in place for all that is expected and for damage; `None` if no command says
+    /// that.
+    pub fn checks_in_place(&self, extent: Extent, expectations: &Expectations) -> Option<ProtectionInfo> {
+        let profile = self.0.profile();
+        let checks = expectations.joined(&profile.own_checks(extent.start()))?;
+        let (protection, says_all) = profile.read_checks(extent, &checks, true);
+        says_all.then_some(protection)
+    }
+
+    /// Verifies blocks where they are.
+    pub async fn verify(&self, extent: Extent, expectations: &Expectations) -> Outcome {
+        let Some(protection) = self.checks_in_place(extent, expectations) else {
+            let (bytes_transferred, coverage) = self.read_all(extent, expectations, |_| ()).await?;
+            return Ok(Response::Verified(VerifyStats { bytes_transferred, coverage }));
+        };
+        let command = IoCommand::Verify(BlockCommand { protection, ..BlockCommand::new(extent) });
+        let completed = self.0.execute_once(command).await?;
+        let coverage = self.0.verify_coverage(extent, &completed);
+        if !completed.status().is_success() {
+            if bad_block_cause(completed.status()).is_none() {
+                return Err(self.0.failed(RequestKind::Verify, Some(extent), &completed));
+            }
+            let mut tally = Tally { coverage, ..Tally::default() };
+            match self.fail_if_bad(extent, expectations, Probe::Verify, &completed).await {
+                // The search re-read every block, so the failure was transient.
+                Ok(()) => {}
+                Err(error) => tally.take(error)?,
+            }
+            let coverage = tally.finish()?;
+            return Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage }));
+        }
+        Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage }))
+    }
+
+    /// Reads all blocks in order and checks them here, for what no command can express; returns the bytes read and the coverage.
     pub async fn read_all(
         &self,
         extent: Extent,
-        checks: &Checks,
+        expectations: &Expectations,
         mut each: impl FnMut(&Sealed),
     ) -> Result<(u64, Coverage), Error> {
         let mut bytes_transferred = 0;
-        let mut tally = Tally { coverage: self.0.read_coverage(extent, checks), ..Tally::default() };
+        let mut tally = Tally { coverage: self.0.read_coverage(extent), ..Tally::default() };
         for piece in extent.split_aligned(self.0.profile().geometry.limits.max_transfer_blocks) {
             let onward = piece.start().get() - extent.start().get();
-            let checks = self.0.profile().pi_mode.shown().map_or(*checks, |format| checks.advance(onward, format));
+            let expected = expectations.advance(onward, self.0.profile().pi_mode.shown());
             bytes_transferred += piece.bytes(self.0.profile().geometry.block_size);
-            match self.read(piece, checks).await {
+            match self.read(piece, &expected).await {
                 Ok(Response::Data(part)) => each(&part),
                 Ok(_) => unreachable!("a Read is answered with data"),
                 Err(error) => tally.take(error)?,
@@ -269,9 +290,7 @@ impl<N: Namespace> Requests<'_, N> {
         let rest = Extent::from_raw(from.get(), extent.len() - (from.get() - extent.start().get()));
         let rest = rest.expect("the block is one of the extent");
         for piece in rest.split_aligned(self.0.profile().geometry.limits.max_transfer_blocks) {
-            let checks =
-                self.0.profile().pi_mode.shown().map_or(Checks::NONE, |format| Checks::full(format, piece.start()));
-            let Response::Data(stored) = self.read(piece, checks).await? else {
+            let Response::Data(stored) = self.read(piece, &Expectations::NONE).await? else {
                 unreachable!("a Read is answered with data");
             };
             let first = (piece.start().get() - extent.start().get()) as usize;
@@ -282,9 +301,4 @@ impl<N: Namespace> Requests<'_, N> {
         }
         Ok(Response::Done)
     }
-}
-
-/// The error of these bad blocks, at least one.
-fn integrity(bad_blocks: Vec<BadBlock>) -> Error {
-    BadBlocks::new(bad_blocks).expect("a mismatch is about a block").into()
 }

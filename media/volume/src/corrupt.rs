@@ -47,8 +47,8 @@ pub enum CorruptionError {
     /// The block is damaged already.
     #[error("block {0} is damaged already")]
     Damaged(Lba),
-    /// Without protection information, such damage would never be found.
-    #[error("the volume has no protection information, so nothing could find this kind of damage")]
+    /// Without protection information, blocks have no such field.
+    #[error("the volume has no protection information, so its blocks have no such field")]
     Unprotected,
     /// The volume has one block, so no write can have been meant for another.
     #[error("the volume has only one block")]
@@ -75,7 +75,6 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let protection = || self.geometry.protection.ok_or(CorruptionError::Unprotected);
         match kind {
             CorruptionKind::Data => {
-                protection()?;
                 let mut data = self.stored_data(&entry).await?;
                 data[0] = data[0].wrapping_add(1);
                 self.put_stored_data(&entry, data).await?;

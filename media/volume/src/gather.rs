@@ -43,7 +43,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let mut pieces = Pieces::new();
         for (index, (lba, block)) in extent.iter().zip(located).enumerate() {
             let pbn = match block {
-                BlockLocation::Stored { pbn, .. } => Some(*pbn),
+                BlockLocation::Stored(entry) => Some(entry.pbn),
                 BlockLocation::Damaged(raw) => {
                     let entry = MapEntry::decode_unchecked(raw);
                     self.layout.holds(&MapEntry { lba, ..entry }).then_some(entry.pbn)

@@ -21,8 +21,8 @@ const MAX_TAGS_TRIED: u64 = u16::MAX as u64;
 pub(crate) enum BlockLocation {
     /// Reads as zeroes and carries no tags.
     Zeroes,
-    /// The data are in this physical block, with this tuple.
-    Stored { pbn: u32, tuple: [u8; 16] },
+    /// The data are in the physical block that this map entry names, with its tuple.
+    Stored(MapEntry),
     /// The block is known to be bad without looking at its data.
     Bad(BadBlock),
     /// The map entry does not check; what is wrong may show against the data.
@@ -109,7 +109,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         match entry.kind {
             MapEntryKind::Deallocated => BlockLocation::Zeroes,
             MapEntryKind::Uncorrectable => BlockLocation::Bad(BadBlock::media(entry.lba)),
-            MapEntryKind::Stored => BlockLocation::Stored { pbn: entry.pbn, tuple: entry.tuple },
+            MapEntryKind::Stored => BlockLocation::Stored(entry),
         }
     }
 
@@ -190,11 +190,43 @@ pub(crate) fn bad_tag(lba: Lba, field: Field, expected: u64, actual: u64) -> Bad
 /// This decides after a crash whether a write had reached the medium, so it takes the strongest check that the map entry
 /// has: the CRC-32C beside a 16-bit guard, or the guard itself.
 pub(crate) fn data_match(entry: &MapEntry, format: Option<PiFormat>, data: &[u8]) -> bool {
-    match format {
-        Some(format) if matches!(format.guard(), GuardKind::Crc32c | GuardKind::Crc64) => {
+    match format.filter(|format| !has_data_crc(Some(*format))) {
+        Some(format) => {
             entry.guard_unverified
                 || Tuple::read(format, entry.tags(format)).guard == guard::compute(format.guard(), data)
         }
-        _ => entry.data_crc() == guard::crc32c(data),
+        None => entry.data_crc() == guard::crc32c(data),
+    }
+}
+
+/// Whether map entries of this format have a CRC-32C of the data besides their tuple: where the guard is short or missing.
+pub(crate) fn has_data_crc(format: Option<PiFormat>) -> bool {
+    format.is_none_or(|format| matches!(format.guard(), GuardKind::Crc16 | GuardKind::IpChecksum))
+}
+
+/// The volume's own check of a stored block; true if there is a seal to check its data against. That is the guard; or, without a tuple
+/// and where its host wrote a guard that does not match, the CRC-32C beside it, which long guards leave no room for.
+///
+/// # Errors
+/// The bad block.
+pub(crate) fn check_block(entry: &MapEntry, format: Option<PiFormat>, data: &[u8]) -> Result<bool, BadBlock> {
+    let proven = format.filter(|_| !entry.guard_unverified);
+    let has_seal = proven.is_some() || has_data_crc(format);
+    let (actual, expected) = match proven {
+        Some(format) => (Tuple::read(format, entry.tags(format)).guard, guard::compute(format.guard(), data)),
+        None if has_seal => (u64::from(entry.data_crc()), u64::from(guard::crc32c(data))),
+        None => (0, 0),
+    };
+    if actual != expected {
+        return Err(bad_tag(entry.lba, Field::Guard, expected, actual));
+    }
+    let addressed = format.filter(|format| format.protection() == ProtectionType::Type1);
+    let tuple = addressed.map(|format| (format, Tuple::read(format, entry.tags(format))));
+    match tuple.filter(|(format, tuple)| !tuple.is_escaped(*format)) {
+        Some((format, tuple)) if tuple.ref_tag != format.reference_tag(entry.lba.get(), 0) => {
+            let expected = format.reference_tag(entry.lba.get(), 0);
+            Err(bad_tag(entry.lba, Field::RefTag, expected, tuple.ref_tag))
+        }
+        _ => Ok(has_seal),
     }
 }

@@ -275,7 +275,7 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
     medium.sync().await?;
     let new = Superblock::new(options.uuid, layout, options.protection);
     for write_seq in [0, 1] {
-        let superblock = Superblock { write_seq, keeps_space: options.preallocate, ..new };
+        let superblock = Superblock { write_seq, keeps_space: options.preallocate, areas_were_zeroed: true, ..new };
         superblocks::write(medium, &superblock).await?;
     }
     medium.sync().await?;

@@ -17,7 +17,7 @@ use sealblock_units::Lba;
 use crate::format::{
     LOG_REGIONS, LogPosition, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Seed, Superblock,
 };
-use crate::lookup::data_match;
+use crate::lookup::{data_match, has_data_crc};
 use crate::map_entries::MapEntries;
 use crate::medium::read_sectors;
 use crate::options::{Mutation, OpenOptions, VolumeError};
@@ -363,7 +363,7 @@ pub(crate) async fn has_data<M: Medium>(
     superblock: &Superblock,
     entry: &MapEntry,
 ) -> Result<DataPresence, VolumeError> {
-    if entry.kind != MapEntryKind::Stored || entry.guard_unverified {
+    if entry.kind != MapEntryKind::Stored || entry.guard_unverified && !has_data_crc(superblock.protection) {
         return Ok(DataPresence::Yes);
     }
     let offset = superblock.layout.data_offset(entry).expect("the map entry was found to fit the volume");

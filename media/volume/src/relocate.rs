@@ -16,7 +16,7 @@ use crate::block_allocator::Allocation;
 use crate::format::{MapEntry, MapEntryKind};
 use crate::free_map::FreeMap;
 use crate::idle::IdlePeriod;
-use crate::lookup::{BlockLocation, LocatedBlocks, data_match};
+use crate::lookup::{BlockLocation, LocatedBlocks, data_match, has_data_crc};
 use crate::map_page::MapLookup;
 use crate::options::Mutation;
 use crate::volume::{Volume, VolumeState};
@@ -145,10 +145,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// be checked because their guards were made wrong.
     async fn read_checked(&self, place: Extent, mut blocks: Vec<Block>) -> (Vec<Block>, Slice) {
         let shift = self.geometry.block_size.shift();
-        blocks.retain(|(_, entry)| !entry.guard_unverified);
+        let has_data_crc = has_data_crc(self.geometry.protection);
+        blocks.retain(|(_, entry)| has_data_crc || !entry.guard_unverified);
         let mut located: LocatedBlocks = place.iter().map(|_| BlockLocation::Zeroes).collect();
         for (offset, entry) in &blocks {
-            located[*offset as usize] = BlockLocation::Stored { pbn: entry.pbn, tuple: entry.tuple };
+            located[*offset as usize] = BlockLocation::Stored(*entry);
         }
         let mut bad_blocks: Vec<BadBlock> = Vec::new();
         let buffer = self.medium.buffer(place.bytes(self.geometry.block_size) as usize);

@@ -21,6 +21,8 @@ const ALL: RangeInclusive<u64> = 0..=0;
 pub(crate) struct ReservedAreas {
     layout: Layout,
     seed: Seed,
+    /// They were zeroes when the volume was made.
+    were_zeroed: bool,
     lost_copies: LostCopies,
     turns: RangeLock,
     write_seqs: [Cell<Option<u64>>; ReservedArea::ALL.len()],
@@ -34,6 +36,7 @@ impl ReservedAreas {
         ReservedAreas {
             layout: superblock.layout,
             seed: superblock.seed(),
+            were_zeroed: superblock.areas_were_zeroed,
             lost_copies,
             turns: RangeLock::default(),
             write_seqs: Default::default(),
@@ -42,6 +45,9 @@ impl ReservedAreas {
     }
 
     /// What an area holds; empty when nothing was ever written to it.
+    ///
+    /// # Errors
+    /// When a label was written and no copy of it is left: a member of a group must not look like a device that never was one.
     pub async fn read<M: Medium>(&self, medium: &M, area: ReservedArea) -> Result<Slice, Error> {
         if let ReservedArea::Bitmap { page } = area {
             let (read, bytes) = medium.read(self.bitmap_page(page)?, medium.buffer(BITMAP_PAGE_BYTES as usize)).await;
@@ -56,7 +62,7 @@ impl ReservedAreas {
         if let Some(held) = &self.held.borrow()[area.index()] {
             return Ok(held.clone());
         }
-        let (mut write_seqs, mut failed, mut salts) = ([None; 4], [0; 2], [None; 4]);
+        let (mut write_seqs, mut failed, mut salts, mut traces) = ([None; 4], [0; 2], [None; 4], 0);
         let mut newest: Option<ReservedCopy> = None;
         for (at, offset) in [0, 1].into_iter().flat_map(|turn| self.layout.reserved_offsets(area, turn)).enumerate() {
             let room = medium.buffer(area.max_bytes() + RESERVED_HEAD_BYTES);
@@ -68,6 +74,9 @@ impl ReservedAreas {
                 let reason = format!("cannot read either copy of the reserved area: {error}");
                 return Err(ErrorKind::Media { reason }.into());
             }
+            // The place of even numbers is written from the second write on, when the first is durable: no crash leaves its copies the
+            // only ones that hold something.
+            traces += usize::from(at < 2 && read.is_ok() && bytes.iter().any(|byte| *byte != 0));
             salts[at] = ReservedCopy::trace_salt(&bytes, area, at as u64 / 2).filter(|_| read.is_ok());
             let found = read.ok().and_then(|()| ReservedCopy::decode(&bytes, area, self.seed));
             // A copy in the place of the other parity was misdirected or forged.
@@ -89,6 +98,11 @@ impl ReservedAreas {
                 .for_each(|salt| self.lost_copies.add_foreign("the reserved areas", salt, 1));
         }
         self.write_seqs[area.index()].set(Some(newest.as_ref().map_or(0, |newest| newest.write_seq)));
+        // An earlier volume may have left something where that was not so.
+        if newest.is_none() && traces == 2 && self.were_zeroed && area == ReservedArea::GroupLabel {
+            let reason = "every copy of the label of a group is damaged, or another volume's".to_owned();
+            return Err(ErrorKind::Media { reason }.into());
+        }
         let held = Slice::copy_from(newest.as_ref().map_or(&[][..], |newest| &newest.bytes));
         self.held.borrow_mut()[area.index()] = Some(held.clone());
         Ok(held)
@@ -126,7 +140,11 @@ impl ReservedAreas {
         // A dropped write is still in flight, and could land on the same copy.
         medium.drain().await;
         if self.write_seqs[area.index()].get().is_none() {
-            self.load(medium, area).await?;
+            let loaded = self.load(medium, area).await;
+            // A label of which nothing is left may be replaced; one that cannot be read may be there.
+            if self.write_seqs[area.index()].get().is_none() {
+                loaded?;
+            }
         }
         let write_seq = self.write_seqs[area.index()].get().unwrap_or(0) + 1;
         let copy = ReservedCopy { write_seq, bytes: bytes.to_vec() };

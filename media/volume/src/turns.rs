@@ -113,6 +113,7 @@ impl Drop for Turn<'_> {
 pub(crate) fn weight(request: &Request, size: BlockSize) -> u64 {
     let bytes = match request.kind() {
         RequestKind::Read
+        | RequestKind::Salvage
         | RequestKind::Verify
         | RequestKind::Write
         | RequestKind::WriteZeroes
@@ -136,13 +137,13 @@ mod tests {
     use super::*;
     use futures_executor::block_on;
     use futures_util::FutureExt;
-    use sealblock_integrity::Checks;
+    use sealblock_block::Expectations;
     use sealblock_units::Extent;
 
     /// The weight of a read of so many blocks.
     fn read(blocks: u64) -> u64 {
         let extent = Extent::from_raw(0, blocks).unwrap();
-        weight(&Request::read(extent, Checks::NONE), BlockSize::B4096)
+        weight(&Request::read(extent, Expectations::NONE), BlockSize::B4096)
     }
 
     #[test]

@@ -309,6 +309,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             writable: !self.is_read_only,
             seals_writes: Ability::Native,
             verify: Ability::Native,
+            salvage: Ability::Native,
             compare: Ability::Absent,
             discard: Ability::Native,
             write_zeroes: Ability::Native,
@@ -323,7 +324,8 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             bitmap_pages: self.layout.bitmap_pages(),
             unmap_zeroes: true,
             offloads: false,
-            seals: self.geometry.protection.is_some(),
+            // Without protection information too: each map entry has a CRC-32C of its block.
+            seals: true,
             copies: false,
             freshness: self.freshness(),
         }
@@ -339,8 +341,9 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
         let Request { operation, extents, durability } = request;
         // What is rare is boxed, so that the future of a read or write has no room for it: it is moved several times on its way.
         match operation {
-            Operation::Read(checks) => self.read(extents.one(), &checks).await,
-            Operation::Verify(checks) => Box::pin(self.verify(extents.one(), &checks)).await,
+            Operation::Read(expectations) => self.read(extents.one(), &expectations).await,
+            Operation::Salvage => Box::pin(self.salvage(extents.one())).await,
+            Operation::Verify(expectations) => Box::pin(self.verify(extents.one(), &expectations)).await,
             Operation::Write(data) => self.write(extents.one(), &data, durability).await,
             Operation::Flush => self.flush().await,
             Operation::Discard => Box::pin(self.discard(&extents)).await,
@@ -348,7 +351,9 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
                 Box::pin(self.write_zeroes(extents.one(), may_unmap, durability)).await
             }
             Operation::WriteUncorrectable => Box::pin(self.write_uncorrectable(extents.one(), durability)).await,
-            Operation::Checksum(kind, checks) => Box::pin(self.checksum(extents.one(), kind, &checks)).await,
+            Operation::Checksum(kind, expectations) => {
+                Box::pin(self.checksum(extents.one(), kind, &expectations)).await
+            }
             Operation::ReadReserved(area) => {
                 Ok(Response::Reserved(Box::pin(self.reserved.read(&self.medium, area)).await?))
             }
@@ -358,7 +363,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
                 written.map(|()| Response::Done)
             }
             Operation::BlockStatus => Box::pin(self.allocation(extents.one())).await,
-            Operation::Copy { .. } | Operation::Compare(_) | Operation::CompareAndWrite(_) | Operation::Repair(_) => {
+            Operation::Copy { .. } | Operation::Compare(_) | Operation::CompareAndWrite(_) | Operation::Repair => {
                 Err(ErrorKind::Absent(kind).into())
             }
         }

@@ -6,13 +6,14 @@ use std::task::Poll;
 use futures_util::future::join_all;
 use futures_util::poll;
 use sealblock_block::{Clock, Durability, Error, Medium, MediumError, Outcome, Response, WriteData};
-use sealblock_integrity::{GuardKind, PiFormat, Sealed, Tags, Tuple, Unsealed, guard};
+use sealblock_integrity::{PiFormat, Sealed, Tags, Tuple, Unsealed, guard};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 
 use crate::block_allocator::Allocation;
 use crate::format::{MapEntry, MapEntryKind, MapEntryRun};
 use crate::free_map::Run;
+use crate::lookup::has_data_crc;
 use crate::map_page::{MapLookup, MapPage};
 use crate::options::Mutation;
 use crate::volume::{Volume, VolumeState};
@@ -104,7 +105,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     fn takes_a_pass(&self, data: &WriteData) -> bool {
         match data {
             WriteData::Unsealed(_) => true,
-            WriteData::Sealed(data) => needs_data_crc(self.geometry.protection) || !data.has_verified_guards(),
+            WriteData::Sealed(data) => has_data_crc(self.geometry.protection) || !data.has_verified_guards(),
         }
     }
 
@@ -135,7 +136,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         let sealed = data.clone().into_sealed();
         let is_verified = sealed.has_verified_guards();
-        let facts = match needs_data_crc(self.geometry.protection) || !is_verified {
+        let facts = match has_data_crc(self.geometry.protection) || !is_verified {
             true => sealed.iter().map(|block| self.facts(block, is_verified)).collect(),
             false => Vec::new(),
         };
@@ -229,7 +230,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     fn facts(&self, (block, tuple): (&[u8], &[u8]), is_verified: bool) -> BlockFacts {
         let protection = self.geometry.protection;
         BlockFacts {
-            data_crc: needs_data_crc(protection).then(|| guard::crc32c(block)),
+            data_crc: has_data_crc(protection).then(|| guard::crc32c(block)),
             guard_unverified: protection.is_some_and(|format| !is_verified && has_wrong_guard(format, tuple, block)),
         }
     }
@@ -381,12 +382,7 @@ impl BlockFacts {
     }
 }
 
-/// Whether a map entry of this format has a CRC-32C of the data besides its tuple: where the guard is short or missing.
-fn needs_data_crc(format: Option<PiFormat>) -> bool {
-    format.is_none_or(|format| matches!(format.guard(), GuardKind::Crc16 | GuardKind::IpChecksum))
-}
-
 /// Whether a host's guard does not match the data, which it may do where it asked for no check.
 fn has_wrong_guard(format: PiFormat, tags: &[u8], data: &[u8]) -> bool {
-    !needs_data_crc(Some(format)) && Tuple::read(format, tags).guard != guard::compute(format.guard(), data)
+    Tuple::read(format, tags).guard != guard::compute(format.guard(), data)
 }

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use sealblock_block::{Device, DynDevice, Request, Response};
-use sealblock_integrity::{Checks, GuardKind, Sealed, guard};
+use sealblock_block::{Device, DynDevice, Expectations, Request, Response};
+use sealblock_integrity::{GuardKind, Sealed, guard};
 use sealblock_media_volume::{OpenOptions, VolumeInfo, open};
 use sealblock_simulator::checker::{Content, Patterns};
 use sealblock_simulator::executor::{Executor, RunEnd, RunLimits};
@@ -124,8 +124,7 @@ impl BlockChecker {
         let (mut blocks, mut named, mut is_told) = (Vec::new(), BTreeSet::new(), false);
         for extent in watched {
             blocks.extend(self.see(stack, *extent).await);
-            let checks = checks(stack, extent.start());
-            match stack.execute(Request::verify(*extent, checks)).await {
+            match stack.execute(Request::verify(*extent, Expectations::NONE)).await {
                 Ok(Response::Verified(stats)) => is_told |= !stats.coverage.is_complete(),
                 Ok(_) => {}
                 Err(error) => {
@@ -168,17 +167,12 @@ impl BlockChecker {
     }
 }
 
-fn checks(stack: &DynDevice, start: Lba) -> Checks {
-    stack.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, start))
-}
-
 /// Reads blocks with all checks.
 ///
 /// # Errors
 /// What the volume says.
 pub async fn read(stack: &DynDevice, extent: Extent) -> Result<Sealed, String> {
-    let checks = checks(stack, extent.start());
-    match stack.execute(Request::read(extent, checks)).await {
+    match stack.execute(Request::read(extent, Expectations::NONE)).await {
         Ok(Response::Data(data)) => Ok(data),
         Ok(other) => Err(format!("a read was answered {other:?}")),
         Err(error) => Err(error.to_string()),

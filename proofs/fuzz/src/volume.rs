@@ -37,6 +37,7 @@ pub fn try_superblock(input: &[u8]) {
         is_anchored: uncorrectable,
         uncorrectable,
         keeps_space: false,
+        areas_were_zeroed: write_seq & 1 == 1,
         log_tail: 5,
         initialized_groups,
         answered: Answered::Durable,

@@ -8,8 +8,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use sealblock_block::{Device, Durability, Request};
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_block::{Device, Durability, Expectations, Request};
+use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, Reconnect, discover};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{Config, Reactor, timeout};
@@ -150,17 +150,16 @@ fn random_request(device: &NvmeTcpDevice, random: &mut Rng) -> Result<Request> {
     let capacity = geometry.capacity_blocks;
     let count = (1 + random.u64(..12)).min(capacity);
     let extent = Extent::from_raw(random.u64(..capacity - count + 1), count)?;
-    let checks = Checks { guard: true, app_tag: None, storage_tag: None, initial_ref_tag: None };
     let bytes = vec![random.u8(..); count as usize * geometry.block_size.bytes()];
     let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
     let durability = Durability::Volatile;
     Ok(match random.u64(..6) {
-        0 | 1 => Request::read(extent, checks),
+        0 | 1 => Request::read(extent, Expectations::NONE),
         2 => {
             let data = Sealed::seal(Slice::copy_from(&bytes), geometry.block_size, geometry.protection, &tags);
             Request::write(extent, data, durability)
         }
-        3 => Request::verify(extent, checks),
+        3 => Request::verify(extent, Expectations::NONE),
         4 => Request::write_zeroes(extent, true, durability),
         _ => Request::flush(),
     })

@@ -14,8 +14,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use sealblock_block::{Device, Durability, Request, Response};
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_block::{Device, Durability, Expectations, Request, Response};
+use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_nvme_tcp::{NvmeTcpDevice, Options, Reconnect};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{Config, Reactor, sleep, spawn};
@@ -180,9 +180,8 @@ async fn run_host(config: &RestartConfig, address: SocketAddr, signals: &Arc<Run
         ensure!(host.flush().await?, "a Flush fails twice");
     }
     host.check_blocks(0..TASKS * BLOCKS).await.context("in the end")?;
-    let checks = Checks { guard: true, ..Checks::NONE };
     let all = Extent::from_raw(0, (TASKS * BLOCKS) as u64)?;
-    host.device.execute(Request::verify(all, checks)).await.context("Verify in the end")?;
+    host.device.execute(Request::verify(all, Expectations::NONE)).await.context("Verify in the end")?;
     host.device.close().await;
     Ok(Summary { reconnects: host.device.counters().reconnects, ..host.summary.get() })
 }
@@ -286,8 +285,11 @@ pub fn sealed(device: &NvmeTcpDevice, kind: &FormattedNamespace, extent: Extent,
 
 /// Reads blocks with all checks.
 pub async fn read(device: &NvmeTcpDevice, extent: Extent) -> Result<Sealed> {
-    let checks = device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-    match device.execute(Request::read(extent, checks)).await.with_context(|| format!("Read of {extent}"))? {
+    match device
+        .execute(Request::read(extent, Expectations::NONE))
+        .await
+        .with_context(|| format!("Read of {extent}"))?
+    {
         Response::Data(sealed) => Ok(sealed),
         other => bail!("a Read is answered by {other:?}"),
     }

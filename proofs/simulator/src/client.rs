@@ -4,10 +4,10 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use sealblock_block::{
-    Ability, BadBlock, BadBlockCause, Device, Durability, DynDevice, Error, ErrorKind, Request, RequestKind, Response,
-    WriteData,
+    Ability, BadBlock, BadBlockCause, Device, Durability, DynDevice, Error, ErrorKind, Expectations, Request,
+    RequestKind, Response, WriteData,
 };
-use sealblock_integrity::{Checks, Sealed};
+use sealblock_integrity::Sealed;
 use sealblock_units::{BlockCount, Extent, Lba};
 
 use crate::checker::{Change, Checker, Content};
@@ -86,10 +86,6 @@ impl Client {
     /// What the hosts share.
     pub fn context(&self) -> &RunContext {
         &self.context
-    }
-
-    fn checks(&self, start: Lba) -> Checks {
-        self.stack.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, start))
     }
 
     /// Counts a failed request if a planned fault explains the error; otherwise it is a finding.
@@ -207,9 +203,8 @@ impl Client {
     pub async fn read(&self, extent: Extent) -> Result<(), Stop> {
         let unreadable = self.unreadable(extent);
         let read = self.context.checker.borrow_mut().begin_read(extent);
-        let checks = self.checks(extent.start());
         let what = format!("read of {extent}");
-        match self.stack.execute(Request::read(extent, checks)).await {
+        match self.stack.execute(Request::read(extent, Expectations::NONE)).await {
             Ok(Response::Data(found)) => {
                 self.completed();
                 let checked = self.context.checker.borrow_mut().end_read(read, &found);
@@ -235,12 +230,11 @@ impl Client {
     /// Verifies blocks, which must be clean.
     pub async fn verify(&self, extent: Extent) -> Result<(), Stop> {
         let unreadable = self.unreadable(extent);
-        let checks = self.checks(extent.start());
         let due: Vec<Lba> = {
             let checker = self.context.checker.borrow();
             extent.iter().filter(|lba| checker.certain(*lba) == Some(Content::Unreadable)).collect()
         };
-        match self.stack.execute(Request::verify(extent, checks)).await {
+        match self.stack.execute(Request::verify(extent, Expectations::NONE)).await {
             Ok(_) => {
                 self.completed();
                 let checker = self.context.checker.borrow();
@@ -261,8 +255,8 @@ impl Client {
 
     /// Repairs blocks of a device that holds copies: nothing is damaged but what was made unreadable.
     pub async fn repair(&self, extent: Extent) -> Result<(), Stop> {
-        let (unreadable, checks) = (self.unreadable(extent), self.checks(extent.start()));
-        match self.stack.execute(Request::repair(extent, checks)).await {
+        let unreadable = self.unreadable(extent);
+        match self.stack.execute(Request::repair(extent)).await {
             Ok(_) => self.completed(),
             Err(error) if self.is_made_unreadable(&error, &unreadable) => self.completed(),
             Err(error) => return Err(self.failed(&format!("repair of {extent}"), &error)),
@@ -301,8 +295,7 @@ impl Client {
     /// Reads blocks after a crash; see [`Checker::audit`]. Gives the answer where it is an error.
     pub async fn audit(&self, extent: Extent, settled: bool) -> Result<(), Stop> {
         let unreadable = self.unreadable(extent);
-        let checks = self.checks(extent.start());
-        match self.stack.execute(Request::read(extent, checks)).await {
+        match self.stack.execute(Request::read(extent, Expectations::NONE)).await {
             Ok(Response::Data(found)) => {
                 let checked = self.context.checker.borrow_mut().audit(extent, &found, settled);
                 checked.map_err(|violation| self.context.find(format!("after a crash, {violation}")))
@@ -325,8 +318,8 @@ impl Client {
     /// Takes what blocks hold for right, if it is content at all.
     pub async fn learn(&self, extent: Extent) -> Result<(), Stop> {
         for lba in extent.iter() {
-            let (extent, checks) = (Extent::one(lba), self.checks(lba));
-            let content = match self.stack.execute(Request::read(extent, checks)).await {
+            let extent = Extent::one(lba);
+            let content = match self.stack.execute(Request::read(extent, Expectations::NONE)).await {
                 Ok(Response::Data(found)) => {
                     let contents = self.context.checker.borrow().patterns().contents(extent, &found);
                     contents.map_err(|violation| self.context.find(violation))?[0]
@@ -356,8 +349,8 @@ impl Client {
         if !extent.contains(lost) {
             return Ok(false);
         }
-        let (one, checks) = (Extent::one(lost), self.checks(lost));
-        match self.stack.execute(Request::read(one, checks)).await {
+        let one = Extent::one(lost);
+        match self.stack.execute(Request::read(one, Expectations::NONE)).await {
             Err(error)
                 if error.bad_blocks().is_some_and(|bad_blocks| bad_blocks.as_slice().iter().all(|f| f.lba == lost)) =>
             {
@@ -369,12 +362,11 @@ impl Client {
 
     /// Requires that Read and Verify of `extent` find exactly `damaged`, by guard or as unreadable.
     pub async fn expect_damage(&self, extent: Extent, damaged: Lba) -> Result<(), Stop> {
-        let checks = self.checks(extent.start());
         let due: Vec<Lba> = {
             let checker = self.context.checker.borrow();
             extent.iter().filter(|lba| *lba == damaged || checker.is_unreadable(*lba)).collect()
         };
-        let operations = [Request::verify(extent, checks), Request::read(extent, checks)];
+        let operations = [Request::verify(extent, Expectations::NONE), Request::read(extent, Expectations::NONE)];
         for request in operations {
             let kind = request.kind();
             let found = match self.stack.execute(request).await {
@@ -396,8 +388,8 @@ impl Client {
     /// Reads blocks of a disk that has decayed: each must hold what is permitted, or fail its check.
     pub async fn check_decayed(&self, extent: Extent) -> Result<(), Stop> {
         for lba in extent.iter() {
-            let (extent, checks) = (Extent::one(lba), self.checks(lba));
-            match self.stack.execute(Request::read(extent, checks)).await {
+            let extent = Extent::one(lba);
+            match self.stack.execute(Request::read(extent, Expectations::NONE)).await {
                 Ok(Response::Data(found)) => {
                     let checked = self.context.checker.borrow_mut().audit(extent, &found, false);
                     checked.map_err(|violation| self.context.find(format!("on a decayed disk, {violation}")))?;

@@ -127,6 +127,15 @@ impl Damage {
         Some(format!("sectors {} to {} of metadata {words}", run.start, run.end - 1))
     }
 
+    /// Puts what another disk, or this one earlier, holds in these runs of sectors in their place; zeroes for what it holds nothing of.
+    pub fn transplant(image: &mut Image, runs: &[Range<u64>], from: &Image) {
+        for sector in runs.iter().flat_map(Range::clone) {
+            let mut bytes = vec![0; image.sector_bytes() as usize];
+            from.read_sector(sector, &mut bytes);
+            image.damage_sector(sector, &bytes);
+        }
+    }
+
     /// Undoes it.
     pub fn repair(self, image: &mut Image) {
         image.damage_sector(self.sector, &self.good);

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use sealblock_block::{
-    Abilities, Ability, BadBlock, BadBlocks, Device, Durability, DynDevice, Error, ErrorKind, Geometry, Limits, Medium,
-    Operation, Outcome, Request, Response,
+    Abilities, Ability, BadBlock, BadBlocks, Device, Durability, DynDevice, Error, ErrorKind, Expectations, Geometry,
+    Limits, Medium, Operation, Outcome, Request, Response,
 };
 use sealblock_integrity::{Checks, Sealed, Tags, Unverified, guard};
 use sealblock_runtime_memory::Buffer;
@@ -143,21 +143,21 @@ impl ReferenceDevice {
         Ok(Response::Done)
     }
 
-    async fn read(&self, extent: Extent, checks: Checks) -> Outcome {
+    async fn read(&self, extent: Extent, expectations: Expectations) -> Outcome {
         let mut parts = Vec::new();
         let mut bad_blocks = Vec::new();
-        for (i, lba) in extent.iter().enumerate() {
-            let checks = self.profile.protection.map_or(checks, |format| checks.advance(i as u64, format));
-            match self.read_block(lba, &checks).await? {
+        for lba in extent.iter() {
+            match self.read_block(lba).await? {
                 Ok(block) => parts.push(block),
                 Err(bad_block) => bad_blocks.push(bad_block),
             }
         }
-        BadBlocks::new(bad_blocks)
-            .map_or_else(|| Ok(Response::Data(Sealed::join(parts))), |bad_blocks| Err(bad_blocks.into()))
+        BadBlocks::fail_if_any(bad_blocks)?;
+        let data = Sealed::join(parts);
+        expectations.judge(extent, &data).map(|()| Response::Data(data))
     }
 
-    async fn read_block(&self, lba: Lba, checks: &Checks) -> Result<Result<Sealed, BadBlock>, Error> {
+    async fn read_block(&self, lba: Lba) -> Result<Result<Sealed, BadBlock>, Error> {
         let location = self.locations.borrow().get(&lba.get()).copied().filter(|location| location.stored);
         let (size, format) = (self.profile.block_size, self.profile.protection);
         let Some(location) = location else {
@@ -171,7 +171,8 @@ impl ReferenceDevice {
         let tags = bytes.slice(32..32 + format.map_or(0, |format| format.tuple_bytes()));
         let unverified = Unverified::new(bytes.slice(self.profile.sector_bytes as usize..), tags, size, format)
             .map_err(|error| Error::from(ErrorKind::Media { reason: error.to_string() }))?;
-        Ok(unverified.verify(checks).map_err(|found| BadBlock::of_mismatch(lba, &found[0])))
+        let checks = format.map_or(Checks::NONE, |format| Checks::full(format, lba));
+        Ok(unverified.verify(&checks).map_err(|found| BadBlock::of_mismatch(lba, &found[0])))
     }
 }
 
@@ -193,7 +194,7 @@ impl Device for ReferenceDevice {
         let kind = request.kind();
         let Request { operation, extents, durability } = request;
         match operation {
-            Operation::Read(checks) => self.read(extents.one(), checks).await,
+            Operation::Read(expectations) => self.read(extents.one(), expectations).await,
             Operation::Write(data) => self.append(extents.one(), Some(&data.into_sealed()), durability).await,
             Operation::Flush => self.flush().await,
             Operation::WriteZeroes { .. } => self.append(extents.one(), None, durability).await,
@@ -209,7 +210,8 @@ impl Device for ReferenceDevice {
             | Operation::CompareAndWrite(_)
             | Operation::WriteUncorrectable
             | Operation::Checksum(..)
-            | Operation::Repair(_)
+            | Operation::Repair
+            | Operation::Salvage
             | Operation::BlockStatus
             | Operation::ReadReserved(_)
             | Operation::WriteReserved(..) => Err(ErrorKind::Absent(kind).into()),

@@ -6,9 +6,11 @@ use std::ops::Range;
 use std::pin::Pin;
 use std::time::Duration;
 
-use sealblock_block::DynDevice;
+use sealblock_block::{DynDevice, ReservedArea};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
-use sealblock_media_volume::format::{Layout, LogSector, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Seed, Superblock};
+use sealblock_media_volume::format::{
+    Layout, LogSector, RESERVED_HEAD_BYTES, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Seed, Superblock,
+};
 use sealblock_media_volume::{CreateOptions, Mutation, OpenOptions, ResizeError, ResizeOptions, create, open, resize};
 use sealblock_units::BlockSize;
 
@@ -215,6 +217,15 @@ fn layout_on(profile: &VolumeProfile, image: &Image) -> Layout {
     };
     let newest = SUPERBLOCK_OFFSETS.into_iter().filter_map(read).max_by_key(|superblock| superblock.write_seq);
     newest.map_or_else(|| layout_of(profile), |superblock| superblock.layout)
+}
+
+/// The sectors of each copy of the label of a group on a volume, in the order of the places.
+pub(crate) fn label_copies(profile: &VolumeProfile, image: &Image) -> [Range<u64>; 4] {
+    let layout = layout_on(profile, image);
+    let sector = u64::from(layout.sector_bytes());
+    let [even, odd] = [0, 1].map(|turn| layout.reserved_offsets(ReservedArea::GroupLabel, turn));
+    let length = (ReservedArea::GroupLabel.max_bytes() + RESERVED_HEAD_BYTES) as u64 / sector;
+    [even[0], even[1], odd[0], odd[1]].map(|at| at / sector..at / sector + length)
 }
 
 /// The sectors of a volume's log.

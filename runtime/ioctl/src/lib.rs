@@ -1,6 +1,6 @@
-//! What Linux tells only by `ioctl` about where bytes lie, and what block devices carry beside them.
+//! What Linux tells only by `ioctl` about where bytes lie, and what block devices carry beside them; and locks of ranges of files.
 //!
-//! Invariants: every call reads and changes nothing; what the kernel returns is parsed as if it came from anywhere: every offset and
+//! Invariants: every `ioctl` reads and changes nothing; what the kernel returns is parsed as if it came from anywhere: every offset and
 //! number in it is checked against the bytes that are there. Structures are those of the kernel's user-space headers, named at each.
 
 #![allow(unsafe_code)]
@@ -9,6 +9,7 @@ pub mod block_metadata;
 pub mod btrfs;
 pub mod device_mapper;
 pub mod fiemap;
+pub mod range_lock;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -168,10 +168,13 @@ impl File {
     /// # Errors
     /// As [`File::sync_data`].
     pub async fn sync_data_around(&self, range: Range<u64>) -> io::Result<()> {
-        let Some(length) = u32::try_from(range.start).ok().filter(|length| *length > 0) else {
+        // The kernel takes the byte behind a range of this length for its last one, and a length of 0 for the whole file.
+        let Some(last) =
+            u32::try_from(range.start).ok().and_then(|start| start.checked_sub(1)).filter(|last| *last > 0)
+        else {
             return self.sync_data().await;
         };
-        for part in [SyncPart::WriteFrom(range.end), SyncPart::SyncTo(length)] {
+        for part in [SyncPart::WriteFrom(range.end), SyncPart::SyncUpTo(last)] {
             let descriptor = Arc::clone(self.descriptor());
             self.operation(SyncAround { descriptor, part }).await?;
         }

@@ -132,8 +132,8 @@ pub(crate) struct SyncAround {
 pub(crate) enum SyncPart {
     /// Writes pages out from this byte on.
     WriteFrom(u64),
-    /// Syncs, and writes out of the pages so many bytes from the start on.
-    SyncTo(u32),
+    /// Syncs, and of the pages writes those out from the start up to the one with this byte.
+    SyncUpTo(u32),
 }
 
 // SAFETY: the entry names the descriptor only, which the `Arc` keeps open.
@@ -147,14 +147,14 @@ unsafe impl IoOp for SyncAround {
             // A length of 0 is one up to the end.
             SyncPart::WriteFrom(offset) =>
                 opcode::SyncFileRange::new(fd, 0).offset(offset).flags(WRITE_AND_WAIT).build(),
-            SyncPart::SyncTo(length) => opcode::Fsync::new(fd).len(length).flags(types::FsyncFlags::DATASYNC).build(),
+            SyncPart::SyncUpTo(last) => opcode::Fsync::new(fd).len(last).flags(types::FsyncFlags::DATASYNC).build(),
         })
     }
 
     fn call(&mut self) -> io::Result<u32> {
         let synced = match self.part {
             SyncPart::WriteFrom(_) => Ok(()),
-            SyncPart::SyncTo(_) => rustix::fs::fdatasync(self.descriptor.as_fd()),
+            SyncPart::SyncUpTo(_) => rustix::fs::fdatasync(self.descriptor.as_fd()),
         };
         counted(synced.map(|()| 0))
     }

@@ -1,9 +1,9 @@
 //! Finds the bad blocks of a piece, and says of them what the log has.
 
 use sealblock_block::{
-    Ability, BadBlock, Device, DynDevice, Error, ErrorKind, Outcome, Request, RequestKind, Response, Tally,
+    Ability, BadBlock, Device, DynDevice, Error, ErrorKind, Expectations, Outcome, Request, RequestKind, Response,
+    Tally,
 };
-use sealblock_integrity::Checks;
 use sealblock_units::{Extent, Lba};
 
 use crate::bad_runs::BadRun;
@@ -38,11 +38,9 @@ pub async fn check(gate: &DynDevice, extent: Extent, ask: impl AsyncFn(Request) 
 }
 
 fn operation(gate: &DynDevice, extent: Extent) -> Request {
-    let format = gate.geometry().protection;
-    let checks = format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
     match gate.abilities().of(RequestKind::Repair) {
-        Ability::Native => Request::repair(extent, checks),
-        Ability::Emulated | Ability::Absent => Request::verify(extent, checks),
+        Ability::Native => Request::repair(extent),
+        Ability::Emulated | Ability::Absent => Request::verify(extent, Expectations::NONE),
     }
 }
 

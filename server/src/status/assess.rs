@@ -265,6 +265,7 @@ mod tests {
     fn mirror(state: &str, replicas: Vec<ReplicaStatus>) -> DeviceSnapshot {
         let status = MirrorStatus {
             uuid: String::new(),
+            name: None,
             state: state.to_owned(),
             region_bytes: 65536,
             dirty_bytes: 0,

@@ -14,6 +14,9 @@ use super::health::Health;
 pub struct MirrorStatus {
     /// Its identity.
     pub uuid: String,
+    /// Its name, if it has one.
+    #[serde(default)]
+    pub name: Option<String>,
     /// `optimal`, `degraded` or `failed`.
     pub state: String,
     /// Bytes of a region, the unit of `out_of_sync_bytes`.
@@ -83,6 +86,7 @@ impl MirrorStatus {
         };
         MirrorStatus {
             uuid: uuid_text(&mirror.uuid),
+            name: mirror.name.map(|name| name.to_string()),
             state: state.as_str().to_owned(),
             region_bytes: mirror.region_bytes,
             dirty_bytes: mirror.dirty_bytes,
@@ -152,6 +156,7 @@ mod tests {
         };
         let mirror = |state, is_b_online| MirrorInfo {
             uuid: [1; 16],
+            name: None,
             region_bytes: 65536,
             state,
             dirty_bytes: 0,

@@ -7,6 +7,7 @@ use std::sync::Mutex;
 use futures_util::future::join_all;
 use sealblock_block::DynDevice;
 use sealblock_layers_mirror::label::ReplicaState;
+use sealblock_layers_mirror::name::MirrorName;
 use sealblock_layers_mirror::{CreateOptions, MirrorError, MirrorInfo, OpenOptions};
 
 use super::replicas::{OpenMirror, OpenReplica, OpenedReplica, ReplicaOpener, SHOWN, of_member};
@@ -105,6 +106,17 @@ async fn put_together(
     Ok(held(target, replicas, info, opened, opener))
 }
 
+/// How a mirror is created.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MirrorOptions {
+    /// Its name.
+    pub name: Option<MirrorName>,
+    /// The device whose content counts, by its number.
+    pub from: Option<usize>,
+    /// What devices hold may be replaced.
+    pub force: bool,
+}
+
 /// Creates a mirror of these devices; see [`sealblock_layers_mirror::create`].
 ///
 /// # Errors
@@ -112,12 +124,11 @@ async fn put_together(
 pub(crate) async fn create(
     target: &TargetName,
     replicas: &[TargetName],
-    from: Option<usize>,
-    force: bool,
+    options: &MirrorOptions,
     opener: Opener,
 ) -> Result<OpenTarget, StackError> {
     let replicas = not_open(replicas, Access::Write, opener);
-    let created = create_of(target, &replicas, from, force, opener).await;
+    let created = create_of(target, &replicas, options, opener).await;
     if created.is_err() {
         join_all(replicas.iter().map(|replica| replica.close())).await;
     }
@@ -127,8 +138,7 @@ pub(crate) async fn create(
 async fn create_of(
     target: &TargetName,
     replicas: &[Rc<OpenReplica>],
-    from: Option<usize>,
-    force: bool,
+    options: &MirrorOptions,
     opener: Opener,
 ) -> Result<OpenTarget, StackError> {
     let (mut sources, mut info) = (Vec::new(), Vec::new());
@@ -137,7 +147,8 @@ async fn create_of(
         info.push(of);
         sources.push(replica.source(Ok(stack)));
     }
-    let options = CreateOptions { random: new_uuid()?, from, force };
+    let MirrorOptions { name, from, force } = *options;
+    let options = CreateOptions { random: new_uuid()?, name, from, force };
     let opened = sealblock_layers_mirror::create(sources, ReactorClock, options).await;
     let opened = opened.map_err(|error| of_member(&error).on(target))?;
     Ok(held(target, replicas, info, opened, opener))

@@ -347,6 +347,12 @@ pub(super) fn of_member(error: &ReplicaError) -> StackError {
             failure(Cause::Refused).advise("another device, or --force to replace what is on it")
         }
         ReplicaError::InUse { .. } => failure(Cause::Refused),
+        ReplicaError::Replicas { .. } => failure(Cause::Refused).advise(
+            "`mirror:A,B` with all replicas of the mirror uses it as it is, `sealblock mirror add` and `replace` change its replicas",
+        ),
+        ReplicaError::OnlyCopy { .. } => failure(Cause::Refused).advise(
+            "--from that device, which keeps its content; or `sealblock create DEVICE --force` first, if nothing on it is needed",
+        ),
         ReplicaError::AmbiguousSource { .. } => {
             failure(Cause::Refused).advise("--from DEVICE, whose content counts, and --force")
         }

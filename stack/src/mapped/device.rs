@@ -10,10 +10,9 @@ use std::io;
 
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::{
-    Abilities, Ability, BadBlock, BadBlocks, Device, DynDevice, Error, ErrorKind, Geometry, MemberPath, Operation,
-    Outcome, Request, RequestKind, Response, Unchecked, VerifyStats,
+    Abilities, Ability, BadBlock, BadBlocks, Device, DynDevice, Error, ErrorKind, Expectations, Geometry, MemberPath,
+    Operation, Outcome, Request, RequestKind, Response, Unchecked, VerifyStats,
 };
-use sealblock_integrity::Checks;
 use sealblock_units::{BlockCount, Extent, Lba};
 
 use super::plan::{Plan, Span};
@@ -80,9 +79,7 @@ impl<D: Device> MappedDevice<D> {
 
     async fn verify_span(&self, span: &Span) -> Outcome {
         let drive = &self.drives[span.drive];
-        let checks =
-            drive.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, span.extent.start()));
-        drive.execute(Request::verify(span.extent, checks)).await
+        drive.execute(Request::verify(span.extent, Expectations::NONE)).await
     }
 
     /// Fails if the device lies on other blocks than planned.

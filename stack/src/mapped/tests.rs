@@ -6,10 +6,10 @@ use std::rc::Rc;
 
 use proptest::prelude::*;
 use sealblock_block::{
-    Abilities, Ability, BadBlock, BadBlocks, Coverage, Device, DynDevice, ErrorKind, Geometry, Limits, Operation,
-    Outcome, Request, Response, VerifyStats, WhyUnchecked,
+    Abilities, Ability, BadBlock, BadBlocks, Coverage, Device, DynDevice, ErrorKind, Expectations, Geometry, Limits,
+    Operation, Outcome, Request, Response, VerifyStats, WhyUnchecked,
 };
-use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType};
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::device::MappedDevice;
@@ -42,7 +42,7 @@ fn on(member: usize, sector: u64) -> On {
 }
 
 /// What a drive was asked.
-type Asked = Rc<RefCell<Vec<(Extent, Checks)>>>;
+type Asked = Rc<RefCell<Vec<Extent>>>;
 
 /// A drive of which some blocks are bad, and which remembers what it was asked.
 struct Drive {
@@ -62,9 +62,9 @@ impl Device for Drive {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        let Operation::Verify(checks) = request.operation else { panic!("a drive gets nothing but Verify") };
+        let Operation::Verify(_) = request.operation else { panic!("a drive gets nothing but Verify") };
         let extent = request.extents.one();
-        self.asked.borrow_mut().push((extent, checks));
+        self.asked.borrow_mut().push(extent);
         if self.is_gone {
             return Err(ErrorKind::Unreachable { reason: "it is gone".to_owned() }.into());
         }
@@ -109,7 +109,8 @@ fn made(top: DeviceNode, size: BlockSize, bad: &[&[u64]], gone: Option<usize>) -
 
 fn verify(device: &DynDevice, first: u64, blocks: u64) -> Outcome {
     let extent = Extent::from_raw(first, blocks).unwrap();
-    futures_util::FutureExt::now_or_never(device.execute(Request::verify(extent, Checks::NONE))).expect("nothing waits")
+    futures_util::FutureExt::now_or_never(device.execute(Request::verify(extent, Expectations::NONE)))
+        .expect("nothing waits")
 }
 
 fn found(outcome: Outcome) -> (Vec<(u64, usize)>, Coverage) {
@@ -135,10 +136,9 @@ fn bad_blocks_of_drives_are_told_with_addresses_of_the_device_and_the_drive() {
     assert_eq!(found(verify(&made.device, 0, 80)).0, [(0, 0), (2, 1), (4, 0), (79, 1)]);
     assert_eq!(found(verify(&made.device, 3, 1)).0, []);
     assert_eq!(found(verify(&made.device, 79, 1)).0, [(79, 1)]);
-    // Chunks that follow each other on a drive are one request, whose reference tags are those of the drive.
+    // Chunks that follow each other on a drive are one request.
     let first = made.asked[0].borrow()[0];
-    assert_eq!(first.0, Extent::from_raw(256, 40).unwrap());
-    assert_eq!(first.1, Checks::full(PI, Lba::new(256)));
+    assert_eq!(first, Extent::from_raw(256, 40).unwrap());
     assert!(made.device.abilities().offloads && made.device.geometry().protection.is_none());
 }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use sealblock_layers_mirror::name::MirrorName;
 use sealblock_stack::target::TargetName;
 
 /// Arguments of `mirror`.
@@ -45,6 +46,9 @@ pub struct MirrorCreate {
     /// The device whose content counts; needed where several hold data.
     #[arg(long, value_name = "DEVICE")]
     pub from: Option<TargetName>,
+    /// Name of the mirror: up to 24 letters, digits, `-`, `_` and `.`.
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<MirrorName>,
     /// Replace what the other devices hold, also the label of another mirror.
     #[arg(long)]
     pub force: bool,

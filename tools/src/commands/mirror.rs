@@ -7,8 +7,11 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use sealblock_layers_mirror::label::ReplicaState;
+use sealblock_layers_mirror::name::MirrorName;
 use sealblock_stack::target::{GroupKind, TargetName};
-use sealblock_stack::{Access, Cause, OpenMirror, OpenTarget, StackError, create_mirror, member_of, on_reactor, open};
+use sealblock_stack::{
+    Access, Cause, MirrorOptions, OpenMirror, OpenTarget, StackError, create_mirror, member_of, on_reactor, open,
+};
 use sealblock_units::ByteCount;
 
 use crate::cli::{Mirror, MirrorAcceptStale, MirrorCommand, MirrorCreate, MirrorStatus as Arguments, ServedName};
@@ -36,7 +39,7 @@ pub fn run(arguments: &Mirror) -> Result<Exit, StackError> {
             if !is_mirror {
                 let replicas = vec![add.target.clone(), add.replica.clone()];
                 let (from, force) = (Some(add.target.clone()), add.force);
-                return make(&MirrorCreate { replicas, from, force, no_wait: false });
+                return make(&MirrorCreate { replicas, from, name: None, force, no_wait: false });
             }
             let replica = name_for(&add.replica, server.as_ref())?;
             change(&add.target, server, Change::Add { new: replica, force: add.force })
@@ -133,8 +136,9 @@ fn make(arguments: &MirrorCreate) -> Result<Exit, StackError> {
         })?),
         None => None,
     };
+    let options = MirrorOptions { name: arguments.name, from, force: arguments.force };
     let status = on_reactor(async {
-        let opened = create_mirror(&target, &arguments.replicas, from, arguments.force).await?;
+        let opened = create_mirror(&target, &arguments.replicas, &options).await?;
         opened
             .close_after(async |opened| synchronise(&Holder::Here(mirror_of(opened)?), &target, arguments).await)
             .await
@@ -293,6 +297,10 @@ async fn wait(mirror: &Holder, name: &str, mut status: MirrorStatus) -> Result<M
 
 /// A mirror for people: a line for its identity, its state and each replica.
 pub fn put(lines: &mut Lines, status: &MirrorStatus) {
+    // A server's words are shown only as what they should be.
+    if let Some(name) = status.name.as_ref().and_then(|name| name.parse::<MirrorName>().ok()) {
+        lines.put("name", name);
+    }
     lines.put("uuid", &status.uuid);
     lines.put("state", &status.state);
     for replica in replica_texts(status) {

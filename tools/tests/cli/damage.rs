@@ -132,19 +132,19 @@ fn a_gibibyte_with_crc64_is_checked_whole() {
 }
 
 #[test]
-fn a_volume_without_a_seal_is_not_damaged_where_nothing_could_find_it() {
+fn without_protection_information_a_volume_has_no_tags_to_damage_and_finds_all_other_damage() {
     let place = Place::new();
     let data = noise(3, 100 << 12);
     place.volume("--size 1MiB --guard none", &data);
-    // Generation and address are the volume's own as well, so these are found without a seal too.
-    for kind in ["data", "guard", "ref-tag", "app-tag"] {
+    for kind in ["guard", "ref-tag", "app-tag"] {
         place.run(&format!("corrupt v --lba 4 --kind {kind}")).fails(2, &["v", "block 4", "no protection information"]);
     }
     assert!(findings(&place, 0).is_empty());
     assert_eq!(place.blocks("v", 0, 99), data, "what was refused did nothing");
     place.run("corrupt v --lba 4 --kind lost-write").succeeds();
     place.run("corrupt v --lba 9 --kind misdirected").succeeds();
-    assert_eq!(findings(&place, 1).into_keys().collect::<Vec<_>>(), [4, 9]);
+    place.run("corrupt v --lba 20 --kind data").succeeds();
+    assert_eq!(findings(&place, 1).into_keys().collect::<Vec<_>>(), [4, 9, 20]);
 }
 
 #[test]

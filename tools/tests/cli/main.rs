@@ -22,6 +22,7 @@ mod mirror_damage;
 mod nbd;
 mod nbd_unix;
 mod not_open;
+mod one_device;
 mod owners;
 mod paths;
 mod power_loss;

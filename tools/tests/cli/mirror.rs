@@ -233,7 +233,17 @@ fn devices_that_hold_data_are_made_a_mirror_only_on_purpose() {
     place.run("mirror create f2 f1").succeeds().says(&["f1: in sync", "f2: in sync", "mirror:f2,f1"]);
     assert!(place.blocks("f2", 0, 255) == data && place.blocks("mirror:f1,f2", 0, 255) == data);
     verify(&place, "mirror:f1,f2", 0);
-    place.run("mirror create f1 f3").fails(3, &["label of replica", "--force"]);
+    // What is one already is named, in any order, with nothing that would destroy it.
+    for (command, words) in [
+        ("mirror create f1 f3", ["f1 is replica", "(in sync) of mirror"]),
+        ("mirror create f1 f2", ["they are replicas of mirror", "already (f1: in sync, f2: in sync)"]),
+        ("mirror create f2 f1", ["they are replicas of mirror", "already (f2: in sync, f1: in sync)"]),
+    ] {
+        let refused = place.run(command);
+        refused.fails(3, &words);
+        assert!(!refused.stderr.contains("--force") && !refused.stderr.contains("nothing says"), "{}", refused.stderr);
+    }
+    verify(&place, "mirror:f1,f2", 0);
     // Several that hold data: `--from` has to name the one that counts, and `--force` permits to replace the other.
     place.write("e", &noise(22, 256 * BLOCK));
     for name in ["g1", "g2"] {

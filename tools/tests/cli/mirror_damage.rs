@@ -226,3 +226,73 @@ fn a_lost_write_is_repaired_where_generations_are_known_and_a_conflict_where_not
     );
     place.run("verify mirror:r,raw:s").ends_with(1).says(&["block 33 on raw:s: conflict: good copies differ"]);
 }
+
+/// Where the copies of the group label of a volume begin: each with its magic, and the number of the area, 0, at byte 20.
+fn label_copies(place: &Place, volume: &str) -> Vec<usize> {
+    let bytes = place.read(volume);
+    let is_copy = |at: &usize| bytes[*at..].starts_with(b"SANX") && bytes[*at + 20] == 0;
+    (0..bytes.len()).step_by(512).filter(is_copy).collect()
+}
+
+/// Puts the first of so many copies of the label of `from`, a volume of the same shape, in the places of those of `volume`.
+fn transplant(place: &Place, from: &str, volume: &str, count: usize) {
+    const COPY_BYTES: usize = 20 << 10;
+    let (bytes, copies) = (place.read(from), label_copies(place, volume));
+    assert_eq!((copies.len(), &copies), (4, &label_copies(place, from)), "both were labelled more than once");
+    copies.into_iter().take(count).for_each(|at| place.poke(volume, at as u64, &bytes[at..at + COPY_BYTES]));
+}
+
+#[test]
+fn labels_of_another_volume_are_damage_and_no_sign_of_a_device_without_one() {
+    let place = Place::with_runtime("syscalls");
+    let data = filled(&place, 512);
+    let size = 512 * BLOCK;
+    for name in ["x", "y", "c"] {
+        place.run(&format!("create {name} --size {size}")).succeeds();
+    }
+    place.run("zero mirror:x,y --range 0").succeeds();
+    for count in 1..4 {
+        transplant(&place, "x", "a", count);
+        assert!(place.blocks("mirror:a,b", 0, 511) == data, "{count} copies are another volume's");
+    }
+    place.run("zero mirror:x,y --range 0").succeeds();
+    transplant(&place, "x", "a", 4);
+    // The mirror goes on without it, and it is nothing that may be written by itself.
+    let without = place.run("copy mirror:a,b out");
+    assert!(without.succeeds().stderr.contains("runs without a: its label cannot be used"), "{}", without.stderr);
+    assert!(place.read("out") == data);
+    place.run("mirror status mirror:a,b").ends_with(4).says(&["a: ", "offline", "every copy of the label"]);
+    place.run("zero a --range 0").fails(3, &["member of a mirror or stripe", "--force-leg"]);
+    place.run("mirror create a c").fails(3, &["a is a device whose label cannot be used", "--force"]);
+    assert!(place.blocks("a", 0, 511) == data, "nothing of it was changed");
+    place.run("mirror replace mirror:a,b a").fails(3, &["a is a device whose label cannot be used"]);
+    place.run("mirror replace mirror:a,b a --force").succeeds().says(&["a: in sync"]);
+    verify(&place, "mirror:a,b", 0);
+}
+
+#[test]
+fn a_member_of_a_stripe_with_the_label_of_another_volume_is_named_and_a_mirror_goes_on_without_the_stripe() {
+    let place = Place::with_runtime("syscalls");
+    let data = noise(5, 512 * BLOCK);
+    place.write("data", &data);
+    for name in ["m", "n", "x", "y"] {
+        place.run(&format!("create {name} --size {}", 256 * BLOCK)).succeeds();
+    }
+    place.run(&format!("create c --size {}", 512 * BLOCK)).succeeds();
+    place.run("zero stripe:x,y --range 0").succeeds();
+    place.run("zero stripe:x,y --range 0").succeeds();
+    place.run("copy data mirror:[stripe:m,n],c").succeeds();
+    place.run("copy data mirror:[stripe:m,n],c").succeeds();
+    for member in ["m", "n"] {
+        let whole = place.read(member);
+        transplant(&place, "x", member, 4);
+        for command in ["verify", "copy data"] {
+            place.run(&format!("{command} stripe:m,n")).fails(3, &["every copy of the label", &format!("is {member}")]);
+        }
+        let without = place.run("copy mirror:[stripe:m,n],c out");
+        assert!(without.succeeds().stderr.contains("runs without stripe:m,n"), "{}", without.stderr);
+        assert!(place.read("out") == data);
+        place.write(member, &whole);
+        place.run("verify mirror:[stripe:m,n],c").succeeds();
+    }
+}

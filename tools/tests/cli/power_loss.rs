@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use sealblock_block::{
-    Abilities, Device, Durability, DynDevice, ErrorKind, Geometry, Outcome, Request, RequestKind, Response,
+    Abilities, Device, Durability, DynDevice, ErrorKind, Expectations, Geometry, Outcome, Request, RequestKind,
+    Response,
 };
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_layers_mirror::{CreateOptions, MirrorState, ReplicaSource, create};
 use sealblock_media_memory::MemoryDevice;
@@ -38,7 +39,7 @@ impl Cached {
 
     async fn content(&self, at: u64) -> Sealed {
         let extent = Extent::from_raw(at, 1).unwrap();
-        match self.memory.execute(Request::read(extent, Checks::NONE)).await.unwrap() {
+        match self.memory.execute(Request::read(extent, Expectations::NONE)).await.unwrap() {
             Response::Data(data) => data,
             other => panic!("{other:?} for data"),
         }
@@ -153,7 +154,7 @@ fn a_backend_that_loses_power_fails_one_flush_of_each_that_had_written_and_of_no
         let device = open().await;
         let good = ReplicaSource { name: "good".to_owned(), device: Ok(filled_memory().await), reopen: None };
         let resynced = ReplicaSource { name: "resynced".to_owned(), device, reopen: Some(Box::new(open)) };
-        let options = CreateOptions { random: [5; 16], from: Some(0), force: true };
+        let options = CreateOptions { random: [5; 16], name: None, from: Some(0), force: true };
         let opened = create(vec![good, resynced], RealTime, options).await.unwrap();
         let (mirror, worker) = (opened.mirror, spawn(opened.worker.run()));
         while mirror.state() != MirrorState::Optimal {

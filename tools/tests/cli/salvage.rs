@@ -59,6 +59,43 @@ fn a_file_gets_all_that_can_be_read_and_zeroes_for_the_rest() {
     assert!(place.read("out") == data);
 }
 
+/// Nothing but the CRC-32C in its map entry tells that a block without protection information is not what was written.
+#[test]
+fn rot_without_protection_information_is_found_by_every_command_that_reads() {
+    let place = Place::new();
+    let data = noise(1, 2 << 20);
+    place.volume("--size 2MiB --guard none", &data);
+    for command in ["verify v", "copy v out", "compare v raw:data", "rescue v out"] {
+        place.run(command).succeeds();
+    }
+    for lba in [5, 6, 300] {
+        place.run(&format!("corrupt v --lba {lba} --kind data")).succeeds();
+    }
+    place.run("verify v").ends_with(1).says(&["block 5: guard expected 0x", "3 damaged"]);
+    place.run("copy v out").fails(3, &["block 5", "try: --salvage"]);
+    for command in ["copy v out --salvage", "rescue v out"] {
+        let copied = place.run(command);
+        copied.ends_with(1);
+        assert_eq!(lost_lines(&copied), ["blocks 5..6 lost: guard", "block 300 lost: guard"], "{command}");
+        assert!(place.read("out") == without(&data, &[5, 6, 300], 4096), "{command}");
+    }
+    let compared = place.run("compare v raw:data");
+    compared.ends_with(1);
+    assert!(!compared.text().contains("equal"), "{}", compared.text());
+    // A good second copy answers, and mends the first.
+    place.run("create a --size 2MiB --guard none").succeeds();
+    place.run("create b --size 2MiB --guard none").succeeds();
+    place.run("copy data mirror:a,b").succeeds();
+    for (name, lba) in [("a", 5), ("b", 6), ("a", 300)] {
+        place.run(&format!("corrupt {name} --lba {lba} --kind data")).succeeds();
+    }
+    place.run("copy mirror:a,b out").succeeds();
+    assert!(place.read("out") == data);
+    place.run("verify mirror:a,b --repair").ends_with(1);
+    place.run("verify mirror:a,b").succeeds().says(&[": clean"]);
+    place.run("verify a").succeeds();
+}
+
 #[test]
 fn a_volume_never_calls_good_what_could_not_be_read() {
     let (place, data) = damaged("");

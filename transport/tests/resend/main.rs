@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use sealblock_block::{
-    Clock, Device, DeviceOpener, Durability, DynDevice, Error, ErrorKind, Outcome, Request, Response,
+    Clock, Device, DeviceOpener, Durability, DynDevice, Error, ErrorKind, Expectations, Outcome, Request, Response,
 };
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_multipath::{MultipathLayer, PathConfig, RetryPolicy};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{Config, Reactor, now, sleep, spawn};
@@ -46,7 +46,7 @@ fn write(byte: u8) -> Request {
 }
 
 async fn first_byte(device: &impl Device) -> u8 {
-    match device.execute(Request::read(Extent::from_raw(8, 1).unwrap(), Checks::NONE)).await.unwrap() {
+    match device.execute(Request::read(Extent::from_raw(8, 1).unwrap(), Expectations::NONE)).await.unwrap() {
         Response::Data(data) => data.joined_data()[0],
         other => panic!("a read is answered with data, not {other:?}"),
     }

@@ -5,10 +5,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{Abilities, Device, DynDevice, Geometry, Operation, Outcome, Request, Response};
+use sealblock_block::{Abilities, Device, DynDevice, Expectations, Geometry, Operation, Outcome, Request, Response};
 use sealblock_exports_nbd::{Export, Limits as NbdLimits, Server};
 use sealblock_exports_nvme_tcp::{Limits as NvmeLimits, Namespace, Subsystem, Target};
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_nbd::{Address, NbdDevice, Options as NbdOptions};
@@ -200,7 +200,7 @@ async fn serve_foreign(stream: Stream, device: DynDevice) {
 async fn answer(core: &std::cell::RefCell<nbd::Server>, device: &DynDevice, request: nbd::Request) {
     let extent = |offset: u64, length: u64| Extent::from_raw(offset / 4096, length / 4096).unwrap();
     let translated = match request.command {
-        nbd::Command::Read { offset, length } => Request::read(extent(offset, length.into()), Checks::NONE),
+        nbd::Command::Read { offset, length } => Request::read(extent(offset, length.into()), Expectations::NONE),
         nbd::Command::Write { offset, data, .. } => {
             let extent = extent(offset, data.len() as u64);
             let data = Sealed::seal(data.freeze(), BlockSize::B4096, None, &Tags::default());

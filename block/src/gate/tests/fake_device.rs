@@ -9,8 +9,8 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
 use crate::{
-    Abilities, BadBlock, BadBlocks, BlockState, Checksum, Device, Durability, Error, ErrorKind, Gate, Geometry, Limits,
-    Operation, Outcome, Request, RequestKind, Response, StatusRun, VerifyStats,
+    Abilities, BadBlock, BadBlocks, BlockState, Checksum, Device, Durability, Error, ErrorKind, Expectations, Gate,
+    Geometry, Limits, Operation, Outcome, Request, RequestKind, Response, Salvaged, StatusRun, VerifyStats,
 };
 
 /// A recorded request: kind, first block, number of blocks, first reference tag checked.
@@ -103,7 +103,8 @@ impl FakeDevice {
         self.tags.borrow_mut()[at..at + sealed.joined_tags().len()].copy_from_slice(&sealed.joined_tags());
     }
 
-    fn load(&self, extent: Extent, checks: &Checks) -> Result<Sealed, Error> {
+    /// Blocks that have passed the device's own check, and are as expected.
+    fn load(&self, extent: Extent, expectations: &Expectations) -> Result<Sealed, Error> {
         if self.lost_from.is_some_and(|from| extent.start().get() >= from) {
             return Err(ErrorKind::Unreachable { reason: "gone".to_owned() }.into());
         }
@@ -117,22 +118,33 @@ impl FakeDevice {
         let format = self.geometry.protection;
         let tags = cut(&self.tags, format.map_or(0, PiFormat::tuple_bytes));
         let loaded = Unverified::new(cut(&self.data, 512), tags, BlockSize::B512, format).unwrap();
-        loaded.verify(checks).map_err(|mismatches| {
+        let own = format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
+        let sealed = loaded.verify(&own).map_err(|mismatches| {
             let bad_blocks = mismatches.iter().map(|mismatch| BadBlock::of_mismatch(extent.start(), mismatch));
-            BadBlocks::new(bad_blocks.collect()).unwrap().into()
-        })
+            Error::from(BadBlocks::new(bad_blocks.collect()).unwrap())
+        })?;
+        expectations.judge(extent, &sealed).map(|()| sealed)
     }
 
     fn record(&self, request: &Request) {
         let (start, blocks) = request.extents.first().map_or((0, 0), |extent| (extent.start().get(), extent.len()));
-        self.seen.borrow_mut().push((request.kind(), start, blocks, request.checks().initial_ref_tag));
+        self.seen.borrow_mut().push((request.kind(), start, blocks, request.expectations().checks().initial_ref_tag));
     }
 
     fn respond(&self, request: Request) -> Outcome {
         self.record(&request);
         let Request { operation, extents, durability } = request;
         match operation {
-            Operation::Read(checks) => self.load(extents.one(), &checks).map(Response::Data),
+            Operation::Read(expectations) => self.load(extents.one(), &expectations).map(Response::Data),
+            Operation::Salvage => {
+                let bad_blocks = match self.load(extents.one(), &Expectations::NONE).map_err(Error::into_bad_blocks) {
+                    Ok(_) => Vec::new(),
+                    Err(bad_blocks) => bad_blocks?,
+                };
+                let start = extents.one().start().get();
+                let blocks = numbered(start, extents.one().len(), self.geometry.protection);
+                Ok(Response::Salvaged(Salvaged { blocks, bad_blocks }))
+            }
             Operation::Write(data) => {
                 if let Some(error) = &self.write_error {
                     return Err(error.clone().into());
@@ -142,12 +154,12 @@ impl FakeDevice {
                 self.store(extents.one().start().get(), &data.into_sealed());
                 Ok(Response::Done)
             }
-            Operation::Verify(checks) => {
-                self.load(extents.one(), &checks).map(|_| Response::Verified(VerifyStats::default()))
+            Operation::Verify(expectations) => {
+                self.load(extents.one(), &expectations).map(|_| Response::Verified(VerifyStats::default()))
             }
-            Operation::Checksum(kind, checks) => {
+            Operation::Checksum(kind, expectations) => {
                 let kind = self.checksum_kind.unwrap_or(kind);
-                let loaded = self.load(extents.one(), &checks)?;
+                let loaded = self.load(extents.one(), &expectations)?;
                 Ok(Response::Checksum(Checksum { kind, value: loaded.checksum(kind), ..Checksum::default() }))
             }
             Operation::BlockStatus => {
@@ -155,13 +167,13 @@ impl FakeDevice {
                 Ok(Response::BlockStatus(vec![run]))
             }
             Operation::ReadReserved(_) => Ok(Response::Reserved(Slice::copy_from(b"label"))),
-            Operation::Copy { source, checks } => {
-                let data = self.load(source, &checks)?;
+            Operation::Copy { source, expectations } => {
+                let data = self.load(source, &expectations)?;
                 self.store(extents.one().start().get(), &data);
                 Ok(Response::Done)
             }
             Operation::CompareAndWrite(both) => {
-                let stored = self.load(extents.one(), &Checks::NONE)?;
+                let stored = self.load(extents.one(), &Expectations::NONE)?;
                 if let Some(index) = stored.first_difference(&both.expected, false) {
                     return Err(ErrorKind::Miscompare { lba: extents.one().iter().nth(index).unwrap() }.into());
                 }
@@ -171,7 +183,7 @@ impl FakeDevice {
             Operation::Flush | Operation::Discard | Operation::WriteReserved(..) | Operation::WriteUncorrectable => {
                 Ok(Response::Done)
             }
-            Operation::WriteZeroes { .. } | Operation::Compare(_) | Operation::Repair(_) => {
+            Operation::WriteZeroes { .. } | Operation::Compare(_) | Operation::Repair => {
                 panic!("not native on this device")
             }
         }
@@ -217,9 +229,9 @@ pub fn extent(start: u64, blocks: u64) -> Extent {
     Extent::from_raw(start, blocks).unwrap()
 }
 
-/// Every check that Type 1 has, from `start` on.
-pub fn full(start: u64) -> Checks {
-    Checks::full(TYPE1, Lba::new(start))
+/// Expects guards and reference tags as Type 1 has them, from `start` on.
+pub fn full(start: u64) -> Expectations {
+    Expectations::new(Checks::full(TYPE1, Lba::new(start)))
 }
 
 /// A write of numbered blocks.

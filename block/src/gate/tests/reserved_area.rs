@@ -1,6 +1,6 @@
 //! Checksums, block status, repair and the reserved area.
 
-use sealblock_integrity::{Checks, ChecksumKind};
+use sealblock_integrity::ChecksumKind;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::Lba;
 
@@ -93,7 +93,7 @@ fn without_a_block_status_all_blocks_are_allocated() {
 #[test]
 fn repair_and_the_reserved_area_are_not_emulated() {
     let gate = FakeDevice::new(Some(TYPE1)).gate();
-    let repair = Request::repair(extent(0, CAPACITY), Checks::NONE);
+    let repair = Request::repair(extent(0, CAPACITY));
     let read = Request::read_reserved(ReservedArea::GroupLabel);
     for request in [repair, read, reserved(ReservedArea::GroupLabel, 1)] {
         let kind = request.kind();

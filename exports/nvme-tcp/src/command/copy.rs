@@ -1,18 +1,18 @@
 //! Copy: source ranges to one destination within a namespace: by the device, where it copies and tags stay as they are, and else as
 //! reads and writes of bounded size.
 //!
-//! Reads are checked as PRINFOR says, and completely on a plain namespace. Unless PRACT of PRINFOW makes new tags, a
+//! Reads are checked as all are, and are to be as PRINFOR says. Unless PRACT of PRINFOW makes new tags, a
 //! block keeps its guard and its application and storage tags; only the reference tag becomes that of the destination.
-//! No guard is computed from data that was read, so damage in an unchecked block stays detectable.
+//! No guard is computed from data that was read, so one that its host wrote wrong stays wrong.
 
-use sealblock_block::{Ability, BadBlock, BadBlocks, Device, Durability, ErrorKind, Request, RequestKind, Response};
+use sealblock_block::{Ability, Device, Durability, ErrorKind, Expectations, Request, RequestKind, Response};
 use sealblock_integrity::{Checks, Keep, PiFormat, ProtectionType, RebaseTags, Sealed, Tags, Unverified, rebase};
 use sealblock_protocols_nvme::nvm::{CopyCommand, CopyLimits, CopyRange};
 use sealblock_protocols_nvme::{Count8, StatusCode};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
-use crate::command::queue_context::{NamespaceHandle, execute, record, record_checked};
+use crate::command::queue_context::{NamespaceHandle, execute, record};
 use crate::command::reply::Reply;
 use crate::model::command_error::CommandError;
 use crate::model::damage_list::RequestSummary;
@@ -71,26 +71,28 @@ async fn copy_range(
     let geometry = namespace.device.geometry();
     let piece_blocks = BlockCount::new((PIECE_BYTES >> geometry.block_size.shift()) as u32).unwrap_or(BlockCount::ONE);
     let source = range.extent;
-    let checks = namespace.checks_of(&range.protection, source.start());
-    if stays_as_it_is(namespace, args, &checks) && by_device(namespace, source, to, checks, durability).await? {
+    let expectations = namespace.expectations(&range.protection);
+    if stays_as_it_is(namespace, args, expectations.checks())
+        && by_device(namespace, source, to, expectations, durability).await?
+    {
         return Ok(());
     }
     for piece in source.split_aligned(piece_blocks) {
         let first = piece.start().get() - source.start().get();
-        let checks = geometry.protection.map_or(checks, |format| checks.advance(first, format));
-        let Response::Data(read) = execute(namespace, Request::read(piece, checks)).await? else {
+        let expected = expectations.advance(first, geometry.protection);
+        let Response::Data(read) = execute(namespace, Request::read(piece, expected)).await? else {
             return Err(StatusCode::INTERNAL_ERROR.into());
         };
         let at = Extent::from_raw(to + first, piece.len()).map_err(|_| StatusCode::LBA_OUT_OF_RANGE)?;
-        let data = resealed(namespace, args, &read, at, done + first, checks.guard)?;
+        let data = resealed(namespace, args, &read, at, done + first)?;
         execute(namespace, Request::write(at, data, durability)).await?;
     }
     Ok(())
 }
 
-/// True if the device copies, the tags of a copy are those of its source, and what PRINFOW demands of them is among these checks of
-/// the source. No device copies where reference tags follow the address.
-fn stays_as_it_is(namespace: &NamespaceHandle, args: &CopyCommand, checks: &Checks) -> bool {
+/// True if the device copies, the tags of a copy are those of its source, and what PRINFOW demands of them is among what is
+/// expected of the source. No device copies where reference tags follow the address.
+fn stays_as_it_is(namespace: &NamespaceHandle, args: &CopyCommand, expected: &Checks) -> bool {
     if namespace.device.abilities().copy != Ability::Native {
         return false;
     }
@@ -101,9 +103,9 @@ fn stays_as_it_is(namespace: &NamespaceHandle, args: &CopyCommand, checks: &Chec
         (Some(_), Some(format)) => {
             !args.write.pract && {
                 let demanded = args.write.checks(format, format.storage_tag_mask());
-                (checks.guard || !demanded.guard)
-                    && (demanded.app_tag.is_none() || demanded.app_tag == checks.app_tag)
-                    && (demanded.storage_tag.is_none() || demanded.storage_tag == checks.storage_tag)
+                (expected.guard || !demanded.guard)
+                    && (demanded.app_tag.is_none() || demanded.app_tag == expected.app_tag)
+                    && (demanded.storage_tag.is_none() || demanded.storage_tag == expected.storage_tag)
             }
         }
     }
@@ -114,18 +116,18 @@ async fn by_device(
     namespace: &NamespaceHandle,
     source: Extent,
     to: u64,
-    checks: Checks,
+    expectations: Expectations,
     durability: Durability,
 ) -> Result<bool, CommandError> {
     let to = Extent::from_raw(to, source.len()).map_err(|_| StatusCode::LBA_OUT_OF_RANGE)?;
-    let copy = Request::copy(source, to, checks, durability);
+    let copy = Request::copy(source, to, expectations, durability);
     let written = RequestSummary::of(&copy, namespace.device.geometry());
     match namespace.device.execute(copy).await {
         Err(error) if *error.kind() == ErrorKind::Absent(RequestKind::Copy) => Ok(false),
         // What it says of blocks, it says of the source.
         Err(error) if error.bad_blocks().is_some() => {
-            let read = RequestSummary::of(&Request::read(source, checks), namespace.device.geometry());
-            record_checked(namespace, &read, Err(error)).await.map(|_| true)
+            let read = RequestSummary::of(&Request::read(source, expectations), namespace.device.geometry());
+            record(namespace, &read, Err(error)).map(|_| true)
         }
         outcome => record(namespace, &written, outcome).map(|_| true),
     }
@@ -138,7 +140,6 @@ fn resealed(
     read: &Sealed,
     at: Extent,
     offset: u64,
-    guard: bool,
 ) -> Result<Sealed, CommandError> {
     let Some(stored) = namespace.device.geometry().protection else { return Ok(read.clone()) };
     let shown = namespace.format();
@@ -157,15 +158,12 @@ fn resealed(
         Unverified::new(data, moved.freeze(), read.size(), Some(stored)).map_err(|_| StatusCode::INTERNAL_ERROR)?;
     let checks = match shown {
         Some(format) => args.write.checks(format, format.storage_tag_mask()).advance(offset, format),
-        None => Checks { guard, ..Checks::NONE },
+        None => Checks::NONE,
     };
-    // The read has checked the guard, or was asked not to.
-    moved.verify(&Checks { guard: guard || checks.guard, ..checks }).map_err(|bad| {
-        let bad_blocks = bad.iter().map(|bad| BadBlock::of_mismatch(at.start(), bad)).collect();
-        CommandError::of_error(
-            &BadBlocks::new(bad_blocks).expect("a failed check names a block").into(),
-            RequestKind::Write,
-        )
+    // A guard that was wrong when its host wrote it is copied as it is.
+    moved.verify(&Checks { guard: checks.guard || read.has_verified_guards(), ..checks }).map_err(|bad| {
+        let first = bad.first().expect("a failed check names a block");
+        CommandError::of_error(&ErrorKind::unexpected(at.start(), first).into(), RequestKind::Write)
     })
 }
 

@@ -14,7 +14,7 @@ use sealblock_units::Extent;
 use smallvec::{SmallVec, smallvec};
 
 use crate::command::copy;
-use crate::command::queue_context::{NamespaceHandle, QueueContext, execute, record, record_checked};
+use crate::command::queue_context::{NamespaceHandle, QueueContext, execute, record};
 use crate::command::reply::Reply;
 use crate::model::command_error::CommandError;
 use crate::model::damage_list::RequestSummary;
@@ -123,10 +123,6 @@ impl IoRequest {
             None => Err(RemainingWork::Request(request)),
             Some(outcome) => {
                 let summary = RequestSummary::of(&request, namespace.device.geometry());
-                if summary.needs_own_check(&outcome) {
-                    // Executed again, it fails again, and [`record_checked`] can then run the device's own check.
-                    return Err(RemainingWork::Request(request));
-                }
                 let outcome = record(namespace, &summary, outcome);
                 Ok(self.finish(namespace, outcome.and_then(|response| self.reply(namespace, response))))
             }
@@ -156,7 +152,7 @@ impl IoRequest {
                     Some(locked) => locked.execute(request).await,
                     None => namespace.device.execute(request).await,
                 };
-                record_checked(namespace, &summary, outcome).await.and_then(|response| self.reply(namespace, response))
+                record(namespace, &summary, outcome).and_then(|response| self.reply(namespace, response))
             }
             Ok(RemainingWork::All(data)) => self.execute_steps(namespace, data).await,
             Err(error) => Err(error),
@@ -171,7 +167,7 @@ impl IoRequest {
         Ok(RemainingWork::Request(match self.io {
             IoCommand::Read(blocks) => {
                 checksums.stored_bytes_checked.add(namespace.checked_bytes(&blocks));
-                Request::read(blocks.extent, namespace.checks(&blocks))
+                Request::read(blocks.extent, namespace.expectations(&blocks.protection))
             }
             IoCommand::Write(blocks) => {
                 let (extent, data) = (blocks.extent, namespace.seal(&blocks, data, self.crcs.as_ref())?);
@@ -183,9 +179,9 @@ impl IoRequest {
                 zeroes.deallocate,
                 self.durability(zeroes.blocks.force_unit_access),
             ),
-            IoCommand::Verify(blocks) => Request::verify(blocks.extent, namespace.checks(&blocks)),
+            IoCommand::Verify(blocks) => Request::verify(blocks.extent, namespace.expectations(&blocks.protection)),
             IoCommand::Checksum(Checksum { blocks, kind }) => {
-                Request::checksum(blocks.extent, kind, namespace.checks(&blocks))
+                Request::checksum(blocks.extent, kind, namespace.expectations(&blocks.protection))
             }
             IoCommand::WriteUncorrectable(extent) => Request::write_uncorrectable(extent, self.durability(false)),
             IoCommand::Flush | IoCommand::Compare(_) | IoCommand::DatasetManagement(_) | IoCommand::Copy(_) => {
@@ -264,7 +260,7 @@ impl IoRequest {
                 traffic.writes.add(1);
                 traffic.written_bytes.add(bytes);
             }
-            (_, Err(error)) if error.is_damage() => traffic.media_errors.add(1),
+            (_, Err(error)) if error.is_damage => traffic.media_errors.add(1),
             _ => {}
         }
     }
@@ -297,13 +293,13 @@ async fn compare(
         let data = Sealed::seal(data.freeze(), size, None, &NO_TAGS);
         return execute(namespace, Request::compare(extent, data)).await.map(|_| Reply::Done(0));
     }
-    let checks = namespace.checks(&blocks);
     // With PRACT the data has no tags, and tags are not compared.
     let wanted = match blocks.protection.pract {
         true => Sealed::seal(data.freeze(), size, None, &NO_TAGS),
-        false => namespace.verify_wire(&blocks, &data, crcs, &checks)?,
+        false => namespace.verify_wire(&blocks, &data, crcs)?,
     };
-    let Response::Data(stored) = execute(namespace, Request::read(extent, checks)).await? else {
+    let read = Request::read(extent, namespace.expectations(&blocks.protection));
+    let Response::Data(stored) = execute(namespace, read).await? else {
         return Err(StatusCode::INTERNAL_ERROR.into());
     };
     match wanted.first_difference(&stored, !blocks.protection.pract).and_then(|index| extent.iter().nth(index)) {

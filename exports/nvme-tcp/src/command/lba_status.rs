@@ -1,7 +1,6 @@
 //! Get LBA Status: the known bad blocks of a range, after a scan of it if the host requests one.
 
-use sealblock_block::{BadBlock, Device, Request};
-use sealblock_integrity::Checks;
+use sealblock_block::{BadBlock, Device, Expectations, Request};
 use sealblock_protocols_nvme::Invalid;
 use sealblock_protocols_nvme::nvm::{GetLbaStatus, LbaStatusAction, LbaStatusList};
 use sealblock_units::{BlockCount, Extent};
@@ -55,13 +54,11 @@ pub(crate) async fn get(
 /// Verifies blocks, which updates the damage list. If a medium does not name the block that it cannot read, halves the
 /// extent until a step has one block.
 async fn scan(namespace: &NamespaceHandle, extent: Extent) -> Result<(), CommandError> {
-    let format = namespace.device.geometry().protection;
     let mut parts = vec![extent];
     while let Some(extent) = parts.pop() {
-        let checks = format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        match execute(namespace, Request::verify(extent, checks)).await {
+        match execute(namespace, Request::verify(extent, Expectations::NONE)).await {
             Ok(_) => {}
-            Err(error) if !error.is_damage() => return Err(error),
+            Err(error) if !error.is_damage => return Err(error),
             Err(error) if error.lba.is_some() => {}
             Err(_) if extent.len() == 1 => namespace.state.report_damage(&[BadBlock::media(extent.start())]),
             Err(_) => {

@@ -128,26 +128,9 @@ impl Drop for QueueContext {
 
 /// Executes a request, and updates the damage list.
 pub(crate) async fn execute(namespace: &NamespaceHandle, request: Request) -> Result<Response, CommandError> {
-    let geometry = namespace.device.geometry();
-    let summary = RequestSummary::of(&request, geometry);
+    let summary = RequestSummary::of(&request, namespace.device.geometry());
     let outcome = namespace.device.execute(request).await;
-    record_checked(namespace, &summary, outcome).await
-}
-
-/// Updates the damage list with the outcome of a request. If only the host's expected tags may differ, runs the
-/// device's own check first.
-pub(crate) async fn record_checked(
-    namespace: &NamespaceHandle,
-    summary: &RequestSummary,
-    outcome: Outcome,
-) -> Result<Response, CommandError> {
-    let Some(extent) = summary.extent.filter(|_| summary.needs_own_check(&outcome)) else {
-        return record(namespace, summary, outcome);
-    };
-    let (own, check) = RequestSummary::of_check(extent, namespace.device.geometry());
-    let found = namespace.device.execute(check).await;
-    namespace.state.record(&own, &found);
-    outcome.map_err(|error| CommandError::of_error(&error, summary.kind))
+    record(namespace, &summary, outcome)
 }
 
 /// Updates the damage list with the outcome of a request.

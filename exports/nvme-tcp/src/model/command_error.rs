@@ -13,6 +13,8 @@ pub(crate) struct CommandError {
     pub(crate) result: u64,
     pub(crate) lba: Option<Lba>,
     pub(crate) location: Option<FieldLocation>,
+    /// True if it reports bad blocks: failed checks and media errors, but no miscompare, and no tag that the host did not expect.
+    pub(crate) is_damage: bool,
 }
 
 impl CommandError {
@@ -21,7 +23,7 @@ impl CommandError {
         let error_kind = error.kind();
         let lba = match error_kind {
             ErrorKind::Integrity(bad_blocks) => Some(bad_blocks.first().lba),
-            ErrorKind::Miscompare { lba } => Some(*lba),
+            ErrorKind::Expectation { lba, .. } | ErrorKind::Miscompare { lba } => Some(*lba),
             ErrorKind::Range { extent, .. } => Some(extent.start()),
             _ => None,
         };
@@ -29,12 +31,8 @@ impl CommandError {
             ErrorKind::Integrity(bad_blocks) if kind == RequestKind::Verify => bad_blocks.coverage().bits().into(),
             _ => 0,
         };
-        CommandError { lba, result, ..CommandError::from(to_status(error_kind, kind)) }
-    }
-
-    /// True if it reports bad blocks: failed checks and media errors, but no miscompare.
-    pub(crate) fn is_damage(&self) -> bool {
-        matches!(self.status.code().get(), 0x280..=0x284 | 0x288)
+        let is_damage = matches!(error_kind, ErrorKind::Integrity(_) | ErrorKind::Media { .. });
+        CommandError { lba, result, is_damage, ..CommandError::from(to_status(error_kind, kind)) }
     }
 
     /// Returns the same with this block, unless it names a block already.
@@ -49,6 +47,7 @@ impl CommandError {
 pub(crate) fn to_status(error_kind: &ErrorKind, kind: RequestKind) -> Status {
     match error_kind {
         ErrorKind::Integrity(bad_blocks) => of_field(bad_blocks.first().cause).status(),
+        ErrorKind::Expectation { field, .. } => of_field(BadBlockCause::Tag(*field)).status(),
         ErrorKind::Miscompare { .. } => StatusCode::COMPARE_FAILURE.status(),
         ErrorKind::Media { .. } => of_medium(kind).status(),
         ErrorKind::NoSpace { .. } => StatusCode::CAPACITY_EXCEEDED.status(),
@@ -80,6 +79,7 @@ const fn of_field(field: BadBlockCause) -> StatusCode {
 const fn of_medium(kind: RequestKind) -> StatusCode {
     match kind {
         RequestKind::Read
+        | RequestKind::Salvage
         | RequestKind::Verify
         | RequestKind::Checksum
         | RequestKind::Repair
@@ -99,7 +99,7 @@ const fn of_medium(kind: RequestKind) -> StatusCode {
 
 impl From<Status> for CommandError {
     fn from(status: Status) -> CommandError {
-        CommandError { status, result: 0, lba: None, location: None }
+        CommandError { status, result: 0, lba: None, location: None, is_damage: false }
     }
 }
 

@@ -45,7 +45,7 @@ impl DamageHandle {
         DamageHandle(Arc::clone(list))
     }
 
-    /// Removes the blocks that a successful request of another protocol wrote, or read with all checks.
+    /// Removes the blocks that a successful request of another protocol wrote, or found good by reading.
     pub fn succeeded(&self, kind: RequestKind, extent: Extent) {
         match kind {
             RequestKind::Write
@@ -60,6 +60,7 @@ impl DamageHandle {
             | RequestKind::Checksum
             | RequestKind::Repair
             | RequestKind::Compare
+            | RequestKind::Salvage
             | RequestKind::Flush
             | RequestKind::WriteUncorrectable
             | RequestKind::BlockStatus

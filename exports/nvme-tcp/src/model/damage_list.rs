@@ -1,9 +1,9 @@
 //! The known bad blocks of a device, which Get LBA Status and the damage log pages report.
 //!
-//! Invariants: a block is added only if it fails the device's own checks, not if only the host's expected tags differ.
+//! Invariants: a block is added only if it fails the device's own check; a tag that a host did not expect is no error of this kind.
 //! At most [`MAX_BAD_BLOCKS`] blocks are listed; when more are found, the list reports an overflow until checks of all
-//! blocks found no more than fit. A block is removed when it is written, zeroed or discarded, and when a check of the
-//! field that was wrong finds it good. While the list is empty, a successful command costs one relaxed load.
+//! blocks found no more than fit. A block is removed when it is written, zeroed or discarded, and when a check finds
+//! it good. While the list is empty, a successful command costs one relaxed load.
 //!
 //! Shape: one list for a device, shared by all controllers and cores, because damage belongs to the blocks and not to
 //! the controller that found it. A read that races with a write of the same block may leave the block in the list
@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use sealblock_block::{BadBlock, BadBlockCause, Error, ErrorKind, Geometry, Outcome, Request, RequestKind, Response};
-use sealblock_integrity::{Checks, Field};
 use sealblock_protocols_nvme::logs::{DamageEntry, DamageLog};
 use sealblock_protocols_nvme::nvm::{LbaStatusDescriptor, LbaStatusFlags};
 use sealblock_units::{Extent, Lba};
@@ -60,9 +59,6 @@ struct DamageSet {
 pub(crate) struct RequestSummary {
     pub(crate) kind: RequestKind,
     pub(crate) extent: Option<Extent>,
-    pub(crate) checks: Checks,
-    /// The device's own checks, independent of the host's expected tags.
-    pub(crate) own: Checks,
     /// Blocks of the device.
     pub(crate) capacity_blocks: u64,
 }
@@ -78,44 +74,21 @@ pub(crate) struct DamageListSummary {
 impl RequestSummary {
     /// Describes a request on a device with this geometry.
     pub(crate) fn of(request: &Request, geometry: &Geometry) -> RequestSummary {
-        let (kind, checks) = (request.kind(), request.checks());
+        let kind = request.kind();
         // What a discarded block reads as is undefined, so a Discard says nothing about it.
         let extent = request.extent().filter(|_| kind != RequestKind::Discard);
-        let own = match (geometry.protection, extent) {
-            (Some(format), Some(extent)) => Checks::full(format, extent.start()),
-            _ => Checks::NONE,
-        };
-        RequestSummary { kind, extent, checks, own, capacity_blocks: geometry.capacity_blocks }
+        RequestSummary { kind, extent, capacity_blocks: geometry.capacity_blocks }
     }
 
-    /// Returns the device's own check of these blocks, and its description.
-    pub(crate) fn of_check(extent: Extent, geometry: &Geometry) -> (RequestSummary, Request) {
-        let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        let verify = Request::verify(extent, checks);
-        (RequestSummary::of(&verify, geometry), verify)
+    /// Describes a check of these blocks.
+    pub(crate) fn of_check(extent: Extent, geometry: &Geometry) -> RequestSummary {
+        RequestSummary { kind: RequestKind::Verify, extent: Some(extent), capacity_blocks: geometry.capacity_blocks }
     }
 
-    /// True if the request may have failed only because of the host's expected tags. Then a block is bad only if it
-    /// also fails the device's own check.
-    pub(crate) fn needs_own_check(&self, outcome: &Outcome) -> bool {
-        let expected_by_host = |bad_block: &BadBlock| match bad_block.cause {
-            BadBlockCause::Tag(Field::AppTag) => self.checks.app_tag.is_some(),
-            BadBlockCause::Tag(Field::StorageTag) => self.checks.storage_tag.is_some(),
-            BadBlockCause::Tag(Field::RefTag) => {
-                self.checks.initial_ref_tag.is_some_and(|first| self.own.initial_ref_tag != Some(first))
-            }
-            _ => false,
-        };
-        let bad_blocks = outcome.as_ref().err().and_then(Error::bad_blocks);
-        bad_blocks.is_some_and(|bad_blocks| bad_blocks.as_slice().iter().any(expected_by_host))
-    }
-
-    /// True if the request checks every copy of its blocks at least as the device's own check does.
+    /// True if the request checks every copy of its blocks.
     fn checks_all_copies(&self) -> bool {
         use RequestKind::{Checksum, Repair, Verify};
         matches!(self.kind, Verify | Checksum | Repair)
-            && (self.checks.guard || !self.own.guard)
-            && (self.checks.initial_ref_tag == self.own.initial_ref_tag || self.own.initial_ref_tag.is_none())
     }
 }
 
@@ -235,6 +208,7 @@ impl DamageList {
                 self.change(|set| set.remove_if(extent, &|_, info| covers(summary, info)));
             }
             RequestKind::Compare
+            | RequestKind::Salvage
             | RequestKind::Flush
             | RequestKind::WriteUncorrectable
             | RequestKind::BlockStatus
@@ -243,7 +217,7 @@ impl DamageList {
         }
     }
 
-    /// Removes the blocks that a read with all checks found good.
+    /// Removes the blocks that a read found good.
     pub(crate) fn remove_read(&self, extent: Extent) {
         if !self.is_empty() {
             // A read sees one of the copies.
@@ -428,12 +402,8 @@ fn covers(summary: &RequestSummary, info: &DamageInfo) -> bool {
         BadBlockCause::Media | BadBlockCause::Stale => true,
         // A read sees one of the copies.
         BadBlockCause::Conflict => summary.kind != Read,
-        BadBlockCause::Tag(Field::Guard) => summary.checks.guard,
-        BadBlockCause::Tag(Field::RefTag) => {
-            summary.own.initial_ref_tag.is_none() || summary.checks.initial_ref_tag.is_some()
-        }
-        // The device's own check finds these wrong whatever the request expects of them.
-        BadBlockCause::Tag(Field::AppTag | Field::StorageTag) => true,
+        // The device's own check finds these wrong whatever the request expects.
+        BadBlockCause::Tag(_) => true,
     }
 }
 

@@ -2,10 +2,10 @@
 
 use proptest::prelude::*;
 use sealblock_block::{BadBlocks, Response, VerifyStats};
+use sealblock_integrity::Field;
 
 use super::*;
 
-const FULL: Checks = Checks { guard: true, initial_ref_tag: Some(0), ..Checks::NONE };
 const FIELDS: [BadBlockCause; 5] = [
     BadBlockCause::Media,
     BadBlockCause::Tag(Field::Guard),
@@ -19,7 +19,7 @@ fn extent(start: u64, blocks: u64) -> Extent {
 }
 
 fn summary(kind: RequestKind, at: Extent) -> RequestSummary {
-    RequestSummary { kind, extent: Some(at), checks: FULL, own: FULL, capacity_blocks: MAX_BAD_BLOCKS as u64 * 2 }
+    RequestSummary { kind, extent: Some(at), capacity_blocks: MAX_BAD_BLOCKS as u64 * 2 }
 }
 
 fn bad_block(lba: u64, field: BadBlockCause) -> BadBlock {
@@ -64,13 +64,9 @@ fn a_check_removes_the_blocks_that_it_would_have_found_and_no_others() {
         bad_block(2, BadBlockCause::Tag(Field::AppTag)),
         bad_block(3, BadBlockCause::Media),
     ]);
-    let unchecked = RequestSummary { checks: Checks::NONE, ..summary(RequestKind::Read, extent(0, 3)) };
-    known.update(&unchecked, &Ok(Response::Done));
-    assert_eq!(
-        lbas(&known),
-        [1, 3],
-        "the store looks at application tags of its own, whatever is asked, and at guards only then"
-    );
+    known.update(&summary(RequestKind::Read, extent(0, 3)), &Ok(Response::Done));
+    assert_eq!(lbas(&known), [3], "the store looks at all its tags, whatever is asked");
+    known.record(&[bad_block(1, BadBlockCause::Tag(Field::Guard))]);
     known.update(&summary(RequestKind::Verify, extent(0, 8)), &failed(vec![bad_block(3, BadBlockCause::Media)]));
     assert_eq!(lbas(&known), [3]);
     for kind in [RequestKind::Compare, RequestKind::Flush] {
@@ -124,20 +120,12 @@ fn an_overflow_ends_after_checks_of_all_blocks_that_find_no_more_than_fit() {
     assert!(known.summary().overflowed, "one block is left out");
     let read = RequestSummary { kind: RequestKind::Read, ..summary(RequestKind::Read, extent(max_runs - 1, 1)) };
     known.update(&read, &Ok(Response::Done));
-    let partial = RequestSummary {
-        checks: Checks { guard: false, ..FULL },
-        ..summary(RequestKind::Verify, extent(max_runs - 1, 1))
-    };
-    known.update(&partial, &good());
     let mut coverage = sealblock_block::Coverage::default();
     let unseen = sealblock_block::Unchecked::new(extent(max_runs - 1, 1), sealblock_block::WhyUnchecked::Absent);
     coverage.add(unseen);
     let incomplete = Ok(Response::Verified(VerifyStats { coverage, ..VerifyStats::default() }));
     known.update(&summary(RequestKind::Verify, extent(max_runs - 1, 1)), &incomplete);
-    assert!(
-        known.summary().overflowed,
-        "a read of one copy, a check of less, and one that did not see all are no scans"
-    );
+    assert!(known.summary().overflowed, "a read of one copy, and a check that did not see all are no scans");
     verify(&known, extent(max_runs - 1, 1));
     assert!(!known.summary().overflowed && known.is_empty());
 
@@ -155,18 +143,18 @@ fn an_overflow_ends_after_checks_of_all_blocks_that_find_no_more_than_fit() {
 }
 
 #[test]
-fn mismatches_with_a_hosts_expectation_are_not_damage() {
-    let expects = |checks| RequestSummary { checks, ..summary(RequestKind::Read, extent(0, 8)) };
-    let tag = |field| failed(vec![bad_block(3, BadBlockCause::Tag(field))]);
-    let app = Checks { app_tag: Some(sealblock_integrity::Masked { expected: 1, mask: 0xFFFF }), ..FULL };
-    assert!(expects(app).needs_own_check(&tag(Field::AppTag)));
-    assert!(!expects(FULL).needs_own_check(&tag(Field::AppTag)), "only the device itself checked it");
-    assert!(!expects(app).needs_own_check(&tag(Field::Guard)));
-    let other = Checks { initial_ref_tag: Some(7), ..FULL };
-    assert!(expects(other).needs_own_check(&tag(Field::RefTag)));
-    assert!(!expects(FULL).needs_own_check(&tag(Field::RefTag)), "the store expects the same");
-    assert!(!expects(app).needs_own_check(&failed(vec![bad_block(3, BadBlockCause::Media)])));
-    assert!(!expects(app).needs_own_check(&Ok(Response::Done)));
+fn what_a_host_did_not_expect_neither_enters_the_list_nor_leaves_it() {
+    let known = DamageList::default();
+    known.record(&[bad_block(1, BadBlockCause::Tag(Field::Guard))]);
+    for field in [Field::Guard, Field::AppTag, Field::RefTag, Field::StorageTag] {
+        for kind in RequestKind::ALL {
+            let unexpected = ErrorKind::Expectation { lba: Lba::new(3), field, expected: 1, actual: 2 };
+            assert!(!known.update(&summary(kind, extent(3, 1)), &Err(unexpected.into())), "{}", kind.name());
+            let unexpected = ErrorKind::Expectation { lba: Lba::new(1), field, expected: 1, actual: 2 };
+            assert!(!known.update(&summary(kind, extent(0, 8)), &Err(unexpected.into())), "{}", kind.name());
+        }
+    }
+    assert_eq!(lbas(&known), [1]);
 }
 
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use sealblock_block::{BadBlock, BadBlocks, Geometry, Outcome, RequestKind, WriteData};
+use sealblock_block::{BadBlock, ErrorKind, Expectations, Geometry, Outcome, RequestKind, WriteData};
 use sealblock_integrity::{
     Checks, GuardKind, PiFormat, PiPosition, ProtectionType, Sealed, ShapeError, Tags, Unsealed, Unverified,
 };
@@ -15,7 +15,7 @@ use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand, ProtectionInfo};
 use sealblock_protocols_nvme::{Command, StatusCode};
 use sealblock_protocols_nvme_tcp::{BlockCrcs, BlockLayout, Payload};
 use sealblock_runtime_memory::Buffer;
-use sealblock_units::{Extent, Lba};
+use sealblock_units::Extent;
 
 use crate::model::async_events::AsyncEvents;
 use crate::model::checksums::BlockLayouts;
@@ -113,18 +113,15 @@ impl Namespace {
         blocks.extent.bytes(self.device.geometry().block_size) + blocks.extent.len() * metadata
     }
 
-    /// The checks of stored blocks that a command asks for.
-    pub(crate) fn checks(&self, blocks: &BlockCommand) -> Checks {
-        self.checks_of(&blocks.protection, blocks.extent.start())
+    /// The checks of tuples from the host that a command asks for.
+    fn wire_checks(&self, blocks: &BlockCommand) -> Checks {
+        self.format().map_or(Checks::NONE, |format| blocks.protection.checks(format, format.storage_tag_mask()))
     }
 
-    /// The checks of stored blocks from `start` on.
-    pub(crate) fn checks_of(&self, protection: &ProtectionInfo, start: Lba) -> Checks {
-        match (self.format(), self.device.geometry().protection) {
-            (Some(format), _) => protection.checks(format, format.storage_tag_mask()),
-            (None, Some(format)) => Checks::full(format, start),
-            (None, None) => Checks::NONE,
-        }
+    /// What a command expects of stored blocks: the fields that PRCHK names. A plain namespace has none.
+    pub(crate) fn expectations(&self, protection: &ProtectionInfo) -> Expectations {
+        let checks = |format: PiFormat| protection.checks(format, format.storage_tag_mask());
+        self.format().map_or(Expectations::NONE, |format| Expectations::new(checks(format)))
     }
 
     /// Returns the blocks of a Write: with tags that the host made and that are checked here, or with tags to be made. These the device
@@ -140,7 +137,7 @@ impl Namespace {
         let tags = match self.format() {
             None => Tags { app_tag: 0, storage_tag: 0, initial_ref_tag },
             Some(_) if !blocks.protection.pract => {
-                return self.verify_wire(blocks, &data, crcs, &self.checks(blocks)).map(WriteData::from);
+                return self.verify_wire(blocks, &data, crcs).map(WriteData::from);
             }
             // Type 1 requires this reference tag, and hosts that ask for no check also leave the field empty.
             Some(format) if format.protection() == ProtectionType::Type1 => {
@@ -155,28 +152,27 @@ impl Namespace {
         })
     }
 
-    /// Separates the data and tuples of extended blocks from the wire, and checks them.
+    /// Separates the data and tuples of extended blocks from the wire, and checks them as the command asks. A mismatch is one of what the
+    /// host has sent, and no damage.
     pub(crate) fn verify_wire(
         &self,
         blocks: &BlockCommand,
         data: &[u8],
         crcs: Option<&BlockCrcs>,
-        checks: &Checks,
     ) -> Result<Sealed, CommandError> {
-        let size = self.device.geometry().block_size;
+        let (size, checks) = (self.device.geometry().block_size, self.wire_checks(blocks));
         let wrong_length = |_: ShapeError| CommandError::from(StatusCode::DATA_SGL_LENGTH_INVALID);
         let unverified = match self.format() {
             Some(format) => Unverified::from_interleaved(data, size, format).map_err(wrong_length)?,
             None => return Ok(Sealed::seal(Buffer::copy_from(data).freeze(), size, None, &NO_TAGS)),
         };
         let checked = match self.guards(crcs) {
-            Some(guards) => unverified.verify_with_crcs(checks, guards),
-            None => unverified.verify(checks),
+            Some(guards) => unverified.verify_with_crcs(&checks, guards),
+            None => unverified.verify(&checks),
         };
         checked.map_err(|bad| {
-            let bad_blocks = bad.iter().map(|bad| BadBlock::of_mismatch(blocks.extent.start(), bad)).collect();
-            let bad_blocks = BadBlocks::new(bad_blocks).expect("a failed check names a block");
-            CommandError::of_error(&bad_blocks.into(), RequestKind::Write)
+            let first = bad.first().expect("a failed check names a block");
+            CommandError::of_error(&ErrorKind::unexpected(blocks.extent.start(), first).into(), RequestKind::Write)
         })
     }
 
@@ -271,14 +267,13 @@ impl Namespace {
     /// Bytes of data of a Write whose guards are computed here, in addition to its digest.
     pub(crate) fn guard_bytes(&self, blocks: &BlockCommand, crcs: Option<&BlockCrcs>) -> u64 {
         let is_made = self.format().is_none() || blocks.protection.pract;
-        let is_asked = self.device.geometry().protection.is_some() && (is_made || self.checks(blocks).guard);
+        let is_asked = self.device.geometry().protection.is_some() && (is_made || self.wire_checks(blocks).guard);
         if is_asked && self.guards(crcs).is_none() { self.data_bytes(blocks.extent) } else { 0 }
     }
 
-    /// Bytes of data of a Read whose guards the device compares.
+    /// Bytes of data of a Read whose guards the device compares: all, whatever the host asks for.
     pub(crate) fn checked_bytes(&self, blocks: &BlockCommand) -> u64 {
-        let is_asked = self.device.geometry().protection.is_some() && self.checks(blocks).guard;
-        if is_asked { self.data_bytes(blocks.extent) } else { 0 }
+        if self.device.geometry().protection.is_some() { self.data_bytes(blocks.extent) } else { 0 }
     }
 }
 
@@ -307,7 +302,7 @@ impl NamespaceState {
     /// Records the result of a check of all copies of `extent`, on a device with this geometry: removes the blocks that
     /// it found good from the damage list. `bad_blocks` are in the order of their LBAs.
     pub fn report_check(&self, geometry: &Geometry, extent: Extent, bad_blocks: &[BadBlock], is_complete: bool) {
-        let (summary, _) = RequestSummary::of_check(extent, geometry);
+        let summary = RequestSummary::of_check(extent, geometry);
         if self.damage_list.record_check(extent, &summary, bad_blocks) {
             self.notify(|_, events| events.damage_found());
         }

@@ -139,9 +139,10 @@ fn the_target_makes_and_strips_tags_on_request() {
         assert_eq!(io.io(PROTECTED, IoCommand::Compare(range), Data::Write(other)).await.status(), 0x285);
         served.protected.damage(Lba::new(7), Corruption::Data { at: 0, mask: 8 });
         assert_eq!(io.io(PROTECTED, IoCommand::Read(range), Data::Read(8192)).await.status(), 0x282);
-        // No check requested, none executed.
+        // The target's own check is one that no host leaves out.
         let unchecked = BlockCommand { protection: blocks(6, 2).protection, ..tags };
-        io.io(PROTECTED, IoCommand::Read(unchecked), Data::Read(2 * 4104)).await.ok();
+        let read = io.io(PROTECTED, IoCommand::Read(unchecked), Data::Read(2 * 4104)).await;
+        assert_eq!(read.status(), 0x282);
     });
 }
 

@@ -139,15 +139,30 @@ async fn copy_within(format: PiFormat) {
     }
     assert_eq!(send(&mut io, host.copy(8, false, 9)).await.status(), 0x288, "another storage tag");
     assert!(damage_log(&mut admin, 1).await.entries.is_empty(), "it was expected, and is not stored: no damage");
-    // A wrong guard that no check covers stays wrong.
-    assert!(device.damage(Lba::new(5), Corruption::Data { at: 3, mask: 4 }));
+    // A guard that its host wrote wrong, unchecked, is copied as it is.
+    let one = BlockCommand { protection: ProtectionInfo::NONE, ..blocks(5, 1) };
+    let stride = 4096 + format.tuple_bytes();
+    let mut extended = io.io(1, IoCommand::Read(one), Data::Read(stride)).await.ok().data;
+    extended[3] ^= 4;
+    io.io(1, IoCommand::Write(one), Data::Write(extended.to_vec())).await.ok();
     let (copy, range) = host.copy(9, false, 9);
-    let blind = CopyCommand { read: ProtectionInfo::NONE, write: ProtectionInfo::NONE, ..copy };
-    send(&mut io, (blind, CopyRange { protection: ProtectionInfo::NONE, ..range })).await.ok();
-    let guard = ProtectionInfo { prchk: Prchk::GUARD, ..ProtectionInfo::NONE };
-    let verify = IoCommand::Verify(BlockCommand { protection: guard, ..blocks(40, 3) });
-    assert_eq!(io.io(1, verify, Data::None).await.status(), 0x282);
+    let blind = || {
+        let copy = CopyCommand { read: ProtectionInfo::NONE, write: ProtectionInfo::NONE, ..copy };
+        (copy, CopyRange { protection: ProtectionInfo::NONE, ..range })
+    };
+    send(&mut io, blind()).await.ok();
+    let verify = |prchk| {
+        let protection = ProtectionInfo { prchk, ..ProtectionInfo::NONE };
+        IoCommand::Verify(BlockCommand { protection, ..blocks(40, 3) })
+    };
+    io.io(1, verify(Prchk::NONE), Data::None).await.ok();
+    assert_eq!(io.io(1, verify(Prchk::GUARD), Data::None).await.status(), 0x282, "{format:?}");
     assert_eq!(admin.newest_error().await.lba, 41);
+    assert!(damage_log(&mut admin, 1).await.entries.is_empty(), "the block is as it was written");
+    // Rot is not copied, whatever is asked.
+    assert!(device.damage(Lba::new(6), Corruption::Data { at: 3, mask: 4 }));
+    assert_eq!(send(&mut io, blind()).await.status(), 0x282, "{format:?}");
+    assert_eq!(damage_log(&mut admin, 1).await.entries[0].lba.get(), 6);
 }
 
 #[test]
@@ -213,7 +228,7 @@ impl Device for Copies {
             return Err(ErrorKind::Absent(request.kind()).into());
         }
         self.copies.set(self.copies.get() + 1);
-        let Response::Data(data) = self.memory.execute(Request::read(source, request.checks())).await? else {
+        let Response::Data(data) = self.memory.execute(Request::read(source, request.expectations())).await? else {
             panic!("a Read is answered with data");
         };
         self.memory.execute(Request::write(request.extents.one(), data, request.durability)).await

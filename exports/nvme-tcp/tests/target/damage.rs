@@ -86,11 +86,11 @@ fn only_a_failure_of_the_devices_own_check_is_damage() {
             let tracked = status(&mut admin, PROTECTED, LbaStatusAction::Tracked, 0, 0, 4096).await;
             assert_eq!(runs(tracked), (vec![], true));
         }
-        // The same expectation with real damage: a guard, and a reference tag of Type 1, which is the address.
+        // The same expectation with real damage, which comes first: a guard, and a reference tag of Type 1, which is the address.
         let tuple = format().tuple_bytes();
         assert!(served.protected.damage(Lba::new(3), Corruption::Data { at: 7, mask: 1 }));
         assert!(served.protected.damage(Lba::new(5), Corruption::Tag { at: tuple - 1, mask: 1 }));
-        assert_eq!(io.io(PROTECTED, IoCommand::Verify(expecting(7, 0)), Data::None).await.status(), 0x283);
+        assert_eq!(io.io(PROTECTED, IoCommand::Verify(expecting(7, 0)), Data::None).await.status(), 0x282);
         let found: Vec<_> =
             damage_log(&mut admin, PROTECTED).await.entries.iter().map(|of| (of.lba.get(), of.field)).collect();
         assert_eq!(found, [(3, Some(Field::Guard)), (5, Some(Field::RefTag))]);

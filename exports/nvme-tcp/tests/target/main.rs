@@ -8,6 +8,7 @@ mod controllers;
 mod copy;
 mod cores;
 mod damage;
+mod expectations;
 mod extensions;
 mod fused;
 mod late;

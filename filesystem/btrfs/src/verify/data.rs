@@ -11,7 +11,9 @@ use std::rc::Rc;
 use futures_util::StreamExt;
 use futures_util::future::LocalBoxFuture;
 use futures_util::stream::FuturesUnordered;
-use sealblock_block::{BadBlock, BadBlocks, Checksum, Device as _, Error, ErrorKind, Request, Response, VerifyStats};
+use sealblock_block::{
+    BadBlock, BadBlocks, Checksum, Device as _, Error, ErrorKind, Expectations, Request, Response, VerifyStats,
+};
 use sealblock_btrfs_format::key::ItemType;
 use sealblock_integrity::ChecksumKind;
 
@@ -19,7 +21,7 @@ use super::report::{BadData, DataFault, Finding, Uses, WhyUnchecked};
 use super::session::{Mode, Session, Stopped, copy_of_data, why_unchecked};
 use super::strips::{Strip, strips};
 use crate::cursor::{Cursor, TreeRoot};
-use crate::devices::{Device, checks_of, extent_of};
+use crate::devices::{Device, extent_of};
 use crate::error::{CopyFault, FsError};
 use crate::replicas::{MAX_READ_BYTES, mismatch};
 
@@ -195,7 +197,7 @@ async fn checksum_of(
     to: u64,
 ) -> Result<Checksum, CopyFault> {
     let extent = extent_of(&device.device, strip.place.offset + from, to - from).ok_or(CopyFault::NoBlock)?;
-    let request = Request::checksum(extent, ChecksumKind::Crc32c, checks_of(&device.device, extent));
+    let request = Request::checksum(extent, ChecksumKind::Crc32c, Expectations::NONE);
     match device.device.execute(request).await {
         Ok(Response::Checksum(checksum)) => {
             session.fs.storage().devices.add_transferred(checksum.bytes_transferred);
@@ -273,10 +275,9 @@ async fn check_seals(session: &Session<'_>, device: &Device, strip: &Strip) {
     let Some(extent) = extent_of(&device.device, strip.place.offset, strip.bytes) else {
         return whole(CopyFault::NoBlock);
     };
-    let checks = checks_of(&device.device, extent);
     let outcome = match session.options.mode {
-        Mode::Emulate => device.device.verify_by_reading(extent, checks).await,
-        Mode::Auto | Mode::Offload => device.device.execute(Request::verify(extent, checks)).await,
+        Mode::Emulate => device.device.verify_by_reading(extent, Expectations::NONE).await,
+        Mode::Auto | Mode::Offload => device.device.execute(Request::verify(extent, Expectations::NONE)).await,
     };
     let coverage = match outcome {
         Ok(Response::Verified(VerifyStats { bytes_transferred, coverage })) => {

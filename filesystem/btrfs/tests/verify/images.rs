@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use futures_util::FutureExt;
-use sealblock_block::{Device, Durability, DynDevice, Request};
+use sealblock_block::{Device, Durability, DynDevice, Expectations, Request};
 use sealblock_btrfs::{Candidate, Filesystem, OpenOptions};
 use sealblock_integrity::{PiFormat, Sealed, Tags};
 use sealblock_media_memory::{Corruption, MemoryDevice};
@@ -107,7 +107,7 @@ impl Devices {
 
     pub fn read(&self, devid: u64, place: u64, bytes: usize) -> Vec<u8> {
         let extent = Extent::from_raw(place / SECTOR as u64, (bytes / SECTOR) as u64).unwrap();
-        let request = Request::read(extent, sealblock_integrity::Checks::NONE);
+        let request = Request::read(extent, Expectations::NONE);
         match now(Device::execute(&self.all[devid as usize - 1], request)).unwrap() {
             sealblock_block::Response::Data(data) => data.joined_data().to_vec(),
             other => panic!("{other:?}"),

@@ -1,8 +1,8 @@
 //! Coverage of a verify: a copy that was not checked must never pass for verified.
 
 use futures_util::FutureExt;
-use sealblock_block::{Coverage, Device, Error, MemberPath, Request, Response, WhyUnchecked};
-use sealblock_integrity::{Checks, ChecksumKind};
+use sealblock_block::{Coverage, Device, Error, Expectations, MemberPath, Request, Response, WhyUnchecked};
+use sealblock_integrity::ChecksumKind;
 use sealblock_units::Lba;
 
 use super::*;
@@ -10,9 +10,9 @@ use crate::MirrorState;
 use crate::label::ReplicaState;
 
 /// Coverage of a check of all blocks, whatever it finds.
-fn coverage_of(device: &impl Device, request: fn(sealblock_units::Extent, Checks) -> Request) -> Coverage {
+fn coverage_of(device: &impl Device, request: fn(sealblock_units::Extent, Expectations) -> Request) -> Coverage {
     let at = extent(0, device.geometry().capacity_blocks);
-    match run(device, request(at, checks(device, at))).map_err(Error::into_damage) {
+    match run(device, request(at, Expectations::NONE)).map_err(Error::into_damage) {
         Ok(Response::Verified(verified)) => verified.coverage,
         Ok(Response::Checksum(checksum)) => checksum.coverage,
         Ok(other) => panic!("no check but {other:?}"),
@@ -24,8 +24,8 @@ fn coverage_of(device: &impl Device, request: fn(sealblock_units::Extent, Checks
 fn verified(device: &impl Device) -> Coverage {
     let coverage = coverage_of(device, Request::verify);
     for checksum in [
-        |at, checks| Request::checksum(at, ChecksumKind::Crc64Nvme, checks),
-        |at, checks| Request::checksum(at, ChecksumKind::Crc32c, checks),
+        |at, expected| Request::checksum(at, ChecksumKind::Crc64Nvme, expected),
+        |at, expected| Request::checksum(at, ChecksumKind::Crc32c, expected),
     ] {
         assert_eq!(coverage, coverage_of(device, checksum), "a checksum goes as far as a verify");
     }

@@ -2,6 +2,8 @@
 
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
+use sealblock_block::{Request, ReservedArea};
+use sealblock_runtime_memory::Slice;
 
 use super::*;
 use crate::assemble::AssembleError;
@@ -10,7 +12,7 @@ use crate::{CreateOptions, MirrorError, ReplicaError, create};
 
 fn try_create(replicas: &[&TestReplica], from: Option<usize>, force: bool) -> Option<Result<TestMirror, ReplicaError>> {
     let sources = replicas.iter().map(|replica| replica.source()).collect();
-    let options = CreateOptions { random: random(), from, force };
+    let options = CreateOptions { random: random(), name: None, from, force };
     create(sources, StoppedClock, options).now_or_never().map(|created| created.map(|opened| opened.mirror))
 }
 
@@ -74,8 +76,8 @@ fn what_a_device_holds_is_replaced_only_by_force() {
     drop(mirror);
     // A label counts like data, also on the source.
     let c = TestReplica::new("c", Some(TYPE1));
-    assert!(matches!(created(&[&a, &c], None, false), Err(ReplicaError::Labelled { .. })));
-    assert!(matches!(created(&[&c, &b], Some(1), false), Err(ReplicaError::Labelled { .. })));
+    assert!(matches!(created(&[&a, &c], None, false), Err(ReplicaError::Replicas { .. })));
+    assert!(matches!(created(&[&c, &b], Some(1), false), Err(ReplicaError::Replicas { .. })));
     let other = created(&[&c, &b], Some(1), true).unwrap();
     assert_reads(&other, extent(0, 700), 1);
     assert!(is_refused(&[&a, &b], |refusal| matches!(refusal, AssembleError::OtherMirror { replica: 1 })));
@@ -106,6 +108,155 @@ fn a_mirror_whose_making_was_cut_short_opens_with_what_the_source_has_or_not_at_
         }
     }
     panic!("it was never done");
+}
+
+/// What `mirror create` says of replicas of mirrors.
+fn refused(replicas: &[&TestReplica], from: Option<usize>, force: bool) -> String {
+    match created(replicas, from, force) {
+        Err(error @ (ReplicaError::Replicas { .. } | ReplicaError::OnlyCopy { .. })) => error.to_string(),
+        other => panic!("{:?}", other.err()),
+    }
+}
+
+#[test]
+fn creating_again_finishes_what_a_crash_cut_short_and_names_a_mirror_that_is_one() {
+    for cut in 0..20 {
+        let (a, mut b) = (holding("a", 1), TestReplica::new("b", Some(TYPE1)));
+        b.labels_left = a.labels_left.clone();
+        a.labels_left.set(Some(cut));
+        let is_done = try_create(&[&a, &b], None, false).is_some();
+        a.labels_left.set(None);
+        // The order does not matter: the label tells whose content counts.
+        let mirror = created(&[&b, &a], None, false).unwrap_or_else(|error| panic!("cut after {cut}: {error}"));
+        resync(&mirror);
+        for replica in [&a, &b] {
+            assert_reads(&*replica.memory, extent(0, 700), 1);
+        }
+        assert_eq!(states(&mirror), [ReplicaState::InSync; 2]);
+        close(&mirror);
+        drop(mirror);
+        for replicas in [[&a, &b], [&b, &a]] {
+            let why = refused(&replicas, None, false);
+            assert!(why.contains("already") && why.contains("a: in sync") && why.contains("b: in sync"), "{why}");
+            assert_eq!(refused(&replicas, None, true), why, "and nothing is destroyed by force");
+        }
+        if is_done {
+            return;
+        }
+    }
+    panic!("it was never done");
+}
+
+#[test]
+fn a_cut_creation_is_not_finished_from_the_wrong_end_nor_over_data() {
+    let (a, mut b) = (holding("a", 1), holding("b", 2));
+    b.labels_left = a.labels_left.clone();
+    // After the label of `a`, which calls it the source.
+    a.labels_left.set(Some(1));
+    assert!(try_create(&[&a, &b], Some(0), true).is_none());
+    a.labels_left.set(None);
+    assert_eq!(created(&[&a, &b], None, false).err(), Some(ReplicaError::NotBlank { replica: "b".to_owned() }));
+    assert!(refused(&[&a, &b], Some(1), false).contains("a is replica 0 (in sync) of mirror"));
+    assert!(refused(&[&a, &b], Some(1), true).contains("a may hold the only good copy"));
+    assert_reads(&*b.memory, extent(0, 700), 2);
+    let mirror = created(&[&a, &b], Some(0), true).unwrap();
+    resync(&mirror);
+    assert_reads(&*b.memory, extent(0, 700), 1);
+}
+
+#[test]
+fn creating_a_mirror_of_replicas_of_others_says_what_they_are_and_keeps_the_only_good_copy() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 700), 1).unwrap();
+    let third = TestReplica::new("c", Some(TYPE1));
+    mirror.add(third.source(), false).now_or_never().unwrap().unwrap();
+    resync(&mirror);
+    close(&mirror);
+    // Two of three.
+    let why = refused(&[&a, &b], None, false);
+    assert!(why.contains("already, which has 3 replicas (a: in sync, b: in sync)"), "{why}");
+    // One of them, and one of another mirror, and a stranger.
+    let other = [TestReplica::new("x", Some(TYPE1)), TestReplica::new("y", Some(TYPE1))];
+    drop(opened(&[&other[0], &other[1]]));
+    let why = refused(&[&a, &other[1]], None, false);
+    assert!(why.contains("a is replica 0 (in sync) of mirror") && why.contains("y is replica 1 (in sync)"), "{why}");
+    let stranger = holding("s", 9);
+    assert!(refused(&[&a, &stranger], None, false).starts_with("a is replica 0 (in sync)"));
+    // One that was removed is no replica, and one that is out of sync is named so.
+    mirror.remove("c").now_or_never().unwrap().unwrap();
+    assert!(
+        matches!(created(&[&third, &stranger], Some(0), false), Err(ReplicaError::Labelled { what, .. }) if what.contains("removed"))
+    );
+    b.is_offline.set(true);
+    write(&mirror, extent(0, 8), 2).unwrap();
+    close(&mirror);
+    drop(mirror);
+    b.is_offline.set(false);
+    let why = refused(&[&b, &a], None, false);
+    assert!(why.contains("b: out of sync, a: in sync") || why.contains("already"), "{why}");
+    // By force, too, the only good copy is not replaced; the other one is.
+    let why = refused(&[&a, &b], Some(1), true);
+    assert!(why.contains("a may hold the only good copy") && why.contains("no other is in sync"), "{why}");
+    assert_reads(&*a.memory, extent(0, 8), 2);
+    let mirror = created(&[&a, &b], Some(0), true).unwrap();
+    resync(&mirror);
+    assert_reads(&*b.memory, extent(0, 8), 2);
+    // What has the label of another kind of group is a part of it, and has no second copy.
+    set_label(&stranger, b"SBSTRIPE and what follows");
+    assert!(refused(&[&third, &stranger], Some(0), true).contains("another kind of group"));
+}
+
+#[test]
+fn a_name_is_on_every_label_and_stays_through_openings_and_new_replicas() {
+    let [a, b, c] = ["a", "b", "c"].map(|name| TestReplica::new(name, Some(TYPE1)));
+    let name: crate::name::MirrorName = "photos".parse().unwrap();
+    let options = CreateOptions { random: random(), name: Some(name), from: None, force: false };
+    let sources = vec![a.source(), b.source()];
+    let mirror = create(sources, StoppedClock, options).now_or_never().unwrap().unwrap().mirror;
+    assert_eq!(mirror.describe().name, Some(name));
+    close(&mirror);
+    drop(mirror);
+    let mirror = opened(&[&b, &a]);
+    mirror.add(c.source(), false).now_or_never().unwrap().unwrap();
+    resync(&mirror);
+    close(&mirror);
+    drop(mirror);
+    a.is_offline.set(true);
+    assert_eq!(opened(&[&c, &b]).describe().name, Some(name));
+    assert_eq!(pair(None).2.describe().name, None);
+}
+
+fn set_label(replica: &TestReplica, bytes: &[u8]) {
+    let slot = ReservedArea::GroupLabel;
+    run(&*replica.memory, Request::write_reserved(slot, Slice::copy_from(bytes))).unwrap();
+}
+
+#[test]
+fn a_replica_whose_label_is_damaged_is_left_out_and_nothing_is_written_to_it() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 600), 1).unwrap();
+    close(&mirror);
+    drop(mirror);
+    let bad = [&b"SBMIRROR\x02\0"[..], &[0; 200]].concat();
+    set_label(&b, &bad);
+    let mirror = opened(&[&b, &a]);
+    let described = mirror.describe();
+    assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
+    let left_out = described.replicas.iter().find(|replica| replica.name == "b").unwrap();
+    assert!(!left_out.is_online && left_out.last_error.contains("label is damaged"), "{}", left_out.last_error);
+    write(&mirror, extent(0, 600), 2).unwrap();
+    assert_reads(&mirror, extent(0, 600), 2);
+    assert_reads(&*b.memory, extent(0, 600), 1);
+    close(&mirror);
+    // Damaged on all of them it is no new mirror.
+    set_label(&a, &bad);
+    assert!(matches!(try_open(&[&a, &b], false), Err(MirrorError::Label { .. })));
+    // A label of another kind is no damage: the device is something else.
+    let (c, d, mirror) = pair(Some(TYPE1));
+    drop(mirror);
+    set_label(&d, b"SBSTRIPE and what follows");
+    let refused = try_open(&[&c, &d], false).err().unwrap().to_string();
+    assert!(refused.contains("another kind of group"), "{refused}");
 }
 
 type Step = for<'a> fn(&'a TestMirror, &'a TestReplica) -> LocalBoxFuture<'a, Result<(), ReplicaError>>;

@@ -1,7 +1,7 @@
 //! Bad blocks on replicas: read from another one, repaired, and never invented.
 
-use sealblock_block::{Ability, BadBlock, BadBlockCause, Device, Request};
-use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType};
+use sealblock_block::{Ability, BadBlock, BadBlockCause, Device, Expectations, Request};
+use sealblock_integrity::{Checks, Field, GuardKind, PiFormat, ProtectionType};
 use sealblock_media_memory::Corruption;
 use sealblock_units::{Extent, Lba};
 
@@ -29,7 +29,7 @@ fn brief(bad_blocks: &[BadBlock]) -> Vec<(u64, usize, bool)> {
 }
 
 #[test]
-fn reads_repair_bad_blocks_on_either_replica_from_the_other() {
+fn reads_that_expect_nothing_repair_bad_blocks_on_either_replica_from_the_other() {
     for guard in [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64] {
         let format = PiFormat::with_default_storage_tag(guard, ProtectionType::Type1);
         let (a, b, mirror) = pair(Some(format));
@@ -54,7 +54,7 @@ fn reads_repair_bad_blocks_on_either_replica_from_the_other() {
 fn tags_come_from_the_good_replica_as_they_were() {
     let (a, _, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(7, 1), 1).unwrap();
-    let read = || match run(&*a.memory, Request::read(extent(7, 1), checks(&mirror, extent(7, 1)))) {
+    let read = || match run(&*a.memory, Request::read(extent(7, 1), Expectations::NONE)) {
         Ok(sealblock_block::Response::Data(data)) => data.joined_tags().to_vec(),
         other => panic!("no data but {other:?}"),
     };
@@ -157,15 +157,32 @@ fn three_replicas_need_one_good_one() {
 }
 
 #[test]
-fn a_wrong_tag_in_the_checks_of_a_request_is_no_bad_block_of_a_replica() {
+fn a_tag_that_is_not_expected_is_no_bad_block_of_a_replica_and_heals_nothing_but_damage() {
     let (a, b, mirror) = pair(Some(TYPE1));
     write(&mirror, extent(0, 8), 1).unwrap();
-    let demand = |app_tag| sealblock_integrity::Checks { app_tag, ..checks(&mirror, extent(0, 8)) };
-    let wrong = sealblock_integrity::Masked { expected: 6, mask: 0xFFFF };
-    let read = Request::read(extent(0, 8), demand(Some(wrong)));
-    let error = run(&mirror, read).unwrap_err();
-    assert!(error.bad_blocks().unwrap().as_slice().iter().all(|bad| bad.cause == BadBlockCause::Tag(Field::AppTag)));
-    assert_eq!(mirror.describe().replicas.iter().map(|replica| replica.repaired_blocks).sum::<u64>(), 0);
+    let wrong = Some(sealblock_integrity::Masked { expected: 6, mask: 0xFFFF });
+    let wrong = Expectations::new(Checks { app_tag: wrong, ..Checks::NONE });
+    let repaired = || mirror.describe().replicas.iter().map(|replica| replica.repaired_blocks).sum::<u64>();
+    let requests = || [Request::read(extent(0, 8), wrong), Request::verify(extent(0, 8), wrong)];
+    for request in requests() {
+        let error = run(&mirror, request).unwrap_err();
+        assert!(
+            matches!(error.kind(), ErrorKind::Expectation { lba: Lba::ZERO, field: Field::AppTag, expected: 6, .. }),
+            "{error}"
+        );
+        assert_eq!(repaired(), 0);
+    }
+    // A replica with rot is mended before anything is said of the tag.
+    damage(&a, [3].into_iter());
+    damage(&b, [5].into_iter());
+    assert_eq!(
+        brief(&found(run(&mirror, requests()[1].clone()))),
+        [(3, 0, false), (5, 1, false)],
+        "damage comes first"
+    );
+    let error = run(&mirror, requests()[0].clone()).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Expectation { .. }), "{error}");
+    assert_eq!(repaired(), 2);
     for replica in [&a, &b] {
         assert_reads(&*replica.memory, extent(0, 8), 1);
     }

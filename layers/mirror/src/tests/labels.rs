@@ -1,8 +1,8 @@
 //! What labels must not lose: which replicas are out of sync, in which regions, and since when.
 
 use futures_util::FutureExt;
-use sealblock_block::{Durability, ErrorKind, Request, ReservedArea, Response};
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_block::{Durability, ErrorKind, Expectations, Request, ReservedArea, Response};
+use sealblock_integrity::{Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockSize;
 
@@ -66,7 +66,7 @@ fn a_replica_that_cannot_be_asked_is_no_replica_that_has_lost_its_blocks() {
     b.is_offline.set(true);
     let replicas = mirror.in_sync();
     let at = extent(0, 2);
-    let error = mirror.gather(&replicas, at, checks(&mirror, at)).now_or_never().unwrap().err().unwrap();
+    let error = mirror.gather(&replicas, at).now_or_never().unwrap().err().unwrap();
     assert!(matches!(error.kind(), ErrorKind::Unreachable { .. }), "{error}");
 }
 
@@ -223,7 +223,7 @@ fn the_same_data_with_other_tags_is_resynced() {
         let data = Sealed::seal(data, BlockSize::B4096, Some(TYPE1), &tags);
         Request::write(extent(9, 1), data, Durability::Volatile)
     };
-    let tags_on = |replica: &TestReplica| match run(&*replica.memory, Request::read(extent(9, 1), Checks::NONE)) {
+    let tags_on = |replica: &TestReplica| match run(&*replica.memory, Request::read(extent(9, 1), Expectations::NONE)) {
         Ok(Response::Data(data)) => data.joined_tags().to_vec(),
         other => panic!("no data but {other:?}"),
     };
@@ -301,7 +301,7 @@ fn a_replica_that_comes_back_while_labels_are_written_gets_nothing_before_its_ow
     assert!(resyncing.now_or_never().unwrap().is_err());
     assert_eq!(a.written_blocks.get(), written, "opened alone it would be taken for one that has everything");
     // The replica itself refuses a request of a caller that chose it before, and stays attached.
-    let data = replica_of(&mirror, 1).read(extent(0, 1), Checks::NONE).now_or_never().unwrap().unwrap();
+    let data = replica_of(&mirror, 1).read(extent(0, 1)).now_or_never().unwrap().unwrap();
     assert!(replica.put(extent(0, 1), &data).now_or_never().unwrap().is_err());
     assert_eq!(states(&mirror), [ReplicaState::Resyncing, ReplicaState::InSync]);
     resync(&mirror);

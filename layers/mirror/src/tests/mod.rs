@@ -24,10 +24,10 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::pending;
 use sealblock_block::{
-    Abilities, Clock, Device, Durability, DynDevice, Error, ErrorKind, Freshness, Gate, Geometry, Operation, Outcome,
-    Request, RequestKind, ReservedArea, Response,
+    Abilities, Clock, Device, Durability, DynDevice, Error, ErrorKind, Expectations, Freshness, Gate, Geometry,
+    Operation, Outcome, Request, RequestKind, ReservedArea, Response,
 };
-use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
@@ -147,7 +147,7 @@ impl TestReplica {
             let blocks = u64::from(found.blocks.get());
             if found.state == sealblock_block::BlockState::Allocated {
                 let at = extent(next, blocks);
-                let Ok(Response::Data(data)) = run(&*self.memory, Request::read(at, Checks::NONE)) else {
+                let Ok(Response::Data(data)) = run(&*self.memory, Request::read(at, Expectations::NONE)) else {
                     panic!("no data")
                 };
                 run(&*image.memory, Request::write(at, data, Durability::Volatile)).unwrap();
@@ -187,25 +187,25 @@ impl TestReplica {
 
     async fn execute_plain(&self, request: Request) -> Outcome {
         let own = self.memory.geometry().protection;
-        let full = |at: Extent| own.map_or(Checks::NONE, |format| Checks::full(format, at.start()));
         let seal = |data: &Sealed, format, at: Extent| {
             let tags = Tags { initial_ref_tag: at.start().get(), ..Tags::default() };
             Sealed::seal(data.joined_data(), BlockSize::B4096, format, &tags)
         };
         let extent = request.extent();
         match (extent, request.operation) {
-            (Some(extent), Operation::Read(_)) => match self.memory.execute(Request::read(extent, full(extent))).await?
-            {
-                Response::Data(data) => Ok(Response::Data(seal(&data, None, extent))),
-                other => Ok(other),
-            },
+            (Some(extent), Operation::Read(_)) => {
+                match self.memory.execute(Request::read(extent, Expectations::NONE)).await? {
+                    Response::Data(data) => Ok(Response::Data(seal(&data, None, extent))),
+                    other => Ok(other),
+                }
+            }
             (Some(extent), Operation::Write(data)) => {
                 let data = seal(&data.into_sealed(), own, extent);
                 self.memory.execute(Request::write(extent, data, request.durability)).await
             }
             (_, operation) => {
                 let request = Request { operation, ..request };
-                self.memory.execute(request.map_checks(|checks| extent.map_or(checks, full))).await
+                self.memory.execute(request.map_expectations(|_| Expectations::NONE)).await
             }
         }
     }
@@ -343,12 +343,8 @@ pub fn write(device: &impl Device, at: Extent, seed: u8) -> Result<(), Error> {
     run(device, write_of(device, at, seed)).map(drop)
 }
 
-pub fn checks(device: &impl Device, at: Extent) -> Checks {
-    device.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, at.start()))
-}
-
 pub fn read(device: &impl Device, at: Extent) -> Result<Vec<u8>, Error> {
-    match run(device, Request::read(at, checks(device, at)))? {
+    match run(device, Request::read(at, Expectations::NONE))? {
         Response::Data(data) => Ok(data.joined_data().to_vec()),
         other => panic!("no data but {other:?}"),
     }
@@ -360,12 +356,12 @@ pub fn assert_reads(device: &impl Device, at: Extent, seed: u8) {
 
 pub fn verify(device: &impl Device) -> Outcome {
     let at = extent(0, device.geometry().capacity_blocks);
-    run(device, Request::verify(at, checks(device, at)))
+    run(device, Request::verify(at, Expectations::NONE))
 }
 
 pub fn repair(device: &impl Device) -> Outcome {
     let at = extent(0, device.geometry().capacity_blocks);
-    run(device, Request::repair(at, checks(device, at)))
+    run(device, Request::repair(at))
 }
 
 /// Two sweeps of the worker: clean regions leave the labels.

@@ -46,7 +46,7 @@ fn state_of(mirror: &TestMirror, name: &str) -> (ReplicaState, u64) {
 fn reads_only(mirror: &TestMirror, seed: u8) {
     for lba in 0..16 {
         let at = extent(lba * 64, 8);
-        match run(&**mirror, Request::read(at, Checks::NONE)).unwrap() {
+        match run(&**mirror, Request::read(at, Expectations::NONE)).unwrap() {
             Response::Data(data) => assert!(data.joined_data()[..] == content(at, seed), "block {lba}"),
             other => panic!("a read was answered with {other:?}"),
         }
@@ -137,7 +137,7 @@ fn a_new_mirror_does_not_get_its_content_from_one_that_may_be_older() {
         let (a, b) = (TestReplica::new("a", None), TestReplica::new("b", None));
         run(&*a.memory, write_of(&*a.memory, extent(0, 1), 1)).unwrap();
         a.freshness.set(LOST);
-        let options = CreateOptions { random: random(), from, force: true };
+        let options = CreateOptions { random: random(), from, force: true, name: None };
         create(vec![a.source(), b.source()], StoppedClock, options).now_or_never().unwrap().map(|opened| opened.mirror)
     };
     for from in [None, Some(0)] {

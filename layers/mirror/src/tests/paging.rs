@@ -104,6 +104,38 @@ fn a_torn_page_that_is_believed_makes_a_member_be_called_in_sync_that_is_not() {
     assert!(!lacking.iter().all(is_there), "the broken rule is not noticed");
 }
 
+/// Replicas `a` and `b`, and a replica that lacks what a page of both says; in that page of `a`, the bits of the first regions are
+/// cleared by a page of `b` from before these regions were written.
+fn with_a_page_of_another_replica(mutation: Mutation) -> (TestMirror, Vec<u32>) {
+    let [a, b, c] = ["a", "b", "c"].map(|name| TestReplica::sized(name, None, LARGE_BLOCKS));
+    let mirror = opened_with(&[&a, &b, &c], mutation);
+    c.is_offline.set(true);
+    scatter(&mirror, 10_000, 30_000, 10);
+    sweep(&mirror);
+    // What `c` lacks is the fourth set, whose first page is the tenth of all.
+    let slot = ReservedArea::Bitmap { page: 3 * 3 };
+    let Ok(Response::Reserved(earlier)) = run(&*b.memory, Request::read_reserved(slot)) else {
+        panic!("there is no page")
+    };
+    let lacking = scatter(&mirror, 0, 5_000, 10);
+    sweep(&mirror);
+    close(&mirror);
+    drop(mirror);
+    run(&*a.memory, Request::write_reserved(slot, earlier)).unwrap();
+    b.is_offline.set(true);
+    c.is_offline.set(false);
+    (opened_with(&[&a, &b, &c], mutation), lacking)
+}
+
+#[test]
+fn a_page_of_another_replica_of_the_same_mirror_clears_nothing() {
+    let (again, lacking) = with_a_page_of_another_replica(Mutation::None);
+    assert!(out_of_sync(&again, 2).contains_all(0..=32_255), "all of the page");
+    assert!(lacking.iter().all(|region| out_of_sync(&again, 2).contains(*region)));
+    let (again, lacking) = with_a_page_of_another_replica(Mutation::SharedEpoch);
+    assert!(!lacking.iter().all(|region| out_of_sync(&again, 2).contains(*region)), "the broken rule is not noticed");
+}
+
 /// Writes until a label or page is torn by a power cut, and checks what a new opening finds. Returns the numbers of
 /// the reserved-area writes that were pages.
 fn cut_after(fuse: u64) -> Vec<u64> {

@@ -1,8 +1,8 @@
 //! Requests of all kinds, and mirrors of unlike replicas.
 
 use futures_util::FutureExt;
-use sealblock_block::{Device, Durability, ErrorKind, Operation, Request, ReservedArea, Response};
-use sealblock_integrity::{Checks, ChecksumKind, GuardKind, PiFormat, ProtectionType};
+use sealblock_block::{Device, Durability, ErrorKind, Expectations, Operation, Request, ReservedArea, Response};
+use sealblock_integrity::{ChecksumKind, GuardKind, PiFormat, ProtectionType};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Lba};
 
@@ -38,7 +38,7 @@ fn compares_and_checksums_cover_all_replicas() {
     let Operation::Write(data) = write_of(&mirror, at, 1).operation else { unreachable!("a write") };
     let compare = || run(&mirror, Request::compare(at, data.clone().into_sealed()));
     assert!(matches!(compare(), Ok(Response::Done)));
-    let checksum = |kind| run(&mirror, Request::checksum(at, kind, checks(&mirror, at)));
+    let checksum = |kind| run(&mirror, Request::checksum(at, kind, Expectations::NONE));
     for kind in ChecksumKind::ALL {
         let Ok(Response::Checksum(found)) = checksum(kind) else { panic!("a checksum") };
         assert_eq!((found.kind, found.value), (kind, kind.compute(&content(at, 1))));
@@ -58,7 +58,7 @@ fn a_mirror_with_one_replica_left_returns_the_checksum_of_its_data() {
     b.is_offline.set(true);
     write(&mirror, at, 1).unwrap();
     for kind in ChecksumKind::ALL {
-        let found = run(&mirror, Request::checksum(at, kind, checks(&mirror, at)));
+        let found = run(&mirror, Request::checksum(at, kind, Expectations::NONE));
         let Ok(Response::Checksum(found)) = found else { panic!("{found:?}") };
         assert_eq!((found.kind, found.value), (kind, kind.compute(&content(at, 1))));
     }
@@ -129,7 +129,7 @@ fn overlapping_writes_reach_all_replicas_in_one_order() {
     assert!(second.as_mut().now_or_never().is_none(), "it waits for the first");
     // No reader sees content of one replica while the other one may still fail to get it.
     let at = extent(0, 3);
-    let mut reader = Box::pin(mirror.execute(Request::read(at, checks(&mirror, at))));
+    let mut reader = Box::pin(mirror.execute(Request::read(at, Expectations::NONE)));
     assert!(reader.as_mut().now_or_never().is_none());
     drop((first, second, reader));
     assert!(mirror.describe().dirty_bytes > 0);
@@ -185,11 +185,11 @@ fn mirrors_nest() {
     for damaged in [1, 0, 0, 1] {
         let memory = replicas[damaged].memory.device();
         assert!(memory.damage(Lba::new(4), sealblock_media_memory::Corruption::Tag { at: 1, mask: 1 }));
-        let error = run(&outer, Request::repair(at, checks(&outer, at))).unwrap_err();
+        let error = run(&outer, Request::repair(at)).unwrap_err();
         let bad = error.bad_blocks().unwrap().as_slice()[0];
         let (outermost, within) = bad.member.outermost().unwrap();
         assert_eq!((outermost, within.outermost().unwrap().0, bad.repaired), (0, damaged, true));
         verify(&outer).unwrap();
     }
-    assert!(matches!(run(&outer, Request::verify(at, Checks::NONE)), Ok(Response::Verified(_))));
+    assert!(matches!(run(&outer, Request::verify(at, Expectations::NONE)), Ok(Response::Verified(_))));
 }

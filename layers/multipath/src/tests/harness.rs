@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use sealblock_block::{
-    Abilities, Clock, Device, DeviceOpener, Durability, DynDevice, Error, ErrorKind, Gate, Geometry, Outcome, Request,
-    RequestKind, Response,
+    Abilities, Clock, Device, DeviceOpener, Durability, DynDevice, Error, ErrorKind, Expectations, Gate, Geometry,
+    Outcome, Request, RequestKind, Response,
 };
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
@@ -244,7 +244,7 @@ pub(super) fn write(start: u64, blocks: u64, byte: u8) -> Request {
 }
 
 pub(super) fn read(start: u64) -> Request {
-    Request::read(Extent::from_raw(start, 1).unwrap(), Checks::NONE)
+    Request::read(Extent::from_raw(start, 1).unwrap(), Expectations::NONE)
 }
 
 pub(super) fn byte(outcome: Outcome) -> u8 {

@@ -130,3 +130,35 @@ fn the_label_of_an_outer_group_is_kept_in_the_first_members_label() {
     assert_eq!((make([0, 1]), make([1, 0])), (Ok(()), Err(AssembleError::Order(vec![1, 0]))));
     assert!(opened(&[&a, &b], 4, true).is_ok());
 }
+
+#[test]
+fn every_record_of_another_on_every_member_is_named_and_nothing_is_overwritten() {
+    let stripe = || {
+        let members = [plain(64), plain(64), plain(64)];
+        write(&opened(&members.iter().collect::<Vec<_>>(), 4, true).unwrap(), extent(0, 192), 9);
+        members
+    };
+    let others = [plain(64), plain(64), plain(64)];
+    assembled(&others.iter().collect::<Vec<_>>(), 4, [9; 16], true).unwrap();
+    for own in 0..3 {
+        let foreign = group_label(&others[own]).to_vec();
+        let first = usize::from(own == 0);
+        let cases: [(&[u8], AssembleError); 4] = [
+            (&foreign, AssembleError::Foreign { member: own, first }),
+            (b"", AssembleError::NoLabel(own)),
+            (b"SBMIRROR and what else a mirror notes", AssembleError::OtherGroup(own)),
+            (&foreign[..60], AssembleError::Label { member: own, why: crate::label::LabelError::Damaged }),
+        ];
+        for (record, why) in cases {
+            let members = stripe();
+            put_group_label(&members[own], record);
+            let labels = |members: &[Member; 3]| members.each_ref().map(|member| group_label(member).to_vec());
+            let before = labels(&members);
+            for writable in [false, true] {
+                let refused = opened(&members.iter().collect::<Vec<_>>(), 4, writable).err();
+                assert_eq!(refused.as_ref(), Some(&why), "member {own}");
+                assert!(labels(&members) == before, "member {own}: a label was written");
+            }
+        }
+    }
+}

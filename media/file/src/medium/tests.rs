@@ -77,6 +77,35 @@ fn a_file_system_in_memory_is_said_to_go_through_the_page_cache() {
 }
 
 #[test]
+fn notes_lie_beside_what_is_written_and_synced_and_direct_reads_see_them() {
+    for buffered in [false, true] {
+        on_reactor(async |directory| {
+            let path = directory.path().join("file");
+            let medium = FileMedium::open(&path, Options { buffered, ..Options::CREATE }).unwrap();
+            medium.set_len_bytes(MIB).unwrap();
+            medium.write(0, Slice::copy_from(&vec![1; MIB as usize])).await.unwrap();
+            for byte in 2..6 {
+                medium.note(256 << 10, &[byte; 8192]).unwrap();
+                medium.note(320 << 10, &[byte; 4096]).unwrap();
+                medium.write(512, Slice::copy_from(&[byte; 512])).await.unwrap();
+                medium.write(MIB - 512, Slice::copy_from(&[byte; 512])).await.unwrap();
+                medium.sync().await.unwrap();
+                assert_bytes(&medium, 256 << 10, 8192, byte).await;
+                assert_bytes(&medium, 320 << 10, 4096, byte).await;
+                assert_bytes(&medium, 264 << 10, 56 << 10, 1).await;
+            }
+            assert_eq!(kind(medium.note(MIB, &[0; 4096])), Some(MediumErrorKind::PastEnd));
+            drop(medium);
+            // Another process sees what it left, and takes no notes without being able to write.
+            let medium = FileMedium::open(&path, Options::READ).unwrap();
+            assert_bytes(&medium, 256 << 10, 8192, 5).await;
+            assert_bytes(&medium, MIB - 512, 512, 5).await;
+            assert_eq!(kind(medium.note(0, &[0; 4096])), Some(MediumErrorKind::ReadOnly));
+        });
+    }
+}
+
+#[test]
 fn addresses_between_alignments_are_copied_to_where_the_kernel_takes_them() {
     on_reactor(async |directory| {
         let medium = create(directory, MIB);

@@ -4,10 +4,10 @@ use std::cell::Cell;
 
 use futures_util::FutureExt;
 use sealblock_block::{
-    Ability, BadBlockCause, BlockState, Device, Durability, ErrorKind, Gate, Medium, MediumError, MediumErrorKind,
-    Outcome, Request, Response,
+    Ability, BadBlockCause, BlockState, Device, Durability, ErrorKind, Expectations, Gate, Medium, MediumError,
+    MediumErrorKind, Outcome, Request, Response,
 };
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_memory::MemoryMedium;
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::{Config, Reactor};
@@ -112,7 +112,7 @@ fn write(at: Extent, byte: u8, durability: Durability) -> Request {
 }
 
 fn read(at: Extent) -> Request {
-    Request::read(at, Checks::NONE)
+    Request::read(at, Expectations::NONE)
 }
 
 fn done(outcome: Outcome) {
@@ -151,7 +151,7 @@ fn unreadable_blocks_are_named_one_by_one() {
     medium.bad = vec![5 * 4096 + 9, 8 * 4096];
     let gate = gate(medium);
     assert!(run(&gate, read(extent(6, 2))).is_ok());
-    for operation in [read(extent(0, 16)), Request::verify(extent(0, 16), Checks::NONE)] {
+    for operation in [read(extent(0, 16)), Request::verify(extent(0, 16), Expectations::NONE)] {
         let error = run(&gate, operation).unwrap_err();
         let faults: Vec<_> = error.bad_blocks().unwrap().as_slice().iter().map(|f| (f.lba.get(), f.cause)).collect();
         assert_eq!(faults, [(5, BadBlockCause::Media), (8, BadBlockCause::Media)]);

@@ -3,8 +3,8 @@
 use std::io;
 use std::time::Duration;
 
-use sealblock_block::{BadBlock, Coverage, Error, ErrorKind, Outcome, RequestKind};
-use sealblock_integrity::{Checks, Sealed};
+use sealblock_block::{BadBlock, Coverage, Error, ErrorKind, Expectations, Outcome, RequestKind};
+use sealblock_integrity::Sealed;
 use sealblock_media_nvme::{
     Admin, CommandContext, CompletedCommand, Namespace, NamespaceProfile, failure, is_not_supported, may_be_sent_again,
 };
@@ -208,7 +208,7 @@ impl Namespace for Drive {
         self.passthrough.execute("a Read", &command, memory, false).await
     }
 
-    fn check_read(&self, extent: Extent, checks: &Checks, completed: Completed) -> Outcome {
+    fn check_read(&self, extent: Extent, expectations: &Expectations, completed: Completed) -> Outcome {
         let Transfer::In(data) = completed.data else {
             let reason = "a Read came back without its memory".to_owned();
             return Err(ErrorKind::Media { reason }.into());
@@ -217,7 +217,7 @@ impl Namespace for Drive {
             Transfer::In(metadata) => Some(metadata),
             Transfer::None | Transfer::Out(_) => None,
         };
-        self.codec.check_read(extent, Memory { data, metadata }, checks, &pool())
+        self.codec.check_read(extent, Memory { data, metadata }, expectations, &pool())
     }
 
     async fn write_once(&self, command: BlockCommand, data: &Sealed) -> Result<Completed, Error> {
@@ -274,11 +274,11 @@ impl Namespace for Drive {
     /// The drive itself tells of writes that it has lost, with the status of a Flush.
     fn write_completed(&self, _: &Completed) {}
 
-    fn verify_coverage(&self, _: Extent, checks: &Checks, _: &Completed) -> Coverage {
-        Coverage::of(self.profile.checks_seals(checks))
+    fn verify_coverage(&self, _: Extent, _: &Completed) -> Coverage {
+        Coverage::of(self.profile.checks_seals())
     }
 
-    fn read_coverage(&self, _: Extent, checks: &Checks) -> Coverage {
-        Coverage::of(self.profile.checks_seals(checks))
+    fn read_coverage(&self, _: Extent) -> Coverage {
+        Coverage::of(self.profile.checks_seals())
     }
 }

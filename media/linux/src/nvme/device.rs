@@ -98,19 +98,22 @@ impl<D: Device> Device for NvmeDevice<D> {
         let requests = Requests(drive);
         let Request { operation, extents, durability } = request;
         match operation {
-            Operation::Read(checks) => requests.read(extents.one(), checks).await,
+            Operation::Read(expectations) => requests.read(extents.one(), &expectations).await,
             Operation::Write(data) => requests.write(extents.one(), &data.into_sealed(), durability).await,
             Operation::Flush => self.flush().await,
             Operation::Discard => requests.discard(&extents).await,
             Operation::WriteZeroes { may_unmap } => requests.write_zeroes(extents.one(), may_unmap, durability).await,
-            Operation::Copy { source, checks } => requests.copy(source, extents.one(), checks, durability).await,
-            Operation::Verify(checks) => requests.verify(extents.one(), checks).await,
+            Operation::Copy { source, expectations } => {
+                requests.copy(source, extents.one(), &expectations, durability).await
+            }
+            Operation::Verify(expectations) => requests.verify(extents.one(), &expectations).await,
             Operation::Compare(data) => requests.compare(extents.one(), &data).await,
             // The kernel passes no command on that has a flag, so no fused ones either.
             Operation::CompareAndWrite(_)
             | Operation::WriteUncorrectable
             | Operation::Checksum(..)
-            | Operation::Repair(_)
+            | Operation::Repair
+            | Operation::Salvage
             | Operation::BlockStatus
             | Operation::ReadReserved(_)
             | Operation::WriteReserved(..) => Err(ErrorKind::Absent(kind).into()),

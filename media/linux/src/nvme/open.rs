@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use sealblock_block::{Abilities, Ability};
-use sealblock_integrity::{Checks, PiFormat, PiPosition};
+use sealblock_integrity::{PiFormat, PiPosition};
 use sealblock_media_nvme::{
     MetadataSupport, NamespaceProfile, PiMode, PiSource, ProfileOptions, bad_block_cause, is_not_supported,
     namespace_pages,
@@ -201,7 +201,7 @@ impl Drive {
     /// block is an answer too. Returns what is refused.
     async fn probe(&mut self) -> Result<Option<String>, OpenError> {
         let first = Extent::one(Lba::ZERO);
-        let checks = self.profile.pi_mode.shown().map_or(Checks::NONE, |format| Checks::full(format, first.start()));
+        let checks = self.profile.own_checks(first.start());
         let command = |protection| BlockCommand { protection, ..BlockCommand::new(first) };
         let is_answer = |status: Status| status.is_success() || bad_block_cause(status).is_some();
         let mut refused = None;

@@ -5,8 +5,9 @@
 //!
 //! Invariant: after one that may have been executed the kernel's page cache has no older copy of the blocks.
 
-use sealblock_block::{CompareAndWrite, Device, Durability, Error, ErrorKind, Outcome, Request, RequestKind, Response};
-use sealblock_integrity::Checks;
+use sealblock_block::{
+    CompareAndWrite, Device, Durability, Error, ErrorKind, Expectations, Outcome, Request, RequestKind, Response,
+};
 use sealblock_protocols_scsi::{AdditionalSense, BlockCommand, Command, SenseKey};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::Transfer;
@@ -100,7 +101,7 @@ impl<T: Transport> Unit<T> {
                 Err(ErrorKind::Media { reason }.into())
             }
             Verdict::Miscompare => Err(miscompare(extent, data, &answer, ordinary).await),
-            Verdict::Bad(_) => match ordinary.execute(Request::read(extent, Checks::NONE)).await {
+            Verdict::Bad(_) => match ordinary.execute(Request::read(extent, Expectations::NONE)).await {
                 Err(error) if error.bad_blocks().is_some() => Err(error),
                 _ => Err(failure(KIND, extent, &answer)),
             },
@@ -132,7 +133,7 @@ async fn miscompare<D: Device>(extent: Extent, data: &CompareAndWrite, answer: &
     let lba = match named {
         Some(lba) => lba,
         None if extent.len() == 1 => extent.start(),
-        None => match ordinary.execute(Request::read(extent, Checks::NONE)).await {
+        None => match ordinary.execute(Request::read(extent, Expectations::NONE)).await {
             Ok(Response::Data(stored)) => {
                 let differs = stored.first_difference(&data.expected, false);
                 // Somebody may have made them equal since, which does not make the outcome another one.

@@ -11,8 +11,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use sealblock_block::{
-    Abilities, BadBlockCause, BadBlocks, BlockProbe, Coverage, Device, Error, ErrorKind, Geometry, Operation, Outcome,
-    Request, RequestKind, Response, VerifyStats, find_bad_blocks,
+    Abilities, BadBlockCause, BadBlocks, BlockProbe, Coverage, Device, Error, ErrorKind, Expectations, Geometry,
+    Operation, Outcome, Request, RequestKind, Response, Tally, VerifyStats, find_bad_blocks,
 };
 use sealblock_integrity::{Checks, Sealed};
 use sealblock_protocols_scsi::ByteCheck;
@@ -102,25 +102,27 @@ impl<D: Device, T: Transport> ScsiDevice<D, T> {
         Ok(Response::Verified(VerifyStats { bytes_transferred: 0, coverage }))
     }
 
-    /// Verifies by reads with these checks: VERIFY checks no application tag that it is not told, and is told none.
-    async fn verify_by_reading(&self, extent: Extent, checks: &Checks) -> Outcome {
+    /// Verifies by reads: VERIFY compares no tag with one that it is not told, and is told none.
+    async fn verify_by_reading(&self, extent: Extent, expectations: &Expectations) -> Outcome {
         let geometry = self.0.ordinary.geometry();
-        let (mut bad_blocks, mut bytes_transferred) = (Vec::new(), 0);
+        let mut tally = Tally { coverage: Coverage::of(geometry.protection.is_some()), ..Tally::default() };
+        let mut bytes_transferred = 0;
         for piece in extent.split_aligned(geometry.limits.max_transfer_blocks) {
             let done = piece.start().get() - extent.start().get();
-            let checks = geometry.protection.map_or(Checks::NONE, |format| checks.advance(done, format));
-            match self.0.ordinary.execute(Request::read(piece, checks)).await {
-                Ok(_) => {}
-                Err(error) => match error.bad_blocks() {
-                    Some(found) => bad_blocks.extend_from_slice(found.as_slice()),
-                    None => return Err(error),
-                },
+            let expected = expectations.advance(done, geometry.protection);
+            if let Err(error) = self.0.ordinary.execute(Request::read(piece, expected)).await {
+                tally.take(error)?;
             }
             bytes_transferred += piece.bytes(geometry.block_size);
         }
-        BadBlocks::fail_if_any(bad_blocks)?;
-        let coverage = Coverage::of(geometry.protection.is_some());
-        Ok(Response::Verified(VerifyStats { bytes_transferred, coverage }))
+        Ok(Response::Verified(VerifyStats { bytes_transferred, coverage: tally.finish()? }))
+    }
+
+    /// True if a VERIFY compares all that is expected: with its protection information, guards and the reference tags of Type 1.
+    fn is_verified(&self, extent: Extent, expectations: &Expectations) -> bool {
+        let all = Checks { guard: true, initial_ref_tag: expectations.checks().initial_ref_tag, ..Checks::NONE };
+        let format = self.0.ordinary.geometry().protection;
+        expectations.beyond(&format.map_or(all, |format| Checks::full(format, extent.start()))).is_none()
     }
 
     /// Compares blocks with this data: with its first block only, where all are equal and the drive can.
@@ -151,7 +153,7 @@ impl<D: Device, T: Transport> ScsiDevice<D, T> {
 
     /// Finds the first block that differs by reading: a VERIFY does not say which it is (SBC-4, "VERIFY (10) command").
     async fn compare_read(&self, extent: Extent, wanted: &Sealed) -> Outcome {
-        let Response::Data(stored) = self.0.ordinary.execute(Request::read(extent, Checks::NONE)).await? else {
+        let Response::Data(stored) = self.0.ordinary.execute(Request::read(extent, Expectations::NONE)).await? else {
             unreachable!("a Read is answered with data");
         };
         match stored.first_difference(wanted, false).and_then(|index| extent.iter().nth(index)) {
@@ -172,8 +174,8 @@ impl<D: Device, T: Transport> Device for ScsiDevice<D, T> {
 
     async fn execute(&self, request: Request) -> Outcome {
         match (&request.operation, self.0.drive.form) {
-            (Operation::Verify(checks), Some(_)) if checks.app_tag.is_some() || checks.storage_tag.is_some() => {
-                self.verify_by_reading(request.extents.one(), checks).await
+            (Operation::Verify(expectations), Some(_)) if !self.is_verified(request.extents.one(), expectations) => {
+                self.verify_by_reading(request.extents.one(), expectations).await
             }
             (Operation::Verify(_), Some(form)) => self.verify(form, request.extents.one()).await,
             (Operation::Compare(data), form) if self.0.drive.compares.blocks => {

@@ -8,8 +8,8 @@ use std::io;
 use std::rc::Rc;
 
 use sealblock_block::{
-    Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Device, ErrorKind, Geometry, Limits, Operation, Outcome,
-    Request, Response,
+    Abilities, Ability, BadBlock, BadBlockCause, BadBlocks, Device, ErrorKind, Expectations, Geometry, Limits,
+    Operation, Outcome, Request, Response,
 };
 use sealblock_integrity::{Checks, Field, Masked, ProtectionType, Sealed, Tags};
 use sealblock_protocols_scsi::{
@@ -331,7 +331,7 @@ fn extent(start: u64, blocks: u64) -> Extent {
 }
 
 async fn bad_of(device: &ScsiDevice<Ordinary, Shared>, extent: Extent) -> Vec<(u64, BadBlockCause)> {
-    match device.execute(Request::verify(extent, Checks::NONE)).await {
+    match device.execute(Request::verify(extent, Expectations::NONE)).await {
         Ok(Response::Verified(stats)) => {
             assert_eq!(stats.bytes_transferred, 0);
             Vec::new()
@@ -378,7 +378,7 @@ fn a_verify_whose_checks_no_command_has_reads_the_blocks() {
         assert_eq!(device.info().tags_made_by, Some(TagMaker::Drive), "the way to it carries none");
         let (sent, reads) = (device.transport().0.sent.borrow().len(), device.transport().0.reads.get());
         let app_tag = Some(Masked { expected: 7, mask: 0xFF });
-        let request = Request::verify(extent(0, BLOCKS), Checks { app_tag, ..Checks::NONE });
+        let request = Request::verify(extent(0, BLOCKS), Expectations::new(Checks { app_tag, ..Checks::NONE }));
         let Ok(Response::Verified(stats)) = device.execute(request.clone()).await else {
             panic!("all blocks are good")
         };
@@ -397,7 +397,7 @@ fn a_drive_that_fails_a_run_and_none_of_its_blocks_is_not_called_whole() {
     with(&[Habit::OnlyRuns, Habit::NamesNothing], None, |device| async move {
         let device = device.unwrap();
         harm(&device, &[(50, MEDIA.0)]);
-        let error = device.execute(Request::verify(extent(0, 100), Checks::NONE)).await.unwrap_err();
+        let error = device.execute(Request::verify(extent(0, 100), Expectations::NONE)).await.unwrap_err();
         assert!(error.to_string().contains("nothing wrong with any of these blocks alone"), "{error}");
     });
 }
@@ -447,7 +447,7 @@ fn tags_are_checked_in_the_form_that_their_type_has() {
             let device = device.unwrap();
             let expected = if length == 32 { "VERIFY (32)" } else { "VERIFY (16)" };
             assert_eq!(device.info().verify, Some(expected));
-            let response = device.execute(Request::verify(extent(3, 5), Checks::NONE)).await.unwrap();
+            let response = device.execute(Request::verify(extent(3, 5), Expectations::NONE)).await.unwrap();
             let Response::Verified(stats) = response else { panic!("{response:?}") };
             assert!(stats.coverage.is_sealed());
             let Some(Command::Verify(blocks, ByteCheck::Medium)) = device.transport().0.sent.borrow().last().copied()
@@ -465,7 +465,7 @@ fn tags_are_checked_in_the_form_that_their_type_has() {
         for (habits, is_sealed) in [(&[habit][..], true), (&[habit, Habit::NoCheckByItself], false)] {
             with(habits, Some(ProtectionType::Type2), |device| async move {
                 let device = device.unwrap();
-                let response = device.execute(Request::verify(extent(3, 5), Checks::NONE)).await.unwrap();
+                let response = device.execute(Request::verify(extent(3, 5), Expectations::NONE)).await.unwrap();
                 let Response::Verified(stats) = response else { panic!("{response:?}") };
                 assert_eq!(
                     (stats.coverage.is_sealed(), device.abilities().seals),

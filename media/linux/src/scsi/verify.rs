@@ -5,8 +5,7 @@
 //! of its blocks is no check. So a drive has to refuse a VERIFY of a block that it does not have, and to tell equal data from
 //! different data, before it is believed.
 
-use sealblock_block::{Device, Request, Response};
-use sealblock_integrity::Checks;
+use sealblock_block::{Device, Expectations, Request, Response};
 use sealblock_protocols_scsi::{BlockCommand, ByteCheck, Command, PiProfile, Protect};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::Transfer;
@@ -154,7 +153,7 @@ impl<T: Transport> Unit<T> {
         refused: &mut Vec<String>,
     ) -> Result<Compares, OpenError> {
         let first = Extent::one(Lba::ZERO);
-        let block = match ordinary.execute(Request::read(first, Checks::NONE)).await {
+        let block = match ordinary.execute(Request::read(first, Expectations::NONE)).await {
             Ok(Response::Data(block)) => block.joined_data(),
             Ok(_) => return Ok(Compares::default()),
             Err(error) => {

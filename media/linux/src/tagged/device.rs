@@ -1,7 +1,7 @@
 //! A block device whose tags travel with the kernel's ordinary reads and writes.
 //!
 //! Invariants: the memory for tags has a pattern in it before each read that matches no data, so that what the kernel leaves out is no good
-//! tag; every block that is given out has been checked here as the request asks, whatever the device checks.
+//! tag; every block that is given out has been checked here, whatever the device checks.
 //!
 //! Shape: Read and Write carry tags, and Verify, Compare and Write Zeroes are made of them by the gate: zeroes are written with seals, because
 //! drives differ in what tags their own zeroes have. A Discard goes the kernel's way, and what it leaves is read: blocks whose tags do not
@@ -11,10 +11,10 @@ use std::cell::RefCell;
 use std::io;
 
 use sealblock_block::{
-    Abilities, BadBlock, BadBlockCause, BadBlocks, BlockProbe, Device, Durability, Error, ErrorKind, Geometry, Limits,
-    MediumError, Operation, Outcome, Request, Response, find_bad_blocks,
+    Abilities, BadBlock, BadBlockCause, BadBlocks, BlockProbe, Device, Durability, Error, ErrorKind, Expectations,
+    Geometry, Limits, MediumError, Operation, Outcome, Request, Response, find_bad_blocks,
 };
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_integrity::{Sealed, Tags};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::{DeviceChecks, File, pool};
 use sealblock_units::{Extent, Lba};
@@ -201,12 +201,12 @@ impl<D: Device, T: TaggedIo> TaggedDevice<D, T> {
         }
     }
 
-    async fn read(&self, extent: Extent, checks: &Checks) -> Outcome {
+    async fn read(&self, extent: Extent, expectations: &Expectations) -> Outcome {
         let failed = match self.try_read(extent).await? {
-            Ok(memory) => return self.codec.check_read(extent, memory, checks, &pool()),
+            Ok(memory) => return self.codec.check_read(extent, memory, expectations, &pool()),
             Err(failed) => failed,
         };
-        let search = Search { device: self, extent, checks, mismatches: RefCell::default() };
+        let search = Search { device: self, mismatches: RefCell::default() };
         let mut bad_blocks = find_bad_blocks(&search, extent, &failed).await?;
         bad_blocks.extend(search.mismatches.take());
         if let Some(bad_blocks) = BadBlocks::new(bad_blocks) {
@@ -214,7 +214,7 @@ impl<D: Device, T: TaggedIo> TaggedDevice<D, T> {
         }
         // The search read every block, so the failure was transient.
         match self.try_read(extent).await? {
-            Ok(memory) => self.codec.check_read(extent, memory, checks, &pool()),
+            Ok(memory) => self.codec.check_read(extent, memory, expectations, &pool()),
             Err(failed) => Err(of_call("a read with tags", &failed)),
         }
     }
@@ -259,7 +259,7 @@ impl<D: Device, T: TaggedIo> TaggedDevice<D, T> {
         self.ordinary.execute(Request::discard(extents.iter().copied())).await?;
         let most = self.geometry.limits.max_transfer_blocks;
         for piece in extents.into_iter().flat_map(|extent| extent.split_aligned(most)) {
-            let left = self.read(piece, &Checks::full(self.profile.format, piece.start())).await;
+            let left = self.read(piece, &Expectations::NONE).await;
             let Err(error) = left else { continue };
             let Some(bad_blocks) = error.bad_blocks() else { return Err(error) };
             for bad_block in bad_blocks.as_slice() {
@@ -293,7 +293,7 @@ impl<D: Device, T: TaggedIo> Device for TaggedDevice<D, T> {
         let kind = request.kind();
         let Request { operation, extents, durability } = request;
         match operation {
-            Operation::Read(checks) => self.read(extents.one(), &checks).await,
+            Operation::Read(expectations) => self.read(extents.one(), &expectations).await,
             Operation::Write(data) => {
                 self.write(extents.one(), &data.into_sealed()).await?;
                 self.settle(durability).await
@@ -308,7 +308,8 @@ impl<D: Device, T: TaggedIo> Device for TaggedDevice<D, T> {
             | Operation::WriteUncorrectable
             | Operation::Copy { .. }
             | Operation::Checksum(..)
-            | Operation::Repair(_)
+            | Operation::Repair
+            | Operation::Salvage
             | Operation::ReadReserved(_)
             | Operation::WriteReserved(..) => Err(ErrorKind::Absent(kind).into()),
         }
@@ -318,8 +319,6 @@ impl<D: Device, T: TaggedIo> Device for TaggedDevice<D, T> {
 /// Reads runs, and keeps what does not match its tags in those that can be read.
 struct Search<'a, D, T> {
     device: &'a TaggedDevice<D, T>,
-    extent: Extent,
-    checks: &'a Checks,
     mismatches: RefCell<Vec<BadBlock>>,
 }
 
@@ -331,9 +330,7 @@ impl<D: Device, T: TaggedIo> BlockProbe for Search<'_, D, T> {
             Ok(memory) => memory,
             Err(failed) => return Ok(Some(failed)),
         };
-        let format = self.device.profile.format;
-        let checks = self.checks.advance(run.start().get() - self.extent.start().get(), format);
-        if let Err(error) = self.device.codec.check_read(run, memory, &checks, &pool()) {
+        if let Err(error) = self.device.codec.check_read(run, memory, &Expectations::NONE, &pool()) {
             let bad_blocks = error.bad_blocks().map(|bad_blocks| bad_blocks.as_slice().to_vec());
             self.mismatches.borrow_mut().extend(bad_blocks.unwrap_or_default());
         }

@@ -8,13 +8,13 @@ use std::rc::Rc;
 
 use proptest::prelude::*;
 use sealblock_block::{
-    Abilities, Ability, BadBlockCause, Coverage, Device, Durability, ErrorKind, Gate, Geometry, Limits, Operation,
-    Outcome, Request, Response,
+    Abilities, Ability, BadBlockCause, Coverage, Device, Durability, ErrorKind, Expectations, Gate, Geometry, Limits,
+    Operation, Outcome, Request, Response,
 };
-use sealblock_integrity::{Checks, Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags, guard};
+use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType, Sealed, Tags, guard};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::{Config, DeviceChecks, Reactor};
-use sealblock_units::{BlockSize, Extent, Lba};
+use sealblock_units::{BlockSize, Extent};
 
 use super::device::{TaggedDevice, TaggedIo};
 use super::profile::{TagProfile, WhyNoTags};
@@ -222,10 +222,6 @@ fn extent(start: u64, blocks: u64) -> Extent {
     Extent::from_raw(start, blocks).unwrap()
 }
 
-fn checks(profile: &TagProfile, start: u64) -> Checks {
-    Checks::full(profile.format, Lba::new(start))
-}
-
 /// What a read or verify says of bad blocks.
 fn bad_of(outcome: Outcome) -> Vec<(u64, BadBlockCause)> {
     match outcome {
@@ -244,7 +240,7 @@ fn blocks_go_down_with_their_tags_and_come_back_checked() {
         let device = opened(plain(), &disk).await.unwrap();
         assert_eq!(device.geometry().protection, Some(plain().format));
         assert!(device.abilities().seals && !device.abilities().offloads);
-        let Ok(Response::Data(read)) = device.execute(Request::read(extent(5, 400), checks(&plain(), 5))).await else {
+        let Ok(Response::Data(read)) = device.execute(Request::read(extent(5, 400), Expectations::NONE)).await else {
             panic!("good blocks are read");
         };
         assert_eq!(read.joined_data()[..], disk.data.borrow()[5 * 512..405 * 512]);
@@ -254,8 +250,7 @@ fn blocks_go_down_with_their_tags_and_come_back_checked() {
         device.execute(request).await.unwrap();
         assert_eq!(disk.metadata.borrow()[100 * 8..102 * 8], written.joined_tags()[..]);
         assert_eq!((disk.checks.get(), disk.flushes.get()), (DeviceChecks { guard: true, ref_tag: true }, 1));
-        let Ok(Response::Data(back)) = device.execute(Request::read(extent(100, 2), checks(&plain(), 100))).await
-        else {
+        let Ok(Response::Data(back)) = device.execute(Request::read(extent(100, 2), Expectations::NONE)).await else {
             panic!("what was written is read");
         };
         assert_eq!(back.first_difference(&written, true), None, "with its application tag");
@@ -281,7 +276,7 @@ fn each_field_that_does_not_match_is_named_with_its_values() {
     run(async || {
         let disk = disk(&plain(), &[]);
         let device = Gate::new("a disk", opened(plain(), &disk).await.unwrap());
-        let whole = Request::verify(extent(0, BLOCKS), checks(&plain(), 0));
+        let whole = Request::verify(extent(0, BLOCKS), Expectations::NONE);
         let Ok(Response::Verified(stats)) = device.execute(whole.clone()).await else { panic!("all blocks are good") };
         assert_eq!((stats.bytes_transferred, stats.coverage), (BLOCKS * 512, Coverage::of(true)));
         disk.data.borrow_mut()[7 * 512 + 100] ^= 1;
@@ -307,13 +302,13 @@ fn a_failure_that_passes_is_none_of_the_blocks() {
     run(async || {
         let disk = disk(&plain(), &[Habit::FailsOnce]);
         let device = opened(plain(), &disk).await.unwrap();
-        assert_eq!(bad_of(device.execute(Request::read(extent(3, 100), checks(&plain(), 3))).await), []);
+        assert_eq!(bad_of(device.execute(Request::read(extent(3, 100), Expectations::NONE)).await), []);
     });
     run(async || {
         let disk = disk(&plain(), &[]);
         let device = opened(plain(), &disk).await.unwrap();
         disk.bad.borrow_mut().insert(4, libc::ENODEV);
-        let gone = device.execute(Request::read(extent(3, 100), checks(&plain(), 3))).await.unwrap_err();
+        let gone = device.execute(Request::read(extent(3, 100), Expectations::NONE)).await.unwrap_err();
         assert!(matches!(gone.kind(), ErrorKind::Unreachable { .. }), "{gone}");
     });
 }
@@ -365,7 +360,7 @@ fn tags_that_the_kernel_leaves_out_are_no_good_ones() {
     run(async || {
         let disk = disk(&plain(), &[Habit::StopsFilling]);
         let device = opened(plain(), &disk).await.unwrap();
-        let found = bad_of(device.execute(Request::read(extent(0, 300), checks(&plain(), 0))).await);
+        let found = bad_of(device.execute(Request::read(extent(0, 300), Expectations::NONE)).await);
         assert_eq!((found.len(), found[0]), (300, (0, BadBlockCause::Tag(Field::Guard))));
     });
 }
@@ -380,7 +375,7 @@ fn zeroes_have_tags_that_match_and_so_has_what_a_discard_leaves() {
             device.execute(zeroes).await.unwrap();
             assert!(disk.data.borrow()[10 * 512..1010 * 512].iter().all(|byte| *byte == 0));
             device.execute(Request::discard([extent(1500, 3), extent(2000, 900)])).await.unwrap();
-            let whole = Request::verify(extent(0, BLOCKS), checks(&plain(), 0));
+            let whole = Request::verify(extent(0, BLOCKS), Expectations::NONE);
             assert_eq!(bad_of(device.execute(whole).await), [], "{habits:?}");
             assert_ne!(disk.data.borrow()[1499 * 512], 0, "no other block changes");
         }
@@ -418,7 +413,7 @@ proptest! {
             for metadata in disk.metadata.borrow().chunks(stride).skip(start as usize).take(blocks as usize) {
                 assert!(metadata[..before].iter().chain(&metadata[before + tuple..]).all(|byte| *byte == 0));
             }
-            let read = Request::read(extent(start, blocks), checks(&profile, start));
+            let read = Request::read(extent(start, blocks), Expectations::NONE);
             let Ok(Response::Data(back)) = device.execute(read.clone()).await else { panic!("good blocks are good") };
             assert_eq!(back.first_difference(&sealed, true), None);
             let bit = at.index(blocks as usize * 512 * 8);

@@ -1,7 +1,9 @@
 //! Twin tests of the device in RAM, through its gate as in a stack.
 
 use futures_util::FutureExt;
-use sealblock_block::{BadBlockCause, BlockState, Device, Durability, ErrorKind, Gate, Outcome, Request, Response};
+use sealblock_block::{
+    BadBlockCause, BlockState, Device, Durability, ErrorKind, Expectations, Gate, Outcome, Request, Response,
+};
 use sealblock_integrity::{Checks, ChecksumKind, Field, GuardKind, Masked, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::{Pool, Slice};
 use sealblock_units::{BlockSize, Extent, Lba};
@@ -44,16 +46,12 @@ fn write(gate: &Gate<MemoryDevice>, at: Extent, byte: u8) {
     assert!(matches!(outcome, Ok(Response::Done)));
 }
 
-fn full(gate: &Gate<MemoryDevice>, at: Extent) -> Checks {
-    gate.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, at.start()))
-}
-
 fn read(gate: &Gate<MemoryDevice>, at: Extent) -> Outcome {
-    run(gate, Request::read(at, full(gate, at)))
+    run(gate, Request::read(at, Expectations::NONE))
 }
 
 fn verify(gate: &Gate<MemoryDevice>, at: Extent) -> Outcome {
-    run(gate, Request::verify(at, full(gate, at)))
+    run(gate, Request::verify(at, Expectations::NONE))
 }
 
 fn assert_reads(gate: &Gate<MemoryDevice>, at: Extent, byte: u8) {
@@ -125,8 +123,8 @@ fn damage_is_found_by_read_and_verify_wherever_it_is() {
             assert_eq!(faults(read(&gate, at)), [(3, guard), (399, guard)]);
             assert_eq!(faults(verify(&gate, at)), [(3, guard), (399, guard)]);
             assert!(read(&gate, extent(4, 395)).is_ok(), "the blocks between are good");
-            let checks = Checks { guard: false, ..full(&gate, at) };
-            assert!(run(&gate, Request::read(at, checks)).is_ok(), "only what is asked is checked");
+            let demanding = Expectations::new(Checks::full(format, at.start()));
+            assert_eq!(faults(run(&gate, Request::read(at, demanding))), [(3, guard), (399, guard)]);
         }
     }
 }
@@ -142,20 +140,19 @@ fn checksums_are_those_of_the_data_whatever_the_guard_and_fail_where_it_is_damag
         for (kind, at) in
             ChecksumKind::ALL.into_iter().flat_map(|kind| [(kind, extent(0, 4096)), (kind, extent(8, 40))])
         {
-            let checksum = |checks| run(&gate, Request::checksum(at, kind, checks));
+            let checksum = || run(&gate, Request::checksum(at, kind, Expectations::NONE));
             let Ok(Response::Data(data)) = read(&gate, at) else { panic!("reads") };
             let wanted = kind.compute(&data.joined_data());
-            for checks in [full(&gate, at), Checks::NONE] {
-                let Ok(Response::Checksum(found)) = checksum(checks) else { panic!("a checksum") };
-                assert_eq!((found.kind, found.value), (kind, wanted), "{format:?}, {at}");
-            }
+            let Ok(Response::Checksum(found)) = checksum() else { panic!("a checksum") };
+            assert_eq!((found.kind, found.value), (kind, wanted), "{format:?}, {at}");
             // A guard stands for its data only after it was compared with them.
             let damage = Corruption::Data { at: 100, mask: 1 };
             assert!(gate.device().damage(Lba::new(9), damage));
-            let Ok(Response::Checksum(found)) = checksum(Checks::NONE) else { panic!("nothing was to be checked") };
-            assert_ne!(found.value, wanted, "the data are summed as they are");
-            if format.is_some() {
-                assert_eq!(faults(checksum(full(&gate, at))), [(9, BadBlockCause::Tag(Field::Guard))]);
+            match checksum() {
+                Ok(Response::Checksum(found)) if format.is_none() => {
+                    assert_ne!(found.value, wanted, "nothing tells that they are not what was written");
+                }
+                outcome => assert_eq!(faults(outcome), [(9, BadBlockCause::Tag(Field::Guard))]),
             }
             assert!(gate.device().damage(Lba::new(9), damage));
         }
@@ -163,20 +160,33 @@ fn checksums_are_those_of_the_data_whatever_the_guard_and_fail_where_it_is_damag
 }
 
 #[test]
-fn tags_are_checked_as_requested() {
+fn tags_are_judged_as_expected_once_the_blocks_are_good() {
     let gate = gate(BlockSize::B512, Some(TYPE1));
     let at = extent(10, 200);
     write(&gate, at, 1);
-    let with = |checks: Checks| run(&gate, Request::verify(at, checks));
+    let requests = |checks| {
+        let expectations = Expectations::new(checks);
+        let kind = ChecksumKind::Crc32c;
+        [Request::read(at, expectations), Request::verify(at, expectations), Request::checksum(at, kind, expectations)]
+    };
     let app = |expected| Checks { app_tag: Some(Masked { expected, mask: 0xFFFF }), ..Checks::NONE };
-    assert!(with(app(0x0A0B)).is_ok());
-    assert_eq!(faults(with(app(0x0A0C))).len(), 200);
+    for request in requests(app(0x0A0B)) {
+        assert!(run(&gate, request).is_ok());
+    }
+    // Every block is one behind what is expected.
+    let unexpected = |field, expected, actual| ErrorKind::Expectation { lba: Lba::new(10), field, expected, actual };
+    let shifted = Checks { guard: false, ..Checks::full(TYPE1, Lba::new(11)) };
+    for (checks, wanted) in
+        [(app(0x0A0C), unexpected(Field::AppTag, 0x0A0C, 0x0A0B)), (shifted, unexpected(Field::RefTag, 11, 10))]
+    {
+        for request in requests(checks) {
+            assert_eq!(*run(&gate, request).unwrap_err().kind(), wanted);
+        }
+    }
     assert!(gate.device().damage(Lba::new(150), Corruption::Tag { at: 7, mask: 1 }));
-    let reference = BadBlockCause::Tag(Field::RefTag);
-    assert_eq!(faults(verify(&gate, at)), [(150, reference)]);
-    // Every block is one behind what is demanded, but for the damaged one, which now claims to be 151.
-    let shifted = faults(with(Checks { guard: false, ..Checks::full(TYPE1, Lba::new(11)) }));
-    assert!(shifted.len() == 199 && shifted.iter().all(|&(lba, _)| lba != 150));
+    for request in requests(app(0x0A0C)).into_iter().chain(requests(Checks::NONE)) {
+        assert_eq!(faults(run(&gate, request)), [(150, BadBlockCause::Tag(Field::RefTag))], "damage comes first");
+    }
 }
 
 #[test]

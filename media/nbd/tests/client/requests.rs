@@ -3,8 +3,7 @@
 use std::rc::Rc;
 
 use crate::common::*;
-use sealblock_block::{Ability, Device, Durability, ErrorKind, Request, Response};
-use sealblock_integrity::Checks;
+use sealblock_block::{Ability, Device, Durability, ErrorKind, Expectations, Request, Response};
 use sealblock_media_memory::Corruption;
 use sealblock_media_nbd::{Address, ConnectError, NbdDevice, Options, discover};
 use sealblock_runtime_reactor::spawn;
@@ -106,7 +105,7 @@ fn every_damaged_block_is_named_and_none_hides_another() {
         }
         let error = read(&device, extent(0, 64)).await.unwrap_err();
         assert_eq!(bad(&error), [7, 8]);
-        let verify = Request::verify(extent(0, 1024), Checks::NONE);
+        let verify = Request::verify(extent(0, 1024), Expectations::NONE);
         assert_eq!(bad(&device.execute(verify.clone()).await.unwrap_err()), [7, 8, 300, 1023]);
         read(&device, extent(301, 100)).await.unwrap();
         for lba in [7, 8, 300, 1023] {

@@ -6,8 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::common::*;
-use sealblock_block::{BlockState, Device, Durability, Request, Response};
-use sealblock_integrity::Checks;
+use sealblock_block::{BlockState, Device, Durability, Expectations, Request, Response};
 use sealblock_media_nbd::{Options, discover};
 
 /// Longer than any of them takes to start.
@@ -105,7 +104,7 @@ async fn use_it(address: SocketAddr, export: &str, connections: u16) {
         assert!(read(&device, extent(1000, 64)).await.unwrap().joined_data().iter().all(|byte| *byte == 0));
     }
     device.execute(Request::discard([extent(2000, 8)])).await.unwrap();
-    device.execute(Request::verify(extent(0, 4096), Checks::NONE)).await.unwrap();
+    device.execute(Request::verify(extent(0, 4096), Expectations::NONE)).await.unwrap();
     device.device().close().await;
 }
 

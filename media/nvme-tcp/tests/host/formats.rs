@@ -2,7 +2,8 @@
 
 use crate::common::*;
 use sealblock_block::{
-    Ability, BadBlockCause, Device, Durability, ErrorKind, Gate, Request, RequestKind, Response, VerifyStats,
+    Ability, BadBlockCause, Device, Durability, ErrorKind, Expectations, Gate, Request, RequestKind, Response,
+    VerifyStats,
 };
 use sealblock_exports_nvme_tcp::PiVisibility;
 use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType, Sealed};
@@ -103,9 +104,8 @@ fn wrong_tags_are_refused_by_the_target_and_nothing_is_written() {
             let data = sealed_with(&device, place, 2, Lba::new(80), 0);
             let misdirected = Request::write(place, data, Durability::Volatile);
             let error = device.execute(misdirected).await.unwrap_err();
-            let bad_blocks = error.bad_blocks().expect("an integrity error").as_slice().to_vec();
-            assert_eq!(bad_blocks[0].lba, Lba::new(8));
-            assert_eq!(bad_blocks[0].cause, BadBlockCause::Tag(Field::RefTag));
+            let due = ErrorKind::Expectation { lba: Lba::new(8), field: Field::RefTag, expected: 8, actual: 80 };
+            assert_eq!(*error.kind(), due, "nothing that is stored is bad");
             let back = read(&device, place).await.unwrap();
             assert_eq!(back.joined_data()[..], sealed(&device, place, 1).joined_data()[..]);
             // Any application tag of the writer's is good.
@@ -191,8 +191,8 @@ fn a_copy_is_made_by_the_target_where_tags_stay_as_they_are() {
         ];
         let served = serve(&devices);
         let copy = |device: &Gate<NvmeTcpDevice>, from: Extent, to: u64| {
-            let (checks, to) = (full(device, from), extent(to, from.len()));
-            let request = Request::copy(from, to, checks, Durability::Volatile);
+            let to = extent(to, from.len());
+            let request = Request::copy(from, to, Expectations::NONE, Durability::Volatile);
             let device = device.device().clone();
             async move { device.execute(request).await }
         };

@@ -5,9 +5,9 @@ use std::rc::Rc;
 
 use crate::common::fake::{self, Asked, Fake, Pages, Reply};
 use crate::common::*;
-use sealblock_block::{Ability, Device, Durability, ErrorKind, Gate, Request, RequestKind, Response};
+use sealblock_block::{Ability, Device, Durability, ErrorKind, Expectations, Gate, Request, RequestKind, Response};
 use sealblock_exports_nvme_tcp::PiVisibility;
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_nvme_tcp::{HostPort, NvmeTcpDevice, Options};
 use sealblock_protocols_nvme::StatusCode;
 use sealblock_protocols_nvme::identify::Fuses;
@@ -34,7 +34,7 @@ async fn swap(device: &impl Device, lba: u64, old: &[u8], new: &[u8]) -> Result<
 }
 
 async fn first_bytes(device: &impl Device, lba: u64) -> u64 {
-    match device.execute(Request::read(extent(lba, 1), Checks::NONE)).await.unwrap() {
+    match device.execute(Request::read(extent(lba, 1), Expectations::NONE)).await.unwrap() {
         Response::Data(data) => u64::from_le_bytes(data.joined_data()[..8].try_into().unwrap()),
         other => panic!("{other:?}"),
     }
@@ -174,7 +174,7 @@ fn a_pair_that_may_have_been_executed_is_not_sent_again() {
             assert!(says_so || name == "not ready", "{name}: {error}");
             assert_eq!(compares.get(), 1, "{name}");
             // The device goes on.
-            assert!(device.execute(Request::read(extent(7, 1), Checks::NONE)).await.is_ok(), "{name}");
+            assert!(device.execute(Request::read(extent(7, 1), Expectations::NONE)).await.is_ok(), "{name}");
             assert_eq!(compares.get(), 1, "{name}");
         }
     });

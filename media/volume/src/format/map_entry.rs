@@ -25,7 +25,7 @@ const KIND: usize = 26;
 const FLAGS: usize = 27;
 const CHECKSUM: usize = 28;
 
-/// Flag: the host asked for no check and its guard does not match the data, so recovery cannot use the guard.
+/// Flag: the host asked for no check and its guard does not match the data, so the guard proves nothing about them.
 const FLAG_GUARD_UNVERIFIED: u8 = 1;
 /// Flag, in the log only: the map entry is that of several blocks without data, as many as the pbn field says.
 pub(super) const FLAG_RUN: u8 = 2;

@@ -53,8 +53,10 @@ const AT_NOTES_FLOOR: usize = 280;
 const AT_NOTES_COUNTED: usize = 290;
 const AT_NOTES_BOOT: usize = 296;
 const AT_CHECKSUM: usize = 508;
-/// Marks: the log is anchored. Programs that do not know it leave it out with the next superblock that they write.
+/// Marks: the log is anchored. Programs that do not know a mark leave it out with the next superblock that they write.
 const MARK_ANCHORED: u64 = 1;
+/// Marks: the reserved areas were zeroed.
+const MARK_ZEROED_AREAS: u64 = 2;
 /// Whatever is answered is durable, or noted. Programs that know neither leave this 0.
 const ANSWERED_DURABLE: u64 = 1;
 const ANSWERED_NOTED: u64 = 2;
@@ -115,6 +117,8 @@ pub struct Superblock {
     pub uncorrectable: bool,
     /// The space of the volume was taken when it was made, and free physical blocks keep it.
     pub keeps_space: bool,
+    /// The reserved areas were zeroes when the volume was made: something that is there now was written since.
+    pub areas_were_zeroed: bool,
     /// Sequence number of the first log sector whose map entries are not all in the block map.
     pub log_tail: u64,
     /// So many block groups were initialized at least when it was written: a group map that knows fewer is an old one.
@@ -169,6 +173,7 @@ impl Superblock {
             is_anchored: false,
             uncorrectable: false,
             keeps_space: false,
+            areas_were_zeroed: false,
             log_tail: 0,
             initialized_groups: 0,
             answered: Answered::Volatile,
@@ -221,7 +226,9 @@ impl Superblock {
         put::<1>(&mut bytes, AT_STORAGE_TAG, storage_tag);
         put::<1>(&mut bytes, AT_CLEAN, u64::from(self.is_clean));
         put::<1>(&mut bytes, AT_KEEPS_SPACE, u64::from(self.keeps_space));
-        put::<1>(&mut bytes, AT_MARKS, if self.is_anchored { MARK_ANCHORED } else { 0 });
+        let mark = |is_set, mark| if is_set { mark } else { 0 };
+        let marks = mark(self.is_anchored, MARK_ANCHORED) | mark(self.areas_were_zeroed, MARK_ZEROED_AREAS);
+        put::<1>(&mut bytes, AT_MARKS, marks);
         put::<8>(&mut bytes, AT_LOG_SECTORS, self.layout.log_sectors());
         put::<8>(&mut bytes, AT_GROUP_BLOCKS, self.layout.group_blocks());
         put::<8>(&mut bytes, AT_GROUPS_OFFSET, self.layout.groups_offset());
@@ -305,6 +312,7 @@ impl Superblock {
             is_anchored: !clean && get::<1>(bytes, AT_MARKS) & MARK_ANCHORED != 0,
             uncorrectable,
             keeps_space,
+            areas_were_zeroed: get::<1>(bytes, AT_MARKS) & MARK_ZEROED_AREAS != 0,
             log_tail,
             initialized_groups,
             answered: decode_answered(bytes, &layout),
@@ -440,7 +448,7 @@ mod tests {
         let layout = Layout::new(BlockSize::B4096, 512, 1000).unwrap();
         let protection = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1);
         let new = Superblock::new([7; 16], layout, Some(protection));
-        Superblock { write_seq, keeps_space: true, log_tail: 12, initialized_groups: 1, ..new }
+        Superblock { write_seq, keeps_space: true, areas_were_zeroed: true, log_tail: 12, initialized_groups: 1, ..new }
     }
 
     /// `bytes` with `value` at `at` and the checksum made right again.

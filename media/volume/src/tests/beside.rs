@@ -1,17 +1,17 @@
 //! Digests and the reserved area.
 
-use sealblock_block::{BadBlockCause, Checksum, Device, Error, Request, ReservedArea, Response};
+use sealblock_block::{BadBlockCause, Checksum, Device, Error, Expectations, Medium, Request, ReservedArea, Response};
 use sealblock_integrity::{ChecksumKind, Field, GuardKind, ProtectionType};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::setup::{Rig, TestMedium, created, pattern, protection};
-use crate::CorruptionKind;
 use crate::format::{Layout, RESERVED_HEAD_BYTES};
+use crate::{CorruptionKind, CreateOptions, create};
 
 fn digest(rig: &Rig, kind: ChecksumKind, start: u64, blocks: u64) -> Result<Checksum, Error> {
     let extent = Extent::from_raw(start, blocks).unwrap();
-    match rig.run(rig.gate.execute(Request::checksum(extent, kind, rig.checks(extent))))? {
+    match rig.run(rig.gate.execute(Request::checksum(extent, kind, Expectations::NONE)))? {
         Response::Checksum(digested) => Ok(digested),
         other => panic!("no digest but {other:?}"),
     }
@@ -158,6 +158,73 @@ fn a_reserved_area_that_cannot_be_read_is_not_an_empty_one() {
     assert!(why.to_string().contains("cannot read either copy"), "{why}");
     medium.unreadable.set((4096, 64 << 10));
     assert_eq!(noted(&rig, ReservedArea::GroupLabel), b"new");
+}
+
+/// The four copies of the label, in the order in which the places are written.
+fn label_copies() -> [u64; 4] {
+    let layout = Layout::new(BlockSize::B4096, 512, 64).unwrap();
+    let [first, second] = [1, 2].map(|seq| layout.reserved_offsets(ReservedArea::GroupLabel, seq));
+    [first[0], first[1], second[0], second[1]]
+}
+
+#[test]
+fn labels_of_another_volume_in_every_place_are_damage_and_not_a_device_that_never_had_one() {
+    let own = medium();
+    // Of the same shape, and another one.
+    let (other, protection) =
+        (TestMedium::new(own.len_bytes(), 512), protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let uuid = *b"another identity";
+    let options =
+        CreateOptions { block_size: BlockSize::B4096, capacity_blocks: 64, protection, uuid, preallocate: false };
+    futures_executor::block_on(create(&other, &options)).unwrap();
+    for (medium, text) in [(&own, b"mine"), (&other, b"hers")] {
+        let rig = Rig::open(medium, false).unwrap();
+        (0..2).for_each(|_| note(&rig, ReservedArea::GroupLabel, text).unwrap());
+    }
+    let length = ReservedArea::GroupLabel.max_bytes() + RESERVED_HEAD_BYTES;
+    let copies = label_copies();
+    for (number, at) in copies.into_iter().enumerate() {
+        let room = at as usize..at as usize + length;
+        let foreign = other.bytes.borrow()[room.clone()].to_vec();
+        own.bytes.borrow_mut()[room].copy_from_slice(&foreign);
+        let rig = Rig::open(&own, true).unwrap();
+        if number < 3 {
+            assert_eq!(noted(&rig, ReservedArea::GroupLabel), b"mine", "{number} copies are foreign");
+            continue;
+        }
+        let why = rig.run(rig.gate.execute(Request::read_reserved(ReservedArea::GroupLabel))).unwrap_err();
+        assert!(why.to_string().contains("every copy of the label"), "{why}");
+    }
+    // Opening for writing changes none of them, and whoever means it writes a new label.
+    let before = own.bytes.borrow().clone();
+    let rig = Rig::open(&own, false).unwrap();
+    assert!(copies.iter().all(|at| own.bytes.borrow()[*at as usize..][..length] == before[*at as usize..][..length]));
+    note(&rig, ReservedArea::GroupLabel, b"new").unwrap();
+    drop(rig);
+    assert_eq!(noted(&Rig::open(&own, true).unwrap(), ReservedArea::GroupLabel), b"new");
+}
+
+#[test]
+fn what_an_earlier_volume_has_left_is_no_label_of_a_new_one() {
+    let medium = medium();
+    let rig = Rig::open(&medium, false).unwrap();
+    (0..2).for_each(|_| note(&rig, ReservedArea::GroupLabel, b"earlier").unwrap());
+    drop(rig);
+    let protection = protection(GuardKind::Crc32c, ProtectionType::Type1);
+    let uuid = *b"another identity";
+    let options =
+        CreateOptions { block_size: BlockSize::B4096, capacity_blocks: 64, protection, uuid, preallocate: false };
+    futures_executor::block_on(create(&medium, &options)).unwrap();
+    assert_eq!(noted(&Rig::open(&medium, true).unwrap(), ReservedArea::GroupLabel), b"");
+    assert!(label_copies().iter().all(|at| medium.bytes.borrow()[*at as usize..][..512].iter().all(|byte| *byte == 0)));
+}
+
+#[test]
+fn a_first_label_that_a_crash_tore_is_none() {
+    let medium = medium();
+    note(&Rig::open(&medium, false).unwrap(), ReservedArea::GroupLabel, b"first").unwrap();
+    label_copies()[..2].iter().for_each(|at| turn_a_bit(&medium, *at));
+    assert_eq!(noted(&Rig::open(&medium, true).unwrap(), ReservedArea::GroupLabel), b"");
 }
 
 #[test]

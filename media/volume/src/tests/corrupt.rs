@@ -109,6 +109,6 @@ fn what_cannot_be_damaged_says_why() {
     assert!(matches!(damage(3, CorruptionKind::Guard), Err(CorruptionError::Damaged(_))));
     let plain = Rig::new(BlockSize::B512, 64, None);
     plain.write(3, &[7; 512]).unwrap();
-    let why = plain.run(plain.gate.device().damage(Lba::new(3), CorruptionKind::Data));
+    let why = plain.run(plain.gate.device().damage(Lba::new(3), CorruptionKind::Guard));
     assert!(matches!(why, Err(CorruptionError::Unprotected)));
 }

@@ -5,7 +5,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::future::join;
-use sealblock_block::{Device, Durability, MediumErrorKind, Request};
+use sealblock_block::{Device, Durability, Expectations, MediumErrorKind, Request};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent, Lba};
@@ -287,8 +287,7 @@ fn a_physical_block_is_not_punched_while_it_is_read() {
         rig.flush().unwrap();
         rig.medium.turns.set(5);
         let extent = Extent::from_raw(0, 256).unwrap();
-        let checks = rig.checks(extent);
-        let read = rig.gate.execute(Request::read(extent, checks));
+        let read = rig.gate.execute(Request::read(extent, Expectations::NONE));
         let trim = async {
             pass_turns(turns).await;
             rig.gate.execute(Request::discard([extent])).await.unwrap();

@@ -1,7 +1,7 @@
 //! Faults around recovery that the simulator found once, each as small as it gets.
 
-use sealblock_block::{BadBlock, Device, Durability, Request};
-use sealblock_integrity::{Checks, GuardKind, ProtectionType, Unverified};
+use sealblock_block::{BadBlock, Device, Durability, ErrorKind, Expectations, Request};
+use sealblock_integrity::{Checks, Field, GuardKind, ProtectionType, Unverified};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent, Lba};
 
@@ -115,7 +115,7 @@ fn a_physical_block_that_cannot_be_read_after_a_crash_is_an_unreadable_block_and
 #[test]
 fn blocks_whose_guard_a_host_made_wrong_survive_a_crash_as_they_are() {
     for guard in [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64] {
-        let format = protection(guard, ProtectionType::Type1);
+        let format = protection(guard, ProtectionType::Type3);
         let medium = created(BlockSize::B4096, 512, 64, format);
         let rig = Rig::open(&medium, false).unwrap();
         let tags = Slice::copy_from(&vec![0x11; format.unwrap().tuple_bytes()]);
@@ -125,11 +125,10 @@ fn blocks_whose_guard_a_host_made_wrong_survive_a_crash_as_they_are() {
         rig.run(rig.gate.execute(Request::write(extent, data, Durability::ForceUnitAccess))).unwrap();
         drop(rig);
         let again = Rig::open(&medium, false).unwrap();
-        assert!(again.read(5, 1).is_err(), "{guard:?}: the guard is wrong, and a check says so");
-        let unchecked = Request::read(extent, Checks::NONE);
-        match again.run(again.gate.execute(unchecked)).unwrap() {
-            sealblock_block::Response::Data(data) => assert!(data.joined_data()[..] == pattern(1, 4096), "{guard:?}"),
-            other => panic!("a read was answered with {other:?}"),
-        }
+        assert!(again.read(5, 1).unwrap() == pattern(1, 4096), "{guard:?}: it is as it was written");
+        let guards = Expectations::new(Checks { guard: true, ..Checks::NONE });
+        let error = again.run(again.gate.execute(Request::read(extent, guards))).unwrap_err();
+        let field = Field::Guard;
+        assert!(matches!(error.kind(), ErrorKind::Expectation { field: found, .. } if *found == field), "{error}");
     }
 }

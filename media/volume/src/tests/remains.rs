@@ -1,8 +1,8 @@
 //! Volumes without any superblock: found, read, and never taken for more than they are.
 
 use futures_executor::block_on;
-use sealblock_block::{Device, Durability, Request, Response};
-use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType};
+use sealblock_block::{Device, Durability, Expectations, Request, Response};
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_units::{BlockSize, Extent};
 
 use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
@@ -22,8 +22,7 @@ fn try_find(medium: &TestMedium, hints: &Hints) -> Result<Found, RemainsError> {
     let geometry = volume.geometry().clone();
     let read = |lba| {
         let extent = Extent::from_raw(lba, 1).unwrap();
-        let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        match block_on(volume.execute(Request::read(extent, checks))) {
+        match block_on(volume.execute(Request::read(extent, Expectations::NONE))) {
             Ok(Response::Data(data)) => Some(data.joined_data().to_vec()),
             Ok(other) => panic!("{other:?}"),
             Err(_) => None,

@@ -1,8 +1,8 @@
 //! Compare and Write through a target of any kind, as clusters use it: a block that several count up.
 
 use anyhow::{Context, Result, bail};
-use sealblock_block::{Device, Durability, DynDevice, ErrorKind, Request, RequestKind, Response};
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_block::{Device, Durability, DynDevice, ErrorKind, Expectations, Request, RequestKind, Response};
+use sealblock_integrity::{Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{Access, on_reactor, open};
@@ -47,7 +47,7 @@ async fn count(device: &DynDevice, at: Extent, times: u64) -> Result<u64> {
 
 /// The number in front of the block.
 async fn read(device: &DynDevice, at: Extent) -> Result<u64> {
-    let Response::Data(data) = device.execute(Request::read(at, Checks::NONE)).await? else {
+    let Response::Data(data) = device.execute(Request::read(at, Expectations::NONE)).await? else {
         bail!("no data were read")
     };
     let data = data.joined_data();

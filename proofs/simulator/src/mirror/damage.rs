@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use sealblock_block::{Device, Request};
-use sealblock_integrity::Checks;
 use sealblock_layers_mirror::MirrorError;
 use sealblock_layers_mirror::assemble::AssembleError;
 use sealblock_units::{Extent, Lba};
@@ -15,6 +14,7 @@ use super::trial::{MachinePlan, Trial};
 use crate::checker::{Checker, Content};
 use crate::client::Stop;
 use crate::damage::Damage;
+use crate::system::label_copies;
 
 impl Trial {
     /// A block damaged on one replica or on all, or any sector of one replica spoilt.
@@ -24,10 +24,11 @@ impl Trial {
             return Ok(());
         }
         self.replicas.iter_mut().for_each(Replica::allow_all);
-        match self.random.below(4) {
+        match self.random.below(6) {
             0 => self.damage_one(*self.random.pick(&replicas)),
             1 => self.damage_all(&replicas),
             2 => self.damage_beside(&replicas, *self.random.pick(&replicas)),
+            3 | 4 => self.label_of_another(&replicas, *self.random.pick(&replicas)),
             _ => self.bit_rot(*self.random.pick(&replicas)),
         }
     }
@@ -111,6 +112,45 @@ impl Trial {
         })?;
         self.report.damages_found += 1;
         result.refused.map_or(Ok(()), |error| Err(format!("with damage beside a resync: {error}")))
+    }
+
+    /// Copies of the label of another replica's volume, of this one at some earlier stop, or of a blank one, in the place of a
+    /// replica's. What they say never counts for content: every read is right, or the mirror is refused with a reason.
+    fn label_of_another(&mut self, replicas: &[usize], replica: usize) -> Result<(), String> {
+        let other = *self.random.pick(replicas);
+        let (from, whose) = match self.random.below(3) {
+            0 if other != replica => (self.replicas[other].image.clone(), format!("of replica {other}")),
+            1 => (self.replicas[replica].older.clone(), "of an earlier time".to_owned()),
+            _ => (Some(self.replicas[replica].blank().clone()), "of a blank volume".to_owned()),
+        };
+        let profile = self.replicas[replica].profile;
+        let (Some(from), Some(image)) = (from, self.replicas[replica].image.as_mut()) else { return Ok(()) };
+        let copies = label_copies(&profile, image);
+        if copies != label_copies(&profile, &from) {
+            // It was resized since, and lies elsewhere.
+            return Ok(());
+        }
+        let count = *self.random.pick(&[1, 2, 3, 4, 4]);
+        let first = self.random.below(4) as usize;
+        let chosen: Vec<_> = copies.into_iter().cycle().skip(first).take(count).collect();
+        Damage::transplant(image, &chosen, &from);
+        self.story.push(format!("{count} copies of the label of replica {replica} are {whose}"));
+        let plan =
+            MachinePlan { is_damaged: true, ..self.plan("a machine with labels of another", self.all_present()) };
+        let result = self.machine(plan, move |up| async move {
+            for piece in up.client.pieces(&up.random) {
+                if up.client.read(piece).await.is_err() {
+                    return;
+                }
+            }
+        })?;
+        self.report.decays += 1;
+        match result.refused {
+            None | Some(MirrorError::Label { .. } | MirrorError::Replica { .. } | MirrorError::Assemble { .. }) => {
+                Ok(())
+            }
+            Some(error) => Err(format!("with labels of another: {error}")),
+        }
     }
 
     fn bit_rot(&mut self, replica: usize) -> Result<(), String> {
@@ -216,8 +256,7 @@ async fn check_repair(up: &RunningMirror, lba: Lba) -> Result<(), Stop> {
     }
     let stack = up.client.stack();
     let extent = Extent::one(lba);
-    let checks = stack.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, lba));
-    if let Err(error) = stack.execute(Request::repair(extent, checks)).await {
+    if let Err(error) = stack.execute(Request::repair(extent)).await {
         let faults = error.bad_blocks().map_or_else(Vec::new, |faults| faults.as_slice().to_vec());
         if faults.len() != 1 || faults[0].lba != lba || !faults[0].repaired {
             up.harness.find(format!("the repair of damaged block {lba} said: {error}"));

@@ -99,7 +99,7 @@ impl MachineSetup {
 
     /// Makes a mirror of the replicas that are meant to be in use, whatever is on them. That of the given one counts.
     pub async fn make(self, from: Option<usize>) -> Result<RunningMirror, ReplicaError> {
-        let options = CreateOptions { random: self.open_config.random, from, force: true };
+        let options = CreateOptions { random: self.open_config.random, name: None, from, force: true };
         let opened =
             create_with_hooks(self.sources(false).await, self.clock(), options, self.open_config.hooks()).await?;
         Ok(self.up(opened))

@@ -3,8 +3,8 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{Device, Request, ReservedArea, Response};
-use sealblock_integrity::{Checks, Sealed};
+use sealblock_block::{Device, Expectations, Request, ReservedArea, Response};
+use sealblock_integrity::Sealed;
 use sealblock_layers_mirror::ReplicaInfo;
 use sealblock_layers_mirror::label::{Label, ReplicaState};
 use sealblock_units::{Extent, Lba};
@@ -133,8 +133,7 @@ pub(super) async fn holds(up: &RunningMirror, replica: usize, extent: Extent) ->
 
 async fn read(env: &ReplicaEnv, extent: Extent) -> Option<Sealed> {
     let volume = env.volume.borrow().clone()?;
-    let checks = volume.geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-    match volume.execute(Request::read(extent, checks)).await {
+    match volume.execute(Request::read(extent, Expectations::NONE)).await {
         Ok(Response::Data(data)) => Some(data),
         _ => None,
     }
@@ -162,7 +161,5 @@ async fn is_kept(up: &RunningMirror, one: Extent, kept: &mut [u64]) -> bool {
             kept[env.number] += 1;
         }
     }
-    let checks =
-        up.client.stack().geometry().protection.map_or(Checks::NONE, |format| Checks::full(format, one.start()));
-    up.client.stack().execute(Request::read(one, checks)).await.is_err()
+    up.client.stack().execute(Request::read(one, Expectations::NONE)).await.is_err()
 }

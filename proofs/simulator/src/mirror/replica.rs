@@ -96,6 +96,11 @@ impl Replica {
         self.allowed = (0..self.profile.capacity_blocks.min(1 << 15)).collect();
     }
 
+    /// As it was when it was made.
+    pub fn blank(&self) -> &Image {
+        &self.blank
+    }
+
     /// Makes it a blank spare device.
     pub fn make_spare(&mut self) {
         self.image = Some(self.blank.clone());

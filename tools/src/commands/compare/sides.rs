@@ -7,7 +7,7 @@
 use std::cell::Cell;
 
 use futures_util::future::join;
-use sealblock_block::{Ability, Device, Request, Response};
+use sealblock_block::{Ability, Device, Expectations, Request, Response};
 use sealblock_integrity::ChecksumKind;
 use sealblock_runtime_memory::Slice;
 use sealblock_stack::range::{Run, join_run};
@@ -214,8 +214,7 @@ async fn digest(opened: &OpenTarget, offset: u64, length: u64) -> Result<Option<
     let shift = opened.device.geometry().block_size.shift();
     let extent = Extent::from_raw(offset >> shift, length >> shift)
         .map_err(|error| StackError::new(Cause::Usage, "comparing", error))?;
-    let checks = opened.checks(extent);
-    match opened.device.execute(Request::checksum(extent, SUMMED, checks)).await {
+    match opened.device.execute(Request::checksum(extent, SUMMED, Expectations::NONE)).await {
         Ok(Response::Checksum(digested)) => Ok(Some(digested.value)),
         Ok(_) => unreachable!("a digest is answered with one"),
         Err(error) if damage(&error).is_some() => Ok(None),

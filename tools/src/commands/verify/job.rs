@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use sealblock_block::{Abilities, Ability, BadBlock, Coverage, Device, Request, Response, Unchecked};
+use sealblock_block::{Abilities, Ability, BadBlock, Coverage, Device, Expectations, Request, Response, Unchecked};
 use sealblock_integrity::PiFormat;
 use sealblock_stack::range::{BlockRange, BlockSpan, Run};
 use sealblock_stack::target::TargetName;
@@ -47,7 +47,7 @@ impl Order<'_> {
 
 /// The coverage of a check of these blocks now, whatever it finds.
 pub async fn coverage_of(opened: &OpenTarget, extent: Extent) -> Result<Coverage, StackError> {
-    let verify = Request::verify(extent, opened.checks(extent));
+    let verify = Request::verify(extent, Expectations::NONE);
     match opened.device.execute(verify).await {
         Ok(Response::Verified(verified)) => Ok(verified.coverage),
         Ok(_) => Ok(Coverage::default()),
@@ -357,11 +357,12 @@ impl VerifyJob {
     }
 
     async fn check(&self, opened: &OpenTarget, extent: Extent, bytes: u64) -> Result<(), StackError> {
-        let checks = opened.checks(extent);
         let outcome = match self.how {
-            VerifyPath::ReadAndCheck => opened.device.verify_by_reading(extent, checks).await,
-            VerifyPath::Repair => opened.device.execute(Request::repair(extent, checks)).await,
-            VerifyPath::Offloaded | VerifyPath::Local => opened.device.execute(Request::verify(extent, checks)).await,
+            VerifyPath::ReadAndCheck => opened.device.verify_by_reading(extent, Expectations::NONE).await,
+            VerifyPath::Repair => opened.device.execute(Request::repair(extent)).await,
+            VerifyPath::Offloaded | VerifyPath::Local => {
+                opened.device.execute(Request::verify(extent, Expectations::NONE)).await
+            }
         };
         let (faults, coverage, read) = match outcome {
             Ok(Response::Verified(verified)) => (Vec::new(), verified.coverage, verified.bytes_transferred),

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use sealblock_block::{Device, Durability, Request, Response};
-use sealblock_integrity::{Checks, Sealed, Tags};
+use sealblock_block::{Device, Durability, Expectations, Request, Response};
+use sealblock_integrity::{Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{sleep, spawn};
 use sealblock_stack::{Access, OpenTarget, on_reactor, open};
@@ -96,8 +96,7 @@ impl Lane {
 
     async fn check(&self, opened: &OpenTarget, block: usize) -> Result<(), String> {
         let (extent, geometry) = (self.extent(block), opened.device.geometry());
-        let checks = geometry.protection.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
-        let answer = opened.device.execute(Request::read(extent, checks)).await;
+        let answer = opened.device.execute(Request::read(extent, Expectations::NONE)).await;
         let Response::Data(data) = answer.map_err(|error| format!("read of {extent}: {error}"))? else {
             return Err(format!("a read of {extent} gave no data"));
         };

@@ -5,9 +5,9 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{Device, Durability, DynDevice, Error, Gate, Request, Response};
+use sealblock_block::{Device, Durability, DynDevice, Error, Expectations, Gate, Request, Response};
 use sealblock_exports_nbd::{Export, Limits, Server};
-use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags};
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_nbd::{Address, NbdDevice, Options, Reconnect};
@@ -119,7 +119,7 @@ pub async fn write_with(
 }
 
 pub async fn read(device: &impl Device, extent: Extent) -> Result<Sealed, Error> {
-    match device.execute(Request::read(extent, Checks::NONE)).await? {
+    match device.execute(Request::read(extent, Expectations::NONE)).await? {
         Response::Data(sealed) => Ok(sealed),
         other => panic!("a read is answered with data, not {other:?}"),
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use sealblock_block::{
     BadBlock, BadBlocks, BlockState, Checksum, Error, ErrorKind, Operation, Outcome, Request, RequestKind,
-    ReservedArea, Response, StatusRuns, VerifyStats,
+    ReservedArea, Response, Salvaged, StatusRuns, VerifyStats,
 };
 use sealblock_integrity::{Checks, PiFormat, Sealed, Tags, Unverified};
 use sealblock_layers_mirror::label::Label;
@@ -128,12 +128,13 @@ impl Image {
     /// The good content of a block; nothing where it cannot be read.
     pub fn good(&self, lba: Lba, format: Option<PiFormat>) -> Option<Stamp> {
         let one = Extent::one(lba);
-        let sealed = self.read(one, &full(format, one), format).ok()?;
+        let sealed = self.read(one, format).ok()?;
         // What is no content of this block is a stamp that nothing has.
         Some(stamp_of(lba, &sealed.joined_data()).unwrap_or(Stamp::MAX))
     }
 
-    fn read(&self, extent: Extent, checks: &Checks, format: Option<PiFormat>) -> Result<Sealed, Error> {
+    /// Blocks as they are stored, and those that cannot be read.
+    fn load(&self, extent: Extent, format: Option<PiFormat>) -> (Unverified, Vec<BadBlock>) {
         let tuple = format.map_or(0, PiFormat::tuple_bytes);
         let (mut data, mut tags, mut bad_blocks) = (Vec::new(), Vec::new(), Vec::new());
         for lba in extent.iter() {
@@ -150,13 +151,26 @@ impl Image {
             tags.resize(tags.len() + tuple, 0xFF);
         }
         let read = Unverified::new(Slice::copy_from(&data), Slice::copy_from(&tags), SIZE, format);
-        let read = read.expect("a tuple was copied for each block");
-        match read.verify(checks) {
+        (read.expect("a tuple was copied for each block"), bad_blocks)
+    }
+
+    fn read(&self, extent: Extent, format: Option<PiFormat>) -> Result<Sealed, Error> {
+        let (loaded, mut bad_blocks) = self.load(extent, format);
+        match loaded.verify(&full(format, extent)) {
             Ok(sealed) if bad_blocks.is_empty() => return Ok(sealed),
             Ok(_) => {}
             Err(bad) => bad_blocks.extend(bad.iter().map(|bad| BadBlock::of_mismatch(extent.start(), bad))),
         }
         Err(BadBlocks::new(bad_blocks).expect("a failed read names a block").into())
+    }
+
+    fn salvage(&self, extent: Extent, format: Option<PiFormat>) -> Salvaged {
+        let bad_blocks = match self.read(extent, format).map_err(Error::into_bad_blocks) {
+            Ok(_) | Err(Err(_)) => Vec::new(),
+            Err(Ok(bad_blocks)) => bad_blocks,
+        };
+        let blocks = self.load(extent, format).0.verify(&Checks::NONE).expect("nothing is checked");
+        Salvaged { blocks, bad_blocks }
     }
 
     fn write(&mut self, extent: Extent, data: &Sealed) {
@@ -185,12 +199,13 @@ impl Image {
     pub fn execute(&mut self, request: Request, format: Option<PiFormat>) -> Outcome {
         let Request { operation, extents, .. } = &request;
         match operation {
-            Operation::Read(checks) => return self.read(extents.one(), checks, format).map(Response::Data),
-            Operation::Verify(checks) => {
-                return self.read(extents.one(), checks, format).map(|_| Response::Verified(VerifyStats::default()));
+            Operation::Read(_) => return self.read(extents.one(), format).map(Response::Data),
+            Operation::Salvage => return Ok(Response::Salvaged(self.salvage(extents.one(), format))),
+            Operation::Verify(_) => {
+                return self.read(extents.one(), format).map(|_| Response::Verified(VerifyStats::default()));
             }
-            Operation::Checksum(kind, checks) => {
-                let value = self.read(extents.one(), checks, format)?.checksum(*kind);
+            Operation::Checksum(kind, _) => {
+                let value = self.read(extents.one(), format)?.checksum(*kind);
                 return Ok(Response::Checksum(Checksum { kind: *kind, value, ..Checksum::default() }));
             }
             Operation::ReadReserved(area) => {
@@ -216,7 +231,7 @@ impl Image {
             | Operation::Copy { .. }
             | Operation::Compare(_)
             | Operation::CompareAndWrite(_)
-            | Operation::Repair(_) => {
+            | Operation::Repair => {
                 return Err(ErrorKind::Absent(request.kind()).into());
             }
         }
@@ -241,8 +256,8 @@ impl Image {
     }
 }
 
-/// All checks there are of an extent.
-pub fn full(format: Option<PiFormat>, extent: Extent) -> Checks {
+/// What every block of an extent has to pass.
+fn full(format: Option<PiFormat>, extent: Extent) -> Checks {
     format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use sealblock_block::{Device, Durability, DynDevice, Error, ErrorKind, Outcome, Request, Response};
+use sealblock_block::{Device, Durability, DynDevice, Error, ErrorKind, Expectations, Outcome, Request, Response};
 use sealblock_integrity::Sealed;
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{
@@ -17,7 +17,7 @@ use sealblock_units::{Extent, Lba};
 use super::harness::{Harness, MirrorHandle};
 use super::linked::LinkedReplica;
 use super::model::{ImageInfo, Stamp};
-use super::replica::{BLOCKS, Image, Replica, ReplicaLink, SIZE, content, full, stamp_of, tags};
+use super::replica::{BLOCKS, Image, Replica, ReplicaLink, SIZE, content, stamp_of, tags};
 use super::rules::{GoodCopies, adopt, check_in_sync, check_refusal};
 use crate::executor::Executor;
 
@@ -122,7 +122,7 @@ async fn open(harness: &Rc<Harness>, executor: &Executor, plan: &SessionPlan) ->
     random[..8].copy_from_slice(&harness.random.word().to_le_bytes());
     random[8..].copy_from_slice(&harness.random.word().to_le_bytes());
     if plan.creates {
-        let options = CreateOptions { random, from: Some(0), force: true };
+        let options = CreateOptions { random, name: None, from: Some(0), force: true };
         let made = create_with_hooks(sources, executor.clone(), options, plan.hooks).await;
         return made.map_err(|why| harness.find(format!("a mirror cannot be made: {why}"))).ok();
     }
@@ -290,8 +290,7 @@ impl Host {
 
     pub async fn read(&self, extent: Extent) {
         let (mut before, mut had) = (self.harness.well(), self.good_copies());
-        let checks = full(self.harness.format, extent);
-        match self.stack.execute(Request::read(extent, checks)).await {
+        match self.stack.execute(Request::read(extent, Expectations::NONE)).await {
             Ok(Response::Data(data)) => extent.iter().enumerate().for_each(|(index, lba)| {
                 self.see(lba, &data.slice(index, 1).joined_data());
             }),
@@ -412,8 +411,7 @@ impl Host {
 
     async fn verify(&self) {
         let (extent, before) = (self.whole(), self.harness.well());
-        let checks = full(self.harness.format, extent);
-        match self.stack.execute(Request::verify(extent, checks)).await {
+        match self.stack.execute(Request::verify(extent, Expectations::NONE)).await {
             Ok(_) => {
                 self.say("verify: clean".to_owned());
                 for (number, _) in self.harness.well() {
@@ -435,10 +433,9 @@ impl Host {
 
     async fn repair(&self) {
         let (extent, before) = (self.whole(), self.harness.well());
-        let checks = full(self.harness.format, extent);
         let good = self.good_copies();
         let had: Vec<bool> = (0..BLOCKS as usize).map(|block| good.iter().any(|(_, other)| *other == block)).collect();
-        let outcome = self.stack.execute(Request::repair(extent, checks)).await;
+        let outcome = self.stack.execute(Request::repair(extent)).await;
         self.say(format!("repair: {:?}", outcome.as_ref().map(|_| "clean").map_err(ToString::to_string)));
         if let Err(error) = &outcome
             && error.bad_blocks().is_none()

@@ -1,0 +1,116 @@
+//! A store's own check, which no PRCHK leaves out, and what a host expects of tags, which is no damage.
+
+use std::rc::Rc;
+
+use sealblock_block::DynDevice;
+use sealblock_exports_nvme_tcp::{Namespace, NamespaceState, PiVisibility};
+use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType};
+use sealblock_layers_cross_core::SharedDevice;
+use sealblock_media_memory::{Corruption, MemoryDevice};
+use sealblock_protocols_nvme::admin::SetFeatures;
+use sealblock_protocols_nvme::logs::Health;
+use sealblock_protocols_nvme::nvm::{BlockCommand, GetLbaStatus, IoCommand, LbaStatusAction, LbaStatusList};
+use sealblock_protocols_nvme::nvm::{Prchk, ProtectionInfo};
+use sealblock_protocols_nvme::{AdminOpcode, Command};
+use sealblock_units::{BlockSize, Lba};
+
+use crate::common::requests::*;
+use crate::common::*;
+
+const OWN: u32 = 9;
+const COUNT: u64 = 8;
+
+struct Shown {
+    served: Served,
+    device: Rc<MemoryDevice>,
+    state: std::sync::Arc<NamespaceState>,
+}
+
+/// A target with one more namespace, which shows its tags.
+fn serve_shown(format: PiFormat) -> Shown {
+    let device = Rc::new(MemoryDevice::new(BlockSize::B4096, BLOCKS, Some(format)));
+    let published = SharedDevice::publish(DynDevice::new("own", Rc::clone(&device)));
+    let namespace = Namespace::new(published, [9; 16]).with_visibility(PiVisibility::Protected).unwrap();
+    let state = namespace.state();
+    let served = serve_with(short(), |subsystem| subsystem.with_namespace(OWN, namespace).unwrap());
+    Shown { served, device, state }
+}
+
+fn command(format: PiFormat, prchk: Prchk, app_tag: u16, first_ref: u64) -> BlockCommand {
+    let protection = ProtectionInfo { pract: true, prchk, lbat: app_tag, lbatm: u16::MAX, ..ProtectionInfo::NONE };
+    BlockCommand { protection: protection.with_tags(format, 0, first_ref), ..blocks(0, COUNT) }
+}
+
+/// The statuses of a Read, a Verify and a Checksum.
+async fn statuses(io: &mut Queue, asked: BlockCommand) -> [u16; 3] {
+    let read = io.io(OWN, IoCommand::Read(asked), Data::Read(COUNT as usize * 4096)).await.status();
+    let verify = io.io(OWN, IoCommand::Verify(asked), Data::None).await.status();
+    [read, verify, io.io(OWN, checksum(asked), Data::None).await.status()]
+}
+
+async fn media_errors(admin: &mut Queue) -> u128 {
+    Health::decode(&admin.log(2, 512).await.ok().data).unwrap().media_errors
+}
+
+async fn listed(admin: &mut Queue) -> Vec<(u64, Option<Field>)> {
+    damage_log(admin, OWN).await.entries.iter().map(|entry| (entry.lba.get(), entry.field)).collect()
+}
+
+#[test]
+fn rot_is_found_with_prchk_0_whatever_the_guard() {
+    run(|| async {
+        for guard in [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64] {
+            let format = PiFormat::with_default_storage_tag(guard, ProtectionType::Type1);
+            let Shown { served, device, .. } = serve_shown(format);
+            let (mut admin, mut io) = Queue::pair(served.address, false).await;
+            let none = command(format, Prchk::NONE, 0, 0);
+            let data = pattern(COUNT as usize * 4096, 1);
+            io.io(OWN, IoCommand::Write(none), Data::Write(data)).await.ok();
+            assert_eq!(statuses(&mut io, none).await, [0; 3], "{guard:?}");
+            assert!(device.damage(Lba::new(5), Corruption::Data { at: 77, mask: 4 }));
+            assert_eq!(statuses(&mut io, none).await, [0x282; 3], "{guard:?}");
+            assert_eq!(listed(&mut admin).await, [(5, Some(Field::Guard))], "{guard:?}");
+            assert_eq!(media_errors(&mut admin).await, 3);
+        }
+    });
+}
+
+#[test]
+fn a_tag_that_a_host_does_not_expect_leaves_no_trace_of_damage() {
+    run(|| async {
+        let format = PiFormat::with_default_storage_tag(GuardKind::Crc32c, ProtectionType::Type2);
+        let Shown { served, state, .. } = serve_shown(format);
+        let (mut admin, mut io) = Queue::pair(served.address, false).await;
+        let config = SetFeatures { fid: 0x0B, save: false, nsid: 0, cdw11: 0x2100 };
+        admin.call(config.encode(), Data::None).await.ok();
+        let ask = Command::new(AdminOpcode::AsynchronousEventRequest.code(), 0);
+        let waiting = admin.submit(ask, Data::None).await;
+        let write = IoCommand::Write(command(format, Prchk::NONE, 7, 100));
+        io.io(OWN, write, Data::Write(pattern(COUNT as usize * 4096, 1))).await.ok();
+
+        let all = Prchk::GUARD | Prchk::APPLICATION_TAG | Prchk::REFERENCE_TAG;
+        assert_eq!(statuses(&mut io, command(format, all, 7, 100)).await, [0; 3]);
+        assert_eq!(statuses(&mut io, command(format, all, 8, 100)).await, [0x283; 3], "LBAT");
+        assert_eq!(admin.newest_error().await.lba, 0, "the host learns where its expectation failed");
+        assert_eq!(statuses(&mut io, command(format, all, 7, 101)).await, [0x284; 3], "ILBRT");
+        // A Write whose tags do not match its data is refused, and is no damage either.
+        let sealed = BlockCommand {
+            protection: ProtectionInfo { pract: false, ..command(format, Prchk::GUARD, 7, 100).protection },
+            ..blocks(0, COUNT)
+        };
+        let extended = vec![1; COUNT as usize * (4096 + format.tuple_bytes())];
+        assert_eq!(io.io(OWN, IoCommand::Write(sealed), Data::Write(extended)).await.status(), 0x282);
+
+        assert_eq!((listed(&mut admin).await, media_errors(&mut admin).await), (Vec::new(), 0));
+        let tracked =
+            GetLbaStatus { start: Lba::ZERO, max_bytes: 4096, action: LbaStatusAction::Tracked, range_blocks: 0 };
+        let tracked = admin.call(tracked.encode(OWN), Data::Read(4096)).await.ok().data;
+        assert!(LbaStatusList::decode(&tracked).unwrap().descriptors.is_empty());
+        assert_eq!(state.damage().summary(8).blocks, 0);
+        assert!(!admin.is_done(waiting), "no event");
+        // The twin: the event does come of a block that is bad.
+        state.report_damage(&[sealblock_block::BadBlock::media(Lba::new(3))]);
+        admin.done(waiting).await.ok();
+        assert_eq!(listed(&mut admin).await, [(3, None)]);
+    });
+}

@@ -1,0 +1,156 @@
+//! Whatever is the same bytes is one device, by every name and in both orders: who opens it second for writing is refused by name. Loop devices,
+//! mounts and mappings need root; without it these tests are skipped visibly.
+
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use crate::common::devices::{Loop, Mount, system};
+use crate::common::server::Server;
+use crate::common::{Place, filled, noise, skipped};
+
+/// A place with a volume `v`, and a loop device over it.
+fn looped() -> Option<(Place, Loop)> {
+    let place = Place::new();
+    place.volume("--size 1MiB", &noise(1, 1 << 20));
+    let device = Loop::new(&place.path("v"), &[])?;
+    Some((place, device))
+}
+
+/// A write to a target that is in use is refused and changes nothing.
+fn is_refused(place: &Place, target: &str, words: &[&str]) {
+    for command in [format!("zero {target} --range 0..1"), format!("serve {target} --listen 127.0.0.1:0")] {
+        place.run(&command).fails(3, words);
+    }
+}
+
+#[test]
+fn a_file_and_the_loop_device_over_it_are_one_device_file_first() {
+    let Some((place, device)) = looped() else { return };
+    let server = Server::start(&place, "v");
+    let (pid, file) = (server.pid(), place.path("v"));
+    let words = format!("it has the same bytes as {}, which is in use by another process, {pid}", file.display());
+    is_refused(&place, &device.0, &[&device.0, &words, "which serves v as nvme+tcp://"]);
+    // Reading beside the writer stays possible.
+    place.run(&format!("info {}", device.0)).succeeds();
+    server.stop().is_clean();
+    place.run("verify v").succeeds().says(&["256 blocks"]);
+    place.run(&format!("zero {} --range 0..1", device.0)).succeeds();
+}
+
+#[test]
+fn a_file_and_the_loop_device_over_it_are_one_device_loop_device_first() {
+    let Some((place, device)) = looped() else { return };
+    let Some(second) = Loop::new(&place.path("v"), &[]) else { return };
+    fs::hard_link(place.path("v"), place.path("hard")).unwrap();
+    let server = Server::start(&place, &device.0);
+    let pid = server.pid();
+    let by = format!("in use by another process, {pid} (sealblock)");
+    // By every name of the file, and through another loop device.
+    let open = File::open(place.path("v")).unwrap();
+    let by_descriptor = format!("/proc/{}/fd/{}", std::process::id(), open.as_raw_fd());
+    for name in ["v", "hard", &by_descriptor] {
+        is_refused(&place, name, &[&by]);
+    }
+    is_refused(&place, &second.0, &["it has the same bytes as", &by]);
+    if let Some(mount) = Mount::new(place.path("bound"), &["--bind", place.path(".").to_str().unwrap()]) {
+        is_refused(&place, &format!("{}/v", mount.path()), &[&by]);
+    }
+    place.run("create v --size 1MiB --force").fails(3, &[&by]);
+    server.stop().is_clean();
+    place.run("verify v").succeeds().says(&["256 blocks"]);
+    place.run("zero v --range 0..1").succeeds();
+}
+
+#[test]
+fn a_member_of_a_group_and_the_loop_device_over_it_are_one_device() {
+    let place = Place::new();
+    filled(&place, 64);
+    let Some(device) = Loop::new(&place.path("b"), &[]) else { return };
+    place.run(&format!("zero mirror:a,b,{} --range 0..1", device.0)).fails(3, &["names it twice"]);
+    let server = Server::start(&place, "mirror:a,b");
+    let words = format!("which is in use by another process, {}", server.pid());
+    is_refused(&place, &device.0, &[&words, "which serves mirror:a,b"]);
+    place.run(&format!("mirror add mirror:a,b {} --force", device.0)).fails(3, &["in use by this server already"]);
+    server.stop().is_clean();
+}
+
+#[test]
+fn parts_of_a_file_are_devices_of_their_own_and_overlap_with_all_of_it() {
+    let place = Place::new();
+    place.write("disk", b"");
+    place.set_len("disk", 8 << 20);
+    let half = (4 << 20).to_string();
+    let part = |offset: &str| Loop::new(&place.path("disk"), &["--offset", offset, "--sizelimit", &half]);
+    let (Some(first), Some(second)) = (part("0"), part(&half)) else { return };
+    let Some(across) = part("1048576") else { return };
+    place.run(&format!("create {} --size 1MiB", first.0)).succeeds();
+    place.run(&format!("create {} --size 1MiB", second.0)).succeeds();
+    let servers = [Server::start(&place, &first.0), Server::start(&place, &second.0)];
+    place.run(&format!("create {} --size 1MiB --force", across.0)).fails(3, &["it has the same bytes as", "disk"]);
+    place.run("zero raw:disk --range 0..1").fails(3, &["in use by another process"]);
+    servers.into_iter().for_each(|server| _ = server.stop().is_clean());
+    place.run(&format!("verify {}", first.0)).succeeds();
+}
+
+#[test]
+fn a_partition_and_a_mapping_are_the_file_below_them() {
+    let place = Place::new();
+    // A master boot record with one partition of Linux: a byte for its type, first sector and number of sectors.
+    let mut table = vec![0; 512];
+    table[450] = 0x83;
+    table[454..458].copy_from_slice(&2048_u32.to_le_bytes());
+    table[458..462].copy_from_slice(&8192_u32.to_le_bytes());
+    table[510..].copy_from_slice(&[0x55, 0xaa]);
+    place.write("disk", &table);
+    place.set_len("disk", 8 << 20);
+    let Some(device) = Loop::new(&place.path("disk"), &["--partscan"]) else { return };
+    let partition = format!("{}p1", device.0);
+    if Path::new(&partition).exists() {
+        look_below(&place, &partition);
+    } else {
+        skipped("loop devices have no partitions here");
+    }
+    let name = format!("sealblock-test-{}", std::process::id());
+    let map = format!("0 8192 linear {} 4096", device.0);
+    if system("dmsetup", &["create", &name, "--table", &map]) {
+        look_below(&place, &format!("/dev/mapper/{name}"));
+        assert!(system("dmsetup", &["remove", "--retry", &name]));
+    } else {
+        skipped("there is no device-mapper here");
+    }
+}
+
+fn look_below(place: &Place, device: &str) {
+    place.run(&format!("create {device} --size 1MiB --force")).succeeds();
+    let server = Server::start(place, device);
+    is_refused(place, "raw:disk", &["in use by another process"]);
+    server.stop().is_clean();
+    // As a writer of the file has it.
+    let held = File::open(place.path("disk")).unwrap();
+    held.lock().unwrap();
+    is_refused(place, device, &["it has the same bytes as", "which is in use by another process"]);
+}
+
+#[test]
+fn a_file_under_a_mounted_loop_device_is_in_use() {
+    let place = Place::new();
+    place.write("disk", b"");
+    place.set_len("disk", 8 << 20);
+    let disk = place.path("disk");
+    if !system("mkfs.ext4", &["-q", disk.to_str().unwrap()]) {
+        return skipped("there is no mkfs.ext4 here");
+    }
+    let Some(mount) = Mount::new(place.path("mnt"), &["-o", "loop", disk.to_str().unwrap()]) else { return };
+    let words = format!("which is mounted at {}", mount.path());
+    is_refused(&place, "raw:disk", &["it has the same bytes as", &words]);
+    if let Some(other) = Loop::new(&disk, &[]) {
+        is_refused(&place, &other.0, &[&words]);
+    }
+    place.run("create disk --size 1MiB --force").fails(3, &[&words]);
+    // What lies on the file system is a file of its own.
+    place.run("create mnt/v --size 1MiB").succeeds();
+    place.run("zero mnt/v --range 0..1").succeeds();
+    drop(mount);
+    place.run("zero raw:disk --range 0..1").succeeds();
+}
