@@ -75,6 +75,7 @@ pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
                 report.newer_pages = found.newer_pages();
                 report.may_be_older = volume.older();
             }
+            volume.note_older();
             sink.close(copied).await
         };
         let copied = copied.await;

@@ -17,6 +17,7 @@ mod identity;
 mod in_use;
 mod interrupted;
 mod log_level;
+mod lost_log;
 mod mirror;
 mod mirror_damage;
 mod nbd;

@@ -276,6 +276,8 @@ impl Device for TestReplica {
                 return Err(ErrorKind::NoSpace { reason: "full".to_owned() }.into());
             }
             self.written_blocks.set(self.written_blocks.get() + request.blocks());
+            // As a volume gives up a lost log.
+            self.freshness.set(Freshness::Current);
         }
         if self.hides_pi { self.execute_plain(request).await } else { self.memory.execute(request).await }
     }

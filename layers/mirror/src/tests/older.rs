@@ -84,6 +84,17 @@ fn once_it_is_recorded_the_device_need_not_tell_it_any_more() {
 }
 
 #[test]
+fn one_with_equal_blocks_is_written_all_the_same_so_that_it_does_not_stay_in_doubt() {
+    let (a, b) = good_and_older();
+    run(&*b.memory, write_of(&*b.memory, extent(0, BLOCKS), 2)).unwrap();
+    let mirror = opened(&[&a, &b]);
+    resync(&mirror);
+    assert_eq!((states(&mirror), b.freshness.get()), (vec![ReplicaState::InSync; 2], Freshness::Current));
+    drop(mirror);
+    assert_eq!(states(&opened(&[&a, &b])), [ReplicaState::InSync; 2]);
+}
+
+#[test]
 fn where_no_other_replica_has_the_content_the_mirror_may_be_older_and_takes_no_writes() {
     let (a, b) = good_and_older();
     a.freshness.set(LOST);

@@ -40,7 +40,7 @@ pub fn cat(arguments: &FsCat) -> Result<Exit, StackError> {
         exit = exit.unless_older(read == Exit::Incomplete);
     }
     io::stdout().flush().map_err(|error| StackError::io("writing to standard output", &error))?;
-    Ok(Exit::Clean)
+    Ok(exit)
 }
 
 /// Copies a file or a directory with all that lies in it.
