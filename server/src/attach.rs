@@ -99,6 +99,7 @@ fn namespace(plan: &AttachPlan) -> NamespacePlan {
         protection: Default::default(),
         read_only: plan.block_device.read_only,
         relocate: true,
+        accept_older: false,
         usage: plan.usage,
         uuid: None,
         scrub: Settings::default(),

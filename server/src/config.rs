@@ -127,6 +127,8 @@ struct NamespaceTable {
     #[serde(default = "yes")]
     relocate: bool,
     #[serde(default)]
+    accept_older: bool,
+    #[serde(default)]
     as_member: bool,
     #[serde(default, deserialize_with = "uuid")]
     uuid: Option<[u8; 16]>,
@@ -437,6 +439,7 @@ fn namespaces(
             },
             read_only: table.read_only,
             relocate: table.relocate,
+            accept_older: table.accept_older,
             usage: if table.as_member { Usage::AsMember } else { Usage::Alone },
             uuid: table.uuid,
             scrub: table.scrub.over(scrub),

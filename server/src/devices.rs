@@ -11,7 +11,7 @@ use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, sleep, spawn, timeout};
 use sealblock_scrub::Settings;
-use sealblock_stack::{Access, Cause, ReadOnly, StackError, TargetInfo, TargetLabel, Usage, open_for};
+use sealblock_stack::{Access, Cause, OpenTarget, ReadOnly, StackError, TargetInfo, TargetLabel, Usage, open_for};
 use sealblock_units::ByteCount;
 
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind, RESIZING};
@@ -219,16 +219,32 @@ struct OpenedDevice {
     home: CoreLocal<LocalDevice>,
 }
 
+/// Opens the target of a namespace. One that may lack what was written last is served if the plan accepts that.
+async fn open_accepted(plan: &NamespacePlan) -> Result<OpenTarget, StackError> {
+    let target = &plan.target;
+    match open_for(target, plan.access(), plan.usage).await {
+        Err(failure) if failure.cause() == Cause::Older && plan.accept_older => {
+            tracing::warn!(%target, why = failure.in_short(), "it is served all the same, as was asked for");
+            open_for(target, plan.access_to_older(), plan.usage).await
+        }
+        Err(failure) if failure.cause() == Cause::Older => {
+            Err(failure.advise("`sealblock rescue`; --accept-older, or `accept_older = true`, serves what is there"))
+        }
+        opened => opened,
+    }
+}
+
 async fn open_on_core(
     plan: NamespacePlan,
     ties: ReportTargets,
     events: EventSender,
 ) -> Result<OpenedDevice, StackError> {
     let target = &plan.target;
-    let opened = open_for(target, plan.access(), plan.usage).await?;
+    let opened = open_accepted(&plan).await?;
     if let Err(failure) = opened.check_blocks("serving") {
         return opened.close(Err(failure)).await;
     }
+    let access = if opened.why_older().is_some() { plan.access_to_older() } else { plan.access() };
     let (mut gate, info, closer) = opened.share();
     if plan.read_only {
         gate = DynDevice::new(target.to_string(), ReadOnly::new(gate));
@@ -251,7 +267,7 @@ async fn open_on_core(
         volume_uuid,
         is_mirror: info.mirror.is_some(),
         gathers_changes: info.all().iter().any(|info| info.volume.is_some() || info.mirror.is_some()),
-        home: CoreLocal::new(Rc::new(LocalDevice::new(&plan, &info, closer, scrub_task))),
+        home: CoreLocal::new(Rc::new(LocalDevice::new(&plan, access, &info, closer, scrub_task))),
     })
 }
 

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::sync::{Arc, Weak as FileWeak};
 
-use sealblock_block::{DynDevice, RequestKind};
+use sealblock_block::{Device, DynDevice, RequestKind};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_multipath::{PathMonitor, PathStatus as MultipathPathStatus};
 use sealblock_media_file::Backing;
-use sealblock_stack::quantity::count;
 use sealblock_stack::{DamageView, OpenMirror, TargetInfo};
 
 use crate::scrub::ScrubTask;
@@ -28,8 +27,6 @@ pub struct InspectedDevice {
     open_files: Vec<FileWeak<Backing>>,
     /// Its bad blocks, for where they are kept.
     damage: DamageView,
-    /// Losses that the open found and that writes do not repair.
-    lost_metadata: Vec<String>,
 }
 
 /// The files that a device lies in.
@@ -47,7 +44,6 @@ impl InspectedDevice {
             scrub_task: Rc::clone(scrub_task),
             mirrors: all.iter().filter_map(|info| info.mirror.as_ref()).map(Rc::downgrade).collect(),
             paths: all.iter().filter_map(|info| info.paths.clone()).collect(),
-            lost_metadata: lost_logs(info),
             files: files(info),
             open_files: info.open_files(),
             damage: info.damage.clone(),
@@ -66,7 +62,7 @@ impl InspectedDevice {
             mirrors: mirrors.iter().map(|mirror| named(mirror)).collect(),
             paths: self.paths.iter().flat_map(PathMonitor::paths).map(path).collect(),
             damage: DamageStatus::of(&self.damage),
-            lost_metadata: self.lost_metadata.clone(),
+            lost_metadata: lost(&gate).into_iter().collect(),
             scrub: Some(scrub),
             io: io(&gate),
             ..DeviceSnapshot::default()
@@ -94,12 +90,10 @@ pub fn silent(why: &str) -> DeviceSnapshot {
     DeviceSnapshot { silent: Some(why.to_owned()), ..DeviceSnapshot::default() }
 }
 
-/// Logs of which a part is lost, in words.
-fn lost_logs(info: &TargetInfo) -> Vec<String> {
-    let volumes = info.all().into_iter().filter_map(|info| info.volume.as_ref());
-    let lost = volumes.filter(|volume| volume.log_lost > 0);
-    lost.map(|volume| format!("{} of a log: blocks written last may be older", count(volume.log_lost, "sector")))
-        .collect()
+/// That what was written last may be missing, and why, in words: reads do not meet it, and writes do not repair it.
+fn lost(gate: &DynDevice) -> Option<String> {
+    let why = gate.abilities().freshness.why_older()?;
+    Some(format!("blocks may be older than what was written: {why}"))
 }
 
 fn named(mirror: &OpenMirror) -> NamedMirror {

@@ -52,7 +52,7 @@ pub async fn execute(mirror: &OpenMirror, command: &ControlCommand) -> Result<()
 pub fn control_error(failure: &StackError) -> ControlError {
     let kind = match failure.cause() {
         Cause::Usage => ControlErrorKind::Usage,
-        Cause::Io | Cause::Full | Cause::Damaged | Cause::Unread => ControlErrorKind::Failed,
+        Cause::Io | Cause::Full | Cause::Damaged | Cause::Older | Cause::Unread => ControlErrorKind::Failed,
         Cause::Unsuitable | Cause::Absent | Cause::Unreachable | Cause::Refused => ControlErrorKind::Refused,
     };
     ControlError::new(kind, failure)

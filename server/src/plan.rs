@@ -77,6 +77,9 @@ pub struct NamespacePlan {
     pub protection: PiVisibility,
     /// Whether it takes no changes.
     pub read_only: bool,
+    /// Whether a device that may lack what was written last is served, too: for reading only, unless a mirror on another host puts it
+    /// right.
+    pub accept_older: bool,
     /// Whether volumes move blocks to lie beside their neighbours while they are idle.
     pub relocate: bool,
     /// What it is opened for, should it be a member of a group.
@@ -120,6 +123,14 @@ impl NamespacePlan {
             (true, _) => Access::Read,
             (false, true) => Access::Write,
             (false, false) => Access::WriteInPlace,
+        }
+    }
+
+    /// The same, where the target may lack what was written last.
+    pub fn access_to_older(&self) -> Access {
+        match (self.read_only, self.usage) {
+            (false, Usage::AsMember) => self.access().of_replica(),
+            _ => Access::ReadOlder,
         }
     }
 }

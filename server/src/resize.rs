@@ -71,11 +71,17 @@ struct ResizableVolume {
 }
 
 impl LocalDevice {
-    /// A device that was opened for this plan, what it is made of, and its scrub.
-    pub fn new(plan: &NamespacePlan, info: &TargetInfo, closer: Closer, scrub_task: Rc<ScrubTask>) -> LocalDevice {
+    /// A device that was opened for this plan and accessed like this, what it is made of, and its scrub.
+    pub fn new(
+        plan: &NamespacePlan,
+        access: Access,
+        info: &TargetInfo,
+        closer: Closer,
+        scrub_task: Rc<ScrubTask>,
+    ) -> LocalDevice {
         LocalDevice {
             target: plan.target.clone(),
-            access: plan.access(),
+            access,
             usage: plan.usage,
             closer: RefCell::new(Some(closer)),
             inspected: InspectedDevice::new(&scrub_task, info),

@@ -20,6 +20,8 @@ pub enum Cause {
     Full,
     /// Data or tags are damaged where the command needs them whole.
     Damaged,
+    /// What was written last may be missing, and that was not accepted.
+    Older,
     /// Input or output failed.
     Io,
     /// The reader of the output is gone, as in a pipe into `head`.

@@ -24,7 +24,7 @@ pub fn of_block(doing: impl Into<String>, error: &Error) -> StackError {
         BlockFailure::Range { .. } => (Cause::Usage, None),
         BlockFailure::Limit { .. } => (Cause::Unsuitable, None),
         BlockFailure::Absent(_) => (Cause::Absent, None),
-        BlockFailure::MayBeOlder(_) => (Cause::Damaged, Some(OLDER)),
+        BlockFailure::MayBeOlder(_) => (Cause::Older, Some(OLDER)),
         BlockFailure::Unreachable { .. } => (Cause::Unreachable, None),
     };
     // The device name repeats a target of one device, and names the device of a target of several.
@@ -81,8 +81,8 @@ pub fn of_volume(doing: &str, error: &VolumeError) -> StackError {
         VolumeError::Identity(_) => StackError::new(Cause::Damaged, doing, error).advise(
             "`sealblock rescue --identity UUID VOLUME TO` takes it for that volume and copies out what verifies",
         ),
-        VolumeError::LogDamaged { .. } => StackError::new(Cause::Damaged, doing, error).advise(
-            "`sealblock rescue VOLUME TO` copies out all that verifies; `copy` and `verify` read the volume as it is",
+        VolumeError::LogDamaged { .. } => StackError::new(Cause::Older, doing, error).advise(
+            "`sealblock rescue VOLUME TO` copies out all that verifies; `copy`, `verify` and `serve --accept-older` read the volume as it is",
         ),
     }
 }

@@ -105,10 +105,7 @@ fn open_alone(path: &Path, options: Options) -> Result<FileMedium, OpenError> {
 }
 
 pub(crate) async fn medium_of(path: &Path, access: Access) -> Result<FileMedium, StackError> {
-    let options = match access {
-        Access::Read => Options::READ,
-        Access::Write | Access::WriteInPlace => Options::WRITE,
-    };
+    let options = if access.writes() { Options::WRITE } else { Options::READ };
     open_medium(path, options).await.map_err(|error| of_open("opening", &error))
 }
 
@@ -131,7 +128,8 @@ pub async fn open_again(target: &TargetName, medium: Rc<FileMedium>, access: Acc
     volume_as(target, medium, &path, access).await
 }
 
-/// Opens the volume at a path for reading, also if its medium was truncated; as the volume with this identity, if one is given.
+/// Opens the volume at a path for reading, also if its medium was truncated, or its blocks may be older than
+/// what was written; as the volume with this identity, if one is given.
 ///
 /// # Errors
 /// When there is none, or it cannot be opened.
@@ -140,8 +138,8 @@ pub async fn open_truncated(
     path: &Path,
     identity: Option<[u8; 16]>,
 ) -> Result<OpenTarget, StackError> {
-    let medium = medium_of(path, Access::Read).await?;
-    let options = OpenOptions { truncated: true, identity, ..options(&medium, Access::Read) };
+    let medium = medium_of(path, Access::ReadOlder).await?;
+    let options = OpenOptions { truncated: true, identity, ..options(&medium, Access::ReadOlder) };
     Ok(whole(target, volume_on(Rc::new(medium), path, &options).await?).await)
 }
 
@@ -239,7 +237,8 @@ pub async fn open_volume(path: &Path, access: Access) -> Result<OpenVolume, Stac
 fn options(medium: &FileMedium, access: Access) -> OpenOptions {
     OpenOptions {
         read_only: !access.writes() || medium.is_read_only(),
-        relocate: access != Access::WriteInPlace,
+        accept_older: access.accepts_older(),
+        relocate: access.relocates(),
         ..OpenOptions::default()
     }
 }

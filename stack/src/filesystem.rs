@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use sealblock_btrfs::{Candidate, Filesystem, FsError, OpenOptions};
 
 use crate::error::{Cause, StackError};
+use crate::held::Access;
 use crate::opened::OpenTarget;
 use crate::target::{TargetName, has_kind};
 use crate::whole::Whole;
@@ -94,7 +95,7 @@ impl FilesystemName {
     pub async fn open(&self, options: OpenOptions) -> Result<OpenFilesystem, StackError> {
         let (mut opened, mut candidates) = (Vec::new(), Vec::new());
         for target in &self.targets {
-            let one = match Whole::open(target).await {
+            let one = match Whole::open(target, Access::ReadOlder).await {
                 Ok(whole) => whole.opened,
                 Err(error) => return close_all(opened, Err(error)).await,
             };

@@ -15,21 +15,49 @@ use crate::recorded::KeepDamage;
 /// A volume in a file, on the reactor's clock. The file and its lock may outlive the volume.
 pub type FileVolume = Volume<Rc<FileMedium>, ReactorClock>;
 
-/// How a command accesses a target.
+/// How a command accesses a target. One that may lack what was written last is opened only for who accepts that, and then says it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     /// Reads, shared with other readers.
     Read,
+    /// The same, also blocks that may be older than what was written ([`OpenTarget::older_text`]).
+    ///
+    /// [`OpenTarget::older_text`]: crate::OpenTarget::older_text
+    ReadOlder,
     /// Reads and writes, exclusively.
     Write,
     /// The same, and volumes do not move blocks while they are idle.
     WriteInPlace,
+    /// Reads and writes as a replica: the mirror resynchronises one that may lack what was written last before anything of it counts.
+    Replica,
+    /// The same, and volumes do not move blocks while they are idle.
+    ReplicaInPlace,
 }
 
 impl Access {
     /// True if it writes.
     pub fn writes(self) -> bool {
-        self != Access::Read
+        !matches!(self, Access::Read | Access::ReadOlder)
+    }
+
+    /// True if volumes may move blocks while they are idle.
+    pub(crate) fn relocates(self) -> bool {
+        !matches!(self, Access::WriteInPlace | Access::ReplicaInPlace)
+    }
+
+    /// True if who opens it knows what to do with a device that may lack what was written last.
+    pub fn accepts_older(self) -> bool {
+        matches!(self, Access::ReadOlder | Access::Replica | Access::ReplicaInPlace)
+    }
+
+    /// How a replica of a mirror that is accessed like this is accessed: what its blocks are worth is for the mirror to judge.
+    #[must_use]
+    pub fn of_replica(self) -> Access {
+        match self {
+            Access::Read | Access::ReadOlder => Access::ReadOlder,
+            Access::Write | Access::Replica => Access::Replica,
+            Access::WriteInPlace | Access::ReplicaInPlace => Access::ReplicaInPlace,
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use futures_util::future::LocalBoxFuture;
+use sealblock_block::{Device, ErrorKind, Freshness};
 use sealblock_layers_fault::{FaultLayer, Rules};
 use sealblock_layers_offset::OffsetLayer;
 use sealblock_media_file::FileMedium;
@@ -13,6 +14,7 @@ use sealblock_units::{BlockSize, ByteCount};
 
 use crate::damage_view::DamageView;
 use crate::error::{Cause, StackError};
+use crate::failures::of_block;
 use crate::files::{FileKind, medium_of, of_remains, open_raw};
 use crate::groups::mirror::MirrorOptions;
 use crate::groups::{mirror, multipath, stripe};
@@ -51,9 +53,20 @@ pub fn open_for(
     usage: Usage,
 ) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>> {
     Box::pin(async move {
-        let opened = open_device(target, access, usage).await?;
+        let opened = check_fresh(open_device(target, access, usage).await?, access).await?;
         if access.writes() { guard(opened, usage).await } else { Ok(opened) }
     })
+}
+
+/// Refuses a device that may lack what was written last, unless who opens it accepts that.
+async fn check_fresh(opened: OpenTarget, access: Access) -> Result<OpenTarget, StackError> {
+    match opened.device.abilities().freshness {
+        Freshness::MayBeOlder(why) if !access.accepts_older() => {
+            let refused = of_block("opening", &ErrorKind::MayBeOlder(why).into()).on(opened.target()).lasting();
+            opened.close(Err(refused)).await
+        }
+        _ => Ok(opened),
+    }
 }
 
 fn open_device(

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use futures_util::future::LocalBoxFuture;
-use sealblock_block::{Device, DynDevice, Expectations, MemberPath, Outcome, Request, Response};
+use sealblock_block::{Device, DynDevice, Expectations, MemberPath, Outcome, Request, Response, WhyOlder};
 use sealblock_units::Extent;
 
 use crate::damage_view::DamageView;
@@ -75,6 +75,17 @@ impl OpenTarget {
     /// The name it was opened by.
     pub fn target(&self) -> &TargetName {
         &self.target
+    }
+
+    /// Why blocks of it may be older than what was written, if they may.
+    pub fn why_older(&self) -> Option<WhyOlder> {
+        self.device.abilities().freshness.why_older()
+    }
+
+    /// The same in words, which whoever accepts it has to say.
+    pub fn older_text(&self) -> Option<String> {
+        let why = self.why_older()?;
+        Some(format!("{}: blocks may be older than what was written: {why}", self.target))
     }
 
     /// What its members are called.

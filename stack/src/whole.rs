@@ -32,10 +32,10 @@ impl Whole {
     ///
     /// # Errors
     /// Says what could not be opened and why.
-    pub async fn open(target: &TargetName) -> Result<Whole, StackError> {
+    pub async fn open(target: &TargetName, access: Access) -> Result<Whole, StackError> {
         let opened = match target {
-            TargetName::File(path) => open_file(target, path, Access::Read, Plain::Taken).await?,
-            _ => open(target, Access::Read).await?,
+            TargetName::File(path) => open_file(target, path, access, Plain::Taken).await?,
+            _ => open(target, access).await?,
         };
         let rest = match target.path().filter(|_| opened.info.kind == RAW_FILE) {
             Some(path) => rest_of(path, opened.device.geometry().capacity_bytes())

@@ -12,10 +12,19 @@ pub enum Exit {
     Clean,
     /// Exit status 1: it found damage or a difference.
     DamageFound,
-    /// Exit status 4: it found nothing bad, and could not check everything, or a copy is missing or out of sync.
+    /// Exit status 4: it found nothing bad, and could not check everything, or a copy is missing or out of sync, or what it read may
+    /// be older than what was written.
     Incomplete,
     /// Exit status 130, or what a shell shows for the signal: it ended early and has printed how far it came.
     Interrupted,
+}
+
+impl Exit {
+    /// The same of what may be older than what was written, where `is_older`: nothing bad that was found is not all there is.
+    #[must_use]
+    pub fn unless_older(self, is_older: bool) -> Exit {
+        if is_older && self == Exit::Clean { Exit::Incomplete } else { self }
+    }
 }
 
 impl From<Health> for Exit {
@@ -49,6 +58,7 @@ pub const fn status(cause: Cause) -> u8 {
         | Cause::Refused
         | Cause::Full
         | Cause::Damaged
+        | Cause::Older
         | Cause::Io
         | Cause::Unread => 3,
     }
@@ -63,6 +73,10 @@ mod tests {
         let exits = [Health::Healthy, Health::Incomplete, Health::Degraded, Health::Other].map(Exit::from);
         assert_eq!(exits, [Exit::Clean, Exit::Incomplete, Exit::Incomplete, Exit::Incomplete]);
         assert_eq!(Exit::from(Health::Damaged), Exit::DamageFound);
+        let all = [Exit::Clean, Exit::DamageFound, Exit::Incomplete, Exit::Interrupted];
+        let older = [Exit::Incomplete, Exit::DamageFound, Exit::Incomplete, Exit::Interrupted];
+        assert_eq!(all.map(|exit| exit.unless_older(true)), older);
+        assert_eq!(all.map(|exit| exit.unless_older(false)), all);
     }
 
     #[test]
@@ -71,7 +85,7 @@ mod tests {
         for cause in [Cause::Unsuitable, Cause::Absent, Cause::Unreachable, Cause::Refused] {
             assert_eq!(status(cause), 3, "{cause:?}");
         }
-        for cause in [Cause::Full, Cause::Damaged, Cause::Io, Cause::Unread] {
+        for cause in [Cause::Full, Cause::Damaged, Cause::Older, Cause::Io, Cause::Unread] {
             assert_eq!(status(cause), 3, "{cause:?}");
         }
     }

@@ -11,11 +11,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use sealblock_block::BadBlockCause;
 use sealblock_integrity::Field;
 use sealblock_server::status::health::Checked;
-use sealblock_stack::StackError;
 use sealblock_stack::range::BlockRange;
+use sealblock_stack::{OpenTarget, StackError};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::exit::Exit;
+
+/// Says on standard error that blocks of a target may be older than what was written, if so. True if so: the command ends with
+/// [`Exit::unless_older`].
+pub fn note_older(opened: &OpenTarget) -> bool {
+    let text = opened.older_text();
+    text.iter().for_each(|text| note(&format_args!("{text}")));
+    text.is_some()
+}
 
 /// The report of `verify`.
 #[derive(Clone, PartialEq, Debug, Serialize)]

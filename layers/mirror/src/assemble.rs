@@ -113,6 +113,8 @@ pub struct ExistingMirror {
     /// True if the labels are not all from the same write: a crash cut it short, or a replica is an image from
     /// before.
     pub labels_differ: bool,
+    /// The content of the replica whose label counts may be older than what was written, as that of all that could take its place.
+    pub may_be_older: bool,
 }
 
 /// Assembles a mirror from what was found under the names of its replicas.
@@ -120,6 +122,15 @@ pub struct ExistingMirror {
 /// # Errors
 /// When they make no mirror, or none that can be trusted.
 pub fn assemble(found: &[ReplicaProbe]) -> Result<Assembly, AssembleError> {
+    assemble_beside(found, &[])
+}
+
+/// The same, where the devices of these replicas may lack what was written to them last: what such a replica has counts only if
+/// there is no other in-sync one, and else it is out of sync in all regions.
+///
+/// # Errors
+/// As [`assemble`].
+pub fn assemble_beside(found: &[ReplicaProbe], older: &[usize]) -> Result<Assembly, AssembleError> {
     let labels: Vec<(usize, &Label)> = found
         .iter()
         .enumerate()
@@ -137,22 +148,24 @@ pub fn assemble(found: &[ReplicaProbe]) -> Result<Assembly, AssembleError> {
         |label: &Label| labels.iter().any(|(_, other)| marks_out_of_sync(other, label) || is_ahead(other, label));
     let is_current = |label: &Label| is_own_in_sync(label) && !is_old(label) && !is_marked(label);
     let current = labels.iter().filter(|(_, label)| is_current(label));
-    let authority = current.min_by_key(|(_, label)| std::cmp::Reverse(label.events));
+    let authority = current.min_by_key(|(at, label)| (older.contains(at), std::cmp::Reverse(label.events)));
     let Some(&(first, authority)) = authority else { return Err(AssembleError::NoneInSync) };
     // Also of a replica that is not in sync: it may have the only copy of what was written on the other side.
     if let Some(&(second, _)) = labels.iter().find(|(_, label)| !includes_changes_of(authority, label)) {
         return Err(AssembleError::SplitBrain { first, second });
     }
     let mut label = authority.clone();
-    for (_, other) in &labels {
-        merge(&mut label, other, is_old(other) || needs_full_resync(authority, other));
+    let may_be_older = older.contains(&first);
+    for (at, other) in &labels {
+        let is_doubted = older.contains(at) && !may_be_older;
+        merge(&mut label, other, is_doubted || is_old(other) || needs_full_resync(authority, other));
     }
     label.is_tentative = authority.is_tentative && !is_last_change_everywhere(&label, &labels);
     let (indices, unused) = match_replicas(found, authority, &label, &labels)?;
     let labels_differ = labels.iter().any(|(_, other)| other.events != label.events);
     // The next label must have a higher event count than any label there is.
     label.events = labels.iter().map(|(_, other)| other.events).max().unwrap_or(0);
-    Ok(Assembly::Known(Box::new(ExistingMirror { label, indices, unused, labels_differ })))
+    Ok(Assembly::Known(Box::new(ExistingMirror { label, indices, unused, labels_differ, may_be_older })))
 }
 
 fn assemble_unlabelled(found: &[ReplicaProbe]) -> Result<Assembly, AssembleError> {

@@ -1,7 +1,7 @@
 //! Creating a mirror on purpose, and marking a device as written without its mirror.
 
 use futures_util::future::join_all;
-use sealblock_block::{Clock, Device, DynDevice, Error, Request, ReservedArea, Response};
+use sealblock_block::{Clock, Device, DynDevice, Error, ErrorKind, Request, ReservedArea, Response};
 
 use crate::assemble::{Assembly, ReplicaProbe, assemble};
 use crate::error::{MirrorError, ReplicaError};
@@ -10,7 +10,7 @@ use crate::lineage::Lineage;
 use crate::mirror::{Mutation, TestHooks};
 use crate::name::MirrorName;
 use crate::open::{OpenMirror, OpenOptions, new_parts, open_with_hooks, start};
-use crate::probe::{Candidate, check_same_geometry, inspect, label_text, uuid_to_text, write_label};
+use crate::probe::{Candidate, check_same_geometry, inspect, label_text, uuid_to_text, why_older, write_label};
 use crate::regions::Regions;
 use crate::replica::{ReplicaSource, has_reserved_area, unexpected_response};
 
@@ -112,6 +112,11 @@ fn choose_source(
             });
         }
     };
+    let source = from.map(|from| &sources[from]);
+    if let Some((source, why)) = source.and_then(|source| Some((source, why_older(source.device.as_ref().ok()?)?))) {
+        let (replica, reason) = (source.name.clone(), ErrorKind::MayBeOlder(why).to_string());
+        return Err(ReplicaError::Unusable { replica, reason });
+    }
     for (at, candidate) in candidates.iter().enumerate() {
         candidate.check(&sources[at].name, options.force, from != Some(at), None)?;
     }

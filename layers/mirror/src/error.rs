@@ -117,6 +117,14 @@ pub enum ReplicaError {
         /// Why.
         reason: String,
     },
+    /// The content of the device cannot count.
+    #[error("{replica} cannot be what the others are made equal to: {reason}")]
+    Unusable {
+        /// Its name.
+        replica: String,
+        /// Why.
+        reason: String,
+    },
     /// The device has the label of a mirror, or of another group.
     #[error("{replica} is {what}")]
     Labelled {

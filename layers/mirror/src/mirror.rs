@@ -58,6 +58,8 @@ pub(crate) struct MirrorParts {
     pub replicas: Vec<Rc<Replica>>,
     pub authority: usize,
     pub write_intent: WriteIntent,
+    /// Whether the content that counts is what was written last.
+    pub freshness: Freshness,
     pub mutation: Mutation,
 }
 
@@ -188,11 +190,11 @@ pub struct ReplicaInfo {
 
 impl<C: Clock> Mirror<C> {
     pub(crate) fn new(clock: C, parts: MirrorParts, abilities: Abilities, read_only: bool) -> Mirror<C> {
-        let MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, mutation } = parts;
+        let MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, mutation } = parts;
         Mirror {
             clock,
             geometry,
-            abilities,
+            abilities: Abilities { freshness, ..abilities },
             map,
             uuid,
             name,
@@ -476,7 +478,8 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         offloads: all(&|of| of.offloads),
         seals: all(&|of| of.seals),
         copies: true,
-        freshness: devices.iter().fold(Freshness::Current, |all, of| all.and(of.freshness)),
+        // Not each replica counts: what does is known where it is opened.
+        freshness: Freshness::Current,
     }
 }
 

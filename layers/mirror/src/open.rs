@@ -3,16 +3,18 @@
 use std::rc::Rc;
 
 use futures_util::future::join_all;
-use sealblock_block::{Abilities, Clock, Device, DynDevice, Geometry, Limits, is_unwritten};
+use sealblock_block::{Abilities, Clock, Device, DynDevice, ErrorKind, Freshness, Geometry, Limits, is_unwritten};
 use sealblock_units::BlockSize;
 
-use crate::assemble::{AssembleError, Assembly, ExistingMirror, ReplicaProbe, assemble, mark_out_of_sync, replica_id};
+use crate::assemble::{
+    AssembleError, Assembly, ExistingMirror, ReplicaProbe, assemble_beside, mark_out_of_sync, replica_id,
+};
 use crate::error::MirrorError;
 use crate::label::{Label, LabelError, MAX_REPLICAS, ReplicaRecord, ReplicaState};
 use crate::lineage::Lineage;
 use crate::mirror::{Mirror, MirrorParts, Mutation, TestHooks, abilities};
 use crate::name::MirrorName;
-use crate::probe::{ProbeError, check_fit, check_pages, check_same_geometry, default_name, probe_device};
+use crate::probe::{ProbeError, check_fit, check_pages, check_same_geometry, default_name, probe_device, why_older};
 use crate::regions::{MAX_REGIONS, MAX_REGIONS_IN_LABEL, RegionMap, Regions};
 use crate::replica::{Replica, ReplicaSource, has_reserved_area};
 use crate::resync::Worker;
@@ -68,7 +70,9 @@ pub async fn open_with_hooks<C: Clock>(
     if hooks.mutation == Mutation::SkipLineage {
         found.iter_mut().for_each(forget_lineage);
     }
-    let assembly = assemble(&found).map_err(|refusal| assemble_error(refusal, &sources))?;
+    let older = older(&sources);
+    let assembly = assemble_beside(&found, &older).map_err(|refusal| assemble_error(refusal, &sources))?;
+    let doubts = matches!(&assembly, Assembly::Known(known) if !older.is_empty() && !known.may_be_older);
     let labels_differ = matches!(&assembly, Assembly::Known(known) if known.labels_differ);
     let is_new = assembly == Assembly::New;
     let parts = match assembly {
@@ -79,14 +83,17 @@ pub async fn open_with_hooks<C: Clock>(
             }
             new_parts(sources, &found, None, (&options.random, None), &hooks)?
         }
-        Assembly::Known(known) => existing_parts(sources, *known, &options.random, &hooks)?,
+        Assembly::Known(known) => existing_parts(sources, *known, &older, &options, &hooks)?,
     };
     let opened = start(clock, parts, options.is_read_only);
     if is_new {
         // From here on the replicas belong together, and no other device can take the place of one.
         opened.mirror.write_labels().await.map_err(MirrorError::WriteLabels)?;
     }
-    if labels_differ && let Err(error) = opened.mirror.write_labels().await {
+    if doubts {
+        // A device that may lack something shows it until its first change, so the labels of the others show it from now on.
+        opened.mirror.write_labels().await.map_err(MirrorError::WriteLabels)?;
+    } else if labels_differ && let Err(error) = opened.mirror.write_labels().await {
         // Equal labels help to recognise older images. If they cannot be written, a request that needs them fails by
         // itself.
         tracing::debug!(%error, "cannot make the labels equal");
@@ -94,8 +101,15 @@ pub async fn open_with_hooks<C: Clock>(
     Ok(opened)
 }
 
-/// Builds a mirror and its worker.
+/// Which of these devices may lack what was written to them last.
+fn older(sources: &[ReplicaSource]) -> Vec<usize> {
+    let is_older = |source: &ReplicaSource| source.device.as_ref().is_ok_and(|device| why_older(device).is_some());
+    (0..sources.len()).filter(|at| is_older(&sources[*at])).collect()
+}
+
+/// Builds a mirror and its worker. It takes no writes while its content may be older than what was written.
 pub(crate) fn start<C: Clock>(clock: C, parts: MirrorParts, read_only: bool) -> OpenMirror<C> {
+    let read_only = read_only || !parts.freshness.is_current();
     let of: Vec<Abilities> = devices(&parts.replicas).iter().map(Device::abilities).collect();
     let mirror = Rc::new(Mirror::new(clock, parts, abilities(&of, read_only), read_only));
     OpenMirror { worker: Worker::new(mirror.clone()), mirror }
@@ -109,7 +123,8 @@ fn devices(replicas: &[Rc<Replica>]) -> Vec<DynDevice> {
 async fn first_not_blank(sources: &[ReplicaSource]) -> Result<Option<usize>, MirrorError> {
     for (at, source) in sources.iter().enumerate() {
         let Ok(device) = &source.device else { continue };
-        let is_blank = is_unwritten(device).await;
+        // One that may lack something is not known to be blank.
+        let is_blank = if why_older(device).is_some() { Ok(false) } else { is_unwritten(device).await };
         if !is_blank.map_err(|reason| MirrorError::Replica { replica: source.name.clone(), error: reason })? {
             return Ok(Some(at));
         }
@@ -225,6 +240,7 @@ pub(crate) fn new_parts(
         replicas,
         authority: from.unwrap_or(0),
         write_intent,
+        freshness: Freshness::Current,
         mutation: hooks.mutation,
     })
 }
@@ -252,10 +268,11 @@ fn choose_map(
 fn existing_parts(
     mut sources: Vec<ReplicaSource>,
     known: ExistingMirror,
-    random: &[u8; 16],
+    older: &[usize],
+    options: &OpenOptions,
     hooks: &TestHooks,
 ) -> Result<MirrorParts, MirrorError> {
-    let ExistingMirror { mut label, indices, unused, .. } = known;
+    let ExistingMirror { mut label, indices, unused, may_be_older, .. } = known;
     for replica in unused.iter().copied() {
         let is_removed = label.replicas[indices[replica]].state == ReplicaState::Removed;
         let reason = if is_removed { "it was removed from the mirror" } else { NO_LABEL };
@@ -266,9 +283,18 @@ fn existing_parts(
         check_fit(source, label.block_size, label.capacity_blocks, label.protection)?;
     }
     let limits = common_geometry(&sources).limits;
+    let freshness = match may_be_older {
+        true => older.iter().fold(Freshness::Current, |all, at| all.and(freshness_of(&sources[*at]))),
+        false => Freshness::Current,
+    };
+    let doubted: Vec<(usize, String)> = match may_be_older {
+        true => Vec::new(),
+        false => older.iter().filter_map(|at| Some((indices[*at], doubt(&mut sources[*at], options)?))).collect(),
+    };
     let dirty = label.dirty.clone();
     let replicas = existing_replicas(sources, &indices, &mut label);
     mark_assumed_names(&replicas, &unused);
+    doubted.into_iter().for_each(|(index, why)| drop(replicas[index].last_error.replace(why)));
     let Label { map, capacity_blocks, block_size, protection, uuid, name, own_index: authority, .. } = label;
     let geometry = Geometry { block_size, capacity_blocks, protection, limits };
     let prior = PriorState {
@@ -278,12 +304,28 @@ fn existing_parts(
         is_tentative: label.is_tentative,
         dirty,
     };
-    let write_intent = WriteIntent::new(prior, random);
+    let write_intent = WriteIntent::new(prior, &options.random);
     // Labels that replicas write apart must differ from a label that was in flight when they parted.
     if hooks.mutation != Mutation::CountOn {
         write_intent.skip_events_past(label.events);
     }
-    Ok(MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, mutation: hooks.mutation })
+    let mutation = hooks.mutation;
+    Ok(MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, mutation })
+}
+
+/// Why a device may lack what was written to it last, which another replica has. One that takes no writes cannot be resynchronised,
+/// and is not used.
+fn doubt(source: &mut ReplicaSource, options: &OpenOptions) -> Option<String> {
+    let device = source.device.as_ref().ok()?;
+    let why = ErrorKind::MayBeOlder(why_older(device)?).to_string();
+    if !options.is_read_only && !device.abilities().writable {
+        source.device = Err(format!("{why}; and it takes no writes, so that it cannot be resynchronised"));
+    }
+    Some(why)
+}
+
+fn freshness_of(source: &ReplicaSource) -> Freshness {
+    source.device.as_ref().map_or(Freshness::Current, |device| device.abilities().freshness)
 }
 
 /// The replicas in the order of their records: given ones, and those that were not given.

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use sealblock_block::{Device, DynDevice, Error, ErrorKind, Geometry, Request, ReservedArea, Response, is_unwritten};
+use sealblock_block::{
+    Device, DynDevice, Error, ErrorKind, Geometry, Request, ReservedArea, Response, WhyOlder, is_unwritten,
+};
 use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockSize;
@@ -84,6 +86,11 @@ impl Pages for LoadedPages {
     }
 }
 
+/// Why a device may lack what was written to it last, if it may.
+pub(crate) fn why_older(device: &DynDevice) -> Option<WhyOlder> {
+    device.abilities().freshness.why_older()
+}
+
 /// Refuses a replica that is smaller than the mirror, or has another block size or format.
 pub(crate) fn check_fit(
     source: &ReplicaSource,
@@ -157,7 +164,9 @@ pub(crate) async fn inspect(source: &ReplicaSource) -> Result<Candidate, Replica
         }
         Err(ProbeError::Device(reason)) => return Err(absent(reason.to_string())),
     };
-    let is_written = !is_unwritten(device).await.map_err(|reason| absent(reason.to_string()))?;
+    // One that may lack something is not known to be blank.
+    let is_written =
+        why_older(device).is_some() || !is_unwritten(device).await.map_err(|reason| absent(reason.to_string()))?;
     Ok(Candidate { probe: found, label_error: other, is_written })
 }
 

@@ -2,12 +2,12 @@
 
 use std::rc::Rc;
 
-use sealblock_block::{Clock, DynDevice};
+use sealblock_block::{Clock, DynDevice, ErrorKind, WhyOlder};
 
 use crate::assemble::{Assembly, ReplicaProbe, add_missed, assemble, is_still_new, needs_full_resync};
 use crate::label::{Label, ReplicaState};
 use crate::mirror::{Mirror, Mutation};
-use crate::probe::{check_fit, default_name, probe_device};
+use crate::probe::{check_fit, default_name, probe_device, why_older};
 use crate::replica::{Replica, ReplicaSource};
 
 impl<C: Clock> Mirror<C> {
@@ -22,7 +22,7 @@ impl<C: Clock> Mirror<C> {
         let found = probe_device(&device, self.mutation).await.map_err(|error| error.to_string())?;
         let replica = &self.identify(replica, &found);
         if let ReplicaProbe::Labelled(label) = &found {
-            self.adopt_label(replica, label)?;
+            self.adopt_label(replica, label, why_older(&device))?;
             replica.is_name_assumed.set(false);
         } else if replica.has_room || found.has_room() {
             replica.is_unlabelled.set(true);
@@ -79,9 +79,12 @@ impl<C: Clock> Mirror<C> {
     }
 
     /// Checks the label of a replica that is back, and updates its record from it.
-    fn adopt_label(&self, replica: &Replica, label: &Label) -> Result<(), String> {
+    fn adopt_label(&self, replica: &Replica, label: &Label, why_older: Option<WhyOlder>) -> Result<(), String> {
         self.check_label(replica, label)?;
-        let lacks_everything = needs_full_resync(&self.label(replica), label);
+        if let (Some(why), ReplicaState::InSync) = (why_older, replica.state.get()) {
+            return Err(format!("it was the last in-sync replica, and {}", ErrorKind::MayBeOlder(why)));
+        }
+        let lacks_everything = why_older.is_some() || needs_full_resync(&self.label(replica), label);
         if lacks_everything && replica.state.get() == ReplicaState::InSync {
             return Err("the device is an older image of the last in-sync replica, or was changed elsewhere".to_owned());
         }

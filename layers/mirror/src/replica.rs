@@ -173,6 +173,12 @@ impl Replica {
         self.device.borrow().clone()
     }
 
+    /// True if its device may lack what was written to it last, and has not been told yet that it need not say so any more: that is
+    /// a change of any block.
+    pub fn may_be_older(&self) -> bool {
+        self.device.borrow().as_ref().is_some_and(|device| !device.abilities().freshness.is_current())
+    }
+
     /// A number that differs before and after the device is attached or detached.
     pub fn attach_count(&self) -> u64 {
         self.attach_count.get()

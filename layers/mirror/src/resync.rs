@@ -227,12 +227,13 @@ impl<C: Clock> Mirror<C> {
             let sources = self.in_sync();
             let Some(first) = sources.first() else { return Err(self.no_replica()) };
             let both: Replicas = [first.clone(), replica.clone()].into_iter().collect();
-            if self.are_identical(&both, piece).await? {
+            // Equal blocks leave such a device in doubt.
+            if !replica.may_be_older() && self.are_identical(&both, piece).await? {
                 continue;
             }
             let (found, lost) = self.gather(&sources, piece).await?;
             for found in found {
-                if self.is_already_identical(&both, &found, piece).await? {
+                if !replica.may_be_older() && self.is_already_identical(&both, &found, piece).await? {
                     continue;
                 }
                 let put = replica.put(found.extent, &found.data).await;

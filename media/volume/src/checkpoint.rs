@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
-use sealblock_block::{Clock, Error, Medium, MediumError};
+use sealblock_block::{Clock, Error, Freshness, Medium, MediumError};
 
 use crate::format::{Answered, Generations, MapEntryRun, Superblock};
 use crate::options::Mutation;
@@ -23,6 +23,7 @@ const PORTION_BLOCKS: u64 = 1024;
 /// What there may be one of at a time: a checkpoint, and within it or beside it one write of superblocks.
 const CHECKPOINT: RangeInclusive<u64> = 0..=0;
 const SUPERBLOCKS: RangeInclusive<u64> = 1..=1;
+const GIVING_UP: RangeInclusive<u64> = 2..=2;
 
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// Makes checkpoints on request, until [`Checkpoints::stop`] or the volume has failed.
@@ -133,7 +134,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.medium.write(place.second_offset, bytes).await
     }
 
-    /// Says in the superblock, before the first map entry goes to the log, that the log is not empty any more; and before the first
+    /// Says in the superblock, before the first map entry goes to the log, that the log is not empty any more, which is true by then:
+    /// its anchor is durable. And before the first
     /// map entry of a block that was made unreadable that there may be such: programs that do not know these then refuse the volume.
     pub(crate) async fn mark_log_in_use(&self) -> Result<(), Error> {
         let answered = if self.notes.are_needless() { Answered::Volatile } else { self.superblock.get().answered };
@@ -144,17 +146,26 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn mark_answered(&self, answered: Answered) -> Result<(), Error> {
         let before = self.superblock.get();
         let uncorrectable = before.uncorrectable || self.commits.uncorrectable.get();
-        if !before.is_clean && uncorrectable == before.uncorrectable && answered == before.answered {
+        if before.is_anchored && uncorrectable == before.uncorrectable && answered == before.answered {
             return Ok(());
         }
-        self.change_superblock(|before| Superblock { is_clean: false, uncorrectable, answered, ..before }).await
+        // An earlier attempt may have written it, and then failed.
+        let is_empty = self.log.next.get() == self.log.tail.get();
+        if !before.is_anchored && is_empty && self.mutation != Mutation::NoAnchor {
+            self.log.write_anchor(&self.medium).await.map_err(|error| self.fail(&error))?;
+            self.sync_or_fail().await?;
+        }
+        let mark = |before| Superblock { is_clean: false, is_anchored: true, uncorrectable, answered, ..before };
+        self.change_superblock(mark).await
     }
 
     /// Writes the next superblock; durable in the end.
     async fn change_superblock(&self, change: impl FnOnce(Superblock) -> Superblock) -> Result<(), Error> {
         let _alone = self.checkpoints.turns.lock(SUPERBLOCKS).await;
         let before = self.superblock.get();
-        let superblock = Superblock { write_seq: before.write_seq + 1, ..change(before) };
+        let changed = change(before);
+        let is_anchored = changed.is_anchored && !changed.is_clean;
+        let superblock = Superblock { write_seq: before.write_seq + 1, is_anchored, ..changed };
         superblocks::write(&self.medium, &superblock).await?;
         self.sync_or_fail().await?;
         self.superblock.set(superblock);
@@ -176,11 +187,35 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
             (first, blocks) = (at + 1, 0);
         }
-        self.checkpoint_both(false).await
+        // The log goes on far behind what a crash left, where it has no sector yet.
+        self.superblock.set(Superblock { is_anchored: false, ..self.superblock.get() });
+        self.checkpoint(false).await?;
+        // The second superblock, and with it all of them, begins the log there: what recovery left out must not be read again, should
+        // the newer copy be lost.
+        self.mark_answered(self.superblock.get().answered).await
     }
 
-    /// Rewrites all superblocks. After recovery the log still holds map entries that do not count, and a superblock from before it,
-    /// should the newer copy be lost, would have them read again.
+    /// Gives up a log of which sectors are lost, before the first block changes: what is left of it goes to the block map, and it
+    /// begins anew. From here on nothing on the medium tells that blocks may be older; who opened the volume has recorded it.
+    pub(crate) async fn give_up_log(&self) -> Result<(), Error> {
+        let _change = self.begin_change()?;
+        let _alone = self.checkpoints.turns.lock(GIVING_UP).await;
+        if !self.keeps_lost_log.get() {
+            return Ok(());
+        }
+        self.block_map.groups.repair(&self.medium).await?;
+        // What was noted beside it says nothing of the log that begins now.
+        self.superblock.set(Superblock { answered: Answered::Volatile, ..self.superblock.get() });
+        self.checkpoint_recovered(&self.memtable.recovered()).await?;
+        self.memtable.end_commit();
+        tracing::warn!("a log of which sectors were lost is given up: blocks may be older than what was written");
+        self.keeps_lost_log.set(false);
+        self.log_freshness.set(Freshness::Current);
+        self.commits.wanted.notify();
+        Ok(())
+    }
+
+    /// Rewrites all superblocks.
     pub(crate) async fn checkpoint_both(&self, clean: bool) -> Result<(), Error> {
         self.checkpoint(clean).await?;
         self.checkpoint(clean).await

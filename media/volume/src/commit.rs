@@ -25,7 +25,8 @@ struct Piece {
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// Waits until everything written before is durable.
     pub(crate) async fn flush(&self) -> Outcome {
-        if self.is_read_only || (self.memtable.is_empty() && self.state.get() != VolumeState::Failed) {
+        let is_kept = self.is_read_only || self.keeps_lost_log.get();
+        if is_kept || (self.memtable.is_empty() && self.state.get() != VolumeState::Failed) {
             return Ok(Response::Done);
         }
         if self.state.get() != VolumeState::Closing {

@@ -86,6 +86,7 @@ mod tests {
     mod fairness;
     mod foreign;
     mod log;
+    mod lost_log;
     mod neighbours;
     mod notes;
     mod recognition;

@@ -10,6 +10,9 @@
 //!
 //! Invariant: each map entry but those of the last commit lies in two places that no 64 KiB hold both of. While a place is
 //! written again, the other one has all that was in it.
+//! The first sector of each time that the log is used has no map entries: the anchor, in both places, durable before a superblock
+//! says that the log is in use. So a log in use is never empty, and one in which nothing is found is lost ([`Log::write_anchor`]).
+//!
 //! Map entries are repeated even where the same sector has newer ones of their blocks: those may turn out not to have arrived.
 
 use std::cell::{Cell, RefCell};
@@ -211,6 +214,24 @@ impl Log {
         *self.last.borrow_mut() = Some(last);
         self.next.set(end);
         self.commits.set(self.commits.get() + 1);
+        Ok(())
+    }
+
+    /// Begins an empty log with a sector without map entries, in both places; durable once the medium is synced.
+    ///
+    /// It says nothing of the sectors before it: after a crash its number is far ahead of theirs.
+    pub async fn write_anchor<M: Medium>(&self, medium: &M) -> Result<(), MediumError> {
+        let sequence = self.next.get();
+        debug_assert_eq!(sequence, self.tail.get(), "the log is empty");
+        let mut buffer = medium.buffer(self.layout.sector_bytes() as usize);
+        LogSector::encode(&mut buffer, self.seed, LogHeader::new(sequence, 0), [].into_iter(), &[]);
+        let bytes = buffer.freeze();
+        let places = (0..LOG_REGIONS).map(|region| self.layout.log_sector_offset(sequence, region));
+        let writes = places.map(|offset| medium.write(offset, bytes.clone()));
+        join_all(writes).await.into_iter().collect::<Result<(), MediumError>>()?;
+        *self.last.borrow_mut() = None;
+        self.next.set(sequence + 1);
+        self.applied.set(sequence + 1);
         Ok(())
     }
 

@@ -19,9 +19,14 @@ pub(crate) struct Memtable {
 }
 
 impl Memtable {
-    /// Takes over what recovery found, for a volume opened read-only: it goes into the committing part.
+    /// Takes over what recovery found, for a volume that stays as it is on the medium: it goes into the committing part.
     pub fn recover(&self, entries: MapEntries) {
         *self.immutable.borrow_mut() = entries;
+    }
+
+    /// What recovery found, in order of the blocks.
+    pub fn recovered(&self) -> Vec<MapEntryRun> {
+        self.immutable.borrow().in_order()
     }
 
     /// The newest map entry of a block, if it is here.

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use sealblock_block::{Clock, Condition, Error, Geometry, Limits, Medium, RangeLock};
+use sealblock_block::{Clock, Condition, Error, Freshness, Geometry, Limits, Medium, RangeLock, WhyOlder};
 use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize};
@@ -80,17 +80,18 @@ pub async fn open<M: Medium, C: Clock>(
         // must not outlive them.
         medium.sync().await?;
     }
-    let recovered = recovery::replay(&medium, &superblock, options).await?;
     let groups = BlockGroups::read(&medium, &superblock).await?;
+    let recovered = recovery::replay(&medium, &superblock, groups.initialized_count() > 0, options).await?;
     if standing != Standing::Certain {
         groups.assume_initialized();
     }
     let lost = groups.lost_copies();
     recovered.foreign.iter().for_each(|(salt, found)| lost.add_foreign("the log", *salt, found.records));
-    if let (Some(sequence), false) = (recovered.first_lost, options.read_only) {
+    if let (Some(sequence), false) = (recovered.first_lost, options.accept_older) {
         return Err(VolumeError::LogDamaged { sequence, sectors: recovered.lost });
     }
-    if !options.read_only {
+    let is_kept = options.read_only || recovered.lost > 0;
+    if !is_kept {
         groups.repair(&medium).await?;
         wipe_foreign(&medium, &layout, &recovered).await?;
     }
@@ -102,7 +103,7 @@ pub async fn open<M: Medium, C: Clock>(
     let is_answered_known = superblock.is_clean || !options.keeps_answered || superblock.answered == Answered::Durable;
     let settled = are_all_usable && recovered.next == superblock.log_tail && is_answered_known;
     let volume = Rc::new(assemble(medium, clock, superblock, options, &recovered, groups));
-    if options.read_only {
+    if is_kept {
         volume.memtable.recover(newest_of(&noted.entries.in_order(), &entries));
     } else if !settled {
         // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
@@ -166,7 +167,7 @@ pub(crate) fn describe(
     VolumeInfo {
         uuid: superblock.uuid,
         write_seq: superblock.write_seq,
-        is_clean: superblock.is_clean && taken + recovered.discarded + recovered.lost == 0,
+        is_clean: superblock.is_clean && !recovered.is_used && taken + recovered.discarded + recovered.lost == 0,
         layout: superblock.layout,
         recovered: taken,
         dropped: recovered.discarded,
@@ -211,6 +212,10 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
     let commits = CommitQueue::new(&layout, wanted.clone());
     let geometry = geometry(&superblock, commits.max_uncommitted);
     let reserved = ReservedAreas::new(&superblock, groups.lost_copies());
+    let log_freshness = match recovered.lost {
+        0 => Freshness::Current,
+        _ => Freshness::MayBeOlder(WhyOlder::LogLost),
+    };
     Volume {
         medium: OneSync::new(medium),
         clock,
@@ -227,7 +232,8 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         memtable: Memtable::default(),
         notes: Notes::new(options),
         log: Log::new(&superblock, recovered.next, options.mutation),
-        log_lost: recovered.lost,
+        log_freshness: Cell::new(log_freshness),
+        keeps_lost_log: Cell::new(recovered.lost > 0 && !options.read_only),
         commits,
         marked: Cell::default(),
         checkpoints: Checkpoints::default(),

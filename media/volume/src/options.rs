@@ -21,6 +21,10 @@ const SEAL_IN_FLIGHT_BYTES: u64 = 64 << 10;
 pub struct OpenOptions {
     /// Write nothing: what a crash left is taken over in memory only.
     pub read_only: bool,
+    /// Open a volume whose log is lost, too, of which blocks may be older than what was written. One that is opened for writing
+    /// keeps its state on the medium until a block changes, and gives its log up with that: so whoever opens it records first that
+    /// nothing on it counts, as a mirror does.
+    pub accept_older: bool,
     /// Open a volume whose medium ends before it does, for reading only: what lay behind the end cannot be read.
     pub truncated: bool,
     /// The volume that the medium is taken for, for reading only, where nothing tells whose it is.
@@ -46,6 +50,7 @@ impl Default for OpenOptions {
     fn default() -> OpenOptions {
         OpenOptions {
             read_only: false,
+            accept_older: false,
             truncated: false,
             identity: None,
             cache_bytes: CACHE_BYTES,
@@ -98,9 +103,9 @@ pub enum VolumeError {
     #[error("the medium is read-only")]
     ReadOnly,
     /// Every copy of log sectors that were once durable is lost, which takes two faults: which blocks they were about is not
-    /// known, so the volume is not opened for writing.
+    /// known, so the volume is not opened unless older content is accepted.
     #[error(
-        "{sectors} sectors of the log are lost in every copy, from number {sequence} on: blocks written shortly before the last crash may read as older content, and which ones is not known; nothing is written to such a volume"
+        "{sectors} sectors of the log are lost in every copy, from number {sequence} on: blocks written shortly before the last crash may read as older content, and which ones is not known"
     )]
     LogDamaged {
         /// Sequence number of the first lost sector.
@@ -179,6 +184,8 @@ pub enum Mutation {
     TailEarlier,
     /// Resizing: blocks that hold data are cut off.
     CutMapped,
+    /// The log is called in use before it has a sector, and said to have one.
+    NoAnchor,
     /// Resizing: block groups that come have the bits in the group map that earlier ones have left.
     KeepBits,
 }

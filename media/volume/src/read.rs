@@ -54,7 +54,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Reads and checks without handing the data on. A bad block does not hide another.
     pub(crate) async fn verify(&self, extent: Extent, expectations: &Expectations) -> Outcome {
         let mut outcomes = pin!(self.check_pieces(extent, expectations, |_, _| ()));
-        let (mut bytes_transferred, mut tally) = (0, self.tally(extent));
+        let (mut bytes_transferred, mut tally) = (0, Tally::default());
         while let Some((_, bytes, outcome)) = outcomes.next().await {
             bytes_transferred += bytes;
             match outcome {
@@ -69,7 +69,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn checksum(&self, extent: Extent, kind: ChecksumKind, expectations: &Expectations) -> Outcome {
         let sum = |bytes, read: Option<Sealed>| read.map_or_else(|| kind.of_zeroes(bytes), |read| read.checksum(kind));
         let mut outcomes = pin!(self.check_pieces(extent, expectations, sum));
-        let (mut whole, mut tally) = (Checksum { kind, ..Checksum::default() }, self.tally(extent));
+        let (mut whole, mut tally) = (Checksum { kind, ..Checksum::default() }, Tally::default());
         while let Some((piece_bytes, bytes, outcome)) = outcomes.next().await {
             match outcome {
                 Ok((part, is_sealed)) => {
@@ -104,18 +104,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         stream::iter(pieces).buffered(VERIFY_PIECES)
     }
 
-    /// Where a check begins: nothing tells of writes that were in lost sectors of the log.
-    fn tally(&self, extent: Extent) -> Tally {
-        let mut coverage = Coverage::default();
-        if self.log_lost > 0 {
-            coverage.add(Unchecked::new(extent, WhyUnchecked::LogLost));
-        }
-        Tally { coverage, ..Tally::default() }
-    }
-
-    /// Where a check ends. Pages that were read meanwhile may have shown that the log is from before them.
+    /// Where a check ends: nothing tells of writes that are missing, and pages that were read meanwhile may have shown that there are
+    /// some.
     fn finish(&self, extent: Extent, mut tally: Tally) -> Result<Coverage, Error> {
-        if self.log_lost == 0 && self.block_map.groups.lost_copies().newer_pages() > 0 {
+        if !self.freshness().is_current() {
             tally.coverage.add(Unchecked::new(extent, WhyUnchecked::LogLost));
         }
         tally.finish()

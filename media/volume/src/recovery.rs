@@ -40,6 +40,8 @@ pub(crate) struct Recovered {
     pub lost: u64,
     /// The first of them.
     pub first_lost: Option<u64>,
+    /// The log has sectors from its tail on, with or without map entries.
+    pub is_used: bool,
     /// What follows the last sector that was found.
     pub end: u64,
     /// A sequence number that no sector had before.
@@ -81,6 +83,8 @@ struct LogScan<'a> {
     durable: u64,
     /// What follows every sector found.
     next: u64,
+    /// The highest number of a sector found, those before the tail included.
+    newest: Option<u64>,
     /// Places that cannot be read.
     unreadable: u64,
     /// Sectors neither of whose places can be read.
@@ -93,17 +97,20 @@ struct LogScan<'a> {
     takes_less: bool,
 }
 
-/// Reads the log of a volume and decides which map entries count.
+/// Reads the log of a volume, some of whose block groups have map pages or none, and decides which map entries count.
 pub(crate) async fn replay<M: Medium>(
     medium: &M,
     superblock: &Superblock,
+    has_groups: bool,
     options: &OpenOptions,
 ) -> Result<Recovered, VolumeError> {
     let mut scan = read_log(medium, superblock, options).await?;
-    let (lost, first_lost) = scan.lost();
+    let (lost, first_lost) = scan.lost(has_groups);
+    let is_used = scan.newest.is_some_and(|newest| newest >= superblock.log_tail);
     let foreign = std::mem::take(&mut scan.foreign);
     let (end, next, tail, durable_end) = (scan.next, scan.next(), scan.tail(), scan.durable_end());
-    let mut recovered = Recovered { end, next, lost, first_lost, foreign, tail, durable_end, ..Recovered::default() };
+    let found = Recovered { end, next, is_used, lost, first_lost, ..Recovered::default() };
+    let mut recovered = Recovered { foreign, tail, durable_end, ..found };
     if options.mutation == Mutation::RunsFirst {
         let found_sectors = scan.sectors.values().rev().flat_map(|found| &found.own);
         found_sectors.filter(|run| run.blocks > 1).for_each(|run| drop(recovered.entries.insert_older(*run)));
@@ -173,7 +180,10 @@ impl LogScan<'_> {
     ///
     /// Those that were found are counted, and not those that are missing: with a superblock that is old or forged these are more
     /// than anybody can count.
-    fn lost(&self) -> (u64, Option<u64>) {
+    fn lost(&self, has_groups: bool) -> (u64, Option<u64>) {
+        if self.is_gone(has_groups) {
+            return (self.superblock.layout.log_sectors(), Some(self.superblock.log_tail));
+        }
         let durable = self.superblock.log_tail..self.durable;
         let found = self.sectors.iter().flat_map(|(&sequence, found)| {
             let before = sequence.checked_sub(1).filter(|_| found.repeats_all);
@@ -189,6 +199,19 @@ impl LogScan<'_> {
         };
         let count = durable.end - durable.start - known.len() as u64 + unseen().count() as u64;
         (count, first.into_iter().chain(unseen()).min())
+    }
+
+    /// Whether a log that the superblock calls in use is not there at all, or is one of an earlier time.
+    ///
+    /// An anchored one has had a sector with the number before the tail or a later one ever since. One that an older program left was
+    /// used if it has begun anywhere but at its start, or if block groups have map pages, and then some sector of it is there.
+    fn is_gone(&self, has_groups: bool) -> bool {
+        let tail = self.superblock.log_tail;
+        match (self.superblock.is_clean, self.superblock.is_anchored, self.newest) {
+            (true, ..) => false,
+            (false, true, newest) => newest.is_none_or(|newest| newest + 1 < tail),
+            (false, false, newest) => newest.is_none() && (tail > 0 || has_groups),
+        }
     }
 
     /// The own map entries from the last sector on that is known to be durable as a whole, where they are.
@@ -235,6 +258,7 @@ impl LogScan<'_> {
             return;
         }
         self.next = self.next.max(sequence + 1);
+        self.newest = self.newest.max(Some(sequence));
         if sequence < self.superblock.log_tail {
             if sequence + 1 == self.superblock.log_tail {
                 self.before_tail = self.before_tail.max(sector.entries().len());
@@ -299,6 +323,7 @@ async fn read_log<'a, M: Medium>(
         sectors,
         durable: tail,
         next: tail,
+        newest: None,
         unreadable: 0,
         unseen,
         foreign,
@@ -385,10 +410,21 @@ mod tests {
         let sector = |repeats_all| FoundSector { repeats_all, ..FoundSector::default() };
         let sectors = found.iter().map(|sequence| (*sequence, sector(false)));
         let sectors = sectors.chain(repeating.iter().map(|sequence| (*sequence, sector(true)))).collect();
-        let unseen = unseen.to_vec();
+        let (newest, unseen) = (Some(superblock.log_tail), unseen.to_vec());
         let (foreign, before_tail, takes_less) = (BTreeMap::new(), 0, false);
-        LogScan { superblock, sectors, durable, next: 0, unreadable: 0, unseen, foreign, before_tail, takes_less }
-            .lost()
+        let scan = LogScan {
+            superblock,
+            sectors,
+            durable,
+            next: 0,
+            newest,
+            unreadable: 0,
+            unseen,
+            foreign,
+            before_tail,
+            takes_less,
+        };
+        scan.lost(true)
     }
 
     #[test]
@@ -403,6 +439,45 @@ mod tests {
         assert_eq!(lost(&dirty, 12, &[10, 11], &[], &[13, 11]), (1, Some(13)), "11 was found elsewhere");
         assert_eq!(lost(&clean, 12, &[10, 11], &[], &[13]), (0, None));
         assert_eq!(lost(&superblock(0, false), 1, &[], &[1], &[]), (0, None));
+    }
+
+    #[test]
+    fn a_log_in_use_is_gone_where_nothing_is_as_new_as_its_anchor() {
+        let is_gone = |superblock: &Superblock, has_groups, newest| {
+            let (sectors, unseen) = (BTreeMap::new(), Vec::new());
+            let (durable, next) = (superblock.log_tail, superblock.log_tail);
+            let (foreign, before_tail, unreadable, takes_less) = (BTreeMap::new(), 0, 0, false);
+            let scan = LogScan {
+                superblock,
+                sectors,
+                durable,
+                next,
+                newest,
+                unreadable,
+                unseen,
+                foreign,
+                before_tail,
+                takes_less,
+            };
+            scan.lost(has_groups) == (superblock.layout.log_sectors(), Some(superblock.log_tail))
+        };
+        let of = |log_tail, is_clean, is_anchored| Superblock { is_anchored, ..superblock(log_tail, is_clean) };
+        for newest in [None, Some(0), Some(8), Some(9), Some(30)] {
+            assert!(
+                !is_gone(&of(10, true, false), true, newest),
+                "nothing is in the log of a closed volume: {newest:?}"
+            );
+            let is_old = newest.is_none_or(|newest| newest < 9);
+            assert_eq!(is_gone(&of(10, false, true), true, newest), is_old, "anchored: {newest:?}");
+            assert_eq!(
+                is_gone(&of(10, false, false), true, newest),
+                newest.is_none(),
+                "of an older program: {newest:?}"
+            );
+            assert_eq!(is_gone(&of(0, false, true), false, newest), newest.is_none(), "from the start: {newest:?}");
+            assert_eq!(is_gone(&of(0, false, false), true, newest), newest.is_none(), "with map pages: {newest:?}");
+            assert!(!is_gone(&of(0, false, false), false, newest), "perhaps nothing was written yet: {newest:?}");
+        }
     }
 
     #[test]

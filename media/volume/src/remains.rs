@@ -10,7 +10,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use sealblock_block::{Clock, Medium};
+use sealblock_block::{Clock, Freshness, Medium, WhyOlder};
 
 use crate::block_groups::BlockGroups;
 use crate::format::{Generations, LogSector, MapEntry, MapEntryRun, Superblock};
@@ -87,6 +87,9 @@ pub async fn open_remains<M: Medium, C: Clock>(
         log_sectors_missing: log.missing(),
         may_be_older: log.may_be_older(),
     };
+    if remains.may_be_older {
+        volume.log_freshness.set(Freshness::MayBeOlder(WhyOlder::LogLost));
+    }
     let lost = volume.block_map.groups.lost_copies();
     let description = describe(&superblock, &Recovered::default(), taken, lost_copies(&superblock.layout), lost);
     let volume = Rc::new(volume);

@@ -46,8 +46,10 @@ pub struct Volume<M, C> {
     pub(crate) memtable: Memtable,
     pub(crate) notes: Notes,
     pub(crate) log: Log,
-    /// Sectors of the log that were lost before this opening, which is a read-only one if there are any.
-    pub(crate) log_lost: u64,
+    /// Whether the log that was found has what was written last.
+    pub(crate) log_freshness: Cell<Freshness>,
+    /// Sectors of the log were lost before this opening, and the medium is as it was found until a block changes.
+    pub(crate) keeps_lost_log: Cell<bool>,
     pub(crate) commits: CommitQueue,
     /// Blocks that lost their data since a request that unmaps gave others a turn.
     pub(crate) marked: Cell<u64>,
@@ -95,7 +97,7 @@ pub struct VolumeInfo {
     /// are written. At most as many as one commit has map entries.
     pub unreadable: Vec<Lba>,
     /// Sectors of the log of which every copy is lost: each had the map entries of up to 15 or 127 blocks or runs of blocks
-    /// that are not known and that read as they were before. Only a read-only open accepts such a log.
+    /// that are not known and that read as they were before. All there is room for, where nothing of a log in use is left.
     pub log_lost: u64,
     /// Other copies of metadata that are lost: those that the opening met, and, counted on, those met since. A volume open for
     /// writing writes them anew with its next checkpoint, but for the reserved area's, whose owners do with their next write.
@@ -262,11 +264,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Whether the blocks are those that were written last.
     pub(crate) fn freshness(&self) -> Freshness {
-        match (self.log_lost, self.block_map.groups.lost_copies().newer_pages()) {
-            (0, 0) => Freshness::Current,
-            (0, _) => Freshness::MayBeOlder(WhyOlder::RolledBack),
-            _ => Freshness::MayBeOlder(WhyOlder::LogLost),
-        }
+        let tables = match self.block_map.groups.lost_copies().newer_pages() {
+            0 => Freshness::Current,
+            _ => Freshness::MayBeOlder(WhyOlder::RolledBack),
+        };
+        self.log_freshness.get().and(tables)
     }
 
     /// Which block of its block group a block is.
@@ -338,6 +340,9 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
         self.upkeep.note_request();
         let _turn = self.turns.take(turns::weight(&request, self.geometry.block_size)).await;
         let kind = request.kind();
+        if self.keeps_lost_log.get() && kind.changes_blocks() {
+            Box::pin(self.give_up_log()).await?;
+        }
         let Request { operation, extents, durability } = request;
         // What is rare is boxed, so that the future of a read or write has no room for it: it is moved several times on its way.
         match operation {

@@ -39,6 +39,11 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         if volume.is_read_only {
             return;
         }
+        if !self.log_given_up().await {
+            // The medium is as it was found.
+            volume.state.set(VolumeState::Closed);
+            return self.end();
+        }
         let commits = async {
             let is_closing = self.commits().await;
             volume.checkpoints.stop();
@@ -55,6 +60,15 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             self.close().await;
         }
         self.end();
+    }
+
+    /// Waits while the volume keeps a lost log. Whether it does not any more, rather than being closed.
+    async fn log_given_up(&self) -> bool {
+        let volume = &*self.volume;
+        let keeps = || volume.keeps_lost_log.get();
+        let is_closed = || volume.state.get() != VolumeState::Open && volume.changes.get() == 0;
+        volume.commits.wanted.wait_until(|| !keeps() || is_closed()).await;
+        !keeps()
     }
 
     /// Commits, until nothing is left to do before the volume is closed, or it has failed. Whether it is to be closed.

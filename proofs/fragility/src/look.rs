@@ -68,7 +68,8 @@ impl Open {
 /// # Errors
 /// Why it is refused.
 pub async fn start(overlay: &Overlay, executor: &Executor, read_only: bool) -> Result<Open, String> {
-    let options = OpenOptions { read_only, cache_bytes: 1 << 20, keeps_answered: false, ..OpenOptions::default() };
+    let shape = OpenOptions { cache_bytes: 1 << 20, keeps_answered: false, ..OpenOptions::default() };
+    let options = OpenOptions { read_only, accept_older: read_only, ..shape };
     let opened = open(overlay.clone(), executor.clone(), &options).await.map_err(|error| error.to_string())?;
     drop(executor.spawn("worker", opened.worker.run()));
     let volume = opened.volume;

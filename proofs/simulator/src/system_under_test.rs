@@ -20,7 +20,7 @@ pub enum SystemUnderTest {
     Walk(MirrorMutation),
 }
 
-const OF_VOLUMES: [(&str, VolumeMutation); 31] = [
+const OF_VOLUMES: [(&str, VolumeMutation); 32] = [
     ("none", VolumeMutation::None),
     ("skip-sync", VolumeMutation::SkipSync),
     ("late-tags", VolumeMutation::LateTags),
@@ -47,6 +47,7 @@ const OF_VOLUMES: [(&str, VolumeMutation); 31] = [
     ("tail-earlier", VolumeMutation::TailEarlier),
     ("cut-mapped", VolumeMutation::CutMapped),
     ("keep-bits", VolumeMutation::KeepBits),
+    ("no-anchor", VolumeMutation::NoAnchor),
     ("note-late", VolumeMutation::NoteLate),
     ("note-early", VolumeMutation::NoteEarly),
     ("base-behind", VolumeMutation::BaseBehind),

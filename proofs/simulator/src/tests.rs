@@ -158,6 +158,11 @@ fn a_volume_that_leaves_its_last_commit_in_one_place_is_caught() {
 }
 
 #[test]
+fn a_volume_that_calls_its_log_in_use_before_anything_is_in_it_is_caught() {
+    assert_caught(&Volumes { mutation: Mutation::NoAnchor }, &[Workload::Mixed, Workload::Forced], 60);
+}
+
+#[test]
 fn a_volume_that_loses_the_end_of_runs_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::ShortRun }, &[Workload::Trim, Workload::Spoil], 40);
 }

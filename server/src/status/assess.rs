@@ -199,8 +199,7 @@ fn unchecked(name: &str, seen: &DeviceSnapshot) -> Vec<Finding> {
             1 => String::new(),
             all => format!(", and {} more", all - 1),
         };
-        findings
-            .push(finding(format!("copies of metadata are lost: {first}{more}"), format!("`sealblock info {name}`")));
+        findings.push(finding(format!("{first}{more}"), format!("`sealblock info {name}`")));
     }
     findings
 }
@@ -398,7 +397,7 @@ mod tests {
         assert_eq!(verdict.health, Health::Damaged);
         let parts: Vec<_> = verdict.summary.split("; ").collect();
         assert!(parts[0].starts_with("1 block is bad") && parts[1].starts_with("writes fail since"), "{parts:?}");
-        assert_eq!(parts[2], "copies of metadata are lost: 2 sectors");
+        assert_eq!(parts[2], "2 sectors");
         let silent = DeviceSnapshot { silent: Some("gone".to_owned()), ..DeviceSnapshot::default() };
         is(&silent, Health::Incomplete, "it tells nothing of itself: gone");
     }

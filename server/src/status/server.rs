@@ -100,7 +100,7 @@ pub struct DeviceSnapshot {
     pub mirrors: Vec<NamedMirror>,
     /// Its paths.
     pub paths: Vec<PathStatus>,
-    /// Copies of metadata that are lost, in words.
+    /// What is missing of it that neither reads nor checks of blocks meet, in words: what was written last.
     pub lost_metadata: Vec<String>,
     /// Its scrub, with the last runs.
     pub scrub: Option<ScrubStatus>,

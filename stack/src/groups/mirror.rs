@@ -86,7 +86,7 @@ async fn put_together(
         };
         sources.push(replica.source(device));
     }
-    let options = OpenOptions { is_read_only: access == Access::Read, random: new_uuid()? };
+    let options = OpenOptions { is_read_only: !access.writes(), random: new_uuid()? };
     let opened = sealblock_layers_mirror::open(sources, ReactorClock, options).await;
     let opened = opened.map_err(|error| of_mirror(&error).on(target))?;
     let described = opened.mirror.describe();

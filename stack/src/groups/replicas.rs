@@ -12,6 +12,7 @@ use sealblock_media_file::Backing;
 
 use crate::damage_view::DamageView;
 use crate::error::{Cause, StackError};
+use crate::failures::OLDER;
 use crate::held::{Access, CloseHandle, Members, close_all, received_bytes};
 use crate::program::ReactorClock;
 use crate::remote::{is_remote, with_short_timeouts};
@@ -286,7 +287,7 @@ impl OpenReplica {
         Rc::new(OpenReplica {
             name,
             target,
-            access,
+            access: access.of_replica(),
             opener: Rc::clone(opener),
             held: RefCell::default(),
             identity,
@@ -384,6 +385,7 @@ pub(super) fn of_member(error: &ReplicaError) -> StackError {
         ReplicaError::Full | ReplicaError::LastInSync(_) => failure(Cause::Refused),
         ReplicaError::ReadOnly => failure(Cause::Refused).advise("a mirror that is open for writing"),
         ReplicaError::Offline { .. } => failure(Cause::Unreachable),
+        ReplicaError::Unusable { .. } => failure(Cause::Older).advise(OLDER),
         ReplicaError::Labelled { .. } | ReplicaError::NotBlank { .. } => {
             failure(Cause::Refused).advise("another device, or --force to replace what is on it")
         }

@@ -66,6 +66,9 @@ pub struct Serve {
     /// Do not move blocks next to their neighbours while the volumes are idle.
     #[arg(long)]
     pub no_relocate: bool,
+    /// Serve targets whose blocks may be older than what was written, too, for reading only: a volume whose log is lost.
+    #[arg(long)]
+    pub accept_older: bool,
     /// Serve members of a mirror or stripe that another host puts together: they take no change before that host has written
     /// their label.
     #[arg(long, conflicts_with_all = ["read_only", "force_leg"])]

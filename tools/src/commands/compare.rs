@@ -11,7 +11,7 @@ use std::cell::Cell;
 use std::time::Instant;
 
 use sealblock_stack::range::BlockRange;
-use sealblock_stack::{Cause, StackError, Whole, on_reactor};
+use sealblock_stack::{Access, Cause, StackError, Whole, on_reactor};
 use sealblock_units::{ByteCount, Lba};
 
 use crate::cli::{Compare, Comparison};
@@ -19,7 +19,7 @@ use crate::exit::Exit;
 use crate::findings::{Findings, Voice};
 use crate::interrupt;
 use crate::progress::{Progress, Show};
-use crate::report::print_json;
+use crate::report::{note_older, print_json};
 use report::{Report, What};
 use sides::{CHUNK_BYTES, REGION_BYTES, Sides};
 
@@ -38,11 +38,14 @@ pub fn run(arguments: &Compare) -> Result<Exit, StackError> {
             Comparison::Pair(a, b) => (a, Some(b)),
             Comparison::Zeroes(a) => (a, None),
         };
-        let opened_a = Whole::open(a).await?;
+        let opened_a = Whole::open(a, Access::ReadOlder).await?;
         let opened_b = match b {
-            Some(b) => Some(Whole::open(b).await?),
+            Some(b) => Some(Whole::open(b, Access::ReadOlder).await?),
             None => None,
         };
+        for side in [Some(&opened_a), opened_b.as_ref()].into_iter().flatten() {
+            note_older(&side.opened);
+        }
         let report = compare(&opened_a, opened_b.as_ref(), arguments.range, show, voice).await;
         let report = match opened_b {
             Some(opened_b) => opened_b.close(report).await,

@@ -43,6 +43,8 @@ struct Report {
     lost: Vec<Run<Lost>>,
     lost_unlisted: u64,
     lost_are: Losing,
+    /// Why the data may be older than what was written to where they came from, if so.
+    may_be_older: Option<&'static str>,
     /// The first byte that was not copied, when a signal ended it.
     resume_byte: Option<u64>,
 }
@@ -55,6 +57,8 @@ pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
         let sink = Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await?;
         let room = sink.room_bytes();
         let copied = copy(arguments, &source, &sink).await;
+        // Pages of an earlier time are found while they are read.
+        source.note_older();
         let copied = sink.close(copied).await;
         let report = source.close(copied).await?;
         let behind = room.and_then(|room| room.checked_sub(report.bytes)).filter(|behind| *behind > 0);
@@ -69,7 +73,8 @@ pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
         report_resume(arguments, byte);
         return Ok(Exit::Interrupted);
     }
-    Ok(if report.blocks_lost > 0 { Exit::DamageFound } else { Exit::Clean })
+    let exit = if report.blocks_lost > 0 { Exit::DamageFound } else { Exit::Clean };
+    Ok(exit.unless_older(report.may_be_older.is_some()))
 }
 
 /// Says on standard error how far it came.
@@ -133,6 +138,7 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, 
         lost,
         lost_unlisted,
         lost_are: sink.losing(),
+        may_be_older: source.older(),
         resume_byte: source.bytes().filter(|bytes| interrupt::came() && total < *bytes).map(|_| total),
     })
 }

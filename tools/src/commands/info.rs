@@ -5,7 +5,7 @@ mod drive;
 
 use std::collections::BTreeMap;
 
-use sealblock_block::{Abilities, Ability, Device, Limits, RequestKind};
+use sealblock_block::{Abilities, Ability, Device, Limits, RequestKind, WhyOlder};
 use sealblock_integrity::ChecksumKind;
 use sealblock_layers_multipath::{PathMonitor, PathStatus};
 use sealblock_media_file::punches_beside;
@@ -31,10 +31,11 @@ use sealblock_server::status::mirror::MirrorStatus;
 /// Prints what the target is.
 pub fn run(arguments: &Info) -> Result<Exit, StackError> {
     on_reactor(async {
-        let opened = open(&arguments.target, Access::Read).await?;
+        let opened = open(&arguments.target, Access::ReadOlder).await?;
         let json = as_json(&arguments.target, &opened);
         print_report(arguments.json, &json, || as_text(&arguments.target, &opened))?;
-        opened.close(Ok(Exit::Clean)).await
+        let exit = Exit::Clean.unless_older(opened.why_older().is_some());
+        opened.close(Ok(exit)).await
     })
 }
 
@@ -112,6 +113,7 @@ fn as_json(target: &TargetName, opened: &OpenTarget) -> Value {
         "damage": DamageStatus::of(&opened.info.damage),
         "unmap_zeroes": of.unmap_zeroes,
         "offloads": of.offloads,
+        "may_be_older": of.freshness.why_older().map(WhyOlder::as_str),
         "runtime": sealblock_runtime_reactor::backend().to_string(),
     });
     if let (Value::Object(object), Value::Object(info)) = (&mut object, info_json(&opened.info)) {
@@ -277,6 +279,9 @@ fn as_text(target: &TargetName, opened: &OpenTarget) -> String {
             .put("behind them", format!("{}, less than a block: only copy and compare take them", count(rest, "byte")));
     }
     lines.put("protection", protection_text(geometry.protection));
+    if let Some(why) = opened.why_older() {
+        lines.put("content", format!("may be older than what was written: {why}"));
+    }
     let damage = DamageStatus::of(&opened.info.damage);
     if damage.has_any() {
         lines.put("damage", damage.to_text());

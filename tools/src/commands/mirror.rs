@@ -174,7 +174,7 @@ async fn synchronise(
 fn report(arguments: &Arguments) -> Result<Exit, StackError> {
     let server = server_of(&arguments.target, arguments.control.as_deref())?;
     let report = async |mirror: &Holder| Ok((mirror.status().await?, mirror.stranger()));
-    let (status, stranger) = on_holder(&arguments.target, server, Access::Read, report)?;
+    let (status, stranger) = on_holder(&arguments.target, server, Access::ReadOlder, report)?;
     print_report(arguments.json, &status, || attributed(&to_text(&status), stranger))?;
     Ok(status.health().into())
 }

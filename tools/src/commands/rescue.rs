@@ -4,7 +4,7 @@
 //! of its shape. What cannot be read is never passed on:
 //! a destination that can make blocks unreadable gets them so, a file has zeroes there, and the list names them.
 
-use sealblock_block::Device;
+use sealblock_block::{Device, WhyOlder};
 use sealblock_media_file::Options;
 use sealblock_media_volume::{Hints, Remains, Standing, SuperblockCopy};
 use sealblock_stack::quantity::count;
@@ -35,6 +35,7 @@ struct Report {
     blocks_lost: u64,
     superblock_copies: serde_json::Value,
     log_sectors_lost: u64,
+    may_be_older: Option<&'static str>,
     /// How it was found out whose volume it is.
     identity: &'static str,
     /// Records of other volumes that lie in place of this one's, superblocks too.
@@ -72,7 +73,9 @@ pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
             // Seen only when pages were read.
             if let (Ok(report), Some(found)) = (&mut copied, found) {
                 report.newer_pages = found.newer_pages();
+                report.may_be_older = volume.older();
             }
+            volume.note_older();
             sink.close(copied).await
         };
         let copied = copied.await;
@@ -83,7 +86,9 @@ pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
         (false, Endpoint::Standard) => to_text(&report).iter().for_each(|line| eprintln!("{line}")),
         (false, Endpoint::Target(_)) => to_text(&report).iter().try_for_each(|line| say(line))?,
     }
-    Ok(if report.blocks_lost == 0 && report.is_certain() { Exit::Clean } else { Exit::DamageFound })
+    let is_whole = report.blocks_lost == 0 && report.is_certain();
+    let exit = if is_whole { Exit::Clean } else { Exit::DamageFound };
+    Ok(exit.unless_older(report.is_older()))
 }
 
 /// Opens the volume for reading, and says what was found where it has no superblock.
@@ -139,6 +144,7 @@ impl Report {
             blocks_lost: 0,
             superblock_copies: superblocks_json(copies),
             log_sectors_lost: description.map_or(0, |volume| volume.log_lost),
+            may_be_older: volume.why_older().map(WhyOlder::as_str),
             identity: description.map_or(Standing::Unopposed, |volume| volume.standing).as_str(),
             foreign_records: description.map_or(0, |volume| {
                 let superblocks = volume.superblocks.iter().filter(|copy| copy.is_foreign).count() as u64;
@@ -151,12 +157,15 @@ impl Report {
         }
     }
 
+    /// Whether what was written last may be missing.
+    fn is_older(&self) -> bool {
+        self.may_be_older.is_some() || self.log_sectors_lost + self.newer_pages > 0
+    }
+
     /// Whether all that the volume had last is known to be here: it is certain whose it is, and nothing of another volume's lies in
     /// place of its own.
     fn is_certain(&self) -> bool {
-        self.log_sectors_lost + self.foreign_records + self.newer_pages == 0
-            && self.identity == Standing::Certain.as_str()
-            && self.without_superblock.is_none()
+        self.foreign_records == 0 && self.identity == Standing::Certain.as_str() && self.without_superblock.is_none()
     }
 }
 
@@ -189,6 +198,9 @@ fn to_text(report: &Report) -> Vec<String> {
         lines.push(format!("and {} more lost", count(report.lost_unlisted, "block")));
     }
     let state = match report.blocks_lost {
+        0 if report.is_certain() && report.is_older() => {
+            "nothing is bad, and what was written last may be missing".to_owned()
+        }
         0 if report.is_certain() => "nothing lost".to_owned(),
         0 => "no block is known to be lost".to_owned(),
         lost => format!("{lost} lost"),

@@ -15,7 +15,7 @@ use sealblock_stack::{Access, Cause, OpenTarget, StackError, TargetIdentity, of_
 use crate::cli::{Scrub, ScrubCommand, ScrubStart, Scrubbed, ServedName};
 use crate::exit::Exit;
 use crate::interrupt;
-use crate::report::{attributed, print_report, say};
+use crate::report::{attributed, note_older, print_report, say};
 use sealblock_server::control::client::{FoundServer, find, not_asked};
 use sealblock_server::control::protocol::{ControlCommand, TargetRef};
 use sealblock_server::status::damage::DamageStatus;
@@ -47,20 +47,20 @@ fn begin(start: &ScrubStart) -> Result<Exit, StackError> {
 }
 
 fn report(what: &Scrubbed, json: bool, watch: bool) -> Result<Exit, StackError> {
-    let status = match find_server(what)? {
+    let (status, is_older) = match find_server(what)? {
         Some(found) if watch => return wait(&found, found.scrub_status()?, json),
         Some(found) => {
             let status = found.scrub_status()?;
             print(&status, json, found.stranger())?;
-            status
+            (status, false)
         }
         None => {
-            let status = saved(what)?;
+            let (status, is_older) = saved(what)?;
             print(&status, json, None)?;
-            status
+            (status, is_older)
         }
     };
-    Ok(Exit::from(status.health()))
+    Ok(Exit::from(status.health()).unless_older(is_older))
 }
 
 fn print(status: &ScrubStatus, json: bool, stranger: Option<String>) -> Result<(), StackError> {
@@ -141,15 +141,17 @@ fn is_here(address: IpAddr) -> bool {
     UdpSocket::bind((address, 0)).is_ok()
 }
 
-/// The saved state of a target that no server has open.
-fn saved(what: &Scrubbed) -> Result<ScrubStatus, StackError> {
+/// The saved state of a target that no server has open, and whether its blocks may be older than what was written, which is said.
+fn saved(what: &Scrubbed) -> Result<(ScrubStatus, bool), StackError> {
     const DOING: &str = "asking for the scrub";
     let target = match &what.target {
         ServedName::Target(target) if target.path().is_some() && what.control.is_none() => target,
         other => return Err(unserved(DOING, other)),
     };
     on_reactor(async {
-        open(target, Access::Read).await?.close_after(async |opened| status_of(target, opened).await).await
+        let opened = open(target, Access::ReadOlder).await?;
+        let is_older = note_older(&opened);
+        opened.close_after(async |opened| Ok((status_of(target, opened).await?, is_older))).await
     })
 }
 

@@ -145,6 +145,7 @@ fn plan_of(arguments: &Serve, targets: &[TargetName]) -> Plan {
             protection: arguments.protection.unwrap_or_default(),
             read_only: arguments.read_only,
             relocate: !arguments.no_relocate,
+            accept_older: arguments.accept_older,
             usage: if arguments.as_member { Usage::AsMember } else { arguments.members.usage() },
             uuid: None,
             scrub,

@@ -18,6 +18,7 @@ mod in_use;
 mod interrupted;
 mod known_damage;
 mod log_level;
+mod lost_log;
 mod mirror;
 mod mirror_damage;
 mod nbd;

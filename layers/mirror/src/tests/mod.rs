@@ -8,6 +8,7 @@ mod flushes;
 mod interrupted;
 mod labels;
 mod lineage;
+mod older;
 mod paging;
 mod replicas;
 mod requests;
@@ -23,8 +24,8 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::pending;
 use sealblock_block::{
-    Abilities, Clock, Device, Durability, DynDevice, Error, ErrorKind, Expectations, Gate, Geometry, Operation,
-    Outcome, Request, RequestKind, ReservedArea, Response,
+    Abilities, Clock, Device, Durability, DynDevice, Error, ErrorKind, Expectations, Freshness, Gate, Geometry,
+    Operation, Outcome, Request, RequestKind, ReservedArea, Response,
 };
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_media_memory::MemoryDevice;
@@ -78,6 +79,10 @@ pub struct TestReplica {
     pub page_writes: Rc<RefCell<Vec<u64>>>,
     /// It hangs after so many reserved-area writes, with the next one half done.
     pub reserved_writes_left: Rc<Cell<u64>>,
+    /// Whether it has what was written to it last.
+    pub freshness: Rc<Cell<Freshness>>,
+    /// It takes no writes.
+    pub is_read_only: Rc<Cell<bool>>,
     /// It has no room for a label.
     pub has_no_label_room: bool,
     /// It hides its protection information, and makes and checks it itself, as a target does for hosts without PI.
@@ -116,6 +121,8 @@ impl TestReplica {
             page_writes_count: Rc::default(),
             page_writes: Rc::default(),
             reserved_writes_left: Rc::new(Cell::new(u64::MAX)),
+            freshness: Rc::default(),
+            is_read_only: Rc::default(),
             has_no_label_room: false,
             hides_pi: false,
             plain_geometry: shown,
@@ -217,7 +224,8 @@ impl Device for TestReplica {
     fn abilities(&self) -> Abilities {
         let reserved =
             if self.has_no_label_room { sealblock_block::Ability::Absent } else { sealblock_block::Ability::Native };
-        Abilities { reserved, ..self.memory.abilities() }
+        let (writable, freshness) = (!self.is_read_only.get(), self.freshness.get());
+        Abilities { reserved, writable, freshness, ..self.memory.abilities() }
     }
 
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
@@ -268,6 +276,8 @@ impl Device for TestReplica {
                 return Err(ErrorKind::NoSpace { reason: "full".to_owned() }.into());
             }
             self.written_blocks.set(self.written_blocks.get() + request.blocks());
+            // As a volume gives up a lost log.
+            self.freshness.set(Freshness::Current);
         }
         if self.hides_pi { self.execute_plain(request).await } else { self.memory.execute(request).await }
     }

@@ -53,7 +53,9 @@ const AT_NOTES_FLOOR: usize = 280;
 const AT_NOTES_COUNTED: usize = 290;
 const AT_NOTES_BOOT: usize = 296;
 const AT_CHECKSUM: usize = 508;
-/// Marks: the reserved areas were zeroed. Programs that do not know it leave it out with the next superblock that they write.
+/// Marks: the log is anchored. Programs that do not know a mark leave it out with the next superblock that they write.
+const MARK_ANCHORED: u64 = 1;
+/// Marks: the reserved areas were zeroed.
 const MARK_ZEROED_AREAS: u64 = 2;
 /// Whatever is answered is durable, or noted. Programs that know neither leave this 0.
 const ANSWERED_DURABLE: u64 = 1;
@@ -108,6 +110,9 @@ pub struct Superblock {
     pub protection: Option<PiFormat>,
     /// The volume was closed cleanly: the log from `log_tail` on is empty.
     pub is_clean: bool,
+    /// The log in use has a sector that was durable before this was written: at least the one before `log_tail` is there as long as
+    /// no fault has taken it. Means nothing in a volume that was closed cleanly.
+    pub is_anchored: bool,
     /// Blocks may have been made unreadable (feature bit 0): set before the first map entry that says so, and never cleared.
     pub uncorrectable: bool,
     /// The space of the volume was taken when it was made, and free physical blocks keep it.
@@ -165,6 +170,7 @@ impl Superblock {
             layout,
             protection,
             is_clean: true,
+            is_anchored: false,
             uncorrectable: false,
             keeps_space: false,
             areas_were_zeroed: false,
@@ -220,7 +226,9 @@ impl Superblock {
         put::<1>(&mut bytes, AT_STORAGE_TAG, storage_tag);
         put::<1>(&mut bytes, AT_CLEAN, u64::from(self.is_clean));
         put::<1>(&mut bytes, AT_KEEPS_SPACE, u64::from(self.keeps_space));
-        put::<1>(&mut bytes, AT_MARKS, if self.areas_were_zeroed { MARK_ZEROED_AREAS } else { 0 });
+        let mark = |is_set, mark| if is_set { mark } else { 0 };
+        let marks = mark(self.is_anchored, MARK_ANCHORED) | mark(self.areas_were_zeroed, MARK_ZEROED_AREAS);
+        put::<1>(&mut bytes, AT_MARKS, marks);
         put::<8>(&mut bytes, AT_LOG_SECTORS, self.layout.log_sectors());
         put::<8>(&mut bytes, AT_GROUP_BLOCKS, self.layout.group_blocks());
         put::<8>(&mut bytes, AT_GROUPS_OFFSET, self.layout.groups_offset());
@@ -301,6 +309,7 @@ impl Superblock {
             layout,
             protection,
             is_clean: clean,
+            is_anchored: !clean && get::<1>(bytes, AT_MARKS) & MARK_ANCHORED != 0,
             uncorrectable,
             keeps_space,
             areas_were_zeroed: get::<1>(bytes, AT_MARKS) & MARK_ZEROED_AREAS != 0,

@@ -181,7 +181,7 @@ fn foreign_records_of_every_structure_are_named_and_damage_of_one_is_not() {
     let maps = [0, 1].map(|copy| layout.group_map_offset(copy));
     assert_eq!(foreign(&own), []);
     let due = [
-        ("the log", vec![(layout.log_offset(), 512)]),
+        ("the log", vec![(layout.log_offset(), 512), (layout.log_offset() + 512, 512)]),
         ("the block group map", maps.map(|at| (at, 512)).to_vec()),
         ("the map pages", vec![(page.offset, 512), (layout.page_offsets(1).unwrap().offset, 512)]),
     ];

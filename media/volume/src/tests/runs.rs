@@ -203,7 +203,8 @@ fn a_run_that_cannot_be_is_a_damaged_log_and_no_map_entry() {
         let medium = forged(&bad);
         let refused = open_for_writing(&medium).err();
         assert!(matches!(refused, Some(VolumeError::LogDamaged { sectors: 1, .. })), "{what}: {refused:?}");
-        let again = Rig::open(&medium, true).unwrap();
+        let options = OpenOptions { read_only: true, accept_older: true, ..OpenOptions::default() };
+        let again = Rig::open_with(&medium, options).unwrap();
         assert!(
             [10, 12, 14, 20, BLOCKS - 1].into_iter().all(|lba| again.read(lba, 1).unwrap() == block(lba)),
             "{what}"

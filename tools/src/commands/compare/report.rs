@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sealblock_block::Device;
+use sealblock_block::{Device, WhyOlder};
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::{BlockRange, Run};
 use sealblock_stack::{Cause, StackError, Whole};
@@ -50,6 +50,8 @@ pub(super) struct Report {
     /// Whether it goes to the ends of both sides.
     #[serde(skip)]
     whole: bool,
+    /// Why blocks of a side may be older than what was written there, if so.
+    may_be_older: Option<&'static str>,
     /// The first block that was not compared, when a signal ended it.
     pub resume_lba: Option<u64>,
 }
@@ -113,6 +115,7 @@ impl Report {
             unreadable: Vec::new(),
             unlisted: 0,
             whole: true,
+            may_be_older: a.opened.why_older().or(b.and_then(|b| b.opened.why_older())).map(WhyOlder::as_str),
             resume_lba: None,
         };
         (report, block)
@@ -156,7 +159,7 @@ impl Report {
     pub fn exit(&self) -> Exit {
         match (self.resume_lba, self.equal) {
             (Some(_), _) => Exit::Interrupted,
-            (None, true) => Exit::Clean,
+            (None, true) => Exit::Clean.unless_older(self.may_be_older.is_some()),
             (None, false) => Exit::DamageFound,
         }
     }

@@ -74,8 +74,7 @@ impl Sink {
             _ => return Ok(Sink::Device(Box::new(open_for(target, Access::Write, usage).await?))),
         };
         if matches!(target, TargetName::File(_) | TargetName::Raw(_)) && !path.exists() {
-            // A link that leads to nothing is not followed: nobody sees where.
-            let made = File::options().write(true).create_new(true).open(path);
+            let made = File::options().write(true).create(true).truncate(false).open(path);
             made.map_err(|error| StackError::io("creating", &error).on(target))?;
         }
         match overwrite(target, path, force, usage).await? {

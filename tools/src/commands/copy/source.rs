@@ -5,14 +5,15 @@ use std::io::{self, Read};
 
 use futures_util::future::ready;
 use futures_util::stream::{self, LocalBoxStream, StreamExt};
-use sealblock_block::{Ability, BlockState, Device, Request, Response};
+use sealblock_block::{Ability, BlockState, Device, Request, Response, WhyOlder};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_stack::range::Run;
-use sealblock_stack::{Lost, OpenTarget, Salvaged, StackError, Whole};
+use sealblock_stack::{Access, Lost, OpenTarget, Salvaged, StackError, Whole};
 use sealblock_units::{BlockSize, Extent};
 
 use crate::cli::Endpoint;
 use crate::interrupt;
+use crate::report::note_older;
 
 /// Bytes read and written at once.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -55,7 +56,22 @@ impl Source {
     pub async fn open(endpoint: &Endpoint) -> Result<Source, StackError> {
         match endpoint {
             Endpoint::Standard => Ok(Source::Input(RefCell::new(io::stdin()))),
-            Endpoint::Target(target) => Ok(Source::Device(Box::new(Whole::open(target).await?))),
+            Endpoint::Target(target) => Ok(Source::Device(Box::new(Whole::open(target, Access::ReadOlder).await?))),
+        }
+    }
+
+    /// Why what is read may be older than what was written there, if so.
+    pub fn older(&self) -> Option<&'static str> {
+        match self {
+            Source::Device(whole) => whole.opened.why_older().map(WhyOlder::as_str),
+            Source::Input(_) => None,
+        }
+    }
+
+    /// Says on standard error that what is read may be older than what was written there, if so.
+    pub fn note_older(&self) {
+        if let Source::Device(whole) = self {
+            note_older(&whole.opened);
         }
     }
 

@@ -23,8 +23,9 @@ use crate::report::{note, print_json};
 
 /// Writes them one after the other.
 pub fn cat(arguments: &FsCat) -> Result<Exit, StackError> {
+    let mut exit = Exit::Clean;
     for file in &arguments.files {
-        with_filesystem(file, async |open| {
+        let read = with_filesystem(file, async |open| {
             let inode = resolve(open, file, true).await?;
             let output = io::stdout();
             let write = |data: Slice| match output.lock().write_all(&data) {
@@ -34,11 +35,12 @@ pub fn cat(arguments: &FsCat) -> Result<Exit, StackError> {
                 written => written.map_err(|error| StackError::io("writing to standard output", &error)),
             };
             let doing = |error: FsError| of_filesystem("reading", &error).on(file);
-            read_all(&open.filesystem, &inode, doing, write).await
+            read_all(&open.filesystem, &inode, doing, write).await.map(|()| Exit::Clean)
         })?;
+        exit = exit.unless_older(read == Exit::Incomplete);
     }
     io::stdout().flush().map_err(|error| StackError::io("writing to standard output", &error))?;
-    Ok(Exit::Clean)
+    Ok(exit)
 }
 
 /// Copies a file or a directory with all that lies in it.

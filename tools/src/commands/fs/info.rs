@@ -77,12 +77,14 @@ pub fn run(arguments: &FsInfo) -> Result<Exit, StackError> {
     if name.has_place {
         note(&"info is about the whole filesystem, not about a place in it");
     }
-    let report = with_filesystem(name, async |open| Ok(report(name, &open.filesystem).await))?;
-    print_report(arguments.json, &report, || text(&report))?;
-    Ok(match (report.damage.is_empty(), report.devices.iter().any(|device| device.missing || device.stale)) {
-        (false, _) => Exit::DamageFound,
-        (true, true) => Exit::Incomplete,
-        (true, false) => Exit::Clean,
+    with_filesystem(name, async |open| {
+        let report = report(name, &open.filesystem).await;
+        print_report(arguments.json, &report, || text(&report))?;
+        Ok(match (report.damage.is_empty(), report.devices.iter().any(|device| device.missing || device.stale)) {
+            (false, _) => Exit::DamageFound,
+            (true, true) => Exit::Incomplete,
+            (true, false) => Exit::Clean,
+        })
     })
 }
 

@@ -6,26 +6,29 @@ use sealblock_btrfs_format::key::objectid;
 use sealblock_stack::filesystem::{FilesystemName, OpenFilesystem, Start, of_filesystem};
 use sealblock_stack::{StackError, on_reactor};
 
-use crate::report::note;
+use crate::exit::Exit;
+use crate::report::{note, note_older};
 
-/// Opens a filesystem, works with it, and closes what it lies on. What may surprise about it is said on standard error.
-pub(super) fn with_filesystem<T>(
+/// Opens a filesystem, works with it, and closes what it lies on. What may surprise about it is said on standard error. How the
+/// command ends is what the work says, unless what it read may be older than what was written.
+pub(super) fn with_filesystem(
     name: &FilesystemName,
-    work: impl AsyncFnOnce(&OpenFilesystem) -> Result<T, StackError>,
-) -> Result<T, StackError> {
+    work: impl AsyncFnOnce(&OpenFilesystem) -> Result<Exit, StackError>,
+) -> Result<Exit, StackError> {
     with_options(name, OpenOptions::default(), work)
 }
 
 /// The same, opened in a certain way.
-pub(super) fn with_options<T>(
+pub(super) fn with_options(
     name: &FilesystemName,
     options: OpenOptions,
-    work: impl AsyncFnOnce(&OpenFilesystem) -> Result<T, StackError>,
-) -> Result<T, StackError> {
+    work: impl AsyncFnOnce(&OpenFilesystem) -> Result<Exit, StackError>,
+) -> Result<Exit, StackError> {
     on_reactor(async {
         let open = name.open(options).await?;
         say_state(name, &open.filesystem);
-        open.close_after(work).await
+        let older = open.targets().iter().filter(|target| note_older(target)).count();
+        Ok(open.close_after(work).await?.unless_older(older > 0))
     })
 }
 

@@ -51,7 +51,7 @@ type Verified = (VerifyReport, Repairs, Option<Session>);
 /// Opens the target, checks it and closes it.
 async fn verify(order: Order<'_>, file: Option<ResumeFile>, show: Show) -> Result<Verified, StackError> {
     let Order { arguments, target } = order;
-    let access = if arguments.repair { Access::Write } else { Access::Read };
+    let access = if arguments.repair { Access::Write } else { Access::ReadOlder };
     // Repairs need another copy: a member opened by itself has none.
     let opened = open_for(target, access, Usage::Unchanged).await?;
     let lost = report_opening(arguments, &opened);
@@ -86,7 +86,7 @@ async fn look_again(order: Order<'_>, (report, repairs, session): Verified) -> R
         return Ok((report, repairs, session));
     }
     let look = async {
-        let opened = open_for(order.target, Access::Read, Usage::Unchanged).await?;
+        let opened = open_for(order.target, Access::ReadOlder, Usage::Unchanged).await?;
         read_reserved(&opened).await;
         let still = [opened.info.lost_superblocks(), opened.info.lost_copies()].concat();
         opened.close(Ok(still)).await

@@ -48,7 +48,7 @@ async fn on_cores(job: &Arc<VerifyJob>, target: &TargetName, cores: usize) -> Re
     let calls = handles.iter().map(|handle| {
         let (job, target) = (job.clone(), target.clone());
         handle.call(move || async move {
-            open(&target, Access::Read).await?.close_after(async |opened| on_this_core(&job, opened).await).await
+            open(&target, Access::ReadOlder).await?.close_after(async |opened| on_this_core(&job, opened).await).await
         })
     });
     let results = join_all(calls).await;

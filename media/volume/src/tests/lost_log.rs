@@ -1,0 +1,281 @@
+//! A log that was in use and is gone: it is told at once, nothing is written for it, and who accepts it sees it as a state of the
+//! device. The anchor makes that exact, and no crash at any of its steps is taken for a loss.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use sealblock_block::{
+    Abilities, Device, Expectations, Freshness, Request, ReservedArea, Response, WhyOlder, WhyUnchecked,
+};
+use sealblock_integrity::{GuardKind, ProtectionType};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockSize, Extent};
+
+use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
+use crate::format::{LogHeader, LogSector, SUPERBLOCK_OFFSETS, Seed, Superblock};
+use crate::options::Mutation;
+use crate::{OpenOptions, VolumeError, open};
+
+const BLOCKS: u64 = 64;
+/// Longer than a volume without writes waits with a checkpoint.
+const CHECKPOINTED: Duration = Duration::from_secs(5);
+
+/// A volume whose machine stops after flushed writes: before its first checkpoint, or after one.
+struct InUse {
+    medium: TestMedium,
+    /// Its bytes when the log had not come as far.
+    yesterday: Vec<u8>,
+    /// The log, both regions.
+    log: Range<usize>,
+    /// Where its second region begins.
+    second: usize,
+    /// The seed of each block's last flushed write.
+    last: u64,
+}
+
+impl InUse {
+    fn new(has_checkpoint: bool) -> InUse {
+        InUse::on(
+            created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1)),
+            has_checkpoint,
+        )
+    }
+
+    fn on(medium: TestMedium, has_checkpoint: bool) -> InUse {
+        let rig = Rig::open(&medium, false).unwrap();
+        let yesterday = medium.bytes.borrow().clone();
+        let flush = |seed| {
+            rig.write(0, &pattern(seed, BLOCKS as usize * 4096)).unwrap();
+            rig.flush().unwrap();
+        };
+        let mut last = 1;
+        flush(last);
+        if has_checkpoint {
+            rig.wait(CHECKPOINTED);
+            last += 1;
+            flush(last);
+        }
+        let layout = rig.gate.device().layout;
+        let (from, bytes) = (layout.log_offset() as usize, layout.log_bytes() as usize);
+        drop(rig);
+        InUse { medium, yesterday, log: from..from + bytes, second: from + bytes / 2, last }
+    }
+
+    /// A copy of the medium with a part of the log as this kind of damage leaves it.
+    fn damaged(&self, what: &str, part: Range<usize>) -> TestMedium {
+        let medium = self.medium.copy();
+        match what {
+            "zeroed" => medium.bytes.borrow_mut()[part].fill(0),
+            "foreign" => foreign_sectors(&mut medium.bytes.borrow_mut()[part]),
+            "yesterday's" => medium.bytes.borrow_mut()[part.clone()].copy_from_slice(&self.yesterday[part]),
+            _ => medium.unreadable.set((part.start as u64, part.end as u64)),
+        }
+        medium
+    }
+}
+
+const KINDS: [&str; 4] = ["zeroed", "foreign", "yesterday's", "unreadable"];
+
+/// Log sectors of another volume.
+fn foreign_sectors(log: &mut [u8]) {
+    for (sequence, sector) in (0..).zip(log.chunks_exact_mut(512)) {
+        LogSector::encode(sector, Seed::of(b"another identity"), LogHeader::new(sequence, 0), [].into_iter(), &[]);
+    }
+}
+
+/// What an opening for reading, or for writing, with or without accepting older content comes to.
+fn opened(medium: &TestMedium, read_only: bool, accept_older: bool) -> Result<Rig, VolumeError> {
+    Rig::open_with(medium, OpenOptions { read_only, accept_older, ..OpenOptions::default() })
+}
+
+fn freshness(rig: &Rig) -> Freshness {
+    let Abilities { freshness, .. } = rig.gate.abilities();
+    freshness
+}
+
+const LOST: Freshness = Freshness::MayBeOlder(WhyOlder::LogLost);
+
+fn all() -> Extent {
+    Extent::from_raw(0, BLOCKS).unwrap()
+}
+
+#[test]
+fn a_log_in_use_that_is_gone_is_refused_and_where_that_is_accepted_it_is_told_and_nothing_is_written() {
+    for (has_checkpoint, what) in [false, true].into_iter().flat_map(|at| KINDS.map(|what| (at, what))) {
+        let crashed = InUse::new(has_checkpoint);
+        let medium = crashed.damaged(what, crashed.log.clone());
+        let before = medium.bytes.borrow().clone();
+        for read_only in [true, false] {
+            match opened(&medium, read_only, false).err() {
+                Some(VolumeError::LogDamaged { sectors, .. }) => assert!(sectors > 0),
+                other => panic!("{what}, checkpoint {has_checkpoint}: {other:?}"),
+            }
+        }
+        let rig = opened(&medium, true, true).unwrap();
+        assert_eq!(freshness(&rig), LOST, "{what}");
+        let verify = Request::verify(all(), Expectations::NONE);
+        // A block whose write is lost may be bad where that physical block has been used again since.
+        let coverage = match rig.run(rig.gate.execute(verify)) {
+            Ok(Response::Verified(verified)) => verified.coverage,
+            Ok(other) => panic!("a verify was answered with {other:?}"),
+            Err(error) => error.bad_blocks().expect("damage is named").coverage().clone(),
+        };
+        assert!(coverage.unchecked().iter().any(|run| run.why == WhyUnchecked::LogLost));
+        assert!(*medium.bytes.borrow() == before, "{what}: nothing is written");
+    }
+}
+
+#[test]
+fn one_region_of_the_log_is_enough() {
+    for (has_checkpoint, what) in [false, true].into_iter().flat_map(|at| KINDS.map(|what| (at, what))) {
+        let crashed = InUse::new(has_checkpoint);
+        for part in [crashed.log.start..crashed.second, crashed.second..crashed.log.end] {
+            for read_only in [true, false] {
+                let rig = opened(&crashed.damaged(what, part.clone()), read_only, false).unwrap();
+                assert_eq!(freshness(&rig), Freshness::Current, "{what} {part:?}");
+                assert!(
+                    rig.read(0, BLOCKS).unwrap() == pattern(crashed.last, BLOCKS as usize * 4096),
+                    "{what} {part:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_closed_volume_needs_no_log_and_one_that_was_opened_since_does() {
+    let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let rig = Rig::open(&medium, false).unwrap();
+    rig.write(0, &pattern(1, 4096)).unwrap();
+    let medium = rig.close();
+    let layout = Superblock::decode(&medium.bytes.borrow()).unwrap().layout;
+    let log = layout.log_offset() as usize..(layout.log_offset() + layout.log_bytes()) as usize;
+    medium.bytes.borrow_mut()[log.clone()].fill(0);
+    let rig = Rig::open(&medium, false).unwrap();
+    assert_eq!((freshness(&rig), rig.read(0, 1).unwrap() == pattern(1, 4096)), (Freshness::Current, true));
+    rig.write(0, &pattern(2, 4096)).unwrap();
+    rig.flush().unwrap();
+    drop(rig);
+    medium.bytes.borrow_mut()[log].fill(0);
+    assert!(matches!(opened(&medium, true, false), Err(VolumeError::LogDamaged { .. })));
+}
+
+/// Writes the superblocks as a program does that does not know the anchor.
+fn forget_anchor(medium: &TestMedium) {
+    let third = Superblock::decode(&medium.bytes.borrow()).unwrap().layout.third_offset();
+    for at in [SUPERBLOCK_OFFSETS[0], SUPERBLOCK_OFFSETS[1], third] {
+        let at = at as usize;
+        let superblock = Superblock::decode(&medium.bytes.borrow()[at..]).unwrap();
+        let plain = Superblock { is_anchored: false, ..superblock };
+        medium.bytes.borrow_mut()[at..at + 512].copy_from_slice(&plain.encode());
+    }
+}
+
+#[test]
+fn the_log_of_an_older_program_is_gone_where_it_had_begun_and_no_sector_is_left_and_is_anchored_from_then_on() {
+    let crashed = InUse::new(true);
+    forget_anchor(&crashed.medium);
+    for what in ["zeroed", "foreign"] {
+        let medium = crashed.damaged(what, crashed.log.clone());
+        assert!(matches!(opened(&medium, true, false), Err(VolumeError::LogDamaged { .. })), "{what}");
+    }
+    let rig = Rig::open(&crashed.medium, false).unwrap();
+    assert!(rig.read(0, BLOCKS).unwrap() == pattern(2, BLOCKS as usize * 4096));
+    assert!(rig.gate.device().superblock().is_anchored, "recovery leaves an anchor");
+}
+
+#[test]
+fn no_crash_at_any_step_of_the_anchor_is_taken_for_a_loss() {
+    let fresh = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    // Opened after a close and after a crash; the latter writes its anchor at once.
+    for start in [fresh, InUse::new(false).medium, InUse::new(true).medium] {
+        let mut steps = 0;
+        loop {
+            let medium = start.copy();
+            medium.changes_left.set(steps);
+            let is_done = Rig::open(&medium, false)
+                .is_ok_and(|rig| rig.write(0, &pattern(9, 4096)).is_ok() && rig.flush().is_ok());
+            medium.changes_left.set(u64::MAX);
+            for read_only in [true, false] {
+                let rig = Rig::open(&medium, read_only).unwrap_or_else(|why| panic!("after {steps} changes: {why}"));
+                assert_eq!(freshness(&rig), Freshness::Current);
+                assert!(!is_done || rig.read(0, 1).unwrap() == pattern(9, 4096), "after {steps} changes");
+            }
+            if is_done {
+                break;
+            }
+            steps += 1;
+        }
+        assert!(steps > 4, "an anchor, superblocks, data and a sector of the log");
+    }
+}
+
+#[test]
+fn an_anchor_that_is_promised_and_not_written_is_missed() {
+    let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let options = OpenOptions { mutation: Mutation::NoAnchor, ..OpenOptions::default() };
+    let is_missed = (0..20).any(|steps| {
+        let medium = medium.copy();
+        medium.changes_left.set(steps);
+        if let Ok(rig) = Rig::open_with(&medium, options) {
+            let _ = rig.write(0, &pattern(9, 4096));
+            let _ = rig.flush();
+        }
+        matches!(opened(&medium, true, false), Err(VolumeError::LogDamaged { .. }))
+    });
+    assert!(is_missed);
+}
+
+#[test]
+fn a_replica_keeps_its_lost_log_until_a_block_changes_and_then_gives_it_up() {
+    for (has_checkpoint, what) in [false, true].into_iter().flat_map(|at| KINDS.map(|what| (at, what))) {
+        let crashed = InUse::new(has_checkpoint);
+        let medium = crashed.damaged(what, crashed.log.clone());
+        let log = medium.bytes.borrow()[crashed.log.clone()].to_vec();
+        let rig = opened(&medium, false, true).unwrap();
+        assert!(rig.gate.abilities().writable && freshness(&rig) == LOST);
+        let label = Request::write_reserved(ReservedArea::GroupLabel, Slice::copy_from(b"out of sync"));
+        rig.run(rig.gate.execute(label)).unwrap();
+        rig.flush().unwrap();
+        rig.wait(CHECKPOINTED);
+        let medium = rig.close();
+        assert!(medium.bytes.borrow()[crashed.log.clone()] == log, "{what}: the log is as it was found");
+        assert!(matches!(opened(&medium, false, false), Err(VolumeError::LogDamaged { .. })), "{what}");
+        medium.unreadable.set((0, 0));
+        if what == "unreadable" {
+            medium.bytes.borrow_mut()[crashed.log.clone()].fill(0);
+        }
+        let rig = opened(&medium, false, true).unwrap();
+        let held = rig.run(rig.gate.execute(Request::read_reserved(ReservedArea::GroupLabel))).unwrap();
+        assert!(matches!(held, Response::Reserved(bytes) if bytes[..] == b"out of sync"[..]));
+        rig.write(0, &pattern(7, BLOCKS as usize * 4096)).unwrap();
+        assert_eq!(freshness(&rig), Freshness::Current, "who opened it has recorded what is to be recorded");
+        rig.flush().unwrap();
+        drop(rig);
+        let rig = opened(&medium, false, false).unwrap();
+        assert!(rig.read(0, BLOCKS).unwrap() == pattern(7, BLOCKS as usize * 4096), "{what}");
+        rig.verify().unwrap();
+    }
+}
+
+#[test]
+fn closing_waits_for_a_log_that_is_being_given_up() {
+    let crashed = InUse::new(true);
+    let medium = crashed.damaged("zeroed", crashed.log.clone());
+    let options = OpenOptions { accept_older: true, ..OpenOptions::default() };
+    let opened = futures_executor::block_on(open(medium.clone(), TestClock::default(), &options)).unwrap();
+    medium.held.set((0, u64::MAX));
+    let discard = opened.volume.execute(Request::discard([all()]));
+    let close = async {
+        medium.let_all_go();
+        opened.volume.close().await
+    };
+    let ((changed, closed), ()) = futures_executor::block_on(futures_util::future::join(
+        futures_util::future::join(discard, close),
+        opened.worker.run(),
+    ));
+    closed.unwrap();
+    let rig = Rig::open(&medium, true).unwrap();
+    let is_empty = rig.read(0, BLOCKS).unwrap().iter().all(|byte| *byte == 0);
+    assert!(changed.is_err() || is_empty);
+}

@@ -1,0 +1,149 @@
+//! A volume that was in use and whose log is gone: every command that reads it says so and ends with 4, what writes or serves it
+//! refuses, and a mirror of it and a good one has the content of the good one.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use sealblock_btrfs_format::checksum::ChecksumType;
+use sealblock_btrfs_format::key::objectid;
+use sealblock_proofs_btrfs_images::handmade::{Handmade, Storage};
+
+use crate::common::server::Server;
+use crate::common::{BLOCK, Place, filled, noise};
+
+const OLDER: &str = "may be older than what was written";
+
+/// Wipes the log of a volume.
+fn lose_log(place: &Place, name: &str) {
+    let info = place.run(&format!("info {name} --json")).succeeds().json();
+    let bytes = info["volume"]["log_bytes"].as_u64().unwrap();
+    place.poke(name, 64 << 10, &vec![0; bytes as usize]);
+}
+
+/// The volume `v` with a file system, flushed by a server that was killed then, and no log.
+fn lost() -> Place {
+    let place = Place::new();
+    let mut made = Handmade::new(4096, ChecksumType::Crc32c);
+    made.file(objectid::FIRST_FREE, b"inline", b"a few words", Storage::Inline);
+    made.build().write(&place.path("image")).unwrap();
+    place.run(&format!("create v --size {}", place.len("image").next_multiple_of(1 << 20))).succeeds();
+    let server = Server::start(&place, "v");
+    let target = server.target("v");
+    place.run(&format!("copy image {target}")).succeeds();
+    // What the block map has by now is read without the log, too.
+    sleep(Duration::from_secs(6));
+    place.write("piece", &noise(3, 4 * BLOCK));
+    let last = place.run(&format!("info {target} --json")).json()["blocks"].as_u64().unwrap() - 4;
+    place.run(&format!("copy piece offset:{last}..,{target}")).succeeds();
+    server.kill();
+    lose_log(&place, "v");
+    place
+}
+
+#[test]
+fn a_volume_without_its_log_is_told_by_every_command_that_reads_it_and_refused_by_all_others() {
+    let place = lost();
+    let before = place.read("v");
+    for (command, stdout) in [
+        ("copy v out", false),
+        ("compare v v", false),
+        ("compare --zero v", false),
+        ("rescue v out2", false),
+        ("info v", true),
+        ("fs ls v", false),
+        ("fs cat v/inline", false),
+        ("fs info v", false),
+        ("fs verify v", false),
+        ("scrub status v", false),
+        ("copy offset:0..3,v out3", false),
+    ] {
+        let answer = place.run(command);
+        let expected = if command.starts_with("compare --zero") { 1 } else { 4 };
+        answer.ends_with(expected);
+        let told = if stdout { answer.text() } else { answer.stderr.clone() };
+        assert!(told.contains(OLDER), "{command}: {told}");
+    }
+    place.run("verify v").ends_with(4).says(&["incomplete"]);
+    assert_eq!(place.run("copy v out5 --json").ends_with(4).json()["may_be_older"], "log_lost");
+    assert_eq!(place.run("info v --json").ends_with(4).json()["may_be_older"], "log_lost");
+    assert_eq!(place.run("rescue v out6 --json").ends_with(4).json()["may_be_older"], "log_lost");
+    for command in ["copy image v", "zero v", "discard v", "serve v", "serve v --read-only", "resize v --size 64MiB"] {
+        place.run(command).fails(3, &["v"]);
+    }
+    assert!(place.read("v") == before, "nothing is written");
+}
+
+#[test]
+fn a_volume_without_its_log_is_served_where_that_is_accepted_and_hosts_hear_of_it() {
+    let place = lost();
+    place.run("serve --listen 127.0.0.1:0 v").fails(3, &["of the log are lost", "--accept-older"]);
+    let server = Server::start(&place, "v --accept-older");
+    let target = server.target("v");
+    place.run(&format!("copy {target} out")).ends_with(4);
+    assert_eq!(place.run(&format!("info {target} --json")).ends_with(4).json()["may_be_older"], "log_lost");
+    place.run(&format!("copy image {target}")).fails(3, &["older"]);
+    place.run("status").ends_with(4).says(&[OLDER]);
+    // A server of what that server has is asked for the same.
+    place.run(&format!("serve --listen 127.0.0.1:0 {target}")).fails(3, &[OLDER, "--accept-older"]);
+    let again = Server::start(&place, &format!("{target} --accept-older"));
+    place.run(&format!("copy {} out", again.target("v"))).ends_with(4);
+    again.stop().is_clean();
+    server.stop().is_clean();
+    // A good one is served as ever.
+    place.run("create w --size 4MiB").succeeds();
+    let server = Server::start(&place, "w --accept-older");
+    place.run(&format!("copy piece {}", server.target("w"))).succeeds();
+    server.stop().is_clean();
+}
+
+#[test]
+fn a_mirror_of_a_good_volume_and_one_without_its_log_has_the_content_of_the_good_one() {
+    for order in ["a,b", "b,a"] {
+        let place = Place::new();
+        let data = filled(&place, 512);
+        let server = Server::start(&place, "mirror:a,b");
+        place.write("piece", &noise(5, 16 * BLOCK));
+        place.run(&format!("copy piece offset:100..115,{}", server.target("mirror"))).succeeds();
+        let data = [&data[..100 * BLOCK], &noise(5, 16 * BLOCK), &data[116 * BLOCK..]].concat();
+        server.kill();
+        lose_log(&place, "b");
+        let before = place.read("b");
+        place.run(&format!("copy mirror:{order} out")).succeeds();
+        assert!(place.read("out") == data, "{order}: read only");
+        assert!(place.read("b") == before);
+        place.run(&format!("verify mirror:{order}")).ends_with(4);
+        let server = Server::start(&place, &format!("mirror:{order}"));
+        let target = server.target("mirror");
+        assert!(place.run(&format!("copy {target} -")).succeeds().stdout == data, "{order}: served");
+        let status = format!("mirror status mirror:{order}");
+        let is_done = || place.run(&status).status == 0;
+        assert!(
+            (0..600).any(|_| is_done() || {
+                sleep(Duration::from_millis(50));
+                false
+            }),
+            "{order}: it is resynced"
+        );
+        server.stop().is_clean();
+        place.run(&format!("verify mirror:{order}")).succeeds();
+        place.run("copy b alone").succeeds();
+        assert!(place.read("alone") == data, "{order}: it was resynced");
+    }
+}
+
+#[test]
+fn a_mirror_of_volumes_without_their_logs_is_read_as_such_and_not_written() {
+    let place = Place::new();
+    filled(&place, 512);
+    let server = Server::start(&place, "mirror:a,b");
+    place.write("piece", &noise(5, 16 * BLOCK));
+    place.run(&format!("copy piece offset:100..115,{}", server.target("mirror"))).succeeds();
+    server.kill();
+    ["a", "b"].iter().for_each(|name| lose_log(&place, name));
+    assert!(place.run("copy mirror:a,b out").ends_with(4).stderr.contains(OLDER));
+    place.run("copy piece mirror:a,b").fails(3, &[OLDER]);
+    place.run("serve mirror:a,b").fails(3, &[OLDER]);
+    let server = Server::start(&place, "mirror:a,b --accept-older");
+    place.run(&format!("copy {} out2", server.target("mirror"))).ends_with(4);
+    server.stop().is_clean();
+}
