@@ -25,7 +25,8 @@ use crate::status::server::{DeviceStatus, ServerStatus};
 
 /// How long a server may take to respond, except to a resize.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long all servers together may take to respond to a search.
+/// How long all servers together may take to respond to a search, but for one that has a file of the target open: that is its server, and
+/// that it is busy does not mean that there is none.
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a resize may take, behind earlier ones.
 const RESIZE_TIMEOUT: Duration = Duration::from_secs(120);
@@ -55,7 +56,7 @@ pub fn find(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>
             let answer = exchange(&socket, None, &request, RESPONSE_TIMEOUT);
             vec![(socket, Ok(answer.map_err(|error| of_socket(&error, path))?))]
         }
-        None => ask_all(trusted(), &request, SEARCH_TIMEOUT),
+        None => ask_all(trusted(), &request, |peer| patience(name, peer)),
     };
     let (mut found, mut refusal): (Option<FoundServer>, Option<StackError>) = (None, None);
     for (socket, answer) in answers {
@@ -103,6 +104,15 @@ pub fn find(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>
     match (found, refusal) {
         (None, Some(failure)) => Err(failure),
         (found, _) => Ok(found),
+    }
+}
+
+/// For how long a process is waited for that may serve the target.
+fn patience(name: &TargetRef, peer: Option<&Peer>) -> Duration {
+    let leaves = name.identity.as_ref().map(TargetIdentity::leaves).unwrap_or_default();
+    match peer.and_then(|peer| peer.has_open(&leaves)) {
+        Some(true) => RESPONSE_TIMEOUT,
+        _ => SEARCH_TIMEOUT,
     }
 }
 
@@ -295,7 +305,7 @@ pub fn server_of_file(pid: u32, path: &Path) -> Option<(String, String)> {
 /// The states of all servers of this user and of root, each with its socket, or why there is none.
 pub fn query_all() -> Vec<(PathBuf, Result<ServerStatus, StackError>)> {
     let request = ControlRequest::new(&TargetRef::default(), ControlCommand::Status);
-    let answers = ask_all(trusted(), &request, SEARCH_TIMEOUT).into_iter();
+    let answers = ask_all(trusted(), &request, |_| SEARCH_TIMEOUT).into_iter();
     let status = |(socket, answer): (FoundSocket, io::Result<(Peer, ControlResult)>)| {
         let status = answer.map_err(|error| of_socket(&error, &socket.path));
         let status = status.and_then(|(_, result)| of_server(result, &socket.path));

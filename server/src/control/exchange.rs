@@ -105,13 +105,13 @@ fn read(line: &[u8], socket: &FoundSocket, peer: Peer) -> io::Result<ControlResu
 }
 
 /// Asks servers at the same time, each in a thread of its own, so that one that hangs does not delay the others. A socket that nobody
-/// listens on is left out. Gives the answers in the order of the sockets, at the latest after so long.
+/// listens on is left out. Gives the answers in the order of the sockets. `patience` is for how long a process is waited for, or whoever
+/// listens where none can be reached.
 pub fn ask_all(
     sockets: Vec<FoundSocket>,
     request: &ControlRequest,
-    timeout: Duration,
+    patience: impl Fn(Option<&Peer>) -> Duration,
 ) -> Vec<(FoundSocket, io::Result<(Peer, ControlResult)>)> {
-    let deadline = Instant::now() + timeout;
     let mut live: Vec<(FoundSocket, Option<(UnixStream, Peer)>)> = Vec::new();
     for socket in sockets {
         // A full queue is not waited for here, and one that is not trusted is told by its thread.
@@ -129,8 +129,11 @@ pub fn ask_all(
     let (answered, answers) = mpsc::channel();
     let total = Arc::new(AtomicUsize::new(0));
     let mut results = Vec::with_capacity(live.len());
+    let mut last = Instant::now();
     for (number, (socket, connected)) in live.into_iter().enumerate() {
         results.push((socket.clone(), None));
+        let deadline = Instant::now() + patience(connected.as_ref().map(|(_, peer)| peer));
+        last = last.max(deadline);
         let (answered, total, request) = (answered.clone(), Arc::clone(&total), request.clone());
         thread::spawn(move || {
             let connected = connected.map_or_else(|| socket.connect(deadline), Ok);
@@ -140,7 +143,7 @@ pub fn ask_all(
         });
     }
     drop(answered);
-    while let Ok((number, answer)) = answers.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+    while let Ok((number, answer)) = answers.recv_timeout(last.saturating_duration_since(Instant::now())) {
         results[number].1 = Some(answer);
     }
     let late = || Err(io::Error::new(ErrorKind::TimedOut, "it did not answer in time"));
@@ -263,7 +266,7 @@ mod tests {
         let gone = folder.path().join("gone");
         drop(UnixListener::bind(&gone).unwrap());
         let sockets = vec![FoundSocket::named(&folder.path().join("silent")), trickling, FoundSocket::named(&gone)];
-        let answers = ask_all(sockets, &request(), Duration::from_millis(300));
+        let answers = ask_all(sockets, &request(), |_| Duration::from_millis(300));
         assert_eq!(answers.len(), 2, "the one that is gone is left out");
         for (socket, answer) in answers {
             let error = answer.unwrap_err();
@@ -281,7 +284,7 @@ mod tests {
         let listeners: Vec<_> =
             (1000..1000 + MAX_SOCKETS + 6).map(|number| UnixListener::bind(at(number)).unwrap()).collect();
         let sockets = (0..1000 + listeners.len()).map(|number| FoundSocket::named(&at(number))).collect();
-        assert_eq!(ask_all(sockets, &request(), Duration::from_millis(300)).len(), MAX_SOCKETS);
+        assert_eq!(ask_all(sockets, &request(), |_| Duration::from_millis(300)).len(), MAX_SOCKETS);
     }
 
     #[test]
