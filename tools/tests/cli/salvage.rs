@@ -71,7 +71,7 @@ fn rot_without_protection_information_is_found_by_every_command_that_reads() {
     for lba in [5, 6, 300] {
         place.run(&format!("corrupt v --lba {lba} --kind data")).succeeds();
     }
-    place.run("verify v").ends_with(1).says(&["block 5: guard expected 0x", "3 damaged"]);
+    place.run("verify v").ends_with(1).says(&["blocks 5..6: guard", "block 300: guard: expected 0x", "3 damaged"]);
     place.run("copy v out").fails(3, &["block 5", "try: --salvage"]);
     for command in ["copy v out --salvage", "rescue v out"] {
         let copied = place.run(command);
