@@ -117,8 +117,10 @@ fn choose_source(
         let (replica, reason) = (source.name.clone(), ErrorKind::MayBeOlder(why).to_string());
         return Err(ReplicaError::Unusable { replica, reason });
     }
+    // Of blank devices none has content that counts, but the one that was asked for is not replaced either.
+    let kept = from.or(options.from);
     for (at, candidate) in candidates.iter().enumerate() {
-        candidate.check(&sources[at].name, options.force, from != Some(at), None)?;
+        candidate.check(&sources[at].name, options.force, kept != Some(at), None)?;
     }
     Ok(from)
 }

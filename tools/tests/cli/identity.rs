@@ -176,7 +176,9 @@ fn what_lies_in_the_folder_of_sockets_stops_no_command_and_controls_no_terminal(
         assert!(scrub.stderr.contains(word), "{word}: {}", scrub.stderr);
     }
     let status = place.run("status --json").ends_with(4).json();
-    assert_eq!(status["servers"].as_array().unwrap().len(), 1);
+    // This machine may have other servers of root.
+    let mut servers = status["servers"].as_array().unwrap().iter();
+    assert!(servers.any(|found| found["pid"] == server.pid()), "{status}");
     let named = status["silent"].as_array().unwrap().iter().map(|silent| silent["control"].as_str().unwrap());
     let named: Vec<&str> = named.filter_map(|control| control.rsplit('/').next()).collect();
     assert_eq!(named, ["4.sock", "5.sock", "6.sock"]);
