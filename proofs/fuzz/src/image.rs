@@ -167,7 +167,6 @@ type Seen = Vec<Option<Vec<u8>>>;
 
 async fn see(stack: &DynDevice) -> Seen {
     let mut seen = Vec::new();
-    let format = stack.geometry().protection;
     for lba in 0..stack.geometry().capacity_blocks.min(BLOCKS) {
         let extent = Extent::one(Lba::new(lba));
         let read = stack.execute(Request::read(extent, Expectations::NONE)).await;

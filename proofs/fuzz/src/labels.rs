@@ -49,6 +49,7 @@ fn changed(pieces: &mut Pieces, own: usize) -> Vec<u8> {
     let lineage = lineage(pieces);
     let label = Label {
         uuid: [9; 16],
+        name: None,
         events: u64::from(pieces.byte()),
         changed: u64::from(pieces.byte()),
         is_tentative: pieces.byte() & 1 == 1,

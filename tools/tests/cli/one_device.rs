@@ -17,11 +17,12 @@ fn looped() -> Option<(Place, Loop)> {
     Some((place, device))
 }
 
-/// A write to a target that is in use is refused and changes nothing.
+/// A write to a target that is in use is refused and changes nothing. A server does not ask others what they serve, since one of them
+/// could be itself.
 fn is_refused(place: &Place, target: &str, words: &[&str]) {
-    for command in [format!("zero {target} --range 0..1"), format!("serve {target} --listen 127.0.0.1:0")] {
-        place.run(&command).fails(3, words);
-    }
+    place.run(&format!("zero {target} --range 0..1")).fails(3, words);
+    let found: Vec<&str> = words.iter().copied().filter(|word| !word.starts_with("which serves")).collect();
+    place.run(&format!("serve {target} --listen 127.0.0.1:0")).fails(3, &found);
 }
 
 #[test]
