@@ -74,11 +74,12 @@ impl Places {
         }
     }
 
-    /// Map entries elsewhere than in the log. One of a block that reads as zeroes counts only if the log has none.
+    /// Map entries in the tables: those of notes, in free physical blocks, count only after the death of a process. One of a block that
+    /// reads as zeroes counts only if the log has none.
     fn take_tables(&mut self, specimen: &Specimen, seed: Seed) {
         let in_log: BTreeSet<Lba> = self.entries.keys().copied().collect();
-        let is_log = |region: &&Region| matches!(region.kind, RegionKind::Log(_) | RegionKind::Unused);
-        for region in specimen.layout.regions().iter().filter(|region| !is_log(region)) {
+        let is_table = |region: &&Region| matches!(region.kind, RegionKind::MapEntries(_));
+        for region in specimen.layout.regions().iter().filter(is_table) {
             let bytes = &specimen.image[region.start as usize..region.end as usize];
             for (at, cell) in (region.start..).step_by(MAP_ENTRY_BYTES).zip(bytes.as_chunks::<MAP_ENTRY_BYTES>().0) {
                 let raw = MapEntry::decode_unchecked(cell);

@@ -5,7 +5,8 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use rustix::net::{AddressFamily, SocketType};
@@ -171,6 +172,12 @@ impl Peer {
         let (mut peer, answer) = Peer::connecting(address, 0, connect)?;
         ensure!(answer.status == 0, "Connect: {answer:?}");
         peer.property(0x14, 4, 0x0046_0001)?;
+        // It is not ready while commands of an earlier controller of this host are in flight.
+        let deadline = Instant::now() + HANG_TIMEOUT;
+        while peer.property_get(0x1C, 4)?.result & 1 == 0 {
+            ensure!(Instant::now() < deadline, "CSTS.RDY stays 0");
+            thread::sleep(Duration::from_millis(1));
+        }
         Ok((peer, answer.result as u16))
     }
 

@@ -201,6 +201,7 @@ fn controls(c: char) -> bool {
 mod tests {
     use super::*;
     use crate::control::protocol::TargetRef;
+    use std::io::{BufRead, BufReader};
     use std::os::unix::net::UnixListener;
     use std::path::Path;
 
@@ -208,10 +209,15 @@ mod tests {
         ControlRequest::new(&TargetRef::default(), ControlCommand::Status)
     }
 
-    /// A socket behind which each connection is answered like this.
+    /// A socket behind which each connection is answered like this once its request is read: else one that is closed early could not be
+    /// sent.
     fn answering(path: &Path, answer: impl Fn(UnixStream) + Send + 'static) -> FoundSocket {
         let listener = UnixListener::bind(path).unwrap();
-        thread::spawn(move || listener.incoming().flatten().for_each(&answer));
+        let after_request = move |stream: UnixStream| {
+            let _ = BufReader::new(&stream).read_line(&mut String::new());
+            answer(stream);
+        };
+        thread::spawn(move || listener.incoming().flatten().for_each(after_request));
         FoundSocket::named(path)
     }
 

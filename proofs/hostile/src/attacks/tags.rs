@@ -1,7 +1,7 @@
 //! Hosts that make wrong tags: each write fails with the status of the first wrong field, and nothing is written (NVM
 //! Command Set, "Protection Information" and "Control of Protection Information Checking").
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use sealblock_integrity::{ProtectionType, Tuple};
 use sealblock_protocols_nvme::nvm::{BlockCommand, Prchk};
 use sealblock_protocols_nvme::{AdminOpcode, Command};
@@ -138,6 +138,14 @@ impl TagTest<'_> {
         Ok(())
     }
 
+    /// Checks that the blocks cannot be read: in Type 1 the reference tag is the address, whoever wrote another one.
+    fn check_misdirected(&mut self, what: &str) -> Result<()> {
+        let Err(error) = read(self.io, &self.mode.kind, self.extent) else { bail!("{what}: it is read") };
+        let wanted = format!("{REFERENCE_TAG:#x}");
+        ensure!(error.to_string().ends_with(&wanted), "{what}: {error:#}, not {wanted}");
+        Ok(())
+    }
+
     fn run(&mut self) -> Result<()> {
         let (old, new) = (self.correct_write(1), self.correct_write(2));
         self.write(&old, 0, "right tags")?;
@@ -152,7 +160,11 @@ impl TagTest<'_> {
                 // The counterpart: without the check the write succeeds, and stores what was sent.
                 corrupted.0 = field.unchecked(corrupted.0);
                 self.write(&corrupted, 0, &format!("{what}, unchecked"))?;
-                self.check_stored(&corrupted.1, &what)?;
+                if field == WrongField::ReferenceTag && self.mode.kind.format.protection() == ProtectionType::Type1 {
+                    self.check_misdirected(&what)?;
+                } else {
+                    self.check_stored(&corrupted.1, &what)?;
+                }
                 self.write(&old, 0, "right tags over wrong ones")?;
             }
         }
