@@ -27,9 +27,8 @@ fn first_finding(system: &impl System, loads: &[Workload], seeds: u64) -> Option
 /// A caught fault says which block, or that the volume cannot be opened.
 fn assert_caught(system: &impl System, loads: &[Workload], seeds: u64) {
     let finding = first_finding(system, loads, seeds).expect("the fault is noticed");
-    // What a disk that was cut too early cannot hold any more shows when it is opened, or when its size is to change again. A volume whose
-    // physical blocks are in use twice may also wait for ever for a free one.
-    let reasons = ["block", "open failed", "resize failed: the medium has", "no end after"];
+    // What a disk that was cut too early cannot hold any more shows when it is opened, or when its size is to change again.
+    let reasons = ["block", "open failed", "resize failed: the medium has"];
     assert!(reasons.iter().any(|reason| finding.contains(reason)), "{finding}");
 }
 
@@ -100,7 +99,10 @@ fn a_volume_that_answers_before_the_tags_are_durable_is_caught() {
 
 #[test]
 fn a_volume_that_uses_slots_again_early_is_caught() {
-    assert_caught(&Volumes { mutation: Mutation::ReuseEarly }, &[Workload::Hot, Workload::Idle], 40);
+    let finding = first_finding(&Volumes { mutation: Mutation::ReuseEarly }, &[Workload::Hot, Workload::Idle], 40);
+    let finding = finding.expect("the fault is noticed");
+    // One whose physical blocks are in use twice may also wait for ever for a free one.
+    assert!(finding.contains("block") || finding.contains("no end after"), "{finding}");
 }
 
 #[test]
