@@ -68,8 +68,8 @@ fio --name=damaged --filename=$char --ioengine=io_uring_cmd --cmd_type=nvme --si
   --pi_act=0 --pi_chk=@CHECKS@ --apptag=0x4321 --apptag_mask=0xffff --continue_on_error=read --ignore_error=25218:25219:25220 --output-format=json \
   --output=/tmp/fio >/tmp/fio.said 2>&1 || true
 grep -q '"total_err" : 4,' /tmp/fio || { grep _err /tmp/fio; cat /tmp/fio.said; fail "fio did not see 4 errors"; }
-# The data are handed out to who asks for no check; only then.
-nvme verify $char --namespace-id=1 --start-block=3 --block-count=0 --prinfo=0
+# Without PRCHK the target still answers for its own blocks: bad data are never handed out.
+refused "Guard Check Error" nvme verify $char --namespace-id=1 --start-block=3 --block-count=0 --prinfo=0
 nvme verify $char --namespace-id=1 --start-block=5 --block-count=94 --prinfo=4
 "#;
 
