@@ -94,6 +94,7 @@ impl Export {
             writable: !self.is_read_only && abilities.writable,
             trim: is_there(RequestKind::Discard),
             write_zeroes: is_there(RequestKind::WriteZeroes),
+            older: abilities.freshness.bits(),
         }
     }
 }

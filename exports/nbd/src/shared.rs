@@ -235,6 +235,7 @@ mod tests {
             writable: true,
             trim: false,
             write_zeroes: false,
+            older: 0,
         };
         assert_eq!(shared.default_of(&[]), None);
         assert_eq!(shared.default_of(&[info("b"), info("a")]), Some(0), "the first unless something is said");

@@ -2,7 +2,7 @@
 //!
 //! Pure, so that tests cover every inconsistent server.
 
-use sealblock_block::{Abilities, Ability, Geometry, Limits};
+use sealblock_block::{Abilities, Ability, Freshness, Geometry, Limits};
 use sealblock_protocols_nbd::client::ExportInfo;
 use sealblock_protocols_nbd::wire::transmission;
 use sealblock_units::{BlockCount, BlockSize};
@@ -49,6 +49,7 @@ impl ExportProfile {
             // NBD has no flag that promises a hole after WRITE_ZEROES.
             unmap_zeroes: false,
             offloads: true,
+            freshness: Freshness::from_bits(info.older),
             ..Abilities::BASIC
         };
         let capacity_blocks = info.size_bytes >> block_size.shift();
@@ -71,6 +72,9 @@ impl ExportProfile {
         }
         if self.geometry != before.geometry {
             return changed("other block sizes".to_owned());
+        }
+        if let Some(why) = self.abilities.freshness.why_older().filter(|_| before.abilities.freshness.is_current()) {
+            return changed(format!("blocks may be older now than what was written: {why}"));
         }
         if self.abilities != before.abilities || (self.flush, self.fua) != (before.flush, before.fua) {
             return changed("other abilities".to_owned());
@@ -112,6 +116,7 @@ fn blocks(bytes: u64, block: u64) -> BlockCount {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sealblock_block::WhyOlder;
     use sealblock_protocols_nbd::client::{BlockSizes, ReplyStyle};
 
     fn info(size_bytes: u64, sizes: BlockSizes, flags: u16) -> ExportInfo {
@@ -125,7 +130,22 @@ mod tests {
             style: ReplyStyle::Structured,
             context: Some(1),
             is_fenced: false,
+            older: 0,
         }
+    }
+
+    #[test]
+    fn an_export_that_may_be_older_says_why_and_one_that_becomes_so_is_left() {
+        let of = |older| {
+            let told = ExportInfo { older, ..info(1 << 20, BlockSizes::default(), 1) };
+            ExportProfile::of(&told, &Options::default()).unwrap()
+        };
+        let (current, lost) = (of(0), of(1));
+        assert!(current.abilities.freshness.is_current());
+        assert_eq!(lost.abilities.freshness, Freshness::MayBeOlder(WhyOlder::LogLost));
+        let refused = lost.check_unchanged(&current).unwrap_err().to_string();
+        assert!(refused.contains("blocks may be older now") && refused.contains("its log"), "{refused}");
+        assert!(lost.check_unchanged(&lost).is_ok());
     }
 
     fn profile(size_bytes: u64, sizes: BlockSizes, flags: u16) -> Result<ExportProfile, String> {

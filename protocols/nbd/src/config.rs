@@ -26,6 +26,8 @@ pub struct Export {
     pub trim: bool,
     /// True if a writable export supports WRITE_ZEROES.
     pub write_zeroes: bool,
+    /// Why blocks may be older than what was written to the export, as bits; 0 if they are current.
+    pub older: u8,
 }
 
 impl Export {
@@ -139,7 +141,16 @@ mod tests {
 
     fn export(block_bytes: u32) -> Export {
         let (name, description) = (String::from("a"), String::new());
-        Export { name, description, size_bytes: 8192, block_bytes, writable: true, trim: true, write_zeroes: true }
+        Export {
+            name,
+            description,
+            size_bytes: 8192,
+            block_bytes,
+            writable: true,
+            trim: true,
+            write_zeroes: true,
+            older: 0,
+        }
     }
 
     #[test]

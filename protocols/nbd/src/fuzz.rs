@@ -42,6 +42,7 @@ pub fn server(direct_bytes: usize) -> Server {
         writable,
         trim: true,
         write_zeroes: true,
+        older: if writable { 0 } else { 3 },
     };
     let mut config = ServerConfig::new(Pool::new(0, usize::MAX), [export("disk", true), export("fixed", false)]);
     (config.limits, config.direct_bytes, config.staging_bytes) = (LIMITS, direct_bytes, 4096);

@@ -1,5 +1,5 @@
 //! The fixed newstyle negotiation: client flags and options, until an export is chosen. The only metadata contexts are
-//! `base:allocation` and the name of a session.
+//! `base:allocation`, the name of a session, and whether blocks may be older.
 
 use crate::config::Export;
 use crate::input::Step;
@@ -8,7 +8,7 @@ use crate::server::{Event, Server, ServerPhase};
 use crate::session_name::SessionName;
 use crate::violation::{Closed, Violation};
 use crate::wire::FieldReader;
-use crate::wire::{self, BASE_ALLOCATION, STRING_BYTES, handshake, info, option, rep};
+use crate::wire::{self, BASE_ALLOCATION, OLDER, STRING_BYTES, handshake, info, option, rep};
 
 impl Server {
     pub(crate) fn greet(&mut self) {
@@ -225,6 +225,11 @@ impl Server {
             let reply = [&wire::SESSION_ID.to_be_bytes()[..], session.to_string().as_bytes()].concat();
             self.reply_with(option, rep::META_CONTEXT, &reply);
         }
+        if query.older && sets {
+            let name = format!("{OLDER}={:02x}", self.config.exports[index].older);
+            let reply = [&wire::OLDER_ID.to_be_bytes()[..], name.as_bytes()].concat();
+            self.reply_with(option, rep::META_CONTEXT, &reply);
+        }
         self.reply(option, rep::ACK)
     }
 }
@@ -254,6 +259,8 @@ pub(crate) struct ContextQuery<'a> {
     wild: bool,
     /// The session that a query names; the last of several.
     session: Option<SessionName>,
+    /// True if a query asks whether blocks may be older.
+    older: bool,
 }
 
 impl<'a> ContextQuery<'a> {
@@ -262,15 +269,16 @@ impl<'a> ContextQuery<'a> {
         let mut fields = FieldReader(data);
         let export = fields.string().filter(|name| name.len() <= STRING_BYTES)?;
         let queries = fields.u32()?;
-        let (mut exact, mut wild, mut session) = (false, false, None);
+        let (mut exact, mut wild, mut session, mut older) = (false, false, None, false);
         for _ in 0..queries {
             let query = fields.string()?;
             exact |= query == BASE_ALLOCATION.as_bytes();
             wild |= query == b"base:";
             session = SessionName::parse(query).or(session);
+            older |= query == OLDER.as_bytes();
         }
         fields.end()?;
-        Some(ContextQuery { export, queries, exact, wild, session })
+        Some(ContextQuery { export, queries, exact, wild, session, older })
     }
 
     /// True if LIST_META_CONTEXT lists the context.

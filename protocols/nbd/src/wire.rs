@@ -201,6 +201,12 @@ pub const BASE_ALLOCATION_ID: u32 = 1;
 /// Identifier of the context that names a session ([`crate::SessionName`]); no reply has it.
 pub const SESSION_ID: u32 = 2;
 
+/// The metadata context by which a server tells whether an export's blocks may be older than what was written to it, an extension of
+/// sealblock (`docs/formats/vendor-extensions.md`). The reply appends `=` and the bits as two hexadecimal digits.
+pub const OLDER: &str = "x-sealblock:older";
+/// Identifier of [`OLDER`]; no reply has it.
+pub const OLDER_ID: u32 = 3;
+
 /// Errors of replies ("Error values"), shown by the names that the protocol has for them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[repr(u32)]

@@ -77,9 +77,14 @@ fn a_volume_without_its_log_is_told_by_every_command_that_reads_it_and_refused_b
 fn a_volume_without_its_log_is_served_where_that_is_accepted_and_hosts_hear_of_it() {
     let place = lost();
     place.run("serve --listen 127.0.0.1:0 v").fails(3, &["of the log are lost", "--accept-older"]);
-    let server = Server::start(&place, "v --accept-older");
+    let server = Server::start(&place, "v --accept-older --nbd 127.0.0.1:0");
     let target = server.target("v");
     place.run(&format!("copy {target} out")).ends_with(4);
+    // An NBD client of ours hears of it as well.
+    let export = format!("nbd://{}/v", server.ready["nbd"]["listeners"][0].as_str().unwrap());
+    place.run(&format!("copy {export} out")).ends_with(4);
+    assert_eq!(place.run(&format!("info {export} --json")).ends_with(4).json()["may_be_older"], "log_lost");
+    place.run(&format!("compare v {export}")).ends_with(4);
     assert_eq!(place.run(&format!("info {target} --json")).ends_with(4).json()["may_be_older"], "log_lost");
     place.run(&format!("copy image {target}")).fails(3, &["older"]);
     place.run("status").ends_with(4).says(&[OLDER]);

@@ -1,5 +1,6 @@
 //! Information about exports, from replies to options.
 
+use crate::client::session::NegotiationState;
 use crate::client::violation::{Violation, printable};
 use crate::reply::ReplyStyle;
 use crate::wire::FieldReader;
@@ -73,6 +74,8 @@ pub struct ExportInfo {
     /// True if the server executes nothing of this client's older sessions ([`crate::SessionName`]) any more once it executes requests of
     /// this one.
     pub is_fenced: bool,
+    /// Why blocks may be older than what was written, as bits; 0 if they are current, or if the server does not know the context.
+    pub older: u8,
 }
 
 impl ExportInfo {
@@ -116,16 +119,22 @@ impl ExportReply {
     }
 
     /// The information, once the option is acknowledged.
-    pub(super) fn finish(
-        self,
-        style: ReplyStyle,
-        context: Option<u32>,
-        is_fenced: bool,
-    ) -> Result<ExportInfo, Violation> {
+    pub(super) fn finish(self, negotiated: &NegotiationState) -> Result<ExportInfo, Violation> {
+        let &NegotiationState { style, context, is_fenced, older, .. } = negotiated;
         let (size_bytes, flags) = self.export.ok_or(Violation::NoSize)?;
         // DF means nothing without structured replies.
         let flags = if style == ReplyStyle::Simple { flags & !transmission::SEND_DF } else { flags };
         let ExportReply { name, description, sizes, .. } = self;
-        Ok(ExportInfo { name, description, size_bytes, flags, sizes, style, context, is_fenced })
+        Ok(ExportInfo {
+            name,
+            description,
+            size_bytes,
+            flags,
+            sizes,
+            style,
+            context,
+            is_fenced,
+            older: older.unwrap_or(0),
+        })
     }
 }

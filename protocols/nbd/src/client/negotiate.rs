@@ -124,6 +124,8 @@ impl Client {
             self.negotiation.context = Some(id);
         } else if session.is_some_and(|session| fields.0 == session.as_bytes()) && !self.negotiation.is_fenced {
             self.negotiation.is_fenced = true;
+        } else if let Some(bits) = older_bits(fields.0).filter(|_| self.negotiation.older.is_none()) {
+            self.negotiation.older = Some(bits);
         } else {
             return Err(reply.malformed());
         }
@@ -142,7 +144,7 @@ impl Client {
             }
             option::STRUCTURED_REPLY => self.choose(),
             option::SET_META_CONTEXT => {
-                (self.negotiation.context, self.negotiation.is_fenced) = (None, false);
+                (self.negotiation.context, self.negotiation.is_fenced, self.negotiation.older) = (None, false, None);
                 self.choose()
             }
             _ => Err(refused.into()),
@@ -156,10 +158,7 @@ impl Client {
                 self.negotiation.style = if is_extended { ReplyStyle::Extended } else { ReplyStyle::Structured };
                 let status = self.config.wants_status.then(|| named(wire::BASE_ALLOCATION));
                 let session = self.config.session.map(|session| named(&session.to_string()));
-                let contexts: Vec<Vec<u8>> = status.into_iter().chain(session).collect();
-                if contexts.is_empty() {
-                    return self.choose();
-                }
+                let contexts: Vec<Vec<u8>> = status.into_iter().chain(session).chain([named(wire::OLDER)]).collect();
                 let head = [named(self.config.export()), (contexts.len() as u32).to_be_bytes().to_vec()].concat();
                 self.send_option(option::SET_META_CONTEXT, &[head, contexts.concat()].concat());
                 Ok(Step::Again)
@@ -184,8 +183,7 @@ impl Client {
 
     fn end_of_info(&mut self, option: u32) -> Result<Step<Event>, Closed> {
         let export_reply = std::mem::take(&mut self.negotiation.export_reply);
-        let export =
-            export_reply.finish(self.negotiation.style, self.negotiation.context, self.negotiation.is_fenced)?;
+        let export = export_reply.finish(&self.negotiation)?;
         if option == option::INFO {
             self.done = Some(self.abort());
             return Ok(Step::Event(Event::Described(export)));
@@ -194,6 +192,13 @@ impl Client {
         self.phase = ClientPhase::Reply;
         Ok(Step::Event(Event::Ready(export)))
     }
+}
+
+/// The bits of the context that tells why blocks may be older.
+fn older_bits(name: &[u8]) -> Option<u8> {
+    let digits = std::str::from_utf8(name).ok()?.strip_prefix(wire::OLDER)?.strip_prefix('=')?;
+    let is_hex = digits.len() == 2 && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    u8::from_str_radix(digits, 16).ok().filter(|_| is_hex)
 }
 
 /// A string with its length in front.

@@ -45,6 +45,8 @@ pub(super) struct NegotiationState {
     pub(super) context: Option<u32>,
     /// The server knows the session, and fences the older ones.
     pub(super) is_fenced: bool,
+    /// Why blocks may be older, as bits, if the server says it.
+    pub(super) older: Option<u8>,
     pub(super) listed: Vec<ListedExport>,
     pub(super) export_reply: ExportReply,
     /// Replies to the current option.

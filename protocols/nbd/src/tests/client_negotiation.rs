@@ -32,7 +32,8 @@ fn described(style: u8, replies: &[Vec<u8>]) -> ExportInfo {
 fn the_words_of_a_client_are_those_of_the_protocol() {
     let transcript = receive_all(go(), &preamble(1));
     let name = [fields![4u32], b"disk".to_vec()].concat();
-    let context = [name.clone(), fields![1u32, 15u32], b"base:allocation".to_vec()].concat();
+    let (allocation, older) = (b"base:allocation".to_vec(), b"x-sealblock:older".to_vec());
+    let context = [name.clone(), fields![2u32, 15u32], allocation, fields![17u32], older].concat();
     let wanted = [name, fields![3u16, 1u16, 2u16, 3u16]].concat();
     let said = [
         fields![3u32],
@@ -204,6 +205,40 @@ fn a_session_is_fenced_only_by_a_server_that_lists_its_name() {
             "{unasked:?}"
         );
     }
+}
+
+#[test]
+fn a_server_tells_once_whether_blocks_may_be_older() {
+    let told = |names: &[&str]| {
+        let context = |name: &&str| {
+            option_reply(o::SET_META_CONTEXT, rep::META_CONTEXT, &[&fields![3u32], name.as_bytes()].concat())
+        };
+        let mut core = client(go(), 8192);
+        let bytes = [
+            greeting(),
+            option_reply(o::EXTENDED_HEADERS, rep::ACK, &[]),
+            names.iter().flat_map(context).collect(),
+            option_reply(o::SET_META_CONTEXT, rep::ACK, &[]),
+            option_reply(o::GO, rep::INFO, &fields![0u16, 1u64 << 20, 1u16]),
+            option_reply(o::GO, rep::ACK, &[]),
+        ];
+        play(&mut core, [&bytes.concat()[..]]);
+        core.export().map(|export| export.older)
+    };
+    assert_eq!(
+        (told(&[]), told(&["x-sealblock:older=00"]), told(&["x-sealblock:older=85"])),
+        (Some(0), Some(0), Some(0x85))
+    );
+    for bad in [
+        "x-sealblock:older",
+        "x-sealblock:older=",
+        "x-sealblock:older=1",
+        "x-sealblock:older=+1",
+        "x-sealblock:older=0A1",
+    ] {
+        assert_eq!(told(&[bad]), None, "{bad}");
+    }
+    assert_eq!(told(&["x-sealblock:older=01", "x-sealblock:older=00"]), None, "it contradicts itself");
 }
 
 #[test]

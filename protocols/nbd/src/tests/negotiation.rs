@@ -149,6 +149,24 @@ fn a_named_session_is_listed_and_holds_for_its_export() {
 }
 
 #[test]
+fn whether_blocks_may_be_older_is_told_to_who_asks() {
+    let told = |export: &str, name: &str| {
+        let query =
+            [fields![export.len() as u32], export.as_bytes().to_vec(), fields![1u32, name.len() as u32], name.into()]
+                .concat();
+        let sent = ask(&[(o::STRUCTURED_REPLY, &[]), (o::SET_META_CONTEXT, &query)]);
+        let mut listed = sent.into_iter().filter(|reply| reply.1 == rep::META_CONTEXT).map(|reply| reply.2);
+        (listed.next(), listed.count())
+    };
+    let answer = |text: &str| (Some([fields![3u32], text.as_bytes().to_vec()].concat()), 0);
+    assert_eq!(told("disk", "x-sealblock:older"), answer("x-sealblock:older=00"));
+    assert_eq!(told("fixed", "x-sealblock:older"), answer("x-sealblock:older=03"));
+    for other in ["x-sealblock:older=00", "x-sealblock:olde", "x-sealblock:"] {
+        assert_eq!(told("disk", other), (None, 0), "{other}");
+    }
+}
+
+#[test]
 fn contexts_want_chunks_first() {
     assert_eq!(types(&[(o::SET_META_CONTEXT, &set("disk"))]), [rep::ERR_INVALID]);
     for style in [o::STRUCTURED_REPLY, o::EXTENDED_HEADERS] {

@@ -50,6 +50,7 @@ pub fn export() -> Export {
         writable: true,
         trim: true,
         write_zeroes: true,
+        older: 0,
     }
 }
 
