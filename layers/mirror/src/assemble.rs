@@ -206,6 +206,24 @@ fn check_split_brain(labels: &[(usize, &Label)]) -> Result<(), AssembleError> {
     Ok(())
 }
 
+/// True if the content of a replica is elsewhere, or does not count: its own label calls it out of sync, or one of the `others` is in sync
+/// by all that their labels say together. One label by itself does not know that a replica that it calls in sync was put back to an
+/// earlier state since; it counts only where there are no other labels of its mirror.
+pub(crate) fn is_held_elsewhere(own: &Label, others: &[Label]) -> bool {
+    let is_in_sync = |record: &ReplicaRecord| record.state == ReplicaState::InSync;
+    if !is_own_in_sync(own) {
+        return true;
+    }
+    let others: Vec<&Label> = others.iter().filter(|other| other.uuid == own.uuid).collect();
+    if others.is_empty() {
+        return own.replicas.iter().enumerate().any(|(at, record)| at != own.own_index && is_in_sync(record));
+    }
+    let labels = others.iter().copied().chain([own]);
+    let found: Vec<ReplicaProbe> = labels.map(|label| ReplicaProbe::Labelled(Box::new(label.clone()))).collect();
+    let Ok(Assembly::Known(known)) = assemble(&found) else { return false };
+    known.indices[..others.len()].iter().any(|at| is_in_sync(&known.label.replicas[*at]))
+}
+
 fn is_own_in_sync(label: &Label) -> bool {
     label.replicas[label.own_index].state == ReplicaState::InSync
 }

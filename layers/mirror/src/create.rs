@@ -9,7 +9,7 @@ use crate::label::{Label, MAX_REPLICAS, ReplicaState};
 use crate::lineage::Lineage;
 use crate::mirror::{Mutation, TestHooks};
 use crate::name::MirrorName;
-use crate::open::{OpenMirror, OpenOptions, new_parts, open_with_hooks, start};
+use crate::open::{OpenMirror, OpenOptions, assemble_error, new_parts, open_with_hooks, start};
 use crate::probe::{Candidate, check_same_geometry, inspect, label_text, uuid_to_text, why_older, write_label};
 use crate::regions::Regions;
 use crate::replica::{ReplicaSource, has_reserved_area, unexpected_response};
@@ -96,9 +96,9 @@ fn choose_source(
 ) -> Result<Option<usize>, ReplicaError> {
     let written: Vec<usize> = (0..candidates.len()).filter(|at| candidates[*at].is_written).collect();
     let names = |replicas: &[usize]| replicas.iter().map(|at| sources[*at].name.clone()).collect::<Vec<_>>();
-    let labelled = replicas_text(sources, candidates);
-    if let (Some(what), false) = (&labelled, options.force) {
-        return Err(ReplicaError::Replicas { what: what.clone() });
+    let labelled = replicas_error(sources, candidates);
+    if let (Some(error), false) = (&labelled, options.force) {
+        return Err(error.clone());
     }
     let from = match (options.from, &written[..]) {
         (Some(from), _) if from >= sources.len() => return Err(ReplicaError::Unknown(format!("number {from}"))),
@@ -106,10 +106,7 @@ fn choose_source(
         (Some(from), _) => Some(from),
         (None, [only]) => Some(*only),
         (None, several) => {
-            return Err(match labelled {
-                Some(what) => ReplicaError::Replicas { what },
-                None => ReplicaError::AmbiguousSource { replicas: names(several).join(", ") },
-            });
+            return Err(labelled.unwrap_or(ReplicaError::AmbiguousSource { replicas: names(several).join(", ") }));
         }
     };
     let source = from.map(|from| &sources[from]);
@@ -120,7 +117,9 @@ fn choose_source(
     // Of blank devices none has content that counts, but the one that was asked for is not replaced either.
     let kept = from.or(options.from);
     for (at, candidate) in candidates.iter().enumerate() {
-        candidate.check(&sources[at].name, options.force, kept != Some(at), None)?;
+        let others = labels(candidates).filter(|(other, _)| *other != at).map(|(_, label)| label.clone());
+        let others: Vec<Label> = others.collect();
+        candidate.check(&sources[at].name, options.force, kept != Some(at), &others)?;
     }
     Ok(from)
 }
@@ -135,20 +134,28 @@ fn labels(candidates: &[Candidate]) -> impl Iterator<Item = (usize, &Label)> {
     })
 }
 
-/// What these devices are by their labels, if any of them is a replica.
-fn replicas_text(sources: &[ReplicaSource], candidates: &[Candidate]) -> Option<String> {
+/// The refusal of devices some of which are replicas, by what their labels say together; none if no device is one.
+fn replicas_error(sources: &[ReplicaSource], candidates: &[Candidate]) -> Option<ReplicaError> {
     let (_, first) = labels(candidates).next()?;
     let of_one = labels(candidates).all(|(_, label)| label.uuid == first.uuid);
     if !of_one || labels(candidates).count() < sources.len() {
         let each = labels(candidates).map(|(at, label)| format!("{} is {}", sources[at].name, label_text(label)));
-        return Some(each.collect::<Vec<_>>().join(", "));
+        return Some(ReplicaError::Replicas { what: each.collect::<Vec<_>>().join(", ") });
     }
-    let state = |label: &Label| label.replicas[label.own_index].state.as_str().replace('_', " ");
-    let each = labels(candidates).map(|(at, label)| format!("{}: {}", sources[at].name, state(label)));
+    let found: Vec<ReplicaProbe> = candidates.iter().map(|candidate| candidate.probe.clone()).collect();
+    let known = match assemble(&found) {
+        Ok(Assembly::Known(known)) => known,
+        Ok(Assembly::New) => return None,
+        // As whoever opens the mirror hears it.
+        Err(refusal) => return Some(assemble_error(refusal, sources).into()),
+    };
+    let state = |at: usize| known.label.replicas[known.indices[at]].state.as_str().replace('_', " ");
+    let each = (0..sources.len()).map(|at| format!("{}: {}", sources[at].name, state(at)));
     let each = each.collect::<Vec<_>>().join(", ");
     let count = first.replicas.iter().filter(|record| record.state != ReplicaState::Removed).count();
     let rest = if count > sources.len() { format!(", which has {count} replicas") } else { String::new() };
-    Some(format!("they are replicas of mirror {} already{rest} ({each})", uuid_to_text(&first.uuid)))
+    let what = format!("they are replicas of mirror {} already{rest} ({each})", uuid_to_text(&first.uuid));
+    Some(ReplicaError::Replicas { what })
 }
 
 /// True if labels make these devices, and no others, a mirror whose creation was interrupted: some of them never were in sync, or
@@ -182,7 +189,7 @@ async fn finish<C: Clock>(
     let mut unlabelled = Vec::new();
     for (at, source) in sources.iter_mut().enumerate() {
         if !matches!(candidates[at].probe, ReplicaProbe::Labelled(_)) {
-            candidates[at].check(&source.name, options.force, true, None)?;
+            candidates[at].check(&source.name, options.force, true, &[])?;
             let (device, reopen) = (source.device.clone(), source.reopen.take());
             unlabelled.push(ReplicaSource { name: source.name.clone(), device, reopen });
         }

@@ -6,7 +6,7 @@ use sealblock_block::Clock;
 
 use crate::assemble::{ReplicaProbe, replica_id};
 use crate::error::ReplicaError;
-use crate::label::{MAX_REPLICAS, ReplicaRecord, ReplicaState};
+use crate::label::{Label, MAX_REPLICAS, ReplicaRecord, ReplicaState};
 use crate::mirror::{Mirror, Mutation};
 use crate::probe::{check_fit, check_pages, inspect};
 use crate::regions::Regions;
@@ -55,7 +55,9 @@ impl<C: Clock> Mirror<C> {
         if let (Ok(device), true) = (&source.device, candidate.probe.has_room()) {
             check_pages(&source.name, device, &self.map)?;
         }
-        candidate.check(&source.name, force, true, Some(&self.uuid))?;
+        // The content of this mirror, as its labels say it now.
+        let own: Vec<Label> = self.in_sync().iter().map(|replica| self.label(replica)).collect();
+        candidate.check(&source.name, force, true, &own)?;
         candidate.clear_label(source).await?;
         Ok(candidate.probe.has_room())
     }

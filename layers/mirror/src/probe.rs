@@ -9,9 +9,9 @@ use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockSize;
 
-use crate::assemble::ReplicaProbe;
+use crate::assemble::{ReplicaProbe, is_held_elsewhere};
 use crate::error::{MirrorError, ReplicaError};
-use crate::label::{Label, LabelError, MAX_SETS, ReplicaState};
+use crate::label::{Label, LabelError, MAX_SETS};
 use crate::mirror::Mutation;
 use crate::regions::RegionMap;
 use crate::replica::{ReplicaSource, has_reserved_area, unexpected_response};
@@ -177,20 +177,15 @@ impl Candidate {
     }
 
     /// Refuses a device with a label, or with data that would be replaced, unless forced. What may be the only good copy of a mirror's
-    /// content, or the only one of a part of another group, is not replaced by force either. `beside` is the mirror that it becomes
-    /// a replica of, whose content is elsewhere.
-    pub fn check(
-        &self,
-        name: &str,
-        force: bool,
-        is_replaced: bool,
-        beside: Option<&[u8; 16]>,
-    ) -> Result<(), ReplicaError> {
+    /// content, or the only one of a part of another group, is not replaced by force either. `beside` are labels of other replicas that
+    /// keep what they have.
+    pub fn check(&self, name: &str, force: bool, is_replaced: bool, beside: &[Label]) -> Result<(), ReplicaError> {
         let replica = name.to_owned();
         let what = match (&self.probe, self.label_error) {
             (ReplicaProbe::Labelled(label), _) => {
-                if is_replaced && force && beside != Some(&label.uuid) && is_only_in_sync(label) {
-                    let what = format!("{}, and by its label no other is in sync", label_text(label));
+                if is_replaced && !is_held_elsewhere(label, beside) {
+                    let what =
+                        format!("{}, and by the labels no other is in sync that has its changes", label_text(label));
                     return Err(ReplicaError::OnlyCopy { replica, what });
                 }
                 label_text(label)
@@ -228,13 +223,6 @@ pub(crate) async fn write_label(device: &DynDevice, bytes: &[u8]) -> Result<(), 
 pub(crate) fn label_text(label: &Label) -> String {
     let state = label.replicas[label.own_index].state.as_str().replace('_', " ");
     format!("replica {} ({state}) of mirror {}", label.own_index, uuid_to_text(&label.uuid))
-}
-
-/// True if a label calls its own replica in sync, and no other.
-fn is_only_in_sync(label: &Label) -> bool {
-    let is_in_sync = |at: &usize| label.replicas[*at].state == ReplicaState::InSync;
-    let mut in_sync = (0..label.replicas.len()).filter(is_in_sync);
-    in_sync.next() == Some(label.own_index) && in_sync.next().is_none()
 }
 
 /// Name of a replica that was not given.

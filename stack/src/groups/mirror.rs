@@ -188,7 +188,7 @@ fn is_gone(failure: &StackError) -> bool {
     matches!(failure.cause(), Cause::Unreachable | Cause::Io | Cause::Damaged | Cause::Unsuitable)
 }
 
-fn of_mirror(error: &MirrorError) -> StackError {
+pub(super) fn of_mirror(error: &MirrorError) -> StackError {
     let (cause, advice) = match error {
         MirrorError::ReplicaCount(_) => (Cause::Usage, None),
         MirrorError::Assemble { error: refusal, .. } => advice(refusal),

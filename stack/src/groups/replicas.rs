@@ -394,7 +394,7 @@ pub(super) fn of_member(error: &ReplicaError) -> StackError {
             "`mirror:A,B` with all replicas of the mirror uses it as it is, `sealblock mirror add` and `replace` change its replicas",
         ),
         ReplicaError::OnlyCopy { .. } => failure(Cause::Refused).advise(
-            "--from that device, which keeps its content; or `sealblock create DEVICE --force` first, if nothing on it is needed",
+            "`mirror create --from` that device, which keeps its content; or `sealblock create DEVICE --force` first, if nothing on it is needed",
         ),
         ReplicaError::AmbiguousSource { .. } => {
             failure(Cause::Refused).advise("--from DEVICE, whose content counts, and --force")
@@ -402,6 +402,7 @@ pub(super) fn of_member(error: &ReplicaError) -> StackError {
         ReplicaError::NoRoom(_) => failure(Cause::Unsuitable)
             .advise("a protected volume (`sealblock create`) or a namespace of sealblock as the first replica"),
         ReplicaError::Unfit(MirrorError::ReplicaCount(_)) => failure(Cause::Usage),
+        ReplicaError::Unfit(error @ MirrorError::Assemble { .. }) => of_mirror(error),
         ReplicaError::Unfit(MirrorError::Protection { .. }) => failure(Cause::Unsuitable).advise(SHOWN),
         ReplicaError::Unfit(_) => failure(Cause::Unsuitable)
             .advise("devices of the same block size, protection information and size; one that is added may be larger"),

@@ -238,3 +238,19 @@ fn a_replica_that_fell_behind_since_makes_all_parts_incomplete() {
     assert!(covered(0) && covered(BLOCKS - 1), "{report}");
     assert_eq!(parts(&report), 1, "a replica was written and one went out of sync: it starts over");
 }
+
+#[test]
+fn a_volume_that_was_put_back_and_written_as_often_as_before_is_another_state() {
+    let place = damaged(&[]);
+    let before = place.read("v");
+    place.write("piece", &noise(7, 4096));
+    place.run("copy piece offset:0..0,v").succeeds();
+    cut_off_when_begun(&place, SLOW);
+    // The same file, as it was before, and opened for writing once more: its count is the same.
+    fs::write(place.path("v"), &before).unwrap();
+    place.write("piece", &noise(8, 4096));
+    place.run("copy piece offset:0..0,v").succeeds();
+    let answer = place.run(REST).succeeds();
+    assert!(answer.stderr.contains("starts over: the target was written since"), "{}", answer.stderr);
+    assert_eq!(parts(&answer.json()), 1);
+}

@@ -435,3 +435,55 @@ fn a_replica_that_missed_an_addition_is_not_in_sync() {
     }
     panic!("it never got all labels");
 }
+
+#[test]
+fn an_image_of_yesterday_does_not_make_the_only_current_replica_one_of_several() {
+    let (a, b, mirror) = pair(Some(TYPE1));
+    let c = TestReplica::new("c", Some(TYPE1));
+    mirror.add(c.source(), false).now_or_never().unwrap().unwrap();
+    resync(&mirror);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    close(&mirror);
+    drop(mirror);
+    let old = [a.image(), b.image()];
+    let mirror = opened(&[&a, &b, &c]);
+    write(&mirror, extent(0, 8), 2).unwrap();
+    close(&mirror);
+    drop(mirror);
+    // Created anew from an image, beside the one that is current: refused, and its state is named as an opening sees it.
+    let why = refused(&[&old[0], &old[1], &c], Some(0), true);
+    assert!(why.contains("c may hold the only good copy"), "{why}");
+    let why = refused(&[&old[0], &old[1], &c], None, false);
+    assert!(why.contains("(a: out of sync, b: out of sync, c: in sync)"), "{why}");
+    // Opened without it, the images are a mirror; it does not become a replica of that.
+    let mirror = opened(&[&old[0], &old[1]]);
+    let kept = |error: ReplicaError| assert!(matches!(error, ReplicaError::OnlyCopy { .. }), "{error}");
+    for force in [false, true] {
+        kept(mirror.add(c.source(), force).now_or_never().unwrap().unwrap_err());
+        kept(mirror.replace("b", c.source(), force).now_or_never().unwrap().unwrap_err());
+    }
+    // Also when both sides were written.
+    write(&mirror, extent(0, 8), 3).unwrap();
+    kept(mirror.add(c.source(), true).now_or_never().unwrap().unwrap_err());
+    close(&mirror);
+    drop(mirror);
+    let split = created(&[&old[0], &old[1], &c], None, false).err();
+    assert!(
+        matches!(
+            &split,
+            Some(ReplicaError::Unfit(MirrorError::Assemble { error: AssembleError::SplitBrain { .. }, .. }))
+        ),
+        "{split:?}"
+    );
+    kept(created(&[&old[0], &old[1], &c], Some(0), true).err().unwrap());
+    assert_reads(&*c.memory, extent(0, 8), 2);
+    // The other way round the images are what is replaced: by force where nothing of them is left to lose.
+    let (x, y, mirror) = pair(Some(TYPE1));
+    let stale = y.image();
+    write(&mirror, extent(0, 8), 4).unwrap();
+    close(&mirror);
+    drop(mirror);
+    let mirror = created(&[&x, &stale], Some(0), true).unwrap();
+    resync(&mirror);
+    assert_reads(&*stale.memory, extent(0, 8), 4);
+}

@@ -55,7 +55,7 @@ fn add(info: &TargetInfo, ids: &mut Vec<String>, states: &mut Vec<String>) {
                     id.unwrap_or_else(|| file.device.to_string()).replace(char::is_control, " ")
                 ));
             }
-            false => add_file(file, info.volume.is_some(), ids, states),
+            false => add_file(file, ids, states),
         }
     }
     // All paths of a multipath device lead to one device.
@@ -63,14 +63,15 @@ fn add(info: &TargetInfo, ids: &mut Vec<String>, states: &mut Vec<String>) {
     inner.iter().for_each(|info| add(info, ids, states));
 }
 
-/// A file by its number and the time of its birth: numbers are used again. What is no volume tells its changes by its time.
-fn add_file(file: &sealblock_media_file::FileInfo, is_volume: bool, ids: &mut Vec<String>, states: &mut Vec<String>) {
+/// A file by its number and the time of its birth: numbers are used again. Its state is the time of its last change, which, unlike that of
+/// the last write, no program can set back: a volume that was put back to an earlier state and written again can have the same count.
+fn add_file(file: &sealblock_media_file::FileInfo, ids: &mut Vec<String>, states: &mut Vec<String>) {
     let about = fs::metadata(&file.path).ok().filter(|about| (about.dev(), about.ino()) == (file.device, file.inode));
     let born = about.as_ref().and_then(|about| about.created().ok()?.duration_since(UNIX_EPOCH).ok());
     let born =
         born.map_or("at an unknown time".to_owned(), |born| format!("{}.{:09}", born.as_secs(), born.subsec_nanos()));
     ids.push(format!("file {} on {}, made {born}", file.inode, file.device));
-    if let Some(about) = about.filter(|_| !is_volume) {
-        states.push(format!("file {} changed {}.{:09}", file.inode, about.mtime(), about.mtime_nsec()));
+    if let Some(about) = about {
+        states.push(format!("file {} changed {}.{:09}", file.inode, about.ctime(), about.ctime_nsec()));
     }
 }

@@ -53,6 +53,10 @@ impl ResumeFile {
         for _ in 0..TRIES {
             let file = new_file::open(&beside, OFlags::RDWR | OFlags::CREATE);
             let lock = LockFile { path: beside.clone(), file: file.map_err(|error| failure(&error, &beside))? };
+            if !lock.is_own() {
+                let why = format!("{} is not a lock of --resume: that is an empty file", beside.display());
+                return Err(refused(Cause::Unsuitable, path, why).advise("another FILE, or that one moved away"));
+            }
             match lock.file.try_lock() {
                 Ok(()) if lock.is_there() => return Ok(ResumeFile { path: path.to_owned(), _lock: lock }),
                 // The one who had it has removed it: this is a file that nobody else opens.
@@ -143,6 +147,11 @@ impl ResumeFile {
 }
 
 impl LockFile {
+    /// True if nothing is in it that somebody may miss, and no other name leads to it.
+    fn is_own(&self) -> bool {
+        self.file.metadata().is_ok_and(|about| about.is_file() && about.len() == 0 && about.nlink() <= 1)
+    }
+
     /// True if it is the file that others open.
     fn is_there(&self) -> bool {
         let number = |about: fs::Metadata| about.is_file().then(|| (about.dev(), about.ino()));
@@ -154,7 +163,7 @@ impl LockFile {
 impl Drop for LockFile {
     fn drop(&mut self) {
         // One that could not be locked is another process'.
-        if self.file.try_lock().is_ok() && self.is_there() {
+        if self.is_own() && self.file.try_lock().is_ok() && self.is_there() {
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -296,6 +305,17 @@ mod tests {
         // What a killed run has left is taken over.
         std::fs::write(with_suffix(&path, ".lock"), b"").unwrap();
         ResumeFile::lock(&path).unwrap();
+        // What somebody has put there is not.
+        for (name, content, twice) in [("s", "a diary", false), ("t", "", true)] {
+            let (path, beside) = (folder.path().join(name), folder.path().join(format!("{name}.lock")));
+            std::fs::write(&beside, content).unwrap();
+            if twice {
+                std::fs::hard_link(&beside, folder.path().join("twice")).unwrap();
+            }
+            let refusal = ResumeFile::lock(&path).err().unwrap();
+            assert!(refusal.to_string().contains("is not a lock of --resume"), "{refusal}");
+            assert_eq!(std::fs::read_to_string(&beside).unwrap(), content);
+        }
         let away = ResumeFile::lock(&folder.path().join("no/folder")).err().unwrap();
         assert_eq!(away.cause(), Cause::Unreachable);
     }
