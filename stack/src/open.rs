@@ -29,6 +29,7 @@ use crate::quantity::count;
 use crate::range::BlockRange;
 use crate::remote::{connect, connect_nbd};
 use crate::target::{GroupKind, TargetName};
+use crate::target_identity::TargetIdentity;
 
 /// Why no list of bad blocks is kept.
 const IN_MEMORY: &str = "what is in memory ends with the process";
@@ -97,9 +98,11 @@ fn open_device(
             TargetName::Offset { range, target: whole } => open_offset(target, *range, whole, access, usage).await,
             TargetName::Fault { rules, target: inner } => open_fault(target, rules, inner, access, usage).await,
             TargetName::Group { kind: GroupKind::Mirror, members } => {
+                check_apart(target, members)?;
                 mirror::open(target, members, access, open_for).await
             }
             TargetName::Group { kind: GroupKind::Stripe { chunk, labelled }, members } => {
+                check_apart(target, members)?;
                 stripe::open(target, *chunk, *labelled, members, (access, usage), open_for).await
             }
             TargetName::Group { kind: GroupKind::Multipath, members } => {
@@ -117,6 +120,19 @@ fn open_device(
             }
         }
     })
+}
+
+/// Refuses a group two of whose members have the same bytes: two copies of nothing. Slices are for their devices to tell apart.
+fn check_apart(target: &TargetName, members: &[TargetName]) -> Result<(), StackError> {
+    let members: Vec<TargetIdentity> = members.iter().map(TargetIdentity::of).collect();
+    for (at, member) in members.iter().enumerate() {
+        let shared = members[..at].iter().find_map(|other| Some((other, member.shared_with(other)?)));
+        if let Some((other, _)) = shared.filter(|(other, _)| !other.is_part() || !member.is_part()) {
+            let why = format!("its members {other} and {member} have the same bytes");
+            return Err(StackError::new(Cause::Refused, "opening", why).on(target).advise("two different targets"));
+        }
+    }
+    Ok(())
 }
 
 /// Opens a slice of another target.

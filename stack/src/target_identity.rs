@@ -136,8 +136,19 @@ impl TargetIdentity {
         }
     }
 
+    /// True if it is, or has a member, at another server.
+    pub fn is_remote(&self) -> bool {
+        let is_address = |device: &&TargetIdentity| matches!(device, TargetIdentity::Device { place: Some(place), .. } if place.contains("://"));
+        self.devices().iter().any(is_address)
+    }
+
+    /// True if it is some blocks of another target.
+    pub(crate) fn is_part(&self) -> bool {
+        matches!(self, TargetIdentity::Part { .. })
+    }
+
     /// The name of the first device here that is, or has bytes of, one of `other`.
-    fn shared_with(&self, other: &TargetIdentity) -> Option<String> {
+    pub(crate) fn shared_with(&self, other: &TargetIdentity) -> Option<String> {
         let others = other.devices();
         let shares = |device: &&TargetIdentity| {
             others.iter().any(|other| {

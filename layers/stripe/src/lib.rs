@@ -135,6 +135,17 @@ impl<D: Device> StripeLayer<D> {
         Ok(self)
     }
 
+    /// What the labels of the members say against this stripe: another count, order, size of chunks or shape, or another stripe. Members
+    /// without labels, or with labels that cannot be read, say nothing.
+    pub async fn contradiction(&self) -> Option<AssembleError> {
+        let chunk = ByteCount::new(self.merger.stripe_map.chunk() << self.merger.size.shift());
+        let (capacity_blocks, uuid) = (self.geometry.capacity_blocks, [0; 16]);
+        let assembly = Assembly { chunk, capacity_blocks, uuid, may_write: false };
+        use AssembleError::{Chunk, Count, Foreign, Order, Shape};
+        let refusal = members::assemble(&self.members, &assembly).await.err()?;
+        matches!(refusal, Foreign { .. } | Count { .. } | Order(_) | Chunk { .. } | Shape { .. }).then_some(refusal)
+    }
+
     /// Reads or writes the label of a group that this stripe is a member of. It lies in the first member's label, where there is one.
     async fn group_label_request(&self, request: Request) -> Outcome {
         let Some(label) = &self.label else { return self.members[0].execute(request).await };

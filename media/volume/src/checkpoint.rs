@@ -165,7 +165,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let before = self.superblock.get();
         let changed = change(before);
         let is_anchored = changed.is_anchored && !changed.is_clean;
-        let superblock = Superblock { write_seq: before.write_seq + 1, is_anchored, ..changed };
+        let labels_written = self.reserved.labels_written();
+        let superblock = Superblock { write_seq: before.write_seq + 1, is_anchored, labels_written, ..changed };
         superblocks::write(&self.medium, &superblock).await?;
         self.sync_or_fail().await?;
         self.superblock.set(superblock);

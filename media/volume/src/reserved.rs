@@ -23,6 +23,8 @@ pub(crate) struct ReservedAreas {
     seed: Seed,
     /// They were zeroes when the volume was made.
     were_zeroed: bool,
+    /// Labels that had been written, durably, when the superblock was.
+    labels_before: u64,
     lost_copies: LostCopies,
     turns: RangeLock,
     write_seqs: [Cell<Option<u64>>; ReservedArea::ALL.len()],
@@ -39,6 +41,7 @@ impl ReservedAreas {
             layout: superblock.layout,
             seed: superblock.seed(),
             were_zeroed: superblock.areas_were_zeroed,
+            labels_before: superblock.labels_written,
             lost_copies,
             turns: RangeLock::default(),
             write_seqs: Default::default(),
@@ -102,15 +105,30 @@ impl ReservedAreas {
                 .filter_map(|(_, salt)| *salt)
                 .for_each(|salt| self.lost_copies.add_foreign("the reserved areas", salt, 1));
         }
-        self.write_seqs[area.index()].set(Some(newest.as_ref().map_or(0, |newest| newest.write_seq)));
-        // An earlier volume may have left something where that was not so.
-        if newest.is_none() && traces == 2 && self.were_zeroed && area == ReservedArea::GroupLabel {
-            let reason = "every copy of the label of a group is damaged, or another volume's".to_owned();
-            return Err(ErrorKind::Media { reason }.into());
-        }
+        let write_seq = newest.as_ref().map_or(0, |newest| newest.write_seq);
+        let due = if area == ReservedArea::GroupLabel { self.labels_before } else { 0 };
+        // The next one follows the last one that there ever was.
+        self.write_seqs[area.index()].set(Some(write_seq.max(due)));
+        // An earlier volume may have left something where the areas were not zeroed.
+        let is_lost = traces == 2 && self.were_zeroed && area == ReservedArea::GroupLabel;
+        let reason = match &newest {
+            Some(_) if write_seq < due => "the label of a group was put back to an earlier state",
+            None if due > 0 || is_lost => "every copy of the label of a group is lost, damaged or another volume's",
+            _ => return Ok(self.hold(area, newest)),
+        };
+        Err(ErrorKind::Media { reason: reason.to_owned() }.into())
+    }
+
+    /// Keeps what an area holds in memory.
+    fn hold(&self, area: ReservedArea, newest: Option<ReservedCopy>) -> Slice {
         let held = Slice::copy_from(newest.as_ref().map_or(&[][..], |newest| &newest.bytes));
         self.held.borrow_mut()[area.index()] = Some(held.clone());
-        Ok(held)
+        held
+    }
+
+    /// How many labels were written, durably.
+    pub fn labels_written(&self) -> u64 {
+        self.write_seqs[ReservedArea::GroupLabel.index()].get().unwrap_or(0).max(self.labels_before)
     }
 
     /// Where a bitmap page lies.

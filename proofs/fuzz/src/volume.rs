@@ -41,6 +41,7 @@ pub fn try_superblock(input: &[u8]) {
         log_tail: 5,
         initialized_groups,
         answered: Answered::Durable,
+        labels_written: write_seq >> 1,
     };
     let mut bytes = superblock.encode();
     assert_eq!(Superblock::decode(&bytes), Ok(superblock));

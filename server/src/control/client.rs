@@ -49,6 +49,28 @@ pub struct FoundServer {
 /// # Errors
 /// When several serve it, one serves a part of it, or the given server does not respond.
 pub fn find(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>, StackError> {
+    look(name, only).map(|(found, _)| found)
+}
+
+/// The same for a command that changes the target here where no server has it. The locks of a server that does not answer protect its files;
+/// nothing protects what lies at other servers.
+///
+/// # Errors
+/// As [`find`]; and when a server that did not answer may have the target, and no lock tells.
+pub fn find_to_change(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>, StackError> {
+    match look(name, only)? {
+        (None, Some(path)) if name.identity.as_ref().is_some_and(TargetIdentity::is_remote) => {
+            let why = format!("the server of {} did not answer, and may have it", path.display());
+            let failure = StackError::new(Cause::Unreachable, LOOKING, why).on(&name.text);
+            Err(failure.advise("again when that server answers, or has ended"))
+        }
+        (found, _) => Ok(found),
+    }
+}
+
+/// The server of a target, and the socket of one that did not answer.
+fn look(name: &TargetRef, only: Option<&Path>) -> Result<(Option<FoundServer>, Option<PathBuf>), StackError> {
+    let mut silent = None;
     let request = ControlRequest::new(name, ControlCommand::Find);
     let answers = match only {
         Some(path) => {
@@ -68,6 +90,7 @@ pub fn find(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>
                     "the server of {path} did not answer: {error}; whether it serves {} is unknown",
                     name.text
                 ));
+                silent.get_or_insert(socket.path.clone());
                 continue;
             }
         };
@@ -103,7 +126,7 @@ pub fn find(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>
     }
     match (found, refusal) {
         (None, Some(failure)) => Err(failure),
-        (found, _) => Ok(found),
+        (found, _) => Ok((found, silent)),
     }
 }
 

@@ -13,6 +13,7 @@ use sealblock_media_file::Backing;
 use crate::damage_view::DamageView;
 use crate::error::{Cause, StackError};
 use crate::failures::OLDER;
+use crate::groups::mirror::of_mirror;
 use crate::held::{Access, CloseHandle, Members, close_all, received_bytes};
 use crate::program::ReactorClock;
 use crate::remote::{is_remote, with_short_timeouts};

@@ -35,7 +35,11 @@ pub(crate) async fn open(
             .map_err(|error| StackError::new(Cause::Unsuitable, "opening", error).on(target))?;
         match labelled {
             true => device.labelled(new_uuid()?, access.writes()).await.map_err(|error| of_refusal(&error, target)),
-            false => Ok(device),
+            // Labels that are there are believed, also by who does not ask for them.
+            false => match device.contradiction().await {
+                Some(refusal) => Err(of_refusal(&refusal, target)),
+                None => Ok(device),
+            },
         }
     };
     match made.await {

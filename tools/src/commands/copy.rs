@@ -25,7 +25,7 @@ use crate::report::print_json;
 use crate::tally::Tally;
 
 pub(super) use job::{CopyJob, Moved};
-pub(super) use sink::{Losing, Sink, check_output};
+pub(super) use sink::{Losing, Sink, check_apart, check_output};
 pub(super) use source::{Reading, Source};
 
 /// The answer of `copy`.
@@ -53,6 +53,7 @@ struct Report {
 pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
     check_output(arguments.json, &arguments.to)?;
     let (report, behind) = on_reactor(async {
+        check_apart("copying", &arguments.from, &arguments.to)?;
         let source = Source::open(&arguments.from).await?;
         let sink = Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await?;
         let room = sink.room_bytes();

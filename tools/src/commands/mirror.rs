@@ -19,8 +19,8 @@ use crate::commands::scrub::name_of;
 use crate::exit::Exit;
 use crate::progress::{Progress, Show};
 use crate::report::{Lines, attributed, print_report, say};
-use sealblock_server::control::client::{FoundServer, find};
-use sealblock_server::control::protocol::ControlCommand;
+use sealblock_server::control::client::{FoundServer, find, find_to_change};
+use sealblock_server::control::protocol::{ControlCommand, TargetRef};
 use sealblock_server::mirrors::execute;
 use sealblock_server::status::mirror::{MirrorStatus, ReplicaStatus, state_text};
 
@@ -34,7 +34,7 @@ pub fn run(arguments: &Mirror) -> Result<Exit, StackError> {
         MirrorCommand::Status(status) => report(status),
         MirrorCommand::Create(create) => make(create),
         MirrorCommand::Add(add) => {
-            let server = server_of(&add.target, add.control.as_deref())?;
+            let server = server_to_change(&add.target, add.control.as_deref())?;
             let is_mirror = matches!(add.target, TargetName::Group { .. }) || server.is_some();
             if !is_mirror {
                 let replicas = vec![add.target.clone(), add.replica.clone()];
@@ -45,12 +45,12 @@ pub fn run(arguments: &Mirror) -> Result<Exit, StackError> {
             change(&add.target, server, Change::Add { new: replica, force: add.force })
         }
         MirrorCommand::Remove(remove) => {
-            let server = server_of(&remove.target, remove.control.as_deref())?;
+            let server = server_to_change(&remove.target, remove.control.as_deref())?;
             change(&remove.target, server, Change::Remove { old: &remove.replica, force: remove.force })
         }
         MirrorCommand::AcceptStale(accept) => accept_stale(accept),
         MirrorCommand::Replace(replace) => {
-            let server = server_of(&replace.target, replace.control.as_deref())?;
+            let server = server_to_change(&replace.target, replace.control.as_deref())?;
             let new = replace.new.as_ref().map(|new| name_for(new, server.as_ref())).transpose()?;
             change(&replace.target, server, Change::Replace { old: &replace.old, new, force: replace.force })
         }
@@ -181,6 +181,19 @@ fn report(arguments: &Arguments) -> Result<Exit, StackError> {
 
 /// The server that has the mirror. One that was named has to have it.
 fn server_of(target: &TargetName, control: Option<&Path>) -> Result<Option<FoundServer>, StackError> {
+    found_of(target, control, find)
+}
+
+/// The same for a change of the mirror.
+fn server_to_change(target: &TargetName, control: Option<&Path>) -> Result<Option<FoundServer>, StackError> {
+    found_of(target, control, find_to_change)
+}
+
+fn found_of(
+    target: &TargetName,
+    control: Option<&Path>,
+    find: fn(&TargetRef, Option<&Path>) -> Result<Option<FoundServer>, StackError>,
+) -> Result<Option<FoundServer>, StackError> {
     let found = find(&name_of(&ServedName::Target(target.clone()))?, control)?;
     match control {
         Some(socket) if found.is_none() => {
@@ -226,7 +239,7 @@ fn accept_stale(arguments: &MirrorAcceptStale) -> Result<Exit, StackError> {
         let status = mirror.execute(&ControlCommand::MirrorAcceptStale { replica: name.clone() }).await?;
         Ok((before, kept(&status, &name), status, mirror.stranger()))
     };
-    let server = server_of(target, control.as_deref())?;
+    let server = server_to_change(target, control.as_deref())?;
     let (before, left, status, stranger) = on_holder(target, server, Access::Write, take)?;
     let taken = format!("{:<16}{} of {before} older copies on {replica}", "taken", before.saturating_sub(left));
     say(&attributed(&format!("{taken}\n{}", to_text(&status)), stranger))?;
@@ -279,7 +292,7 @@ async fn wait(mirror: &Holder, name: &str, mut status: MirrorStatus) -> Result<M
     let doing = format!("resyncing {name}");
     let progress = Progress::new(&doing, Some(ByteCount::new(total)), Show::OnTerminal);
     let mut done = 0;
-    while status.replica(name).is_some_and(|replica| replica.is(ReplicaState::Resyncing)) {
+    while status.replica(name).is_some_and(is_going_on) {
         sealblock_runtime_reactor::sleep(PROBE_INTERVAL).await;
         status = mirror.status().await?;
         let now = total.saturating_sub(missed(&status));
@@ -293,6 +306,12 @@ async fn wait(mirror: &Holder, name: &str, mut status: MirrorStatus) -> Result<M
             Err(StackError::new(Cause::Io, doing, format!("it is out of sync: {why}")).on(name))
         }
     }
+}
+
+/// True if a replica is resynced, or will be without a reason why not: after an opening that takes a moment.
+fn is_going_on(replica: &ReplicaStatus) -> bool {
+    let is_next = replica.is(ReplicaState::OutOfSync) && replica.online && replica.last_error.is_none();
+    replica.is(ReplicaState::Resyncing) || is_next
 }
 
 /// A mirror for people: a line for its identity, its state and each replica.

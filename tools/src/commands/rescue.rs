@@ -16,7 +16,7 @@ use sealblock_stack::{
 use sealblock_units::ByteCount;
 use serde::Serialize;
 
-use super::copy::{CopyJob, Reading, Sink, Source, check_output};
+use super::copy::{CopyJob, Reading, Sink, Source, check_apart, check_output};
 use super::info::superblocks_json;
 use crate::cli::{Endpoint, Rescue};
 use crate::exit::Exit;
@@ -62,6 +62,7 @@ struct WithoutSuperblock {
 /// Rescues.
 pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
     check_output(arguments.json, &arguments.to)?;
+    check_apart("rescuing", &Endpoint::Target(arguments.volume.target()), &arguments.to)?;
     let report = on_reactor(async {
         let (volume, remains) = volume(arguments).await?;
         let report = Report::nothing_lost(arguments, &volume, remains.as_ref().map(WithoutSuperblock::of));

@@ -18,7 +18,7 @@ use crate::commands::scrub::{name_of, unserved_with};
 use crate::commands::serve::text::resized_text;
 use crate::exit::Exit;
 use crate::report::{attributed, print_report};
-use sealblock_server::control::client::find;
+use sealblock_server::control::client::find_to_change;
 use sealblock_server::control::protocol::{RESIZING, ResizeReport};
 use sealblock_server::resize::blocks_of;
 
@@ -28,7 +28,7 @@ pub fn run(arguments: &Resize) -> Result<Exit, StackError> {
     let size = NonZeroU64::new(arguments.size.get()).ok_or_else(|| {
         StackError::new(Cause::Usage, RESIZING, "a volume has at least one block").on(target).advise("a larger size")
     })?;
-    let (report, stranger) = match find(&name_of(target)?, arguments.control.as_deref())? {
+    let (report, stranger) = match find_to_change(&name_of(target)?, arguments.control.as_deref())? {
         Some(server) => (server.resize(size)?, server.stranger()),
         None => (alone(target, size, arguments.control.is_some())?, None),
     };

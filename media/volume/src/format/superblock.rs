@@ -52,6 +52,7 @@ const AT_NOTES_NEWEST: usize = 272;
 const AT_NOTES_FLOOR: usize = 280;
 const AT_NOTES_COUNTED: usize = 290;
 const AT_NOTES_BOOT: usize = 296;
+const AT_LABELS: usize = 312;
 const AT_CHECKSUM: usize = 508;
 /// Marks: the log is anchored. Programs that do not know a mark leave it out with the next superblock that they write.
 const MARK_ANCHORED: u64 = 1;
@@ -125,6 +126,9 @@ pub struct Superblock {
     pub initialized_groups: u64,
     /// What is known of changes that were answered. Nothing that is impossible makes a superblock none.
     pub answered: Answered,
+    /// So many labels of a group had been written, durably, when it was: a label that counts fewer was put back to an earlier state.
+    /// Programs that do not know it leave 0.
+    pub labels_written: u64,
 }
 
 /// Why these bytes are no superblock that can be used.
@@ -177,6 +181,7 @@ impl Superblock {
             log_tail: 0,
             initialized_groups: 0,
             answered: Answered::Volatile,
+            labels_written: 0,
         }
     }
 
@@ -258,6 +263,7 @@ impl Superblock {
                 }
             }
         }
+        put::<8>(&mut bytes, AT_LABELS, self.labels_written);
         let checksum = crc32c(&bytes[..AT_CHECKSUM]);
         put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
         bytes
@@ -316,6 +322,7 @@ impl Superblock {
             log_tail,
             initialized_groups,
             answered: decode_answered(bytes, &layout),
+            labels_written: get::<8>(bytes, AT_LABELS),
         })
     }
 }
@@ -448,7 +455,15 @@ mod tests {
         let layout = Layout::new(BlockSize::B4096, 512, 1000).unwrap();
         let protection = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type1);
         let new = Superblock::new([7; 16], layout, Some(protection));
-        Superblock { write_seq, keeps_space: true, areas_were_zeroed: true, log_tail: 12, initialized_groups: 1, ..new }
+        Superblock {
+            write_seq,
+            keeps_space: true,
+            areas_were_zeroed: true,
+            log_tail: 12,
+            initialized_groups: 1,
+            labels_written: 7,
+            ..new
+        }
     }
 
     /// `bytes` with `value` at `at` and the checksum made right again.

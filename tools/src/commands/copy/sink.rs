@@ -4,20 +4,22 @@
 //! lost with it, and reported.
 
 use std::cell::RefCell;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::ops::Range;
+use std::os::unix::fs::FileTypeExt;
 
 use sealblock_block::{Ability, Device, Durability, Medium, Request};
 use sealblock_integrity::{Tags, Unsealed};
 use sealblock_media_file::FileMedium;
 use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_stack::leaves::{Leaf, leaves_of};
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
-    Access, Cause, Lost, OpenTarget, Overwritten, StackError, Usage, in_groups, of_block, of_medium, open_for,
-    overwrite,
+    Access, Cause, Lost, OpenTarget, Overwritten, StackError, TargetIdentity, Usage, in_groups, of_block, of_medium,
+    open_for, overwrite,
 };
 use sealblock_units::{BlockSize, Extent};
 use serde::Serialize;
@@ -32,6 +34,37 @@ pub(in crate::commands) fn check_output(json: bool, to: &Endpoint) -> Result<(),
         return Err(StackError::new(Cause::Usage, "reading the command line", why).advise("a file for TO"));
     }
     Ok(())
+}
+
+/// Refuses a destination that has bytes of the source, whatever each is called: writing it destroys what is still to be read. A writer
+/// keeps others out of a file by its lock, but not a loop device that is read, nor what a shell has opened.
+pub(in crate::commands) fn check_apart(doing: &str, from: &Endpoint, to: &Endpoint) -> Result<(), StackError> {
+    let (read, written) = (leaves(from, "/dev/fd/0"), leaves(to, "/dev/fd/1"));
+    if !read.iter().any(|leaf| written.iter().any(|other| leaf.overlaps(other))) {
+        return Ok(());
+    }
+    let (from, to) = (name_of(from, "standard input"), name_of(to, "standard output"));
+    let why = format!("{from}, which is to be read, and {to}, which is to be written, have the same bytes");
+    Err(StackError::new(Cause::Refused, doing, why).advise("two different targets"))
+}
+
+/// The files and devices that an end is made of, as far as this machine has them.
+fn leaves(endpoint: &Endpoint, standard: &str) -> Vec<Leaf> {
+    match endpoint {
+        Endpoint::Target(target) => TargetIdentity::of(target).leaves(),
+        Endpoint::Standard => {
+            let about = fs::metadata(standard).ok();
+            let about = about.filter(|about| about.is_file() || about.file_type().is_block_device());
+            about.and_then(|about| leaves_of(&about).ok()).unwrap_or_default()
+        }
+    }
+}
+
+fn name_of(endpoint: &Endpoint, standard: &str) -> String {
+    match endpoint {
+        Endpoint::Standard => standard.to_owned(),
+        Endpoint::Target(target) => target.to_string(),
+    }
 }
 
 /// Zeroes of so many bytes, in their place, are left out of a plain file: a page of common file systems.
