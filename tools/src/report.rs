@@ -142,7 +142,7 @@ impl VerifyReport {
         match (words.is_empty(), self.checked) {
             (false, _) => words.join(", "),
             (true, Checked::Seals) => "clean".to_owned(),
-            (true, Checked::Readability) => "readable; nothing to check against".to_owned(),
+            (true, Checked::Readability) => "readable; not every block has a seal".to_owned(),
         }
     }
 }
@@ -397,7 +397,10 @@ mod tests {
         let clean = VerifyReport { errors: Vec::new(), unchecked: Vec::new(), ..report() };
         assert_eq!((clean.verdict().as_str(), clean.exit()), ("clean", Exit::Clean));
         let readable = VerifyReport { checked: Checked::Readability, ..clean.clone() };
-        assert_eq!((readable.verdict().as_str(), readable.exit()), ("readable; nothing to check against", Exit::Clean));
+        assert_eq!(
+            (readable.verdict().as_str(), readable.exit()),
+            ("readable; not every block has a seal", Exit::Clean)
+        );
         let incomplete = VerifyReport { errors: Vec::new(), ..report() };
         assert_eq!((incomplete.verdict().as_str(), incomplete.exit()), ("incomplete", Exit::Incomplete));
         let unsealed = VerifyReport { checked: Checked::Readability, ..incomplete };

@@ -274,6 +274,7 @@ mod tests {
             region_bytes: 65536,
             dirty_bytes: 0,
             nosync_bytes: 0,
+            may_be_older: None,
             lost_blocks: 0,
             replicas,
         };

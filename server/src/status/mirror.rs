@@ -1,5 +1,6 @@
 //! The state of a mirror and its replicas: what `mirror status --json` prints and a server sends.
 
+use sealblock_block::WhyOlder;
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{MirrorInfo, MirrorState, ReplicaInfo};
 use sealblock_stack::OpenMirror;
@@ -27,6 +28,9 @@ pub struct MirrorStatus {
     /// Bytes of the regions in which replicas may differ, until they are reconciled.
     #[serde(default)]
     pub nosync_bytes: u64,
+    /// Why blocks may be older than what was written, if so: every in-sync replica lacks something, such as its log.
+    #[serde(default)]
+    pub may_be_older: Option<String>,
     /// Blocks that were requested and had no good copy.
     pub lost_blocks: u64,
     /// Its replicas; those that were taken out are `removed` until another replica gets their index.
@@ -76,7 +80,21 @@ impl MirrorStatus {
             let of = damage.iter().find(|(replica, _)| replica == name);
             of.map(|(_, damage)| DamageStatus::of(damage))
         };
-        MirrorStatus::with(&mirror.describe(), errors_of, damage_of)
+        let why_older = mirror.why_older();
+        let mut status = MirrorStatus::with(&mirror.describe(), errors_of, damage_of);
+        if let Some(why) = why_older {
+            status.may_be_older = Some(why.as_str().to_owned());
+            if status.state == MirrorState::Optimal.as_str() {
+                status.state = MirrorState::Degraded.as_str().to_owned();
+            }
+        }
+        status
+    }
+
+    /// Why blocks may be older than what was written, if so.
+    pub fn why_older(&self) -> Option<WhyOlder> {
+        let named = self.may_be_older.as_deref()?;
+        Some(WhyOlder::ALL.into_iter().find(|why| why.as_str() == named).unwrap_or(WhyOlder::Unknown))
     }
 
     /// The state of a mirror whose replicas lie in files with these errors and have these bad blocks. A mirror whose replica has
@@ -105,6 +123,7 @@ impl MirrorStatus {
             region_bytes: mirror.region_bytes,
             dirty_bytes: mirror.dirty_bytes,
             nosync_bytes: mirror.nosync_bytes,
+            may_be_older: None,
             lost_blocks: mirror.lost_blocks,
             replicas,
         }

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
 use futures_util::future::{LocalBoxFuture, join_all};
-use sealblock_block::{Ability, Device, DynDevice, Error, Request, ReservedArea, Response};
+use sealblock_block::{Ability, Device, DynDevice, Error, Request, ReservedArea, Response, WhyOlder};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{Mirror, MirrorError, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaSource};
 use sealblock_media_file::Backing;
@@ -115,6 +115,11 @@ impl OpenMirror {
     /// Has commands find it by its present replicas, too.
     fn name_members(&self) {
         self.target.set_members(GroupKind::Mirror, self.members());
+    }
+
+    /// Why blocks may be older than what was written, if so.
+    pub fn why_older(&self) -> Option<WhyOlder> {
+        self.mirror.abilities().freshness.why_older()
     }
 
     /// Its state now.

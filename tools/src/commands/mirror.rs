@@ -322,6 +322,9 @@ pub fn put(lines: &mut Lines, status: &MirrorStatus) {
     }
     lines.put("uuid", &status.uuid);
     lines.put("state", &status.state);
+    if let Some(why) = status.why_older() {
+        lines.put("content", format_args!("may be older than what was written: {why}"));
+    }
     for replica in replica_texts(status) {
         lines.put("replica", replica);
     }

@@ -77,6 +77,22 @@ fn members_without_labels_are_a_stripe_only_by_stripe_nolabel() {
 }
 
 #[test]
+fn labels_that_are_there_are_believed_by_stripe_nolabel_too() {
+    let (place, data) = (Place::new(), noise(4, 1 << 20));
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+    }
+    place.write("data", &data);
+    place.run("copy data stripe:a,b").succeeds();
+    for target in ["stripe-nolabel:b,a", "stripe-16KiB-nolabel:a,b", "stripe-nolabel:a,b,a"] {
+        for command in ["copy TARGET out", "verify TARGET", "compare TARGET data", "info TARGET"] {
+            place.run(&command.replace("TARGET", target)).fails(3, &["a,b"]);
+        }
+    }
+    assert!(place.blocks("stripe-nolabel:a,b", 0, 255) == data);
+}
+
+#[test]
 fn a_first_labelling_that_was_cut_short_is_finished() {
     let place = Place::new();
     for name in ["a", "b"] {

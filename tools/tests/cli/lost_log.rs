@@ -148,7 +148,9 @@ fn a_mirror_of_volumes_without_their_logs_is_read_as_such_and_not_written() {
     assert!(place.run("copy mirror:a,b out").ends_with(4).stderr.contains(OLDER));
     place.run("copy piece mirror:a,b").fails(3, &[OLDER]);
     place.run("serve mirror:a,b").fails(3, &[OLDER]);
+    place.run("mirror status mirror:a,b").ends_with(4).says(&["state           degraded", OLDER]);
     let server = Server::start(&place, "mirror:a,b --accept-older");
+    assert_eq!(place.run("mirror status mirror:a,b --json").ends_with(4).json()["may_be_older"], "log_lost");
     place.run(&format!("copy {} out2", server.target("mirror"))).ends_with(4);
     server.stop().is_clean();
 }

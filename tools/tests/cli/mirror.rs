@@ -408,3 +408,51 @@ fn a_removed_replica_opens_neither_alone_nor_with_an_out_of_sync_one() {
     place.run("copy mirror:a,c out").fails(3, &["was removed"]);
     place.run("mirror status mirror:a,b").ends_with(4);
 }
+
+#[test]
+fn a_label_of_yesterday_in_all_its_copies_is_no_label() {
+    let place = Place::new();
+    filled(&place, 512);
+    let labels = |image: &[u8]| {
+        let (kib, end) = (1 << 10, image.len());
+        [4 * kib..24 * kib, 36 * kib..56 * kib, end - 64 * kib..end - 44 * kib, end - 36 * kib..end - 16 * kib]
+    };
+    let yesterday = place.read("a");
+    // Without `b`, so that the label says since then that `b` lacks something.
+    fs::rename(place.path("b"), place.path("away")).unwrap();
+    place.write("piece", &noise(3, 8 * BLOCK));
+    place.run("copy piece offset:0..7,mirror:a,b").succeeds();
+    fs::rename(place.path("away"), place.path("b")).unwrap();
+    let today = place.read("a");
+    for zeroed in [false, true] {
+        let mut image = today.clone();
+        for range in labels(&image) {
+            let old = if zeroed { vec![0; range.len()] } else { yesterday[range.clone()].to_vec() };
+            image[range].copy_from_slice(&old);
+        }
+        place.write("a", &image);
+        // It is no replica: `b` alone would pass for the mirror, so its own label has the word, which knows of no change without it.
+        let answer = place.run("mirror status mirror:a,b");
+        answer.ends_with(4);
+        assert!(answer.text().contains("its label cannot be used"), "{}", answer.text());
+        place.run("info a").says(&["label"]);
+        place.run("copy piece a").fails(3, &["label"]);
+    }
+    place.write("a", &today);
+    place.run("mirror status mirror:a,b").ends_with(4).says(&["b: out of sync"]);
+    place.run("verify mirror:a,b --repair");
+    verify(&place, "mirror:a,b", 0);
+}
+
+#[test]
+fn a_creation_that_did_not_wait_is_waited_for_by_the_next_one() {
+    let place = Place::new();
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 4MiB")).succeeds();
+    }
+    place.write("data", &noise(3, 4 << 20));
+    place.run("copy data a").succeeds();
+    place.run("mirror create a b --no-wait").succeeds();
+    place.run("mirror create a b").succeeds().says(&["a: in sync", "b: in sync"]);
+    place.run("compare b data").succeeds();
+}

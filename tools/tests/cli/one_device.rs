@@ -155,3 +155,58 @@ fn a_file_under_a_mounted_loop_device_is_in_use() {
     drop(mount);
     place.run("zero raw:disk --range 0..1").succeeds();
 }
+
+#[test]
+fn what_is_read_is_not_what_is_written_by_any_name() {
+    let place = Place::new();
+    let bytes = noise(4, 1_000_000);
+    place.write("f", &bytes);
+    let device = Loop::new(&place.path("f"), &[]);
+    let window = Loop::new(&place.path("f"), &["-o", "4096", "--sizelimit", "409600"]);
+    for device in [device, window].into_iter().flatten() {
+        for from in [device.0.clone(), format!("raw:{}", device.0), format!("offset:0..7,{}", device.0)] {
+            place.run(&format!("copy {from} f")).fails(3, &[&device.0, "have the same bytes"]);
+        }
+        assert!(place.read("f") == bytes, "it is as it was");
+    }
+    let Some((place, device)) = looped() else { return };
+    let before = place.read("v");
+    for command in [format!("copy {} v", device.0), format!("rescue {} v", device.0), format!("rescue v {}", device.0)]
+    {
+        place.run(&command).fails(3, &["have the same bytes"]);
+    }
+    assert!(place.read("v") == before);
+}
+
+#[test]
+fn standard_input_and_output_are_what_a_shell_has_opened() {
+    let place = Place::new();
+    let bytes = noise(4, 1_000_000);
+    place.write("f", &bytes);
+    let run = |command: &str| {
+        let program = env!("CARGO_BIN_EXE_sealblock");
+        let mut shell = std::process::Command::new("sh");
+        let output = shell.args(["-c", &format!("{program} {command}")]).current_dir(place.path(".")).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for (command, name) in [("copy - f < f", "standard input"), ("copy f - >> f", "standard output")] {
+        let (status, said) = run(command);
+        assert!(status == Some(3) && said.contains(name) && said.contains("have the same bytes"), "{command}: {said}");
+        assert!(place.read("f") == bytes, "{command}: it is as it was");
+    }
+    assert_eq!(run("copy - g < f").0, Some(0));
+    assert_eq!(run("copy f - > h").0, Some(0));
+    assert!(place.read("g") == bytes && place.read("h") == bytes);
+}
+
+#[test]
+fn a_group_has_each_device_once_also_for_readers() {
+    let place = Place::new();
+    place.run("create v --size 1MiB").succeeds();
+    fs::hard_link(place.path("v"), place.path("hard")).unwrap();
+    for target in ["mirror:v,v", "mirror:v,hard", "stripe-nolabel:v,v", "mirror:v,fault:[slow=1ms],hard"] {
+        for command in ["verify", "info", "mirror status"] {
+            place.run(&format!("{command} {target}")).fails(3, &["have the same bytes"]);
+        }
+    }
+}

@@ -92,7 +92,7 @@ fn counts(run: &RunStatus, checked: Checked) -> String {
     let blocks = count(run.blocks, "block");
     let found = match (run.bad, run.unchecked, checked) {
         (0, 0, Checked::Seals) => format!("{blocks}, clean"),
-        (0, 0, Checked::Readability) => format!("{blocks}, readable; nothing to check against"),
+        (0, 0, Checked::Readability) => format!("{blocks}, readable; not every block has a seal"),
         (0, ..) => blocks,
         (bad, ..) => format!("{blocks}, {bad} bad, {} repaired, {} unrepaired", run.repaired, run.unrepaired),
     };
