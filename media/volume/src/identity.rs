@@ -369,13 +369,16 @@ async fn read_sector<M: Medium>(medium: &M, layout: &Layout, offset: u64) -> Opt
     read.ok().map(|()| bytes[..sector].to_vec())
 }
 
-/// The salts of the generations of some pages: of block groups that are made, where both copies of the group map are one known volume's. In
-/// others there may be those of an earlier volume.
+/// The salts of the generations of some pages: of block groups that are made, where both copies of the group map and the tail are one known
+/// volume's. In others there may be those of an earlier volume. A tail of another volume was not written by the creation of this one: then
+/// the group map, which creation writes too, may be the one that is out of place, and all pages are asked.
 async fn in_map_pages<M: Medium>(medium: &M, layout: &Layout, known: &[Seed]) -> Vec<Seed> {
     let [first, second] = [0, 1].map(|copy| read_sector(medium, layout, layout.group_map_offset(copy)));
     let (first, second) = (first.await, second.await);
     let decode = |bytes: &Option<Vec<u8>>, seed: Seed| GroupMapSector::decode(bytes.as_deref()?, seed, 0);
-    let map = known.iter().find_map(|seed| decode(&second, *seed).and(decode(&first, *seed)));
+    let tail = in_tail(&read_probe(medium, layout.tail_offset()).await, layout);
+    let of_tail = |seed: &&Seed| tail.is_empty() || tail.contains(*seed);
+    let map = known.iter().filter(of_tail).find_map(|seed| decode(&second, *seed).and(decode(&first, *seed)));
     let groups = layout.block_groups();
     let in_map = layout.groups_per_map_sector().min(groups);
     let made: Vec<u64> = match &map {

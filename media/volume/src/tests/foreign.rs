@@ -115,6 +115,26 @@ fn any_64_kib_of_another_volume_at_the_start_or_the_end_costs_nothing() {
 }
 
 #[test]
+fn all_that_lies_before_the_map_pages_of_a_blank_volume_is_a_doubt_and_a_volume_made_over_another_is_none() {
+    let medium = volume(UUID, 2);
+    put(&medium, &volume(OTHER, 0), &[(0, layout().groups_offset())]);
+    let before = medium.bytes.borrow().clone();
+    for options in [reading(), OpenOptions::default()] {
+        let refused = opened(&medium, &options).unwrap_err();
+        assert!(matches!(refused, VolumeError::Identity(IdentityError::Doubtful(_))), "{refused}");
+    }
+    assert!(before == *medium.bytes.borrow());
+    // The same with its end is a volume that was made over this one, of which the map pages are left.
+    let medium = volume(UUID, 2);
+    let protection = protection(GuardKind::Crc32c, ProtectionType::Type1);
+    let options =
+        CreateOptions { block_size: SIZE, capacity_blocks: BLOCKS, protection, uuid: OTHER, preallocate: false };
+    block_on(create(&medium, &options)).unwrap();
+    let info = opened(&medium, &OpenOptions::default()).unwrap();
+    assert_eq!((info.uuid, info.standing.as_str()), (OTHER, "certain"));
+}
+
+#[test]
 fn a_foreign_group_map_reads_as_nothing_that_was_never_written() {
     let (a, b) = (layout().group_map_offset(0), layout().group_map_offset(1));
     for other in [volume(OTHER, 0), volume(OTHER, 5)] {
