@@ -43,6 +43,7 @@ mod service;
 mod shared_device;
 mod space;
 mod stale;
+mod states;
 mod status;
 mod system;
 mod told;
