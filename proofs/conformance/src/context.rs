@@ -22,6 +22,8 @@ pub struct TestContext<'a> {
     pub sealblock: Sealblock,
     /// Major and minor version of the guest's kernel.
     pub version: (u32, u32),
+    /// How often tests kill a server that they kill over and over.
+    pub kills: u32,
 }
 
 /// What a test works with that boots a guest of its own, which has a `sealblock` in it.

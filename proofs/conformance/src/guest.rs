@@ -4,6 +4,7 @@
 mod agent;
 mod blocks;
 mod counting;
+mod files;
 
 use std::path::PathBuf;
 
@@ -69,6 +70,22 @@ pub enum GuestCommand {
         /// How many times.
         times: u64,
     },
+    /// Write files with fsync, and check them on request, until CONTROL.ask says `end`.
+    WriteFiles {
+        /// Where, on the file system under test.
+        folder: PathBuf,
+        /// The beginning of the names of files for requests and answers, elsewhere.
+        control: PathBuf,
+        /// What chance is made from.
+        seed: u64,
+    },
+    /// Check files that `write-files` has left.
+    CheckFiles {
+        /// Where they are.
+        folder: PathBuf,
+        /// CONTROL.list of `write-files`.
+        list: PathBuf,
+    },
     /// Call `fallocate(2)`.
     Fallocate {
         /// The device.
@@ -96,6 +113,8 @@ pub fn run(command: &GuestCommand) -> Result<()> {
         GuestCommand::Random { bytes } => blocks::random(&mut std::io::stdout().lock(), *bytes),
         GuestCommand::Tamper { target, guard, way } => tamper(target, *guard, *way),
         GuestCommand::CountUp { target, lba, times } => counting::count_up(target, *lba, *times),
+        GuestCommand::WriteFiles { folder, control, seed } => files::write(folder, control, *seed),
+        GuestCommand::CheckFiles { folder, list } => files::check(folder, list),
         GuestCommand::Fallocate { device, mode, offset_bytes, length_bytes } => {
             blocks::fallocate(device, *mode, *offset_bytes, *length_bytes)
         }

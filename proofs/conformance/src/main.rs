@@ -41,6 +41,9 @@ struct Arguments {
     /// Keep the folders of tests that passed, too.
     #[arg(long)]
     keep: bool,
+    /// How often `kills` kills each of its servers.
+    #[arg(long, value_name = "COUNT", default_value_t = 4)]
+    kills: u32,
     /// The program to serve with; built unless given.
     #[arg(long, value_name = "PATH")]
     sealblock: Option<PathBuf>,
@@ -106,8 +109,8 @@ fn run(arguments: &Arguments) -> Result<()> {
         Some(path) => path.canonicalize().with_context(|| format!("finding {}", path.display()))?,
         None => built(folder)?,
     };
-    let plan =
-        RunPlan { sealblock, names: arguments.names.clone(), kernel: arguments.kernel.clone(), keep: arguments.keep };
+    let Arguments { names, kernel, keep, kills, .. } = arguments;
+    let plan = RunPlan { sealblock, names: names.clone(), kernel: kernel.clone(), keep: *keep, kills: *kills };
     runner::run(&parts, &plan)
 }
 

@@ -29,6 +29,8 @@ pub struct RunPlan {
     pub kernel: String,
     /// True if folders of tests that passed stay.
     pub keep: bool,
+    /// How often a server is killed by tests that kill it over and over.
+    pub kills: u32,
 }
 
 /// How a test ended on a kernel.
@@ -200,7 +202,8 @@ impl Lane<'_> {
             Some(guest) => guest,
             None => Guest::boot(self.parts, self.kernel, guest_folder)?,
         };
-        run(&mut TestContext { guest: &mut guest, sealblock, version: self.kernel.version() })?;
+        let (version, kills) = (self.kernel.version(), self.plan.kills);
+        run(&mut TestContext { guest: &mut guest, sealblock, version, kills })?;
         quiet(&mut guest)?;
         self.guest = Some(guest);
         Ok(())
@@ -231,9 +234,11 @@ mod tests {
         both.sort_unstable();
         due.sort_unstable();
         assert_eq!(both, due, "each test is in one lane");
-        assert!(names(&shared).starts_with(&["identify", "statuses"]) && names(&shared).ends_with(&["restart"]));
+        assert!(
+            names(&shared).starts_with(&["identify", "statuses"]) && names(&shared).ends_with(&["restart", "kills"])
+        );
         let between = Lanes::of(&all, &kernel("6.12.1-amd64", Share::Some), false);
-        assert_eq!((names(&between.own), between.shared.len()), (vec!["ublk"], 6));
+        assert_eq!((names(&between.own), between.shared.len()), (vec!["ublk"], 7));
         let oldest = Lanes::of(&all, &kernel("6.1.0-50-amd64", Share::All), false);
         assert_eq!(names(&oldest.own), ["drives", "scsi"]);
         let named: Vec<&Case> = all.iter().copied().filter(|case| ["maps", "dix"].contains(&case.name)).collect();

@@ -6,6 +6,7 @@ mod dix;
 mod drives;
 mod identify;
 mod io;
+mod kills;
 mod maps;
 mod namespaces;
 mod nbd;
@@ -56,9 +57,11 @@ const ANY: Kernels = ((0, 0), (u32::MAX, 0));
 const DRIVERS: Kernels = ((6, 12), (u32::MAX, 0));
 /// Those with passthrough by io_uring that fio's checks of tags work with.
 const PASSTHROUGH: Kernels = ((6, 12), (u32::MAX, 0));
+/// The oldest that gets a server killed over and over.
+const KILLS: Kernels = ((6, 12), (u32::MAX, 0));
 /// Tests that kernels with some of the tests get: how hosts take what comes and goes, and what they send, changed from version to
 /// version. What becomes of blocks did not, and takes the most time.
-const SOME: [&str; 7] = ["identify", "statuses", "several", "reload", "namespaces", "returns", "ublk"];
+const SOME: [&str; 8] = ["identify", "statuses", "several", "reload", "namespaces", "returns", "ublk", "kills"];
 /// Measurements, which run only if they are named.
 const MEASUREMENTS: [&str; 1] = ["dix"];
 /// Those that give a namespace with metadata a capacity when it is behind TCP.
@@ -182,6 +185,12 @@ pub const CASES: &[Case] = &[
     ),
     case("resize", "a volume that grows and shrinks under load, and hosts that see it by themselves", ANY, resize::run),
     case("restart", "a server that dies or stops, and a reset, under load", ANY, restart::run),
+    case(
+        "kills",
+        "servers of volumes and mirrors killed over and over: what fsync acknowledged is there, on ext4 and xfs",
+        KILLS,
+        kills::run,
+    ),
 ];
 
 /// Their names.

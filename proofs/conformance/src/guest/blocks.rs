@@ -13,20 +13,20 @@ const PAGE_BYTES: usize = 4096;
 const CHUNK_BYTES: usize = 1 << 18;
 
 /// Memory that starts at a page.
-struct Pages {
+pub(super) struct Pages {
     memory: Vec<u8>,
     start: usize,
     bytes: usize,
 }
 
 impl Pages {
-    fn new(bytes: usize) -> Pages {
+    pub(super) fn new(bytes: usize) -> Pages {
         let memory = vec![0; bytes + PAGE_BYTES];
         let start = memory.as_ptr().align_offset(PAGE_BYTES);
         Pages { memory, start, bytes }
     }
 
-    fn bytes(&mut self) -> &mut [u8] {
+    pub(super) fn bytes(&mut self) -> &mut [u8] {
         &mut self.memory[self.start..][..self.bytes]
     }
 }

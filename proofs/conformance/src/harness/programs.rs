@@ -25,7 +25,7 @@ const PACKAGES: [&str; 10] = [
     "mdadm",
     "diffutils",
 ];
-const PROGRAMS: [&str; 11] = [
+const PROGRAMS: [&str; 12] = [
     "usr/sbin/nvme",
     "usr/sbin/nbd-client",
     "usr/bin/fio",
@@ -33,6 +33,7 @@ const PROGRAMS: [&str; 11] = [
     "usr/sbin/e2fsck",
     "usr/sbin/mkfs.btrfs",
     "usr/sbin/mkfs.xfs",
+    "usr/sbin/xfs_repair",
     "usr/bin/btrfs",
     "usr/sbin/dmsetup",
     "usr/sbin/mdadm",

@@ -1,6 +1,7 @@
 //! `sealblock serve` as a test has it: started, identified by its port, and stopped at the end; and as little of an NBD client as
 //! tests need: one export, one request after the other, simple replies.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -8,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::Place;
+use super::{Answer, Place, answer_of};
 
 /// A server that accepts connections.
 pub struct Server {
@@ -37,6 +38,25 @@ impl Server {
     #[track_caller]
     pub fn start_at(place: &Place, arguments: &str) -> Server {
         Server::spawn(place.command(&format!("serve --json {arguments}")))
+    }
+
+    /// Serves on a port that the system chooses, and has it log to a file of this name; or what it said when it did not start.
+    pub fn try_start(place: &Place, arguments: &str, log: &str) -> Result<Server, Answer> {
+        let mut command = place.command(&format!("serve --json --listen 127.0.0.1:0 {arguments}"));
+        let errors = File::create(place.path(log)).unwrap();
+        let mut child = command.stdout(Stdio::piped()).stderr(errors).spawn().unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        if let Ok(ready) = serde_json::from_str(&line) {
+            return Ok(Server { child, output, ready });
+        }
+        let mut answer = answer_of(child);
+        let log = String::from_utf8(place.read(log)).unwrap();
+        let message = |line: &str| serde_json::from_str::<Value>(line).ok()?["message"].as_str().map(str::to_owned);
+        let messages = log.lines().map(|line| message(line).unwrap_or_else(|| line.to_owned()));
+        answer.stderr = messages.collect::<Vec<_>>().join("\n");
+        Err(answer)
     }
 
     /// Serves as this command does, which prints JSON.
