@@ -31,6 +31,7 @@ mod power_loss;
 mod recognition;
 mod reload;
 mod remote;
+mod resent;
 mod resize;
 mod resize_served;
 mod resumed;
