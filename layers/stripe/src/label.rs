@@ -27,6 +27,7 @@ const AT_CHUNK: usize = 32;
 const AT_CAPACITY: usize = 40;
 const AT_BLOCK_BYTES: usize = 48;
 const AT_LENGTH: usize = 52;
+const AT_GROUP_SEQ: usize = 56;
 
 /// The label of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -45,6 +46,8 @@ pub struct Label {
     pub block_size: BlockSize,
     /// The label of a group that the stripe is a member of; empty on every member but the first.
     pub group_label: Vec<u8>,
+    /// Counts how often the label of that group was written, on all members. One that has fewer than the first member lacks something.
+    pub group_seq: u64,
 }
 
 /// Why these bytes are not a usable label.
@@ -84,6 +87,7 @@ impl Label {
         put::<8>(&mut bytes, AT_CAPACITY, self.capacity_blocks);
         put::<4>(&mut bytes, AT_BLOCK_BYTES, self.block_size.bytes() as u64);
         put::<4>(&mut bytes, AT_LENGTH, self.group_label.len() as u64);
+        put::<8>(&mut bytes, AT_GROUP_SEQ, self.group_seq);
         bytes.extend_from_slice(&self.group_label);
         let checksum = checksum(&bytes);
         put::<4>(&mut bytes, AT_CHECKSUM, checksum);
@@ -130,7 +134,8 @@ impl Label {
         uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
         let capacity_blocks = get::<8>(bytes, AT_CAPACITY);
         let (chunk, group_label) = (ByteCount::new(chunk), group_label.to_vec());
-        Ok(Some(Label { uuid, members, own_index, chunk, capacity_blocks, block_size, group_label }))
+        let group_seq = get::<8>(bytes, AT_GROUP_SEQ);
+        Ok(Some(Label { uuid, members, own_index, chunk, capacity_blocks, block_size, group_label, group_seq }))
     }
 
     /// True if two members' labels describe the same stripe.
@@ -160,6 +165,7 @@ pub(crate) mod tests {
             capacity_blocks: 3 << 20,
             block_size: BlockSize::B4096,
             group_label: b"a mirror's notes".to_vec(),
+            group_seq: 12,
         }
     }
 
@@ -197,9 +203,16 @@ pub(crate) mod tests {
 
     proptest! {
         #[test]
-        fn any_label_comes_back(uuid: [u8; 16], members in 1..=MAX_MEMBERS, own_index: usize, shift in 12u32..63, capacity: u64) {
+        fn any_label_comes_back(
+            uuid: [u8; 16],
+            members in 1..=MAX_MEMBERS,
+            own_index: usize,
+            shift in 12u32..63,
+            capacity: u64,
+            group_seq: u64,
+        ) {
             let (own_index, chunk) = (own_index % members, ByteCount::new(1 << shift));
-            let label = Label { uuid, members, own_index, chunk, capacity_blocks: capacity, ..label() };
+            let label = Label { uuid, members, own_index, chunk, capacity_blocks: capacity, group_seq, ..label() };
             prop_assert_eq!(Label::decode(&label.encode()), Ok(Some(label)));
         }
 

@@ -23,8 +23,8 @@ use std::cell::RefCell;
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::{
-    Abilities, Ability, Device, Durability, Error, ErrorKind, Expectations, Geometry, Limits, Operation, Outcome,
-    Request, RequestKind, ReservedArea, Response, WriteData,
+    Abilities, Ability, Device, Durability, Error, ErrorKind, Expectations, Freshness, Geometry, Limits, Operation,
+    Outcome, RangeLock, Request, RequestKind, ReservedArea, Response, WhyOlder, WriteData,
 };
 use sealblock_integrity::{ChecksumKind, PiFormat};
 use sealblock_runtime_memory::Slice;
@@ -91,8 +91,12 @@ pub struct StripeLayer<D> {
     members: Vec<D>,
     merger: Merger,
     geometry: Geometry,
-    /// The first member's label, where the members have labels.
-    label: Option<RefCell<Label>>,
+    /// The members' labels, where they have some.
+    labels: Option<RefCell<Vec<Label>>>,
+    /// One label of an outer group is written at a time.
+    label_turns: RangeLock,
+    /// A member was put back to what it was before.
+    is_any_behind: bool,
 }
 
 impl<D: Device> StripeLayer<D> {
@@ -120,7 +124,9 @@ impl<D: Device> StripeLayer<D> {
         }
         let stripe_map = StripeMap::new(members.len(), blocks.trailing_zeros());
         let geometry = geometry(&members, stripe_map, size, format)?;
-        Ok(StripeLayer { members, merger: Merger { stripe_map, size, format }, geometry, label: None })
+        let merger = Merger { stripe_map, size, format };
+        let label_turns = RangeLock::default();
+        Ok(StripeLayer { members, merger, geometry, labels: None, label_turns, is_any_behind: false })
     }
 
     /// Checks by the members' labels that they are one stripe, in this order and with this chunk size. Labels the members of a new
@@ -131,21 +137,25 @@ impl<D: Device> StripeLayer<D> {
     pub async fn labelled(mut self, uuid: [u8; 16], may_write: bool) -> Result<StripeLayer<D>, AssembleError> {
         let chunk = ByteCount::new(self.merger.stripe_map.chunk() << self.merger.size.shift());
         let assembly = Assembly { chunk, capacity_blocks: self.geometry.capacity_blocks, uuid, may_write };
-        self.label = members::assemble(&self.members, &assembly).await?.map(RefCell::new);
+        let labels = members::assemble(&self.members, &assembly).await?;
+        self.is_any_behind = labels.as_ref().is_some_and(|labels| members::is_any_behind(labels));
+        self.labels = labels.map(RefCell::new);
         Ok(self)
     }
 
-    /// Reads or writes the label of a group that this stripe is a member of. It lies in the first member's label, where there is one.
+    /// Reads or writes the label of a group that this stripe is a member of. It lies in the first member's label, where there is one, and
+    /// the others count it.
     async fn group_label_request(&self, request: Request) -> Outcome {
-        let Some(label) = &self.label else { return self.members[0].execute(request).await };
+        let Some(labels) = &self.labels else { return self.members[0].execute(request).await };
         match request.operation {
             Operation::WriteReserved(_, bytes) => {
-                let new = Label { group_label: bytes.to_vec(), ..label.borrow().clone() };
-                members::write(&self.members[0], &new).await?;
-                label.replace(new);
+                let _alone = self.label_turns.lock(0..=0).await;
+                let before = labels.borrow().clone();
+                let new = members::write_group_label(&self.members, &before, &bytes).await?;
+                labels.replace(new);
                 Ok(Response::Done)
             }
-            _ => Ok(Response::Reserved(Slice::copy_from(&label.borrow().group_label))),
+            _ => Ok(Response::Reserved(Slice::copy_from(&labels.borrow()[0].group_label))),
         }
     }
 
@@ -324,7 +334,9 @@ impl<D: Device> Device for StripeLayer<D> {
         // One member's reserved area is enough, and only a write to one device is atomic.
         // Source and destination may lie on different members, and so may the blocks of what has to be atomic.
         let (reserved, copy) = (self.members[0].abilities().reserved, Ability::Absent);
-        Abilities { reserved, copy, salvage: Ability::Absent, compare_and_write_blocks: 0, ..all }
+        let behind = if self.is_any_behind { Freshness::MayBeOlder(WhyOlder::RolledBack) } else { Freshness::Current };
+        let freshness = all.freshness.and(behind);
+        Abilities { reserved, copy, salvage: Ability::Absent, compare_and_write_blocks: 0, freshness, ..all }
     }
 
     async fn execute(&self, request: Request) -> Outcome {

@@ -4,6 +4,7 @@
 //! A device without a label among others that hold data is therefore not a half-labelled member but another device in its
 //! place, and is refused.
 
+use futures_util::future::join_all;
 use sealblock_block::{Ability, Device, Error, ErrorKind, Request, ReservedArea, Response, is_unwritten};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, ByteCount};
@@ -104,11 +105,14 @@ pub(crate) struct Assembly {
 /// Checks that these devices are the members of one stripe in order, and labels the members of a new one. Rewrites the labels of
 /// an existing stripe that is opened for writing, unchanged: by that write, a server of a member learns that its stripe is open.
 ///
-/// Returns the first member's label, if it has one now.
+/// Returns the members' labels, if the first has one now. Each keeps what it counts: one that was put back stays behind the first.
 ///
 /// # Errors
 /// Why they do not match; nothing was written then, unless a device failed.
-pub(crate) async fn assemble<D: Device>(members: &[D], assembly: &Assembly) -> Result<Option<Label>, AssembleError> {
+pub(crate) async fn assemble<D: Device>(
+    members: &[D],
+    assembly: &Assembly,
+) -> Result<Option<Vec<Label>>, AssembleError> {
     if members.len() > MAX_MEMBERS {
         return Err(AssembleError::Many);
     }
@@ -124,19 +128,42 @@ pub(crate) async fn assemble<D: Device>(members: &[D], assembly: &Assembly) -> R
         check_blank(members, &labels).await?;
     }
     if !assembly.may_write {
-        return Ok(labels.swap_remove(0));
+        return Ok(labels.into_iter().collect());
     }
     let uuid = first.and_then(|first| labels[first].as_ref()).map_or(assembly.uuid, |label| label.uuid);
     let (chunk, capacity_blocks) = (assembly.chunk, assembly.capacity_blocks);
-    let mut first_label = None;
+    let mut written = Vec::with_capacity(members.len());
     for (own_index, (device, label)) in members.iter().zip(labels).enumerate() {
-        let (block_size, group_label) = (device.geometry().block_size, Vec::new());
-        let new = Label { uuid, members: members.len(), own_index, chunk, capacity_blocks, block_size, group_label };
+        let (block_size, members, group_label, group_seq) =
+            (device.geometry().block_size, members.len(), Vec::new(), 0);
+        let new = Label { uuid, members, own_index, chunk, capacity_blocks, block_size, group_label, group_seq };
         let label = label.unwrap_or(new);
         write(device, &label).await.map_err(|why| AssembleError::Device { member: own_index, why })?;
-        first_label = first_label.or(Some(label));
+        written.push(label);
     }
-    Ok(first_label)
+    Ok(Some(written))
+}
+
+/// Writes the label of a group that the stripe is a member of. It counts on the other members before it is on the first one, durably:
+/// whatever is on the first one, the others have counted, unless they were put back to what they were before.
+pub(crate) async fn write_group_label<D: Device>(
+    members: &[D],
+    labels: &[Label],
+    group_label: &[u8],
+) -> Result<Vec<Label>, Error> {
+    let group_seq = labels.iter().map(|label| label.group_seq).max().unwrap_or(0).saturating_add(1);
+    let mut new: Vec<Label> = labels.iter().map(|label| Label { group_seq, ..label.clone() }).collect();
+    new[0].group_label = group_label.to_vec();
+    let others = members.iter().zip(&new).skip(1).map(|(member, label)| write(member, label));
+    join_all(others).await.into_iter().collect::<Result<(), Error>>()?;
+    write(&members[0], &new[0]).await?;
+    Ok(new)
+}
+
+/// Whether a member lacks something that the first one has: it was put back to what it was before the group above the stripe wrote its
+/// label last, and so were its blocks.
+pub(crate) fn is_any_behind(labels: &[Label]) -> bool {
+    labels.iter().any(|label| label.group_seq < labels[0].group_seq)
 }
 
 /// Reads the label of a device; `None` where it has none.

@@ -67,7 +67,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let initialized_groups = self.block_map.groups.initialized_count();
         self.change_superblock(|before| {
             let answered = if clean { Answered::Volatile } else { before.answered };
-            Superblock { is_clean: clean, log_tail: target, initialized_groups, answered, ..before }
+            let is_begun = before.is_begun && target == before.log_tail;
+            Superblock { is_clean: clean, is_begun, log_tail: target, initialized_groups, answered, ..before }
         })
         .await?;
         self.log.tail.set(target);
@@ -151,12 +152,17 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         // An earlier attempt may have written it, and then failed.
         let is_empty = self.log.next.get() == self.log.tail.get();
-        if !before.is_anchored && is_empty && self.mutation != Mutation::NoAnchor {
+        let begins = !before.is_anchored && is_empty && self.mutation != Mutation::NoAnchor;
+        if begins {
             self.log.write_anchor(&self.medium).await.map_err(|error| self.fail(&error))?;
             self.sync_or_fail().await?;
         }
-        let mark = |before| Superblock { is_clean: false, is_anchored: true, uncorrectable, answered, ..before };
-        self.change_superblock(mark).await
+        let anchor = self.log.next.get() - u64::from(begins);
+        self.change_superblock(|before| {
+            let is_begun = before.is_begun || begins && before.log_tail == anchor;
+            Superblock { is_clean: false, is_anchored: true, is_begun, uncorrectable, answered, ..before }
+        })
+        .await
     }
 
     /// Writes the next superblock; durable in the end.
@@ -165,7 +171,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let before = self.superblock.get();
         let changed = change(before);
         let is_anchored = changed.is_anchored && !changed.is_clean;
-        let superblock = Superblock { write_seq: before.write_seq + 1, is_anchored, ..changed };
+        let is_begun = changed.is_begun && is_anchored;
+        let superblock = Superblock { write_seq: before.write_seq + 1, is_anchored, is_begun, ..changed };
         superblocks::write(&self.medium, &superblock).await?;
         self.sync_or_fail().await?;
         self.superblock.set(superblock);

@@ -203,13 +203,14 @@ impl LogScan<'_> {
 
     /// Whether a log that the superblock calls in use is not there at all, or is one of an earlier time.
     ///
-    /// An anchored one has had a sector with the number before the tail or a later one ever since. One that an older program left was
+    /// An anchored one has had a sector with the number before the tail or a later one ever since, and the tail itself where no checkpoint
+    /// was made since: a log of before, which the volume had when it was closed, ends with the number before the tail. One that an older program left was
     /// used if it has begun anywhere but at its start, or if block groups have map pages, and then some sector of it is there.
     fn is_gone(&self, has_groups: bool) -> bool {
         let tail = self.superblock.log_tail;
         match (self.superblock.is_clean, self.superblock.is_anchored, self.newest) {
             (true, ..) => false,
-            (false, true, newest) => newest.is_none_or(|newest| newest + 1 < tail),
+            (false, true, newest) => newest.is_none_or(|newest| newest + u64::from(!self.superblock.is_begun) < tail),
             (false, false, newest) => newest.is_none() && (tail > 0 || has_groups),
         }
     }
@@ -469,6 +470,9 @@ mod tests {
             );
             let is_old = newest.is_none_or(|newest| newest < 9);
             assert_eq!(is_gone(&of(10, false, true), true, newest), is_old, "anchored: {newest:?}");
+            let begun = Superblock { is_begun: true, ..of(10, false, true) };
+            let is_older = newest.is_none_or(|newest| newest < 10);
+            assert_eq!(is_gone(&begun, true, newest), is_older, "the anchor is the tail: {newest:?}");
             assert_eq!(
                 is_gone(&of(10, false, false), true, newest),
                 newest.is_none(),

@@ -51,7 +51,8 @@ impl Reach {
         matches!(self, Reach::Region | Reach::Copies)
     }
 
-    fn name(self) -> &'static str {
+    /// In words.
+    pub fn name(self) -> &'static str {
         match self {
             Reach::Sector => "sector",
             Reach::Run => "64 KiB",

@@ -280,16 +280,30 @@ impl Life {
     }
 }
 
-/// The only user of the volume.
-struct Host {
-    patterns: Patterns,
-    model: Rc<RefCell<Model>>,
-    version: u64,
-    random: Random,
+/// The only user of a device.
+pub struct Host {
+    /// What makes contents.
+    pub patterns: Patterns,
+    /// What its blocks may hold.
+    pub model: Rc<RefCell<Model>>,
+    /// The last version that was written.
+    pub version: u64,
+    /// What is drawn from.
+    pub random: Random,
 }
 
 impl Host {
-    async fn work(mut self, session: Session, executor: Executor, is_first: bool, ends: State) -> Result<u64, String> {
+    /// Uses a device, and leaves it in the state that is asked for; the last version that was written.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub async fn work(
+        mut self,
+        session: Session,
+        executor: Executor,
+        is_first: bool,
+        ends: State,
+    ) -> Result<u64, String> {
         let Session { stack, close, .. } = session;
         self.learn(&stack).await?;
         if is_first {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use sealblock_block::{Device, DynDevice, Expectations, Request, Response};
-use sealblock_integrity::{GuardKind, Sealed, guard};
+use sealblock_integrity::{GuardKind, PiFormat, Sealed, guard};
 use sealblock_media_volume::{OpenOptions, VolumeInfo, open};
 use sealblock_simulator::checker::{Content, Patterns};
 use sealblock_simulator::executor::{Executor, RunEnd, RunLimits};
@@ -114,9 +114,13 @@ pub struct BlockChecker {
 impl BlockChecker {
     /// Of the blocks of this volume.
     pub fn of(specimen: &Specimen) -> BlockChecker {
-        let guard = specimen.shape.protection.map(|format| format.guard());
-        let has_short_guard = guard == Some(GuardKind::Crc16);
-        BlockChecker { patterns: specimen.patterns, model: specimen.model.clone(), has_short_guard }
+        BlockChecker::new(specimen.patterns, &specimen.model, specimen.shape.protection)
+    }
+
+    /// Of blocks that may hold this, with protection information of this format.
+    pub fn new(patterns: Patterns, model: &Model, protection: Option<PiFormat>) -> BlockChecker {
+        let has_short_guard = protection.map(|format| format.guard()) == Some(GuardKind::Crc16);
+        BlockChecker { patterns, model: model.clone(), has_short_guard }
     }
 
     /// Reads and verifies blocks.

@@ -7,7 +7,9 @@
 //!
 //! Nothing here knows where a volume keeps what: regions come from its own layout, map entries are found by a scan.
 
+mod arguments;
 mod damage;
+mod group;
 mod kept;
 mod life;
 mod look;
@@ -29,6 +31,7 @@ use clap::Parser;
 use sealblock_media_volume::format::RegionKind;
 use sealblock_simulator::random::{Random, mix};
 
+use crate::arguments::{Arguments, Broken, print_broken, to_text};
 use crate::damage::{Cell, Damage, Target};
 use crate::report::{Key, Report};
 use crate::specimen::{Specimen, State};
@@ -41,44 +44,6 @@ const STATES: u64 = State::ALL.len() as u64;
 const VOLUMES_PER_LARGE: u64 = 41;
 /// Draws of a damage that changes something.
 const DRAWS: u64 = 4;
-/// Broken trials of one kind of damage that are told; the others are counted.
-const MAX_REPORTED: usize = 2;
-
-/// Damages protected volumes, one region at a time, and tells what it costs.
-#[derive(Parser)]
-#[command(after_help = "Example: sealblock-fragility --trials 2000\n\n\
-    Exit status: 0 every bound holds, 1 one is broken, 2 bad usage.")]
-struct Arguments {
-    /// Trials to run.
-    #[arg(long, default_value_t = 2000)]
-    trials: u64,
-    /// What everything is drawn from.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// One trial only, and everything it finds.
-    #[arg(long)]
-    trial: Option<u64>,
-    /// Only damage to regions whose name contains this.
-    #[arg(long)]
-    region: Option<String>,
-    /// A line for each state of the volume, not one for all.
-    #[arg(long)]
-    states: bool,
-    /// A short table: all copies of a region, and all that is done to as many bytes, in one line.
-    #[arg(long, conflicts_with = "states")]
-    short: bool,
-    /// Threads; each runs volumes of its own.
-    #[arg(long, default_value_t = 2)]
-    jobs: usize,
-}
-
-/// A trial in which something was found that must not be.
-struct Broken {
-    trial: u64,
-    what: String,
-    findings: Vec<String>,
-}
-
 #[derive(Default)]
 struct Totals {
     report: Report,
@@ -90,6 +55,9 @@ struct Totals {
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if arguments.groups {
+        return group::main(&arguments);
+    }
     let (first, end) = match arguments.trial {
         Some(trial) => (trial, trial.saturating_add(1)),
         None => (0, arguments.trials),
@@ -172,11 +140,6 @@ fn run_trial(specimen: &Specimen, cell: Cell, seed: u64, trial: u64) -> Option<(
     Some((damage, outcome))
 }
 
-fn to_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
-}
-
 fn print(arguments: &Arguments, totals: &Totals, elapsed_s: f64) -> ExitCode {
     let report = &totals.report;
     print!("{}", if arguments.short { report.summary() } else { report.table(arguments.states) });
@@ -200,19 +163,7 @@ fn print(arguments: &Arguments, totals: &Totals, elapsed_s: f64) -> ExitCode {
     }
     for broken in totals.broken.values() {
         is_clean = false;
-        for one in broken.iter().take(if arguments.trial.is_some() { usize::MAX } else { MAX_REPORTED }) {
-            println!("BROKEN {}\n    {}", one.what, one.findings.join("\n    "));
-            println!(
-                "    again: cargo run --release -p sealblock-fragility -- --seed {} --trial {}{}",
-                arguments.seed,
-                one.trial,
-                arguments.region.as_ref().map_or(String::new(), |region| format!(" --region '{region}'"))
-            );
-        }
-        let more = broken.len().saturating_sub(MAX_REPORTED);
-        if more > 0 {
-            println!("    and {more} more of this kind");
-        }
+        print_broken(broken, arguments);
     }
     if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -62,6 +62,17 @@ impl Overlay {
         self.0.unreadable.borrow_mut().extend(start / UNIT_BYTES..end.div_ceil(UNIT_BYTES));
     }
 
+    /// All bytes as they are now.
+    pub fn flatten(&self) -> Vec<u8> {
+        let mut bytes = self.0.base.to_vec();
+        for (page, changed) in self.0.pages.borrow().iter() {
+            let start = page * PAGE_BYTES;
+            let end = (start + PAGE_BYTES).min(bytes.len());
+            bytes[start..end].copy_from_slice(&changed[..end - start]);
+        }
+        bytes
+    }
+
     /// Copies bytes out, whether they can be read or not.
     pub fn peek(&self, offset: u64, into: &mut [u8]) {
         let (pages, base) = (self.0.pages.borrow(), &self.0.base);

@@ -80,7 +80,7 @@ impl Line {
 }
 
 /// What no check can tell, which is said in the format. Older contents: the map entry and every copy of the generation of a block put back
-/// together; a log of which no sector of this volume is left. A smaller volume: all superblocks put back to before it grew.
+/// together. A smaller volume: all superblocks put back to before it grew.
 pub fn is_named(cell: Cell, outcome: &Outcome) -> bool {
     let is_all_of = |class: &str| cell.reach == Reach::Copies && cell.target.class() == class;
     if is_all_of("superblock") && cell.fault == Fault::Stale {
@@ -91,7 +91,7 @@ pub fn is_named(cell: Cell, outcome: &Outcome) -> bool {
         && outcome.wrong == 0
         && outcome.beyond == 0
         && outcome.stale > 0;
-    only_stale && (cell.target == Target::Tables && cell.fault == Fault::Stale || is_all_of("log"))
+    only_stale && (cell.target == Target::Tables && cell.fault == Fault::Stale)
 }
 
 /// All trials.

@@ -104,6 +104,7 @@ pub fn try_stripe_label(input: &[u8]) {
         capacity_blocks: pieces.word(),
         block_size: BlockSize::B4096,
         group_label: vec![1; usize::from(pieces.byte())],
+        group_seq: pieces.word(),
     };
     let mut bytes = label.encode();
     assert_eq!(StripeLabel::decode(&bytes), Ok(Some(label)));

@@ -35,6 +35,7 @@ pub fn try_superblock(input: &[u8]) {
         protection,
         is_clean: !uncorrectable,
         is_anchored: uncorrectable,
+        is_begun: uncorrectable && write_seq & 2 == 2,
         uncorrectable,
         keeps_space: false,
         areas_were_zeroed: write_seq & 1 == 1,

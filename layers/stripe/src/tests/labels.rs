@@ -1,6 +1,6 @@
 //! Stripes are assembled as they were made, or refused.
 
-use sealblock_block::{Request, ReservedArea};
+use sealblock_block::{Freshness, Request, ReservedArea, WhyOlder};
 
 use super::*;
 use crate::AssembleError;
@@ -161,4 +161,51 @@ fn every_record_of_another_on_every_member_is_named_and_nothing_is_overwritten()
             }
         }
     }
+}
+
+/// A device with the content and the label that another one has now.
+fn copy_of(member: &Member) -> Member {
+    let copy = plain(64);
+    let Ok(Response::Data(data)) = read(member, extent(0, 64)) else { panic!("it reads") };
+    assert!(run(&copy, Request::write(extent(0, 64), data, Durability::Volatile)).is_ok());
+    put_group_label(&copy, &group_label(member));
+    copy
+}
+
+#[test]
+fn a_member_that_was_put_back_under_a_group_makes_the_stripe_older_until_the_group_writes_its_label() {
+    let (a, b, c) = (plain(64), plain(64), plain(64));
+    let freshness = |members: [&Member; 3], writable| opened(&members, 4, writable).unwrap().abilities().freshness;
+    let older = Freshness::MayBeOlder(WhyOlder::RolledBack);
+    let stripe = opened(&[&a, &b, &c], 4, true).unwrap();
+    put_group_label(&stripe, b"as it was");
+    let yesterday = [&a, &b, &c].map(copy_of);
+    assert_eq!(freshness(yesterday.each_ref(), true), Freshness::Current, "all of them together");
+    put_group_label(&stripe, b"before a change");
+    write(&stripe, extent(0, 192), 5);
+    drop(stripe);
+    assert_eq!(freshness([&a, &b, &c], false), Freshness::Current);
+    for writable in [false, true, true] {
+        // An opening for writing writes the labels anew, and each counts what it counted.
+        assert_eq!(freshness([&a, &yesterday[1], &c], writable), older);
+        assert_eq!(freshness([&a, &b, &yesterday[2]], writable), older);
+    }
+    let stripe = opened(&[&a, &yesterday[1], &c], 4, true).unwrap();
+    put_group_label(&stripe, b"nothing on it counts");
+    assert_eq!(freshness([&a, &yesterday[1], &c], true), Freshness::Current);
+}
+
+#[test]
+fn a_crash_between_the_members_labels_leaves_the_label_of_before_and_nothing_older() {
+    let (a, b) = (plain(64), plain(64));
+    let stripe = opened(&[&a, &b], 4, true).unwrap();
+    put_group_label(&stripe, b"as it was");
+    let first = group_label(&a);
+    put_group_label(&stripe, b"in flight");
+    put_group_label(&a, &first);
+    let stripe = opened(&[&a, &b], 4, true).unwrap();
+    assert_eq!((stripe.abilities().freshness, &group_label(&stripe)[..]), (Freshness::Current, &b"as it was"[..]));
+    put_group_label(&stripe, b"again");
+    assert_eq!(Label::decode(&group_label(&a)).unwrap().unwrap().group_seq, 3);
+    assert_eq!(Label::decode(&group_label(&b)).unwrap().unwrap().group_seq, 3);
 }

@@ -57,6 +57,8 @@ const AT_CHECKSUM: usize = 508;
 const MARK_ANCHORED: u64 = 1;
 /// Marks: the reserved areas were zeroed.
 const MARK_ZEROED_AREAS: u64 = 2;
+/// Marks: the anchor is the sector `log_tail`.
+const MARK_BEGUN: u64 = 4;
 /// Whatever is answered is durable, or noted. Programs that know neither leave this 0.
 const ANSWERED_DURABLE: u64 = 1;
 const ANSWERED_NOTED: u64 = 2;
@@ -113,6 +115,8 @@ pub struct Superblock {
     /// The log in use has a sector that was durable before this was written: at least the one before `log_tail` is there as long as
     /// no fault has taken it. Means nothing in a volume that was closed cleanly.
     pub is_anchored: bool,
+    /// The log is anchored, and no checkpoint was made since: the sector `log_tail` itself was durable before this was written.
+    pub is_begun: bool,
     /// Blocks may have been made unreadable (feature bit 0): set before the first map entry that says so, and never cleared.
     pub uncorrectable: bool,
     /// The space of the volume was taken when it was made, and free physical blocks keep it.
@@ -171,6 +175,7 @@ impl Superblock {
             protection,
             is_clean: true,
             is_anchored: false,
+            is_begun: false,
             uncorrectable: false,
             keeps_space: false,
             areas_were_zeroed: false,
@@ -227,7 +232,9 @@ impl Superblock {
         put::<1>(&mut bytes, AT_CLEAN, u64::from(self.is_clean));
         put::<1>(&mut bytes, AT_KEEPS_SPACE, u64::from(self.keeps_space));
         let mark = |is_set, mark| if is_set { mark } else { 0 };
-        let marks = mark(self.is_anchored, MARK_ANCHORED) | mark(self.areas_were_zeroed, MARK_ZEROED_AREAS);
+        let marks = mark(self.is_anchored, MARK_ANCHORED)
+            | mark(self.areas_were_zeroed, MARK_ZEROED_AREAS)
+            | mark(self.is_begun, MARK_BEGUN);
         put::<1>(&mut bytes, AT_MARKS, marks);
         put::<8>(&mut bytes, AT_LOG_SECTORS, self.layout.log_sectors());
         put::<8>(&mut bytes, AT_GROUP_BLOCKS, self.layout.group_blocks());
@@ -303,16 +310,19 @@ impl Superblock {
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&bytes[AT_UUID..AT_UUID + 16]);
         let protection = decode_protection(bytes)?;
+        let marks = get::<1>(bytes, AT_MARKS);
+        let is_anchored = !clean && marks & MARK_ANCHORED != 0;
         Ok(Superblock {
             uuid,
             write_seq,
             layout,
             protection,
             is_clean: clean,
-            is_anchored: !clean && get::<1>(bytes, AT_MARKS) & MARK_ANCHORED != 0,
+            is_anchored,
+            is_begun: is_anchored && marks & MARK_BEGUN != 0,
             uncorrectable,
             keeps_space,
-            areas_were_zeroed: get::<1>(bytes, AT_MARKS) & MARK_ZEROED_AREAS != 0,
+            areas_were_zeroed: marks & MARK_ZEROED_AREAS != 0,
             log_tail,
             initialized_groups,
             answered: decode_answered(bytes, &layout),
@@ -466,6 +476,13 @@ mod tests {
         assert_eq!(Superblock::decode(&old.encode()), Ok(old));
         let spoilt = Superblock { uncorrectable: true, ..old };
         assert_eq!((Superblock::decode(&spoilt.encode()), spoilt.encode()[AT_FEATURES]), (Ok(spoilt), 1));
+        let in_use = Superblock { is_clean: false, is_anchored: true, is_begun: true, ..old };
+        assert_eq!((Superblock::decode(&in_use.encode()), in_use.encode()[AT_MARKS]), (Ok(in_use), 7));
+        let without_anchor = Superblock { is_anchored: false, ..in_use };
+        assert!(
+            !Superblock::decode(&without_anchor.encode()).unwrap().is_begun,
+            "it says something of the anchor only"
+        );
     }
 
     #[test]

@@ -160,13 +160,37 @@ fn a_closed_volume_needs_no_log_and_one_that_was_opened_since_does() {
     assert!(matches!(opened(&medium, true, false), Err(VolumeError::LogDamaged { .. })));
 }
 
+/// Found as trial 2594 of `--region log` of `proofs/fragility`: the last sector of the log of before is the one before the tail.
+#[test]
+fn a_log_that_is_put_back_to_what_it_was_when_the_volume_was_closed_before_is_gone() {
+    let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let rig = Rig::open(&medium, false).unwrap();
+    rig.write(0, &pattern(1, 4096)).unwrap();
+    let medium = rig.close();
+    let layout = Superblock::decode(&medium.bytes.borrow()).unwrap().layout;
+    let log = layout.log_offset() as usize..(layout.log_offset() + layout.log_bytes()) as usize;
+    let yesterday = medium.bytes.borrow()[log.clone()].to_vec();
+    let rig = Rig::open(&medium, false).unwrap();
+    rig.write(0, &pattern(2, 4096)).unwrap();
+    rig.flush().unwrap();
+    drop(rig);
+    let now = medium.copy();
+    medium.bytes.borrow_mut()[log].copy_from_slice(&yesterday);
+    assert!(matches!(opened(&medium, true, false), Err(VolumeError::LogDamaged { .. })));
+    let rig = Rig::open(&now, false).unwrap();
+    assert!(rig.read(0, 1).unwrap() == pattern(2, 4096), "the log itself is taken");
+    rig.wait(CHECKPOINTED);
+    let superblock = rig.gate.device().superblock();
+    assert!(superblock.is_anchored && !superblock.is_begun, "a checkpoint moves the tail behind the anchor");
+}
+
 /// Writes the superblocks as a program does that does not know the anchor.
 fn forget_anchor(medium: &TestMedium) {
     let third = Superblock::decode(&medium.bytes.borrow()).unwrap().layout.third_offset();
     for at in [SUPERBLOCK_OFFSETS[0], SUPERBLOCK_OFFSETS[1], third] {
         let at = at as usize;
         let superblock = Superblock::decode(&medium.bytes.borrow()[at..]).unwrap();
-        let plain = Superblock { is_anchored: false, ..superblock };
+        let plain = Superblock { is_anchored: false, is_begun: false, ..superblock };
         medium.bytes.borrow_mut()[at..at + 512].copy_from_slice(&plain.encode());
     }
 }

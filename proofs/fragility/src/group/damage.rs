@@ -1,0 +1,375 @@
+//! Damage to the records of a group's members: which record, on which members, and what stands there instead.
+
+use std::fmt;
+use std::rc::Rc;
+
+use sealblock_block::ReservedArea;
+use sealblock_media_volume::format::{Layout, RESERVED_HEAD_BYTES, RegionKind};
+use sealblock_runtime_memory::Slice;
+use sealblock_simulator::random::Random;
+
+use crate::damage::Reach;
+use crate::group::open::{Media, read_record, write_record};
+use crate::group::shape::{Kind, on_machine};
+use crate::group::specimen::GroupSpecimen;
+use crate::medium::Overlay;
+use crate::specimen::Range;
+
+/// Bytes of a long run.
+const RUN_BYTES: u64 = 64 << 10;
+
+/// What is damaged of a member.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum What {
+    /// The bytes of its label, where they lie on the medium.
+    LabelBytes,
+    /// The bytes of its superblocks.
+    Superblock,
+    /// The bytes of its log.
+    Log,
+    /// The bytes of its block group map.
+    GroupMap,
+    /// Its label, by a record that is valid on this very member.
+    Label,
+    /// All of it: another device stands in its place.
+    Device,
+}
+
+/// What stands there instead.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Instead {
+    /// What was there before.
+    Stale,
+    /// That of a member of another group of the same shape.
+    Foreign,
+    /// That of a volume that was in no group.
+    Blank,
+    /// That of another member of the same group.
+    Sibling,
+    /// Zeroes.
+    Zeroes,
+    /// Noise.
+    Noise,
+    /// Nothing that can be read.
+    Unreadable,
+}
+
+/// On which members.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum On {
+    /// Any one.
+    One,
+    /// The second member of a member.
+    Second,
+    /// All.
+    Every,
+}
+
+/// A kind of damage.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Cell {
+    /// What is damaged.
+    pub what: What,
+    /// How much of it.
+    pub reach: Reach,
+    /// What stands there instead.
+    pub instead: Instead,
+    /// On which members.
+    pub on: On,
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            What::LabelBytes => "bytes of the label",
+            What::Superblock => "superblock",
+            What::Log => "log",
+            What::GroupMap => "block group map",
+            What::Label => "label",
+            What::Device => "device",
+        })
+    }
+}
+
+impl fmt::Display for On {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            On::One => "one member",
+            On::Second => "second member of a member",
+            On::Every => "every member",
+        })
+    }
+}
+
+impl fmt::Display for Instead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Instead::Stale => "of before",
+            Instead::Foreign => "of another group",
+            Instead::Blank => "of a blank volume",
+            Instead::Sibling => "of another member",
+            Instead::Zeroes => "zeroed",
+            Instead::Noise => "random",
+            Instead::Unreadable => "unreadable",
+        })
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cell { what, reach, instead, on } = self;
+        match what {
+            What::Label | What::Device => write!(f, "{what} {instead}, {on}"),
+            _ => write!(f, "{what}, {} {instead}, {on}", reach.name()),
+        }
+    }
+}
+
+impl Cell {
+    /// Every damage there is for a group.
+    pub fn all(kind: Kind) -> Vec<Cell> {
+        use Instead::{Blank, Foreign, Noise, Sibling, Stale, Unreadable, Zeroes};
+        let some = [On::One, On::Every];
+        let second = if kind == Kind::MirrorOfStripe { &[On::Second][..] } else { &[] };
+        let mut cells = Vec::new();
+        let mut add = |what, reach, ways: &[Instead], on: On| {
+            cells.extend(ways.iter().map(|&instead| Cell { what, reach, instead, on }));
+        };
+        for on in some.iter().chain(second) {
+            for what in [What::LabelBytes, What::Superblock, What::Log, What::GroupMap] {
+                for reach in [Reach::Sector, Reach::Run] {
+                    add(what, reach, &[Stale, Foreign, Blank, Sibling, Zeroes, Noise, Unreadable], *on);
+                }
+                for reach in [Reach::Region, Reach::Copies] {
+                    add(what, reach, &[Stale, Foreign, Blank, Sibling, Zeroes, Unreadable], *on);
+                }
+            }
+            add(What::Label, Reach::Copies, &[Stale, Foreign, Blank, Sibling], *on);
+            // Every member of another group is that group, every blank one is no group, and every one as it was before is a backup.
+            let ways: &[Instead] = if *on == On::Every { &[Sibling] } else { &[Stale, Foreign, Blank, Sibling] };
+            add(What::Device, Reach::Copies, ways, *on);
+        }
+        cells
+    }
+}
+
+/// What is changed on one member.
+#[derive(Clone)]
+enum Change {
+    Bytes(Vec<Range>),
+    Record(Slice),
+    Device,
+}
+
+/// Damage to one group.
+#[derive(Clone)]
+pub struct Damage {
+    /// Its kind.
+    pub cell: Cell,
+    changes: Vec<(usize, Change)>,
+    /// Which of the states before counts for what was there before.
+    pub earlier: usize,
+    word: u64,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let members: Vec<usize> = self.members().collect();
+        write!(f, "members {members:?}, state before {}", self.earlier)?;
+        self.changes.iter().try_for_each(|(_, change)| match change {
+            Change::Bytes(ranges) => write!(f, ", bytes {ranges:?}"),
+            _ => Ok(()),
+        })
+    }
+}
+
+impl Damage {
+    /// Damage to nothing.
+    #[cfg(test)]
+    pub fn none(cell: Cell) -> Damage {
+        Damage { cell, changes: Vec::new(), earlier: 0, word: 0 }
+    }
+
+    /// Draws one; nothing where it would change nothing.
+    pub fn draw(cell: Cell, specimen: &GroupSpecimen, random: &Random) -> Option<Damage> {
+        let volumes = specimen.images.len();
+        let members = match cell.on {
+            On::One => {
+                let one = random.below(volumes as u64) as usize;
+                one..one + 1
+            }
+            On::Second => 1..2,
+            On::Every => 0..volumes,
+        };
+        let earlier = random.below(specimen.earlier.len() as u64) as usize;
+        let mut damage = Damage { cell, changes: Vec::new(), earlier, word: random.word() };
+        for member in members {
+            let change = damage.draw_on(member, specimen, random);
+            damage.changes.extend(change.map(|change| (member, change)));
+        }
+        (!damage.changes.is_empty()).then_some(damage)
+    }
+
+    /// What is changed on this member, if that changes anything.
+    fn draw_on(&self, member: usize, specimen: &GroupSpecimen, random: &Random) -> Option<Change> {
+        let now = &specimen.images[member];
+        match self.cell.what {
+            What::Device => (self.source(member, specimen)? != &now[..]).then_some(Change::Device),
+            What::Label => {
+                let (own, other) = (record_of(now, specimen)?, self.record(member, specimen)?);
+                (own[..] != other[..]).then_some(Change::Record(other))
+            }
+            _ => {
+                let ranges = self.ranges(member, specimen, random);
+                let differs = |range: &Range| {
+                    let place = range.0 as usize..range.1 as usize;
+                    self.bytes(member, *range, specimen).is_none_or(|new| new[..] != now[place])
+                };
+                ranges.iter().any(differs).then_some(Change::Bytes(ranges))
+            }
+        }
+    }
+
+    /// The bytes of a whole member that stand there instead.
+    fn source<'a>(&self, member: usize, specimen: &'a GroupSpecimen) -> Option<&'a [u8]> {
+        match self.cell.instead {
+            Instead::Stale => Some(&specimen.earlier[self.earlier][member]),
+            Instead::Foreign => Some(&specimen.foreign[member]),
+            Instead::Blank => Some(&specimen.blank[member]),
+            Instead::Sibling => {
+                let (images, length) = (&specimen.images, specimen.images[member].len());
+                let others = (1..images.len()).map(|next| (member + next) % images.len());
+                others.map(|other| &images[other]).find(|image| image.len() == length).map(|image| &image[..])
+            }
+            Instead::Zeroes | Instead::Noise | Instead::Unreadable => None,
+        }
+    }
+
+    /// The label that stands there instead.
+    fn record(&self, member: usize, specimen: &GroupSpecimen) -> Option<Slice> {
+        match self.cell.instead {
+            Instead::Blank => Some(Slice::copy_from(&[])),
+            _ => record_of(&Rc::new(self.source(member, specimen)?.to_vec()), specimen),
+        }
+    }
+
+    fn ranges(&self, member: usize, specimen: &GroupSpecimen, random: &Random) -> Vec<Range> {
+        let layout = specimen.shape.layout(member);
+        let (regions, sector_bytes) = (regions_of(&layout, self.cell.what), u64::from(layout.sector_bytes()));
+        let region = *random.pick(&regions);
+        match self.cell.reach {
+            Reach::Copies => regions,
+            Reach::Region => vec![region],
+            Reach::Sector | Reach::Run => {
+                let sectors = (region.1 - region.0) / sector_bytes;
+                let now = &specimen.images[member];
+                let of = |sector: u64| (region.0 + sector * sector_bytes, region.0 + (sector + 1) * sector_bytes);
+                let differs = |sector: &u64| {
+                    let range = of(*sector);
+                    let place = range.0 as usize..range.1 as usize;
+                    self.bytes(member, range, specimen).is_none_or(|new| new[..] != now[place])
+                };
+                let first = random.below(sectors);
+                let hit = (0..sectors).map(|next| (first + next) % sectors).find(differs).unwrap_or(first);
+                let (start, end) = of(hit);
+                if self.cell.reach == Reach::Sector {
+                    return vec![(start, end)];
+                }
+                let back = random.below(RUN_BYTES / sector_bytes) * sector_bytes;
+                let start = start.saturating_sub(back).min(layout.medium_bytes().saturating_sub(RUN_BYTES));
+                vec![(start, (start + RUN_BYTES).min(layout.medium_bytes()))]
+            }
+        }
+    }
+
+    /// What stands in a range afterwards; nothing for what cannot be read.
+    fn bytes(&self, member: usize, range: Range, specimen: &GroupSpecimen) -> Option<Vec<u8>> {
+        let place = range.0 as usize..range.1 as usize;
+        match self.cell.instead {
+            Instead::Unreadable => None,
+            Instead::Noise => {
+                let (mut bytes, noise) = (vec![0; place.len()], Random::new(self.word ^ range.0));
+                bytes.chunks_mut(8).for_each(|part| part.copy_from_slice(&noise.word().to_le_bytes()[..part.len()]));
+                Some(bytes)
+            }
+            Instead::Zeroes => Some(vec![0; place.len()]),
+            _ => {
+                let source = self.source(member, specimen).unwrap_or(&specimen.images[member]);
+                Some(source[place].to_vec())
+            }
+        }
+    }
+
+    /// The members that it changes.
+    pub fn members(&self) -> impl Iterator<Item = usize> + '_ {
+        self.changes.iter().map(|(member, _)| *member)
+    }
+
+    /// Whether it changes bytes of regions of such a kind.
+    pub fn meets(&self, specimen: &GroupSpecimen, is_it: impl Fn(RegionKind) -> bool) -> bool {
+        self.changes.iter().any(|(member, change)| {
+            let Change::Bytes(hits) = change else { return false };
+            let regions = specimen.shape.layout(*member).regions().into_iter().filter(|region| is_it(region.kind));
+            regions.into_iter().any(|region| hits.iter().any(|hit| hit.0 < region.end && region.start < hit.1))
+        })
+    }
+
+    /// Does it, and returns the members afterwards.
+    pub fn inflict(&self, specimen: &GroupSpecimen) -> Media {
+        let sector_bytes = specimen.shape.sector_bytes;
+        let of = |image: &Rc<Vec<u8>>| Overlay::new(image, sector_bytes, false);
+        let mut media: Media = specimen.images.iter().map(of).collect();
+        for (member, change) in &self.changes {
+            let overlay = &media[*member];
+            match change {
+                Change::Bytes(ranges) => {
+                    for range in ranges {
+                        match self.bytes(*member, *range, specimen) {
+                            Some(new) => overlay.poke(range.0, &new),
+                            None => overlay.spoil(range.0, range.1),
+                        }
+                    }
+                }
+                Change::Record(bytes) => {
+                    let (overlay, bytes) = (overlay.clone(), bytes.clone());
+                    let write = on_machine(&Random::new(self.word), false, |machine| async move {
+                        write_record(&overlay, ReservedArea::GroupLabel, bytes, &machine).await
+                    });
+                    write.expect("an undamaged member takes a label");
+                }
+                Change::Device => {
+                    let source = self.source(*member, specimen).unwrap_or(&specimen.images[*member]);
+                    media[*member] = of(&Rc::new(source.to_vec()));
+                }
+            }
+        }
+        media
+    }
+}
+
+/// The label of a member with these bytes.
+fn record_of(image: &Rc<Vec<u8>>, specimen: &GroupSpecimen) -> Option<Slice> {
+    let overlay = Overlay::new(image, specimen.shape.sector_bytes, true);
+    let read = on_machine(&Random::new(3), true, |machine| async move {
+        read_record(&overlay, ReservedArea::GroupLabel, &machine).await
+    });
+    read.ok()
+}
+
+/// Where what is damaged lies on a member, each copy by itself.
+fn regions_of(layout: &Layout, what: What) -> Vec<Range> {
+    let sector = u64::from(layout.sector_bytes());
+    if what == What::LabelBytes {
+        let length = (RESERVED_HEAD_BYTES + ReservedArea::GroupLabel.max_bytes()) as u64;
+        let copies = [0, 1].into_iter().flat_map(|turn| layout.reserved_offsets(ReservedArea::GroupLabel, turn));
+        return copies.map(|start| (start, start + length)).collect();
+    }
+    let is_it = |kind: RegionKind| match what {
+        What::Superblock => matches!(kind, RegionKind::Superblock(_)),
+        What::Log => matches!(kind, RegionKind::Log(_)),
+        What::GroupMap => matches!(kind, RegionKind::GroupMap(_)),
+        What::LabelBytes | What::Label | What::Device => false,
+    };
+    let regions = layout.regions().into_iter().filter(|region| is_it(region.kind));
+    regions.map(|region| (region.start / sector * sector, region.end.next_multiple_of(sector))).collect()
+}

@@ -1,0 +1,269 @@
+//! Opens members and groups of them by the product's own code, as the commands do, and looks at them.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use sealblock_block::{Device, DynDevice, Freshness, Request, ReservedArea, Response};
+use sealblock_layers_mirror::label::ReplicaState;
+use sealblock_layers_mirror::{Mirror, MirrorInfo, MirrorState, OpenOptions, ReplicaSource, TestHooks};
+use sealblock_layers_stripe::StripeLayer;
+use sealblock_media_volume::OpenOptions as VolumeOptions;
+use sealblock_runtime_memory::Slice;
+use sealblock_simulator::executor::Executor;
+use sealblock_simulator::random::mix;
+use sealblock_simulator::system::BoxedWork;
+use sealblock_units::{ByteCount, Extent, Lba};
+
+use crate::group::shape::{Machine, Shape, pieces};
+use crate::look::{BlockChecker, Seen};
+use crate::medium::Overlay;
+
+/// How often a mirror is asked whether it has made its replicas equal, and how many times at most.
+const ASKED_EVERY: Duration = Duration::from_secs(1);
+const ASKED_AT_MOST: u32 = 120;
+
+/// A group that is open.
+pub struct OpenGroup {
+    /// The group, behind its gate.
+    pub stack: DynDevice,
+    mirror: Option<Rc<Mirror<Executor>>>,
+    /// Each leg by itself: a replica of a mirror, or the stripe.
+    legs: Vec<Option<DynDevice>>,
+    close: Vec<BoxedWork<()>>,
+}
+
+/// The members of a group: a medium for each volume, and whether the leg with it is there.
+pub type Media = Vec<Overlay>;
+
+async fn open_volume(
+    overlay: &Overlay,
+    machine: &Machine,
+    accept_older: bool,
+) -> Result<(DynDevice, BoxedWork<()>), String> {
+    let options = VolumeOptions {
+        read_only: machine.read_only,
+        accept_older,
+        cache_bytes: 1 << 20,
+        keeps_answered: false,
+        ..VolumeOptions::default()
+    };
+    let opened = sealblock_media_volume::open(overlay.clone(), machine.executor.clone(), &options).await;
+    let opened = opened.map_err(|error| error.to_string())?;
+    drop(machine.executor.spawn("volume's worker", opened.worker.run()));
+    let volume = opened.volume;
+    let device = DynDevice::new("volume", volume.clone());
+    // Whoever may not accept older contents is refused, as by every command.
+    if let (Freshness::MayBeOlder(why), false) = (device.abilities().freshness, accept_older) {
+        return Err(format!("may be older: {why}"));
+    }
+    Ok((device, Box::pin(async move { volume.close().await.map_err(|error| error.to_string()) })))
+}
+
+/// Opens a leg: a volume, or a stripe of several. What a replica is worth is for its mirror to judge.
+async fn open_leg(
+    shape: &Shape,
+    media: &[Overlay],
+    machine: &Machine,
+    close: &mut Vec<BoxedWork<()>>,
+) -> Result<DynDevice, String> {
+    let (mut devices, is_replica) = (Vec::new(), shape.kind.is_mirror());
+    for overlay in media {
+        let (device, work) = open_volume(overlay, machine, is_replica).await?;
+        devices.push(device);
+        close.push(work);
+    }
+    if media.len() == 1 {
+        return Ok(devices.swap_remove(0));
+    }
+    let chunk = ByteCount::new(shape.chunk_bytes());
+    let stripe = StripeLayer::new(devices, chunk).map_err(|error| error.to_string())?;
+    let stripe = stripe.labelled(machine.random, !machine.read_only).await.map_err(|error| error.to_string())?;
+    Ok(DynDevice::new("stripe", stripe))
+}
+
+/// Opens a group of these members; legs that are not `present` are offline.
+///
+/// # Errors
+/// Why it is refused.
+pub async fn open_group(
+    shape: &Shape,
+    media: &Media,
+    present: &[bool],
+    machine: &Machine,
+) -> Result<OpenGroup, String> {
+    let (mut close, mut legs) = (Vec::new(), Vec::new());
+    for (leg, present) in shape.kind.legs().into_iter().zip(present) {
+        let opened = match present {
+            true => open_leg(shape, &media[leg], machine, &mut close).await,
+            false => Err("away".to_owned()),
+        };
+        legs.push(opened);
+    }
+    if !shape.kind.is_mirror() {
+        let stack = legs.swap_remove(0)?;
+        return Ok(OpenGroup { legs: vec![Some(stack.clone())], stack, mirror: None, close });
+    }
+    let source = |(number, device): (usize, &Result<DynDevice, String>)| ReplicaSource {
+        name: leg_name(number),
+        device: device.clone(),
+        reopen: None,
+    };
+    let sources = legs.iter().enumerate().map(source).collect();
+    let options = OpenOptions { is_read_only: machine.read_only, random: machine.random };
+    let hooks = TestHooks { region_shift: Some(shape.region_shift), ..TestHooks::default() };
+    let opened = sealblock_layers_mirror::open_with_hooks(sources, machine.executor.clone(), options, hooks).await;
+    let opened = opened.map_err(|error| error.to_string())?;
+    drop(machine.executor.spawn("mirror's worker", opened.worker.run()));
+    let stack = DynDevice::new("mirror", opened.mirror.clone());
+    if let Freshness::MayBeOlder(why) = stack.abilities().freshness {
+        return Err(format!("may be older: {why}"));
+    }
+    let legs = legs.into_iter().map(Result::ok).collect();
+    Ok(OpenGroup { stack, mirror: Some(opened.mirror), legs, close })
+}
+
+fn leg_name(number: usize) -> String {
+    format!("replica-{number}")
+}
+
+impl OpenGroup {
+    /// What the mirror says of itself; nothing of a stripe.
+    pub fn info(&self) -> Option<MirrorInfo> {
+        self.mirror.as_ref().map(|mirror| mirror.describe())
+    }
+
+    /// The legs that are said to be in sync and in use, by their numbers. A stripe that opens says that of itself.
+    pub fn in_sync(&self) -> Vec<usize> {
+        let Some(info) = self.info() else { return vec![0] };
+        let is_it = |number: &usize| {
+            let mut named = info.replicas.iter().filter(|replica| replica.name == leg_name(*number));
+            named.any(|replica| replica.is_online && replica.state == ReplicaState::InSync)
+        };
+        (0..self.legs.len()).filter(is_it).collect()
+    }
+
+    /// Whether it says that nothing is wrong with it.
+    pub fn is_optimal(&self) -> bool {
+        self.info().is_none_or(|info| info.state == MirrorState::Optimal)
+    }
+
+    /// What is said of the replicas, for people.
+    pub fn replicas_text(&self) -> String {
+        let Some(info) = self.info() else { return "a stripe".to_owned() };
+        let each = info.replicas.iter().map(|replica| {
+            let online = if replica.is_online { "" } else { ", offline" };
+            format!("{}: {}{online} {}", replica.name, replica.state.as_str(), replica.last_error)
+        });
+        each.collect::<Vec<_>>().join("; ")
+    }
+
+    /// What each leg that is said to be in sync has, read from it alone.
+    pub async fn look_at_legs(&self, checker: &BlockChecker, watched: &[Extent]) -> BTreeMap<usize, Vec<(Lba, Seen)>> {
+        let mut legs = BTreeMap::new();
+        for number in self.in_sync() {
+            let Some(Some(leg)) = self.legs.get(number) else { continue };
+            let mut blocks = Vec::new();
+            for extent in watched {
+                blocks.extend(checker.see(leg, *extent).await);
+            }
+            legs.insert(number, blocks);
+        }
+        legs
+    }
+
+    /// Waits until the mirror has made all replicas equal that are there, or for some time.
+    pub async fn settle(&self, executor: &Executor) {
+        for _ in 0..ASKED_AT_MOST {
+            let Some(info) = self.info() else { return };
+            let is_equal = |state| matches!(state, ReplicaState::InSync | ReplicaState::Removed);
+            let mut online = info.replicas.iter().filter(|replica| replica.is_online);
+            if info.nosync_bytes == 0 && online.all(|replica| is_equal(replica.state)) {
+                return;
+            }
+            executor.delay(ASKED_EVERY).await;
+        }
+    }
+
+    /// Closes the mirror and then its members.
+    ///
+    /// # Errors
+    /// Why something could not be made durable.
+    pub async fn close(self) -> Result<(), String> {
+        let mut result = match &self.mirror {
+            Some(mirror) => mirror.close().await.map_err(|error| error.to_string()),
+            None => Ok(()),
+        };
+        for close in self.close {
+            // What a replica that is not in use has lost is no news.
+            let closed = close.await;
+            result = if self.mirror.is_some() { result } else { result.and(closed) };
+        }
+        result
+    }
+}
+
+/// The record that a member has of its group, read through the member.
+///
+/// # Errors
+/// Why there is none to read.
+pub async fn read_record(overlay: &Overlay, area: ReservedArea, machine: &Machine) -> Result<Slice, String> {
+    let (device, _) = open_volume(overlay, machine, true).await?;
+    match device.execute(Request::read_reserved(area)).await {
+        Ok(Response::Reserved(bytes)) => Ok(bytes),
+        Ok(other) => Err(format!("a read of a label was answered {other:?}")),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Writes a record through the member, so that it is one of the member's own.
+///
+/// # Errors
+/// Why it could not be written.
+pub async fn write_record(
+    overlay: &Overlay,
+    area: ReservedArea,
+    bytes: Slice,
+    machine: &Machine,
+) -> Result<(), String> {
+    let (device, _) = open_volume(overlay, machine, true).await?;
+    let written = device.execute(Request::write_reserved(area, bytes)).await;
+    written.map(drop).map_err(|error| error.to_string())
+}
+
+/// What a leg by itself holds.
+///
+/// # Errors
+/// Why it does not open.
+pub async fn look_at_leg(
+    shape: &Shape,
+    media: &Media,
+    leg: usize,
+    checker: &BlockChecker,
+    machine: &Machine,
+) -> Result<Vec<(Lba, Seen)>, String> {
+    let members = shape.kind.legs()[leg].clone();
+    let device = open_leg(shape, &media[members], machine, &mut Vec::new()).await?;
+    let mut seen = Vec::new();
+    for extent in pieces(shape.capacity_blocks) {
+        seen.extend(checker.see(&device, extent).await);
+    }
+    Ok(seen)
+}
+
+/// A number for what each block of a member holds, whatever it is; none for a block that cannot be read.
+///
+/// # Errors
+/// Why it does not open.
+pub async fn fingerprint(overlay: &Overlay, machine: &Machine) -> Result<Vec<Option<u64>>, String> {
+    let (device, _) = open_volume(overlay, machine, true).await?;
+    let mut numbers = Vec::new();
+    for lba in (0..device.geometry().capacity_blocks).map(Lba::new) {
+        let data = crate::look::read(&device, Extent::one(lba)).await.ok();
+        numbers.push(data.map(|data| {
+            let bytes = data.joined_data();
+            bytes.iter().fold(0, |number, byte| mix(number ^ u64::from(*byte)))
+        }));
+    }
+    Ok(numbers)
+}
