@@ -3,13 +3,13 @@
 use futures_util::future::join_all;
 use sealblock_block::{Clock, Device, DynDevice, Error, ErrorKind, Request, ReservedArea, Response};
 
-use crate::assemble::{Assembly, ReplicaProbe, assemble};
+use crate::assemble::{Assembly, ReplicaProbe, assemble, assemble_beside};
 use crate::error::{MirrorError, ReplicaError};
 use crate::label::{Label, MAX_REPLICAS, ReplicaState};
 use crate::lineage::Lineage;
 use crate::mirror::{Mutation, TestHooks};
 use crate::name::MirrorName;
-use crate::open::{OpenMirror, OpenOptions, assemble_error, new_parts, open_with_hooks, start};
+use crate::open::{OpenMirror, OpenOptions, assemble_error, new_parts, older, open_with_hooks, start};
 use crate::probe::{Candidate, check_same_geometry, inspect, label_text, uuid_to_text, why_older, write_label};
 use crate::regions::Regions;
 use crate::replica::{ReplicaSource, has_reserved_area, unexpected_response};
@@ -142,8 +142,9 @@ fn replicas_error(sources: &[ReplicaSource], candidates: &[Candidate]) -> Option
         let each = labels(candidates).map(|(at, label)| format!("{} is {}", sources[at].name, label_text(label)));
         return Some(ReplicaError::Replicas { what: each.collect::<Vec<_>>().join(", ") });
     }
+    // What counts for each is what all labels say together: its own does not know what it has missed.
     let found: Vec<ReplicaProbe> = candidates.iter().map(|candidate| candidate.probe.clone()).collect();
-    let known = match assemble(&found) {
+    let known = match assemble_beside(&found, &older(sources)) {
         Ok(Assembly::Known(known)) => known,
         Ok(Assembly::New) => return None,
         // As whoever opens the mirror hears it.

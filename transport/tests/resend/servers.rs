@@ -162,6 +162,7 @@ async fn serve_foreign(stream: Stream, device: DynDevice) {
         writable: true,
         trim: false,
         write_zeroes: true,
+        older: 0,
     };
     let core = Rc::new(std::cell::RefCell::new(nbd::Server::new(nbd::ServerConfig::new(pool(), [export]))));
     let stream = Rc::new(stream);
