@@ -9,6 +9,8 @@
 
 use std::fmt;
 
+use crate::WhyUnchecked;
+
 /// Whether a device has what was written to it last.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Freshness {
@@ -48,6 +50,14 @@ impl WhyOlder {
             WhyOlder::NotesLost => "notes_lost",
             WhyOlder::OutOfSync => "out_of_sync",
             WhyOlder::Unknown => "unknown",
+        }
+    }
+
+    /// Why a check of such a device leaves its blocks unchecked: they match their seals, which is no proof that they are the last.
+    pub const fn why_unchecked(self) -> WhyUnchecked {
+        match self {
+            WhyOlder::OutOfSync => WhyUnchecked::OutOfSync,
+            WhyOlder::LogLost | WhyOlder::RolledBack | WhyOlder::NotesLost | WhyOlder::Unknown => WhyUnchecked::LogLost,
         }
     }
 }

@@ -268,6 +268,9 @@ impl<D: Device> Gate<D> {
         if abilities.copies {
             coverage.add(Unchecked::new(extent, WhyUnchecked::OneCopy));
         }
+        if let Some(why) = abilities.freshness.why_older() {
+            coverage.add(Unchecked::new(extent, why.why_unchecked()));
+        }
         coverage
     }
 

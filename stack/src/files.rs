@@ -21,6 +21,7 @@ use crate::held::{Access, FileVolume};
 use crate::identity::uuid_text;
 use crate::info::TargetInfo;
 use crate::opened::OpenTarget;
+use crate::out_of_sync::mark;
 use crate::program::ReactorClock;
 use crate::quantity::count;
 use crate::target::TargetName;
@@ -140,7 +141,7 @@ pub async fn open_truncated(
 ) -> Result<OpenTarget, StackError> {
     let medium = medium_of(path, Access::ReadOlder).await?;
     let options = OpenOptions { truncated: true, identity, ..options(&medium, Access::ReadOlder) };
-    Ok(whole(target, volume_on(Rc::new(medium), path, &options).await?).await)
+    Ok(mark(whole(target, volume_on(Rc::new(medium), path, &options).await?).await).await)
 }
 
 async fn whole(target: &TargetName, open: OpenVolume) -> OpenTarget {

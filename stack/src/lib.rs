@@ -34,6 +34,7 @@ pub mod mounts;
 mod open;
 mod opened;
 mod ordinary;
+mod out_of_sync;
 pub mod owners;
 mod program;
 pub mod quantity;

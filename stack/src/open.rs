@@ -24,6 +24,7 @@ use crate::linux::{GIVE_UP, LeftOver, Plain, kind_of, open_file, open_linux};
 use crate::mapped::raw_or_mapped;
 use crate::membership::guard;
 use crate::opened::OpenTarget;
+use crate::out_of_sync::mark;
 use crate::program::ReactorClock;
 use crate::quantity::count;
 use crate::range::BlockRange;
@@ -54,7 +55,13 @@ pub fn open_for(
 ) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>> {
     Box::pin(async move {
         let opened = check_fresh(open_device(target, access, usage).await?, access).await?;
-        if access.writes() { guard(opened, usage).await } else { Ok(opened) }
+        match (access.writes(), usage) {
+            (true, Usage::Unchanged) => Ok(mark(opened).await),
+            (true, _) => guard(opened, usage).await,
+            // What a replica is worth for its mirror, the mirror finds out.
+            (false, Usage::AsMember | Usage::Member) => Ok(opened),
+            (false, Usage::Alone | Usage::Unchanged | Usage::Forced) => check_fresh(mark(opened).await, access).await,
+        }
     })
 }
 

@@ -15,6 +15,7 @@ use crate::held::Access;
 use crate::linux::{Plain, open_file};
 use crate::open::open;
 use crate::opened::{OpenTarget, data_of};
+use crate::out_of_sync::mark;
 use crate::target::TargetName;
 
 /// Less than a block of any size follows the last whole block; bytes by which a file grows meanwhile are not read.
@@ -34,7 +35,7 @@ impl Whole {
     /// Says what could not be opened and why.
     pub async fn open(target: &TargetName, access: Access) -> Result<Whole, StackError> {
         let opened = match target {
-            TargetName::File(path) => open_file(target, path, access, Plain::Taken).await?,
+            TargetName::File(path) => mark(open_file(target, path, access, Plain::Taken).await?).await,
             _ => open(target, access).await?,
         };
         let rest = match target.path().filter(|_| opened.info.kind == RAW_FILE) {

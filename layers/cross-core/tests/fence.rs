@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use sealblock_block::{
     Abilities, Device, Durability, DynDevice, ErrorKind, Expectations, Geometry, Operation, Outcome, Request,
 };
@@ -132,6 +133,25 @@ fn a_change_of_an_ended_session_is_not_executed_after_a_newer_one() {
         first.await.unwrap();
         overlapping.into_inner().await.unwrap();
         assert_eq!(held.executed().iter().filter(|byte| **byte != 3).collect::<Vec<_>>(), [&1, &2]);
+    });
+}
+
+/// A fence around everything would hold every host back whenever one of them goes.
+#[test]
+fn the_end_of_a_session_fences_no_change_of_another_one() {
+    run(async |held, device| {
+        let (ended, other) = (ClientSession::begin(), ClientSession::begin());
+        let (ended_device, other_device) = (attach(&device, &ended), attach(&device, &other));
+        ended_device.execute(read(8)).await.unwrap();
+        let first = begun(&other_device, write(8, 4, 1));
+        ended.end().await;
+        held.release(2);
+        let newer = Box::pin(other_device.execute(write(8, 4, 2)));
+        let ended_first = select(newer, Box::pin(turns())).await;
+        assert!(matches!(ended_first, Either::Left((Ok(_), _))), "it waits for a change that is not fenced");
+        held.release(1);
+        first.await.unwrap();
+        assert_eq!(held.executed(), [2, 1]);
     });
 }
 

@@ -3,13 +3,13 @@
 use futures_util::future::join_all;
 use sealblock_block::{Clock, Device, DynDevice, Error, ErrorKind, Request, ReservedArea, Response};
 
-use crate::assemble::{Assembly, ReplicaProbe, assemble};
+use crate::assemble::{Assembly, ReplicaProbe, assemble, assemble_beside};
 use crate::error::{MirrorError, ReplicaError};
 use crate::label::{Label, MAX_REPLICAS, ReplicaState};
 use crate::lineage::Lineage;
 use crate::mirror::{Mutation, TestHooks};
 use crate::name::MirrorName;
-use crate::open::{OpenMirror, OpenOptions, new_parts, open_with_hooks, start};
+use crate::open::{OpenMirror, OpenOptions, new_parts, older, open_with_hooks, start};
 use crate::probe::{Candidate, check_same_geometry, inspect, label_text, uuid_to_text, why_older, write_label};
 use crate::regions::Regions;
 use crate::replica::{ReplicaSource, has_reserved_area, unexpected_response};
@@ -143,8 +143,18 @@ fn replicas_text(sources: &[ReplicaSource], candidates: &[Candidate]) -> Option<
         let each = labels(candidates).map(|(at, label)| format!("{} is {}", sources[at].name, label_text(label)));
         return Some(each.collect::<Vec<_>>().join(", "));
     }
-    let state = |label: &Label| label.replicas[label.own_index].state.as_str().replace('_', " ");
-    let each = labels(candidates).map(|(at, label)| format!("{}: {}", sources[at].name, state(label)));
+    // What counts for each is what all labels say together: its own does not know what it has missed.
+    let found: Vec<ReplicaProbe> = candidates.iter().map(|candidate| candidate.probe.clone()).collect();
+    let older: Vec<usize> = older(sources);
+    let together = match assemble_beside(&found, &older) {
+        Ok(Assembly::Known(known)) => Some(known),
+        Ok(Assembly::New) | Err(_) => None,
+    };
+    let state = |at: usize, label: &Label| match &together {
+        Some(known) => known.label.replicas[known.indices[at]].state.as_str().replace('_', " "),
+        None => format!("{} by its own label", label.replicas[label.own_index].state.as_str().replace('_', " ")),
+    };
+    let each = labels(candidates).map(|(at, label)| format!("{}: {}", sources[at].name, state(at, label)));
     let each = each.collect::<Vec<_>>().join(", ");
     let count = first.replicas.iter().filter(|record| record.state != ReplicaState::Removed).count();
     let rest = if count > sources.len() { format!(", which has {count} replicas") } else { String::new() };

@@ -117,6 +117,17 @@ pub enum ReplicaError {
         /// Why.
         reason: String,
     },
+    /// The replica is online and out of sync.
+    #[error("{0} is out of sync: its resync decides which older copies are kept")]
+    OutOfSync(String),
+    /// The device has a label that is damaged or of another kind: what it is a part of is not known.
+    #[error("{replica} is a device whose label cannot be used: {reason}")]
+    BadLabel {
+        /// Its name.
+        replica: String,
+        /// Why.
+        reason: String,
+    },
     /// The content of the device cannot count.
     #[error("{replica} cannot be what the others are made equal to: {reason}")]
     Unusable {

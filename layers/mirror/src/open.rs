@@ -102,7 +102,7 @@ pub async fn open_with_hooks<C: Clock>(
 }
 
 /// Which of these devices may lack what was written to them last.
-fn older(sources: &[ReplicaSource]) -> Vec<usize> {
+pub(crate) fn older(sources: &[ReplicaSource]) -> Vec<usize> {
     let is_older = |source: &ReplicaSource| source.device.as_ref().is_ok_and(|device| why_older(device).is_some());
     (0..sources.len()).filter(|at| is_older(&sources[*at])).collect()
 }

@@ -198,7 +198,8 @@ impl Candidate {
             (_, Some(LabelError::Other)) if is_replaced && force => {
                 return Err(ReplicaError::OnlyCopy { replica, what: "a member of another kind of group".to_owned() });
             }
-            (_, Some(reason)) => format!("a device whose label cannot be used: {reason}"),
+            (_, Some(_)) if force => return Ok(()),
+            (_, Some(reason)) => return Err(ReplicaError::BadLabel { replica, reason: reason.to_string() }),
             (..) if self.is_written && is_replaced && !force => {
                 return Err(ReplicaError::NotBlank { replica });
             }

@@ -186,13 +186,16 @@ impl<C: Clock> Mirror<C> {
     /// blocks that have a good copy elsewhere by now, and those whose stale copy is bad.
     ///
     /// # Errors
-    /// When there is no such replica, it is offline, or the blocks cannot be written. Blocks that were accepted
+    /// When there is no such replica, it is offline or out of sync, or the blocks cannot be written. Blocks that were accepted
     /// before stay accepted.
     pub async fn accept_stale(&self, name: &str) -> Result<u64, ReplicaError> {
         if self.is_read_only {
             return Err(ReplicaError::ReadOnly);
         }
         let replica = self.named_replica(name).ok_or_else(|| ReplicaError::Unknown(name.to_owned()))?;
+        if replica.is_online() && !replica.is_writable() {
+            return Err(ReplicaError::OutOfSync(name.to_owned()));
+        }
         if !replica.is_writable() {
             let reason = replica.last_error.borrow().clone();
             return Err(ReplicaError::Offline { replica: name.to_owned(), reason });

@@ -385,6 +385,12 @@ pub(super) fn of_member(error: &ReplicaError) -> StackError {
         ReplicaError::Full | ReplicaError::LastInSync(_) => failure(Cause::Refused),
         ReplicaError::ReadOnly => failure(Cause::Refused).advise("a mirror that is open for writing"),
         ReplicaError::Offline { .. } => failure(Cause::Unreachable),
+        ReplicaError::OutOfSync(_) => {
+            failure(Cause::Refused).advise("again after its resync, which `sealblock mirror status` shows")
+        }
+        ReplicaError::BadLabel { .. } => failure(Cause::Refused).advise(
+            "a look at what it holds (`sealblock copy`), which may be the only good copy; another device; --force gives up all that is on it",
+        ),
         ReplicaError::Unusable { .. } => failure(Cause::Older).advise(OLDER),
         ReplicaError::Labelled { .. } | ReplicaError::NotBlank { .. } => {
             failure(Cause::Refused).advise("another device, or --force to replace what is on it")

@@ -310,7 +310,7 @@ fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
     lines.put(
         "state",
         match (volume.is_clean, volume.recovered, volume.dropped) {
-            (true, ..) => "clean".to_owned(),
+            (true, ..) => "closed".to_owned(),
             (false, taken, left) => {
                 format!("not closed; {taken} records in the log, {left} of writes that did not arrive")
             }

@@ -22,6 +22,7 @@ use crate::report::{Lines, attributed, print_report, say};
 use sealblock_server::control::client::{FoundServer, find};
 use sealblock_server::control::protocol::ControlCommand;
 use sealblock_server::mirrors::execute;
+use sealblock_server::status::health::Health;
 use sealblock_server::status::mirror::{MirrorStatus, ReplicaStatus, state_text};
 
 /// How often progress is looked at.
@@ -145,7 +146,12 @@ fn make(arguments: &MirrorCreate) -> Result<Exit, StackError> {
     })?;
     say(&to_text(&status))?;
     say(&format!("{:<16}{target}", "use it as"))?;
-    Ok(Exit::Clean)
+    Ok(exit_of_change(&status))
+}
+
+/// The exit status of a change that was made: blocks that are lost on a replica are damage, and a resync that is left to later is not.
+fn exit_of_change(status: &MirrorStatus) -> Exit {
+    if status.health() == Health::Damaged { Exit::DamageFound } else { Exit::Clean }
 }
 
 async fn synchronise(
@@ -230,7 +236,7 @@ fn accept_stale(arguments: &MirrorAcceptStale) -> Result<Exit, StackError> {
     let (before, left, status, stranger) = on_holder(target, server, Access::Write, take)?;
     let taken = format!("{:<16}{} of {before} older copies on {replica}", "taken", before.saturating_sub(left));
     say(&attributed(&format!("{taken}\n{}", to_text(&status)), stranger))?;
-    Ok(if left == 0 { Exit::Clean } else { Exit::DamageFound })
+    Ok(if left == 0 { exit_of_change(&status) } else { Exit::DamageFound })
 }
 
 fn change(target: &TargetName, server: Option<FoundServer>, change: Change<'_>) -> Result<Exit, StackError> {
@@ -244,7 +250,7 @@ fn change(target: &TargetName, server: Option<FoundServer>, change: Change<'_>) 
              configuration again without disturbing its clients"
         );
     }
-    Ok(Exit::Clean)
+    Ok(exit_of_change(&status))
 }
 
 async fn execute_change(mirror: &Holder, target: &TargetName, change: Change<'_>) -> Result<MirrorStatus, StackError> {

@@ -17,7 +17,7 @@ fn info_says_the_same_in_text_and_json_on_both_runtimes() {
             "2 MiB (4096 blocks of 512 bytes)",
             "crc64",
             "Type 2",
-            "clean",
+            "state           closed",
             name,
         ]);
         let json = answer(place.command("info v --json").env("SEALBLOCK_RUNTIME", runtime)).succeeds().json();

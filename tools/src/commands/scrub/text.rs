@@ -29,8 +29,8 @@ pub fn to_text(status: &ScrubStatus) -> String {
         text.line(format!("  the next begins {}", date(next)));
     }
     match status.completed_unix_s {
-        Some(at) => text.line(format!("  all blocks were checked last {}", date(at))),
-        None => text.line("  all blocks were never checked"),
+        Some(at) => text.line(format!("  a scrub went through all blocks last {}", date(at))),
+        None => text.line("  no scrub has gone through all blocks yet"),
     }
     if let Some(damage) = status.damage.as_ref().filter(|damage| damage.has_any()) {
         text.line(format!("  known now: {}", damage.to_text()));

@@ -43,7 +43,8 @@ const CHANGING: [&str; 6] = [
     "mirror add T spare",
 ];
 /// Ways of serving: the first that works is the one in which hosts are looked at.
-const SERVING: [&str; 3] = ["serve T", "serve T --accept-older", "serve T --read-only"];
+const SERVING: [&str; 4] =
+    ["serve T", "serve T --accept-older", "serve T --read-only", "serve T --read-only --accept-older"];
 /// Commands while it is served, one after the other; `S` is the namespace as hosts see it.
 const SERVED: [&str; 10] = [
     "status T",

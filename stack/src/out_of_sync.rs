@@ -1,0 +1,99 @@
+//! Replicas that are opened by themselves although their own label says that they are out of sync: the other replicas of the mirror have
+//! newer blocks, which nothing in a seal shows. Such a device is one that may be older than what was written, for whoever reads it.
+//!
+//! The mirror itself goes by the labels of all its replicas, and so does another host's mirror: their members are not marked.
+
+use sealblock_block::{
+    Abilities, Ability, Device, Freshness, Geometry, Outcome, Request, RequestKind, ReservedArea, Response, Unchecked,
+    WhyOlder,
+};
+use sealblock_layers_mirror::label::{Label, ReplicaState};
+
+use crate::opened::OpenTarget;
+
+/// The same target, which says that it may be older than what was written if its label does.
+pub(crate) async fn mark(opened: OpenTarget) -> OpenTarget {
+    let abilities = opened.device.abilities();
+    if abilities.reserved != Ability::Native || !abilities.freshness.is_current() {
+        return opened;
+    }
+    // A label that cannot be read tells nothing; writers are refused because of it.
+    match opened.device.execute(Request::read_reserved(ReservedArea::GroupLabel)).await {
+        Ok(Response::Reserved(label)) if is_out_of_sync(&label) => {
+            let OpenTarget { device, info, held, target } = opened;
+            OpenTarget::new(&target, OutOfSync(device), info, held)
+        }
+        _ => opened,
+    }
+}
+
+/// Whether the label of a mirror says that the replica that it is on is not in sync. One that was removed is no replica.
+fn is_out_of_sync(label: &[u8]) -> bool {
+    let Ok(Some(label)) = Label::decode(label) else { return false };
+    matches!(label.replicas[label.own_index].state, ReplicaState::OutOfSync | ReplicaState::Resyncing)
+}
+
+/// A replica that is out of sync.
+struct OutOfSync<D>(D);
+
+impl<D: Device> Device for OutOfSync<D> {
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { freshness: Freshness::MayBeOlder(WhyOlder::OutOfSync), ..self.0.abilities() }
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        let extent = request.extent();
+        let mut outcome = self.0.execute(request).await;
+        // Each block matches its seal, and none is known to be the last that was written.
+        let unchecked = extent.map(|extent| Unchecked::new(extent, WhyOlder::OutOfSync.why_unchecked()));
+        match (&mut outcome, unchecked) {
+            (Ok(Response::Verified(checked)), Some(unchecked)) => checked.coverage.add(unchecked),
+            (Ok(Response::Checksum(checksum)), Some(unchecked)) => checksum.coverage.add(unchecked),
+            _ => {}
+        }
+        outcome
+    }
+
+    fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        if request.kind() == RequestKind::Read { self.0.try_execute(request) } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+    use sealblock_block::{DynDevice, Expectations};
+    use sealblock_media_memory::MemoryDevice;
+    use sealblock_units::{BlockSize, Extent};
+
+    #[test]
+    fn checks_of_an_out_of_sync_replica_are_incomplete_and_reads_are_as_ever() {
+        let memory = || DynDevice::new("replica", MemoryDevice::new(BlockSize::B512, 8, None));
+        let extent = Extent::from_raw(2, 3).unwrap();
+        let check = |device: &dyn Fn(Request) -> Outcome| match device(Request::verify(extent, Expectations::NONE)) {
+            Ok(Response::Verified(stats)) => stats.coverage.unchecked().to_vec(),
+            other => panic!("{other:?}"),
+        };
+        let (plain, marked) = (memory(), OutOfSync(memory()));
+        assert!(check(&|request| plain.execute(request).now_or_never().unwrap()).is_empty());
+        let expected = [Unchecked::new(extent, WhyOlder::OutOfSync.why_unchecked())];
+        assert_eq!(check(&|request| marked.execute(request).now_or_never().unwrap()), expected);
+        let verify = Request::verify(extent, Expectations::NONE);
+        assert!(marked.try_execute(&verify).is_none(), "the way past the coverage is closed");
+        let read = marked.execute(Request::read(extent, Expectations::NONE)).now_or_never().unwrap();
+        assert!(matches!(read, Ok(Response::Data(_))));
+        assert_eq!(marked.abilities().freshness.why_older(), Some(WhyOlder::OutOfSync));
+    }
+
+    #[test]
+    fn only_a_readable_label_of_a_mirror_says_it() {
+        for bytes in [&b""[..], b"SBMIRROR", b"SBSTRIPE"] {
+            assert!(!is_out_of_sync(bytes));
+        }
+    }
+}
