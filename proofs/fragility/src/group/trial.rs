@@ -334,8 +334,14 @@ impl Trial<'_> {
             };
             // Of a block that was made unreadable a leg may have an older copy, which the mirror withholds.
             let is_withheld = |lba: &Lba| self.specimen.model.permits(*lba, Content::Unreadable);
+            // Where a crash may have left the legs different, that of the other leg counts, which may have lost its last commit.
+            let is_window = |lba: &Lba, seen: &Seen| {
+                let is_held = matches!(seen, Seen::Content(content) if self.specimen.model.held(*lba, *content));
+                is_held && self.is_window()
+            };
             let is_bad = |(lba, seen): &&(Lba, Seen)| {
-                !is_due(lba, seen) && !self.specimen.is_permitted(*lba, seen) && !is_withheld(lba)
+                let is_right = is_due(lba, seen) || self.specimen.is_permitted(*lba, seen);
+                !is_right && !is_withheld(lba) && !is_window(lba, seen)
             };
             if let Some((lba, seen)) = blocks.iter().find(is_bad) {
                 self.finding(format!("block {lba} of the good leg {leg} was overwritten: {seen:?}"));
