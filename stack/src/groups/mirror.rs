@@ -8,9 +8,9 @@ use futures_util::future::join_all;
 use sealblock_block::DynDevice;
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::name::MirrorName;
-use sealblock_layers_mirror::{CreateOptions, MirrorError, MirrorInfo, OpenOptions};
+use sealblock_layers_mirror::{CreateOptions, MirrorInfo, OpenOptions};
 
-use super::replicas::{OpenMirror, OpenReplica, OpenedReplica, ReplicaOpener, SHOWN, of_member};
+use super::replicas::{OpenMirror, OpenReplica, OpenedReplica, ReplicaOpener, of_member, of_mirror};
 use crate::error::{Cause, StackError};
 use crate::held::{Access, CloseHandle, Usage};
 use crate::identity::new_uuid;
@@ -186,53 +186,4 @@ fn report_offline(target: &TargetName, mirror: &MirrorInfo) {
 /// True if a replica that could not be opened may come back.
 fn is_gone(failure: &StackError) -> bool {
     matches!(failure.cause(), Cause::Unreachable | Cause::Io | Cause::Damaged | Cause::Unsuitable)
-}
-
-pub(super) fn of_mirror(error: &MirrorError) -> StackError {
-    let (cause, advice) = match error {
-        MirrorError::ReplicaCount(_) => (Cause::Usage, None),
-        MirrorError::Assemble { error: refusal, .. } => advice(refusal),
-        MirrorError::Label { .. } => {
-            (Cause::Damaged, Some("leaving out-of-sync replicas out, or `sealblock create --force`"))
-        }
-        MirrorError::Replica { .. } | MirrorError::WriteLabels(_) => (Cause::Io, None),
-        MirrorError::BlockSize { .. }
-        | MirrorError::Size { .. }
-        | MirrorError::Capacity { .. }
-        | MirrorError::Pages { .. } => (Cause::Unsuitable, None),
-        MirrorError::Protection { .. } => (Cause::Unsuitable, Some(SHOWN)),
-    };
-    let failure = StackError::new(cause, "opening", error).advise_if(advice);
-    // What labels forbid needs a command that changes replicas or labels.
-    if cause == Cause::Refused { failure.lasting() } else { failure }
-}
-
-fn advice(refusal: &sealblock_layers_mirror::assemble::AssembleError) -> (Cause, Option<&'static str>) {
-    use sealblock_layers_mirror::assemble::AssembleError;
-    match refusal {
-        AssembleError::NoReplica | AssembleError::NewWithoutReplica { .. } | AssembleError::NoneInSync => {
-            (Cause::Unreachable, Some("again when the replicas are online"))
-        }
-        AssembleError::NotAReplica { .. } => {
-            (Cause::Refused, Some("`sealblock mirror add TARGET REPLICA` adds and resyncs a new replica"))
-        }
-        AssembleError::Removed { .. } => (
-            Cause::Refused,
-            Some("the mirror without it; `sealblock mirror add TARGET REPLICA --force` makes it a replica again"),
-        ),
-        AssembleError::NotCreated { .. } => (
-            Cause::Refused,
-            Some("`sealblock mirror create A B .. --from A` to make a mirror that has the content of A"),
-        ),
-        AssembleError::NoRoom => (Cause::Refused, Some("a protected volume (`sealblock create`) among the replicas")),
-        AssembleError::OtherMirror { .. } | AssembleError::Duplicate { .. } => {
-            (Cause::Refused, Some("the replicas of one mirror"))
-        }
-        AssembleError::SplitBrain { .. } => (
-            Cause::Refused,
-            Some(
-                "look at each replica by itself, move the one to discard away, then `sealblock mirror replace TARGET OLD NEW`",
-            ),
-        ),
-    }
 }

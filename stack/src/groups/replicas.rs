@@ -13,7 +13,6 @@ use sealblock_media_file::Backing;
 use crate::damage_view::DamageView;
 use crate::error::{Cause, StackError};
 use crate::failures::OLDER;
-use crate::groups::mirror::of_mirror;
 use crate::held::{Access, CloseHandle, Members, close_all, received_bytes};
 use crate::program::ReactorClock;
 use crate::remote::{is_remote, with_short_timeouts};
@@ -21,7 +20,7 @@ use crate::target::{GroupKind, TargetName};
 use crate::target_identity::{TargetIdentity, TargetLabel, member_of};
 
 /// What would make replicas fit.
-pub(super) const SHOWN: &str = "devices of one kind; a replica on another host is served with `--protection shown`";
+const SHOWN: &str = "devices of one kind; a replica on another host is served with `--protection shown`";
 /// What is being done by a command for the replicas.
 pub const CHANGING: &str = "changing the mirror";
 
@@ -381,6 +380,56 @@ impl OpenReplica {
                 Ok(stack)
             })
         })
+    }
+}
+
+/// Why replicas make no mirror.
+pub(super) fn of_mirror(error: &MirrorError) -> StackError {
+    let (cause, advice) = match error {
+        MirrorError::ReplicaCount(_) => (Cause::Usage, None),
+        MirrorError::Assemble { error: refusal, .. } => advice(refusal),
+        MirrorError::Label { .. } => {
+            (Cause::Damaged, Some("leaving out-of-sync replicas out, or `sealblock create --force`"))
+        }
+        MirrorError::Replica { .. } | MirrorError::WriteLabels(_) => (Cause::Io, None),
+        MirrorError::BlockSize { .. }
+        | MirrorError::Size { .. }
+        | MirrorError::Capacity { .. }
+        | MirrorError::Pages { .. } => (Cause::Unsuitable, None),
+        MirrorError::Protection { .. } => (Cause::Unsuitable, Some(SHOWN)),
+    };
+    let failure = StackError::new(cause, "opening", error).advise_if(advice);
+    // What labels forbid needs a command that changes replicas or labels.
+    if cause == Cause::Refused { failure.lasting() } else { failure }
+}
+
+fn advice(refusal: &sealblock_layers_mirror::assemble::AssembleError) -> (Cause, Option<&'static str>) {
+    use sealblock_layers_mirror::assemble::AssembleError;
+    match refusal {
+        AssembleError::NoReplica | AssembleError::NewWithoutReplica { .. } | AssembleError::NoneInSync => {
+            (Cause::Unreachable, Some("again when the replicas are online"))
+        }
+        AssembleError::NotAReplica { .. } => {
+            (Cause::Refused, Some("`sealblock mirror add TARGET REPLICA` adds and resyncs a new replica"))
+        }
+        AssembleError::Removed { .. } => (
+            Cause::Refused,
+            Some("the mirror without it; `sealblock mirror add TARGET REPLICA --force` makes it a replica again"),
+        ),
+        AssembleError::NotCreated { .. } => (
+            Cause::Refused,
+            Some("`sealblock mirror create A B .. --from A` to make a mirror that has the content of A"),
+        ),
+        AssembleError::NoRoom => (Cause::Refused, Some("a protected volume (`sealblock create`) among the replicas")),
+        AssembleError::OtherMirror { .. } | AssembleError::Duplicate { .. } => {
+            (Cause::Refused, Some("the replicas of one mirror"))
+        }
+        AssembleError::SplitBrain { .. } => (
+            Cause::Refused,
+            Some(
+                "look at each replica by itself, move the one to discard away, then `sealblock mirror replace TARGET OLD NEW`",
+            ),
+        ),
     }
 }
 

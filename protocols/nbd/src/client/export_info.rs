@@ -1,6 +1,5 @@
 //! Information about exports, from replies to options.
 
-use crate::client::session::NegotiationState;
 use crate::client::violation::{Violation, printable};
 use crate::reply::ReplyStyle;
 use crate::wire::FieldReader;
@@ -119,22 +118,17 @@ impl ExportReply {
     }
 
     /// The information, once the option is acknowledged.
-    pub(super) fn finish(self, negotiated: &NegotiationState) -> Result<ExportInfo, Violation> {
-        let &NegotiationState { style, context, is_fenced, older, .. } = negotiated;
+    pub(super) fn finish(
+        self,
+        style: ReplyStyle,
+        context: Option<u32>,
+        is_fenced: bool,
+        older: u8,
+    ) -> Result<ExportInfo, Violation> {
         let (size_bytes, flags) = self.export.ok_or(Violation::NoSize)?;
         // DF means nothing without structured replies.
         let flags = if style == ReplyStyle::Simple { flags & !transmission::SEND_DF } else { flags };
         let ExportReply { name, description, sizes, .. } = self;
-        Ok(ExportInfo {
-            name,
-            description,
-            size_bytes,
-            flags,
-            sizes,
-            style,
-            context,
-            is_fenced,
-            older: older.unwrap_or(0),
-        })
+        Ok(ExportInfo { name, description, size_bytes, flags, sizes, style, context, is_fenced, older })
     }
 }

@@ -183,7 +183,9 @@ impl Client {
 
     fn end_of_info(&mut self, option: u32) -> Result<Step<Event>, Closed> {
         let export_reply = std::mem::take(&mut self.negotiation.export_reply);
-        let export = export_reply.finish(&self.negotiation)?;
+        let negotiated = &self.negotiation;
+        let older = negotiated.older.unwrap_or(0);
+        let export = export_reply.finish(negotiated.style, negotiated.context, negotiated.is_fenced, older)?;
         if option == option::INFO {
             self.done = Some(self.abort());
             return Ok(Step::Event(Event::Described(export)));
