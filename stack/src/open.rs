@@ -135,7 +135,8 @@ fn check_apart(target: &TargetName, members: &[TargetName]) -> Result<(), StackE
     for (at, member) in members.iter().enumerate() {
         let shared = members[..at].iter().find_map(|other| Some((other, member.shared_with(other)?)));
         if let Some((other, _)) = shared.filter(|(other, _)| !other.is_part() || !member.is_part()) {
-            let why = format!("its members {other} and {member} have the same bytes");
+            let why =
+                format!("{member} is in use by this command itself, which names it twice: {other} has the same bytes");
             return Err(StackError::new(Cause::Refused, "opening", why).on(target).advise("two different targets"));
         }
     }

@@ -34,9 +34,17 @@ pub fn run(arguments: &Info) -> Result<Exit, StackError> {
         let opened = open(&arguments.target, Access::ReadOlder).await?;
         let json = as_json(&arguments.target, &opened);
         print_report(arguments.json, &json, || as_text(&arguments.target, &opened))?;
-        let exit = Exit::Clean.unless_older(opened.why_older().is_some());
+        let exit = known(&opened).unless_older(opened.why_older().is_some());
         opened.close(Ok(exit)).await
     })
+}
+
+/// How well a target is by what is known of it: nothing is read for that.
+fn known(opened: &OpenTarget) -> Exit {
+    if DamageStatus::of(&opened.info.damage).blocks > 0 {
+        return Exit::DamageFound;
+    }
+    opened.info.mirror.as_ref().map_or(Exit::Clean, |mirror| MirrorStatus::of(mirror).health().into())
 }
 
 /// How operations are carried out, in the order of the text.

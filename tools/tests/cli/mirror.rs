@@ -25,7 +25,7 @@ fn a_replica_that_was_offline_is_resynced_and_not_read_before() {
     assert!(written.succeeds().stderr.contains("runs without b"), "{}", written.stderr);
     data[1000 * BLOCK..1600 * BLOCK].copy_from_slice(&piece);
     away("b", true);
-    let info = place.run("info mirror:a,b --json").succeeds().json();
+    let info = place.run("info mirror:a,b --json").ends_with(4).json();
     assert_eq!(info["mirror"]["replicas"][1]["state"], "out_of_sync");
     assert_eq!(
         info["mirror"]["replicas"][1]["out_of_sync_bytes"],
@@ -435,7 +435,6 @@ fn a_label_of_yesterday_in_all_its_copies_is_no_label() {
         let answer = place.run("mirror status mirror:a,b");
         answer.ends_with(4);
         assert!(answer.text().contains("its label cannot be used"), "{}", answer.text());
-        place.run("info a").says(&["label"]);
         place.run("copy piece a").fails(3, &["label"]);
     }
     place.write("a", &today);

@@ -125,14 +125,14 @@ fn a_lost_superblock_is_told_by_a_server_and_written_anew() {
 #[test]
 fn a_plain_file_is_blocks_only_where_the_target_says_so() {
     let (place, data) = place();
-    place.write("f", &noise(1, 64 << 10));
+    ["f", "g"].iter().for_each(|name| place.write(name, &noise(1, 64 << 10)));
     for command in [
         "info f",
         "verify f",
         "zero f --yes",
         "discard f --yes",
         "info offset:0..1,f",
-        "info stripe:f,f",
+        "info stripe:f,g",
         "scrub status f",
     ] {
         let answer = place.run(command);

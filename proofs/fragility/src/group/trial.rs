@@ -469,7 +469,7 @@ mod tests {
         let cell = Cell { on: On::Every, ..cell };
         let outcome = run(&specimen, &damage(cell, &specimen), &Random::new(1));
         assert_eq!(outcome.findings, Vec::<String>::new());
-        assert!(outcome.refused.is_some_and(|why| why.contains("may hold data")));
+        assert!(outcome.refused.is_some_and(|why| why.contains("every copy of the label of a group is lost")));
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub(in crate::commands) fn check_apart(doing: &str, from: &Endpoint, to: &Endpoi
         return Ok(());
     }
     let (from, to) = (name_of(from, "standard input"), name_of(to, "standard output"));
-    let why = format!("{from}, which is to be read, and {to}, which is to be written, have the same bytes");
+    let why = format!("{to} is in use by this command itself, which names it twice: {from} has the same bytes");
     Err(StackError::new(Cause::Refused, doing, why).advise("two different targets"))
 }
 
