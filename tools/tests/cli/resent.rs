@@ -5,7 +5,8 @@
 //! again, unless nobody waits for it any more, and something newer behind it, which is acknowledged and flushed. The first copy
 //! still runs at the server meanwhile, or lies in front of it, whole or in part, and reaches it later. The newer content has to be
 //! there at the end.
-//! Rounds of a batch run side by side, each with a client, a proxy and blocks of its own. `SEALBLOCK_RESENT_ROUNDS` sets how many there are.
+//! Rounds of a batch run side by side, each with a client, a proxy and blocks of its own. `SEALBLOCK_RESENT_ROUNDS` sets how many there are,
+//! `SEALBLOCK_RESENT_TARGET` names a foreign NVMe/TCP target that gets them as well.
 
 mod proxy;
 
@@ -45,14 +46,14 @@ const SLOW: Duration = Duration::from_millis(60);
 enum Peer {
     /// Over NBD, an export.
     Nbd(SocketAddr, &'static str),
-    /// Over NVMe/TCP, a subsystem of ours.
-    Nvme(SocketAddr),
+    /// Over NVMe/TCP, a subsystem.
+    Nvme(SocketAddr, String),
 }
 
 impl Peer {
     fn address(&self) -> SocketAddr {
         match self {
-            Peer::Nbd(address, _) | Peer::Nvme(address) => *address,
+            Peer::Nbd(address, _) | Peer::Nvme(address, _) => *address,
         }
     }
 
@@ -69,9 +70,10 @@ impl Peer {
                 let options = NbdOptions { reconnect, quiesce, ..NbdOptions::default() };
                 DynDevice::new("nbd", NbdDevice::connect(Address::from(at), export, options).await.unwrap())
             }
-            Peer::Nvme(_) => {
-                let options = NvmeOptions { reconnect, quiesce, keep_alive: Duration::ZERO, ..NvmeOptions::default() };
-                let subsystem = "nqn.2026-11.io.sealblock:v".parse().unwrap();
+            Peer::Nvme(_, subsystem) => {
+                let (keep_alive, connect_timeout) = (Duration::ZERO, LATE);
+                let options = NvmeOptions { reconnect, quiesce, keep_alive, connect_timeout, ..NvmeOptions::default() };
+                let subsystem = subsystem.parse().unwrap();
                 let device = NvmeTcpDevice::connect(HostPort::from(at), subsystem, Some(1), options).await;
                 DynDevice::new("nvme", device.unwrap())
             }
@@ -251,8 +253,13 @@ fn blocks() -> u64 {
 
 /// All rounds, and what is there in the end: the newer content of each. `delivered` is when first copies arrive, if not as chance has it.
 async fn none_is_undone(peer: &Peer, quiesce: Duration, delivered: Option<Delivered>) {
+    none_of_batches(peer, quiesce, delivered, BATCH).await;
+}
+
+/// The same with so many rounds side by side.
+async fn none_of_batches(peer: &Peer, quiesce: Duration, delivered: Option<Delivered>, batch: u64) {
     let all: Vec<Round> = (0..rounds()).map(|number| Round::of(number, delivered)).collect();
-    for batch in all.chunks(BATCH as usize) {
+    for batch in all.chunks(batch as usize) {
         join_all(batch.iter().map(|round| round.run(peer, quiesce))).await;
     }
     // What is late may come now.
@@ -284,7 +291,8 @@ fn our_server_executes_no_write_of_a_lost_connection_after_a_newer_one() {
     let place = Place::new();
     let server = serve(&place);
     let nbd = server.ready["nbd"]["listeners"][0].as_str().unwrap().parse().unwrap();
-    for peer in [Peer::Nbd(nbd, "v"), Peer::Nvme(server.address().parse().unwrap())] {
+    let subsystem = "nqn.2026-11.io.sealblock:v".to_owned();
+    for peer in [Peer::Nbd(nbd, "v"), Peer::Nvme(server.address().parse().unwrap(), subsystem)] {
         // Its fences are all that there is: a client that waited instead would do so for longer than any step may take.
         on_reactor(async || none_is_undone(&peer, 10 * LATE, None).await);
     }
@@ -343,6 +351,18 @@ fn a_write_that_reaches_a_foreign_server_within_the_quiesce_time_undoes_nothing_
     let place = Place::new();
     let qemu = Qemu::start(&place);
     on_reactor(async || none_is_undone(&qemu.peer(), QUIESCE, Some(Delivered::AfterRepetition)).await);
+}
+
+/// The same of any NVMe/TCP target, which has a namespace 1 of blocks of 4096 bytes to write to: Linux' nvmet is one, in a guest.
+#[test]
+fn a_write_that_reaches_a_foreign_target_within_the_quiesce_time_undoes_nothing_newer() {
+    let Ok(given) = std::env::var("SEALBLOCK_RESENT_TARGET") else {
+        return skipped("no SEALBLOCK_RESENT_TARGET=ADDRESS:PORT/NQN is given");
+    };
+    let (address, subsystem) = given.split_once('/').expect("ADDRESS:PORT/NQN");
+    let peer = Peer::Nvme(address.parse().unwrap(), subsystem.to_owned());
+    // It may be an emulated machine, and slow to connect to.
+    on_reactor(async || none_of_batches(&peer, 4 * QUIESCE, Some(Delivered::AfterRepetition), BATCH / 4).await);
 }
 
 /// The limit of what a client can do alone: a server without fences that executes a write of a lost connection after the quiesce time
