@@ -179,4 +179,15 @@ impl Half {
         let start = self.place.offset + self.number % 2 * u64::from(self.place.half_bytes);
         (start + pages.start as u64, pages)
     }
+
+    /// Takes the last notes back, which could not be written: those that follow must follow the last one that was, or all count as lost.
+    pub fn take_back(&mut self, count: usize) {
+        self.len -= count;
+        self.order -= count as u64;
+        self.pages.truncate(self.len.div_ceil(NOTES_PER_PAGE) * NOTE_PAGE_BYTES);
+        let (page, at) = (self.len / NOTES_PER_PAGE * NOTE_PAGE_BYTES, self.len % NOTES_PER_PAGE);
+        if at > 0 {
+            Note::clear_from(&mut self.pages[page..], at);
+        }
+    }
 }

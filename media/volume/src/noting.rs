@@ -94,6 +94,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Notes everything that is pending and puts it into the memtable. Waits for commits where a half is full.
     async fn note_all(&self) -> Result<(), Error> {
         loop {
+            // What a failed volume notes may never be durable, and is not answered.
+            if self.has_failed() {
+                return Err(self.failed());
+            }
             let halves = self.notes.halves.get();
             match self.note_pending() {
                 Step::Done => return Ok(()),
@@ -148,7 +152,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let count = until_move.min(half.room());
         if count > 0 {
             let (offset, pages) = half.add(pending.iter().take(count), self.seed);
-            self.medium.note(offset, &half.pages[pages])?;
+            let noted = self.medium.note(offset, &half.pages[pages]);
+            if noted.is_err() {
+                half.take_back(count);
+            }
+            noted?;
         }
         Ok(count)
     }

@@ -125,6 +125,11 @@ impl Note {
         Some(Note { entries, order: get::<8>(note, ORDER), data_crc: get::<4>(note, DATA_CRC) as u32 })
     }
 
+    /// Leaves nothing from this place on.
+    pub fn clear_from(page: &mut [u8], place: usize) {
+        page[HEAD_BYTES + place * NOTE_BYTES..].fill(0);
+    }
+
     /// Whether a place of a page has anything at all.
     pub fn is_there(page: &[u8], place: usize) -> bool {
         let at = HEAD_BYTES + place * NOTE_BYTES;
