@@ -161,16 +161,23 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(count)
     }
 
-    /// Goes on without notes. What was noted is made durable before anything is put into the memtable that is not.
+    /// Goes on without notes. What was noted is made durable before anything is put into the memtable that is not. Nothing is noted from
+    /// then on, whatever becomes of the superblock: a copy that says so may be on the medium although the others could not be written, and
+    /// one that still names the notes has recovery say that something may be lost.
     async fn give_notes_up(&self) -> Result<(), Error> {
         self.flush().await?;
-        self.mark_answered(Answered::Durable).await?;
         self.notes.way.set(Way::Durable);
         let pending = self.notes.pending.take();
         let count = pending.len();
         pending.into_iter().for_each(|pending| self.put(pending));
         self.notes.finish(count);
-        Ok(())
+        match self.mark_answered(Answered::Durable).await {
+            Err(error) if !self.has_failed() => {
+                tracing::warn!(%error, "the superblock cannot say yet that changes are durable before they are answered");
+                Ok(())
+            }
+            marked => marked,
+        }
     }
 
     /// Finds out, before the first change, what becomes of changes; a block group whose map of free physical blocks is there may give
