@@ -331,8 +331,9 @@ pub(crate) async fn sightings_in<M: Medium>(medium: &M, layout: &Layout, known: 
     for copy in [0, 1] {
         add(Unit::GroupMap(copy as u8), in_group_map(medium, layout, copy).await.into_iter().collect());
     }
-    add(Unit::MapPages, agreeing(in_map_pages(medium, layout, known).await, known));
-    add(Unit::Tail, in_tail(&read_probe(medium, layout.tail_offset()).await, layout));
+    let tail = in_tail(&read_probe(medium, layout.tail_offset()).await, layout);
+    add(Unit::MapPages, agreeing(in_map_pages(medium, layout, known, &tail).await, known));
+    add(Unit::Tail, tail);
     sightings
 }
 
@@ -372,11 +373,10 @@ async fn read_sector<M: Medium>(medium: &M, layout: &Layout, offset: u64) -> Opt
 /// The salts of the generations of some pages: of block groups that are made, where both copies of the group map and the tail are one known
 /// volume's. In others there may be those of an earlier volume. A tail of another volume was not written by the creation of this one: then
 /// the group map, which creation writes too, may be the one that is out of place, and all pages are asked.
-async fn in_map_pages<M: Medium>(medium: &M, layout: &Layout, known: &[Seed]) -> Vec<Seed> {
+async fn in_map_pages<M: Medium>(medium: &M, layout: &Layout, known: &[Seed], tail: &[Seed]) -> Vec<Seed> {
     let [first, second] = [0, 1].map(|copy| read_sector(medium, layout, layout.group_map_offset(copy)));
     let (first, second) = (first.await, second.await);
     let decode = |bytes: &Option<Vec<u8>>, seed: Seed| GroupMapSector::decode(bytes.as_deref()?, seed, 0);
-    let tail = in_tail(&read_probe(medium, layout.tail_offset()).await, layout);
     let of_tail = |seed: &&Seed| tail.is_empty() || tail.contains(*seed);
     let map = known.iter().filter(of_tail).find_map(|seed| decode(&second, *seed).and(decode(&first, *seed)));
     let groups = layout.block_groups();

@@ -152,11 +152,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let count = until_move.min(half.room());
         if count > 0 {
             let (offset, pages) = half.add(pending.iter().take(count), self.seed);
-            let noted = self.medium.note(offset, &half.pages[pages]);
-            if noted.is_err() {
-                half.take_back(count);
-            }
-            noted?;
+            self.medium.note(offset, &half.pages[pages]).inspect_err(|_| half.take_back(count))?;
         }
         Ok(count)
     }
