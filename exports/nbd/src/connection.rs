@@ -312,6 +312,7 @@ impl Connection {
         let export = Arc::clone(&chosen.export);
         chosen.end_older_sessions().await;
         *self.chosen.borrow_mut() = Some(chosen);
+        self.registration.set_introduced();
         tracing::info!(export = export.name(), from = self.from(), "NBD client connected");
         let gives_parts = self.core.borrow().has_chunks();
         // The server does not know which connections belong to one client, and a Flush on any of them covers writes on
