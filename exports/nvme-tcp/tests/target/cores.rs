@@ -319,7 +319,7 @@ fn what_lies_unread_on_a_path_that_was_closed_undoes_nothing() {
         let (mut here, _others) = answering(more).await;
         let old = IoCommand::Write(blocks(0, 1)).encode(1).unwrap();
         for _ in 0..20 {
-            silent[0].submit(old.clone(), Data::Write(pattern(4096, 1))).await;
+            silent[0].submit(old, Data::Write(pattern(4096, 1))).await;
         }
         // The host gives this path up, sends the write again on the other one, and then a newer one.
         // Ended here, because a stream that is dropped is closed in a later turn.
