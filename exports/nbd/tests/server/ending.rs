@@ -88,7 +88,9 @@ fn one_on_each_core(served: &Served, exports: [&str; 2]) -> [Client; 2] {
 
 /// Sends more than a server receives at once, so that it executes the first of it before it reads the end: writes of block 0.
 fn send_more_than_is_read_at_once(client: &mut Client) {
-    (0..96).for_each(|_| drop(client.send(0, c::WRITE, 0, BLOCK, &pattern(BLOCK, 1))));
+    for _ in 0..96 {
+        client.send(0, c::WRITE, 0, BLOCK, &pattern(BLOCK, 1));
+    }
 }
 
 /// What the first client reads of a block that it wrote after the second one had closed its connection with an older write unread, by its
