@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::Budget;
-use sealblock_transport::Serving;
+use sealblock_transport::{Ends, Serving};
 
 use crate::model::controller::Controller;
 use crate::model::limits::Limits;
@@ -28,6 +28,8 @@ pub(crate) struct TargetState {
     /// Bytes that commands hold besides their data, over all connections.
     pub(crate) work_budget: Arc<Budget>,
     pub(crate) serving: Arc<Serving>,
+    /// Tells ends of I/O queues that were not read yet.
+    pub(crate) ends: Arc<Ends<Arc<Controller>>>,
     /// Pairs of a local address and of the address that the discovery log names instead.
     pub(crate) advertised: Locked<Vec<(SocketAddr, SocketAddr)>>,
     subsystems: Locked<SubsystemList>,
@@ -54,6 +56,7 @@ impl TargetState {
             budget: Budget::new(limits.total_bytes_in_flight, limits.transfer_with_tags()),
             work_budget: Budget::new(limits.work_bytes(), 0),
             serving: Serving::new(limits.connections, limits.drain),
+            ends: Arc::default(),
             limits,
             advertised: Locked::default(),
             subsystems: Locked::default(),
