@@ -172,14 +172,14 @@ fn calm(value: &mut Value) {
             if text.len() > MAX_TEXT_BYTES {
                 text.truncate(text.floor_char_boundary(MAX_TEXT_BYTES));
             }
-            if text.contains(controls) {
+            if printable(text) != *text {
                 *text = printable(text);
             }
         }
         Value::Array(values) => values.iter_mut().for_each(calm),
         Value::Object(fields) => {
             // Names of operations are printed, too.
-            if fields.keys().any(|name| name.contains(controls)) {
+            if fields.keys().any(|name| printable(name) != **name) {
                 *fields = std::mem::take(fields).into_iter().map(|(name, value)| (printable(&name), value)).collect();
             }
             fields.values_mut().for_each(calm);
