@@ -14,9 +14,8 @@ use crate::command::io::{IoRequest, RemainingWork, TransferLengths};
 use crate::command::reply::{MAX_REPLY_BYTES, Reply};
 use crate::command::reserved;
 use crate::command::slots::{CommandResult, NoSlot};
-use crate::command::work::WaitingWork;
 use crate::connection::admin;
-use crate::connection::task::{Connection, PreparedCommand, ReplyBytes, Role, WaitingCommand};
+use crate::connection::task::{Connection, PreparedCommand, ReplyBytes, Role, WaitingCommand, WaitingWork};
 use crate::model::command_error::CommandError;
 
 /// The maximum data of a Fabrics or admin command, in bytes.
@@ -230,7 +229,7 @@ impl Connection {
         match request.work_bytes(&work) {
             0 => self.start_in_slot(token, command, request, work),
             bytes => {
-                self.work.add((token, *command), request, work, bytes as usize);
+                self.work.add(WaitingWork { token, command: *command, request, work }, bytes as usize);
                 self.start_work();
             }
         }
@@ -238,7 +237,9 @@ impl Connection {
 
     /// Starts commands that wait for memory, in order, as far as there is some.
     pub(crate) fn start_work(&self) {
-        while let Some(WaitingWork { token, command, request, work, .. }) = self.work.next(self.slots.task()) {
+        while let Some((waiting, held)) = self.work.next(self.slots.task()) {
+            let WaitingWork { token, command, mut request, work } = waiting;
+            request.set_held(held);
             self.start_in_slot(token, &command, request, work);
         }
     }

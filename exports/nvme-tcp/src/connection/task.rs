@@ -30,7 +30,7 @@ use sealblock_transport::{
 };
 
 use crate::command::fused::FusedPairs;
-use crate::command::io::IoRequest;
+use crate::command::io::{IoRequest, RemainingWork};
 use crate::command::queue_context::QueueContext;
 use crate::command::slots::CommandSlots;
 use crate::command::work::WorkQueue;
@@ -69,6 +69,14 @@ pub(crate) enum WaitingCommand {
     Fetch(Token, PreparedCommand, usize),
     /// It reads at most so many bytes.
     Read(Token, PreparedCommand, ReplyBytes),
+}
+
+/// A command that waits for memory besides its data.
+pub(crate) struct WaitingWork {
+    pub(crate) token: Token,
+    pub(crate) command: Command,
+    pub(crate) request: IoRequest,
+    pub(crate) work: RemainingWork,
 }
 
 /// Bytes of a reply.
@@ -116,7 +124,7 @@ pub(crate) struct Connection {
     /// Fused pairs in flight, and admin commands that wait for a device or for another controller.
     pub(crate) running: Cell<usize>,
     /// Commands that wait for memory that they need besides their data, or have it.
-    pub(crate) work: WorkQueue,
+    pub(crate) work: WorkQueue<WaitingWork>,
     /// Resets of the controller of an admin queue that were seen.
     pub(crate) resets: Cell<u64>,
     /// Asynchronous Event Requests that wait for an event.
