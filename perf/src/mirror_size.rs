@@ -203,9 +203,9 @@ fn print(rounds: &[[(Sample, u64); 2]]) {
         }
     }
     let bytes = |of: usize| {
-        let (requests, bytes) = rounds.iter().fold((0, 0), |(requests, bytes), round| {
-            (requests + round[of].0.requests, bytes + round[of].1)
-        });
+        let (requests, bytes) = rounds
+            .iter()
+            .fold((0, 0), |(requests, bytes), round| (requests + round[of].0.requests, bytes + round[of].1));
         bytes as f64 / (2 * requests) as f64
     };
     let [volume, replica] = [VOLUMES, MIRROR].map(bytes);

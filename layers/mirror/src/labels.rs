@@ -114,6 +114,15 @@ impl<C: Clock> Mirror<C> {
         self.write_labels().await
     }
 
+    /// Writes the first labels of an opening, which only make them equal: the labels that record these are those of the first change, or
+    /// of what else must not be taken for the work of another opening.
+    pub(crate) async fn write_equal_labels(&self) -> Result<(), Error> {
+        self.write_intent.leaves_follow_up.set(true);
+        let written = self.write_labels().await;
+        self.write_intent.leaves_follow_up.set(false);
+        written
+    }
+
     /// Makes the current state durable: writes the label of every replica that has room, and of at least one.
     pub(crate) async fn write_labels(&self) -> Result<(), Error> {
         if self.is_read_only {
@@ -159,8 +168,12 @@ impl<C: Clock> Mirror<C> {
             // The first durable labels must be followed by labels that record them: that tells them from labels that
             // other openings write. And a session is announced before it is confirmed.
             let is_first = durable_count > 0 && !self.write_intent.has_written_labels.replace(true);
-            if is_durable && (self.write_intent.labels_durable() || is_first) {
+            let is_alone = is_first && self.write_intent.leaves_follow_up.get();
+            if is_durable && (self.write_intent.labels_durable() || (is_first && !is_alone)) {
                 continue;
+            }
+            if is_durable && !is_alone {
+                self.write_intent.is_followed_up.set(true);
             }
             // No caller waits for more than the labels had when they were made.
             self.write_intent.attempted_seq.set(covers);

@@ -93,7 +93,7 @@ pub async fn open_with_hooks<C: Clock>(
     if doubts {
         // A device that may lack something shows it until its first change, so the labels of the others show it from now on.
         opened.mirror.write_labels().await.map_err(MirrorError::WriteLabels)?;
-    } else if labels_differ && let Err(error) = opened.mirror.write_labels().await {
+    } else if labels_differ && let Err(error) = opened.mirror.write_equal_labels().await {
         // Equal labels help to recognise older images. If they cannot be written, a request that needs them fails by
         // itself.
         tracing::debug!(%error, "cannot make the labels equal");

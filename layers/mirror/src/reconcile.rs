@@ -162,7 +162,7 @@ impl<C: Clock> Mirror<C> {
             Ok(false) => {}
             Err(_) => return Ok(false),
         }
-        if self.write_intent.durable_seq.get() == 0 {
+        if !self.write_intent.is_followed_up.get() {
             // Images of the replicas from before this opening lack what is copied now, and would be in doubt again: only a
             // later label tells them apart.
             self.write_labels().await?;

@@ -103,6 +103,10 @@ pub(crate) struct WriteIntent {
     pub writing: Cell<bool>,
     /// Labels were written since the mirror was opened.
     pub has_written_labels: Cell<bool>,
+    /// The labels that follow the first ones are left to the next that are written.
+    pub leaves_follow_up: Cell<bool>,
+    /// Labels were written that record the first ones of this opening.
+    pub is_followed_up: Cell<bool>,
     pub write_ended: Condition,
     /// What the bitmap pages of the replicas hold.
     pub paged_sets: RefCell<PagedSets>,

@@ -182,9 +182,8 @@ fn crowded_pair() -> (TestReplica, TestReplica, TestMirror) {
 #[test]
 fn groups_make_room_for_others_from_the_one_that_was_changed_the_longest_ago() {
     let (_, _, mirror) = crowded_pair();
-    let is_marked = |group: u64| {
-        mirror.write_intent.is_recorded(&mirror.map.groups(&mirror.map.of(extent(group * GROUP, 1))))
-    };
+    let is_marked =
+        |group: u64| mirror.write_intent.is_recorded(&mirror.map.groups(&mirror.map.of(extent(group * GROUP, 1))));
     assert_eq!(mirror.describe().max_dirty_bytes, 4 << 20);
     for (group, marked) in [(0, vec![0]), (1, vec![0, 1]), (2, vec![0, 1, 2]), (3, vec![0, 1, 2, 3])] {
         write(&mirror, extent(group * GROUP, 1), 1).unwrap();
@@ -218,7 +217,8 @@ fn a_write_where_labels_say_so_already_waits_for_no_label_and_no_room() {
             }
         };
         stall(true);
-        let mut elsewhere = Box::pin(mirror.execute(write_of(&mirror, extent((4 + u64::from(is_flush)) * GROUP, 1), 2)));
+        let mut elsewhere =
+            Box::pin(mirror.execute(write_of(&mirror, extent((4 + u64::from(is_flush)) * GROUP, 1), 2)));
         assert!(elsewhere.as_mut().now_or_never().is_none(), "another group has to go, and a label to be written");
         write(&mirror, extent(2 * GROUP + 7, 1), 3).unwrap();
         stall(false);
@@ -243,6 +243,37 @@ fn a_write_where_labels_say_so_already_waits_for_no_label_of_another() {
     [&a, &b].into_iter().for_each(|replica| replica.holds_labels.set(false));
     elsewhere.now_or_never().expect("nothing is held").unwrap();
     later.now_or_never().expect("nothing is held").unwrap();
+}
+
+#[test]
+fn the_second_label_of_an_opening_after_a_crash_is_that_of_its_first_change() {
+    for is_changed in [true, false] {
+        let (a, b, mirror) = pair(None);
+        write(&mirror, extent(0, 1), 1).unwrap();
+        // The last labels reached one replica only, and what they were written for none, or one.
+        b.is_hung.set(true);
+        assert!(mirror.execute(write_of(&mirror, extent(GROUP, 1), 2)).now_or_never().is_none());
+        b.is_hung.set(false);
+        drop(mirror);
+        let labels = a.label_writes.get();
+        let again = opened(&[&a, &b]);
+        assert_eq!(a.label_writes.get(), labels + 1, "labels that are equal");
+        if is_changed {
+            write(&again, extent(0, 1), 3).unwrap();
+            assert_eq!(a.label_writes.get(), labels + 3, "a session is announced and confirmed");
+        } else {
+            // Replicas that differ are made equal only under labels that record the first ones.
+            write(&*b.memory, extent(0, 1), 4).unwrap();
+            a.holds_labels.set(true);
+            let mut reading = Box::pin(again.execute(Request::read(extent(0, 1), Expectations::NONE)));
+            assert!(reading.as_mut().now_or_never().is_none());
+            assert_reads(&*b.memory, extent(0, 1), 4);
+            a.holds_labels.set(false);
+            reading.now_or_never().expect("nothing is held").unwrap();
+            assert_reads(&*b.memory, extent(0, 1), 1);
+            assert!(a.label_writes.get() > labels + 1);
+        }
+    }
 }
 
 /// Writes to more groups than labels have room for until the machine stops after so many requests, and has power again, when the disk

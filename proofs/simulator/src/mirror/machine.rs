@@ -72,11 +72,7 @@ pub(super) struct OpenConfig {
 
 impl OpenConfig {
     fn hooks(&self) -> TestHooks {
-        TestHooks {
-            mutation: self.mutation,
-            region_shift: Some(self.region_shift),
-            hot_groups: Some(self.hot_groups),
-        }
+        TestHooks { mutation: self.mutation, region_shift: Some(self.region_shift), hot_groups: Some(self.hot_groups) }
     }
 }
 
