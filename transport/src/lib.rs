@@ -9,6 +9,7 @@
 
 mod changes;
 mod connection;
+mod ends;
 mod in_flight;
 mod lineage;
 mod reconnecting;
@@ -22,6 +23,7 @@ pub use changes::SentChange;
 pub use connection::{
     ClientCore, ClientEvent, Connection, ConnectionLost, RequestError, RequestFuture, SubmitError, end_late_requests,
 };
+pub use ends::{Ends, WatchedEnd};
 pub use lineage::Lineage;
 pub use reconnecting::{Attempt, AttemptError, Endpoint, ReconnectLimits, Reconnecting, Sending};
 pub use serving::{Registration, Serving};

@@ -16,13 +16,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-use sealblock_layers_cross_core::ClientSession;
+use sealblock_layers_cross_core::{ClientSession, SharedDevice};
 use sealblock_protocols_nbd::{Closed, Command, Event, Export as Told, Request, Server as Core, ServerConfig, Ticket};
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{Share, now, pool, shutdown_requested, sleep_until, spawn, timeout};
 use sealblock_transport::{
-    Batch, Registration, STAGING_BYTES, Sender, Signals, Turns, configure_socket, lingering_close, next_turn,
+    Batch, Registration, STAGING_BYTES, Sender, Signals, Turns, WatchedEnd, configure_socket, lingering_close,
+    next_turn,
 };
 
 use crate::shared::{ChosenExport, ServerState};
@@ -43,6 +44,8 @@ pub(crate) struct Connection {
     /// The device of the chosen export.
     open_export: RefCell<Option<Rc<OpenExport>>>,
     session: Rc<ClientSession>,
+    /// Until what is in flight is fenced.
+    watched_end: RefCell<Option<Rc<WatchedEnd<SharedDevice>>>>,
     /// This connection's share of the bytes in flight over all connections.
     share: Share,
     turns: Turns,
@@ -87,6 +90,7 @@ impl Connection {
             chosen: RefCell::default(),
             open_export: RefCell::default(),
             session: ClientSession::begin(),
+            watched_end: RefCell::default(),
             turns: Turns::default(),
             has_room: Cell::new(false),
             is_gone: Cell::new(false),
@@ -113,8 +117,10 @@ impl Connection {
         let sending = pin!(self.send());
         let mut sender = Sender::new(sending);
         self.turns.run(&mut sender, self.until(Signals::DRAIN, self.receive())).await;
-        if self.is_lost() {
-            self.fence().await;
+        match self.is_lost() {
+            true => self.fence().await,
+            // Everything was received, and nothing of it will be sent again.
+            false => drop(self.watched_end.take()),
         }
         // Requests that were received fail with ESHUTDOWN, and requests in flight complete.
         self.core.borrow_mut().stop();
@@ -142,6 +148,14 @@ impl Connection {
         if let Some(chosen) = &*self.chosen.borrow() {
             chosen.set_fenced();
         }
+        drop(self.watched_end.take());
+    }
+
+    /// Waits for older connections of the device's clients that have ended, so that nothing that lies unread there is executed after what
+    /// was received here: a client sends it again, and then newer changes.
+    async fn wait_for_ended(&self) {
+        let Some(watched) = self.watched_end.borrow().clone() else { return };
+        watched.wait_for_others(SharedDevice::is_same).await;
     }
 
     /// Polls `work` to its end, or until the connection gets this order.
@@ -188,6 +202,7 @@ impl Connection {
                 Ok(len) => len,
             };
             self.core.borrow_mut().received(buffer, len);
+            self.wait_for_ended().await;
             self.process_batch(len).await;
         }
     }
@@ -312,6 +327,15 @@ impl Connection {
         let export = Arc::clone(&chosen.export);
         chosen.end_older_sessions().await;
         *self.chosen.borrow_mut() = Some(chosen);
+        let number = self.registration.number;
+        match self.server.ends.watch(&self.stream, &self.registration, number, export.device.clone()) {
+            Ok(watched) => *self.watched_end.borrow_mut() = Some(Rc::new(watched)),
+            Err(error) => {
+                tracing::warn!(%error, from = self.from(), "NBD connection closed: it cannot be watched for its end");
+                return self.core.borrow_mut().close();
+            }
+        }
+        self.wait_for_ended().await;
         tracing::info!(export = export.name(), from = self.from(), "NBD client connected");
         let gives_parts = self.core.borrow().has_chunks();
         // The server does not know which connections belong to one client, and a Flush on any of them covers writes on

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_protocols_nbd as core;
 use sealblock_runtime_reactor::{Budget, now, sleep};
-use sealblock_transport::{ControlSignal, Registration, Serving, Signals};
+use sealblock_transport::{ControlSignal, Ends, Registration, Serving, Signals};
 
 use crate::export::{Export, Limits, SetupError};
 
@@ -42,6 +42,8 @@ pub(crate) struct ServerState {
     pub(crate) limits: Limits,
     pub(crate) budget: Arc<Budget>,
     pub(crate) serving: Arc<Serving>,
+    /// Tells ends of connections that were not read yet, and which device each uses.
+    pub(crate) ends: Arc<Ends<SharedDevice>>,
     exports: Mutex<ExportList>,
 }
 
@@ -73,6 +75,7 @@ impl ServerState {
             budget: limits.budget(),
             serving: Serving::new(limits.connections, limits.drain),
             limits,
+            ends: Arc::default(),
             exports: Mutex::default(),
         }
     }

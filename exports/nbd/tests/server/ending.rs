@@ -71,6 +71,90 @@ fn a_server_that_stops_closes_everything() {
     assert!(TcpStream::connect(served.address).is_err());
 }
 
+/// Two connections: the first on the core of the devices, the second on the other.
+fn one_on_each_core(served: &Served, exports: [&str; 2]) -> [Client; 2] {
+    let clients = exports.map(|export| Client::open(served.address, export, false));
+    let stalled = served.stall(1);
+    let [mut here, mut there] = clients;
+    assert_eq!(here.read(0, BLOCK).len(), BLOCK as usize, "this core runs");
+    let asked = there.send(0, c::READ, 0, BLOCK, &[]);
+    there.stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+    assert!(there.stream.peek(&mut [0]).is_err(), "this core stands still");
+    drop(stalled);
+    there.stream.set_read_timeout(Some(LATE)).unwrap();
+    assert_eq!(there.receive().0, asked);
+    [here, there]
+}
+
+/// Sends more than a server receives at once, so that it executes the first of it before it reads the end: writes of block 0.
+fn send_more_than_is_read_at_once(client: &mut Client) {
+    for _ in 0..96 {
+        client.send(0, c::WRITE, 0, BLOCK, &pattern(BLOCK, 1));
+    }
+}
+
+/// What the first client reads of a block that it wrote after the second one had closed its connection with an older write unread, by its
+/// core.
+fn after_an_unread_write(served: &Served, mut here: Client, mut there: Client) -> Vec<u8> {
+    let stalled = served.stall(1);
+    send_more_than_is_read_at_once(&mut there);
+    drop(there);
+    let newer = here.send(0, c::WRITE, 0, BLOCK, &pattern(BLOCK, 2));
+    // Whether it is answered now or later; later if it waits for the other connection.
+    here.stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let _ = here.stream.peek(&mut [0]);
+    here.stream.set_read_timeout(Some(LATE)).unwrap();
+    drop(stalled);
+    assert_eq!(here.receive().0, newer);
+    served.wait_for_connections(1);
+    here.read(0, BLOCK)
+}
+
+#[test]
+fn what_lies_unread_on_a_closed_connection_undoes_nothing() {
+    let served = serve(Limits::default());
+    let [here, there] = one_on_each_core(&served, ["protected", "protected"]);
+    assert_eq!(after_an_unread_write(&served, here, there), pattern(BLOCK, 2));
+}
+
+#[test]
+fn a_connection_that_was_made_after_the_end_of_another_waits_for_what_lies_unread_there() {
+    let served = serve(Limits::default());
+    let [here, mut there] = one_on_each_core(&served, ["protected", "protected"]);
+    let stalled = served.stall(1);
+    send_more_than_is_read_at_once(&mut there);
+    drop((here, there));
+    served.wait_for_connections(1);
+    let (address, (told, opened)) = (served.address, std::sync::mpsc::channel());
+    let again = std::thread::spawn(move || {
+        let mut client = Client::open(address, "protected", false);
+        client.write(0, &pattern(BLOCK, 2));
+        told.send(()).unwrap();
+        client
+    });
+    let _ = opened.recv_timeout(Duration::from_millis(200));
+    drop(stalled);
+    let mut client = again.join().unwrap();
+    served.wait_for_connections(1);
+    assert_eq!(client.read(0, BLOCK), pattern(BLOCK, 2));
+}
+
+#[test]
+fn a_connection_whose_core_stands_still_after_its_end_executes_nothing_any_more() {
+    let served = serve(Limits::default());
+    let [mut here, mut there] = one_on_each_core(&served, ["protected", "protected"]);
+    let stalled = served.stall(1);
+    send_more_than_is_read_at_once(&mut there);
+    drop(there);
+    let newer = here.send(0, c::WRITE, BLOCK, BLOCK, &pattern(BLOCK, 2));
+    // Longer than the time that a closed connection gets.
+    std::thread::sleep(Duration::from_millis(1500));
+    drop(stalled);
+    assert_eq!(here.receive().0, newer);
+    served.wait_for_connections(1);
+    assert_eq!(here.read(0, BLOCK), vec![0; BLOCK as usize], "its client is gone, and may have written newer data");
+}
+
 #[test]
 fn exports_that_the_protocol_cannot_describe_fail() {
     let reactor = sealblock_runtime_reactor::Reactor::new(Default::default()).unwrap();

@@ -25,7 +25,9 @@ use sealblock_protocols_nvme_tcp::{TargetConfig, TransmitLimit};
 use sealblock_runtime_memory::{Buffer, Pool};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{Share, now, pool, spawn, timeout};
-use sealblock_transport::{Batch, Registration, STAGING_BYTES, Sender, Turns, configure_socket, lingering_close};
+use sealblock_transport::{
+    Batch, Registration, STAGING_BYTES, Sender, Turns, WatchedEnd, configure_socket, lingering_close,
+};
 
 use crate::command::fused::FusedPairs;
 use crate::command::io::IoRequest;
@@ -81,6 +83,8 @@ pub(crate) struct Connection {
     subsystem: Arc<OnceLock<Arc<Subsystem>>>,
     pub(crate) stream: Stream,
     pub(crate) role: RefCell<Role>,
+    /// Of an I/O queue, until what is in flight is fenced.
+    watched_end: RefCell<Option<Rc<WatchedEnd<Arc<Controller>>>>>,
     pub(crate) turns: Turns,
     /// Commands whose data is being fetched, by the index of their token.
     pub(crate) fetching: RefCell<Vec<Option<(Token, PreparedCommand)>>>,
@@ -130,6 +134,7 @@ impl Connection {
             subsystem,
             stream,
             role: RefCell::new(Role::New),
+            watched_end: RefCell::default(),
             turns: Turns::default(),
             fetching: RefCell::default(),
             pairs: FusedPairs::default(),
@@ -159,6 +164,7 @@ impl Connection {
         if let Role::Io(context, _) = &role {
             // A connection gets a role once.
             let _ = self.subsystem.set(Arc::clone(&context.subsystem));
+            self.watch_end(context.controller());
         }
         *self.role.borrow_mut() = role;
         self.rearm_timer();
@@ -215,6 +221,7 @@ impl Connection {
                 Ok(len) => len,
             };
             self.core.borrow_mut().received(buffer, len);
+            self.wait_for_ended().await;
             self.process_batch(len).await;
         }
     }
@@ -306,6 +313,25 @@ impl Connection {
         if let Role::Io(context, _) = role {
             context.fence().await;
         }
+        drop(self.watched_end.take());
+    }
+
+    fn watch_end(&self, controller: &Arc<Controller>) {
+        let owner = u64::from(controller.id);
+        match self.target.ends.watch(&self.stream, &self.registration, owner, Arc::clone(controller)) {
+            Ok(watched) => *self.watched_end.borrow_mut() = Some(Rc::new(watched)),
+            Err(error) => {
+                tracing::warn!(%error, from = self.peer_address(), "I/O queue closed: it cannot be watched for its end");
+                self.abort();
+            }
+        }
+    }
+
+    /// Waits for queues of the host's other controllers that have ended, so that nothing that lies unread there is executed after what was
+    /// received here: the host sends it again, and then newer changes.
+    async fn wait_for_ended(&self) {
+        let Some(watched) = self.watched_end.borrow().clone() else { return };
+        watched.wait_for_others(|own, other| own.is_of_host(other)).await;
     }
 
     /// Detaches the connection from its controller; the end of the admin queue ends the controller.

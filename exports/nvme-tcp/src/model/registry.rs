@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::Budget;
-use sealblock_transport::Serving;
+use sealblock_transport::{Ends, Serving};
 
 use crate::model::controller::Controller;
 use crate::model::limits::Limits;
@@ -26,6 +26,8 @@ pub(crate) struct TargetState {
     /// Bytes in flight over all connections.
     pub(crate) budget: Arc<Budget>,
     pub(crate) serving: Arc<Serving>,
+    /// Tells ends of I/O queues that were not read yet.
+    pub(crate) ends: Arc<Ends<Arc<Controller>>>,
     /// Pairs of a local address and of the address that the discovery log names instead.
     pub(crate) advertised: Locked<Vec<(SocketAddr, SocketAddr)>>,
     subsystems: Locked<SubsystemList>,
@@ -51,6 +53,7 @@ impl TargetState {
         TargetState {
             budget: Budget::new(limits.total_bytes_in_flight, limits.transfer_with_tags()),
             serving: Serving::new(limits.connections, limits.drain),
+            ends: Arc::default(),
             limits,
             advertised: Locked::default(),
             subsystems: Locked::default(),

@@ -1,6 +1,8 @@
 //! One target on several cores: controllers with queues on different cores, and their ends. The host of these tests
 //! runs on a reactor of its own.
 
+use std::net::Shutdown;
+use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::common::spread::*;
@@ -11,7 +13,7 @@ use sealblock_protocols_nvme::identify::{Controller, Ctratt};
 use sealblock_protocols_nvme::logs::Health;
 use sealblock_protocols_nvme::nvm::IoCommand;
 use sealblock_runtime_reactor::net::Stream;
-use sealblock_runtime_reactor::sleep;
+use sealblock_runtime_reactor::{sleep, spawn, timeout};
 
 #[test]
 fn queues_on_three_cores_write_and_read_the_same_blocks() {
@@ -275,5 +277,65 @@ fn a_host_that_sends_no_data_delays_a_stop_by_the_drain_time_only() {
         spread.target.stop();
         spread.served.recv_timeout(LATE).unwrap().unwrap();
         assert_eq!(spread.target.connections(), 0);
+    });
+}
+
+/// Has the second core, which has no device, do nothing until the result is dropped.
+fn stall(spread: &Spread) -> mpsc::Sender<()> {
+    let (release, released) = mpsc::channel::<()>();
+    let (begin, begun) = mpsc::channel();
+    let stalled = move || {
+        begin.send(()).expect("the test waits");
+        // Ends with the sender.
+        let _ = released.recv_timeout(LATE);
+    };
+    spread.cores.handle(1).unwrap().address().send(stalled).expect("the core runs");
+    begun.recv_timeout(LATE).expect("the core stands still");
+    release
+}
+
+/// Divides queues into those that answer and those that do not, of which nothing can be received any more.
+async fn answering(queues: Vec<Queue>) -> (Vec<Queue>, Vec<Queue>) {
+    let (mut some, mut none) = (Vec::new(), Vec::new());
+    for mut queue in queues {
+        let read = IoCommand::Read(blocks(9, 1)).encode(1).unwrap();
+        let cid = queue.submit(read, Data::Read(4096)).await;
+        match timeout(Duration::from_millis(100), queue.done(cid)).await {
+            Ok(_) => some.push(queue),
+            Err(_) => none.push(queue),
+        }
+    }
+    (some, none)
+}
+
+#[test]
+fn what_lies_unread_on_a_path_that_was_closed_undoes_nothing() {
+    run(|| async {
+        let spread = spread(short());
+        let (admin, paths) = host(spread.address, 3).await;
+        let (_other, more) = host(spread.address, 3).await;
+        let stalled = stall(&spread);
+        let (alive, mut silent) = answering(paths).await;
+        let (mut here, _others) = answering(more).await;
+        let old = IoCommand::Write(blocks(0, 1)).encode(1).unwrap();
+        for _ in 0..20 {
+            silent[0].submit(old, Data::Write(pattern(4096, 1))).await;
+        }
+        // The host gives this path up, sends the write again on the other one, and then a newer one.
+        // Ended here, because a stream that is dropped is closed in a later turn.
+        silent[0].stream.shutdown(Shutdown::Both).unwrap();
+        drop((admin, alive, silent));
+        let new = IoCommand::Write(blocks(0, 1)).encode(1).unwrap();
+        let mut here = here.remove(0);
+        let newer = spawn(async move {
+            here.call(new, Data::Write(pattern(4096, 2))).await.ok();
+            here
+        });
+        sleep(Duration::from_millis(200)).await;
+        assert!(!newer.is_finished(), "the write waits for the end of the other path");
+        drop(stalled);
+        let mut here = newer.await.unwrap();
+        connections(&spread.target, 4).await;
+        assert_reads(&mut here, 1, 0, 2, 1).await;
     });
 }

@@ -11,12 +11,14 @@
 //! Shape: a socket belongs to the reactor it was made on, and travels to another as an `OwnedFd`
 //! ([`Stream::into_fd`], [`Stream::from_fd`]), because the two may wait in different ways.
 
+mod hangups;
 mod host;
 mod inherited;
 mod listener;
 mod stream;
 
 pub use crate::gather::GATHER_LIMIT;
+pub use hangups::{HangupWatch, Hangups};
 pub use host::HostPort;
 pub use inherited::{Inherited, InheritedError};
 pub use listener::Listener;

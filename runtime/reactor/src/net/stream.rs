@@ -125,7 +125,7 @@ impl Stream {
         }
     }
 
-    fn descriptor(&self) -> &Arc<Descriptor> {
+    pub(super) fn descriptor(&self) -> &Arc<Descriptor> {
         self.descriptor.as_ref().expect("the stream is not being taken apart")
     }
 

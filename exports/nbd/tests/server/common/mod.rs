@@ -105,6 +105,20 @@ impl Served {
         listen(&self.cores.handle(0).unwrap(), server).1
     }
 
+    /// Has a core do nothing until the result is dropped.
+    pub fn stall(&self, core: usize) -> mpsc::Sender<()> {
+        let (release, released) = mpsc::channel::<()>();
+        let (begin, begun) = mpsc::channel();
+        let stalled = move || {
+            begin.send(()).expect("the test waits");
+            // Ends with the sender.
+            let _ = released.recv_timeout(LATE);
+        };
+        self.cores.handle(core).unwrap().address().send(stalled).expect("the core runs");
+        begun.recv_timeout(LATE).expect("the core stalls");
+        release
+    }
+
     /// Stops the cores, as a process does on SIGTERM.
     pub fn shutdown(self, drain: Duration) -> Stopped {
         self.cores.shutdown(drain)

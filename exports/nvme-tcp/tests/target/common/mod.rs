@@ -92,7 +92,7 @@ pub const HOSTNQN: &str = "nqn.2026-11.org.example:host";
 /// One queue, seen from the host.
 pub struct Queue {
     host: Host,
-    stream: Stream,
+    pub stream: Stream,
     done: HashMap<u16, (Completion, Vec<u8>)>,
     pub cntlid: u16,
     /// The NQN of the host; Connect carries none if it is empty.
