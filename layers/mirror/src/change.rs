@@ -292,7 +292,7 @@ impl<C: Clock> Mirror<C> {
         let _making_room = MakingRoom(&self.write_intent);
         let leaving: Vec<LeavingGroup> = {
             let hot = self.hot.borrow();
-            let at_rest = hot.from_oldest().filter(|hot| self.is_at_rest(&self.map.group_at(hot.group)));
+            let at_rest = hot.oldest_first().filter(|hot| self.is_at_rest(&self.map.group_at(hot.group)));
             at_rest.take(hot.at_once() as usize).map(|hot| (hot.group, Some(hot.change))).collect()
         };
         if leaving.is_empty() {
@@ -306,7 +306,7 @@ impl<C: Clock> Mirror<C> {
     /// Takes all groups out of the labels in which nothing is in flight, and all replicas have the same.
     pub(crate) async fn clear_clean_regions(&self) -> Result<(), Error> {
         let mut leaving: Vec<LeavingGroup> =
-            self.hot.borrow().from_oldest().map(|hot| (hot.group, Some(hot.change))).collect();
+            self.hot.borrow().oldest_first().map(|hot| (hot.group, Some(hot.change))).collect();
         leaving.extend(self.leftover_groups());
         self.clear_groups(leaving, true).await
     }

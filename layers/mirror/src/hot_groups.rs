@@ -167,7 +167,7 @@ impl HotGroups {
     }
 
     /// The groups from the one whose last change is longest ago.
-    pub fn from_oldest(&self) -> impl Iterator<Item = HotGroup> + '_ {
+    pub fn oldest_first(&self) -> impl Iterator<Item = HotGroup> + '_ {
         self.walk(self.oldest, |slot| slot.newer)
     }
 
@@ -236,7 +236,7 @@ mod tests {
     }
 
     fn order(hot: &HotGroups) -> Vec<u32> {
-        let order: Vec<u32> = hot.from_oldest().map(|hot| hot.group).collect();
+        let order: Vec<u32> = hot.oldest_first().map(|hot| hot.group).collect();
         let mut back: Vec<u32> = hot.changed_after(0).map(|hot| hot.group).collect();
         back.reverse();
         assert_eq!(order, back);
@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(order(&hot), [11, 12, 13, 15, 16, 14]);
         let covered: Vec<u32> = hot.changed_after(2).filter(|hot| hot.change <= 6).map(|hot| hot.group).collect();
         assert_eq!(covered, [15, 13]);
-        assert!(hot.from_oldest().all(|hot| hot.tick == 3), "nothing was changed");
+        assert!(hot.oldest_first().all(|hot| hot.tick == 3), "nothing was changed");
     }
 
     #[test]

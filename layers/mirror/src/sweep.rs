@@ -83,7 +83,7 @@ impl<C: Clock> Mirror<C> {
 
     fn untouched_groups(&self, sweep: u64) -> Vec<LeavingGroup> {
         let hot = self.hot.borrow();
-        let untouched = hot.from_oldest().filter(|hot| sweep - hot.tick > UNTOUCHED_SWEEPS);
+        let untouched = hot.oldest_first().filter(|hot| sweep - hot.tick > UNTOUCHED_SWEEPS);
         untouched.map(|hot| (hot.group, Some(hot.change))).collect()
     }
 }
