@@ -373,7 +373,7 @@ fn block_devices(
 fn no_zero(table: &LimitsTable) -> Result<(), String> {
     const MIN_COMMANDS: u16 = 32;
     let counts = [("connections", table.connections), ("io_queues", table.io_queues.map(usize::from))];
-    for (name, _) in counts.into_iter().filter(|(_, count)| *count == Some(0)) {
+    if let Some((name, _)) = counts.into_iter().find(|(_, count)| *count == Some(0)) {
         return Err(format!("limits.{name} = 0: with none no host is served; write 1 or more, or leave it out"));
     }
     if let Some(few) = table.commands.filter(|commands| *commands < MIN_COMMANDS) {
@@ -386,11 +386,11 @@ fn no_zero(table: &LimitsTable) -> Result<(), String> {
         ("total_bytes_in_flight", table.total_bytes_in_flight),
         ("transfer_bytes", table.transfer_bytes),
     ];
-    for (name, _) in sizes.into_iter().filter(|(_, size)| size.is_some_and(|size| size.get() == 0)) {
+    if let Some((name, _)) = sizes.into_iter().find(|(_, size)| size.is_some_and(|size| size.get() == 0)) {
         return Err(format!("limits.{name} = 0: without bytes no command is executed"));
     }
     let times = [("connect", table.connect), ("idle", table.idle), ("receive", table.receive)];
-    for (name, _) in times.into_iter().filter(|(_, time)| time.is_some_and(|time| time.0.is_zero())) {
+    if let Some((name, _)) = times.into_iter().find(|(_, time)| time.is_some_and(|time| time.0.is_zero())) {
         return Err(format!("limits.{name} = \"0s\": every host is too late; write 1ms or more"));
     }
     Ok(())
