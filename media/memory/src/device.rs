@@ -2,12 +2,11 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::ops::RangeInclusive;
 
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, BlockState, Checksum, Coverage, Device, ErrorKind, Expectations, Geometry,
-    Limits, Operation, Outcome, RangeLock, Request, RequestKind, ReservedArea, Response, Salvaged, StatusRuns, Tally,
-    VerifyStats, WriteData, yield_once,
+    Limits, Operation, Outcome, Request, RequestKind, ReservedArea, Response, Salvaged, StatusRuns, Tally, VerifyStats,
+    WriteData,
 };
 use sealblock_integrity::{Checks, ChecksumKind, Field, Mismatch, PiFormat, Sealed, Tags, Unverified, verify};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
@@ -27,7 +26,8 @@ const TRANSFER_BYTES: usize = 4 << 20;
 /// Bytes that one step of a Verify, WriteZeroes or Discard covers: some hundred microseconds during which the core does nothing else. The
 /// gate cuts longer ones.
 const STEP_BYTES: usize = 1 << 20;
-/// Bytes of such a request that is executed in place, since their number is not bounded by data in flight. Longer ones take turns.
+/// Bytes of such a request that is executed in place, since their number is not bounded by data in flight. Whoever asks for longer ones lets
+/// others have their turn between them.
 const IN_PLACE_BYTES: u64 = 64 << 10;
 
 /// Bytes of a chunk of marks.
@@ -42,12 +42,7 @@ pub struct MemoryDevice {
     geometry: Geometry,
     stored: RefCell<Stored>,
     pool: Option<Pool>,
-    /// Held by the long request whose step is next; the others wait in order.
-    turn: RangeLock,
 }
-
-/// The one turn.
-const TURN: RangeInclusive<u64> = 0..=0;
 
 /// What to change in a stored block behind its tag's back. Offsets count from the start of the block's data or tuple.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,7 +89,6 @@ impl MemoryDevice {
                 reserved: BTreeMap::new(),
             }),
             pool: None,
-            turn: RangeLock::default(),
         }
     }
 
@@ -447,24 +441,20 @@ impl Device for MemoryDevice {
     }
 
     async fn execute(&self, operation: Request) -> Outcome {
-        let size = self.geometry.block_size;
-        if operation.blocks() << size.shift() <= IN_PLACE_BYTES {
-            return self.carry_out(&operation);
-        }
-        // Many long requests, or a long one in many pieces, compute one step at a time, and whoever is ready runs between two of them.
-        let _turn = self.turn.lock(TURN).await;
-        yield_once().await;
         self.carry_out(&operation)
     }
 
     fn try_execute(&self, operation: &Request) -> Option<Outcome> {
-        let moves_data = matches!(
-            operation.kind(),
-            RequestKind::Read | RequestKind::Write | RequestKind::Compare | RequestKind::Flush
-        );
         let bytes = operation.blocks() << self.geometry.block_size.shift();
-        (moves_data || bytes <= IN_PLACE_BYTES).then(|| self.carry_out(operation))
+        is_short(operation, bytes).then(|| self.carry_out(operation))
     }
+}
+
+/// True if a request is executed in place: its data are in flight, which is bounded, or it is about few bytes.
+fn is_short(request: &Request, bytes: u64) -> bool {
+    let moves_data =
+        matches!(request.kind(), RequestKind::Read | RequestKind::Write | RequestKind::Compare | RequestKind::Flush);
+    moves_data || bytes <= IN_PLACE_BYTES
 }
 
 #[cfg(test)]

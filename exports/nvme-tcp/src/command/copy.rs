@@ -10,6 +10,7 @@ use sealblock_integrity::{Checks, Keep, PiFormat, ProtectionType, RebaseTags, Se
 use sealblock_protocols_nvme::nvm::{CopyCommand, CopyLimits, CopyRange};
 use sealblock_protocols_nvme::{Count8, StatusCode};
 use sealblock_runtime_memory::Buffer;
+use sealblock_runtime_reactor::submitted;
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
 use crate::command::queue_context::{NamespaceHandle, QueueContext, execute, record};
@@ -97,6 +98,8 @@ async fn copy_range(
         let at = Extent::from_raw(to + first, piece.len()).map_err(|_| StatusCode::LBA_OUT_OF_RANGE)?;
         let data = resealed(namespace, args, &read, at, done + first)?;
         execute(namespace, Request::write(at, data, durability)).await?;
+        // A device may answer at once, and then nobody else would run.
+        submitted().await;
     }
     Ok(())
 }

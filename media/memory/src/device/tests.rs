@@ -36,12 +36,6 @@ fn run(gate: &Gate<MemoryDevice>, operation: Request) -> Outcome {
     }
 }
 
-/// How often a request lets others run.
-fn turns(gate: &Gate<MemoryDevice>, operation: Request) -> usize {
-    let mut execution = pin!(gate.execute(operation));
-    (0..).find(|_| execution.as_mut().now_or_never().is_some()).expect("it ends")
-}
-
 fn extent(start: u64, blocks: u64) -> Extent {
     Extent::from_raw(start, blocks).unwrap()
 }
@@ -373,23 +367,20 @@ fn what_memory_is_not_there_for_is_a_hole_unless_it_is_unreadable() {
 }
 
 #[test]
-fn long_requests_take_turns_and_let_others_run_after_each_step() {
-    let gate = Gate::new("mem", MemoryDevice::new(BlockSize::B4096, 1 << 24, Some(TYPE1)));
-    let (whole, some) = (extent(0, 4096), extent(0, 16));
-    for (request, least) in [
-        (Request::verify(whole, Expectations::NONE), 16),
-        (Request::write_zeroes(whole, false, Durability::Volatile), 16),
-        (Request::write_zeroes(whole, true, Durability::Volatile), 16),
-        (Request::write_uncorrectable(whole, Durability::Volatile), 16),
-        (Request::discard((0..4).map(|at| extent(at << 20, 1 << 16))), 1024),
-        (Request::verify(some, Expectations::NONE), 0),
-    ] {
-        assert!(gate.try_execute(&request).is_some() == (least == 0), "{:?}", request.kind());
-        let turns = turns(&gate, request);
-        assert!(turns >= least && (turns == 0) == (least == 0), "{turns} turns of {least}");
+fn only_short_requests_without_data_are_executed_in_place() {
+    let gate = gate(BlockSize::B4096, Some(TYPE1));
+    for (blocks, is_in_place) in [(16, true), (17, false)] {
+        let at = extent(0, blocks);
+        for request in [
+            Request::verify(at, Expectations::NONE),
+            Request::write_zeroes(at, true, Durability::Volatile),
+            Request::write_uncorrectable(at, Durability::Volatile),
+            Request::discard([at]),
+        ] {
+            assert_eq!(gate.try_execute(&request).is_some(), is_in_place, "{:?}", request.kind());
+        }
     }
-    let write = Request::write(whole, blocks(&gate, whole, 7), Durability::Volatile);
-    assert!(gate.try_execute(&write).is_none(), "longer than a transfer");
-    let write = Request::write(extent(0, 256), blocks(&gate, extent(0, 256), 7), Durability::Volatile);
+    let at = extent(0, 256);
+    let write = Request::write(at, blocks(&gate, at, 7), Durability::Volatile);
     assert!(gate.try_execute(&write).is_some(), "its data are in flight, which is bounded");
 }
