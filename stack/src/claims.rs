@@ -17,7 +17,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use sealblock_runtime_ioctl::range_lock::{Use, announce, is_announced};
+use sealblock_runtime_ioctl::range_lock::{Use, announce, is_announced, is_obscured};
 
 use crate::below::{Arrangement, DeviceNode, Map, NodeKind, node};
 use crate::device_number::DeviceNumber;
@@ -75,12 +75,7 @@ pub(crate) fn claim(path: &Path, what: Use) -> Result<Vec<File>, Conflict> {
 }
 
 /// Announces the ranges of one file or device. Nothing where it cannot be opened.
-fn claim_storage(
-    storage: Storage,
-    leaves: &[Leaf],
-    paths: &[PathBuf],
-    what: Use,
-) -> Result<Option<File>, Conflict> {
+fn claim_storage(storage: Storage, leaves: &[Leaf], paths: &[PathBuf], what: Use) -> Result<Option<File>, Conflict> {
     let is_it = |path: &&PathBuf| fs::metadata(path).is_ok_and(|about| Storage::of(&about) == storage);
     // The last one is the kernel's own name of a device, so that all announce at one node.
     let Some(path) = paths.iter().rev().find(is_it) else { return Ok(None) };
@@ -93,6 +88,8 @@ fn claim_storage(
     };
     let others: &[Use] = match what {
         Use::Write => &[Use::Write, Use::Read],
+        // Another reader's lock of the file would look like a writer's.
+        Use::Read if is_obscured(file.as_fd()).unwrap_or(true) => &[],
         Use::Read => &[Use::Write],
     };
     for leaf in leaves.iter().filter(|leaf| leaf.storage == storage) {

@@ -41,6 +41,19 @@ pub fn is_announced(file: BorrowedFd<'_>, what: Use, first_byte: u64, end_byte: 
     Ok(libc::c_int::from(lock.l_type) != libc::F_UNLCK)
 }
 
+/// True if somebody holds a lock of the whole file that looks like any announcement, as NFS makes them of `flock(2)`: then nobody can tell
+/// what is announced.
+///
+/// # Errors
+/// When the file system has no such locks.
+pub fn is_obscured(file: BorrowedFd<'_>) -> io::Result<bool> {
+    let mut lock = lock_of(libc::F_WRLCK, Use::Read, 0, 1);
+    // Behind all announcements.
+    lock.l_start = (2 * READERS_FROM) as i64;
+    call(file, libc::F_OFD_GETLK, &mut lock)?;
+    Ok(libc::c_int::from(lock.l_type) != libc::F_UNLCK)
+}
+
 fn lock_of(kind: libc::c_int, what: Use, first_byte: u64, end_byte: u64) -> libc::flock {
     let offset = if what == Use::Read { READERS_FROM } else { 0 };
     let start = first_byte.min(READERS_FROM - 1);
@@ -99,5 +112,19 @@ mod tests {
         assert!(!is_there(Use::Write, 0, u64::MAX), "a reader is no writer");
         announce(writer.as_fd(), Use::Write, 8192, u64::MAX).unwrap();
         assert!(is_there(Use::Write, 0, u64::MAX) && !is_there(Use::Read, 4096, u64::MAX), "a writer is no reader");
+    }
+
+    #[test]
+    fn a_lock_of_the_whole_file_hides_what_is_announced() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let open = || File::open(file.path()).unwrap();
+        let (one, other) = (open(), open());
+        announce(one.as_fd(), Use::Write, 0, u64::MAX).unwrap();
+        announce(one.as_fd(), Use::Read, 0, u64::MAX).unwrap();
+        assert!(!is_obscured(other.as_fd()).unwrap(), "announcements end before");
+        let mut whole = lock_of(libc::F_RDLCK, Use::Write, 0, 1);
+        whole.l_len = 0;
+        call(one.as_fd(), libc::F_OFD_SETLK, &mut whole).unwrap();
+        assert!(is_obscured(other.as_fd()).unwrap());
     }
 }
