@@ -27,9 +27,8 @@ fn is_refused(place: &Place, target: &str, words: &[&str]) {
 
 /// Nothing is said of a target that another process writes at the same time: what was read of it is of no one moment.
 fn is_not_read(place: &Place, target: &str, words: &[&str]) {
-    for command in ["verify", "info", "rescue --list", "copy"] {
-        let to = if command == "copy" { " copied" } else { "" };
-        place.run(&format!("{command} {target}{to}")).fails(3, words);
+    for command in [format!("verify {target}"), format!("info {target}"), format!("copy {target} copied")] {
+        place.run(&command).fails(3, words);
     }
     assert!(!place.path("copied").exists());
 }
