@@ -20,6 +20,7 @@ mod latency;
 mod layouts;
 mod load;
 mod mirror;
+mod mirror_size;
 mod nbd;
 mod notes;
 mod nvme_tcp;
@@ -54,6 +55,7 @@ pub fn run(command: Command) -> anyhow::Result<()> {
         Claim::Layouts(options) => layouts::run(&options)?,
         Claim::Stripe(options) => stripe::run(&options)?,
         Claim::Mirror(options) => mirror::run(&options)?,
+        Claim::MirrorSize(options) => mirror_size::run(&options)?,
         Claim::NvmeTcp(options) => nvme_tcp::run(options)?,
         Claim::Nbd(options) => nbd::run(&options)?,
         Claim::RemoteVerify(options) => remote_verify::run(options)?,

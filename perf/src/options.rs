@@ -48,6 +48,8 @@ pub enum Claim {
     Stripe(FileOptions),
     /// A mirror of two replicas against the same devices by themselves, both at once.
     Mirror(FileOptions),
+    /// Random writes to mirrors of different sizes, against two volumes of that size by themselves, both at once.
+    MirrorSize(MirrorSizeOptions),
     /// Our target and our host over loopback, each on one core; with and without protection and digests.
     NvmeTcp(RemoteOptions),
     /// Our NBD server over memory, against nbdkit and qemu-nbd.
@@ -95,6 +97,32 @@ pub struct FileOptions {
     /// Seconds that volumes are left alone before loads that come after idle time.
     #[arg(long, default_value_t = 60.0)]
     pub idle: f64,
+}
+
+/// Sizes of mirrors, and how they are written to.
+#[derive(Args, Clone)]
+pub struct MirrorSizeOptions {
+    /// Directory of the files, on the file system to be measured. They are sparse, and removed afterwards.
+    #[arg(long, default_value = ".")]
+    pub dir: PathBuf,
+    /// Bytes of each volume.
+    #[arg(long, value_delimiter = ',', default_value = "64MiB,8GiB,64GiB")]
+    pub sizes: Vec<ByteCount>,
+    /// Writes in flight to a mirror, and to each of two volumes.
+    #[arg(long, value_delimiter = ',', default_value = "1,16")]
+    pub depths: Vec<u64>,
+    /// Seconds of one turn.
+    #[arg(long, default_value_t = 6.0)]
+    pub seconds: f64,
+    /// Rounds, in each of which the volumes have a turn and the mirror.
+    #[arg(long, default_value_t = 4)]
+    pub rounds: u32,
+    /// Guard of the volumes: none, crc16, crc32c, crc64, ip.
+    #[arg(long, default_value = "crc32c")]
+    pub guard: Protection,
+    /// The same also with all volumes at a target over loopback, on another core.
+    #[arg(long)]
+    pub remote: bool,
 }
 
 /// How many writes, for the benchmark that counts bytes.
@@ -277,6 +305,13 @@ impl RemoteOptions {
     /// Blocks of 4 KiB of each device.
     pub fn blocks(&self) -> u64 {
         self.size.get() >> BlockSize::B4096.shift()
+    }
+}
+
+impl MirrorSizeOptions {
+    /// Length of a turn.
+    pub fn turn(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds)
     }
 }
 

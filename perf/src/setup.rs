@@ -242,6 +242,15 @@ pub async fn new_volume(path: &Path, blocks: u64, guard: Protection, prepared: P
     Ok(layout)
 }
 
+/// A new volume on a new file that has space for nothing that was not written.
+pub async fn sparse_volume(path: &Path, blocks: u64, guard: Protection) -> anyhow::Result<()> {
+    let medium = FileMedium::open(path, Options::CREATE)?;
+    let layout = Layout::new(BlockSize::B4096, medium.sector_bytes(), blocks)?;
+    medium.set_len_bytes(layout.medium_bytes())?;
+    create(&medium, &shape(blocks, guard)).await?;
+    Ok(medium.sync().await?)
+}
+
 /// A volume in memory with every block written, and its worker at work until its core is dropped.
 pub async fn memory_volume(blocks: u64, guard: Protection) -> anyhow::Result<DynDevice> {
     let layout = Layout::new(BlockSize::B4096, MEMORY_SECTOR_BYTES, blocks)?;
@@ -329,6 +338,11 @@ pub async fn open_volume(path: &Path, on_turn: Turn) -> anyhow::Result<OpenVolum
 }
 
 impl OpenVolume {
+    /// What went to its medium and came from there.
+    pub fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
     /// The volume as a part of something larger.
     pub fn stack(&self) -> DynDevice {
         DynDevice::from(Rc::clone(&self.gate))

@@ -356,7 +356,7 @@ fn merge(label: &mut Label, other: &Label, lacks_everything: bool) {
     *is_new = is_still_new(*is_new, other, lacks_everything) && *state != ReplicaState::InSync;
     match state {
         ReplicaState::InSync => label.dirty.add(&other.dirty),
-        ReplicaState::OutOfSync | ReplicaState::Resyncing => add_missed(out_of_sync, other, lacks_everything),
+        ReplicaState::OutOfSync | ReplicaState::Resyncing => add_missed(out_of_sync, other, lacks_everything, false),
         ReplicaState::Removed => {}
     }
 }
@@ -368,14 +368,16 @@ pub(crate) fn is_still_new(is_called_new: bool, own: &Label, lacks_everything: b
     own.replicas[own.own_index].is_new && (is_called_new || lacks_everything)
 }
 
-/// Adds the regions that an out-of-sync replica lacks by its own label.
-pub(crate) fn add_missed(out_of_sync: &mut Regions, own: &Label, lacks_everything: bool) {
+/// Adds the regions that an out-of-sync replica lacks by its own label, of which its changes since are known if it `is_followed`.
+pub(crate) fn add_missed(out_of_sync: &mut Regions, own: &Label, lacks_everything: bool, is_followed: bool) {
     if lacks_everything {
         // The out-of-sync regions in the record apply to another image of the replica.
         *out_of_sync = Regions::all(out_of_sync.capacity());
     }
-    // It may have changes that were in flight when it failed, or not.
-    out_of_sync.add(&own.dirty);
+    if !is_followed {
+        // It may have changes that were in flight when it failed, or not.
+        out_of_sync.add(&own.dirty);
+    }
     // The others may not know all that it lacks: it can have been reattached as an older image while they were
     // offline.
     out_of_sync.add(&own.replicas[own.own_index].out_of_sync);

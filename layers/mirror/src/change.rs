@@ -12,8 +12,8 @@ use sealblock_units::Extent;
 use smallvec::SmallVec;
 
 use crate::mirror::{Mirror, Mutation, Replicas};
-use crate::regions::Regions;
 use crate::replica::{Replica, is_unreachable, side_by_side};
+use crate::write_intent::WriteIntent;
 
 /// Marks an extent nosync when dropped, if a change ended half-way: it failed, or its caller dropped it.
 struct NosyncOnDrop<'a, C: Clock> {
@@ -89,6 +89,7 @@ impl<C: Clock> Mirror<C> {
 
     /// Executes a change whose blocks the caller has locked.
     pub(crate) async fn change_locked(&self, extent: Extent, request: Request) -> Outcome {
+        self.make_room(extent).await;
         self.mark_dirty(extent).await?;
         let (replicas, is_durable) = (self.write_targets(), !request.is_volatile());
         let mut unfinished = NosyncOnDrop { mirror: self, extent: Some(extent) };
@@ -177,7 +178,7 @@ impl<C: Clock> Mirror<C> {
         if self.writes_lost.replace(false) {
             return Err(writes_lost());
         }
-        if !self.write_intent.dirty.borrow().is_empty() {
+        if self.write_intent.has_unflushed() {
             // An offline replica has not flushed changes that completed before this opening; after this flush it must
             // count as out of sync.
             self.record_failures().await?;
@@ -190,8 +191,7 @@ impl<C: Clock> Mirror<C> {
     /// is back.
     pub(crate) async fn flush_internally(&self) -> Result<(), Error> {
         self.flush_replicas().await.inspect_err(|error| {
-            if !is_unreachable(error) && !self.write_intent.dirty.borrow().is_empty() && !self.writes_lost.replace(true)
-            {
+            if !is_unreachable(error) && self.write_intent.has_unflushed() && !self.writes_lost.replace(true) {
                 tracing::warn!(%error, "cannot flush the mirror; the next flush of its user fails");
             }
         })
@@ -199,8 +199,7 @@ impl<C: Clock> Mirror<C> {
 
     /// Makes all completed writes durable on every replica, without reporting earlier losses.
     pub(crate) async fn flush_replicas(&self) -> Result<(), Error> {
-        let (changes, is_idle, rewritten) =
-            (self.write_intent.changes.get(), self.range_lock.is_idle(), self.rewritten());
+        let (covered, rewritten) = (self.begin_flush(), self.rewritten());
         let asked = execute_on(self.write_targets(), &Request::flush()).await;
         let flushed = self.complete_write(asked, None).await;
         if flushed.is_err() {
@@ -208,9 +207,7 @@ impl<C: Clock> Mirror<C> {
             self.mark_dirty_nosync();
         }
         flushed?;
-        if is_idle {
-            self.write_intent.flushed_changes.set(changes);
-        }
+        self.end_flush(covered);
         if rewritten.is_empty() {
             return Ok(());
         }
@@ -239,40 +236,129 @@ impl<C: Clock> Mirror<C> {
         self.replicas.borrow().iter().any(|replica| !replica.stale.borrow().rewritten().is_empty())
     }
 
-    /// Takes groups of regions out of the labels in which nothing was changed since the last sweep, after a flush of
-    /// every replica.
-    pub(crate) async fn clear_clean_regions(&self) -> Result<(), Error> {
-        let recent = self.write_intent.written_since_sweep.replace(Regions::none(self.map.count()));
-        let is_quiet = |group: &RangeInclusive<u32>| {
-            !self.write_intent.written_since_sweep.borrow().contains_any(group.clone())
-                && !self.write_intent.nosync.borrow().contains_any(group.clone())
-                && !self.range_lock.is_locked(self.map.group_extent(group))
-        };
-        let mut quiet = self.dirty_groups();
-        quiet.retain(|group| !recent.contains_any(group.clone()) && is_quiet(group));
-        if quiet.is_empty() && !self.has_rewritten() {
-            return if self.write_intent.has_unwritten() { self.write_labels().await } else { Ok(()) };
+    /// Number of the last change that a flush covers that begins now. What is in flight, and what is still to be reconciled, counts as
+    /// changed later.
+    fn begin_flush(&self) -> u64 {
+        let (changes, flushed) = (&self.write_intent.changes, self.write_intent.flushed_changes.get());
+        let covered = changes.get();
+        let is_busy = |group| !self.is_at_rest(&self.map.group_at(group));
+        if self.hot.borrow_mut().postpone(flushed, covered + 1, is_busy) {
+            changes.set(covered + 1);
         }
-        if self.mutation != Mutation::ClearUnflushed {
+        covered
+    }
+
+    /// Changes up to this number are durable on every in-sync replica: from now on one that fails does not lack them.
+    fn end_flush(&self, covered: u64) {
+        let (intent, flushed) = (&self.write_intent, self.write_intent.flushed_changes.get());
+        // Another flush failed meanwhile, and copies that make replicas equal there are not flushed yet.
+        let is_nosync = |group| intent.nosync.borrow().contains_any(self.map.group_at(group));
+        if !intent.nosync.borrow().is_empty()
+            && self.hot.borrow_mut().postpone(flushed, intent.changes.get() + 1, is_nosync)
+        {
+            intent.changes.set(intent.changes.get() + 1);
+        }
+        for group in self.hot.borrow().changed_after(flushed).filter(|group| group.change <= covered) {
+            intent.written.borrow_mut().remove_all(self.map.group_at(group.group));
+        }
+        intent.flushed_changes.set(flushed.max(covered));
+    }
+
+    /// True if no change is in flight in these regions of a group, and all in-sync replicas have the same there.
+    pub(crate) fn is_at_rest(&self, group: &RangeInclusive<u32>) -> bool {
+        !self.write_intent.nosync.borrow().contains_any(group.clone())
+            && !self.range_lock.is_locked(self.map.group_extent(group))
+    }
+
+    /// Waits until the labels have room for the groups of an extent, unless none can leave.
+    async fn make_room(&self, extent: Extent) {
+        let intent = &self.write_intent;
+        let lacks_room = || {
+            let groups = self.map.groups(&self.map.of(extent));
+            self.hot.borrow().is_full() && !intent.dirty.borrow().contains_all(groups)
+        };
+        while lacks_room() {
+            if intent.is_making_room.get() {
+                intent.room_changed.wait_until(|| !intent.is_making_room.get()).await;
+            } else if !matches!(self.evict().await, Ok(true)) {
+                return;
+            }
+        }
+    }
+
+    /// Takes the groups out of the labels whose last change is longest ago, to make room for others; false if none can leave.
+    pub(crate) async fn evict(&self) -> Result<bool, Error> {
+        self.write_intent.is_making_room.set(true);
+        let _making_room = MakingRoom(&self.write_intent);
+        let leaving: Vec<LeavingGroup> = {
+            let hot = self.hot.borrow();
+            let at_rest = hot.oldest_first().filter(|hot| self.is_at_rest(&self.map.group_at(hot.group)));
+            at_rest.take(hot.at_once() as usize).map(|hot| (hot.group, Some(hot.change))).collect()
+        };
+        if leaving.is_empty() {
+            return Ok(false);
+        }
+        self.hot.borrow_mut().crowded();
+        self.clear_groups(leaving, self.mutation != Mutation::EvictUnflushed).await?;
+        Ok(true)
+    }
+
+    /// Takes all groups out of the labels in which nothing is in flight, and all replicas have the same.
+    pub(crate) async fn clear_clean_regions(&self) -> Result<(), Error> {
+        let mut leaving: Vec<LeavingGroup> =
+            self.hot.borrow().oldest_first().map(|hot| (hot.group, Some(hot.change))).collect();
+        leaving.extend(self.leftover_groups());
+        self.clear_groups(leaving, true).await
+    }
+
+    /// Groups that were dirty when the mirror was opened and were not changed since.
+    pub(crate) fn leftover_groups(&self) -> Vec<LeavingGroup> {
+        let (leftover, mut groups, mut from) = (self.write_intent.leftover.borrow(), Vec::new(), 0);
+        while let Some(region) = leftover.next(from) {
+            from = self.map.group(region).end() + 1;
+            groups.push((*self.map.group_numbers(&(region..=region)).start(), None));
+        }
+        groups
+    }
+
+    /// Takes those of these groups out of the labels that are at rest and stay so, once all that was changed there is durable on every
+    /// in-sync replica. It flushes them for that if `may_flush`, and if they were not flushed since.
+    pub(crate) async fn clear_groups(&self, mut leaving: Vec<LeavingGroup>, may_flush: bool) -> Result<(), Error> {
+        let intent = &self.write_intent;
+        leaving.retain(|(group, _)| self.is_at_rest(&self.map.group_at(*group)));
+        if leaving.is_empty() && !self.has_rewritten() {
+            return if intent.has_unwritten() { self.write_labels().await } else { Ok(()) };
+        }
+        let flushed = intent.flushed_changes.get();
+        let is_unflushed = leaving.iter().any(|(_, change)| change.is_none_or(|change| change > flushed));
+        if may_flush && (is_unflushed || self.has_rewritten()) && self.mutation != Mutation::ClearUnflushed {
             self.flush_internally().await?;
         }
-        for group in quiet.into_iter().filter(is_quiet) {
-            // The same labels record what an offline replica lacks of it.
-            self.write_intent.dirty.borrow_mut().remove_all(group.clone());
-            self.write_intent.unrecorded.borrow_mut().remove_all(group.clone());
-            self.write_intent.written.borrow_mut().remove_all(group);
+        for (group, change) in leaving {
+            let regions = self.map.group_at(group);
+            if self.hot.borrow().change(group) == change && self.is_at_rest(&regions) {
+                // The same labels record what an offline replica lacks of it.
+                intent.dirty.borrow_mut().remove_all(regions.clone());
+                intent.unrecorded.borrow_mut().remove_all(regions.clone());
+                intent.leftover.borrow_mut().remove_all(regions.clone());
+                intent.written.borrow_mut().remove_all(regions);
+                self.hot.borrow_mut().remove(group);
+            }
         }
         self.write_labels().await
     }
+}
 
-    fn dirty_groups(&self) -> Vec<RangeInclusive<u32>> {
-        let (dirty, mut groups, mut from) = (self.write_intent.dirty.borrow(), Vec::new(), 0);
-        while let Some(region) = dirty.next(from) {
-            let group = self.map.group(region);
-            from = group.end() + 1;
-            groups.push(group);
-        }
-        groups
+/// A group that is to leave the labels, and the number of its last change.
+pub(crate) type LeavingGroup = (u32, Option<u64>);
+
+/// Ends the making of room when dropped, also if the request that makes it is dropped half-way.
+struct MakingRoom<'a>(&'a WriteIntent);
+
+impl Drop for MakingRoom<'_> {
+    fn drop(&mut self) {
+        self.0.is_making_room.set(false);
+        self.0.room_changed.notify();
     }
 }
 

@@ -3,6 +3,7 @@
 //! The rules are in `write_intent`. Pages are written in place. A torn page counts as all of its regions, and so does one
 //! that was written while the device was attached before: its epoch differs.
 
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use futures_util::future::join_all;
@@ -52,10 +53,12 @@ impl<C: Clock> Mirror<C> {
     /// writes cost no further label; the exact regions are kept in memory.
     pub(crate) async fn mark_dirty(&self, extent: Extent) -> Result<(), Error> {
         let (intent, regions) = (&self.write_intent, self.map.of(extent));
-        intent.changes.set(intent.changes.get() + 1);
-        intent.written_since_sweep.borrow_mut().insert_all(regions.clone());
+        let (groups, change) = (self.map.groups(&regions), intent.begin_numbered());
         intent.written.borrow_mut().insert_all(regions.clone());
-        let groups = self.map.groups(&regions);
+        intent.leftover.borrow_mut().remove_all(groups.clone());
+        for group in self.map.group_numbers(&regions) {
+            self.hot.borrow_mut().touch(group, change, intent.sweeps.get());
+        }
         let is_recorded =
             intent.is_recorded(&groups) && intent.phase.get() == SessionPhase::Durable && !self.has_listed_in_sync();
         for replica in self.replicas.borrow().iter() {
@@ -72,13 +75,32 @@ impl<C: Clock> Mirror<C> {
         if is_recorded {
             return Ok(());
         }
+        self.mark_ahead(&regions, change);
         intent.unrecorded.borrow_mut().insert_all(groups.clone());
         intent.dirty.borrow_mut().insert_all(groups);
+        if self.hot.borrow().is_due() {
+            intent.room_changed.notify();
+        }
         if self.mutation == Mutation::SkipMark {
             return Ok(());
         }
         intent.begin_change();
         self.write_labels().await
+    }
+
+    /// Marks groups around the one of these regions dirty, if that is not marked yet: the same labels record them.
+    fn mark_ahead(&self, regions: &RangeInclusive<u32>, change: u64) {
+        let (intent, groups) = (&self.write_intent, self.map.group_numbers(regions));
+        let is_marked = |group| intent.dirty.borrow().contains_all(self.map.group_at(group));
+        if groups.start() != groups.end() || is_marked(*groups.start()) {
+            return;
+        }
+        let around = self.hot.borrow_mut().mark(*groups.start());
+        for group in around.filter(|group| *group != *groups.start() && !is_marked(*group)) {
+            self.hot.borrow_mut().touch(group, change, intent.sweeps.get());
+            intent.unrecorded.borrow_mut().insert_all(self.map.group_at(group));
+            intent.dirty.borrow_mut().insert_all(self.map.group_at(group));
+        }
     }
 
     /// Records failed replicas in durable labels, before a reader sees, or a change rewrites, content that they may
@@ -90,6 +112,15 @@ impl<C: Clock> Mirror<C> {
             return Ok(());
         }
         self.write_labels().await
+    }
+
+    /// Writes the first labels of an opening, which only make them equal: the labels that record these are those of the first change, or
+    /// of what else must not be taken for the work of another opening.
+    pub(crate) async fn write_equal_labels(&self) -> Result<(), Error> {
+        self.write_intent.leaves_follow_up.set(true);
+        let written = self.write_labels().await;
+        self.write_intent.leaves_follow_up.set(false);
+        written
     }
 
     /// Makes the current state durable: writes the label of every replica that has room, and of at least one.
@@ -137,8 +168,12 @@ impl<C: Clock> Mirror<C> {
             // The first durable labels must be followed by labels that record them: that tells them from labels that
             // other openings write. And a session is announced before it is confirmed.
             let is_first = durable_count > 0 && !self.write_intent.has_written_labels.replace(true);
-            if is_durable && (self.write_intent.labels_durable() || is_first) {
+            let is_alone = is_first && self.write_intent.leaves_follow_up.get();
+            if is_durable && (self.write_intent.labels_durable() || (is_first && !is_alone)) {
                 continue;
+            }
+            if is_durable && !is_alone {
+                self.write_intent.is_followed_up.set(true);
             }
             // No caller waits for more than the labels had when they were made.
             self.write_intent.attempted_seq.set(covers);

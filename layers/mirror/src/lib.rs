@@ -24,6 +24,7 @@ mod change;
 mod codec;
 mod create;
 mod error;
+mod hot_groups;
 pub mod label;
 mod labels;
 pub mod lineage;
@@ -41,6 +42,7 @@ mod replica;
 mod resync;
 pub mod sets;
 mod stale;
+mod sweep;
 mod verify;
 mod write_intent;
 
@@ -78,8 +80,6 @@ impl<C: Clock> Mirror<C> {
             return Ok(());
         }
         if !self.write_intent.dirty.borrow().is_empty() || self.write_intent.has_unwritten() {
-            // The first sweep skips the regions that were changed since the sweep before.
-            self.clear_clean_regions().await?;
             self.clear_clean_regions().await?;
             if !self.write_intent.dirty.borrow().is_empty() {
                 // Regions in which replicas may still differ stay in the labels. Completed changes there become

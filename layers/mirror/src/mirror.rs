@@ -9,6 +9,7 @@ use sealblock_block::{Abilities, Ability, Clock, Condition, Error, ErrorKind, Fr
 use sealblock_units::Extent;
 use smallvec::SmallVec;
 
+use crate::hot_groups::HotGroups;
 use crate::label::ReplicaState;
 use crate::name::MirrorName;
 use crate::range_lock::RangeLock;
@@ -36,6 +37,10 @@ pub struct Mirror<C> {
     authority: usize,
     pub(crate) range_lock: RangeLock,
     pub(crate) write_intent: WriteIntent,
+    /// The groups that labels mark dirty since the mirror was opened.
+    pub(crate) hot: RefCell<HotGroups>,
+    /// The event count before the first label of this opening.
+    pub(crate) opened_events: u64,
     /// The next flush fails: unflushed writes may be lost, because the last in-sync replica went offline and came
     /// back, or an internal flush failed.
     pub(crate) writes_lost: Cell<bool>,
@@ -60,7 +65,7 @@ pub(crate) struct MirrorParts {
     pub write_intent: WriteIntent,
     /// Whether the content that counts is what was written last.
     pub freshness: Freshness,
-    pub mutation: Mutation,
+    pub hooks: TestHooks,
 }
 
 /// A rule that the mirror breaks, to show that a simulation notices.
@@ -77,6 +82,8 @@ pub enum Mutation {
     ReadResyncing,
     /// Regions leave the labels without a flush of the replicas.
     ClearUnflushed,
+    /// Regions that make room for others leave the labels without a flush of the replicas.
+    EvictUnflushed,
     /// A resync makes blocks unreadable that every in-sync replica has lost, although the resyncing replica can read
     /// them.
     PoisonLastCopy,
@@ -117,6 +124,8 @@ pub struct TestHooks {
     pub mutation: Mutation,
     /// Base-2 logarithm of the blocks of a region of a new mirror; `None` for the usual size.
     pub region_shift: Option<u32>,
+    /// Most groups of regions that labels mark dirty; `None` for the usual number.
+    pub hot_groups: Option<u32>,
 }
 
 /// State of a mirror.
@@ -152,8 +161,11 @@ pub struct MirrorInfo {
     pub region_bytes: u64,
     /// State of the mirror.
     pub state: MirrorState,
-    /// Bytes of the dirty regions: replicas may differ there, because changes are in flight or were at a crash.
+    /// Bytes of the dirty regions: where changes were made or are expected, so that they wait for no label. After a crash now, replicas
+    /// are compared there.
     pub dirty_bytes: u64,
+    /// The most that `dirty_bytes` can be beside regions in which replicas differ, and changes that are larger by themselves.
+    pub max_dirty_bytes: u64,
     /// Bytes of the nosync regions: replicas may differ there and no change is in flight; they wait for
     /// reconciliation.
     pub nosync_bytes: u64,
@@ -190,7 +202,8 @@ pub struct ReplicaInfo {
 
 impl<C: Clock> Mirror<C> {
     pub(crate) fn new(clock: C, parts: MirrorParts, abilities: Abilities, read_only: bool) -> Mirror<C> {
-        let MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, mutation } = parts;
+        let MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, hooks } = parts;
+        let hot = HotGroups::new(&map, geometry.block_size, hooks.hot_groups);
         Mirror {
             clock,
             geometry,
@@ -199,11 +212,13 @@ impl<C: Clock> Mirror<C> {
             uuid,
             name,
             is_read_only: read_only,
-            mutation,
+            mutation: hooks.mutation,
             replicas: RefCell::new(replicas),
             authority,
             range_lock: RangeLock::default(),
+            opened_events: write_intent.events.get(),
             write_intent,
+            hot: RefCell::new(hot),
             writes_lost: Cell::new(false),
             lost_blocks: Cell::new(0),
             nosync_source: Cell::new(None),
@@ -238,10 +253,17 @@ impl<C: Clock> Mirror<C> {
             region_bytes: 1 << (self.map.shift() + shift),
             state: self.state(),
             dirty_bytes: self.map.blocks(&self.write_intent.dirty.borrow()) << shift,
+            max_dirty_bytes: self.max_dirty_bytes(),
             nosync_bytes: self.map.blocks(&self.write_intent.nosync.borrow()) << shift,
             lost_blocks: self.lost_blocks.get(),
             replicas: self.replicas.borrow().iter().map(describe).collect(),
         }
+    }
+
+    /// Bytes of the most groups that labels mark dirty.
+    fn max_dirty_bytes(&self) -> u64 {
+        let blocks = u64::from(self.hot.borrow().limit()) * self.map.group_blocks();
+        blocks.min(self.geometry.capacity_blocks) << self.geometry.block_size.shift()
     }
 
     /// State of the mirror.

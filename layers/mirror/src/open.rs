@@ -93,7 +93,7 @@ pub async fn open_with_hooks<C: Clock>(
     if doubts {
         // A device that may lack something shows it until its first change, so the labels of the others show it from now on.
         opened.mirror.write_labels().await.map_err(MirrorError::WriteLabels)?;
-    } else if labels_differ && let Err(error) = opened.mirror.write_labels().await {
+    } else if labels_differ && let Err(error) = opened.mirror.write_equal_labels().await {
         // Equal labels help to recognise older images. If they cannot be written, a request that needs them fails by
         // itself.
         tracing::debug!(%error, "cannot make the labels equal");
@@ -241,7 +241,7 @@ pub(crate) fn new_parts(
         authority: from.unwrap_or(0),
         write_intent,
         freshness: Freshness::Current,
-        mutation: hooks.mutation,
+        hooks: *hooks,
     })
 }
 
@@ -309,8 +309,8 @@ fn existing_parts(
     if hooks.mutation != Mutation::CountOn {
         write_intent.skip_events_past(label.events);
     }
-    let mutation = hooks.mutation;
-    Ok(MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, mutation })
+    let hooks = *hooks;
+    Ok(MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, hooks })
 }
 
 /// Why a device may lack what was written to it last, which another replica has. One that takes no writes cannot be resynchronised,

@@ -38,7 +38,7 @@ impl<C: Clock> Mirror<C> {
             // It was the last in-sync replica, and its device may have lost unflushed writes that no other replica is
             // sure to have.
             ReplicaState::InSync => {
-                self.writes_lost.set(self.writes_lost.get() || !self.write_intent.dirty.borrow().is_empty());
+                self.writes_lost.set(self.writes_lost.get() || self.write_intent.has_unflushed());
                 self.mark_dirty_nosync();
             }
             _ => {}
@@ -88,6 +88,10 @@ impl<C: Clock> Mirror<C> {
         if lacks_everything && replica.state.get() == ReplicaState::InSync {
             return Err("the device is an older image of the last in-sync replica, or was changed elsewhere".to_owned());
         }
+        // What it lacks since it wrote a label of this opening is known exactly; and that label has all the groups in which changes wait
+        // for no label, of which most are durable.
+        let is_followed = label.events > self.opened_events
+            && [replica.acked_events.get(), replica.sent_events.get()].contains(&label.events);
         replica.acked_events.set(replica.acked_events.get().max(label.events));
         if label.events > self.write_intent.events.get() {
             // Another opening used it without a change, and other replicas may know that label: labels with lower
@@ -98,7 +102,7 @@ impl<C: Clock> Mirror<C> {
             replica.is_new.set(is_still_new(replica.is_new.get(), label, lacks_everything));
             let was_current = label.replicas[label.own_index].state == ReplicaState::InSync;
             replica.is_listed_in_sync.set(replica.is_listed_in_sync.get() && was_current && !lacks_everything);
-            add_missed(&mut replica.out_of_sync.borrow_mut(), label, lacks_everything);
+            add_missed(&mut replica.out_of_sync.borrow_mut(), label, lacks_everything, is_followed);
         }
         Ok(())
     }

@@ -2,12 +2,13 @@
 //! change that only some executed.
 
 use std::cell::Cell;
+use std::ops::RangeInclusive;
 use std::rc::Rc;
 
 use futures_util::future::join_all;
 use sealblock_block::{BadBlock, BadBlockCause, Clock, Error, Expectations};
 use sealblock_integrity::{ChecksumKind, Sealed};
-use sealblock_units::Extent;
+use sealblock_units::{BlockCount, Extent};
 
 use crate::label::ReplicaState;
 use crate::mirror::{Mirror, Mutation, Replicas};
@@ -116,10 +117,10 @@ impl<C: Clock> Mirror<C> {
             if self.has_listed_in_sync() {
                 return Ok(());
             }
-            let next = self.write_intent.nosync.borrow().iter().next();
-            let Some(region) = next else { return Ok(()) };
+            let next = self.write_intent.nosync.borrow().runs().next();
+            let Some(regions) = next.map(|run| self.regions_at_once(&run)) else { return Ok(()) };
             let before = self.write_intent.nosync_count.get();
-            for piece in self.map.extent(region).split_aligned(self.geometry.limits.max_transfer_blocks) {
+            for piece in self.map.group_extent(&regions).split_aligned(self.geometry.limits.max_transfer_blocks) {
                 if self.is_closing.get() {
                     return Ok(());
                 }
@@ -127,10 +128,17 @@ impl<C: Clock> Mirror<C> {
             }
             // Blocks that became nosync meanwhile may lie before the piece that was just reconciled.
             if self.write_intent.nosync_count.get() == before {
-                self.write_intent.nosync.borrow_mut().remove(region);
+                self.write_intent.nosync.borrow_mut().remove_all(regions);
                 self.work.notify();
             }
         }
+    }
+
+    /// The first of these regions that one request can cover.
+    fn regions_at_once(&self, run: &RangeInclusive<u32>) -> RangeInclusive<u32> {
+        let at_once = (self.geometry.limits.max_transfer_blocks.get() >> self.map.shift()).max(1);
+        let end = (run.start() / at_once + 1).saturating_mul(at_once);
+        *run.start()..=(end - 1).min(*run.end())
     }
 
     /// Reconciles the in-sync replicas in blocks that the caller has locked. The content of the first replica counts
@@ -154,18 +162,29 @@ impl<C: Clock> Mirror<C> {
             Ok(false) => {}
             Err(_) => return Ok(false),
         }
-        if self.write_intent.durable_seq.get() == 0 {
+        if !self.write_intent.is_followed_up.get() {
             // Images of the replicas from before this opening lack what is copied now, and would be in doubt again: only a
             // later label tells them apart.
             self.write_labels().await?;
             return Ok(false);
         }
-        let (found, _) = self.gather(replicas, piece).await?;
-        for found in found {
-            match self.is_already_identical(replicas, &found, piece).await {
-                Ok(true) => {}
-                Ok(false) => self.copy_to_others(replicas, &found).await,
-                Err(_) => return Ok(false),
+        // Compared in large pieces, and copied by regions.
+        let region = BlockCount::new(1 << self.map.shift()).expect("a region has a block");
+        for part in piece.split_aligned(region) {
+            if part != piece {
+                match self.are_identical(replicas, part).await {
+                    Ok(true) => continue,
+                    Ok(false) => {}
+                    Err(_) => return Ok(false),
+                }
+            }
+            let (found, _) = self.gather(replicas, part).await?;
+            for found in found {
+                match self.is_already_identical(replicas, &found, part).await {
+                    Ok(true) => {}
+                    Ok(false) => self.copy_to_others(replicas, &found).await,
+                    Err(_) => return Ok(false),
+                }
             }
         }
         Ok(true)

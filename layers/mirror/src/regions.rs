@@ -16,8 +16,12 @@ pub const MAX_REGIONS_IN_LABEL: u64 = 8192;
 pub const MAX_BLOCKS: u64 = 1 << 52;
 /// The smallest region, in bytes.
 const MIN_REGION_BYTES: u64 = 64 << 10;
-/// Bytes of a group, whose regions labels mark dirty together: sequential writes cost one label each so many bytes.
-const GROUP_BYTES: u64 = 1 << 20;
+/// Most groups of a device that has not the largest ones. Labels mark the regions of a group dirty together: writes everywhere on a
+/// device wait for so many labels at most.
+const GROUPS: u64 = 1024;
+/// Bytes of the smallest and the largest group.
+const MIN_GROUP_BYTES: u64 = 1 << 20;
+const MAX_GROUP_BYTES: u64 = 64 << 20;
 /// Fewest groups of a small device.
 const MIN_GROUPS: u64 = 8;
 /// Base-2 logarithm of the most blocks of a region: its extent has a 32-bit length.
@@ -49,7 +53,9 @@ impl RegionMap {
         if !fits {
             return None;
         }
-        let mut group_shift = (GROUP_BYTES >> size.shift()).trailing_zeros().saturating_sub(shift).min(4);
+        let [min, max] = [MIN_GROUP_BYTES, MAX_GROUP_BYTES].map(|bytes| bytes >> size.shift());
+        let group_blocks = capacity_blocks.div_ceil(GROUPS).next_power_of_two().clamp(min, max);
+        let mut group_shift = group_blocks.trailing_zeros().saturating_sub(shift);
         while group_shift > 0 && capacity_blocks.div_ceil(1 << (shift + group_shift)) < MIN_GROUPS {
             group_shift -= 1;
         }
@@ -74,6 +80,26 @@ impl RegionMap {
     /// The whole groups that these regions lie in.
     pub fn groups(&self, regions: &RangeInclusive<u32>) -> RangeInclusive<u32> {
         *self.group(*regions.start()).start()..=*self.group(*regions.end()).end()
+    }
+
+    /// Number of groups.
+    pub fn group_count(&self) -> u32 {
+        self.count().div_ceil(1 << self.group_shift)
+    }
+
+    /// Blocks of a group that is not cut short.
+    pub fn group_blocks(&self) -> u64 {
+        1 << (self.shift + self.group_shift)
+    }
+
+    /// The numbers of the groups that these regions lie in.
+    pub fn group_numbers(&self, regions: &RangeInclusive<u32>) -> RangeInclusive<u32> {
+        regions.start() >> self.group_shift..=regions.end() >> self.group_shift
+    }
+
+    /// The regions of the group with this number.
+    pub fn group_at(&self, number: u32) -> RangeInclusive<u32> {
+        self.group(number << self.group_shift)
     }
 
     /// The regions of the group that a region is in.

@@ -12,9 +12,7 @@ use crate::label::ReplicaState;
 use crate::mirror::{Mirror, Mutation, Replicas};
 use crate::replica::Replica;
 use crate::stale::LastCopy;
-
-/// Time between sweeps. A region leaves the labels when nothing was changed in it for one to two of these.
-const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
+use crate::sweep::sweep_loop;
 
 /// Time between attempts to reattach an offline replica.
 const REATTACH_INTERVAL: Duration = Duration::from_secs(2);
@@ -45,18 +43,6 @@ impl<C: Clock> Worker<C> {
 /// Waits for `time`, or until the mirror is closed.
 async fn sleep<C: Clock>(mirror: &Mirror<C>, time: Duration) {
     select(pin!(mirror.work.wait_until(|| mirror.is_closing.get())), pin!(mirror.clock.sleep(time))).await;
-}
-
-async fn sweep_loop<C: Clock>(mirror: &Mirror<C>) {
-    loop {
-        sleep(mirror, SWEEP_INTERVAL).await;
-        if mirror.is_closing.get() {
-            return;
-        }
-        if let Err(error) = mirror.clear_clean_regions().await {
-            tracing::debug!(%error, "cannot sweep the mirror labels; retrying");
-        }
-    }
 }
 
 /// Reconciles in-sync replicas, and resyncs those that are back.

@@ -3,7 +3,8 @@
 //! Invariants, which `labels` and `change` keep with it. Before a change goes to any replica, the labels mark its regions dirty.
 //! Before a change that a replica missed completes, the labels of the others mark that replica out of sync, with the
 //! regions that it lacks. So after any crash the labels tell what is not to be trusted. A region leaves the labels only
-//! when no change is in flight there and every replica has flushed.
+//! when no change is in flight there and every replica has flushed. It may stay longer, so that the next change there waits for
+//! no label: which leave, and when, is the matter of `hot_groups` and `sweep`.
 //!
 //! A replica that fails with everything that was written stays *listed in sync* until the next change: so an opening
 //! that changes nothing leaves no mark against a replica. The lineage has the first change of an opening, and every
@@ -64,16 +65,27 @@ pub(crate) struct WriteIntent {
     /// Such a label is in flight, or was and may be durable or not: a replica that does not get it is out of sync,
     /// even if only the list of replicas changed.
     pub is_binding: Cell<bool>,
-    /// Counts changes; and their number when all in-sync replicas last flushed with no change in flight.
+    /// Counts changes. A group has the number of its last one.
     pub changes: Cell<u64>,
+    /// The highest number that a flush of all in-sync replicas covered: groups with a later one have changes that may not be durable.
     pub flushed_changes: Cell<u64>,
+    /// Counts sweeps of the worker; and the sweep after which the last change came.
+    pub sweeps: Cell<u64>,
+    pub last_change_sweep: Cell<u64>,
+    /// The number of changes at the last sweep.
+    pub swept_changes: Cell<u64>,
     /// Regions in which in-sync replicas may differ.
     pub dirty: RefCell<Regions>,
     /// Those of them that durable labels may lack.
     pub unrecorded: RefCell<Regions>,
-    /// The exact regions that were written since their group was last clean. After a crash, which loses these, all
-    /// dirty ones.
+    /// The exact regions that were written and are not known to be durable on all in-sync replicas: what one of them may lack when it
+    /// fails. After a crash, which loses these, all dirty ones until they leave the labels.
     pub written: RefCell<Regions>,
+    /// Groups that were dirty when the mirror was opened and were not changed since.
+    pub leftover: RefCell<Regions>,
+    /// Groups make room for others.
+    pub is_making_room: Cell<bool>,
+    pub room_changed: Condition,
     /// Regions in which in-sync replicas may differ although no change is in flight.
     pub nosync: RefCell<Regions>,
     /// Counts additions to `nosync`.
@@ -81,8 +93,6 @@ pub(crate) struct WriteIntent {
     /// Counts pieces that were reconciled; and how many of them are durable.
     pub reconciled_count: Cell<u64>,
     pub reconciled_durable: Cell<u64>,
-    /// Regions that were changed since the last sweep.
-    pub written_since_sweep: RefCell<Regions>,
     pub requested_seq: Cell<u64>,
     /// Newest request that a label write covered, and the newest one that a durable label covers.
     pub attempted_seq: Cell<u64>,
@@ -93,6 +103,10 @@ pub(crate) struct WriteIntent {
     pub writing: Cell<bool>,
     /// Labels were written since the mirror was opened.
     pub has_written_labels: Cell<bool>,
+    /// The labels that follow the first ones are left to the next that are written.
+    pub leaves_follow_up: Cell<bool>,
+    /// Labels were written that record the first ones of this opening.
+    pub is_followed_up: Cell<bool>,
     pub write_ended: Condition,
     /// What the bitmap pages of the replicas hold.
     pub paged_sets: RefCell<PagedSets>,
@@ -131,7 +145,7 @@ impl WriteIntent {
             nosync: RefCell::new(dirty.clone()),
             unrecorded: RefCell::new(dirty.clone()),
             written: RefCell::new(dirty.clone()),
-            written_since_sweep: RefCell::new(Regions::none(dirty.capacity())),
+            leftover: RefCell::new(dirty.clone()),
             dirty: RefCell::new(dirty),
             is_stale_check_due: Cell::new(true),
             ..WriteIntent::default()
@@ -143,6 +157,19 @@ impl WriteIntent {
         self.epochs_drawn.set(self.epochs_drawn.get() + 1);
         let drawn = [&self.epoch_seed[..], &self.epochs_drawn.get().to_le_bytes()].concat();
         guard::crc64(&drawn).max(1)
+    }
+
+    /// The number of a change that begins now.
+    pub fn begin_numbered(&self) -> u64 {
+        self.changes.set(self.changes.get() + 1);
+        self.last_change_sweep.set(self.sweeps.get());
+        self.changes.get()
+    }
+
+    /// True if changes completed, or are in flight, that may not be durable on all in-sync replicas. Where nothing may be lost, a
+    /// replica that fails loses nothing.
+    pub fn has_unflushed(&self) -> bool {
+        !self.written.borrow().is_empty()
     }
 
     /// Makes event counts continue far beyond `events`, which other replicas know, and apart from those that these

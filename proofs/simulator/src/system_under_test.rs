@@ -55,12 +55,13 @@ const OF_VOLUMES: [(&str, VolumeMutation); 32] = [
     ("trust-notes", VolumeMutation::TrustNotes),
 ];
 
-const OF_MIRRORS: [(&str, MirrorMutation); 19] = [
+const OF_MIRRORS: [(&str, MirrorMutation); 20] = [
     ("none", MirrorMutation::None),
     ("skip-mark", MirrorMutation::SkipMark),
     ("answer-early", MirrorMutation::CompleteEarly),
     ("read-rebuilding", MirrorMutation::ReadResyncing),
     ("clear-unflushed", MirrorMutation::ClearUnflushed),
+    ("evict-unflushed", MirrorMutation::EvictUnflushed),
     ("unordered", MirrorMutation::Unordered),
     ("spoil-last-copy", MirrorMutation::PoisonLastCopy),
     ("forget-stale", MirrorMutation::ForgetStale),

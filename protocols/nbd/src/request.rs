@@ -20,7 +20,7 @@ pub struct Ticket {
     pub(crate) held_bytes: usize,
 }
 
-/// A validated command. Offsets and lengths are in bytes, in range, multiples of the block, and no length is 0.
+/// A validated command. Offsets and lengths are in bytes, in range, multiples of the export's unit, and no length is 0.
 #[derive(Debug)]
 pub enum Command {
     /// Read; complete it with [`crate::Server::data`].
@@ -163,7 +163,9 @@ impl Header {
             }
             _ => true,
         };
-        if !is_there || self.length == 0 {
+        // A status has one run at least, which has a byte.
+        let is_status = self.kind == command::BLOCK_STATUS;
+        if !is_there || is_status && self.length == 0 {
             return Err(ErrorCode::Invalid);
         }
         self.check_range(export)?;
@@ -194,6 +196,11 @@ impl Header {
         }
         let mask = u64::from(export.block_bytes) - 1;
         if (self.offset | self.length) & mask != 0 { Err(ErrorCode::Invalid) } else { Ok(()) }
+    }
+
+    /// True if there is nothing to do for the request: it is about no byte.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.length == 0 && self.kind != command::FLUSH
     }
 
     /// Bytes that the request counts against the limit of bytes in flight.

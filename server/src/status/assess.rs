@@ -273,6 +273,7 @@ mod tests {
             state: state.to_owned(),
             region_bytes: 65536,
             dirty_bytes: 0,
+            max_dirty_bytes: None,
             nosync_bytes: 0,
             may_be_older: None,
             lost_blocks: 0,

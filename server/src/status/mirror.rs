@@ -25,6 +25,9 @@ pub struct MirrorStatus {
     pub region_bytes: u64,
     /// Bytes of the regions that changes are marked for, which a crash would have compared.
     pub dirty_bytes: u64,
+    /// The most that `dirty_bytes` can be, beside regions in which replicas differ. An older server does not say.
+    #[serde(default)]
+    pub max_dirty_bytes: Option<u64>,
     /// Bytes of the regions in which replicas may differ, until they are reconciled.
     #[serde(default)]
     pub nosync_bytes: u64,
@@ -122,6 +125,7 @@ impl MirrorStatus {
             state: state.as_str().to_owned(),
             region_bytes: mirror.region_bytes,
             dirty_bytes: mirror.dirty_bytes,
+            max_dirty_bytes: Some(mirror.max_dirty_bytes),
             nosync_bytes: mirror.nosync_bytes,
             may_be_older: None,
             lost_blocks: mirror.lost_blocks,
@@ -202,6 +206,7 @@ mod tests {
             region_bytes: 65536,
             state,
             dirty_bytes: 0,
+            max_dirty_bytes: 1 << 30,
             nosync_bytes: 0,
             lost_blocks: 0,
             replicas: vec![replica("a", true), replica("b", is_b_online)],

@@ -338,10 +338,13 @@ pub fn put(lines: &mut Lines, status: &MirrorStatus) {
         let bytes = ByteCount::new(status.nosync_bytes);
         lines.put("not in sync", format_args!("{bytes}, where replicas may differ until they are reconciled"));
     }
-    if status.dirty_bytes > 0 {
+    if status.dirty_bytes > 0 || status.max_dirty_bytes.is_some() {
         let bytes = ByteCount::new(status.dirty_bytes);
-        lines
-            .put("write intent", format_args!("{bytes} marked for changes; after a crash replicas are compared there"));
+        let most = status.max_dirty_bytes.map_or(String::new(), |most| format!(" of at most {}", ByteCount::new(most)));
+        lines.put(
+            "write intent",
+            format_args!("{bytes}{most} marked for changes; after a crash replicas are compared there"),
+        );
     }
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::Budget;
+use sealblock_runtime_reactor::net::canonical;
 use sealblock_transport::{Ends, Serving};
 
 use crate::model::controller::Controller;
@@ -94,7 +95,7 @@ impl TargetState {
             |like: &dyn Fn(&SocketAddr) -> bool| advertised.iter().find(|(local, _)| like(local)).map(|named| named.1);
         // A listener on the unspecified address serves each address of this machine.
         let any = |local: &SocketAddr| local.ip().is_unspecified() && local.port() == at.port();
-        named(&|local| *local == at).or_else(|| named(&any)).unwrap_or(at)
+        named(&|local| canonical(*local) == at).or_else(|| named(&any)).unwrap_or(at)
     }
 
     /// The subsystem of this name, or the discovery subsystem.

@@ -5,6 +5,7 @@ mod coverage;
 mod create;
 mod damage;
 mod flushes;
+mod hot;
 mod interrupted;
 mod labels;
 mod lineage;
@@ -297,9 +298,13 @@ pub type TestMirror = Rc<Mirror<StoppedClock>>;
 
 /// A mirror of these replicas that breaks a rule.
 pub fn opened_with(replicas: &[&TestReplica], mutation: Mutation) -> TestMirror {
+    opened_with_hooks(replicas, TestHooks { mutation, ..TestHooks::default() })
+}
+
+/// A mirror of these replicas with these hooks.
+pub fn opened_with_hooks(replicas: &[&TestReplica], hooks: TestHooks) -> TestMirror {
     let sources = replicas.iter().map(|replica| replica.source()).collect();
-    let (options, hooks) =
-        (OpenOptions { is_read_only: false, random: random() }, TestHooks { mutation, region_shift: None });
+    let options = OpenOptions { is_read_only: false, random: random() };
     let opened = open_with_hooks(sources, StoppedClock, options, hooks).now_or_never().expect("RAM never waits");
     opened.map(|opened| opened.mirror).unwrap()
 }
@@ -366,11 +371,9 @@ pub fn repair(device: &impl Device) -> Outcome {
     run(device, Request::repair(at))
 }
 
-/// Two sweeps of the worker: clean regions leave the labels.
+/// What the worker does when nothing was changed for a while: clean regions leave the labels.
 pub fn sweep(mirror: &TestMirror) {
-    for _ in 0..2 {
-        mirror.clear_clean_regions().now_or_never().expect("RAM never waits").unwrap();
-    }
+    mirror.clear_clean_regions().now_or_never().expect("RAM never waits").unwrap();
 }
 
 /// Reconciles, and resyncs the replicas that are back, as the worker does.

@@ -146,14 +146,13 @@ fn cut_after(fuse: u64) -> Vec<u64> {
     let before = a.label_writes.get() + a.page_writes_count.get();
     a.reserved_writes_left.set(fuse);
     let mut work = Box::pin(async {
-        // First more dirty groups than fit a label, then out-of-sync regions instead, then both in other places.
-        for (part, step) in [(304..65_000_u64, 32), (20..65_000, 33)] {
+        // First more regions than fit a label, then as many in other places, twice.
+        for (part, step) in [(304..65_000_u64, 32), (20..65_000, 33), (30..65_000, 34)] {
             for region in part.step_by(step) {
                 let at = extent(region * REGION, 1);
                 sealblock_block::Device::execute(&*mirror, write_of(&mirror, at, 7)).await.unwrap();
                 lacking.push(region as u32);
             }
-            mirror.clear_clean_regions().await.unwrap();
             mirror.clear_clean_regions().await.unwrap();
         }
     });

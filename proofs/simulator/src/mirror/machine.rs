@@ -65,13 +65,14 @@ impl RunningMirror {
 pub(super) struct OpenConfig {
     pub mutation: Mutation,
     pub region_shift: u32,
+    pub hot_groups: u32,
     pub random: [u8; 16],
     pub factor: u32,
 }
 
 impl OpenConfig {
     fn hooks(&self) -> TestHooks {
-        TestHooks { mutation: self.mutation, region_shift: Some(self.region_shift) }
+        TestHooks { mutation: self.mutation, region_shift: Some(self.region_shift), hot_groups: Some(self.hot_groups) }
     }
 }
 

@@ -42,6 +42,11 @@ fn a_mirror_that_forgets_regions_before_they_are_flushed_is_caught() {
 }
 
 #[test]
+fn a_mirror_that_makes_room_for_others_before_it_has_flushed_is_caught() {
+    assert_caught(Mutation::EvictUnflushed, Workload::Trim, 40);
+}
+
+#[test]
 fn a_mirror_that_lets_overlapping_changes_race_is_caught() {
     assert_caught(Mutation::Unordered, Workload::Hot, 20);
 }

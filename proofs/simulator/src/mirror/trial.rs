@@ -47,7 +47,10 @@ pub fn run(mutation: Mutation, config: TrialConfig) -> Result<Report, Box<Failur
     profile.capacity_blocks = profile.capacity_blocks.min(300);
     let patterns = Patterns::new(random.word(), profile.block_size, profile.protection);
     let factor = *random.pick(&[1, 30, 300, 3_000]);
-    let open_config = OpenConfig { mutation, region_shift: random.between(1, 6) as u32, random: [7; 16], factor };
+    let region_shift = random.between(1, 6) as u32;
+    // Often fewer than the device has, so that groups make room for others.
+    let hot_groups = 1 + (config.seed % 9) as u32;
+    let open_config = OpenConfig { mutation, region_shift, hot_groups, random: [7; 16], factor };
     let mut trial = Trial {
         config,
         profile,

@@ -38,7 +38,9 @@ pub fn run(mutation: Mutation, config: TrialConfig) -> Result<Report, Box<Failur
         Some(PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1)),
         None,
     ]);
-    let hooks = TestHooks { mutation, region_shift: Some(random.between(0, 4) as u32) };
+    let region_shift = Some(random.between(0, 4) as u32);
+    // Often fewer than the device has, so that groups make room for others.
+    let hooks = TestHooks { mutation, region_shift, hot_groups: Some(1 + (config.seed % 9) as u32) };
     let mut walk = Walk {
         config,
         hooks,
