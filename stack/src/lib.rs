@@ -48,7 +48,7 @@ mod target_identity;
 mod whole;
 
 pub use damage_view::DamageView;
-pub use error::{Cause, StackError};
+pub use error::{Cause, StackError, printable, printable_lines};
 pub use failures::{of_block, of_medium, of_open, of_resize, of_volume};
 pub use files::{
     FileKind, OpenVolume, RAW_FILE, inspect, of_remains, open_again, open_medium, open_shapeless, open_truncated,

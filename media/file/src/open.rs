@@ -133,6 +133,8 @@ fn open_file(path: &Path, options: Options, block_device: bool, direct: bool) ->
         .read(true)
         .write(options.writes())
         .create_new(options.create_new)
+        // Blocks are whatever their owner stored: others read them once the owner says so, by the rights of the file.
+        .mode(0o600)
         .custom_flags(exclusive | direct)
         .open(path)
 }

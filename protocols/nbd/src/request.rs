@@ -7,6 +7,11 @@ use crate::violation::Violation;
 use crate::wire::FieldReader;
 use crate::wire::{self, ErrorCode, command, flag};
 
+/// Bytes that a server reads at a time for CACHE, which are dropped, at most.
+const CACHE_BYTES: usize = 1 << 20;
+/// Bytes of the runs of a block status that a server collects, at most.
+const STATUS_BYTES: usize = 32 << 10;
+
 /// A request in flight, to be returned with its reply. Do not drop it: its share of the limits would be lost.
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "a reply needs the ticket of its request"]
@@ -203,10 +208,13 @@ impl Header {
         self.length == 0 && self.kind != command::FLUSH
     }
 
-    /// Bytes that the request counts against the limit of bytes in flight.
+    /// Bytes that the request counts, for its data or for what it takes to execute it, against the limit of bytes in flight.
     pub(crate) fn held_bytes(&self, payload: usize) -> usize {
         match self.kind {
             command::READ => usize::try_from(self.length).unwrap_or(usize::MAX),
+            // What a server reads of it at a time, and the longest list of runs.
+            command::CACHE => usize::try_from(self.length).unwrap_or(usize::MAX).min(CACHE_BYTES),
+            command::BLOCK_STATUS => STATUS_BYTES,
             _ => payload,
         }
     }

@@ -26,6 +26,8 @@ pub(crate) struct TargetState {
     pub(crate) limits: Limits,
     /// Bytes in flight over all connections.
     pub(crate) budget: Arc<Budget>,
+    /// Bytes that commands hold besides their data, over all connections.
+    pub(crate) work_budget: Arc<Budget>,
     pub(crate) serving: Arc<Serving>,
     /// Tells ends of I/O queues that were not read yet.
     pub(crate) ends: Arc<Ends<Arc<Controller>>>,
@@ -53,6 +55,7 @@ impl TargetState {
         let limits = limits.clamped();
         TargetState {
             budget: Budget::new(limits.total_bytes_in_flight, limits.transfer_with_tags()),
+            work_budget: Budget::new(limits.work_bytes(), 0),
             serving: Serving::new(limits.connections, limits.drain),
             ends: Arc::default(),
             limits,
