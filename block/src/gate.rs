@@ -8,6 +8,7 @@
 //! blocks are joined into one error, so that a bad block in one piece hides none in another.
 
 use std::cell::Cell;
+use std::pin::pin;
 
 use futures_util::stream::{self, StreamExt};
 use sealblock_integrity::{ChecksumKind, PiFormat, Sealed, Tags};
@@ -16,8 +17,8 @@ use sealblock_units::{BlockCount, BlockSize, Extent};
 
 use crate::{
     Abilities, Ability, BadBlock, BlockState, Checksum, Coverage, Device, Durability, Error, ErrorKind, Expectations,
-    Geometry, Limits, Operation, Outcome, Request, RequestKind, Response, Salvaged, StatusRun, Tally, Unchecked,
-    VerifyStats, WhyUnchecked, WriteData,
+    Geometry, Limits, Operation, Outcome, Request, RequestKind, Response, Salvaged, StatusRun, StatusRuns, Tally,
+    Unchecked, VerifyStats, WhyUnchecked, WriteData,
 };
 
 /// A device behind its gate. See the module's header.
@@ -344,83 +345,93 @@ impl<D: Device> Gate<D> {
         let geometry = self.device.geometry();
         let pieces = extents.iter().flat_map(|whole| whole.split_aligned(max_blocks).map(|piece| (*whole, piece)));
         let pieces = pieces.map(|(whole, piece)| request.part(whole, piece, geometry.protection));
-        let outcomes: Vec<Outcome> =
-            stream::iter(pieces).map(|piece| self.device.execute(piece)).buffered(PIECES_IN_FLIGHT).collect().await;
-        match request.operation {
-            Operation::Checksum(kind, _) => {
-                join_checksums(kind, extents.one().split_aligned(max_blocks), outcomes, geometry.block_size)
+        let mut outcomes =
+            pin!(stream::iter(pieces).map(|piece| self.device.execute(piece)).buffered(PIECES_IN_FLIGHT));
+        let mut joined = Joined::default();
+        match &request.operation {
+            &Operation::Checksum(kind, _) => {
+                let (mut whole, size) = (Checksum { kind, ..Checksum::default() }, geometry.block_size);
+                for extent in extents.one().split_aligned(max_blocks) {
+                    match outcomes.next().await {
+                        Some(Ok(Response::Checksum(part))) if part.kind == kind => {
+                            whole.value = kind.combine(whole.value, part.value, extent.bytes(size));
+                            whole.bytes_transferred += part.bytes_transferred;
+                            whole.coverage.merge(part.coverage.clone());
+                            joined.add(Ok(Response::Checksum(part)));
+                        }
+                        Some(Err(error)) => joined.add(Err(error)),
+                        // A checksum of another kind than was asked for is no part of the answer.
+                        _ => joined.add(Err(unexpected_response())),
+                    }
+                }
+                joined.finish(false).map(|_| Response::Checksum(whole))
             }
-            operation => join(outcomes, matches!(operation, Operation::Read(_))),
+            operation => {
+                while let Some(outcome) = outcomes.next().await {
+                    joined.add(outcome);
+                }
+                joined.finish(matches!(operation, Operation::Read(_)))
+            }
         }
     }
 }
 
-/// Joins the outcomes of the pieces, which are in order.
+/// The outcomes of the pieces so far, which come in order. Of a piece without a result of its own nothing is kept, so a request of many
+/// pieces takes no more memory than one of a few.
 ///
 /// The first error that is not of blocks wins, because it affects more than those; then all bad blocks of all pieces; then the first
 /// block that is not as expected, or, for Compare, that differs.
-fn join(outcomes: Vec<Outcome>, is_read: bool) -> Outcome {
-    let (mut parts, mut tally, mut verified, mut runs) = (Vec::new(), Tally::default(), None, Vec::new());
-    let mut salvaged: Option<Vec<BadBlock>> = None;
-    let mut other: Option<Error> = None;
-    for outcome in outcomes {
+#[derive(Default)]
+struct Joined {
+    parts: Vec<Sealed>,
+    tally: Tally,
+    verified: Option<u64>,
+    runs: StatusRuns,
+    salvaged: Option<Vec<BadBlock>>,
+    other: Option<Error>,
+}
+
+impl Joined {
+    fn add(&mut self, outcome: Outcome) {
         match outcome {
-            // `join_checksums` joins checksums, which needs their lengths; requests to the reserved area are never split.
+            // Checksums are joined by their lengths; requests to the reserved area are never split.
             Ok(Response::Done | Response::Reserved(_)) => {}
-            Ok(Response::Checksum(part)) => tally.coverage.merge(part.coverage),
-            Ok(Response::BlockStatus(part)) => runs.extend(part),
-            Ok(Response::Data(part)) => parts.push(part),
+            Ok(Response::Checksum(part)) => self.tally.coverage.merge(part.coverage),
+            Ok(Response::BlockStatus(part)) => part.into_iter().for_each(|run| self.runs.push(run.blocks, run.state)),
+            Ok(Response::Data(part)) => self.parts.push(part),
             Ok(Response::Salvaged(part)) => {
-                parts.push(part.blocks);
-                salvaged.get_or_insert_default().extend(part.bad_blocks);
+                self.parts.push(part.blocks);
+                self.salvaged.get_or_insert_default().extend(part.bad_blocks);
             }
             Ok(Response::Verified(part)) => {
-                verified = Some(verified.unwrap_or(0) + part.bytes_transferred);
-                tally.coverage.merge(part.coverage);
+                self.verified = Some(self.verified.unwrap_or(0) + part.bytes_transferred);
+                self.tally.coverage.merge(part.coverage);
             }
             Err(error) => {
-                if let Err(error) = tally.take(error) {
-                    other = other.or(Some(error));
+                if let Err(error) = self.tally.take(error) {
+                    self.other.get_or_insert(error);
                 }
             }
         }
     }
-    if let Some(error) = other {
-        return Err(error);
-    }
-    let coverage = tally.finish()?;
-    if let Some(bad_blocks) = salvaged {
-        return Ok(Response::Salvaged(Salvaged { blocks: Sealed::join(parts), bad_blocks }));
-    }
-    match (is_read, verified) {
-        (true, _) => Ok(Response::Data(Sealed::join(parts))),
-        (false, None) if !runs.is_empty() => Ok(Response::BlockStatus(runs)),
-        (false, Some(bytes_transferred)) => Ok(Response::Verified(VerifyStats { bytes_transferred, coverage })),
-        (false, None) => Ok(Response::Done),
-    }
-}
 
-/// Joins the checksums of the pieces, which have these extents. One of another kind than was asked for is no part of the answer.
-fn join_checksums(
-    kind: ChecksumKind,
-    extents: impl Iterator<Item = Extent>,
-    outcomes: Vec<Outcome>,
-    size: BlockSize,
-) -> Outcome {
-    if outcomes.iter().any(Result::is_err) {
-        return join(outcomes, false);
-    }
-    let mut whole = Checksum { kind, ..Checksum::default() };
-    for (extent, outcome) in extents.zip(outcomes) {
-        let Ok(Response::Checksum(part)) = outcome else { return Err(unexpected_response()) };
-        if part.kind != kind {
-            return Err(unexpected_response());
+    fn finish(self, is_read: bool) -> Outcome {
+        let Joined { parts, tally, verified, runs, salvaged, other } = self;
+        let runs = runs.into_vec();
+        if let Some(error) = other {
+            return Err(error);
         }
-        whole.value = kind.combine(whole.value, part.value, extent.bytes(size));
-        whole.bytes_transferred += part.bytes_transferred;
-        whole.coverage.merge(part.coverage);
+        let coverage = tally.finish()?;
+        if let Some(bad_blocks) = salvaged {
+            return Ok(Response::Salvaged(Salvaged { blocks: Sealed::join(parts), bad_blocks }));
+        }
+        match (is_read, verified) {
+            (true, _) => Ok(Response::Data(Sealed::join(parts))),
+            (false, None) if !runs.is_empty() => Ok(Response::BlockStatus(runs)),
+            (false, Some(bytes_transferred)) => Ok(Response::Verified(VerifyStats { bytes_transferred, coverage })),
+            (false, None) => Ok(Response::Done),
+        }
     }
-    Ok(Response::Checksum(whole))
 }
 
 /// Counters of one request kind.

@@ -94,7 +94,7 @@ pub enum NoteKeeping {
 
 /// Stores bytes: a file, a disk, or the simulator's disk.
 ///
-/// Offsets and lengths are multiples of [`Medium::sector_bytes`]. One sector is written whole or not at all; a longer
+/// Offsets and lengths are multiples of [`Medium::sector_bytes`], and those of reads of [`Medium::read_unit_bytes`]. One sector is written whole or not at all; a longer
 /// write may tear between sectors. A write is durable only after a later [`Medium::sync`] has returned; before that a crash
 /// may keep any subset of its sectors. Writes may be done in any order. Buffers are passed by value because an
 /// operation outlives a future that is dropped.
@@ -104,6 +104,12 @@ pub trait Medium {
 
     /// Unit of reads and writes, in bytes: 512 or 4096.
     fn sector_bytes(&self) -> u32;
+
+    /// Unit of reads, in bytes: that of writes, unless the medium reads whole sectors for a part of one. What is written in smaller units than
+    /// sectors cannot be crash-consistent, while it can be read.
+    fn read_unit_bytes(&self) -> u32 {
+        self.sector_bytes()
+    }
 
     /// True if the medium takes no writes.
     fn is_read_only(&self) -> bool;
@@ -236,6 +242,10 @@ macro_rules! medium_behind {
 
             fn sector_bytes(&self) -> u32 {
                 (**self).sector_bytes()
+            }
+
+            fn read_unit_bytes(&self) -> u32 {
+                (**self).read_unit_bytes()
             }
 
             fn is_read_only(&self) -> bool {

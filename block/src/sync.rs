@@ -24,6 +24,19 @@ const SHARDS: usize = 8;
 #[repr(align(64))]
 struct Shard(AtomicUsize);
 
+/// Lets other tasks run that are ready.
+pub async fn yield_once() {
+    let mut has_yielded = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 /// The range lock of one device, shared by all cores. Ranges are block addresses, from the first to the last.
 #[derive(Default)]
 pub struct RangeLock {
@@ -193,8 +206,13 @@ impl Condition {
     /// Wakes every waiter, which checks its condition again.
     pub fn notify(&self) {
         // Taken before waking: a waker may run code that waits again.
-        let waiting = std::mem::take(&mut *self.waiting.borrow_mut());
-        waiting.into_iter().for_each(Waker::wake);
+        let mut waiting = std::mem::take(&mut *self.waiting.borrow_mut());
+        waiting.drain(..).for_each(Waker::wake);
+        // Its room is kept, so that waiting allocates nothing in the long run.
+        let mut now = self.waiting.borrow_mut();
+        if now.capacity() == 0 {
+            *now = waiting;
+        }
     }
 }
 

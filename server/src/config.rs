@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
+use std::io::Read;
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::{Path, PathBuf};
@@ -262,12 +263,19 @@ pub fn read(path: &Path) -> Result<Plan, StackError> {
     let failed = |error: std::io::Error| {
         StackError::io(DOING, &error).on(path.display()).advise("--config with the path of a file that is there")
     };
-    let bytes = fs::metadata(path).map_err(failed)?.len();
-    if bytes > MAX_BYTES {
-        return Err(StackError::new(Cause::Usage, DOING, format!("{bytes} bytes are too many")).on(path.display()));
+    let refused = |why: String| StackError::new(Cause::Usage, DOING, why).on(path.display());
+    // Before it is opened: a pipe is opened only once somebody writes to it.
+    if !fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(refused("it is no file; a reload reads it again, so a pipe or a device does not do".to_owned()));
     }
-    let text = fs::read_to_string(path).map_err(failed)?;
-    let plan = parse(&text).map_err(|why| StackError::new(Cause::Usage, DOING, why).on(path.display()))?;
+    let mut text = String::new();
+    let file = fs::File::open(path).map_err(failed)?;
+    // A file may grow, or say that it has no length, as those of /proc do.
+    file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
+    if text.len() as u64 > MAX_BYTES {
+        return Err(refused(format!("more than {MAX_BYTES} bytes are too many")));
+    }
+    let plan = parse(&text).map_err(refused)?;
     Ok(plan.relative_to(path.parent().unwrap_or(Path::new(""))))
 }
 
@@ -361,11 +369,39 @@ fn block_devices(
     Ok(())
 }
 
+/// Refuses limits with which no host is served. Only `drain` may be 0: then commands in flight are not waited for.
+fn no_zero(table: &LimitsTable) -> Result<(), String> {
+    const MIN_COMMANDS: u16 = 32;
+    let counts = [("connections", table.connections), ("io_queues", table.io_queues.map(usize::from))];
+    if let Some((name, _)) = counts.into_iter().find(|(_, count)| *count == Some(0)) {
+        return Err(format!("limits.{name} = 0: with none no host is served; write 1 or more, or leave it out"));
+    }
+    if let Some(few) = table.commands.filter(|commands| *commands < MIN_COMMANDS) {
+        return Err(format!(
+            "limits.commands = {few}: from {MIN_COMMANDS} on, which hosts request for the admin queue"
+        ));
+    }
+    let sizes = [
+        ("bytes_in_flight", table.bytes_in_flight),
+        ("total_bytes_in_flight", table.total_bytes_in_flight),
+        ("transfer_bytes", table.transfer_bytes),
+    ];
+    if let Some((name, _)) = sizes.into_iter().find(|(_, size)| size.is_some_and(|size| size.get() == 0)) {
+        return Err(format!("limits.{name} = 0: without bytes no command is executed"));
+    }
+    let times = [("connect", table.connect), ("idle", table.idle), ("receive", table.receive)];
+    if let Some((name, _)) = times.into_iter().find(|(_, time)| time.is_some_and(|time| time.0.is_zero())) {
+        return Err(format!("limits.{name} = \"0s\": every host is too late; write 1ms or more"));
+    }
+    Ok(())
+}
+
 fn limits(table: &LimitsTable) -> Result<Limits, String> {
     let fits = |size: ByteCount, name: &str| {
         u32::try_from(size.get()).map_err(|_| format!("limits.{name}: {} bytes are too many", size.get()))
     };
     let or = Limits::default();
+    no_zero(table)?;
     let transfer_bytes = table.transfer_bytes.map(|size| fits(size, "transfer_bytes")).transpose()?;
     let bytes_in_flight = table.bytes_in_flight.map(|size| fits(size, "bytes_in_flight")).transpose()?;
     let total = table.total_bytes_in_flight.map(|size| size.get().try_into());

@@ -51,5 +51,5 @@ mod offered;
 mod scrub;
 mod served;
 mod server;
-mod service;
+pub mod service;
 mod waiting;

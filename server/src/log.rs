@@ -1,6 +1,6 @@
 //! The log of the server: lines on standard error, as text or as JSON objects.
 //!
-//! Invariants: whatever a line is about, it is one line, and does nothing to a terminal: control characters are replaced. What
+//! Invariants: whatever a line is about, it is one line, and does nothing to a terminal: control characters are spelled. What
 //! happens too often is logged `MAX_LINES` times in `WINDOW`, and then counted; lines for debugging are all there. The last
 //! warnings and errors are kept for `status`, `MAX_KEPT_LINES` for each call site, so that one that logs much does not push out the
 //! lines of the others.
@@ -12,7 +12,7 @@ use std::io::{self, Write as _};
 use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use sealblock_stack::{Cause, Program, StackError, set_program};
+use sealblock_stack::{Cause, Program, StackError, printable, set_program};
 use serde_json::{Map, Value};
 use tracing::callsite::Identifier;
 use tracing::field::{Field, Visit};
@@ -293,9 +293,9 @@ pub fn last(most: usize) -> Vec<Map<String, Value>> {
     lines[lines.len().saturating_sub(most)..].iter().map(|(_, line)| line.clone()).collect()
 }
 
-/// Without what ends a line or moves a cursor.
+/// In one line, and without what moves a cursor.
 fn one_line(text: &str) -> String {
-    text.trim_end().chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    printable(&text.trim_end().replace(['\n', '\r', '\t'], " ")).into_owned()
 }
 
 #[cfg(test)]
@@ -329,7 +329,7 @@ mod tests {
         line.put("blocks", Value::from(7));
         line.put("target", Value::from("v"));
         let words = line.to_text();
-        assert!(words.ends_with("  WARN it failed:  [2Jtry something blocks=7 target=v"), "{words}");
+        assert!(words.ends_with("  WARN it failed: \\u{1b}[2Jtry something blocks=7 target=v"), "{words}");
         assert!(words.starts_with("20") && words.contains('T'), "{words}");
     }
 

@@ -320,7 +320,7 @@ pub fn shell_word(name: &str) -> String {
 pub fn namespace_uri(address: SocketAddr, nqn: &str, nsid: Option<u32>, host: Option<&str>) -> String {
     let nsid = nsid.map_or(String::new(), |nsid| format!("/{nsid}"));
     let as_host = host.map_or(String::new(), |host| format!("?hostnqn={}", encode(host, ":")));
-    format!("nvme+tcp://{}:{}/{nqn}{nsid}{as_host}", host_text(address).1, address.port())
+    format!("nvme+tcp://{}:{}/{}{nsid}{as_host}", host_text(address).1, address.port(), encode(nqn, ":"))
 }
 
 /// How clients name an NBD export as a target.

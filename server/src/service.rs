@@ -6,6 +6,7 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram, UnixStream};
+use std::sync::{Mutex, PoisonError};
 
 use rustix::time::{ClockId, clock_gettime};
 use sealblock_runtime_memory::Buffer;
@@ -18,15 +19,36 @@ const PENDING_BYTES: usize = 64;
 /// read again. SIGHUP no longer ends the process.
 pub struct Hangups(Stream);
 
+/// Where the signals come that were kept since [`Hangups::keep`].
+static KEPT: Mutex<Option<UnixStream>> = Mutex::new(None);
+
 impl Hangups {
-    /// Watches from now on. A signal handler can do no more than write to a socket.
+    /// Keeps signals from now on, before there is a reactor, for the first [`Hangups::watch`]: a start takes its time, and one that comes
+    /// meanwhile is no reason to end.
+    ///
+    /// # Errors
+    /// When the system has no socket for it.
+    pub fn keep() -> io::Result<()> {
+        let watched = Hangups::register()?;
+        *KEPT.lock().unwrap_or_else(PoisonError::into_inner) = Some(watched);
+        Ok(())
+    }
+
+    /// Watches from now on, and gives the signals that were kept.
     ///
     /// # Errors
     /// When the system has no socket for it.
     pub fn watch() -> io::Result<Hangups> {
+        let kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let watched = kept.map_or_else(Hangups::register, Ok)?;
+        Stream::from_fd(watched.into()).map(Hangups)
+    }
+
+    /// A signal handler can do no more than write to a socket.
+    fn register() -> io::Result<UnixStream> {
         let (read, write) = UnixStream::pair()?;
         signal_hook::low_level::pipe::register(signal_hook::consts::SIGHUP, write)?;
-        Stream::from_fd(read.into()).map(Hangups)
+        Ok(read)
     }
 
     /// Waits for the next signal. Cancel safe: what a dropped receive has taken comes with the next one.

@@ -1,5 +1,6 @@
 //! Failures: what was being done, on which target, why it failed, and what to try.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io;
 
@@ -65,7 +66,7 @@ impl StackError {
     /// On which target it happened.
     #[must_use]
     pub fn on(self, target: impl fmt::Display) -> StackError {
-        StackError { target: Some(target.to_string()), ..self }
+        StackError { target: Some(printable(&target.to_string()).into_owned()), ..self }
     }
 
     /// What to try instead. Replaces earlier advice.
@@ -134,9 +135,38 @@ impl std::error::Error for StackError {}
 
 impl fmt::Display for StackError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "sealblock: {}", self.in_short())?;
-        self.advice.as_ref().map_or(Ok(()), |advice| write!(f, "\ntry: {advice}"))
+        write!(f, "sealblock: {}", printable_lines(&self.in_short()))?;
+        self.advice.as_ref().map_or(Ok(()), |advice| write!(f, "\ntry: {}", printable_lines(advice)))
     }
+}
+
+/// A name as people may see it, on a terminal or in a log: what ends a line, controls a terminal or turns the direction of writing is
+/// spelled, as `\n` and `\u{1b}`. Everything that shows names uses this or [`printable_lines`].
+pub fn printable(text: &str) -> Cow<'_, str> {
+    spelled(text, is_control)
+}
+
+/// The same of a text of several lines, which stay lines.
+pub fn printable_lines(text: &str) -> Cow<'_, str> {
+    spelled(text, |c| is_control(c) && !matches!(c, '\n' | '\t'))
+}
+
+fn is_control(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+fn spelled(text: &str, is_spelled: impl Fn(char) -> bool) -> Cow<'_, str> {
+    if !text.contains(&is_spelled) {
+        return text.into();
+    }
+    let mut out = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        match is_spelled(c) {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    out.into()
 }
 
 /// What an error of the operating system means here, and what helps.
@@ -163,6 +193,15 @@ fn classify(kind: io::ErrorKind) -> (Cause, Option<&'static str>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_do_nothing_to_a_terminal() {
+        assert_eq!(printable("a\u{1b}[2J\nb\u{202e}c\u{9b}"), "a\\u{1b}[2J\\nb\\u{202e}c\\u{9b}");
+        assert_eq!(printable_lines("a\u{1b}\nb\tc\r"), "a\\u{1b}\nb\tc\\r");
+        assert!(matches!(printable("photos \u{e9}"), Cow::Borrowed(_)));
+        let error = StackError::new(Cause::Usage, "opening", "no \u{7}").on("a\nb").advise("\u{1b}c");
+        assert_eq!(error.to_string(), "sealblock: opening on a\\nb: no \\u{7}\ntry: \\u{1b}c");
+    }
 
     #[test]
     fn a_failure_says_what_where_why_and_what_to_try() {

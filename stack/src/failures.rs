@@ -73,7 +73,10 @@ pub fn of_volume(doing: &str, error: &VolumeError) -> StackError {
         VolumeError::Layout(layout) => StackError::new(Cause::Usage, doing, layout),
         VolumeError::ReadOnly => StackError::new(Cause::Refused, doing, error),
         VolumeError::Recovery(_) => StackError::new(Cause::Io, doing, error),
-        VolumeError::Superblock(_) | VolumeError::Sector { .. } => StackError::new(Cause::Unsuitable, doing, error),
+        VolumeError::Superblock(_) => StackError::new(Cause::Unsuitable, doing, error),
+        VolumeError::Sector { .. } => StackError::new(Cause::Unsuitable, doing, error).advise(
+            "`sealblock create NEW --size SIZE` on a medium with such sectors and `sealblock copy VOLUME NEW` convert it; `verify`, `copy`, `rescue` and `serve --read-only` read it as it is",
+        ),
         VolumeError::Truncated { .. } => StackError::new(Cause::Unsuitable, doing, error)
             .advise("`sealblock rescue VOLUME TO` copies out what is left of it"),
         VolumeError::Identity(IdentityError::Foreign { .. }) => StackError::new(Cause::Damaged, doing, error)

@@ -42,12 +42,13 @@ pub mod range;
 mod recorded;
 mod remote;
 mod salvage;
+mod signature;
 pub mod target;
 mod target_identity;
 mod whole;
 
 pub use damage_view::DamageView;
-pub use error::{Cause, StackError};
+pub use error::{Cause, StackError, printable, printable_lines};
 pub use failures::{of_block, of_medium, of_open, of_resize, of_volume};
 pub use files::{
     FileKind, OpenVolume, RAW_FILE, inspect, of_remains, open_again, open_medium, open_shapeless, open_truncated,
@@ -59,10 +60,11 @@ pub use held::{Access, FileVolume, Usage};
 pub use holder::process_text;
 pub use info::{DriveInfo, OrdinaryTags, TargetInfo, protection_text};
 pub use membership::{ReadOnly, bars_resizing};
-pub use open::{Overwritten, create_mirror, open, open_for, overwrite};
+pub use open::{Overwriting, Overwritten, create_mirror, open, open_for, overwrite};
 pub use opened::{Closer, MemberNames, OpenTarget, data_of};
 pub use program::{Program, ReactorClock, config, note, of_start, on_reactor, set_program, warning};
 pub use remote::{discover, exports};
 pub use salvage::{Lost, Salvaged, damage, in_groups};
+pub use signature::{FORMAT_BYTES, Signature, file_format, file_start, signature, wipe_end};
 pub use target_identity::{Sameness, TargetIdentity, TargetLabel, member_of};
 pub use whole::Whole;

@@ -12,6 +12,7 @@ use crate::files::{FileKind, inspect, medium_of, of_remains, plain_file, volume_
 use crate::held::Access;
 use crate::mapped::raw_or_mapped;
 use crate::opened::OpenTarget;
+use crate::signature::check_free;
 use crate::target::TargetName;
 
 /// Whether the bytes of a plain file may be the blocks of a device.
@@ -26,12 +27,12 @@ pub(crate) enum Plain {
 /// What to try instead of writing over remains of a volume.
 pub(crate) const GIVE_UP: &str = "another path; or --force to give up what is left of it";
 
-/// What becomes of the remains of a volume on a drive that is opened.
+/// What becomes of the remains of a volume, and of what others have, on a drive that is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum LeftOver {
     /// They are not opened: a command would take them for blocks.
     Kept,
-    /// They are not overwritten, though the command overwrites the rest.
+    /// They are not overwritten, nor is what has a signature, though the command overwrites the rest.
     NotReplaced,
     /// They are given up.
     Replaced,
@@ -103,6 +104,7 @@ pub(crate) async fn open_linux(
     match kind_of(&medium, access, remains).await? {
         FileKind::Volume => return volume_as(target, Rc::new(medium), node, access).await,
         FileKind::Remains(parts) => remains.refuse(node, &parts)?,
+        FileKind::Raw if remains == LeftOver::NotReplaced => check_free(&medium, None).await?,
         FileKind::Raw => {}
     }
     match kind {

@@ -29,6 +29,7 @@ use crate::program::ReactorClock;
 use crate::quantity::count;
 use crate::range::BlockRange;
 use crate::remote::{connect, connect_nbd};
+use crate::signature::check_free;
 use crate::target::{GroupKind, TargetName};
 use crate::target_identity::TargetIdentity;
 
@@ -205,11 +206,30 @@ pub enum Overwritten {
     Plain(FileMedium),
 }
 
+/// What a path may hold that is overwritten.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Overwriting {
+    /// Anything.
+    Anything,
+    /// Nothing that anybody may still need: no remains of a volume, no block device with a [`crate::Signature`], and no plain file of a known
+    /// format other than this one, which is that of the data to be written.
+    Free {
+        /// The format of the data, if it is known.
+        format: Option<&'static str>,
+    },
+}
+
 /// Opens a path to overwrite it: a volume as a volume, anything else as bytes.
 ///
 /// # Errors
-/// If the path has remains of a volume, unless `force` is given.
-pub async fn overwrite(target: &TargetName, path: &Path, force: bool, usage: Usage) -> Result<Overwritten, StackError> {
+/// If the path has something that `overwriting` does not allow.
+pub async fn overwrite(
+    target: &TargetName,
+    path: &Path,
+    overwriting: Overwriting,
+    usage: Usage,
+) -> Result<Overwritten, StackError> {
+    let force = overwriting == Overwriting::Anything;
     let remains = if force { LeftOver::Replaced } else { LeftOver::NotReplaced };
     let drive = match target {
         TargetName::Linux { drive_makes_tags, .. } => Some((path.to_owned(), *drive_makes_tags)),
@@ -226,11 +246,19 @@ pub async fn overwrite(target: &TargetName, path: &Path, force: bool, usage: Usa
             drop(medium);
             open_for(target, Access::Write, usage).await.map(|opened| Overwritten::Device(Box::new(opened)))
         }
-        FileKind::Remains(_) | FileKind::Raw if medium.is_block_device() => {
-            let opened = raw_or_mapped(target, path, medium).await?;
-            Ok(Overwritten::Device(Box::new(opened)))
+        FileKind::Remains(_) | FileKind::Raw => {
+            if let Overwriting::Free { format } = overwriting {
+                check_free(&medium, format).await?;
+            }
+            replace(target, path, medium).await
         }
-        FileKind::Remains(_) | FileKind::Raw => Ok(Overwritten::Plain(medium)),
+    }
+}
+
+async fn replace(target: &TargetName, path: &Path, medium: FileMedium) -> Result<Overwritten, StackError> {
+    match medium.is_block_device() {
+        true => Ok(Overwritten::Device(Box::new(raw_or_mapped(target, path, medium).await?))),
+        false => Ok(Overwritten::Plain(medium)),
     }
 }
 

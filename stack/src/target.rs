@@ -138,6 +138,29 @@ impl GroupKind {
 }
 
 impl TargetName {
+    /// True if nothing of it is left when the command ends: it is memory, or stores nothing.
+    pub fn is_fleeting(&self) -> bool {
+        match self {
+            TargetName::Memory(_) | TargetName::Null(_) => true,
+            TargetName::Group { members, .. } => members.iter().all(TargetName::is_fleeting),
+            TargetName::Offset { target, .. } | TargetName::Fault { target, .. } => target.is_fleeting(),
+            TargetName::File(_)
+            | TargetName::Raw(_)
+            | TargetName::Linux { .. }
+            | TargetName::NvmeTcp { .. }
+            | TargetName::Nbd { .. } => false,
+        }
+    }
+
+    /// True if it names a part of a device.
+    pub fn is_part(&self) -> bool {
+        match self {
+            TargetName::Offset { .. } => true,
+            TargetName::Fault { target, .. } => target.is_part(),
+            _ => false,
+        }
+    }
+
     /// The target of a member of nested groups: the innermost one that is known. `None` without a group.
     pub fn member(&self, member: MemberPath) -> Option<&TargetName> {
         match self {

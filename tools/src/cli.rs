@@ -177,7 +177,7 @@ pub struct Create {
     /// then keep their space. Without this a file takes space as it is written, and gives it back.
     #[arg(long)]
     pub preallocate: bool,
-    /// Overwrite a volume or a file that is already there.
+    /// Overwrite a volume, a file, or a file system or partition table on a block device that is already there.
     #[arg(long)]
     pub force: bool,
     /// Print one JSON object.
@@ -300,10 +300,10 @@ impl Compare {
 /// Which blocks lose what they hold.
 #[derive(Args, Debug)]
 pub struct Unmapping {
-    /// Which blocks; all of them unless given, which has to be confirmed on a terminal.
+    /// Which blocks; all of them unless given, which has to be confirmed: on a terminal, or by --yes.
     #[arg(long, value_name = "FIRST..LAST")]
     pub range: Option<BlockRange>,
-    /// Do not ask before the whole target loses what it holds. Without a terminal there is no question.
+    /// Do not ask before the whole target loses what it holds. Needed without a terminal.
     #[arg(long)]
     pub yes: bool,
     /// Print one JSON object.
@@ -376,7 +376,8 @@ pub struct Copy {
     /// Go on past blocks that cannot be read, name them, and copy the others.
     #[arg(long)]
     pub salvage: bool,
-    /// Overwrite what is left of a damaged volume.
+    /// Overwrite what is left of a damaged volume, a file system or partition table on a block device, or a plain file of another format than the
+    /// data.
     #[arg(long)]
     pub force: bool,
     /// Print one JSON object.
@@ -443,7 +444,8 @@ pub struct Rescue {
     /// Take it for this volume, where records of several lie there and whose it is cannot be told.
     #[arg(long, value_name = "UUID", value_parser = values::uuid)]
     pub identity: Option<[u8; 16]>,
-    /// Overwrite what is left of another damaged volume.
+    /// Overwrite what is left of another damaged volume, a file system or partition table on a block device, or a plain file of another
+    /// format than the data.
     #[arg(long)]
     pub force: bool,
     /// Print one JSON object.

@@ -7,10 +7,11 @@
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
+use sealblock_stack::{Cause, StackError};
 
 /// How often another name is tried for the file beside.
 const TRIES: usize = 8;
@@ -75,6 +76,19 @@ impl Drop for NewFile {
         if let Some(draft) = &self.draft {
             let _ = fs::remove_file(draft);
         }
+    }
+}
+
+/// Refuses a new file where only devices are: a node that is missing is no file that is to be made, and one there would be in memory.
+///
+/// # Errors
+/// If the path is not there and would lie beside the nodes of devices.
+pub fn check_new(path: &Path) -> Result<(), StackError> {
+    let device = |path: &Path| fs::metadata(path).map(|about| about.dev()).ok();
+    let is_beside_nodes = device(folder_of(path)).is_some_and(|folder| Some(folder) == device(Path::new("/dev")));
+    match is_beside_nodes && !path.exists() && device(Path::new("/")) != device(Path::new("/dev")) {
+        true => Err(StackError::new(Cause::Unreachable, "opening", "there is no such device").on(path.display())),
+        false => Ok(()),
     }
 }
 
@@ -152,6 +166,19 @@ mod tests {
         drop(NewFile::begin(&path).unwrap());
         assert_eq!(fs::read(&path).unwrap(), b"newer", "one that was not completed is none");
         assert_eq!(names(folder.path()), ["hard", "other", "r"]);
+    }
+
+    #[test]
+    fn nothing_is_made_beside_the_nodes_of_devices() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(check_new(&folder.path().join("new")).is_ok() && check_new(Path::new("new")).is_ok());
+        assert!(check_new(&folder.path().join("none/new")).is_ok(), "whoever makes it says why not");
+        assert!(check_new(Path::new("/dev/null")).is_ok());
+        if fs::metadata("/dev").unwrap().dev() == fs::metadata("/").unwrap().dev() {
+            return;
+        }
+        let refused = check_new(Path::new("/dev/sealblock-not-there")).unwrap_err().to_string();
+        assert!(refused.contains("/dev/sealblock-not-there: there is no such device"), "{refused}");
     }
 
     #[test]

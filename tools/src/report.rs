@@ -12,7 +12,7 @@ use sealblock_block::BadBlockCause;
 use sealblock_integrity::Field;
 use sealblock_server::status::health::Checked;
 use sealblock_stack::range::BlockRange;
-use sealblock_stack::{OpenTarget, StackError};
+use sealblock_stack::{OpenTarget, StackError, printable_lines};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::exit::Exit;
@@ -284,7 +284,7 @@ impl Lines {
 /// Prints a note for the user on standard error, beside the result.
 pub fn note(what: &dyn fmt::Display) {
     // A closed standard error is no failure of the work.
-    drop(writeln!(io::stderr(), "sealblock: {what}"));
+    drop(writeln!(io::stderr(), "sealblock: {}", printable_lines(&what.to_string())));
 }
 
 /// Whether the reader of standard output has gone, as `head` does when it has enough.
@@ -303,7 +303,7 @@ pub fn print_json(report: &impl Serialize) -> Result<(), StackError> {
 /// # Errors
 /// As [`print_json`].
 pub fn say(line: &str) -> Result<(), StackError> {
-    print(|output| writeln!(output, "{line}").and_then(|()| output.flush()))
+    print(|output| writeln!(output, "{}", printable_lines(line)).and_then(|()| output.flush()))
         .map_err(|error| StackError::io("printing", &error))
 }
 
@@ -317,7 +317,7 @@ pub fn print_report(json: bool, report: &impl Serialize, text: impl FnOnce() -> 
 
 /// Prints a line on standard error, beside a result that is data. A closed standard error is no error.
 pub fn say_aside(line: &str) -> Result<(), StackError> {
-    writeln!(io::stderr(), "{line}").ok();
+    writeln!(io::stderr(), "{}", printable_lines(line)).ok();
     Ok(())
 }
 

@@ -7,6 +7,7 @@
 //! The server's side: [`Serving`] accepts connections, spreads them over cores and ends them, by way of a [`ControlSignal`] to
 //! each; a connection's [`Turns`] let one task receive, execute and send in batches.
 
+mod admission;
 mod changes;
 mod connection;
 mod ends;

@@ -1,11 +1,12 @@
 //! A server's listeners and connections, on all its cores: accepts, limits, spreads and ends them.
 //!
-//! Invariants: a connection counts against the limit until its [`Registration`] is dropped; an order to all reaches those that
-//! register later too, and none is withdrawn.
+//! Invariants: a connection counts against the limit until its [`Registration`] is dropped, or until it was ended for another one; an
+//! order to all reaches those that register later too, and none is withdrawn.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Context;
@@ -14,6 +15,7 @@ use std::time::Duration;
 use sealblock_runtime_reactor::net::{Listener, Stream};
 use sealblock_runtime_reactor::{CoreAddress, CoreHandle, now, sleep};
 
+use crate::admission::{Admission, Admitted, decide, origin};
 use crate::signal::{ControlSignal, LogRateLimit, Signals};
 
 /// Time between two checks of a stopping server for remaining connections.
@@ -36,14 +38,16 @@ struct Members {
     /// What was sent to all.
     order: Option<Signals>,
     next: u64,
-    connections: BTreeMap<u64, Arc<ControlSignal>>,
+    connections: BTreeMap<u64, Member>,
     listeners: BTreeMap<u64, Arc<ControlSignal>>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Listener,
-    Connection,
+/// A connection.
+struct Member {
+    signal: Arc<ControlSignal>,
+    admitted: Admitted,
+    /// It was ended for another one, and does not count any more.
+    is_replaced: bool,
 }
 
 /// A core that serves connections.
@@ -75,6 +79,13 @@ impl Registration {
         }
     }
 
+    /// The peer has introduced itself: its connection has a use, and does not make room for others any more.
+    pub fn set_introduced(&self) {
+        if let Some(member) = self.serving.members().connections.get_mut(&self.number) {
+            member.admitted.is_introduced = true;
+        }
+    }
+
     /// The core that serves the connection; `None` for the core that accepted it.
     fn core_address(&self) -> Option<&CoreAddress> {
         self.core.as_ref().map(|(cores, index)| &cores[*index].address)
@@ -85,14 +96,14 @@ impl Drop for Registration {
     fn drop(&mut self) {
         self.exclude_from_load();
         let mut members = self.serving.members();
-        let signal = members.connections.remove(&self.number).or_else(|| members.listeners.remove(&self.number));
+        let gone = (members.connections.remove(&self.number), members.listeners.remove(&self.number));
         drop(members);
-        drop(signal);
+        drop(gone);
     }
 }
 
 impl Serving {
-    /// Connections above `max_connections` are closed as soon as they are accepted. When the server stops, requests in flight get
+    /// Connections above `max_connections`, and those of an address above its share (`admission`), are closed as soon as they are accepted. When the server stops, requests in flight get
     /// `drain`, and again as long for their replies; then connections are aborted.
     pub fn new(max_connections: usize, drain: Duration) -> Arc<Serving> {
         Arc::new(Serving {
@@ -123,7 +134,7 @@ impl Serving {
         listener: Listener,
         begin: impl Fn(Stream, Registration) + Clone + Send + 'static,
     ) -> io::Result<()> {
-        let Some(registration) = self.register(Kind::Listener) else { return Ok(()) };
+        let registration = self.register_listener();
         let outcome = self.accept(&listener, &registration.signal, begin).await;
         drop(listener);
         outcome?;
@@ -140,10 +151,15 @@ impl Serving {
     ) -> io::Result<()> {
         let mut is_stopping = |cx: &mut Context<'_>| signal.poll_for(Signals::DRAIN, cx);
         while let Some(stream) = listener.accept_until(&mut is_stopping).await? {
-            let Some(registration) = self.admit() else {
+            let from = stream.peer_addr().ok().map(|address| origin(address.ip()));
+            let Some(registration) = self.admit(from) else {
                 if let Some(connections) = self.over_limit.count(now()) {
                     let limit = self.max_connections;
-                    tracing::warn!(limit, connections, "connections closed: connection limit reached");
+                    tracing::warn!(
+                        limit,
+                        connections,
+                        "connections closed: limit of connections, or of one address, reached"
+                    );
                 }
                 continue;
             };
@@ -152,33 +168,42 @@ impl Serving {
         Ok(())
     }
 
-    /// Registers one more connection, and chooses its core; `None` at the limit.
-    fn admit(self: &Arc<Self>) -> Option<Registration> {
-        let mut registration = self.register(Kind::Connection)?;
-        registration.core = self.pick_core(registration.number);
+    /// Registers one more connection, and chooses its core; `None` for one above the limit or above the share of its address.
+    fn admit(self: &Arc<Self>, from: Option<IpAddr>) -> Option<Registration> {
+        let mut members = self.members();
+        let counted = |member: &&Member| !member.is_replaced;
+        let admitted: Vec<Admitted> =
+            members.connections.values().filter(counted).map(|member| member.admitted).collect();
+        let replaced = match decide(&admitted, self.max_connections, from) {
+            Admission::Admit => None,
+            Admission::InPlaceOf(number) => members.connections.get_mut(&number).map(|member| {
+                member.is_replaced = true;
+                Arc::clone(&member.signal)
+            }),
+            Admission::Refuse => return None,
+        };
+        let (number, signal) = members.next_signal();
+        let admitted = Admitted { number, from, is_introduced: false };
+        members.connections.insert(number, Member { signal: Arc::clone(&signal), admitted, is_replaced: false });
+        drop(members);
+        if let Some(replaced) = replaced {
+            replaced.send(Signals::ABORT);
+        }
+        let mut registration = self.registration(number, signal);
+        registration.core = self.pick_core(number);
         Some(registration)
     }
 
-    /// Registers one more; `None` for a connection above the limit.
-    fn register(self: &Arc<Self>, kind: Kind) -> Option<Registration> {
+    fn register_listener(self: &Arc<Self>) -> Registration {
         let mut members = self.members();
-        if kind == Kind::Connection && members.connections.len() >= self.max_connections {
-            return None;
-        }
-        let signal = Arc::new(ControlSignal::default());
-        if let Some(order) = members.order {
-            signal.send(order);
-        }
-        members.next += 1;
-        let number = members.next;
-        let all = match kind {
-            Kind::Listener => &mut members.listeners,
-            Kind::Connection => &mut members.connections,
-        };
-        all.insert(number, Arc::clone(&signal));
+        let (number, signal) = members.next_signal();
+        members.listeners.insert(number, Arc::clone(&signal));
         drop(members);
-        let serving = Arc::clone(self);
-        Some(Registration { serving, number, signal, core: None, counts_as_load: Cell::new(true) })
+        self.registration(number, signal)
+    }
+
+    fn registration(self: &Arc<Self>, number: u64, signal: Arc<ControlSignal>) -> Registration {
+        Registration { serving: Arc::clone(self), number, signal, core: None, counts_as_load: Cell::new(true) }
     }
 
     /// The core with the least load; among equals they take turns.
@@ -208,7 +233,8 @@ impl Serving {
             if members.order != Some(Signals::ABORT) {
                 members.order = Some(order);
             }
-            members.listeners.values().chain(members.connections.values()).cloned().collect()
+            let connections = members.connections.values().map(|member| &member.signal);
+            members.listeners.values().chain(connections).cloned().collect()
         };
         signals.iter().for_each(|signal| signal.send(order));
     }
@@ -230,6 +256,18 @@ impl Serving {
 
     fn members(&self) -> MutexGuard<'_, Members> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Members {
+    /// The number of the next listener or connection, and its signal, which has the order that was sent to all.
+    fn next_signal(&mut self) -> (u64, Arc<ControlSignal>) {
+        let signal = Arc::new(ControlSignal::default());
+        if let Some(order) = self.order {
+            signal.send(order);
+        }
+        self.next += 1;
+        (self.next, signal)
     }
 }
 
@@ -262,25 +300,38 @@ mod tests {
     #[test]
     fn connections_are_limited_and_unregistered() {
         let serving = serving(1);
-        let _listener = serving.register(Kind::Listener).unwrap();
-        let first = serving.admit().unwrap();
-        assert!(serving.admit().is_none());
+        let _listener = serving.register_listener();
+        let first = serving.admit(None).unwrap();
+        assert!(serving.admit(None).is_none());
         assert_eq!(serving.connections(), 1);
         drop(first);
-        assert!(serving.admit().is_some());
+        assert!(serving.admit(None).is_some());
+    }
+
+    #[test]
+    fn a_silent_connection_is_ended_for_another_address_and_one_in_use_is_not() {
+        let (serving, address) = (serving(2), |last| Some(IpAddr::from([192, 0, 2, last])));
+        let (used, silent) = (serving.admit(address(1)).unwrap(), serving.admit(address(2)).unwrap());
+        used.set_introduced();
+        let late = serving.admit(address(3)).unwrap();
+        assert!(silent.signal.has(Signals::ABORT) && !used.signal.has(Signals::ABORT));
+        late.set_introduced();
+        assert!(serving.admit(address(4)).is_none(), "both that count are in use, though one more is still ending");
+        drop((silent, late));
+        assert!(serving.admit(address(4)).is_some());
     }
 
     #[test]
     fn signals_reach_all_and_later_connections() {
         let serving = serving(2);
-        let one = serving.admit().unwrap();
+        let one = serving.admit(None).unwrap();
         assert!(!one.signal.has(Signals::DRAIN));
         serving.stop();
-        let late = serving.register(Kind::Listener).unwrap();
+        let late = serving.register_listener();
         assert!(one.signal.has(Signals::DRAIN) && late.signal.has(Signals::DRAIN) && !one.signal.has(Signals::ABORT));
         serving.signal_all(Signals::ABORT);
         serving.stop();
-        let last = serving.register(Kind::Listener).unwrap();
+        let last = serving.register_listener();
         assert!(one.signal.has(Signals::ABORT) && last.signal.has(Signals::ABORT));
     }
 }

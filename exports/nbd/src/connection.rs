@@ -327,6 +327,7 @@ impl Connection {
         let export = Arc::clone(&chosen.export);
         chosen.end_older_sessions().await;
         *self.chosen.borrow_mut() = Some(chosen);
+        self.registration.set_introduced();
         let number = self.registration.number;
         match self.server.ends.watch(&self.stream, &self.registration, number, export.device.clone()) {
             Ok(watched) => *self.watched_end.borrow_mut() = Some(Rc::new(watched)),

@@ -89,8 +89,8 @@ impl Export {
             name: self.name.clone(),
             description: self.description.clone(),
             size_bytes: geometry.capacity_bytes(),
-            // Blocks are far smaller than 4 GiB.
-            block_bytes: geometry.block_size.bytes() as u32,
+            // Parts of blocks are read, changed and written by the server; clients learn that larger requests are better.
+            block_bytes: 1,
             writable: !self.is_read_only && abilities.writable,
             trim: is_there(RequestKind::Discard),
             write_zeroes: is_there(RequestKind::WriteZeroes),

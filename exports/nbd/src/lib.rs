@@ -16,6 +16,7 @@
 
 mod connection;
 mod export;
+mod parts;
 mod server;
 mod shared;
 mod translate;

@@ -8,12 +8,12 @@ use sealblock_block::{
 use sealblock_integrity::{Tags, Unsealed};
 use sealblock_layers_cross_core::Attached;
 use sealblock_protocols_nbd::{Command, ErrorCode, ErrorReply, StatusDescriptor};
-use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
 /// Bytes that are trimmed or zeroed at once: a long request of a client that has disconnected ends after the next
 /// piece.
-const PIECE_BYTES: u64 = 256 << 20;
+pub(crate) const PIECE_BYTES: u64 = 256 << 20;
 /// Bytes that are read at once for CACHE.
 const CACHE_BYTES: u64 = 1 << 20;
 
@@ -39,6 +39,14 @@ impl From<ErrorReply> for FailedRequest {
 impl From<ErrorCode> for FailedRequest {
     fn from(code: ErrorCode) -> FailedRequest {
         ErrorReply::from(code).into()
+    }
+}
+
+impl FailedRequest {
+    /// The same of a request from this offset on, which may begin within the bad block.
+    fn from(mut self, offset: u64) -> FailedRequest {
+        self.reply.offset = self.reply.offset.map(|at| at.max(offset));
+        self
     }
 }
 
@@ -84,7 +92,7 @@ impl OpenExport {
                 None => return Err(command),
             },
             Command::Write { offset, data, fua } => match extent(offset, data.len() as u64) {
-                Some(extent) => self.write_of(extent, data, fua),
+                Some(extent) => self.write_of(extent, data.freeze(), fua),
                 None => return Err(Command::Write { offset, data, fua }),
             },
             _ => return Err(command),
@@ -105,7 +113,10 @@ impl OpenExport {
     pub(crate) async fn execute(&self, work: RemainingWork, is_gone: &Cell<bool>) -> Result<Reply, FailedRequest> {
         match work {
             RemainingWork::Request(request) => match request.kind() {
-                RequestKind::Read => self.read(request.extents.one()).await,
+                RequestKind::Read => {
+                    let (extent, size) = (request.extents.one(), self.device.geometry().block_size);
+                    self.read(extent.start().get() << size.shift(), extent.bytes(size)).await
+                }
                 kind => self.reply(kind, self.device.execute(request).await),
             },
             RemainingWork::Command(command) => self.execute_steps(command, is_gone).await,
@@ -114,26 +125,35 @@ impl OpenExport {
 
     async fn execute_steps(&self, command: Command, is_gone: &Cell<bool>) -> Result<Reply, FailedRequest> {
         match command {
-            // Only an invalid extent leads here.
-            Command::Read { .. } | Command::Write { .. } => Err(ErrorCode::Invalid.into()),
+            // These begin or end within a block.
+            Command::Read { offset, length } => self.read(offset, length.into()).await,
+            Command::Write { offset, data, fua } => {
+                let written = self.write_bytes(offset, data.freeze(), fua).await;
+                written.map_err(|failed| failed.from(offset))
+            }
             Command::Flush => self.run_request(Request::flush()).await.map(|_| Reply::Done),
             Command::Trim { offset, length, fua } => {
                 let discard = |extent| Request::discard([extent]);
+                let (offset, length) = self.whole_blocks(offset, length);
                 self.in_pieces(offset, length, PIECE_BYTES, is_gone, discard).await?;
                 // One Flush behind all pieces, by this client: so it learns of flushes of others that failed in between.
                 if fua { self.run_request(Request::flush()).await.map(|_| Reply::Done) } else { Ok(Reply::Done) }
             }
             Command::Cache { offset, length } => {
                 let read = |extent| Request::read(extent, Expectations::NONE);
-                self.in_pieces(offset, length.into(), CACHE_BYTES, is_gone, read).await
+                let (start, covered) = self.covering(offset, length.into());
+                let cached = self.in_pieces(start, covered, CACHE_BYTES, is_gone, read).await;
+                cached.map_err(|failed| failed.from(offset))
             }
-            Command::WriteZeroes { fast: true, no_hole, .. } if no_hole || !self.zeroes_fast() => {
+            // Parts of blocks are written.
+            Command::WriteZeroes { offset, length, fast: true, no_hole, .. }
+                if no_hole || !self.zeroes_fast() || self.covering(offset, length) != (offset, length) =>
+            {
                 Err(ErrorCode::NotSupported.into())
             }
             Command::WriteZeroes { offset, length, fua, no_hole, .. } => {
-                let (may_unmap, durability) = (!no_hole, durability(fua));
-                let zero = |extent| Request::write_zeroes(extent, may_unmap, durability);
-                self.in_pieces(offset, length, PIECE_BYTES, is_gone, zero).await
+                let zeroed = self.zero_bytes((offset, length), !no_hole, fua, is_gone).await;
+                zeroed.map_err(|failed| failed.from(offset))
             }
             Command::BlockStatus { offset, length, one } => self.status(offset, length, one, is_gone).await,
         }
@@ -145,8 +165,15 @@ impl OpenExport {
         abilities.write_zeroes == Ability::Native && abilities.unmap_zeroes
     }
 
+    /// The blocks of these bytes.
+    ///
+    /// # Errors
+    /// If they are none, or begin or end within one.
     pub(crate) fn extent(&self, offset: u64, length: u64) -> Result<Extent, FailedRequest> {
         let shift = self.block_shift();
+        if (offset | length).trailing_zeros() < shift {
+            return Err(ErrorCode::Invalid.into());
+        }
         Extent::from_raw(offset >> shift, length >> shift).map_err(|_| ErrorCode::Invalid.into())
     }
 
@@ -154,7 +181,7 @@ impl OpenExport {
         self.device.geometry().block_size.shift()
     }
 
-    fn error_reply(&self, error: &Error) -> ErrorReply {
+    pub(crate) fn error_reply(&self, error: &Error) -> ErrorReply {
         of_error(error, self.device.geometry().block_size)
     }
 
@@ -162,40 +189,48 @@ impl OpenExport {
         self.device.execute(request).await.map_err(|error| self.error_reply(&error).into())
     }
 
-    async fn read(&self, extent: Extent) -> Result<Reply, FailedRequest> {
-        match self.device.execute(Request::read(extent, Expectations::NONE)).await {
-            Err(error) => {
-                let reply = self.error_reply(&error);
-                let before = self.read_before(extent, reply.offset).await;
-                Err(FailedRequest { reply, data_before: before })
+    async fn read(&self, offset: u64, length: u64) -> Result<Reply, FailedRequest> {
+        match self.read_bytes(offset, length).await {
+            Err(reply) => {
+                let data_before = self.read_before((offset, length), reply.offset).await;
+                Err(FailedRequest { reply, data_before }.from(offset))
             }
-            outcome => self.reply(RequestKind::Read, outcome),
+            Ok(data) => Ok(Reply::Data(data)),
+        }
+    }
+
+    /// Reads the blocks that bytes lie in.
+    async fn read_bytes(&self, offset: u64, length: u64) -> Result<Slice, ErrorReply> {
+        let (start, covered) = self.covering(offset, length);
+        let extent = self.extent(start, covered).map_err(|failed| failed.reply)?;
+        match self.device.execute(Request::read(extent, Expectations::NONE)).await {
+            Ok(Response::Data(sealed)) => {
+                let from = (offset - start) as usize;
+                Ok(sealed.joined_data().slice(from..from + length as usize))
+            }
+            // Only a broken device returns another response to a read.
+            Ok(_) => Err(ErrorCode::Io.into()),
+            Err(error) => Err(self.error_reply(&error)),
         }
     }
 
     /// Reads the data of a failed read again, up to the first bad block. Best effort: the read has failed anyway.
-    async fn read_before(&self, asked: Extent, damaged: Option<u64>) -> Option<Slice> {
-        let size = self.device.geometry().block_size;
-        let offset = asked.start().get() << size.shift();
-        let length = damaged?.checked_sub(offset).filter(|length| (1..asked.bytes(size)).contains(length))?;
+    async fn read_before(&self, (offset, asked): (u64, u64), damaged: Option<u64>) -> Option<Slice> {
+        let length = damaged?.checked_sub(offset).filter(|length| (1..asked).contains(length))?;
         if !self.can_return_partial {
             return None;
         }
-        let extent = self.extent(offset, length).ok()?;
-        match self.device.execute(Request::read(extent, Expectations::NONE)).await {
-            Ok(Response::Data(sealed)) => Some(sealed.joined_data()),
-            _ => None,
-        }
+        self.read_bytes(offset, length).await.ok()
     }
 
-    fn write_of(&self, extent: Extent, data: Buffer, fua: bool) -> Request {
+    pub(crate) fn write_of(&self, extent: Extent, data: Slice, fua: bool) -> Request {
         let geometry = self.device.geometry();
         let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
-        let data = Unsealed::new(data.freeze(), geometry.block_size, geometry.protection, tags);
+        let data = Unsealed::new(data, geometry.block_size, geometry.protection, tags);
         Request::write(extent, data, durability(fua))
     }
 
-    async fn in_pieces(
+    pub(crate) async fn in_pieces(
         &self,
         offset: u64,
         length: u64,
@@ -215,7 +250,7 @@ impl OpenExport {
     }
 }
 
-fn durability(fua: bool) -> Durability {
+pub(crate) fn durability(fua: bool) -> Durability {
     if fua { Durability::ForceUnitAccess } else { Durability::Volatile }
 }
 
@@ -238,7 +273,9 @@ impl OpenExport {
         is_gone: &Cell<bool>,
     ) -> Result<Reply, FailedRequest> {
         let max_runs = if one { 1 } else { RUNS };
-        let (mut at, end) = (offset, offset + length);
+        // What is told ends with a block, which may be behind the end of what was asked.
+        let (start, covered) = self.covering(offset, length);
+        let (mut at, end) = (start, start + covered);
         let mut runs: Vec<StatusDescriptor> = Vec::new();
         for _ in 0..WINDOWS {
             // One run more than the limit proves that the last one is complete.
@@ -250,6 +287,8 @@ impl OpenExport {
             at += window;
         }
         runs.truncate(max_runs);
+        // A run has whole blocks, so the first one has the byte that was asked for.
+        runs.iter_mut().take(1).for_each(|first| first.length -= offset - start);
         if runs.is_empty() { Err(ErrorCode::Shutdown.into()) } else { Ok(Reply::Status(runs)) }
     }
 

@@ -75,6 +75,11 @@ impl ClientSession {
         join_all(remote.iter().map(|link| link.fence(self.id))).await;
     }
 
+    /// True once it has ended, or is ending.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended.get()
+    }
+
     /// Refuses a change of a session that has ended: the fence is around what was in flight then.
     pub(crate) fn check(&self, request: &Request) -> Result<(), Error> {
         let changes = || request.changed().is_some() || matches!(request.operation, Operation::WriteReserved(..));

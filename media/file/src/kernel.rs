@@ -4,7 +4,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, Statx, StatxFlags};
@@ -13,7 +13,7 @@ use sealblock_runtime_memory::Buffer;
 /// The largest sector that a medium may have, in bytes.
 const LARGEST_SECTOR_BYTES: u32 = 4096;
 /// The smallest.
-const SMALLEST_SECTOR_BYTES: u32 = 512;
+pub(crate) const SMALLEST_SECTOR_BYTES: u32 = 512;
 
 /// Alignment of direct I/O.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,16 +26,12 @@ pub(crate) struct Alignment {
 
 impl Alignment {
     /// What goes through the page cache may lie anywhere in memory; sectors are what a disk writes whole.
-    pub(crate) fn buffered(file: &File, block_device: bool) -> io::Result<Alignment> {
+    pub(crate) fn buffered(file: &File, block_device: bool) -> Alignment {
         let mut sector_bytes = SMALLEST_SECTOR_BYTES;
-        if block_device {
-            let known = statx(file)?;
-            let logical = queue_limit(known.stx_rdev_major, known.stx_rdev_minor, "logical_block_size");
-            if logical.is_none_or(|bytes| bytes > u64::from(SMALLEST_SECTOR_BYTES)) {
-                sector_bytes = LARGEST_SECTOR_BYTES;
-            }
+        if block_device && logical_sector(file).is_none_or(|bytes| bytes > SMALLEST_SECTOR_BYTES) {
+            sector_bytes = LARGEST_SECTOR_BYTES;
         }
-        Ok(Alignment { sector_bytes, memory_bytes: 1 })
+        Alignment { sector_bytes, memory_bytes: 1 }
     }
 }
 
@@ -73,14 +69,17 @@ pub(crate) fn statx(file: impl rustix::fd::AsFd) -> io::Result<Statx> {
 pub(crate) fn direct_alignment(file: &File) -> io::Result<Option<Alignment>> {
     // This file system takes the flag and then keeps the file in the page cache, for want of another place. The nodes of
     // block devices are on one too.
-    if file.metadata()?.is_file() && file_system(file)? == "tmpfs" {
+    if file.metadata()?.is_file() && file_system(file).is_ok_and(|name| name == "tmpfs") {
         return Ok(None);
     }
-    let known = statx(file)?;
-    if known.stx_mask & StatxFlags::DIOALIGN.bits() == 0 {
-        return probe_direct(file);
+    match statx(file) {
+        Ok(known) if known.stx_mask & StatxFlags::DIOALIGN.bits() != 0 => {
+            Ok(alignment(known.stx_dio_offset_align, known.stx_dio_mem_align))
+        }
+        Ok(_) | Err(_) => probe_direct(file, |length| {
+            file.read_at(&mut Buffer::zeroed(length as usize), 0).map(|read| read == length as usize)
+        }),
     }
-    Ok(alignment(known.stx_dio_offset_align, known.stx_dio_mem_align))
 }
 
 /// The alignment made of what `statx` says, where 0 stands for "no direct I/O".
@@ -94,41 +93,53 @@ fn alignment(offset_bytes: u32, memory_bytes: u32) -> Option<Alignment> {
     (memory_bytes <= sealblock_runtime_memory::ALIGNMENT).then_some(Alignment { sector_bytes, memory_bytes })
 }
 
-/// Finds the alignment by trying, where the kernel (before 6.1) or the file system does not tell.
-fn probe_direct(file: &File) -> io::Result<Option<Alignment>> {
-    let tries = |length: u32| match file.read_at(&mut Buffer::zeroed(length as usize), 0) {
-        Ok(read) => Ok(read == length as usize),
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(false),
-        Err(error) => Err(error),
+/// Finds the alignment by trying, where the kernel (before 6.1) or the file system does not tell. `read` reads so many bytes of the start, and
+/// says whether there were as many. What it says is no answer but for EINVAL: bytes that cannot be read were asked for as the kernel takes it.
+fn probe_direct(file: &File, read: impl Fn(u32) -> io::Result<bool>) -> io::Result<Option<Alignment>> {
+    let is_taken = |length: u32| match read(length) {
+        Ok(is_whole) => (true, is_whole),
+        Err(error) => (error.raw_os_error() != Some(libc::EINVAL), true),
     };
     let found = |sector_bytes| Alignment { sector_bytes, memory_bytes: sector_bytes as usize };
-    if file.metadata()?.len() >= u64::from(LARGEST_SECTOR_BYTES) && tries(SMALLEST_SECTOR_BYTES)? {
+    let about = file.metadata()?;
+    let may_be_small = match about.file_type().is_block_device() {
+        true => logical_sector(file) == Some(SMALLEST_SECTOR_BYTES),
+        false => about.len() >= u64::from(LARGEST_SECTOR_BYTES),
+    };
+    if may_be_small && is_taken(SMALLEST_SECTOR_BYTES) == (true, true) {
         return Ok(Some(found(SMALLEST_SECTOR_BYTES)));
     }
-    match file.read_at(&mut Buffer::zeroed(LARGEST_SECTOR_BYTES as usize), 0) {
-        // An empty file tells nothing about smaller sectors; the largest are right everywhere.
-        Ok(_) => Ok(Some(found(LARGEST_SECTOR_BYTES))),
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(None),
-        Err(error) => Err(error),
-    }
+    // An empty file tells nothing about smaller sectors; the largest are right everywhere.
+    Ok(is_taken(LARGEST_SECTOR_BYTES).0.then(|| found(LARGEST_SECTOR_BYTES)))
 }
 
-/// Whether holes can be punched into a file that is open for writing.
-pub(crate) fn punches(file: &File, block_device: bool) -> io::Result<bool> {
-    let known = statx(file)?;
+/// The bytes of a block device's sectors, as far as sysfs tells.
+fn logical_sector(file: &File) -> Option<u32> {
+    let device = file.metadata().ok()?.rdev();
+    u32::try_from(queue_limit(libc::major(device), libc::minor(device), "logical_block_size")?).ok()
+}
+
+/// Whether holes can be punched into a file that is open for writing. One that does not let that be tried has none: zeroes are written there.
+pub(crate) fn punches(file: &File, block_device: bool) -> bool {
+    let Ok(about) = file.metadata() else { return false };
     if block_device {
-        let limit = |name: &str| queue_limit(known.stx_rdev_major, known.stx_rdev_minor, name);
+        let limit = |name: &str| queue_limit(libc::major(about.rdev()), libc::minor(about.rdev()), name);
         // Newer kernels tell whether zeroing unmaps; older ones only that the device has both.
         let unmaps = limit("write_zeroes_unmap_max_bytes").or_else(|| limit("discard_max_bytes"));
-        return Ok(unmaps.unwrap_or(0) > 0 && limit("write_zeroes_max_bytes").unwrap_or(0) > 0);
+        return unmaps.unwrap_or(0) > 0 && limit("write_zeroes_max_bytes").unwrap_or(0) > 0;
     }
     // A hole behind the end changes nothing and is refused where there are no holes.
-    let behind = known.stx_size.next_multiple_of(u64::from(LARGEST_SECTOR_BYTES));
+    let behind = about.len().next_multiple_of(u64::from(LARGEST_SECTOR_BYTES));
     let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    match rustix::fs::fallocate(file, mode, behind, u64::from(LARGEST_SECTOR_BYTES)) {
-        Ok(()) => Ok(true),
-        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS | rustix::io::Errno::INVAL) => Ok(false),
-        Err(error) => Err(error.into()),
+    loop {
+        match rustix::fs::fallocate(file, mode, behind, u64::from(LARGEST_SECTOR_BYTES)) {
+            Ok(()) => return true,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => {
+                tracing::debug!(%error, "no holes can be punched");
+                return false;
+            }
+        }
     }
 }
 
@@ -139,14 +150,13 @@ pub fn punches_beside(path: &Path) -> Option<bool> {
     let beside = rustix::fs::open(path.parent()?, OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RUSR).ok()?;
     let beside = File::from(beside);
     let is_same_system = beside.metadata().ok()?.dev() == path.metadata().ok()?.dev();
-    punches(&beside, false).ok().filter(|_| is_same_system)
+    is_same_system.then(|| punches(&beside, false))
 }
 
 /// Whether a block device has discards, whether or not these zero.
-pub(crate) fn discards(file: &File) -> io::Result<bool> {
-    let known = statx(file)?;
-    let limit = queue_limit(known.stx_rdev_major, known.stx_rdev_minor, "discard_max_bytes");
-    Ok(limit.unwrap_or(0) > 0)
+pub(crate) fn discards(file: &File) -> bool {
+    let device = file.metadata().map_or(0, |about| about.rdev());
+    queue_limit(libc::major(device), libc::minor(device), "discard_max_bytes").unwrap_or(0) > 0
 }
 
 /// A number from a disk's queue in sysfs; a partition's queue is that of its disk.
@@ -187,6 +197,32 @@ pub(crate) fn file_system(file: impl rustix::fd::AsFd) -> io::Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What probing finds out about a file of this length whose reads of 512 and of 4096 bytes end so.
+    fn probed(length: u64, small: io::Result<bool>, large: io::Result<bool>) -> Option<u32> {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(length).unwrap();
+        let answers = std::cell::RefCell::new([Some(small), Some(large)]);
+        let read = |length: u32| answers.borrow_mut()[usize::from(length > 512)].take().unwrap();
+        probe_direct(&file, read).unwrap().map(|found| found.sector_bytes)
+    }
+
+    #[test]
+    fn a_start_that_cannot_be_read_is_no_reason_to_refuse_a_file() {
+        let error = |number| Err(io::Error::from_raw_os_error(number));
+        assert_eq!(probed(8192, Ok(true), Ok(true)), Some(512));
+        assert_eq!(probed(8192, error(libc::EINVAL), Ok(true)), Some(4096));
+        assert_eq!(probed(8192, error(libc::EINVAL), error(libc::EINVAL)), None, "no direct I/O");
+        assert_eq!(probed(8192, error(libc::EIO), error(libc::EIO)), Some(512));
+        assert_eq!(probed(8192, error(libc::EINVAL), error(libc::EIO)), Some(4096));
+        assert_eq!(probed(0, Ok(false), Ok(false)), Some(4096), "an empty file does not tell");
+    }
+
+    #[test]
+    fn a_file_that_lets_nothing_be_tried_has_no_holes() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(!punches(&File::open(file.path()).unwrap(), false), "EBADF: it is not open for writing");
+    }
 
     #[test]
     fn alignments_are_those_a_medium_can_have() {

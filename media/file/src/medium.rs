@@ -115,14 +115,13 @@ impl FileMedium {
         }
         let alignment = match alignment {
             Some(found) => found,
-            None => Alignment::buffered(&opened.file, opened.block_device).map_err(failed)?,
+            None => Alignment::buffered(&opened.file, opened.block_device),
         };
         let punches = OnceCell::new();
         if options.writes() || opened.block_device {
-            let found = kernel::punches(&opened.file, opened.block_device).map_err(failed)?;
-            let _ = punches.set(found);
+            let _ = punches.set(kernel::punches(&opened.file, opened.block_device));
         }
-        let discards = opened.block_device && kernel::discards(&opened.file).map_err(failed)?;
+        let discards = opened.block_device && kernel::discards(&opened.file);
         let (block_device, direct, locked) = (opened.block_device, opened.direct, opened.locked);
         let about = opened.file.metadata().map_err(failed)?;
         let notes = NoteFile::beside(opened.direct, options.writes());
@@ -228,8 +227,18 @@ impl FileMedium {
 
     /// Refuses what lies past the end or between sectors.
     fn check(&self, doing: &'static str, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        self.check_units(self.alignment.sector_bytes, doing, offset_bytes, length_bytes)
+    }
+
+    fn check_units(
+        &self,
+        unit_bytes: u32,
+        doing: &'static str,
+        offset_bytes: u64,
+        length_bytes: u64,
+    ) -> Result<(), MediumError> {
         let refuse = |kind, reason: &str| Err(MediumError { kind, doing, offset_bytes, reason: reason.to_owned() });
-        let sector = u64::from(self.alignment.sector_bytes);
+        let sector = u64::from(unit_bytes);
         if !offset_bytes.is_multiple_of(sector) || !length_bytes.is_multiple_of(sector) {
             return refuse(MediumErrorKind::Failed, "offset or length is no multiple of the sector");
         }
@@ -237,6 +246,24 @@ impl FileMedium {
             return refuse(MediumErrorKind::PastEnd, "past the end of the file");
         }
         Ok(())
+    }
+
+    /// Reads parts of sectors by reading the sectors that they lie in.
+    async fn read_parts(&self, offset_bytes: u64, mut into: Buffer) -> (Result<(), MediumError>, Buffer) {
+        if let Err(refused) = self.check_units(self.read_unit_bytes(), "read", offset_bytes, into.len() as u64) {
+            return (Err(refused), into);
+        }
+        let sector = u64::from(self.alignment.sector_bytes);
+        let start = offset_bytes - offset_bytes % sector;
+        let end = (offset_bytes + into.len() as u64).next_multiple_of(sector);
+        let (result, sectors) = self.file.read_exact_at(self.pool.take((end - start) as usize), start).await;
+        let result = result.map_err(|error| MediumError::from_io("read", offset_bytes, &error));
+        if result.is_ok() {
+            let from = (offset_bytes - start) as usize;
+            let length = into.len();
+            into.copy_from_slice(&sectors[from..from + length]);
+        }
+        (result, into)
     }
 
     /// Whether the kernel takes this address.
@@ -321,6 +348,10 @@ impl Medium for FileMedium {
         self.alignment.sector_bytes
     }
 
+    fn read_unit_bytes(&self) -> u32 {
+        kernel::SMALLEST_SECTOR_BYTES
+    }
+
     fn is_read_only(&self) -> bool {
         self.read_only
     }
@@ -334,6 +365,9 @@ impl Medium for FileMedium {
     }
 
     async fn read(&self, offset_bytes: u64, mut into: Buffer) -> (Result<(), MediumError>, Buffer) {
+        if !(offset_bytes | into.len() as u64).is_multiple_of(u64::from(self.alignment.sector_bytes)) {
+            return Box::pin(self.read_parts(offset_bytes, into)).await;
+        }
         if let Err(refused) = self.check("read", offset_bytes, into.len() as u64) {
             return (Err(refused), into);
         }

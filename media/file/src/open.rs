@@ -39,8 +39,8 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
-    /// What it lies on is open for writing by another name.
-    #[error("'{}' has the same bytes as '{}', which is open for writing", path.display(), below.display())]
+    /// What it lies on is in use by another name, and one of the two writes.
+    #[error("'{}' has the same bytes as '{}', which is in use", path.display(), below.display())]
     Shared {
         /// The file.
         path: PathBuf,
@@ -133,6 +133,8 @@ fn open_file(path: &Path, options: Options, block_device: bool, direct: bool) ->
         .read(true)
         .write(options.writes())
         .create_new(options.create_new)
+        // Blocks are whatever their owner stored: others read them once the owner says so, by the rights of the file.
+        .mode(0o600)
         .custom_flags(exclusive | direct)
         .open(path)
 }

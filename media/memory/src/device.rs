@@ -2,10 +2,12 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use sealblock_block::{
     Abilities, Ability, BadBlock, BadBlocks, BlockState, Checksum, Coverage, Device, ErrorKind, Expectations, Geometry,
-    Limits, Operation, Outcome, Request, ReservedArea, Response, Salvaged, StatusRuns, Tally, VerifyStats, WriteData,
+    Limits, Operation, Outcome, RangeLock, Request, RequestKind, ReservedArea, Response, Salvaged, StatusRuns, Tally,
+    VerifyStats, WriteData, yield_once,
 };
 use sealblock_integrity::{Checks, ChecksumKind, Field, Mismatch, PiFormat, Sealed, Tags, Unverified, verify};
 use sealblock_runtime_memory::{Buffer, Pool, Slice};
@@ -22,8 +24,11 @@ const TAG_CHUNK_BYTES: usize = 8 << 10;
 const COPIED_TAG_BYTES: usize = 512;
 /// Bytes of data in one transfer; larger requests are cut by the gate.
 const TRANSFER_BYTES: usize = 4 << 20;
-/// Bytes that one Verify or WriteZeroes covers: a few hundred microseconds during which the core does nothing else.
-const IN_PLACE_BYTES: usize = 16 << 20;
+/// Bytes that one step of a Verify, WriteZeroes or Discard covers: some hundred microseconds during which the core does nothing else. The
+/// gate cuts longer ones.
+const STEP_BYTES: usize = 1 << 20;
+/// Bytes of such a request that is executed in place, since their number is not bounded by data in flight. Longer ones take turns.
+const IN_PLACE_BYTES: u64 = 64 << 10;
 
 /// Bytes of a chunk of marks.
 const MARK_BYTES: usize = 4096;
@@ -37,7 +42,12 @@ pub struct MemoryDevice {
     geometry: Geometry,
     stored: RefCell<Stored>,
     pool: Option<Pool>,
+    /// Held by the long request whose step is next; the others wait in order.
+    turn: RangeLock,
 }
+
+/// The one turn.
+const TURN: RangeInclusive<u64> = 0..=0;
 
 /// What to change in a stored block behind its tag's back. Offsets count from the start of the block's data or tuple.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,7 +80,7 @@ struct Stored {
 impl MemoryDevice {
     /// `capacity_blocks` blocks that read as zeroes. No memory is taken yet.
     pub fn new(block_size: BlockSize, capacity_blocks: u64, protection: Option<PiFormat>) -> MemoryDevice {
-        let in_place = Limits::new(block_size, IN_PLACE_BYTES, (IN_PLACE_BYTES >> block_size.shift()) as u32);
+        let in_place = Limits::new(block_size, STEP_BYTES, (STEP_BYTES >> block_size.shift()) as u32);
         let limits =
             Limits { max_transfer_blocks: Limits::new(block_size, TRANSFER_BYTES, 1).max_transfer_blocks, ..in_place };
         // The tags of a chunk of data never straddle two chunks of tags.
@@ -84,6 +94,7 @@ impl MemoryDevice {
                 reserved: BTreeMap::new(),
             }),
             pool: None,
+            turn: RangeLock::default(),
         }
     }
 
@@ -436,11 +447,23 @@ impl Device for MemoryDevice {
     }
 
     async fn execute(&self, operation: Request) -> Outcome {
+        let size = self.geometry.block_size;
+        if operation.blocks() << size.shift() <= IN_PLACE_BYTES {
+            return self.carry_out(&operation);
+        }
+        // Many long requests, or a long one in many pieces, compute one step at a time, and whoever is ready runs between two of them.
+        let _turn = self.turn.lock(TURN).await;
+        yield_once().await;
         self.carry_out(&operation)
     }
 
     fn try_execute(&self, operation: &Request) -> Option<Outcome> {
-        Some(self.carry_out(operation))
+        let moves_data = matches!(
+            operation.kind(),
+            RequestKind::Read | RequestKind::Write | RequestKind::Compare | RequestKind::Flush
+        );
+        let bytes = operation.blocks() << self.geometry.block_size.shift();
+        (moves_data || bytes <= IN_PLACE_BYTES).then(|| self.carry_out(operation))
     }
 }
 

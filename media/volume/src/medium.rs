@@ -41,6 +41,10 @@ impl<M: Medium> Medium for OneSync<M> {
         self.medium.sector_bytes()
     }
 
+    fn read_unit_bytes(&self) -> u32 {
+        self.medium.read_unit_bytes()
+    }
+
     fn is_read_only(&self) -> bool {
         self.medium.is_read_only()
     }

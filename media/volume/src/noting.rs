@@ -1,10 +1,8 @@
 //! Noting changes: how map entries get to the place of notes, and from there into the memtable. See `notes`.
 
-use std::future::poll_fn;
 use std::ops::RangeInclusive;
-use std::task::Poll;
 
-use sealblock_block::{Clock, Error, Medium, MediumError, NoteKeeping};
+use sealblock_block::{Clock, Error, Medium, MediumError, NoteKeeping, yield_once};
 use sealblock_runtime_memory::Buffer;
 
 use crate::format::{Answered, MapEntryKind, MapEntryRun, NOTE_PAGE_BYTES, NotesPlace};
@@ -271,17 +269,4 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.allocator.give_back(group, &[run]);
         }
     }
-}
-
-/// Lets other tasks run that are ready.
-async fn yield_once() {
-    let mut has_yielded = false;
-    poll_fn(|cx| {
-        if std::mem::replace(&mut has_yielded, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
 }

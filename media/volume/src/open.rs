@@ -63,7 +63,9 @@ pub async fn open<M: Medium, C: Clock>(
     let SuperblockProbe { superblock, copies, are_all_usable, standing } =
         superblocks::read_as(&medium, options.identity).await?;
     let layout = superblock.layout;
-    if medium.sector_bytes() > layout.sector_bytes() {
+    // Smaller sectors than the medium's can be read from it, and not be written without those beside them.
+    let unit_bytes = if options.read_only { medium.read_unit_bytes() } else { medium.sector_bytes() };
+    if unit_bytes > layout.sector_bytes() {
         return Err(VolumeError::Sector { volume_bytes: layout.sector_bytes(), medium_bytes: medium.sector_bytes() });
     }
     if medium.len_bytes() < layout.medium_bytes() && !(options.truncated && options.read_only) {

@@ -91,7 +91,7 @@ pub enum VolumeError {
     },
     /// The volume was made for smaller sectors than the medium has.
     #[error(
-        "the volume was made for sectors of {volume_bytes} bytes and the medium has sectors of {medium_bytes}: copy it to a new volume"
+        "the volume was made for sectors of {volume_bytes} bytes and the medium has sectors of {medium_bytes}: it can be read there, and not be written"
     )]
     Sector {
         /// The volume's sector.

@@ -245,6 +245,17 @@ impl Patches {
         self.active.borrow().pages.contains_key(&number) || self.taken.borrow().pages.contains_key(&number)
     }
 
+    /// Whether there is anything of one of these pages. Looks at each page of whichever are fewer, these or those with patches.
+    pub fn has_any_of(&self, numbers: Range<u64>) -> bool {
+        [&self.active, &self.taken].into_iter().any(|patched| {
+            let pages = &patched.borrow().pages;
+            match (pages.len() as u64) < numbers.end - numbers.start {
+                true => pages.keys().any(|number| numbers.contains(number)),
+                false => numbers.clone().any(|number| pages.contains_key(&number)),
+            }
+        })
+    }
+
     /// Whether there is nothing.
     pub fn is_empty(&self) -> bool {
         self.active.borrow().pages.is_empty() && self.taken.borrow().pages.is_empty()

@@ -144,7 +144,7 @@ struct SaltCounts {
 /// # Errors
 /// When nothing is found that agrees, the length of the medium leaves no possible shape, or it cannot be told whose remains they are.
 pub(crate) async fn find<M: Medium>(medium: &M, hints: &Hints) -> Result<VolumeProfile, ProfileError> {
-    let families = families(medium.len_bytes(), medium.sector_bytes(), hints)?;
+    let families = families(medium.len_bytes(), medium.read_unit_bytes(), hints)?;
     let mut chunks = Chunks { medium, kept: HashMap::new() };
     let mut found = Vec::new();
     for family in &families {

@@ -304,26 +304,58 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Gives every block of an extent a map entry without data, of this kind, where it has none yet.
     ///
+    /// Blocks that are of this kind already take nothing: neither space for their map pages, nor notes, nor a commit. So a block group that
+    /// was never written is not touched by a request that deallocates it.
+    ///
     /// Page by page, so that one long extent holds neither many pages nor the core for long.
     async fn mark(&self, extent: Extent, kind: MapEntryKind) -> Result<(), Error> {
         let _change = self.begin_change()?;
-        for (number, piece) in self.layout.page_pieces(extent) {
-            let group = self.layout.group_of(piece.start());
-            self.load_group(group).await?;
-            self.prepare_notes(group).await?;
-            self.wait_for_room().await?;
-            let marked = self.marked.replace(self.marked.get() + piece.len());
-            if marked + piece.len() > BLOCKS_PER_TURN {
-                self.marked.set(0);
-                self.medium.submitted().await;
+        for (group, in_group) in self.layout.group_pieces(extent) {
+            if kind == MapEntryKind::Deallocated && self.is_group_unwritten(group, in_group) {
+                self.leave_turn(1).await;
+                continue;
             }
-            let page = self.block_map.page(&self.medium, number).await?;
-            for run in self.runs_unlike(number, &page, piece, kind) {
-                self.enter(group, run, 0);
+            for (number, piece) in self.layout.page_pieces(in_group) {
+                self.leave_turn(piece.len()).await;
+                self.mark_in_page(group, number, piece, kind).await?;
             }
-            Box::pin(self.entered()).await?;
         }
         Ok(())
+    }
+
+    /// The same of an extent that lies in one page.
+    async fn mark_in_page(&self, group: u64, number: u64, piece: Extent, kind: MapEntryKind) -> Result<(), Error> {
+        let unlike = async || {
+            let page = self.block_map.page(&self.medium, number).await?;
+            Ok::<_, Error>(self.runs_unlike(number, &page, piece, kind))
+        };
+        if unlike().await?.is_empty() {
+            return Ok(());
+        }
+        self.load_group(group).await?;
+        self.prepare_notes(group).await?;
+        self.wait_for_room().await?;
+        // Blocks may have changed meanwhile.
+        for run in unlike().await? {
+            self.enter(group, run, 0);
+        }
+        Box::pin(self.entered()).await
+    }
+
+    /// Lets others have their turns once so many blocks were looked at.
+    async fn leave_turn(&self, blocks: u64) {
+        let marked = self.marked.replace(self.marked.get() + blocks);
+        if marked + blocks > BLOCKS_PER_TURN {
+            self.marked.set(0);
+            self.medium.submitted().await;
+        }
+    }
+
+    /// Whether none of these blocks of a block group was ever written, as far as that is known without looking at the medium.
+    fn is_group_unwritten(&self, group: u64, extent: Extent) -> bool {
+        !self.block_map.groups.is_initialized(group)
+            && !self.memtable.meets(extent)
+            && !self.block_map.patches.has_any_of(self.layout.pages_of_group(group))
     }
 
     /// The runs of blocks of an extent in one page that are not known to be of a kind without data, as map entries of this kind.

@@ -8,7 +8,9 @@ use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Parser, Subcommand};
 use sealblock::cli::Cli;
 use sealblock::exit::Exit;
+use sealblock_exports_nvme_tcp::Limits;
 use sealblock_hostile::attacks::{ATTACKS, Attack, TestContext};
+use sealblock_hostile::floods::{self, Effort};
 use sealblock_hostile::formats;
 use sealblock_hostile::host;
 use sealblock_hostile::process::{self, Process};
@@ -47,6 +49,15 @@ struct Arguments {
     /// Kills `sealblock serve` so often under the load of our own host, in place of the attacks.
     #[arg(long)]
     kills: Option<u64>,
+    /// Floods a server with each command and prints a table of its memory and of the time that it takes to stop, in place of the attacks.
+    #[arg(long)]
+    floods: bool,
+    /// Commands outstanding on each queue of a flood.
+    #[arg(long, default_value_t = 200)]
+    outstanding: u16,
+    /// Milliseconds that a flood lasts.
+    #[arg(long, default_value_t = 2000)]
+    flood_ms: u64,
     /// Says which attacks there are.
     #[arg(long)]
     list: bool,
@@ -89,6 +100,11 @@ fn main() -> Result<()> {
         return kills(program, rounds, arguments.seed);
     }
     let wanted = |name: &str| arguments.attacks.is_empty() || arguments.attacks.iter().any(|wanted| wanted == name);
+    if arguments.floods {
+        let program = arguments.sealblock.clone().map_or_else(|| Program::hostile(this), Program::sealblock);
+        let (outstanding, time) = (arguments.outstanding, Duration::from_millis(arguments.flood_ms));
+        return floods::table(&program, &Effort { limits: Limits::default(), outstanding, time }, wanted);
+    }
     let chosen: Vec<_> = ATTACKS.iter().filter(|attack| wanted(attack.name)).collect();
     ensure!(!chosen.is_empty(), "there is no such attack; --list names those there are");
     let mut target = match &arguments.sealblock {

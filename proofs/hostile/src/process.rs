@@ -187,12 +187,17 @@ impl Process {
     }
 
     /// Stops it as an operator would, which must succeed.
-    pub fn stop(mut self) -> Result<()> {
+    pub fn stop(self) -> Result<()> {
+        self.stop_within(HANG_TIMEOUT)
+    }
+
+    /// The same within this time.
+    pub fn stop_within(mut self, time: Duration) -> Result<()> {
         if self.stdin.take().is_none() {
             let pid = rustix::process::Pid::from_child(&self.child);
             rustix::process::kill_process(pid, rustix::process::Signal::TERM).context("telling the target to end")?;
         }
-        let deadline = Instant::now() + HANG_TIMEOUT;
+        let deadline = Instant::now() + time;
         loop {
             match self.child.try_wait()? {
                 Some(status) => {

@@ -57,6 +57,22 @@ impl Program {
         succeeds(command.arg("--type").arg(number.to_string()))
     }
 
+    /// Makes a volume of this size with the usual protection.
+    ///
+    /// # Errors
+    /// When the program fails.
+    pub fn create_sized(&self, volume: &Path, bytes: u64) -> Result<()> {
+        succeeds(self.command("create").arg(volume).arg("--size").arg(bytes.to_string()))
+    }
+
+    /// Serves what a configuration says, until killed or told to stop.
+    ///
+    /// # Errors
+    /// When the program does not start to accept connections.
+    pub fn serve_configured(&self, configuration: &Path) -> Result<Process> {
+        patiently(|| self.start(configuration))
+    }
+
     /// Checks every block of the volume of this kind directly, without a server.
     ///
     /// # Errors

@@ -151,7 +151,16 @@ impl Peer {
 
     /// Opens a connection and exchanges ICReq and ICResp.
     pub fn ready(address: SocketAddr, digests: u8) -> Result<Peer> {
-        let mut peer = Peer::open(address)?;
+        Peer::open(address)?.set_up(digests)
+    }
+
+    /// The same from this source address, without digests.
+    pub fn ready_from(source: Ipv4Addr, address: SocketAddr) -> Result<Peer> {
+        Peer::open_from(source, address)?.set_up(0)
+    }
+
+    fn set_up(self, digests: u8) -> Result<Peer> {
+        let mut peer = self;
         peer.send(&icreq(digests))?;
         let pdu = peer.receive()?;
         ensure!(pdu.kind == ICRESP && pdu.header[11] == digests, "ICReq is answered by {pdu:?}");
@@ -168,7 +177,12 @@ impl Peer {
 
     /// An admin queue whose controller is ready, and the controller's identifier.
     pub fn admin(address: SocketAddr, subnqn: &str, keep_alive_ms: u32) -> Result<(Peer, u16)> {
-        let connect = connect(subnqn, 0, 32, CNTLID_DYNAMIC, keep_alive_ms);
+        Peer::admin_of(address, subnqn, 32, keep_alive_ms)
+    }
+
+    /// The same with so many entries of the queue.
+    pub fn admin_of(address: SocketAddr, subnqn: &str, entries: u32, keep_alive_ms: u32) -> Result<(Peer, u16)> {
+        let connect = connect(subnqn, 0, entries, CNTLID_DYNAMIC, keep_alive_ms);
         let (mut peer, answer) = Peer::connecting(address, 0, connect)?;
         ensure!(answer.status == 0, "Connect: {answer:?}");
         peer.property(0x14, 4, 0x0046_0001)?;

@@ -1,4 +1,4 @@
-//! Every attack once, with seed 1 and the least effort, and our host device against a broken target. The binary makes longer
+//! Every attack once, with seed 1 and the least effort, every command as a flood, and our host device against a broken target. The binary makes longer
 //! runs.
 
 use std::path::Path;
@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use sealblock_hostile::attacks::cut::{BLOCKS, BlockChecker, START};
 use sealblock_hostile::attacks::{ATTACKS, TestContext};
+use sealblock_hostile::floods::{self, AREA_BYTES, Effort, FLOODS, Kind};
 use sealblock_hostile::formats::{self, FORMATS_NQN, TagMaker};
 use sealblock_hostile::host::{peak_mib, session, sessions};
-use sealblock_hostile::process::{Process, ProcessUsage};
+use sealblock_hostile::process::{self, Process, ProcessUsage};
+use sealblock_hostile::served::Program;
 use sealblock_hostile::suite;
 use sealblock_hostile::wire::{HANG_TIMEOUT, Peer};
 use sealblock_hostile::writes::WriteMode;
@@ -99,4 +101,39 @@ fn behind_a_proxy_that_corrupts_nothing_all_calls_succeed() {
         let summary = session(target.address, seed, 0).unwrap();
         assert_eq!((summary.opened, summary.failed, summary.succeeded, summary.corrupted), (1, 0, 24, 0));
     }
+}
+
+/// Measures the growth of memory, one command after the other on one server. The program of this crate measures more, and times.
+fn floods_of(kind: Kind) {
+    let program = Program::hostile(Path::new(env!("CARGO_BIN_EXE_sealblock-hostile")));
+    let folder = tempfile::tempdir().unwrap();
+    let limits = process::patient_limits();
+    let effort = Effort { limits: limits.clone(), outstanding: 56, time: Duration::from_millis(300) };
+    let mut process = floods::serve(&program, folder.path(), &limits).unwrap();
+    let allowed = floods::allowed_bytes(&limits, 2 * floods::QUEUES);
+    for flood in FLOODS.iter().filter(|flood| flood.runs_on(kind)) {
+        let (queues, measured) = floods::flood(&mut process, flood, kind, &effort).unwrap();
+        queues.cut();
+        // What a device in memory stores is its own.
+        let stored = if kind == Kind::Memory { AREA_BYTES + AREA_BYTES / 8 } else { 0 };
+        let (name, grown) = (flood.name, measured.grown_bytes);
+        assert!(grown <= allowed + stored, "{name}: memory grew by {grown} bytes, and {allowed} are allowed");
+        floods::ready_again(process.address).unwrap_or_else(|error| panic!("{name}: {error:#}"));
+    }
+    process.stop().unwrap();
+}
+
+#[test]
+fn no_command_makes_a_server_of_volumes_hold_more_than_its_limits_allow() {
+    floods_of(Kind::Volume);
+}
+
+#[test]
+fn no_command_makes_a_server_of_memory_hold_more_than_its_limits_allow() {
+    floods_of(Kind::Memory);
+}
+
+#[test]
+fn no_command_makes_a_server_of_raw_files_hold_more_than_its_limits_allow() {
+    floods_of(Kind::Raw);
 }

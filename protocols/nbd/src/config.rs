@@ -18,7 +18,7 @@ pub struct Export {
     pub description: String,
     /// Bytes of data, a multiple of `block_bytes`.
     pub size_bytes: u64,
-    /// Bytes of a block, a power of two: every offset and length is a multiple of it.
+    /// The unit of requests in bytes, a power of two: every offset and length is a multiple of it. 1 for any.
     pub block_bytes: u32,
     /// True if clients may write.
     pub writable: bool,

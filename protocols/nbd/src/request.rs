@@ -7,6 +7,11 @@ use crate::violation::Violation;
 use crate::wire::FieldReader;
 use crate::wire::{self, ErrorCode, command, flag};
 
+/// Bytes that a server reads at a time for CACHE, which are dropped, at most.
+const CACHE_BYTES: usize = 1 << 20;
+/// Bytes of the runs of a block status that a server collects, at most.
+const STATUS_BYTES: usize = 32 << 10;
+
 /// A request in flight, to be returned with its reply. Do not drop it: its share of the limits would be lost.
 #[derive(PartialEq, Eq, Debug)]
 #[must_use = "a reply needs the ticket of its request"]
@@ -20,7 +25,7 @@ pub struct Ticket {
     pub(crate) held_bytes: usize,
 }
 
-/// A validated command. Offsets and lengths are in bytes, in range, multiples of the block, and no length is 0.
+/// A validated command. Offsets and lengths are in bytes, in range, multiples of the export's unit, and no length is 0.
 #[derive(Debug)]
 pub enum Command {
     /// Read; complete it with [`crate::Server::data`].
@@ -163,7 +168,9 @@ impl Header {
             }
             _ => true,
         };
-        if !is_there || self.length == 0 {
+        // A status has one run at least, which has a byte.
+        let is_status = self.kind == command::BLOCK_STATUS;
+        if !is_there || is_status && self.length == 0 {
             return Err(ErrorCode::Invalid);
         }
         self.check_range(export)?;
@@ -196,10 +203,18 @@ impl Header {
         if (self.offset | self.length) & mask != 0 { Err(ErrorCode::Invalid) } else { Ok(()) }
     }
 
-    /// Bytes that the request counts against the limit of bytes in flight.
+    /// True if there is nothing to do for the request: it is about no byte.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.length == 0 && self.kind != command::FLUSH
+    }
+
+    /// Bytes that the request counts, for its data or for what it takes to execute it, against the limit of bytes in flight.
     pub(crate) fn held_bytes(&self, payload: usize) -> usize {
         match self.kind {
             command::READ => usize::try_from(self.length).unwrap_or(usize::MAX),
+            // What a server reads of it at a time, and the longest list of runs.
+            command::CACHE => usize::try_from(self.length).unwrap_or(usize::MAX).min(CACHE_BYTES),
+            command::BLOCK_STATUS => STATUS_BYTES,
             _ => payload,
         }
     }

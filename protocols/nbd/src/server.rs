@@ -263,6 +263,12 @@ impl Server {
         let IncomingPayload { header, check_result: verdict, fill, held_bytes, .. } = payload;
         let data = fill.map(Fill::finish).unwrap_or_default();
         let ticket = header.ticket(held_bytes);
+        if verdict.is_ok() && header.is_empty() {
+            // What it is not said of ("length 0 is undefined") clients take for success; a read of no bytes is no chunk of data.
+            self.release(held_bytes);
+            self.writer().done(&ticket);
+            return Step::Again;
+        }
         match verdict.and_then(|()| header.command(data).ok_or(ErrorCode::Invalid)) {
             Ok(command) => Step::Event(Event::Request(Request { ticket, command })),
             Err(code) => {

@@ -13,7 +13,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use sealblock_runtime_memory::Pool;
 
@@ -30,11 +30,20 @@ use crate::sync::Waiters;
 
 /// How many tasks are polled before the backend gets its turn even though more are ready.
 const POLLS_PER_TURN: usize = 256;
+/// How long tasks are polled before that, once so many were: a task that computes in steps has each step in a poll of its own, and
+/// nobody else's completions wait for many of them. Few polls are usual, and read no clock.
+const MAX_POLLING: Duration = Duration::from_millis(1);
+const POLLS_WITHOUT_CLOCK: usize = 8;
 
 impl Core {
     fn run_ready(&self) {
-        for _ in 0..POLLS_PER_TURN {
+        let mut begun = None;
+        for polls in 0..POLLS_PER_TURN {
             let Some(task) = self.ready.borrow_mut().pop_front() else { return };
+            if polls >= POLLS_WITHOUT_CLOCK && begun.get_or_insert_with(Instant::now).elapsed() > MAX_POLLING {
+                self.ready.borrow_mut().push_front(task);
+                return;
+            }
             let Some(mut body) = self.tasks.borrow_mut().begin(task) else { continue };
             let waker = waker(self.id, task);
             self.calls.renew();
@@ -116,11 +125,13 @@ impl Core {
         let mut panic = None;
         self.closed.set(true);
         loop {
-            let body = self.tasks.borrow_mut().evict();
-            if body.is_none() {
+            let bodies = self.tasks.borrow_mut().evict();
+            if bodies.is_empty() {
                 break;
             }
-            contain(&mut panic, || drop(body));
+            for body in bodies {
+                contain(&mut panic, || drop(body));
+            }
         }
         self.ready.take();
         drop(self.after_turn.take());

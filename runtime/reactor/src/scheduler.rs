@@ -88,7 +88,7 @@ impl Tasks {
 
     /// Ends a poll. Returns the future of a task that has ended, for the caller to drop.
     pub(crate) fn end(&mut self, id: TaskId, body: Body, finished: bool) -> Option<Body> {
-        let task = self.get(id)?;
+        let Some(task) = self.get(id) else { return Some(body) };
         if finished || task.is_aborted {
             self.tasks.remove(id.index as usize);
             return Some(body);
@@ -106,10 +106,9 @@ impl Tasks {
         Some(body)
     }
 
-    /// Takes away any one future, while there is one.
-    pub(crate) fn evict(&mut self) -> Option<Body> {
-        let (index, _) = self.tasks.iter().find(|(_, task)| task.body.is_some())?;
-        self.tasks.remove(index).body
+    /// Takes all futures away at once, so that the end of a reactor takes time in proportion to them. Dropping them may start others.
+    pub(crate) fn evict(&mut self) -> Vec<Body> {
+        std::mem::take(&mut self.tasks).into_iter().filter_map(|(_, task)| task.body).collect()
     }
 }
 
@@ -153,6 +152,18 @@ impl Timers {
 mod tests {
     use super::*;
     use std::time::Duration;
+
+    #[test]
+    fn all_futures_are_taken_away_at_once_and_later_ones_again() {
+        let mut tasks = Tasks::default();
+        let ids: Vec<TaskId> = (0..3).map(|_| tasks.insert(Box::pin(async {}))).collect();
+        let polled = tasks.begin(ids[1]).expect("it is there");
+        assert_eq!((tasks.evict().len(), tasks.live()), (2, 0), "all but the one that is being polled");
+        assert!(tasks.end(ids[1], polled, false).is_some() && tasks.abort(ids[0]).is_none());
+        let late = tasks.insert(Box::pin(async {}));
+        assert!(!ids.contains(&late));
+        assert_eq!((tasks.evict().len(), tasks.evict().len()), (1, 0));
+    }
 
     #[test]
     fn timers_come_due_in_order_and_not_before() {

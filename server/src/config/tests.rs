@@ -180,3 +180,42 @@ fn a_block_device_is_one_more_way_to_a_namespace() {
         assert!(refused.contains(why), "{tables}: {refused}");
     }
 }
+
+#[test]
+fn limits_with_which_no_host_is_served_are_refused() {
+    let limits = |line: &str| parse(&format!("{}[limits]\n{line}\n", with(""))).map(|plan| plan.limits);
+    for line in ["connections = 1", "io_queues = 1", "commands = 32", "connect = \"1ms\"", "drain = \"0s\""] {
+        assert!(limits(line).is_ok(), "{line}: {:?}", limits(line));
+    }
+    for line in [
+        "connections = 0",
+        "io_queues = 0",
+        "commands = 0",
+        "commands = 31",
+        "bytes_in_flight = 0",
+        "total_bytes_in_flight = \"0KiB\"",
+        "transfer_bytes = 0",
+        "connect = \"0s\"",
+        "idle = \"0ms\"",
+        "receive = \"0s\"",
+    ] {
+        let error = limits(line).unwrap_err();
+        let name = line.split(' ').next().unwrap();
+        assert!(error.contains(&format!("limits.{name} = ")), "{line}: {error}");
+    }
+}
+
+#[test]
+fn a_configuration_is_a_file_of_some_length() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+    for path in [std::path::Path::new("/dev/zero"), folder.path(), &pipe] {
+        let error = super::read(path).unwrap_err();
+        assert!(error.to_string().contains("it is no file"), "{error}");
+    }
+    let long = folder.path().join("long");
+    std::fs::write(&long, vec![b'#'; (16 << 20) + 1]).unwrap();
+    let error = super::read(&long).unwrap_err();
+    assert!(error.to_string().contains("too many"), "{error}");
+}

@@ -89,7 +89,7 @@ pub fn user_text(uid: u32) -> String {
         fields.find(|fields| fields.get(2).is_some_and(|id| id.parse() == Ok(uid))).map(|fields| fields[0].to_owned())
     });
     match name {
-        Some(name) => format!("user {} ({uid})", name.replace(char::is_control, " ")),
+        Some(name) => format!("user {} ({uid})", sealblock_stack::printable(&name)),
         None => format!("user {uid}"),
     }
 }

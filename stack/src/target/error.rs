@@ -45,6 +45,9 @@ pub enum TargetErrorKind {
     /// A URI without its slashes.
     #[error("'{0}' is followed by two slashes; try {form}", form = form_of(.0))]
     Slashes(&'static str),
+    /// A control character, such as the end of a line.
+    #[error("a name has no control character, such as the end of a line; try a link to the file by another name")]
+    Control,
     /// No path can hold a zero byte.
     #[error("a path holds no zero byte; try a path without it")]
     ZeroByte,

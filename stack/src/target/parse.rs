@@ -52,6 +52,9 @@ fn parse(text: &str) -> Result<TargetName, TargetError> {
     let whole = Piece { text, at: 0 };
     let result = if text.len() > MAX_TEXT_BYTES {
         whole.fail_at(MAX_TEXT_BYTES, TargetErrorKind::TooLong)
+    } else if let Some(at) = text.find(char::is_control).filter(|at| !text[*at..].starts_with('\0')) {
+        // Names are shown to people, on terminals and in logs, line by line.
+        whole.fail_at(at, TargetErrorKind::Control)
     } else {
         target(whole, 0)
     };

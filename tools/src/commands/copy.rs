@@ -25,7 +25,7 @@ use crate::report::print_json;
 use crate::tally::Tally;
 
 pub(super) use job::{CopyJob, Moved};
-pub(super) use sink::{Losing, Sink, check_apart, check_output};
+pub(super) use sink::{Losing, Sink, check_apart, check_output, overwriting};
 pub(super) use source::{Reading, Source};
 
 /// The answer of `copy`.
@@ -55,7 +55,8 @@ pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
     let (report, behind) = on_reactor(async {
         check_apart("copying", &arguments.from, &arguments.to)?;
         let source = Source::open(&arguments.from).await?;
-        let sink = Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await?;
+        let overwriting = overwriting(arguments.force, &source, &arguments.to).await;
+        let sink = Sink::open(&arguments.to, overwriting, arguments.members.usage()).await?;
         let room = sink.room_bytes();
         let copied = copy(arguments, &source, &sink).await;
         // Pages of an earlier time are found while they are read.

@@ -7,17 +7,18 @@ use sealblock_block::Medium;
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_media_file::{FileMedium, Options};
 use sealblock_media_volume::{CreateOptions, create, format::Layout};
-use sealblock_runtime_memory::Buffer;
 use sealblock_stack::identity::{new_uuid, uuid_text};
 use sealblock_stack::quantity::count;
 use sealblock_stack::{
-    Cause, FileKind, StackError, inspect, of_medium, of_open, of_volume, on_reactor, open_medium, protection_text,
+    Cause, FileKind, StackError, file_format, file_start, inspect, of_medium, of_open, of_volume, on_reactor,
+    open_medium, protection_text, signature, wipe_end,
 };
 use sealblock_units::{BlockSize, ByteCount};
 use serde::Serialize;
 
 use crate::cli::{Create, Guard};
 use crate::exit::Exit;
+use crate::new_file::check_new;
 use crate::report::{print_json, say};
 
 /// The answer of `create`.
@@ -87,6 +88,10 @@ async fn fill(medium: &FileMedium, options: &CreateOptions) -> Result<(), StackE
         medium.set_len_bytes(0).map_err(failed)?;
     }
     medium.set_len_bytes(layout.medium_bytes()).map_err(failed)?;
+    if medium.is_block_device() && signature(medium).await.is_some() {
+        // What others left at the end would have them find themselves there, where the volume does not reach it.
+        wipe_end(medium).await.map_err(failed)?;
+    }
     create(medium, options).await.map_err(|error| of_volume("creating the volume", &error))
 }
 
@@ -132,6 +137,7 @@ pub fn protection_json(format: PiFormat) -> serde_json::Value {
 
 /// Opens the place for a volume; one that holds something already only with `force`.
 async fn open(path: &Path, fresh: bool, force: bool) -> Result<FileMedium, StackError> {
+    check_new(path)?;
     let options = if fresh { Options::CREATE } else { Options::WRITE };
     let medium = open_medium(path, options).await.map_err(|error| {
         let failure = of_open("creating the volume", &error);
@@ -147,24 +153,31 @@ async fn open(path: &Path, fresh: bool, force: bool) -> Result<FileMedium, Stack
     let there = match inspect(&medium).await? {
         FileKind::Volume => "there is a protected volume already".to_owned(),
         FileKind::Remains(parts) => format!("there is what is left of a protected volume: {parts}"),
-        FileKind::Raw if blank(&medium).await? => return Ok(medium),
-        FileKind::Raw => "there is something already".to_owned(),
+        FileKind::Raw => match what_is_there(&medium).await? {
+            Some(there) => there,
+            None => return Ok(medium),
+        },
     };
     Err(StackError::new(Cause::Refused, "creating the volume", there)
         .on(path.display())
         .advise("another path, or --force to overwrite it"))
 }
 
-/// Whether nothing is there: an empty file, or a block device that begins with zeroes.
-async fn blank(medium: &FileMedium) -> Result<bool, StackError> {
+/// What is there, unless it is an empty file, or a block device that begins with zeroes and has no signature.
+async fn what_is_there(medium: &FileMedium) -> Result<Option<String>, StackError> {
     const PROBE_BYTES: u64 = 64 << 10;
+    if let Some(found) = signature(medium).await {
+        return Ok(Some(format!("there is {found}")));
+    }
     if !medium.is_block_device() {
-        return Ok(medium.len_bytes() == 0);
+        let start = file_start(medium.path()).map_err(|error| StackError::io("looking at what is there", &error))?;
+        let there = file_format(&start).unwrap_or("something already");
+        return Ok((!start.is_empty()).then(|| format!("there is {there}")));
     }
     let length = PROBE_BYTES.min(medium.len_bytes()) as usize;
-    let (read, bytes) = medium.read(0, Buffer::zeroed(length)).await;
+    let (read, bytes) = medium.read(0, medium.buffer(length)).await;
     read.map_err(|error| of_medium("looking at what is there", &error))?;
-    Ok(bytes.iter().all(|&byte| byte == 0))
+    Ok(bytes.iter().any(|&byte| byte != 0).then(|| "there is something already".to_owned()))
 }
 
 /// The options of a volume for a demonstration: the defaults of the command line.

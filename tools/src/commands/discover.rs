@@ -97,7 +97,7 @@ fn name(entry: &DiscoveryEntry) -> String {
 }
 
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    sealblock_stack::printable(text).into_owned()
 }
 
 fn entry(entry: &DiscoveryEntry) -> Entry {

@@ -16,7 +16,7 @@ use sealblock_stack::{
 use sealblock_units::ByteCount;
 use serde::Serialize;
 
-use super::copy::{CopyJob, Reading, Sink, Source, check_apart, check_output};
+use super::copy::{CopyJob, Reading, Sink, Source, check_apart, check_output, overwriting};
 use super::info::superblocks_json;
 use crate::cli::{Endpoint, Rescue};
 use crate::exit::Exit;
@@ -69,7 +69,8 @@ pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
         let found = volume.info.volume.as_ref().map(|volume| volume.lost_copies.clone());
         let volume = Source::Device(Box::new(Whole::of_blocks(volume)));
         let copied = async {
-            let sink = Sink::open(&arguments.to, arguments.force, arguments.members.usage()).await?;
+            let overwriting = overwriting(arguments.force, &volume, &arguments.to).await;
+            let sink = Sink::open(&arguments.to, overwriting, arguments.members.usage()).await?;
             let mut copied = copy(arguments, &volume, &sink, report).await;
             // Seen only when pages were read.
             if let (Ok(report), Some(found)) = (&mut copied, found) {

@@ -13,6 +13,7 @@ use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_scrub::Settings;
 use sealblock_server::listeners::Inherited;
 use sealblock_server::plan::{NamespacePlan, Plan, SubsystemPlan, names};
+use sealblock_server::service::Hangups;
 use sealblock_server::{config, log, run::run as serve_plan};
 use sealblock_stack::quantity::Rate;
 use sealblock_stack::target::TargetName;
@@ -44,6 +45,7 @@ pub fn run(arguments: &Serve) -> Result<Exit, StackError> {
 }
 
 fn serve(arguments: &Serve) -> Result<(), StackError> {
+    Hangups::keep().map_err(|error| StackError::io("waiting for signals", &error))?;
     let source = Source::of(arguments)?;
     let inherited = Inherited::take()?;
     let again = || source.plan(arguments, &inherited);

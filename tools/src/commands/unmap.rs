@@ -1,6 +1,7 @@
 //! `sealblock zero` and `sealblock discard`.
 //!
-//! A missing `--range` would destroy a whole device, so without a range the command asks on a terminal.
+//! A missing `--range` would destroy a whole device, so without a range the command asks on a terminal, and wants `--yes` where there is
+//! none.
 
 use std::cell::Cell;
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -88,15 +89,21 @@ impl UnmapJob<'_> {
         interrupt::report_rest(format_args!("{} {}", self.doing, self.target), resume);
     }
 
-    /// Asks on a terminal before a whole device is erased. Without a terminal there is no question.
+    /// Asks on a terminal before a whole device is erased, and refuses to without one. A part of a device is what was typed, and what is in
+    /// memory ends with the command.
     fn confirm(&self, opened: &OpenTarget) -> Result<(), StackError> {
-        let is_somebody_there = io::stdin().is_terminal() && io::stderr().is_terminal();
-        if self.how.range.is_some() || self.how.yes || !is_somebody_there {
+        if self.how.range.is_some() || self.how.yes || self.target.is_part() || self.target.is_fleeting() {
             return Ok(());
         }
         let geometry = opened.device.geometry();
         let (blocks, bytes) = (count(geometry.capacity_blocks, "block"), ByteCount::new(geometry.capacity_bytes()));
-        eprint!("{} loses what it holds: all {blocks} ({bytes}) are to be {}. Go on? [y/N] ", self.target, self.done);
+        let loses = format!("loses what it holds: all {blocks} ({bytes}) are to be {}", self.done);
+        if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
+            let why = format!("it {loses}, and there is no terminal to ask on");
+            let advice = "--yes for all of it, or --range FIRST..LAST for a part";
+            return Err(StackError::new(Cause::Usage, self.doing, why).on(self.target).advise(advice));
+        }
+        eprint!("{} {loses}. Go on? [y/N] ", self.target);
         io::stderr().flush().ok();
         let mut answer = String::new();
         io::stdin().lock().read_line(&mut answer).map_err(|error| StackError::io("reading the answer", &error))?;

@@ -343,3 +343,16 @@ fn crc32c(bytes: &[u8]) -> u32 {
     let step = |crc: u32| if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
     !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), |crc, _| step(crc)))
 }
+
+#[test]
+fn names_do_nothing_to_a_terminal_and_what_is_made_is_its_owners() {
+    let place = Place::new();
+    for arguments in ["verify a\u{1b}[2Jb", "info a\u{7}b", "create a\u{9b}b --size 1MiB", "serve a\u{1b}c"] {
+        let refused = place.run(arguments);
+        refused.ends_with(2);
+        assert!(!refused.stderr.contains(|c: char| c.is_control() && c != '\n'), "{arguments:?}: {:?}", refused.stderr);
+    }
+    place.run("create v --size 1MiB").succeeds();
+    let mode = fs::metadata(place.path("v")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}

@@ -67,7 +67,9 @@ fn a_volume_without_its_log_is_told_by_every_command_that_reads_it_and_refused_b
     assert_eq!(place.run("copy v out5 --json").ends_with(4).json()["may_be_older"], "log_lost");
     assert_eq!(place.run("info v --json").ends_with(4).json()["may_be_older"], "log_lost");
     assert_eq!(place.run("rescue v out6 --json").ends_with(4).json()["may_be_older"], "log_lost");
-    for command in ["copy image v", "zero v", "discard v", "serve v", "serve v --read-only", "resize v --size 64MiB"] {
+    for command in
+        ["copy image v", "zero v --yes", "discard v --yes", "serve v", "serve v --read-only", "resize v --size 64MiB"]
+    {
         place.run(command).fails(3, &["v"]);
     }
     assert!(place.read("v") == before, "nothing is written");

@@ -24,6 +24,7 @@ mod mirror_damage;
 mod nbd;
 mod nbd_unix;
 mod not_open;
+mod odd_ground;
 mod one_device;
 mod owners;
 mod paths;

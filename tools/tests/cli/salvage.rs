@@ -191,7 +191,14 @@ fn whoever_types_it_is_asked_before_a_whole_device_loses_what_it_holds() {
     place.volume("--size 1MiB", &data);
     place.run("create other --size 1MiB").succeeds();
     for command in ["zero other", "discard other", "zero other --no-unmap --json"] {
-        // Without a terminal there is no question.
+        place.run(command).fails(2, &["other", "all 256 blocks (1 MiB)", "no terminal to ask on", "--yes"]);
+        place.run(&format!("{command} --yes")).succeeds();
+        place.run(&format!("{command} --range 0..9")).succeeds();
+    }
+    // What was typed is a part, or is in memory.
+    for command in
+        ["zero offset:0..9,other", "discard offset:9..,other", "zero mem:1MiB", "discard mirror:mem:1MiB,null:1MiB"]
+    {
         place.run(command).succeeds();
     }
     if !has("script") {

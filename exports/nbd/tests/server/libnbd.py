@@ -88,7 +88,7 @@ def options():
 def told(structured):
     h = handle("protected", structured)
     assert h.get_size() == SIZE and h.get_structured_replies_negotiated() == structured
-    assert [h.get_block_size(i) for i in range(3)] == [BLOCK, BLOCK, 32 << 20]
+    assert [h.get_block_size(i) for i in range(3)] == [1, BLOCK, 32 << 20]
     for can in (h.can_flush, h.can_fua, h.can_trim, h.can_zero, h.can_fast_zero, h.can_cache, h.can_multi_conn):
         assert can(), can.__name__
     assert h.can_df() == structured and not h.is_rotational() and h.get_protocol() == "newstyle-fixed"
@@ -146,23 +146,19 @@ def status(h):
 
 def errors(h, structured):
     data = bytearray(BLOCK)
-    for offset, length in ((1, BLOCK), (512, BLOCK), (0, 512), (BLOCK, BLOCK + 1)):
-        refused("EINVAL", h.pread, length, offset)
-        refused("EINVAL", h.pwrite, bytearray(length), offset)
-        refused("EINVAL", h.zero, length, offset)
-        refused("EINVAL", h.trim, length, offset)
-        refused("EINVAL", h.cache, length, offset)
     for offset in (SIZE, SIZE - BLOCK, 1 << 62):
         refused("EINVAL", h.pread, 2 * BLOCK, offset)
         refused("EINVAL", h.trim, 2 * BLOCK, offset)
         refused("EINVAL", h.cache, 2 * BLOCK, offset)
         refused("ENOSPC", h.pwrite, bytearray(2 * BLOCK), offset)
         refused("ENOSPC", h.zero, 2 * BLOCK, offset)
-    refused("EINVAL", h.trim, 0, 0)
-    refused("EINVAL", h.zero, 0, 0)
+    for offset in (0, 7, SIZE):
+        assert h.pread(0, offset) == b""
+        for call in (h.trim, h.zero, h.cache):
+            call(0, offset)
+        h.pwrite(bytearray(), offset)
     if structured:
         refused("EINVAL", h.block_status, BLOCK, SIZE, lambda *_: None)
-        refused("EINVAL", h.block_status, BLOCK, 1, lambda *_: None)
     else:
         refused("EINVAL", h.pread, BLOCK, 0, nbd.CMD_FLAG_DF)
     h.pwrite(data, SIZE - BLOCK)
@@ -196,6 +192,29 @@ def several():
             assert buffers[i].to_bytearray() == pattern(i)
     for h in (writer, other, reader):
         h.shutdown()
+
+
+def defaults():
+    """A client that is set to nothing, which is the library as programs use it: any offset and length."""
+    h = nbd.NBD()
+    h.set_export_name("protected")
+    h.connect_tcp(HOST, PORT)
+    assert (h.get_block_size(nbd.SIZE_MINIMUM), h.get_block_size(nbd.SIZE_PREFERRED)) == (1, BLOCK)
+    assert h.pread(4, 0) == bytes(4)
+    wanted = bytearray(4 * BLOCK)
+    for offset, length in ((1, BLOCK), (512, BLOCK), (0, 512), (BLOCK, BLOCK + 1), (3 * BLOCK - 1, 2), (7, 3)):
+        data = bytearray((offset + i) % 251 + 1 for i in range(length))
+        h.pwrite(data, offset)
+        wanted[offset : offset + length] = data
+        assert h.pread(length, offset) == data
+        assert h.pread(4 * BLOCK, 0) == wanted
+        h.cache(length, offset)
+    h.zero(BLOCK + 2, BLOCK - 1)
+    wanted[BLOCK - 1 : 2 * BLOCK + 1] = bytes(BLOCK + 2)
+    assert h.pread(4 * BLOCK, 0) == wanted
+    h.trim(BLOCK + 2, 5 * BLOCK - 1)
+    h.zero(16 * BLOCK, 0)
+    h.shutdown()
 
 
 def old_handshake():
@@ -238,6 +257,7 @@ if sys.argv[3] == "-":
         commands(structured)
     read_only()
     several()
+    defaults()
     old_handshake()
 else:
     damaged(int(sys.argv[3]))

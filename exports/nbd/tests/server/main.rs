@@ -6,5 +6,6 @@ mod damage;
 mod ending;
 mod libnbd;
 mod long_writes;
+mod parts;
 mod requests;
 mod stock;

@@ -12,15 +12,15 @@ use sealblock_protocols_nvme::{Count8, StatusCode};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize, Extent, Lba};
 
-use crate::command::queue_context::{NamespaceHandle, execute, record};
+use crate::command::queue_context::{NamespaceHandle, QueueContext, execute, record};
 use crate::command::reply::Reply;
 use crate::model::command_error::CommandError;
 use crate::model::damage_list::RequestSummary;
 
 /// The maximum data of one Copy, in bytes.
 const COPY_BYTES: u64 = 64 << 20;
-/// Bytes of data that it holds at a time.
-const PIECE_BYTES: u64 = 1 << 20;
+/// Bytes of data that it reads at a time; it holds as much again while it makes the tags of the destination.
+const PIECE_BYTES: u64 = 512 << 10;
 /// MSRC: source ranges of one Copy.
 const RANGES: u16 = 128;
 
@@ -34,9 +34,17 @@ pub(crate) fn limits(size: BlockSize) -> CopyLimits {
     }
 }
 
-/// Executes Copy. The result of a failed one is the first source range that was not copied.
+/// Bytes that a Copy with this list holds at a time; none for one that cannot be executed.
+pub(crate) fn held_bytes(namespace: &NamespaceHandle, args: &CopyCommand, list: &[u8]) -> u64 {
+    let geometry = namespace.device.geometry();
+    let parsed = args.parse(list, geometry.capacity_blocks, &limits(geometry.block_size));
+    parsed.map_or(0, |(destination, _)| 2 * destination.bytes(geometry.block_size).min(PIECE_BYTES))
+}
+
+/// Executes Copy. A queue that has ended copies no further piece. The result of a failed one is the first source range that was not copied.
 pub(crate) async fn copy(
     namespace: &NamespaceHandle,
+    queue: &QueueContext,
     args: &CopyCommand,
     list: &[u8],
     durability: Durability,
@@ -53,7 +61,9 @@ pub(crate) async fn copy(
     let mut to = destination.start().get();
     for (i, range) in ranges.iter().enumerate() {
         let failed = |error: CommandError| CommandError { result: i as u64, ..error };
-        copy_range(namespace, args, range, to, to - destination.start().get(), durability).await.map_err(failed)?;
+        copy_range((namespace, queue), args, range, to, to - destination.start().get(), durability)
+            .await
+            .map_err(failed)?;
         to += range.extent.len();
     }
     Ok(Reply::Done(0))
@@ -61,7 +71,7 @@ pub(crate) async fn copy(
 
 /// Copies one source range to the blocks from `to` on, `done` blocks after the start of the destination.
 async fn copy_range(
-    namespace: &NamespaceHandle,
+    (namespace, queue): (&NamespaceHandle, &QueueContext),
     args: &CopyCommand,
     range: &CopyRange,
     to: u64,
@@ -78,6 +88,7 @@ async fn copy_range(
         return Ok(());
     }
     for piece in source.split_aligned(piece_blocks) {
+        queue.check_goes_on()?;
         let first = piece.start().get() - source.start().get();
         let expected = expectations.advance(first, geometry.protection);
         let Response::Data(read) = execute(namespace, Request::read(piece, expected)).await? else {

@@ -17,7 +17,7 @@ use crate::command::{copy, fused};
 use crate::model::async_events::{EVENT_REQUESTS, SUPPORTED_EVENTS};
 use crate::model::command_error::CommandError;
 use crate::model::controller::{Controller, ERROR_ENTRIES, KAS};
-use crate::model::limits::{IN_CAPSULE_BYTES, Limits, WZSL};
+use crate::model::limits::{DISCARD_BLOCKS, DISCARD_RANGE_BLOCKS, DISCARD_RANGES, IN_CAPSULE_BYTES, Limits, WZSL};
 use crate::model::namespace::MAX_NSID;
 use crate::model::namespace::Namespace;
 
@@ -48,8 +48,9 @@ pub(crate) fn page(controller: &Controller, limits: &Limits, args: &Identify) ->
             list.ok_or(StatusCode::INVALID_NAMESPACE.into())
         }
         Cns::CommandSetController => {
-            // Verify, Write Uncorrectable and Dataset Management have no limits but those of their fields.
-            Ok(NvmController { wzsl: WZSL, ver: NVM_1_1, ..NvmController::default() }.encode())
+            // Verify and Write Uncorrectable have no limits but those of their fields.
+            let (dmrl, dmrsl, dmsl) = (DISCARD_RANGES, DISCARD_RANGE_BLOCKS, DISCARD_BLOCKS);
+            Ok(NvmController { wzsl: WZSL, dmrl, dmrsl, dmsl, ver: NVM_1_1, ..NvmController::default() }.encode())
         }
         Cns::CommandSets => Ok(command_sets()),
         Cns::Namespace | Cns::NamespaceDescriptors | Cns::CommandSetNamespace | Cns::IndependentNamespace => {

@@ -3,19 +3,21 @@
 
 use std::rc::Rc;
 
-use sealblock_block::{Ability, Device, Durability, ErrorKind, Request, RequestKind, Response};
+use sealblock_block::{Ability, Coverage, Device, Durability, ErrorKind, Request, RequestKind, Response};
 use sealblock_integrity::Sealed;
 use sealblock_layers_cross_core::Locked;
 use sealblock_protocols_nvme::nvm::{BlockCommand, Checksum, DatasetManagement, DsmAttributes, IoCommand};
 use sealblock_protocols_nvme::{Command, Fuse, Invalid, NSID_ALL, StatusCode};
 use sealblock_protocols_nvme_tcp::{BlockCrcs, BlockLayout};
 use sealblock_runtime_memory::Buffer;
-use sealblock_units::Extent;
+use sealblock_runtime_reactor::submitted;
+use sealblock_units::{BlockCount, BlockSize, Extent};
 use smallvec::{SmallVec, smallvec};
 
 use crate::command::copy;
 use crate::command::queue_context::{NamespaceHandle, QueueContext, execute, record};
 use crate::command::reply::Reply;
+use crate::command::work::HeldBytes;
 use crate::model::command_error::CommandError;
 use crate::model::damage_list::RequestSummary;
 use crate::model::limits::{Limits, WRITE_ZEROES_BYTES};
@@ -29,7 +31,16 @@ pub(crate) struct IoRequest {
     queue: Rc<QueueContext>,
     /// The CRCs of the blocks of its data, if they were computed for a data digest.
     crcs: Option<BlockCrcs>,
+    /// What it has of the memory that commands need besides their data.
+    held: Option<HeldBytes>,
 }
+
+/// Bytes of the blocks of one step of a command without data that changes blocks, and of one that checks them. Between two steps others have a
+/// turn, and a queue that has ended stops.
+const STEP_BYTES: u64 = 16 << 20;
+const CHECK_STEP_BYTES: u64 = 64 << 20;
+/// Bytes that a device reads or writes at a time for a Verify or zeroes, at most: its longest transfer.
+const WORK_PIECE_BYTES: u64 = 1 << 20;
 
 /// What is left to do of a command.
 pub(crate) enum RemainingWork {
@@ -69,7 +80,7 @@ impl IoRequest {
         if let [namespace] = namespaces.as_slice() {
             check(namespace, limits, &io, command, lengths)?;
         }
-        Ok(IoRequest { io, namespaces, queue: Rc::clone(queue), crcs: None })
+        Ok(IoRequest { io, namespaces, queue: Rc::clone(queue), crcs: None, held: None })
     }
 
     /// Bytes that a Read transfers to the host.
@@ -78,6 +89,34 @@ impl IoRequest {
             (IoCommand::Read(blocks), Some(namespace)) => namespace.wire_bytes(blocks),
             _ => 0,
         }
+    }
+
+    /// Bytes of memory that what is left of the command needs besides its data.
+    pub(crate) fn work_bytes(&self, work: &RemainingWork) -> u64 {
+        let Some(namespace) = self.namespaces.first() else { return 0 };
+        match (&self.io, work) {
+            // A device without Verify reads piece by piece, and one without zeroes writes some. Of those that need no memory only some
+            // begin at a time as well: what has not begun ends with its queue.
+            (IoCommand::Verify(blocks) | IoCommand::Checksum(Checksum { blocks, .. }), _) => {
+                namespace.wire_bytes(blocks).min(WORK_PIECE_BYTES)
+            }
+            (IoCommand::WriteZeroes(zeroes), _) => namespace.wire_bytes(&zeroes.blocks).min(WORK_PIECE_BYTES),
+            (IoCommand::WriteUncorrectable(extent), _) => namespace.data_bytes(*extent).min(WORK_PIECE_BYTES),
+            (IoCommand::DatasetManagement(dsm), RemainingWork::All(list)) => {
+                let blocks = dsm
+                    .parse(list)
+                    .map_or(0, |ranges| ranges.iter().map(|range| u64::from(range.length_blocks.get())).sum::<u64>());
+                (blocks << namespace.device.geometry().block_size.shift()).min(WORK_PIECE_BYTES)
+            }
+            (IoCommand::Compare(blocks), _) => namespace.wire_bytes(blocks),
+            (IoCommand::Copy(copy), RemainingWork::All(list)) => copy::held_bytes(namespace, copy, list),
+            _ => 0,
+        }
+    }
+
+    /// Gives it that memory.
+    pub(crate) fn set_held(&mut self, held: HeldBytes) {
+        self.held = Some(held);
     }
 
     /// The namespace and blocks of a Compare.
@@ -164,6 +203,9 @@ impl IoRequest {
     /// stays as it is.
     pub(crate) fn translate(&self, namespace: &NamespaceHandle, data: Buffer) -> Result<RemainingWork, CommandError> {
         let checksums = &self.queue.traffic.checksums;
+        if long_extent(&self.io, namespace).is_some() {
+            return Ok(RemainingWork::All(data));
+        }
         Ok(RemainingWork::Request(match self.io {
             IoCommand::Read(blocks) => {
                 checksums.stored_bytes_checked.add(namespace.checked_bytes(&blocks));
@@ -209,15 +251,66 @@ impl IoRequest {
         match self.io {
             IoCommand::Flush => self.flush().await,
             IoCommand::Compare(blocks) => compare(namespace, blocks, data, self.crcs.as_ref()).await,
-            IoCommand::DatasetManagement(dsm) => deallocate(namespace, dsm, &data).await,
-            IoCommand::Copy(args) => copy::copy(namespace, &args, &data, self.durability(args.force_unit_access)).await,
-            IoCommand::Read(_)
-            | IoCommand::Write(_)
-            | IoCommand::WriteZeroes(_)
+            IoCommand::DatasetManagement(dsm) => deallocate(namespace, &self.queue, dsm, &data).await,
+            IoCommand::Copy(args) => {
+                let durability = self.durability(args.force_unit_access);
+                copy::copy(namespace, &self.queue, &args, &data, durability).await
+            }
+            IoCommand::WriteZeroes(_)
             | IoCommand::Verify(_)
             | IoCommand::Checksum(_)
-            | IoCommand::WriteUncorrectable(_) => Err(StatusCode::INTERNAL_ERROR.into()),
+            | IoCommand::WriteUncorrectable(_) => self.execute_long(namespace).await,
+            IoCommand::Read(_) | IoCommand::Write(_) => Err(StatusCode::INTERNAL_ERROR.into()),
         }
+    }
+
+    /// Executes a command of many blocks without data, step by step, as long as the queue goes on. As one request would, a check goes on
+    /// behind bad blocks, and fails with the first of them.
+    async fn execute_long(&self, namespace: &NamespaceHandle) -> Result<Reply, CommandError> {
+        let Some(extent) = long_extent(&self.io, namespace) else { return Err(StatusCode::INTERNAL_ERROR.into()) };
+        let (geometry, checks) =
+            (namespace.device.geometry(), matches!(self.io, IoCommand::Verify(_) | IoCommand::Checksum(_)));
+        let (mut coverage, mut checksum, mut failed) = (Coverage::default(), 0, None);
+        for step in extent.split_aligned(step_blocks(&self.io, geometry.block_size)) {
+            self.queue.check_goes_on()?;
+            let offset = step.start().get() - extent.start().get();
+            match execute(namespace, self.step(namespace, step, offset)?).await {
+                Ok(Response::Verified(verified)) => coverage.merge(verified.coverage),
+                Ok(Response::Checksum(found)) => {
+                    checksum = found.kind.combine(checksum, found.value, step.bytes(geometry.block_size));
+                }
+                Ok(_) => {}
+                Err(error) if checks && error.is_damage => failed = failed.or(Some(error)),
+                Err(error) => return Err(error),
+            }
+            submitted().await;
+        }
+        match (failed, &self.io) {
+            (Some(error), _) => Err(error),
+            (None, IoCommand::Checksum(asked)) => Ok(Reply::Done(asked.result(checksum))),
+            // Foreign hosts ignore dword 0 of a Verify.
+            (None, IoCommand::Verify(_)) => Ok(Reply::Done(coverage.bits().into())),
+            (None, _) => Ok(Reply::Done(0)),
+        }
+    }
+
+    /// The request of one step of such a command, `offset` blocks behind its start.
+    fn step(&self, namespace: &NamespaceHandle, step: Extent, offset: u64) -> Result<Request, CommandError> {
+        let protection = namespace.device.geometry().protection;
+        Ok(match self.io {
+            IoCommand::Verify(blocks) => {
+                Request::verify(step, namespace.expectations(&blocks.protection).advance(offset, protection))
+            }
+            IoCommand::Checksum(Checksum { blocks, kind }) => {
+                let expected = namespace.expectations(&blocks.protection).advance(offset, protection);
+                Request::checksum(step, kind, expected)
+            }
+            IoCommand::WriteZeroes(zeroes) => {
+                Request::write_zeroes(step, zeroes.deallocate, self.durability(zeroes.blocks.force_unit_access))
+            }
+            IoCommand::WriteUncorrectable(_) => Request::write_uncorrectable(step, self.durability(false)),
+            _ => return Err(StatusCode::INTERNAL_ERROR.into()),
+        })
     }
 
     /// Counts the command, and sets the first block of a failed one.
@@ -266,6 +359,26 @@ impl IoRequest {
     }
 }
 
+/// The blocks of a command without data that is executed in several steps.
+fn long_extent(io: &IoCommand, namespace: &NamespaceHandle) -> Option<Extent> {
+    let extent = match io {
+        IoCommand::Verify(blocks) | IoCommand::Checksum(Checksum { blocks, .. }) => blocks.extent,
+        IoCommand::WriteZeroes(zeroes) => zeroes.blocks.extent,
+        IoCommand::WriteUncorrectable(extent) => *extent,
+        _ => return None,
+    };
+    (extent.blocks() > step_blocks(io, namespace.device.geometry().block_size)).then_some(extent)
+}
+
+/// Blocks of a step.
+fn step_blocks(io: &IoCommand, size: BlockSize) -> BlockCount {
+    let bytes = match io {
+        IoCommand::Verify(_) | IoCommand::Checksum(_) => CHECK_STEP_BYTES,
+        _ => STEP_BYTES,
+    };
+    BlockCount::new((bytes >> size.shift()) as u32).unwrap_or(BlockCount::ONE)
+}
+
 /// The blocks of a command with one extent.
 fn extent(io: &IoCommand) -> Option<Extent> {
     match io {
@@ -308,8 +421,14 @@ async fn compare(
     }
 }
 
-/// Executes Dataset Management. Deallocation is a hint: a device without it does nothing, which is no error.
-async fn deallocate(namespace: &NamespaceHandle, dsm: DatasetManagement, data: &[u8]) -> Result<Reply, CommandError> {
+/// Executes Dataset Management. Deallocation is a hint: a device without it does nothing, which is no error. Many blocks are deallocated in
+/// parts, with a turn of the reactor between them; a queue that has ended deallocates no further part.
+async fn deallocate(
+    namespace: &NamespaceHandle,
+    queue: &QueueContext,
+    dsm: DatasetManagement,
+    data: &[u8],
+) -> Result<Reply, CommandError> {
     let ranges = dsm.parse(data)?.iter().map(|range| range.extent());
     let ranges: Result<Vec<Option<Extent>>, _> = ranges.collect();
     let extents: Vec<Extent> = ranges.map_err(Invalid::from)?.into_iter().flatten().collect();
@@ -318,9 +437,23 @@ async fn deallocate(namespace: &NamespaceHandle, dsm: DatasetManagement, data: &
         geometry.check(*extent).map_err(|error| CommandError::of_error(&error, RequestKind::Discard))?;
     }
     let is_asked = dsm.attributes.contains(DsmAttributes::DEALLOCATE) && !extents.is_empty();
-    if is_asked && namespace.device.abilities().discard != Ability::Absent {
-        execute(namespace, Request::discard(extents.iter().copied())).await?;
-        extents.into_iter().for_each(|extent| namespace.state.damage_list.clear(extent));
+    if !is_asked || namespace.device.abilities().discard == Ability::Absent {
+        return Ok(Reply::Done(0));
+    }
+    let most = step_blocks(&IoCommand::DatasetManagement(dsm), geometry.block_size);
+    let mut pieces = extents.iter().flat_map(|extent| extent.split_aligned(most)).peekable();
+    while pieces.peek().is_some() {
+        let (mut part, mut blocks) = (SmallVec::<[Extent; 4]>::new(), 0);
+        while let Some(piece) = pieces.next_if(|piece| blocks == 0 || blocks + piece.len() <= u64::from(most.get())) {
+            blocks += piece.len();
+            part.push(piece);
+        }
+        execute(namespace, Request::discard(part.iter().copied())).await?;
+        part.into_iter().for_each(|extent| namespace.state.damage_list.clear(extent));
+        if pieces.peek().is_some() {
+            submitted().await;
+            queue.check_goes_on()?;
+        }
     }
     Ok(Reply::Done(0))
 }

@@ -2,7 +2,9 @@
 
 use sealblock_block::{BadBlock, Device, Expectations, Request};
 use sealblock_protocols_nvme::Invalid;
+
 use sealblock_protocols_nvme::nvm::{GetLbaStatus, LbaStatusAction, LbaStatusList};
+use sealblock_runtime_reactor::submitted;
 use sealblock_units::{BlockCount, Extent};
 
 use crate::command::queue_context::NamespaceHandle;
@@ -41,6 +43,8 @@ pub(crate) async fn get(
                 if is_over() || damage_list.runs(so_far, max_runs).0.len() > max_runs.saturating_sub(1) {
                     break;
                 }
+                // A device may answer at once, and then nobody else would run.
+                submitted().await;
             }
         }
         // This action is not supported.

@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use sealblock_block::{Device, Outcome, Request, Response};
 use sealblock_layers_cross_core::{Attached, ClientSession};
+use sealblock_protocols_nvme::StatusCode;
 
 use crate::model::command_error::CommandError;
 use crate::model::controller::Controller;
@@ -105,6 +106,14 @@ impl QueueContext {
     /// Ends the queue's session: its commands in flight are not executed after newer ones, and those of several steps begin no further one.
     pub(crate) async fn fence(&self) {
         self.session.end().await;
+    }
+
+    /// Fails once the queue's session has ended: a command of several steps begins no further one.
+    ///
+    /// # Errors
+    /// Command Abort Requested, which no host gets.
+    pub(crate) fn check_goes_on(&self) -> Result<(), CommandError> {
+        if self.session.has_ended() { Err(StatusCode::ABORT_REQUESTED.into()) } else { Ok(()) }
     }
 
     /// The namespaces, attached to this core.

@@ -7,7 +7,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use crate::model::command_error::CommandError;
 
 /// The maximum length of a reply, in bytes.
-const MAX_REPLY_BYTES: usize = 1 << 20;
+pub(crate) const MAX_REPLY_BYTES: usize = 1 << 20;
 
 /// The reply to a command that succeeds.
 pub(crate) enum Reply {

@@ -78,7 +78,7 @@ impl Slot {
     }
 }
 
-/// The slots that must be polled.
+/// The slots whose wakers were used.
 struct ReadySlots {
     words: Box<[AtomicU64]>,
     any: AtomicBool,
@@ -114,6 +114,8 @@ pub(crate) struct CommandSlots {
     all: RefCell<Vec<Option<Box<Slot>>>>,
     free: RefCell<Vec<usize>>,
     ready: Arc<ReadySlots>,
+    /// The slots that are left to poll in this pass.
+    pass: Box<[Cell<u64>]>,
     limit: usize,
     busy: Cell<usize>,
 }
@@ -123,7 +125,8 @@ impl CommandSlots {
     pub(crate) fn new(limit: usize) -> CommandSlots {
         let words = std::iter::repeat_with(AtomicU64::default).take(limit.div_ceil(64)).collect();
         let ready = Arc::new(ReadySlots { words, any: AtomicBool::new(false), task: OnceLock::new() });
-        CommandSlots { all: RefCell::default(), free: RefCell::default(), ready, limit, busy: Cell::new(0) }
+        let pass = std::iter::repeat_with(Cell::default).take(limit.div_ceil(64)).collect();
+        CommandSlots { all: RefCell::default(), free: RefCell::default(), ready, pass, limit, busy: Cell::new(0) }
     }
 
     /// Sets the task that polls the slots; always the same.
@@ -158,30 +161,24 @@ impl CommandSlots {
         Ok(self.resume(slot))
     }
 
-    /// Polls one slot whose waker was used, and returns its result if it completed. `None` when no such slot is left.
-    pub(crate) fn next(&self) -> Option<Option<CommandResult>> {
-        if !self.ready.any.load(Ordering::Acquire) {
-            return None;
-        }
-        for (index, word) in self.ready.words.iter().enumerate() {
-            let bits = word.load(Ordering::Acquire);
-            if bits != 0 {
-                let bit = bits.trailing_zeros() as usize;
-                word.fetch_and(!(1 << bit), Ordering::AcqRel);
-                let slot = self.all.borrow_mut().get_mut(index * 64 + bit).and_then(Option::take);
-                return Some(slot.and_then(|slot| self.poll_busy(slot)));
+    /// Begins a pass over the slots whose wakers were used until now. A command that lets others run first uses its waker while it is polled,
+    /// and is not polled again before the next pass, which is in another poll of the task.
+    pub(crate) fn begin_pass(&self) {
+        // A waker that sets a bit from here on also sets `any`, and wakes the task.
+        if self.ready.any.swap(false, Ordering::AcqRel) {
+            for (pass, word) in self.pass.iter().zip(&self.ready.words) {
+                pass.set(pass.get() | word.swap(0, Ordering::AcqRel));
             }
         }
-        // A waker that sets a bit from here on also sets `any`.
-        if self.ready.any.swap(false, Ordering::AcqRel) && self.has_bits() {
-            self.ready.any.store(true, Ordering::Release);
-            return Some(None);
-        }
-        None
     }
 
-    fn has_bits(&self) -> bool {
-        self.ready.words.iter().any(|word| word.load(Ordering::Acquire) != 0)
+    /// Polls one slot of the pass, and returns its result if it completed. `None` when no slot is left.
+    pub(crate) fn next(&self) -> Option<Option<CommandResult>> {
+        let (index, pass) = self.pass.iter().enumerate().find(|(_, pass)| pass.get() != 0)?;
+        let bit = pass.get().trailing_zeros() as usize;
+        pass.set(pass.get() & !(1 << bit));
+        let slot = self.all.borrow_mut().get_mut(index * 64 + bit).and_then(Option::take);
+        Some(slot.and_then(|slot| self.poll_busy(slot)))
     }
 
     /// Ignores a stale waker, whose slot is free, and polls a busy slot.

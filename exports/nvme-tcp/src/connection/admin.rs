@@ -13,13 +13,12 @@ use sealblock_protocols_nvme::features::FeatureId;
 use sealblock_protocols_nvme::logs::LogPage;
 use sealblock_protocols_nvme::{AdminOpcode, Command, FABRICS_OPCODE, FabricsType, StatusCode};
 use sealblock_protocols_nvme_tcp::target::Token;
-use sealblock_runtime_reactor::{now, sleep, sleep_until, spawn};
+use sealblock_runtime_reactor::sleep;
 
 use crate::command::queue_context::{NamespaceHandle, QueueContext};
 use crate::command::reply::{Reply, cut};
 use crate::command::{features, identify, lba_status, logs, properties, reserved};
-use crate::connection::task::{Connection, Role, host_name};
-use crate::model::async_events::{AsyncEvents, EventPoll};
+use crate::connection::task::{Connection, ReplyBytes, Role, host_name};
 use crate::model::command_error::CommandError;
 use crate::model::controller::Controller;
 use crate::model::handover::Successor;
@@ -28,8 +27,18 @@ use crate::model::handover::Successor;
 const END_POLL_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_END_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Executes a Fabrics or admin command that completes at once.
-pub(crate) fn run(
+/// Executes a Fabrics or admin command, or starts one that does not complete at once.
+pub(crate) fn execute(connection: &Rc<Connection>, token: Token, command: &Command, data: &[u8], reply: ReplyBytes) {
+    if try_start(connection, token, command, data, reply) {
+        return;
+    }
+    let outcome = run(connection, command, data, reply.host_buffer as usize);
+    connection.settle_reply(reply.counted, &outcome);
+    connection.complete(token, command, outcome);
+}
+
+/// Executes a command that completes at once.
+fn run(
     connection: &Rc<Connection>,
     command: &Command,
     data: &[u8],
@@ -65,7 +74,7 @@ pub(crate) fn run(
         AdminCommand::SetFeatures(args) => {
             features::set(&connection.target.limits, &controller, &args, data).map(Reply::Done)
         }
-        AdminCommand::Abort(args) => Ok(Reply::Done(abort(&controller, &args))),
+        AdminCommand::Abort(args) => Ok(Reply::Done(abort(connection, &args))),
         AdminCommand::KeepAlive => Ok(Reply::Done(0)),
         // [`try_start`] has started these.
         AdminCommand::AsynchronousEventRequest | AdminCommand::GetLbaStatus(_) => {
@@ -93,19 +102,20 @@ fn fabrics(connection: &Rc<Connection>, role: &Role, command: &Command, data: &[
     controller.mark_alive();
     match FabricsCommand::decode(command)? {
         FabricsCommand::PropertyGet(get) => Ok(properties::get(controller, &connection.target.limits, &get)?),
-        FabricsCommand::PropertySet(set) => Ok(properties::set(controller, &set)?),
+        FabricsCommand::PropertySet(set) => {
+            let resets = controller.resets();
+            let done = properties::set(controller, &set)?;
+            if controller.resets() != resets {
+                connection.forget_commands();
+            }
+            Ok(done)
+        }
         FabricsCommand::Connect(_) | FabricsCommand::Disconnect => Err(StatusCode::INVALID_OPCODE.into()),
     }
 }
 
 /// Starts a command that does not complete at once, if its controller is ready; `false` for any other command.
-pub(crate) fn try_start(
-    connection: &Rc<Connection>,
-    token: Token,
-    command: &Command,
-    data: &[u8],
-    host_buffer_bytes: usize,
-) -> bool {
+fn try_start(connection: &Rc<Connection>, token: Token, command: &Command, data: &[u8], reply: ReplyBytes) -> bool {
     let Role::Admin(controller) = connection.role.borrow().clone() else { return false };
     let opcode = AdminOpcode::from_code(command.opcode);
     let is_later = matches!(opcode, Some(AdminOpcode::AsynchronousEventRequest | AdminOpcode::GetLbaStatus));
@@ -114,9 +124,10 @@ pub(crate) fn try_start(
         return false;
     }
     controller.mark_alive();
-    match start(connection, &controller, token, command, data, host_buffer_bytes) {
-        Ok(()) => {}
-        Err(error) => connection.complete(token, command, Err(error)),
+    if let Err(error) = start(connection, &controller, token, command, data, reply) {
+        let outcome = Err(error);
+        connection.settle_reply(reply.counted, &outcome);
+        connection.complete(token, command, outcome);
     }
     true
 }
@@ -127,23 +138,19 @@ fn start(
     token: Token,
     command: &Command,
     data: &[u8],
-    host_buffer_bytes: usize,
+    ReplyBytes { counted, host_buffer }: ReplyBytes,
 ) -> Result<(), CommandError> {
     match AdminCommand::decode(command)? {
         AdminCommand::AsynchronousEventRequest => {
-            controller.async_events.request(command.cid.get())?;
-            connection.core.borrow_mut().allow_unanswered(token);
-            spawn(wait_for_event(Rc::downgrade(connection), Arc::clone(&controller.async_events), token, *command));
+            connection.request_event(controller, token, command)?;
         }
         AdminCommand::GetLbaStatus(args) => {
             let namespace = NamespaceHandle::new(&controller.namespace(command.nsid.get())?, controller);
-            let (connection, command) = (Rc::downgrade(connection), *command);
-            spawn(async move {
-                let outcome =
-                    lba_status::get(&namespace, &args, host_buffer_bytes, &|| connection.strong_count() == 0).await;
-                if let Some(connection) = connection.upgrade() {
-                    connection.complete(token, &command, outcome);
-                }
+            let here = Rc::clone(connection);
+            connection.complete_later(token, command, counted, async move |is_over| {
+                // What was found so far is an answer, too, when the connection drains.
+                let is_over = || is_over() || here.is_draining();
+                lba_status::get(&namespace, &args, host_buffer as usize, &is_over).await
             });
         }
         AdminCommand::SetFeatures(args) if args.fid == FeatureId::EndController.code() => {
@@ -152,25 +159,16 @@ fn start(
             }
             let other = ended_controller(command).and_then(|id| connection.target.controller(id));
             let other = other.filter(|other| other.is_of_host(controller) && !Arc::ptr_eq(other, controller));
-            let (connection, command) = (Rc::downgrade(connection), *command);
-            spawn(async move {
+            connection.complete_later(token, command, counted, async move |is_over| {
                 if let Some(other) = other {
-                    end_controller(&other, &|| connection.strong_count() == 0).await;
+                    end_controller(&other, is_over).await;
                 }
-                if let Some(connection) = connection.upgrade() {
-                    connection.complete(token, &command, Ok(Reply::Done(0)));
-                }
+                Ok(Reply::Done(0))
             });
         }
         AdminCommand::GetFeatures(_) | AdminCommand::SetFeatures(_) => {
-            let work = reserved::begin(controller, command, data, host_buffer_bytes)?;
-            let (connection, command) = (Rc::downgrade(connection), *command);
-            spawn(async move {
-                let outcome = work.execute().await;
-                if let Some(connection) = connection.upgrade() {
-                    connection.complete(token, &command, outcome);
-                }
-            });
+            let work = reserved::begin(controller, command, data, host_buffer as usize)?;
+            connection.complete_later(token, command, counted, async move |_| work.execute().await);
         }
         _ => return Err(StatusCode::INVALID_OPCODE.into()),
     }
@@ -186,7 +184,7 @@ fn ended_controller(command: &Command) -> Option<u16> {
 }
 
 /// Ends a controller that its host has lost, and waits until nothing of it is executed any more, or until nobody waits for that.
-async fn end_controller(controller: &Arc<Controller>, is_gone: &impl Fn() -> bool) {
+async fn end_controller(controller: &Arc<Controller>, is_gone: &dyn Fn() -> bool) {
     tracing::info!(
         controller = controller.id,
         host = host_name(controller.host.as_ref()),
@@ -200,29 +198,10 @@ async fn end_controller(controller: &Arc<Controller>, is_gone: &impl Fn() -> boo
     }
 }
 
-/// Waits without keeping the connection alive, which may end before an event occurs.
-async fn wait_for_event(
-    connection: std::rc::Weak<Connection>,
-    events: Arc<AsyncEvents>,
-    token: Token,
-    command: Command,
-) {
-    let outcome = loop {
-        match std::future::poll_fn(|cx| events.poll(command.cid.get(), now(), cx)).await {
-            EventPoll::Event(event) => break Ok(Reply::Done(u64::from(event.dword0()))),
-            EventPoll::Aborted => break Err(StatusCode::ABORT_REQUESTED.into()),
-            EventPoll::NotBefore(due) => sleep_until(due).await,
-        }
-    };
-    if let Some(connection) = connection.upgrade() {
-        connection.complete(token, &command, outcome);
-    }
-}
-
 /// Executes Abort; bit 0 of the result is 0 if a command was aborted. I/O queues may be on other cores, and by the time
 /// that those were reached the command has mostly completed.
-fn abort(controller: &Controller, args: &Abort) -> u64 {
-    u64::from(args.queue != 0 || !controller.async_events.abort(args.cid))
+fn abort(connection: &Connection, args: &Abort) -> u64 {
+    u64::from(args.queue != 0 || !connection.abort_event_request(args.cid))
 }
 
 fn connect(connection: &Rc<Connection>, command: &Command, data: &[u8]) -> Result<u64, CommandError> {

@@ -10,24 +10,24 @@ use sealblock_protocols_nvme_tcp::target::{CommandData, DataError, Received, Tok
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Lba;
 
-use crate::command::io::{IoRequest, TransferLengths};
-use crate::command::reply::Reply;
+use crate::command::io::{IoRequest, RemainingWork, TransferLengths};
+use crate::command::reply::{MAX_REPLY_BYTES, Reply};
 use crate::command::reserved;
 use crate::command::slots::{CommandResult, NoSlot};
 use crate::connection::admin;
-use crate::connection::task::{Connection, PreparedCommand, Role, WaitingCommand};
+use crate::connection::task::{Connection, PreparedCommand, ReplyBytes, Role, WaitingCommand, WaitingWork};
 use crate::model::command_error::CommandError;
 
 /// The maximum data of a Fabrics or admin command, in bytes.
 const MAX_ADMIN_DATA_BYTES: u64 = 8192;
 
-fn read_bytes(request: &Option<IoRequest>) -> u64 {
-    request.as_ref().map_or(0, IoRequest::read_bytes)
-}
-
 impl Connection {
     pub(crate) fn on_command(self: &Rc<Self>, token: Token, command: Command, data: CommandData) {
         self.advance_head();
+        if !self.event_requests.is_empty() {
+            // A host that uses the identifier of an event request again, as some do when they disconnect, has given that request up.
+            let _ = self.event_requests.take(command.cid.get());
+        }
         if !self.fuse(token, &command) {
             return;
         }
@@ -46,27 +46,50 @@ impl Connection {
         if is_to_controller && received.is_none() && lengths.from_host_bytes > 0 {
             return self.start_or_queue(WaitingCommand::Fetch(
                 token,
-                PreparedCommand { command, request },
+                self.prepared(command, request),
                 lengths.from_host_bytes as usize,
             ));
         }
-        match read_bytes(&request) {
-            0 => self.execute(token, &command, request, received, lengths.to_host_bytes),
+        let reply = self.reply_bytes(&command, &request, lengths.to_host_bytes);
+        match reply.counted {
+            0 => self.execute(token, &command, request, received, reply),
             bytes if self.waiting.borrow().is_empty() && self.may_read(bytes) => {
-                self.start_read(token, &command, request, bytes);
+                self.start_read(token, &command, request, reply);
             }
-            _ => self.waiting.borrow_mut().push_back(WaitingCommand::Read(token, PreparedCommand { command, request })),
+            _ => {
+                let waiting = WaitingCommand::Read(token, self.prepared(command, request), reply);
+                self.waiting.borrow_mut().push_back(waiting);
+            }
         }
     }
 
+    fn prepared(&self, command: Command, request: Option<IoRequest>) -> PreparedCommand {
+        PreparedCommand { command, request, resets: self.resets.get() }
+    }
+
+    /// What the reply to a command may hold until the host has received it.
+    fn reply_bytes(&self, command: &Command, request: &Option<IoRequest>, host_buffer: u64) -> ReplyBytes {
+        let counted = match request {
+            Some(request) => request.read_bytes(),
+            None if direction(command) == Direction::ToHost && command.opcode != FABRICS_OPCODE => {
+                host_buffer.min(MAX_REPLY_BYTES as u64)
+            }
+            None => 0,
+        };
+        ReplyBytes { counted, host_buffer }
+    }
+
     pub(crate) fn on_data(self: &Rc<Self>, token: Token, data: Result<Received, DataError>) {
-        let Some(PreparedCommand { command, mut request }) = self.take_fetching(token) else { return };
+        let Some(PreparedCommand { command, mut request, resets }) = self.take_fetching(token) else { return };
+        if resets != self.resets.get() {
+            return self.core.borrow_mut().forget(token);
+        }
         match data {
             Ok(Received { buffer, crcs }) => {
                 if let (Some(request), Some(crcs)) = (&mut request, crcs) {
                     request.set_crcs(crcs);
                 }
-                self.execute(token, &command, request, Some(buffer), 0);
+                self.execute(token, &command, request, Some(buffer), ReplyBytes::default());
             }
             Err(error) => self.fail(token, &command, error.status_code().into()),
         }
@@ -118,22 +141,21 @@ impl Connection {
     fn start(self: &Rc<Self>, waiting: WaitingCommand) {
         match waiting {
             WaitingCommand::Fetch(token, prepared, len) => self.fetch(token, prepared, len),
-            WaitingCommand::Read(token, PreparedCommand { command, request }) => {
-                let bytes = read_bytes(&request);
-                self.start_read(token, &command, request, bytes);
+            WaitingCommand::Read(token, PreparedCommand { command, request, .. }, reply) => {
+                self.start_read(token, &command, request, reply);
             }
         }
     }
 
-    fn start_read(self: &Rc<Self>, token: Token, command: &Command, request: Option<IoRequest>, bytes: u64) {
-        self.read_bytes.set(self.read_bytes.get() + bytes);
-        self.execute(token, command, request, None, 0);
+    fn start_read(self: &Rc<Self>, token: Token, command: &Command, request: Option<IoRequest>, reply: ReplyBytes) {
+        self.read_bytes.set(self.read_bytes.get() + reply.counted);
+        self.execute(token, command, request, None, reply);
     }
 
     fn has_room(&self, waiting: &WaitingCommand) -> bool {
         match waiting {
             WaitingCommand::Fetch(_, _, len) => self.may_fetch(*len),
-            WaitingCommand::Read(_, prepared) => self.may_read(read_bytes(&prepared.request)),
+            WaitingCommand::Read(_, _, reply) => self.may_read(reply.counted),
         }
     }
 
@@ -192,15 +214,10 @@ impl Connection {
         command: &Command,
         request: Option<IoRequest>,
         data: Option<Buffer>,
-        lengths: u64,
+        reply: ReplyBytes,
     ) {
         let Some(request) = request else {
-            let data = data.unwrap_or_default();
-            if admin::try_start(self, token, command, &data, lengths as usize) {
-                return;
-            }
-            let outcome = admin::run(self, command, &data, lengths as usize);
-            return self.complete(token, command, outcome);
+            return admin::execute(self, token, command, &data.unwrap_or_default(), reply);
         };
         if self.is_half(command) {
             return self.half_ready(token, request, data.unwrap_or_default());
@@ -209,6 +226,25 @@ impl Connection {
             Ok(outcome) => return self.complete_io(token, command, request.read_bytes(), outcome),
             Err(work) => work,
         };
+        match request.work_bytes(&work) {
+            0 => self.start_in_slot(token, command, request, work),
+            bytes => {
+                self.work.add(WaitingWork { token, command: *command, request, work }, bytes as usize);
+                self.start_work();
+            }
+        }
+    }
+
+    /// Starts commands that wait for memory, in order, as far as there is some.
+    pub(crate) fn start_work(&self) {
+        while let Some((waiting, held)) = self.work.next(self.slots.task()) {
+            let WaitingWork { token, command, mut request, work } = waiting;
+            request.set_held(held);
+            self.start_in_slot(token, &command, request, work);
+        }
+    }
+
+    fn start_in_slot(&self, token: Token, command: &Command, request: IoRequest, work: RemainingWork) {
         match self.slots.start((token, *command), request, work) {
             Ok(None) => {}
             Ok(Some(result)) => self.on_result(result),
@@ -223,12 +259,21 @@ impl Connection {
     }
 
     fn complete_io(&self, token: Token, command: &Command, read_bytes: u64, outcome: Result<Reply, CommandError>) {
-        if outcome.is_err() {
-            self.read_bytes.set(self.read_bytes.get().saturating_sub(read_bytes));
-        }
+        self.settle_reply(read_bytes, &outcome);
         // A host also counts completions as traffic for Keep Alive, so the target must too.
         self.registration.signal.note_traffic();
         self.complete(token, command, outcome);
+    }
+
+    /// Counts what a reply transfers in place of what was counted before its length was known.
+    pub(crate) fn settle_reply(&self, counted: u64, outcome: &Result<Reply, CommandError>) {
+        let bytes = match outcome {
+            Ok(Reply::Data(data, _)) => data.len_bytes() as u64,
+            Ok(Reply::Done(_)) | Err(_) => 0,
+        };
+        if bytes != counted {
+            self.read_bytes.set((self.read_bytes.get() + bytes).saturating_sub(counted));
+        }
     }
 
     /// Fails a command that is not executed; half of a fused pair completes with its other half.

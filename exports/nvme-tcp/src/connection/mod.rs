@@ -2,6 +2,7 @@
 
 pub(crate) mod admin;
 pub(crate) mod dispatch;
+mod later;
 pub(crate) mod pairs;
 pub(crate) mod shutdown;
 pub(crate) mod task;

@@ -71,15 +71,10 @@ impl Connection {
         self.waiting.borrow_mut().retain(|waiting| waiting.token() != token);
     }
 
-    fn pair_started(&self) {
-        self.running_pairs.set(self.running_pairs.get() + 1);
-    }
-
     fn pair_completed(&self) {
         // A completion counts as traffic for Keep Alive, as for other commands.
         self.registration.signal.note_traffic();
-        self.running_pairs.set(self.running_pairs.get() - 1);
-        self.turns.wake();
+        self.command_ended();
     }
 
     fn run_pair(self: &Rc<Self>, first: FusedHalf, second: FusedHalf) {
@@ -88,7 +83,7 @@ impl Connection {
             (HalfProgress::Ready(compare, old), HalfProgress::Ready(write, new)) => {
                 let connection = Rc::clone(self);
                 let (one, two) = ((first.token, first.command), (second.token, second.command));
-                self.pair_started();
+                self.command_started();
                 spawn(async move {
                     let (compared, written) = execute_pair(*compare, old, *write, new).await;
                     connection.complete(one.0, &one.1, compared);

@@ -30,9 +30,11 @@ use sealblock_transport::{
 };
 
 use crate::command::fused::FusedPairs;
-use crate::command::io::IoRequest;
+use crate::command::io::{IoRequest, RemainingWork};
 use crate::command::queue_context::QueueContext;
 use crate::command::slots::CommandSlots;
+use crate::command::work::WorkQueue;
+use crate::model::async_events::EventRequests;
 use crate::model::controller::Controller;
 use crate::model::limits::IN_CAPSULE_BYTES;
 use crate::model::registry::TargetState;
@@ -57,20 +59,39 @@ pub(crate) struct PreparedCommand {
     pub(crate) command: Command,
     /// `None` for Fabrics and admin commands.
     pub(crate) request: Option<IoRequest>,
+    /// Resets of the controller before it, for a command of an admin queue.
+    pub(crate) resets: u64,
 }
 
 /// A command that waits for bytes in flight.
 pub(crate) enum WaitingCommand {
     /// Its data is to be fetched.
     Fetch(Token, PreparedCommand, usize),
-    /// It reads.
-    Read(Token, PreparedCommand),
+    /// It reads at most so many bytes.
+    Read(Token, PreparedCommand, ReplyBytes),
+}
+
+/// A command that waits for memory besides its data.
+pub(crate) struct WaitingWork {
+    pub(crate) token: Token,
+    pub(crate) command: Command,
+    pub(crate) request: IoRequest,
+    pub(crate) work: RemainingWork,
+}
+
+/// Bytes of a reply.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct ReplyBytes {
+    /// What is counted as in flight until the length of the reply is known.
+    pub(crate) counted: u64,
+    /// The host's buffer.
+    pub(crate) host_buffer: u64,
 }
 
 impl WaitingCommand {
     pub(crate) fn token(&self) -> Token {
         match self {
-            WaitingCommand::Fetch(token, ..) | WaitingCommand::Read(token, _) => *token,
+            WaitingCommand::Fetch(token, ..) | WaitingCommand::Read(token, ..) => *token,
         }
     }
 }
@@ -100,8 +121,14 @@ pub(crate) struct Connection {
     pub(crate) share: Share,
     /// I/O commands in flight.
     pub(crate) slots: CommandSlots,
-    /// Fused pairs in flight.
-    pub(crate) running_pairs: Cell<usize>,
+    /// Fused pairs in flight, and admin commands that wait for a device or for another controller.
+    pub(crate) running: Cell<usize>,
+    /// Commands that wait for memory that they need besides their data, or have it.
+    pub(crate) work: WorkQueue<WaitingWork>,
+    /// Resets of the controller of an admin queue that were seen.
+    pub(crate) resets: Cell<u64>,
+    /// Asynchronous Event Requests that wait for an event.
+    pub(crate) event_requests: EventRequests,
     pub(crate) pool: Pool,
     /// Submission queue head and entries; `None` with flow control off or before Connect.
     pub(crate) sq_head: Cell<Option<(u32, u32)>>,
@@ -143,7 +170,10 @@ impl Connection {
             sending_bytes: Cell::new(0),
             share: Share::new(&target.budget),
             slots: CommandSlots::new(max_commands),
-            running_pairs: Cell::new(0),
+            running: Cell::new(0),
+            work: WorkQueue::new(&target.work_budget, target.limits.bytes_in_flight),
+            resets: Cell::new(0),
+            event_requests: EventRequests::default(),
             pool,
             sq_head: Cell::new(None),
             drain_deadline: Cell::new(None),
@@ -167,6 +197,7 @@ impl Connection {
             self.watch_end(context.controller());
         }
         *self.role.borrow_mut() = role;
+        self.registration.set_introduced();
         self.rearm_timer();
     }
 
@@ -183,17 +214,22 @@ impl Connection {
         let mut work = pin!(work);
         poll_fn(|cx| {
             self.slots.set_task(cx.waker());
+            self.slots.begin_pass();
             while let Some(result) = self.slots.next() {
                 result.into_iter().for_each(|result| self.on_result(result));
+            }
+            if self.work.waiting() > 0 {
+                // Another connection may have given memory back.
+                self.start_work();
             }
             work.as_mut().poll(cx)
         })
         .await
     }
 
-    /// Number of I/O commands in flight; a pair counts once. The connection's task polls each completion.
+    /// Number of commands in flight but event requests; a pair counts once. The connection's task polls each completion.
     pub(crate) fn busy(&self) -> usize {
-        self.slots.busy() + self.running_pairs.get()
+        self.slots.busy() + self.running.get() + self.work.waiting()
     }
 
     async fn transfer(self: &Rc<Self>) {
@@ -272,6 +308,7 @@ impl Connection {
             self.update_checksum_stats();
             self.update_share();
             self.start_waiting();
+            self.start_work();
             self.stop_receiving_if_drained();
             if bytes == 0 {
                 if !self.turns.output().await {
@@ -337,6 +374,7 @@ impl Connection {
     /// Detaches the connection from its controller; the end of the admin queue ends the controller.
     fn detach(&self) {
         self.waiting.borrow_mut().clear();
+        self.work.clear();
         self.fetching.borrow_mut().clear();
         self.pairs.clear();
         let role = self.role.replace(Role::New);

@@ -1,22 +1,24 @@
-//! Asynchronous events of a controller, and the outstanding requests of its host that wait for them.
+//! Asynchronous events of a controller.
 //!
 //! Invariants: an event is reported only if the host has enabled it, and then not again until the host has read its log
 //! page without Retain Asynchronous Event. No event is lost that occurs before a request arrives, or on another core
-//! while a page is made: reading the page acknowledges only what had been counted before. At most [`EVENT_REQUESTS`]
-//! requests are outstanding.
+//! while a page is made: reading the page acknowledges only what had been counted before.
 //!
-//! Shape: any core may post events, while requests wait on the admin queue's core, so the state is behind a lock, and a
-//! waiting task leaves a waker. No I/O command takes this lock.
+//! Shape: any core may post events, while the requests of the host wait on the admin queue's core
+//! ([`EventRequests`]), so the state is behind a lock, and the one task that waits for all requests leaves its waker. No I/O
+//! command takes this lock.
 
-use std::collections::{BTreeSet, HashMap};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use sealblock_protocols_nvme::StatusCode;
 use sealblock_protocols_nvme::features::{AsynchronousEvent, EventConfiguration, LbaStatusInterval};
 use sealblock_protocols_nvme::logs::{LogPage, changed_namespaces};
+use sealblock_protocols_nvme::{Command, StatusCode};
+use sealblock_protocols_nvme_tcp::target::Token;
 
 /// The maximum number of outstanding Asynchronous Event Requests (AERL).
 pub(crate) const EVENT_REQUESTS: u16 = 4;
@@ -54,24 +56,13 @@ struct EventState {
     changed: BTreeSet<u32>,
     /// When bad blocks were last reported.
     last_damage_report: Option<Instant>,
-    /// Requests by command identifier.
-    requests: HashMap<u16, Option<Waker>>,
+    /// The task that has requests, or will have some.
+    waiting: Option<Waker>,
 }
 
 /// Occurrences of each event at some time.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct EventCounts([u64; KINDS.len()]);
-
-/// The state of a request.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum EventPoll {
-    /// Completes with this event.
-    Event(AsynchronousEvent),
-    /// Aborted, or the controller was reset.
-    Aborted,
-    /// Waits until this time, because of the reporting interval.
-    NotBefore(Instant),
-}
 
 impl AsyncEvents {
     fn lock(&self) -> MutexGuard<'_, EventState> {
@@ -156,45 +147,30 @@ impl AsyncEvents {
         self.wake();
     }
 
-    /// Adds a request.
-    ///
-    /// # Errors
-    /// Asynchronous Event Request Limit Exceeded.
-    pub(crate) fn request(&self, cid: u16) -> Result<(), StatusCode> {
-        let mut state = self.lock();
-        if state.requests.len() >= usize::from(EVENT_REQUESTS) {
-            return Err(StatusCode::AER_LIMIT_EXCEEDED);
-        }
-        state.requests.insert(cid, None);
-        Ok(())
-    }
-
-    /// Aborts a request; true if it was outstanding.
-    pub(crate) fn abort(&self, cid: u16) -> bool {
-        let request = self.lock().requests.remove(&cid);
-        match request {
-            Some(Some(waker)) => waker.wake(),
-            Some(None) => {}
-            None => return false,
-        }
-        true
-    }
-
-    /// Aborts all requests and drops all events, because the controller is reset or has ended.
+    /// Drops all events, because the controller is reset or has ended.
     pub(crate) fn reset(&self) {
         self.config.store(0, Ordering::Relaxed);
         self.interval.store(0, Ordering::Relaxed);
-        let state = std::mem::take(&mut *self.lock());
-        state.requests.into_values().flatten().for_each(Waker::wake);
+        let waiting = {
+            let mut state = self.lock();
+            let waiting = state.waiting.take();
+            *state = EventState::default();
+            waiting
+        };
+        waiting.into_iter().for_each(Waker::wake);
     }
 
-    /// Ready when the request completes or must wait for the reporting interval.
-    pub(crate) fn poll(&self, cid: u16, now: Instant, cx: &Context<'_>) -> Poll<EventPoll> {
+    /// Has this task woken once something changes.
+    pub(crate) fn listen(&self, cx: &Context<'_>) {
+        let before = self.lock().waiting.replace(cx.waker().clone());
+        drop(before);
+    }
+
+    /// Takes an event to be reported now. An event that waits for the reporting interval is due at the returned time.
+    pub(crate) fn take(&self, now: Instant) -> Result<AsynchronousEvent, Option<Instant>> {
         let mut state = self.lock();
-        if !state.requests.contains_key(&cid) {
-            return Poll::Ready(EventPoll::Aborted);
-        }
         let config = EventConfiguration::from_bits_retain(self.config());
+        let mut due = None;
         for (i, (event, bit)) in KINDS.into_iter().enumerate() {
             if state.counts.0[i] <= state.reported_counts[i] || state.masked[i] || !config.contains(bit) {
                 continue;
@@ -202,25 +178,67 @@ impl AsyncEvents {
             if event == AsynchronousEvent::LBA_STATUS {
                 let interval =
                     Duration::from_millis(100) * u32::from(LbaStatusInterval::from_bits(self.interval()).report_100ms);
-                if let Some(due) = state.last_damage_report.map(|reported| reported + interval).filter(|due| *due > now)
-                {
-                    return Poll::Ready(EventPoll::NotBefore(due));
+                due = state.last_damage_report.map(|reported| reported + interval).filter(|due| *due > now);
+                if due.is_some() {
+                    continue;
                 }
                 state.last_damage_report = Some(now);
             }
             (state.reported_counts[i], state.masked[i]) = (state.counts.0[i], true);
-            state.requests.remove(&cid);
-            return Poll::Ready(EventPoll::Event(event));
+            return Ok(event);
         }
-        state.requests.insert(cid, Some(cx.waker().clone()));
-        Poll::Pending
+        Err(due)
     }
 
-    fn wake(&self) {
-        let mut state = self.lock();
-        let wakers: Vec<Waker> = state.requests.values_mut().filter_map(Option::take).collect();
-        drop(state);
-        wakers.into_iter().for_each(Waker::wake);
+    /// Wakes the task that has requests.
+    pub(crate) fn wake(&self) {
+        let waiting = self.lock().waiting.take();
+        waiting.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// The outstanding requests of one admin queue, oldest first: at most [`EVENT_REQUESTS`], whatever identifiers they have.
+#[derive(Default)]
+pub(crate) struct EventRequests {
+    waiting: RefCell<VecDeque<(Token, Command)>>,
+    /// There was a request before.
+    is_known: Cell<bool>,
+}
+
+impl EventRequests {
+    /// Adds a request; true if it is the first ever.
+    ///
+    /// # Errors
+    /// Asynchronous Event Request Limit Exceeded.
+    pub(crate) fn add(&self, token: Token, command: &Command) -> Result<bool, StatusCode> {
+        let mut waiting = self.waiting.borrow_mut();
+        if waiting.len() >= usize::from(EVENT_REQUESTS) {
+            return Err(StatusCode::AER_LIMIT_EXCEEDED);
+        }
+        waiting.push_back((token, *command));
+        Ok(!self.is_known.replace(true))
+    }
+
+    /// Removes the request with this command identifier: it is aborted, or another command uses the identifier.
+    pub(crate) fn take(&self, cid: u16) -> Option<(Token, Command)> {
+        let mut waiting = self.waiting.borrow_mut();
+        let at = waiting.iter().position(|(_, command)| command.cid.get() == cid)?;
+        waiting.remove(at)
+    }
+
+    /// Removes the oldest request.
+    pub(crate) fn take_oldest(&self) -> Option<(Token, Command)> {
+        self.waiting.borrow_mut().pop_front()
+    }
+
+    /// Removes all requests.
+    pub(crate) fn take_all(&self) -> impl Iterator<Item = Token> + use<> {
+        self.waiting.take().into_iter().map(|(token, _)| token)
+    }
+
+    /// True if no request is outstanding.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.borrow().is_empty()
     }
 }
 
@@ -228,68 +246,60 @@ impl AsyncEvents {
 mod tests {
     use super::*;
 
-    fn poll(events: &AsyncEvents, cid: u16, now: Instant) -> Poll<EventPoll> {
-        events.poll(cid, now, &Context::from_waker(Waker::noop()))
+    fn enabled() -> (AsyncEvents, Instant) {
+        let events = AsyncEvents::default();
+        events.configure(SUPPORTED_EVENTS.bits());
+        (events, Instant::now())
     }
 
-    fn event(event: AsynchronousEvent) -> Poll<EventPoll> {
-        Poll::Ready(EventPoll::Event(event))
-    }
+    const NOTHING: Result<AsynchronousEvent, Option<Instant>> = Err(None);
 
     #[test]
     fn an_event_is_reported_once_until_its_page_is_read() {
-        let (events, now) = (AsyncEvents::default(), Instant::now());
-        events.configure(SUPPORTED_EVENTS.bits());
-        events.request(1).unwrap();
-        assert!(poll(&events, 1, now).is_pending());
+        let (events, now) = enabled();
+        assert_eq!(events.take(now), NOTHING);
         events.damage_found();
-        assert_eq!(poll(&events, 1, now), event(AsynchronousEvent::LBA_STATUS));
-        events.request(2).unwrap();
+        assert_eq!(events.take(now), Ok(AsynchronousEvent::LBA_STATUS));
         events.damage_found();
-        assert!(poll(&events, 2, now).is_pending(), "masked");
+        assert_eq!(events.take(now), NOTHING, "masked");
         events.page_was_read(LogPage::ErrorInformation, events.counts());
-        assert!(poll(&events, 2, now).is_pending(), "another page");
+        assert_eq!(events.take(now), NOTHING, "another page");
         events.page_was_read(LogPage::LbaStatus, events.counts());
-        assert!(poll(&events, 2, now).is_pending(), "the page that was read showed it");
+        assert_eq!(events.take(now), NOTHING, "the page that was read showed it");
         events.damage_found();
-        assert_eq!(poll(&events, 2, now), event(AsynchronousEvent::LBA_STATUS));
+        assert_eq!(events.take(now), Ok(AsynchronousEvent::LBA_STATUS));
     }
 
     #[test]
     fn events_after_a_page_was_made_are_reported_and_those_it_shows_are_not() {
-        let (events, now) = (AsyncEvents::default(), Instant::now());
-        events.configure(SUPPORTED_EVENTS.bits());
-        events.request(1).unwrap();
+        let (events, now) = enabled();
         events.damage_found();
         // The page is made, and shows it.
         let shown = events.counts();
         events.page_was_read(LogPage::LbaStatus, shown);
-        assert!(poll(&events, 1, now).is_pending());
+        assert_eq!(events.take(now), NOTHING);
         events.damage_found();
         let shown = events.counts();
         events.damage_found();
         events.page_was_read(LogPage::LbaStatus, shown);
-        assert_eq!(poll(&events, 1, now), event(AsynchronousEvent::LBA_STATUS), "the page does not show the last");
+        assert_eq!(events.take(now), Ok(AsynchronousEvent::LBA_STATUS), "the page does not show the last");
         // The host reads the page of an event, and another happens meanwhile.
-        events.request(2).unwrap();
         let shown = events.counts();
         events.namespace_changed(3);
         events.damage_found();
         events.page_was_read(LogPage::LbaStatus, shown);
         events.page_was_read(LogPage::ChangedNamespaces, shown);
-        assert_eq!(poll(&events, 2, now), event(AsynchronousEvent::NAMESPACE_CHANGED));
-        events.request(3).unwrap();
-        assert_eq!(poll(&events, 3, now), event(AsynchronousEvent::LBA_STATUS));
+        assert_eq!(events.take(now), Ok(AsynchronousEvent::NAMESPACE_CHANGED));
+        assert_eq!(events.take(now), Ok(AsynchronousEvent::LBA_STATUS));
     }
 
     #[test]
     fn disabled_events_are_kept_until_enabled() {
         let (events, now) = (AsyncEvents::default(), Instant::now());
-        events.request(1).unwrap();
         events.namespace_changed(7);
-        assert!(poll(&events, 1, now).is_pending());
+        assert_eq!(events.take(now), NOTHING);
         events.configure(EventConfiguration::NAMESPACE_ATTRIBUTE.bits());
-        assert_eq!(poll(&events, 1, now), event(AsynchronousEvent::NAMESPACE_CHANGED));
+        assert_eq!(events.take(now), Ok(AsynchronousEvent::NAMESPACE_CHANGED));
         assert_eq!(events.take_changed()[..8], [7, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(events.take_changed()[..4], [0; 4]);
         (1..=1025).for_each(|nsid| events.namespace_changed(nsid));
@@ -297,31 +307,21 @@ mod tests {
     }
 
     #[test]
-    fn reports_of_damage_keep_their_interval() {
-        let (events, now) = (AsyncEvents::default(), Instant::now());
-        events.configure(SUPPORTED_EVENTS.bits());
+    fn reports_of_damage_keep_their_interval_and_other_events_do_not_wait_for_it() {
+        let (events, now) = enabled();
         events.set_interval(0x0009_0005);
         assert_eq!(events.interval(), 5);
-        events.request(1).unwrap();
         events.damage_found();
-        assert_eq!(poll(&events, 1, now), event(AsynchronousEvent::LBA_STATUS));
+        assert_eq!(events.take(now), Ok(AsynchronousEvent::LBA_STATUS));
         events.page_was_read(LogPage::LbaStatus, events.counts());
-        events.request(1).unwrap();
         events.damage_found();
         let due = now + Duration::from_millis(500);
-        assert_eq!(poll(&events, 1, now), Poll::Ready(EventPoll::NotBefore(due)));
-        assert_eq!(poll(&events, 1, due), event(AsynchronousEvent::LBA_STATUS));
-    }
-
-    #[test]
-    fn requests_are_limited_and_can_be_aborted() {
-        let (events, now) = (AsyncEvents::default(), Instant::now());
-        (0..EVENT_REQUESTS).for_each(|cid| events.request(cid).unwrap());
-        assert_eq!(events.request(9), Err(StatusCode::AER_LIMIT_EXCEEDED));
-        assert!(events.abort(2) && !events.abort(2));
-        assert_eq!(poll(&events, 2, now), Poll::Ready(EventPoll::Aborted));
-        assert!(poll(&events, 1, now).is_pending());
+        assert_eq!(events.take(now), Err(Some(due)));
+        events.namespace_changed(1);
+        assert_eq!(events.take(now), Ok(AsynchronousEvent::NAMESPACE_CHANGED));
+        assert_eq!(events.take(due), Ok(AsynchronousEvent::LBA_STATUS));
+        events.damage_found();
         events.reset();
-        assert_eq!(poll(&events, 1, now), Poll::Ready(EventPoll::Aborted));
+        assert_eq!((events.take(due), events.config(), events.interval()), (NOTHING, 0, 0));
     }
 }

@@ -36,6 +36,10 @@ use crate::model::sync::{Flag, Locked};
 pub(crate) const ERROR_ENTRIES: u16 = 64;
 /// KAS: keep alive timeouts are multiples of 100 ms.
 pub(crate) const KAS: u16 = 1;
+/// I/O queues of a controller whose host has requested none.
+const INITIAL_QUEUES: u32 = 1;
+/// Bytes of feature Host Behavior Support.
+const BEHAVIOR_BYTES: usize = 512;
 /// CC.CSS value 110b, which CAP.CSS bit 6 permits: all supported I/O command sets. There is one.
 const ALL_COMMAND_SETS: u8 = 6;
 
@@ -56,6 +60,8 @@ pub(crate) struct Controller {
     pub(crate) from: String,
     pub(crate) connected_at: Instant,
     pub(crate) keep_alive_ms: Locked<u32>,
+    /// The same as Connect set it, which a reset restores.
+    initial_keep_alive_ms: u32,
     pub(crate) queues_granted: Locked<u32>,
     pub(crate) async_events: Arc<AsyncEvents>,
     pub(crate) feature_values: FeatureValues,
@@ -98,6 +104,8 @@ struct ControllerState {
     is_resetting: bool,
     /// Enabled, and ready once the commands of the host's ended controllers have completed.
     is_awaiting_handover: bool,
+    /// Number of resets.
+    resets: u64,
     /// Number of shutdowns that the host has requested.
     shutdowns: u64,
     /// A task flushes for a shutdown. There is at most one.
@@ -121,12 +129,13 @@ impl Controller {
             from,
             connected_at: now(),
             keep_alive_ms: Locked::new(round_keep_alive(keep_alive_ms)),
-            queues_granted: Locked::new(1),
+            initial_keep_alive_ms: round_keep_alive(keep_alive_ms),
+            queues_granted: Locked::new(INITIAL_QUEUES),
             async_events: Arc::default(),
             feature_values: FeatureValues::default(),
             write_cache: Flag::new(true),
             timestamp: Locked::new((0, now())),
-            behavior: Locked::new(vec![0; 512]),
+            behavior: Locked::new(vec![0; BEHAVIOR_BYTES]),
             errors: Locked::new(ErrorLog::new(usize::from(ERROR_ENTRIES))),
             io_queues: Locked::default(),
             flush_cursors: Locked::default(),
@@ -266,8 +275,8 @@ impl Controller {
             state.is_resetting = self.queue_refs.load(Ordering::SeqCst) > 0;
             (status.ready, status.fatal, status.shutdown) =
                 (state.is_resetting && status.ready, false, ShutdownStatus::Normal);
-            self.async_events.reset();
-            self.feature_values.reset();
+            state.resets += 1;
+            self.reset_features();
         }
         let is_shutdown = matches!(cc.shutdown, ShutdownNotification::Normal | ShutdownNotification::Abrupt);
         if is_shutdown && status.shutdown == ShutdownStatus::Normal {
@@ -282,7 +291,24 @@ impl Controller {
         if is_reset {
             // A reset deletes the I/O queues (Base, "Controller Level Reset").
             self.signal_io_queues(Signals::ABORT);
+            self.signal_admin(Signals::TIMER);
         }
+    }
+
+    /// Gives every feature the value that it had when the host connected, and drops events. The host identifier stays: Connect set it.
+    fn reset_features(&self) {
+        self.async_events.reset();
+        self.feature_values.reset();
+        self.write_cache.set(true);
+        self.queues_granted.set(INITIAL_QUEUES);
+        self.keep_alive_ms.set(self.initial_keep_alive_ms);
+        self.timestamp.set((0, now()));
+        self.behavior.set(vec![0; BEHAVIOR_BYTES]);
+    }
+
+    /// Number of resets. Admin commands of the time before one are dropped without completions.
+    pub(crate) fn resets(&self) -> u64 {
+        self.state.lock().resets
     }
 
     /// Flushes all namespaces, and then reports the shutdown as complete. A shutdown that the host requests during the

@@ -18,7 +18,8 @@ pub struct Limits {
     /// to twice `transfer_bytes` if it is less.
     pub bytes_in_flight: usize,
     /// The same bytes, write and read data together, over all connections. Reserves one transfer of the largest size
-    /// for each connection; commands that exceed the rest wait. Raised to the reserve for `connections` if it is less.
+    /// for each connection; commands that exceed the rest wait. Raised to the reserve for `connections` if it is less. Beside it, an eighth
+    /// of it is for what commands hold while they execute: the pieces of a Copy, what a Compare reads, pieces of Verify and zeroes.
     pub total_bytes_in_flight: usize,
     /// Largest data transfer (MDTS), metadata not counted, in bytes; rounded down to a power of two, 8192 to 1 GiB.
     pub transfer_bytes: u32,
@@ -58,6 +59,14 @@ pub(crate) const WZSL: u8 = 13;
 /// Data that a capsule on any queue may carry, in bytes: the minimum for admin queues.
 pub(crate) const IN_CAPSULE_BYTES: u32 = sealblock_protocols_nvme_tcp::config::ADMIN_IN_CAPSULE_BYTES;
 
+/// What commands hold besides their data, such as the pieces of a Copy, is at most this part of `total_bytes_in_flight`.
+const WORK_PART: usize = 8;
+/// DMRL, DMRSL, DMSL: ranges, blocks of a range and blocks of a Dataset Management command that a host is advised to keep to. Longer ones are
+/// executed, too, in parts.
+pub(crate) const DISCARD_RANGES: u8 = 32;
+pub(crate) const DISCARD_RANGE_BLOCKS: u32 = 1 << 16;
+pub(crate) const DISCARD_BLOCKS: u64 = 1 << 18;
+
 /// The longest data of a C2HData PDU without tags, in bytes: a millisecond of a fast network.
 const READ_PDU_BYTES: u32 = 4 << 20;
 
@@ -83,6 +92,11 @@ impl Limits {
     /// not delayed. Some hosts fail when the data of a read comes in several PDUs.
     pub(crate) fn read_pdu_bytes(&self) -> u32 {
         self.transfer_bytes.min(READ_PDU_BYTES) / 32 * 33
+    }
+
+    /// Bytes that commands hold besides their data while they execute, over all connections.
+    pub(crate) fn work_bytes(&self) -> usize {
+        self.total_bytes_in_flight / WORK_PART
     }
 
     /// MDTS: the largest transfer as a power of two of pages of 4096 bytes; never 0, which means no limit.

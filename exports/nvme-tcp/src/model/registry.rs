@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::Budget;
+use sealblock_runtime_reactor::net::canonical;
 use sealblock_transport::{Ends, Serving};
 
 use crate::model::controller::Controller;
@@ -25,6 +26,8 @@ pub(crate) struct TargetState {
     pub(crate) limits: Limits,
     /// Bytes in flight over all connections.
     pub(crate) budget: Arc<Budget>,
+    /// Bytes that commands hold besides their data, over all connections.
+    pub(crate) work_budget: Arc<Budget>,
     pub(crate) serving: Arc<Serving>,
     /// Tells ends of I/O queues that were not read yet.
     pub(crate) ends: Arc<Ends<Arc<Controller>>>,
@@ -52,6 +55,7 @@ impl TargetState {
         let limits = limits.clamped();
         TargetState {
             budget: Budget::new(limits.total_bytes_in_flight, limits.transfer_with_tags()),
+            work_budget: Budget::new(limits.work_bytes(), 0),
             serving: Serving::new(limits.connections, limits.drain),
             ends: Arc::default(),
             limits,
@@ -94,7 +98,7 @@ impl TargetState {
             |like: &dyn Fn(&SocketAddr) -> bool| advertised.iter().find(|(local, _)| like(local)).map(|named| named.1);
         // A listener on the unspecified address serves each address of this machine.
         let any = |local: &SocketAddr| local.ip().is_unspecified() && local.port() == at.port();
-        named(&|local| *local == at).or_else(|| named(&any)).unwrap_or(at)
+        named(&|local| canonical(*local) == at).or_else(|| named(&any)).unwrap_or(at)
     }
 
     /// The subsystem of this name, or the discovery subsystem.

@@ -16,4 +16,5 @@ mod one_device;
 mod read_only;
 mod resize;
 mod shutdown;
+mod strangers;
 mod unread;

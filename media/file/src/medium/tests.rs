@@ -272,3 +272,25 @@ fn a_medium_describes_itself() {
         assert!(full.allocated_bytes.unwrap() >= MIB && sparse.allocated_bytes.unwrap() < MIB);
     });
 }
+
+#[test]
+fn parts_of_sectors_are_read_and_not_written() {
+    on_reactor(async |directory| {
+        let mut medium = create(directory, 16384);
+        let data: Vec<u8> = (0..16384_u32).map(|at| (at / 512 + at) as u8).collect();
+        medium.write(0, Slice::copy_from(&data)).await.unwrap();
+        medium.alignment.sector_bytes = 4096;
+        assert_eq!((medium.sector_bytes(), medium.read_unit_bytes()), (4096, 512));
+        for (offset, length) in
+            [(0, 512), (512, 512), (3584, 1024), (512, 8192), (15872, 512), (4096, 4096), (0, 16384)]
+        {
+            let found = read(&medium, offset, length).await.unwrap();
+            assert!(found == data[offset as usize..][..length], "{length} bytes from {offset}");
+        }
+        assert_eq!(kind(read(&medium, 100, 512).await), Some(MediumErrorKind::Failed));
+        assert_eq!(kind(read(&medium, 15872, 1024).await), Some(MediumErrorKind::PastEnd));
+        let part = medium.write(512, Slice::copy_from(&[1; 512])).await;
+        assert_eq!(kind(part), Some(MediumErrorKind::Failed));
+        assert!(read(&medium, 0, 16384).await.unwrap() == data);
+    });
+}

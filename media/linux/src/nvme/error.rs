@@ -50,15 +50,17 @@ impl OpenError {
         }
     }
 
-    /// True if the drive works, and only the way to command it directly is missing: then the kernel's ordinary way to it may be used.
+    /// True if the drive may well work, and only the way to command it directly is missing or refused: then the kernel's ordinary way to it
+    /// may be used.
     pub fn is_only_the_way(&self) -> bool {
-        matches!(self, OpenError::NoPassthrough(_) | OpenError::Privilege { .. })
+        matches!(self, OpenError::NoPassthrough(_) | OpenError::Privilege { .. } | OpenError::Refused { .. })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use sealblock_protocols_nvme::StatusCode;
 
     fn errno(number: i32) -> io::Error {
         io::Error::from_raw_os_error(number)
@@ -76,6 +78,8 @@ mod tests {
         ] {
             assert_eq!(OpenError::of_call("Identify", errno(number)).is_only_the_way(), is_only_the_way, "{number}");
         }
+        let refused = OpenError::Refused { what: "Read", status: StatusCode::INTERNAL_ERROR.into() };
+        assert!(refused.is_only_the_way(), "the kernel may read it all the same");
         let text = OpenError::of_call("Identify Controller", errno(libc::EACCES)).to_string();
         assert!(text.contains("Identify Controller") && text.contains("CAP_SYS_ADMIN"), "{text}");
     }

@@ -7,8 +7,7 @@ use std::time::Duration;
 use sealblock_block::{Abilities, Ability};
 use sealblock_integrity::{PiFormat, PiPosition};
 use sealblock_media_nvme::{
-    MetadataSupport, NamespaceProfile, PiMode, PiSource, ProfileOptions, bad_block_cause, is_not_supported,
-    namespace_pages,
+    MetadataSupport, NamespaceProfile, PiMode, PiSource, ProfileOptions, bad_block_cause, namespace_pages,
 };
 use sealblock_protocols_nvme::identify::Lpa;
 use sealblock_protocols_nvme::logs::EffectsLog;
@@ -111,10 +110,15 @@ impl NvmeNamespace {
             ProfileOptions { source: options.source, metadata: MetadataSupport::Any, transfer_bytes: TRANSFER_BYTES };
         let mut profile = NamespaceProfile::of(nsid, &pages, &profile)?;
         let effects = match pages.controller.lpa.contains(Lpa::COMMANDS_SUPPORTED_AND_EFFECTS) {
-            true => passthrough.effects().await?,
-            false => None,
+            true => passthrough.effects().await,
+            false => Ok(None),
         };
-        let mut refused = effects.map_or_else(Vec::new, |log| believe(&mut profile, &log));
+        let mut refused = match effects {
+            Ok(log) => log.map_or_else(Vec::new, |log| believe(&mut profile, &log)),
+            // What it says of itself otherwise counts then.
+            Err(OpenError::Refused { what, status }) => vec![format!("{what}: {status}")],
+            Err(error) => return Err(error),
+        };
         refused.extend(cut(&mut profile, &kernel));
         profile.abilities.writable &= options.write;
         let codec = BlockCodec::new(&profile);
@@ -210,11 +214,11 @@ impl Drive {
             let verify = IoCommand::Verify(command(self.profile.read_checks(first, &checks, true).0));
             match self.send_probe(WHAT, verify, (Transfer::None, Transfer::None)).await? {
                 status if is_answer(status) => return Ok(None),
-                status if is_not_supported(status) => {
+                // Whatever it has against a Verify, it may be read.
+                status => {
                     self.profile.abilities.verify = Ability::Absent;
                     refused = Some(format!("verify: the drive says that it has it, and answered {status}"));
                 }
-                status => return Err(OpenError::Refused { what: WHAT, status }),
             }
         }
         const WHAT: &str = "Read";

@@ -1,5 +1,7 @@
 //! Twin tests of the device in RAM, through its gate as in a stack.
 
+use std::pin::pin;
+
 use futures_util::FutureExt;
 use sealblock_block::{
     BadBlockCause, BlockState, Device, Durability, ErrorKind, Expectations, Gate, Outcome, Request, Response,
@@ -24,8 +26,20 @@ fn gate(size: BlockSize, format: Option<PiFormat>) -> Gate<MemoryDevice> {
     Gate::new("mem", MemoryDevice::new(size, 4096, format))
 }
 
+/// Executes a request. RAM waits for nothing but its turn.
 fn run(gate: &Gate<MemoryDevice>, operation: Request) -> Outcome {
-    gate.execute(operation).now_or_never().expect("RAM never waits")
+    let mut execution = pin!(gate.execute(operation));
+    loop {
+        if let Some(outcome) = execution.as_mut().now_or_never() {
+            return outcome;
+        }
+    }
+}
+
+/// How often a request lets others run.
+fn turns(gate: &Gate<MemoryDevice>, operation: Request) -> usize {
+    let mut execution = pin!(gate.execute(operation));
+    (0..).find(|_| execution.as_mut().now_or_never().is_some()).expect("it ends")
 }
 
 fn extent(start: u64, blocks: u64) -> Extent {
@@ -356,4 +370,26 @@ fn what_memory_is_not_there_for_is_a_hole_unless_it_is_unreadable() {
         assert!(run(&gate, unreadable).is_ok());
         assert_eq!(runs(&gate, extent(64, 64)), [(32, Hole), (32, Allocated)]);
     }
+}
+
+#[test]
+fn long_requests_take_turns_and_let_others_run_after_each_step() {
+    let gate = Gate::new("mem", MemoryDevice::new(BlockSize::B4096, 1 << 24, Some(TYPE1)));
+    let (whole, some) = (extent(0, 4096), extent(0, 16));
+    for (request, least) in [
+        (Request::verify(whole, Expectations::NONE), 16),
+        (Request::write_zeroes(whole, false, Durability::Volatile), 16),
+        (Request::write_zeroes(whole, true, Durability::Volatile), 16),
+        (Request::write_uncorrectable(whole, Durability::Volatile), 16),
+        (Request::discard((0..4).map(|at| extent(at << 20, 1 << 16))), 1024),
+        (Request::verify(some, Expectations::NONE), 0),
+    ] {
+        assert!(gate.try_execute(&request).is_some() == (least == 0), "{:?}", request.kind());
+        let turns = turns(&gate, request);
+        assert!(turns >= least && (turns == 0) == (least == 0), "{turns} turns of {least}");
+    }
+    let write = Request::write(whole, blocks(&gate, whole, 7), Durability::Volatile);
+    assert!(gate.try_execute(&write).is_none(), "longer than a transfer");
+    let write = Request::write(extent(0, 256), blocks(&gate, extent(0, 256), 7), Durability::Volatile);
+    assert!(gate.try_execute(&write).is_some(), "its data are in flight, which is bounded");
 }

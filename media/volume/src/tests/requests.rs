@@ -181,6 +181,29 @@ fn bad_media_are_refused_by_name() {
     Rig::open(&one_copy, true).unwrap();
 }
 
+#[test]
+fn a_volume_on_larger_sectors_than_it_was_made_for_is_read_there_and_not_written() {
+    for (size, protected) in [(BlockSize::B4096, true), (BlockSize::B512, true), (BlockSize::B4096, false)] {
+        let format = protection(GuardKind::Crc32c, ProtectionType::Type1).filter(|_| protected);
+        let rig = Rig::new(size, 300, format);
+        let data = pattern(3, 300 * size.bytes());
+        rig.write(0, &data).unwrap();
+        rig.flush().unwrap();
+        // What is in the log alone, after a crash, and what is in the block map.
+        for medium in [rig.medium.copy(), rig.close()] {
+            let larger = medium.on_sectors(4096);
+            let refused = Rig::open(&larger, false).map(drop);
+            assert!(matches!(refused, Err(VolumeError::Sector { volume_bytes: 512, medium_bytes: 4096 })));
+            let before = larger.bytes.borrow().clone();
+            let opened = Rig::open(&larger, true).unwrap();
+            assert!(opened.read(0, 300).unwrap() == data);
+            opened.verify().unwrap();
+            assert!(matches!(opened.write(0, &data[..size.bytes()]).unwrap_err().kind(), ErrorKind::ReadOnly));
+            assert!(*larger.bytes.borrow() == before);
+        }
+    }
+}
+
 fn spoil(rig: &Rig, start: u64, blocks: u64, durability: Durability) {
     let extent = Extent::from_raw(start, blocks).unwrap();
     rig.run(rig.gate.execute(Request::write_uncorrectable(extent, durability))).unwrap();

@@ -56,6 +56,8 @@ pub struct TestMedium {
     /// Writes whose futures were dropped; they go on until [`Medium::drain`].
     pub late: Rc<RefCell<Vec<(u64, Slice)>>>,
     pub sector_bytes: u32,
+    /// Unit of reads, of a medium that reads whole sectors for less.
+    pub read_unit_bytes: u32,
     /// Which boot of its machine it is, if notes are kept.
     pub boot: Rc<Cell<Option<u8>>>,
     pub note_fails: Rc<Cell<bool>>,
@@ -105,7 +107,13 @@ impl TestMedium {
             boot: Rc::new(Cell::new(Some(1))),
             note_fails: Rc::default(),
             sector_bytes,
+            read_unit_bytes: sector_bytes,
         }
+    }
+
+    /// The same bytes on a medium with these sectors, which reads what is smaller as well.
+    pub fn on_sectors(&self, sector_bytes: u32) -> TestMedium {
+        TestMedium { sector_bytes, ..self.copy() }
     }
 
     /// Some of the time that an operation takes.
@@ -175,7 +183,7 @@ impl TestMedium {
 
     fn check(&self, doing: &'static str, offset_bytes: u64, length: u64) -> Result<(), MediumError> {
         let error = |kind, reason: &str| Err(MediumError { kind, doing, offset_bytes, reason: reason.to_owned() });
-        let sector = u64::from(self.sector_bytes);
+        let sector = u64::from(if doing == "read" { self.read_unit_bytes } else { self.sector_bytes });
         assert!(offset_bytes.is_multiple_of(sector) && length.is_multiple_of(sector), "{doing} of whole sectors");
         if offset_bytes + length > self.len_bytes() {
             return error(MediumErrorKind::PastEnd, "past the end");
@@ -201,6 +209,10 @@ impl Medium for TestMedium {
 
     fn sector_bytes(&self) -> u32 {
         self.sector_bytes
+    }
+
+    fn read_unit_bytes(&self) -> u32 {
+        self.read_unit_bytes
     }
 
     fn is_read_only(&self) -> bool {

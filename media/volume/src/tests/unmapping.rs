@@ -5,8 +5,8 @@ use sealblock_block::{Device, Durability, Request};
 use sealblock_integrity::{GuardKind, ProtectionType};
 use sealblock_units::{BlockSize, Extent, Lba};
 
-use super::setup::{Rig, pattern, protection};
-use crate::CorruptionKind;
+use super::setup::{Rig, created, pattern, protection};
+use crate::{CorruptionKind, OpenOptions};
 
 const SIZE: BlockSize = BlockSize::B512;
 /// Blocks of one write, an extent of physical blocks.
@@ -144,4 +144,66 @@ fn a_long_run_lets_others_have_their_turns_and_a_short_one_waits_for_none() {
         rig.idle();
         assert!(committing.contains(&(turns() - begun)), "{} turns of the commit of {blocks}", turns() - begun);
     }
+}
+
+/// Blocks of three block groups and a half.
+const SPARSE_BLOCKS: u64 = 7 << 17;
+
+#[test]
+fn what_was_never_written_takes_no_record_when_it_is_unmapped() {
+    let medium = created(SIZE, 512, SPARSE_BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let taken = medium.allocated_bytes();
+    let written = medium.written_bytes.get();
+    let rig = Rig::open_noted(&medium, OpenOptions::default()).unwrap();
+    let discard = |extent| rig.run(rig.gate.execute(Request::discard([extent]))).unwrap();
+    zero(&rig, 0, SPARSE_BLOCKS);
+    discard(Extent::from_raw(0, SPARSE_BLOCKS).unwrap());
+    discard(Extent::from_raw(5, 1).unwrap());
+    rig.flush().unwrap();
+    rig.idle();
+    assert_eq!((medium.allocated_bytes(), rig.gate.device().log.commits.get()), (taken, 0));
+    assert_eq!(medium.written_bytes.get(), written, "not even a superblock: nothing changed");
+    rig.close();
+    assert_eq!(medium.allocated_bytes(), taken);
+}
+
+#[test]
+fn a_block_group_that_was_written_is_unmapped_wherever_its_map_entries_are_and_its_neighbours_are_left_alone() {
+    let rig = Rig::new(SIZE, SPARSE_BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let is_initialized =
+        |rig: &Rig| (0..4).map(|group| rig.gate.device().block_map.groups.is_initialized(group)).collect::<Vec<_>>();
+    let at = (1 << 18) + 700;
+    // In the memtable, then in the log and not in the block map, then there.
+    for flushes in [0, 1, 1] {
+        write(&rig, at, 512);
+        (0..flushes).for_each(|_| rig.flush().unwrap());
+        let before = rig.gate.device().log.commits.get();
+        zero(&rig, 0, SPARSE_BLOCKS);
+        assert!(is_zeroes(&rig, at, 512));
+        rig.flush().unwrap();
+        assert!(rig.gate.device().log.commits.get() > before, "the zeroes are recorded where there were data");
+        assert!(is_zeroes(&rig, at, 512));
+    }
+    let rig = Rig::open(&rig.close(), false).unwrap();
+    assert_eq!(is_initialized(&rig), [false, true, false, false]);
+    write(&rig, at, 512);
+    let rig = Rig::open(&rig.close(), false).unwrap();
+    assert!(!is_zeroes(&rig, at, 512));
+    zero(&rig, 0, SPARSE_BLOCKS);
+    let rig = Rig::open(&rig.close(), false).unwrap();
+    assert!(is_zeroes(&rig, at, 512));
+    assert_eq!(is_initialized(&rig), [false, true, false, false]);
+    rig.verify().unwrap();
+}
+
+#[test]
+fn what_was_never_written_can_be_made_unreadable() {
+    let rig = Rig::new(SIZE, SPARSE_BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let extent = Extent::from_raw(1 << 18, 8).unwrap();
+    rig.run(rig.gate.execute(Request::write_uncorrectable(extent, Durability::Volatile))).unwrap();
+    assert!(rig.read(1 << 18, 1).is_err());
+    let rig = Rig::open(&rig.close(), false).unwrap();
+    assert!(rig.read((1 << 18) + 7, 1).is_err() && rig.read((1 << 18) + 8, 1).is_ok());
+    zero(&rig, 0, SPARSE_BLOCKS);
+    assert!(is_zeroes(&rig, 1 << 18, 8));
 }

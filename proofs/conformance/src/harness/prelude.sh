@@ -136,10 +136,15 @@ load_ends() {
     { cat "/tmp/load.said${1:+.$1}" "/tmp/load${1:+.$1}"; fail "the load${1:+ on $1} did not survive"; }
 }
 
-# nbd_attach NAME DEVICE BLOCK_BYTES [CONNECTIONS]: has an NBD device, such as nbd0, be an export. nbd-client does the handshake
-# and leaves the rest to the kernel. (It crashes on `-C`, the short name of `--connections`.)
+# nbd_attach NAME DEVICE BLOCK_BYTES [CONNECTIONS]: has an NBD device, such as nbd0, be an export, with blocks of nbd-client's choice if
+# BLOCK_BYTES is `default`. nbd-client does the handshake and leaves the rest to the kernel. (It crashes on `-C`, the short name of
+# `--connections`.)
 nbd_attach() {
-  /usr/bin/nbd-client --connections "${4:-1}" -b "$3" -N "$1" 10.0.2.2 "$NBD_PORT" "/dev/$2" >/tmp/nbd-client 2>&1 ||
+  case "$3" in
+    default) set -- "$1" "$2" "" "${4:-1}" ;;
+    *) set -- "$1" "$2" "-b $3" "${4:-1}" ;;
+  esac
+  /usr/bin/nbd-client --connections "$4" $3 -N "$1" 10.0.2.2 "$NBD_PORT" "/dev/$2" >/tmp/nbd-client 2>&1 ||
     { cat /tmp/nbd-client; fail "connecting to the export $1"; }
   for try in $(seq 100); do
     [ "$(cat /sys/block/$2/size)" != 0 ] && return 0

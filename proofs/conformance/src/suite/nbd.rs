@@ -1,5 +1,6 @@
 //! The kernel's NBD client: a file system written over four connections is there after the client has gone and come back, zeroes
-//! are zeroes, and damage is an error for exactly its blocks. What NBD wrote is what NVMe/TCP reads.
+//! are zeroes, and damage is an error for exactly its blocks. What NBD wrote is what NVMe/TCP reads. A client that is not told of blocks
+//! reads and writes parts of them.
 
 use anyhow::Result;
 
@@ -15,6 +16,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     let mut server = context.sealblock.serve(&["large", "small", "d"], &["--nbd", "127.0.0.1:0"])?;
     context.sh(&server, FILES)?;
     context.sh(&server, ZEROES)?;
+    context.sh(&server, DEFAULTS)?;
     context.sh(&server, "nbd_attach d nbd0 4096; conformance guest fill /dev/nbd0 3; nbd_detach nbd0")?;
     server.stop()?;
     for volume in ["large", "small", "d"] {
@@ -63,6 +65,32 @@ mount -t ext4 -o ro /dev/$dev /mnt/nbd
 (cd /mnt/nbd && md5sum -c /tmp/sums >/tmp/compared) || { grep -v OK$ /tmp/compared; fail "NVMe/TCP reads something else"; }
 umount /mnt/nbd
 detach large
+"#;
+
+/// Without `-b`. What lies beside a part that is written is as it was.
+const DEFAULTS: &str = r#"
+nbd_attach large nbd0 default
+dd if=/dev/urandom of=/tmp/before bs=4k count=16 status=none
+dd if=/tmp/before of=/dev/nbd0 bs=64k oflag=direct status=none
+dd if=/dev/urandom of=/tmp/part bs=512 count=3 status=none
+for at in 1 7 15 30; do
+  dd if=/tmp/part of=/tmp/before bs=512 seek=$at conv=notrunc status=none
+  dd if=/tmp/part of=/dev/nbd0 bs=512 seek=$at oflag=direct conv=notrunc status=none
+done
+dd if=/dev/nbd0 of=/tmp/after bs=64k count=1 iflag=direct status=none
+cmp /tmp/before /tmp/after || fail "writes of sectors changed something else"
+/usr/bin/mke2fs -q -F -t ext4 /dev/nbd0
+mount -t ext4 /dev/nbd0 /mnt/nbd
+cp -r /tmp/nbd-tree/. /mnt/nbd/
+sync
+umount /mnt/nbd
+nbd_detach nbd0
+nbd_attach large nbd0 default
+e2fsck -f -n /dev/nbd0 >/tmp/fsck 2>&1 || { cat /tmp/fsck; fail "ext4 is damaged"; }
+mount -t ext4 -o ro /dev/nbd0 /mnt/nbd
+(cd /mnt/nbd && md5sum -c /tmp/sums >/tmp/compared) || { grep -v OK$ /tmp/compared; fail "files were lost"; }
+umount /mnt/nbd
+nbd_detach nbd0
 "#;
 
 const ZEROES: &str = r#"

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::context::TestContext;
 use crate::process::limits;
-use crate::wire::{HANG_TIMEOUT, Peer, SUBNQN, icreq};
+use crate::wire::{Data, HANG_TIMEOUT, Peer, SUBNQN, connect, icreq};
 
 /// Connections of a flood for each unit of effort.
 const FLOOD: usize = 2000;
@@ -19,14 +19,25 @@ const SOURCES: u8 = 64;
 pub(super) fn crowd(context: &TestContext) -> Result<()> {
     let most = limits().connections;
     let mut crowd = Vec::new();
-    // Existing connections, such as the bystander's, count against the limit.
-    while let Ok(peer) = Peer::ready(context.address, 0) {
-        crowd.push(peer);
-        ensure!(crowd.len() <= most, "{} connections where {most} are the limit", crowd.len());
+    // Existing connections, such as the bystander's, count against the limit. One address gets no more than a share.
+    for (source, share) in [(2, most / 2), (3, most / 4), (4, most / 4)] {
+        let before = crowd.len();
+        while let Ok(peer) = Peer::ready_from(Ipv4Addr::new(127, 0, 0, source), context.address) {
+            crowd.push(peer);
+            ensure!(crowd.len() <= most, "{} connections where {most} are the limit", crowd.len());
+        }
+        let got = crowd.len() - before;
+        ensure!(got <= share, "{got} silent connections of an address whose share is {share}");
     }
     ensure!(crowd.len() + 8 > most, "only {} connections where {most} are the limit", crowd.len());
+    // A host of another address is served all the same: a silent connection makes room.
+    let mut host = Peer::ready_from(Ipv4Addr::new(127, 0, 0, 5), context.address)?;
+    let (command, data) = connect(SUBNQN, 0, 32, 0xFFFF, 0);
+    let answer = host.call(command, Data::Write(&data))?;
+    ensure!(answer.status == 0, "Connect beside a crowd: {answer:?}");
+    ensure!(host.property_get(0x1C, 4)?.status == 0, "the host's controller does not answer");
     for _ in 0..most {
-        let mut late = Peer::open(context.address)?;
+        let mut late = Peer::open_from(Ipv4Addr::new(127, 0, 0, 2), context.address)?;
         late.try_send(&icreq(0));
         ensure!(late.read_to_end()?.is_empty(), "a connection above the limit is served");
     }

@@ -154,8 +154,7 @@ fn bad_requests_get_the_error_that_the_protocol_names() {
             (22, 1 << 6, c::READ, 0, 512),
             (22, flag::NO_HOLE, c::READ, 0, 512),
             (22, flag::REQ_ONE, c::TRIM, 0, 512),
-            (22, 0, c::READ, 0, 0),
-            (22, 0, c::TRIM, 0, 0),
+            (22, 0, c::READ, SIZE + 512, 0),
             (22, 0, c::FLUSH, 512, 0),
             (22, 0, c::READ, 1, 512),
             (22, 0, c::READ, 0, 511),
@@ -177,6 +176,29 @@ fn bad_requests_get_the_error_that_the_protocol_names() {
     assert_eq!(errno(0, flag::DF, c::READ, 0, 512), 22, "there are no chunks to be kept whole");
     assert_eq!(errno(1, flag::DF, c::READ, 0, 512), 0);
     assert_eq!(errno(1, flag::PAYLOAD_LEN, c::READ, 0, 512), 22);
+}
+
+#[test]
+fn requests_about_no_byte_succeed_and_nobody_has_to_execute_them() {
+    for style in [0, 1, 2] {
+        let done = if style == 0 { simple(0) } else { chunk(style, 1, 0, 1024, &[]) };
+        for kind in [c::READ, c::WRITE, c::TRIM, c::CACHE, c::WRITE_ZEROES] {
+            for offset in [1024, 1 << 40] {
+                let told = transcript(style, &request(style, flag::FUA, kind, offset, 0));
+                assert_eq!((told.events.len(), told.closed), (0, None), "{style} {kind}");
+                if offset == 1024 {
+                    assert_eq!(told.sent, done, "{style} {kind}");
+                }
+            }
+        }
+        assert_eq!(errno(style, 0, c::BLOCK_STATUS, 0, 0), 22, "a status has one run at least");
+        // Requests in flight are none of them.
+        let many = request(style, 0, c::READ, 0, 0).repeat(100);
+        assert_eq!(transcript(style, &many).closed, None);
+    }
+    let open = [&[0, 0, 0, 3][..], &option(wire::option::EXPORT_NAME, b"fixed")].concat();
+    let sent = say(&[&open[..], &request(0, 0, c::WRITE, 0, 0)].concat()).sent.split_off(10);
+    assert_eq!(sent[..16], simple(1), "nor is one that may not be a way around it");
 }
 
 #[test]

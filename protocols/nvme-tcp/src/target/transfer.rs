@@ -155,6 +155,19 @@ impl Target {
         }
     }
 
+    /// Drops a command that is not to be completed, as a controller reset does with those in flight. The host may use its CID again. Does
+    /// nothing for a command that is not in flight, that was completed, or whose data is being fetched: the host sends that data all
+    /// the same.
+    pub fn forget(&mut self, token: Token) {
+        let entry = self.state.commands.get_mut(token.0);
+        let is_ours = entry.is_some_and(|entry| {
+            matches!(entry.stage, CommandStage::Received { .. }) && entry.completion.is_none() && entry.sends.is_empty()
+        });
+        if is_ours {
+            self.state.release(token.0);
+        }
+    }
+
     /// Completes a command, at any stage; sets the completion's CID. If data is being fetched, no further R2T is sent,
     /// arriving data is discarded, and the response follows it.
     ///

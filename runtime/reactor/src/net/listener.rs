@@ -1,5 +1,6 @@
 //! Accepting connections.
 
+use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
@@ -8,7 +9,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::sockopt;
@@ -19,10 +20,12 @@ use crate::descriptor::Descriptor;
 use crate::op::{Op, Parked, Parking};
 use crate::shutdown::shutdown_requested;
 use crate::socket_ops::Accept;
-use crate::timer::sleep;
+use crate::timer::{now, sleep};
 
 /// Pause after a transient error.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+/// A transient error is said again when there was none for so long.
+const SAID_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
 /// A socket that accepts connections, used from the reactor that made it.
 ///
@@ -33,6 +36,8 @@ pub struct Listener {
     /// `None` only while it is being dropped.
     descriptor: Option<Arc<Descriptor>>,
     parked: Parked<Accept>,
+    /// When the last transient error was.
+    failed_at: Cell<Option<Instant>>,
 }
 
 impl Listener {
@@ -83,7 +88,7 @@ impl Listener {
         let core = core::current();
         let registration = core.adopt(fd.as_fd())?;
         let descriptor = Some(Arc::new(Descriptor::new(fd, registration)));
-        Ok(Listener { core, descriptor, parked: Parked::default() })
+        Ok(Listener { core, descriptor, parked: Parked::default(), failed_at: Cell::default() })
     }
 
     /// Waits for a connection; gives it and the peer's address. Connections that failed before they were accepted are
@@ -141,9 +146,23 @@ impl Listener {
             match accepted.await {
                 None => return Ok(None),
                 Some(Ok(stream)) => return Ok(Some(stream)),
-                Some(Err(error)) if is_transient(&error) => sleep(RETRY_INTERVAL).await,
+                Some(Err(error)) if is_transient(&error) => {
+                    self.report(&error);
+                    sleep(RETRY_INTERVAL).await
+                }
                 Some(Err(error)) => return Err(error),
             }
+        }
+    }
+
+    /// Says why connections wait, once as long as it lasts.
+    fn report(&self, error: &io::Error) {
+        let now = now();
+        let last = self.failed_at.replace(Some(now));
+        if last.is_none_or(|last| now.duration_since(last) > SAID_AGAIN_AFTER) {
+            let is_limit = matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+            let advice = if is_limit { "; try: a higher limit of open files (LimitNOFILE, ulimit -n)" } else { "" };
+            tracing::warn!("connections wait until they can be accepted: {error}{advice}");
         }
     }
 

@@ -98,6 +98,14 @@ fn peer_addr(fd: impl AsFd) -> io::Result<SocketAddr> {
     Ok(peer.try_into()?)
 }
 
+/// The address as its peers have it: a socket for both families has those of IPv4 as `::ffff:a.b.c.d`, to which nobody can connect.
+pub fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        ip if ip.is_ipv4() => SocketAddr::new(ip, address.port()),
+        _ => address,
+    }
+}
+
 /// The process and the user at the other end of a Unix socket: those that listened, or connected. The process is 0 where it is of
 /// another namespace.
 ///
@@ -115,5 +123,22 @@ pub fn peer_process(fd: impl AsFd) -> io::Result<(u32, u32)> {
     match peer.uid {
         u32::MAX => Err(io::ErrorKind::Unsupported.into()),
         uid => Ok((u32::try_from(peer.pid).unwrap_or(0), uid)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::canonical;
+
+    #[test]
+    fn addresses_of_a_socket_for_both_families_are_those_of_its_peers() {
+        for (mapped, own) in [
+            ("[::ffff:192.0.2.7]:4420", "192.0.2.7:4420"),
+            ("192.0.2.7:4420", "192.0.2.7:4420"),
+            ("[2001:db8::7]:4420", "[2001:db8::7]:4420"),
+            ("[::1]:4420", "[::1]:4420"),
+        ] {
+            assert_eq!(canonical(mapped.parse().unwrap()), own.parse().unwrap());
+        }
     }
 }

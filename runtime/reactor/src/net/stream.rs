@@ -14,7 +14,7 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketAddrAny, SocketAddrUnix, sockopt};
 use sealblock_runtime_memory::{Buffer, Slice};
 
-use super::{Keepalive, local_addr, peer_addr, peer_process, set_keepalive, stream_socket, tcp_socket};
+use super::{Keepalive, canonical, local_addr, peer_addr, peer_process, set_keepalive, stream_socket, tcp_socket};
 use crate::core::{self, Core};
 use crate::descriptor::Descriptor;
 use crate::gather::Gather;
@@ -306,20 +306,20 @@ impl Stream {
 
 /// Addresses and options; ordinary, short calls, with the errors of `getsockname(2)` or `setsockopt(2)`.
 impl Stream {
-    /// The address of this end.
+    /// The address of this end; see [`canonical`].
     ///
     /// # Errors
     /// Those of `getsockname(2)`.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        local_addr(self)
+        local_addr(self).map(canonical)
     }
 
-    /// The address of the other end.
+    /// The address of the other end; see [`canonical`].
     ///
     /// # Errors
     /// `ENOTCONN` when the connection is gone.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
-        peer_addr(self)
+        peer_addr(self).map(canonical)
     }
 
     /// The process and the user at the other end of a Unix socket, as they were when it connected. A process that this one cannot

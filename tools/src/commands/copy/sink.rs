@@ -18,14 +18,16 @@ use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
-    Access, Cause, Lost, OpenTarget, Overwritten, StackError, TargetIdentity, Usage, in_groups, of_block, of_medium,
-    open_for, overwrite,
+    Access, Cause, Lost, OpenTarget, Overwriting, Overwritten, StackError, TargetIdentity, Usage, file_format,
+    file_start, in_groups, of_block, of_medium, open_for, overwrite,
 };
 use sealblock_units::{BlockSize, Extent};
 use serde::Serialize;
 
+use super::source::Source;
 use crate::cli::Endpoint;
 use crate::findings::Finding;
+use crate::new_file::check_new;
 
 /// Refuses a report on standard output where the data go.
 pub(in crate::commands) fn check_output(json: bool, to: &Endpoint) -> Result<(), StackError> {
@@ -92,12 +94,26 @@ pub(in crate::commands) enum Losing {
     Zeroes,
 }
 
+/// What a command may overwrite that copies `source` to `to`. The source is only asked for its format where the destination has one.
+pub(in crate::commands) async fn overwriting(force: bool, source: &Source, to: &Endpoint) -> Overwriting {
+    let path = match to {
+        Endpoint::Target(TargetName::File(path) | TargetName::Raw(path)) if path.is_file() => Some(path),
+        Endpoint::Target(_) | Endpoint::Standard => None,
+    };
+    let there = path.and_then(|path| file_format(&file_start(path).ok()?));
+    match (force, there) {
+        (true, _) => Overwriting::Anything,
+        (false, None) => Overwriting::Free { format: None },
+        (false, Some(_)) => Overwriting::Free { format: source.format().await },
+    }
+}
+
 impl Sink {
     /// Opens the place; a path where nothing is becomes a plain file.
     ///
     /// # Errors
-    /// Why it cannot be opened; what is left of a volume is overwritten only with `force`, a member of a group as `usage` says.
-    pub async fn open(endpoint: &Endpoint, force: bool, usage: Usage) -> Result<Sink, StackError> {
+    /// Why it cannot be opened; what is there is overwritten as `overwriting` says, a member of a group as `usage` says.
+    pub async fn open(endpoint: &Endpoint, overwriting: Overwriting, usage: Usage) -> Result<Sink, StackError> {
         let target = match endpoint {
             Endpoint::Standard => return Ok(Sink::Output(RefCell::new(io::stdout()))),
             Endpoint::Target(target) => target,
@@ -107,10 +123,11 @@ impl Sink {
             _ => return Ok(Sink::Device(Box::new(open_for(target, Access::Write, usage).await?))),
         };
         if matches!(target, TargetName::File(_) | TargetName::Raw(_)) && !path.exists() {
+            check_new(path).map_err(|failure| failure.on(target))?;
             let made = File::options().write(true).create(true).truncate(false).open(path);
             made.map_err(|error| StackError::io("creating", &error).on(target))?;
         }
-        match overwrite(target, path, force, usage).await? {
+        match overwrite(target, path, overwriting, usage).await? {
             Overwritten::Device(opened) => Ok(Sink::Device(opened)),
             Overwritten::Plain(medium) => {
                 let name = target.to_string();
@@ -319,7 +336,8 @@ fn extent_of(opened: &OpenTarget, offset: u64, length: usize) -> Result<Extent, 
 async fn write_blocks(opened: &OpenTarget, offset: u64, data: &Slice) -> Result<u64, StackError> {
     let geometry = opened.device.geometry();
     let extent = extent_of(opened, offset, data.len())?;
-    let leaves_out = opened.device.abilities().unmap_zeroes && is_zero(data);
+    let abilities = opened.device.abilities();
+    let leaves_out = (abilities.unmap_zeroes || abilities.write_zeroes == Ability::Native) && is_zero(data);
     let operation = if leaves_out {
         Request::write_zeroes(extent, true, Durability::Volatile)
     } else {

@@ -8,7 +8,7 @@ use futures_util::stream::{self, LocalBoxStream, StreamExt};
 use sealblock_block::{Ability, BlockState, Device, Request, Response, WhyOlder};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_stack::range::Run;
-use sealblock_stack::{Access, Lost, OpenTarget, Salvaged, StackError, Whole};
+use sealblock_stack::{Access, FORMAT_BYTES, Lost, OpenTarget, Salvaged, StackError, Whole, file_format};
 use sealblock_units::{BlockSize, Extent};
 
 use crate::cli::Endpoint;
@@ -92,6 +92,13 @@ impl Source {
             }
             Source::Input(_) => Vec::new(),
         }
+    }
+
+    /// The format of its data, where that is known and can be read.
+    pub async fn format(&self) -> Option<&'static str> {
+        let Source::Device(whole) = self else { return None };
+        let start = whole.read("reading", 0, whole.len_bytes().min(FORMAT_BYTES as u64)).await.ok()?;
+        file_format(&start)
     }
 
     /// Bytes in a block of it.

@@ -79,6 +79,5 @@ pub(super) async fn resolve(
 
 /// A name as a person may see it: no byte of it does something to a terminal.
 pub(super) fn printable(name: &[u8]) -> String {
-    let text = String::from_utf8_lossy(name);
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    sealblock_stack::printable(&String::from_utf8_lossy(name)).into_owned()
 }

@@ -166,7 +166,7 @@ fn host_lines(address: SocketAddr, subsystems: &[SubsystemInfo]) -> Vec<String> 
     let mut lines = vec![format!("nvme discover -t tcp -a {host} -s {port}{finder}")];
     for subsystem in &usable {
         let as_host = as_host(subsystem.first_host());
-        lines.push(format!("nvme connect -t tcp -a {host} -s {port} -n {}{as_host}", subsystem.nqn));
+        lines.push(format!("nvme connect -t tcp -a {host} -s {port} -n {}{as_host}", shell_word(&subsystem.nqn)));
     }
     for subsystem in usable {
         let several = subsystem.namespaces.len() + subsystem.not_open.len() > 1;
@@ -216,6 +216,9 @@ mod tests {
                 "sealblock verify 'nvme+tcp://127.0.0.1:4420/nqn.2026-11.org.example:few?hostnqn=nqn.2026-11.org.example:a'",
             ]
         );
+        let blank = host_lines(address, &[subsystem("a b", None)]);
+        assert_eq!(blank[1], "nvme connect -t tcp -a 127.0.0.1 -s 4420 -n 'nqn.2026-11.org.example:a b'");
+        assert_eq!(blank[2], "sealblock verify nvme+tcp://127.0.0.1:4420/nqn.2026-11.org.example:a%20b");
         let lines = host_lines(address, &[subsystem("few", Some(&["a", "b"]))]);
         assert_eq!(lines[0], "nvme discover -t tcp -a 127.0.0.1 -s 4420 --hostnqn=nqn.2026-11.org.example:a");
     }

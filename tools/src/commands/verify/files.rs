@@ -153,8 +153,7 @@ fn files_text(files: &[FileAt]) -> String {
 
 /// A path without control characters, which a terminal would obey.
 fn shown(path: &Path) -> String {
-    let text = path.to_string_lossy();
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect()
+    sealblock_stack::printable(&path.to_string_lossy()).into_owned()
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ fn add(info: &TargetInfo, ids: &mut Vec<String>, states: &mut Vec<String>) {
                 let id = nodes_under(&file.path).ok().and_then(|nodes| nodes.first()?.id.clone());
                 ids.push(format!(
                     "device {}",
-                    id.unwrap_or_else(|| file.device.to_string()).replace(char::is_control, " ")
+                    sealblock_stack::printable(&id.unwrap_or_else(|| file.device.to_string()))
                 ));
             }
             false => add_file(file, ids, states),

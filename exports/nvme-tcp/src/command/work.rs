@@ -1,0 +1,99 @@
+//! Memory that commands need besides their data: the pieces of a Copy, what a Compare reads, what a device without Verify reads, zeroes that
+//! are written. A command begins once it has this memory, and waits in order for it, on its connection and over all connections.
+//!
+//! Invariants: a command that has the memory completes without more of it, so those that wait are started in the end. What a command has is
+//! given back when it is dropped, however it ends.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Waker;
+
+use sealblock_runtime_reactor::{Budget, Share};
+
+/// Memory that a command has, until it is dropped.
+pub(crate) struct HeldBytes {
+    held: Rc<Cell<usize>>,
+    bytes: usize,
+}
+
+impl Drop for HeldBytes {
+    fn drop(&mut self) {
+        self.held.set(self.held.get() - self.bytes);
+    }
+}
+
+/// The memory of the commands of one connection, and the commands that wait for some.
+pub(crate) struct WorkQueue<W> {
+    share: Share,
+    held: Rc<Cell<usize>>,
+    limit: usize,
+    /// Each with the bytes that it needs.
+    waiting: RefCell<VecDeque<(usize, W)>>,
+}
+
+impl<W> WorkQueue<W> {
+    /// A queue whose commands together have at most `limit` bytes of the budget, or one of them what it needs.
+    pub(crate) fn new(budget: &Arc<Budget>, limit: usize) -> WorkQueue<W> {
+        WorkQueue { share: Share::new(budget), held: Rc::default(), limit, waiting: RefCell::default() }
+    }
+
+    /// Number of commands that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.borrow().len()
+    }
+
+    /// Drops the commands that wait.
+    pub(crate) fn clear(&self) {
+        drop(self.waiting.take());
+    }
+
+    /// Adds a command that needs so many bytes behind those that wait.
+    pub(crate) fn add(&self, work: W, bytes: usize) {
+        self.waiting.borrow_mut().push_back((bytes, work));
+    }
+
+    /// Takes the next command and its memory, if there is enough. If not, `waker` is woken when a retry may succeed; memory that
+    /// commands of this connection give back wakes nobody.
+    pub(crate) fn next(&self, waker: &Waker) -> Option<(W, HeldBytes)> {
+        let (held, bytes) = (self.held.get(), self.waiting.borrow().front().map(|(bytes, _)| *bytes));
+        self.share.set_in_flight(held);
+        let bytes = bytes?;
+        if held > 0 && held + bytes > self.limit || !self.share.grow(held, bytes, waker) {
+            return None;
+        }
+        let (_, first) = self.waiting.borrow_mut().pop_front()?;
+        self.held.set(held + bytes);
+        Some((first, HeldBytes { held: Rc::clone(&self.held), bytes }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_begin_in_order_as_memory_comes_back() {
+        let budget = Budget::new(1 << 20, 0);
+        let (one, two) = (WorkQueue::new(&budget, 1 << 19), WorkQueue::new(&budget, 1 << 30));
+        let next = |queue: &WorkQueue<u8>| queue.next(Waker::noop());
+        (0..3).for_each(|number| one.add(number, 256 << 10));
+        let (first, second) = (next(&one).unwrap(), next(&one).unwrap());
+        assert_eq!((first.0, second.0, one.waiting()), (0, 1, 1));
+        assert!(next(&one).is_none(), "the limit of the connection");
+        two.add(7, 512 << 10);
+        two.add(8, 64 << 10);
+        let other = next(&two).unwrap();
+        assert!(next(&two).is_none(), "the budget");
+        drop(first.1);
+        assert!(next(&one).is_some_and(|(number, _)| number == 2), "and given back at once");
+        drop((second, other));
+        assert!(next(&one).is_none() && next(&two).is_some_and(|(number, _)| number == 8));
+        one.add(9, 1 << 30);
+        assert!(next(&one).is_some(), "one that needs more than there is goes on alone");
+        one.add(10, 1);
+        one.clear();
+        assert!(next(&one).is_none());
+    }
+}

@@ -1,0 +1,301 @@
+//! What lies on a device or in a file that is about to be overwritten: file systems, volume managers, partition tables and file formats, by
+//! the magic numbers that everybody goes by.
+//!
+//! A signature only has somebody asked. So what is not known here is overwritten as ever, and what cannot be read is none. Numbers and places
+//! are those that the formats' own documentation names.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use sealblock_block::Medium;
+use sealblock_media_file::FileMedium;
+
+use crate::error::{Cause, StackError};
+
+/// Bytes of the start that are looked at: the last magic number there is that of ZFS.
+const START_BYTES: u64 = 256 << 10;
+/// Bytes of the end that are looked at: a superblock of md 0.90 begins at the last multiple of 64 KiB that leaves as many.
+const END_BYTES: u64 = 128 << 10;
+/// The number of ext2, ext3 and ext4, their features, and where these are.
+const EXT_AT: (usize, [u8; 2]) = (1080, [0x53, 0xef]);
+const EXT_FEATURES_AT: usize = 0x45c;
+/// The number of md.
+const MD: [u8; 4] = [0xfc, 0x4e, 0x2b, 0xa9];
+/// That of a ZFS uberblock, whichever way around its pool is.
+const ZFS: [[u8; 8]; 2] = [[0x0c, 0xb1, 0xba, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0xba, 0xb1, 0x0c]];
+
+/// Something with a magic number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Signature {
+    /// What it is, such as "an ext4 file system".
+    pub name: &'static str,
+    /// Where its number is, in bytes from the start.
+    pub offset_bytes: u64,
+}
+
+impl fmt::Display for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (byte {})", self.name, self.offset_bytes)
+    }
+}
+
+/// Numbers at one place from the start, in the order in which they count.
+const AT_START: &[(u64, &[u8], &str)] = &[
+    (0, b"LUKS\xba\xbe", "a LUKS container"),
+    (0, b"XFSB", "an XFS file system"),
+    (65_600, b"_BHRfS_M", "a Btrfs file system"),
+    (4120, b"\xc6\x85\x73\xf6\x4e\x1a\x45\xca\x82\x65\xf5\x7f\x48\xba\x6d\x81", "a bcachefs file system"),
+    (4120, b"\xc6\x85\x73\xf6\x66\xce\x90\xa9\xd9\x6a\x60\xcf\x80\x3d\xf7\xef", "a bcachefs file system"),
+    (1024, b"\x10\x20\xf5\xf2", "an F2FS file system"),
+    (0, &MD, "a member of an md array"),
+    (4096, &MD, "a member of an md array"),
+    (4086, b"SWAPSPACE2", "swap space"),
+    (0, b"bluestore block device", "a Ceph BlueStore device"),
+    (3, b"NTFS    ", "an NTFS file system"),
+    (3, b"EXFAT   ", "an exFAT file system"),
+    (54, b"FAT1", "a FAT file system"),
+    (82, b"FAT32", "a FAT file system"),
+    (32_769, b"CD001", "an ISO 9660 file system"),
+    (0, b"hsqs", "a SquashFS file system"),
+    (32, b"NXSB", "an APFS container"),
+    (1024, b"H+", "an HFS+ file system"),
+    (512, b"EFI PART", "a GPT partition table"),
+    (4096, b"EFI PART", "a GPT partition table"),
+];
+
+/// Formats of plain files that are no images of disks, by numbers at one place.
+const FILES: &[(usize, &[u8], &str)] = &[
+    (0, b"\x7fELF", "a program (ELF)"),
+    (0, b"#!", "a script"),
+    (0, b"\x1f\x8b", "a gzip archive"),
+    (0, b"\xfd7zXZ\0", "an xz archive"),
+    (0, b"\x28\xb5\x2f\xfd", "a zstd archive"),
+    (0, b"BZh", "a bzip2 archive"),
+    (0, b"PK\x03\x04", "a ZIP archive"),
+    (257, b"ustar", "a tar archive"),
+    (0, b"%PDF-", "a PDF document"),
+    (0, b"\x89PNG\r\n", "a PNG image"),
+    (0, b"\xff\xd8\xff", "a JPEG image"),
+    (0, b"SQLite format 3\0", "an SQLite database"),
+    (0, b"QFI\xfb", "a qcow2 image"),
+    (0, b"KDMV", "a VMDK image"),
+    (0, b"vhdxfile", "a VHDX image"),
+    (64, b"\x7f\x10\xda\xbe", "a VDI image"),
+];
+
+/// Bytes by which [`file_format`] goes.
+pub const FORMAT_BYTES: usize = 4096;
+
+/// The format of a file that is no image of a disk, by its first bytes; `None` for an image, and what is not known.
+pub fn file_format(start: &[u8]) -> Option<&'static str> {
+    let start = &start[..start.len().min(FORMAT_BYTES)];
+    let known = FILES.iter().find(|(at, magic, _)| has(start, *at, magic)).map(|(.., name)| *name);
+    known.or_else(|| is_text(start).then_some("text"))
+}
+
+/// Whether these bytes are words of people: UTF-8 without control characters, but for the last character, which may be cut.
+fn is_text(start: &[u8]) -> bool {
+    let text = match std::str::from_utf8(start) {
+        Ok(text) => text,
+        Err(error) if error.error_len().is_none() => {
+            std::str::from_utf8(&start[..error.valid_up_to()]).unwrap_or_default()
+        }
+        Err(_) => return false,
+    };
+    let is_printed = |char: char| !char.is_control() || matches!(char, '\n' | '\r' | '\t' | '\x0c' | '\x1b');
+    !text.is_empty() && text.chars().all(is_printed)
+}
+
+fn has(bytes: &[u8], at: usize, magic: &[u8]) -> bool {
+    bytes.get(at..).is_some_and(|bytes| bytes.starts_with(magic))
+}
+
+/// The first signature of a device of so many bytes, by its first bytes and its last ones.
+fn find(start: &[u8], end: &[u8], len_bytes: u64) -> Option<Signature> {
+    let found = |name, offset_bytes| Some(Signature { name, offset_bytes });
+    if has(start, EXT_AT.0, &EXT_AT.1) {
+        return found(ext(start), EXT_AT.0 as u64);
+    }
+    if let Some((at, _, name)) = AT_START.iter().find(|(at, magic, _)| has(start, *at as usize, magic)) {
+        return found(name, *at);
+    }
+    if let Some(sector) = (0..4).find(|sector| has(start, sector * 512, b"LABELONE")) {
+        return found("an LVM physical volume", sector as u64 * 512);
+    }
+    let uberblock = (128 << 10..START_BYTES as usize).step_by(1024);
+    if let Some(at) = uberblock.into_iter().find(|at| ZFS.iter().any(|magic| has(start, *at, magic))) {
+        return found("a member of a ZFS pool", at as u64);
+    }
+    if is_mbr(start) {
+        return found("an MBR partition table", 510);
+    }
+    let first = len_bytes - end.len() as u64;
+    let at_end = |offset: Option<u64>, magic: &[u8]| {
+        offset.filter(|at| at.checked_sub(first).is_some_and(|within| has(end, within as usize, magic)))
+    };
+    let md_090 = (len_bytes & !0xffff).checked_sub(64 << 10);
+    let md_1 = len_bytes.checked_sub(8 << 10).map(|at| at & !0xfff);
+    let found_at = |name, at: Option<u64>| at.map(|offset_bytes| Signature { name, offset_bytes });
+    found_at("a GPT partition table", at_end(len_bytes.checked_sub(512), b"EFI PART"))
+        .or_else(|| found_at("a GPT partition table", at_end(len_bytes.checked_sub(4096), b"EFI PART")))
+        .or_else(|| found_at("a member of an md array", at_end(md_090, &MD)))
+        .or_else(|| found_at("a member of an md array", at_end(md_1, &MD)))
+}
+
+/// Which of them it is: with extents it is ext4, with a journal ext3.
+fn ext(start: &[u8]) -> &'static str {
+    const HAS_JOURNAL: u32 = 0x4;
+    const EXTENTS_64BIT_FLEX_BG: u32 = 0x40 | 0x80 | 0x200;
+    let word =
+        |at: usize| start.get(at..at + 4).map_or(0, |bytes| u32::from_le_bytes(bytes.try_into().unwrap_or([0; 4])));
+    let (compatible, incompatible) = (word(EXT_FEATURES_AT), word(EXT_FEATURES_AT + 4));
+    match () {
+        () if incompatible & EXTENTS_64BIT_FLEX_BG != 0 => "an ext4 file system",
+        () if compatible & HAS_JOURNAL != 0 => "an ext3 file system",
+        () => "an ext2 file system",
+    }
+}
+
+/// A table with at least one partition, and nothing that none has: boot code of other things ends with the same two bytes.
+fn is_mbr(start: &[u8]) -> bool {
+    let Some(table) = start.get(446..510).filter(|_| has(start, 510, &[0x55, 0xaa])) else { return false };
+    let entries = || table.chunks_exact(16);
+    entries().all(|entry| matches!(entry[0], 0 | 0x80))
+        && entries().any(|entry| entry[4] != 0 && entry[12..16] != [0; 4])
+}
+
+/// What lies on a device, if it is known.
+pub async fn signature(medium: &FileMedium) -> Option<Signature> {
+    let len_bytes = medium.len_bytes();
+    let start = read(medium, 0, START_BYTES.min(len_bytes)).await;
+    let from = len_bytes.saturating_sub(END_BYTES);
+    let from = from - from % u64::from(medium.sector_bytes());
+    let end = read(medium, from, len_bytes - from).await;
+    find(&start, &end, from + end.len() as u64)
+}
+
+/// Zeroes what a device has of others at its end, which a new volume need not reach.
+///
+/// # Errors
+/// When the medium fails.
+pub async fn wipe_end(medium: &FileMedium) -> Result<(), sealblock_block::MediumError> {
+    let len_bytes = medium.len_bytes();
+    let from = len_bytes.saturating_sub(END_BYTES);
+    let from = from - from % u64::from(medium.sector_bytes());
+    let mut zeroes = medium.buffer((len_bytes - from) as usize);
+    zeroes.fill(0);
+    medium.write(from, zeroes.freeze()).await
+}
+
+/// Bytes of a medium; zeroes where it cannot be read.
+async fn read(medium: &FileMedium, offset_bytes: u64, length_bytes: u64) -> Vec<u8> {
+    let (read, bytes) = medium.read(offset_bytes, medium.buffer(length_bytes as usize)).await;
+    if let Err(error) = read {
+        tracing::debug!(%error, "cannot look for signatures");
+        return vec![0; length_bytes as usize];
+    }
+    bytes.to_vec()
+}
+
+/// The first bytes of a plain file, as many as [`file_format`] goes by. A medium has whole sectors only, and many files are shorter than one.
+///
+/// # Errors
+/// When it cannot be read.
+pub fn file_start(path: &Path) -> io::Result<Vec<u8>> {
+    let mut start = Vec::new();
+    File::open(path)?.take(FORMAT_BYTES as u64).read_to_end(&mut start)?;
+    Ok(start)
+}
+
+/// Refuses a block device that holds something known, or a plain file of another format than `like`, the format of what is to be
+/// written.
+///
+/// # Errors
+/// Names what is there.
+pub(crate) async fn check_free(medium: &FileMedium, like: Option<&str>) -> Result<(), StackError> {
+    let there = match medium.is_block_device() {
+        true => signature(medium).await.map(|found| found.to_string()),
+        false => {
+            let start = file_start(medium.path()).unwrap_or_default();
+            file_format(&start).filter(|format| Some(*format) != like).map(str::to_owned)
+        }
+    };
+    match there {
+        None => Ok(()),
+        Some(there) => Err(StackError::new(Cause::Refused, "writing", format!("there is {there}"))
+            .on(medium.path().display())
+            .advise("another path; or --force to overwrite it")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LENGTH: u64 = 1 << 20;
+
+    /// What is found on a device of 1 MiB with these bytes in it.
+    fn found(parts: &[(u64, &[u8])]) -> Option<&'static str> {
+        let mut bytes = vec![0; LENGTH as usize];
+        for (at, part) in parts {
+            bytes[*at as usize..][..part.len()].copy_from_slice(part);
+        }
+        let found = find(&bytes[..START_BYTES as usize], &bytes[(LENGTH - END_BYTES) as usize..], LENGTH);
+        found.map(|found| found.name)
+    }
+
+    #[test]
+    fn every_signature_is_found_at_its_place_and_nowhere_else() {
+        assert_eq!(found(&[]), None);
+        for (at, magic, name) in AT_START {
+            assert_eq!(found(&[(*at, magic)]), Some(*name));
+            assert_eq!(found(&[(*at + 1, magic)]), None, "{name}");
+            assert_eq!(found(&[(*at, &magic[..magic.len() - 1])]), None, "{name}");
+        }
+        for at in [0, 512, 1024, 1536] {
+            assert_eq!(found(&[(at, b"LABELONE")]), Some("an LVM physical volume"));
+        }
+        assert_eq!(found(&[(2048, b"LABELONE")]), None);
+        assert_eq!(found(&[((128 << 10) + 5 * 1024, &ZFS[0])]), Some("a member of a ZFS pool"));
+        assert_eq!(found(&[(LENGTH - 512, b"EFI PART")]), Some("a GPT partition table"));
+        assert_eq!(found(&[(LENGTH - 4096, b"EFI PART")]), Some("a GPT partition table"));
+        assert_eq!(found(&[(LENGTH - (64 << 10), &MD)]), Some("a member of an md array"));
+        assert_eq!(found(&[(LENGTH - (8 << 10), &MD)]), Some("a member of an md array"));
+        assert_eq!(found(&[(LENGTH - (12 << 10), &MD)]), None);
+    }
+
+    #[test]
+    fn file_systems_of_one_family_are_told_apart_and_count_before_what_is_left_behind_them() {
+        let features =
+            |compatible: u32, incompatible: u32| [compatible.to_le_bytes(), incompatible.to_le_bytes()].concat();
+        let of = |features: &[u8]| found(&[(1080, &EXT_AT.1), (EXT_FEATURES_AT as u64, features)]);
+        assert_eq!(of(&features(0, 2)), Some("an ext2 file system"));
+        assert_eq!(of(&features(4, 2)), Some("an ext3 file system"));
+        assert_eq!(of(&features(4, 0x2c2)), Some("an ext4 file system"));
+        assert_eq!(found(&[(1080, &EXT_AT.1), (LENGTH - 512, b"EFI PART")]), Some("an ext2 file system"));
+    }
+
+    #[test]
+    fn boot_code_is_no_partition_table() {
+        let entry = [0x80, 0, 1, 0, 0x83, 0, 0, 0, 0, 8, 0, 0, 0, 0, 1, 0];
+        assert_eq!(found(&[(446, &entry), (510, &[0x55, 0xaa])]), Some("an MBR partition table"));
+        assert_eq!(found(&[(446, &entry)]), None);
+        assert_eq!(found(&[(510, &[0x55, 0xaa])]), None, "no partition");
+        assert_eq!(found(&[(446, &entry), (462, &[7]), (510, &[0x55, 0xaa])]), None, "that is code");
+    }
+
+    #[test]
+    fn files_are_known_by_their_format_and_images_of_disks_are_none() {
+        for (at, magic, name) in FILES {
+            let mut bytes = vec![0; 512];
+            bytes[*at..][..magic.len()].copy_from_slice(magic);
+            assert_eq!(file_format(&bytes), Some(*name));
+        }
+        assert_eq!(file_format("Liebes Tagebuch, heute ä".as_bytes()), Some("text"));
+        assert_eq!(file_format(&"ä".repeat(4000).as_bytes()[..4095]), Some("text"), "cut in a character");
+        assert_eq!((file_format(b""), file_format(&[0; 4096]), file_format(&[0xe9, 1, 2, 3])), (None, None, None));
+        assert_eq!(file_format(b"text\0and something else"), None);
+    }
+}

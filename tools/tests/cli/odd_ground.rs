@@ -1,0 +1,195 @@
+//! Disks with large sectors, what lies on a device before, starts that are disturbed, and limits of the system. Loop devices need root; without
+//! it these tests are skipped visibly.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use crate::common::devices::{Loop, system};
+use crate::common::server::Server;
+use crate::common::{Place, has, noise, skipped};
+
+/// A loop device over a file of this name, with sectors of 4096 bytes.
+fn large_sectors(place: &Place, name: &str) -> Option<Loop> {
+    Loop::new(&place.path(name), &["--sector-size", "4096"])
+}
+
+#[test]
+fn a_volume_of_small_sectors_is_read_on_a_disk_of_large_ones_and_converted() {
+    for options in ["", "--block-size 512 --guard crc16", "--guard none"] {
+        let place = Place::new();
+        let data = noise(1, 1 << 20);
+        place.volume(&format!("--size 1MiB {options}"), &data);
+        let Some(device) = large_sectors(&place, "v") else { return };
+        let disk = &device.0;
+        place.run(&format!("info {disk}")).succeeds();
+        place.run(&format!("verify {disk}")).succeeds();
+        place.run(&format!("copy {disk} out")).succeeds();
+        assert!(place.read("out") == data, "{options}");
+        place.run(&format!("compare {disk} out")).succeeds();
+        place.run(&format!("rescue {disk} rescued")).succeeds();
+        assert!(place.read("rescued") == data, "{options}");
+        let before = place.read("v");
+        for command in ["zero D --yes", "copy out D", "serve D --listen 127.0.0.1:0 --control none"] {
+            let refused = place.run(&command.replace('D', disk));
+            refused.fails(3, &["sectors of 512 bytes", "sectors of 4096", "can be read there", "sealblock create NEW"]);
+        }
+        assert!(place.read("v") == before, "nothing is written");
+        let server = Server::start(&place, &format!("--control none --read-only {disk}"));
+        server.stop();
+        // As the message says.
+        place.write("new", &[]);
+        place.set_len("new", 64 << 20);
+        let Some(new) = large_sectors(&place, "new") else { return };
+        let block_size = if options.contains("512") { "" } else { options };
+        place.run(&format!("create {} --size 1MiB {block_size}", new.0)).succeeds();
+        place.run(&format!("copy {disk} {}", new.0)).succeeds();
+        place.run(&format!("compare {disk} {}", new.0)).succeeds();
+        place.run(&format!("zero {} --range 0", new.0)).succeeds();
+    }
+}
+
+/// What makes a disk of 64 MiB something, and how that is called.
+const MAKERS: [(&str, &[&str], &str); 5] = [
+    ("mkfs.ext4", &["-q", "-F"], "an ext4 file system"),
+    ("mkfs.btrfs", &["-q", "-f", "-M"], "a Btrfs file system"),
+    ("mkfs.vfat", &[], "a FAT file system"),
+    ("mkswap", &[], "swap space"),
+    ("pvcreate", &["-q", "-y"], "an LVM physical volume"),
+];
+
+#[test]
+fn what_lies_on_a_device_is_named_and_overwritten_only_with_force() {
+    let place = Place::new();
+    place.volume("--size 1MiB", &noise(2, 1 << 20));
+    place.write("data", &noise(1, 1 << 20));
+    for (program, arguments, name) in MAKERS {
+        if !has(program) {
+            continue;
+        }
+        place.write("disk", &[]);
+        place.set_len("disk", 160 << 20);
+        let Some(device) = Loop::new(&place.path("disk"), &[]) else { return };
+        let disk = device.0.as_str();
+        let made = Command::new(program).args(arguments).arg(disk).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        if !made.is_ok_and(|status| status.success()) {
+            skipped(&format!("{program} makes nothing here"));
+            continue;
+        }
+        let before = place.read("disk");
+        for command in ["copy data D", "copy data raw:D", "rescue v D", "create D --size 1MiB"] {
+            place.run(&command.replace('D', disk)).fails(3, &[disk, name, "--force"]);
+        }
+        assert!(place.read("disk") == before, "{name}: nothing is written");
+        place.run(&format!("copy data {disk} --force")).succeeds();
+        assert!(place.read("disk")[..1 << 20] == noise(1, 1 << 20));
+        place.run(&format!("create {disk} --size 1MiB --force")).succeeds();
+        // A volume is a device of its own, whatever is written to it.
+        place.run(&format!("copy data {disk}")).succeeds();
+        place.run(&format!("copy data {disk}")).succeeds();
+    }
+}
+
+#[test]
+fn what_others_left_at_the_end_of_a_device_is_gone_when_it_is_a_volume() {
+    let place = Place::new();
+    place.write("disk", &[]);
+    place.set_len("disk", 64 << 20);
+    place.poke("disk", (64 << 20) - 512, b"EFI PART");
+    let Some(device) = Loop::new(&place.path("disk"), &[]) else { return };
+    place.run(&format!("create {} --size 1MiB", device.0)).fails(3, &["a GPT partition table", "--force"]);
+    place.run(&format!("create {} --size 1MiB --force", device.0)).succeeds();
+    assert!(place.read("disk")[(63 << 20)..].iter().all(|byte| *byte == 0));
+    if has("wipefs") {
+        let found = Command::new("wipefs").arg(&device.0).output().unwrap();
+        assert_eq!(String::from_utf8(found.stdout).unwrap(), "", "nobody else takes it for theirs");
+    }
+}
+
+#[test]
+fn a_plain_file_of_another_format_is_not_overwritten_by_the_way() {
+    let place = Place::new();
+    let data = noise(1, 1 << 20);
+    place.volume("--size 1MiB", &data);
+    for (content, name) in [
+        ("Dear diary,\n".as_bytes(), "text"),
+        (b"#!/bin/sh\nexit\n", "a script"),
+        (b"\x1f\x8b\x08\0\0\0\0\0", "a gzip archive"),
+        (b"\x7fELF\x02\x01\x01\0\0", "a program"),
+    ] {
+        for command in ["copy v out", "copy v raw:out", "rescue v out"] {
+            place.write("out", content);
+            place.run(command).fails(3, &["out", name, "--force"]);
+            assert!(place.read("out") == content, "{command}");
+            place.run(&format!("{command} --force")).succeeds();
+            assert!(place.read("out") == data, "{command}");
+            // An image of a disk is what such a command writes.
+            place.run(command).succeeds();
+        }
+        place.write("new", content);
+        place.run("create new --size 1MiB").fails(3, &["new", name, "--force"]);
+    }
+    // Of the same format it is what was copied there before.
+    place.write("notes", b"Dear diary, again\n");
+    place.write("out", b"Dear diary,\n");
+    place.run("copy notes out").succeeds();
+    place.write("out", b"");
+    place.run("copy v out").succeeds();
+}
+
+#[test]
+fn nothing_is_made_where_only_devices_are() {
+    let place = Place::new();
+    place.volume("--size 1MiB", &noise(1, 1 << 20));
+    let missing = format!("/dev/sealblock-missing-{}", std::process::id());
+    for command in ["create NODE --size 1MiB", "copy v NODE", "rescue v NODE", "create NODE --size 1MiB --force"] {
+        place.run(&command.replace("NODE", &missing)).fails(3, &[&missing, "no such device"]);
+        assert!(!Path::new(&missing).exists(), "{command}");
+    }
+}
+
+#[test]
+fn a_hangup_while_it_starts_does_not_end_a_server() {
+    let place = Place::new();
+    place.volume("--size 1MiB", &noise(1, 1 << 20));
+    let config = "[[listeners]]\naddress = \"127.0.0.1:0\"\n[[subsystems]]\nnqn = \"nqn.2026-11.io.sealblock:v\"\n[[subsystems.namespaces]]\ntarget = \"v\"\n";
+    assert!(system("mkfifo", &[place.path("config").to_str().unwrap()]));
+    place.write("later", config.as_bytes());
+    let mut command = place.command("serve --json --config config");
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Waits until the server reads its configuration.
+    let mut written = OpenOptions::new().write(true).open(place.path("config")).unwrap();
+    assert!(system("kill", &["-s", "HUP", &child.id().to_string()]));
+    fs::rename(place.path("later"), place.path("config")).unwrap();
+    written.write_all(config.as_bytes()).unwrap();
+    drop(written);
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
+    assert!(line.contains("\"event\":\"ready\""), "{line}");
+    assert!(system("kill", &["-s", "TERM", &child.id().to_string()]));
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn a_server_out_of_descriptors_says_so_once_and_goes_on() {
+    let place = Place::new();
+    place.volume("--size 1MiB", &noise(1, 1 << 20));
+    let serve = place.command("serve v --json --listen 127.0.0.1:0 --control none");
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg("ulimit -n 64 && exec \"$0\" \"$@\"").arg(serve.get_program()).args(serve.get_args());
+    shell.current_dir(place.path("")).stderr(File::create(place.path("log")).unwrap());
+    let server = Server::spawn_without_errors(shell);
+    let log = || String::from_utf8(place.read("log")).unwrap();
+    // The kernel completes connections that wait to be accepted.
+    let connections: Vec<TcpStream> = (0..90).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
+    while !log().contains("connections wait") {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    drop(connections);
+    place.run(&format!("discover {}", server.address())).succeeds();
+    server.stop();
+    assert_eq!(log().matches("connections wait").count(), 1, "{}", log());
+    assert!(log().contains("LimitNOFILE"), "{}", log());
+}
