@@ -1,12 +1,15 @@
-//! Which bytes this process writes, announced at the files and devices at the bottom, so that no other opening writes them by another name.
+//! Which bytes this process reads or writes, announced at the files and devices at the bottom, so that no other opening writes them by another
+//! name, and none reads what another one is writing.
 //!
 //! A file keeps other writers out by its own lock, whatever it is called: by hard links, bind mounts and `/proc/self/fd` it is one file. The
 //! kernel keeps them out of a block device by its number, and of a disk and its partitions. What remains is seen here: a loop device beside
-//! the file below it or another loop device over it, and mappings over the same bytes. Who opens a block device for writing announces the
-//! ranges that it has of the files and devices below it (`leaves`), and holds a shared lock of these files, which a writer of the
-//! file itself does not get beside it. A reader announces nothing and is kept out by nobody but the file's own writer.
+//! the file below it or another loop device over it, and mappings over the same bytes; and readers of block devices, which the kernel lets in beside
+//! a writer. Who opens a file or device announces the
+//! ranges that it has of the files and devices below it (`leaves`); of a block device it also holds a shared lock of these files, which a writer of the
+//! file itself does not get beside it. Writers meet readers and writers, and readers meet writers.
 //!
-//! A mounted file system does not announce itself: mounts of loop devices over the same file are looked for.
+//! A mounted file system does not announce itself: before something is written, mounts of loop devices over the same file are looked for. What
+//! is mounted can be read.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
@@ -14,7 +17,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-use sealblock_runtime_ioctl::range_lock::{announce, is_announced};
+use sealblock_runtime_ioctl::range_lock::{Use, announce, is_announced, is_obscured};
 
 use crate::below::{Arrangement, DeviceNode, Map, NodeKind, node};
 use crate::device_number::DeviceNumber;
@@ -27,8 +30,8 @@ const BLOCK_DEVICES: &str = "/sys/block";
 /// Who has the same bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Conflict {
-    /// Another writer, which has announced it at this file or device.
-    Writer(PathBuf),
+    /// Another opening, which has announced it at this file or device.
+    Opened(PathBuf),
     /// A mounted file system.
     Mount {
         /// The mounted device.
@@ -38,11 +41,11 @@ pub(crate) enum Conflict {
     },
 }
 
-/// Announces that the file or block device at a path is open for writing. What this returns is to be kept open as long.
+/// Announces that the file or block device at a path is open for this use. What this returns is to be kept open as long.
 ///
 /// # Errors
 /// Who else writes the same bytes. What cannot be looked at is no conflict.
-pub(crate) fn claim(path: &Path) -> Result<Vec<File>, Conflict> {
+pub(crate) fn claim(path: &Path, what: Use) -> Result<Vec<File>, Conflict> {
     let Ok(about) = fs::metadata(path) else { return Ok(Vec::new()) };
     let own = about.file_type().is_block_device().then(|| DeviceNumber::of(&about));
     let tree = own.and_then(|number| node(number).ok());
@@ -51,22 +54,28 @@ pub(crate) fn claim(path: &Path) -> Result<Vec<File>, Conflict> {
         Some(tree) if !is_known(tree) => vec![Leaf::whole(Storage::Device(tree.number))],
         _ => leaves_at(path).unwrap_or_default(),
     };
-    if let Some((device, at)) = mounted_over(&leaves, own) {
+    if what == Use::Write
+        && let Some((device, at)) = mounted_over(&leaves, own)
+    {
         return Err(Conflict::Mount { device, at });
     }
-    let Some(tree) = tree else { return Ok(Vec::new()) };
     let mut paths = vec![path.to_owned()];
-    add_paths(&tree, &mut paths);
+    match &tree {
+        Some(tree) => add_paths(tree, &mut paths),
+        // The file's own lock keeps everybody out.
+        None if what == Use::Write => return Ok(Vec::new()),
+        None => {}
+    }
     let storages: BTreeSet<Storage> = leaves.iter().map(|leaf| leaf.storage).collect();
     let mut held = Vec::new();
     for storage in storages {
-        held.extend(claim_storage(storage, &leaves, &paths)?);
+        held.extend(claim_storage(storage, &leaves, &paths, what)?);
     }
     Ok(held)
 }
 
 /// Announces the ranges of one file or device. Nothing where it cannot be opened.
-fn claim_storage(storage: Storage, leaves: &[Leaf], paths: &[PathBuf]) -> Result<Option<File>, Conflict> {
+fn claim_storage(storage: Storage, leaves: &[Leaf], paths: &[PathBuf], what: Use) -> Result<Option<File>, Conflict> {
     let is_it = |path: &&PathBuf| fs::metadata(path).is_ok_and(|about| Storage::of(&about) == storage);
     // The last one is the kernel's own name of a device, so that all announce at one node.
     let Some(path) = paths.iter().rev().find(is_it) else { return Ok(None) };
@@ -77,20 +86,26 @@ fn claim_storage(storage: Storage, leaves: &[Leaf], paths: &[PathBuf]) -> Result
             return Ok(None);
         }
     };
-    let ranges = || leaves.iter().filter(|leaf| leaf.storage == storage);
-    for leaf in ranges() {
-        let there = announce(file.as_fd(), leaf.first_byte, leaf.end_byte)
-            .and_then(|()| is_announced(file.as_fd(), leaf.first_byte, leaf.end_byte));
+    let others: &[Use] = match what {
+        Use::Write => &[Use::Write, Use::Read],
+        // Another reader's lock of the file would look like a writer's.
+        Use::Read if is_obscured(file.as_fd()).unwrap_or(true) => &[],
+        Use::Read => &[Use::Write],
+    };
+    for leaf in leaves.iter().filter(|leaf| leaf.storage == storage) {
+        let is_there = |other| is_announced(file.as_fd(), other, leaf.first_byte, leaf.end_byte);
+        let there = announce(file.as_fd(), what, leaf.first_byte, leaf.end_byte)
+            .and_then(|()| others.iter().try_fold(false, |found, other| Ok(found || is_there(*other)?)));
         match there {
             Ok(false) => {}
-            Ok(true) => return Err(Conflict::Writer(path.clone())),
+            Ok(true) => return Err(Conflict::Opened(path.clone())),
             Err(error) => tracing::debug!(path = %path.display(), %error, "the file system has no locks of ranges"),
         }
     }
     // After the ranges: some file systems make these locks of one kind, and one's own would look like another's.
     let is_file = matches!(storage, Storage::File { .. });
     match if is_file { file.try_lock_shared() } else { Ok(()) } {
-        Err(TryLockError::WouldBlock) => Err(Conflict::Writer(path.clone())),
+        Err(TryLockError::WouldBlock) => Err(Conflict::Opened(path.clone())),
         Ok(()) | Err(TryLockError::Error(_)) => Ok(Some(file)),
     }
 }
@@ -139,10 +154,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_plain_file_and_what_is_not_there_need_no_announcement() {
+    fn a_plain_file_that_is_written_and_what_is_not_there_need_no_announcement() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        assert!(claim(file.path()).unwrap().is_empty());
-        assert!(claim(Path::new("/nowhere/v")).unwrap().is_empty());
+        assert!(claim(file.path(), Use::Write).unwrap().is_empty());
+        for what in [Use::Read, Use::Write] {
+            assert!(claim(Path::new("/nowhere/v"), what).unwrap().is_empty());
+        }
     }
 
     #[test]
@@ -151,24 +168,44 @@ mod tests {
         let storage = Storage::of(&file.as_file().metadata().unwrap());
         let paths = [file.path().to_owned()];
         let part = |first_byte, end_byte| [Leaf { storage, first_byte, end_byte }];
-        let first = claim_storage(storage, &part(0, 4096), &paths).unwrap();
+        let claim = |first, end, what| claim_storage(storage, &part(first, end), &paths, what);
+        let first = claim(0, 4096, Use::Write).unwrap();
         assert!(first.is_some());
-        let second = claim_storage(storage, &part(4096, 8192), &paths).unwrap();
-        assert_eq!(
-            claim_storage(storage, &part(0, 512), &paths).unwrap_err(),
-            Conflict::Writer(file.path().to_owned())
-        );
+        let second = claim(4096, 8192, Use::Write).unwrap();
+        for what in [Use::Read, Use::Write] {
+            let writer = Conflict::Opened(file.path().to_owned());
+            assert_eq!(claim(0, 512, what).unwrap_err(), writer);
+        }
         // Who writes the file itself meets them all, and they meet it.
         let whole = File::open(file.path()).unwrap();
         assert!(matches!(whole.try_lock(), Err(TryLockError::WouldBlock)));
         drop((first, second));
         whole.try_lock().unwrap();
-        assert!(claim_storage(storage, &part(0, 512), &paths).is_err());
+        for what in [Use::Read, Use::Write] {
+            assert!(claim(0, 512, what).is_err());
+        }
         whole.unlock().unwrap();
-        assert!(claim_storage(storage, &part(0, 512), &paths).is_ok());
-        // Readers of the file keep nobody out.
-        whole.try_lock_shared().unwrap();
-        assert!(claim_storage(storage, &part(0, 512), &paths).is_ok());
+        assert!(claim(0, 512, Use::Write).is_ok());
+    }
+
+    #[test]
+    fn readers_of_a_file_or_a_part_meet_its_writers_and_no_other_readers() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let storage = Storage::of(&file.as_file().metadata().unwrap());
+        let paths = [file.path().to_owned()];
+        let part = |end_byte| [Leaf { storage, first_byte: 0, end_byte }];
+        let reader = Conflict::Opened(file.path().to_owned());
+        let all = claim(file.path(), Use::Read).unwrap();
+        assert_eq!(all.len(), 1, "a reader of the file itself");
+        let some = claim_storage(storage, &part(512), &paths, Use::Read).unwrap();
+        assert_eq!(claim_storage(storage, &part(512), &paths, Use::Write).unwrap_err(), reader);
+        drop(all);
+        assert_eq!(claim_storage(storage, &part(u64::MAX), &paths, Use::Write).unwrap_err(), reader);
+        drop(some);
+        let writer = claim_storage(storage, &part(512), &paths, Use::Write).unwrap();
+        assert!(claim(file.path(), Use::Read).is_err());
+        drop(writer);
+        assert!(claim(file.path(), Use::Read).is_ok());
     }
 
     #[test]

@@ -12,6 +12,7 @@ use sealblock_media_file::{FileMedium, OpenError, Options, RawDevice};
 use sealblock_media_volume::{
     Hints, OpenOptions, Recognised, Remains, RemainsError, Standing, VolumeInfo, open_remains, recognise,
 };
+use sealblock_runtime_ioctl::range_lock::Use;
 use sealblock_units::BlockSize;
 
 use crate::claims::{Conflict, claim};
@@ -76,8 +77,8 @@ const LOCK_TIMEOUT: Duration = Duration::from_millis(2500);
 /// The delay before a retry.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Opens a file or block device, waiting a moment for one that is in use. One that is opened for writing is alone on its bytes, whatever it
-/// is called; see `claims`.
+/// Opens a file or block device, waiting a moment for one that is in use. One that is opened for writing is alone on its bytes, and
+/// none that is opened for reading is beside a writer, whatever it is called; see `claims`.
 ///
 /// After a kill the kernel keeps the files and locks of a process until its io_uring requests in flight have ended, for some time
 /// after the process is gone. A restart at once must not fail for that.
@@ -95,13 +96,12 @@ pub async fn open_medium(path: &Path, options: Options) -> Result<FileMedium, Op
 
 fn open_alone(path: &Path, options: Options) -> Result<FileMedium, OpenError> {
     let mut medium = FileMedium::open(path, options)?;
-    if !medium.is_read_only() {
-        let claimed = claim(path).map_err(|conflict| match conflict {
-            Conflict::Writer(below) => OpenError::Shared { path: path.to_owned(), below },
-            Conflict::Mount { device, at } => OpenError::Mounted { path: path.to_owned(), device, at },
-        });
-        medium.keep(claimed?);
-    }
+    let what = if medium.is_read_only() { Use::Read } else { Use::Write };
+    let claimed = claim(path, what).map_err(|conflict| match conflict {
+        Conflict::Opened(below) => OpenError::Shared { path: path.to_owned(), below },
+        Conflict::Mount { device, at } => OpenError::Mounted { path: path.to_owned(), device, at },
+    });
+    medium.keep(claimed?);
     Ok(medium)
 }
 

@@ -31,7 +31,7 @@ pub fn in_use(doing: &str, path: &Path) -> StackError {
     of_holder(path, |why| StackError::new(Cause::Refused, doing, why).on(path.display()))
 }
 
-/// The failure of opening a block device for writing that shares bytes with a file or device that is in use.
+/// The failure of opening what shares bytes with a file or device that is in use, where one of the two writes.
 pub fn in_use_below(doing: &str, path: &Path, below: &Path) -> StackError {
     let shared = format!("it has the same bytes as {}, which is", below.display());
     of_holder(below, |why| StackError::new(Cause::Refused, doing, format!("{shared} {why}")).on(path.display()))

@@ -39,8 +39,8 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
-    /// What it lies on is open for writing by another name.
-    #[error("'{}' has the same bytes as '{}', which is open for writing", path.display(), below.display())]
+    /// What it lies on is in use by another name, and one of the two writes.
+    #[error("'{}' has the same bytes as '{}', which is in use", path.display(), below.display())]
     Shared {
         /// The file.
         path: PathBuf,

@@ -25,6 +25,29 @@ fn is_refused(place: &Place, target: &str, words: &[&str]) {
     place.run(&format!("serve {target} --listen 127.0.0.1:0")).fails(3, &found);
 }
 
+/// Nothing is said of a target that another process writes at the same time: what was read of it is of no one moment.
+fn is_not_read(place: &Place, target: &str, words: &[&str]) {
+    for command in [format!("verify {target}"), format!("info {target}"), format!("copy {target} copied")] {
+        place.run(&command).fails(3, words);
+    }
+    assert!(!place.path("copied").exists());
+}
+
+#[test]
+fn what_a_server_only_reads_is_written_by_no_other_name() {
+    let Some((place, device)) = looped() else { return };
+    let words = |server: &Server| format!("in use by another process, {}", server.pid());
+    for (served, other) in [("v", device.0.as_str()), (device.0.as_str(), "v")] {
+        let server = Server::start(&place, &format!("{served} --read-only"));
+        is_refused(&place, other, &[&words(&server)]);
+        // Readers are many.
+        place.run(&format!("copy {other} copied --force")).succeeds();
+        fs::remove_file(place.path("copied")).unwrap();
+        server.stop().is_clean();
+        place.run(&format!("zero {other} --range 0..1")).succeeds();
+    }
+}
+
 #[test]
 fn a_file_and_the_loop_device_over_it_are_one_device_file_first() {
     let Some((place, device)) = looped() else { return };
@@ -32,10 +55,10 @@ fn a_file_and_the_loop_device_over_it_are_one_device_file_first() {
     let (pid, file) = (server.pid(), place.path("v"));
     let words = format!("it has the same bytes as {}, which is in use by another process, {pid}", file.display());
     is_refused(&place, &device.0, &[&device.0, &words, "which serves v as nvme+tcp://"]);
-    // Reading beside the writer stays possible.
-    place.run(&format!("info {}", device.0)).succeeds();
+    is_not_read(&place, &device.0, &[&device.0, &words, "which serves v as nvme+tcp://"]);
     server.stop().is_clean();
     place.run("verify v").succeeds().says(&["256 blocks"]);
+    place.run(&format!("verify {}", device.0)).succeeds().says(&["256 blocks"]);
     place.run(&format!("zero {} --range 0..1", device.0)).succeeds();
 }
 
@@ -54,6 +77,7 @@ fn a_file_and_the_loop_device_over_it_are_one_device_loop_device_first() {
         is_refused(&place, name, &[&by]);
     }
     is_refused(&place, &second.0, &["it has the same bytes as", &by]);
+    is_not_read(&place, &second.0, &["it has the same bytes as", &by]);
     if let Some(mount) = Mount::new(place.path("bound"), &["--bind", place.path(".").to_str().unwrap()]) {
         is_refused(&place, &format!("{}/v", mount.path()), &[&by]);
     }

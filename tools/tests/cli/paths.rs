@@ -97,6 +97,10 @@ fn cut_and_repair(host: &mut Host, wires: &Wires, path: usize) {
     wires.mend(path);
     let (back, until_back) = host.until("the path", |report| is_live(report, path));
     host.until("its requests", |report| requests(report, path) > requests(&back, path) + 200);
+    // The other path may be cut next: of what was written before this one came back, some may be on that path alone until a flush that
+    // began since has ended.
+    let flushes = |report: &Value| report["flushes"].as_u64().unwrap();
+    host.until("a flush", |report| flushes(report) > flushes(&back) + load::LANES);
     eprintln!("path {path}: failed {until_noticed:.1?} after the cut, back {until_back:.1?} after it was mended");
 }
 

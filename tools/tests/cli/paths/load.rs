@@ -18,7 +18,7 @@ use serde_json::json;
 /// The variable that names the target.
 pub const TARGET: &str = "SEALBLOCK_TEST_TARGET";
 /// Requests at a time.
-const LANES: u64 = 16;
+pub const LANES: u64 = 16;
 /// Blocks of a lane: few, so that the same ones are written again soon.
 const BLOCKS: usize = 64;
 /// Requests of a lane between two flushes.
@@ -28,6 +28,8 @@ const FLUSH_EVERY: u64 = 100;
 pub struct Seen {
     /// Requests that have ended.
     pub done: Cell<u64>,
+    /// Flushes among them.
+    flushes: Cell<u64>,
     last: Cell<Instant>,
     longest_pause: Cell<Duration>,
     longest_request: Cell<Duration>,
@@ -114,6 +116,7 @@ impl Lane {
         while !stop.load(Ordering::Relaxed) && seen.failed.borrow().is_empty() {
             let begin = Instant::now();
             let outcome = self.step(&opened).await;
+            seen.flushes.set(seen.flushes.get() + u64::from(self.requests.is_multiple_of(FLUSH_EVERY)));
             seen.note(begin, outcome);
         }
         for block in 0..BLOCKS {
@@ -137,7 +140,8 @@ fn say(opened: &OpenTarget, seen: &Seen, last: bool) {
     let paths = opened.info.paths.iter().flat_map(|paths| paths.paths());
     let paths: Vec<_> = paths.map(|path| json!({ "live": path.is_live, "requests": path.requests })).collect();
     let report = json!({
-        "paths": paths, "done": seen.done.get(), "failed": *seen.failed.borrow(), "last": last,
+        "paths": paths, "done": seen.done.get(), "flushes": seen.flushes.get(), "last": last,
+        "failed": *seen.failed.borrow(),
         "longest_pause_s": seen.longest_pause.get().as_secs_f64(),
         "longest_request_s": seen.longest_request.get().as_secs_f64(),
     });
@@ -161,6 +165,7 @@ pub fn work(target: &str, stop: &Arc<AtomicBool>, tell: impl Fn(&OpenTarget, &Se
         let opened = Rc::new(open(&target.parse().expect("a target"), Access::Write).await?);
         let seen = Rc::new(Seen {
             done: Cell::new(0),
+            flushes: Cell::new(0),
             last: Cell::new(Instant::now()),
             longest_pause: Cell::default(),
             longest_request: Cell::default(),
