@@ -25,12 +25,10 @@ use crate::wire::{C2H_DATA, Data, HANG_TIMEOUT, Pdu, Peer, R2T, RESPONSE, SUBNQN
 
 mod commands;
 
-pub use commands::{FLOODS, Flood, Set};
+pub use commands::{AREA_BYTES, FLOODS, Flood, Kind, Set};
 
 /// Connections of a flood.
 pub const QUEUES: usize = 8;
-/// Bytes that floods read and write; a device in memory takes as much.
-pub const AREA_BYTES: u64 = 256 << 20;
 /// How long a server may take to stop before the measurement gives up.
 const MAX_STOP: Duration = Duration::from_secs(60);
 /// Bytes of each namespace, most of which are never written: room for the longest Dataset Management.
@@ -39,44 +37,6 @@ const NAMESPACE_BYTES: u64 = 80 << 30;
 const RAW_BYTES: u64 = 80 << 30;
 /// Memory beside what the limits say: allocator overhead, tables of devices, and the kernel's queued completions.
 const OVERHEAD_BYTES: u64 = 40 << 20;
-
-/// A namespace of the flooded server.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// A device in memory with visible protection information of 16 bits.
-    Memory,
-    /// A protected volume.
-    Volume,
-    /// A raw file.
-    Raw,
-}
-
-impl Kind {
-    /// All of them, in the order of their namespaces.
-    pub const ALL: [Kind; 3] = [Kind::Memory, Kind::Volume, Kind::Raw];
-
-    /// Its namespace.
-    pub fn nsid(self) -> u32 {
-        1 + self as u32
-    }
-
-    /// Bytes of a block of it.
-    pub(crate) fn block_bytes(self) -> u64 {
-        match self {
-            Kind::Memory | Kind::Volume => 4096,
-            Kind::Raw => 512,
-        }
-    }
-
-    /// Its name in tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::Memory => "memory",
-            Kind::Volume => "volume",
-            Kind::Raw => "raw file",
-        }
-    }
-}
 
 /// How hard to flood.
 #[derive(Clone, Debug)]

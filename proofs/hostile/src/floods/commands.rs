@@ -13,17 +13,56 @@ use sealblock_protocols_nvme::{AdminOpcode, Command, Count8};
 use sealblock_units::{Extent, Lba};
 use zerocopy::IntoBytes;
 
-use super::Kind;
 use crate::wire::{capsule, in_capsule, transport};
 
-/// Blocks that floods read and write.
-const AREA_BLOCKS: u64 = super::AREA_BYTES / 4096;
+/// Bytes that floods read and write; a device in memory takes as much.
+pub const AREA_BYTES: u64 = 256 << 20;
+/// The same in blocks.
+const AREA_BLOCKS: u64 = AREA_BYTES / 4096;
 /// The most blocks of one command or range.
 const MOST_BLOCKS: u64 = 1 << 16;
 /// Blocks of the longest Write Zeroes.
 const ZERO_BLOCKS: u64 = 8192;
 /// Room for the longest log page.
 const PAGE_BYTES: usize = 1 << 20;
+
+/// A namespace of the flooded server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// A device in memory with visible protection information of 16 bits.
+    Memory,
+    /// A protected volume.
+    Volume,
+    /// A raw file.
+    Raw,
+}
+
+impl Kind {
+    /// All of them, in the order of their namespaces.
+    pub const ALL: [Kind; 3] = [Kind::Memory, Kind::Volume, Kind::Raw];
+
+    /// Its namespace.
+    pub fn nsid(self) -> u32 {
+        1 + self as u32
+    }
+
+    /// Bytes of a block of it.
+    pub(crate) fn block_bytes(self) -> u64 {
+        match self {
+            Kind::Memory | Kind::Volume => 4096,
+            Kind::Raw => 512,
+        }
+    }
+
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Memory => "memory",
+            Kind::Volume => "volume",
+            Kind::Raw => "raw file",
+        }
+    }
+}
 
 /// On which queue a command goes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
