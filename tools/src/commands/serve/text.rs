@@ -218,7 +218,7 @@ mod tests {
         );
         let blank = host_lines(address, &[subsystem("a b", None)]);
         assert_eq!(blank[1], "nvme connect -t tcp -a 127.0.0.1 -s 4420 -n 'nqn.2026-11.org.example:a b'");
-        assert_eq!(blank[2], "sealblock verify nvme+tcp://127.0.0.1:4420/nqn.2026-11.org.example:a%20b");
+        assert_eq!(blank[2], "sealblock verify 'nvme+tcp://127.0.0.1:4420/nqn.2026-11.org.example:a%20b'");
         let lines = host_lines(address, &[subsystem("few", Some(&["a", "b"]))]);
         assert_eq!(lines[0], "nvme discover -t tcp -a 127.0.0.1 -s 4420 --hostnqn=nqn.2026-11.org.example:a");
     }
