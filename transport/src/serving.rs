@@ -103,8 +103,8 @@ impl Drop for Registration {
 }
 
 impl Serving {
-    /// Connections above `max_connections`, and those of an address above its share (`admission`), are closed as soon as they are accepted. When the server stops, requests in flight get
-    /// `drain`, and again as long for their replies; then connections are aborted.
+    /// Connections above `max_connections`, and those of an address above its share (`admission`), are closed as soon as they are
+    /// accepted. When the server stops, requests in flight get `drain`, and again as long for their replies; then connections are aborted.
     pub fn new(max_connections: usize, drain: Duration) -> Arc<Serving> {
         Arc::new(Serving {
             max_connections,
@@ -155,11 +155,8 @@ impl Serving {
             let Some(registration) = self.admit(from) else {
                 if let Some(connections) = self.over_limit.count(now()) {
                     let limit = self.max_connections;
-                    tracing::warn!(
-                        limit,
-                        connections,
-                        "connections closed: limit of connections, or of one address, reached"
-                    );
+                    let why = "connections closed: connection limit reached, over all or for one address";
+                    tracing::warn!(limit, connections, "{why}");
                 }
                 continue;
             };

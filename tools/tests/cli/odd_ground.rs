@@ -1,7 +1,7 @@
 //! Disks with large sectors, what lies on a device before, starts that are disturbed, and limits of the system. Loop devices need root; without
 //! it these tests are skipped visibly.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::Write;
 use std::net::TcpStream;
 use std::path::Path;
@@ -154,21 +154,28 @@ fn nothing_is_made_where_only_devices_are() {
 fn a_hangup_while_it_starts_does_not_end_a_server() {
     let place = Place::new();
     place.volume("--size 1MiB", &noise(1, 1 << 20));
-    let config = "[[listeners]]\naddress = \"127.0.0.1:0\"\n[[subsystems]]\nnqn = \"nqn.2026-11.io.sealblock:v\"\n[[subsystems.namespaces]]\ntarget = \"v\"\n";
-    assert!(system("mkfifo", &[place.path("config").to_str().unwrap()]));
-    place.write("later", config.as_bytes());
-    let mut command = place.command("serve --json --config config");
+    // A target that is in use holds up the start.
+    let held = File::open(place.path("v")).unwrap();
+    held.lock().unwrap();
+    let mut command = place.command("serve v --json --listen 127.0.0.1:0");
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    // Waits until the server reads its configuration.
-    let mut written = OpenOptions::new().write(true).open(place.path("config")).unwrap();
-    assert!(system("kill", &["-s", "HUP", &child.id().to_string()]));
-    fs::rename(place.path("later"), place.path("config")).unwrap();
-    written.write_all(config.as_bytes()).unwrap();
-    drop(written);
+    let pid = child.id();
+    let has_changed_hangups = || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let masks =
+            status.lines().filter(|line| ["SigBlk:", "SigIgn:", "SigCgt:"].iter().any(|mask| line.starts_with(mask)));
+        masks.filter_map(|line| u64::from_str_radix(line.split_whitespace().last()?, 16).ok()).any(|mask| mask & 1 != 0)
+    };
+    while !has_changed_hangups() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it could be hung up");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    assert!(system("kill", &["-s", "HUP", &pid.to_string()]));
+    drop(held);
     let mut line = String::new();
     std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().unwrap()), &mut line).unwrap();
     assert!(line.contains("\"event\":\"ready\""), "{line}");
-    assert!(system("kill", &["-s", "TERM", &child.id().to_string()]));
+    assert!(system("kill", &["-s", "TERM", &pid.to_string()]));
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
 
