@@ -2,7 +2,6 @@
 //! it these tests are skipped visibly.
 
 use std::fs::{self, File};
-use std::io::Write;
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
