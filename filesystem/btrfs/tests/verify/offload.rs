@@ -86,7 +86,8 @@ fn only_metadata_cross_and_of_data_what_differs() {
         let nodes = report.nodes_verified * 2 * 16_384;
         assert!(report.bytes_transferred < 2 * nodes, "{} of {nodes}", report.bytes_transferred);
         assert!(report.bytes_verified > nodes + (24 << 20));
-        assert!(counted.checksums.get() < 60, "{} requests for contiguous pieces", counted.checksums.get());
+        // A device in memory takes 1 MiB at a time; by stripes of 64 KiB it would be several hundred.
+        assert!(counted.checksums.get() < 150, "{} requests for contiguous pieces", counted.checksums.get());
 
         let copies: Vec<SectorCopy> =
             devices.sectors.iter().filter(|copy| copy.file != 5).step_by(97).copied().collect();
