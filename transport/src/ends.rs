@@ -36,7 +36,7 @@ pub struct Ends<C> {
 }
 
 struct Members<C> {
-    /// Made with the first member.
+    /// A descriptor: made with the first member, and closed behind the last one.
     hangups: Option<Hangups>,
     by_number: BTreeMap<u64, Member<C>>,
 }
@@ -141,7 +141,8 @@ impl<C> Drop for WatchedEnd<C> {
         let mut members = self.ends.members();
         let member = members.by_number.remove(&self.number);
         self.ends.count_owners(&members);
+        let unused = if members.by_number.is_empty() { members.hangups.take() } else { None };
         drop(members);
-        drop(member);
+        drop((member, unused));
     }
 }
