@@ -32,7 +32,14 @@ impl Device for Waiting {
 
     async fn execute(&self, request: Request) -> Outcome {
         let mut is_asked = false;
-        poll_fn(|_| if std::mem::replace(&mut is_asked, true) { Poll::Ready(()) } else { Poll::Pending }).await;
+        poll_fn(|cx| {
+            if std::mem::replace(&mut is_asked, true) {
+                return Poll::Ready(());
+            }
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
         self.0.execute(request).await
     }
 }
