@@ -1,13 +1,13 @@
 //! In the long run a mirror's reads and writes allocate nothing, whether its replicas execute them in place or wait.
 
-use std::future::{pending, poll_fn};
+use std::future::pending;
 use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use sealblock_block::{
-    Abilities, Clock, Device, Durability, DynDevice, Expectations, Geometry, Outcome, Request, Response,
+    Abilities, Clock, Device, Durability, DynDevice, Expectations, Geometry, Outcome, Request, Response, yield_once,
 };
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_layers_mirror::{OpenOptions, ReplicaSource, open};
@@ -42,15 +42,7 @@ impl Device for Waiting {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        let mut is_asked = false;
-        poll_fn(|cx| {
-            if std::mem::replace(&mut is_asked, true) {
-                return Poll::Ready(());
-            }
-            cx.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
+        yield_once().await;
         self.0.execute(request).await
     }
 }

@@ -1,11 +1,12 @@
 //! In the long run a stripe's reads and writes within a chunk allocate nothing, nor do writes of several chunks in place. A read of
 //! several chunks allocates its list of segments.
 
-use std::future::poll_fn;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
-use sealblock_block::{Abilities, Device, Durability, DynDevice, Expectations, Geometry, Outcome, Request, Response};
+use sealblock_block::{
+    Abilities, Device, Durability, DynDevice, Expectations, Geometry, Outcome, Request, Response, yield_once,
+};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
 use sealblock_layers_stripe::{CHUNK, StripeLayer};
 use sealblock_media_memory::MemoryDevice;
@@ -31,15 +32,7 @@ impl Device for Waiting {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        let mut is_asked = false;
-        poll_fn(|cx| {
-            if std::mem::replace(&mut is_asked, true) {
-                return Poll::Ready(());
-            }
-            cx.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
+        yield_once().await;
         self.0.execute(request).await
     }
 }
