@@ -66,10 +66,10 @@ impl ChecksumType {
     /// # Errors
     /// When the checksum is another one, or there is no whole field.
     pub fn verify(self, block: &[u8]) -> Result<(), ChecksumMismatch> {
-        let none = ChecksumMismatch { expected: self.compute(&[]), found: self.compute(&[]) };
+        let none = ChecksumMismatch { stored: self.compute(&[]), computed: self.compute(&[]) };
         let (field, covered) = block.split_first_chunk::<FIELD_BYTES>().ok_or(none)?;
-        let (expected, found) = (self.compute(covered), Checksum { field: *field, bytes: self.bytes() });
-        if expected.as_bytes() == found.as_bytes() { Ok(()) } else { Err(ChecksumMismatch { expected, found }) }
+        let (stored, computed) = (Checksum { field: *field, bytes: self.bytes() }, self.compute(covered));
+        if stored.as_bytes() == computed.as_bytes() { Ok(()) } else { Err(ChecksumMismatch { stored, computed }) }
     }
 
     /// Sets the checksum of such a block. Bytes of the field that the type does not use become zero. A block that is shorter than
@@ -116,12 +116,12 @@ impl std::fmt::Debug for Checksum {
 
 /// A checksum that is not that of the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("checksum {found:?}, computed {expected:?}")]
+#[error("checksum {stored:?}, computed {computed:?}")]
 pub struct ChecksumMismatch {
-    /// The checksum of the bytes.
-    pub expected: Checksum,
-    /// The one that is stored.
-    pub found: Checksum,
+    /// The checksum that is stored, which the bytes should have.
+    pub stored: Checksum,
+    /// The checksum that the bytes have.
+    pub computed: Checksum,
 }
 
 /// Goes on with a CRC-32C from `seed` over `bytes`, without any inversion: what hashes of names and references are made of.

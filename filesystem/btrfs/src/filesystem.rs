@@ -5,10 +5,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::fmt;
 use std::num::NonZeroUsize;
 use std::rc::Rc;
 
 use lru::LruCache;
+use sealblock_block::Device as _;
 use sealblock_btrfs_format::checker_items::check_chunk;
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::device::DevItem;
@@ -47,6 +49,24 @@ pub struct KnownDevice {
     pub item: DevItem,
     /// True if none of the targets is it.
     pub is_missing: bool,
+}
+
+/// A device that ends before the filesystem says that it does: it was cut, or copied to where it has no room.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ShortDevice {
+    /// Its number.
+    pub devid: u64,
+    /// The bytes that it has.
+    pub bytes: u64,
+    /// The bytes that it should have.
+    pub wanted_bytes: u64,
+}
+
+impl fmt::Display for ShortDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ShortDevice { devid, bytes, wanted_bytes } = self;
+        write!(f, "device {devid} has {bytes} bytes, and the filesystem uses {wanted_bytes}: its end is cut off")
+    }
 }
 
 /// Extents that were decompressed last, by their logical addresses.
@@ -160,6 +180,20 @@ impl Filesystem {
     /// The devices that it has, by their numbers, those that are missing too.
     pub fn known_devices(&self) -> &BTreeMap<u64, KnownDevice> {
         &self.known
+    }
+
+    /// Devices that are there and end too early. Images of metadata have no data and may be of any size.
+    pub fn short_devices(&self) -> Vec<ShortDevice> {
+        if self.storage().devices.is_metadata_image() {
+            return Vec::new();
+        }
+        let short = self.storage().devices.iter().filter_map(|(devid, device)| {
+            // Where the chunk tree is lost, the device says it of itself.
+            let item = self.known.get(&devid).map_or(&device.item, |known| &known.item);
+            let (bytes, wanted_bytes) = (device.device.geometry().capacity_bytes(), item.total_bytes.get());
+            (bytes < wanted_bytes).then_some(ShortDevice { devid, bytes, wanted_bytes })
+        });
+        short.collect()
     }
 
     /// What was lost of the chunk tree.

@@ -287,10 +287,10 @@ impl Check<'_> {
     }
 }
 
-/// The checksum that a sector should have, and the one that it has.
+/// The checksum that is stored for a sector, and the one that it has, where these differ.
 pub(crate) fn mismatch(kind: ChecksumType, data: &[u8], stored: &[u8]) -> Option<ChecksumMismatch> {
-    let expected = kind.compute(data);
-    (expected.as_bytes() != stored).then(|| ChecksumMismatch { expected, found: Checksum::stored(stored) })
+    let computed = kind.compute(data);
+    (computed.as_bytes() != stored).then(|| ChecksumMismatch { stored: Checksum::stored(stored), computed })
 }
 
 fn parities(row: &Row) -> usize {

@@ -10,6 +10,7 @@
 //! - Nothing is written.
 //! - What is remembered is bounded ([`VerifyOptions`]); what had no room is not checked rather than forgotten.
 
+mod copies;
 mod data;
 mod files;
 mod leaves;
@@ -27,7 +28,9 @@ pub use ranges::MAX_RANGES;
 pub use report::{
     BadData, DataFault, FileUse, Finding, LostNode, MAX_FILES_LISTED, Report, Uses, Verdict, WhyUnchecked,
 };
-pub use session::{MAX_LISTED, MAX_NODES, Mode, Progress, Unwatched, VerifyOptions, Watch, expected_bytes};
+pub use session::{
+    MAX_LISTED, MAX_NODES, Mode, Progress, Unwatched, VerifyOptions, Watch, expected_bytes, why_unchecked,
+};
 
 use sealblock_btrfs_format::key::objectid;
 use sealblock_btrfs_format::superblock::COPY_OFFSETS;
@@ -100,6 +103,9 @@ fn note_devices(session: &Session<'_>) {
         let place = Place { devid, offset: COPY_OFFSETS[0] };
         let fault = CopyFault::Old { found: device.generation, newest };
         session.found(Finding::Superblock(BadCopy { logical: None, place, mirror: 1, fault }));
+    }
+    for device in fs.short_devices() {
+        session.found(Finding::ShortDevice(device));
     }
     session.note_copies_below();
     if fs.known_devices().values().any(|device| device.is_missing) {

@@ -9,7 +9,7 @@ use std::process::{Child, Command};
 
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::items::directory::FileType;
-use sealblock_btrfs_format::key::objectid;
+use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_proofs_btrfs_images::handmade::{DATA_START, Handmade, Storage};
 use sealblock_proofs_btrfs_images::has_mounts;
 use sealblock_proofs_btrfs_images::manifest::Manifest;
@@ -88,6 +88,25 @@ fn damage_is_named_and_the_rest_copied() {
     assert_eq!(place.read("saved/summed"), expected);
     let report = place.run("fs rescue image again --json").ends_with(1).json();
     assert_eq!((&report["lost"][0]["offset"], &report["lost"][0]["bytes"]), (&8192.into(), &4096.into()));
+}
+
+#[test]
+fn a_colon_alone_rescues_all_that_the_image_does() {
+    let place = Place::new();
+    let mut made = Handmade::new(4096, ChecksumType::Crc32c);
+    made.file(TOP, b"named", b"words", Storage::Inline);
+    let ino = made.file(TOP, b"nameless", b"more words", Storage::Inline);
+    let is_entry = |key: &Key| matches!(key.item_type, ItemType::DIR_INDEX | ItemType::DIR_ITEM);
+    let items = made.trees.get_mut(&objectid::FS_TREE).unwrap();
+    items.retain(|key, data| !(is_entry(key) && data.ends_with(b"nameless")));
+    made.build().write(&place.path("image")).unwrap();
+    for (name, to) in [("image", "a"), ("image:", "b"), ("image:/", "c")] {
+        place.run(&format!("fs rescue {name} {to}")).succeeds();
+        assert_eq!(place.read(format!("{to}/named").as_str()), b"words", "{name}");
+        assert_eq!(place.read(format!("{to}/lost+found/subvolume-5/inode-{ino}").as_str()), b"more words", "{name}");
+    }
+    place.run("fs rescue image/named one").succeeds();
+    assert!(!place.path("one/lost+found").exists(), "a part of it was asked for");
 }
 
 #[test]

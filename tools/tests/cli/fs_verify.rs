@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_proofs_btrfs_images::programs::{Mount, mkfs};
 use sealblock_proofs_btrfs_images::{has_mkfs, has_mounts, skip};
 use serde_json::Value;
@@ -72,7 +73,10 @@ fn a_damaged_sector_of_an_image_is_named_with_its_file() {
     assert_eq!((&error["kind"], &error["bytes"], &error["lost"]), (&"data".into(), &SECTOR.into(), &true.into()));
     let copy = &error["copies"][0];
     assert_eq!((&copy["device"], &copy["offset"], &copy["target"]), (&1.into(), &offset.into(), &"disk".into()));
-    assert!(copy["expected"] != copy["actual"] && copy["actual"].as_str().unwrap().len() == 8);
+    let checksum = |bytes: &[u8]| format!("{:?}", ChecksumType::Crc32c.compute(bytes));
+    let stored = checksum(&large[7 * SECTOR..8 * SECTOR]);
+    let computed = checksum(&place.read("disk")[offset..offset + SECTOR]);
+    assert_eq!((&copy["expected"], &copy["actual"]), (&stored.into(), &computed.into()), "stored, and of what is there");
     let file = &error["files"][0];
     assert_eq!(
         (&file["paths"][0], &file["offset"], &file["bytes"]),
@@ -94,6 +98,63 @@ fn a_damaged_sector_of_an_image_is_named_with_its_file() {
     place.run("fs verify disk/absent").fails(3, &["absent"]);
     place.run("fs verify disk --mode offload").fails(3, &["cannot check data itself", "--mode auto"]);
     assert_eq!(verified(&place, "disk", "--mode emulate --rate 1GiB/s", 1)["offloaded"], false);
+}
+
+#[test]
+fn an_image_whose_end_is_cut_off_is_damaged() {
+    let Some((place, _)) = place_with_image() else { return };
+    verified(&place, "disk", "", 0);
+    let bytes = 200_u64 << 20;
+    place.set_len("disk", bytes);
+    let report = verified(&place, "disk", "", 1);
+    let [error] = &report["errors"].as_array().unwrap()[..] else { panic!("{report}") };
+    let copy = &error["copies"][0];
+    assert_eq!((&error["kind"], &error["bytes"]), (&"short_device".into(), &(56_u64 << 20).into()), "{report}");
+    assert_eq!((&copy["device"], &copy["target"], &copy["offset"]), (&1.into(), &"disk".into(), &bytes.into()));
+    place.run("fs verify disk").ends_with(1).says(&["device 1 has 209715200 bytes", "disk: 1 damaged"]);
+    let info = place.run("fs info disk --json").ends_with(1).json();
+    let [damage] = &info["damage"].as_array().unwrap()[..] else { panic!("{info}") };
+    assert!(damage.as_str().unwrap().contains("device 1 has 209715200 bytes"), "{info}");
+}
+
+#[test]
+fn a_mirror_without_either_device_is_incomplete_and_not_damaged() {
+    let place = Place::new();
+    let images = [place.path("a"), place.path("b")];
+    if let Err(why) = mkfs(&images, 256, &["-d", "raid1", "-m", "raid1"]) {
+        return skip(&why);
+    }
+    place.run("fs info a+b").succeeds();
+    for one in ["a", "b"] {
+        let info = place.run(&format!("fs info {one} --json")).ends_with(4).json();
+        assert_eq!((&info["damage"], &info["unread"]), (&Value::Array(vec![]), &Value::Array(vec![])), "{one}");
+        verified(&place, one, "", 4);
+    }
+}
+
+#[test]
+fn copies_without_checksums_that_differ_are_in_the_report() {
+    if let Err(why) = has_mounts() {
+        return skip(&why);
+    }
+    let place = Place::new();
+    let images = [place.path("disk"), place.path("other")];
+    mkfs(&images, 256, &["-d", "raid1", "-m", "raid1"]).unwrap();
+    let mount = Mount::new(&images, "nodatasum").unwrap();
+    let plain = noise(4, 1 << 20);
+    fs::write(mount.path("plain"), &plain).unwrap();
+    mount.unmount().unwrap();
+    verified(&place, "disk+other", "", 4);
+    let offset = find(&place, &plain, 3);
+    flip(&place, offset + 5);
+    let report = verified(&place, "disk+other", "", 1);
+    let [error] = &report["errors"].as_array().unwrap()[..] else { panic!("{report}") };
+    assert_eq!((&error["kind"], &error["lost"]), (&"copies_differ".into(), &Value::Null), "{report}");
+    let copies = error["copies"].as_array().unwrap();
+    assert_eq!(copies.len(), 2, "nothing says which of them is right");
+    assert!(copies.iter().any(|copy| copy["offset"] == offset && copy["target"] == "disk"), "{report}");
+    let words = ["/plain bytes 12288..16383: no checksum, and the copies differ: copy ", " (disk) at byte", " (other) at byte"];
+    place.run("fs verify disk+other").ends_with(1).says(&words);
 }
 
 #[test]

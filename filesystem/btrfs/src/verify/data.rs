@@ -4,7 +4,8 @@
 //! is asked for that of a strip, which is compared with what the sectors' checksums combine to; a strip that differs is halved down
 //! to [`DIRECT_BYTES`], and only that is read. Any other strip is read and its sectors are checked one by one.
 //!
-//! Data without checksums are verified by the device where it has seals; elsewhere they are read, and count as not checked.
+//! Data without checksums are verified by the device where it has seals; elsewhere they are read, their copies are compared, and they
+//! count as not checked.
 
 use std::rc::Rc;
 
@@ -17,9 +18,11 @@ use sealblock_block::{
 use sealblock_btrfs_format::key::ItemType;
 use sealblock_integrity::ChecksumKind;
 
+use super::copies::{comparable, compare};
 use super::report::{BadData, DataFault, Finding, Uses, WhyUnchecked};
 use super::session::{Mode, Session, Stopped, copy_of_data, why_unchecked};
 use super::strips::{Strip, strips};
+use crate::chunk_map::Located;
 use crate::cursor::{Cursor, TreeRoot};
 use crate::devices::{Device, extent_of};
 use crate::error::{CopyFault, FsError};
@@ -67,12 +70,37 @@ impl<'s, 'a> Pipeline<'s, 'a> {
         }
         let run = Rc::new(run);
         for strip in strips {
-            while self.in_flight.len() >= STRIPS_IN_FLIGHT {
-                self.in_flight.next().await;
-                session.step().await?;
-            }
+            self.make_room().await?;
             let run = Rc::clone(&run);
             self.in_flight.push(Box::pin(async move { check_strip(session, &run, &strip).await }));
+        }
+        Ok(())
+    }
+
+    /// Begins to check a piece of data without checksums that has several copies which only comparing can tell apart.
+    async fn push_compared(&mut self, logical: u64, located: Located, mirrors: Rc<[usize]>) -> Result<(), Stopped> {
+        let session = self.session;
+        let others = strips(&session.fs.storage().map, logical, located.bytes, self.most_bytes).0;
+        let run = Rc::new(Run { logical, bytes: located.bytes, sums: None });
+        for strip in others.into_iter().filter(|strip| !mirrors.contains(&strip.mirror)) {
+            self.make_room().await?;
+            let run = Rc::clone(&run);
+            self.in_flight.push(Box::pin(async move { check_strip(session, &run, &strip).await }));
+        }
+        for at in (0..located.bytes).step_by(MAX_READ_BYTES as usize) {
+            self.make_room().await?;
+            let part = located.part(at, MAX_READ_BYTES.min(located.bytes - at));
+            let mirrors = Rc::clone(&mirrors);
+            self.in_flight.push(Box::pin(async move { compare(session, logical + at, &part, &mirrors).await }));
+        }
+        Ok(())
+    }
+
+    /// Waits until another strip may begin.
+    async fn make_room(&mut self) -> Result<(), Stopped> {
+        while self.in_flight.len() >= STRIPS_IN_FLIGHT {
+            self.in_flight.next().await;
+            self.session.step().await?;
         }
         Ok(())
     }
@@ -127,12 +155,31 @@ pub(super) async fn check_unsummed(
     session: &Session<'_>,
     ranges: impl Iterator<Item = (u64, u64)>,
 ) -> Result<(), Stopped> {
+    let map = &session.fs.storage().map;
     let mut pipeline = Pipeline::new(session);
-    for (mut start, end) in ranges {
-        while start < end {
-            let bytes = (end - start).min(MAX_OFFLOAD_BYTES);
-            pipeline.push(Run { logical: start, bytes, sums: None }).await?;
-            start += bytes;
+    for (start, end) in ranges {
+        // What lies before `at` and is not yet begun begins at `from`.
+        let (mut from, mut at) = (start, start);
+        while at < end {
+            let most = (end - at).min(MAX_OFFLOAD_BYTES);
+            let located = map.locate(at, most).ok();
+            let mirrors = located.as_ref().map_or_else(Vec::new, |located| comparable(session, located));
+            let bytes = match &located {
+                Some(located) => located.bytes,
+                None => map.next_chunk(at).map_or(most, |next| most.min(next - at)),
+            };
+            if (!mirrors.is_empty() || at + bytes - from > MAX_OFFLOAD_BYTES) && from < at {
+                pipeline.push(Run { logical: from, bytes: at - from, sums: None }).await?;
+                from = at;
+            }
+            at += bytes;
+            if let Some(located) = located.filter(|_| !mirrors.is_empty()) {
+                pipeline.push_compared(at - bytes, located, mirrors.into()).await?;
+                from = at;
+            }
+        }
+        if from < end {
+            pipeline.push(Run { logical: from, bytes: end - from, sums: None }).await?;
         }
     }
     pipeline.drain().await
@@ -153,7 +200,7 @@ async fn check_strip(session: &Session<'_>, run: &Run, strip: &Strip) {
 }
 
 /// True if a device checks its blocks by what it stores beside them.
-fn has_seals(device: &Device) -> bool {
+pub(super) fn has_seals(device: &Device) -> bool {
     device.device.geometry().protection.is_some() || device.device.abilities().seals
 }
 
@@ -321,6 +368,6 @@ fn take_bad_blocks(session: &Session<'_>, device: &Device, strip: &Strip, blocks
     session.verified(good);
 }
 
-fn is_unreachable(error: &Error) -> bool {
+pub(super) fn is_unreachable(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unreachable { .. })
 }

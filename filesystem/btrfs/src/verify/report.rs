@@ -11,6 +11,7 @@ use sealblock_btrfs_format::Key;
 
 use crate::chunk_map::{MapError, Place};
 use crate::error::{BadCopy, CopyFault, FsError, Lost};
+use crate::filesystem::ShortDevice;
 use crate::parity::Role;
 
 /// The most files that are listed for one damaged place.
@@ -73,6 +74,9 @@ pub enum DataFault {
     SumsLost,
     /// They are in no chunk.
     Unmapped(MapError),
+    /// Copies of data without checksums are not the same, and nothing says which one is right. Each is named by its number, counted
+    /// from 1, and its place; copies that were checked by seals, or could not be read, are not among them.
+    CopiesDiffer(Vec<(usize, Place)>),
 }
 
 /// Damaged data.
@@ -93,6 +97,8 @@ pub struct BadData {
 pub enum Finding {
     /// A copy of a superblock, or all of a device that missed transactions.
     Superblock(BadCopy),
+    /// A device that ends before it should.
+    ShortDevice(ShortDevice),
     /// A copy of a node of which another copy, or its parity, is good.
     Node {
         /// The tree by which it was reached first.
@@ -133,12 +139,15 @@ impl Finding {
     pub(super) fn order(&self) -> (u8, u64, usize, u64) {
         match self {
             Finding::Superblock(copy) => (0, copy.place.devid, copy.mirror, copy.place.offset),
+            Finding::ShortDevice(device) => (0, device.devid, 0, 0),
             Finding::Node { tree, copy, .. } => (1, copy.logical.unwrap_or_default(), copy.mirror, *tree),
             Finding::LostNode(node) => (1, node.lost.logical, 0, 0),
             Finding::Tree { tree, .. } => (2, *tree, 0, 0),
             Finding::Data(data) => match &data.fault {
                 DataFault::Copy { copy, .. } => (3, data.logical, copy.mirror, copy.place.offset),
-                DataFault::NoSum | DataFault::SumsLost | DataFault::Unmapped(_) => (3, data.logical, 0, 0),
+                DataFault::NoSum | DataFault::SumsLost | DataFault::Unmapped(_) | DataFault::CopiesDiffer(_) => {
+                    (3, data.logical, 0, 0)
+                }
             },
             Finding::Parity { logical, role, place, .. } => (4, *logical, usize::from(*role == Role::Q), place.offset),
         }
@@ -149,6 +158,7 @@ impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Finding::Superblock(copy) => write!(f, "superblock: {copy}"),
+            Finding::ShortDevice(device) => device.fmt(f),
             Finding::Node { tree, copy, .. } => {
                 write!(f, "node {} of tree {tree}: {copy}", copy.logical.unwrap_or_default())
             }
@@ -187,6 +197,14 @@ impl fmt::Display for BadData {
             DataFault::NoSum => write!(f, " have no checksum, and a file that should have one uses them"),
             DataFault::SumsLost => write!(f, ": their checksums are lost"),
             DataFault::Unmapped(why) => write!(f, ": {why}"),
+            DataFault::CopiesDiffer(copies) => {
+                write!(f, " have no checksum, and their copies differ")?;
+                let mut signs = [": "].into_iter().chain(std::iter::repeat(", "));
+                copies.iter().try_for_each(|(mirror, Place { devid, offset })| {
+                    let sign = signs.next().unwrap_or_default();
+                    write!(f, "{sign}copy {mirror} on device {devid} at byte {offset}")
+                })
+            }
         }
     }
 }

@@ -257,7 +257,7 @@ impl<'a> Session<'a> {
 }
 
 /// Why a copy could not be checked, if that is what is wrong with it.
-pub(super) fn why_unchecked(fault: &CopyFault) -> Option<WhyUnchecked> {
+pub fn why_unchecked(fault: &CopyFault) -> Option<WhyUnchecked> {
     match fault {
         CopyFault::Missing => Some(WhyUnchecked::MissingDevice),
         CopyFault::Stale => Some(WhyUnchecked::StaleDevice),

@@ -209,6 +209,43 @@ fn data_without_checksums_are_never_clean_unless_the_device_has_seals() {
 }
 
 #[test]
+fn copies_of_data_without_checksums_that_differ_are_named() {
+    for setup in [Setup::MIRRORED, Setup { data: "dup", ..Setup::SINGLE }] {
+        let folder = tempfile::tempdir().unwrap();
+        let Some(images) = make(folder.path(), setup, fill_without_sums) else { continue };
+        let devices = Devices::load(&images, None);
+        let report = checked(&devices.open());
+        assert_eq!((report.verdict(), report.findings.len()), (Verdict::Incomplete, 0), "equal copies prove nothing");
+        assert_eq!(report.unchecked.into_iter().collect::<Vec<_>>(), [(WhyUnchecked::NoChecksum, 2 << 20)]);
+        // Two sectors that follow each other, and one elsewhere, each in one of its copies.
+        let copies = |offset: usize| {
+            let is_it = |copy: &&_| matches!(copy, crate::images::SectorCopy { file: 1, offset: at, .. } if *at == offset as u64);
+            let place = |copy: &crate::images::SectorCopy| Place { devid: copy.devid, offset: copy.place };
+            devices.sectors.iter().filter(is_it).map(place).collect::<Vec<_>>()
+        };
+        let starts = [(5 * SECTOR, 2 * SECTOR), (90 * SECTOR, SECTOR)];
+        for (offset, copy) in [(5 * SECTOR, 0), (6 * SECTOR, 1), (90 * SECTOR, 1)] {
+            let place = copies(offset)[copy];
+            devices.damage(place.devid, place.offset + 44);
+        }
+        let whole = checked(&devices.open());
+        for report in [whole, checked_below(&devices.open(), b"plain")] {
+            assert_eq!((report.verdict(), report.damage_count), (Verdict::Damaged, 2), "{:?}", report.findings);
+            for (finding, (offset, bytes)) in report.findings.iter().zip(starts) {
+                let Finding::Data(data) = finding else { panic!("{finding}") };
+                let DataFault::CopiesDiffer(named) = &data.fault else { panic!("{finding}") };
+                let mut places: Vec<Place> = named.iter().map(|(_, place)| *place).collect();
+                places.sort_by_key(|place| (place.devid, place.offset));
+                assert_eq!(places, copies(offset), "{finding}");
+                let file = &data.uses.files[0];
+                assert_eq!((&file.paths[0][..], file.offset, file.bytes), (&b"/plain"[..], offset as u64, bytes as u64));
+            }
+        }
+        assert_clean(&checked_below(&devices.open(), b"summed"), "another file");
+    }
+}
+
+#[test]
 fn a_file_that_should_have_checksums_and_has_none_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let Some(images) = make(folder.path(), Setup::SINGLE, fill_without_sums) else { return };

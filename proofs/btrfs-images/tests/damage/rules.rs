@@ -83,9 +83,10 @@ fn bad_copies(subject: &Subject, report: &Report) -> Vec<(BadCopy, u64)> {
         Finding::LostNode(lost) => lost.lost.copies.iter().map(|copy| (copy.clone(), node)).collect(),
         Finding::Data(data) => match &data.fault {
             DataFault::Copy { copy, .. } => vec![(copy.clone(), data.bytes)],
-            DataFault::NoSum | DataFault::SumsLost | DataFault::Unmapped(_) => Vec::new(),
+            // A scrub compares no copies.
+            DataFault::NoSum | DataFault::SumsLost | DataFault::Unmapped(_) | DataFault::CopiesDiffer(_) => Vec::new(),
         },
-        Finding::Tree { .. } | Finding::Parity { .. } => Vec::new(),
+        Finding::ShortDevice(_) | Finding::Tree { .. } | Finding::Parity { .. } => Vec::new(),
     };
     report.findings.iter().flat_map(of).collect()
 }
@@ -104,9 +105,10 @@ fn check_expected(damage: &Damage, report: &Report, lines: &mut Vec<String>) {
             Finding::LostNode(lost) => lost.lost.copies.iter().map(|copy| copy.place).collect(),
             Finding::Data(data) => match &data.fault {
                 DataFault::Copy { copy, .. } => vec![copy.place],
+                DataFault::CopiesDiffer(copies) => copies.iter().map(|(_, place)| *place).collect(),
                 DataFault::NoSum | DataFault::SumsLost | DataFault::Unmapped(_) => Vec::new(),
             },
-            Finding::Tree { .. } | Finding::Parity { .. } => Vec::new(),
+            Finding::ShortDevice(_) | Finding::Tree { .. } | Finding::Parity { .. } => Vec::new(),
         })
         .map(|place| (place.devid, place.offset))
         .collect();
@@ -150,7 +152,7 @@ fn expected_counts(subject: &Subject, report: &Report) -> BTreeMap<u64, Counts> 
                     *if *is_lost { &mut counts.uncorrectable } else { &mut counts.corrected } += sectors;
                 });
             }
-            Finding::Tree { .. } | Finding::Parity { .. } => {}
+            Finding::ShortDevice(_) | Finding::Tree { .. } | Finding::Parity { .. } => {}
         }
     }
     devices

@@ -1,6 +1,7 @@
 //! `sealblock fs info`: what a filesystem is.
 
-use sealblock_btrfs::Filesystem;
+use sealblock_btrfs::verify::why_unchecked;
+use sealblock_btrfs::{BadCopy, Filesystem, FsError};
 use sealblock_btrfs::devices::uuid;
 use sealblock_btrfs::space::{kind_name, profile_name};
 use sealblock_btrfs_format::checksum::ChecksumType;
@@ -36,6 +37,8 @@ struct Report {
     subvolumes: Vec<SubvolumeReport>,
     /// What is damaged of what was read for this.
     damage: Vec<String>,
+    /// What could not be read for this, since no device with it is there.
+    unread: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -80,7 +83,8 @@ pub fn run(arguments: &FsInfo) -> Result<Exit, StackError> {
     with_filesystem(name, async |open| {
         let report = report(name, &open.filesystem).await;
         print_report(arguments.json, &report, || text(&report))?;
-        Ok(match (report.damage.is_empty(), report.devices.iter().any(|device| device.missing || device.stale)) {
+        let is_partial = report.devices.iter().any(|device| device.missing || device.stale) || !report.unread.is_empty();
+        Ok(match (report.damage.is_empty(), is_partial) {
             (false, _) => Exit::DamageFound,
             (true, true) => Exit::Incomplete,
             (true, false) => Exit::Clean,
@@ -88,20 +92,47 @@ pub fn run(arguments: &FsInfo) -> Result<Exit, StackError> {
     })
 }
 
+/// What went wrong while a filesystem was read.
+#[derive(Default)]
+struct Troubles {
+    damage: Vec<String>,
+    unread: Vec<String>,
+}
+
+impl Troubles {
+    /// Takes an error. What lies only on devices that cannot be looked at is not called damaged.
+    fn take(&mut self, error: &FsError) {
+        let is_unread = match error {
+            FsError::Lost(lost) => lost.copies.iter().all(|copy| why_unchecked(&copy.fault).is_some()),
+            _ => false,
+        };
+        if is_unread { &mut self.unread } else { &mut self.damage }.push(error.to_string());
+    }
+
+    /// Takes copies in place of which another one was read. That a device is missing is said of the device.
+    fn take_copies(&mut self, copies: &[BadCopy]) {
+        let bad = copies.iter().filter(|copy| why_unchecked(&copy.fault).is_none());
+        self.damage.extend(bad.map(ToString::to_string));
+    }
+}
+
 async fn report(name: &FilesystemName, filesystem: &Filesystem) -> Report {
     let (superblock, geometry) = (filesystem.superblock(), filesystem.storage().geometry());
-    let mut damage: Vec<String> = filesystem.lost_chunks().iter().map(ToString::to_string).collect();
-    damage.extend(filesystem.storage().devices.bad_superblocks().iter().map(|copy| format!("superblock: {copy}")));
+    let mut troubles = Troubles::default();
+    filesystem.lost_chunks().iter().for_each(|error| troubles.take(error));
+    let superblocks = filesystem.storage().devices.bad_superblocks().iter();
+    troubles.damage.extend(superblocks.map(|copy| format!("superblock: {copy}")));
+    troubles.damage.extend(filesystem.short_devices().iter().map(ToString::to_string));
     let (subvolumes, lost) = filesystem.subvolumes().await;
-    damage.extend(lost.iter().map(ToString::to_string));
+    lost.iter().for_each(|error| troubles.take(error));
     let space = filesystem.space().await.unwrap_or_else(|error| {
-        damage.push(error.to_string());
+        troubles.take(&error);
         Default::default()
     });
     let default_subvolume = match filesystem.default_subvolume().await {
         Ok(id) => Some(id),
         Err(error) => {
-            damage.push(error.to_string());
+            troubles.take(&error);
             None
         }
     };
@@ -124,7 +155,7 @@ async fn report(name: &FilesystemName, filesystem: &Filesystem) -> Report {
             created_s: one.created.map(|time| time.seconds.get()),
         });
     }
-    damage.extend(filesystem.take_bad_copies().iter().map(ToString::to_string));
+    troubles.take_copies(&filesystem.take_bad_copies());
     Report {
         target: name.devices(),
         label: printable(superblock.label()),
@@ -153,7 +184,8 @@ async fn report(name: &FilesystemName, filesystem: &Filesystem) -> Report {
             .collect(),
         default_subvolume,
         subvolumes: told,
-        damage,
+        damage: troubles.damage,
+        unread: troubles.unread,
     }
 }
 
@@ -226,5 +258,6 @@ fn text(report: &Report) -> String {
         lines.put(&format!("subvolume {}", one.id), words.join(", "));
     }
     report.damage.iter().for_each(|damage| lines.put("damage", damage));
+    report.unread.iter().for_each(|unread| lines.put("not read", unread));
     lines.into_text()
 }

@@ -34,7 +34,7 @@ pub fn run(arguments: &FsRescue) -> Result<Exit, StackError> {
         for lost in open.filesystem.lost_chunks() {
             extraction.lose(Vec::new(), None, lost.to_string());
         }
-        let nameless = if place.has_place {
+        let nameless = if is_part(place) {
             let start = resolve(open, place, false).await?;
             extraction.copy(start, &name_in(place, start.kind)).await?;
             0
@@ -57,6 +57,11 @@ pub fn run(arguments: &FsRescue) -> Result<Exit, StackError> {
         }
         Ok(extraction.exit())
     })
+}
+
+/// True if less than the whole filesystem is meant: all of it lies below the first subvolume, so a colon alone leaves nothing out.
+fn is_part(place: &FilesystemName) -> bool {
+    place.has_place && !(place.start == Start::TopLevel && place.path.is_empty())
 }
 
 /// What a single file is called; a directory is the one that is copied into.

@@ -132,6 +132,11 @@ impl Outcome {
             Finding::Superblock(copy) => {
                 JsonError { kind: "superblock", copies: vec![self.copy(copy)], why, ..JsonError::default() }
             }
+            Finding::ShortDevice(device) => {
+                let place = Place { devid: device.devid, offset: device.bytes };
+                let (bytes, copies) = (device.wanted_bytes - device.bytes, vec![self.json_copy(None, place, None, &why)]);
+                JsonError { kind: "short_device", bytes: Some(bytes), copies, why, ..JsonError::default() }
+            }
             Finding::Node { tree, level, copy } => JsonError {
                 kind: "node",
                 logical: copy.logical,
@@ -174,6 +179,10 @@ impl Outcome {
             DataFault::NoSum => ("no_checksum", Vec::new(), None),
             DataFault::SumsLost => ("checksums_lost", Vec::new(), Some(true)),
             DataFault::Unmapped(_) => ("unmapped", Vec::new(), Some(true)),
+            DataFault::CopiesDiffer(copies) => {
+                let one = |(copy, place): &(usize, Place)| self.json_copy(Some(*copy), *place, None, "the copies differ");
+                ("copies_differ", copies.iter().map(one).collect(), None)
+            }
         };
         JsonError {
             kind,
@@ -213,7 +222,7 @@ impl Outcome {
     }
 }
 
-/// The checksum of what was read, and the one that is stored, where that is what is wrong.
+/// The checksum that is stored, and the one of what was read, where that is what is wrong.
 fn values(fault: &CopyFault) -> Option<(String, String)> {
     let mismatch = match fault {
         CopyFault::Checksum(mismatch) => mismatch,
@@ -223,7 +232,7 @@ fn values(fault: &CopyFault) -> Option<(String, String)> {
         },
         _ => return None,
     };
-    Some((format!("{:?}", mismatch.expected), format!("{:?}", mismatch.found)))
+    Some((format!("{:?}", mismatch.stored), format!("{:?}", mismatch.computed)))
 }
 
 fn json_file(file: &FileUse) -> JsonFile {
@@ -254,6 +263,11 @@ fn data_line(outcome: &Outcome, data: &BadData) -> String {
         DataFault::NoSum => format!("no checksum at the logical address {}", data.logical),
         DataFault::SumsLost => format!("the checksums of the logical address {} are lost", data.logical),
         DataFault::Unmapped(why) => why.to_string(),
+        DataFault::CopiesDiffer(copies) => {
+            let one = |(mirror, place): &(usize, Place)| format!("copy {mirror} on {}", outcome.place(*place));
+            let copies: Vec<String> = copies.iter().map(one).collect();
+            format!("no checksum, and the copies differ: {}", copies.join(", "))
+        }
     };
     let who = files(&data.uses);
     match who.is_empty() {
