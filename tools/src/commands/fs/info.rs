@@ -1,9 +1,9 @@
 //! `sealblock fs info`: what a filesystem is.
 
-use sealblock_btrfs::verify::why_unchecked;
-use sealblock_btrfs::{BadCopy, Filesystem, FsError};
 use sealblock_btrfs::devices::uuid;
 use sealblock_btrfs::space::{kind_name, profile_name};
+use sealblock_btrfs::verify::why_unchecked;
+use sealblock_btrfs::{BadCopy, Filesystem, FsError};
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::features::{CompatRo, Incompat};
 use sealblock_btrfs_format::items::chunk::BlockGroupFlags;
@@ -83,7 +83,8 @@ pub fn run(arguments: &FsInfo) -> Result<Exit, StackError> {
     with_filesystem(name, async |open| {
         let report = report(name, &open.filesystem).await;
         print_report(arguments.json, &report, || text(&report))?;
-        let is_partial = report.devices.iter().any(|device| device.missing || device.stale) || !report.unread.is_empty();
+        let is_partial =
+            report.devices.iter().any(|device| device.missing || device.stale) || !report.unread.is_empty();
         Ok(match (report.damage.is_empty(), is_partial) {
             (false, _) => Exit::DamageFound,
             (true, true) => Exit::Incomplete,
