@@ -101,6 +101,16 @@ struct Troubles {
 }
 
 impl Troubles {
+    /// What was wrong when the filesystem was opened.
+    fn of_opening(filesystem: &Filesystem) -> Troubles {
+        let mut troubles = Troubles::default();
+        filesystem.lost_chunks().iter().for_each(|error| troubles.take(error));
+        let superblocks = filesystem.storage().devices.bad_superblocks().iter();
+        troubles.damage.extend(superblocks.map(|copy| format!("superblock: {copy}")));
+        troubles.damage.extend(filesystem.short_devices().iter().map(ToString::to_string));
+        troubles
+    }
+
     /// Takes an error. What lies only on devices that cannot be looked at is not called damaged.
     fn take(&mut self, error: &FsError) {
         let is_unread = match error {
@@ -119,11 +129,7 @@ impl Troubles {
 
 async fn report(name: &FilesystemName, filesystem: &Filesystem) -> Report {
     let (superblock, geometry) = (filesystem.superblock(), filesystem.storage().geometry());
-    let mut troubles = Troubles::default();
-    filesystem.lost_chunks().iter().for_each(|error| troubles.take(error));
-    let superblocks = filesystem.storage().devices.bad_superblocks().iter();
-    troubles.damage.extend(superblocks.map(|copy| format!("superblock: {copy}")));
-    troubles.damage.extend(filesystem.short_devices().iter().map(ToString::to_string));
+    let mut troubles = Troubles::of_opening(filesystem);
     let (subvolumes, lost) = filesystem.subvolumes().await;
     lost.iter().for_each(|error| troubles.take(error));
     let space = filesystem.space().await.unwrap_or_else(|error| {
