@@ -66,28 +66,35 @@ pub fn allowed_bytes(limits: &Limits, connections: usize) -> u64 {
     (limits.total_bytes_in_flight + limits.total_bytes_in_flight / 8 + connections * each) as u64 + OVERHEAD_BYTES
 }
 
-/// Serves a namespace of each kind with these limits, from a folder.
+/// Serves two namespaces of each kind with these limits, from a folder: those that are flooded, and others.
 ///
 /// # Errors
 /// When the program fails.
 pub fn serve(program: &Program, folder: &Path, limits: &Limits) -> Result<Process> {
-    let (volume, raw) = (folder.join("volume"), folder.join("raw"));
-    if !volume.exists() {
-        program.create_sized(&volume, NAMESPACE_BYTES)?;
-        File::create(&raw)?.set_len(RAW_BYTES)?;
-    }
-    let text = format!(
+    let mut text = format!(
         "[[listeners]]\naddress = \"{}\"\n[limits]\ncommands = {}\nbytes_in_flight = {}\ntotal_bytes_in_flight = {}\ntransfer_bytes = {}\n\
-         [[subsystems]]\nnqn = \"{SUBNQN}\"\n\
-         [[subsystems.namespaces]]\nnsid = 1\ntarget = \"mem:{NAMESPACE_BYTES}\"\n\
-         [[subsystems.namespaces]]\nnsid = 2\ntarget = {volume:?}\n[[subsystems.namespaces]]\nnsid = 3\ntarget = \"raw:{}\"\n",
+         [[subsystems]]\nnqn = \"{SUBNQN}\"\n",
         SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         limits.commands,
         limits.bytes_in_flight,
         limits.total_bytes_in_flight,
         limits.transfer_bytes,
-        raw.display(),
     );
+    for (kind, nsid) in Kind::ALL.into_iter().flat_map(|kind| [(kind, kind.nsid()), (kind, kind.other_nsid())]) {
+        let file = folder.join(nsid.to_string());
+        let target = match kind {
+            Kind::Memory => format!("mem:{NAMESPACE_BYTES}"),
+            Kind::Volume => file.display().to_string(),
+            Kind::Raw => format!("raw:{}", file.display()),
+        };
+        if kind == Kind::Volume && !file.exists() {
+            program.create_sized(&file, NAMESPACE_BYTES)?;
+        }
+        if kind == Kind::Raw {
+            File::create(&file)?.set_len(RAW_BYTES)?;
+        }
+        text += &format!("[[subsystems.namespaces]]\nnsid = {nsid}\ntarget = {target:?}\n");
+    }
     let path = folder.join("sealblock.toml");
     fs::write(&path, text).context("writing a configuration")?;
     program.serve_configured(&path)
