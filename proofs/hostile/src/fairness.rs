@@ -62,7 +62,12 @@ impl Waits {
     fn of(mut waits: Vec<Duration>) -> Waits {
         waits.sort_unstable();
         let high = waits.len() - 1 - waits.len() / 1000;
-        Waits { requests: waits.len(), median: waits[waits.len() / 2], high: waits[high], worst: waits[waits.len() - 1] }
+        Waits {
+            requests: waits.len(),
+            median: waits[waits.len() / 2],
+            high: waits[high],
+            worst: waits[waits.len() - 1],
+        }
     }
 
     fn limit(&self) -> Duration {
@@ -86,7 +91,9 @@ pub fn table(program: &Program, effort: &Effort, wanted: impl Fn(&str) -> bool) 
         "{QUEUES} queues for {:.1} s beside each; a neighbour's wait in ms: the median, what at most one in 1,000 exceeds, the worst\n",
         effort.time.as_secs_f64()
     );
-    println!("| flood | device | in flight | completed | read | write | write and flush | elsewhere: read | write | write and flush |");
+    println!(
+        "| flood | device | in flight | completed | read | write | write and flush | elsewhere: read | write | write and flush |"
+    );
     println!("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |");
     let (mut cells, mut missed, mut fewest) = (0, 0, usize::MAX);
     for kind in Kind::ALL {
@@ -189,9 +196,7 @@ fn start(
             let one = blocks(kind, rng.u64(..AREA_BYTES / REQUEST_BYTES) * REQUEST_BYTES, REQUEST_BYTES)?;
             let start = Instant::now();
             let answer = match neighbour {
-                Neighbour::Read => {
-                    io.call(IoCommand::Read(one).encode(nsid)?, Data::Read(REQUEST_BYTES as usize))?
-                }
+                Neighbour::Read => io.call(IoCommand::Read(one).encode(nsid)?, Data::Read(REQUEST_BYTES as usize))?,
                 Neighbour::Write | Neighbour::Flush => {
                     io.call(IoCommand::Write(one).encode(nsid)?, Data::Write(&data))?
                 }

@@ -10,8 +10,8 @@ use sealblock::cli::Cli;
 use sealblock::exit::Exit;
 use sealblock_exports_nvme_tcp::Limits;
 use sealblock_hostile::attacks::{ATTACKS, Attack, TestContext};
-use sealblock_hostile::floods::{self, Effort};
 use sealblock_hostile::fairness;
+use sealblock_hostile::floods::{self, Effort};
 use sealblock_hostile::formats;
 use sealblock_hostile::host;
 use sealblock_hostile::process::{self, Process};
@@ -108,7 +108,11 @@ fn main() -> Result<()> {
         let program = arguments.sealblock.clone().map_or_else(|| Program::hostile(this), Program::sealblock);
         let (outstanding, time) = (arguments.outstanding, Duration::from_millis(arguments.flood_ms));
         let effort = Effort { limits: Limits::default(), outstanding, time };
-        let table = if arguments.fairness { fairness::table(&program, &effort, wanted) } else { floods::table(&program, &effort, wanted) };
+        let table = if arguments.fairness {
+            fairness::table(&program, &effort, wanted)
+        } else {
+            floods::table(&program, &effort, wanted)
+        };
         return table;
     }
     let chosen: Vec<_> = ATTACKS.iter().filter(|attack| wanted(attack.name)).collect();

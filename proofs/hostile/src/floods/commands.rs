@@ -59,12 +59,17 @@ impl Kind {
         }
     }
 
-    /// Its name in tables.
+    /// Bytes of memory that what floods write may take by itself.
+    pub fn stored_bytes(self) -> u64 {
+        if self == Kind::Memory { AREA_BYTES + AREA_BYTES / 8 } else { 0 }
+    }
+
+    /// Its name in tables, and that of its NBD export.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Memory => "memory",
             Kind::Volume => "volume",
-            Kind::Raw => "raw file",
+            Kind::Raw => "raw",
         }
     }
 }
