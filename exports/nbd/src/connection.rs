@@ -401,6 +401,8 @@ impl Connection {
     ) {
         let outcome = open_export.execute(work, &self.is_gone).await;
         drop(held);
+        // Gives what this connection needs no more back to others, too.
+        self.start_work();
         self.complete(ticket, outcome);
         self.turns.wake();
     }
