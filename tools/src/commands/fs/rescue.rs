@@ -49,9 +49,18 @@ pub fn run(arguments: &FsRescue) -> Result<Exit, StackError> {
                 let range = lost.range.map_or(String::new(), |(at, bytes)| format!(" bytes {at}..{}", at + bytes - 1));
                 say(&format!("/{}{range}: {}", printable(&lost.path), lost.why))?;
             }
+            for (path, at, bytes) in &extraction.unverified.listed {
+                let (path, last) = (printable(path), at + bytes - 1);
+                say(&format!("/{path} bytes {at}..{last}: kept unverified: their checksums are absent or lost"))?;
+            }
             note(&format_args!(
-                "{} files, {nameless} of them without a name, {} lost parts",
-                extraction.files, extraction.lost_count
+                "{} files, {nameless} of them without a name, {} lost parts{}",
+                extraction.files,
+                extraction.lost_count,
+                match extraction.unverified.bytes {
+                    0 => String::new(),
+                    bytes => format!(", {bytes} bytes unverified"),
+                }
             ));
             extraction.note_unset();
         }
