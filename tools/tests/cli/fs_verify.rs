@@ -76,7 +76,11 @@ fn a_damaged_sector_of_an_image_is_named_with_its_file() {
     let checksum = |bytes: &[u8]| format!("{:?}", ChecksumType::Crc32c.compute(bytes));
     let stored = checksum(&large[7 * SECTOR..8 * SECTOR]);
     let computed = checksum(&place.read("disk")[offset..offset + SECTOR]);
-    assert_eq!((&copy["expected"], &copy["actual"]), (&stored.into(), &computed.into()), "stored, and of what is there");
+    assert_eq!(
+        (&copy["expected"], &copy["actual"]),
+        (&stored.into(), &computed.into()),
+        "stored, and of what is there"
+    );
     let file = &error["files"][0];
     assert_eq!(
         (&file["paths"][0], &file["offset"], &file["bytes"]),
@@ -153,7 +157,8 @@ fn copies_without_checksums_that_differ_are_in_the_report() {
     let copies = error["copies"].as_array().unwrap();
     assert_eq!(copies.len(), 2, "nothing says which of them is right");
     assert!(copies.iter().any(|copy| copy["offset"] == offset && copy["target"] == "disk"), "{report}");
-    let words = ["/plain bytes 12288..16383: no checksum, and the copies differ: copy ", " (disk) at byte", " (other) at byte"];
+    let words =
+        ["/plain bytes 12288..16383: no checksum, and the copies differ: copy ", " (disk) at byte", " (other) at byte"];
     place.run("fs verify disk+other").ends_with(1).says(&words);
 }
 

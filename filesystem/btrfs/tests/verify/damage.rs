@@ -238,7 +238,10 @@ fn copies_of_data_without_checksums_that_differ_are_named() {
                 places.sort_by_key(|place| (place.devid, place.offset));
                 assert_eq!(places, copies(offset), "{finding}");
                 let file = &data.uses.files[0];
-                assert_eq!((&file.paths[0][..], file.offset, file.bytes), (&b"/plain"[..], offset as u64, bytes as u64));
+                assert_eq!(
+                    (&file.paths[0][..], file.offset, file.bytes),
+                    (&b"/plain"[..], offset as u64, bytes as u64)
+                );
             }
         }
         assert_clean(&checked_below(&devices.open(), b"summed"), "another file");

@@ -1,9 +1,9 @@
 //! `sealblock fs info`: what a filesystem is.
 
-use sealblock_btrfs::verify::why_unchecked;
-use sealblock_btrfs::{BadCopy, Filesystem, FsError};
 use sealblock_btrfs::devices::uuid;
 use sealblock_btrfs::space::{kind_name, profile_name};
+use sealblock_btrfs::verify::why_unchecked;
+use sealblock_btrfs::{BadCopy, Filesystem, FsError};
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::features::{CompatRo, Incompat};
 use sealblock_btrfs_format::items::chunk::BlockGroupFlags;
@@ -83,7 +83,8 @@ pub fn run(arguments: &FsInfo) -> Result<Exit, StackError> {
     with_filesystem(name, async |open| {
         let report = report(name, &open.filesystem).await;
         print_report(arguments.json, &report, || text(&report))?;
-        let is_partial = report.devices.iter().any(|device| device.missing || device.stale) || !report.unread.is_empty();
+        let is_partial =
+            report.devices.iter().any(|device| device.missing || device.stale) || !report.unread.is_empty();
         Ok(match (report.damage.is_empty(), is_partial) {
             (false, _) => Exit::DamageFound,
             (true, true) => Exit::Incomplete,
@@ -100,6 +101,16 @@ struct Troubles {
 }
 
 impl Troubles {
+    /// What was wrong when the filesystem was opened.
+    fn of_opening(filesystem: &Filesystem) -> Troubles {
+        let mut troubles = Troubles::default();
+        filesystem.lost_chunks().iter().for_each(|error| troubles.take(error));
+        let superblocks = filesystem.storage().devices.bad_superblocks().iter();
+        troubles.damage.extend(superblocks.map(|copy| format!("superblock: {copy}")));
+        troubles.damage.extend(filesystem.short_devices().iter().map(ToString::to_string));
+        troubles
+    }
+
     /// Takes an error. What lies only on devices that cannot be looked at is not called damaged.
     fn take(&mut self, error: &FsError) {
         let is_unread = match error {
@@ -118,11 +129,7 @@ impl Troubles {
 
 async fn report(name: &FilesystemName, filesystem: &Filesystem) -> Report {
     let (superblock, geometry) = (filesystem.superblock(), filesystem.storage().geometry());
-    let mut troubles = Troubles::default();
-    filesystem.lost_chunks().iter().for_each(|error| troubles.take(error));
-    let superblocks = filesystem.storage().devices.bad_superblocks().iter();
-    troubles.damage.extend(superblocks.map(|copy| format!("superblock: {copy}")));
-    troubles.damage.extend(filesystem.short_devices().iter().map(ToString::to_string));
+    let mut troubles = Troubles::of_opening(filesystem);
     let (subvolumes, lost) = filesystem.subvolumes().await;
     lost.iter().for_each(|error| troubles.take(error));
     let space = filesystem.space().await.unwrap_or_else(|error| {

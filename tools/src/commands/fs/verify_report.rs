@@ -134,7 +134,8 @@ impl Outcome {
             }
             Finding::ShortDevice(device) => {
                 let place = Place { devid: device.devid, offset: device.bytes };
-                let (bytes, copies) = (device.wanted_bytes - device.bytes, vec![self.json_copy(None, place, None, &why)]);
+                let (bytes, copies) =
+                    (device.wanted_bytes - device.bytes, vec![self.json_copy(None, place, None, &why)]);
                 JsonError { kind: "short_device", bytes: Some(bytes), copies, why, ..JsonError::default() }
             }
             Finding::Node { tree, level, copy } => JsonError {
@@ -180,7 +181,8 @@ impl Outcome {
             DataFault::SumsLost => ("checksums_lost", Vec::new(), Some(true)),
             DataFault::Unmapped(_) => ("unmapped", Vec::new(), Some(true)),
             DataFault::CopiesDiffer(copies) => {
-                let one = |(copy, place): &(usize, Place)| self.json_copy(Some(*copy), *place, None, "the copies differ");
+                let one =
+                    |(copy, place): &(usize, Place)| self.json_copy(Some(*copy), *place, None, "the copies differ");
                 ("copies_differ", copies.iter().map(one).collect(), None)
             }
         };
