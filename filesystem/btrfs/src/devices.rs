@@ -44,6 +44,13 @@ pub struct Device {
     pub is_stale: bool,
 }
 
+impl Device {
+    /// True if it checks its blocks by what it stores beside them.
+    pub fn has_seals(&self) -> bool {
+        self.device.geometry().protection.is_some() || self.device.abilities().seals
+    }
+}
+
 /// The devices of a filesystem.
 pub struct DeviceSet {
     devices: BTreeMap<u64, Device>,

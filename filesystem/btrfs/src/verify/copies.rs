@@ -7,9 +7,8 @@
 use futures_util::future::join_all;
 use sealblock_runtime_memory::Slice;
 
-use super::data::{has_seals, is_unreachable};
 use super::report::{BadData, DataFault, Finding, Uses, WhyUnchecked};
-use super::session::{Session, copy_of_data};
+use super::session::{Session, copy_of_data, is_unreachable};
 use crate::chunk_map::{Located, Place};
 use crate::error::CopyFault;
 
@@ -17,7 +16,7 @@ use crate::error::CopyFault;
 pub(super) fn comparable(session: &Session<'_>, located: &Located) -> Vec<usize> {
     let devices = &session.fs.storage().devices;
     let is_plain =
-        |place: &Place| devices.get(place.devid).is_some_and(|device| !device.is_stale && !has_seals(device));
+        |place: &Place| devices.get(place.devid).is_some_and(|device| !device.is_stale && !device.has_seals());
     let plain = located.copies.iter().enumerate().filter(|(_, place)| is_plain(place)).map(|(mirror, _)| mirror);
     let plain: Vec<usize> = plain.collect();
     if plain.len() > 1 { plain } else { Vec::new() }

@@ -20,7 +20,7 @@ use sealblock_integrity::ChecksumKind;
 
 use super::copies::{comparable, compare};
 use super::report::{BadData, DataFault, Finding, Uses, WhyUnchecked};
-use super::session::{Mode, Session, Stopped, copy_of_data, why_unchecked};
+use super::session::{Mode, Session, Stopped, copy_of_data, is_unreachable, why_unchecked};
 use super::strips::{Strip, strips};
 use crate::chunk_map::Located;
 use crate::cursor::{Cursor, TreeRoot};
@@ -55,7 +55,7 @@ pub(super) struct Pipeline<'s, 'a> {
 impl<'s, 'a> Pipeline<'s, 'a> {
     pub fn new(session: &'s Session<'a>) -> Pipeline<'s, 'a> {
         let mut devices = session.fs.storage().devices.iter();
-        let is_long = devices.any(|(_, device)| session.offloads(device) || has_seals(device));
+        let is_long = devices.any(|(_, device)| session.offloads(device) || device.has_seals());
         let most_bytes = if is_long { MAX_OFFLOAD_BYTES } else { MAX_READ_BYTES };
         Pipeline { session, in_flight: FuturesUnordered::new(), most_bytes }
     }
@@ -194,14 +194,9 @@ async fn check_strip(session: &Session<'_>, run: &Run, strip: &Strip) {
         Some(_) if session.offloads(device) => check_by_device(session, device, run, strip).await,
         Some(_) => check_by_reading(session, run, strip, 0, strip.bytes).await,
         None if device.is_stale => session.unchecked(WhyUnchecked::StaleDevice, strip.bytes),
-        None if has_seals(device) => check_seals(session, device, strip).await,
+        None if device.has_seals() => check_seals(session, device, strip).await,
         None => check_by_reading(session, run, strip, 0, strip.bytes).await,
     }
-}
-
-/// True if a device checks its blocks by what it stores beside them.
-pub(super) fn has_seals(device: &Device) -> bool {
-    device.device.geometry().protection.is_some() || device.device.abilities().seals
 }
 
 /// Compares a strip with its checksums where the data are.
@@ -366,8 +361,4 @@ fn take_bad_blocks(session: &Session<'_>, device: &Device, strip: &Strip, blocks
         good -= sector;
     }
     session.verified(good);
-}
-
-pub(super) fn is_unreachable(error: &Error) -> bool {
-    matches!(error.kind(), ErrorKind::Unreachable { .. })
 }

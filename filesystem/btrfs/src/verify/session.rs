@@ -3,7 +3,7 @@
 use std::cell::{Cell, OnceCell, RefCell};
 
 use futures_util::future::LocalBoxFuture;
-use sealblock_block::{Ability, Device as _, ErrorKind};
+use sealblock_block::{Ability, Device as _, Error, ErrorKind};
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_integrity::combine::{Combiner, Crc32c};
 
@@ -261,11 +261,14 @@ pub fn why_unchecked(fault: &CopyFault) -> Option<WhyUnchecked> {
     match fault {
         CopyFault::Missing => Some(WhyUnchecked::MissingDevice),
         CopyFault::Stale => Some(WhyUnchecked::StaleDevice),
-        CopyFault::Unreadable(error) if matches!(error.kind(), ErrorKind::Unreachable { .. }) => {
-            Some(WhyUnchecked::Unreachable)
-        }
+        CopyFault::Unreadable(error) if is_unreachable(error) => Some(WhyUnchecked::Unreachable),
         _ => None,
     }
+}
+
+/// True if a device did not answer, rather than saying that something is wrong.
+pub(super) fn is_unreachable(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unreachable { .. })
 }
 
 /// A damaged copy of data.
