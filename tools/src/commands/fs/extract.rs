@@ -27,7 +27,7 @@ use sealblock_stack::{Cause, StackError};
 use serde::Serialize;
 
 use super::ls::device_numbers;
-use super::place::printable;
+use super::place::{RootsReport, printable};
 use crate::exit::Exit;
 use crate::interrupt;
 use crate::progress::Progress;
@@ -97,6 +97,9 @@ pub(super) struct Report {
     /// Of a rescue, what nothing vouches for.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     unverified: Option<UnverifiedReport>,
+    /// Of a rescue, what it began from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    roots: Option<RootsReport>,
     not_set: u64,
 }
 
@@ -247,6 +250,7 @@ impl<'a> Extraction<'a> {
             lost: self.lost.iter().map(LostReport::from).collect(),
             lost_unlisted: self.lost_count - self.lost.len() as u64,
             unverified,
+            roots: (self.losses == Losses::Keep).then(|| self.filesystem.roots().into()),
             not_set: self.unset,
         }
     }
