@@ -176,7 +176,7 @@ pub fn of_filesystem(doing: impl Into<String>, error: &FsError) -> StackError {
     };
     let failure = StackError::new(cause, doing, error);
     match error {
-        FsError::Lost(_) => failure.advise("`sealblock fs rescue`, which copies out what is good"),
+        FsError::Lost(_) | FsError::Map(_) | FsError::NoSum { .. } | FsError::SumsLost { .. } => failure.advise("`sealblock fs rescue`, which copies out what is good, also from older roots (`sealblock fs info` lists them)"),
         _ => failure,
     }
 }

@@ -2,9 +2,11 @@
 //!
 //! Invariants:
 //! - A sector without a checksum is returned only of files that have none (NODATASUM). For any other file a checksum that is not there is damage, as
-//!   it is for Linux.
+//!   it is for Linux. [`Filesystem::read_any`] alone returns such sectors, and says which they are.
+//! - A sector that does not fit the checksum that it has is never returned.
 //! - Bytes behind the end of a file never leave it, whatever the extent has there.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
@@ -51,6 +53,33 @@ impl Filesystem {
     /// # Errors
     /// When some of them are lost. A smaller read may get the others.
     pub async fn read(&self, inode: &Inode, offset: u64, bytes: usize) -> Result<Slice, FsError> {
+        self.read_as(inode, offset, bytes, None).await
+    }
+
+    /// The same, and sectors whose checksums are absent or lost are returned as they are stored: what to do where the alternative is none at
+    /// all. The bytes of the file that nothing vouches for are named beside the data, in no order.
+    ///
+    /// # Errors
+    /// As [`Filesystem::read`], but for checksums that cannot be had.
+    pub async fn read_any(
+        &self,
+        inode: &Inode,
+        offset: u64,
+        bytes: usize,
+    ) -> Result<(Slice, Vec<Range<u64>>), FsError> {
+        let unverified = RefCell::default();
+        let data = self.read_as(inode, offset, bytes, Some(&unverified)).await?;
+        Ok((data, unverified.into_inner()))
+    }
+
+    /// Reads bytes of a file. With a list, sectors without checksums are returned, too, and entered in it.
+    async fn read_as(
+        &self,
+        inode: &Inode,
+        offset: u64,
+        bytes: usize,
+        unverified: Option<&RefCell<Vec<Range<u64>>>>,
+    ) -> Result<Slice, FsError> {
         if !matches!(inode.kind, FileKind::Regular | FileKind::Symlink) {
             return Err(FsError::Kind(format!("{} has no data: it is no file", self.name_of(inode))));
         }
@@ -63,7 +92,7 @@ impl Filesystem {
             self.add_steps(&mut steps, part, offset, end);
         }
         let read = |step: Step| async move {
-            let data = self.read_step(inode, &step).await;
+            let data = self.read_step(inode, offset, &step, unverified).await;
             (step, data)
         };
         let mut steps = stream::iter(steps).map(read).buffered(IN_FLIGHT);
@@ -130,7 +159,15 @@ impl Filesystem {
         }
     }
 
-    async fn read_step(&self, inode: &Inode, step: &Step) -> Result<Slice, FsError> {
+    /// Reads a step of a read that begins at a byte of the file.
+    async fn read_step(
+        &self,
+        inode: &Inode,
+        offset: u64,
+        step: &Step,
+        unverified: Option<&RefCell<Vec<Range<u64>>>>,
+    ) -> Result<Slice, FsError> {
+        let (start, end) = (offset + step.at as u64, offset + (step.at + step.bytes) as u64);
         let cut = |data: &[u8], skip: usize| {
             // What an item says of its length may be more than it has; the rest reads as zeroes.
             let end = data.len().min(skip + step.bytes);
@@ -138,11 +175,19 @@ impl Filesystem {
         };
         match &step.source {
             Source::Stored { logical, bytes, skip } => {
-                let data = self.read_sectors(inode.has_no_sums(), *logical, *bytes).await?;
+                let (data, without) = self.read_stored(inode, *logical, *bytes, unverified.is_some()).await?;
+                if let Some(list) = unverified {
+                    // Sectors begin before the wanted bytes, and may end behind them.
+                    let in_file = |at: u64| (start + (at - logical)).saturating_sub(*skip as u64).clamp(start, end);
+                    list.borrow_mut().extend(without.iter().map(|range| in_file(range.start)..in_file(range.end)));
+                }
                 Ok(data.slice(*skip..skip + step.bytes))
             }
             Source::Compressed { stored, skip } => {
-                let plain = self.read_plain(inode, stored).await?;
+                let (plain, is_verified) = self.read_plain(inode, stored, unverified.is_some()).await?;
+                if let Some(list) = unverified.filter(|_| !is_verified) {
+                    list.borrow_mut().push(start..end);
+                }
                 Ok(cut(&plain, *skip))
             }
             Source::Inline { data, compression: Compression::None, skip, .. } => Ok(cut(data, *skip)),
@@ -150,6 +195,47 @@ impl Filesystem {
                 Ok(cut(&self.decompress(*compression, data, *plain_bytes, 0)?, *skip))
             }
         }
+    }
+
+    /// Stored sectors, and the logical addresses of those for which no checksum could be had, where these are taken.
+    async fn read_stored(
+        &self,
+        inode: &Inode,
+        logical: u64,
+        bytes: u64,
+        takes_unsummed: bool,
+    ) -> Result<(Slice, Vec<Range<u64>>), FsError> {
+        match self.read_sectors(inode.has_no_sums(), logical, bytes).await {
+            Err(FsError::NoSum { .. } | FsError::SumsLost { .. }) if takes_unsummed => {
+                self.read_summed_and_unsummed(logical, bytes).await
+            }
+            read => read.map(|data| (data, Vec::new())),
+        }
+    }
+
+    /// Stored sectors, checked where their checksums can be read, and the addresses of the others.
+    async fn read_summed_and_unsummed(&self, logical: u64, bytes: u64) -> Result<(Slice, Vec<Range<u64>>), FsError> {
+        let geometry = self.storage().geometry();
+        let (sector, sum) = (u64::from(geometry.sector_bytes), geometry.checksum.bytes());
+        let (runs, _) = self.sums_left(logical, bytes).await;
+        let (mut out, mut unverified, mut at) = (Buffer::zeroed(bytes as usize), Vec::new(), logical);
+        let ends = runs.iter().map(|run| (run.logical, Some(run))).chain([(logical + bytes, None)]);
+        for (start, run) in ends {
+            if at < start {
+                let data = self.read_sectors(true, at, start - at).await?;
+                out[(at - logical) as usize..][..data.len()].copy_from_slice(&data);
+                unverified.push(at..start);
+            }
+            at = start;
+            if let Some(run) = run {
+                let bytes = (run.bytes.len() / sum) as u64 * sector;
+                let read = self.storage().read_data(start, bytes, Check::Sums(&run.bytes)).await?;
+                self.nodes().remember(read.bad);
+                out[(start - logical) as usize..][..read.data.len()].copy_from_slice(&read.data);
+                at = start + bytes;
+            }
+        }
+        Ok((out.freeze(), unverified))
     }
 
     /// Stored sectors, checked.
@@ -162,7 +248,8 @@ impl Filesystem {
             self.nodes().remember(read.bad);
             return Ok(read.data);
         }
-        let runs = self.sums(logical, bytes).await?;
+        let lost = |why| FsError::SumsLost { logical, why: Box::new(why) };
+        let runs = self.sums(logical, bytes).await.map_err(lost)?;
         let (sector, sum) =
             (u64::from(self.storage().geometry().sector_bytes), self.storage().geometry().checksum.bytes());
         match &runs[..] {
@@ -184,16 +271,24 @@ impl Filesystem {
         }
     }
 
-    /// A whole compressed extent, decompressed.
-    async fn read_plain(&self, inode: &Inode, stored: &Stored) -> Result<Rc<Vec<u8>>, FsError> {
+    /// A whole compressed extent, decompressed, and true unless some of it had no checksum.
+    async fn read_plain(
+        &self,
+        inode: &Inode,
+        stored: &Stored,
+        takes_unsummed: bool,
+    ) -> Result<(Rc<Vec<u8>>, bool), FsError> {
         let kept = self.plain.get(stored.logical);
         if let Some(plain) = kept.filter(|plain| plain.len() as u64 == stored.plain_bytes) {
-            return Ok(plain);
+            return Ok((plain, true));
         }
-        let data = self.read_sectors(inode.has_no_sums(), stored.logical, stored.stored_bytes).await?;
+        let (data, without) = self.read_stored(inode, stored.logical, stored.stored_bytes, takes_unsummed).await?;
         let plain = Rc::new(self.decompress(stored.compression, &data, stored.plain_bytes, stored.logical)?);
-        self.plain.put(stored.logical, &plain);
-        Ok(plain)
+        // What is kept is handed out as checked.
+        if without.is_empty() {
+            self.plain.put(stored.logical, &plain);
+        }
+        Ok((plain, without.is_empty()))
     }
 
     fn decompress(&self, kind: Compression, data: &[u8], plain_bytes: u64, logical: u64) -> Result<Vec<u8>, FsError> {

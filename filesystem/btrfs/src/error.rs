@@ -150,6 +150,14 @@ pub enum FsError {
         /// Its logical address.
         logical: u64,
     },
+    /// The checksums of data cannot be read, so nothing vouches for what is stored.
+    #[error("the checksums of the data at the logical address {logical} cannot be read: {why}")]
+    SumsLost {
+        /// The first address of the data.
+        logical: u64,
+        /// Why.
+        why: Box<FsError>,
+    },
     /// A compressed extent cannot be decompressed, though its checksum may be right.
     #[error("the extent at the logical address {logical}: {why}")]
     Compressed {
@@ -169,6 +177,7 @@ impl FsError {
             | FsError::KeyOrder { .. }
             | FsError::Contradiction { .. }
             | FsError::NoSum { .. }
+            | FsError::SumsLost { .. }
             | FsError::Compressed { .. } => true,
             FsError::NoSuperblock { .. }
             | FsError::Devices(_)

@@ -160,17 +160,34 @@ impl Filesystem {
     /// # Errors
     /// When a leaf of the checksum tree is lost, or there is no such tree.
     pub async fn sums(&self, logical: u64, bytes: u64) -> Result<Vec<Sums>, FsError> {
-        let tree = self.csum_tree().await?;
+        match self.sums_left(logical, bytes).await {
+            (runs, None) => Ok(runs),
+            (_, Some(error)) => Err(error),
+        }
+    }
+
+    /// The same, with those checksums that can be read, and the first thing that is wrong with the others.
+    pub(crate) async fn sums_left(&self, logical: u64, bytes: u64) -> (Vec<Sums>, Option<FsError>) {
+        let tree = match self.csum_tree().await {
+            Ok(tree) => tree,
+            Err(error) => return (Vec::new(), Some(error)),
+        };
         let key = |offset| Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, offset);
         let geometry = self.storage().geometry();
         let (sector, sum) = (u64::from(geometry.sector_bytes), geometry.checksum.bytes());
         let end = logical.saturating_add(bytes);
-        let (mut runs, mut expected) = (Vec::<Sums>::new(), logical);
+        let (mut runs, mut lost, mut expected) = (Vec::<Sums>::new(), None, logical);
         let mut cursor = Cursor::from_floor(self.nodes(), tree, key(logical)..=key(end.saturating_sub(1)));
-        while let Some((found, data)) = cursor.next().await? {
-            if found.item_type != ItemType::EXTENT_CSUM {
-                continue;
-            }
+        loop {
+            let (found, data) = match cursor.next().await {
+                Ok(None) => return (runs, lost),
+                Ok(Some(item)) if item.0.item_type == ItemType::EXTENT_CSUM => item,
+                Ok(Some(_)) => continue,
+                Err(error) => {
+                    lost.get_or_insert(error);
+                    continue;
+                }
+            };
             // The checker saw that a run ends below the last address.
             let found_end = found.offset + (data.len() / sum) as u64 * sector;
             let (from, to) = (found.offset.max(expected), found_end.min(end));
@@ -185,6 +202,5 @@ impl Filesystem {
             }
             expected = to;
         }
-        Ok(runs)
     }
 }

@@ -13,16 +13,18 @@ use lru::LruCache;
 use sealblock_block::Device as _;
 use sealblock_btrfs_format::checker_items::check_chunk;
 use sealblock_btrfs_format::items::Item;
+use sealblock_btrfs_format::items::chunk::BlockGroupFlags;
 use sealblock_btrfs_format::items::device::DevItem;
-use sealblock_btrfs_format::key::{ItemType, Key, objectid};
+use sealblock_btrfs_format::key::{Key, objectid};
 use sealblock_btrfs_format::superblock::Superblock;
 
 use crate::chunk_map::ChunkMap;
 use crate::cursor::{Cursor, TreeRoot};
-use crate::devices::{Candidate, DeviceSet, uuid};
+use crate::devices::{Candidate, Device, DeviceSet, uuid};
 use crate::error::{BadCopy, CopyFault, FsError};
 use crate::nodes::{DEFAULT_CACHE_BYTES, NodeCache};
 use crate::replicas::Storage;
+use crate::roots::{self, Chosen, RootSource, Roots, RootsFrom, add_chunks_of_devices};
 
 /// Decompressed extents that are kept: a reader in small steps meets each several times.
 const PLAIN_EXTENTS: usize = 32;
@@ -32,13 +34,13 @@ const PLAIN_EXTENTS: usize = 32;
 pub struct OpenOptions {
     /// Bytes of nodes that are kept.
     pub cache_bytes: usize,
-    /// The backup root to begin from in place of the newest roots: 0 for the newest one, up to 3.
-    pub backup_root: Option<usize>,
+    /// Which roots it is opened from.
+    pub roots: RootsFrom,
 }
 
 impl Default for OpenOptions {
     fn default() -> OpenOptions {
-        OpenOptions { cache_bytes: DEFAULT_CACHE_BYTES, backup_root: None }
+        OpenOptions { cache_bytes: DEFAULT_CACHE_BYTES, roots: RootsFrom::Newest }
     }
 }
 
@@ -91,8 +93,7 @@ pub struct Filesystem {
     nodes: NodeCache,
     /// The devices that the chunk tree has.
     known: BTreeMap<u64, KnownDevice>,
-    chunk_root: TreeRoot,
-    root_tree: TreeRoot,
+    roots: Roots,
     /// What was lost of the chunk tree.
     lost_chunks: Vec<FsError>,
     /// The checksum tree, once it was looked for.
@@ -117,45 +118,29 @@ impl Filesystem {
             map.add(key.offset, &chunk)?;
         }
         let nodes = NodeCache::new(Storage { devices, map: map.clone() }, options.cache_bytes);
-        let (chunk_root, root_tree) = roots(&superblock, options.backup_root)?;
-        let mut known = BTreeMap::new();
-        let mut lost_chunks = Vec::new();
-        let mut cursor = Cursor::all(&nodes, chunk_root);
-        loop {
-            match cursor.next().await {
-                Ok(None) => break,
-                Ok(Some((key, data))) => add_item(key, data, &mut map, &mut known)?,
-                Err(error) if error.is_damage() => lost_chunks.push(error),
-                Err(error) => return Err(error),
+        let mut chunks = Chunks { map, known: BTreeMap::new(), of_nodes: Vec::new() };
+        let (chosen, lost_chunks) = chunks.read(&nodes, &superblock, options.roots).await?;
+        let mut storage = Storage { devices: nodes.into_devices(), map: chunks.map.clone() };
+        let is_complete = lost_chunks.is_empty() && chosen.source == RootSource::Superblock;
+        check_devices(&storage.devices, &mut chunks.known, is_complete)?;
+        let mut nodes = NodeCache::new(storage, options.cache_bytes);
+        let mut trees = choose_trees(&nodes, &superblock, options.roots, &chunks).await?;
+        let mut chunks_of_devices = 0;
+        if options.roots == RootsFrom::Best && !is_complete {
+            chunks_of_devices = add_chunks_of_devices(&nodes, trees.root, &mut chunks.map).await;
+            if chunks_of_devices > 0 {
+                storage = Storage { devices: nodes.into_devices(), map: chunks.map.clone() };
+                nodes = NodeCache::new(storage, options.cache_bytes);
+                // A newer root may lie in one of them.
+                trees = choose_trees(&nodes, &superblock, options.roots, &chunks).await?;
             }
         }
-        let storage = Storage { devices: nodes.into_devices(), map };
-        for (devid, device) in &mut known {
-            let here = storage.devices.get(*devid);
-            device.is_missing = here.is_none();
-            if let Some(other) = here.filter(|here| here.item.uuid != device.item.uuid) {
-                let (name, wanted) = (&other.name, uuid(&device.item.uuid));
-                return Err(FsError::Devices(format!(
-                    "{name} says that it is device {devid}, which has the UUID {wanted} and not {}",
-                    uuid(&other.item.uuid)
-                )));
-            }
-        }
-        if let Some((devid, device)) =
-            storage.devices.iter().find(|(devid, _)| !known.contains_key(devid) && lost_chunks.is_empty())
-        {
-            let name = &device.name;
-            return Err(FsError::Devices(format!(
-                "{name} says that it is device {devid}, which the filesystem has not (any more)"
-            )));
-        }
-        let nodes = NodeCache::new(storage, options.cache_bytes);
-        check_history(&nodes, root_tree).await?;
+        check_history(&nodes, trees.root).await?;
+        let Chunks { known, .. } = chunks;
         Ok(Filesystem {
             nodes,
             known,
-            chunk_root,
-            root_tree,
+            roots: Roots { chunks: chosen, trees, chunks_of_devices },
             lost_chunks,
             csum_tree: Cell::new(None),
             plain: PlainExtents::new(),
@@ -188,8 +173,9 @@ impl Filesystem {
             return Vec::new();
         }
         let short = self.storage().devices.iter().filter_map(|(devid, device)| {
-            // Where the chunk tree is lost, the device says it of itself.
-            let item = self.known.get(&devid).map_or(&device.item, |known| &known.item);
+            // Where the newest chunk tree is lost, the device says it of itself.
+            let known = self.known.get(&devid).filter(|_| self.roots.chunks.source == RootSource::Superblock);
+            let item = known.map_or(&device.item, |known| &known.item);
             let (bytes, wanted_bytes) = (device.device.geometry().capacity_bytes(), item.total_bytes.get());
             (bytes < wanted_bytes).then_some(ShortDevice { devid, bytes, wanted_bytes })
         });
@@ -208,12 +194,27 @@ impl Filesystem {
 
     /// The chunk tree.
     pub fn chunk_root(&self) -> TreeRoot {
-        self.chunk_root
+        self.roots.chunks.root
     }
 
     /// The tree of trees.
     pub fn root_tree(&self) -> TreeRoot {
-        self.root_tree
+        self.roots.trees.root
+    }
+
+    /// Which roots it was opened from.
+    pub fn roots(&self) -> &Roots {
+        &self.roots
+    }
+
+    /// The roots of one of the two trees that the superblock has, the newest first, and what is wrong with those that cannot be read.
+    pub async fn root_candidates(&self, tree: u64) -> Vec<(Chosen, Option<FsError>)> {
+        let mut all = Vec::new();
+        for one in roots::candidates(self.superblock(), tree) {
+            let error = self.nodes.load(&one.root.expected()).await.err();
+            all.push((one, error));
+        }
+        all
     }
 
     /// Items of a tree.
@@ -227,17 +228,11 @@ impl Filesystem {
     /// When the tree of trees is lost there.
     pub async fn tree(&self, id: u64) -> Result<Option<TreeRoot>, FsError> {
         match id {
-            objectid::ROOT_TREE => return Ok(Some(self.root_tree)),
-            objectid::CHUNK_TREE => return Ok(Some(self.chunk_root)),
+            objectid::ROOT_TREE => return Ok(Some(self.root_tree())),
+            objectid::CHUNK_TREE => return Ok(Some(self.chunk_root())),
             _ => {}
         }
-        let key = |offset| Key::new(id, ItemType::ROOT_ITEM, offset);
-        let mut cursor = self.cursor(self.root_tree, key(0)..=key(u64::MAX));
-        let mut found = None;
-        while let Some((key, data)) = cursor.next().await? {
-            found = tree_root(key, data).or(found);
-        }
-        Ok(found)
+        roots::find_tree(&self.nodes, self.root_tree(), id).await
     }
 
     /// The tree of checksums.
@@ -256,12 +251,12 @@ impl Filesystem {
 
     /// All trees: those of the superblock, and those that the tree of trees has. What is lost of that is returned beside them.
     pub async fn trees(&self) -> (Vec<TreeRoot>, Vec<FsError>) {
-        let (mut trees, mut lost) = (vec![self.root_tree, self.chunk_root], Vec::new());
-        let mut cursor = Cursor::all(&self.nodes, self.root_tree);
+        let (mut trees, mut lost) = (vec![self.root_tree(), self.chunk_root()], Vec::new());
+        let mut cursor = Cursor::all(&self.nodes, self.root_tree());
         loop {
             match cursor.next().await {
                 Ok(None) => return (trees, lost),
-                Ok(Some((key, data))) => trees.extend(tree_root(key, data)),
+                Ok(Some((key, data))) => trees.extend(roots::tree_root(key, data)),
                 Err(error) => lost.push(error),
             }
         }
@@ -286,65 +281,117 @@ async fn check_history(nodes: &NodeCache, root_tree: TreeRoot) -> Result<(), FsE
     }
 }
 
-/// The roots that a superblock, or a backup in it, has for the chunk tree and the tree of trees.
-fn roots(superblock: &Superblock, backup: Option<usize>) -> Result<(TreeRoot, TreeRoot), FsError> {
-    let Some(index) = backup else {
-        let chunk_root = TreeRoot {
-            id: objectid::CHUNK_TREE,
-            bytenr: superblock.chunk_root.get(),
-            level: superblock.chunk_root_level,
-            generation: superblock.chunk_root_generation.get(),
-        };
-        let root_tree = TreeRoot {
-            id: objectid::ROOT_TREE,
-            bytenr: superblock.root.get(),
-            level: superblock.root_level,
-            generation: superblock.generation.get(),
-        };
-        return Ok((chunk_root, root_tree));
-    };
-    let count = superblock.backup_roots.len();
-    if index >= count {
-        return Err(FsError::Absent(format!("backup root {index}: there are {count}, counted from 0")));
-    }
-    let backup = &superblock.backup_roots[(superblock.newest_backup() + count - index) % count];
-    let chunk_root = TreeRoot {
-        id: objectid::CHUNK_TREE,
-        bytenr: backup.chunk_root.get(),
-        level: backup.chunk_root_level,
-        generation: backup.chunk_root_generation.get(),
-    };
-    let root_tree = TreeRoot {
-        id: objectid::ROOT_TREE,
-        bytenr: backup.tree_root.get(),
-        level: backup.tree_root_level,
-        generation: backup.tree_root_generation.get(),
-    };
-    Ok((chunk_root, root_tree))
+/// What is read of the chunk tree.
+struct Chunks {
+    map: ChunkMap,
+    known: BTreeMap<u64, KnownDevice>,
+    /// Logical ranges of chunks that may hold nodes, as first addresses and bytes.
+    of_nodes: Vec<(u64, u64)>,
 }
 
-/// Takes what is needed of the chunk tree.
-fn add_item(key: Key, data: &[u8], map: &mut ChunkMap, known: &mut BTreeMap<u64, KnownDevice>) -> Result<(), FsError> {
-    // The checker decoded every item of the node.
-    match Item::decode(key, data) {
-        Ok(Item::Chunk(chunk)) => map.add(key.offset, &chunk)?,
-        Ok(Item::Device(item)) => {
-            known.insert(item.devid.get(), KnownDevice { item: *item, is_missing: true });
+impl Chunks {
+    /// Reads the chunk tree, from whichever root is chosen, and returns that and what is lost of the tree.
+    async fn read(
+        &mut self,
+        nodes: &NodeCache,
+        superblock: &Superblock,
+        from: RootsFrom,
+    ) -> Result<(Chosen, Vec<FsError>), FsError> {
+        let mut lost = Vec::new();
+        let chosen = roots::choose(nodes, superblock, from, objectid::CHUNK_TREE).await?;
+        if let Some(chosen) = chosen {
+            let mut cursor = Cursor::all(nodes, chosen.root);
+            loop {
+                match cursor.next().await {
+                    Ok(None) => break,
+                    Ok(Some((key, data))) => self.add(key, data)?,
+                    Err(error) if error.is_damage() => lost.push(error),
+                    Err(error) => return Err(error),
+                }
+            }
         }
-        _ => {}
+        let is_newest = chosen.is_some_and(|chosen| chosen.source == RootSource::Superblock);
+        if from != RootsFrom::Best || is_newest && lost.is_empty() {
+            return Ok((chosen.unwrap_or_else(|| roots::candidates(superblock, objectid::CHUNK_TREE)[0]), lost));
+        }
+        let system: Vec<(u64, u64)> = nodes.storage().map.ranges().collect();
+        let found = roots::search(nodes, &system, objectid::CHUNK_TREE).await;
+        for leaf in found.iter().filter(|node| node.level == 0) {
+            let Ok(node) = nodes.load(&leaf.expected()).await else { continue };
+            for (key, data) in node.view().entries() {
+                // What is there already is newer.
+                if !matches!(Item::decode(key, data), Ok(Item::Device(item)) if self.known.contains_key(&item.devid.get())) {
+                    let _ = self.add(key, data);
+                }
+            }
+        }
+        let of_search = found.first().map(|root| Chosen { source: RootSource::Search, root: *root });
+        match chosen.or(of_search) {
+            Some(chosen) => Ok((chosen, lost)),
+            None => {
+                let newest = roots::candidates(superblock, objectid::CHUNK_TREE)[0];
+                lost.extend(nodes.load(&newest.root.expected()).await.err());
+                Ok((newest, lost))
+            }
+        }
     }
-    Ok(())
+
+    /// Takes what is needed of an item of the chunk tree.
+    fn add(&mut self, key: Key, data: &[u8]) -> Result<(), FsError> {
+        // The checker decoded every item of the node.
+        match Item::decode(key, data) {
+            Ok(Item::Chunk(chunk)) => {
+                self.map.add(key.offset, &chunk)?;
+                if chunk.flags().contains(BlockGroupFlags::METADATA) {
+                    self.of_nodes.push((key.offset, chunk.head.length.get()));
+                }
+            }
+            Ok(Item::Device(item)) => {
+                self.known.insert(item.devid.get(), KnownDevice { item: *item, is_missing: true });
+            }
+            _ => {}
+        }
+        Ok(())
+    }
 }
 
-/// Where the tree of a root item begins, unless it has no node left.
-pub(crate) fn tree_root(key: Key, data: &[u8]) -> Option<TreeRoot> {
-    match Item::decode(key, data) {
-        Ok(Item::Root(root)) if key.item_type == ItemType::ROOT_ITEM && root.head.bytenr != 0 => Some(TreeRoot {
-            id: key.objectid,
-            bytenr: root.head.bytenr.get(),
-            level: root.head.level,
-            generation: root.head.generation.get(),
-        }),
-        _ => None,
+/// The root of the tree of trees that is begun from; the newest one where none can be read.
+async fn choose_trees(
+    nodes: &NodeCache,
+    superblock: &Superblock,
+    from: RootsFrom,
+    chunks: &Chunks,
+) -> Result<Chosen, FsError> {
+    match roots::choose(nodes, superblock, from, objectid::ROOT_TREE).await? {
+        Some(chosen) => Ok(chosen),
+        None => {
+            let found = roots::find_root_tree(nodes, superblock, &chunks.of_nodes).await;
+            Ok(found.unwrap_or_else(|| roots::candidates(superblock, objectid::ROOT_TREE)[0]))
+        }
+    }
+}
+
+/// Finds out which devices are missing, and refuses those that are others than the chunk tree has.
+fn check_devices(
+    devices: &DeviceSet,
+    known: &mut BTreeMap<u64, KnownDevice>,
+    is_complete: bool,
+) -> Result<(), FsError> {
+    for (devid, device) in known.iter_mut() {
+        let here = devices.get(*devid);
+        device.is_missing = here.is_none();
+        if let Some(other) = here.filter(|here| here.item.uuid != device.item.uuid) {
+            let (name, wanted) = (&other.name, uuid(&device.item.uuid));
+            return Err(FsError::Devices(format!(
+                "{name} says that it is device {devid}, which has the UUID {wanted} and not {}",
+                uuid(&other.item.uuid)
+            )));
+        }
+    }
+    match devices.iter().find(|(devid, _)| is_complete && !known.contains_key(devid)) {
+        None => Ok(()),
+        Some((devid, Device { name, .. })) => Err(FsError::Devices(format!(
+            "{name} says that it is device {devid}, which the filesystem has not (any more)"
+        ))),
     }
 }

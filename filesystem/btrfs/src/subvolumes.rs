@@ -10,7 +10,8 @@ use sealblock_btrfs_format::names::name_hash;
 
 use crate::cursor::{Cursor, TreeRoot};
 use crate::error::FsError;
-use crate::filesystem::{Filesystem, tree_root};
+use crate::filesystem::Filesystem;
+use crate::roots::tree_root;
 
 /// The name of the entry that leads to the default subvolume.
 const DEFAULT_NAME: &[u8] = b"default";

@@ -106,6 +106,40 @@ fn what_was_put_together_is_read() {
 }
 
 #[test]
+fn data_without_checksums_are_read_where_they_are_asked_for_and_named() {
+    let mut made = Handmade::new(4096, ChecksumType::Crc32c);
+    // Items of checksums have those of 32 sectors.
+    let (sectors, sector) = (80, SECTOR_BYTES as u64);
+    made.file(TOP, b"summed", &content(sectors * SECTOR_BYTES - 5), Storage::Summed);
+    let (whole, bytes) = (made.clone(), sectors * SECTOR_BYTES);
+    let second = Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, DATA_START + 32 * sector);
+    made.trees.get_mut(&objectid::CSUM_TREE).unwrap().remove(&second).unwrap();
+    let read = |pieces: &Pieces, at: u64, bytes: usize| {
+        let filesystem = open(pieces).unwrap();
+        let inode = block_on(filesystem.resolve(top(&filesystem), b"summed", true)).unwrap();
+        (block_on(filesystem.read(&inode, at, bytes)), block_on(filesystem.read_any(&inode, at, bytes)))
+    };
+    let (plain, any) = read(&whole.build(), 0, bytes);
+    assert_eq!((&plain.unwrap()[..], any.unwrap().1), (&content(bytes - 5)[..], Vec::new()));
+    let mut pieces = made.build();
+    let (plain, any) = read(&pieces, 0, bytes);
+    assert!(matches!(plain, Err(FsError::NoSum { logical }) if logical == DATA_START + 32 * sector));
+    let (data, unverified) = any.unwrap();
+    assert_eq!((&data[..], &unverified[..]), (&content(bytes - 5)[..], std::slice::from_ref(&(32 * sector..64 * sector))));
+    // A part that begins and ends within sectors.
+    let (_, any) = read(&pieces, 40 * sector + 7, 9000);
+    assert_eq!(any.unwrap().1, [40 * sector + 7..40 * sector + 9007]);
+
+    // A sector that does not fit the checksum that it has is not given, and one without is as it is stored.
+    let data = pieces.0.iter_mut().find(|(at, _)| *at == DATA_START).unwrap();
+    data.1[70 * SECTOR_BYTES] ^= 1;
+    data.1[40 * SECTOR_BYTES] ^= 1;
+    assert!(matches!(read(&pieces, 60 * sector, bytes).1, Err(FsError::Lost(_))));
+    let (data, unverified) = read(&pieces, 40 * sector, SECTOR_BYTES).1.unwrap();
+    assert_eq!((data[0], unverified.len()), (content(bytes)[40 * SECTOR_BYTES] ^ 1, 1));
+}
+
+#[test]
 fn paths_lead_where_they_say() {
     let filesystem = open(&sample(ChecksumType::Crc32c).build()).unwrap();
     let resolve = |path: &[u8]| block_on(filesystem.resolve(top(&filesystem), path, true));

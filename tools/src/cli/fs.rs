@@ -153,7 +153,8 @@ pub struct FsVerify {
 #[derive(Args, Debug)]
 #[command(
     after_help = "Examples:\n  sealblock fs rescue disk.img ./saved\n  sealblock fs rescue disk.img ./saved --backup-root 1\n\n\
-    Files keep every sector of which a copy is good; those that are lost are holes there, and are named. What no directory leads to any more is in \
+    Files keep every sector of which a copy is good; those that are lost are holes there, and are named. Data whose checksums are lost are kept, and named \
+    as unverified. Where the newest roots are lost it begins from the newest that can be read (`sealblock fs info` lists them). What no directory leads to any more is in \
     lost+found, by its number. Exit status 1 says that something is lost; standard output names it."
 )]
 pub struct FsRescue {
@@ -163,7 +164,8 @@ pub struct FsRescue {
     /// Where to: a directory that is empty or not there yet.
     #[arg(value_name = "TO")]
     pub to: PathBuf,
-    /// Begin from the roots of an earlier transaction: 0 is the newest of those in the superblock, 3 the oldest.
+    /// Begin from these roots of the superblock, and no others: 0 is the newest of its backups, 3 the oldest.
+    /// [default: the newest roots that can be read]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(0..4))]
     pub backup_root: Option<u8>,
     /// Print one JSON object.

@@ -10,6 +10,7 @@ mod copy;
 mod damage;
 mod files;
 mod filesystems;
+mod fs_roots;
 mod fs_verify;
 mod groups;
 mod hostile;

@@ -9,8 +9,8 @@ use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use super::report::WhyUnchecked;
 use super::session::Session;
 use crate::cursor::{Cursor, TreeRoot};
-use crate::filesystem::tree_root;
 use crate::nodes::LoadedNode;
+use crate::roots::tree_root;
 
 /// A tree, or what of it is wanted.
 pub(super) struct Tree {

@@ -27,7 +27,7 @@ use sealblock_stack::{Cause, StackError};
 use serde::Serialize;
 
 use super::ls::device_numbers;
-use super::place::printable;
+use super::place::{RootsReport, printable};
 use crate::exit::Exit;
 use crate::interrupt;
 use crate::progress::Progress;
@@ -59,6 +59,29 @@ pub(super) struct Lost {
     pub(super) why: String,
 }
 
+/// Bytes of files that are kept though nothing vouches for them: their checksums are absent or lost.
+#[derive(Default)]
+pub(super) struct Unverified {
+    /// Where they are: the path of the file, the first byte, and how many. As many as are listed.
+    pub(super) listed: Vec<(Vec<u8>, u64, u64)>,
+    /// Ranges that are not listed.
+    pub(super) more: u64,
+    /// All such bytes.
+    pub(super) bytes: u64,
+}
+
+impl Unverified {
+    fn add(&mut self, path: &[u8], range: std::ops::Range<u64>) {
+        let bytes = range.end - range.start;
+        self.bytes += bytes;
+        match self.listed.last_mut() {
+            Some((last, start, length)) if last == path && *start + *length == range.start => *length += bytes,
+            _ if self.listed.len() < MAX_LISTED => self.listed.push((path.to_vec(), range.start, bytes)),
+            _ => self.more += 1,
+        }
+    }
+}
+
 /// The outcome in JSON.
 #[derive(Serialize)]
 pub(super) struct Report {
@@ -71,7 +94,29 @@ pub(super) struct Report {
     nameless: Option<u64>,
     lost: Vec<LostReport>,
     lost_unlisted: u64,
+    /// Of a rescue, what nothing vouches for.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    unverified: Option<UnverifiedReport>,
+    /// Of a rescue, what it began from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    roots: Option<RootsReport>,
     not_set: u64,
+}
+
+/// Bytes without checksums, in JSON.
+#[derive(Serialize)]
+struct UnverifiedReport {
+    unverified: Vec<RangeReport>,
+    unverified_unlisted: u64,
+    unverified_bytes: u64,
+}
+
+/// A part of a file, in JSON.
+#[derive(Serialize)]
+struct RangeReport {
+    path: String,
+    offset: u64,
+    bytes: u64,
 }
 
 /// Something that is lost, in JSON.
@@ -114,6 +159,8 @@ pub(super) struct Extraction<'a> {
     pub(super) lost: Vec<Lost>,
     /// How many losses there are.
     pub(super) lost_count: u64,
+    /// What was kept unverified.
+    pub(super) unverified: Unverified,
     /// Attributes, owners and device nodes that could not be set here.
     pub(super) unset: u64,
     is_privileged: bool,
@@ -139,6 +186,7 @@ impl<'a> Extraction<'a> {
             bytes: 0,
             lost: Vec::new(),
             lost_count: 0,
+            unverified: Unverified::default(),
             unset: 0,
             is_privileged: rustix::process::geteuid().is_root(),
         }
@@ -183,6 +231,16 @@ impl<'a> Extraction<'a> {
 
     /// The outcome.
     pub(super) fn report(&self, from: &FilesystemName, to: &Path, nameless: Option<u64>) -> Report {
+        let range = |(path, offset, bytes): &(Vec<u8>, u64, u64)| RangeReport {
+            path: printable(path),
+            offset: *offset,
+            bytes: *bytes,
+        };
+        let unverified = (self.losses == Losses::Keep).then(|| UnverifiedReport {
+            unverified: self.unverified.listed.iter().map(range).collect(),
+            unverified_unlisted: self.unverified.more,
+            unverified_bytes: self.unverified.bytes,
+        });
         Report {
             target: from.to_string(),
             to: to.display().to_string(),
@@ -191,13 +249,15 @@ impl<'a> Extraction<'a> {
             nameless,
             lost: self.lost.iter().map(LostReport::from).collect(),
             lost_unlisted: self.lost_count - self.lost.len() as u64,
+            unverified,
+            roots: (self.losses == Losses::Keep).then(|| self.filesystem.roots().into()),
             not_set: self.unset,
         }
     }
 
     /// The exit status of the copy.
     pub(super) fn exit(&self) -> Exit {
-        match (interrupt::came(), self.lost_count) {
+        match (interrupt::came(), self.lost_count + self.unverified.bytes) {
             (true, _) => Exit::Interrupted,
             (false, 0) => Exit::Clean,
             (false, _) => Exit::DamageFound,
@@ -415,7 +475,8 @@ impl<'a> Extraction<'a> {
         Ok(is_whole)
     }
 
-    /// Writes what can be read of bytes that cannot be read at once: each half by itself, down to a sector. True if some are lost.
+    /// Writes what can be read of bytes that cannot be read at once: as they are stored where only their checksums are lost, and otherwise each half by
+    /// itself, down to a sector. True if some are lost.
     async fn salvage(
         &mut self,
         path: &[u8],
@@ -426,15 +487,19 @@ impl<'a> Extraction<'a> {
     ) -> Result<bool, StackError> {
         let sector = u64::from(self.filesystem.storage().geometry().sector_bytes);
         let mut is_lost = false;
-        let mut pending: Vec<((u64, u64), Result<Slice, FsError>)> = vec![(range, Err(error))];
+        let first = match self.losses {
+            Losses::Keep => self.read_any(path, inode, range).await,
+            Losses::LeaveOut => Err(error),
+        };
+        let mut pending: Vec<((u64, u64), Result<Slice, FsError>)> = vec![(range, first)];
         while let Some(((at, bytes), data)) = pending.pop() {
             match data {
                 Ok(data) => self.write(path, file, at, &data)?,
                 Err(error) if bytes > sector && self.losses == Losses::Keep && error.is_damage() => {
                     let half = (bytes / 2).next_multiple_of(sector);
-                    for (at, bytes) in [(at + half, bytes - half), (at, half)] {
-                        let data = self.filesystem.read(inode, at, bytes as usize).await;
-                        pending.push(((at, bytes), data));
+                    for range in [(at + half, bytes - half), (at, half)] {
+                        let data = self.read_any(path, inode, range).await;
+                        pending.push((range, data));
                     }
                 }
                 Err(error) => {
@@ -444,6 +509,14 @@ impl<'a> Extraction<'a> {
             }
         }
         Ok(is_lost)
+    }
+
+    /// Reads bytes of a file, and notes those that nothing vouches for.
+    async fn read_any(&mut self, path: &[u8], inode: &Inode, (at, bytes): (u64, u64)) -> Result<Slice, FsError> {
+        let (data, mut unverified) = self.filesystem.read_any(inode, at, bytes as usize).await?;
+        unverified.sort_by_key(|range| range.start);
+        unverified.into_iter().for_each(|range| self.unverified.add(path, range));
+        Ok(data)
     }
 
     fn write(&mut self, path: &[u8], file: &File, at: u64, data: &[u8]) -> Result<(), StackError> {

@@ -3,17 +3,18 @@
 use sealblock_btrfs::devices::uuid;
 use sealblock_btrfs::space::{kind_name, profile_name};
 use sealblock_btrfs::verify::why_unchecked;
-use sealblock_btrfs::{BadCopy, Filesystem, FsError};
+use sealblock_btrfs::{BadCopy, Filesystem, FsError, OpenOptions, RootSource, RootsFrom};
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::features::{CompatRo, Incompat};
 use sealblock_btrfs_format::items::chunk::BlockGroupFlags;
+use sealblock_btrfs_format::key::objectid;
 use sealblock_server::dates::moment;
 use sealblock_stack::StackError;
 use sealblock_stack::filesystem::FilesystemName;
 use sealblock_units::ByteCount;
 use serde::Serialize;
 
-use super::place::{printable, with_filesystem};
+use super::place::{RootReport, older_roots, printable, with_options};
 use crate::cli::FsInfo;
 use crate::exit::Exit;
 use crate::report::{Lines, note, print_report};
@@ -33,6 +34,7 @@ struct Report {
     has_log: bool,
     devices: Vec<DeviceReport>,
     space: Vec<SpaceReport>,
+    roots: Vec<RootState>,
     default_subvolume: Option<u64>,
     subvolumes: Vec<SubvolumeReport>,
     /// What is damaged of what was read for this.
@@ -50,6 +52,17 @@ struct DeviceReport {
     used_bytes: u64,
     missing: bool,
     stale: bool,
+}
+
+/// A root that the superblock has, or that was found.
+#[derive(Serialize)]
+struct RootState {
+    tree: &'static str,
+    #[serde(flatten)]
+    root: RootReport,
+    used: bool,
+    /// Why it cannot be read; null if it can.
+    lost: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -80,7 +93,8 @@ pub fn run(arguments: &FsInfo) -> Result<Exit, StackError> {
     if name.has_place {
         note(&"info is about the whole filesystem, not about a place in it");
     }
-    with_filesystem(name, async |open| {
+    let options = OpenOptions { roots: RootsFrom::Best, ..OpenOptions::default() };
+    with_options(name, options, async |open| {
         let report = report(name, &open.filesystem).await;
         print_report(arguments.json, &report, || text(&report))?;
         let is_partial =
@@ -104,6 +118,7 @@ impl Troubles {
     /// What was wrong when the filesystem was opened.
     fn of_opening(filesystem: &Filesystem) -> Troubles {
         let mut troubles = Troubles::default();
+        troubles.damage.extend(older_roots(filesystem));
         filesystem.lost_chunks().iter().for_each(|error| troubles.take(error));
         let superblocks = filesystem.storage().devices.bad_superblocks().iter();
         troubles.damage.extend(superblocks.map(|copy| format!("superblock: {copy}")));
@@ -163,6 +178,8 @@ async fn report(name: &FilesystemName, filesystem: &Filesystem) -> Report {
         });
     }
     troubles.take_copies(&filesystem.take_bad_copies());
+    // Older roots may be gone, which is no damage.
+    let roots = roots(filesystem).await;
     Report {
         target: name.devices(),
         label: printable(superblock.label()),
@@ -189,6 +206,7 @@ async fn report(name: &FilesystemName, filesystem: &Filesystem) -> Report {
                 }
             })
             .collect(),
+        roots,
         default_subvolume,
         subvolumes: told,
         damage: troubles.damage,
@@ -208,6 +226,23 @@ fn checksum_name(kind: ChecksumType) -> &'static str {
 fn features(incompat: Incompat, compat_ro: CompatRo) -> Vec<String> {
     let names = incompat.iter_names().map(|(name, _)| name).chain(compat_ro.iter_names().map(|(name, _)| name));
     names.map(str::to_lowercase).collect()
+}
+
+/// The roots that there are to begin from, the newest first.
+async fn roots(filesystem: &Filesystem) -> Vec<RootState> {
+    let (mut states, used) = (Vec::new(), filesystem.roots());
+    let trees =
+        [("chunk tree", objectid::CHUNK_TREE, used.chunks), ("tree of trees", objectid::ROOT_TREE, used.trees)];
+    for (tree, id, used) in trees {
+        for (chosen, lost) in filesystem.root_candidates(id).await {
+            let lost = lost.map(|error| error.to_string());
+            states.push(RootState { tree, root: chosen.into(), used: chosen == used, lost });
+        }
+        if used.source == RootSource::Search {
+            states.push(RootState { tree, root: used.into(), used: true, lost: None });
+        }
+    }
+    states
 }
 
 fn devices(filesystem: &Filesystem) -> Vec<DeviceReport> {
@@ -240,6 +275,14 @@ fn text(report: &Report) -> String {
     lines.put("features", report.features.join(" "));
     if report.has_log {
         lines.put("log", "not replayed");
+    }
+    for RootState { tree, root, used, lost } in &report.roots {
+        let state = match (used, lost) {
+            (true, None) => ", used",
+            (_, Some(_)) => ", lost",
+            (false, None) => "",
+        };
+        lines.put("root", format_args!("of the {tree}: {}, transaction {}{state}", root.source, root.generation));
     }
     for device in &report.devices {
         let state = match (device.missing, device.stale) {

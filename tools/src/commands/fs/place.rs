@@ -1,10 +1,12 @@
 //! Opening the filesystem that a command is about, and finding the place in it.
 
 use sealblock_btrfs::inode::Inode;
-use sealblock_btrfs::{Filesystem, OpenOptions};
+use sealblock_btrfs::roots::Chosen;
+use sealblock_btrfs::{Filesystem, OpenOptions, RootSource, Roots, TreeRoot};
 use sealblock_btrfs_format::key::objectid;
 use sealblock_stack::filesystem::{FilesystemName, OpenFilesystem, Start, of_filesystem};
 use sealblock_stack::{StackError, on_reactor};
+use serde::Serialize;
 
 use crate::exit::Exit;
 use crate::report::{note, note_older};
@@ -46,6 +48,7 @@ fn say_state(name: &FilesystemName, filesystem: &Filesystem) {
             "{target}: device {devid} is of transaction {generation}, which others are past; only what has a checksum is read from it"
         ));
     }
+    older_roots(filesystem).iter().for_each(|why| note(&format_args!("{name}: {why}")));
     for lost in filesystem.lost_chunks() {
         note(&format_args!("{name}: a part of the chunk tree is lost: {lost}"));
     }
@@ -56,6 +59,54 @@ fn say_state(name: &FilesystemName, filesystem: &Filesystem) {
         note(&format_args!(
             "{name}: what was synced after the last transaction is in a log, which is not replayed: older content of some files is read"
         ));
+    }
+}
+
+/// What is to be said of roots that are not the newest ones: that these are lost, and what is begun from instead.
+pub(super) fn older_roots(filesystem: &Filesystem) -> Vec<String> {
+    let (roots, newest) = (filesystem.roots(), filesystem.superblock().generation.get());
+    let mut said = Vec::new();
+    for (what, chosen) in [("chunk tree", roots.chunks), ("tree of trees", roots.trees)] {
+        if chosen.source != RootSource::Superblock {
+            let (source, generation) = (chosen.source, chosen.root.generation);
+            said.push(format!(
+                "the newest root of the {what} is not read: it begins from {source}, of transaction {generation}; the filesystem is of transaction {newest}"
+            ));
+        }
+    }
+    if roots.chunks_of_devices > 0 {
+        said.push(format!("{} chunks are known from the tree of devices alone", roots.chunks_of_devices));
+    }
+    said
+}
+
+/// The roots in JSON.
+#[derive(Serialize)]
+pub(super) struct RootsReport {
+    chunk_tree: RootReport,
+    tree_of_trees: RootReport,
+    chunks_of_devices: usize,
+}
+
+/// A root in JSON.
+#[derive(Serialize)]
+pub(super) struct RootReport {
+    pub(super) source: String,
+    pub(super) generation: u64,
+    pub(super) logical: u64,
+}
+
+impl From<Chosen> for RootReport {
+    fn from(chosen: Chosen) -> RootReport {
+        let TreeRoot { generation, bytenr: logical, .. } = chosen.root;
+        RootReport { source: chosen.source.to_string(), generation, logical }
+    }
+}
+
+impl From<&Roots> for RootsReport {
+    fn from(roots: &Roots) -> RootsReport {
+        let Roots { chunks, trees, chunks_of_devices } = *roots;
+        RootsReport { chunk_tree: chunks.into(), tree_of_trees: trees.into(), chunks_of_devices }
     }
 }
 

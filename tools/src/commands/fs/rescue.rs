@@ -4,14 +4,14 @@
 //! leads to, by their numbers: their directory is lost, or the entry in it.
 
 use sealblock_btrfs::inode::FileKind;
-use sealblock_btrfs::{OpenOptions, TreeRoot};
+use sealblock_btrfs::{OpenOptions, RootsFrom, TreeRoot};
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_stack::StackError;
 use sealblock_stack::filesystem::{FilesystemName, OpenFilesystem, Start};
 
 use super::extract::{Extraction, Losses, empty_directory};
-use super::place::{printable, resolve, with_options};
+use super::place::{older_roots, printable, resolve, with_options};
 use crate::cli::FsRescue;
 use crate::exit::Exit;
 use crate::interrupt;
@@ -26,13 +26,17 @@ pub fn run(arguments: &FsRescue) -> Result<Exit, StackError> {
     let place = &arguments.place;
     empty_directory(&arguments.to)?;
     interrupt::watch();
-    let options = OpenOptions { backup_root: arguments.backup_root.map(usize::from), ..OpenOptions::default() };
+    let roots = arguments.backup_root.map_or(RootsFrom::Best, |index| RootsFrom::Backup(index.into()));
+    let options = OpenOptions { roots, ..OpenOptions::default() };
     with_options(place, options, async |open| {
         let show = if arguments.json { Show::Never } else { Show::OnTerminal };
         let progress = Progress::new("rescuing", None, show);
         let mut extraction = Extraction::new(&open.filesystem, arguments.to.clone(), Losses::Keep, &progress);
         for lost in open.filesystem.lost_chunks() {
             extraction.lose(Vec::new(), None, lost.to_string());
+        }
+        if arguments.backup_root.is_none() {
+            older_roots(&open.filesystem).into_iter().for_each(|why| extraction.lose(Vec::new(), None, why));
         }
         let nameless = if is_part(place) {
             let start = resolve(open, place, false).await?;
@@ -49,9 +53,18 @@ pub fn run(arguments: &FsRescue) -> Result<Exit, StackError> {
                 let range = lost.range.map_or(String::new(), |(at, bytes)| format!(" bytes {at}..{}", at + bytes - 1));
                 say(&format!("/{}{range}: {}", printable(&lost.path), lost.why))?;
             }
+            for (path, at, bytes) in &extraction.unverified.listed {
+                let (path, last) = (printable(path), at + bytes - 1);
+                say(&format!("/{path} bytes {at}..{last}: kept unverified: their checksums are absent or lost"))?;
+            }
             note(&format_args!(
-                "{} files, {nameless} of them without a name, {} lost parts",
-                extraction.files, extraction.lost_count
+                "{} files, {nameless} of them without a name, {} lost parts{}",
+                extraction.files,
+                extraction.lost_count,
+                match extraction.unverified.bytes {
+                    0 => String::new(),
+                    bytes => format!(", {bytes} bytes unverified"),
+                }
             ));
             extraction.note_unset();
         }
