@@ -74,9 +74,10 @@ impl Unverified {
     fn add(&mut self, path: &[u8], range: std::ops::Range<u64>) {
         let bytes = range.end - range.start;
         self.bytes += bytes;
+        let has_room = self.listed.len() < MAX_LISTED;
         match self.listed.last_mut() {
             Some((last, start, length)) if last == path && *start + *length == range.start => *length += bytes,
-            _ if self.listed.len() < MAX_LISTED => self.listed.push((path.to_vec(), range.start, bytes)),
+            _ if has_room => self.listed.push((path.to_vec(), range.start, bytes)),
             _ => self.more += 1,
         }
     }
