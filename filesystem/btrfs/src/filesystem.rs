@@ -320,7 +320,8 @@ impl Chunks {
             let Ok(node) = nodes.load(&leaf.expected()).await else { continue };
             for (key, data) in node.view().entries() {
                 // What is there already is newer.
-                if !matches!(Item::decode(key, data), Ok(Item::Device(item)) if self.known.contains_key(&item.devid.get())) {
+                if !matches!(Item::decode(key, data), Ok(Item::Device(item)) if self.known.contains_key(&item.devid.get()))
+                {
                     let _ = self.add(key, data);
                 }
             }

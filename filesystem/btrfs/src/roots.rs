@@ -96,9 +96,7 @@ pub(crate) fn candidates(superblock: &Superblock, tree: u64) -> Vec<Chosen> {
     let is_chunks = tree == objectid::CHUNK_TREE;
     let of = |bytenr: u64, level, generation| TreeRoot { id: tree, bytenr, level, generation };
     let newest = match is_chunks {
-        true => {
-            of(superblock.chunk_root.get(), superblock.chunk_root_level, superblock.chunk_root_generation.get())
-        }
+        true => of(superblock.chunk_root.get(), superblock.chunk_root_level, superblock.chunk_root_generation.get()),
         false => of(superblock.root.get(), superblock.root_level, superblock.generation.get()),
     };
     let mut all = vec![Chosen { source: RootSource::Superblock, root: newest }];
@@ -166,7 +164,8 @@ pub(crate) async fn search(nodes: &NodeCache, ranges: &[(u64, u64)], tree: u64) 
         (0..count).map(move |index| start + index * bytes)
     });
     let mut found = Vec::new();
-    let mut reads = stream::iter(addresses).map(|bytenr| node_at(nodes, bytenr, tree)).buffer_unordered(SEARCHED_AT_ONCE);
+    let mut reads =
+        stream::iter(addresses).map(|bytenr| node_at(nodes, bytenr, tree)).buffer_unordered(SEARCHED_AT_ONCE);
     while let Some(node) = reads.next().await {
         found.extend(node);
         if found.len() >= 2 * MOST_FOUND {
@@ -201,7 +200,11 @@ async fn node_at(nodes: &NodeCache, bytenr: u64, tree: u64) -> Option<TreeRoot> 
 }
 
 /// The root of the tree of trees that a search finds: of the level that the superblock says, where there is one, and otherwise of whichever is newest.
-pub(crate) async fn find_root_tree(nodes: &NodeCache, superblock: &Superblock, ranges: &[(u64, u64)]) -> Option<Chosen> {
+pub(crate) async fn find_root_tree(
+    nodes: &NodeCache,
+    superblock: &Superblock,
+    ranges: &[(u64, u64)],
+) -> Option<Chosen> {
     let found = search(nodes, ranges, objectid::ROOT_TREE).await;
     let of_level = found.iter().find(|root| root.level == superblock.root_level);
     of_level.or(found.first()).map(|root| Chosen { source: RootSource::Search, root: *root })
@@ -233,7 +236,8 @@ pub(crate) async fn add_chunks_of_devices(nodes: &NodeCache, root_tree: TreeRoot
     }
     let mut added = 0;
     for (logical, (bytes, stripes)) in unknown {
-        let range = Key::new(logical, ItemType::BLOCK_GROUP_ITEM, 0)..=Key::new(logical, ItemType::BLOCK_GROUP_ITEM, u64::MAX);
+        let range =
+            Key::new(logical, ItemType::BLOCK_GROUP_ITEM, 0)..=Key::new(logical, ItemType::BLOCK_GROUP_ITEM, u64::MAX);
         let mut cursor = Cursor::new(nodes, groups, range);
         let Ok(Some((key, data))) = cursor.next().await else { continue };
         let Ok(Item::BlockGroup(group)) = Item::decode(key, data) else { continue };

@@ -125,7 +125,10 @@ fn data_without_checksums_are_read_where_they_are_asked_for_and_named() {
     let (plain, any) = read(&pieces, 0, bytes);
     assert!(matches!(plain, Err(FsError::NoSum { logical }) if logical == DATA_START + 32 * sector));
     let (data, unverified) = any.unwrap();
-    assert_eq!((&data[..], &unverified[..]), (&content(bytes - 5)[..], std::slice::from_ref(&(32 * sector..64 * sector))));
+    assert_eq!(
+        (&data[..], &unverified[..]),
+        (&content(bytes - 5)[..], std::slice::from_ref(&(32 * sector..64 * sector)))
+    );
     // A part that begins and ends within sectors.
     let (_, any) = read(&pieces, 40 * sector + 7, 9000);
     assert_eq!(any.unwrap().1, [40 * sector + 7..40 * sector + 9007]);

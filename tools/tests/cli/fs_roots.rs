@@ -75,9 +75,8 @@ fn rescued(place: &Place, to: &str, options: &str) -> Value {
 
 /// The numbers of the files that are whole in a folder.
 fn whole(place: &Place, folder: &str) -> Vec<u64> {
-    let is_whole = |number: &u64| {
-        fs::read(place.path(folder).join(name(*number))).is_ok_and(|found| found == content(*number))
-    };
+    let is_whole =
+        |number: &u64| fs::read(place.path(folder).join(name(*number))).is_ok_and(|found| found == content(*number));
     (0..TRANSACTIONS).filter(is_whole).collect()
 }
 
@@ -99,10 +98,15 @@ fn data_whose_checksums_are_lost_are_rescued_and_called_unverified() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|one| (one["path"].as_str().unwrap().to_owned(), one["offset"].as_u64().unwrap(), one["bytes"].as_u64().unwrap()))
+        .map(|one| {
+            (one["path"].as_str().unwrap().to_owned(), one["offset"].as_u64().unwrap(), one["bytes"].as_u64().unwrap())
+        })
         .collect();
     listed.sort();
-    assert_eq!(listed, all().iter().map(|number| (name(*number), 0, content(*number).len() as u64)).collect::<Vec<_>>());
+    assert_eq!(
+        listed,
+        all().iter().map(|number| (name(*number), 0, content(*number).len() as u64)).collect::<Vec<_>>()
+    );
     let text = place.run("fs rescue disk again");
     assert!(text.ends_with(1).text().contains("/file-0 bytes 0..18874367: kept unverified"), "{}", text.text());
     // Elsewhere data that nothing vouches for are damaged, and the advice names what gives them.

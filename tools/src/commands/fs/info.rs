@@ -231,8 +231,7 @@ fn features(incompat: Incompat, compat_ro: CompatRo) -> Vec<String> {
 /// The roots that there are to begin from, the newest first.
 async fn roots(filesystem: &Filesystem) -> Vec<RootState> {
     let (mut states, used) = (Vec::new(), filesystem.roots());
-    let trees =
-        [("chunk tree", objectid::CHUNK_TREE, used.chunks), ("tree of trees", objectid::ROOT_TREE, used.trees)];
+    let trees = [("chunk tree", objectid::CHUNK_TREE, used.chunks), ("tree of trees", objectid::ROOT_TREE, used.trees)];
     for (tree, id, used) in trees {
         for (chosen, lost) in filesystem.root_candidates(id).await {
             let lost = lost.map(|error| error.to_string());
