@@ -1,7 +1,10 @@
 //! `sealblock fs info`: what a filesystem is.
 
+use std::collections::BTreeMap;
+
 use sealblock_btrfs::devices::uuid;
 use sealblock_btrfs::space::{kind_name, profile_name};
+use sealblock_btrfs::subvolumes::Subvolume;
 use sealblock_btrfs::verify::why_unchecked;
 use sealblock_btrfs::{BadCopy, Filesystem, FsError, OpenOptions, RootSource, RootsFrom};
 use sealblock_btrfs_format::checksum::ChecksumType;
@@ -158,25 +161,7 @@ async fn report(name: &FilesystemName, filesystem: &Filesystem) -> Report {
             None
         }
     };
-    let some = |bytes: &[u8; 16]| Some(uuid(bytes)).filter(|_| bytes != &[0; 16]);
-    let mut told = Vec::new();
-    for (id, one) in &subvolumes {
-        let path = match one.is_dead {
-            true => None,
-            false => filesystem.path_of_subvolume(*id).await.ok(),
-        };
-        told.push(SubvolumeReport {
-            id: *id,
-            path: path.map(|path| if path.is_empty() { "/".to_owned() } else { printable(&path) }),
-            uuid: some(&one.uuid),
-            snapshot_of: some(&one.parent_uuid),
-            received_from: some(&one.received_uuid),
-            read_only: one.is_read_only,
-            being_deleted: one.is_dead,
-            generation: one.root.generation,
-            created_s: one.created.map(|time| time.seconds.get()),
-        });
-    }
+    let told = subvolume_reports(filesystem, &subvolumes).await;
     troubles.take_copies(&filesystem.take_bad_copies());
     // Older roots may be gone, which is no damage.
     let roots = roots(filesystem).await;
@@ -212,6 +197,29 @@ async fn report(name: &FilesystemName, filesystem: &Filesystem) -> Report {
         damage: troubles.damage,
         unread: troubles.unread,
     }
+}
+
+async fn subvolume_reports(filesystem: &Filesystem, subvolumes: &BTreeMap<u64, Subvolume>) -> Vec<SubvolumeReport> {
+    let some = |bytes: &[u8; 16]| Some(uuid(bytes)).filter(|_| bytes != &[0; 16]);
+    let mut told = Vec::new();
+    for (id, one) in subvolumes {
+        let path = match one.is_dead {
+            true => None,
+            false => filesystem.path_of_subvolume(*id).await.ok(),
+        };
+        told.push(SubvolumeReport {
+            id: *id,
+            path: path.map(|path| if path.is_empty() { "/".to_owned() } else { printable(&path) }),
+            uuid: some(&one.uuid),
+            snapshot_of: some(&one.parent_uuid),
+            received_from: some(&one.received_uuid),
+            read_only: one.is_read_only,
+            being_deleted: one.is_dead,
+            generation: one.root.generation,
+            created_s: one.created.map(|time| time.seconds.get()),
+        });
+    }
+    told
 }
 
 fn checksum_name(kind: ChecksumType) -> &'static str {
