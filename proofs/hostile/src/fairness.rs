@@ -16,7 +16,7 @@ use fastrand::Rng;
 use sealblock_protocols_nvme::nvm::{BlockCommand, IoCommand};
 use sealblock_units::Extent;
 
-use crate::floods::{self, Effort, FLOODS, Flood, Kind, QUEUES, Queues, Set};
+use crate::floods::{self, Effort, FLOODS, Flood, Kind, QUEUES, Queues, Set, nvme};
 use crate::served::Program;
 use crate::wire::{Data, Peer, SUBNQN};
 
@@ -133,7 +133,7 @@ fn row(program: &Program, flood: Option<&'static Flood>, kind: Kind, effort: &Ef
     for nsid in [kind.nsid(), kind.other_nsid()] {
         fill(process.address, nsid, kind)?;
     }
-    let queues = flood.map(|flood| Queues::start(process.address, flood, kind, effort)).transpose()?;
+    let queues = flood.map(|flood| nvme::start(process.address, flood, kind, effort)).transpose()?;
     sleep(RAMP);
     let is_over = Arc::new(AtomicBool::new(false));
     let mut running = Vec::new();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use sealblock_hostile::attacks::cut::{BLOCKS, BlockChecker, START};
 use sealblock_hostile::attacks::{ATTACKS, TestContext};
 use sealblock_hostile::floods::nbd::{self, NBD_FLOODS};
-use sealblock_hostile::floods::{self, Effort, FLOODS, Kind, Queues};
+use sealblock_hostile::floods::{self, Effort, FLOODS, Kind, nvme};
 use sealblock_hostile::formats::{self, FORMATS_NQN, TagMaker};
 use sealblock_hostile::host::{peak_mib, session, sessions};
 use sealblock_hostile::process::{self, Process, ProcessUsage};
@@ -118,11 +118,11 @@ fn floods_of(kind: Kind) {
         assert!(grown <= allowed, "{name}: memory grew by {grown} bytes, and {allowed} are allowed");
     };
     for flood in FLOODS.iter().filter(|flood| flood.runs_on(kind)) {
-        let start = |address| Queues::start(address, flood, kind, &effort);
+        let start = |address| nvme::start(address, flood, kind, &effort);
         let (queues, measured) = floods::flood(&mut process, effort.time, start).unwrap();
         queues.cut();
         check(flood.name, measured.grown_bytes);
-        floods::ready_again(process.address).unwrap_or_else(|error| panic!("{}: {error:#}", flood.name));
+        nvme::ready_again(process.address).unwrap_or_else(|error| panic!("{}: {error:#}", flood.name));
     }
     for flood in NBD_FLOODS {
         let start = |_| nbd::start(&socket, flood, kind, &effort);

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use sealblock_protocols_nbd::wire::{self, chunk, command, flag, option, rep};
 
 use super::commands::{AREA_BYTES, Kind};
-use super::{Busy, Effort, QUEUES, Queues};
+use super::queues::{Busy, Effort, QUEUES, Queues};
 use crate::wire::HANG_TIMEOUT;
 
 /// The longest data of a read or write.
