@@ -117,11 +117,11 @@ fn data_whose_checksums_are_lost_are_rescued_and_called_unverified() {
 #[test]
 fn without_the_newest_chunk_root_all_is_rescued() {
     let Some(place) = place_with_image() else { return };
-    let (root, roots) = (superblock(&place).chunk_root, superblock(&place).backup_roots);
-    assert!(roots.iter().any(|backup| backup.chunk_root != root), "an older one is in a backup");
+    let (root, backups) = (superblock(&place).chunk_root, superblock(&place).backup_roots);
+    assert!(backups.iter().any(|backup| backup.chunk_root != root), "an older one is in a backup");
     let healthy = place.run("fs info disk --json").succeeds().json();
     assert_eq!((&healthy["roots"][0]["source"], &healthy["roots"][0]["used"]), (&"superblock".into(), &true.into()));
-    assert!(destroy(&place, |header| header.owner == objectid::CHUNK_TREE && header.bytenr == root) >= 2);
+    assert!(destroy(&place, |header| header.owner == objectid::CHUNK_TREE && root == header.bytenr) >= 2);
     place.run("fs ls disk").fails(3, &["sealblock fs rescue"]);
     let report = rescued(&place, "saved", "");
     assert_eq!(whole(&place, "saved"), all(), "{}", report["roots"]);
@@ -135,7 +135,7 @@ fn without_the_newest_chunk_root_all_is_rescued() {
     assert!(roots.iter().any(|one| one["source"] == source && one["used"] == true), "{info}");
 
     // Those of the backups, too: what is left in the system chunks is found.
-    let is_of_backup = |header: &Header| roots.iter().any(|backup| backup.chunk_root == header.bytenr);
+    let is_of_backup = |header: &Header| backups.iter().any(|backup| backup.chunk_root == header.bytenr);
     assert!(destroy(&place, |header| header.owner == objectid::CHUNK_TREE && is_of_backup(header)) > 0);
     let report = rescued(&place, "found", "");
     assert_eq!(report["roots"]["chunk_tree"]["source"], "search", "{}", report["roots"]);
@@ -146,7 +146,7 @@ fn without_the_newest_chunk_root_all_is_rescued() {
 fn without_the_newest_root_of_all_trees_the_next_older_one_is_begun_from() {
     let Some(place) = place_with_image() else { return };
     let first = superblock(&place);
-    assert!(destroy(&place, |header| header.owner == objectid::ROOT_TREE && header.bytenr == first.root) >= 2);
+    assert!(destroy(&place, |header| header.owner == objectid::ROOT_TREE && first.root == header.bytenr) >= 2);
     place.run("fs ls disk").fails(3, &["sealblock fs rescue"]);
     let report = rescued(&place, "saved", "");
     assert_eq!(report["roots"]["tree_of_trees"]["source"], "backup 1", "{}", report["roots"]);
