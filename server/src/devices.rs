@@ -253,7 +253,7 @@ async fn open_on_core(
     if let Some(state) = ties.state.upgrade() {
         state.set_damage_source(Arc::new(info.damage.clone()));
     }
-    let mirror_uuid = info.mirror.as_ref().map(|mirror| mirror.describe().uuid);
+    let mirror_uuid = info.mirror.as_ref().and_then(|mirror| mirror.describe().uuid);
     let volume_uuid = info.volume.as_ref().map(|volume| volume.uuid).or(mirror_uuid);
     let named = || TargetLabel::new(target, info.identity(target));
     let called = info.mirror.as_ref().map_or_else(named, |mirror| mirror.target().clone());

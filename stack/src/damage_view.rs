@@ -83,6 +83,18 @@ impl DamageView {
         (runs, count)
     }
 
+    /// The blocks that every one of `others` may have lost, by what is known of them, and that are not known to be lost here: the first
+    /// and the last of each run.
+    pub(crate) fn only_good_here(&self, others: &[DamageView]) -> Vec<(u64, u64)> {
+        let runs = |view: &DamageView, counts: fn(&DamageRun) -> bool| -> Vec<(u64, u64)> {
+            let runs = view.summary().0.into_iter().filter(|run| !run.is_made && counts(run));
+            runs.map(|run| (run.first, run.last)).collect()
+        };
+        // Of a coarse run some blocks are good, and nothing says which.
+        let lost = others.iter().map(|view| runs(view, |_| true)).reduce(|all, next| common(&all, &next));
+        without(lost.unwrap_or_default(), &runs(self, |run| !run.is_coarse()))
+    }
+
     /// Devices whose lists end with this process, and why.
     pub fn not_kept(&self) -> Vec<(String, &'static str)> {
         match &*self.0 {
@@ -158,6 +170,42 @@ fn striped(run: DamageRun, number: u64, chunk_blocks: u64, row_blocks: u64, see:
     }
 }
 
+/// What is in runs of both lists, each of which is in order.
+fn common(a: &[(u64, u64)], b: &[(u64, u64)]) -> Vec<(u64, u64)> {
+    let mut both = Vec::new();
+    let (mut a, mut b) = (a.iter().peekable(), b.iter().peekable());
+    while let (Some(x), Some(y)) = (a.peek(), b.peek()) {
+        let (first, last) = (x.0.max(y.0), x.1.min(y.1));
+        if first <= last {
+            both.push((first, last));
+        }
+        if x.1 < y.1 { a.next() } else { b.next() };
+    }
+    both
+}
+
+/// What is left of runs without what is in others; both lists are in order.
+fn without(runs: Vec<(u64, u64)>, others: &[(u64, u64)]) -> Vec<(u64, u64)> {
+    let (mut left, mut others) = (Vec::new(), others.iter().peekable());
+    for (mut first, last) in runs {
+        while others.next_if(|other| other.1 < first).is_some() {}
+        while let Some(other) = others.peek().filter(|other| other.0 <= last) {
+            if first < other.0 {
+                left.push((first, other.0 - 1));
+            }
+            first = other.1.saturating_add(1);
+            if other.1 >= last {
+                break;
+            }
+            others.next();
+        }
+        if first <= last {
+            left.push((first, last));
+        }
+    }
+    left
+}
+
 fn lock(replicas: &Replicas) -> MutexGuard<'_, Vec<(String, DamageView)>> {
     replicas.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -201,6 +249,18 @@ mod tests {
         assert_eq!(mirror.summary().1.least, 2);
         mirror.set_replica("a", Some(leaf("a", &[])));
         assert_eq!((mirror.summary().1.least, mirror.replicas().len()), (0, 1));
+    }
+
+    #[test]
+    fn what_only_one_replica_has_is_what_all_others_lost() {
+        let (a, b, c) = (leaf("a", &[9]), leaf("b", &[3, 9, 20, 21, 22]), leaf("c", &[1, 3, 9, 21]));
+        assert_eq!(a.only_good_here(std::slice::from_ref(&b)), [(3, 3), (20, 20), (21, 21), (22, 22)]);
+        assert_eq!(a.only_good_here(&[b.clone(), c.clone()]), [(3, 3), (21, 21)]);
+        assert!(b.only_good_here(&[a.clone(), c]).is_empty(), "what is lost everywhere is nobody's");
+        assert!(a.only_good_here(&[leaf("d", &[])]).is_empty() && a.only_good_here(&[]).is_empty());
+        assert_eq!(common(&[(0, 9), (20, 29)], &[(5, 22), (25, 25), (29, 40)]), [(5, 9), (20, 22), (25, 25), (29, 29)]);
+        assert_eq!(without(vec![(0, 9), (20, 29)], &[(3, 4), (8, 21), (29, 40)]), [(0, 2), (5, 7), (22, 28)]);
+        assert_eq!(without(vec![(5, 6), (8, 9)], &[(0, 6), (7, 7)]), [(8, 9)]);
     }
 
     #[test]
