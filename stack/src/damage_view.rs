@@ -179,7 +179,11 @@ fn common(a: &[(u64, u64)], b: &[(u64, u64)]) -> Vec<(u64, u64)> {
         if first <= last {
             both.push((first, last));
         }
-        if x.1 < y.1 { a.next() } else { b.next() };
+        if x.1 < y.1 {
+            a.next()
+        } else {
+            b.next()
+        };
     }
     both
 }

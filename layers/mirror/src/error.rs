@@ -102,7 +102,11 @@ fn pi_to_text(format: Option<PiFormat>) -> String {
 
 /// The replicas that would be left.
 fn left_text(left: &[String]) -> String {
-    if left.is_empty() { String::new() } else { format!(", and what would be left is no full copy: {}", left.join(", ")) }
+    if left.is_empty() {
+        String::new()
+    } else {
+        format!(", and what would be left is no full copy: {}", left.join(", "))
+    }
 }
 
 /// Why the replicas of a mirror cannot be changed.

@@ -209,7 +209,8 @@ pub struct ReplicaInfo {
 
 impl<C: Clock> Mirror<C> {
     pub(crate) fn new(clock: C, parts: MirrorParts, abilities: Abilities, read_only: bool) -> Mirror<C> {
-        let MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, is_labelled, hooks } = parts;
+        let MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, is_labelled, hooks } =
+            parts;
         let hot = HotGroups::new(&map, geometry.block_size, hooks.hot_groups);
         Mirror {
             clock,

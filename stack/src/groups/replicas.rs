@@ -256,15 +256,16 @@ impl OpenMirror {
         let is_here = |replica: &&ReplicaInfo| replica.is_online && replica.state != ReplicaState::Removed;
         let going = replicas.iter().filter(is_here).rfind(|replica| replica.name == name)?;
         let is_staying = |other: &&ReplicaInfo| other.id != going.id && other.state == ReplicaState::InSync;
-        let staying: Vec<&str> =
-            replicas.iter().filter(is_here).filter(is_staying).map(|other| &*other.name).collect();
+        let staying: Vec<&str> = replicas.iter().filter(is_here).filter(is_staying).map(|other| &*other.name).collect();
         if staying.is_empty() {
             return None;
         }
         let left = staying.join(", ");
         if going.stale_blocks > 0 {
             let blocks = count(going.stale_blocks, "block");
-            let why = format!("{name} has the only copies of {blocks}, older ones: they are lost on what would be left, {left}");
+            let why = format!(
+                "{name} has the only copies of {blocks}, older ones: they are lost on what would be left, {left}"
+            );
             return Some((why, format!("`sealblock mirror accept-stale TARGET {name}`, or writing them anew")));
         }
         let known = self.damage.replicas();
@@ -276,7 +277,8 @@ impl OpenMirror {
             return None;
         }
         let (blocks, places) = (count(blocks, "block"), places_text(&runs));
-        let why = format!("{name} may have the only good copies of {blocks} ({places}), bad on what would be left, {left}");
+        let why =
+            format!("{name} may have the only good copies of {blocks} ({places}), bad on what would be left, {left}");
         Some((why, "`sealblock verify TARGET --repair`, or `sealblock scrub start` where it is served".to_owned()))
     }
 

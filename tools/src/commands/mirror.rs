@@ -269,7 +269,9 @@ fn change(target: &TargetName, server: Option<FoundServer>, change: Change<'_>) 
 
 async fn execute_change(mirror: &Holder, target: &TargetName, change: Change<'_>) -> Result<MirrorStatus, StackError> {
     let (old, new, is_forced, command) = match change {
-        Change::Add { new, force } => (None, Some(new.clone()), force, ControlCommand::MirrorAdd { replica: new, force }),
+        Change::Add { new, force } => {
+            (None, Some(new.clone()), force, ControlCommand::MirrorAdd { replica: new, force })
+        }
         Change::Remove { old, force } => {
             let old = mirror.member(old, target)?;
             (None, None, force, ControlCommand::MirrorRemove { replica: old, force })

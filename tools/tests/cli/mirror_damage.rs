@@ -253,7 +253,9 @@ fn a_replica_that_has_the_last_older_copy_or_is_the_last_in_sync_one_stays() {
     // While it has what was written last, and the other one is behind it.
     let behind = "mirror:a,[fault:[write-error@1],b]";
     let server = Server::start(&place, behind);
-    place.run(&format!("mirror remove {behind} a --force")).fails(3, &["last in-sync replica", "no full copy: ", "b is "]);
+    place
+        .run(&format!("mirror remove {behind} a --force"))
+        .fails(3, &["last in-sync replica", "no full copy: ", "b is "]);
     server.stop();
     let server = Server::start(&place, "mirror:a,b");
     let start = Instant::now();

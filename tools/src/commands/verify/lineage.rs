@@ -37,7 +37,11 @@ fn add(info: &TargetInfo, ids: &mut Vec<String>, states: &mut Vec<String>) {
         ids.extend(mirror.uuid.iter().map(|uuid| format!("mirror {}", uuid_text(uuid))));
         let replicas = mirror.replicas.iter().filter(|replica| replica.state != ReplicaState::Removed);
         // Without a label their identities are made up, too.
-        ids.extend(replicas.filter(|_| mirror.uuid.is_some()).map(|replica| format!("replica {}, {}", hex(&replica.id), replica.state.as_str())));
+        ids.extend(
+            replicas
+                .filter(|_| mirror.uuid.is_some())
+                .map(|replica| format!("replica {}, {}", hex(&replica.id), replica.state.as_str())),
+        );
     }
     if let Some(volume) = &info.volume {
         let uuid = uuid_text(&volume.uuid);
