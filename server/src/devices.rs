@@ -117,8 +117,8 @@ impl DeviceHandle {
             Ok(Err(gone)) => silent(&gone.to_string()),
             Err(_) => silent("its core did not answer in time"),
         };
-        let not_kept = seen.damage.not_kept.clone();
-        let damage = DamageStatus { not_kept, ..DamageStatus::of_served(&self.ties.damage) };
+        let DamageStatus { not_kept, not_asked, .. } = seen.damage.clone();
+        let damage = DamageStatus { not_kept, not_asked, ..DamageStatus::of_served(&self.ties.damage) };
         DeviceSnapshot { damage, failing: self.ties.failing.now(), ..seen }
     }
 }

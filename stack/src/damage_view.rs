@@ -1,7 +1,7 @@
 //! The bad blocks of an open target: the lists of all devices at the bottom of its stack, in its own addresses. Nothing is kept here.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use sealblock_block::{DamageCount, DamageRecord, DamageRun, DamageSource, merged};
 
@@ -17,7 +17,7 @@ type Replicas = Mutex<Vec<(String, DamageView)>>;
 
 enum View {
     /// A device at the bottom.
-    Leaf { name: String, record: Arc<DamageRecord>, not_kept: Option<&'static str> },
+    Leaf { name: String, record: Arc<DamageRecord>, not_kept: Option<&'static str>, elsewhere: Option<Elsewhere> },
     /// Devices with the same addresses, such as paths.
     All(Vec<DamageView>),
     /// The replicas of a mirror, which commands change.
@@ -28,6 +28,14 @@ enum View {
     Stripe { members: Vec<DamageView>, chunk_blocks: u64 },
 }
 
+/// What a server on another host knows of a device at the bottom.
+struct Elsewhere {
+    /// Why that is not known here, until it was asked for.
+    why_not: &'static str,
+    /// Set once it was taken over: whether that is all of it.
+    is_all: OnceLock<bool>,
+}
+
 impl DamageView {
     fn new(view: View) -> DamageView {
         DamageView(Arc::new(view))
@@ -35,7 +43,47 @@ impl DamageView {
 
     /// A device at the bottom, and why its list is in memory only, if it is.
     pub(crate) fn leaf(name: &str, record: &Arc<DamageRecord>, not_kept: Option<&'static str>) -> DamageView {
-        DamageView::new(View::Leaf { name: name.to_owned(), record: Arc::clone(record), not_kept })
+        DamageView::new(View::Leaf { name: name.to_owned(), record: Arc::clone(record), not_kept, elsewhere: None })
+    }
+
+    /// A device at the bottom on another host, whose server may know more: why that is not known here.
+    pub(crate) fn remote(name: &str, record: &Arc<DamageRecord>, not_kept: &'static str, why_not: &'static str) -> DamageView {
+        let elsewhere = Some(Elsewhere { why_not, is_all: OnceLock::new() });
+        DamageView::new(View::Leaf { name: name.to_owned(), record: Arc::clone(record), not_kept: Some(not_kept), elsewhere })
+    }
+
+    /// Takes over what the server of such a device knows, and whether that is all of it.
+    pub(crate) fn take_over(&self, runs: &[DamageRun], is_all: bool) {
+        match &*self.0 {
+            View::Leaf { record, elsewhere: Some(elsewhere), .. } => {
+                // What was met here is known better.
+                let is_new = |run: &&DamageRun| {
+                    let mut is_met = false;
+                    record.visit(run.first, run.last, |_| is_met = true);
+                    !is_met
+                };
+                record.restore(&runs.iter().filter(is_new).copied().collect::<Vec<_>>());
+                let _ = elsewhere.is_all.set(is_all);
+            }
+            View::All(of) => of.iter().for_each(|view| view.take_over(runs, is_all)),
+            View::Leaf { .. } | View::Replicas(_) | View::Slice { .. } | View::Stripe { .. } => {}
+        }
+    }
+
+    /// Devices on other hosts of which nothing is known here but what was met here, and why.
+    pub fn not_asked(&self) -> Vec<(String, &'static str)> {
+        self.of_leaves(&|name, _, elsewhere| {
+            let elsewhere = elsewhere.filter(|elsewhere| elsewhere.is_all.get().is_none())?;
+            Some((name.to_owned(), elsewhere.why_not))
+        })
+    }
+
+    /// True if no server kept a part of what it knows to itself.
+    pub fn is_complete(&self) -> bool {
+        let partial = self.of_leaves(&|_, _, elsewhere| {
+            elsewhere.filter(|elsewhere| elsewhere.is_all.get() == Some(&false)).map(|_| ())
+        });
+        partial.is_empty()
     }
 
     /// Devices with the same addresses; nothing is known without any.
@@ -97,11 +145,16 @@ impl DamageView {
 
     /// Devices whose lists end with this process, and why.
     pub fn not_kept(&self) -> Vec<(String, &'static str)> {
+        self.of_leaves(&|name, not_kept, _| not_kept.map(|why| (name.to_owned(), why)))
+    }
+
+    /// What devices at the bottom say.
+    fn of_leaves<T>(&self, say: &dyn Fn(&str, Option<&'static str>, Option<&Elsewhere>) -> Option<T>) -> Vec<T> {
         match &*self.0 {
-            View::Leaf { name, not_kept, .. } => not_kept.iter().map(|why| (name.clone(), *why)).collect(),
-            View::All(of) | View::Stripe { members: of, .. } => of.iter().flat_map(DamageView::not_kept).collect(),
-            View::Replicas(replicas) => lock(replicas).iter().flat_map(|(_, view)| view.not_kept()).collect(),
-            View::Slice { below, .. } => below.not_kept(),
+            View::Leaf { name, not_kept, elsewhere, .. } => say(name, *not_kept, elsewhere.as_ref()).into_iter().collect(),
+            View::All(of) | View::Stripe { members: of, .. } => of.iter().flat_map(|view| view.of_leaves(say)).collect(),
+            View::Replicas(replicas) => lock(replicas).iter().flat_map(|(_, view)| view.of_leaves(say)).collect(),
+            View::Slice { below, .. } => below.of_leaves(say),
         }
     }
 
@@ -253,6 +306,18 @@ mod tests {
         assert_eq!(mirror.summary().1.least, 2);
         mirror.set_replica("a", Some(leaf("a", &[])));
         assert_eq!((mirror.summary().1.least, mirror.replicas().len()), (0, 1));
+    }
+
+    #[test]
+    fn what_a_server_knows_is_taken_over_and_what_it_does_not_tell_is_named() {
+        let record = Arc::new(DamageRecord::new(1 << 20));
+        let far = DamageView::remote("far", &record, "its server keeps one", "no word for it");
+        let both = DamageView::slice(&DamageView::all(vec![leaf("near", &[3]), far.clone()]), 0, 100);
+        assert_eq!((both.not_asked(), both.is_complete()), (vec![("far".to_owned(), "no word for it")], true));
+        far.take_over(&[DamageRun::exact(7, 8, BadBlockCause::Media)], false);
+        assert_eq!(seen(&both, 0, 99), [of("near", 3, 3), of("far", 7, 8)]);
+        assert!(both.not_asked().is_empty() && !both.is_complete());
+        assert_eq!(both.not_kept(), [("far".to_owned(), "its server keeps one")]);
     }
 
     #[test]

@@ -224,6 +224,7 @@ fn on_holder<T>(
             return work(&Holder::Server(Box::new(server))).await;
         }
         let opened = open(target, access).await?;
+        opened.learn_damage().await;
         opened.close_after(async |opened| work(&Holder::Here(mirror_of(opened)?)).await).await
     })
 }
@@ -385,9 +386,11 @@ fn replica_text(replica: &ReplicaStatus) -> String {
     let error = replica.last_error.as_ref().map_or(String::new(), |why| format!(": {why}"));
     let damage = replica.damage.as_ref().filter(|damage| damage.has_any());
     let damage = damage.map_or(String::new(), |damage| format!("; {}", damage.to_text()));
+    let unknown = replica.damage.as_ref().is_some_and(|damage| !damage.not_asked.is_empty());
+    let unknown = if unknown { "; what its server knows of bad blocks is unknown here" } else { "" };
     let files: String = replica.file_trouble.iter().map(|file| format!("; {}", file.to_text())).collect();
     format!(
-        "{}: {}{out_of_sync}{offline}{repaired}{stale}{error}{damage}{files}",
+        "{}: {}{out_of_sync}{offline}{repaired}{stale}{error}{damage}{unknown}{files}",
         replica.name,
         state_text(&replica.state)
     )
