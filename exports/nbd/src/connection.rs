@@ -17,13 +17,15 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use sealblock_layers_cross_core::{ClientSession, SharedDevice};
-use sealblock_protocols_nbd::{Closed, Command, Event, Export as Told, Request, Server as Core, ServerConfig, Ticket};
+use sealblock_protocols_nbd::{
+    Closed, Command, ErrorCode, Event, Export as Told, Request, Server as Core, ServerConfig, Ticket,
+};
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{Share, now, pool, shutdown_requested, sleep_until, spawn, timeout};
 use sealblock_transport::{
-    Batch, Registration, STAGING_BYTES, Sender, Signals, Turns, WatchedEnd, configure_socket, lingering_close,
-    next_turn,
+    Batch, HeldBytes, Registration, STAGING_BYTES, Sender, Signals, Turns, WatchedEnd, WorkQueue, configure_socket,
+    lingering_close, next_turn,
 };
 
 use crate::shared::{ChosenExport, ServerState};
@@ -48,6 +50,8 @@ pub(crate) struct Connection {
     watched_end: RefCell<Option<Rc<WatchedEnd<SharedDevice>>>>,
     /// This connection's share of the bytes in flight over all connections.
     share: Share,
+    /// Long requests that have not begun.
+    work: WorkQueue<(Rc<OpenExport>, Ticket, RemainingWork)>,
     turns: Turns,
     /// Replies were sent since a request had to wait for bytes in flight.
     has_room: Cell<bool>,
@@ -82,6 +86,7 @@ impl Connection {
         Rc::new(Connection {
             peer: from,
             share: Share::new(&server.budget),
+            work: WorkQueue::new(&server.work_budget, server.limits.connection.bytes_in_flight),
             server,
             registration,
             core: RefCell::new(core),
@@ -116,7 +121,7 @@ impl Connection {
         let drain = self.server.limits.drain;
         let sending = pin!(self.send());
         let mut sender = Sender::new(sending);
-        self.turns.run(&mut sender, self.until(Signals::DRAIN, self.receive())).await;
+        self.turns.run(&mut sender, self.with_work(self.until(Signals::DRAIN, self.receive()))).await;
         match self.is_lost() {
             true => self.fence().await,
             // Everything was received, and nothing of it will be sent again.
@@ -124,6 +129,9 @@ impl Connection {
         }
         // Requests that were received fail with ESHUTDOWN, and requests in flight complete.
         self.core.borrow_mut().stop();
+        for (_, ticket, _) in self.work.take_waiting() {
+            self.complete(ticket, Err(ErrorCode::Shutdown.into()));
+        }
         self.turns.run(&mut sender, self.until(Signals::ABORT, timeout(drain, self.process_batch(0)))).await;
         self.core.borrow_mut().close();
         self.turns.run(&mut sender, self.until(Signals::ABORT, timeout(drain, self.wait_idle()))).await;
@@ -156,6 +164,18 @@ impl Connection {
     async fn wait_for_ended(&self) {
         let Some(watched) = self.watched_end.borrow().clone() else { return };
         watched.wait_for_others(SharedDevice::is_same).await;
+    }
+
+    /// Polls `receiving`, and before it begins long requests that waited for others to end, here or on other connections.
+    async fn with_work(self: &Rc<Self>, receiving: impl Future) {
+        let mut receiving = pin!(receiving);
+        poll_fn(|cx| {
+            if self.work.waiting() > 0 {
+                self.start_work();
+            }
+            receiving.as_mut().poll(cx).map(drop)
+        })
+        .await
     }
 
     /// Polls `work` to its end, or until the connection gets this order.
@@ -352,14 +372,37 @@ impl Connection {
         let open_export = self.open_export.borrow().clone();
         // No request comes before an export is chosen.
         let Some(open_export) = open_export else { return };
-        match open_export.try_execute(command) {
-            Ok(outcome) => self.complete(ticket, outcome),
-            Err(work) => drop(spawn(Rc::clone(self).execute(open_export, ticket, work))),
+        let work = match open_export.try_execute(command) {
+            Ok(outcome) => return self.complete(ticket, outcome),
+            Err(work) => work,
+        };
+        match work.work_bytes() {
+            0 => drop(spawn(Rc::clone(self).execute(open_export, ticket, work, None))),
+            bytes => {
+                self.work.add((open_export, ticket, work), bytes);
+                self.start_work();
+            }
         }
     }
 
-    async fn execute(self: Rc<Self>, open_export: Rc<OpenExport>, ticket: Ticket, work: RemainingWork) {
+    /// Begins long requests that wait, as far as there is memory for them.
+    fn start_work(self: &Rc<Self>) {
+        while let Some(((open_export, ticket, work), held)) = self.work.next(&self.turns.task()) {
+            drop(spawn(Rc::clone(self).execute(open_export, ticket, work, Some(held))));
+        }
+    }
+
+    async fn execute(
+        self: Rc<Self>,
+        open_export: Rc<OpenExport>,
+        ticket: Ticket,
+        work: RemainingWork,
+        held: Option<HeldBytes>,
+    ) {
         let outcome = open_export.execute(work, &self.is_gone).await;
+        drop(held);
+        // Gives what this connection needs no more back to others, too.
+        self.start_work();
         self.complete(ticket, outcome);
         self.turns.wake();
     }

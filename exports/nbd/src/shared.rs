@@ -11,6 +11,8 @@ use sealblock_transport::{ControlSignal, Ends, Registration, Serving, Signals};
 
 use crate::export::{Export, Limits, SetupError};
 
+/// The part of the bytes in flight over all connections that requests without data have besides.
+const WORK_PART: usize = 8;
 /// First and longest pause between two looks whether older sessions are fenced.
 const FENCE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_FENCE_POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -41,6 +43,8 @@ struct Choice {
 pub(crate) struct ServerState {
     pub(crate) limits: Limits,
     pub(crate) budget: Arc<Budget>,
+    /// For requests without data that have begun.
+    pub(crate) work_budget: Arc<Budget>,
     pub(crate) serving: Arc<Serving>,
     /// Tells ends of connections that were not read yet, and which device each uses.
     pub(crate) ends: Arc<Ends<SharedDevice>>,
@@ -73,6 +77,7 @@ impl ServerState {
     pub(crate) fn new(limits: Limits) -> ServerState {
         ServerState {
             budget: limits.budget(),
+            work_budget: Budget::new(limits.total_bytes_in_flight / WORK_PART, 0),
             serving: Serving::new(limits.connections, limits.drain),
             limits,
             ends: Arc::default(),

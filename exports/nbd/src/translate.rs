@@ -9,11 +9,14 @@ use sealblock_integrity::{Tags, Unsealed};
 use sealblock_layers_cross_core::Attached;
 use sealblock_protocols_nbd::{Command, ErrorCode, ErrorReply, StatusDescriptor};
 use sealblock_runtime_memory::Slice;
+use sealblock_runtime_reactor::submitted;
 use sealblock_units::{BlockSize, Extent};
 
-/// Bytes that are trimmed or zeroed at once: a long request of a client that has disconnected ends after the next
-/// piece.
-pub(crate) const PIECE_BYTES: u64 = 256 << 20;
+/// Bytes that are trimmed or zeroed at once, with a turn of the reactor behind each: others wait for one piece of each long request that has begun, and
+/// one of a client that has disconnected ends after the next piece.
+pub(crate) const PIECE_BYTES: u64 = 16 << 20;
+/// The most that a request without data takes of the server's memory for work, although it needs less: so only some long ones begin at a time.
+const MAX_WORK_BYTES: u64 = 1 << 20;
 /// Bytes that are read at once for CACHE.
 const CACHE_BYTES: u64 = 1 << 20;
 
@@ -63,6 +66,20 @@ pub(crate) enum RemainingWork {
     Command(Command),
     /// To execute this request of the device.
     Request(Request),
+}
+
+impl RemainingWork {
+    /// What it takes of the memory for work: something if it has no data, so that it takes as long as its client wishes.
+    pub(crate) fn work_bytes(&self) -> usize {
+        let RemainingWork::Command(command) = self else { return 0 };
+        match command {
+            Command::Trim { length, .. }
+            | Command::WriteZeroes { length, .. }
+            | Command::BlockStatus { length, .. } => (*length).min(MAX_WORK_BYTES) as usize,
+            Command::Cache { length, .. } => u64::from(*length).min(MAX_WORK_BYTES) as usize,
+            Command::Read { .. } | Command::Write { .. } | Command::Flush => 0,
+        }
+    }
 }
 
 impl OpenExport {
@@ -244,6 +261,9 @@ impl OpenExport {
             let piece = piece_bytes.min(end - at);
             self.run_request(request(self.extent(at, piece)?)).await?;
             at += piece;
+            if at < end {
+                submitted().await;
+            }
         }
         // A client that has disconnected gets no reply.
         if at < end { Err(ErrorCode::Shutdown.into()) } else { Ok(Reply::Done) }
@@ -285,6 +305,7 @@ impl OpenExport {
             let window = WINDOW_BYTES.min(end - at);
             self.window(at, window, &mut runs).await?;
             at += window;
+            submitted().await;
         }
         runs.truncate(max_runs);
         // A run has whole blocks, so the first one has the byte that was asked for.

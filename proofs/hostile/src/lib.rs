@@ -17,6 +17,7 @@
 
 pub mod attacks;
 pub mod bystander;
+pub mod fairness;
 pub mod floods;
 pub mod formats;
 pub mod host;

@@ -10,6 +10,7 @@ use sealblock::cli::Cli;
 use sealblock::exit::Exit;
 use sealblock_exports_nvme_tcp::Limits;
 use sealblock_hostile::attacks::{ATTACKS, Attack, TestContext};
+use sealblock_hostile::fairness;
 use sealblock_hostile::floods::{self, Effort};
 use sealblock_hostile::formats;
 use sealblock_hostile::host;
@@ -52,6 +53,9 @@ struct Arguments {
     /// Floods a server with each command and prints a table of its memory and of the time that it takes to stop, in place of the attacks.
     #[arg(long)]
     floods: bool,
+    /// Floods a server with each I/O command and prints a table of how long neighbours wait, in place of the attacks.
+    #[arg(long)]
+    fairness: bool,
     /// Commands outstanding on each queue of a flood.
     #[arg(long, default_value_t = 200)]
     outstanding: u16,
@@ -100,10 +104,16 @@ fn main() -> Result<()> {
         return kills(program, rounds, arguments.seed);
     }
     let wanted = |name: &str| arguments.attacks.is_empty() || arguments.attacks.iter().any(|wanted| wanted == name);
-    if arguments.floods {
+    if arguments.floods || arguments.fairness {
         let program = arguments.sealblock.clone().map_or_else(|| Program::hostile(this), Program::sealblock);
         let (outstanding, time) = (arguments.outstanding, Duration::from_millis(arguments.flood_ms));
-        return floods::table(&program, &Effort { limits: Limits::default(), outstanding, time }, wanted);
+        let effort = Effort { limits: Limits::default(), outstanding, time };
+        let table = if arguments.fairness {
+            fairness::table(&program, &effort, wanted)
+        } else {
+            floods::table(&program, &effort, wanted)
+        };
+        return table;
     }
     let chosen: Vec<_> = ATTACKS.iter().filter(|attack| wanted(attack.name)).collect();
     ensure!(!chosen.is_empty(), "there is no such attack; --list names those there are");

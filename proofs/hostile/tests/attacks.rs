@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use sealblock_hostile::attacks::cut::{BLOCKS, BlockChecker, START};
 use sealblock_hostile::attacks::{ATTACKS, TestContext};
-use sealblock_hostile::floods::{self, AREA_BYTES, Effort, FLOODS, Kind};
+use sealblock_hostile::floods::nbd::{self, NBD_FLOODS};
+use sealblock_hostile::floods::{self, Effort, FLOODS, Kind, nvme};
 use sealblock_hostile::formats::{self, FORMATS_NQN, TagMaker};
 use sealblock_hostile::host::{peak_mib, session, sessions};
 use sealblock_hostile::process::{self, Process, ProcessUsage};
@@ -111,14 +112,24 @@ fn floods_of(kind: Kind) {
     let effort = Effort { limits: limits.clone(), outstanding: 56, time: Duration::from_millis(300) };
     let mut process = floods::serve(&program, folder.path(), &limits).unwrap();
     let allowed = floods::allowed_bytes(&limits, 2 * floods::QUEUES);
+    let socket = floods::nbd_socket(folder.path());
+    let check = |name: &str, grown: u64| {
+        let allowed = allowed + kind.stored_bytes();
+        assert!(grown <= allowed, "{name}: memory grew by {grown} bytes, and {allowed} are allowed");
+    };
     for flood in FLOODS.iter().filter(|flood| flood.runs_on(kind)) {
-        let (queues, measured) = floods::flood(&mut process, flood, kind, &effort).unwrap();
+        let start = |address| nvme::start(address, flood, kind, &effort);
+        let (queues, measured) = floods::flood(&mut process, effort.time, start).unwrap();
         queues.cut();
-        // What a device in memory stores is its own.
-        let stored = if kind == Kind::Memory { AREA_BYTES + AREA_BYTES / 8 } else { 0 };
-        let (name, grown) = (flood.name, measured.grown_bytes);
-        assert!(grown <= allowed + stored, "{name}: memory grew by {grown} bytes, and {allowed} are allowed");
-        floods::ready_again(process.address).unwrap_or_else(|error| panic!("{name}: {error:#}"));
+        check(flood.name, measured.grown_bytes);
+        nvme::ready_again(process.address).unwrap_or_else(|error| panic!("{}: {error:#}", flood.name));
+    }
+    for flood in NBD_FLOODS {
+        let start = |_| nbd::start(&socket, flood, kind, &effort);
+        let (queues, measured) = floods::flood(&mut process, effort.time, start).unwrap();
+        queues.cut();
+        check(flood.name, measured.grown_bytes);
+        nbd::ready_again(&socket, kind).unwrap_or_else(|error| panic!("{}: {error:#}", flood.name));
     }
     process.stop().unwrap();
 }

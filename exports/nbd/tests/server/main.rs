@@ -5,6 +5,7 @@ mod common;
 mod damage;
 mod ending;
 mod libnbd;
+mod long_requests;
 mod long_writes;
 mod parts;
 mod requests;

@@ -11,13 +11,13 @@ use sealblock_protocols_nvme::{Command, Fuse, Invalid, NSID_ALL, StatusCode};
 use sealblock_protocols_nvme_tcp::{BlockCrcs, BlockLayout};
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::submitted;
+use sealblock_transport::HeldBytes;
 use sealblock_units::{BlockCount, BlockSize, Extent};
 use smallvec::{SmallVec, smallvec};
 
 use crate::command::copy;
 use crate::command::queue_context::{NamespaceHandle, QueueContext, execute, record};
 use crate::command::reply::Reply;
-use crate::command::work::HeldBytes;
 use crate::model::command_error::CommandError;
 use crate::model::damage_list::RequestSummary;
 use crate::model::limits::{Limits, WRITE_ZEROES_BYTES};

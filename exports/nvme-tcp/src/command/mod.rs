@@ -12,4 +12,3 @@ pub(crate) mod queue_context;
 pub(crate) mod reply;
 pub(crate) mod reserved;
 pub(crate) mod slots;
-pub(crate) mod work;

@@ -26,14 +26,13 @@ use sealblock_runtime_memory::{Buffer, Pool};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{Share, now, pool, spawn, timeout};
 use sealblock_transport::{
-    Batch, Registration, STAGING_BYTES, Sender, Turns, WatchedEnd, configure_socket, lingering_close,
+    Batch, Registration, STAGING_BYTES, Sender, Turns, WatchedEnd, WorkQueue, configure_socket, lingering_close,
 };
 
 use crate::command::fused::FusedPairs;
 use crate::command::io::{IoRequest, RemainingWork};
 use crate::command::queue_context::QueueContext;
 use crate::command::slots::CommandSlots;
-use crate::command::work::WorkQueue;
 use crate::model::async_events::EventRequests;
 use crate::model::controller::Controller;
 use crate::model::limits::IN_CAPSULE_BYTES;
@@ -374,7 +373,7 @@ impl Connection {
     /// Detaches the connection from its controller; the end of the admin queue ends the controller.
     fn detach(&self) {
         self.waiting.borrow_mut().clear();
-        self.work.clear();
+        drop(self.work.take_waiting());
         self.fetching.borrow_mut().clear();
         self.pairs.clear();
         let role = self.role.replace(Role::New);

@@ -26,7 +26,7 @@ const ZERO_BLOCKS: u64 = 8192;
 /// Room for the longest log page.
 const PAGE_BYTES: usize = 1 << 20;
 
-/// A namespace of the flooded server.
+/// A kind of namespaces of the flooded server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A device in memory with visible protection information of 16 bits.
@@ -41,9 +41,14 @@ impl Kind {
     /// All of them, in the order of their namespaces.
     pub const ALL: [Kind; 3] = [Kind::Memory, Kind::Volume, Kind::Raw];
 
-    /// Its namespace.
+    /// The namespace that is flooded.
     pub fn nsid(self) -> u32 {
         1 + self as u32
+    }
+
+    /// Another namespace of this kind on the same server.
+    pub fn other_nsid(self) -> u32 {
+        self.nsid() + Self::ALL.len() as u32
     }
 
     /// Bytes of a block of it.
@@ -54,12 +59,17 @@ impl Kind {
         }
     }
 
-    /// Its name in tables.
+    /// Bytes of memory that what floods write may take by itself.
+    pub fn stored_bytes(self) -> u64 {
+        if self == Kind::Memory { AREA_BYTES + AREA_BYTES / 8 } else { 0 }
+    }
+
+    /// Its name in tables, and that of its NBD export.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Memory => "memory",
             Kind::Volume => "volume",
-            Kind::Raw => "raw file",
+            Kind::Raw => "raw",
         }
     }
 }

@@ -88,6 +88,12 @@ impl Served {
     }
 
     /// Resizes an export of the device of `protected`, as a server does whose volume was resized.
+    /// Adds an export of a device that is made on the core of the others.
+    pub fn add(&self, name: &str, make: impl FnOnce() -> DynDevice + Send + 'static) {
+        let shared = on(&self.cores.handle(0).unwrap(), || SharedDevice::publish(make()));
+        self.server.add_export(Export::new(name, shared)).unwrap();
+    }
+
     pub fn resize(&self, export: &str, bytes: u64) {
         let (protected, shared) = (self.protected.clone(), self.shared.clone());
         let resized = on(&self.cores.handle(0).unwrap(), move || {

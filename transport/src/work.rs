@@ -1,5 +1,6 @@
-//! Memory that commands need besides their data: the pieces of a Copy, what a Compare reads, what a device without Verify reads, zeroes that
-//! are written. A command begins once it has this memory, and waits in order for it, on its connection and over all connections.
+//! Memory that a server's commands need besides their data: the pieces of a Copy, what a Compare reads, what a device without Verify reads, zeroes
+//! that are written. A command begins once it has this memory, and waits in order for it, on its connection and over all connections. Long commands
+//! take some of it although they need none, so that only some of them begin at a time, and what has not begun when its client is gone never does.
 //!
 //! Invariants: a command that has the memory completes without more of it, so those that wait are started in the end. What a command has is
 //! given back when it is dropped, however it ends.
@@ -13,7 +14,7 @@ use std::task::Waker;
 use sealblock_runtime_reactor::{Budget, Share};
 
 /// Memory that a command has, until it is dropped.
-pub(crate) struct HeldBytes {
+pub struct HeldBytes {
     held: Rc<Cell<usize>>,
     bytes: usize,
 }
@@ -25,7 +26,7 @@ impl Drop for HeldBytes {
 }
 
 /// The memory of the commands of one connection, and the commands that wait for some.
-pub(crate) struct WorkQueue<W> {
+pub struct WorkQueue<W> {
     share: Share,
     held: Rc<Cell<usize>>,
     limit: usize,
@@ -35,28 +36,28 @@ pub(crate) struct WorkQueue<W> {
 
 impl<W> WorkQueue<W> {
     /// A queue whose commands together have at most `limit` bytes of the budget, or one of them what it needs.
-    pub(crate) fn new(budget: &Arc<Budget>, limit: usize) -> WorkQueue<W> {
+    pub fn new(budget: &Arc<Budget>, limit: usize) -> WorkQueue<W> {
         WorkQueue { share: Share::new(budget), held: Rc::default(), limit, waiting: RefCell::default() }
     }
 
     /// Number of commands that wait.
-    pub(crate) fn waiting(&self) -> usize {
+    pub fn waiting(&self) -> usize {
         self.waiting.borrow().len()
     }
 
-    /// Drops the commands that wait.
-    pub(crate) fn clear(&self) {
-        drop(self.waiting.take());
+    /// Takes the commands that wait, which never begin.
+    pub fn take_waiting(&self) -> impl Iterator<Item = W> + use<W> {
+        self.waiting.take().into_iter().map(|(_, work)| work)
     }
 
     /// Adds a command that needs so many bytes behind those that wait.
-    pub(crate) fn add(&self, work: W, bytes: usize) {
+    pub fn add(&self, work: W, bytes: usize) {
         self.waiting.borrow_mut().push_back((bytes, work));
     }
 
     /// Takes the next command and its memory, if there is enough. If not, `waker` is woken when a retry may succeed; memory that
     /// commands of this connection give back wakes nobody.
-    pub(crate) fn next(&self, waker: &Waker) -> Option<(W, HeldBytes)> {
+    pub fn next(&self, waker: &Waker) -> Option<(W, HeldBytes)> {
         let (held, bytes) = (self.held.get(), self.waiting.borrow().front().map(|(bytes, _)| *bytes));
         self.share.set_in_flight(held);
         let bytes = bytes?;
@@ -93,7 +94,7 @@ mod tests {
         one.add(9, 1 << 30);
         assert!(next(&one).is_some(), "one that needs more than there is goes on alone");
         one.add(10, 1);
-        one.clear();
+        assert_eq!(one.take_waiting().collect::<Vec<_>>(), [10]);
         assert!(next(&one).is_none());
     }
 }

@@ -1,0 +1,84 @@
+//! The queues of a flood, whatever their protocol, and the threads that keep them busy.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::Result;
+use sealblock_exports_nvme_tcp::Limits;
+
+/// Connections of a flood.
+pub const QUEUES: usize = 8;
+
+/// How hard to flood.
+#[derive(Clone, Debug)]
+pub struct Effort {
+    /// The limits of the server.
+    pub limits: Limits,
+    /// Commands outstanding on each queue, or less where the queue holds less.
+    pub outstanding: u16,
+    /// How long commands are completed and replaced.
+    pub time: Duration,
+}
+
+/// What the threads of a flood are told, and tell.
+#[derive(Clone, Default)]
+pub(super) struct Busy {
+    pub(super) is_stopping: Arc<AtomicBool>,
+    pub(super) completed: Arc<AtomicU64>,
+    pub(super) failed: Arc<AtomicU64>,
+}
+
+/// The queues of a flood, and the threads that keep them busy.
+#[derive(Default)]
+pub struct Queues {
+    kept: Vec<Box<dyn Any>>,
+    threads: Vec<JoinHandle<Result<()>>>,
+    busy: Busy,
+    cuts: Vec<Box<dyn FnOnce()>>,
+}
+
+impl Queues {
+    /// Keeps something until the queues are cut off, as an admin queue.
+    pub(super) fn keep(&mut self, kept: impl Any) {
+        self.kept.push(Box::new(kept));
+    }
+
+    /// Adds a queue: how it is cut off, and what keeps it busy.
+    pub(super) fn add(
+        &mut self,
+        cut: impl FnOnce() + 'static,
+        work: impl FnOnce(&Busy) -> Result<()> + Send + 'static,
+    ) {
+        let busy = self.busy.clone();
+        self.cuts.push(Box::new(cut));
+        self.threads.push(thread::spawn(move || work(&busy)));
+    }
+
+    /// Commands that completed so far.
+    pub fn completed(&self) -> u64 {
+        self.busy.completed.load(Ordering::Relaxed)
+    }
+
+    /// The status of a command that failed; 0 if none did.
+    pub fn failure(&self) -> u64 {
+        self.busy.failed.load(Ordering::Relaxed)
+    }
+
+    /// Receives nothing any more, and lets what is outstanding stay so.
+    pub fn fall_silent(&self) {
+        self.busy.is_stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// Cuts all queues off.
+    pub fn cut(self) {
+        self.fall_silent();
+        self.cuts.into_iter().for_each(|cut| cut());
+        for thread in self.threads {
+            // A connection that was cut off is an error of its thread.
+            let _ = thread.join();
+        }
+    }
+}
