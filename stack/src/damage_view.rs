@@ -47,9 +47,19 @@ impl DamageView {
     }
 
     /// A device at the bottom on another host, whose server may know more: why that is not known here.
-    pub(crate) fn remote(name: &str, record: &Arc<DamageRecord>, not_kept: &'static str, why_not: &'static str) -> DamageView {
+    pub(crate) fn remote(
+        name: &str,
+        record: &Arc<DamageRecord>,
+        not_kept: &'static str,
+        why_not: &'static str,
+    ) -> DamageView {
         let elsewhere = Some(Elsewhere { why_not, is_all: OnceLock::new() });
-        DamageView::new(View::Leaf { name: name.to_owned(), record: Arc::clone(record), not_kept: Some(not_kept), elsewhere })
+        DamageView::new(View::Leaf {
+            name: name.to_owned(),
+            record: Arc::clone(record),
+            not_kept: Some(not_kept),
+            elsewhere,
+        })
     }
 
     /// Takes over what the server of such a device knows, and whether that is all of it.
@@ -151,8 +161,12 @@ impl DamageView {
     /// What devices at the bottom say.
     fn of_leaves<T>(&self, say: &dyn Fn(&str, Option<&'static str>, Option<&Elsewhere>) -> Option<T>) -> Vec<T> {
         match &*self.0 {
-            View::Leaf { name, not_kept, elsewhere, .. } => say(name, *not_kept, elsewhere.as_ref()).into_iter().collect(),
-            View::All(of) | View::Stripe { members: of, .. } => of.iter().flat_map(|view| view.of_leaves(say)).collect(),
+            View::Leaf { name, not_kept, elsewhere, .. } => {
+                say(name, *not_kept, elsewhere.as_ref()).into_iter().collect()
+            }
+            View::All(of) | View::Stripe { members: of, .. } => {
+                of.iter().flat_map(|view| view.of_leaves(say)).collect()
+            }
             View::Replicas(replicas) => lock(replicas).iter().flat_map(|(_, view)| view.of_leaves(say)).collect(),
             View::Slice { below, .. } => below.of_leaves(say),
         }

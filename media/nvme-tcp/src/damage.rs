@@ -53,7 +53,8 @@ async fn listed(session: &Session) -> Option<KnownDamage> {
     let mut known = KnownDamage::default();
     let mut start = Lba::ZERO;
     for _ in 0..MAX_ANSWERS {
-        let ask = GetLbaStatus { start, max_bytes: STATUS_BYTES as u64, action: LbaStatusAction::Tracked, range_blocks: 0 };
+        let ask =
+            GetLbaStatus { start, max_bytes: STATUS_BYTES as u64, action: LbaStatusAction::Tracked, range_blocks: 0 };
         let data = HostData::Read { buffer: Buffer::zeroed(STATUS_BYTES), layout: None };
         let answered = session.controller.admin.try_execute(ask.encode(session.profile.nsid), data).await.ok()?;
         let page = answered.data.filter(|_| answered.completion.status().is_success())?;

@@ -13,9 +13,9 @@ use sealblock_transport::Reconnecting;
 use crate::admin::Admin;
 use crate::block_codec::BlockCodec;
 use crate::commands::Io;
+use crate::damage::{self, KnownDamage};
 use crate::remote_namespace::{self, RemoteNamespace};
 use crate::session::SessionConfig;
-use crate::damage::{self, KnownDamage};
 use crate::{ConnectError, ConnectionInfo, Counters, HostPort, Options, PiSource};
 
 /// A namespace over NVMe/TCP. Clones are the same device. It belongs to the reactor on which it was opened.
