@@ -449,10 +449,14 @@ pub(super) fn of_mirror(error: &MirrorError) -> StackError {
             (Cause::Damaged, Some("leaving out-of-sync replicas out, or `sealblock create --force`"))
         }
         MirrorError::Replica { .. } | MirrorError::WriteLabels(_) => (Cause::Io, None),
-        MirrorError::BlockSize { .. }
-        | MirrorError::Size { .. }
-        | MirrorError::Capacity { .. }
-        | MirrorError::Pages { .. } => (Cause::Unsuitable, None),
+        MirrorError::BlockSize { .. } | MirrorError::Size { .. } => (
+            Cause::Unsuitable,
+            Some(
+                "devices of one kind and size; a replica that is not any more what it was is moved out of the way: the mirror runs without it, \
+                 and `sealblock mirror replace TARGET OLD NEW` puts another one in its place",
+            ),
+        ),
+        MirrorError::Capacity { .. } | MirrorError::Pages { .. } => (Cause::Unsuitable, None),
         MirrorError::Protection { .. } => (Cause::Unsuitable, Some(SHOWN)),
     };
     let failure = StackError::new(cause, "opening", error).advise_if(advice);

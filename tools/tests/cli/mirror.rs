@@ -138,6 +138,30 @@ fn blank_devices_without_a_label_are_no_mirror_and_get_no_identity_that_nobody_k
 }
 
 #[test]
+fn a_replica_that_has_the_size_of_an_earlier_day_is_named_and_the_mirror_goes_on_without_it() {
+    let place = Place::with_runtime("syscalls");
+    place.run("create a --size 1MiB").succeeds();
+    let earlier = place.read("a");
+    let copies = place.run("info a --json").json()["volume"]["superblock_copies"].clone();
+    place.run("resize a --size 2MiB").succeeds();
+    place.run("create b --size 2MiB").succeeds();
+    place.write("data", &noise(3, 2 << 20));
+    place.run("mirror create a b").succeeds();
+    place.run("copy data mirror:a,b").succeeds();
+    for copy in copies.as_array().unwrap() {
+        let at = copy["offset"].as_u64().unwrap();
+        place.poke("a", at, &earlier[at as usize..][..512]);
+    }
+    let refused = place.run("copy mirror:a,b out");
+    refused.fails(3, &["a has 256 blocks, the mirror 512", "moved out of the way", "mirror replace"]);
+    fs::rename(place.path("a"), place.path("a.away")).unwrap();
+    place.run("copy mirror:a,b out").succeeds();
+    assert!(place.read("out") == place.read("data"));
+    place.run("create c --size 2MiB").succeeds();
+    place.run("mirror replace mirror:a,b a c").succeeds().says(&["optimal", "c: in sync"]);
+}
+
+#[test]
 fn a_replica_is_replaced_while_the_mirror_is_in_use() {
     let place = Place::new();
     filled(&place, 2048);
