@@ -28,6 +28,9 @@ enum View {
     Stripe { members: Vec<DamageView>, chunk_blocks: u64 },
 }
 
+/// What a device at the bottom says: by its name, why its list is in memory only, and what a server knows of it.
+type SayOfLeaf<'a, T> = dyn Fn(&str, Option<&'static str>, Option<&Elsewhere>) -> Option<T> + 'a;
+
 /// What a server on another host knows of a device at the bottom.
 struct Elsewhere {
     /// Why that is not known here, until it was asked for.
@@ -159,7 +162,7 @@ impl DamageView {
     }
 
     /// What devices at the bottom say.
-    fn of_leaves<T>(&self, say: &dyn Fn(&str, Option<&'static str>, Option<&Elsewhere>) -> Option<T>) -> Vec<T> {
+    fn of_leaves<T>(&self, say: &SayOfLeaf<'_, T>) -> Vec<T> {
         match &*self.0 {
             View::Leaf { name, not_kept, elsewhere, .. } => {
                 say(name, *not_kept, elsewhere.as_ref()).into_iter().collect()
