@@ -117,8 +117,8 @@ impl DeviceHandle {
             Ok(Err(gone)) => silent(&gone.to_string()),
             Err(_) => silent("its core did not answer in time"),
         };
-        let not_kept = seen.damage.not_kept.clone();
-        let damage = DamageStatus { not_kept, ..DamageStatus::of_served(&self.ties.damage) };
+        let DamageStatus { not_kept, not_asked, .. } = seen.damage.clone();
+        let damage = DamageStatus { not_kept, not_asked, ..DamageStatus::of_served(&self.ties.damage) };
         DeviceSnapshot { damage, failing: self.ties.failing.now(), ..seen }
     }
 }
@@ -253,7 +253,7 @@ async fn open_on_core(
     if let Some(state) = ties.state.upgrade() {
         state.set_damage_source(Arc::new(info.damage.clone()));
     }
-    let mirror_uuid = info.mirror.as_ref().map(|mirror| mirror.describe().uuid);
+    let mirror_uuid = info.mirror.as_ref().and_then(|mirror| mirror.describe().uuid);
     let volume_uuid = info.volume.as_ref().map(|volume| volume.uuid).or(mirror_uuid);
     let named = || TargetLabel::new(target, info.identity(target));
     let called = info.mirror.as_ref().map_or_else(named, |mirror| mirror.target().clone());

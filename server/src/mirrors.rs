@@ -76,7 +76,8 @@ async fn watch_one(mirror: Rc<OpenMirror>, number: usize, degraded: Degraded, na
     let mut is_new = mirror.describe().state != known;
     while let Some(state) = mirror.other_state(known).await {
         match state {
-            MirrorState::Optimal => degraded.borrow_mut().remove(&number),
+            // Where nothing is a mirror yet, nothing is missing.
+            MirrorState::Optimal | MirrorState::Unlabelled => degraded.borrow_mut().remove(&number),
             MirrorState::Degraded | MirrorState::Failed => degraded.borrow_mut().insert(number),
         };
         if let Some(namespace) = namespace.upgrade() {
@@ -94,7 +95,7 @@ fn is_reported(before: MirrorState, now: MirrorState, mirror: &OpenMirror) -> bo
     match (before, now) {
         (_, MirrorState::Failed) => true,
         (MirrorState::Optimal, MirrorState::Degraded) => !degraded_members(&mirror.describe()).is_empty(),
-        (_, MirrorState::Optimal | MirrorState::Degraded) => false,
+        (_, MirrorState::Optimal | MirrorState::Degraded | MirrorState::Unlabelled) => false,
     }
 }
 
@@ -103,6 +104,7 @@ fn report(mirror: &OpenMirror, state: MirrorState) {
     let members = degraded_members(&mirror.describe());
     match (state, members.is_empty()) {
         (MirrorState::Optimal, _) => tracing::warn!("{target} is optimal again: all members are in sync"),
+        (MirrorState::Unlabelled, _) => tracing::warn!("{target} is no mirror yet: no member has its label"),
         (state, true) => tracing::warn!("{target} is {}: a crash may have left its members different", state.as_str()),
         (state, false) => tracing::warn!("{target} is {}: {}", state.as_str(), members.join(", ")),
     }

@@ -1,7 +1,7 @@
 //! The bad blocks of an open target: the lists of all devices at the bottom of its stack, in its own addresses. Nothing is kept here.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use sealblock_block::{DamageCount, DamageRecord, DamageRun, DamageSource, merged};
 
@@ -17,7 +17,7 @@ type Replicas = Mutex<Vec<(String, DamageView)>>;
 
 enum View {
     /// A device at the bottom.
-    Leaf { name: String, record: Arc<DamageRecord>, not_kept: Option<&'static str> },
+    Leaf { name: String, record: Arc<DamageRecord>, not_kept: Option<&'static str>, elsewhere: Option<Elsewhere> },
     /// Devices with the same addresses, such as paths.
     All(Vec<DamageView>),
     /// The replicas of a mirror, which commands change.
@@ -28,6 +28,17 @@ enum View {
     Stripe { members: Vec<DamageView>, chunk_blocks: u64 },
 }
 
+/// What a device at the bottom says: by its name, why its list is in memory only, and what a server knows of it.
+type SayOfLeaf<'a, T> = dyn Fn(&str, Option<&'static str>, Option<&Elsewhere>) -> Option<T> + 'a;
+
+/// What a server on another host knows of a device at the bottom.
+struct Elsewhere {
+    /// Why that is not known here, until it was asked for.
+    why_not: &'static str,
+    /// Set once it was taken over: whether that is all of it.
+    is_all: OnceLock<bool>,
+}
+
 impl DamageView {
     fn new(view: View) -> DamageView {
         DamageView(Arc::new(view))
@@ -35,7 +46,57 @@ impl DamageView {
 
     /// A device at the bottom, and why its list is in memory only, if it is.
     pub(crate) fn leaf(name: &str, record: &Arc<DamageRecord>, not_kept: Option<&'static str>) -> DamageView {
-        DamageView::new(View::Leaf { name: name.to_owned(), record: Arc::clone(record), not_kept })
+        DamageView::new(View::Leaf { name: name.to_owned(), record: Arc::clone(record), not_kept, elsewhere: None })
+    }
+
+    /// A device at the bottom on another host, whose server may know more: why that is not known here.
+    pub(crate) fn remote(
+        name: &str,
+        record: &Arc<DamageRecord>,
+        not_kept: &'static str,
+        why_not: &'static str,
+    ) -> DamageView {
+        let elsewhere = Some(Elsewhere { why_not, is_all: OnceLock::new() });
+        DamageView::new(View::Leaf {
+            name: name.to_owned(),
+            record: Arc::clone(record),
+            not_kept: Some(not_kept),
+            elsewhere,
+        })
+    }
+
+    /// Takes over what the server of such a device knows, and whether that is all of it.
+    pub(crate) fn take_over(&self, runs: &[DamageRun], is_all: bool) {
+        match &*self.0 {
+            View::Leaf { record, elsewhere: Some(elsewhere), .. } => {
+                // What was met here is known better.
+                let is_new = |run: &&DamageRun| {
+                    let mut is_met = false;
+                    record.visit(run.first, run.last, |_| is_met = true);
+                    !is_met
+                };
+                record.restore(&runs.iter().filter(is_new).copied().collect::<Vec<_>>());
+                let _ = elsewhere.is_all.set(is_all);
+            }
+            View::All(of) => of.iter().for_each(|view| view.take_over(runs, is_all)),
+            View::Leaf { .. } | View::Replicas(_) | View::Slice { .. } | View::Stripe { .. } => {}
+        }
+    }
+
+    /// Devices on other hosts of which nothing is known here but what was met here, and why.
+    pub fn not_asked(&self) -> Vec<(String, &'static str)> {
+        self.of_leaves(&|name, _, elsewhere| {
+            let elsewhere = elsewhere.filter(|elsewhere| elsewhere.is_all.get().is_none())?;
+            Some((name.to_owned(), elsewhere.why_not))
+        })
+    }
+
+    /// True if no server kept a part of what it knows to itself.
+    pub fn is_complete(&self) -> bool {
+        let partial = self.of_leaves(&|_, _, elsewhere| {
+            elsewhere.filter(|elsewhere| elsewhere.is_all.get() == Some(&false)).map(|_| ())
+        });
+        partial.is_empty()
     }
 
     /// Devices with the same addresses; nothing is known without any.
@@ -83,13 +144,34 @@ impl DamageView {
         (runs, count)
     }
 
+    /// The blocks that every one of `others` may have lost, by what is known of them, and that are not known to be lost here: the first
+    /// and the last of each run.
+    pub(crate) fn only_good_here(&self, others: &[DamageView]) -> Vec<(u64, u64)> {
+        let runs = |view: &DamageView, counts: fn(&DamageRun) -> bool| -> Vec<(u64, u64)> {
+            let runs = view.summary().0.into_iter().filter(|run| !run.is_made && counts(run));
+            runs.map(|run| (run.first, run.last)).collect()
+        };
+        // Of a coarse run some blocks are good, and nothing says which.
+        let lost = others.iter().map(|view| runs(view, |_| true)).reduce(|all, next| common(&all, &next));
+        without(lost.unwrap_or_default(), &runs(self, |run| !run.is_coarse()))
+    }
+
     /// Devices whose lists end with this process, and why.
     pub fn not_kept(&self) -> Vec<(String, &'static str)> {
+        self.of_leaves(&|name, not_kept, _| not_kept.map(|why| (name.to_owned(), why)))
+    }
+
+    /// What devices at the bottom say.
+    fn of_leaves<T>(&self, say: &SayOfLeaf<'_, T>) -> Vec<T> {
         match &*self.0 {
-            View::Leaf { name, not_kept, .. } => not_kept.iter().map(|why| (name.clone(), *why)).collect(),
-            View::All(of) | View::Stripe { members: of, .. } => of.iter().flat_map(DamageView::not_kept).collect(),
-            View::Replicas(replicas) => lock(replicas).iter().flat_map(|(_, view)| view.not_kept()).collect(),
-            View::Slice { below, .. } => below.not_kept(),
+            View::Leaf { name, not_kept, elsewhere, .. } => {
+                say(name, *not_kept, elsewhere.as_ref()).into_iter().collect()
+            }
+            View::All(of) | View::Stripe { members: of, .. } => {
+                of.iter().flat_map(|view| view.of_leaves(say)).collect()
+            }
+            View::Replicas(replicas) => lock(replicas).iter().flat_map(|(_, view)| view.of_leaves(say)).collect(),
+            View::Slice { below, .. } => below.of_leaves(say),
         }
     }
 
@@ -158,6 +240,46 @@ fn striped(run: DamageRun, number: u64, chunk_blocks: u64, row_blocks: u64, see:
     }
 }
 
+/// What is in runs of both lists, each of which is in order.
+fn common(a: &[(u64, u64)], b: &[(u64, u64)]) -> Vec<(u64, u64)> {
+    let mut both = Vec::new();
+    let (mut a, mut b) = (a.iter().peekable(), b.iter().peekable());
+    while let (Some(x), Some(y)) = (a.peek(), b.peek()) {
+        let (first, last) = (x.0.max(y.0), x.1.min(y.1));
+        if first <= last {
+            both.push((first, last));
+        }
+        if x.1 < y.1 {
+            a.next()
+        } else {
+            b.next()
+        };
+    }
+    both
+}
+
+/// What is left of runs without what is in others; both lists are in order.
+fn without(runs: Vec<(u64, u64)>, others: &[(u64, u64)]) -> Vec<(u64, u64)> {
+    let (mut left, mut others) = (Vec::new(), others.iter().peekable());
+    for (mut first, last) in runs {
+        while others.next_if(|other| other.1 < first).is_some() {}
+        while let Some(other) = others.peek().filter(|other| other.0 <= last) {
+            if first < other.0 {
+                left.push((first, other.0 - 1));
+            }
+            first = other.1.saturating_add(1);
+            if other.1 >= last {
+                break;
+            }
+            others.next();
+        }
+        if first <= last {
+            left.push((first, last));
+        }
+    }
+    left
+}
+
 fn lock(replicas: &Replicas) -> MutexGuard<'_, Vec<(String, DamageView)>> {
     replicas.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -201,6 +323,30 @@ mod tests {
         assert_eq!(mirror.summary().1.least, 2);
         mirror.set_replica("a", Some(leaf("a", &[])));
         assert_eq!((mirror.summary().1.least, mirror.replicas().len()), (0, 1));
+    }
+
+    #[test]
+    fn what_a_server_knows_is_taken_over_and_what_it_does_not_tell_is_named() {
+        let record = Arc::new(DamageRecord::new(1 << 20));
+        let far = DamageView::remote("far", &record, "its server keeps one", "no word for it");
+        let both = DamageView::slice(&DamageView::all(vec![leaf("near", &[3]), far.clone()]), 0, 100);
+        assert_eq!((both.not_asked(), both.is_complete()), (vec![("far".to_owned(), "no word for it")], true));
+        far.take_over(&[DamageRun::exact(7, 8, BadBlockCause::Media)], false);
+        assert_eq!(seen(&both, 0, 99), [of("near", 3, 3), of("far", 7, 8)]);
+        assert!(both.not_asked().is_empty() && !both.is_complete());
+        assert_eq!(both.not_kept(), [("far".to_owned(), "its server keeps one")]);
+    }
+
+    #[test]
+    fn what_only_one_replica_has_is_what_all_others_lost() {
+        let (a, b, c) = (leaf("a", &[9]), leaf("b", &[3, 9, 20, 21, 22]), leaf("c", &[1, 3, 9, 21]));
+        assert_eq!(a.only_good_here(std::slice::from_ref(&b)), [(3, 3), (20, 20), (21, 21), (22, 22)]);
+        assert_eq!(a.only_good_here(&[b.clone(), c.clone()]), [(3, 3), (21, 21)]);
+        assert!(b.only_good_here(&[a.clone(), c]).is_empty(), "what is lost everywhere is nobody's");
+        assert!(a.only_good_here(&[leaf("d", &[])]).is_empty() && a.only_good_here(&[]).is_empty());
+        assert_eq!(common(&[(0, 9), (20, 29)], &[(5, 22), (25, 25), (29, 40)]), [(5, 9), (20, 22), (25, 25), (29, 29)]);
+        assert_eq!(without(vec![(0, 9), (20, 29)], &[(3, 4), (8, 21), (29, 40)]), [(0, 2), (5, 7), (22, 28)]);
+        assert_eq!(without(vec![(5, 6), (8, 9)], &[(0, 6), (7, 7)]), [(8, 9)]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use sealblock_layers_multipath::PathMonitor;
 use sealblock_media_file::{Backing, FileInfo as FileDescription, open_files};
 use sealblock_media_linux::{NvmeInfo, ScsiInfo, TagProfile};
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
-use sealblock_media_nvme_tcp::ConnectionInfo as NvmeConnectionInfo;
+use sealblock_media_nvme_tcp::{ConnectionInfo as NvmeConnectionInfo, NvmeTcpDevice};
 use sealblock_media_volume::{AnsweredChanges, VolumeInfo as VolumeDescription};
 
 use crate::damage_view::DamageView;
@@ -69,6 +69,8 @@ pub struct TargetInfo {
     pub tags: Option<OrdinaryTags>,
     /// The namespace and its controller, if it is remote.
     pub remote: Option<NvmeConnectionInfo>,
+    /// The open namespace, if it is remote.
+    pub(crate) namespace: Option<NvmeTcpDevice>,
     /// The export, where it is one over NBD.
     pub export: Option<NbdConnectionInfo>,
     /// The state of its paths, if it is multipath.
@@ -97,9 +99,9 @@ impl TargetInfo {
     /// Only a kind.
     pub fn plain(kind: &'static str) -> TargetInfo {
         let (drive, paths, mirror, inner) = (None, None, None, Vec::new());
-        let (volume, file, tags, remote, export) = (None, None, None, None, None);
+        let (volume, file, tags, remote, namespace, export) = (None, None, None, None, None, None);
         let damage = DamageView::all(Vec::new());
-        TargetInfo { kind, volume, file, drive, tags, remote, export, paths, mirror, damage, inner }
+        TargetInfo { kind, volume, file, drive, tags, remote, namespace, export, paths, mirror, damage, inner }
     }
 
     /// A layer.

@@ -35,7 +35,9 @@ use crate::target_identity::TargetIdentity;
 
 /// Why no list of bad blocks is kept.
 const IN_MEMORY: &str = "what is in memory ends with the process";
-const AT_SERVER: &str = "its server keeps one";
+/// Why what another host's server knows of bad blocks is not known here.
+const NOT_LISTED: &str = "its server was not asked, or shows no list of them";
+const NOT_OVER_NBD: &str = "NBD has no word for them; `sealblock status` on its host, or a verify, tells";
 
 /// Opens a target by itself.
 ///
@@ -118,13 +120,14 @@ fn open_device(
             }
             TargetName::NvmeTcp { address, nqn, nsid, options } => {
                 let device = connect(address, nqn, *nsid, options).await.map_err(|error| error.on(target))?;
-                let info = TargetInfo { remote: Some(device.info()), ..TargetInfo::plain("NVMe/TCP namespace") };
-                Ok(OpenTarget::leaf(target, device.clone(), info, vec![CloseHandle::NvmeTcp(device)], AT_SERVER))
+                let (remote, namespace) = (Some(device.info()), Some(device.clone()));
+                let info = TargetInfo { remote, namespace, ..TargetInfo::plain("NVMe/TCP namespace") };
+                Ok(OpenTarget::remote(target, device.clone(), info, vec![CloseHandle::NvmeTcp(device)], NOT_LISTED))
             }
             TargetName::Nbd { address, export, connections } => {
                 let device = connect_nbd(address, export, *connections).await.map_err(|error| error.on(target))?;
                 let info = TargetInfo { export: Some(device.info().clone()), ..TargetInfo::plain("NBD export") };
-                Ok(OpenTarget::leaf(target, device.clone(), info, vec![CloseHandle::Nbd(device)], AT_SERVER))
+                Ok(OpenTarget::remote(target, device.clone(), info, vec![CloseHandle::Nbd(device)], NOT_OVER_NBD))
             }
         }
     })

@@ -51,6 +51,31 @@ impl OpenTarget {
         OpenTarget::new(target, device, TargetInfo { damage, ..info }, held)
     }
 
+    /// A device of another host, whose server keeps the list, and why it does not say what is on it.
+    pub(crate) fn remote(
+        target: &TargetName,
+        device: impl Device + 'static,
+        info: TargetInfo,
+        held: Vec<CloseHandle>,
+        why_not: &'static str,
+    ) -> OpenTarget {
+        const AT_SERVER: &str = "its server keeps one";
+        let device = Recorded::in_memory(device);
+        let damage = DamageView::remote(&target.to_string(), device.record(), AT_SERVER, why_not);
+        OpenTarget::new(target, device, TargetInfo { damage, ..info }, held)
+    }
+
+    /// Asks the servers of devices on other hosts what they know of bad blocks; nothing is read for it. For commands that say what is
+    /// known now: nobody tells this host of what is repaired there later.
+    pub async fn learn_damage(&self) {
+        for info in self.info.all() {
+            let Some(namespace) = &info.namespace else { continue };
+            if let Some(known) = namespace.known_damage().await {
+                info.damage.take_over(&known.runs, known.is_complete);
+            }
+        }
+    }
+
     /// A volume, whose list of bad blocks is kept on it.
     pub(crate) async fn volume(target: &TargetName, volume: Rc<FileVolume>, info: TargetInfo) -> OpenTarget {
         let uuid = info.volume.as_ref().map_or([0; 16], |volume| volume.uuid);

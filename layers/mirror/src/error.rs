@@ -100,6 +100,15 @@ fn pi_to_text(format: Option<PiFormat>) -> String {
     })
 }
 
+/// The replicas that would be left.
+fn left_text(left: &[String]) -> String {
+    if left.is_empty() {
+        String::new()
+    } else {
+        format!(", and what would be left is no full copy: {}", left.join(", "))
+    }
+}
+
 /// Why the replicas of a mirror cannot be changed.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ReplicaError {
@@ -194,8 +203,13 @@ pub enum ReplicaError {
         others: String,
     },
     /// It is the last in-sync replica.
-    #[error("{0} is the last in-sync replica")]
-    LastInSync(String),
+    #[error("{replica} is the last in-sync replica{}", left_text(.left))]
+    LastInSync {
+        /// Its name.
+        replica: String,
+        /// The replicas that would be left, each with the reason why it is no full copy.
+        left: Vec<String>,
+    },
     /// The stale copies cannot be written to the other replicas.
     #[error("cannot write the stale copies: {0}")]
     WriteBlocks(Error),

@@ -113,7 +113,7 @@ impl<C: Clock> Mirror<C> {
     ///
     /// # Errors
     /// When there is no such replica, nothing tells which one it is, it is the last in-sync one, or the labels cannot
-    /// be written; then it stays.
+    /// be written; then it stays. Whether blocks are known to be bad on those that stay is for the caller to see.
     pub async fn remove(&self, name: &str) -> Result<(), ReplicaError> {
         if self.is_read_only {
             return Err(ReplicaError::ReadOnly);
@@ -121,7 +121,7 @@ impl<C: Clock> Mirror<C> {
         let replica = self.find_replica(name)?;
         let is_last = || !self.in_sync().iter().any(|other| other.id != replica.id);
         if is_last() {
-            return Err(ReplicaError::LastInSync(name.to_owned()));
+            return Err(self.last_in_sync(&replica));
         }
         self.write_intent.begin_change();
         self.write_labels().await.map_err(ReplicaError::WriteLabels)?;
@@ -131,7 +131,7 @@ impl<C: Clock> Mirror<C> {
         if is_last() {
             // The others failed meanwhile, and this is the last replica. Its label may say that it was removed.
             self.write_labels().await.map_err(ReplicaError::WriteLabels)?;
-            return Err(ReplicaError::LastInSync(name.to_owned()));
+            return Err(self.last_in_sync(&replica));
         }
         replica.state.set(ReplicaState::Removed);
         replica.is_listed_in_sync.set(false);
@@ -150,6 +150,18 @@ impl<C: Clock> Mirror<C> {
             *replica.out_of_sync.borrow_mut() = Regions::all(self.map.count());
         }
         recorded.map_err(ReplicaError::WriteLabels)
+    }
+
+    /// Why the last in-sync replica stays.
+    fn last_in_sync(&self, last: &Replica) -> ReplicaError {
+        let replicas = self.describe().replicas;
+        let others = replicas.iter().filter(|other| other.id != last.id && other.state != ReplicaState::Removed);
+        let left = others.map(|other| match other.state {
+            // It cannot be reached, or it would count.
+            ReplicaState::InSync => format!("{} is offline", other.name),
+            state => format!("{} is {}", other.name, state.as_str().replace('_', " ")),
+        });
+        ReplicaError::LastInSync { replica: last.name().to_string(), left: left.collect() }
     }
 
     /// The replica of this name; the newest, if one that is not in sync has it too.

@@ -28,6 +28,8 @@ pub struct Mirror<C> {
     pub(crate) map: RegionMap,
     pub(crate) uuid: [u8; 16],
     pub(crate) name: Option<MirrorName>,
+    /// True if labels record the mirror: they were found, or the opening wrote them. Else its identity is nobody's.
+    is_labelled: bool,
     pub(crate) is_read_only: bool,
     pub(crate) mutation: Mutation,
     /// In the order of the records in labels.
@@ -65,6 +67,8 @@ pub(crate) struct MirrorParts {
     pub write_intent: WriteIntent,
     /// Whether the content that counts is what was written last.
     pub freshness: Freshness,
+    /// Labels were found.
+    pub is_labelled: bool,
     pub hooks: TestHooks,
 }
 
@@ -137,6 +141,8 @@ pub enum MirrorState {
     Degraded,
     /// No in-sync replica is online.
     Failed,
+    /// No label makes the devices a mirror: they are blank, and open for reading only, so that none was written.
+    Unlabelled,
 }
 
 impl MirrorState {
@@ -146,6 +152,7 @@ impl MirrorState {
             MirrorState::Optimal => "optimal",
             MirrorState::Degraded => "degraded",
             MirrorState::Failed => "failed",
+            MirrorState::Unlabelled => "unlabelled",
         }
     }
 }
@@ -153,8 +160,8 @@ impl MirrorState {
 /// State of a mirror and of its replicas.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct MirrorInfo {
-    /// Identity of the mirror.
-    pub uuid: [u8; 16],
+    /// Identity of the mirror, as its labels have it; `None` without any.
+    pub uuid: Option<[u8; 16]>,
     /// Its name, if it has one.
     pub name: Option<MirrorName>,
     /// Bytes of a region, the unit of resync.
@@ -202,7 +209,8 @@ pub struct ReplicaInfo {
 
 impl<C: Clock> Mirror<C> {
     pub(crate) fn new(clock: C, parts: MirrorParts, abilities: Abilities, read_only: bool) -> Mirror<C> {
-        let MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, hooks } = parts;
+        let MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, is_labelled, hooks } =
+            parts;
         let hot = HotGroups::new(&map, geometry.block_size, hooks.hot_groups);
         Mirror {
             clock,
@@ -211,6 +219,8 @@ impl<C: Clock> Mirror<C> {
             map,
             uuid,
             name,
+            // Who opens or creates a mirror for writing has written its labels before anybody else sees it.
+            is_labelled: is_labelled || !read_only,
             is_read_only: read_only,
             mutation: hooks.mutation,
             replicas: RefCell::new(replicas),
@@ -248,7 +258,7 @@ impl<C: Clock> Mirror<C> {
             failures: replica.failures.get(),
         };
         MirrorInfo {
-            uuid: self.uuid,
+            uuid: Some(self.uuid).filter(|_| self.is_labelled),
             name: self.name,
             region_bytes: 1 << (self.map.shift() + shift),
             state: self.state(),
@@ -277,6 +287,7 @@ impl<C: Clock> Mirror<C> {
         // count. A replica with stale blocks counts as degraded, because these blocks have one copy less.
         let is_whole = |replica: &Rc<Replica>| replica.is_readable() && replica.stale.borrow().count() == 0;
         match members.all(is_whole) && self.write_intent.nosync.borrow().is_empty() {
+            true if !self.is_labelled => MirrorState::Unlabelled,
             true => MirrorState::Optimal,
             false => MirrorState::Degraded,
         }

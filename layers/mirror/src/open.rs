@@ -241,6 +241,7 @@ pub(crate) fn new_parts(
         authority: from.unwrap_or(0),
         write_intent,
         freshness: Freshness::Current,
+        is_labelled: false,
         hooks: *hooks,
     })
 }
@@ -309,8 +310,8 @@ fn existing_parts(
     if hooks.mutation != Mutation::CountOn {
         write_intent.skip_events_past(label.events);
     }
-    let hooks = *hooks;
-    Ok(MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, hooks })
+    let (is_labelled, hooks) = (true, *hooks);
+    Ok(MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, is_labelled, hooks })
 }
 
 /// Why a device may lack what was written to it last, which another replica has. One that takes no writes cannot be resynchronised,

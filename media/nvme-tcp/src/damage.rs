@@ -1,14 +1,82 @@
-//! Expected and actual values of bad blocks, from the damage log of sealblock's target.
+//! What a target knows of bad blocks without looking: from the damage log of sealblock's target, which also has expected and actual
+//! values, or by Get LBA Status from any other one.
 
-use sealblock_block::{BadBlock, BadBlockCause};
+use sealblock_block::{BadBlock, BadBlockCause, DamageRun};
 use sealblock_protocols_nvme::admin::GetLogPage;
-use sealblock_protocols_nvme::logs::{DamageHeader, DamageLog, LogPage};
+use sealblock_protocols_nvme::logs::{DamageEntry, DamageHeader, DamageLog, LogPage};
+use sealblock_protocols_nvme::nvm::{
+    GetLbaStatus, LbaStatusAction, LbaStatusDescriptor, LbaStatusFlags, LbaStatusList,
+};
+use sealblock_protocols_nvme_tcp::host::HostData;
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::Lba;
 
 use crate::session::Session;
 
 /// Maximum bytes of the damage log that are read, and bytes read with one command.
 const DAMAGE_BYTES: u64 = 1 << 20;
 const PART_BYTES: u64 = 64 << 10;
+/// How often the damage log is read again that changed meanwhile.
+const TRIES: usize = 3;
+/// Bytes of one answer to Get LBA Status, and the most answers that are read.
+const STATUS_BYTES: usize = 4096;
+const MAX_ANSWERS: usize = 256;
+
+/// What a target knows of the bad blocks of a namespace.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct KnownDamage {
+    /// The blocks as runs, ascending.
+    pub runs: Vec<DamageRun>,
+    /// True if these are all that it knows of.
+    pub is_complete: bool,
+}
+
+/// What the target knows; `None` where it keeps no list that this host can read.
+pub(crate) async fn known_damage(session: &Session) -> Option<KnownDamage> {
+    for _ in 0..TRIES {
+        let Some(log) = damage_log(session).await else { continue };
+        if !log.overflowed {
+            return Some(KnownDamage { runs: log.entries.iter().map(run_of_entry).collect(), is_complete: true });
+        }
+        break;
+    }
+    if session.profile.get_lba_status { listed(session).await } else { None }
+}
+
+fn run_of_entry(entry: &DamageEntry) -> DamageRun {
+    let (lba, cause) = (entry.lba.get(), entry.field.map_or(BadBlockCause::Media, BadBlockCause::Tag));
+    DamageRun { is_made: entry.write_uncorrectable, values: entry.values, ..DamageRun::exact(lba, lba, cause) }
+}
+
+/// The runs that Get LBA Status lists. Not every block of one has to be bad: a target lists neighbours as one run where it has many.
+async fn listed(session: &Session) -> Option<KnownDamage> {
+    let mut known = KnownDamage::default();
+    let mut start = Lba::ZERO;
+    for _ in 0..MAX_ANSWERS {
+        let ask =
+            GetLbaStatus { start, max_bytes: STATUS_BYTES as u64, action: LbaStatusAction::Tracked, range_blocks: 0 };
+        let data = HostData::Read { buffer: Buffer::zeroed(STATUS_BYTES), layout: None };
+        let answered = session.controller.admin.try_execute(ask.encode(session.profile.nsid), data).await.ok()?;
+        let page = answered.data.filter(|_| answered.completion.status().is_success())?;
+        let list = LbaStatusList::decode(&page.buffer).ok()?;
+        let behind = list.descriptors.iter().map(|run| run.extent.last().get()).max();
+        known.runs.extend(list.descriptors.iter().map(run_of_descriptor));
+        known.is_complete = list.complete;
+        match behind.and_then(|last| last.checked_add(1)) {
+            // A list that does not go on would be read for ever.
+            Some(next) if !list.complete && next > start.get() => start = Lba::new(next),
+            _ => break,
+        }
+    }
+    Some(known)
+}
+
+fn run_of_descriptor(run: &LbaStatusDescriptor) -> DamageRun {
+    let (first, last) = (run.extent.start().get(), run.extent.last().get());
+    let is_made = run.flags.contains(LbaStatusFlags::WRITE_UNCORRECTABLE);
+    let run = DamageRun { is_made, ..DamageRun::exact(first, last, BadBlockCause::Media) };
+    DamageRun { bad_blocks: 1, ..run }
+}
 
 /// Fills in expected and actual values from the target's damage log. Other targets have another page there, or none; the
 /// values then stay unknown.

@@ -13,6 +13,7 @@ use sealblock_transport::Reconnecting;
 use crate::admin::Admin;
 use crate::block_codec::BlockCodec;
 use crate::commands::Io;
+use crate::damage::{self, KnownDamage};
 use crate::remote_namespace::{self, RemoteNamespace};
 use crate::session::SessionConfig;
 use crate::{ConnectError, ConnectionInfo, Counters, HostPort, Options, PiSource};
@@ -76,9 +77,22 @@ impl NvmeTcpDevice {
         ConnectionInfo { controller_id: controller_id.unwrap_or(self.0.info.controller_id), ..self.0.info.clone() }
     }
 
+    /// What the target knows of bad blocks without looking at any; `None` where it keeps no list that this host can read, or cannot be
+    /// reached.
+    pub async fn known_damage(&self) -> Option<KnownDamage> {
+        let session = self.0.io.session.current_session()?;
+        damage::known_damage(&session).await
+    }
+
     /// What the device transferred since it was opened.
     pub fn counters(&self) -> Counters {
         remote_namespace::counters(&self.0.io.session)
+    }
+}
+
+impl std::fmt::Debug for NvmeTcpDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("NvmeTcpDevice").field(&self.0.info).finish()
     }
 }
 

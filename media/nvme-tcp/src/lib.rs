@@ -30,6 +30,7 @@ mod queue;
 mod remote_namespace;
 mod session;
 
+pub use damage::KnownDamage;
 pub use device::{NvmeTcpDevice, discover};
 pub use error::ConnectError;
 pub use options::{ConnectionInfo, Counters, Options};

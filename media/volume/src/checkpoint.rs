@@ -145,12 +145,25 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// The same, and what is known of changes that are answered.
     pub(crate) async fn mark_answered(&self, answered: Answered) -> Result<(), Error> {
-        let before = self.superblock.get();
-        let uncorrectable = before.uncorrectable || self.commits.uncorrectable.get();
-        if before.is_anchored && uncorrectable == before.uncorrectable && answered == before.answered {
+        let has_it = |before: &Superblock| {
+            let uncorrectable = before.uncorrectable || self.commits.uncorrectable.get();
+            before.is_anchored && uncorrectable == before.uncorrectable && answered == before.answered
+        };
+        if has_it(&self.superblock.get()) {
             return Ok(());
         }
-        // An earlier attempt may have written it, and then failed.
+        // A commit and a note may both be the first: the superblock of the one must not call a log anchored whose anchor the other one
+        // is still writing, or could not make durable.
+        let _alone = self.checkpoints.turns.lock(SUPERBLOCKS).await;
+        let before = self.superblock.get();
+        if has_it(&before) {
+            return Ok(());
+        }
+        if self.has_failed() {
+            return Err(self.failed());
+        }
+        let uncorrectable = before.uncorrectable || self.commits.uncorrectable.get();
+        // An earlier attempt may have made it durable, and then failed to write the superblock.
         let is_empty = self.log.next.get() == self.log.tail.get();
         let begins = !before.is_anchored && is_empty && self.mutation != Mutation::NoAnchor;
         if begins {
@@ -158,22 +171,23 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.sync_or_fail().await?;
         }
         let anchor = self.log.next.get() - u64::from(begins);
-        self.change_superblock(|before| {
-            let is_begun = before.is_begun || begins && before.log_tail == anchor;
-            Superblock { is_clean: false, is_anchored: true, is_begun, uncorrectable, answered, ..before }
-        })
-        .await
+        let is_begun = before.is_begun || begins && before.log_tail == anchor;
+        let changed = Superblock { is_clean: false, is_anchored: true, is_begun, uncorrectable, answered, ..before };
+        self.write_superblock(changed).await
     }
 
     /// Writes the next superblock; durable in the end.
     async fn change_superblock(&self, change: impl FnOnce(Superblock) -> Superblock) -> Result<(), Error> {
         let _alone = self.checkpoints.turns.lock(SUPERBLOCKS).await;
-        let before = self.superblock.get();
-        let changed = change(before);
+        self.write_superblock(change(self.superblock.get())).await
+    }
+
+    /// The same for who has the turn.
+    async fn write_superblock(&self, changed: Superblock) -> Result<(), Error> {
         let is_anchored = changed.is_anchored && !changed.is_clean;
         let is_begun = changed.is_begun && is_anchored;
         let labels_written = self.reserved.labels_written();
-        let write_seq = before.write_seq + 1;
+        let write_seq = self.superblock.get().write_seq + 1;
         let superblock = Superblock { write_seq, is_anchored, is_begun, labels_written, ..changed };
         superblocks::write(&self.medium, &superblock).await?;
         self.sync_or_fail().await?;

@@ -96,6 +96,12 @@ fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
     if mirror.state == MirrorState::Optimal.as_str() {
         return findings;
     }
+    if mirror.state == MirrorState::Unlabelled.as_str() {
+        let words = format!("{target} is no mirror yet: none of its devices has a mirror label");
+        let advice = "`sealblock mirror create` makes one of them".to_owned();
+        findings.push(finding(Health::Incomplete, words, advice));
+        return findings;
+    }
     let is_well = |replica: &ReplicaStatus| {
         let is_sound = replica.file_trouble.is_empty() && !replica.has_damage();
         replica.is(ReplicaState::InSync) && replica.online && is_sound
@@ -268,7 +274,7 @@ mod tests {
 
     fn mirror(state: &str, replicas: Vec<ReplicaStatus>) -> DeviceSnapshot {
         let status = MirrorStatus {
-            uuid: String::new(),
+            uuid: None,
             name: None,
             state: state.to_owned(),
             region_bytes: 65536,
@@ -341,6 +347,11 @@ mod tests {
         is(&of(replica("b", "resyncing", true, 1 << 20)), Health::Degraded, words);
         let words = "mirror:a,b is degraded: b is out of sync: up to 64 KiB";
         is(&of(replica("b", "out_of_sync", true, 64 << 10)), Health::Degraded, words);
+        is(
+            &mirror("unlabelled", vec![replica("a", "unlabelled", true, 0)]),
+            Health::Incomplete,
+            "mirror:a,b is no mirror yet: none of its devices has a mirror label",
+        );
         let words = "mirror:a,b is degraded: a crash may have left its members different";
         is(&mirror("degraded", vec![in_sync()]), Health::Degraded, words);
         let file =

@@ -32,6 +32,9 @@ pub struct DamageStatus {
     /// Devices whose lists end with the process, each with the reason.
     #[serde(default)]
     pub not_kept: Vec<String>,
+    /// Devices on other hosts whose servers may know of more, each with the reason why that is not known here.
+    #[serde(default)]
+    pub not_asked: Vec<String>,
 }
 
 /// Bad blocks that follow each other.
@@ -53,8 +56,9 @@ impl DamageStatus {
 
     /// What is known of an open target.
     pub fn of(view: &DamageView) -> DamageStatus {
-        let not_kept = view.not_kept().into_iter().map(|(name, why)| format!("{name}: {why}")).collect();
-        DamageStatus { not_kept, ..DamageStatus::of_runs(&view.summary().0, true) }
+        let texts = |devices: Vec<(String, &str)>| devices.iter().map(|(name, why)| format!("{name}: {why}")).collect();
+        let (not_kept, not_asked) = (texts(view.not_kept()), texts(view.not_asked()));
+        DamageStatus { not_kept, not_asked, ..DamageStatus::of_runs(&view.summary().0, view.is_complete()) }
     }
 
     fn of_runs(runs: &[DamageRun], is_complete: bool) -> DamageStatus {
@@ -81,6 +85,7 @@ impl DamageStatus {
             unlisted,
             made_unreadable: total.made,
             not_kept: Vec::new(),
+            not_asked: Vec::new(),
         }
     }
 

@@ -11,15 +11,19 @@ use super::damage::DamageStatus;
 use super::files::FileError;
 use super::health::Health;
 
+/// The state of a replica that no label makes one.
+const UNLABELLED: &str = MirrorState::Unlabelled.as_str();
+
 /// The state of a mirror. `docs/formats/json.md` is the contract.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct MirrorStatus {
-    /// Its identity.
-    pub uuid: String,
+    /// Its identity, as its labels have it; `None` without any.
+    #[serde(default)]
+    pub uuid: Option<String>,
     /// Its name, if it has one.
     #[serde(default)]
     pub name: Option<String>,
-    /// `optimal`, `degraded` or `failed`.
+    /// `optimal`, `degraded`, `failed` or `unlabelled`.
     pub state: String,
     /// Bytes of a region, the unit of `out_of_sync_bytes`.
     pub region_bytes: u64,
@@ -45,7 +49,7 @@ pub struct MirrorStatus {
 pub struct ReplicaStatus {
     /// The target name it was opened by.
     pub name: String,
-    /// `in_sync`, `out_of_sync`, `resyncing` or `removed`.
+    /// `in_sync`, `out_of_sync`, `resyncing` or `removed`; `unlabelled` where no label says.
     pub state: String,
     /// True if its device can be reached.
     pub online: bool,
@@ -107,25 +111,28 @@ impl MirrorStatus {
         errors_of: impl Fn(&str) -> Vec<FileError>,
         damage_of: impl Fn(&str) -> Option<DamageStatus>,
     ) -> MirrorStatus {
+        let is_labelled = mirror.uuid.is_some();
         let of = |replica: &ReplicaInfo| {
             let is_member = replica.state != ReplicaState::Removed;
             let files = if is_member && replica.is_online { errors_of(&replica.name) } else { Vec::new() };
             let damage = Some(&replica.name).filter(|_| is_member).and_then(|name| damage_of(name));
-            ReplicaStatus { file_trouble: files, damage, ..ReplicaStatus::of(replica) }
+            let of = ReplicaStatus::of(replica);
+            let state = if is_labelled { of.state.clone() } else { UNLABELLED.to_owned() };
+            ReplicaStatus { state, file_trouble: files, damage, ..of }
         };
         let is_sound = |replica: &ReplicaStatus| replica.file_trouble.is_empty() && !replica.has_damage();
         let replicas: Vec<ReplicaStatus> = mirror.replicas.iter().map(of).collect();
         let state = match mirror.state {
-            MirrorState::Optimal if !replicas.iter().all(is_sound) => MirrorState::Degraded,
+            MirrorState::Optimal | MirrorState::Unlabelled if !replicas.iter().all(is_sound) => MirrorState::Degraded,
             state => state,
         };
         MirrorStatus {
-            uuid: uuid_text(&mirror.uuid),
+            uuid: mirror.uuid.as_ref().map(uuid_text),
             name: mirror.name.map(|name| name.to_string()),
             state: state.as_str().to_owned(),
             region_bytes: mirror.region_bytes,
             dirty_bytes: mirror.dirty_bytes,
-            max_dirty_bytes: Some(mirror.max_dirty_bytes),
+            max_dirty_bytes: Some(mirror.max_dirty_bytes).filter(|_| is_labelled),
             nosync_bytes: mirror.nosync_bytes,
             may_be_older: None,
             lost_blocks: mirror.lost_blocks,
@@ -135,7 +142,12 @@ impl MirrorStatus {
 
     /// How well it is: healthy only if every replica is online and in sync and has its file.
     pub fn health(&self) -> Health {
-        let state = if self.state == MirrorState::Optimal.as_str() { Health::Healthy } else { Health::Degraded };
+        let state = match &self.state {
+            state if state == MirrorState::Optimal.as_str() => Health::Healthy,
+            // Blank devices lack nothing, and nothing makes them one.
+            state if state == MirrorState::Unlabelled.as_str() => Health::Incomplete,
+            _ => Health::Degraded,
+        };
         let files = self.replicas.iter().flat_map(|replica| &replica.file_trouble);
         let is_bad =
             self.replicas.iter().any(|replica| replica.damage.as_ref().is_some_and(|damage| damage.blocks > 0));
@@ -201,7 +213,7 @@ mod tests {
             failures: 0,
         };
         let mirror = |state, is_b_online| MirrorInfo {
-            uuid: [1; 16],
+            uuid: Some([1; 16]),
             name: None,
             region_bytes: 65536,
             state,

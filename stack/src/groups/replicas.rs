@@ -7,7 +7,9 @@ use std::sync::{Arc, Weak};
 use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{Ability, Device, DynDevice, Error, Request, ReservedArea, Response, WhyOlder};
 use sealblock_layers_mirror::label::ReplicaState;
-use sealblock_layers_mirror::{Mirror, MirrorError, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaSource};
+use sealblock_layers_mirror::{
+    Mirror, MirrorError, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaInfo, ReplicaSource,
+};
 use sealblock_media_file::Backing;
 
 use crate::damage_view::DamageView;
@@ -15,6 +17,7 @@ use crate::error::{Cause, StackError};
 use crate::failures::OLDER;
 use crate::held::{Access, CloseHandle, Members, close_all, received_bytes};
 use crate::program::ReactorClock;
+use crate::quantity::count;
 use crate::remote::{is_remote, with_short_timeouts};
 use crate::target::{GroupKind, TargetName};
 use crate::target_identity::{TargetIdentity, TargetLabel, member_of};
@@ -158,6 +161,9 @@ impl OpenMirror {
         if is_current && old == new {
             return Err(StackError::new(Cause::Refused, CHANGING, format!("{name} is current")).on(&self.target));
         }
+        if !is_current && !force {
+            self.check_not_needed(&name)?;
+        }
         let retired: Vec<Rc<OpenReplica>> =
             self.replicas.borrow().iter().filter(|replica| replica.name == name && !is_current).cloned().collect();
         for replica in &retired {
@@ -213,7 +219,7 @@ impl OpenMirror {
         Ok(())
     }
 
-    /// Removes a replica.
+    /// Removes a replica. One that may have the only copy of a block goes only with `force`.
     ///
     /// # Errors
     /// Why it was not removed.
@@ -221,6 +227,8 @@ impl OpenMirror {
         let name = target.to_string();
         if force {
             self.mirror.trust_names();
+        } else {
+            self.check_not_needed(&name)?;
         }
         self.mirror.remove(&name).await.map_err(|error| of_member(&error).on(&self.target))?;
         let gone: Vec<Rc<OpenReplica>> =
@@ -231,6 +239,47 @@ impl OpenMirror {
             let _ = replica.close().await;
         }
         Ok(())
+    }
+
+    /// Refuses to go on without a replica that is there and may have the only copy of blocks.
+    fn check_not_needed(&self, name: &str) -> Result<(), StackError> {
+        self.only_copies(name).map_or(Ok(()), |(why, advice)| {
+            let advice = format!("{advice}; --force gives these copies up");
+            Err(StackError::new(Cause::Refused, CHANGING, why).on(&self.target).advise(advice))
+        })
+    }
+
+    /// What only this replica has, as far as is known: older copies of what is lost, or blocks that are bad on all that would be left.
+    /// And what to do about it. Of a replica that is away nothing can be saved; the last in-sync one is never removed.
+    fn only_copies(&self, name: &str) -> Option<(String, String)> {
+        let replicas = self.describe().replicas;
+        let is_here = |replica: &&ReplicaInfo| replica.is_online && replica.state != ReplicaState::Removed;
+        let going = replicas.iter().filter(is_here).rfind(|replica| replica.name == name)?;
+        let is_staying = |other: &&ReplicaInfo| other.id != going.id && other.state == ReplicaState::InSync;
+        let staying: Vec<&str> = replicas.iter().filter(is_here).filter(is_staying).map(|other| &*other.name).collect();
+        if staying.is_empty() {
+            return None;
+        }
+        let left = staying.join(", ");
+        if going.stale_blocks > 0 {
+            let blocks = count(going.stale_blocks, "block");
+            let why = format!(
+                "{name} has the only copies of {blocks}, older ones: they are lost on what would be left, {left}"
+            );
+            return Some((why, format!("`sealblock mirror accept-stale TARGET {name}`, or writing them anew")));
+        }
+        let known = self.damage.replicas();
+        let view_of = |name: &str| known.iter().find(|(known, _)| known == name).map(|(_, view)| view.clone());
+        let others: Vec<DamageView> = staying.iter().filter_map(|other| view_of(other)).collect();
+        let runs = view_of(name).filter(|_| others.len() == staying.len())?.only_good_here(&others);
+        let blocks = runs.iter().map(|(first, last)| last - first + 1).sum();
+        if blocks == 0 {
+            return None;
+        }
+        let (blocks, places) = (count(blocks, "block"), places_text(&runs));
+        let why =
+            format!("{name} may have the only good copies of {blocks} ({places}), bad on what would be left, {left}");
+        Some((why, "`sealblock verify TARGET --repair`, or `sealblock scrub start` where it is served".to_owned()))
     }
 
     /// Forgets what is known of a replica that is none any more, unless another one has its name.
@@ -383,6 +432,14 @@ impl OpenReplica {
     }
 }
 
+/// The first of these runs of blocks.
+fn places_text(runs: &[(u64, u64)]) -> String {
+    const MOST: usize = 4;
+    let text = |(first, last): &(u64, u64)| if first == last { first.to_string() } else { format!("{first}..{last}") };
+    let named = runs.iter().take(MOST).map(text);
+    named.chain((runs.len() > MOST).then(|| "and more".to_owned())).collect::<Vec<_>>().join(", ")
+}
+
 /// Why replicas make no mirror.
 pub(super) fn of_mirror(error: &MirrorError) -> StackError {
     let (cause, advice) = match error {
@@ -392,10 +449,14 @@ pub(super) fn of_mirror(error: &MirrorError) -> StackError {
             (Cause::Damaged, Some("leaving out-of-sync replicas out, or `sealblock create --force`"))
         }
         MirrorError::Replica { .. } | MirrorError::WriteLabels(_) => (Cause::Io, None),
-        MirrorError::BlockSize { .. }
-        | MirrorError::Size { .. }
-        | MirrorError::Capacity { .. }
-        | MirrorError::Pages { .. } => (Cause::Unsuitable, None),
+        MirrorError::BlockSize { .. } | MirrorError::Size { .. } => (
+            Cause::Unsuitable,
+            Some(
+                "devices of one kind and size; a replica that is not any more what it was is moved out of the way: the mirror runs without it, \
+                 and `sealblock mirror replace TARGET OLD NEW` puts another one in its place",
+            ),
+        ),
+        MirrorError::Capacity { .. } | MirrorError::Pages { .. } => (Cause::Unsuitable, None),
         MirrorError::Protection { .. } => (Cause::Unsuitable, Some(SHOWN)),
     };
     let failure = StackError::new(cause, "opening", error).advise_if(advice);
@@ -437,7 +498,7 @@ fn advice(refusal: &sealblock_layers_mirror::assemble::AssembleError) -> (Cause,
 pub(super) fn of_member(error: &ReplicaError) -> StackError {
     let failure = |cause| StackError::new(cause, CHANGING, error);
     match error {
-        ReplicaError::Full | ReplicaError::LastInSync(_) => failure(Cause::Refused),
+        ReplicaError::Full | ReplicaError::LastInSync { .. } => failure(Cause::Refused),
         ReplicaError::ReadOnly => failure(Cause::Refused).advise("a mirror that is open for writing"),
         ReplicaError::Offline { .. } => failure(Cause::Unreachable),
         ReplicaError::OutOfSync(_) => {

@@ -97,7 +97,8 @@ pub struct MirrorRemove {
     /// The replica to remove, by its name in TARGET.
     #[arg(value_name = "REPLICA")]
     pub replica: TargetName,
-    /// If several are offline and only their labels could identify them, trust the order of the names.
+    /// Remove it although it may have the only copy of some blocks; and if several are offline and only their labels could identify
+    /// them, trust the order of the names.
     #[arg(long)]
     pub force: bool,
     /// The control socket of the server; those of this user's servers are found without it.
@@ -134,8 +135,8 @@ pub struct MirrorReplace {
     /// The device that takes its place; without it another device that is now under the name of OLD.
     #[arg(value_name = "NEW")]
     pub new: Option<TargetName>,
-    /// Replace what is on it; and if several replicas are offline and only their labels could identify them, trust the order of
-    /// the names.
+    /// Replace what is on it; go on without OLD although it may have the only copy of some blocks; and if several replicas are offline and
+    /// only their labels could identify them, trust the order of the names.
     #[arg(long)]
     pub force: bool,
     /// The control socket of the server; those of this user's servers are found without it.

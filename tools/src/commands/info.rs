@@ -32,6 +32,7 @@ use sealblock_server::status::mirror::MirrorStatus;
 pub fn run(arguments: &Info) -> Result<Exit, StackError> {
     on_reactor(async {
         let opened = open(&arguments.target, Access::ReadOlder).await?;
+        opened.learn_damage().await;
         let json = as_json(&arguments.target, &opened);
         print_report(arguments.json, &json, || as_text(&arguments.target, &opened))?;
         let exit = known(&opened).unless_older(opened.why_older().is_some());
@@ -293,6 +294,9 @@ fn as_text(target: &TargetName, opened: &OpenTarget) -> String {
     let damage = DamageStatus::of(&opened.info.damage);
     if damage.has_any() {
         lines.put("damage", damage.to_text());
+    }
+    for device in &damage.not_asked {
+        lines.put("damage unknown", device);
     }
     for way in WAYS {
         let names: Vec<String> =

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use sealblock_layers_mirror::MirrorState;
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::name::MirrorName;
 use sealblock_stack::target::{GroupKind, TargetName};
@@ -223,6 +224,7 @@ fn on_holder<T>(
             return work(&Holder::Server(Box::new(server))).await;
         }
         let opened = open(target, access).await?;
+        opened.learn_damage().await;
         opened.close_after(async |opened| work(&Holder::Here(mirror_of(opened)?)).await).await
     })
 }
@@ -267,17 +269,19 @@ fn change(target: &TargetName, server: Option<FoundServer>, change: Change<'_>) 
 }
 
 async fn execute_change(mirror: &Holder, target: &TargetName, change: Change<'_>) -> Result<MirrorStatus, StackError> {
-    let (old, new, command) = match change {
-        Change::Add { new, force } => (None, Some(new.clone()), ControlCommand::MirrorAdd { replica: new, force }),
+    let (old, new, is_forced, command) = match change {
+        Change::Add { new, force } => {
+            (None, Some(new.clone()), force, ControlCommand::MirrorAdd { replica: new, force })
+        }
         Change::Remove { old, force } => {
             let old = mirror.member(old, target)?;
-            (None, None, ControlCommand::MirrorRemove { replica: old, force })
+            (None, None, force, ControlCommand::MirrorRemove { replica: old, force })
         }
         Change::Replace { old, new, force } => {
             let old = mirror.member(old, target)?;
             let new = new.unwrap_or_else(|| old.clone());
             let command = ControlCommand::MirrorReplace { old: old.clone(), new: new.clone(), force };
-            (Some(old), Some(new), command)
+            (Some(old), Some(new), force, command)
         }
     };
     let mut status = mirror.execute(&command).await?;
@@ -286,7 +290,7 @@ async fn execute_change(mirror: &Holder, target: &TargetName, change: Change<'_>
     }
     // A replica that was in sync stays until the resync of the new one has finished.
     match old.filter(|old| new.as_ref() != Some(old) && status.replica(old).is_some()) {
-        Some(replica) => mirror.execute(&ControlCommand::MirrorRemove { replica, force: false }).await,
+        Some(replica) => mirror.execute(&ControlCommand::MirrorRemove { replica, force: is_forced }).await,
         None => Ok(status),
     }
 }
@@ -326,8 +330,13 @@ pub fn put(lines: &mut Lines, status: &MirrorStatus) {
     if let Some(name) = status.name.as_ref().and_then(|name| name.parse::<MirrorName>().ok()) {
         lines.put("name", name);
     }
-    lines.put("uuid", &status.uuid);
+    if let Some(uuid) = &status.uuid {
+        lines.put("uuid", uuid);
+    }
     lines.put("state", &status.state);
+    if status.state == MirrorState::Unlabelled.as_str() {
+        lines.put("content", "blank: no device has a mirror label; the first opening for writing makes them a mirror");
+    }
     if let Some(why) = status.why_older() {
         lines.put("content", format_args!("may be older than what was written: {why}"));
     }
@@ -377,9 +386,11 @@ fn replica_text(replica: &ReplicaStatus) -> String {
     let error = replica.last_error.as_ref().map_or(String::new(), |why| format!(": {why}"));
     let damage = replica.damage.as_ref().filter(|damage| damage.has_any());
     let damage = damage.map_or(String::new(), |damage| format!("; {}", damage.to_text()));
+    let unknown = replica.damage.as_ref().is_some_and(|damage| !damage.not_asked.is_empty());
+    let unknown = if unknown { "; what its server knows of bad blocks is unknown here" } else { "" };
     let files: String = replica.file_trouble.iter().map(|file| format!("; {}", file.to_text())).collect();
     format!(
-        "{}: {}{out_of_sync}{offline}{repaired}{stale}{error}{damage}{files}",
+        "{}: {}{out_of_sync}{offline}{repaired}{stale}{error}{damage}{unknown}{files}",
         replica.name,
         state_text(&replica.state)
     )

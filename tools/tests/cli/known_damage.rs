@@ -124,6 +124,49 @@ fn blocks_of_a_stripe_are_known_by_their_members() {
 }
 
 #[test]
+fn what_a_server_knows_is_said_from_afar_or_that_it_is_not_known() {
+    let place = damaged(&[5, 6, 9]);
+    let server = Server::start(&place, "--protection shown --nbd 127.0.0.1:0 v");
+    let namespace = server.target("v");
+    place.run(&format!("info {namespace}")).succeeds();
+    place.run(&format!("verify {namespace}")).ends_with(1);
+    place.run(&format!("info {namespace}")).ends_with(1).says(&["3 blocks are bad (5..6, 9)"]);
+    let json = place.run(&format!("info {namespace} --json")).ends_with(1).json();
+    assert_eq!((&json["damage"]["blocks"], &json["damage"]["complete"]), (&3.into(), &true.into()), "{json}");
+    assert_eq!(json["damage"]["runs"][0]["field"], "guard", "{json}");
+    assert_eq!(json["damage"]["not_asked"].as_array().map(Vec::len), Some(0), "{json}");
+    // Through what lies on top of it, at its own addresses.
+    place.run(&format!("info offset:6..9,{namespace}")).ends_with(1).says(&["2 blocks are bad (0, 3)"]);
+    place.run(&format!("zero {namespace} --range 9..9")).succeeds();
+    place.run(&format!("info {namespace}")).ends_with(1).says(&["2 blocks are bad (5..6)"]);
+    // NBD cannot carry it: that is said, not left out.
+    let listener = server.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned();
+    let export = format!("nbd://{listener}/v");
+    let info = place.run(&format!("info {export}"));
+    info.succeeds().says(&["damage unknown", "NBD has no word for them"]);
+    assert!(!info.text().contains("are bad"), "{}", info.text());
+    let json = place.run(&format!("info {export} --json")).json();
+    assert!(json["damage"]["not_asked"][0].as_str().is_some_and(|why| why.starts_with(&export)), "{json}");
+    server.stop().is_clean();
+}
+
+#[test]
+fn what_the_server_of_a_replica_knows_counts_for_the_mirror() {
+    let place = Place::with_runtime("syscalls");
+    filled(&place, 64);
+    place.run("corrupt b --lba 5 --kind data").succeeds();
+    let server = Server::start(&place, "--protection shown --as-member b");
+    let namespace = server.target("b");
+    let mirror = format!("mirror:a,{namespace}");
+    place.run(&format!("mirror status {mirror}")).succeeds();
+    place.run(&format!("verify {namespace}")).ends_with(1);
+    place.run(&format!("mirror status {mirror}")).ends_with(1).says(&["degraded", "in sync; 1 block is bad (5)"]);
+    place.run(&format!("info {mirror}")).ends_with(1).says(&["1 block is bad (5)"]);
+    place.run(&format!("mirror remove {mirror} a")).fails(3, &["a may have the only good copies of 1 block (5)"]);
+    server.stop().is_clean();
+}
+
+#[test]
 fn a_device_that_keeps_no_list_says_so() {
     let place = Place::with_runtime("syscalls");
     place.write("raw", &noise(4, 1 << 20));

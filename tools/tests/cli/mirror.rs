@@ -108,6 +108,60 @@ fn replicas_are_added_replaced_and_removed() {
 }
 
 #[test]
+fn blank_devices_without_a_label_are_no_mirror_and_get_no_identity_that_nobody_keeps() {
+    let place = Place::with_runtime("syscalls");
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+    }
+    let status = place.run("mirror status mirror:a,b");
+    status.ends_with(4).says(&["unlabelled", "no device has a mirror label", "a: unlabelled", "b: unlabelled"]);
+    for wrong in ["uuid", "optimal", "in sync", "write intent"] {
+        assert!(!status.text().contains(wrong), "{}", status.text());
+    }
+    let json = place.run("mirror status mirror:a,b --json").ends_with(4).json();
+    assert!(json["uuid"].is_null() && json["max_dirty_bytes"].is_null(), "{json}");
+    assert_eq!((&json["state"], &json["replicas"][1]["state"]), (&"unlabelled".into(), &"unlabelled".into()));
+    let info = place.run("info mirror:a,b");
+    assert!(!info.ends_with(4).text().contains("in sync"), "{}", info.text());
+    assert_eq!(info.text().matches("uuid").count(), 2, "of the volumes alone: {}", info.text());
+    assert!(place.run("info mirror:a,b --json").ends_with(4).json()["mirror"]["uuid"].is_null());
+    let server = Server::start(&place, "--read-only mirror:a,b");
+    place.run("status mirror:a,b").ends_with(4).says(&["no mirror yet", "mirror:a,b is unlabelled"]);
+    place.run("mirror status mirror:a,b").ends_with(4).says(&["unlabelled"]);
+    server.stop().is_clean();
+    // The first opening for writing labels them; from then on they have an identity, and it stays.
+    place.run("zero mirror:a,b --range 0..0").succeeds();
+    let uuid = |answer: &Answer| answer.succeeds().json()["uuid"].as_str().unwrap().to_owned();
+    let first = uuid(&place.run("mirror status mirror:a,b --json"));
+    assert_eq!(uuid(&place.run("mirror status mirror:b,a --json")), first);
+    place.run("mirror status mirror:a,b").succeeds().says(&[&first, "optimal", "a: in sync"]);
+}
+
+#[test]
+fn a_replica_that_has_the_size_of_an_earlier_day_is_named_and_the_mirror_goes_on_without_it() {
+    let place = Place::with_runtime("syscalls");
+    place.run("create a --size 1MiB").succeeds();
+    let earlier = place.read("a");
+    let copies = place.run("info a --json").json()["volume"]["superblock_copies"].clone();
+    place.run("resize a --size 2MiB").succeeds();
+    place.run("create b --size 2MiB").succeeds();
+    place.write("data", &noise(3, 2 << 20));
+    place.run("mirror create a b").succeeds();
+    place.run("copy data mirror:a,b").succeeds();
+    for copy in copies.as_array().unwrap() {
+        let at = copy["offset"].as_u64().unwrap();
+        place.poke("a", at, &earlier[at as usize..][..512]);
+    }
+    let refused = place.run("copy mirror:a,b out");
+    refused.fails(3, &["a has 256 blocks, the mirror 512", "moved out of the way", "mirror replace"]);
+    fs::rename(place.path("a"), place.path("a.away")).unwrap();
+    place.run("copy mirror:a,b out").succeeds();
+    assert!(place.read("out") == place.read("data"));
+    place.run("create c --size 2MiB").succeeds();
+    place.run("mirror replace mirror:a,b a c").succeeds().says(&["optimal", "c: in sync"]);
+}
+
+#[test]
 fn a_replica_is_replaced_while_the_mirror_is_in_use() {
     let place = Place::new();
     filled(&place, 2048);

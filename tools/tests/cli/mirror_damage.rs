@@ -1,7 +1,9 @@
 //! Damage on replicas: what is repaired, what is lost, and the exit status.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use crate::common::server::Server;
 use crate::common::{BLOCK, Place, filled, noise, verify};
@@ -201,6 +203,71 @@ fn blocks_damaged_on_both_replicas_are_lost_and_stay_so() {
     assert!(place.blocks("mirror:a,b", 0, 99) == data[..100 * BLOCK]);
     place.run("zero mirror:a,b --range 100..100").succeeds();
     verify(&place, "mirror:a,b", 0);
+}
+
+#[test]
+fn a_replica_that_may_have_the_only_copy_of_a_block_is_not_given_up_without_force() {
+    let place = Place::with_runtime("syscalls");
+    let data = filled(&place, 256);
+    corrupt(&place, "b", [7, 9]);
+    // A host's Verify finds them, and repairs nothing.
+    let server = Server::start(&place, "mirror:a,b");
+    place.run(&format!("verify {}", server.target("mirror"))).ends_with(1);
+    let names = ["a may have the only good copies of 2 blocks (7, 9)", "what would be left, b", "--repair", "--force"];
+    place.run("mirror remove mirror:a,b a").fails(3, &names);
+    place.run("mirror status mirror:a,b").ends_with(1).says(&["a: in sync", "b: in sync; 2 blocks are bad (7, 9)"]);
+    server.stop().is_clean();
+    place.run("mirror remove mirror:a,b a").fails(3, &names);
+    // The one that has nothing of its own goes, and so does the other one where its copies are elsewhere.
+    place.run(&format!("create c --size {}", 256 * BLOCK)).succeeds();
+    for name in ["a", "b"] {
+        fs::copy(place.path(name), place.path(format!("{name}.kept"))).unwrap();
+    }
+    place.run("mirror replace mirror:a,b a c").says(&["c: in sync"]);
+    assert!(place.blocks("c", 0, 255) == data);
+    for name in ["a", "b"] {
+        fs::rename(place.path(format!("{name}.kept")), place.path(name)).unwrap();
+    }
+    place.run("mirror remove mirror:a,b b").succeeds().says(&["optimal", "a: in sync"]);
+    let place = Place::with_runtime("syscalls");
+    filled(&place, 256);
+    corrupt(&place, "b", [7]);
+    let server = Server::start(&place, "mirror:a,b");
+    place.run(&format!("verify {}", server.target("mirror"))).ends_with(1);
+    server.stop().is_clean();
+    place.run("mirror remove mirror:a,b a --force").ends_with(1).says(&["b: in sync; 1 block is bad (7)"]);
+}
+
+#[test]
+fn a_replica_that_has_the_last_older_copy_or_is_the_last_in_sync_one_stays() {
+    let place = Place::with_runtime("syscalls");
+    for name in ["a", "b", "c"] {
+        place.run(&format!("create {name} --size 1MiB --guard crc16")).succeeds();
+    }
+    place.write("data", &noise(5, 1 << 20));
+    place.run("copy data mirror:a,b").succeeds();
+    rename(&place, "b", "b.away");
+    place.run("zero mirror:a,b --range 1..1").succeeds();
+    corrupt(&place, "a", [5]);
+    rename(&place, "b.away", "b");
+    // While it has what was written last, and the other one is behind it.
+    let behind = "mirror:a,[fault:[write-error@1],b]";
+    let server = Server::start(&place, behind);
+    place
+        .run(&format!("mirror remove {behind} a --force"))
+        .fails(3, &["last in-sync replica", "no full copy: ", "b is "]);
+    server.stop();
+    let server = Server::start(&place, "mirror:a,b");
+    let start = Instant::now();
+    while !place.run("mirror status mirror:a,b").text().contains("older copies kept") {
+        assert!(start.elapsed() < Duration::from_secs(30), "the older copy is not kept");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let names = ["b has the only copies of 1 block, older ones", "what would be left, a", "accept-stale", "--force"];
+    place.run("mirror remove mirror:a,b b").fails(3, &names);
+    server.stop().is_clean();
+    place.run("mirror remove mirror:a,b b").fails(3, &names);
+    place.run("mirror remove mirror:a,b b --force").ends_with(1);
 }
 
 #[test]

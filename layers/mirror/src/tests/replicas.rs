@@ -302,7 +302,7 @@ fn replicas_are_added_and_removed_in_use() {
     remove("a").unwrap();
     write(&mirror, extent(7, 1), 3).unwrap();
     remove("b").unwrap();
-    assert_eq!(remove("c"), Err(ReplicaError::LastInSync("c".to_owned())));
+    assert_eq!(remove("c"), Err(ReplicaError::LastInSync { replica: "c".to_owned(), left: Vec::new() }));
     close(&mirror);
     drop(mirror);
     assert_eq!(refusal(&[&a, &c]), AssembleError::Removed { replica: 0 });
@@ -318,7 +318,10 @@ fn a_replica_is_not_removed_when_the_others_turn_out_to_be_offline() {
     // No request has found that yet.
     b.is_offline.set(true);
     let removed = mirror.remove("a").now_or_never().expect("RAM never waits");
-    assert_eq!(removed, Err(ReplicaError::LastInSync("a".to_owned())));
+    assert_eq!(
+        removed,
+        Err(ReplicaError::LastInSync { replica: "a".to_owned(), left: vec!["b is out of sync".to_owned()] })
+    );
     assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
     write(&mirror, extent(0, 8), 2).unwrap();
     close(&mirror);

@@ -2,6 +2,8 @@
 //! device. The anchor makes that exact, and no crash at any of its steps is taken for a loss.
 
 use std::ops::Range;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use sealblock_block::{
@@ -232,6 +234,45 @@ fn no_crash_at_any_step_of_the_anchor_is_taken_for_a_loss() {
         }
         assert!(steps > 4, "an anchor, superblocks, data and a sector of the log");
     }
+}
+
+/// What one of two does at the same time as the other one who is the first to use the log must not promise an anchor for it.
+#[test]
+fn two_who_begin_the_log_at_once_promise_no_anchor_before_it_is_durable() {
+    let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let rig = Rig::open(&medium, false).unwrap();
+    let volume = rig.gate.device();
+    let promises = |medium: &TestMedium| {
+        let bytes = medium.bytes.borrow();
+        let superblocks = SUPERBLOCK_OFFSETS.iter().map(|at| Superblock::decode(&bytes[*at as usize..][..512]));
+        superblocks.filter(|found| found.as_ref().is_ok_and(|superblock| superblock.is_anchored)).count()
+    };
+    let anchor = volume.layout.log_sector_offset(volume.log.next.get(), 0) as usize;
+    let is_written = || medium.bytes.borrow()[anchor..][..512].iter().any(|byte| *byte != 0);
+    let mut first = pin!(volume.mark_log_in_use());
+    let mut second = pin!(volume.mark_log_in_use());
+    let context = &mut Context::from_waker(Waker::noop());
+    // The anchor has arrived, and its sync is under way when the second one comes. That sync fails: nobody knows what is left of it.
+    medium.turns.set(50);
+    medium.syncs_left.set(0);
+    while !is_written() {
+        assert!(first.as_mut().poll(context).is_pending());
+    }
+    assert!(first.as_mut().poll(context).is_pending() && second.as_mut().poll(context).is_pending());
+    let ended = (0..1000).find_map(|_| match first.as_mut().poll(context) {
+        Poll::Ready(ended) => Some(ended),
+        Poll::Pending => {
+            let _ = second.as_mut().poll(context);
+            None
+        }
+    });
+    assert!(matches!(ended, Some(Err(_))), "{ended:?}");
+    let ended = (0..1000).find_map(|_| match second.as_mut().poll(context) {
+        Poll::Ready(ended) => Some(ended),
+        Poll::Pending => None,
+    });
+    assert!(matches!(ended, Some(Err(_))), "{ended:?}");
+    assert_eq!(promises(&medium), 0, "the sync of the anchor failed");
 }
 
 #[test]

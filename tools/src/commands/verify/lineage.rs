@@ -34,9 +34,14 @@ pub(super) fn identity_of(opened: &OpenTarget) -> Identity {
 fn add(info: &TargetInfo, ids: &mut Vec<String>, states: &mut Vec<String>) {
     if let Some(mirror) = &info.mirror {
         let mirror = mirror.describe();
-        ids.push(format!("mirror {}", uuid_text(&mirror.uuid)));
+        ids.extend(mirror.uuid.iter().map(|uuid| format!("mirror {}", uuid_text(uuid))));
         let replicas = mirror.replicas.iter().filter(|replica| replica.state != ReplicaState::Removed);
-        ids.extend(replicas.map(|replica| format!("replica {}, {}", hex(&replica.id), replica.state.as_str())));
+        // Without a label their identities are made up, too.
+        ids.extend(
+            replicas
+                .filter(|_| mirror.uuid.is_some())
+                .map(|replica| format!("replica {}, {}", hex(&replica.id), replica.state.as_str())),
+        );
     }
     if let Some(volume) = &info.volume {
         let uuid = uuid_text(&volume.uuid);

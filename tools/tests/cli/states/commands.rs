@@ -22,10 +22,11 @@ const READING: [&str; 8] = [
 /// Those of volumes only.
 const OF_VOLUMES: [&str; 1] = ["rescue T out"];
 /// Those of mirrors only, with those that change one.
-const OF_MIRRORS: [&str; 6] = [
+const OF_MIRRORS: [&str; 7] = [
     "mirror status T",
     "mirror create a b",
     "mirror remove T b",
+    "mirror remove T a",
     "mirror replace T b spare",
     "mirror replace T a spare",
     "mirror accept-stale T b",
