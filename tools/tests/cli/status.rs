@@ -81,7 +81,8 @@ client    an NBD client from CLIENT, at v";
     assert_eq!(device["io"]["write"], json!({"requests": 1, "bytes": 4096, "errors": 0}));
     assert_eq!(
         device["damage"],
-        json!({"blocks": 0, "blocks_at_most": 0, "complete": true, "runs": [], "unlisted": 0, "made_unreadable": 0, "not_kept": []})
+        json!({"blocks": 0, "blocks_at_most": 0, "complete": true, "runs": [], "unlisted": 0, "made_unreadable": 0, "not_kept": [],
+            "not_asked": []})
     );
     assert_eq!((&told["clients"][0]["protocol"], &told["clients"][0]["name"]), (&json!("nbd"), &json!("v")));
     drop(client);
