@@ -88,8 +88,8 @@ pub(crate) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget
     };
     match (membership, usage) {
         (_, Usage::AsMember) => {
-            let OpenTarget { device, info, held, target } = opened;
-            Ok(OpenTarget::new(&target, MemberOnly::new(device), info, held))
+            let OpenTarget { device, info, held, target, is_part } = opened;
+            Ok(OpenTarget { is_part, ..OpenTarget::new(&target, MemberOnly::new(device), info, held) })
         }
         (None, _) => Ok(opened),
         (Some(membership), Usage::Forced) => {

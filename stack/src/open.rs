@@ -23,6 +23,7 @@ use crate::info::TargetInfo;
 use crate::linux::{GIVE_UP, LeftOver, Plain, kind_of, open_file, open_linux};
 use crate::mapped::raw_or_mapped;
 use crate::membership::guard;
+use crate::occupied::{check_opened, check_parts};
 use crate::opened::OpenTarget;
 use crate::out_of_sync::mark;
 use crate::program::ReactorClock;
@@ -157,11 +158,12 @@ async fn open_offset(
 ) -> Result<OpenTarget, StackError> {
     let below = open_for(whole, access, usage.hidden()).await?;
     let span = below.span(Some(range))?;
+    let is_part = below.is_part || span.blocks() < below.device.geometry().capacity_blocks;
     let device = OffsetLayer::new(below.device, span.first(), span.blocks())
         .map_err(|error| StackError::new(Cause::Usage, "opening", error).on(target))?;
     let damage = DamageView::slice(&below.info.damage, span.first().get(), span.blocks());
     let info = TargetInfo { damage, ..TargetInfo::over("offset", [below.info]) };
-    Ok(OpenTarget::new(target, device, info, below.held))
+    Ok(OpenTarget { is_part, ..OpenTarget::new(target, device, info, below.held) })
 }
 
 /// Opens a target with injected faults.
@@ -175,13 +177,14 @@ async fn open_fault(
     let rules: Rules =
         rules.parse().map_err(|error| StackError::new(Cause::Usage, "reading the rules", error).on(target))?;
     let below = open_for(inner, access, usage).await?;
+    let is_part = below.is_part;
     let device = FaultLayer::new(below.device, rules, ReactorClock);
     let info = TargetInfo::over("fault", [below.info]);
     let damage = info.damage.clone();
     // Blocks that it makes fail are bad as far as anybody above can see.
     let opened = OpenTarget::leaf(target, device, info, below.held, "faults are injected by this process");
     let damage = DamageView::all(vec![damage, opened.info.damage.clone()]);
-    Ok(OpenTarget { info: TargetInfo { damage, ..opened.info }, ..opened })
+    Ok(OpenTarget { info: TargetInfo { damage, ..opened.info }, is_part, ..opened })
 }
 
 /// The blocks of a device that only a size is known of: the larger ones where they fit.
@@ -214,7 +217,7 @@ pub enum Overwritten {
 pub enum Overwriting {
     /// Anything.
     Anything,
-    /// Nothing that anybody may still need: no remains of a volume, no block device with a [`crate::Signature`], and no plain file of a known
+    /// Nothing that anybody may still need: no remains of a volume, no device with a [`crate::Signature`], and no plain file of a known
     /// format other than this one, which is that of the data to be written.
     Free {
         /// The format of the data, if it is known.
@@ -240,14 +243,15 @@ pub async fn overwrite(
     };
     if let Some((node, drive_makes_tags)) = drive {
         let opened = guard(open_linux(target, &node, drive_makes_tags, Access::Write, remains).await?, usage).await?;
-        return Ok(Overwritten::Device(Box::new(opened)));
+        return Ok(Overwritten::Device(Box::new(free(opened, overwriting).await?)));
     }
     let medium = medium_of(path, Access::Write).await?;
     match kind_of(&medium, Access::Write, remains).await? {
         FileKind::Remains(parts) if !force => Err(of_remains("writing", path, &parts).advise(GIVE_UP)),
         FileKind::Volume => {
             drop(medium);
-            open_for(target, Access::Write, usage).await.map(|opened| Overwritten::Device(Box::new(opened)))
+            let opened = overwrite_device(target, overwriting, usage).await?;
+            Ok(Overwritten::Device(Box::new(opened)))
         }
         FileKind::Remains(_) | FileKind::Raw => {
             if let Overwriting::Free { format } = overwriting {
@@ -255,6 +259,33 @@ pub async fn overwrite(
             }
             replace(target, path, medium).await
         }
+    }
+}
+
+/// Opens a target that is no plain file to overwrite it.
+///
+/// # Errors
+/// If it, or a file or device that it is made of, has something that `overwriting` does not allow.
+pub async fn overwrite_device(
+    target: &TargetName,
+    overwriting: Overwriting,
+    usage: Usage,
+) -> Result<OpenTarget, StackError> {
+    if let Overwriting::Free { format } = overwriting {
+        check_parts(target, format).await?;
+    }
+    free(open_for(target, Access::Write, usage).await?, overwriting).await
+}
+
+/// The open target, if nothing is there that `overwriting` does not allow; otherwise it is closed.
+async fn free(opened: OpenTarget, overwriting: Overwriting) -> Result<OpenTarget, StackError> {
+    let checked = match overwriting {
+        Overwriting::Anything => Ok(()),
+        Overwriting::Free { .. } => check_opened(&opened).await,
+    };
+    match checked {
+        Ok(()) => Ok(opened),
+        Err(refused) => opened.close(Err(refused)).await,
     }
 }
 

@@ -26,6 +26,8 @@ pub struct OpenTarget {
     pub info: TargetInfo,
     pub(crate) held: Vec<CloseHandle>,
     pub(crate) target: TargetName,
+    /// True if the device has only some blocks of the one below it.
+    pub(crate) is_part: bool,
 }
 
 impl OpenTarget {
@@ -35,7 +37,7 @@ impl OpenTarget {
         info: TargetInfo,
         held: Vec<CloseHandle>,
     ) -> OpenTarget {
-        OpenTarget { device: DynDevice::new(target.to_string(), device), info, held, target: target.clone() }
+        OpenTarget { device: DynDevice::new(target.to_string(), device), info, held, target: target.clone(), is_part: false }
     }
 
     /// A device at the bottom of a stack, whose list of bad blocks is in memory only, and why.
@@ -95,6 +97,11 @@ impl OpenTarget {
     /// Bytes of payload received from other hosts until now; `None` for a local target.
     pub fn received_bytes(&self) -> Option<u64> {
         received_bytes(&self.held)
+    }
+
+    /// True if it is a part of a device. A slice from the first block to the last one is none.
+    pub fn is_part(&self) -> bool {
+        self.is_part
     }
 
     /// The name it was opened by.

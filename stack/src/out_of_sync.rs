@@ -20,8 +20,8 @@ pub(crate) async fn mark(opened: OpenTarget) -> OpenTarget {
     // A label that cannot be read tells nothing; writers are refused because of it.
     match opened.device.execute(Request::read_reserved(ReservedArea::GroupLabel)).await {
         Ok(Response::Reserved(label)) if is_out_of_sync(&label) => {
-            let OpenTarget { device, info, held, target } = opened;
-            OpenTarget::new(&target, OutOfSync(device), info, held)
+            let OpenTarget { device, info, held, target, is_part } = opened;
+            OpenTarget { is_part, ..OpenTarget::new(&target, OutOfSync(device), info, held) }
         }
         _ => opened,
     }

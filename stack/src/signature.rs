@@ -15,9 +15,9 @@ use sealblock_media_file::FileMedium;
 use crate::error::{Cause, StackError};
 
 /// Bytes of the start that are looked at: the last magic number there is that of ZFS.
-const START_BYTES: u64 = 256 << 10;
+pub(crate) const START_BYTES: u64 = 256 << 10;
 /// Bytes of the end that are looked at: a superblock of md 0.90 begins at the last multiple of 64 KiB that leaves as many.
-const END_BYTES: u64 = 128 << 10;
+pub(crate) const END_BYTES: u64 = 128 << 10;
 /// The number of ext2, ext3 and ext4, their features, and where these are.
 const EXT_AT: (usize, [u8; 2]) = (1080, [0x53, 0xef]);
 const EXT_FEATURES_AT: usize = 0x45c;
@@ -113,7 +113,7 @@ fn has(bytes: &[u8], at: usize, magic: &[u8]) -> bool {
 }
 
 /// The first signature of a device of so many bytes, by its first bytes and its last ones.
-fn find(start: &[u8], end: &[u8], len_bytes: u64) -> Option<Signature> {
+pub(crate) fn find(start: &[u8], end: &[u8], len_bytes: u64) -> Option<Signature> {
     let found = |name, offset_bytes| Some(Signature { name, offset_bytes });
     if has(start, EXT_AT.0, &EXT_AT.1) {
         return found(ext(start), EXT_AT.0 as u64);
@@ -224,10 +224,15 @@ pub(crate) async fn check_free(medium: &FileMedium, like: Option<&str>) -> Resul
     };
     match there {
         None => Ok(()),
-        Some(there) => Err(StackError::new(Cause::Refused, "writing", format!("there is {there}"))
-            .on(medium.path().display())
-            .advise("another path; or --force to overwrite it")),
+        Some(there) => Err(occupied(medium.path().display(), &there)),
     }
+}
+
+/// Why a place is not overwritten.
+pub(crate) fn occupied(place: impl fmt::Display, there: &str) -> StackError {
+    StackError::new(Cause::Refused, "writing", format!("there is {there}"))
+        .on(place)
+        .advise("another path; or --force to overwrite it")
 }
 
 #[cfg(test)]

@@ -300,7 +300,7 @@ impl Compare {
 /// Which blocks lose what they hold.
 #[derive(Args, Debug)]
 pub struct Unmapping {
-    /// Which blocks; all of them unless given, which has to be confirmed: on a terminal, or by --yes.
+    /// Which blocks [default: all of them]. All blocks have to be confirmed, however they are given: on a terminal, or by --yes.
     #[arg(long, value_name = "FIRST..LAST")]
     pub range: Option<BlockRange>,
     /// Do not ask before the whole target loses what it holds. Needed without a terminal.
@@ -376,7 +376,7 @@ pub struct Copy {
     /// Go on past blocks that cannot be read, name them, and copy the others.
     #[arg(long)]
     pub salvage: bool,
-    /// Overwrite what is left of a damaged volume, a file system or partition table on a block device, or a plain file of another format than the
+    /// Overwrite what is left of a damaged volume, a file system or partition table on a device, or a plain file of another format than the
     /// data.
     #[arg(long)]
     pub force: bool,
@@ -444,7 +444,7 @@ pub struct Rescue {
     /// Take it for this volume, where records of several lie there and whose it is cannot be told.
     #[arg(long, value_name = "UUID", value_parser = values::uuid)]
     pub identity: Option<[u8; 16]>,
-    /// Overwrite what is left of another damaged volume, a file system or partition table on a block device, or a plain file of another
+    /// Overwrite what is left of another damaged volume, a file system or partition table on a device, or a plain file of another
     /// format than the data.
     #[arg(long)]
     pub force: bool,

@@ -1,7 +1,7 @@
 //! `sealblock zero` and `sealblock discard`.
 //!
-//! A missing `--range` would destroy a whole device, so without a range the command asks on a terminal, and wants `--yes` where there is
-//! none.
+//! All of a device is erased only when that was confirmed: the command asks on a terminal, and wants `--yes` where there is none. What counts
+//! is the blocks, not the words: `--range 0..` and `offset:0..` are the whole device, too.
 
 use std::cell::Cell;
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -92,10 +92,11 @@ impl UnmapJob<'_> {
     /// Asks on a terminal before a whole device is erased, and refuses to without one. A part of a device is what was typed, and what is in
     /// memory ends with the command.
     fn confirm(&self, opened: &OpenTarget) -> Result<(), StackError> {
-        if self.how.range.is_some() || self.how.yes || self.target.is_part() || self.target.is_fleeting() {
+        let geometry = opened.device.geometry();
+        let is_some = opened.is_part() || opened.span(self.how.range)?.blocks() < geometry.capacity_blocks;
+        if is_some || self.how.yes || self.target.is_fleeting() {
             return Ok(());
         }
-        let geometry = opened.device.geometry();
         let (blocks, bytes) = (count(geometry.capacity_blocks, "block"), ByteCount::new(geometry.capacity_bytes()));
         let loses = format!("loses what it holds: all {blocks} ({bytes}) are to be {}", self.done);
         if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {

@@ -195,6 +195,24 @@ fn raw_files_are_zeroed_and_discarded_too() {
 }
 
 #[test]
+fn all_blocks_are_asked_for_however_they_are_given() {
+    let place = Place::new();
+    let data = noise(9, 1 << 20);
+    place.volume("--size 1MiB", &data);
+    let all = ["v", "v --range 0..", "v --range 0..255", "offset:0..,v", "offset:0..255,v", "offset:0..,offset:0..,v"];
+    for command in ["zero", "discard"] {
+        for target in all.iter().copied().chain(["fault:[read-error],offset:0..,v", "offset:0..,v --range 0.."]) {
+            place.run(&format!("{command} {target}")).fails(2, &["all 256 blocks", "no terminal", "--yes"]);
+        }
+    }
+    assert!(place.blocks("v", 0, 255) == data, "nothing is erased");
+    for part in ["v --range 1..", "v --range ..254", "offset:1..,v", "offset:0..,v --range ..254", "offset:1..,offset:0..,v"] {
+        place.run(&format!("zero {part}")).succeeds();
+    }
+    place.run("zero offset:0..,v --yes").succeeds();
+}
+
+#[test]
 fn ranges_have_every_documented_form() {
     let place = Place::new();
     place.volume("--size 1MiB", &noise(9, 1 << 20));

@@ -91,6 +91,70 @@ fn what_lies_on_a_device_is_named_and_overwritten_only_with_force() {
     }
 }
 
+/// Bytes that begin with what makes them an ext2 file system.
+fn ext2(length: u64) -> Vec<u8> {
+    let mut bytes = vec![0; length as usize];
+    bytes[1080..1082].copy_from_slice(&[0x53, 0xef]);
+    bytes
+}
+
+#[test]
+fn what_lies_behind_layers_and_protocols_is_found_before_it_is_overwritten() {
+    const LENGTH: u64 = 2 << 20;
+    let place = Place::new();
+    place.volume("--size 1MiB", &noise(2, 1 << 20));
+    place.write("data", &noise(1, 1 << 20));
+    place.write("a", &ext2(LENGTH));
+    place.write("b", &ext2(LENGTH));
+    place.write("blank", &vec![0; LENGTH as usize]);
+    let server = Server::start(&place, "--control none --nbd 127.0.0.1:0 raw:b");
+    let export = format!("nbd://{}/b", server.ready["nbd"]["listeners"][0].as_str().unwrap());
+    let there = "an ext2 file system (byte 1080)";
+    let targets = [
+        ("offset:0..,raw:a", "a"),
+        ("fault:[read-error%0],raw:a", "a"),
+        ("fault:[read-error],raw:a", "raw:a"),
+        ("stripe-nolabel:raw:a,raw:blank", "raw:a"),
+        ("stripe-nolabel:raw:blank,raw:a", "raw:a"),
+        (&export, &export),
+    ];
+    for (target, named) in targets {
+        for command in ["copy v", "copy data", "rescue v"] {
+            place.run(&format!("{command} {target}")).fails(3, &[named, there, "--force"]);
+        }
+        assert!(place.read("a") == ext2(LENGTH) && place.read("b") == ext2(LENGTH), "{target}: nothing is written");
+    }
+    // What has another place than the signature is free.
+    place.run("copy data offset:8..,raw:a").succeeds();
+    place.run("copy data offset:256..,stripe-nolabel:raw:blank,raw:a").succeeds();
+    assert!(place.read("a")[..4096] == ext2(4096));
+    place.run("copy data offset:0..,raw:a --force").succeeds();
+    place.run(&format!("copy data {export} --force")).succeeds();
+    server.stop();
+    // A volume with a file system is no other device than an export that is one.
+    place.run("create w --size 1MiB").succeeds();
+    place.write("system", &ext2(1 << 20));
+    place.run("copy system w").succeeds();
+    place.run("copy data w").fails(3, &["w: there is", there, "--force"]);
+    place.run("compare system w").succeeds();
+}
+
+#[test]
+fn devices_below_layers_are_looked_at_as_if_they_were_named_alone() {
+    let place = Place::new();
+    place.volume("--size 1MiB", &noise(2, 1 << 20));
+    place.write("a", &ext2(4 << 20));
+    place.write("b", &ext2(4 << 20));
+    let (Some(a), Some(b)) = (Loop::new(&place.path("a"), &[]), Loop::new(&place.path("b"), &[])) else { return };
+    let (a, b) = (a.0.as_str(), b.0.as_str());
+    for target in ["offset:0..,A", "offset:0..,raw:A", "fault:[read-error%0],A", "stripe-nolabel:A,B", "stripe:A,B"] {
+        let target = target.replace('A', a).replace('B', b);
+        place.run(&format!("copy v {target}")).fails(3, &[a, "an ext2 file system", "--force"]);
+        assert!(place.read("a") == ext2(4 << 20) && place.read("b") == ext2(4 << 20), "{target}");
+    }
+    place.run(&format!("copy v stripe-nolabel:{a},{b} --force")).succeeds();
+}
+
 #[test]
 fn what_others_left_at_the_end_of_a_device_is_gone_when_it_is_a_volume() {
     let place = Place::new();

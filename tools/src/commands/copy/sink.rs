@@ -8,6 +8,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::ops::Range;
 use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
 
 use sealblock_block::{Ability, Device, Durability, Medium, Request};
 use sealblock_integrity::{Tags, Unsealed};
@@ -18,8 +19,8 @@ use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
-    Access, Cause, Lost, OpenTarget, Overwriting, Overwritten, StackError, TargetIdentity, Usage, file_format,
-    file_start, in_groups, of_block, of_medium, open_for, overwrite,
+    Cause, Lost, OpenTarget, Overwriting, Overwritten, StackError, TargetIdentity, Usage, file_format,
+    file_start, in_groups, of_block, of_medium, overwrite, overwrite_device,
 };
 use sealblock_units::{BlockSize, Extent};
 use serde::Serialize;
@@ -96,11 +97,12 @@ pub(in crate::commands) enum Losing {
 
 /// What a command may overwrite that copies `source` to `to`. The source is only asked for its format where the destination has one.
 pub(in crate::commands) async fn overwriting(force: bool, source: &Source, to: &Endpoint) -> Overwriting {
-    let path = match to {
-        Endpoint::Target(TargetName::File(path) | TargetName::Raw(path)) if path.is_file() => Some(path),
-        Endpoint::Target(_) | Endpoint::Standard => None,
+    let paths = match to {
+        Endpoint::Target(target) => target.paths(),
+        Endpoint::Standard => Vec::new(),
     };
-    let there = path.and_then(|path| file_format(&file_start(path).ok()?));
+    let format = |path: &Path| file_format(&file_start(path).ok()?);
+    let there = paths.into_iter().filter(|path| path.is_file()).find_map(format);
     match (force, there) {
         (true, _) => Overwriting::Anything,
         (false, None) => Overwriting::Free { format: None },
@@ -120,7 +122,7 @@ impl Sink {
         };
         let path = match target {
             TargetName::File(path) | TargetName::Raw(path) | TargetName::Linux { path, .. } => path,
-            _ => return Ok(Sink::Device(Box::new(open_for(target, Access::Write, usage).await?))),
+            _ => return Ok(Sink::Device(Box::new(overwrite_device(target, overwriting, usage).await?))),
         };
         if matches!(target, TargetName::File(_) | TargetName::Raw(_)) && !path.exists() {
             check_new(path).map_err(|failure| failure.on(target))?;
