@@ -6,13 +6,15 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
-use std::io::Read;
+use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::num::{NonZeroU32, NonZeroUsize};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+use rustix::fs::{OFlags, statfs};
 use sealblock_exports_nvme_tcp::{Hosts, Limits, MAX_NSID, PiVisibility};
 use sealblock_exports_ublk::{HostGuard, MAX_DEPTH, MAX_QUEUES};
 use sealblock_protocols_nvme::nqn::Nqn;
@@ -20,7 +22,7 @@ use sealblock_scrub::Settings;
 use sealblock_stack::identity::uuid_from;
 use sealblock_stack::quantity::{Rate, Time};
 use sealblock_stack::target::TargetName;
-use sealblock_stack::{Cause, StackError, Usage};
+use sealblock_stack::{Cause, StackError, Usage, printable};
 use sealblock_units::ByteCount;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
@@ -32,6 +34,17 @@ use crate::plan::{BlockDevicePlan, NQN_PREFIX, NamespacePlan, Plan, SubsystemPla
 pub const DEFAULT_NAME: &str = "sealblock.toml";
 /// Bytes of a configuration at most.
 const MAX_BYTES: u64 = 16 << 20;
+/// Characters of a line, of what TOML says of it, and of any reason, that are shown at most.
+const MAX_LINE_CHARS: usize = 120;
+const MAX_MESSAGE_CHARS: usize = 400;
+const MAX_WHY_CHARS: usize = 1000;
+/// The most that limits may be. Sums and products of them fit with a wide margin: the largest, a transfer of 1 GiB with tags for each
+/// connection, is less than 2^47.
+const MAX_CONNECTIONS: u64 = 1 << 16;
+const MAX_TOTAL: ByteCount = ByteCount::new(1 << 44);
+const MAX_TIME: Duration = Duration::from_secs(365 * 86_400);
+/// The longest time between scrubs: dates that far ahead can be computed with.
+const MAX_EVERY: Duration = Duration::from_secs(36_500 * 86_400);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -84,9 +97,9 @@ struct UblkTable {
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct LimitsTable {
-    connections: Option<usize>,
-    io_queues: Option<u16>,
-    commands: Option<u16>,
+    connections: Option<u64>,
+    io_queues: Option<u64>,
+    commands: Option<u64>,
     #[serde(deserialize_with = "size")]
     bytes_in_flight: Option<ByteCount>,
     #[serde(deserialize_with = "size")]
@@ -227,6 +240,9 @@ fn every<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<Duration>>,
     match text.parse() {
         _ if text == "never" => Ok(Some(None)),
         Ok(Time(time)) if time.as_secs() == 0 => Err(de::Error::custom("every = less than a second: write 1s or more")),
+        Ok(Time(time)) if time > MAX_EVERY => {
+            Err(de::Error::custom(format!("every = {}: at most {}", Time(time), Time(MAX_EVERY))))
+        }
         Ok(Time(time)) => Ok(Some(Some(time))),
         Err(error) => Err(de::Error::custom(format!("{error}, or never"))),
     }
@@ -268,15 +284,51 @@ pub fn read(path: &Path) -> Result<Plan, StackError> {
     if !fs::metadata(path).map_err(failed)?.is_file() {
         return Err(refused("it is no file; a reload reads it again, so a pipe or a device does not do".to_owned()));
     }
+    if is_made_by_kernel(path).map_err(failed)? {
+        return Err(refused("the kernel makes its content while it is read, and a reload reads it again".to_owned()));
+    }
     let mut text = String::new();
-    let file = fs::File::open(path).map_err(failed)?;
-    // A file may grow, or say that it has no length, as those of /proc do.
+    // Not to wait, whatever the file system is.
+    let file = fs::File::options().read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed()).open(path);
+    let file = file.map_err(failed)?;
+    // A file may grow.
     file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
     if text.len() as u64 > MAX_BYTES {
         return Err(refused(format!("more than {MAX_BYTES} bytes are too many")));
     }
-    let plan = parse(&text).map_err(refused)?;
+    let plan = parse(&text).map_err(|why| refused(cut(&why, MAX_WHY_CHARS)))?;
     Ok(plan.relative_to(path.parent().unwrap_or(Path::new(""))))
+}
+
+/// Whether a path is a file of procfs or a tracing file system. Some of these block until something happens, such as `/proc/kmsg`.
+fn is_made_by_kernel(path: &Path) -> io::Result<bool> {
+    const PROC: u64 = 0x9fa0;
+    const TRACE: u64 = 0x7472_6163;
+    const DEBUG: u64 = 0x6462_6720;
+    Ok([PROC, TRACE, DEBUG].contains(&(statfs(path)?.f_type as u64)))
+}
+
+/// The beginning of a text.
+fn cut(text: &str, chars: usize) -> String {
+    match text.char_indices().nth(chars) {
+        Some((at, _)) => format!("{} ...", &text[..at]),
+        None => text.to_owned(),
+    }
+}
+
+/// What is wrong with a text that is no TOML, or not this one's, with a part of the line. The file may be another one than was meant, and its
+/// content is nobody's to see.
+fn of_toml(error: &toml::de::Error, text: &str) -> String {
+    let message = cut(error.message(), MAX_MESSAGE_CHARS);
+    let Some(span) = error.span() else { return message };
+    let at = text.floor_char_boundary(span.start.min(text.len()));
+    let start = text[..at].rfind('\n').map_or(0, |end| end + 1);
+    let line = text[start..].lines().next().unwrap_or_default();
+    let (number, column) = (1 + text[..at].matches('\n').count(), 1 + text[start..at].chars().count());
+    let skipped = column.saturating_sub(MAX_LINE_CHARS / 2);
+    let from = line.char_indices().nth(skipped).map_or(line.len(), |(at, _)| at);
+    let (before, part) = (if from > 0 { "... " } else { "" }, cut(&line[from..], MAX_LINE_CHARS));
+    format!("TOML line {number}, column {column}: {message}\n{number} | {before}{}", printable(&part))
 }
 
 /// The plan that a text says.
@@ -284,7 +336,7 @@ pub fn read(path: &Path) -> Result<Plan, StackError> {
 /// # Errors
 /// What is wrong, and on which line.
 pub fn parse(text: &str) -> Result<Plan, String> {
-    let file: File = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?;
+    let file: File = toml::from_str(text).map_err(|error| of_toml(&error, text))?;
     let line = |at: usize| 1 + text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count();
     if file.subsystems.is_empty() {
         return Err(
@@ -369,54 +421,65 @@ fn block_devices(
     Ok(())
 }
 
-/// Refuses limits with which no host is served. Only `drain` may be 0: then commands in flight are not waited for.
-fn no_zero(table: &LimitsTable) -> Result<(), String> {
-    const MIN_COMMANDS: u16 = 32;
-    let counts = [("connections", table.connections), ("io_queues", table.io_queues.map(usize::from))];
-    if let Some((name, _)) = counts.into_iter().find(|(_, count)| *count == Some(0)) {
-        return Err(format!("limits.{name} = 0: with none no host is served; write 1 or more, or leave it out"));
-    }
-    if let Some(few) = table.commands.filter(|commands| *commands < MIN_COMMANDS) {
-        return Err(format!(
-            "limits.commands = {few}: from {MIN_COMMANDS} on, which hosts request for the admin queue"
-        ));
-    }
-    let sizes = [
-        ("bytes_in_flight", table.bytes_in_flight),
-        ("total_bytes_in_flight", table.total_bytes_in_flight),
-        ("transfer_bytes", table.transfer_bytes),
+/// Refuses limits with which no host is served, and those that no machine can keep. Only `drain` may be 0: then commands in flight are not
+/// waited for.
+fn check_limits(table: &LimitsTable) -> Result<(), String> {
+    // Hosts request as many for the admin queue.
+    const MIN_COMMANDS: u64 = 32;
+    let u16_max = u64::from(u16::MAX);
+    let counts = [
+        ("connections", table.connections, 1, MAX_CONNECTIONS),
+        ("io_queues", table.io_queues, 1, u16_max),
+        ("commands", table.commands, MIN_COMMANDS, u16_max),
     ];
-    if let Some((name, _)) = sizes.into_iter().find(|(_, size)| size.is_some_and(|size| size.get() == 0)) {
-        return Err(format!("limits.{name} = 0: without bytes no command is executed"));
+    for (name, count, least, most) in counts {
+        if let Some(count) = count.filter(|count| !(least..=most).contains(count)) {
+            return Err(format!("limits.{name} = {count}: from {least} to {most}"));
+        }
     }
-    let times = [("connect", table.connect), ("idle", table.idle), ("receive", table.receive)];
-    if let Some((name, _)) = times.into_iter().find(|(_, time)| time.is_some_and(|time| time.0.is_zero())) {
-        return Err(format!("limits.{name} = \"0s\": every host is too late; write 1ms or more"));
+    let below_4_gib = ByteCount::new(u32::MAX.into());
+    let sizes = [
+        ("bytes_in_flight", table.bytes_in_flight, below_4_gib),
+        ("total_bytes_in_flight", table.total_bytes_in_flight, MAX_TOTAL),
+        ("transfer_bytes", table.transfer_bytes, below_4_gib),
+    ];
+    for (name, size, most) in sizes {
+        if let Some(size) = size.filter(|size| !(1..=most.get()).contains(&size.get())) {
+            return Err(format!("limits.{name} = {}: from 1 to {} bytes", size.get(), most.get()));
+        }
+    }
+    let moment = Duration::from_millis(1);
+    let times = [
+        ("connect", table.connect, moment),
+        ("idle", table.idle, moment),
+        ("receive", table.receive, moment),
+        ("drain", table.drain, Duration::ZERO),
+    ];
+    for (name, time, least) in times {
+        if let Some(time) = time.filter(|time| !(least..=MAX_TIME).contains(&time.0)) {
+            return Err(format!("limits.{name} = \"{time}\": from {} to {}", Time(least), Time(MAX_TIME)));
+        }
     }
     Ok(())
 }
 
 fn limits(table: &LimitsTable) -> Result<Limits, String> {
-    let fits = |size: ByteCount, name: &str| {
-        u32::try_from(size.get()).map_err(|_| format!("limits.{name}: {} bytes are too many", size.get()))
-    };
+    check_limits(table)?;
     let or = Limits::default();
-    no_zero(table)?;
-    let transfer_bytes = table.transfer_bytes.map(|size| fits(size, "transfer_bytes")).transpose()?;
-    let bytes_in_flight = table.bytes_in_flight.map(|size| fits(size, "bytes_in_flight")).transpose()?;
-    let total = table.total_bytes_in_flight.map(|size| size.get().try_into());
-    let total = total.transpose().map_err(|_| "limits.total_bytes_in_flight: more than there can be".to_owned())?;
+    // All of them are small enough by now.
+    let size = |size: Option<ByteCount>, or: usize| size.map_or(or, |size| size.get() as usize);
+    let time = |time: Option<Time>, or: Duration| time.map_or(or, |time| time.0);
     Ok(Limits {
-        connections: table.connections.unwrap_or(or.connections),
-        io_queues: table.io_queues.unwrap_or(or.io_queues),
-        commands: table.commands.unwrap_or(or.commands),
-        bytes_in_flight: bytes_in_flight.map_or(or.bytes_in_flight, |bytes| bytes as usize),
-        total_bytes_in_flight: total.unwrap_or(or.total_bytes_in_flight),
-        transfer_bytes: transfer_bytes.unwrap_or(or.transfer_bytes),
-        connect: table.connect.map_or(or.connect, |time| time.0),
-        idle: table.idle.map_or(or.idle, |time| time.0),
-        receive: table.receive.map_or(or.receive, |time| time.0),
-        drain: table.drain.map_or(or.drain, |time| time.0),
+        connections: table.connections.map_or(or.connections, |count| count as usize),
+        io_queues: table.io_queues.map_or(or.io_queues, |count| count as u16),
+        commands: table.commands.map_or(or.commands, |count| count as u16),
+        bytes_in_flight: size(table.bytes_in_flight, or.bytes_in_flight),
+        total_bytes_in_flight: size(table.total_bytes_in_flight, or.total_bytes_in_flight),
+        transfer_bytes: table.transfer_bytes.map_or(or.transfer_bytes, |size| size.get() as u32),
+        connect: time(table.connect, or.connect),
+        idle: time(table.idle, or.idle),
+        receive: time(table.receive, or.receive),
+        drain: time(table.drain, or.drain),
     })
 }
 

@@ -2,8 +2,9 @@
 
 use std::process::ExitCode;
 
+use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_server::status::health::Health;
-use sealblock_stack::Cause;
+use sealblock_stack::{Cause, OpenTarget, note};
 
 /// A command that did its work.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -13,7 +14,7 @@ pub enum Exit {
     /// Exit status 1: it found damage or a difference.
     DamageFound,
     /// Exit status 4: it found nothing bad, and could not check everything, or a copy is missing or out of sync, or what it read may
-    /// be older than what was written.
+    /// be older than what was written, or a replica lacks what it wrote.
     Incomplete,
     /// Exit status 130, or what a shell shows for the signal: it ended early and has printed how far it came.
     Interrupted,
@@ -25,6 +26,27 @@ impl Exit {
     pub fn unless_older(self, is_older: bool) -> Exit {
         if is_older && self == Exit::Clean { Exit::Incomplete } else { self }
     }
+
+    /// The same of changes to a target where `lacks` says that a replica did not get them.
+    #[must_use]
+    pub fn unless_lacking(self, lacks: bool) -> Exit {
+        if lacks && self == Exit::Clean { Exit::Incomplete } else { self }
+    }
+}
+
+/// Whether a replica of a mirror in this target lacks changes that were made to it, and says which one. A replica that is being resynchronised
+/// gets them.
+pub fn note_lacking(changed: &OpenTarget) -> bool {
+    let mirrors = changed.info.all().into_iter().filter_map(|info| info.mirror.as_ref());
+    let mut lacks = false;
+    for replica in mirrors.flat_map(|mirror| mirror.describe().replicas) {
+        let is_away = !replica.is_online && replica.state != ReplicaState::Removed;
+        if is_away || replica.state == ReplicaState::OutOfSync {
+            note(format_args!("{} lacks these changes: the mirror is degraded", replica.name));
+            lacks = true;
+        }
+    }
+    lacks
 }
 
 impl From<Health> for Exit {
@@ -77,6 +99,14 @@ mod tests {
         let older = [Exit::Incomplete, Exit::DamageFound, Exit::Incomplete, Exit::Interrupted];
         assert_eq!(all.map(|exit| exit.unless_older(true)), older);
         assert_eq!(all.map(|exit| exit.unless_older(false)), all);
+    }
+
+    #[test]
+    fn changes_that_a_replica_lacks_are_not_clean() {
+        let all = [Exit::Clean, Exit::DamageFound, Exit::Incomplete, Exit::Interrupted];
+        let lacking = [Exit::Incomplete, Exit::DamageFound, Exit::Incomplete, Exit::Interrupted];
+        assert_eq!(all.map(|exit| exit.unless_lacking(true)), lacking);
+        assert_eq!(all.map(|exit| exit.unless_lacking(false)), all);
     }
 
     #[test]

@@ -96,7 +96,7 @@ fn bad_configurations_say_where_and_why() {
         (with("[limits]\nconnect = 10"), ["line 2", "connect"]),
         (with("[limits]\nconnect = \"10\""), ["line 2", "is no time"]),
         (with("[limits]\ntransfer_bytes = \"lots\""), ["line 2", "not a size"]),
-        (with("[limits]\ntransfer_bytes = \"4GiB\""), ["limits.transfer_bytes", "too many"]),
+        (with("[limits]\ntransfer_bytes = \"4GiB\""), ["limits.transfer_bytes = 4294967296", "to 4294967295 bytes"]),
         (with("[[listeners]]\naddress = \"localhost\""), ["line 2", "127.0.0.1:4420"]),
         (with("[[listeners]]"), ["line 1", "missing field `address`"]),
         (String::new(), ["no subsystems", "[[subsystems]]"]),
@@ -182,9 +182,17 @@ fn a_block_device_is_one_more_way_to_a_namespace() {
 }
 
 #[test]
-fn limits_with_which_no_host_is_served_are_refused() {
+fn limits_that_are_too_low_or_too_high_are_refused_by_their_names() {
     let limits = |line: &str| parse(&format!("{}[limits]\n{line}\n", with(""))).map(|plan| plan.limits);
-    for line in ["connections = 1", "io_queues = 1", "commands = 32", "connect = \"1ms\"", "drain = \"0s\""] {
+    for line in [
+        "connections = 1",
+        "connections = 65536\ntransfer_bytes = \"1GiB\"\ntotal_bytes_in_flight = \"16TiB\"\nio_queues = 65535",
+        "io_queues = 1",
+        "commands = 32",
+        "connect = \"1ms\"",
+        "drain = \"0s\"",
+        "idle = \"365d\"",
+    ] {
         assert!(limits(line).is_ok(), "{line}: {:?}", limits(line));
     }
     for line in [
@@ -198,6 +206,18 @@ fn limits_with_which_no_host_is_served_are_refused() {
         "connect = \"0s\"",
         "idle = \"0ms\"",
         "receive = \"0s\"",
+        "connections = 65537",
+        "connections = 9223372036854775807",
+        "io_queues = 65536",
+        "commands = 65536",
+        "bytes_in_flight = \"4GiB\"",
+        "total_bytes_in_flight = \"17TiB\"",
+        "total_bytes_in_flight = 9223372036854775807",
+        "transfer_bytes = \"4GiB\"",
+        "connect = \"366d\"",
+        "idle = \"18446744073709551615ms\"",
+        "receive = \"366d\"",
+        "drain = \"18446744073709551615ms\"",
     ] {
         let error = limits(line).unwrap_err();
         let name = line.split(' ').next().unwrap();
@@ -210,6 +230,9 @@ fn a_configuration_is_a_file_of_some_length() {
     let folder = tempfile::tempdir().unwrap();
     let pipe = folder.path().join("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
+    // It blocks until the kernel has something to say.
+    let error = super::read(std::path::Path::new("/proc/kmsg")).unwrap_err();
+    assert!(error.to_string().contains("the kernel makes its content"), "{error}");
     for path in [std::path::Path::new("/dev/zero"), folder.path(), &pipe] {
         let error = super::read(path).unwrap_err();
         assert!(error.to_string().contains("it is no file"), "{error}");
@@ -218,4 +241,30 @@ fn a_configuration_is_a_file_of_some_length() {
     std::fs::write(&long, vec![b'#'; (16 << 20) + 1]).unwrap();
     let error = super::read(&long).unwrap_err();
     assert!(error.to_string().contains("too many"), "{error}");
+}
+
+#[test]
+fn of_a_wrong_file_a_part_of_one_line_is_shown() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("wrong");
+    let long = "secret\u{1b}".repeat(1 << 16);
+    let texts = [
+        format!("cores = 2\n{long}"),
+        format!("{long} = 1"),
+        format!("\"{long}\" = 1"),
+        format!("cores = \"{long}\""),
+        with("").replace("mem:1MiB", &"x".repeat(1 << 20)),
+        with("").replace("name = \"a\"", &format!("name = \"{}\"", "y".repeat(1 << 20))),
+        format!("[limits]\nconnect = \"{}\"\n", "z".repeat(1 << 20)),
+    ];
+    for text in texts {
+        std::fs::write(&file, &text).unwrap();
+        let error = super::read(&file).unwrap_err().to_string();
+        assert!(error.len() < 5000 && error.contains("line "), "{} bytes: {error}", error.len());
+        assert!(!error.contains('\u{1b}'), "{error}");
+    }
+    // The place of an error far into a line is in what is shown.
+    std::fs::write(&file, format!("cores = [{}!", "1, ".repeat(1 << 16))).unwrap();
+    let error = super::read(&file).unwrap_err().to_string();
+    assert!(error.contains("column ") && error.contains("... ") && error.contains('!'), "{error}");
 }

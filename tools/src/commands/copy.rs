@@ -52,7 +52,7 @@ struct Report {
 /// Copies.
 pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
     check_output(arguments.json, &arguments.to)?;
-    let (report, behind) = on_reactor(async {
+    let (report, behind, lacks) = on_reactor(async {
         check_apart("copying", &arguments.from, &arguments.to)?;
         let source = Source::open(&arguments.from).await?;
         let overwriting = overwriting(arguments.force, &source, &arguments.to).await;
@@ -61,10 +61,11 @@ pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
         let copied = copy(arguments, &source, &sink).await;
         // Pages of an earlier time are found while they are read.
         source.note_older();
+        let lacks = copied.is_ok() && sink.note_lacking();
         let copied = sink.close(copied).await;
         let report = source.close(copied).await?;
         let behind = room.and_then(|room| room.checked_sub(report.bytes)).filter(|behind| *behind > 0);
-        Ok((report, behind))
+        Ok((report, behind, lacks))
     })?;
     if arguments.json {
         print_json(&report)?;
@@ -76,7 +77,7 @@ pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
         return Ok(Exit::Interrupted);
     }
     let exit = if report.blocks_lost > 0 { Exit::DamageFound } else { Exit::Clean };
-    Ok(exit.unless_older(report.may_be_older.is_some()))
+    Ok(exit.unless_older(report.may_be_older.is_some()).unless_lacking(lacks))
 }
 
 /// Says on standard error how far it came.

@@ -345,7 +345,7 @@ pub fn put(lines: &mut Lines, status: &MirrorStatus) {
     }
     if status.nosync_bytes > 0 {
         let bytes = ByteCount::new(status.nosync_bytes);
-        lines.put("not in sync", format_args!("{bytes}, where replicas may differ until they are reconciled"));
+        lines.put("not compared", format_args!("{bytes}, where replicas may differ until they are reconciled"));
     }
     if status.dirty_bytes > 0 || status.max_dirty_bytes.is_some() {
         let bytes = ByteCount::new(status.dirty_bytes);
@@ -365,10 +365,19 @@ fn to_text(status: &MirrorStatus) -> String {
 
 /// Each replica for people.
 pub fn replica_texts(status: &MirrorStatus) -> Vec<String> {
-    status.replicas.iter().filter(|replica| !replica.is(ReplicaState::Removed)).map(replica_text).collect()
+    let listed = status.replicas.iter().filter(|replica| !replica.is(ReplicaState::Removed));
+    listed.map(|replica| replica_text(replica, status.nosync_bytes)).collect()
 }
 
-fn replica_text(replica: &ReplicaStatus) -> String {
+/// A replica of a mirror in which so many bytes may differ between replicas.
+fn replica_text(replica: &ReplicaStatus, nosync_bytes: u64) -> String {
+    // Its label says no more than that it lacks no write; after a crash a write may be on one replica alone.
+    let state = match nosync_bytes {
+        1.. if replica.is(ReplicaState::InSync) => {
+            format!("{} not compared yet, the rest in sync", ByteCount::new(nosync_bytes))
+        }
+        _ => state_text(&replica.state),
+    };
     let out_of_sync = match replica.out_of_sync_bytes {
         0 => String::new(),
         bytes if replica.is(ReplicaState::OutOfSync) => format!(": up to {}", ByteCount::new(bytes)),
@@ -390,9 +399,8 @@ fn replica_text(replica: &ReplicaStatus) -> String {
     let unknown = if unknown { "; what its server knows of bad blocks is unknown here" } else { "" };
     let files: String = replica.file_trouble.iter().map(|file| format!("; {}", file.to_text())).collect();
     format!(
-        "{}: {}{out_of_sync}{offline}{repaired}{stale}{error}{damage}{unknown}{files}",
-        replica.name,
-        state_text(&replica.state)
+        "{}: {state}{out_of_sync}{offline}{repaired}{stale}{error}{damage}{unknown}{files}",
+        replica.name
     )
 }
 
@@ -402,7 +410,7 @@ mod tests {
 
     #[test]
     fn a_replica_in_a_line_names_its_state_once() {
-        let text = |state: &str, online, out_of_sync_bytes| {
+        let text_of = |state: &str, online, out_of_sync_bytes, nosync_bytes| {
             let status = ReplicaStatus {
                 name: "b".to_owned(),
                 state: state.to_owned(),
@@ -416,11 +424,16 @@ mod tests {
                 file_trouble: Vec::new(),
                 damage: None,
             };
-            replica_text(&status)
+            replica_text(&status, nosync_bytes)
         };
+        let text = |state: &str, online, out_of_sync_bytes| text_of(state, online, out_of_sync_bytes, 0);
         assert_eq!(text("in_sync", true, 0), "b: in sync, 1 repaired");
         assert_eq!(text("in_sync", false, 0), "b: in sync, offline: refused");
         assert_eq!(text("out_of_sync", false, 1 << 16), "b: out of sync: up to 64 KiB, offline: refused");
         assert_eq!(text("resyncing", true, 1 << 16), "b: resyncing, out of sync: up to 64 KiB, 1 repaired");
+        // What is not compared after a crash is not called in sync.
+        let not_compared = text_of("in_sync", true, 0, 1 << 20);
+        assert_eq!(not_compared, "b: 1 MiB not compared yet, the rest in sync, 1 repaired");
+        assert_eq!(text_of("out_of_sync", false, 1 << 16, 1 << 20), text("out_of_sync", false, 1 << 16));
     }
 }

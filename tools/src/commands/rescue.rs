@@ -63,7 +63,7 @@ struct WithoutSuperblock {
 pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
     check_output(arguments.json, &arguments.to)?;
     check_apart("rescuing", &Endpoint::Target(arguments.volume.target()), &arguments.to)?;
-    let report = on_reactor(async {
+    let (report, lacks) = on_reactor(async {
         let (volume, remains) = volume(arguments).await?;
         let report = Report::nothing_lost(arguments, &volume, remains.as_ref().map(WithoutSuperblock::of));
         let found = volume.info.volume.as_ref().map(|volume| volume.lost_copies.clone());
@@ -78,7 +78,8 @@ pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
                 report.may_be_older = volume.older();
             }
             volume.note_older();
-            sink.close(copied).await
+            let lacks = copied.is_ok() && sink.note_lacking();
+            sink.close(copied.map(|report| (report, lacks))).await
         };
         let copied = copied.await;
         volume.close(copied).await
@@ -90,7 +91,7 @@ pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
     }
     let is_whole = report.blocks_lost == 0 && report.is_certain();
     let exit = if is_whole { Exit::Clean } else { Exit::DamageFound };
-    Ok(exit.unless_older(report.is_older()))
+    Ok(exit.unless_older(report.is_older()).unless_lacking(lacks))
 }
 
 /// Opens the volume for reading, and says what was found where it has no superblock.

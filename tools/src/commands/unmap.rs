@@ -16,7 +16,7 @@ use sealblock_units::{ByteCount, Extent, Lba};
 use serde::Serialize;
 
 use crate::cli::{Discard, Unmapping, Zero};
-use crate::exit::Exit;
+use crate::exit::{Exit, note_lacking};
 use crate::interrupt;
 use crate::progress::{Progress, Show};
 use crate::report::{as_text, print_report};
@@ -67,11 +67,12 @@ pub fn discard(arguments: &Discard) -> Result<Exit, StackError> {
 impl UnmapJob<'_> {
     /// Executes requests over a whole range, then flushes.
     fn run(&self, operation: impl Fn(Extent) -> Request) -> Result<Exit, StackError> {
-        let report = on_reactor(async {
+        let (report, lacks) = on_reactor(async {
             let opened = open_for(self.target, Access::Write, self.usage).await?;
             let work = async |opened: &OpenTarget| {
                 self.confirm(opened)?;
-                self.pieces(opened, operation).await
+                let report = self.pieces(opened, operation).await?;
+                Ok((report, note_lacking(opened)))
             };
             opened.close_after(work).await
         })?;
@@ -80,7 +81,7 @@ impl UnmapJob<'_> {
             let (blocks, bytes) = (count(report.blocks, "block"), ByteCount::new(report.bytes));
             format!("{}: {blocks} {} ({bytes}) {tally}", report.target, self.done)
         })?;
-        let Some(resume) = report.resume else { return Ok(Exit::Clean) };
+        let Some(resume) = report.resume else { return Ok(Exit::Clean.unless_lacking(lacks)) };
         self.report_resume(resume);
         Ok(Exit::Interrupted)
     }

@@ -56,6 +56,48 @@ fn a_mirror_is_not_optimal_while_the_file_of_a_replica_is_gone_or_cut_off() {
 }
 
 #[test]
+fn after_a_crash_no_replica_is_called_in_sync_where_none_was_compared() {
+    let place = Place::new();
+    filled(&place, 64);
+    let server = Server::start(&place, "mirror:a,b");
+    place.run(&format!("copy data {}", server.target("mirror"))).ends_with(0);
+    server.kill();
+    let told = place.run("mirror status mirror:a,b").ends_with(4).text();
+    let replicas: Vec<&str> = told.lines().filter(|line| line.starts_with("replica")).collect();
+    assert_eq!(replicas.len(), 2, "{told}");
+    for replica in replicas {
+        assert!(replica.ends_with(" not compared yet, the rest in sync"), "{told}");
+    }
+    assert!(told.contains("not compared "), "{told}");
+    // The next opening for writing compares them.
+    place.run("verify mirror:a,b --repair").succeeds();
+    let told = place.run("mirror status mirror:a,b").succeeds().text();
+    assert!(told.contains("a: in sync") && told.contains("b: in sync"), "{told}");
+}
+
+#[test]
+fn changes_that_a_replica_lacks_end_with_4_and_name_it() {
+    let place = Place::with_runtime("syscalls");
+    filled(&place, 64);
+    place.write("piece", &noise(5, 4 * BLOCK));
+    place.run(&format!("create v --size {}", 64 * BLOCK)).succeeds();
+    let commands = ["copy piece T", "rescue v T", "zero T --range 9", "discard T --range 9", "zero T --yes --json"];
+    fs::rename(place.path("b"), place.path("hidden")).unwrap();
+    for command in commands {
+        for target in ["mirror:a,b", "offset:0..,mirror:a,b"] {
+            let told = place.run(&command.replace('T', target));
+            told.ends_with(4);
+            assert!(told.stderr.contains("b lacks these changes: the mirror is degraded"), "{command}: {}", told.stderr);
+        }
+    }
+    fs::rename(place.path("hidden"), place.path("b")).unwrap();
+    place.run("verify mirror:a,b --repair").succeeds();
+    for command in commands {
+        place.run(&command.replace('T', "mirror:a,b")).succeeds();
+    }
+}
+
+#[test]
 fn what_is_said_to_be_offloaded_is() {
     let place = Place::with_runtime("syscalls");
     filled(&place, 64);

@@ -27,6 +27,7 @@ use serde::Serialize;
 
 use super::source::Source;
 use crate::cli::Endpoint;
+use crate::exit::note_lacking;
 use crate::findings::Finding;
 use crate::new_file::check_new;
 
@@ -235,6 +236,11 @@ impl Sink {
             }
             Sink::Output(output) => output.borrow_mut().flush().map_err(|error| of_output(&error)),
         }
+    }
+
+    /// Whether a replica of a mirror lacks what was written, which this says.
+    pub fn note_lacking(&self) -> bool {
+        matches!(self, Sink::Device(opened) if note_lacking(opened))
     }
 
     /// Closes the place.

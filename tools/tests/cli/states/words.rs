@@ -58,9 +58,18 @@ const LEFT_OUT: &[&str] = &[
 const PASSING: [&str; 3] =
     ["is optimal again: all members are in sync", "is resyncing", "a crash may have left its members different"];
 /// Where a line ends in the table: numbers of records behind it differ from run to run.
-const ENDS: &[&str] = &["state not closed", "not in sync"];
+const ENDS: &[&str] = &["state not closed", "not compared"];
+/// What of a replica was not compared differs from run to run, too.
+const NOT_COMPARED: &str = " not compared yet";
 /// Longer lines are cut.
 const MOST_CHARACTERS: usize = 160;
+
+/// The line without what stands before [`NOT_COMPARED`].
+fn without_amount(line: String) -> String {
+    let Some((before, behind)) = line.split_once(NOT_COMPARED) else { return line };
+    let Some((replica, _)) = before.rsplit_once(": ") else { return line };
+    format!("{replica}: …{NOT_COMPARED}{behind}")
+}
 
 /// Makes cells.
 pub struct Words {
@@ -96,7 +105,7 @@ impl Words {
         let words = without_dates(&without_time(&line));
         let of_any_run = |word: &str| if is_counted { without_number(word) } else { of_any_run(word) };
         let words: Vec<String> = words.split_whitespace().map(of_any_run).collect();
-        let line = words.join(" ");
+        let line = without_amount(words.join(" "));
         if ENDS.iter().any(|start| line.starts_with(start)) {
             let shown = line.split(|end: char| end.is_ascii_digit() || end == ';').next().unwrap_or_default();
             return format!("{shown}…");
