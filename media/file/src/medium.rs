@@ -416,7 +416,10 @@ impl Medium for FileMedium {
     async fn sync(&self) -> Result<(), MediumError> {
         let synced = match self.notes.noted() {
             // Only notes are in the page cache on purpose, and nobody asks for them to be durable.
-            Some(range) => self.file.sync_data_around(range).await,
+            Some(range) => {
+                let none_behind = self.notes.has_none_behind(&self.file, range.end);
+                self.file.sync_data_around(range, none_behind).await
+            }
             None => self.file.sync_data().await,
         };
         synced.map_err(|error| MediumError::from_io("sync", 0, &error))

@@ -4,12 +4,13 @@
 //! read before, and the range has space already, so none waits for the file system to find some. Where a direct write or read meets
 //! such pages, the kernel writes them back before. Who asks for notes keeps other writes away from their range.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use sealblock_block::NoteKeeping;
 
@@ -18,6 +19,10 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Notes of one owner lie within so many bytes.
 const LONGEST_BYTES: u64 = 2 << 20;
+
+/// If the kernel does not tell of pages, or takes so long for it, it is not asked for the next syncs.
+const LONGEST_QUESTION: Duration = Duration::from_micros(200);
+const SKIPPED_QUESTIONS: u32 = 10_000;
 
 /// How notes get to the page cache.
 #[derive(Debug)]
@@ -35,6 +40,8 @@ enum Way {
 pub(crate) struct NoteFile {
     way: Way,
     boot: Option<[u8; 16]>,
+    /// Syncs for which the kernel is not asked for pages.
+    skips: Cell<u32>,
     /// From the first byte that was noted to the last.
     noted: RefCell<Option<Range<u64>>>,
 }
@@ -47,12 +54,30 @@ impl NoteFile {
             (true, false) => Way::Same,
             (true, true) => Way::Second(OnceCell::new()),
         };
-        NoteFile { way, boot: boot_identity(), noted: RefCell::default() }
+        NoteFile { way, boot: boot_identity(), skips: Cell::default(), noted: RefCell::default() }
     }
 
     /// Where there are notes, and nothing else, if they have a descriptor of their own.
     pub(crate) fn noted(&self) -> Option<Range<u64>> {
         self.noted.borrow().clone()
+    }
+
+    /// Whether nothing from this byte on waits in the page cache to be written, as far as that is known.
+    ///
+    /// Usually only notes do. But some file systems take direct writes through the page cache, such as XFS parts of blocks that another
+    /// file shares, or ext4 all of a file that was set to journal its data.
+    pub(crate) fn has_none_behind(&self, file: &sealblock_runtime_reactor::File, from_bytes: u64) -> bool {
+        if let Some(left) = self.skips.get().checked_sub(1) {
+            self.skips.set(left);
+            return false;
+        }
+        let begun = Instant::now();
+        let has_pages = file.has_pages_to_write(from_bytes);
+        if has_pages.is_err() || begun.elapsed() > LONGEST_QUESTION {
+            // A large file that others read through the page cache has pages to be looked through, each time.
+            self.skips.set(SKIPPED_QUESTIONS);
+        }
+        has_pages.is_ok_and(|has_pages| !has_pages)
     }
 
     /// Until when notes are kept. A file that is open for reading has those of whoever wrote to it.

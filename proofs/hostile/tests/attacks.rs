@@ -113,7 +113,7 @@ fn floods_of(kind: Kind) {
     let mut process = floods::serve(&program, folder.path(), &limits).unwrap();
     let allowed = floods::allowed_bytes(&limits, 2 * floods::QUEUES);
     let socket = floods::nbd_socket(folder.path());
-    let check = |name: &str, grown: u64| {
+    let check = |name: &str, allowed: u64, grown: u64| {
         let allowed = allowed + kind.stored_bytes();
         assert!(grown <= allowed, "{name}: memory grew by {grown} bytes, and {allowed} are allowed");
     };
@@ -121,14 +121,14 @@ fn floods_of(kind: Kind) {
         let start = |address| nvme::start(address, flood, kind, &effort);
         let (queues, measured) = floods::flood(&mut process, effort.time, start).unwrap();
         queues.cut();
-        check(flood.name, measured.grown_bytes);
+        check(flood.name, allowed, measured.grown_bytes);
         nvme::ready_again(process.address).unwrap_or_else(|error| panic!("{}: {error:#}", flood.name));
     }
     for flood in NBD_FLOODS {
         let start = |_| nbd::start(&socket, flood, kind, &effort);
         let (queues, measured) = floods::flood(&mut process, effort.time, start).unwrap();
         queues.cut();
-        check(flood.name, measured.grown_bytes);
+        check(flood.name, nbd::allowed_bytes(&limits), measured.grown_bytes);
         nbd::ready_again(&socket, kind).unwrap_or_else(|error| panic!("{}: {error:#}", flood.name));
     }
     process.stop().unwrap();

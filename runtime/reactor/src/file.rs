@@ -14,7 +14,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 
 use crate::core::{self, Core};
 use crate::descriptor::Descriptor;
-use crate::file_ops::{Allocate, DiscardBlocks, Read, Sync, SyncAround, SyncPart, Write};
+use crate::file_ops::{Allocate, DiscardBlocks, Read, Sync, SyncAround, SyncPart, Write, pages_to_write};
 use crate::op::Op;
 use crate::operation::IoOp;
 
@@ -163,22 +163,33 @@ impl File {
     }
 
     /// The same, but that pages of the page cache in a range may stay there: the range must not hold anything that is to be durable. Where
-    /// that cannot be had, all are written out.
+    /// that cannot be had, all are written out. With `none_behind` the page cache has nothing to be written behind the range, which saves the second
+    /// operation.
     ///
     /// # Errors
     /// As [`File::sync_data`].
-    pub async fn sync_data_around(&self, range: Range<u64>) -> io::Result<()> {
+    pub async fn sync_data_around(&self, range: Range<u64>, none_behind: bool) -> io::Result<()> {
         // The kernel takes the byte behind a range of this length for its last one, and a length of 0 for the whole file.
         let Some(last) =
             u32::try_from(range.start).ok().and_then(|start| start.checked_sub(1)).filter(|last| *last > 0)
         else {
             return self.sync_data().await;
         };
-        for part in [SyncPart::WriteFrom(range.end), SyncPart::SyncUpTo(last)] {
+        let parts = [SyncPart::WriteFrom(range.end), SyncPart::SyncUpTo(last)];
+        for part in parts.into_iter().skip(usize::from(none_behind)) {
             let descriptor = Arc::clone(self.descriptor());
             self.operation(SyncAround { descriptor, part }).await?;
         }
         Ok(())
+    }
+
+    /// Whether the page cache has anything from this byte on that is not on the medium yet (`cachestat(2)`, Linux 6.5). An ordinary call, which takes
+    /// time with the number of pages there, written ones too.
+    ///
+    /// # Errors
+    /// Those of `cachestat(2)`: `ENOSYS` before Linux 6.5, `EPERM` where it is filtered.
+    pub fn has_pages_to_write(&self, from_bytes: u64) -> io::Result<bool> {
+        pages_to_write(self.descriptor().as_fd(), from_bytes).map(|pages| pages > 0)
     }
 
     /// Makes data and metadata durable (`fsync(2)`).

@@ -8,14 +8,17 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use sealblock_exports_nvme_tcp::Limits;
 use sealblock_protocols_nbd::wire::{self, chunk, command, flag, option, rep};
 
 use super::commands::{AREA_BYTES, Kind};
-use super::queues::{Busy, Effort, QUEUES, Queues};
+use super::queues::{Busy, Effort, OVERHEAD_BYTES, QUEUES, Queues};
 use crate::wire::HANG_TIMEOUT;
 
 /// The longest data of a read or write.
 const PAYLOAD_BYTES: u32 = 32 << 20;
+/// Bytes that are set aside for each connection.
+const ASIDE_BYTES: u64 = 512 << 10;
 /// The longest request without data, in whole blocks.
 const LONG_BYTES: u32 = u32::MAX - 4095;
 
@@ -54,11 +57,14 @@ impl NbdFlood {
         // Requests that fit into the area begin at places of it, and odd ones at odd places.
         let places = (AREA_BYTES / u64::from(self.bytes.max(1))).max(1);
         let offset = (turn ^ turn >> 32).wrapping_mul(0x9E37_79B9) % places * u64::from(self.bytes);
-        let offset = if self.command == command::FLUSH { 0 } else { offset };
+        self.request_at(if self.command == command::FLUSH { 0 } else { offset }, turn % outstanding.max(1))
+    }
+
+    fn request_at(&self, offset: u64, cookie: u64) -> Vec<u8> {
         let mut bytes = wire::REQUEST_MAGIC.to_be_bytes().to_vec();
         bytes.extend(self.flags.to_be_bytes());
         bytes.extend(self.command.to_be_bytes());
-        bytes.extend((turn % outstanding.max(1)).to_be_bytes());
+        bytes.extend(cookie.to_be_bytes());
         bytes.extend(offset.to_be_bytes());
         bytes.extend(self.bytes.to_be_bytes());
         if self.command == command::WRITE {
@@ -173,6 +179,14 @@ fn reply(from: &mut impl Read) -> Result<u32> {
     }
 }
 
+/// The growth of memory that the limits allow NBD clients: of what is set aside for each connection and the longest request at least, and one
+/// request at a time beyond all of it.
+pub fn allowed_bytes(limits: &Limits) -> u64 {
+    let aside = limits.connections as u64 * ASIDE_BYTES + u64::from(PAYLOAD_BYTES);
+    let data = aside.max(limits.total_bytes_in_flight as u64);
+    data + data / 8 + u64::from(PAYLOAD_BYTES) + OVERHEAD_BYTES
+}
+
 /// How long a new client takes until it has read a block.
 ///
 /// # Errors
@@ -180,8 +194,9 @@ fn reply(from: &mut impl Read) -> Result<u32> {
 pub fn ready_again(socket: &Path, kind: Kind) -> Result<Duration> {
     let start = Instant::now();
     let mut stream = connect(socket, kind.name())?;
+    // Behind what floods may have made unreadable.
     let read = NbdFlood { name: "", command: command::READ, flags: 0, bytes: 4096 };
-    stream.write_all(&read.request(0, 1))?;
+    stream.write_all(&read.request_at(AREA_BYTES, 0))?;
     let error = reply(&mut stream)?;
     ensure!(error == 0, "a read fails with {error}");
     Ok(start.elapsed())

@@ -12,6 +12,9 @@ use sealblock_exports_nvme_tcp::Limits;
 /// Connections of a flood.
 pub const QUEUES: usize = 8;
 
+/// Memory beside what the limits say: allocator overhead, tables of devices, and the kernel's queued completions.
+pub(super) const OVERHEAD_BYTES: u64 = 40 << 20;
+
 /// How hard to flood.
 #[derive(Clone, Debug)]
 pub struct Effort {
