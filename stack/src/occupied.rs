@@ -79,9 +79,8 @@ fn add_parts<'a>(target: &'a TargetName, above: &[Step], parts: &mut Vec<Part<'a
         }
         TargetName::Group { kind: GroupKind::Mirror | GroupKind::Multipath, members } => {
             // The group shows what they hold; connecting twice to one that is away takes twice the time.
-            let is_remote = |member: &&TargetName| {
-                matches!(member, TargetName::NvmeTcp { .. } | TargetName::Nbd { .. })
-            };
+            let is_remote =
+                |member: &&TargetName| matches!(member, TargetName::NvmeTcp { .. } | TargetName::Nbd { .. });
             members.iter().filter(|member| !is_remote(member)).for_each(|inner| below(inner, None));
         }
         leaf if leaf.is_fleeting() => {}
@@ -208,7 +207,10 @@ mod tests {
     fn members_of_a_stripe_are_written_where_their_chunks_are() {
         let of = |range: &str| {
             let parts = written(&format!("offset:{range},stripe-4KiB-nolabel:raw:a,raw:b,raw:c"));
-            parts.into_iter().map(|(_, bytes)| bytes.map(|bytes| bytes.start / 512..bytes.end / 512)).collect::<Vec<_>>()
+            parts
+                .into_iter()
+                .map(|(_, bytes)| bytes.map(|bytes| bytes.start / 512..bytes.end / 512))
+                .collect::<Vec<_>>()
         };
         assert_eq!(of("0..7"), [Some(0..8), None, None]);
         assert_eq!(of("9..25"), [Some(8..10), Some(1..8), Some(0..8)]);

@@ -37,7 +37,13 @@ impl OpenTarget {
         info: TargetInfo,
         held: Vec<CloseHandle>,
     ) -> OpenTarget {
-        OpenTarget { device: DynDevice::new(target.to_string(), device), info, held, target: target.clone(), is_part: false }
+        OpenTarget {
+            device: DynDevice::new(target.to_string(), device),
+            info,
+            held,
+            target: target.clone(),
+            is_part: false,
+        }
     }
 
     /// A device at the bottom of a stack, whose list of bad blocks is in memory only, and why.

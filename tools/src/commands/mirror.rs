@@ -398,10 +398,7 @@ fn replica_text(replica: &ReplicaStatus, nosync_bytes: u64) -> String {
     let unknown = replica.damage.as_ref().is_some_and(|damage| !damage.not_asked.is_empty());
     let unknown = if unknown { "; what its server knows of bad blocks is unknown here" } else { "" };
     let files: String = replica.file_trouble.iter().map(|file| format!("; {}", file.to_text())).collect();
-    format!(
-        "{}: {state}{out_of_sync}{offline}{repaired}{stale}{error}{damage}{unknown}{files}",
-        replica.name
-    )
+    format!("{}: {state}{out_of_sync}{offline}{repaired}{stale}{error}{damage}{unknown}{files}", replica.name)
 }
 
 #[cfg(test)]

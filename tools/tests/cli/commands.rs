@@ -206,7 +206,9 @@ fn all_blocks_are_asked_for_however_they_are_given() {
         }
     }
     assert!(place.blocks("v", 0, 255) == data, "nothing is erased");
-    for part in ["v --range 1..", "v --range ..254", "offset:1..,v", "offset:0..,v --range ..254", "offset:1..,offset:0..,v"] {
+    for part in
+        ["v --range 1..", "v --range ..254", "offset:1..,v", "offset:0..,v --range ..254", "offset:1..,offset:0..,v"]
+    {
         place.run(&format!("zero {part}")).succeeds();
     }
     place.run("zero offset:0..,v --yes").succeeds();

@@ -87,7 +87,11 @@ fn changes_that_a_replica_lacks_end_with_4_and_name_it() {
         for target in ["mirror:a,b", "offset:0..,mirror:a,b"] {
             let told = place.run(&command.replace('T', target));
             told.ends_with(4);
-            assert!(told.stderr.contains("b lacks these changes: the mirror is degraded"), "{command}: {}", told.stderr);
+            assert!(
+                told.stderr.contains("b lacks these changes: the mirror is degraded"),
+                "{command}: {}",
+                told.stderr
+            );
         }
     }
     fs::rename(place.path("hidden"), place.path("b")).unwrap();

@@ -19,8 +19,8 @@ use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
-    Cause, Lost, OpenTarget, Overwriting, Overwritten, StackError, TargetIdentity, Usage, file_format,
-    file_start, in_groups, of_block, of_medium, overwrite, overwrite_device,
+    Cause, Lost, OpenTarget, Overwriting, Overwritten, StackError, TargetIdentity, Usage, file_format, file_start,
+    in_groups, of_block, of_medium, overwrite, overwrite_device,
 };
 use sealblock_units::{BlockSize, Extent};
 use serde::Serialize;
