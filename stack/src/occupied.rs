@@ -15,8 +15,7 @@ use sealblock_units::Extent;
 
 use crate::error::StackError;
 use crate::held::{Access, Usage};
-use crate::open::open_for;
-use crate::opened::{OpenTarget, data_of};
+use crate::opened::{OpenTarget, Opener, data_of};
 use crate::range::BlockRange;
 use crate::signature::{END_BYTES, START_BYTES, file_format, file_start, find, occupied};
 use crate::target::{GroupKind, TargetName};
@@ -41,12 +40,12 @@ struct Part<'a> {
 ///
 /// # Errors
 /// Names the part, and what is there. A part that does not open is none: opening the target tells why.
-pub(crate) async fn check_parts(target: &TargetName, like: Option<&str>) -> Result<(), StackError> {
+pub(crate) async fn check_parts(target: &TargetName, like: Option<&str>, open: Opener) -> Result<(), StackError> {
     let mut parts = Vec::new();
     if !target.inner().is_empty() {
         add_parts(target, &[], &mut parts);
     }
-    let looked_at = join_all(parts.iter().map(|part| part.check(like))).await;
+    let looked_at = join_all(parts.iter().map(|part| part.check(like, open))).await;
     looked_at.into_iter().collect()
 }
 
@@ -89,8 +88,8 @@ fn add_parts<'a>(target: &'a TargetName, above: &[Step], parts: &mut Vec<Part<'a
 }
 
 impl Part<'_> {
-    async fn check(&self, like: Option<&str>) -> Result<(), StackError> {
-        let Ok(opened) = open_for(self.target, Access::ReadOlder, Usage::AsMember).await else { return Ok(()) };
+    async fn check(&self, like: Option<&str>, open: Opener) -> Result<(), StackError> {
+        let Ok(opened) = open(self.target, Access::ReadOlder, Usage::AsMember).await else { return Ok(()) };
         let there = match self.written_bytes(opened.device.geometry().block_size.bytes() as u64) {
             None => None,
             Some(written) => match self.format(like).filter(|_| written.start == 0) {

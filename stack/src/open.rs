@@ -272,7 +272,7 @@ pub async fn overwrite_device(
     usage: Usage,
 ) -> Result<OpenTarget, StackError> {
     if let Overwriting::Free { format } = overwriting {
-        check_parts(target, format).await?;
+        check_parts(target, format, open_for).await?;
     }
     free(open_for(target, Access::Write, usage).await?, overwriting).await
 }
