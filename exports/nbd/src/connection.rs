@@ -10,19 +10,21 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
+use std::io;
 use std::net::Shutdown;
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use sealblock_layers_cross_core::{ClientSession, SharedDevice};
 use sealblock_protocols_nbd::{
     Closed, Command, ErrorCode, Event, Export as Told, Request, Server as Core, ServerConfig, Ticket,
 };
-use sealblock_runtime_memory::Buffer;
+use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::Stream;
-use sealblock_runtime_reactor::{Share, now, pool, shutdown_requested, sleep_until, spawn, timeout};
+use sealblock_runtime_reactor::{Share, now, pool, shutdown_requested, sleep, sleep_until, spawn, timeout};
 use sealblock_transport::{
     Batch, HeldBytes, Registration, STAGING_BYTES, Sender, Signals, Turns, WatchedEnd, WorkQueue, configure_socket,
     lingering_close, next_turn,
@@ -33,6 +35,11 @@ use crate::translate::{FailedRequest, OpenExport, RemainingWork, Reply};
 
 /// Bytes of a received request without data.
 const REQUEST_BYTES: usize = 28;
+/// Bytes that are sent at once: what a client receives of a long reply is known by such steps.
+const SEND_BYTES: usize = 1 << 20;
+/// A client for whose bytes others wait for memory receives or sends this many of them in this time, or its connection ends.
+const LEAST_BYTES: u64 = 256 << 10;
+const LEAST_BYTES_IN: Duration = Duration::from_secs(2);
 
 pub(crate) struct Connection {
     server: Arc<ServerState>,
@@ -53,6 +60,12 @@ pub(crate) struct Connection {
     /// Long requests that have not begun.
     work: WorkQueue<(Rc<OpenExport>, Ticket, RemainingWork)>,
     turns: Turns,
+    /// Bytes that came and went.
+    moved_bytes: Cell<u64>,
+    /// A reply is being sent.
+    is_sending: Cell<bool>,
+    /// Someone looks whether the client goes on.
+    is_watched: Cell<bool>,
     /// Replies were sent since a request had to wait for bytes in flight.
     has_room: Cell<bool>,
     /// No reply can be sent any more.
@@ -97,6 +110,9 @@ impl Connection {
             session: ClientSession::begin(),
             watched_end: RefCell::default(),
             turns: Turns::default(),
+            moved_bytes: Cell::default(),
+            is_sending: Cell::new(false),
+            is_watched: Cell::new(false),
             has_room: Cell::new(false),
             is_gone: Cell::new(false),
         })
@@ -221,6 +237,7 @@ impl Connection {
                 Ok(0) | Err(_) => return self.core.borrow_mut().close(),
                 Ok(len) => len,
             };
+            self.add_moved(len);
             self.core.borrow_mut().received(buffer, len);
             self.wait_for_ended().await;
             self.process_batch(len).await;
@@ -255,12 +272,64 @@ impl Connection {
                 }
                 continue;
             }
-            if self.stream.send_all(slices.drain(..)).await.is_err() {
+            self.is_sending.set(true);
+            let sent = self.send_slices(&mut slices, bytes).await;
+            self.is_sending.set(false);
+            if sent.is_err() {
                 return self.close();
             }
             self.core.borrow_mut().sent();
             self.settle();
         }
+    }
+
+    async fn send_slices(&self, slices: &mut Vec<Slice>, bytes: usize) -> io::Result<()> {
+        if bytes <= SEND_BYTES {
+            self.add_moved(bytes);
+            return self.stream.send_all(slices.drain(..)).await;
+        }
+        for mut slice in slices.drain(..) {
+            while !slice.is_empty() {
+                let count = slice.len().min(SEND_BYTES);
+                self.stream.send_all([slice.slice(..count)]).await?;
+                self.add_moved(count);
+                slice = slice.slice(count..);
+            }
+        }
+        Ok(())
+    }
+
+    fn add_moved(&self, bytes: usize) {
+        self.moved_bytes.set(self.moved_bytes.get() + bytes as u64);
+    }
+
+    /// Ends the connection if its client neither sends the rest of a write nor receives a reply while others wait for the memory of that.
+    /// Ends by itself when the connection holds no more than what is set aside for it.
+    fn watch_client(self: &Rc<Self>) {
+        if self.is_watched.replace(true) {
+            return;
+        }
+        let connection = Rc::downgrade(self);
+        let waits_for_client = |it: &Self| it.is_sending.get() || it.core.borrow().is_receiving_data();
+        drop(spawn(async move {
+            while let Some((before, was_waiting)) =
+                connection.upgrade().map(|it| (it.moved_bytes.get(), waits_for_client(&it)))
+            {
+                sleep(LEAST_BYTES_IN).await;
+                let Some(it) = connection.upgrade().filter(|it| !it.is_gone.get()) else { return };
+                if it.share.held_bytes() <= it.server.limits.aside_bytes() {
+                    return it.is_watched.set(false);
+                }
+                let is_slow = it.moved_bytes.get() - before < LEAST_BYTES;
+                if is_slow && was_waiting && waits_for_client(&it) && it.share.others_wait(&it.turns.task()) {
+                    tracing::info!(
+                        from = it.from(),
+                        "NBD connection closed: others wait for the memory of a request that its client does not go on with"
+                    );
+                    return it.close();
+                }
+            }
+        }));
     }
 
     /// Releases the bytes of sent replies, and lets waiting requests start.
@@ -309,7 +378,7 @@ impl Connection {
     }
 
     /// Returns the next event. A request that exceeds this connection's share waits until its share can grow.
-    fn next_event(&self) -> Option<Event> {
+    fn next_event(self: &Rc<Self>) -> Option<Event> {
         let mut core = self.core.borrow_mut();
         loop {
             if let Some(event) = core.next_event() {
@@ -320,6 +389,9 @@ impl Connection {
                 return None;
             }
             core.grant(self.share.held_bytes());
+            if self.share.held_bytes() > self.server.limits.aside_bytes() {
+                self.watch_client();
+            }
         }
     }
 

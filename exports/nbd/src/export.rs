@@ -155,7 +155,7 @@ impl Limits {
     }
 
     /// The reserve for each connection, in bytes.
-    fn aside_bytes(&self) -> usize {
+    pub(crate) fn aside_bytes(&self) -> usize {
         Budget::round_up(ASIDE_BYTES.min(self.connection.payload_bytes as usize))
     }
 }

@@ -241,6 +241,11 @@ impl Server {
         self.wanted
     }
 
+    /// True if the data of a write have begun to arrive, and some are missing.
+    pub fn is_receiving_data(&self) -> bool {
+        matches!(self.phase, ServerPhase::Payload(_))
+    }
+
     /// True if a request waits for room, within the limits or the grant.
     pub fn is_full(&self) -> bool {
         self.is_full

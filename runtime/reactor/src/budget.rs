@@ -110,6 +110,11 @@ impl Share {
         self.held_bytes.get()
     }
 
+    /// True if a share with another waker than this one waits for bytes.
+    pub fn others_wait(&self, waker: &Waker) -> bool {
+        self.budget.waiting.has_other(waker)
+    }
+
     /// True if the shares together exceed the budget.
     pub fn is_over(&self) -> bool {
         self.budget.held_bytes.load(Ordering::Relaxed) > self.budget.limit_bytes

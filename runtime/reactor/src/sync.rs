@@ -126,6 +126,11 @@ impl Batch<Waker> {
         self.is_filled.store(true, Ordering::SeqCst);
     }
 
+    /// Whether there is any but this one.
+    pub(crate) fn has_other(&self, waker: &Waker) -> bool {
+        self.is_filled.load(Ordering::SeqCst) && lock(&self.items).iter().any(|other| !other.will_wake(waker))
+    }
+
     pub(crate) fn wake_all(&self) {
         self.take().into_iter().for_each(Waker::wake);
     }

@@ -125,3 +125,50 @@ fn a_stopping_process_does_not_wait_for_half_a_write() {
     assert_eq!((stopped.aborted_tasks, stopped.panicked_cores), (0, 0), "every task ended by itself");
     assert_eq!(rest(&mut client.stream), b"", "it gets no reply");
 }
+
+/// Memory for one long write beside what is set aside for connections.
+fn narrow() -> Limits {
+    let mut limits = Limits { connections: 4, total_bytes_in_flight: 0, receive: 10 * LATE, ..Limits::default() };
+    limits.connection.payload_bytes = 4 << 20;
+    limits
+}
+
+#[test]
+fn a_client_that_does_not_go_on_with_a_long_write_gives_way_to_others() {
+    let served = serve(narrow());
+    let mut silent = Client::open(served.address, "protected", false);
+    silent.send(0, c::WRITE, 0, 4 << 20, &[1; 4096]);
+    std::thread::sleep(Duration::from_millis(50));
+    let mut other = Client::open(served.address, "protected", false);
+    assert_eq!(other.read(0, 4 << 20).len(), 4 << 20, "no memory ever comes back");
+    assert_eq!(rest(&mut silent.stream), b"");
+}
+
+#[test]
+fn a_client_that_receives_no_long_reply_gives_way_to_others() {
+    let served = serve(narrow());
+    let mut silent = Client::open(served.address, "protected", false);
+    // More than its socket takes.
+    (0..8).for_each(|_| _ = silent.send(0, c::READ, 0, 4 << 20, &[]));
+    std::thread::sleep(Duration::from_millis(50));
+    let mut other = Client::open(served.address, "protected", false);
+    assert_eq!(other.read(0, 4 << 20).len(), 4 << 20, "no memory ever comes back");
+}
+
+#[test]
+fn a_client_that_goes_on_with_a_long_write_keeps_others_waiting() {
+    let served = serve(narrow());
+    let data = pattern(4 << 20, 3);
+    let mut slow = Client::open(served.address, "protected", false);
+    let cookie = slow.send(0, c::WRITE, 0, 4 << 20, &data[..1]);
+    std::thread::sleep(Duration::from_millis(50));
+    let mut other = Client::open(served.address, "protected", false);
+    let asked = other.send(0, c::READ, 4 << 20, 4 << 20, &[]);
+    for part in data[1..].chunks(512 << 10) {
+        std::thread::sleep(Duration::from_millis(500));
+        slow.stream.write_all(part).unwrap();
+    }
+    assert_eq!(slow.receive().0, cookie, "it is not closed");
+    assert_eq!(other.receive().0, asked);
+    assert!(slow.read(0, 4 << 20) == data);
+}
