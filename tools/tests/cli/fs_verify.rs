@@ -162,7 +162,8 @@ fn intact_superblocks_of_one_transaction_that_differ_are_damage() {
     let changes: [(usize, usize, &[u8]); 3] = [(1, 0x12b, b"other"), (0, 0x88, &[2]), (0, 0x70, &[0, 0, 0, 8])];
     for (copy, at, new) in changes {
         let offset = COPY_OFFSETS[copy];
-        let before = change(&place, "disk", offset, SUPERBLOCK_BYTES, |bytes| bytes[at..][..new.len()].copy_from_slice(new));
+        let before =
+            change(&place, "disk", offset, SUPERBLOCK_BYTES, |bytes| bytes[at..][..new.len()].copy_from_slice(new));
         let report = verified(&place, "disk", "", 1);
         let [error] = &report["errors"].as_array().unwrap()[..] else { panic!("{report}") };
         assert_eq!(error["kind"], "superblock", "{report}");
