@@ -332,6 +332,13 @@ impl Superblock {
         (0..self.backup_roots.len()).max_by_key(newest).unwrap_or(0)
     }
 
+    /// True if another copy of the same device says the same but for where it lies. The log does not count: a sync between transactions
+    /// writes it to the first copy alone.
+    pub fn says_the_same_as(&self, other: &Superblock) -> bool {
+        let Superblock { csum, bytenr, log_root, log_root_transid, log_root_level, .. } = *self;
+        *self == Superblock { csum, bytenr, log_root, log_root_transid, log_root_level, ..*other }
+    }
+
     /// Sets the checksum, where its type is known.
     pub fn seal(&mut self) {
         if let Some(checksum) = ChecksumType::from_number(self.csum_type.get()) {

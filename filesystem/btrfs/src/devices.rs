@@ -137,7 +137,7 @@ impl DeviceSet {
         self.devices.iter().map(|(devid, device)| (*devid, device))
     }
 
-    /// Copies of superblocks that are damaged, or of which a newer one is elsewhere on the device.
+    /// Copies of superblocks that are damaged, of which a newer one is elsewhere on the device, or that differ from the one that counts.
     pub fn bad_superblocks(&self) -> &[BadCopy] {
         &self.bad_superblocks
     }
@@ -233,7 +233,7 @@ async fn superblock_at(device: &DynDevice, offset: u64) -> Result<(Box<Superbloc
     Ok((Box::new(*superblock), geometry))
 }
 
-/// The newest intact superblock of a device. A copy of another filesystem, which the one that is there now did not overwrite, does not count.
+/// The newest intact superblock of a device, of several the first one. A copy of another filesystem, which the one that is there now did not overwrite, does not count.
 async fn find_superblock(name: &str, device: &DynDevice) -> Result<Found, FsError> {
     let (mut intact, mut bad) = (Vec::new(), Vec::new());
     for (index, offset) in copy_offsets(device.geometry().capacity_bytes()).enumerate() {
@@ -256,12 +256,19 @@ async fn find_superblock(name: &str, device: &DynDevice) -> Result<Found, FsErro
     for (offset, mirror, superblock, geometry) in intact {
         if geometry.generation < newest {
             bad.push((offset, mirror, CopyFault::Old { found: geometry.generation, newest }));
-        } else {
-            found.get_or_insert((superblock, geometry));
+            continue;
+        }
+        // All copies are written in one transaction, so of those that differ one was changed, and nothing says which.
+        match &found {
+            None => found = Some((mirror, superblock, geometry)),
+            Some((first, counts, _)) if !counts.says_the_same_as(&superblock) => {
+                bad.push((offset, mirror, CopyFault::Differs(*first)));
+            }
+            Some(_) => {}
         }
     }
     match found {
-        Some((superblock, geometry)) => Ok(Found { superblock, geometry, bad }),
+        Some((_, superblock, geometry)) => Ok(Found { superblock, geometry, bad }),
         None => Err(none(bad)),
     }
 }

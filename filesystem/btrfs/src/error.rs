@@ -34,7 +34,7 @@ pub enum CopyFault {
     /// A node that breaks a rule.
     #[error("{0}")]
     Node(Box<Refusal>),
-    /// A node that passes by itself, and is another one than the copy with this number, which passes too.
+    /// A node or superblock that passes by itself, and is another one than the copy with this number, which passes too.
     #[error("it passes, and is not what copy {0} is, which passes too")]
     Differs(usize),
     /// Data whose checksum is another one.

@@ -96,6 +96,8 @@ pub struct Filesystem {
     roots: Roots,
     /// What was lost of the chunk tree.
     lost_chunks: Vec<FsError>,
+    /// Copies of the root of all trees that pass and are not what the first one is.
+    differing_roots: Vec<BadCopy>,
     /// The checksum tree, once it was looked for.
     csum_tree: Cell<Option<TreeRoot>>,
     pub(crate) plain: PlainExtents,
@@ -135,13 +137,14 @@ impl Filesystem {
                 trees = choose_trees(&nodes, &superblock, options.roots, &chunks).await?;
             }
         }
-        check_history(&nodes, trees.root).await?;
+        let differing_roots = check_history(&nodes, trees.root).await?;
         let Chunks { known, .. } = chunks;
         Ok(Filesystem {
             nodes,
             known,
             roots: Roots { chunks: chosen, trees, chunks_of_devices },
             lost_chunks,
+            differing_roots,
             csum_tree: Cell::new(None),
             plain: PlainExtents::new(),
         })
@@ -185,6 +188,11 @@ impl Filesystem {
     /// What was lost of the chunk tree.
     pub fn lost_chunks(&self) -> &[FsError] {
         &self.lost_chunks
+    }
+
+    /// Copies of the root node of all trees that pass and differ from the one before them on the same device, which is read.
+    pub fn differing_roots(&self) -> &[BadCopy] {
+        &self.differing_roots
     }
 
     /// True if there is a log of what was synced after the last transaction. It is not replayed: what is read is the last transaction.
@@ -269,15 +277,28 @@ impl Filesystem {
 }
 
 /// Refuses devices that were written apart from each other, as degraded mounts of each leave them: as many transactions later both are of the same one, and every node
-/// of either passes. The root of all trees is written anew in each transaction, so its copies tell.
-async fn check_history(nodes: &NodeCache, root_tree: TreeRoot) -> Result<(), FsError> {
+/// of either passes. The root of all trees is written anew in each transaction, so its copies tell. Copies that differ on one device are no two histories but
+/// damage: the first one is read, and the others are returned.
+async fn check_history(nodes: &NodeCache, root_tree: TreeRoot) -> Result<Vec<BadCopy>, FsError> {
     // What is lost is told where it is read.
-    let Ok(copies) = nodes.read_copies(&root_tree.expected()).await else { return Ok(()) };
-    match copies.bad.iter().find(|copy| matches!(copy.fault, CopyFault::Differs(_))) {
-        None => Ok(()),
+    let Ok(copies) = nodes.read_copies(&root_tree.expected()).await else { return Ok(Vec::new()) };
+    let places = nodes.storage().map.locate(root_tree.bytenr, 1)?.copies;
+    let (mut on_one, mut of_two) = (Vec::new(), None);
+    for copy in copies.bad {
+        match copy.fault {
+            CopyFault::Differs(other) if places[other - 1].devid == copy.place.devid => on_one.push(copy),
+            CopyFault::Differs(_) => of_two = of_two.or(Some(copy)),
+            _ => {}
+        }
+    }
+    match of_two {
         Some(copy) => Err(FsError::Devices(format!(
             "the root node of all trees has two histories, as devices have that were written apart from each other; name those of one of them: {copy}"
         ))),
+        None => {
+            nodes.remember(on_one.clone());
+            Ok(on_one)
+        }
     }
 }
 

@@ -141,7 +141,7 @@ impl NodeCache {
         all.extend(bad.into_iter().take(room));
     }
 
-    /// Reads every copy of a node, side by side. Copies that pass and differ are of two histories: the first one counts, and the others are bad. What is restored from parity is no copy of its own, and is tried only where no copy passes.
+    /// Reads every copy of a node, side by side. Of copies that pass and differ the first one counts, and the others are bad. What is restored from parity is no copy of its own, and is tried only where no copy passes.
     ///
     /// # Errors
     /// When the node has no place.

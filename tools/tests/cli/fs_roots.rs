@@ -46,6 +46,7 @@ struct Header {
     owner: u64,
     bytenr: u64,
     generation: u64,
+    level: u8,
 }
 
 fn superblock(place: &Place) -> Superblock {
@@ -59,7 +60,7 @@ fn destroy(place: &Place, is_wanted: impl Fn(&Header) -> bool) -> usize {
     let mut count = 0;
     for at in (0..image.len() - SUPERBLOCK_BYTES).step_by(4096) {
         let field = |offset: usize| u64::from_le_bytes(*image[at + offset..].first_chunk().unwrap());
-        let header = Header { owner: field(88), bytenr: field(48), generation: field(80) };
+        let header = Header { owner: field(88), bytenr: field(48), generation: field(80), level: image[at + 100] };
         let is_superblock = COPY_OFFSETS.contains(&(at as u64));
         if image[at + 32..at + 48] == fsid && !is_superblock && is_wanted(&header) {
             place.poke("disk", at as u64 + 200, &[0xa5; 600]);
@@ -112,6 +113,17 @@ fn data_whose_checksums_are_lost_are_rescued_and_called_unverified() {
     // Elsewhere data that nothing vouches for are damaged, and the advice names what gives them.
     place.run("fs cat disk/file-0").fails(3, &["the checksums of the data", "cannot be read", "sealblock fs rescue"]);
     assert!(place.run("fs get disk got").ends_with(1).stderr.contains("file-0: left out"));
+}
+
+#[test]
+fn without_the_root_node_of_the_checksums_all_data_are_rescued() {
+    let Some(place) = place_with_image() else { return };
+    // Its leaves stay, and nothing leads to them.
+    assert!(destroy(&place, |header| header.owner == objectid::CSUM_TREE && header.level > 0) >= 2);
+    let report = rescued(&place, "saved", "");
+    assert_eq!(whole(&place, "saved"), all());
+    let bytes: usize = all().iter().map(|number| content(*number).len()).sum();
+    assert_eq!((&report["unverified_bytes"], &report["lost"]), (&bytes.into(), &Value::Array(vec![])));
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use sealblock_btrfs_format::checksum::ChecksumType;
+use sealblock_btrfs_format::superblock::{COPY_OFFSETS, SUPERBLOCK_BYTES, Superblock};
 use sealblock_proofs_btrfs_images::programs::{Mount, mkfs};
 use sealblock_proofs_btrfs_images::{has_mkfs, has_mounts, skip};
 use serde_json::Value;
@@ -119,6 +120,104 @@ fn an_image_whose_end_is_cut_off_is_damaged() {
     let info = place.run("fs info disk --json").ends_with(1).json();
     let [damage] = &info["damage"].as_array().unwrap()[..] else { panic!("{info}") };
     assert!(damage.as_str().unwrap().contains("device 1 has 209715200 bytes"), "{info}");
+}
+
+#[test]
+fn wherever_an_image_is_cut_off_it_is_damaged() {
+    let Some((place, _)) = place_with_image() else { return };
+    // A byte; behind all chunks; before the end of data, the second superblock, and nodes.
+    for bytes in [(256 << 20) - 1, 132_000_000, 100 << 20, 60 << 20, 40 << 20] {
+        place.set_len("disk", bytes);
+        let report = verified(&place, "disk", "", 1);
+        let errors = report["errors"].as_array().unwrap();
+        assert!(errors.iter().any(|error| error["kind"] == "short_device"), "{bytes}: {report}");
+        place.run("fs info disk").ends_with(1).says(&["its end is cut off"]);
+    }
+}
+
+/// Changes an image where a superblock or node begins, gives that its right checksum, and returns what was there.
+fn change(place: &Place, image: &str, offset: u64, bytes: usize, change: impl Fn(&mut [u8])) -> Vec<u8> {
+    let before = place.read(image)[offset as usize..][..bytes].to_vec();
+    let mut after = before.clone();
+    change(&mut after);
+    ChecksumType::Crc32c.seal(&mut after);
+    place.poke(image, offset, &after);
+    before
+}
+
+/// Where the copies of the root node of all trees are in an image, and how long that is.
+fn root_copies(place: &Place, name: &str) -> (Vec<u64>, usize) {
+    let image = place.read(name);
+    let superblock = *Superblock::decode(&image[COPY_OFFSETS[0] as usize..][..SUPERBLOCK_BYTES]).unwrap();
+    let root = superblock.root.get().to_le_bytes();
+    let is_copy = |at: &usize| image[at + 32..][..16] == superblock.fsid && image[at + 48..][..8] == root;
+    let copies = (0..image.len()).step_by(SECTOR).filter(is_copy).map(|at| at as u64);
+    (copies.collect(), superblock.node_bytes.get() as usize)
+}
+
+#[test]
+fn intact_superblocks_of_one_transaction_that_differ_are_damage() {
+    let Some((place, _)) = place_with_image() else { return };
+    // Which copy, and where in it what is changed: its label, its number of devices, its bytes of all devices.
+    let changes: [(usize, usize, &[u8]); 3] = [(1, 0x12b, b"other"), (0, 0x88, &[2]), (0, 0x70, &[0, 0, 0, 8])];
+    for (copy, at, new) in changes {
+        let offset = COPY_OFFSETS[copy];
+        let before =
+            change(&place, "disk", offset, SUPERBLOCK_BYTES, |bytes| bytes[at..][..new.len()].copy_from_slice(new));
+        let report = verified(&place, "disk", "", 1);
+        let [error] = &report["errors"].as_array().unwrap()[..] else { panic!("{report}") };
+        assert_eq!(error["kind"], "superblock", "{report}");
+        let told = &error["copies"][0];
+        assert_eq!((&told["copy"], &told["offset"]), (&2.into(), &COPY_OFFSETS[1].into()), "{report}");
+        let words = ["copy 2 on device 1 at byte 67108864", "is not what copy 1 is"];
+        place.run("fs verify disk").ends_with(1).says(&words);
+        place.run("fs info disk").ends_with(1).says(&words);
+        assert_eq!(place.run("fs cat disk/small").succeeds().text(), "within its item");
+        place.poke("disk", offset, &before);
+    }
+    // A sync between transactions writes its log to the first copy alone.
+    change(&place, "disk", COPY_OFFSETS[0], SUPERBLOCK_BYTES, |bytes| bytes[0x63] = 2);
+    let report = verified(&place, "disk", "", 4);
+    assert_eq!(report["unchecked"][0]["reason"], "log_tree", "{report}");
+}
+
+#[test]
+fn copies_of_the_root_of_all_trees_on_one_device_that_differ_are_damage_and_the_first_is_read() {
+    let Some((place, large)) = place_with_image() else { return };
+    let (places, bytes) = root_copies(&place, "disk");
+    assert_eq!(places.len(), 2, "{places:?}");
+    for at in &places {
+        // No item lies in its last byte.
+        let before = change(&place, "disk", *at, bytes, |node| node[bytes - 1] ^= 1);
+        let report = verified(&place, "disk", "", 1);
+        let [error] = &report["errors"].as_array().unwrap()[..] else { panic!("{report}") };
+        let copy = &error["copies"][0];
+        assert_eq!((&error["kind"], &error["lost"], &error["trees"]), (&"node".into(), &false.into(), &vec![1].into()));
+        assert_eq!((&copy["copy"], &copy["offset"]), (&2.into(), &places[1].into()), "{report}");
+        let words = ["copy 2 on device 1 at byte", "is not what copy 1 is"];
+        place.run("fs info disk").ends_with(1).says(&words);
+        verified(&place, "disk/small", "", 1);
+        place.run("fs ls disk").succeeds().says(&["large"]);
+        let to = format!("to-{at}");
+        let rescued = place.run(&format!("fs rescue disk {to}"));
+        rescued.succeeds();
+        assert!(words.iter().all(|word| rescued.stderr.contains(word)), "{}", rescued.stderr);
+        assert!(place.read(&format!("{to}/large")) == large);
+        place.poke("disk", *at, &before);
+    }
+}
+
+#[test]
+fn copies_of_the_root_of_all_trees_on_two_devices_that_differ_are_two_histories() {
+    let place = Place::new();
+    if let Err(why) = mkfs(&[place.path("a"), place.path("b")], 256, &["-d", "raid1", "-m", "raid1"]) {
+        return skip(&why);
+    }
+    let (places, bytes) = root_copies(&place, "b");
+    assert_eq!(places.len(), 1, "{places:?}");
+    change(&place, "b", places[0], bytes, |node| node[bytes - 1] ^= 1);
+    place.run("fs verify a+b").fails(2, &["two histories", "name those of one of them"]);
+    place.run("fs verify a").ends_with(4);
 }
 
 #[test]

@@ -192,3 +192,20 @@ fn the_newest_backup_is_the_one_of_the_highest_transaction() {
     }
     assert_eq!(superblock.newest_backup(), 1);
 }
+
+#[test]
+fn copies_say_the_same_but_for_their_places_and_the_log() {
+    let base = good();
+    let mut changed = base;
+    changed.bytenr = COPY_OFFSETS[1].into();
+    (changed.log_root, changed.log_root_transid, changed.log_root_level) = ((31 << 20).into(), 9.into(), 1);
+    changed.seal();
+    assert!(base.says_the_same_as(&changed) && changed.says_the_same_as(&base));
+    let mine: [std::ops::Range<usize>; 4] = [0..0x20, 0x30..0x38, 0x60..0x70, 0xc8..0xc9];
+    for at in 0..SUPERBLOCK_BYTES {
+        let mut bytes = *base.as_bytes().first_chunk::<SUPERBLOCK_BYTES>().unwrap();
+        bytes[at] ^= 1;
+        let other = Superblock::decode(&bytes).unwrap();
+        assert_eq!(base.says_the_same_as(other), mine.iter().any(|own| own.contains(&at)), "byte {at}");
+    }
+}

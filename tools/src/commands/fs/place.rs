@@ -52,6 +52,9 @@ fn say_state(name: &FilesystemName, filesystem: &Filesystem) {
     for lost in filesystem.lost_chunks() {
         note(&format_args!("{name}: a part of the chunk tree is lost: {lost}"));
     }
+    for copy in filesystem.differing_roots() {
+        note(&format_args!("{name}: the root of all trees is read as its first good copy has it: {copy}"));
+    }
     if filesystem.storage().devices.is_metadata_image() {
         note(&format_args!("{name}: it is an image of metadata; the data of files are not there"));
     }
