@@ -7,7 +7,7 @@
 //! Invariants:
 //! - Older roots are only begun from where the caller asks for it ([`RootsFrom`]), and [`Roots`] says so.
 //! - An older statement never replaces a newer one: chunks and devices are added, and those that are there stay.
-//! - A search keeps at most [`MOST_FOUND`] nodes, the newest ones.
+//! - A search keeps at most 100000 nodes, the newest ones.
 
 use std::collections::BTreeMap;
 use std::fmt;
