@@ -258,10 +258,10 @@ impl<'a> Extraction<'a> {
 
     /// The exit status of the copy.
     pub(super) fn exit(&self) -> Exit {
-        match (interrupt::came(), self.lost_count + self.unverified.bytes) {
+        match (interrupt::came(), self.lost_count == 0 && self.unverified.bytes == 0) {
             (true, _) => Exit::Interrupted,
-            (false, 0) => Exit::Clean,
-            (false, _) => Exit::DamageFound,
+            (false, true) => Exit::Clean,
+            (false, false) => Exit::DamageFound,
         }
     }
 
