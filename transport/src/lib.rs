@@ -31,7 +31,7 @@ pub use reconnecting::{Attempt, AttemptError, Endpoint, ReconnectLimits, Reconne
 pub use serving::{Registration, Serving};
 pub use signal::{ControlSignal, Signals};
 pub use turns::{Batch, STAGING_BYTES, Sender, Turns, configure_socket, lingering_close, next_turn};
-pub use work::{HeldBytes, WorkQueue};
+pub use work::{HeldBytes, WorkQueue, work_budget};
 
 /// 16 random bytes, others at each call: an identity of a client.
 pub fn random_id() -> [u8; 16] {

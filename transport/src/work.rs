@@ -13,6 +13,14 @@ use std::task::Waker;
 
 use sealblock_runtime_reactor::{Budget, Share};
 
+/// What commands hold besides their data, such as the pieces of a Copy, is at most this part of the bytes in flight over all connections.
+const PART: usize = 8;
+
+/// The memory of the commands of a server that allows so many bytes in flight, besides these.
+pub fn work_budget(total_bytes_in_flight: usize) -> Arc<Budget> {
+    Budget::new(total_bytes_in_flight / PART, 0)
+}
+
 /// Memory that a command has, until it is dropped.
 pub struct HeldBytes {
     held: Rc<Cell<usize>>,

@@ -285,8 +285,9 @@ impl Connection {
 
     async fn send_slices(&self, slices: &mut Vec<Slice>, bytes: usize) -> io::Result<()> {
         if bytes <= SEND_BYTES {
+            self.stream.send_all(slices.drain(..)).await?;
             self.add_moved(bytes);
-            return self.stream.send_all(slices.drain(..)).await;
+            return Ok(());
         }
         for mut slice in slices.drain(..) {
             while !slice.is_empty() {

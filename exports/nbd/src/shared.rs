@@ -7,12 +7,10 @@ use std::time::{Duration, Instant};
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_protocols_nbd as core;
 use sealblock_runtime_reactor::{Budget, now, sleep};
-use sealblock_transport::{ControlSignal, Ends, Registration, Serving, Signals};
+use sealblock_transport::{ControlSignal, Ends, Registration, Serving, Signals, work_budget};
 
 use crate::export::{Export, Limits, SetupError};
 
-/// The part of the bytes in flight over all connections that requests without data have besides.
-const WORK_PART: usize = 8;
 /// First and longest pause between two looks whether older sessions are fenced.
 const FENCE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_FENCE_POLL_INTERVAL: Duration = Duration::from_millis(50);
@@ -77,7 +75,7 @@ impl ServerState {
     pub(crate) fn new(limits: Limits) -> ServerState {
         ServerState {
             budget: limits.budget(),
-            work_budget: Budget::new(limits.total_bytes_in_flight / WORK_PART, 0),
+            work_budget: work_budget(limits.total_bytes_in_flight),
             serving: Serving::new(limits.connections, limits.drain),
             limits,
             ends: Arc::default(),

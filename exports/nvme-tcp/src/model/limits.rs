@@ -59,8 +59,6 @@ pub(crate) const WZSL: u8 = 13;
 /// Data that a capsule on any queue may carry, in bytes: the minimum for admin queues.
 pub(crate) const IN_CAPSULE_BYTES: u32 = sealblock_protocols_nvme_tcp::config::ADMIN_IN_CAPSULE_BYTES;
 
-/// What commands hold besides their data, such as the pieces of a Copy, is at most this part of `total_bytes_in_flight`.
-const WORK_PART: usize = 8;
 /// DMRL, DMRSL, DMSL: ranges, blocks of a range and blocks of a Dataset Management command that a host is advised to keep to. Longer ones are
 /// executed, too, in parts.
 pub(crate) const DISCARD_RANGES: u8 = 32;
@@ -92,11 +90,6 @@ impl Limits {
     /// not delayed. Some hosts fail when the data of a read comes in several PDUs.
     pub(crate) fn read_pdu_bytes(&self) -> u32 {
         self.transfer_bytes.min(READ_PDU_BYTES) / 32 * 33
-    }
-
-    /// Bytes that commands hold besides their data while they execute, over all connections.
-    pub(crate) fn work_bytes(&self) -> usize {
-        self.total_bytes_in_flight / WORK_PART
     }
 
     /// MDTS: the largest transfer as a power of two of pages of 4096 bytes; never 0, which means no limit.

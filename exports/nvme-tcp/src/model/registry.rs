@@ -11,7 +11,7 @@ use std::sync::Arc;
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::Budget;
 use sealblock_runtime_reactor::net::canonical;
-use sealblock_transport::{Ends, Serving};
+use sealblock_transport::{Ends, Serving, work_budget};
 
 use crate::model::controller::Controller;
 use crate::model::limits::Limits;
@@ -55,7 +55,7 @@ impl TargetState {
         let limits = limits.clamped();
         TargetState {
             budget: Budget::new(limits.total_bytes_in_flight, limits.transfer_with_tags()),
-            work_budget: Budget::new(limits.work_bytes(), 0),
+            work_budget: work_budget(limits.total_bytes_in_flight),
             serving: Serving::new(limits.connections, limits.drain),
             ends: Arc::default(),
             limits,
