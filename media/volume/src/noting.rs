@@ -200,7 +200,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         if let Answered::Noted(place) = answered {
             let (base, pages) = (self.log.position(), Vec::new());
-            *self.notes.half.borrow_mut() = Some(Half { place, number: 0, base, pages, len: 0, order: 0 });
+            *self.notes.half.borrow_mut() = Some(Half { place, number: 0, base, pages, len: 0, first: 0 });
         }
         self.notes.way.set(way);
         Ok(())
