@@ -127,11 +127,7 @@ impl MapEntry {
     }
 
     /// Reads a map entry that may have further flags, and gives those it has.
-    fn decode_flagged(
-        bytes: &[u8; MAP_ENTRY_BYTES],
-        seed: Seed,
-        flags: u8,
-    ) -> Result<(MapEntry, u8), MapEntryError> {
+    fn decode_flagged(bytes: &[u8; MAP_ENTRY_BYTES], seed: Seed, flags: u8) -> Result<(MapEntry, u8), MapEntryError> {
         if *bytes == [0; MAP_ENTRY_BYTES] {
             return Err(MapEntryError::Unwritten);
         }
