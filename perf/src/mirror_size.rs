@@ -19,12 +19,14 @@ use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, sleep, spawn};
 use sealblock_units::{BlockSize, ByteCount};
 
 use crate::load::{Load, Sample, Stopwatch, Until, drive};
+use crate::mirror_served;
 use crate::options::{MirrorSizeOptions, Protection};
 use crate::remote::{self, Served, Store, View, connect, nsid};
 use crate::report::{Spread, number, shuffled, verdict};
 use crate::setup::{OpenVolume, Scratch, Turn, TurnClock, new_path, open_volume, sparse_volume};
 
-const RATE_BAR: f64 = 0.70;
+/// The least part of the rate of each of two volumes that keeps the claim.
+pub const RATE_BAR: f64 = 0.70;
 const IDENTITY: [u8; 16] = *b"a mirror in perf";
 const VOLUMES: usize = 0;
 const MIRROR: usize = 1;
@@ -35,6 +37,9 @@ const SPIN_US: u32 = 50;
 pub fn run(options: &MirrorSizeOptions) -> anyhow::Result<()> {
     let reactor = Reactor::new(Config::default())?;
     println!("{}", reactor.backend());
+    if !options.server.is_empty() {
+        return mirror_served::run(options);
+    }
     for &size in &options.sizes {
         for &depth in &options.depths {
             reactor.block_on(measure(options, size, depth, Setup::local(options, size)?))?;
