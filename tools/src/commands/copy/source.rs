@@ -264,16 +264,19 @@ fn next_bytes(input: &mut dyn Read) -> io::Result<Slice> {
 
 #[cfg(test)]
 mod tests {
+    use std::slice;
+
     use super::*;
 
     #[test]
     fn a_hole_is_one_piece_as_far_as_it_has_whole_chunks() {
         const MIB: u64 = 1 << 20;
         let data = |start, end| Piece::Data(start..end);
-        let all = |hole: Range<u64>| vec![Piece::Hole(hole)];
-        assert_eq!(pieces(0..5 * MIB, &[0..5 * MIB]), all(0..5 * MIB));
-        assert_eq!(pieces(0..2 * MIB + 7, &[0..2 * MIB + 7]), all(0..2 * MIB + 7), "the end of all");
-        assert_eq!(pieces(0..2 * MIB, &[4096..2 * MIB - 4096]), [data(0, MIB), data(MIB, 2 * MIB)]);
+        let with = |stretch, hole: Range<u64>| pieces(stretch, slice::from_ref(&hole));
+        for end in [5 * MIB, 2 * MIB + 7] {
+            assert_eq!(with(0..end, 0..end), [Piece::Hole(0..end)], "the end of all, too");
+        }
+        assert_eq!(with(0..2 * MIB, 4096..2 * MIB - 4096), [data(0, MIB), data(MIB, 2 * MIB)]);
         let (start, end) = (8 * MIB, 12 * MIB + 512);
         let found = pieces(start..end, &[8 * MIB + 512..10 * MIB + 512, 11 * MIB..12 * MIB]);
         let hole = |start, end| Piece::Hole(start..end);
