@@ -69,7 +69,9 @@ fn measure(options: &MirrorSizeOptions, size: ByteCount, depth: u64) -> Result<(
         // Contenders are the volumes and the mirror of the first program, then those of the second, and so on.
         let mut turns: Vec<Option<Turn>> = (0..2 * files.len()).map(|_| None).collect();
         for next in shuffled(turns.len(), &mut rng) {
-            turns[next] = Some(files[next / 2].turn(next % 2, load, options.turn(), 2 * number)?);
+            // What is written no more need not be closed: on a large volume that takes longer than all turns.
+            let end = if number + 1 == u64::from(options.rounds) { Signal::KILL } else { Signal::TERM };
+            turns[next] = Some(files[next / 2].turn(next % 2, (load, options.turn()), 2 * number, end)?);
         }
         rounds.push(turns.into_iter().flatten().collect::<Vec<Turn>>());
     }
@@ -138,14 +140,14 @@ impl Files {
         Ok(Files { program: program.to_owned(), paths, configurations })
     }
 
-    /// Serves a contender, writes to it, and ends the server in good order.
-    fn turn(&self, contender: usize, load: Load, time: Duration, seed: u64) -> Result<Turn> {
+    /// Serves a contender, writes to it, and ends the server by this signal.
+    fn turn(&self, contender: usize, (load, time): (Load, Duration), seed: u64, end: Signal) -> Result<Turn> {
         debug_assert_eq!(self.paths.len(), 4, "they are there as long as this");
         let configuration = self.configurations[contender].0.to_str().context("the folder's name is no text")?;
         let mut server = Server::start(&self.program, &["--config", configuration])?;
         let reactor = Reactor::new(Config { spin_us: SPIN_US, ..Config::default() })?;
         let turn = reactor.block_on(drive_served(&server, contender, load, time, seed))?;
-        server.kill(Signal::TERM)?;
+        server.kill(end)?;
         Ok(turn)
     }
 }
