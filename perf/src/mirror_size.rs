@@ -19,7 +19,6 @@ use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, sleep, spawn};
 use sealblock_units::{BlockSize, ByteCount};
 
 use crate::load::{Load, Sample, Stopwatch, Until, drive};
-use crate::mirror_served;
 use crate::options::{MirrorSizeOptions, Protection};
 use crate::remote::{self, Served, Store, View, connect, nsid};
 use crate::report::{Spread, number, shuffled, verdict};
@@ -37,9 +36,6 @@ const SPIN_US: u32 = 50;
 pub fn run(options: &MirrorSizeOptions) -> anyhow::Result<()> {
     let reactor = Reactor::new(Config::default())?;
     println!("{}", reactor.backend());
-    if !options.server.is_empty() {
-        return mirror_served::run(options);
-    }
     for &size in &options.sizes {
         for &depth in &options.depths {
             reactor.block_on(measure(options, size, depth, Setup::local(options, size)?))?;
