@@ -20,6 +20,7 @@ mod latency;
 mod layouts;
 mod load;
 mod mirror;
+mod mirror_served;
 mod mirror_size;
 mod nbd;
 mod notes;
@@ -30,6 +31,7 @@ mod remote;
 mod remote_verify;
 mod report;
 mod restart;
+mod server;
 mod setup;
 mod stripe;
 mod verify;
@@ -55,6 +57,7 @@ pub fn run(command: Command) -> anyhow::Result<()> {
         Claim::Layouts(options) => layouts::run(&options)?,
         Claim::Stripe(options) => stripe::run(&options)?,
         Claim::Mirror(options) => mirror::run(&options)?,
+        Claim::MirrorSize(options) if !options.server.is_empty() => mirror_served::run(&options)?,
         Claim::MirrorSize(options) => mirror_size::run(&options)?,
         Claim::NvmeTcp(options) => nvme_tcp::run(options)?,
         Claim::Nbd(options) => nbd::run(&options)?,
