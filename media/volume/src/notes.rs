@@ -127,6 +127,11 @@ impl Notes {
         self.way.get() == Way::Durable
     }
 
+    /// Physical blocks of a block group that the place of notes has.
+    pub fn blocks_taken(&self, group: u64) -> u32 {
+        self.taken.get().filter(|(of, _)| *of == group).map_or(0, |(_, (_, blocks))| blocks)
+    }
+
     /// A commit has taken the memtable over, which ends in the log before `end`: further notes are about the next memtable.
     pub fn begin_half(&self, end: LogPosition, mutation: Mutation) {
         if let Some(half) = self.half.borrow_mut().as_mut() {

@@ -197,11 +197,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Asks for a commit before free physical blocks or room for map entries run out, so that writers need not wait for one,
     /// and before extents run out of spare physical blocks at home. Not before it would free a good part of the physical
-    /// blocks: some may be out of use for good, named by damaged map entries.
+    /// blocks: some may be out of use for good, named by damaged map entries, or hold notes.
     pub(crate) fn request_early_commit(&self, group: u64) {
         let open = self.memtable.active_len();
         let spare = self.layout.spare_blocks(group) as u32;
-        let are_blocks_low = self.allocator.free(group) < spare / 4 * 3 && open >= spare as usize / 8;
+        let enough = (spare / 4 * 3).saturating_sub(self.notes.blocks_taken(group));
+        let are_blocks_low = self.allocator.free(group) < enough && open >= spare as usize / 8;
         if are_blocks_low || self.memtable.active_weight() * 2 >= self.commits.max_uncommitted {
             self.commits.request_space();
         }

@@ -288,3 +288,22 @@ fn a_snapshot_with_old_notes_is_a_crash_image() {
     copy.bytes.borrow_mut()[from..to].copy_from_slice(&old.bytes.borrow()[from..to]);
     assert_eq!(noted(&copy).read(0, 1).unwrap(), pattern(7, 4096));
 }
+
+#[test]
+fn the_place_of_notes_has_no_commit_made_earlier() {
+    const MANY: u64 = 8 << 10;
+    let commits = |keeps_answered| {
+        let medium = created(BlockSize::B4096, 512, MANY, protection(GuardKind::Crc32c, ProtectionType::Type1));
+        let rig = Rig::open_noted(&medium, OpenOptions { keeps_answered, ..OpenOptions::default() }).unwrap();
+        for write in 0..2 * MANY {
+            rig.write(write * 7 % MANY, &pattern(write, 4096)).unwrap();
+            // The worker has its turn.
+            rig.idle();
+        }
+        let volume = rig.gate.device();
+        assert_eq!(volume.notes.blocks_taken(0) > 0, keeps_answered);
+        volume.log.commits.get()
+    };
+    let (without, with) = (commits(false), commits(true));
+    assert!(without > 10 && with <= without, "{with} commits with notes, {without} without");
+}
