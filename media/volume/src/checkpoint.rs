@@ -61,7 +61,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn checkpoint(&self, clean: bool) -> Result<(), Error> {
         let _alone = self.checkpoints.turns.lock(CHECKPOINT).await;
         let mut target = self.write_map_pages().await?;
-        if self.mutation == Mutation::TailEarly {
+        if self.mutation.is(Mutation::TailEarly) {
             target = self.log.take_applied();
         }
         let initialized_groups = self.block_map.groups.initialized_count();
@@ -100,7 +100,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let writes = numbers.iter().map(|&number| self.block_map.write(&self.medium, number, target));
             join_all(writes).await.into_iter().collect::<Result<(), MediumError>>()?;
         }
-        if self.mutation != Mutation::UnsyncedTables {
+        if !self.mutation.is(Mutation::UnsyncedTables) {
             self.sync_or_fail().await?;
         }
         Ok(target)
@@ -115,7 +115,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if groups.is_empty() {
             return Ok(());
         }
-        if self.mutation == Mutation::MapFirst {
+        if self.mutation.is(Mutation::MapFirst) {
             self.block_map.groups.set_initialized(&self.medium, &groups).await.map_err(|error| self.fail(&error))?;
         }
         let sectors =
@@ -165,7 +165,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let uncorrectable = before.uncorrectable || self.commits.uncorrectable.get();
         // An earlier attempt may have made it durable, and then failed to write the superblock.
         let is_empty = self.log.next.get() == self.log.tail.get();
-        let begins = !before.is_anchored && is_empty && self.mutation != Mutation::NoAnchor;
+        let begins = !before.is_anchored && is_empty && !self.mutation.is(Mutation::NoAnchor);
         if begins {
             self.log.write_anchor(&self.medium).await.map_err(|error| self.fail(&error))?;
             self.sync_or_fail().await?;

@@ -69,7 +69,7 @@ pub(crate) async fn read<M: Medium>(
         Err(why) => return Ok(nothing(AnsweredChanges::MayBeLost(why))),
     };
     let newest = found.iter().flat_map(|gathered| &gathered.notes).map(|note| note.order).max();
-    let is_trusted = options.mutation == Mutation::TrustNotes;
+    let is_trusted = options.mutation.is(Mutation::TrustNotes);
     // Of the log that they were compared with nothing is left where they were counted before.
     if place.counted.is_none() && !is_trusted && !agrees_with_log(&found, recovered) {
         return Ok(nothing(AnsweredChanges::MayBeLost("the log has changes that are not noted")));

@@ -148,7 +148,7 @@ async fn may_resize<M: Medium, C: Clock>(volume: &Volume<M, C>, options: &Resize
     if let Some(why) = bar {
         return Err(ResizeError::Member(why));
     }
-    if options.mutation == Mutation::CutMapped {
+    if options.mutation.is(Mutation::CutMapped) {
         return Ok(());
     }
     let (mut blocks, mut first) = (0, None);
@@ -190,7 +190,7 @@ impl<M: Medium> ResizeStep<'_, M> {
         let groups = BlockGroups::read(self.medium, &self.old).await?;
         let (write_seq, initialized_groups) = (self.old.write_seq + 1, groups.initialized_below(to.block_groups()));
         let resized = Superblock { write_seq, layout: to, initialized_groups, ..self.old };
-        match self.mutation {
+        match self.mutation.injected() {
             Mutation::NameEarly => self.write_first_superblock(&resized).await?,
             Mutation::TailEarlier if !self.grows() => self.copy_reserved(&self.layout).await?,
             _ => {}
@@ -202,7 +202,7 @@ impl<M: Medium> ResizeStep<'_, M> {
             let _ = self.medium.set_len(medium_bytes).await;
         }
         prepared?;
-        if self.mutation == Mutation::CutEarly {
+        if self.mutation.is(Mutation::CutEarly) {
             self.cut().await?;
         }
         self.write_first_superblock(&resized).await?;
@@ -222,7 +222,7 @@ impl<M: Medium> ResizeStep<'_, M> {
             self.make_room().await?;
             self.copy_reserved(&self.layout).await?;
         }
-        if self.mutation != Mutation::KeepBits {
+        if !self.mutation.is(Mutation::KeepBits) {
             groups.rewrite_for(self.medium, to, from.is_resized() || to.is_resized()).await?;
         }
         if self.grows() {
