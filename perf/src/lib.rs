@@ -27,6 +27,8 @@ mod latency;
 #[cfg(feature = "comparisons")]
 mod layouts;
 mod load;
+mod medium;
+#[cfg(feature = "comparisons")]
 mod mirror;
 #[cfg(feature = "comparisons")]
 mod mirror_size;
