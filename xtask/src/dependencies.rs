@@ -158,7 +158,9 @@ fn refused(members: &[Member]) -> Vec<String> {
         for used in &member.dependencies {
             if used.features.iter().any(|feature| feature == MUTATIONS) && !member.folder.starts_with("proofs/") {
                 let (by, of) = (&member.folder, &used.folder);
-                wrong.push(format!("{by} -> {of}: only proofs may ask for the feature {MUTATIONS}: faults put in on purpose"));
+                wrong.push(format!(
+                    "{by} -> {of}: only proofs may ask for the feature {MUTATIONS}: faults put in on purpose"
+                ));
             }
             let is_bound = used.kind == DependencyKind::Normal || rule.tests_too;
             if is_bound && !rule.may_use.iter().any(|pattern| fits(pattern, &used.folder)) {
@@ -206,7 +208,10 @@ mod tests {
 
     fn member(folder: &str, uses: &[&str], dev: &[&str]) -> Member {
         let of = |folders: &[&str], kind| -> Vec<Dependency> {
-            folders.iter().map(|folder| Dependency { folder: (*folder).to_owned(), kind, features: Vec::new() }).collect()
+            folders
+                .iter()
+                .map(|folder| Dependency { folder: (*folder).to_owned(), kind, features: Vec::new() })
+                .collect()
         };
         Member {
             folder: folder.to_owned(),

@@ -64,7 +64,8 @@ impl<C: Clock> Mirror<C> {
         for replica in self.replicas.borrow().iter() {
             // After a crash it also lacks whatever is dirty.
             let is_missing = replica.state.get() == ReplicaState::OutOfSync;
-            if replica.lacks_own_label() || (is_missing && !(is_recorded && self.mutation.is(Mutation::ForgetOutOfSync)))
+            if replica.lacks_own_label()
+                || (is_missing && !(is_recorded && self.mutation.is(Mutation::ForgetOutOfSync)))
             {
                 replica.out_of_sync.borrow_mut().insert_all(regions.clone());
             }

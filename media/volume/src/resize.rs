@@ -87,13 +87,13 @@ impl From<MediumError> for ResizeError {
 
 /// Changes the size of the volume on a medium that no volume is open on.
 ///
-/// Open the medium for writing, which locks other processes out. Whatever happens in between, such as a crash, the
+/// `medium` is a pointer to it. Open the medium for writing, which locks other processes out. Whatever happens in between, such as a crash, the
 /// volume has its old size or its new one and all of its data. After a crash, doing it again finishes it. So does asking for
 /// the size that it has.
 ///
 /// # Errors
 /// See [`ResizeError`]. When the medium fails half-way, the volume has the old size or the new one.
-pub async fn resize<M: Medium, C: Clock>(
+pub async fn resize<M: Medium + Clone, C: Clock>(
     medium: &M,
     clock: C,
     options: &ResizeOptions,
@@ -121,13 +121,13 @@ fn layout_for(superblock: &Superblock, options: &ResizeOptions) -> Result<Layout
 
 /// Has what a crash left taken over, looks whether the volume may be resized, and closes it: its log is empty then, and all
 /// superblocks say so.
-async fn close_in_order<M: Medium, C: Clock>(
+async fn close_in_order<M: Medium + Clone, C: Clock>(
     medium: &M,
     clock: C,
     options: &ResizeOptions,
 ) -> Result<Superblock, ResizeError> {
     let opening = OpenOptions { relocate: false, mutation: options.mutation, ..OpenOptions::default() };
-    let OpenVolume { volume, worker, .. } = open(medium, clock, &opening).await?;
+    let OpenVolume { volume, worker, .. } = open(medium.clone(), clock, &opening).await?;
     let checking = async {
         let allowed = may_resize(&volume, options).await;
         let closed = volume.close().await.map_err(|error| VolumeError::Recovery(error.to_string()));
