@@ -2,13 +2,14 @@
 //!
 //! It rejects requests that are out of range or do not fit the geometry, splits those above the device's limits, emulates
 //! request kinds that the device lacks, seals data for a device that does not itself, counts, and names the device on errors. A request that needs none of this costs a
-//! few comparisons and goes straight to the device. What needs more is [`rare`]: compiled once for all devices, while everything here is
+//! few comparisons and goes straight to the device. What needs more is in `rare`: compiled once for all devices, while everything here is
 //! compiled for each.
 
 mod rare;
 
 use std::cell::Cell;
 
+use futures_util::future::LocalBoxFuture;
 use sealblock_integrity::PiFormat;
 use sealblock_units::{BlockCount, BlockSize, Extent};
 
@@ -94,15 +95,8 @@ impl<D: Device> Gate<D> {
     ///
     /// # Errors
     /// Those of a Verify.
-    pub async fn verify_by_reading(&self, extent: Extent, expectations: Expectations) -> Outcome {
-        let _in_flight = self.counters.request_started();
-        let (geometry, abilities) = (self.device.geometry(), self.device.abilities());
-        let outcome = match check(geometry, &abilities, &Request::verify(extent, expectations)) {
-            Ok(()) => Rare::new(&self.device).verify_by_read(extent, expectations).await,
-            Err(rejected) => Err(rejected),
-        };
-        self.counters.record(RequestKind::Verify, extent.bytes(geometry.block_size), &outcome);
-        outcome.map_err(|error| named(&self.name, RequestKind::Verify, error))
+    pub fn verify_by_reading(&self, extent: Extent, expectations: Expectations) -> LocalBoxFuture<'_, Outcome> {
+        Rare::new(&self.device).verify_by_reading((&self.name, &self.counters), extent, expectations)
     }
 }
 

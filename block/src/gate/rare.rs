@@ -13,7 +13,7 @@ use sealblock_integrity::{ChecksumKind, Sealed, Tags};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, Extent};
 
-use super::piece_limit;
+use super::{Counters, check, named, piece_limit};
 use crate::{
     Abilities, Ability, BadBlock, BlockState, Checksum, Coverage, Device, Durability, Error, ErrorKind, Expectations,
     Geometry, Operation, Outcome, Request, RequestKind, Response, Salvaged, StatusRun, StatusRuns, Tally, Unchecked,
@@ -58,7 +58,7 @@ impl<'a> Rare<'a> {
         }
         let Request { operation, extents, durability } = request;
         match operation {
-            Operation::Verify(expectations) => self.verify_extent(extents.one(), expectations).await,
+            Operation::Verify(expectations) => self.verify_by_read(extents.one(), expectations).await,
             Operation::Checksum(kind, expectations) => self.checksum_by_read(extents.one(), kind, expectations).await,
             Operation::BlockStatus => Ok(all_allocated(extents.one())),
             Operation::Compare(data) => self.compare_by_read(extents.one(), data).await,
@@ -71,13 +71,26 @@ impl<'a> Rare<'a> {
         }
     }
 
-    /// Verifies by Read, whatever the device can.
-    pub(super) fn verify_by_read(self, extent: Extent, expectations: Expectations) -> LocalBoxFuture<'a, Outcome> {
-        Box::pin(async move { self.verify_extent(extent, expectations).await })
+    /// [`Gate::verify_by_reading`](super::Gate::verify_by_reading), of a gate of this name and with these counters.
+    pub(super) fn verify_by_reading(
+        self,
+        (name, counters): (&'a str, &'a Counters),
+        extent: Extent,
+        expectations: Expectations,
+    ) -> LocalBoxFuture<'a, Outcome> {
+        Box::pin(async move {
+            let _in_flight = counters.request_started();
+            let outcome = match check(self.geometry, &self.abilities, &Request::verify(extent, expectations)) {
+                Ok(()) => self.verify_by_read(extent, expectations).await,
+                Err(rejected) => Err(rejected),
+            };
+            counters.record(RequestKind::Verify, extent.bytes(self.geometry.block_size), &outcome);
+            outcome.map_err(|error| named(name, RequestKind::Verify, error))
+        })
     }
 
     /// Emulates Verify by Read: the device checks while it reads, and the data is dropped.
-    async fn verify_extent(&self, extent: Extent, expectations: Expectations) -> Outcome {
+    async fn verify_by_read(&self, extent: Extent, expectations: Expectations) -> Outcome {
         let (bytes_transferred, coverage) = self.read_all(extent, expectations, &mut |_| ()).await?;
         Ok(Response::Verified(VerifyStats { bytes_transferred, coverage }))
     }
