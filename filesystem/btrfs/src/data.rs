@@ -16,7 +16,7 @@ use sealblock_btrfs_format::compress::{CompressError, MAX_EXTENT_BYTES, Sizes, d
 use sealblock_btrfs_format::items::file_extent::Compression;
 use sealblock_runtime_memory::{Buffer, Slice};
 
-use crate::error::FsError;
+use crate::error::{FsError, FsFuture};
 use crate::extents::{Content, Part, Stored};
 use crate::filesystem::Filesystem;
 use crate::inode::{FileKind, Inode};
@@ -72,7 +72,7 @@ impl Filesystem {
         inode: &'a Inode,
         offset: u64,
         bytes: usize,
-    ) -> LocalBoxFuture<'a, Result<(Slice, Vec<Range<u64>>), FsError>> {
+    ) -> FsFuture<'a, (Slice, Vec<Range<u64>>)> {
         Box::pin(async move {
             let unverified = RefCell::default();
             let data = self.read_as(inode, offset, bytes, Some(&unverified)).await?;

@@ -7,7 +7,7 @@ use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_btrfs_format::names::name_hash;
 
 use crate::cursor::TreeRoot;
-use crate::error::FsError;
+use crate::error::{FsError, FsFuture};
 use crate::filesystem::Filesystem;
 use crate::inode::{FileKind, Inode};
 use crate::subvolumes::Subvolume;
@@ -80,10 +80,7 @@ impl Filesystem {
     ///
     /// # Errors
     /// When it is no directory.
-    pub fn reachable_entries<'a>(
-        &'a self,
-        directory: &'a Inode,
-    ) -> LocalBoxFuture<'a, Result<(Vec<DirEntry>, Vec<FsError>), FsError>> {
+    pub fn reachable_entries<'a>(&'a self, directory: &'a Inode) -> FsFuture<'a, (Vec<DirEntry>, Vec<FsError>)> {
         Box::pin(async move {
             require_directory(directory)?;
             let range = crate::inode::items_of(directory.ino, ItemType::DIR_INDEX);
