@@ -1,17 +1,68 @@
-//! The medium of every volume that is measured here: a file, memory, or memory with a speed.
+//! The medium and the clock of every volume that is measured here: a file, memory, or memory with a speed; and time that passes in turns.
 //!
 //! One type, so that a volume, the largest part of the program, is compiled once for all of them. To tell them apart costs a comparison for
 //! each operation.
 
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use sealblock_block::{Medium, MediumError, NoteKeeping};
+use sealblock_block::{Clock, Medium, MediumError, NoteKeeping};
 use sealblock_layers_fault::FaultMedium;
 use sealblock_media_file::FileMedium;
 use sealblock_media_memory::MemoryMedium;
 use sealblock_runtime_memory::{Buffer, Slice};
+use sealblock_runtime_reactor::sleep;
 
-use crate::setup::TurnClock;
+/// A step of the clock of volumes.
+const TICK: Duration = Duration::from_millis(20);
+/// Whether it is a contender's turn; set from the core that measures.
+#[derive(Clone, Default)]
+pub struct Turn(Arc<AtomicBool>);
+
+impl Turn {
+    /// One that never ends.
+    pub fn endless() -> Turn {
+        Turn(Arc::new(AtomicBool::new(true)))
+    }
+
+    /// Begins or ends it.
+    pub fn set(&self, is_on: bool) {
+        self.0.store(is_on, Ordering::Relaxed);
+    }
+
+    fn is_on(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A clock that stands still while it is not its owner's turn, so that no contender works on another's time.
+#[derive(Clone)]
+pub struct TurnClock(Option<Turn>);
+
+impl TurnClock {
+    /// The time of the reactor.
+    pub const REAL: TurnClock = TurnClock(None);
+
+    /// A clock that goes while `on_turn` is set.
+    pub fn new(on_turn: Turn) -> TurnClock {
+        TurnClock(Some(on_turn))
+    }
+}
+
+impl Clock for TurnClock {
+    async fn sleep(&self, delay: Duration) {
+        let Some(turn) = &self.0 else { return sleep(delay).await };
+        let mut left = delay;
+        while !left.is_zero() {
+            sleep(TICK.min(left)).await;
+            if turn.is_on() {
+                left = left.saturating_sub(TICK);
+            }
+        }
+    }
+}
 
 /// Memory that takes a time of its own for each write.
 pub type PacedMemory = FaultMedium<Rc<MemoryMedium>, TurnClock>;

@@ -2,12 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use sealblock_block::{Clock, DynDevice, Gate, Medium};
+use sealblock_block::{DynDevice, Gate, Medium};
 use sealblock_media_file::{FileMedium, Options, RawDevice};
 use sealblock_media_memory::MemoryMedium;
 use sealblock_media_volume::{CreateOptions, OpenOptions, Volume, create, format::Layout, open, probe};
@@ -18,10 +16,9 @@ use crate::counted::{Counted, Counts};
 use crate::devices::Touched;
 use crate::load::{self, Load, Sample, Until};
 use crate::medium::AnyMedium;
+pub use crate::medium::{Turn, TurnClock};
 use crate::options::{FileOptions, Protection};
 
-/// A step of the clock of volumes.
-const TICK: Duration = Duration::from_millis(20);
 /// Sectors of media in memory.
 const MEMORY_SECTOR_BYTES: u32 = 512;
 /// Salts checksums; files of one run need not differ in it.
@@ -43,53 +40,6 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         // What cannot be removed is left for its owner to find.
         let _ = std::fs::remove_file(&self.0);
-    }
-}
-
-/// Whether it is a contender's turn; set from the core that measures.
-#[derive(Clone, Default)]
-pub struct Turn(Arc<AtomicBool>);
-
-impl Turn {
-    /// One that never ends.
-    pub fn endless() -> Turn {
-        Turn(Arc::new(AtomicBool::new(true)))
-    }
-
-    /// Begins or ends it.
-    pub fn set(&self, is_on: bool) {
-        self.0.store(is_on, Ordering::Relaxed);
-    }
-
-    fn is_on(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// A clock that stands still while it is not its owner's turn, so that no contender works on another's time.
-#[derive(Clone)]
-pub struct TurnClock(Option<Turn>);
-
-impl TurnClock {
-    /// The time of the reactor.
-    pub const REAL: TurnClock = TurnClock(None);
-
-    /// A clock that goes while `on_turn` is set.
-    pub fn new(on_turn: Turn) -> TurnClock {
-        TurnClock(Some(on_turn))
-    }
-}
-
-impl Clock for TurnClock {
-    async fn sleep(&self, delay: Duration) {
-        let Some(turn) = &self.0 else { return sleep(delay).await };
-        let mut left = delay;
-        while !left.is_zero() {
-            sleep(TICK.min(left)).await;
-            if turn.is_on() {
-                left = left.saturating_sub(TICK);
-            }
-        }
     }
 }
 

@@ -13,7 +13,8 @@ use sealblock_integrity::{ChecksumKind, Sealed, Tags};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, Extent};
 
-use super::{Counters, check, named, piece_limit};
+use super::checks::{check, named, piece_limit};
+use super::counters::Counters;
 use crate::{
     Abilities, Ability, BadBlock, BlockState, Checksum, Coverage, Device, Durability, Error, ErrorKind, Expectations,
     Geometry, Operation, Outcome, Request, RequestKind, Response, Salvaged, StatusRun, StatusRuns, Tally, Unchecked,
@@ -71,7 +72,7 @@ impl<'a> Rare<'a> {
         }
     }
 
-    /// [`Gate::verify_by_reading`](super::Gate::verify_by_reading), of a gate of this name and with these counters.
+    /// Verifies by Read, whatever the device can, for a gate of this name and with these counters.
     pub(super) fn verify_by_reading(
         self,
         (name, counters): (&'a str, &'a Counters),
