@@ -31,6 +31,8 @@ mod medium;
 #[cfg(feature = "comparisons")]
 mod mirror;
 #[cfg(feature = "comparisons")]
+mod mirror_served;
+#[cfg(feature = "comparisons")]
 mod mirror_size;
 #[cfg(feature = "comparisons")]
 mod nbd;
@@ -44,6 +46,8 @@ mod remote_verify;
 mod report;
 #[cfg(feature = "comparisons")]
 mod restart;
+#[cfg(feature = "comparisons")]
+mod server;
 mod setup;
 #[cfg(feature = "comparisons")]
 mod stripe;
@@ -76,6 +80,7 @@ pub fn run(command: Command) -> anyhow::Result<()> {
         Claim::Layouts(options) => layouts::run(&options)?,
         Claim::Stripe(options) => stripe::run(&options)?,
         Claim::Mirror(options) => mirror::run(&options)?,
+        Claim::MirrorSize(options) if !options.server.is_empty() => mirror_served::run(&options)?,
         Claim::MirrorSize(options) => mirror_size::run(&options)?,
         Claim::NvmeTcp(options) => nvme_tcp::run(options)?,
         Claim::Nbd(options) => nbd::run(&options)?,

@@ -24,7 +24,8 @@ use crate::remote::{self, Served, Store, View, connect, nsid};
 use crate::report::{Spread, number, shuffled, verdict};
 use crate::setup::{OpenVolume, Scratch, Turn, TurnClock, new_path, open_volume, sparse_volume};
 
-const RATE_BAR: f64 = 0.70;
+/// The least part of the rate of each of two volumes that keeps the claim.
+pub const RATE_BAR: f64 = 0.70;
 const IDENTITY: [u8; 16] = *b"a mirror in perf";
 const VOLUMES: usize = 0;
 const MIRROR: usize = 1;

@@ -123,6 +123,10 @@ pub struct MirrorSizeOptions {
     /// The same also with all volumes at a target over loopback, on another core.
     #[arg(long)]
     pub remote: bool,
+    /// A `sealblock` that serves the volumes and the mirror over NVMe/TCP, in a process of its own; may be given more than once. Nothing else is
+    /// measured then, and the last one given is compared with the first.
+    #[arg(long, value_name = "PROGRAM")]
+    pub server: Vec<PathBuf>,
 }
 
 /// How many writes, for the benchmark that counts bytes.

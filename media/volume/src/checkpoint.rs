@@ -3,21 +3,28 @@
 //! Checkpoints run beside commits, which wait for one only where there is no room without it. What commits add to the pages
 //! meanwhile is durable in the log behind the place where the checkpoint lets the log begin, and may well be written with them.
 
+use std::cell::Cell;
 use std::ops::RangeInclusive;
 
-use futures_util::future::join_all;
-use futures_util::stream::{self, StreamExt, TryStreamExt};
+use futures_util::future::{join, join_all};
+use futures_util::stream::{self, StreamExt};
 use sealblock_block::{Clock, Error, Freshness, Medium, MediumError};
 
-use crate::format::{Answered, Generations, MapEntryRun, Superblock};
+use crate::format::{Answered, Generations, MapEntryRun, PageOffsets, Superblock};
 use crate::options::Mutation;
 use crate::superblocks;
 use crate::volume::Volume;
 
 /// Pages written at once.
 const PAGES_IN_FLIGHT: usize = 32;
-/// Sectors of generations written at once when a block group is initialized.
-const SECTORS_IN_FLIGHT: usize = 64;
+/// Bytes of map pages that are made at once where a block group is initialized, and how many times that is in flight.
+const UNWRITTEN_BYTES: u64 = 1 << 20;
+const UNWRITTEN_IN_FLIGHT: usize = 8;
+/// Sectors smaller than this are not written apart where a block group is initialized: a block of common file systems and drives.
+const MIN_APART_BYTES: usize = 4096;
+/// Block groups that wait to be initialized until a checkpoint should not wait. What waits when the volume is closed is about that much at most,
+/// 1.2 GiB, however large the volume is.
+const MAX_UNINITIALIZED: u64 = 128;
 /// Blocks whose map entries go to the block map together, those of one long run more.
 const PORTION_BLOCKS: u64 = 1024;
 /// What there may be one of at a time: a checkpoint, and within it or beside it one write of superblocks.
@@ -92,14 +99,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Takes all map entries that wait for the block map, and writes their pages; durable in the end. Gives the sector up to
     /// which the pages have the log.
     async fn write_map_pages(&self) -> Result<u64, Error> {
+        self.new_groups.set(0);
         self.block_map.patches.take();
         let target = self.log.take_applied();
         let pages = self.block_map.to_write();
         self.initialize_groups(&pages).await?;
-        for numbers in pages.chunks(PAGES_IN_FLIGHT) {
-            let writes = numbers.iter().map(|&number| self.block_map.write(&self.medium, number, target));
-            join_all(writes).await.into_iter().collect::<Result<(), MediumError>>()?;
-        }
+        let writes = pages.iter().map(|&number| self.block_map.write(&self.medium, number, target));
+        all_ended(writes, PAGES_IN_FLIGHT).await?;
         if !self.mutation.is(Mutation::UnsyncedTables) {
             self.sync_or_fail().await?;
         }
@@ -118,21 +124,41 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if self.mutation.is(Mutation::MapFirst) {
             self.block_map.groups.set_initialized(&self.medium, &groups).await.map_err(|error| self.fail(&error))?;
         }
-        let sectors =
-            groups.iter().flat_map(|group| self.layout.pages_of_group(*group)).map(|page| self.write_unwritten(page));
-        stream::iter(sectors).buffer_unordered(SECTORS_IN_FLIGHT).try_collect::<()>().await?;
+        let at_once = (UNWRITTEN_BYTES / self.layout.page_bytes()).max(1) as usize;
+        let places = |group| self.layout.pages_of_group(group).map(|page| self.block_map.offsets(page)).collect();
+        let parts = groups.iter().flat_map(|group| {
+            let places: Vec<PageOffsets> = places(*group);
+            places.chunks(at_once).map(<[_]>::to_vec).collect::<Vec<_>>()
+        });
+        all_ended(parts.map(|places| self.write_unwritten(places)), UNWRITTEN_IN_FLIGHT).await?;
         self.sync_or_fail().await?;
         self.block_map.groups.set_initialized(&self.medium, &groups).await.map_err(|error| self.fail(&error))
     }
 
-    /// Writes both copies of the generations of a page none of whose blocks has a map entry.
-    async fn write_unwritten(&self, page: u64) -> Result<(), MediumError> {
-        let place = self.block_map.offsets(page);
-        let mut buffer = self.medium.buffer(self.layout.sector_bytes() as usize);
-        Generations::unwritten(place.first, self.layout.page_blocks()).encode(&mut buffer, self.seed);
-        let bytes = buffer.freeze();
-        self.medium.write(place.offset, bytes.clone()).await?;
-        self.medium.write(place.second_offset, bytes).await
+    /// Writes both copies of the generations of pages none of whose blocks has a map entry, and that lie behind one another. So do the second
+    /// copies, which are one write.
+    async fn write_unwritten(&self, places: Vec<PageOffsets>) -> Result<(), MediumError> {
+        let (sector, page) = (self.layout.sector_bytes() as usize, self.layout.page_bytes() as usize);
+        let mut second = self.medium.buffer(places.len() * sector);
+        for (place, sector) in places.iter().zip(second.chunks_exact_mut(sector)) {
+            Generations::unwritten(place.first, self.layout.page_blocks()).encode(sector, self.seed);
+        }
+        let second = second.freeze();
+        let heads = || second.chunks_exact(sector);
+        // The first copies are the heads of pages, apart. Small writes take a file system as long as large ones, and hold up one another.
+        let first = async {
+            if sector >= MIN_APART_BYTES {
+                let parts = (0..places.len()).map(|at| second.slice(at * sector..(at + 1) * sector));
+                let writes = places.iter().zip(parts).map(|(place, part)| self.medium.write(place.offset, part));
+                return join_all(writes).await.into_iter().collect();
+            }
+            let mut pages = self.medium.buffer(places.len() * page);
+            pages.fill(0);
+            pages.chunks_exact_mut(page).zip(heads()).for_each(|(page, head)| page[..sector].copy_from_slice(head));
+            self.medium.write(places[0].offset, pages.freeze()).await
+        };
+        let (first, second) = join(first, self.medium.write(places[0].second_offset, second.clone())).await;
+        first.and(second)
     }
 
     /// Says in the superblock, before the first map entry goes to the log, that the log is not empty any more, which is true by then:
@@ -249,5 +275,60 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) fn checkpoint_due(&self) -> bool {
         (self.log.next.get() - self.log.tail.get()) * 4 > self.layout.log_sectors() * 3
             || self.block_map.is_dirty_limit_reached()
+            || self.new_groups.get() >= MAX_UNINITIALIZED
+    }
+}
+
+/// Makes writes, so many at once, and none more after one that failed. It ends when all that began have ended: one that the medium still
+/// makes must not land on what a later checkpoint writes.
+async fn all_ended<W>(writes: impl Iterator<Item = W>, in_flight: usize) -> Result<(), MediumError>
+where
+    W: Future<Output = Result<(), MediumError>>,
+{
+    let is_failed = Cell::new(false);
+    let mut ended = stream::iter(writes.take_while(|_| !is_failed.get())).buffer_unordered(in_flight);
+    let mut all = Ok(());
+    while let Some(one) = ended.next().await {
+        is_failed.set(is_failed.get() || one.is_err());
+        all = all.and(one);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use futures_executor::block_on;
+    use futures_util::future::poll_fn;
+    use sealblock_block::MediumErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn a_write_that_fails_is_the_last_to_begin_and_those_in_flight_end() {
+        let (begun, ended) = (RefCell::new(Vec::new()), RefCell::new(Vec::new()));
+        let write = |number: u32| {
+            let (mut left, begun, ended) = (if number == 1 { 1 } else { 5 }, &begun, &ended);
+            let poll = poll_fn(move |context| {
+                if left == 0 {
+                    return std::task::Poll::Ready(());
+                }
+                left -= 1;
+                context.waker().wake_by_ref();
+                std::task::Poll::Pending
+            });
+            async move {
+                begun.borrow_mut().push(number);
+                poll.await;
+                ended.borrow_mut().push(number);
+                let (kind, reason) = (MediumErrorKind::Failed, String::new());
+                let failure = MediumError { kind, doing: "write", offset_bytes: number.into(), reason };
+                if number == 1 { Err(failure) } else { Ok(()) }
+            }
+        };
+        assert_eq!(block_on(all_ended((0..9).map(write), 3)).unwrap_err().offset_bytes, 1);
+        assert_eq!((begun.into_inner(), ended.into_inner()), (vec![0, 1, 2], vec![1, 0, 2]));
+        assert!(block_on(all_ended([std::future::ready(Ok(()))].into_iter(), 3)).is_ok());
     }
 }

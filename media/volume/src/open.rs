@@ -242,6 +242,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         reserved,
         superblock: Cell::new(superblock),
         loading_groups: RangeLock::default(),
+        new_groups: Cell::new(0),
         state: Cell::new(VolumeState::Open),
         keeps_free_space: Cell::new(false),
         changes: Cell::new(0),

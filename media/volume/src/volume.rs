@@ -58,6 +58,8 @@ pub struct Volume<M, C> {
     pub(crate) superblock: Cell<Superblock>,
     /// Block groups that are being loaded, each by one at a time.
     pub(crate) loading_groups: RangeLock,
+    /// Block groups without map pages that were loaded to be written to since the last checkpoint began.
+    pub(crate) new_groups: Cell<u64>,
     pub(crate) state: Cell<VolumeState>,
     /// When it is closed, the space of free physical blocks is not given back.
     pub(crate) keeps_free_space: Cell<bool>,
@@ -259,6 +261,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         };
         self.block_map.scan(&self.medium, number, !self.is_read_only, see).await?;
         self.allocator.load(number, loader.finish());
+        if !self.block_map.groups.is_initialized(number) {
+            self.new_groups.set(self.new_groups.get() + 1);
+        }
         Ok(())
     }
 

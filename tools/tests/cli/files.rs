@@ -1,5 +1,9 @@
 //! Plain files of any length: compared and copied to the last byte.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
+
 use crate::common::{Place, noise};
 
 #[test]
@@ -129,6 +133,28 @@ fn holes_stay_holes_both_ways() {
     place.run("copy v back").succeeds();
     assert!(place.read("back")[..data.len()] == data);
     assert!(place.allocated_bytes("back") <= 64 << 10);
+}
+
+#[test]
+fn a_large_device_that_was_never_written_is_copied_in_no_time() {
+    const FIRST: u64 = (700 << 30) / 4096;
+    let place = Place::new();
+    place.run("create v --size 1TiB").succeeds();
+    place.run("create w --size 1TiB").succeeds();
+    let data = noise(9, 8192);
+    place.write("data", &data);
+    place.run(&format!("copy data offset:{FIRST}..,v")).succeeds();
+    // Minutes where each mebibyte of zeroes is asked for and looked at.
+    let start = Instant::now();
+    place.run("copy v w").succeeds();
+    place.run("copy v file").succeeds();
+    assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
+    assert!(place.allocated_bytes("file") <= 64 << 10 && place.len("file") == 1 << 40);
+    let around = [&[0; 4096], &data[..], &[0; 4096]].concat();
+    assert!(place.blocks("w", FIRST - 1, FIRST + 2) == around);
+    let mut found = vec![1; around.len()];
+    File::open(place.path("file")).unwrap().read_exact_at(&mut found, (FIRST - 1) * 4096).unwrap();
+    assert!(found == around);
 }
 
 #[test]

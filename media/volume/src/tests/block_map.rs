@@ -383,6 +383,45 @@ fn a_block_group_half_way_to_its_map_pages_is_unwritten_and_gets_them_again() {
 }
 
 #[test]
+fn a_block_group_gets_its_map_pages_in_few_writes() {
+    for sector_bytes in [512, 4096] {
+        let blocks = 16384;
+        let medium = created(SIZE, sector_bytes, blocks, protection(GuardKind::Crc32c, ProtectionType::Type1));
+        let rig = Rig::open(&medium, false).unwrap();
+        let layout = rig.gate.device().layout;
+        rig.write(5, &pattern(1, 4096)).unwrap();
+        rig.flush().unwrap();
+        let before = medium.changes_left.get();
+        drop(rig.close());
+        // The rest are page and superblocks, group map and syncs.
+        let (pages, changes) = (blocks.div_ceil(layout.page_blocks()), before - medium.changes_left.get());
+        assert!(changes <= 30, "{changes} for {pages} pages of sectors of {sector_bytes} bytes");
+        let rig = Rig::open(&medium, true).unwrap();
+        assert!(rig.read(5, 1).unwrap() == pattern(1, 4096));
+        assert!(rig.read(6, 600).unwrap() == vec![0; 600 * SIZE.bytes()]);
+        rig.verify().unwrap();
+        assert_eq!(rig.lost_copies(), 0);
+    }
+}
+
+#[test]
+fn many_block_groups_without_map_pages_do_not_wait_for_the_close() {
+    let medium = created(SIZE, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
+    let rig = Rig::open(&medium, false).unwrap();
+    let volume = rig.gate.device();
+    let write = |lba| {
+        rig.write(lba, &pattern(lba, 4096)).unwrap();
+        rig.flush().unwrap();
+        rig.idle();
+        (volume.new_groups.get(), volume.block_map.groups.initialized_count())
+    };
+    assert_eq!([write(1), write(2)], [(1, 0); 2], "one is no reason for a checkpoint");
+    volume.new_groups.set(128);
+    assert_eq!([write(3), write(4)], [(0, 1); 2]);
+    drop(rig.close());
+}
+
+#[test]
 fn physical_blocks_of_a_lost_sector_do_not_cost_other_blocks_when_it_comes_back() {
     let old = old(512);
     let place = old.layout.page_offsets(0).unwrap();

@@ -8,7 +8,7 @@ use sealblock_stack::{Lost, StackError};
 use sealblock_units::{ByteCount, Lba};
 
 use super::sink::{Losses, Sink, byte_ranges};
-use super::source::{Chunk, IN_FLIGHT, Reading, Source};
+use super::source::{Chunk, ChunkData, IN_FLIGHT, Reading, Source};
 use crate::findings::Findings;
 use crate::progress::{Progress, Show};
 use crate::tally::Tally;
@@ -80,9 +80,13 @@ struct Written {
 
 async fn write(chunk: Result<Chunk, StackError>, losses: &Losses, sink: &Sink) -> Result<Written, StackError> {
     let Chunk { offset, data, read, lost } = chunk?;
-    let bytes = data.len() as u64;
-    let lost = losses.widened(lost);
-    let ranges = byte_ranges(&lost, losses.block_size(), offset + bytes);
-    let written = sink.write_around(offset, &data, &ranges).await?;
+    let (bytes, lost) = (data.len_bytes(), losses.widened(lost));
+    let written = match data {
+        ChunkData::Bytes(data) => {
+            let ranges = byte_ranges(&lost, losses.block_size(), offset + bytes);
+            sink.write_around(offset, &data, &ranges).await?
+        }
+        ChunkData::Hole(length) => sink.write_hole(offset, length).await?,
+    };
     Ok(Written { bytes, read, written, lost })
 }

@@ -74,6 +74,9 @@ fn name_of(endpoint: &Endpoint, standard: &str) -> String {
 /// Zeroes of so many bytes, in their place, are left out of a plain file: a page of common file systems.
 const HOLE_BYTES: usize = 4096;
 
+/// Zeroes written at once, where a hole has to be written.
+const ZEROES_BYTES: u64 = 1 << 20;
+
 /// Where a copy goes.
 pub(in crate::commands) enum Sink {
     /// A device, which keeps its size.
@@ -173,6 +176,26 @@ impl Sink {
         }
     }
 
+    /// Writes so many zeroes, as [`Sink::write`] would, without looking at each of them.
+    pub async fn write_hole(&self, offset: u64, length: u64) -> Result<u64, StackError> {
+        match self {
+            Sink::Device(opened) if unmaps_zeroes(opened) => {
+                unmap_blocks(opened, offset, length).await?;
+                return Ok(0);
+            }
+            // The file was empty, and gets its length in the end.
+            Sink::Plain { .. } => return Ok(0),
+            Sink::Device(_) | Sink::Output(_) => {}
+        }
+        let zeroes = Buffer::zeroed(length.min(ZEROES_BYTES) as usize).freeze();
+        let mut written = 0;
+        for at in (0..length).step_by(ZEROES_BYTES as usize) {
+            let part = zeroes.slice(..ZEROES_BYTES.min(length - at) as usize);
+            written += self.write(offset + at, &part).await?;
+        }
+        Ok(written)
+    }
+
     /// What becomes of bytes that could not be read.
     pub fn losing(&self) -> Losing {
         let Sink::Device(opened) = self else { return Losing::Zeroes };
@@ -220,7 +243,7 @@ impl Sink {
         let (Sink::Device(opened), Losing::Unreadable, false) = (self, self.losing(), gap.is_empty()) else {
             return Ok(());
         };
-        let extent = extent_of(opened, gap.start, (gap.end - gap.start) as usize)?;
+        let extent = extent_of(opened, gap.start, gap.end - gap.start)?;
         let operation = Request::write_uncorrectable(extent, Durability::Volatile);
         opened.device.execute(operation).await.map(drop).map_err(|error| of_block("writing", &error))
     }
@@ -334,28 +357,37 @@ fn is_zero(bytes: &[u8]) -> bool {
 }
 
 /// The blocks of a device that these bytes are, the last one as a whole.
-fn extent_of(opened: &OpenTarget, offset: u64, length: usize) -> Result<Extent, StackError> {
+fn extent_of(opened: &OpenTarget, offset: u64, length: u64) -> Result<Extent, StackError> {
     let geometry = opened.device.geometry();
-    let blocks = length.div_ceil(geometry.block_size.bytes()) as u64;
+    let blocks = length.div_ceil(geometry.block_size.bytes() as u64);
     let extent = Extent::from_raw(offset >> geometry.block_size.shift(), blocks).ok();
     extent.filter(|extent| extent.fits(geometry.capacity_blocks)).ok_or_else(|| full(opened))
 }
 
-async fn write_blocks(opened: &OpenTarget, offset: u64, data: &Slice) -> Result<u64, StackError> {
-    let geometry = opened.device.geometry();
-    let extent = extent_of(opened, offset, data.len())?;
+/// Whether a device has zeroes without having them written.
+fn unmaps_zeroes(opened: &OpenTarget) -> bool {
     let abilities = opened.device.abilities();
-    let leaves_out = (abilities.unmap_zeroes || abilities.write_zeroes == Ability::Native) && is_zero(data);
-    let operation = if leaves_out {
-        Request::write_zeroes(extent, true, Durability::Volatile)
-    } else {
-        let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
-        let whole = data.len().next_multiple_of(geometry.block_size.bytes());
-        let data = Unsealed::new(padded(data, whole), geometry.block_size, geometry.protection, tags);
-        Request::write(extent, data, Durability::Volatile)
-    };
+    abilities.unmap_zeroes || abilities.write_zeroes == Ability::Native
+}
+
+async fn unmap_blocks(opened: &OpenTarget, offset: u64, length: u64) -> Result<(), StackError> {
+    let operation = Request::write_zeroes(extent_of(opened, offset, length)?, true, Durability::Volatile);
+    opened.device.execute(operation).await.map(drop).map_err(|error| of_block("writing", &error))
+}
+
+async fn write_blocks(opened: &OpenTarget, offset: u64, data: &Slice) -> Result<u64, StackError> {
+    if unmaps_zeroes(opened) && is_zero(data) {
+        unmap_blocks(opened, offset, data.len() as u64).await?;
+        return Ok(0);
+    }
+    let geometry = opened.device.geometry();
+    let extent = extent_of(opened, offset, data.len() as u64)?;
+    let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
+    let whole = data.len().next_multiple_of(geometry.block_size.bytes());
+    let unsealed = Unsealed::new(padded(data, whole), geometry.block_size, geometry.protection, tags);
+    let operation = Request::write(extent, unsealed, Durability::Volatile);
     opened.device.execute(operation).await.map_err(|error| of_block("writing", &error))?;
-    Ok(if leaves_out { 0 } else { data.len() as u64 })
+    Ok(data.len() as u64)
 }
 
 fn full(opened: &OpenTarget) -> StackError {

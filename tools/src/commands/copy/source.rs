@@ -2,10 +2,11 @@
 
 use std::cell::RefCell;
 use std::io::{self, Read};
+use std::ops::Range;
 
 use futures_util::future::ready;
 use futures_util::stream::{self, LocalBoxStream, StreamExt};
-use sealblock_block::{Ability, BlockState, Device, Request, Response, WhyOlder};
+use sealblock_block::{Ability, BlockState, Device, Request, Response, StatusRun, WhyOlder};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_stack::range::Run;
 use sealblock_stack::{Access, FORMAT_BYTES, Lost, OpenTarget, Salvaged, StackError, Whole, file_format};
@@ -19,17 +20,40 @@ use crate::report::note_older;
 const CHUNK_BYTES: usize = 1 << 20;
 /// Chunks in flight at once, on either side.
 pub(super) const IN_FLIGHT: usize = 8;
+/// Bytes of which a device is asked for the holes at once, and the longest hole that is one chunk. Where a large device was never written, the
+/// number of requests decides how long its copy takes.
+const STRETCH_BYTES: u64 = 256 << 20;
+/// Stretches that a device is asked about at once.
+const STRETCHES_IN_FLIGHT: usize = 2;
 
 /// A chunk of data.
 pub(in crate::commands) struct Chunk {
     /// Where it lies, in bytes from the start.
     pub offset: u64,
-    /// The data; zeroes where they could not be read.
-    pub data: Slice,
+    /// The data.
+    pub data: ChunkData,
     /// Bytes that were read for it: none for a hole.
     pub read: u64,
     /// Blocks of the source that could not be read.
     pub lost: Vec<Run<Lost>>,
+}
+
+/// The data of a chunk.
+pub(in crate::commands) enum ChunkData {
+    /// Bytes that were read; zeroes where they could not be read.
+    Bytes(Slice),
+    /// So many zeroes, which were not read.
+    Hole(u64),
+}
+
+impl ChunkData {
+    /// Number of bytes.
+    pub fn len_bytes(&self) -> u64 {
+        match self {
+            ChunkData::Bytes(data) => data.len() as u64,
+            ChunkData::Hole(bytes) => *bytes,
+        }
+    }
 }
 
 /// How a source is read.
@@ -121,6 +145,7 @@ impl Source {
                         Ok(data) if data.is_empty() => None,
                         Ok(data) => {
                             let read = data.len() as u64;
+                            let data = ChunkData::Bytes(data);
                             Some((Ok(Chunk { offset, data, read, lost: Vec::new() }), offset + read))
                         }
                         Err(failure) => Some((Err(failure), offset)),
@@ -140,43 +165,85 @@ impl Source {
     }
 }
 
+/// A part of a stretch: what is read at once, or a hole.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Piece {
+    Data(Range<u64>),
+    Hole(Range<u64>),
+}
+
 fn device_chunks(whole: &Whole, reading: Reading) -> impl futures_util::Stream<Item = Result<Chunk, StackError>> {
     let total = whole.len_bytes();
-    let step = CHUNK_BYTES as u64;
-    let chunks = (0..total.div_ceil(step)).map(move |i| (i * step, step.min(total - i * step)));
+    let stretches = (0..total).step_by(STRETCH_BYTES as usize).map(move |at| at..total.min(at + STRETCH_BYTES));
     let tells_holes = reading.asks_for_holes && whole.opened.device.abilities().block_status == Ability::Native;
-    let zeroes = if tells_holes { Buffer::zeroed(CHUNK_BYTES).freeze() } else { Slice::empty() };
-    stream::iter(chunks)
+    stream::iter(stretches)
         .take_while(|_| ready(!interrupt::came()))
-        .map(move |(offset, length)| {
-            let zeroes = zeroes.clone();
-            async move {
-                if tells_holes && is_hole(&whole.opened, offset, length).await {
-                    let data = zeroes.slice(..length as usize);
-                    return Ok(Chunk { offset, data, read: 0, lost: Vec::new() });
-                }
-                if reading.past_damage {
-                    let Salvaged { data, lost } = whole.read_past_damage(reading.doing, offset, length).await?;
-                    return Ok(Chunk { offset, data, read: length, lost });
-                }
-                let data = whole.read(reading.doing, offset, length).await?;
-                Ok(Chunk { offset, data, read: length, lost: Vec::new() })
-            }
+        .map(move |stretch| async move {
+            let holes = if tells_holes { holes(&whole.opened, &stretch).await } else { Vec::new() };
+            stream::iter(pieces(stretch, &holes))
         })
+        .buffered(STRETCHES_IN_FLIGHT)
+        .flatten()
+        .take_while(|_| ready(!interrupt::came()))
+        .map(move |piece| read(whole, reading, piece))
         .buffered(IN_FLIGHT)
 }
 
-/// Whether the device says that there is nothing but zeroes. What it cannot say, or what ends within a block, is read.
-async fn is_hole(opened: &OpenTarget, offset: u64, length: u64) -> bool {
-    let (shift, end) = (opened.device.geometry().block_size.shift(), opened.device.geometry().capacity_bytes());
-    if offset + length > end {
-        return false;
+async fn read(whole: &Whole, reading: Reading, piece: Piece) -> Result<Chunk, StackError> {
+    let place = match piece {
+        Piece::Data(place) => place,
+        Piece::Hole(place) => {
+            let data = ChunkData::Hole(place.end - place.start);
+            return Ok(Chunk { offset: place.start, data, read: 0, lost: Vec::new() });
+        }
+    };
+    let (offset, length) = (place.start, place.end - place.start);
+    let (data, lost) = if reading.past_damage {
+        let Salvaged { data, lost } = whole.read_past_damage(reading.doing, offset, length).await?;
+        (data, lost)
+    } else {
+        (whole.read(reading.doing, offset, length).await?, Vec::new())
+    };
+    Ok(Chunk { offset, data: ChunkData::Bytes(data), read: length, lost })
+}
+
+/// Where the device says that there is nothing but zeroes, in order. What it cannot say, or what ends within a block, is read.
+async fn holes(opened: &OpenTarget, stretch: &Range<u64>) -> Vec<Range<u64>> {
+    let geometry = opened.device.geometry();
+    let shift = geometry.block_size.shift();
+    let blocks = (stretch.end.min(geometry.capacity_bytes()) >> shift).saturating_sub(stretch.start >> shift);
+    let Ok(extent) = Extent::from_raw(stretch.start >> shift, blocks) else { return Vec::new() };
+    let Ok(Response::BlockStatus(runs)) = opened.device.execute(Request::block_status(extent)).await else {
+        return Vec::new();
+    };
+    let mut at = stretch.start;
+    let mut place = |run: &StatusRun| {
+        let start = at;
+        at += u64::from(run.blocks.get()) << shift;
+        (run.state == BlockState::Hole).then_some(start..at)
+    };
+    runs.iter().filter_map(&mut place).collect()
+}
+
+/// A stretch, in order, in chunks that begin at multiples of their size. Of a hole only whole chunks are one.
+fn pieces(stretch: Range<u64>, holes: &[Range<u64>]) -> Vec<Piece> {
+    const STEP: u64 = CHUNK_BYTES as u64;
+    let (mut pieces, mut at) = (Vec::new(), stretch.start);
+    let data = |place: Range<u64>| {
+        let end = place.end;
+        place.step_by(CHUNK_BYTES).map(move |start| Piece::Data(start..end.min(start + STEP)))
+    };
+    for hole in holes {
+        let start = hole.start.next_multiple_of(STEP);
+        let end = if hole.end == stretch.end { hole.end } else { hole.end - hole.end % STEP };
+        if start < end {
+            pieces.extend(data(at..start));
+            pieces.push(Piece::Hole(start..end));
+            at = end;
+        }
     }
-    let Ok(extent) = Extent::from_raw(offset >> shift, length >> shift) else { return false };
-    match opened.device.execute(Request::block_status(extent)).await {
-        Ok(Response::BlockStatus(runs)) => runs.iter().all(|run| run.state == BlockState::Hole),
-        _ => false,
-    }
+    pieces.extend(data(at..stretch.end));
+    pieces
 }
 
 /// The next bytes: a full chunk, unless the input ends.
@@ -193,4 +260,33 @@ fn next_bytes(input: &mut dyn Read) -> io::Result<Slice> {
     }
     buffer.truncate(filled);
     Ok(buffer.freeze())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::slice;
+
+    use super::*;
+
+    #[test]
+    fn a_hole_is_one_piece_as_far_as_it_has_whole_chunks() {
+        const MIB: u64 = 1 << 20;
+        let data = |start, end| Piece::Data(start..end);
+        let with = |stretch, hole: Range<u64>| pieces(stretch, slice::from_ref(&hole));
+        for end in [5 * MIB, 2 * MIB + 7] {
+            assert_eq!(with(0..end, 0..end), [Piece::Hole(0..end)], "the end of all, too");
+        }
+        assert_eq!(with(0..2 * MIB, 4096..2 * MIB - 4096), [data(0, MIB), data(MIB, 2 * MIB)]);
+        let (start, end) = (8 * MIB, 12 * MIB + 512);
+        let found = pieces(start..end, &[8 * MIB + 512..10 * MIB + 512, 11 * MIB..12 * MIB]);
+        let hole = |start, end| Piece::Hole(start..end);
+        let wanted = [
+            data(8 * MIB, 9 * MIB),
+            hole(9 * MIB, 10 * MIB),
+            data(10 * MIB, 11 * MIB),
+            hole(11 * MIB, 12 * MIB),
+            data(12 * MIB, end),
+        ];
+        assert_eq!(found, wanted);
+    }
 }

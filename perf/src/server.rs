@@ -1,0 +1,111 @@
+//! `sealblock serve` in a process of its own: nothing of this process is in its figures.
+
+use std::fs::read_to_string;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::remote::process_cpu;
+
+/// What is before the first address of each protocol in what a server says when it is ready.
+const NVME: &str = "\"listeners\":[\"";
+const NBD: &str = "\"nbd\":{\"listeners\":[\"";
+
+/// A server that accepts connections. It is killed when this is dropped.
+pub struct Server {
+    child: Child,
+    /// What it said when it was ready.
+    ready: String,
+}
+
+impl Server {
+    /// Starts `program serve` with these arguments besides, and waits until it is ready.
+    pub fn start(program: &Path, arguments: &[&str]) -> Result<Server> {
+        let mut child = Command::new(program)
+            .arg("serve")
+            .args(["--json", "--control", "none", "--listen", "127.0.0.1:0"])
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("starting {}", program.display()))?;
+        let output = child.stdout.take().context("it was given a pipe")?;
+        let mut server = Server { child, ready: String::new() };
+        // What it says later goes nowhere; it takes no harm from that.
+        BufReader::new(output).read_line(&mut server.ready)?;
+        Ok(server)
+    }
+
+    /// Where it listens for NVMe/TCP.
+    pub fn nvme(&self) -> Result<SocketAddr> {
+        self.listener(NVME)
+    }
+
+    /// Where it listens for NBD.
+    pub fn nbd(&self) -> Result<SocketAddr> {
+        self.listener(NBD)
+    }
+
+    fn listener(&self, before: &str) -> Result<SocketAddr> {
+        listener(&self.ready, before)
+            .with_context(|| format!("the server is not ready: it said '{}'", self.ready.trim_end()))
+    }
+
+    /// Seconds of CPU time that it has spent, and the most memory that it ever had, in MiB.
+    pub fn cost(&self) -> Result<(f64, u64)> {
+        let kib = self.number("status", "VmHWM:")?;
+        Ok((process_cpu(self.child.id()), kib >> 10))
+    }
+
+    /// Bytes that it had the kernel write to disks. None where its files are in memory.
+    pub fn written_bytes(&self) -> Result<u64> {
+        self.number("io", "write_bytes:")
+    }
+
+    /// What the kernel reports of the process by this name.
+    fn number(&self, file: &str, name: &str) -> Result<u64> {
+        let text = read_to_string(format!("/proc/{}/{file}", self.child.id()))?;
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next());
+        Ok(value.with_context(|| format!("the kernel does not report {name}"))?.parse()?)
+    }
+
+    /// Ends it with this signal, and waits until it has ended.
+    pub fn kill(&mut self, signal: Signal) -> Result<()> {
+        kill_process(Pid::from_child(&self.child), signal)?;
+        let status = self.child.wait()?;
+        ensure!(signal == Signal::KILL || status.success(), "the server ended with {status}");
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The address behind `before`.
+fn listener(ready: &str, before: &str) -> Option<SocketAddr> {
+    let (_, rest) = ready.split_once(before)?;
+    rest.split('"').next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_address_is_found_and_no_other() {
+        let ready =
+            r#"{"event":"ready","listeners":["127.0.0.1:1"],"nbd":{"listeners":["127.0.0.1:2"],"exports":["v"]}}"#;
+        assert_eq!(listener(ready, NVME), Some(([127, 0, 0, 1], 1).into()));
+        assert_eq!(listener(ready, NBD), Some(([127, 0, 0, 1], 2).into()));
+        assert_eq!(listener(r#"{"event":"ready","listeners":["127.0.0.1:1"],"nbd":null}"#, NBD), None);
+    }
+}
