@@ -2,17 +2,19 @@
 //!
 //! Everything that runs is built once, in the dev profile and for all packages together: with `--package`, Cargo chooses other
 //! features of what they share and builds that again. What needs no programs, or only programs, runs at the lowest priority
-//! beside the steps that wait for the clock, so that no core is idle.
+//! beside the steps that wait for the clock, so that no core is idle. A step that passed with the same [`inputs`](crate::inputs) is left out,
+//! and what all kernels do alike runs on one of them, by turns; both are said, and both can be switched off.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
 
+use crate::inputs::{Inputs, Reads};
 use crate::step::{self, Done, Steps};
 use crate::test_output::{self, TestTime};
 use crate::workspace::{self, Workspace};
-use crate::{circles, dependencies, fuzz, package, sizes};
+use crate::{circles, dependencies, doctests, fuzz, package, sizes};
 
 /// The cargo-deny that the check builds for itself, once, into the target folder: 70 seconds of one core.
 const CARGO_DENY: &str = "0.20.2";
@@ -28,6 +30,8 @@ const SIMULATION_SEEDS: &str = "400";
 const MIRROR_SEEDS: &str = "60";
 /// Seeds of walks through the histories of mirrors.
 const WALK_SEEDS: &str = "100";
+/// In the suite's last line, before the kernels that could not be fetched.
+const WITHOUT: &str = ", without ";
 /// It damages volumes: each region, by each kind of corruption, in each state.
 const FRAGILITY: &str = "sealblock-fragility";
 /// Trials of the short runs; the tables in docs/formats are from more.
@@ -48,62 +52,114 @@ const BESIDE_TESTS: [&str; 6] = ["simulation", "fragility", "package", "docs", "
 const WITH_PROGRAMS: [&str; 5] = ["btrfs-progs", "conformance", "simulation", "fragility", "package"];
 
 /// Which steps to run.
-#[derive(Clone, Copy)]
-pub enum Selection<'a> {
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Selection {
     /// All of them.
     All,
     /// Those that do not look at dependencies, documentation and crashes.
     Fast,
-    /// Those with these names, in the order of the check, and what they need before them.
-    Named(&'a [&'a str]),
-    /// Those with these names, for another run of the check that has built what they need.
-    Beside(&'a [&'a str]),
+    /// Those that are named, in the order of the check, and what they need before them.
+    Named,
+    /// Those that are named, for another run of the check that has built what they need.
+    Beside,
+}
+
+/// What was asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Request<'a> {
+    selection: Selection,
+    names: Vec<&'a str>,
+    /// No step is left out because it passed before.
+    all: bool,
+    /// Each kernel gets every test that it can do.
+    every_kernel: bool,
+}
+
+impl<'a> Request<'a> {
+    /// Reads the words behind `check`; nothing if one is unknown. Whether each name is a step is found when they have run.
+    pub fn parse(words: &[&'a str]) -> Option<Request<'a>> {
+        let mut request = Request { selection: Selection::All, names: Vec::new(), all: false, every_kernel: false };
+        for word in words {
+            match *word {
+                "--all" => request.all = true,
+                "--every-kernel" => request.every_kernel = true,
+                "--fast" => request.selection = Selection::Fast,
+                "--beside" => request.selection = Selection::Beside,
+                flag if flag.starts_with('-') => return None,
+                name => request.names.push(name),
+            }
+        }
+        match (request.selection, request.names.is_empty()) {
+            (Selection::All, false) => request.selection = Selection::Named,
+            (Selection::Fast, false) | (Selection::Beside, true) => return None,
+            _ => {}
+        }
+        // What is named runs.
+        request.all |= request.selection == Selection::Named;
+        Some(request)
+    }
+
+    /// For the processes beside this one.
+    fn flags(&self) -> Vec<&'static str> {
+        let flags = [(self.all, "--all"), (self.every_kernel, "--every-kernel")];
+        flags.into_iter().filter_map(|(is_set, flag)| is_set.then_some(flag)).collect()
+    }
+
+    fn selects(&self, step: &str) -> bool {
+        match self.selection {
+            Selection::All => !BESIDE_BUILDS.contains(&step) && !BESIDE_TESTS.contains(&step),
+            Selection::Fast => {
+                ["fmt", "clippy", "dependencies", "circles", "sizes", "tests", "doctests"].contains(&step)
+            }
+            Selection::Named if step == "build" => {
+                self.names.iter().any(|name| WITH_PROGRAMS.contains(name) || *name == step)
+            }
+            Selection::Named | Selection::Beside => self.names.contains(&step),
+        }
+    }
 }
 
 /// Runs the steps.
-pub fn run(selection: Selection) -> Result<()> {
+pub fn run(request: &Request) -> Result<()> {
     let workspace = workspace::load()?;
     let logs = workspace.target.join("xtask");
     println!("{}{}; output of each step: {}", step::HEADING, workspace.root.display(), logs.display());
-    let mut steps = Steps::new(logs, move |name| is_selected(selection, name))?;
+    let mut steps = Steps::new(logs, |name| request.selects(name))?;
+    let inputs = Inputs::of(&workspace, request.all)?;
+    let fuzzed = workspace.members_of(fuzz::MANIFEST)?;
+    let everything = [workspace.members.as_slice(), fuzzed.as_slice()].concat();
+    let program = |folders: &[&str]| Reads::program(&everything, folders);
     steps.run("fmt", |log| command(cargo(["fmt", "--all", "--check"]), log));
     steps.run("dependencies", |_| dependencies::check().map(Done::Ok));
     steps.run("circles", |_| circles::check().map(Done::Ok));
     steps.run("sizes", |_| sizes::check().map(Done::Ok));
-    if matches!(selection, Selection::All) {
-        steps.start_beside(&BESIDE_BUILDS)?;
+    if request.selection == Selection::All {
+        steps.start_beside(&BESIDE_BUILDS, &request.flags())?;
     }
     let clippy = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
     steps.run("clippy", |log| command(cargo(clippy), log));
     steps.run("build", |log| command(cargo(["build", "--workspace", "--all-targets"]), log));
-    if matches!(selection, Selection::All) {
-        steps.start_beside(&BESIDE_TESTS)?;
+    if request.selection == Selection::All {
+        steps.start_beside(&BESIDE_TESTS, &request.flags())?;
     }
     steps.run("btrfs-progs", |log| btrfs_progs(&workspace, log));
     let mut times = Vec::new();
-    steps.run("tests", |log| tests(&workspace, log, &mut times));
-    steps.run("conformance", |log| conformance(&workspace, log));
-    steps.run("deny", |log| deny(&workspace, log));
-    steps.run("simulation", |log| simulation(&workspace, log));
-    steps.run("fragility", |log| fragility(&workspace, log));
-    steps.run("package", |log| package::check(&workspace, log));
-    steps.run("docs", docs);
-    steps.run("fuzz", |log| command(fuzz::compiles(&workspace.target), log));
-    steps.run("doctests", |log| counted(cargo(["test", "--workspace", "--doc"]), log));
-    match selection {
-        Selection::Named(names) | Selection::Beside(names) => steps.finish_named(names),
+    let mut run = |name: &'static str, reads: Reads, step: &mut dyn FnMut(&Path) -> Result<Done>| {
+        steps.run(name, |log| inputs.unless_passed(name, &reads, || step(log)));
+    };
+    run("tests", Reads::Everything, &mut |log| tests(&workspace, log, &mut times));
+    run("conformance", program(&["tools", "proofs/conformance"]), &mut |log| conformance(&workspace, request, log));
+    run("deny", Reads::Manifests, &mut |log| deny(&workspace, log));
+    run("simulation", program(&["proofs/simulator"]), &mut |log| simulation(&workspace, log));
+    run("fragility", program(&["proofs/fragility"]), &mut |log| fragility(&workspace, log));
+    let packaged = program(&["tools", "xtask"]).and("packaging").and("docs");
+    run("package", packaged, &mut |log| package::check(&workspace, log));
+    run("docs", Reads::Sources, &mut docs);
+    run("fuzz", program(&[fuzz::FOLDER]), &mut |log| command(fuzz::compiles(&workspace.target), log));
+    run("doctests", Reads::Sources, &mut |log| doctests(&workspace, log));
+    match request.selection {
+        Selection::Named | Selection::Beside => steps.finish_named(&request.names),
         Selection::All | Selection::Fast => steps.finish(&slowest(&times)),
-    }
-}
-
-fn is_selected(selection: Selection, step: &str) -> bool {
-    match selection {
-        Selection::All => !BESIDE_BUILDS.contains(&step) && !BESIDE_TESTS.contains(&step),
-        Selection::Fast => ["fmt", "clippy", "dependencies", "circles", "sizes", "tests", "doctests"].contains(&step),
-        Selection::Named(names) if step == "build" => {
-            names.iter().any(|name| WITH_PROGRAMS.contains(name) || *name == step)
-        }
-        Selection::Named(names) | Selection::Beside(names) => names.contains(&step),
     }
 }
 
@@ -223,9 +279,31 @@ fn fragility(workspace: &Workspace, log: &Path) -> Result<Done> {
     Ok(Done::Ok(format!("{FRAGILITY_TRIALS} damaged volumes, {FRAGILITY_GROUP_TRIALS} damaged groups")))
 }
 
-fn conformance(workspace: &Workspace, log: &Path) -> Result<Done> {
-    let output = step::run(program(workspace, CONFORMANCE).arg("--sealblock").arg(workspace.built("sealblock")), log)?;
-    Ok(verdict_of_guests(&output))
+fn conformance(workspace: &Workspace, request: &Request, log: &Path) -> Result<Done> {
+    let mut suite = program(workspace, CONFORMANCE);
+    suite.arg("--sealblock").arg(workspace.built("sealblock"));
+    if request.every_kernel {
+        return step::run(&mut suite, log).map(|output| verdict_of_guests(&output));
+    }
+    let turn = turn();
+    let output = step::run(suite.args(["--turn", &turn.to_string()]), log)?;
+    Ok(match verdict_of_guests(&output) {
+        Done::Ok(said) => Done::Ok(format!("{said}, turn {turn} of the kernels; --every-kernel runs all on each")),
+        other => other,
+    })
+}
+
+/// Which kernel's turn it is: the number of commits, so that the next commit has the next one.
+fn turn() -> u64 {
+    let mut git = Command::new("git");
+    git.current_dir(workspace::root()).args(["rev-list", "--count", "HEAD"]);
+    let counted = git.output().ok().and_then(|output| String::from_utf8(output.stdout).ok());
+    counted.and_then(|text| text.trim().parse().ok()).unwrap_or_default()
+}
+
+fn doctests(workspace: &Workspace, log: &Path) -> Result<Done> {
+    doctests::check(workspace)?;
+    counted(cargo(["test", "--workspace", "--doc"]), log)
 }
 
 /// The last line of the suite says how many tests passed, or why this machine cannot run guests.
@@ -233,6 +311,7 @@ fn verdict_of_guests(output: &str) -> Done {
     let last = output.lines().last().unwrap_or_default();
     match last.strip_prefix("skipped: ") {
         Some(why) => Done::Skipped(why.to_owned()),
+        None if last.contains(WITHOUT) => Done::Partly(last.to_owned()),
         None => Done::Ok(last.to_owned()),
     }
 }
@@ -250,22 +329,37 @@ mod tests {
         assert_eq!(slowest(&[]), "");
     }
 
+    fn asked<'a>(words: &[&'a str]) -> Request<'a> {
+        Request::parse(words).expect("these words are known")
+    }
+
+    #[test]
+    fn words_are_flags_or_steps_and_unknown_flags_are_refused() {
+        for wrong in [&["--help"][..], &["-h"], &["--every"], &["--fast", "tests"], &["--beside"]] {
+            assert_eq!(Request::parse(wrong), None, "{wrong:?}");
+        }
+        assert_eq!(asked(&[]).flags(), [""; 0]);
+        assert_eq!(asked(&["--every-kernel", "--all"]).flags(), ["--all", "--every-kernel"]);
+        assert!(asked(&["tests"]).all && !asked(&[]).all && !asked(&["--beside", "deny"]).all);
+    }
+
     #[test]
     fn each_step_runs_here_or_beside_and_by_its_name() {
-        assert!(is_selected(Selection::All, "tests") && !is_selected(Selection::All, "deny"));
-        assert!(is_selected(Selection::Fast, "tests") && !is_selected(Selection::Fast, "conformance"));
+        let (all, fast) = (asked(&[]), asked(&["--fast"]));
+        assert!(all.selects("tests") && !all.selects("deny"));
+        assert!(fast.selects("tests") && !fast.selects("conformance"));
         for beside in BESIDE_BUILDS.iter().chain(&BESIDE_TESTS) {
-            assert!(is_selected(Selection::Beside(&[beside]), beside) && !is_selected(Selection::All, beside));
+            assert!(asked(&["--beside", beside]).selects(beside) && !all.selects(beside));
         }
-        assert!(!is_selected(Selection::Named(&BESIDE_TESTS), "tests"));
+        assert!(!asked(&BESIDE_TESTS).selects("tests"));
     }
 
     #[test]
     fn programs_are_built_before_steps_that_are_named_and_run_them() {
-        assert!(is_selected(Selection::Named(&["package"]), "build"));
-        assert!(is_selected(Selection::Named(&["build"]), "build"));
-        assert!(!is_selected(Selection::Named(&["fmt"]), "build"));
-        assert!(!is_selected(Selection::Beside(&["package"]), "build"));
+        assert!(asked(&["package"]).selects("build"));
+        assert!(asked(&["build"]).selects("build"));
+        assert!(!asked(&["fmt"]).selects("build"));
+        assert!(!asked(&["--beside", "package"]).selects("build"));
     }
 
     #[test]
@@ -273,5 +367,7 @@ mod tests {
         assert_eq!(verdict_of_guests("skipped: no server\n"), Done::Skipped("no server".to_owned()));
         let passed = "6.1   files ok\n17 tests passed in 99.0 s\n";
         assert_eq!(verdict_of_guests(passed), Done::Ok("17 tests passed in 99.0 s".to_owned()));
+        let partly = "9 tests passed in 9.0 s, without the kernel of sid (404)";
+        assert_eq!(verdict_of_guests(partly), Done::Partly(partly.to_owned()));
     }
 }

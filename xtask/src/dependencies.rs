@@ -206,6 +206,7 @@ mod tests {
             folder: folder.to_owned(),
             dependencies: [of(uses, DependencyKind::Normal), of(dev, DependencyKind::Dev)].concat(),
             roots: Vec::new(),
+            doctest: None,
         }
     }
 

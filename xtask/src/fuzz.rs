@@ -10,7 +10,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace;
 
-const FOLDER: &str = "proofs/fuzz";
+/// Where the targets are, a workspace of their own.
+pub const FOLDER: &str = "proofs/fuzz";
+/// Its manifest.
+pub const MANIFEST: &str = "proofs/fuzz/Cargo.toml";
 const TOOLCHAIN: &str = "nightly";
 
 /// Runs each target for `seconds`, and stops at the first finding.
@@ -41,7 +44,7 @@ pub fn run(seconds: u64) -> Result<()> {
 /// their own, so no other step would notice that an API they use has changed.
 pub fn compiles(target: &Path) -> Command {
     let mut command = workspace::cargo();
-    command.args(["check", "--quiet", "--all-targets", "--manifest-path"]).arg(format!("{FOLDER}/Cargo.toml"));
+    command.args(["check", "--quiet", "--all-targets", "--manifest-path"]).arg(MANIFEST);
     // With the profile that dependencies have in this workspace, what other steps have read of them serves here, too.
     command.args(["--config", "profile.dev.opt-level=1", "--config", "profile.dev.debug=false"]);
     command.arg("--target-dir").arg(target);

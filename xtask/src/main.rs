@@ -7,8 +7,10 @@
 mod check;
 mod circles;
 mod dependencies;
+mod doctests;
 mod figures;
 mod fuzz;
+mod inputs;
 mod modules;
 mod package;
 mod scan;
@@ -21,13 +23,15 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
-use check::Selection;
+use check::Request;
 
 const HELP: &str = "\
 cargo xtask: the checks of this repository
 
-  cargo xtask check [--fast]       all that continuous integration runs; --fast leaves out deny, docs, fuzz and
-                                   what runs long (simulation, conformance, package)
+  cargo xtask check                all that continuous integration runs, but for steps that passed with the same inputs
+                      --all        those, too
+                      --every-kernel  every conformance test on each kernel that can do it, and not in turns
+                      --fast       leaves out deny, docs, fuzz and what runs long (simulation, conformance, package)
   cargo xtask check STEP...        these steps of it
   cargo xtask dependencies         which folder may use which
   cargo xtask circles              files of a crate that use each other in a circle
@@ -49,10 +53,10 @@ fn main() -> ExitCode {
             print!("{HELP}");
             Ok(())
         }
-        ["check"] => check::run(Selection::All),
-        ["check", "--fast"] => check::run(Selection::Fast),
-        ["check", "--beside", names @ ..] => check::run(Selection::Beside(names)),
-        ["check", names @ ..] => check::run(Selection::Named(names)),
+        ["check", asked @ ..] => match Request::parse(asked) {
+            Some(request) => check::run(&request),
+            None => return unknown(&words),
+        },
         ["dependencies"] => print_summary(dependencies::check()),
         ["circles"] => print_summary(circles::check()),
         ["sizes"] => print_summary(sizes::check()),
@@ -62,10 +66,7 @@ fn main() -> ExitCode {
         ["figures", path] => print_summary(figures::rewrite(path)),
         ["fuzz"] => fuzz::run(60),
         ["fuzz", "--seconds", seconds] => seconds_of(seconds).and_then(fuzz::run),
-        unknown => {
-            eprint!("xtask: '{}' is not a command\n\n{HELP}", unknown.join(" "));
-            return ExitCode::from(2);
-        }
+        _ => return unknown(&words),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -74,6 +75,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn unknown(words: &[&str]) -> ExitCode {
+    eprint!("xtask: '{}' is not a command\n\n{HELP}", words.join(" "));
+    ExitCode::from(2)
 }
 
 fn print_summary(summary: Result<String>) -> Result<()> {

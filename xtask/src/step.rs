@@ -19,6 +19,8 @@ use crate::workspace::{self, Workspace};
 pub enum Done {
     /// It ran; this line is printed.
     Ok(String),
+    /// It ran but for a part that this machine cannot do, which this line says.
+    Partly(String),
     /// It did not run, for this reason.
     Skipped(String),
 }
@@ -60,8 +62,9 @@ impl<S: Fn(&str) -> bool> Steps<S> {
         Ok(Steps { logs, is_selected, started, done, failed: None, beside: Vec::new() })
     }
 
-    /// Has another process run these steps from now on, unless one failed. [`Steps::finish`] waits for it and prints its lines.
-    pub fn start_beside(&mut self, names: &[&str]) -> Result<()> {
+    /// Has another process run these steps from now on, unless one failed, with these flags. [`Steps::finish`] waits for it and prints its
+    /// lines.
+    pub fn start_beside(&mut self, names: &[&str], flags: &[&str]) -> Result<()> {
         if self.failed.is_some() {
             return Ok(());
         }
@@ -71,7 +74,7 @@ impl<S: Fn(&str) -> bool> Steps<S> {
         let file = File::create(&output).with_context(|| format!("making {}", output.display()))?;
         let errors = file.try_clone().context("sharing the log file")?;
         let mut command = Command::new("nice");
-        command.args(["-n", "19"]).arg(program).args(["check", "--beside"]).args(names);
+        command.args(["-n", "19"]).arg(program).args(["check", "--beside"]).args(flags).args(names);
         command.stdin(Stdio::null()).stdout(file).stderr(errors);
         let process = command.spawn().context("starting nice")?;
         self.beside.push(Beside { process, output });
@@ -108,7 +111,7 @@ impl<S: Fn(&str) -> bool> Steps<S> {
         self.done.push((name, times));
         let times = times.to_text();
         match result {
-            Ok(Done::Ok(detail)) => println!("ok      {times}  {detail}"),
+            Ok(Done::Ok(detail) | Done::Partly(detail)) => println!("ok      {times}  {detail}"),
             Ok(Done::Skipped(why)) => println!("skipped {times}  {why}"),
             Err(error) => {
                 println!("FAILED  {times}");
@@ -259,7 +262,7 @@ mod tests {
         let folder = logs("beside");
         let mut steps = Steps::new(folder.clone(), |_| true).unwrap();
         // The program of this test knows no such words.
-        steps.start_beside(&["docs"]).unwrap();
+        steps.start_beside(&["docs"], &[]).unwrap();
         let error = steps.finish("").unwrap_err().to_string();
         let said = fs::read_to_string(folder.join("beside-0.log")).unwrap();
         fs::remove_dir_all(&folder).unwrap();

@@ -35,6 +35,8 @@ pub struct Member {
     pub dependencies: Vec<Dependency>,
     /// Source files that its targets begin with, relative to the root; not those of tests.
     pub roots: Vec<String>,
+    /// Whether the examples in the documentation of its library are tested; none without a library.
+    pub doctest: Option<bool>,
 }
 
 /// The members and the places of one workspace.
@@ -108,7 +110,9 @@ fn member(package: &Value, root: &Path) -> Result<Member> {
         let kind = if dependency["kind"] == "dev" { DependencyKind::Dev } else { DependencyKind::Normal };
         Some(Dependency { folder: relative(Path::new(path), root), kind })
     });
-    Ok(Member { folder, dependencies: dependencies.collect(), roots: roots(package, root) })
+    let library = targets(package).find(|target| is_of(target, "lib"));
+    let doctest = library.and_then(|library| library["doctest"].as_bool());
+    Ok(Member { folder, dependencies: dependencies.collect(), roots: roots(package, root), doctest })
 }
 
 fn targets(package: &Value) -> impl Iterator<Item = &Value> {
@@ -145,7 +149,7 @@ mod tests {
             "packages": [{
                 "name": "b", "manifest_path": "/w/layers/b/Cargo.toml",
                 "targets": [
-                    {"kind": ["lib"], "src_path": "/w/layers/b/src/lib.rs"},
+                    {"kind": ["lib"], "src_path": "/w/layers/b/src/lib.rs", "doctest": false},
                     {"kind": ["bin"], "src_path": "/w/layers/b/src/main.rs"},
                     {"kind": ["test"], "src_path": "/w/layers/b/tests/t.rs"},
                 ],
@@ -160,6 +164,7 @@ mod tests {
         let workspace = parse(&metadata).unwrap();
         let member = &workspace.members[0];
         assert_eq!(member.folder, "layers/b");
+        assert_eq!(member.doctest, Some(false));
         assert_eq!(member.roots, ["layers/b/src/lib.rs", "layers/b/src/main.rs"]);
         let found: Vec<_> = member.dependencies.iter().map(|d| (d.folder.as_str(), d.kind)).collect();
         assert_eq!(

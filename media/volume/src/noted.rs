@@ -42,7 +42,23 @@ pub(crate) struct NotedChanges {
 /// The notes of one memtable, oldest first.
 struct Gathered {
     base: LogPosition,
+    /// The order of the first.
+    first: u64,
     notes: Vec<Note>,
+}
+
+impl Gathered {
+    /// The order of the note that follows.
+    fn next(&self) -> u64 {
+        self.first + self.notes.len() as u64
+    }
+}
+
+/// A page that checks.
+struct Page {
+    head: NoteHead,
+    notes: usize,
+    bytes: Vec<u8>,
 }
 
 /// Reads the notes of a volume, whose log says this, and decides whether they count.
@@ -68,7 +84,7 @@ pub(crate) async fn read<M: Medium>(
         Ok(found) => found,
         Err(why) => return Ok(nothing(AnsweredChanges::MayBeLost(why))),
     };
-    let newest = found.iter().flat_map(|gathered| &gathered.notes).map(|note| note.order).max();
+    let newest = found.last().map(|gathered| gathered.next() - 1);
     let is_trusted = options.mutation == Mutation::TrustNotes;
     // Of the log that they were compared with nothing is left where they were counted before.
     if place.counted.is_none() && !is_trusted && !agrees_with_log(&found, recovered) {
@@ -102,7 +118,7 @@ async fn find<M: Medium>(
     }
     let seed = superblock.seed();
     let floor = place.counted.map_or(recovered.durable_end, |counted| counted.floor);
-    let mut pages: BTreeMap<LogPosition, BTreeMap<u32, (NoteHead, Vec<u8>)>> = BTreeMap::new();
+    let mut pages: BTreeMap<LogPosition, BTreeMap<u32, Page>> = BTreeMap::new();
     for half in [0, 1] {
         let offset = place.offset + half * u64::from(place.half_bytes);
         let length = place.half_bytes as usize;
@@ -111,10 +127,11 @@ async fn find<M: Medium>(
             return Ok(Err("notes cannot be read"));
         }
         for page in bytes.chunks_exact(NOTE_PAGE_BYTES) {
-            let is_ours = |head: &NoteHead| (head.run, head.boot) == (place.run, place.boot);
+            let is_ours = |(head, _): &(NoteHead, usize)| (head.run, head.boot) == (place.run, place.boot);
             match NoteHead::decode(page, seed).filter(is_ours) {
-                Some(head) if head.base >= floor => {
-                    pages.entry(head.base).or_default().insert(head.number, (head, page.to_vec()));
+                Some((head, notes)) if head.base >= floor => {
+                    let page = Page { head, notes, bytes: page.to_vec() };
+                    pages.entry(head.base).or_default().insert(head.number, page);
                 }
                 Some(_) => {}
                 // The place was filled with zeroes.
@@ -127,39 +144,33 @@ async fn find<M: Medium>(
     let newest: Vec<LogPosition> = pages.keys().rev().take(2).rev().copied().collect();
     let mut found: Vec<Gathered> = Vec::new();
     for base in newest {
-        let Some(notes) = whole(&pages[&base], superblock) else { return Ok(Err("notes are damaged or missing")) };
-        let follows = found
-            .last()
-            .and_then(|before| before.notes.last())
-            .is_none_or(|last| notes.first().is_some_and(|first| first.order == last.order + 1));
-        if !follows {
+        let Some(gathered) = whole(base, &pages[&base], superblock) else {
+            return Ok(Err("notes are damaged or missing"));
+        };
+        if found.last().is_some_and(|before| before.next() != gathered.first) {
             return Ok(Err("notes are missing"));
         }
-        found.push(Gathered { base, notes });
+        found.push(gathered);
     }
     Ok(Ok(found))
 }
 
-/// The notes of the pages of one memtable, if none is missing between the first and the last, and none is damaged.
-fn whole(pages: &BTreeMap<u32, (NoteHead, Vec<u8>)>, superblock: &Superblock) -> Option<Vec<Note>> {
-    let (seed, mut notes) = (superblock.seed(), Vec::<Note>::new());
-    for ((number, (head, page)), expected) in pages.iter().zip(0..) {
-        let there = (0..NOTES_PER_PAGE).take_while(|place| Note::is_there(page, *place)).count();
+/// The notes of the pages of one memtable, if none is missing between the first and the last, and each fits the volume.
+fn whole(base: LogPosition, pages: &BTreeMap<u32, Page>, superblock: &Superblock) -> Option<Gathered> {
+    let first = pages.values().next()?.head.first;
+    let mut gathered = Gathered { base, first, notes: Vec::new() };
+    for ((number, page), expected) in pages.iter().zip(0..) {
         let is_last = expected as usize + 1 == pages.len();
-        let has_rest = (there..NOTES_PER_PAGE).any(|place| Note::is_there(page, place));
-        if *number != expected || has_rest || there == 0 || there < NOTES_PER_PAGE && !is_last {
+        let is_in_place = *number == expected && page.head.first == gathered.next();
+        if !is_in_place || page.notes < NOTES_PER_PAGE && !is_last {
             return None;
         }
-        for place in 0..there {
-            let note = Note::decode(page, place, head, seed).filter(|note| fits(superblock, &note.entries))?;
-            let due = notes.last().map_or(head.first, |last| last.order + 1);
-            if note.order != due || note.order != head.first + place as u64 {
-                return None;
-            }
-            notes.push(note);
+        for at in 0..page.notes {
+            let note = Note::decode(&page.bytes, at).filter(|note| fits(superblock, &note.entries))?;
+            gathered.notes.push(note);
         }
     }
-    Some(notes)
+    Some(gathered)
 }
 
 /// What a memtable has after these changes.

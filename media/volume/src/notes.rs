@@ -54,8 +54,8 @@ pub(crate) struct Half {
     pub pages: Vec<u8>,
     /// Notes in it.
     pub len: usize,
-    /// The order of the next note.
-    pub order: u64,
+    /// The order of its first note.
+    pub first: u64,
 }
 
 /// The notes of an open volume.
@@ -135,6 +135,7 @@ impl Notes {
             // An injected fault: notes count from the commit before.
             half.base = if mutation == Mutation::BaseBehind { half.base } else { end };
             half.pages.clear();
+            half.first += half.len as u64;
             half.len = 0;
         }
         self.halves.set(self.halves.get() + 1);
@@ -163,27 +164,36 @@ impl Half {
         let first_page = self.len / NOTES_PER_PAGE;
         for Pending { entries, data_crc, .. } in pending {
             let (page, at) = (self.len / NOTES_PER_PAGE, self.len % NOTES_PER_PAGE);
-            let first = self.order - at as u64;
-            let head =
-                NoteHead { run: self.place.run, boot: self.place.boot, base: self.base, number: page as u32, first };
             if at == 0 {
                 self.pages.resize((page + 1) * NOTE_PAGE_BYTES, 0);
-                head.encode(&mut self.pages[page * NOTE_PAGE_BYTES..], seed);
             }
-            let note = Note { entries: *entries, order: self.order, data_crc: *data_crc };
-            note.encode(&mut self.pages[page * NOTE_PAGE_BYTES..], at, &head, seed);
+            let note = Note { entries: *entries, data_crc: *data_crc };
+            note.encode(&mut self.pages[page * NOTE_PAGE_BYTES..], at);
             self.len += 1;
-            self.order += 1;
         }
+        (first_page..self.len.div_ceil(NOTES_PER_PAGE)).for_each(|page| self.seal(page, seed));
         let pages = first_page * NOTE_PAGE_BYTES..self.pages.len();
         let start = self.place.offset + self.number % 2 * u64::from(self.place.half_bytes);
         (start + pages.start as u64, pages)
     }
 
+    fn seal(&mut self, page: usize, seed: Seed) {
+        let before = page * NOTES_PER_PAGE;
+        let head = NoteHead {
+            run: self.place.run,
+            boot: self.place.boot,
+            base: self.base,
+            number: page as u32,
+            first: self.first + before as u64,
+        };
+        let notes = (self.len - before).min(NOTES_PER_PAGE);
+        head.seal(&mut self.pages[page * NOTE_PAGE_BYTES..], notes, seed);
+    }
+
     /// Takes the last notes back, which could not be written: those that follow must follow the last one that was, or all count as lost.
+    /// The next ones seal their page anew.
     pub fn take_back(&mut self, count: usize) {
         self.len -= count;
-        self.order -= count as u64;
         self.pages.truncate(self.len.div_ceil(NOTES_PER_PAGE) * NOTE_PAGE_BYTES);
         let (page, at) = (self.len / NOTES_PER_PAGE * NOTE_PAGE_BYTES, self.len % NOTES_PER_PAGE);
         if at > 0 {

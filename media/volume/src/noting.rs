@@ -39,7 +39,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     fn ask(&self, pending: Pending) {
         if self.notes.way.get() != Way::Noted {
-            return self.put(pending);
+            self.put(pending);
+            return self.commits.schedule();
         }
         self.notes.asked.set(self.notes.asked.get() + 1);
         self.notes.pending.borrow_mut().push_back(pending);
@@ -59,7 +60,6 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
             (_, MapEntryKind::Deallocated | MapEntryKind::Uncorrectable) => self.replace_run(group, entries),
         }
-        self.commits.schedule();
     }
 
     /// Whether a block that was moved was not changed meanwhile.
@@ -125,6 +125,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             if moved_from.is_some_and(|from| !self.is_still_at(&entries, from)) {
                 let lost = self.notes.pending.borrow_mut().pop_front();
                 lost.into_iter().for_each(|lost| self.put(lost));
+                self.commits.schedule();
                 self.notes.finish(1);
                 continue;
             }
@@ -133,10 +134,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 Ok(count) => count,
                 Err(error) => return Step::Failed(error),
             };
-            for _ in 0..count {
-                let noted = self.notes.pending.borrow_mut().pop_front();
-                noted.into_iter().for_each(|noted| self.put(noted));
-            }
+            self.notes.pending.borrow_mut().drain(..count).for_each(|noted| self.put(noted));
+            self.commits.schedule();
             self.notes.finish(count);
         }
     }
@@ -164,6 +163,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let pending = self.notes.pending.take();
         let count = pending.len();
         pending.into_iter().for_each(|pending| self.put(pending));
+        self.commits.schedule();
         self.notes.finish(count);
         match self.mark_answered(Answered::Durable).await {
             Err(error) if !self.has_failed() => {
@@ -200,7 +200,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         if let Answered::Noted(place) = answered {
             let (base, pages) = (self.log.position(), Vec::new());
-            *self.notes.half.borrow_mut() = Some(Half { place, number: 0, base, pages, len: 0, order: 0 });
+            *self.notes.half.borrow_mut() = Some(Half { place, number: 0, base, pages, len: 0, first: 0 });
         }
         self.notes.way.set(way);
         Ok(())

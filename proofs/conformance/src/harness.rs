@@ -20,16 +20,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 pub use guest::{Extras, Guest, GuestDied, ScriptOutput, longest_script};
-pub use kernel::{Kernel, Share};
+pub use kernel::Kernel;
 pub use packages::Unavailable;
 pub use programs::Programs;
 pub use qemu::{Drive, Qemu};
 
-/// Kernels, the oldest first, as suites of the package archive: the oldest that is held to the suite, one between (which is held to
-/// some of it), and the newest that is packaged. The last number is how many processors the guest has that tests share: hosts with one
-/// queue and with several are held to the suite, and emulating a second processor takes half as much time again.
-pub const KERNELS: [(&str, Share, u32); 3] =
-    [("bookworm", Share::All, 1), ("trixie", Share::Some, 1), ("sid", Share::All, 2)];
+/// Kernels, the oldest first, as suites of the package archive: the oldest that is held to the suite, one between, and the newest that is
+/// packaged. The number is how many processors the guest has that tests share: hosts with one queue and with several are held to the
+/// suite, and emulating a second processor takes half as much time again.
+pub const KERNELS: [(&str, u32); 3] = [("bookworm", 1), ("trixie", 1), ("sid", 2)];
 
 /// Unpacks packages of the oldest suite into a folder, anew if something is there. Package lists are kept below `home`.
 ///
@@ -75,8 +74,7 @@ impl Parts {
         lock.lock().context("waiting for the lock file")?;
         let qemu = Qemu::find(home)?;
         let programs = Programs::prepare(home)?;
-        let kernels = KERNELS
-            .map(|(suite, share, processors)| (suite, Kernel::of(suite, share, processors, home, &programs.folder)));
+        let kernels = KERNELS.map(|(suite, processors)| (suite, Kernel::of(suite, processors, home, &programs.folder)));
         let (kernels, missing) = available(kernels)?;
         Ok(Parts { qemu, programs, kernels, missing, home: home.to_owned() })
     }

@@ -23,6 +23,7 @@ use clap::{Parser, Subcommand};
 
 use harness::{Parts, Unavailable};
 use runner::RunPlan;
+use suite::Coverage;
 
 /// Stock Linux kernels as hosts of `sealblock serve`.
 #[derive(Parser)]
@@ -38,6 +39,9 @@ struct Arguments {
     /// Only kernels whose release begins so, such as 6.1.
     #[arg(long, value_name = "RELEASE", default_value = "")]
     kernel: String,
+    /// Run what all kernels do alike on one of them, another one for each number; on all of them unless given.
+    #[arg(long, value_name = "NUMBER", conflicts_with = "names")]
+    turn: Option<u64>,
     /// Keep the folders of tests that passed, too.
     #[arg(long)]
     keep: bool,
@@ -109,8 +113,14 @@ fn run(arguments: &Arguments) -> Result<()> {
         Some(path) => path.canonicalize().with_context(|| format!("finding {}", path.display()))?,
         None => built(folder)?,
     };
-    let Arguments { names, kernel, keep, kills, .. } = arguments;
-    let plan = RunPlan { sealblock, names: names.clone(), kernel: kernel.clone(), keep: *keep, kills: *kills };
+    let Arguments { names, kernel, keep, kills, turn, .. } = arguments;
+    let coverage = match (names.as_slice(), turn) {
+        ([], None) => Coverage::EveryKernel,
+        ([], Some(turn)) => Coverage::Turn(*turn),
+        _ => Coverage::Named,
+    };
+    let plan =
+        RunPlan { sealblock, names: names.clone(), coverage, kernel: kernel.clone(), keep: *keep, kills: *kills };
     runner::run(&parts, &plan)
 }
 

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use crate::context::{LIMIT, OwnGuestContext, TestContext, quiet};
 use crate::harness::{Guest, GuestDied, Kernel, Parts, longest_script};
 use crate::served::Sealblock;
-use crate::suite::{CASES, Case, Run};
+use crate::suite::{CASES, Case, Coverage, Run, Version};
 
 /// What to run, and how.
 #[derive(Clone, Debug)]
@@ -25,6 +25,8 @@ pub struct RunPlan {
     pub sealblock: PathBuf,
     /// Names of tests; all if empty.
     pub names: Vec<String>,
+    /// Which kernels get them.
+    pub coverage: Coverage,
     /// What the release of a kernel has to begin with.
     pub kernel: String,
     /// True if folders of tests that passed stay.
@@ -97,8 +99,8 @@ struct Lanes<'a> {
 
 impl<'a> Lanes<'a> {
     /// Those of these tests that a kernel gets.
-    fn of(cases: &[&'a Case], kernel: &Kernel, are_named: bool) -> Lanes<'a> {
-        let cases = cases.iter().copied().filter(|case| case.is_for(kernel, are_named));
+    fn of(cases: &[&'a Case], version: Version, versions: &[Version], coverage: Coverage) -> Lanes<'a> {
+        let cases = cases.iter().copied().filter(|case| case.is_for(version, versions, coverage));
         let (shared, own) = cases.partition(|case| matches!(case.run, Run::Shared(_)));
         Lanes { shared, own }
     }
@@ -125,7 +127,8 @@ fn on(parts: &Parts, plan: &RunPlan, kernel: &Kernel, cases: &[&Case], results: 
         std::io::ErrorKind::NotFound => Ok(()),
         _ => Err(error),
     })?;
-    let Lanes { shared, own } = Lanes::of(cases, kernel, !plan.names.is_empty());
+    let versions: Vec<Version> = parts.kernels.iter().map(Kernel::version).collect();
+    let Lanes { shared, own } = Lanes::of(cases, kernel.version(), &versions, plan.coverage);
     let lane = || Lane { parts, plan, kernel, short: short.clone(), home: &home, results, guest: None };
     thread::scope(|scope| {
         let beside = scope.spawn(|| own.into_iter().for_each(|case| lane().one(case)));
@@ -213,36 +216,28 @@ impl Lane<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::harness::Share;
 
     #[test]
     fn tests_with_a_guest_of_their_own_run_beside_those_that_share_one() {
-        let kernel = |release: &str, share| Kernel {
-            release: release.to_owned(),
-            share,
-            processors: 1,
-            image: PathBuf::new(),
-            modules: PathBuf::new(),
-        };
+        const VERSIONS: [Version; 3] = [(6, 1), (6, 12), (7, 2)];
         let all: Vec<&Case> = CASES.iter().collect();
         let names = |cases: &[&Case]| cases.iter().map(|case| case.name).collect::<Vec<_>>();
-        let newest = kernel("7.2-amd64", Share::All);
-        let Lanes { shared, own } = Lanes::of(&all, &newest, false);
+        let newest = VERSIONS[2];
+        let Lanes { shared, own } = Lanes::of(&all, newest, &VERSIONS, Coverage::EveryKernel);
         assert_eq!(names(&own), ["drives", "passthrough", "scsi", "maps", "ublk"]);
         let mut both = [names(&shared), names(&own)].concat();
-        let mut due: Vec<_> = all.iter().filter(|case| case.is_for(&newest, false)).map(|case| case.name).collect();
+        let due = all.iter().filter(|case| case.is_for(newest, &VERSIONS, Coverage::EveryKernel));
+        let mut due: Vec<_> = due.map(|case| case.name).collect();
         both.sort_unstable();
         due.sort_unstable();
         assert_eq!(both, due, "each test is in one lane");
         assert!(
             names(&shared).starts_with(&["identify", "statuses"]) && names(&shared).ends_with(&["restart", "kills"])
         );
-        let between = Lanes::of(&all, &kernel("6.12.1-amd64", Share::Some), false);
-        assert_eq!((names(&between.own), between.shared.len()), (vec!["ublk"], 7));
-        let oldest = Lanes::of(&all, &kernel("6.1.0-50-amd64", Share::All), false);
+        let oldest = Lanes::of(&all, VERSIONS[0], &VERSIONS, Coverage::EveryKernel);
         assert_eq!(names(&oldest.own), ["drives", "scsi"]);
         let named: Vec<&Case> = all.iter().copied().filter(|case| ["maps", "dix"].contains(&case.name)).collect();
-        let only_own = Lanes::of(&named, &newest, true);
+        let only_own = Lanes::of(&named, newest, &VERSIONS, Coverage::Named);
         assert_eq!((names(&only_own.own), only_own.shared.len()), (vec!["maps", "dix"], 0));
     }
 

@@ -25,7 +25,6 @@ mod ublk;
 mod zeroes;
 
 use crate::context::{OwnGuestContext, TestContext};
-use crate::harness::{Kernel, Share};
 
 /// A test.
 pub struct Case {
@@ -48,7 +47,8 @@ pub enum Run {
     Own(fn(&OwnGuestContext<'_>) -> anyhow::Result<()>),
 }
 
-type Version = (u32, u32);
+/// Major and minor version of a kernel.
+pub type Version = (u32, u32);
 type Kernels = (Version, Version);
 /// Every kernel.
 const ANY: Kernels = ((0, 0), (u32::MAX, 0));
@@ -59,9 +59,9 @@ const DRIVERS: Kernels = ((6, 12), (u32::MAX, 0));
 const PASSTHROUGH: Kernels = ((6, 12), (u32::MAX, 0));
 /// The oldest that gets a server killed over and over.
 const KILLS: Kernels = ((6, 12), (u32::MAX, 0));
-/// Tests that kernels with some of the tests get: how hosts take what comes and goes, and what they send, changed from version to
+/// Tests that every kernel gets whatever the turn: how hosts take what comes and goes, and what they send, changed from version to
 /// version. What becomes of blocks did not, and takes the most time.
-const SOME: [&str; 8] = ["identify", "statuses", "several", "reload", "namespaces", "returns", "ublk", "kills"];
+const ON_EVERY_KERNEL: [&str; 6] = ["identify", "statuses", "several", "reload", "namespaces", "returns"];
 /// Measurements, which run only if they are named.
 const MEASUREMENTS: [&str; 1] = ["dix"];
 /// Those that give a namespace with metadata a capacity when it is behind TCP.
@@ -85,11 +85,33 @@ const fn own(
     Case { name, about, kernels, run: Run::Own(run) }
 }
 
+/// Which kernels get the tests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Coverage {
+    /// Each kernel those that it can do, measurements too: they are named on the command line.
+    Named,
+    /// Each kernel those that it can do.
+    EveryKernel,
+    /// What all kernels do alike, one of those that can: another one with the next number. After as many numbers as there are kernels
+    /// each had it.
+    Turn(u64),
+}
+
 impl Case {
-    /// True if a kernel gets it. One that is named on the command line runs wherever it can.
-    pub fn is_for(&self, kernel: &Kernel, is_named: bool) -> bool {
-        let is_in_share = kernel.share == Share::All || SOME.contains(&self.name);
-        self.runs_on(kernel.version()) && (is_named || is_in_share && !MEASUREMENTS.contains(&self.name))
+    /// Whether a kernel gets it that is one of these, by their versions.
+    pub fn is_for(&self, version: Version, versions: &[Version], coverage: Coverage) -> bool {
+        let is_everywhere = ON_EVERY_KERNEL.contains(&self.name);
+        let able: Vec<Version> = versions.iter().copied().filter(|version| self.runs_on(*version)).collect();
+        match coverage {
+            Coverage::Named => able.contains(&version),
+            _ if MEASUREMENTS.contains(&self.name) => false,
+            Coverage::Turn(turn) if !is_everywhere && !able.is_empty() => {
+                // Neighbours in the list go to different kernels, which run beside each other.
+                let place = CASES.iter().position(|case| case.name == self.name).unwrap_or_default() as u64;
+                able[(turn.wrapping_add(place) % able.len() as u64) as usize] == version
+            }
+            Coverage::EveryKernel | Coverage::Turn(_) => able.contains(&version),
+        }
     }
 
     /// True if a kernel of this version can do it.
@@ -210,16 +232,50 @@ mod tests {
         }
     }
 
+    const VERSIONS: [Version; 3] = [(6, 1), (6, 12), (7, 2)];
+
+    fn gets(version: Version, coverage: Coverage) -> Vec<&'static str> {
+        let due = CASES.iter().filter(|case| case.is_for(version, &VERSIONS, coverage));
+        due.map(|case| case.name).collect()
+    }
+
     #[test]
-    fn a_kernel_between_gets_some_tests_and_all_that_are_named() {
-        let kernel = |release: &str, share| {
-            let (release, image, modules) = (release.to_owned(), "i".into(), "m".into());
-            Kernel { release, share, processors: 1, image, modules }
-        };
-        let (between, newest) = (kernel("6.12.1-amd64", Share::Some), kernel("7.2-amd64", Share::All));
-        let count = |kernel, is_named| CASES.iter().filter(|case| case.is_for(kernel, is_named)).count();
-        assert_eq!(count(&between, false), SOME.len(), "names of tests");
-        assert_eq!((count(&between, true), count(&newest, true)), (CASES.len() - 2, CASES.len() - 1));
-        assert_eq!(count(&newest, false), CASES.len() - 1 - MEASUREMENTS.len());
+    fn in_a_turn_each_test_has_a_kernel_and_after_three_every_kernel_that_can() {
+        for case in CASES.iter().filter(|case| !MEASUREMENTS.contains(&case.name)) {
+            let able: Vec<Version> = VERSIONS.into_iter().filter(|version| case.runs_on(*version)).collect();
+            let mut had = Vec::new();
+            for turn in 41..41 + able.len() as u64 {
+                let of_turn = able.iter().filter(|version| case.is_for(**version, &VERSIONS, Coverage::Turn(turn)));
+                let of_turn: Vec<Version> = of_turn.copied().collect();
+                let expected = if ON_EVERY_KERNEL.contains(&case.name) { able.len() } else { 1 };
+                assert_eq!(of_turn.len(), expected, "{} in turn {turn}", case.name);
+                had.extend(of_turn);
+            }
+            had.sort_unstable();
+            had.dedup();
+            assert_eq!(had, able, "{}", case.name);
+        }
+    }
+
+    #[test]
+    fn every_kernel_gets_all_that_it_can_do_and_measurements_only_if_they_are_named() {
+        for version in VERSIONS {
+            let (all, named) = (gets(version, Coverage::EveryKernel), gets(version, Coverage::Named));
+            let able: Vec<_> = CASES.iter().filter(|case| case.runs_on(version)).map(|case| case.name).collect();
+            assert_eq!(named, able);
+            assert_eq!(all, able.into_iter().filter(|name| !MEASUREMENTS.contains(name)).collect::<Vec<_>>());
+            assert!(ON_EVERY_KERNEL.iter().all(|name| gets(version, Coverage::Turn(0)).contains(name)));
+            assert!(gets(version, Coverage::Turn(0)).len() < all.len());
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_is_missing_leaves_its_tests_to_the_others() {
+        let there = [(6, 1), (7, 2)];
+        let case = CASES.iter().find(|case| case.name == "files").expect("there is a test of files");
+        for turn in 0..3 {
+            let count = there.iter().filter(|version| case.is_for(**version, &there, Coverage::Turn(turn))).count();
+            assert_eq!(count, 1, "turn {turn}");
+        }
     }
 }

@@ -142,7 +142,7 @@ fn a_volume_that_trusts_its_log_is_caught() {
 
 #[test]
 fn a_volume_that_repeats_nothing_in_its_log_is_caught() {
-    assert_caught(&Volumes { mutation: Mutation::RepeatNothing }, &[Workload::Forced, Workload::Hot], 60);
+    assert_caught(&Volumes { mutation: Mutation::RepeatNothing }, &[Workload::Forced, Workload::Hot], 400);
 }
 
 #[test]

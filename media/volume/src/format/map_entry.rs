@@ -97,7 +97,16 @@ impl MapEntry {
     }
 
     /// The bytes of the map entry with further flags.
-    pub(super) fn encode_flagged(&self, seed: Seed, flags: u8) -> [u8; MAP_ENTRY_BYTES] {
+    fn encode_flagged(&self, seed: Seed, flags: u8) -> [u8; MAP_ENTRY_BYTES] {
+        let mut bytes = self.encode_unsealed(flags);
+        let checksum = seed.checksum(&bytes[..CHECKSUM]);
+        put::<4>(&mut bytes, CHECKSUM, u64::from(checksum));
+        bytes
+    }
+
+    /// The bytes of the map entry with further flags, without a checksum.
+    #[inline]
+    fn encode_unsealed(&self, flags: u8) -> [u8; MAP_ENTRY_BYTES] {
         let mut bytes = [0; MAP_ENTRY_BYTES];
         bytes[TUPLE..TUPLE + 16].copy_from_slice(&self.tuple);
         put::<5>(&mut bytes, LBA, self.lba.get() % LBA_LIMIT);
@@ -109,8 +118,6 @@ impl MapEntry {
             MapEntryKind::Uncorrectable => 3,
         };
         bytes[FLAGS] = flags | if self.guard_unverified { FLAG_GUARD_UNVERIFIED } else { 0 };
-        let checksum = seed.checksum(&bytes[..CHECKSUM]);
-        put::<4>(&mut bytes, CHECKSUM, u64::from(checksum));
         bytes
     }
 
@@ -120,17 +127,18 @@ impl MapEntry {
     }
 
     /// Reads a map entry that may have further flags, and gives those it has.
-    pub(super) fn decode_flagged(
-        bytes: &[u8; MAP_ENTRY_BYTES],
-        seed: Seed,
-        flags: u8,
-    ) -> Result<(MapEntry, u8), MapEntryError> {
+    fn decode_flagged(bytes: &[u8; MAP_ENTRY_BYTES], seed: Seed, flags: u8) -> Result<(MapEntry, u8), MapEntryError> {
         if *bytes == [0; MAP_ENTRY_BYTES] {
             return Err(MapEntryError::Unwritten);
         }
         if get::<4>(bytes, CHECKSUM) != u64::from(seed.checksum(&bytes[..CHECKSUM])) {
             return Err(MapEntryError::Checksum);
         }
+        MapEntry::decode_unsealed(bytes, flags)
+    }
+
+    /// The same, without looking at a checksum.
+    fn decode_unsealed(bytes: &[u8; MAP_ENTRY_BYTES], flags: u8) -> Result<(MapEntry, u8), MapEntryError> {
         let kind = match bytes[KIND] {
             1 => MapEntryKind::Stored,
             2 => MapEntryKind::Deallocated,
@@ -260,12 +268,35 @@ impl MapEntryRun {
         }
     }
 
+    /// The bytes in a page that checks itself as a whole: a word of its own stands where the log has a checksum.
+    #[inline]
+    pub fn encode_with(&self, word: u32) -> [u8; MAP_ENTRY_BYTES] {
+        let mut bytes = match self.blocks {
+            1 => self.first.encode_unsealed(0),
+            blocks => MapEntry { pbn: blocks, ..self.first }.encode_unsealed(FLAG_RUN),
+        };
+        put::<4>(&mut bytes, CHECKSUM, u64::from(word));
+        bytes
+    }
+
     /// Reads a map entry of the log, checking it. Addresses are in range of their fields, not yet of the volume.
     ///
     /// # Errors
     /// As [`MapEntry::decode`]; [`MapEntryError::Unknown`] also for a run of fewer than two blocks, or of blocks that have data.
     pub fn decode(bytes: &[u8; MAP_ENTRY_BYTES], seed: Seed) -> Result<MapEntryRun, MapEntryError> {
-        let (entry, flags) = MapEntry::decode_flagged(bytes, seed, FLAG_RUN)?;
+        MapEntry::decode_flagged(bytes, seed, FLAG_RUN).and_then(MapEntryRun::of_flagged)
+    }
+
+    /// Reads what [`MapEntryRun::encode_with`] wrote, and the word.
+    ///
+    /// # Errors
+    /// [`MapEntryError::Unknown`] as [`MapEntryRun::decode`].
+    pub fn decode_with(bytes: &[u8; MAP_ENTRY_BYTES]) -> Result<(MapEntryRun, u32), MapEntryError> {
+        let run = MapEntry::decode_unsealed(bytes, FLAG_RUN).and_then(MapEntryRun::of_flagged)?;
+        Ok((run, get::<4>(bytes, CHECKSUM) as u32))
+    }
+
+    fn of_flagged((entry, flags): (MapEntry, u8)) -> Result<MapEntryRun, MapEntryError> {
         if flags & FLAG_RUN == 0 {
             return Ok(MapEntryRun::from(entry));
         }

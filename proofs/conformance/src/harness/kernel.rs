@@ -34,22 +34,11 @@ const LATER: [&str; 6] = ["scsi_debug", "dm_mod", "md_mod", "raid1", "target_cor
 /// How a module ends that is signed: its signature, 8 bytes, the length of the signature (4 bytes, big-endian), and these words.
 const SIGNED: &[u8] = b"~Module signature appended~\n";
 
-/// Which of the tests a kernel is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Share {
-    /// All that it can do.
-    All,
-    /// Those that differ from kernel to kernel.
-    Some,
-}
-
 /// A kernel that guests can run.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     /// As the kernel calls itself, for example `6.1.0-50-amd64`.
     pub release: String,
-    /// Which tests it is for.
-    pub share: Share,
     /// Processors of the guest that tests share.
     pub processors: u32,
     /// The image that QEMU starts.
@@ -75,7 +64,7 @@ impl Kernel {
     ///
     /// # Errors
     /// [`super::packages::Unavailable`] if it is not and cannot be.
-    pub fn of(suite: &'static str, share: Share, processors: u32, home: &Path, programs: &Path) -> Result<Kernel> {
+    pub fn of(suite: &'static str, processors: u32, home: &Path, programs: &Path) -> Result<Kernel> {
         let part = parts::part(
             home,
             &format!("kernel-{suite}"),
@@ -89,7 +78,7 @@ impl Kernel {
             },
         )?;
         let release = fs::read_to_string(part.join("release")).context("reading the kernel's name")?;
-        Ok(Kernel { release, share, processors, image: part.join("image"), modules: part.join("modules.cpio") })
+        Ok(Kernel { release, processors, image: part.join("image"), modules: part.join("modules.cpio") })
     }
 }
 
@@ -243,7 +232,6 @@ mod tests {
     fn a_kernel_is_called_by_the_beginning_of_its_release() {
         let kernel = |release: &str| Kernel {
             release: release.to_owned(),
-            share: Share::All,
             processors: 1,
             image: PathBuf::new(),
             modules: PathBuf::new(),
