@@ -144,7 +144,7 @@ impl<D: Device + 'static> ObjectSafeDevice for ErasedGate<D> {
     }
 
     fn verify_by_reading(&self, extent: Extent, expectations: Expectations) -> LocalBoxFuture<'_, Outcome> {
-        Box::pin(self.gate.verify_by_reading(extent, expectations))
+        self.gate.verify_by_reading(extent, expectations)
     }
 
     fn try_execute(&self, request: &Request) -> Option<Outcome> {

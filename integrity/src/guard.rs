@@ -22,8 +22,9 @@ use crc_fast::{CrcAlgorithm, Digest};
 
 use crate::{GuardKind, crc32c};
 
+// None of these is to be inlined into other crates: with each comes all of `crc-fast`, once for every kind of processor.
+
 /// CRC-16/T10-DIF of `bytes` (polynomial 8BB7h, not reflected, initial value 0).
-#[inline]
 pub fn crc16(bytes: &[u8]) -> u16 {
     match bytes.try_into() {
         Ok(block) if !bytes.as_ptr().addr().is_multiple_of(VECTOR_BYTES) => crc16_realigned(block),
@@ -43,7 +44,6 @@ fn crc16_realigned(block: &[u8; 512]) -> u16 {
 }
 
 /// CRC-32C of `bytes` (polynomial 1EDC6F41h, reflected; RFC 3720 appendix B.4).
-#[inline]
 pub fn crc32c(bytes: &[u8]) -> u32 {
     match crc32c::update(!0, bytes) {
         Some(state) => !state,
@@ -53,7 +53,6 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
 
 /// CRC-64/NVME of `bytes` (polynomial AD93D23594C93659h, reflected; the 64-bit guard of the NVM Command Set
 /// specification).
-#[inline]
 pub fn crc64(bytes: &[u8]) -> u64 {
     crc_fast::crc64_nvme(bytes)
 }
@@ -83,7 +82,6 @@ pub fn crc64_append(crc: u64, bytes: &[u8]) -> u64 {
 }
 
 /// The guard of `bytes`, in the low [`GuardKind::bits`] bits.
-#[inline]
 pub fn compute(kind: GuardKind, bytes: &[u8]) -> u64 {
     match kind {
         GuardKind::Crc16 => u64::from(crc16(bytes)),

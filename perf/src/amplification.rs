@@ -13,14 +13,15 @@ use std::rc::Rc;
 use sealblock_block::{Device, Durability, Gate, Request};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_media_memory::MemoryMedium;
-use sealblock_media_volume::{CreateOptions, OpenOptions, Volume, create, format::Layout, open};
+use sealblock_media_volume::{CreateOptions, OpenOptions, create, format::Layout, open};
 use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, spawn};
 use sealblock_units::{BlockSize, ByteCount, Extent};
 
 use crate::counted::{Counted, Counts, Part};
 use crate::load::{self, Load, Until};
+use crate::medium::AnyMedium;
 use crate::options::AmplificationOptions;
-use crate::setup::{Turn, TurnClock};
+use crate::setup::{PerfVolume, Turn, TurnClock};
 
 /// What volumes up to [`LARGE_BYTES`] have to keep, larger ones, and any with one flushing writer.
 const THRESHOLDS: [f64; 3] = [1.10, 1.20, 1.15];
@@ -59,12 +60,9 @@ pub fn run(options: &AmplificationOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A volume on a medium that counts.
-type CountedVolume = Volume<Counted<MemoryMedium>, TurnClock>;
-
 /// A new volume of so many bytes, open.
 struct Setup {
-    gate: Rc<Gate<Rc<CountedVolume>>>,
+    gate: Rc<Gate<Rc<PerfVolume>>>,
     worker: JoinHandle<()>,
     counts: Counts,
 }
@@ -72,7 +70,7 @@ struct Setup {
 async fn set_up(cache_bytes: Option<u64>, bytes: u64) -> anyhow::Result<Setup> {
     let size = BlockSize::B4096;
     let layout = Layout::new(size, SECTOR_BYTES, bytes >> size.shift())?;
-    let medium = MemoryMedium::new(layout.medium_bytes(), SECTOR_BYTES);
+    let medium = AnyMedium::Memory(MemoryMedium::new(layout.medium_bytes(), SECTOR_BYTES));
     let protection = Some(PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1));
     let (capacity_blocks, uuid) = (layout.capacity_blocks(), [1; 16]);
     let shape = CreateOptions { block_size: size, capacity_blocks, protection, uuid, preallocate: false };

@@ -9,20 +9,21 @@ use std::rc::Rc;
 
 use anyhow::Context;
 use fastrand::Rng;
-use sealblock_block::{Device, DynDevice, Gate, Medium};
+use sealblock_block::{Device, DynDevice, Gate};
 use sealblock_layers_fault::{FaultMedium, Rules};
 use sealblock_media_file::{FileMedium, Options};
 use sealblock_media_memory::MemoryMedium;
-use sealblock_media_volume::{CreateOptions, OpenOptions, Volume, create, format::Layout, open};
+use sealblock_media_volume::{CreateOptions, OpenOptions, create, format::Layout, open};
 use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, spawn};
 use sealblock_units::BlockSize;
 
+use crate::counted::Counted;
 use crate::devices::SealedBefore;
 use crate::load::{Load, Sample, Until, drive};
-use crate::mirror::Real;
+use crate::medium::{AnyMedium, PacedMemory};
 use crate::options::{FileOptions, Protection};
 use crate::report::{Rounds, shuffled, verdict};
-use crate::setup::{FILL, Prepared, new_path, new_volume};
+use crate::setup::{FILL, PerfVolume, Prepared, TurnClock, new_path, new_volume};
 
 /// No slower, but for noise.
 const BAR: f64 = 0.98;
@@ -53,7 +54,7 @@ pub fn run(options: &FileOptions) -> anyhow::Result<()> {
             let scratch = new_path(&options.dir, &format!("async seal {}", guard.name()))?;
             new_volume(&scratch.0, options.blocks(), guard, Prepared::Written).await?;
             println!("\nfile, {}, {}", guard.name(), options.size);
-            measure(options, FileMedium::open(&scratch.0, Options::WRITE)?).await?;
+            measure(options, AnyMedium::File(FileMedium::open(&scratch.0, Options::WRITE)?)).await?;
         }
         for delay_us in DELAYS_US {
             for &guard in &options.guards {
@@ -65,33 +66,27 @@ pub fn run(options: &FileOptions) -> anyhow::Result<()> {
     })
 }
 
-/// Memory that takes so long for each write.
-pub type PacedMemory = FaultMedium<Rc<MemoryMedium>, Real>;
-
 /// Memory of so many bytes, which takes so long for each write.
 pub fn paced(bytes: u64, delay_us: u32) -> anyhow::Result<PacedMemory> {
-    pace(Rc::new(MemoryMedium::new(bytes, SECTOR_BYTES)), delay_us)
-}
-
-fn pace(memory: Rc<MemoryMedium>, delay_us: u32) -> anyhow::Result<PacedMemory> {
+    let memory = Rc::new(MemoryMedium::new(bytes, SECTOR_BYTES));
     let rules: Rules = format!("delay={delay_us}us").parse().context("the rule of the delay")?;
-    Ok(FaultMedium::new(memory, rules, Real))
+    Ok(FaultMedium::new(memory, rules, TurnClock::REAL))
 }
 
 /// Memory with an empty volume, which takes so long for each write.
-pub async fn memory(capacity_blocks: u64, guard: Protection, delay_us: u32) -> anyhow::Result<PacedMemory> {
+pub async fn memory(capacity_blocks: u64, guard: Protection, delay_us: u32) -> anyhow::Result<AnyMedium> {
     let layout = Layout::new(BlockSize::B4096, SECTOR_BYTES, capacity_blocks)?;
-    let medium = Rc::new(MemoryMedium::new(layout.medium_bytes(), SECTOR_BYTES));
+    let medium = AnyMedium::Paced(paced(layout.medium_bytes(), delay_us)?);
     let protection = guard.0;
     let shape =
         CreateOptions { block_size: BlockSize::B4096, capacity_blocks, protection, uuid: UUID, preallocate: false };
     create(&medium, &shape).await?;
-    pace(medium, delay_us)
+    Ok(medium)
 }
 
 /// A volume that is open, with its worker.
-pub struct Opened<M> {
-    volume: Rc<Volume<M, Real>>,
+pub struct Opened {
+    volume: Rc<PerfVolume>,
     worker: JoinHandle<()>,
     /// It seals while the data are in flight.
     pub in_flight: DynDevice,
@@ -99,10 +94,10 @@ pub struct Opened<M> {
     pub before: DynDevice,
 }
 
-impl<M: Medium + 'static> Opened<M> {
+impl Opened {
     /// Opens the volume on this medium and writes each of its blocks.
-    pub async fn filled(medium: M) -> anyhow::Result<Opened<M>> {
-        let opened = open(medium, Real, &OpenOptions::default()).await?;
+    pub async fn filled(medium: AnyMedium) -> anyhow::Result<Opened> {
+        let opened = open(Counted::not(medium), TurnClock::REAL, &OpenOptions::default()).await?;
         let worker = spawn(opened.worker.run());
         let gate = Rc::new(Gate::new("volume", Rc::clone(&opened.volume)));
         let before = DynDevice::new("sealed before", SealedBefore(Rc::clone(&gate)));
@@ -121,7 +116,7 @@ impl<M: Medium + 'static> Opened<M> {
 }
 
 /// All loads on a volume whose every block was written.
-async fn measure(options: &FileOptions, medium: impl Medium + 'static) -> anyhow::Result<()> {
+async fn measure(options: &FileOptions, medium: AnyMedium) -> anyhow::Result<()> {
     let opened = Opened::filled(medium).await?;
     let contenders = [opened.before.clone(), opened.before.clone(), opened.in_flight.clone()];
     for load in LOADS.iter().filter(|load| load.name.contains(&options.only)) {

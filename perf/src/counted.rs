@@ -8,6 +8,8 @@ use sealblock_block::{Medium, MediumError, NoteKeeping};
 use sealblock_media_volume::format::Layout;
 use sealblock_runtime_memory::{Buffer, Slice};
 
+use crate::medium::AnyMedium;
+
 /// Parts of a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Part {
@@ -62,17 +64,23 @@ impl Counts {
 
 /// A medium with counters. With `drop_data`, data are not stored, so that large volumes fit into memory: nothing that
 /// reads them can be measured then.
-pub struct Counted<M> {
-    medium: M,
-    layout: Layout,
+pub struct Counted {
+    medium: AnyMedium,
+    /// Of the volume on it; without one nothing is counted.
+    layout: Option<Layout>,
     drop_data: bool,
     counts: Counts,
 }
 
-impl<M> Counted<M> {
+impl Counted {
     /// Counts what goes to `medium`, which holds a volume laid out like this.
-    pub fn new(medium: M, layout: Layout, drop_data: bool) -> Counted<M> {
-        Counted { medium, layout, drop_data, counts: Counts::default() }
+    pub fn new(medium: AnyMedium, layout: Layout, drop_data: bool) -> Counted {
+        Counted { medium, layout: Some(layout), drop_data, counts: Counts::default() }
+    }
+
+    /// The medium as it is: nothing is counted.
+    pub fn not(medium: AnyMedium) -> Counted {
+        Counted { medium, layout: None, drop_data: false, counts: Counts::default() }
     }
 
     /// The counters.
@@ -80,19 +88,19 @@ impl<M> Counted<M> {
         self.counts.clone()
     }
 
-    fn part(&self, offset_bytes: u64) -> Part {
-        if offset_bytes < self.layout.log_offset() {
+    fn part(layout: &Layout, offset_bytes: u64) -> Part {
+        if offset_bytes < layout.log_offset() {
             return Part::Superblock;
         }
-        let Some(within) = offset_bytes.checked_sub(self.layout.groups_offset()) else { return Part::Log };
-        match self.layout.block_group(within / self.layout.group_stride()) {
+        let Some(within) = offset_bytes.checked_sub(layout.groups_offset()) else { return Part::Log };
+        match layout.block_group(within / layout.group_stride()) {
             Some(group) if offset_bytes >= group.data_offset => Part::Slots,
             _ => Part::Tables,
         }
     }
 }
 
-impl<M: Medium> Medium for Counted<M> {
+impl Medium for Counted {
     fn len_bytes(&self) -> u64 {
         self.medium.len_bytes()
     }
@@ -124,7 +132,8 @@ impl<M: Medium> Medium for Counted<M> {
     }
 
     async fn write(&self, offset_bytes: u64, from: Slice) -> Result<(), MediumError> {
-        let part = self.part(offset_bytes);
+        let Some(layout) = &self.layout else { return self.medium.write(offset_bytes, from).await };
+        let part = Counted::part(layout, offset_bytes);
         let written = &self.counts.0.written_bytes[part as usize];
         written.set(written.get() + from.len() as u64);
         if self.drop_data && part == Part::Slots {
@@ -152,6 +161,9 @@ impl<M: Medium> Medium for Counted<M> {
     }
 
     async fn sync(&self) -> Result<(), MediumError> {
+        if self.layout.is_none() {
+            return self.medium.sync().await;
+        }
         let start = Instant::now();
         let result = self.medium.sync().await;
         self.counts.0.sync_seconds.borrow_mut().push(start.elapsed().as_secs_f64());
@@ -164,6 +176,30 @@ impl<M: Medium> Medium for Counted<M> {
 
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         self.medium.punch(offset_bytes, length_bytes).await
+    }
+
+    fn can_discard(&self) -> bool {
+        self.medium.can_discard()
+    }
+
+    async fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        self.medium.discard(offset_bytes, length_bytes).await
+    }
+
+    async fn reserve(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
+        self.medium.reserve(offset_bytes, length_bytes).await
+    }
+
+    fn is_hole(&self, offset_bytes: u64, length_bytes: u64) -> bool {
+        self.medium.is_hole(offset_bytes, length_bytes)
+    }
+
+    fn status_at(&self, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
+        self.medium.status_at(offset_bytes, length_bytes)
+    }
+
+    async fn set_len(&self, length_bytes: u64) -> Result<(), MediumError> {
+        self.medium.set_len(length_bytes).await
     }
 
     async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {

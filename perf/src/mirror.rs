@@ -12,19 +12,17 @@ use std::rc::Rc;
 
 use fastrand::Rng;
 use futures_util::future::try_join;
-use sealblock_block::{
-    Abilities, Clock, Device, DynDevice, Expectations, Gate, Geometry, Outcome, Request, RequestKind,
-};
+use sealblock_block::{Abilities, Device, DynDevice, Expectations, Gate, Geometry, Outcome, Request, RequestKind};
 use sealblock_layers_fault::FaultLayer;
 use sealblock_layers_mirror::{Mirror, OpenOptions, ReplicaSource};
 use sealblock_media_memory::MemoryDevice;
-use sealblock_runtime_reactor::{Config, Reactor, sleep, spawn};
+use sealblock_runtime_reactor::{Config, Reactor, spawn};
 use sealblock_units::{BlockCount, BlockSize, Extent};
 
 use crate::load::{Load, Sample, Stopwatch, Until, drive};
 use crate::options::{FileOptions, Protection};
 use crate::report::{Rounds, shuffled};
-use crate::setup::{FILL, OpenVolume, Prepared, Scratch, Turn, new_path, new_volume, open_volume};
+use crate::setup::{FILL, OpenVolume, Prepared, Scratch, Turn, TurnClock, new_path, new_volume, open_volume};
 
 const BAR: f64 = 0.90;
 const IDENTITY: [u8; 16] = *b"a mirror in perf";
@@ -40,20 +38,10 @@ const LOADS: &[Load] = &[
     load("read 4 KiB, random, QD 32", false, 1, 32),
 ];
 
-/// The time of the reactor.
-#[derive(Clone, Copy)]
-pub struct Real;
-
-impl Clock for Real {
-    async fn sleep(&self, delay: std::time::Duration) {
-        sleep(delay).await;
-    }
-}
-
 /// Two replicas, and their mirror.
 struct Setup {
     replicas: [DynDevice; 2],
-    mirror: Rc<Gate<Rc<Mirror<Real>>>>,
+    mirror: Rc<Gate<Rc<Mirror<TurnClock>>>>,
     /// Blocks of one Verify.
     piece: BlockCount,
     volumes: Vec<OpenVolume>,
@@ -68,7 +56,8 @@ impl Setup {
             reopen: None,
         };
         let options = OpenOptions { is_read_only: false, random: IDENTITY };
-        let opened = sealblock_layers_mirror::open(replicas.iter().map(source).collect(), Real, options).await?;
+        let opened =
+            sealblock_layers_mirror::open(replicas.iter().map(source).collect(), TurnClock::REAL, options).await?;
         drop(spawn(opened.worker.run()));
         let mirror = Rc::new(Gate::new("mirror", opened.mirror));
         let blocks = mirror.geometry().capacity_blocks;
@@ -100,7 +89,7 @@ impl Setup {
     async fn slow(options: &FileOptions, guard: Protection) -> anyhow::Result<Setup> {
         let replica = || -> anyhow::Result<DynDevice> {
             let memory = Gate::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
-            Ok(DynDevice::new("slow", FaultLayer::new(memory, "delay=2ms".parse()?, Real)))
+            Ok(DynDevice::new("slow", FaultLayer::new(memory, "delay=2ms".parse()?, TurnClock::REAL)))
         };
         let setup = Setup::new([replica()?, replica()?], Vec::new(), Vec::new()).await?;
         // Few enough that what the CPU does for them counts little beside the wait.

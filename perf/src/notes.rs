@@ -10,14 +10,15 @@ use std::rc::Rc;
 use fastrand::Rng;
 use sealblock_block::{Device, DynDevice, Gate};
 use sealblock_media_file::{FileMedium, Options};
-use sealblock_media_volume::{OpenOptions, Volume, open};
+use sealblock_media_volume::{OpenOptions, open};
 use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, spawn};
 
+use crate::counted::Counted;
 use crate::load::{Load, Sample, Until, drive};
-use crate::mirror::Real;
+use crate::medium::AnyMedium;
 use crate::options::{FileOptions, Protection};
 use crate::report::{Rounds, shuffled, verdict};
-use crate::setup::{FILL, Prepared, Scratch, new_path, new_volume};
+use crate::setup::{FILL, PerfVolume, Prepared, Scratch, TurnClock, new_path, new_volume};
 
 /// A tenth of random writes at a queue depth of 32.
 const BAR: f64 = 0.90;
@@ -39,7 +40,7 @@ const NAMES: [&str; 3] = ["in memory", "in memory again", "noted"];
 
 /// A volume that is open, with its worker.
 struct Contender {
-    volume: Rc<Volume<FileMedium, Real>>,
+    volume: Rc<PerfVolume>,
     worker: JoinHandle<()>,
     device: DynDevice,
     _scratch: Scratch,
@@ -52,7 +53,8 @@ impl Contender {
         new_volume(&scratch.0, options.blocks(), guard, Prepared::Written).await?;
         let medium = FileMedium::open(&scratch.0, Options::WRITE)?;
         let opening = OpenOptions { keeps_answered: name == NAMES[2], relocate: false, ..OpenOptions::default() };
-        let opened = open(medium, Real, &opening).await?;
+        let medium = Counted::not(AnyMedium::File(medium));
+        let opened = open(medium, TurnClock::REAL, &opening).await?;
         let worker = spawn(opened.worker.run());
         let gate = Rc::new(Gate::new("volume", Rc::clone(&opened.volume)));
         let blocks = gate.geometry().capacity_blocks;

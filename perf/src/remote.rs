@@ -26,7 +26,9 @@ use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Placement, Reactor, pool, spawn};
 use sealblock_units::{BlockSize, Extent};
 
+use crate::counted::Counted;
 use crate::load;
+use crate::medium::AnyMedium;
 use crate::options::{Protection, RemoteOptions};
 use crate::setup::{self, Turn, TurnClock, open_volume};
 
@@ -174,6 +176,7 @@ impl Served {
             Store::CachedVolume(path) => {
                 let medium = FileMedium::open(path, FileMediumOptions { buffered: true, ..FileMediumOptions::READ })?;
                 let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+                let medium = Counted::not(AnyMedium::File(medium));
                 DynDevice::new("volume", open(medium, TurnClock::new(Turn::default()), &options).await?.volume)
             }
             Store::File(path) => {

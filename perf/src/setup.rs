@@ -2,12 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
-use sealblock_block::{Clock, DynDevice, Gate, Medium};
+use sealblock_block::{DynDevice, Gate, Medium};
 use sealblock_media_file::{FileMedium, Options, RawDevice};
 use sealblock_media_memory::MemoryMedium;
 use sealblock_media_volume::{CreateOptions, OpenOptions, Volume, create, format::Layout, open, probe};
@@ -17,10 +15,10 @@ use sealblock_units::BlockSize;
 use crate::counted::{Counted, Counts};
 use crate::devices::Touched;
 use crate::load::{self, Load, Sample, Until};
+use crate::medium::AnyMedium;
+pub use crate::medium::{Turn, TurnClock};
 use crate::options::{FileOptions, Protection};
 
-/// A step of the clock of volumes.
-const TICK: Duration = Duration::from_millis(20);
 /// Sectors of media in memory.
 const MEMORY_SECTOR_BYTES: u32 = 512;
 /// Salts checksums; files of one run need not differ in it.
@@ -45,53 +43,12 @@ impl Drop for Scratch {
     }
 }
 
-/// Whether it is a contender's turn; set from the core that measures.
-#[derive(Clone, Default)]
-pub struct Turn(Arc<AtomicBool>);
-
-impl Turn {
-    /// One that never ends.
-    pub fn endless() -> Turn {
-        Turn(Arc::new(AtomicBool::new(true)))
-    }
-
-    /// Begins or ends it.
-    pub fn set(&self, is_on: bool) {
-        self.0.store(is_on, Ordering::Relaxed);
-    }
-
-    fn is_on(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
-/// A clock that stands still while it is not its owner's turn, so that no contender works on another's time.
-pub struct TurnClock(Turn);
-
-impl TurnClock {
-    /// A clock that goes while `on_turn` is set.
-    pub fn new(on_turn: Turn) -> TurnClock {
-        TurnClock(on_turn)
-    }
-}
-
-impl Clock for TurnClock {
-    async fn sleep(&self, delay: Duration) {
-        let mut left = delay;
-        while !left.is_zero() {
-            sleep(TICK.min(left)).await;
-            if self.0.is_on() {
-                left = left.saturating_sub(TICK);
-            }
-        }
-    }
-}
-
-type CountedVolume = Volume<Counted<FileMedium>, TurnClock>;
+/// Every volume that is measured.
+pub type PerfVolume = Volume<Counted, TurnClock>;
 
 /// An open protected volume with its worker.
 pub struct OpenVolume {
-    gate: Rc<Gate<Rc<CountedVolume>>>,
+    gate: Rc<Gate<Rc<PerfVolume>>>,
     on_turn: Turn,
     worker: JoinHandle<()>,
     counts: Counts,
@@ -233,7 +190,7 @@ pub async fn new_volume(path: &Path, blocks: u64, guard: Protection, prepared: P
     let sector_bytes = new_file(path, 1 << 20, Prepared::Reserved).await?.sector_bytes();
     std::fs::remove_file(path)?;
     let layout = Layout::new(BlockSize::B4096, sector_bytes, blocks)?;
-    let medium = new_file(path, layout.medium_bytes(), prepared).await?;
+    let medium = AnyMedium::File(new_file(path, layout.medium_bytes(), prepared).await?);
     let shape = shape(blocks, guard);
     create(&medium, &shape).await?;
     // Making a volume punches holes where its tables will be.
@@ -247,6 +204,7 @@ pub async fn sparse_volume(path: &Path, blocks: u64, guard: Protection) -> anyho
     let medium = FileMedium::open(path, Options::CREATE)?;
     let layout = Layout::new(BlockSize::B4096, medium.sector_bytes(), blocks)?;
     medium.set_len_bytes(layout.medium_bytes())?;
+    let medium = AnyMedium::File(medium);
     create(&medium, &shape(blocks, guard)).await?;
     Ok(medium.sync().await?)
 }
@@ -254,10 +212,10 @@ pub async fn sparse_volume(path: &Path, blocks: u64, guard: Protection) -> anyho
 /// A volume in memory with every block written, and its worker at work until its core is dropped.
 pub async fn memory_volume(blocks: u64, guard: Protection) -> anyhow::Result<DynDevice> {
     let layout = Layout::new(BlockSize::B4096, MEMORY_SECTOR_BYTES, blocks)?;
-    let medium = MemoryMedium::new(layout.medium_bytes(), MEMORY_SECTOR_BYTES);
+    let medium = AnyMedium::Memory(MemoryMedium::new(layout.medium_bytes(), MEMORY_SECTOR_BYTES));
     let shape = shape(blocks, guard);
     create(&medium, &shape).await?;
-    let opened = open(medium, TurnClock::new(Turn::endless()), &OpenOptions::default()).await?;
+    let opened = open(Counted::not(medium), TurnClock::new(Turn::endless()), &OpenOptions::default()).await?;
     drop(spawn(opened.worker.run()));
     let gate = Rc::new(Gate::new("volume", opened.volume));
     load::drive(Rc::clone(&gate), FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
@@ -328,7 +286,7 @@ pub async fn filled_volume(
 
 /// Opens a volume for writing and starts its worker, whose clock goes while `on_turn` is set.
 pub async fn open_volume(path: &Path, on_turn: Turn) -> anyhow::Result<OpenVolume> {
-    let medium = FileMedium::open(path, Options::WRITE)?;
+    let medium = AnyMedium::File(FileMedium::open(path, Options::WRITE)?);
     let layout = probe(&medium).await?.layout;
     let medium = Counted::new(medium, layout, false);
     let counts = medium.counts();

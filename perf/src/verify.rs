@@ -20,7 +20,9 @@ use sealblock_media_volume::{OpenOptions, format::Layout, open};
 use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Placement, Reactor};
 use sealblock_units::{BlockCount, Extent};
 
+use crate::counted::Counted;
 use crate::load::{Sample, Stopwatch};
+use crate::medium::AnyMedium;
 use crate::options::{FileOptions, Protection};
 use crate::report::Rounds;
 use crate::setup::{self, Prepared, Scratch, Turn, TurnClock};
@@ -125,6 +127,7 @@ fn verify(cores: &[CoreHandle], path: &Path, blocks: u64) -> anyhow::Result<Samp
 async fn verify_part(path: PathBuf, first: u64, blocks: u64) -> anyhow::Result<()> {
     let medium = FileMedium::open(path, Options { buffered: true, ..Options::READ })?;
     let options = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let medium = Counted::not(AnyMedium::File(medium));
     let opened = open(medium, TurnClock::new(Turn::default()), &options).await?;
     let gate = Gate::new("volume", opened.volume);
     let piece = BlockCount::new(VERIFY_BLOCKS).context("a piece has blocks")?;

@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 use sealblock_block::{Device, Request, ReservedArea, Response};
 use sealblock_layers_cross_core::{Quiesced, SharedDevice};
 use sealblock_media_file::FileMedium;
-use sealblock_media_volume::{Mutation, ResizeError, ResizeOptions, resize};
+use sealblock_media_volume::ResizeError;
 use sealblock_runtime_reactor::{now, sleep, timeout};
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
-    Access, Cause, Closer, FileVolume, OpenMirror, OpenTarget, ReactorClock, StackError, TargetInfo, Usage,
-    bars_resizing, of_block, of_resize, open_again,
+    Access, Cause, Closer, FileVolume, OpenMirror, OpenTarget, StackError, TargetInfo, Usage, bars_resizing, of_block,
+    of_resize, open_again, resize_volume,
 };
 use sealblock_units::{BlockSize, ByteCount};
 
@@ -292,6 +292,5 @@ async fn let_go(volume: Rc<FileVolume>) -> Result<(), String> {
 
 /// Resizes the volume on a medium that no volume is open on.
 async fn change(medium: &Rc<FileMedium>, capacity_blocks: u64) -> Result<(), StackError> {
-    let options = ResizeOptions { capacity_blocks, bars: bars_resizing, mutation: Mutation::None };
-    resize(&**medium, ReactorClock, &options).await.map(drop).map_err(|error| of_resize(RESIZING, &error))
+    resize_volume(RESIZING, medium, capacity_blocks).await.map(drop)
 }

@@ -7,20 +7,23 @@ use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::LocalBoxFuture;
 use sealblock_block::Medium;
 use sealblock_media_file::{FileMedium, OpenError, Options, RawDevice};
 use sealblock_media_volume::{
-    Hints, OpenOptions, Recognised, Remains, RemainsError, Standing, VolumeInfo, open_remains, recognise,
+    Hints, Mutation, OpenOptions, Recognised, Remains, RemainsError, ResizeOptions, Resized, Standing, VolumeInfo,
+    open_remains, recognise, resize,
 };
 use sealblock_runtime_ioctl::range_lock::Use;
 use sealblock_units::BlockSize;
 
 use crate::claims::{Conflict, claim};
 use crate::error::{Cause, StackError};
-use crate::failures::{of_medium, of_open, of_volume};
+use crate::failures::{of_medium, of_open, of_resize, of_volume};
 use crate::held::{Access, FileVolume};
 use crate::identity::uuid_text;
 use crate::info::TargetInfo;
+use crate::membership::bars_resizing;
 use crate::opened::OpenTarget;
 use crate::out_of_sync::mark;
 use crate::program::ReactorClock;
@@ -57,19 +60,21 @@ pub struct OpenVolume {
 ///
 /// # Errors
 /// When it fails where it would be recognised.
-pub async fn inspect(medium: &FileMedium) -> Result<FileKind, StackError> {
-    /// Parts that are named.
-    const NAMED: usize = 3;
-    match recognise(medium).await {
-        Ok(Recognised::Volume) => Ok(FileKind::Volume),
-        Ok(Recognised::Nothing) => Ok(FileKind::Raw),
-        Ok(Recognised::Remains(traces)) => {
-            let named: Vec<String> = traces.iter().take(NAMED).map(ToString::to_string).collect();
-            let more = if traces.len() > NAMED { ", and more" } else { "" };
-            Ok(FileKind::Remains(format!("{}{more}", named.join(", "))))
+pub fn inspect(medium: &FileMedium) -> LocalBoxFuture<'_, Result<FileKind, StackError>> {
+    Box::pin(async move {
+        /// Parts that are named.
+        const NAMED: usize = 3;
+        match recognise(medium).await {
+            Ok(Recognised::Volume) => Ok(FileKind::Volume),
+            Ok(Recognised::Nothing) => Ok(FileKind::Raw),
+            Ok(Recognised::Remains(traces)) => {
+                let named: Vec<String> = traces.iter().take(NAMED).map(ToString::to_string).collect();
+                let more = if traces.len() > NAMED { ", and more" } else { "" };
+                Ok(FileKind::Remains(format!("{}{more}", named.join(", "))))
+            }
+            Err(error) => Err(of_medium("looking at what is there", &error).on(medium.path().display())),
         }
-        Err(error) => Err(of_medium("looking at what is there", &error).on(medium.path().display())),
-    }
+    })
 }
 
 /// How long an open retries while another process has the file: more than the second by which Linux 6.1 closes the files of a ring late.
@@ -82,16 +87,18 @@ const PAUSE: Duration = Duration::from_millis(10);
 ///
 /// After a kill the kernel keeps the files and locks of a process until its io_uring requests in flight have ended, for some time
 /// after the process is gone. A restart at once must not fail for that.
-pub async fn open_medium(path: &Path, options: Options) -> Result<FileMedium, OpenError> {
-    let since = Instant::now();
-    loop {
-        match open_alone(path, options) {
-            Err(OpenError::InUse { .. } | OpenError::Shared { .. }) if since.elapsed() < LOCK_TIMEOUT => {
-                sealblock_runtime_reactor::sleep(PAUSE).await
+pub fn open_medium(path: &Path, options: Options) -> LocalBoxFuture<'_, Result<FileMedium, OpenError>> {
+    Box::pin(async move {
+        let since = Instant::now();
+        loop {
+            match open_alone(path, options) {
+                Err(OpenError::InUse { .. } | OpenError::Shared { .. }) if since.elapsed() < LOCK_TIMEOUT => {
+                    sealblock_runtime_reactor::sleep(PAUSE).await
+                }
+                opened => return opened,
             }
-            opened => return opened,
         }
-    }
+    })
 }
 
 fn open_alone(path: &Path, options: Options) -> Result<FileMedium, OpenError> {
@@ -124,9 +131,15 @@ pub(crate) async fn volume_as(
 ///
 /// # Errors
 /// Why it does not open.
-pub async fn open_again(target: &TargetName, medium: Rc<FileMedium>, access: Access) -> Result<OpenTarget, StackError> {
-    let path = medium.path().to_owned();
-    volume_as(target, medium, &path, access).await
+pub fn open_again(
+    target: &TargetName,
+    medium: Rc<FileMedium>,
+    access: Access,
+) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>> {
+    Box::pin(async move {
+        let path = medium.path().to_owned();
+        volume_as(target, medium, &path, access).await
+    })
 }
 
 /// Opens the volume at a path for reading, also if its medium was truncated, or its blocks may be older than
@@ -134,14 +147,16 @@ pub async fn open_again(target: &TargetName, medium: Rc<FileMedium>, access: Acc
 ///
 /// # Errors
 /// When there is none, or it cannot be opened.
-pub async fn open_truncated(
-    target: &TargetName,
-    path: &Path,
+pub fn open_truncated<'a>(
+    target: &'a TargetName,
+    path: &'a Path,
     identity: Option<[u8; 16]>,
-) -> Result<OpenTarget, StackError> {
-    let medium = medium_of(path, Access::ReadOlder).await?;
-    let options = OpenOptions { truncated: true, identity, ..options(&medium, Access::ReadOlder) };
-    Ok(mark(whole(target, volume_on(Rc::new(medium), path, &options).await?).await).await)
+) -> LocalBoxFuture<'a, Result<OpenTarget, StackError>> {
+    Box::pin(async move {
+        let medium = medium_of(path, Access::ReadOlder).await?;
+        let options = OpenOptions { truncated: true, identity, ..options(&medium, Access::ReadOlder) };
+        Ok(mark(whole(target, volume_on(Rc::new(medium), path, &options).await?).await).await)
+    })
 }
 
 async fn whole(target: &TargetName, open: OpenVolume) -> OpenTarget {
@@ -194,45 +209,49 @@ pub fn of_remains(doing: &str, path: &Path, parts: &str) -> StackError {
 ///
 /// # Errors
 /// If no layout fits the remains, or the medium fails.
-pub async fn open_shapeless(
-    target: &TargetName,
-    path: &Path,
-    hints: &Hints,
-) -> Result<(OpenTarget, Remains), StackError> {
-    const DOING: &str = "looking for the volume's shape";
-    const HINT: &str = "--capacity SIZE, what the volume was created with; or another copy of the data";
-    let medium = medium_of(path, Access::Read).await?;
-    let file = medium.describe().ok();
-    let (opened, remains) = open_remains(Rc::new(medium), ReactorClock, hints, &OpenOptions::default()).await.map_err(
-        |error| match error {
-            RemainsError::Volume(error) => of_volume(DOING, &error).on(path.display()),
-            RemainsError::Resized => {
-                StackError::new(Cause::Damaged, DOING, error).on(path.display()).advise("another copy of the data")
-            }
-            RemainsError::Profile(why) => {
-                let why = format!("no superblock is left, and {why}");
-                StackError::new(Cause::Damaged, DOING, why).on(path.display()).advise(HINT)
-            }
-        },
-    )?;
-    let info = TargetInfo {
-        volume: Some(opened.description),
-        file,
-        ..TargetInfo::plain("what is left of a protected volume")
-    };
-    Ok((OpenTarget::volume(target, opened.volume, info).await, remains))
+pub fn open_shapeless<'a>(
+    target: &'a TargetName,
+    path: &'a Path,
+    hints: &'a Hints,
+) -> LocalBoxFuture<'a, Result<(OpenTarget, Remains), StackError>> {
+    Box::pin(async move {
+        const DOING: &str = "looking for the volume's shape";
+        const HINT: &str = "--capacity SIZE, what the volume was created with; or another copy of the data";
+        let medium = medium_of(path, Access::Read).await?;
+        let file = medium.describe().ok();
+        let (opened, remains) = open_remains(Rc::new(medium), ReactorClock, hints, &OpenOptions::default())
+            .await
+            .map_err(|error| match error {
+                RemainsError::Volume(error) => of_volume(DOING, &error).on(path.display()),
+                RemainsError::Resized => {
+                    StackError::new(Cause::Damaged, DOING, error).on(path.display()).advise("another copy of the data")
+                }
+                RemainsError::Profile(why) => {
+                    let why = format!("no superblock is left, and {why}");
+                    StackError::new(Cause::Damaged, DOING, why).on(path.display()).advise(HINT)
+                }
+            })?;
+        let info = TargetInfo {
+            volume: Some(opened.description),
+            file,
+            ..TargetInfo::plain("what is left of a protected volume")
+        };
+        Ok((OpenTarget::volume(target, opened.volume, info).await, remains))
+    })
 }
 
 /// Opens the volume at a path; anything else there is refused.
-pub async fn open_volume(path: &Path, access: Access) -> Result<OpenVolume, StackError> {
-    let medium = medium_of(path, access).await?;
-    match inspect(&medium).await? {
-        FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
-        FileKind::Volume | FileKind::Raw => {
-            let options = options(&medium, access);
-            volume_on(Rc::new(medium), path, &options).await
+pub fn open_volume(path: &Path, access: Access) -> LocalBoxFuture<'_, Result<OpenVolume, StackError>> {
+    Box::pin(async move {
+        let medium = medium_of(path, access).await?;
+        match inspect(&medium).await? {
+            FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
+            FileKind::Volume | FileKind::Raw => {
+                let options = options(&medium, access);
+                volume_on(Rc::new(medium), path, &options).await
+            }
         }
-    }
+    })
 }
 
 fn options(medium: &FileMedium, access: Access) -> OpenOptions {
@@ -276,6 +295,21 @@ async fn volume_on(medium: Rc<FileMedium>, path: &Path, options: &OpenOptions) -
     }
     drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
     Ok(OpenVolume { volume: opened.volume, description: opened.description, file })
+}
+
+/// Gives the volume on a medium that no volume is open on another capacity.
+///
+/// # Errors
+/// Why it keeps its own.
+pub fn resize_volume<'a>(
+    doing: &'a str,
+    medium: &'a Rc<FileMedium>,
+    capacity_blocks: u64,
+) -> LocalBoxFuture<'a, Result<Resized, StackError>> {
+    Box::pin(async move {
+        let options = ResizeOptions { capacity_blocks, bars: bars_resizing, mutation: Mutation::None };
+        resize(medium, ReactorClock, &options).await.map_err(|error| of_resize(doing, &error))
+    })
 }
 
 /// The size of the blocks that a medium without seals is parted into.

@@ -14,6 +14,7 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use futures_util::future::LocalBoxFuture;
 use sealblock_btrfs::{Candidate, Filesystem, FsError, OpenOptions};
 
 use crate::error::{Cause, StackError};
@@ -92,22 +93,24 @@ impl FilesystemName {
     ///
     /// # Errors
     /// Says what could not be opened and why.
-    pub async fn open(&self, options: OpenOptions) -> Result<OpenFilesystem, StackError> {
-        let (mut opened, mut candidates) = (Vec::new(), Vec::new());
-        for target in &self.targets {
-            let one = match Whole::open(target, Access::ReadOlder).await {
-                Ok(whole) => whole.opened,
-                Err(error) => return close_all(opened, Err(error)).await,
-            };
-            candidates.push(Candidate { name: target.to_string(), device: one.device.clone() });
-            opened.push(one);
-        }
-        match Filesystem::open(candidates, options).await {
-            Ok(filesystem) => Ok(OpenFilesystem { filesystem, opened }),
-            Err(error) => {
-                close_all(opened, Err(of_filesystem("opening the filesystem", &error).on(self.devices()))).await
+    pub fn open(&self, options: OpenOptions) -> LocalBoxFuture<'_, Result<OpenFilesystem, StackError>> {
+        Box::pin(async move {
+            let (mut opened, mut candidates) = (Vec::new(), Vec::new());
+            for target in &self.targets {
+                let one = match Whole::open(target, Access::ReadOlder).await {
+                    Ok(whole) => whole.opened,
+                    Err(error) => return close_all(opened, Err(error)).await,
+                };
+                candidates.push(Candidate { name: target.to_string(), device: one.device.clone() });
+                opened.push(one);
             }
-        }
+            match Filesystem::open(candidates, options).await {
+                Ok(filesystem) => Ok(OpenFilesystem { filesystem, opened }),
+                Err(error) => {
+                    close_all(opened, Err(of_filesystem("opening the filesystem", &error).on(self.devices()))).await
+                }
+            }
+        })
     }
 }
 

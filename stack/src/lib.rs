@@ -53,7 +53,7 @@ pub use error::{Cause, StackError, printable, printable_lines};
 pub use failures::{of_block, of_medium, of_open, of_resize, of_volume};
 pub use files::{
     FileKind, OpenVolume, RAW_FILE, inspect, of_remains, open_again, open_medium, open_shapeless, open_truncated,
-    open_volume,
+    open_volume, resize_volume,
 };
 pub use groups::mirror::MirrorOptions;
 pub use groups::replicas::{CHANGING, OpenMirror};

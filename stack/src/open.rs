@@ -229,52 +229,57 @@ pub enum Overwriting {
 ///
 /// # Errors
 /// If the path has something that `overwriting` does not allow.
-pub async fn overwrite(
-    target: &TargetName,
-    path: &Path,
+pub fn overwrite<'a>(
+    target: &'a TargetName,
+    path: &'a Path,
     overwriting: Overwriting,
     usage: Usage,
-) -> Result<Overwritten, StackError> {
-    let force = overwriting == Overwriting::Anything;
-    let remains = if force { LeftOver::Replaced } else { LeftOver::NotReplaced };
-    let drive = match target {
-        TargetName::Linux { drive_makes_tags, .. } => Some((path.to_owned(), *drive_makes_tags)),
-        _ => linked_drive(path).map(|node| (node, None)),
-    };
-    if let Some((node, drive_makes_tags)) = drive {
-        let opened = guard(open_linux(target, &node, drive_makes_tags, Access::Write, remains).await?, usage).await?;
-        return Ok(Overwritten::Device(Box::new(free(opened, overwriting).await?)));
-    }
-    let medium = medium_of(path, Access::Write).await?;
-    match kind_of(&medium, Access::Write, remains).await? {
-        FileKind::Remains(parts) if !force => Err(of_remains("writing", path, &parts).advise(GIVE_UP)),
-        FileKind::Volume => {
-            drop(medium);
-            let opened = overwrite_device(target, overwriting, usage).await?;
-            Ok(Overwritten::Device(Box::new(opened)))
+) -> LocalBoxFuture<'a, Result<Overwritten, StackError>> {
+    Box::pin(async move {
+        let force = overwriting == Overwriting::Anything;
+        let remains = if force { LeftOver::Replaced } else { LeftOver::NotReplaced };
+        let drive = match target {
+            TargetName::Linux { drive_makes_tags, .. } => Some((path.to_owned(), *drive_makes_tags)),
+            _ => linked_drive(path).map(|node| (node, None)),
+        };
+        if let Some((node, drive_makes_tags)) = drive {
+            let opened =
+                guard(open_linux(target, &node, drive_makes_tags, Access::Write, remains).await?, usage).await?;
+            return Ok(Overwritten::Device(Box::new(free(opened, overwriting).await?)));
         }
-        FileKind::Remains(_) | FileKind::Raw => {
-            if let Overwriting::Free { format } = overwriting {
-                check_free(&medium, format).await?;
+        let medium = medium_of(path, Access::Write).await?;
+        match kind_of(&medium, Access::Write, remains).await? {
+            FileKind::Remains(parts) if !force => Err(of_remains("writing", path, &parts).advise(GIVE_UP)),
+            FileKind::Volume => {
+                drop(medium);
+                let opened = overwrite_device(target, overwriting, usage).await?;
+                Ok(Overwritten::Device(Box::new(opened)))
             }
-            replace(target, path, medium).await
+            FileKind::Remains(_) | FileKind::Raw => {
+                if let Overwriting::Free { format } = overwriting {
+                    check_free(&medium, format).await?;
+                }
+                replace(target, path, medium).await
+            }
         }
-    }
+    })
 }
 
 /// Opens a target that is no plain file to overwrite it.
 ///
 /// # Errors
 /// If it, or a file or device that it is made of, has something that `overwriting` does not allow.
-pub async fn overwrite_device(
+pub fn overwrite_device(
     target: &TargetName,
     overwriting: Overwriting,
     usage: Usage,
-) -> Result<OpenTarget, StackError> {
-    if let Overwriting::Free { format } = overwriting {
-        check_parts(target, format, open_for).await?;
-    }
-    free(open_for(target, Access::Write, usage).await?, overwriting).await
+) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>> {
+    Box::pin(async move {
+        if let Overwriting::Free { format } = overwriting {
+            check_parts(target, format, open_for).await?;
+        }
+        free(open_for(target, Access::Write, usage).await?, overwriting).await
+    })
 }
 
 /// The open target, if nothing is there that `overwriting` does not allow; otherwise it is closed.
@@ -300,10 +305,10 @@ async fn replace(target: &TargetName, path: &Path, medium: FileMedium) -> Result
 ///
 /// # Errors
 /// Why they cannot become one.
-pub async fn create_mirror(
-    target: &TargetName,
-    replicas: &[TargetName],
-    options: &MirrorOptions,
-) -> Result<OpenTarget, StackError> {
-    mirror::create(target, replicas, options, open_for).await
+pub fn create_mirror<'a>(
+    target: &'a TargetName,
+    replicas: &'a [TargetName],
+    options: &'a MirrorOptions,
+) -> LocalBoxFuture<'a, Result<OpenTarget, StackError>> {
+    Box::pin(async move { mirror::create(target, replicas, options, open_for).await })
 }

@@ -75,13 +75,15 @@ impl OpenTarget {
 
     /// Asks the servers of devices on other hosts what they know of bad blocks; nothing is read for it. For commands that say what is
     /// known now: nobody tells this host of what is repaired there later.
-    pub async fn learn_damage(&self) {
-        for info in self.info.all() {
-            let Some(namespace) = &info.namespace else { continue };
-            if let Some(known) = namespace.known_damage().await {
-                info.damage.take_over(&known.runs, known.is_complete);
+    pub fn learn_damage(&self) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async move {
+            for info in self.info.all() {
+                let Some(namespace) = &info.namespace else { continue };
+                if let Some(known) = namespace.known_damage().await {
+                    info.damage.take_over(&known.runs, known.is_complete);
+                }
             }
-        }
+        })
     }
 
     /// A volume, whose list of bad blocks is kept on it.

@@ -5,6 +5,7 @@ use std::fs;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::time::Duration;
 
+use futures_util::future::LocalBoxFuture;
 use sealblock_media_nbd::{Address as NbdPeer, ConnectError as NbdConnectError, NbdDevice, Options as NbdOptions};
 use sealblock_media_nvme_tcp::{ConnectError, HostPort as Peer, NvmeTcpDevice, Options, PiSource, Reconnect};
 use sealblock_protocols_nvme::StatusCode;
@@ -64,9 +65,11 @@ pub(crate) async fn connect(
 }
 
 /// The subsystems that a server names.
-pub async fn discover(address: &Address, host: Option<Nqn>) -> Result<Vec<DiscoveryEntry>, StackError> {
-    let found = sealblock_media_nvme_tcp::discover(peer(address), as_host(host)).await;
-    found.map_err(|error| of_connect("discovering", &error).on(address))
+pub fn discover(address: &Address, host: Option<Nqn>) -> LocalBoxFuture<'_, Result<Vec<DiscoveryEntry>, StackError>> {
+    Box::pin(async move {
+        let found = sealblock_media_nvme_tcp::discover(peer(address), as_host(host)).await;
+        found.map_err(|error| of_connect("discovering", &error).on(address))
+    })
 }
 
 fn peer(address: &Address) -> Peer {
@@ -169,10 +172,12 @@ pub(crate) async fn connect_nbd(
 }
 
 /// Names and descriptions of what a server exports.
-pub async fn exports(address: &NbdAddress) -> Result<Vec<(String, String)>, StackError> {
-    let found = sealblock_media_nbd::discover(nbd_peer(address), NbdOptions::default()).await;
-    let found = found.map_err(|error| of_nbd_connect("discovering", &error, address).on(address))?;
-    Ok(found.into_iter().map(|listed| (listed.name, listed.description)).collect())
+pub fn exports(address: &NbdAddress) -> LocalBoxFuture<'_, Result<Vec<(String, String)>, StackError>> {
+    Box::pin(async move {
+        let found = sealblock_media_nbd::discover(nbd_peer(address), NbdOptions::default()).await;
+        let found = found.map_err(|error| of_nbd_connect("discovering", &error, address).on(address))?;
+        Ok(found.into_iter().map(|listed| (listed.name, listed.description)).collect())
+    })
 }
 
 fn nbd_peer(address: &NbdAddress) -> NbdPeer {

@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
+use futures_util::future::LocalBoxFuture;
 use sealblock_block::Medium;
 use sealblock_media_file::FileMedium;
 
@@ -167,26 +168,30 @@ fn is_mbr(start: &[u8]) -> bool {
 }
 
 /// What lies on a device, if it is known.
-pub async fn signature(medium: &FileMedium) -> Option<Signature> {
-    let len_bytes = medium.len_bytes();
-    let start = read(medium, 0, START_BYTES.min(len_bytes)).await;
-    let from = len_bytes.saturating_sub(END_BYTES);
-    let from = from - from % u64::from(medium.sector_bytes());
-    let end = read(medium, from, len_bytes - from).await;
-    find(&start, &end, from + end.len() as u64)
+pub fn signature(medium: &FileMedium) -> LocalBoxFuture<'_, Option<Signature>> {
+    Box::pin(async move {
+        let len_bytes = medium.len_bytes();
+        let start = read(medium, 0, START_BYTES.min(len_bytes)).await;
+        let from = len_bytes.saturating_sub(END_BYTES);
+        let from = from - from % u64::from(medium.sector_bytes());
+        let end = read(medium, from, len_bytes - from).await;
+        find(&start, &end, from + end.len() as u64)
+    })
 }
 
 /// Zeroes what a device has of others at its end, which a new volume need not reach.
 ///
 /// # Errors
 /// When the medium fails.
-pub async fn wipe_end(medium: &FileMedium) -> Result<(), sealblock_block::MediumError> {
-    let len_bytes = medium.len_bytes();
-    let from = len_bytes.saturating_sub(END_BYTES);
-    let from = from - from % u64::from(medium.sector_bytes());
-    let mut zeroes = medium.buffer((len_bytes - from) as usize);
-    zeroes.fill(0);
-    medium.write(from, zeroes.freeze()).await
+pub fn wipe_end(medium: &FileMedium) -> LocalBoxFuture<'_, Result<(), sealblock_block::MediumError>> {
+    Box::pin(async move {
+        let len_bytes = medium.len_bytes();
+        let from = len_bytes.saturating_sub(END_BYTES);
+        let from = from - from % u64::from(medium.sector_bytes());
+        let mut zeroes = medium.buffer((len_bytes - from) as usize);
+        zeroes.fill(0);
+        medium.write(from, zeroes.freeze()).await
+    })
 }
 
 /// Bytes of a medium; zeroes where it cannot be read.

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use futures_util::future::LocalBoxFuture;
 use sealblock_block::Device;
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::Extent;
@@ -33,17 +34,19 @@ impl Whole {
     ///
     /// # Errors
     /// Says what could not be opened and why.
-    pub async fn open(target: &TargetName, access: Access) -> Result<Whole, StackError> {
-        let opened = match target {
-            TargetName::File(path) => mark(open_file(target, path, access, Plain::Taken).await?).await,
-            _ => open(target, access).await?,
-        };
-        let rest = match target.path().filter(|_| opened.info.kind == RAW_FILE) {
-            Some(path) => rest_of(path, opened.device.geometry().capacity_bytes())
-                .map_err(|error| StackError::io("reading", &error).on(target))?,
-            None => Slice::empty(),
-        };
-        Ok(Whole { opened, rest })
+    pub fn open(target: &TargetName, access: Access) -> LocalBoxFuture<'_, Result<Whole, StackError>> {
+        Box::pin(async move {
+            let opened = match target {
+                TargetName::File(path) => mark(open_file(target, path, access, Plain::Taken).await?).await,
+                _ => open(target, access).await?,
+            };
+            let rest = match target.path().filter(|_| opened.info.kind == RAW_FILE) {
+                Some(path) => rest_of(path, opened.device.geometry().capacity_bytes())
+                    .map_err(|error| StackError::io("reading", &error).on(target))?,
+                None => Slice::empty(),
+            };
+            Ok(Whole { opened, rest })
+        })
     }
 
     /// The whole blocks of an open target.
@@ -61,9 +64,17 @@ impl Whole {
     ///
     /// # Errors
     /// What the device says, while `doing` something.
-    pub async fn read(&self, doing: &str, offset: u64, length: u64) -> Result<Slice, StackError> {
-        let read = async |blocks| self.opened.read(blocks).await.map(data_of).map_err(|error| of_block(doing, &error));
-        self.assemble(offset, length, read).await
+    pub fn read<'a>(
+        &'a self,
+        doing: &'a str,
+        offset: u64,
+        length: u64,
+    ) -> LocalBoxFuture<'a, Result<Slice, StackError>> {
+        Box::pin(async move {
+            let read =
+                async |blocks| self.opened.read(blocks).await.map(data_of).map_err(|error| of_block(doing, &error));
+            self.assemble(offset, length, read).await
+        })
     }
 
     /// Whole blocks, which `read` reads, and what lies behind the last one.

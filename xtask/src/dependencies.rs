@@ -4,7 +4,7 @@
 //! integrity; `stack` builds devices and `server` serves them; only tools, perf and proofs use everything. A folder that the
 //! table below does not name is an error, so that a new folder gets its rule together with its manifest. Development
 //! dependencies are free, because a test may set up whatever it needs; except under `protocols/`, because these crates are
-//! apart in order to stay pure.
+//! apart in order to stay pure. Faults that are put in on purpose are compiled only for proofs.
 
 use anyhow::{Result, bail};
 
@@ -84,6 +84,8 @@ const SERVER: &[&str] = &[
     "exports/*",
     "stack",
 ];
+/// The feature of faults that are put in on purpose.
+const MUTATIONS: &str = "mutations";
 const EVERYTHING: &[&str] = &["*"];
 
 /// The first rule whose pattern fits a folder is its rule.
@@ -154,6 +156,12 @@ fn refused(members: &[Member]) -> Vec<String> {
             continue;
         };
         for used in &member.dependencies {
+            if used.features.iter().any(|feature| feature == MUTATIONS) && !member.folder.starts_with("proofs/") {
+                let (by, of) = (&member.folder, &used.folder);
+                wrong.push(format!(
+                    "{by} -> {of}: only proofs may ask for the feature {MUTATIONS}: faults put in on purpose"
+                ));
+            }
             let is_bound = used.kind == DependencyKind::Normal || rule.tests_too;
             if is_bound && !rule.may_use.iter().any(|pattern| fits(pattern, &used.folder)) {
                 let tests = if used.kind == DependencyKind::Dev { " even in its tests" } else { "" };
@@ -200,7 +208,10 @@ mod tests {
 
     fn member(folder: &str, uses: &[&str], dev: &[&str]) -> Member {
         let of = |folders: &[&str], kind| -> Vec<Dependency> {
-            folders.iter().map(|folder| Dependency { folder: (*folder).to_owned(), kind }).collect()
+            folders
+                .iter()
+                .map(|folder| Dependency { folder: (*folder).to_owned(), kind, features: Vec::new() })
+                .collect()
         };
         Member {
             folder: folder.to_owned(),
@@ -288,6 +299,21 @@ mod tests {
         let wrong = refused(&[member("protocols/nvme", &[], &["block"])]);
         assert_eq!(wrong.len(), 1);
         assert!(wrong[0].starts_with("protocols/nvme -> block: ") && wrong[0].ends_with("even in its tests"));
+    }
+
+    #[test]
+    fn only_proofs_ask_for_faults_on_purpose() {
+        let asking = |folder: &str, kind| {
+            let mut member = member(folder, &[], &[]);
+            let features = vec![MUTATIONS.to_owned()];
+            member.dependencies.push(Dependency { folder: "media/volume".to_owned(), kind, features });
+            refused(&[member])
+        };
+        assert_eq!(asking("proofs/crash", DependencyKind::Normal).len(), 0);
+        for kind in [DependencyKind::Normal, DependencyKind::Dev] {
+            let wrong = asking("tools", kind);
+            assert!(wrong.len() == 1 && wrong[0].contains("only proofs may ask"), "{wrong:?}");
+        }
     }
 
     #[test]

@@ -200,7 +200,7 @@ mod tests {
     fn member(folder: &str, dependencies: &[(&str, DependencyKind)]) -> Member {
         let dependencies = dependencies
             .iter()
-            .map(|(folder, kind)| Dependency { folder: (*folder).to_owned(), kind: *kind })
+            .map(|(folder, kind)| Dependency { folder: (*folder).to_owned(), kind: *kind, features: Vec::new() })
             .collect();
         Member { folder: folder.to_owned(), dependencies, roots: Vec::new(), doctest: None }
     }

@@ -24,6 +24,8 @@ pub struct Dependency {
     pub folder: String,
     /// When it is needed.
     pub kind: DependencyKind,
+    /// Features that are asked for.
+    pub features: Vec<String>,
 }
 
 /// A crate of the workspace.
@@ -108,7 +110,9 @@ fn member(package: &Value, root: &Path) -> Result<Member> {
     let dependencies = listed.iter().filter_map(|dependency| {
         let path = dependency["path"].as_str()?;
         let kind = if dependency["kind"] == "dev" { DependencyKind::Dev } else { DependencyKind::Normal };
-        Some(Dependency { folder: relative(Path::new(path), root), kind })
+        let features = dependency["features"].as_array().into_iter().flatten();
+        let features = features.filter_map(|name| Some(name.as_str()?.to_owned())).collect();
+        Some(Dependency { folder: relative(Path::new(path), root), kind, features })
     });
     let library = targets(package).find(|target| is_of(target, "lib"));
     let doctest = library.and_then(|library| library["doctest"].as_bool());
@@ -175,6 +179,17 @@ mod tests {
                 ("/elsewhere/x", DependencyKind::Normal)
             ]
         );
+    }
+
+    #[test]
+    fn features_are_those_that_are_asked_for() {
+        let package = json!({
+            "manifest_path": "/w/b/Cargo.toml",
+            "dependencies": [{"path": "/w/u", "kind": null, "features": ["f", "g"]}, {"path": "/w/v", "kind": null}],
+        });
+        let member = member(&package, Path::new("/w")).unwrap();
+        let features: Vec<_> = member.dependencies.iter().map(|used| used.features.join(" ")).collect();
+        assert_eq!(features, ["f g", ""]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use futures_util::future::LocalBoxFuture;
 use sealblock_layers_cross_core::SharedDevice;
 use sealblock_runtime_reactor::net::{Keepalive, Listener, Stream};
 use sealblock_runtime_reactor::{CoreHandle, spawn};
@@ -82,14 +83,16 @@ impl Server {
     /// # Errors
     /// The error of a listener that cannot accept any more. Only this listener ends then; connections and other
     /// listeners continue.
-    pub async fn serve(&self, listener: Listener) -> io::Result<()> {
-        let server = Arc::clone(&self.0);
-        let begin = move |stream: Stream, registration| {
-            // A socket that fails here is about to close.
-            let _ = stream.set_keepalive(Some(KEEPALIVE));
-            spawn(Connection::new(stream, Arc::clone(&server), registration).run());
-        };
-        self.0.serving.serve(listener, begin).await
+    pub fn serve(&self, listener: Listener) -> LocalBoxFuture<'_, io::Result<()>> {
+        Box::pin(async move {
+            let server = Arc::clone(&self.0);
+            let begin = move |stream: Stream, registration| {
+                // A socket that fails here is about to close.
+                let _ = stream.set_keepalive(Some(KEEPALIVE));
+                spawn(Connection::new(stream, Arc::clone(&server), registration).run());
+            };
+            self.0.serving.serve(listener, begin).await
+        })
     }
 
     /// Takes no more connections and requests, on any core. [`Server::serve`] returns when the server has stopped.

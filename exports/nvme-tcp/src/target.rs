@@ -4,6 +4,7 @@ use std::io;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use futures_util::future::LocalBoxFuture;
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::{CoreHandle, now, spawn};
@@ -46,12 +47,14 @@ impl Target {
     /// # Errors
     /// The error of a listener that cannot accept any more. Only this listener ends then; connections and other
     /// listeners continue.
-    pub async fn serve(&self, listener: Listener) -> io::Result<()> {
-        let target = Arc::clone(&self.0);
-        let begin = move |stream, registration| {
-            spawn(Connection::new(&target, stream, registration).run());
-        };
-        self.0.serving.serve(listener, begin).await
+    pub fn serve(&self, listener: Listener) -> LocalBoxFuture<'_, io::Result<()>> {
+        Box::pin(async move {
+            let target = Arc::clone(&self.0);
+            let begin = move |stream, registration| {
+                spawn(Connection::new(&target, stream, registration).run());
+            };
+            self.0.serving.serve(listener, begin).await
+        })
     }
 
     /// Takes no more connections and commands, on any core. [`Target::serve`] returns when the target has stopped.

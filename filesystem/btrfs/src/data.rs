@@ -10,12 +10,13 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
 
+use futures_util::future::LocalBoxFuture;
 use futures_util::stream::{self, Stream, StreamExt};
 use sealblock_btrfs_format::compress::{CompressError, MAX_EXTENT_BYTES, Sizes, decompress};
 use sealblock_btrfs_format::items::file_extent::Compression;
 use sealblock_runtime_memory::{Buffer, Slice};
 
-use crate::error::FsError;
+use crate::error::{FsError, FsFuture};
 use crate::extents::{Content, Part, Stored};
 use crate::filesystem::Filesystem;
 use crate::inode::{FileKind, Inode};
@@ -52,8 +53,13 @@ impl Filesystem {
     ///
     /// # Errors
     /// When some of them are lost. A smaller read may get the others.
-    pub async fn read(&self, inode: &Inode, offset: u64, bytes: usize) -> Result<Slice, FsError> {
-        self.read_as(inode, offset, bytes, None).await
+    pub fn read<'a>(
+        &'a self,
+        inode: &'a Inode,
+        offset: u64,
+        bytes: usize,
+    ) -> LocalBoxFuture<'a, Result<Slice, FsError>> {
+        Box::pin(async move { self.read_as(inode, offset, bytes, None).await })
     }
 
     /// The same, and sectors whose checksums are absent or lost are returned as they are stored: what to do where the alternative is none at
@@ -61,15 +67,17 @@ impl Filesystem {
     ///
     /// # Errors
     /// As [`Filesystem::read`], but for checksums that cannot be had.
-    pub async fn read_any(
-        &self,
-        inode: &Inode,
+    pub fn read_any<'a>(
+        &'a self,
+        inode: &'a Inode,
         offset: u64,
         bytes: usize,
-    ) -> Result<(Slice, Vec<Range<u64>>), FsError> {
-        let unverified = RefCell::default();
-        let data = self.read_as(inode, offset, bytes, Some(&unverified)).await?;
-        Ok((data, unverified.into_inner()))
+    ) -> FsFuture<'a, (Slice, Vec<Range<u64>>)> {
+        Box::pin(async move {
+            let unverified = RefCell::default();
+            let data = self.read_as(inode, offset, bytes, Some(&unverified)).await?;
+            Ok((data, unverified.into_inner()))
+        })
     }
 
     /// Reads bytes of a file. With a list, sectors without checksums are returned, too, and entered in it.

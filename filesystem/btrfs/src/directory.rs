@@ -1,12 +1,13 @@
 //! Directories: their entries in the order in which they were made, an entry by its name, and the way from a path to an inode.
 
+use futures_util::future::LocalBoxFuture;
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::directory::{DirEntry as StoredEntry, FileType};
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_btrfs_format::names::name_hash;
 
 use crate::cursor::TreeRoot;
-use crate::error::FsError;
+use crate::error::{FsError, FsFuture};
 use crate::filesystem::Filesystem;
 use crate::inode::{FileKind, Inode};
 use crate::subvolumes::Subvolume;
@@ -53,59 +54,74 @@ impl Filesystem {
     ///
     /// # Errors
     /// When a leaf is lost. The entries before it are not returned; those behind it begin at a later index.
-    pub async fn entries(&self, directory: &Inode, from: u64, most: usize) -> Result<Vec<DirEntry>, FsError> {
-        require_directory(directory)?;
-        let first = Key::new(directory.ino, ItemType::DIR_INDEX, from);
-        let last = Key::new(directory.ino, ItemType::DIR_INDEX, u64::MAX);
-        let (mut cursor, mut all) = (self.cursor(directory.tree, first..=last), Vec::new());
-        while all.len() < most
-            && let Some((key, data)) = cursor.next().await?
-        {
-            if let Ok(Item::DirIndex(entries)) = Item::decode(key, data) {
-                all.extend(entries.iter().filter_map(|entry| DirEntry::of(&entry, key.offset)));
+    pub fn entries<'a>(
+        &'a self,
+        directory: &'a Inode,
+        from: u64,
+        most: usize,
+    ) -> LocalBoxFuture<'a, Result<Vec<DirEntry>, FsError>> {
+        Box::pin(async move {
+            require_directory(directory)?;
+            let first = Key::new(directory.ino, ItemType::DIR_INDEX, from);
+            let last = Key::new(directory.ino, ItemType::DIR_INDEX, u64::MAX);
+            let (mut cursor, mut all) = (self.cursor(directory.tree, first..=last), Vec::new());
+            while all.len() < most
+                && let Some((key, data)) = cursor.next().await?
+            {
+                if let Ok(Item::DirIndex(entries)) = Item::decode(key, data) {
+                    all.extend(entries.iter().filter_map(|entry| DirEntry::of(&entry, key.offset)));
+                }
             }
-        }
-        Ok(all)
+            Ok(all)
+        })
     }
 
     /// All entries of a directory that can be reached, and what is lost of it.
     ///
     /// # Errors
     /// When it is no directory.
-    pub async fn reachable_entries(&self, directory: &Inode) -> Result<(Vec<DirEntry>, Vec<FsError>), FsError> {
-        require_directory(directory)?;
-        let range = crate::inode::items_of(directory.ino, ItemType::DIR_INDEX);
-        let (mut cursor, mut all, mut lost) = (self.cursor(directory.tree, range), Vec::new(), Vec::new());
-        loop {
-            match cursor.next().await {
-                Ok(None) => return Ok((all, lost)),
-                Ok(Some((key, data))) => {
-                    if let Ok(Item::DirIndex(entries)) = Item::decode(key, data) {
-                        all.extend(entries.iter().filter_map(|entry| DirEntry::of(&entry, key.offset)));
+    pub fn reachable_entries<'a>(&'a self, directory: &'a Inode) -> FsFuture<'a, (Vec<DirEntry>, Vec<FsError>)> {
+        Box::pin(async move {
+            require_directory(directory)?;
+            let range = crate::inode::items_of(directory.ino, ItemType::DIR_INDEX);
+            let (mut cursor, mut all, mut lost) = (self.cursor(directory.tree, range), Vec::new(), Vec::new());
+            loop {
+                match cursor.next().await {
+                    Ok(None) => return Ok((all, lost)),
+                    Ok(Some((key, data))) => {
+                        if let Ok(Item::DirIndex(entries)) = Item::decode(key, data) {
+                            all.extend(entries.iter().filter_map(|entry| DirEntry::of(&entry, key.offset)));
+                        }
                     }
+                    Err(error) => lost.push(error),
                 }
-                Err(error) => lost.push(error),
             }
-        }
+        })
     }
 
     /// The entry of this name, if there is one.
     ///
     /// # Errors
     /// When it is no directory, or cannot be read.
-    pub async fn entry(&self, directory: &Inode, name: &[u8]) -> Result<Option<DirEntry>, FsError> {
-        require_directory(directory)?;
-        let key = Key::new(directory.ino, ItemType::DIR_ITEM, name_hash(name));
-        let mut cursor = self.cursor(directory.tree, key..=key);
-        Ok(match cursor.next().await? {
-            Some((key, data)) => match Item::decode(key, data) {
-                Ok(Item::DirItems(entries)) => {
-                    let entry = entries.iter().find(|entry| entry.name == name);
-                    entry.and_then(|entry| DirEntry::of(&entry, 0))
-                }
-                _ => None,
-            },
-            None => None,
+    pub fn entry<'a>(
+        &'a self,
+        directory: &'a Inode,
+        name: &'a [u8],
+    ) -> LocalBoxFuture<'a, Result<Option<DirEntry>, FsError>> {
+        Box::pin(async move {
+            require_directory(directory)?;
+            let key = Key::new(directory.ino, ItemType::DIR_ITEM, name_hash(name));
+            let mut cursor = self.cursor(directory.tree, key..=key);
+            Ok(match cursor.next().await? {
+                Some((key, data)) => match Item::decode(key, data) {
+                    Ok(Item::DirItems(entries)) => {
+                        let entry = entries.iter().find(|entry| entry.name == name);
+                        entry.and_then(|entry| DirEntry::of(&entry, 0))
+                    }
+                    _ => None,
+                },
+                None => None,
+            })
         })
     }
 
@@ -139,57 +155,66 @@ impl Filesystem {
     ///
     /// # Errors
     /// When a part is not there or is no directory, or cannot be read.
-    pub async fn resolve(&self, top: Inode, path: &[u8], follow_last: bool) -> Result<Inode, FsError> {
-        let split = |path: &[u8]| -> Vec<Vec<u8>> {
-            path.split(|byte| *byte == b'/')
-                .filter(|part| !part.is_empty() && *part != b".")
-                .map(<[u8]>::to_vec)
-                .rev()
-                .collect()
-        };
-        let (mut way, mut rest, mut links) = (vec![top], split(path), 0);
-        while let Some(part) = rest.pop() {
-            if part == b".." {
-                // Above the top is the top.
-                if way.len() > 1 {
-                    way.pop();
-                }
-                continue;
-            }
-            let directory = *way.last().expect("the top stays");
-            let shown = String::from_utf8_lossy(&part).into_owned();
-            if directory.kind != FileKind::Directory {
-                return Err(FsError::Kind(format!("{shown:?} cannot lie in what is no directory")));
-            }
-            let entry = self.entry(&directory, &part).await?;
-            let entry =
-                entry.ok_or_else(|| FsError::Absent(format!("{shown:?} in the directory {}", directory.ino)))?;
-            let inode = match self.follow(&directory, &entry).await? {
-                Some(inode) => inode,
-                None => {
-                    return Err(FsError::Absent(format!(
-                        "subvolume at {shown:?}: it lies elsewhere, and this is an empty directory"
-                    )));
-                }
+    pub fn resolve<'a>(
+        &'a self,
+        top: Inode,
+        path: &'a [u8],
+        follow_last: bool,
+    ) -> LocalBoxFuture<'a, Result<Inode, FsError>> {
+        Box::pin(async move {
+            let split = |path: &[u8]| -> Vec<Vec<u8>> {
+                path.split(|byte| *byte == b'/')
+                    .filter(|part| !part.is_empty() && *part != b".")
+                    .map(<[u8]>::to_vec)
+                    .rev()
+                    .collect()
             };
-            if inode.kind == FileKind::Symlink && (!rest.is_empty() || follow_last) {
-                links += 1;
-                if links > MAX_LINKS {
-                    return Err(FsError::Kind(format!("more than {MAX_LINKS} symbolic links on the way to {shown:?}")));
+            let (mut way, mut rest, mut links) = (vec![top], split(path), 0);
+            while let Some(part) = rest.pop() {
+                if part == b".." {
+                    // Above the top is the top.
+                    if way.len() > 1 {
+                        way.pop();
+                    }
+                    continue;
                 }
-                let target = self.read_link(&inode).await?;
-                if target.first() == Some(&b'/') {
-                    way.truncate(1);
+                let directory = *way.last().expect("the top stays");
+                let shown = String::from_utf8_lossy(&part).into_owned();
+                if directory.kind != FileKind::Directory {
+                    return Err(FsError::Kind(format!("{shown:?} cannot lie in what is no directory")));
                 }
-                rest.extend(split(&target));
-                if rest.len() > MAX_DEPTH {
-                    return Err(FsError::Kind(format!("a path of more than {MAX_DEPTH} parts")));
+                let entry = self.entry(&directory, &part).await?;
+                let entry =
+                    entry.ok_or_else(|| FsError::Absent(format!("{shown:?} in the directory {}", directory.ino)))?;
+                let inode = match self.follow(&directory, &entry).await? {
+                    Some(inode) => inode,
+                    None => {
+                        return Err(FsError::Absent(format!(
+                            "subvolume at {shown:?}: it lies elsewhere, and this is an empty directory"
+                        )));
+                    }
+                };
+                if inode.kind == FileKind::Symlink && (!rest.is_empty() || follow_last) {
+                    links += 1;
+                    if links > MAX_LINKS {
+                        return Err(FsError::Kind(format!(
+                            "more than {MAX_LINKS} symbolic links on the way to {shown:?}"
+                        )));
+                    }
+                    let target = self.read_link(&inode).await?;
+                    if target.first() == Some(&b'/') {
+                        way.truncate(1);
+                    }
+                    rest.extend(split(&target));
+                    if rest.len() > MAX_DEPTH {
+                        return Err(FsError::Kind(format!("a path of more than {MAX_DEPTH} parts")));
+                    }
+                    continue;
                 }
-                continue;
+                way.push(inode);
             }
-            way.push(inode);
-        }
-        Ok(way.pop().expect("the top stays"))
+            Ok(way.pop().expect("the top stays"))
+        })
     }
 
     /// Every path of an inode from the top of its subvolume on.

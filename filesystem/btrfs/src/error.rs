@@ -5,6 +5,7 @@
 
 use std::fmt;
 
+use futures_util::future::LocalBoxFuture;
 use sealblock_block::Error;
 use sealblock_btrfs_format::Key;
 use sealblock_btrfs_format::checksum::ChecksumMismatch;
@@ -93,6 +94,9 @@ impl fmt::Display for Lost {
         self.copies.iter().try_for_each(|copy| write!(f, "; {copy}"))
     }
 }
+
+/// A call of this crate: one box, so that its body is compiled here and not with every caller.
+pub type FsFuture<'a, T> = LocalBoxFuture<'a, Result<T, FsError>>;
 
 /// Why something cannot be had.
 #[derive(Clone, Debug, thiserror::Error)]

@@ -9,6 +9,7 @@ use std::fmt;
 use std::num::NonZeroUsize;
 use std::rc::Rc;
 
+use futures_util::future::LocalBoxFuture;
 use lru::LruCache;
 use sealblock_block::Device as _;
 use sealblock_btrfs_format::checker_items::check_chunk;
@@ -108,45 +109,50 @@ impl Filesystem {
     ///
     /// # Errors
     /// When they are not devices of one filesystem, when it is of a kind that cannot be read here, or no chunk is left.
-    pub async fn open(candidates: Vec<Candidate>, options: OpenOptions) -> Result<Filesystem, FsError> {
-        let devices = DeviceSet::open(candidates).await?;
-        let superblock = *devices.superblock();
-        let geometry = *devices.geometry();
-        let mut map = ChunkMap::default();
-        for chunk in superblock.sys_chunks() {
-            let bad = |why: String| FsError::Contradiction { what: "the superblock's list of chunks".into(), why };
-            let (key, chunk) = chunk.map_err(|error| bad(error.to_string()))?;
-            check_chunk(&geometry, key, &chunk).map_err(|rule| bad(format!("{key}: {rule}")))?;
-            map.add(key.offset, &chunk)?;
-        }
-        let nodes = NodeCache::new(Storage { devices, map: map.clone() }, options.cache_bytes);
-        let mut chunks = Chunks { map, known: BTreeMap::new(), of_nodes: Vec::new() };
-        let (chosen, lost_chunks) = chunks.read(&nodes, &superblock, options.roots).await?;
-        let mut storage = Storage { devices: nodes.into_devices(), map: chunks.map.clone() };
-        let is_complete = lost_chunks.is_empty() && chosen.source == RootSource::Superblock;
-        check_devices(&storage.devices, &mut chunks.known, is_complete)?;
-        let mut nodes = NodeCache::new(storage, options.cache_bytes);
-        let mut trees = choose_trees(&nodes, &superblock, options.roots, &chunks).await?;
-        let mut chunks_of_devices = 0;
-        if options.roots == RootsFrom::Best && !is_complete {
-            chunks_of_devices = add_chunks_of_devices(&nodes, trees.root, &mut chunks.map).await;
-            if chunks_of_devices > 0 {
-                storage = Storage { devices: nodes.into_devices(), map: chunks.map.clone() };
-                nodes = NodeCache::new(storage, options.cache_bytes);
-                // A newer root may lie in one of them.
-                trees = choose_trees(&nodes, &superblock, options.roots, &chunks).await?;
+    pub fn open(
+        candidates: Vec<Candidate>,
+        options: OpenOptions,
+    ) -> LocalBoxFuture<'static, Result<Filesystem, FsError>> {
+        Box::pin(async move {
+            let devices = DeviceSet::open(candidates).await?;
+            let superblock = *devices.superblock();
+            let geometry = *devices.geometry();
+            let mut map = ChunkMap::default();
+            for chunk in superblock.sys_chunks() {
+                let bad = |why: String| FsError::Contradiction { what: "the superblock's list of chunks".into(), why };
+                let (key, chunk) = chunk.map_err(|error| bad(error.to_string()))?;
+                check_chunk(&geometry, key, &chunk).map_err(|rule| bad(format!("{key}: {rule}")))?;
+                map.add(key.offset, &chunk)?;
             }
-        }
-        let differing_roots = check_history(&nodes, trees.root).await?;
-        let Chunks { known, .. } = chunks;
-        Ok(Filesystem {
-            nodes,
-            known,
-            roots: Roots { chunks: chosen, trees, chunks_of_devices },
-            lost_chunks,
-            differing_roots,
-            csum_tree: Cell::new(None),
-            plain: PlainExtents::new(),
+            let nodes = NodeCache::new(Storage { devices, map: map.clone() }, options.cache_bytes);
+            let mut chunks = Chunks { map, known: BTreeMap::new(), of_nodes: Vec::new() };
+            let (chosen, lost_chunks) = chunks.read(&nodes, &superblock, options.roots).await?;
+            let mut storage = Storage { devices: nodes.into_devices(), map: chunks.map.clone() };
+            let is_complete = lost_chunks.is_empty() && chosen.source == RootSource::Superblock;
+            check_devices(&storage.devices, &mut chunks.known, is_complete)?;
+            let mut nodes = NodeCache::new(storage, options.cache_bytes);
+            let mut trees = choose_trees(&nodes, &superblock, options.roots, &chunks).await?;
+            let mut chunks_of_devices = 0;
+            if options.roots == RootsFrom::Best && !is_complete {
+                chunks_of_devices = add_chunks_of_devices(&nodes, trees.root, &mut chunks.map).await;
+                if chunks_of_devices > 0 {
+                    storage = Storage { devices: nodes.into_devices(), map: chunks.map.clone() };
+                    nodes = NodeCache::new(storage, options.cache_bytes);
+                    // A newer root may lie in one of them.
+                    trees = choose_trees(&nodes, &superblock, options.roots, &chunks).await?;
+                }
+            }
+            let differing_roots = check_history(&nodes, trees.root).await?;
+            let Chunks { known, .. } = chunks;
+            Ok(Filesystem {
+                nodes,
+                known,
+                roots: Roots { chunks: chosen, trees, chunks_of_devices },
+                lost_chunks,
+                differing_roots,
+                csum_tree: Cell::new(None),
+                plain: PlainExtents::new(),
+            })
         })
     }
 
@@ -216,13 +222,15 @@ impl Filesystem {
     }
 
     /// The roots of one of the two trees that the superblock has, the newest first, and what is wrong with those that cannot be read.
-    pub async fn root_candidates(&self, tree: u64) -> Vec<(Chosen, Option<FsError>)> {
-        let mut all = Vec::new();
-        for one in roots::candidates(self.superblock(), tree) {
-            let error = self.nodes.load(&one.root.expected()).await.err();
-            all.push((one, error));
-        }
-        all
+    pub fn root_candidates(&self, tree: u64) -> LocalBoxFuture<'_, Vec<(Chosen, Option<FsError>)>> {
+        Box::pin(async move {
+            let mut all = Vec::new();
+            for one in roots::candidates(self.superblock(), tree) {
+                let error = self.nodes.load(&one.root.expected()).await.err();
+                all.push((one, error));
+            }
+            all
+        })
     }
 
     /// Items of a tree.

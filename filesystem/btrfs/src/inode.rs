@@ -1,5 +1,6 @@
 //! Inodes: what stat(2) says of them, their attributes, their names, and the targets of symbolic links.
 
+use futures_util::future::LocalBoxFuture;
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::inode::{InodeFlags, InodeItem};
 use sealblock_btrfs_format::key::{ItemType, Key};
@@ -101,31 +102,35 @@ impl Filesystem {
     ///
     /// # Errors
     /// When it is not there, or cannot be read.
-    pub async fn inode(&self, tree: TreeRoot, ino: u64) -> Result<Inode, FsError> {
-        let mut cursor = self.cursor(tree, items_of(ino, ItemType::INODE_ITEM));
-        if let Some((key, data)) = cursor.next().await?
-            && let Ok(Item::Inode(item)) = Item::decode(key, data)
-            && let Some(kind) = FileKind::of_mode(item.mode.get())
-        {
-            return Ok(Inode { tree, ino, kind, item: *item });
-        }
-        Err(FsError::Absent(format!("inode {ino} in subvolume {}", tree.id)))
+    pub fn inode(&self, tree: TreeRoot, ino: u64) -> LocalBoxFuture<'_, Result<Inode, FsError>> {
+        Box::pin(async move {
+            let mut cursor = self.cursor(tree, items_of(ino, ItemType::INODE_ITEM));
+            if let Some((key, data)) = cursor.next().await?
+                && let Ok(Item::Inode(item)) = Item::decode(key, data)
+                && let Some(kind) = FileKind::of_mode(item.mode.get())
+            {
+                return Ok(Inode { tree, ino, kind, item: *item });
+            }
+            Err(FsError::Absent(format!("inode {ino} in subvolume {}", tree.id)))
+        })
     }
 
     /// The extended attributes of an inode, as they are stored.
     ///
     /// # Errors
     /// When they cannot be read.
-    pub async fn xattrs(&self, inode: &Inode) -> Result<Vec<Xattr>, FsError> {
-        let mut cursor = self.cursor(inode.tree, items_of(inode.ino, ItemType::XATTR_ITEM));
-        let mut all = Vec::new();
-        while let Some((key, data)) = cursor.next().await? {
-            if let Ok(Item::Xattrs(entries)) = Item::decode(key, data) {
-                let owned = |name: &[u8], value: &[u8]| Xattr { name: name.to_vec(), value: value.to_vec() };
-                all.extend(entries.iter().map(|entry| owned(entry.name, entry.data)));
+    pub fn xattrs<'a>(&'a self, inode: &'a Inode) -> LocalBoxFuture<'a, Result<Vec<Xattr>, FsError>> {
+        Box::pin(async move {
+            let mut cursor = self.cursor(inode.tree, items_of(inode.ino, ItemType::XATTR_ITEM));
+            let mut all = Vec::new();
+            while let Some((key, data)) = cursor.next().await? {
+                if let Ok(Item::Xattrs(entries)) = Item::decode(key, data) {
+                    let owned = |name: &[u8], value: &[u8]| Xattr { name: name.to_vec(), value: value.to_vec() };
+                    all.extend(entries.iter().map(|entry| owned(entry.name, entry.data)));
+                }
             }
-        }
-        Ok(all)
+            Ok(all)
+        })
     }
 
     /// All names of an inode.
@@ -153,15 +158,17 @@ impl Filesystem {
     ///
     /// # Errors
     /// When it is no link, or cannot be read.
-    pub async fn read_link(&self, inode: &Inode) -> Result<Vec<u8>, FsError> {
-        if inode.kind != FileKind::Symlink {
-            return Err(FsError::Kind(format!("inode {} is no symbolic link", inode.ino)));
-        }
-        let size = inode.size();
-        if size > MAX_LINK_BYTES {
-            let why = format!("a target of {size} bytes: at most {MAX_LINK_BYTES} can be resolved");
-            return Err(FsError::Contradiction { what: format!("the symbolic link {}", inode.ino), why });
-        }
-        Ok(self.read(inode, 0, size as usize).await?.to_vec())
+    pub fn read_link<'a>(&'a self, inode: &'a Inode) -> LocalBoxFuture<'a, Result<Vec<u8>, FsError>> {
+        Box::pin(async move {
+            if inode.kind != FileKind::Symlink {
+                return Err(FsError::Kind(format!("inode {} is no symbolic link", inode.ino)));
+            }
+            let size = inode.size();
+            if size > MAX_LINK_BYTES {
+                let why = format!("a target of {size} bytes: at most {MAX_LINK_BYTES} can be resolved");
+                return Err(FsError::Contradiction { what: format!("the symbolic link {}", inode.ino), why });
+            }
+            Ok(self.read(inode, 0, size as usize).await?.to_vec())
+        })
     }
 }

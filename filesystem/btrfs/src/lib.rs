@@ -84,7 +84,7 @@ pub mod walk;
 pub use chunk_map::{ChunkMap, Located, MapError, Place, Row};
 pub use cursor::{Cursor, TreeRoot};
 pub use devices::Candidate;
-pub use error::{BadCopy, CopyFault, FsError, Lost};
+pub use error::{BadCopy, CopyFault, FsError, FsFuture, Lost};
 pub use filesystem::{Filesystem, OpenOptions};
 pub use parity::{ParityError, Role};
 pub use roots::{RootSource, Roots, RootsFrom};

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use futures_util::future::LocalBoxFuture;
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_btrfs_format::items::root::RootFlags;
@@ -52,49 +53,55 @@ pub struct Subvolume {
 
 impl Filesystem {
     /// All subvolumes, by their numbers. What is lost of the tree of trees is returned beside them.
-    pub async fn subvolumes(&self) -> (BTreeMap<u64, Subvolume>, Vec<FsError>) {
-        let (mut all, mut lost) = (BTreeMap::<u64, Subvolume>::new(), Vec::new());
-        let mut cursor = Cursor::all(self.nodes(), self.root_tree());
-        loop {
-            match cursor.next().await {
-                Ok(None) => return (all, lost),
-                Ok(Some((key, data))) => add(&mut all, key, data),
-                Err(error) => lost.push(error),
+    pub fn subvolumes(&self) -> LocalBoxFuture<'_, (BTreeMap<u64, Subvolume>, Vec<FsError>)> {
+        Box::pin(async move {
+            let (mut all, mut lost) = (BTreeMap::<u64, Subvolume>::new(), Vec::new());
+            let mut cursor = Cursor::all(self.nodes(), self.root_tree());
+            loop {
+                match cursor.next().await {
+                    Ok(None) => return (all, lost),
+                    Ok(Some((key, data))) => add(&mut all, key, data),
+                    Err(error) => lost.push(error),
+                }
             }
-        }
+        })
     }
 
     /// A subvolume.
     ///
     /// # Errors
     /// When there is none with this number, or it cannot be read.
-    pub async fn subvolume(&self, id: u64) -> Result<Subvolume, FsError> {
-        let absent = || FsError::Absent(format!("subvolume {id}"));
-        if !objectid::is_subvolume(id) {
-            return Err(absent());
-        }
-        let (first, last) = (Key::new(id, ItemType::ROOT_ITEM, 0), Key::new(id, ItemType::ROOT_BACKREF, u64::MAX));
-        let (mut one, mut cursor) = (BTreeMap::new(), self.cursor(self.root_tree(), first..=last));
-        while let Some((key, data)) = cursor.next().await? {
-            add(&mut one, key, data);
-        }
-        one.remove(&id).ok_or_else(absent)
+    pub fn subvolume(&self, id: u64) -> LocalBoxFuture<'_, Result<Subvolume, FsError>> {
+        Box::pin(async move {
+            let absent = || FsError::Absent(format!("subvolume {id}"));
+            if !objectid::is_subvolume(id) {
+                return Err(absent());
+            }
+            let (first, last) = (Key::new(id, ItemType::ROOT_ITEM, 0), Key::new(id, ItemType::ROOT_BACKREF, u64::MAX));
+            let (mut one, mut cursor) = (BTreeMap::new(), self.cursor(self.root_tree(), first..=last));
+            while let Some((key, data)) = cursor.next().await? {
+                add(&mut one, key, data);
+            }
+            one.remove(&id).ok_or_else(absent)
+        })
     }
 
     /// The number of the subvolume that is mounted where none is named.
     ///
     /// # Errors
     /// When it cannot be read.
-    pub async fn default_subvolume(&self) -> Result<u64, FsError> {
-        let key = Key::new(objectid::ROOT_TREE_DIR, ItemType::DIR_ITEM, name_hash(DEFAULT_NAME));
-        let mut cursor = self.cursor(self.root_tree(), key..=key);
-        if let Some((key, data)) = cursor.next().await?
-            && let Ok(Item::DirItems(entries)) = Item::decode(key, data)
-            && let Some(entry) = entries.iter().find(|entry| entry.name == DEFAULT_NAME)
-        {
-            return Ok(entry.location.objectid);
-        }
-        Ok(objectid::FS_TREE)
+    pub fn default_subvolume(&self) -> LocalBoxFuture<'_, Result<u64, FsError>> {
+        Box::pin(async move {
+            let key = Key::new(objectid::ROOT_TREE_DIR, ItemType::DIR_ITEM, name_hash(DEFAULT_NAME));
+            let mut cursor = self.cursor(self.root_tree(), key..=key);
+            if let Some((key, data)) = cursor.next().await?
+                && let Ok(Item::DirItems(entries)) = Item::decode(key, data)
+                && let Some(entry) = entries.iter().find(|entry| entry.name == DEFAULT_NAME)
+            {
+                return Ok(entry.location.objectid);
+            }
+            Ok(objectid::FS_TREE)
+        })
     }
 
     /// True if the entry by which a subvolume is found is the one that it lies at. A snapshot has the entries of the subvolumes that lay in

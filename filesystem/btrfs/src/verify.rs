@@ -32,6 +32,7 @@ pub use session::{
     MAX_LISTED, MAX_NODES, Mode, Progress, Unwatched, VerifyOptions, Watch, expected_bytes, why_unchecked,
 };
 
+use futures_util::future::LocalBoxFuture;
 use sealblock_btrfs_format::key::objectid;
 use sealblock_btrfs_format::superblock::COPY_OFFSETS;
 
@@ -48,12 +49,18 @@ use walk::{Seen, find_sharers, walk};
 ///
 /// # Errors
 /// When devices are to compute the checksums ([`Mode::Offload`]) and one cannot. Everything else is in the report.
-pub async fn verify(fs: &Filesystem, options: VerifyOptions, watch: &dyn Watch) -> Result<Report, FsError> {
-    let session = Session::new(fs, options, watch)?;
-    if let Err(Stopped) = scan(&session).await {
-        session.unchecked(WhyUnchecked::Stopped, 0);
-    }
-    Ok(session.finish())
+pub fn verify<'a>(
+    fs: &'a Filesystem,
+    options: VerifyOptions,
+    watch: &'a dyn Watch,
+) -> LocalBoxFuture<'a, Result<Report, FsError>> {
+    Box::pin(async move {
+        let session = Session::new(fs, options, watch)?;
+        if let Err(Stopped) = scan(&session).await {
+            session.unchecked(WhyUnchecked::Stopped, 0);
+        }
+        Ok(session.finish())
+    })
 }
 
 async fn scan(session: &Session<'_>) -> Result<(), Stopped> {

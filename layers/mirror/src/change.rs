@@ -80,7 +80,7 @@ impl<C: Clock> Mirror<C> {
             return Err(ErrorKind::ReadOnly.into());
         }
         // Without the lock, two replicas could execute overlapping writes in different orders and differ for good.
-        let _guard = match self.mutation {
+        let _guard = match self.mutation.injected() {
             Mutation::Unordered => None,
             _ => Some(self.range_lock.lock(extent).await),
         };
@@ -160,7 +160,7 @@ impl<C: Clock> Mirror<C> {
     /// # Errors
     /// When no label can be written, or no in-sync replica has the change afterwards.
     async fn record_failures_for(&self, asked: &[ReplicaResult]) -> Result<(), Error> {
-        if !self.write_intent.has_unrecorded_failure() || self.mutation == Mutation::CompleteEarly {
+        if !self.write_intent.has_unrecorded_failure() || self.mutation.is(Mutation::CompleteEarly) {
             return Ok(());
         }
         self.write_labels().await?;
@@ -299,7 +299,7 @@ impl<C: Clock> Mirror<C> {
             return Ok(false);
         }
         self.hot.borrow_mut().crowded();
-        self.clear_groups(leaving, self.mutation != Mutation::EvictUnflushed).await?;
+        self.clear_groups(leaving, !self.mutation.is(Mutation::EvictUnflushed)).await?;
         Ok(true)
     }
 
@@ -331,7 +331,7 @@ impl<C: Clock> Mirror<C> {
         }
         let flushed = intent.flushed_changes.get();
         let is_unflushed = leaving.iter().any(|(_, change)| change.is_none_or(|change| change > flushed));
-        if may_flush && (is_unflushed || self.has_rewritten()) && self.mutation != Mutation::ClearUnflushed {
+        if may_flush && (is_unflushed || self.has_rewritten()) && !self.mutation.is(Mutation::ClearUnflushed) {
             self.flush_internally().await?;
         }
         for (group, change) in leaving {

@@ -240,7 +240,7 @@ pub async fn mark_written_alone_with_hooks(device: &DynDevice, hooks: TestHooks)
     (record.acked_events, record.sent_events) = (events, events);
     // The sessions stay: their changes may be on this replica alone, and others that lack them must not overwrite
     // them.
-    if hooks.mutation == Mutation::ForgetSessions {
+    if hooks.mutation.is(Mutation::ForgetSessions) {
         label.lineage = Lineage::default();
     }
     label.events = events;

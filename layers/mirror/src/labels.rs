@@ -64,7 +64,8 @@ impl<C: Clock> Mirror<C> {
         for replica in self.replicas.borrow().iter() {
             // After a crash it also lacks whatever is dirty.
             let is_missing = replica.state.get() == ReplicaState::OutOfSync;
-            if replica.lacks_own_label() || (is_missing && !(is_recorded && self.mutation == Mutation::ForgetOutOfSync))
+            if replica.lacks_own_label()
+                || (is_missing && !(is_recorded && self.mutation.is(Mutation::ForgetOutOfSync)))
             {
                 replica.out_of_sync.borrow_mut().insert_all(regions.clone());
             }
@@ -81,7 +82,7 @@ impl<C: Clock> Mirror<C> {
         if self.hot.borrow().is_due() {
             intent.room_changed.notify();
         }
-        if self.mutation == Mutation::SkipMark {
+        if self.mutation.is(Mutation::SkipMark) {
             return Ok(());
         }
         intent.begin_change();
@@ -379,7 +380,7 @@ impl<C: Clock> Mirror<C> {
         if pages.epoch == 0 && !due.is_empty() {
             // Drawn for this stay of this device: two replicas can have the same event counts, and what one lacks is not what
             // the other lacks.
-            pages.epoch = match self.mutation {
+            pages.epoch = match self.mutation.injected() {
                 Mutation::SharedEpoch => self.write_intent.events.get(),
                 _ => self.write_intent.draw_epoch(),
             };

@@ -125,7 +125,7 @@ impl<C: Clock> Mirror<C> {
         }
         self.write_intent.begin_change();
         self.write_labels().await.map_err(ReplicaError::WriteLabels)?;
-        if self.mutation != Mutation::SkipRemovedLabel && !is_last() {
+        if !self.mutation.is(Mutation::SkipRemovedLabel) && !is_last() {
             self.write_removed_label(&replica).await;
         }
         if is_last() {

@@ -72,7 +72,8 @@ pub(crate) struct MirrorParts {
     pub hooks: TestHooks,
 }
 
-/// A rule that the mirror breaks, to show that a simulation notices.
+/// A rule that the mirror breaks, to show that a simulation notices. It breaks it only in a build with the feature `mutations`, which proofs ask
+/// for; the product has none of these places.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mutation {
     /// None.
@@ -119,6 +120,18 @@ pub enum Mutation {
     SharedEpoch,
     /// Overlapping changes do not wait for each other.
     Unordered,
+}
+
+impl Mutation {
+    /// The rule that is broken: none, a constant, without the feature.
+    pub(crate) fn injected(self) -> Mutation {
+        if cfg!(any(test, feature = "mutations")) { self } else { Mutation::None }
+    }
+
+    /// True if it breaks `rule`.
+    pub(crate) fn is(self, rule: Mutation) -> bool {
+        self.injected() == rule
+    }
 }
 
 /// How a mirror of a test differs from one in use.
@@ -466,8 +479,8 @@ impl<C: Clock> Mirror<C> {
     /// Starts the resync of an online replica.
     pub(crate) fn start_resync(&self, replica: &Replica) {
         *replica.to_resync.borrow_mut() = replica.out_of_sync.borrow().clone();
-        let is_late = self.mutation == Mutation::LateLabel && self.write_intent.is_writing();
-        replica.has_own_label.set(self.mutation == Mutation::SkipOwnLabel || is_late);
+        let is_late = self.mutation.is(Mutation::LateLabel) && self.write_intent.is_writing();
+        replica.has_own_label.set(self.mutation.is(Mutation::SkipOwnLabel) || is_late);
         replica.state.set(ReplicaState::Resyncing);
         self.work.notify();
     }

@@ -67,7 +67,7 @@ pub async fn open_with_hooks<C: Clock>(
     }
     let probed = join_all(sources.iter().map(|source| probe(source, hooks.mutation))).await;
     let mut found = usable(&mut sources, probed)?;
-    if hooks.mutation == Mutation::SkipLineage {
+    if hooks.mutation.is(Mutation::SkipLineage) {
         found.iter_mut().for_each(forget_lineage);
     }
     let older = older(&sources);
@@ -307,7 +307,7 @@ fn existing_parts(
     };
     let write_intent = WriteIntent::new(prior, &options.random);
     // Labels that replicas write apart must differ from a label that was in flight when they parted.
-    if hooks.mutation != Mutation::CountOn {
+    if !hooks.mutation.is(Mutation::CountOn) {
         write_intent.skip_events_past(label.events);
     }
     let (is_labelled, hooks) = (true, *hooks);

@@ -50,7 +50,7 @@ async fn decode_label(device: &DynDevice, bytes: &[u8], mutation: Mutation) -> R
     let Some(regions) = label.as_ref().map(|label| label.map.count()).filter(|_| !wanted.0.is_empty()) else {
         return Ok(label);
     };
-    let mut pages = LoadedPages { pages: BTreeMap::new(), are_trusted: mutation == Mutation::TrustPages };
+    let mut pages = LoadedPages { pages: BTreeMap::new(), are_trusted: mutation.is(Mutation::TrustPages) };
     for id in wanted.0 {
         if let Ok(Response::Reserved(page)) = device.execute(Request::read_reserved(id.area(regions))).await {
             pages.pages.insert(id, page);

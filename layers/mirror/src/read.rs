@@ -106,7 +106,7 @@ impl<C: Clock> Mirror<C> {
     /// The replicas to read from, best first. While blocks are locked or nosync all readers use the same replica: a
     /// later reader must not see older content than an earlier one.
     fn read_balance(&self, extent: Extent) -> Replicas {
-        let replicas = match self.mutation {
+        let replicas = match self.mutation.injected() {
             Mutation::ReadResyncing => self.write_targets(),
             _ => self.in_sync(),
         };

@@ -50,7 +50,7 @@ impl<C: Clock> Mirror<C> {
     /// their places by the order of the names; now its label tells.
     fn identify(&self, replica: &Rc<Replica>, found: &ReplicaProbe) -> Rc<Replica> {
         let ReplicaProbe::Labelled(label) = found else { return replica.clone() };
-        if self.mutation == Mutation::TrustOrder {
+        if self.mutation.is(Mutation::TrustOrder) {
             return replica.clone();
         }
         let id = label.replicas[label.own_index].id;
@@ -112,13 +112,13 @@ impl<C: Clock> Mirror<C> {
         if label.uuid != self.uuid {
             return Err("the device belongs to another mirror".to_owned());
         }
-        if label.replicas[label.own_index].id != replica.id && self.mutation != Mutation::TrustOrder {
+        if label.replicas[label.own_index].id != replica.id && !self.mutation.is(Mutation::TrustOrder) {
             return Err(
                 "the device never was a replica of this mirror, or was removed; `sealblock mirror replace` makes it one"
                     .to_owned(),
             );
         }
-        if self.mutation == Mutation::ReattachDiverged {
+        if self.mutation.is(Mutation::ReattachDiverged) {
             return Ok(());
         }
         // Also an in-sync replica that is offline now: the label that it would have tells what the others lack.

@@ -25,7 +25,7 @@ pub(crate) struct FoundBlocks {
 impl<C: Clock> Mirror<C> {
     /// True if a replica that was chosen earlier may still be read.
     pub(crate) fn may_read(&self, replica: &Replica) -> bool {
-        replica.is_readable() || self.mutation == Mutation::ReadResyncing
+        replica.is_readable() || self.mutation.is(Mutation::ReadResyncing)
     }
 
     /// Reads blocks from these replicas in their order: all from one that has them all, else block by block. Also
@@ -215,7 +215,7 @@ impl<C: Clock> Mirror<C> {
     /// Resyncing replicas may have got these blocks from a replica whose content no longer counts; they get them
     /// again.
     fn require_resync(&self, piece: Extent) {
-        if self.mutation == Mutation::ForgetFlushing {
+        if self.mutation.is(Mutation::ForgetFlushing) {
             return;
         }
         let regions = self.map.of(piece);

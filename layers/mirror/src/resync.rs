@@ -190,7 +190,7 @@ impl<C: Clock> Mirror<C> {
                 // All its content is the mirror's from here on, even if regions have to be resynced again.
                 replica.is_new.set(false);
             }
-            if self.mutation != Mutation::ForgetFlushing {
+            if !self.mutation.is(Mutation::ForgetFlushing) {
                 // Regions that became nosync during the flush are still to resync.
                 lacking.add(&replica.to_resync.borrow());
             }

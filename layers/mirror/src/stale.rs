@@ -51,7 +51,7 @@ impl<C: Clock> Mirror<C> {
         lba: Lba,
     ) -> Result<LastCopy, Error> {
         let one = Extent::one(lba);
-        if replica.is_new.get() || self.mutation == Mutation::PoisonLastCopy {
+        if replica.is_new.get() || self.mutation.is(Mutation::PoisonLastCopy) {
             // Its content never was the mirror's.
             let poison = Request::write_uncorrectable(one, Durability::Volatile);
             return replica.execute(poison).await.map(|_| LastCopy::Kept);
@@ -73,7 +73,7 @@ impl<C: Clock> Mirror<C> {
             // An unreadable block is no copy that could pass for a newer one.
             return Ok(if is_good { LastCopy::NoRoom } else { LastCopy::Kept });
         }
-        if self.mutation == Mutation::ForgetStale {
+        if self.mutation.is(Mutation::ForgetStale) {
             return Ok(LastCopy::Kept);
         }
         // Also if it is unreadable: it may become readable later, and is just as old then.

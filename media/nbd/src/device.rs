@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use futures_util::future::LocalBoxFuture;
 use sealblock_block::{Abilities, Device, ErrorKind, Geometry, Operation, Outcome, Request};
 use sealblock_protocols_nbd::client::{Event, Goal};
 
@@ -29,23 +30,31 @@ impl NbdDevice {
     ///
     /// # Panics
     /// Outside a reactor.
-    pub async fn connect(address: Address, export: &str, options: Options) -> Result<NbdDevice, ConnectError> {
-        let config = SessionConfig::new(address, export, options);
-        let number = config.lineage.next_session();
-        let session = config.open(number).await?;
-        let depth = config.options.queue_depth;
-        let info = ConnectionInfo::of(export, &session.info, session.connections.len(), depth);
-        Ok(NbdDevice(Rc::new(NbdState { io: Io { session: remote_export::start(config, session, number) }, info })))
+    pub fn connect(
+        address: Address,
+        export: &str,
+        options: Options,
+    ) -> LocalBoxFuture<'_, Result<NbdDevice, ConnectError>> {
+        Box::pin(async move {
+            let config = SessionConfig::new(address, export, options);
+            let number = config.lineage.next_session();
+            let session = config.open(number).await?;
+            let depth = config.options.queue_depth;
+            let info = ConnectionInfo::of(export, &session.info, session.connections.len(), depth);
+            Ok(NbdDevice(Rc::new(NbdState { io: Io { session: remote_export::start(config, session, number) }, info })))
+        })
     }
 
     /// Closes the device for all its clones: sends NBD_CMD_DISC and closes the connections. Requests in flight and later
     /// ones fail. The caller flushes before.
-    pub async fn close(&self) {
-        let reconnecting = &self.0.io.session;
-        if let Some(session) = reconnecting.current_session() {
-            session.disconnect();
-        }
-        reconnecting.fail("the device was closed");
+    pub fn close(&self) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async move {
+            let reconnecting = &self.0.io.session;
+            if let Some(session) = reconnecting.current_session() {
+                session.disconnect();
+            }
+            reconnecting.fail("the device was closed");
+        })
     }
 
     /// What the server says of the export.
@@ -101,14 +110,19 @@ pub use sealblock_protocols_nbd::client::ListedExport;
 ///
 /// # Panics
 /// Outside a reactor.
-pub async fn discover(address: Address, options: Options) -> Result<Vec<ListedExport>, ConnectError> {
-    let config = SessionConfig::new(address, "", options);
-    config
-        .in_time(async {
-            match config.negotiate(Goal::List, None).await? {
-                (_, Event::Listed(exports)) => Ok(exports),
-                _ => Err(config.lost("the negotiation came to something else")),
-            }
-        })
-        .await
+pub fn discover(
+    address: Address,
+    options: Options,
+) -> LocalBoxFuture<'static, Result<Vec<ListedExport>, ConnectError>> {
+    Box::pin(async move {
+        let config = SessionConfig::new(address, "", options);
+        config
+            .in_time(async {
+                match config.negotiate(Goal::List, None).await? {
+                    (_, Event::Listed(exports)) => Ok(exports),
+                    _ => Err(config.lost("the negotiation came to something else")),
+                }
+            })
+            .await
+    })
 }

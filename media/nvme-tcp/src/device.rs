@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 
+use futures_util::future::LocalBoxFuture;
 use sealblock_block::{Abilities, Device, ErrorKind, Geometry, Operation, Outcome, Request};
 use sealblock_media_nvme::PiMode;
 use sealblock_media_nvme::requests::Requests;
@@ -38,37 +39,41 @@ impl NvmeTcpDevice {
     ///
     /// # Panics
     /// Outside a reactor.
-    pub async fn connect(
+    pub fn connect(
         address: HostPort,
         subsystem: Nqn,
         namespace: Option<u32>,
         options: Options,
-    ) -> Result<NvmeTcpDevice, ConnectError> {
-        let config = SessionConfig::new(address, subsystem, namespace, options);
-        let number = config.lineage.next_session();
-        let session = config.open().await?;
-        let info = connection_info(&config, &session);
-        let codec = BlockCodec::new(&session.profile, config.options.data_digest);
-        let reconnecting = Reconnecting::new(RemoteNamespace::new(config, &session), session, number);
-        Ok(NvmeTcpDevice(Rc::new(NvmeTcpState { io: Io { session: reconnecting, codec }, info })))
+    ) -> LocalBoxFuture<'static, Result<NvmeTcpDevice, ConnectError>> {
+        Box::pin(async move {
+            let config = SessionConfig::new(address, subsystem, namespace, options);
+            let number = config.lineage.next_session();
+            let session = config.open().await?;
+            let info = connection_info(&config, &session);
+            let codec = BlockCodec::new(&session.profile, config.options.data_digest);
+            let reconnecting = Reconnecting::new(RemoteNamespace::new(config, &session), session, number);
+            Ok(NvmeTcpDevice(Rc::new(NvmeTcpState { io: Io { session: reconnecting, codec }, info })))
+        })
     }
 
     /// Closes the device for all its clones: shuts the controller down, which lets it write its cache back, and closes the
     /// connections. Requests in flight and later ones fail. Waits at most [`Options::shutdown_timeout`]. The caller flushes
     /// before.
-    pub async fn close(&self) {
-        let reconnecting = &self.0.io.session;
-        if let Some(session) = reconnecting.current_session() {
-            let limit = reconnecting.config.options.shutdown_timeout;
-            match sealblock_runtime_reactor::timeout(limit, session.shut_down()).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!(target = %reconnecting.config.address, %error, "shutdown failed"),
-                Err(elapsed) => {
-                    tracing::warn!(target = %reconnecting.config.address, %elapsed, "shutdown took too long")
+    pub fn close(&self) -> LocalBoxFuture<'_, ()> {
+        Box::pin(async move {
+            let reconnecting = &self.0.io.session;
+            if let Some(session) = reconnecting.current_session() {
+                let limit = reconnecting.config.options.shutdown_timeout;
+                match sealblock_runtime_reactor::timeout(limit, session.shut_down()).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::warn!(target = %reconnecting.config.address, %error, "shutdown failed"),
+                    Err(elapsed) => {
+                        tracing::warn!(target = %reconnecting.config.address, %elapsed, "shutdown took too long")
+                    }
                 }
             }
-        }
-        reconnecting.fail("the device was closed");
+            reconnecting.fail("the device was closed");
+        })
     }
 
     /// What the target says of itself and of the namespace.
@@ -79,9 +84,11 @@ impl NvmeTcpDevice {
 
     /// What the target knows of bad blocks without looking at any; `None` where it keeps no list that this host can read, or cannot be
     /// reached.
-    pub async fn known_damage(&self) -> Option<KnownDamage> {
-        let session = self.0.io.session.current_session()?;
-        damage::known_damage(&session).await
+    pub fn known_damage(&self) -> LocalBoxFuture<'_, Option<KnownDamage>> {
+        Box::pin(async move {
+            let session = self.0.io.session.current_session()?;
+            damage::known_damage(&session).await
+        })
     }
 
     /// What the device transferred since it was opened.
@@ -142,29 +149,47 @@ impl Device for NvmeTcpDevice {
     }
 
     async fn execute(&self, request: Request) -> Outcome {
-        let (io, kind) = (&self.0.io, request.kind());
+        let io = &self.0.io;
         io.session.check_fresh()?;
-        let requests = Requests(io);
-        let Request { operation, extents, durability } = request;
-        match operation {
-            Operation::Read(expectations) => requests.read(extents.one(), &expectations).await,
-            Operation::Write(data) => requests.write(extents.one(), &data.into_sealed(), durability).await,
-            Operation::Flush => io.flush().await,
-            Operation::Discard => requests.discard(&extents).await,
-            Operation::WriteZeroes { may_unmap } => requests.write_zeroes(extents.one(), may_unmap, durability).await,
-            Operation::Copy { source, expectations } => {
-                requests.copy(source, extents.one(), &expectations, durability).await
+        // Only what is frequent is compiled with each stack of devices; the rest once, here.
+        match request.operation {
+            Operation::Read(expectations) => Requests(io).read(request.extents.one(), &expectations).await,
+            Operation::Write(data) => {
+                Requests(io).write(request.extents.one(), &data.into_sealed(), request.durability).await
             }
-            Operation::Verify(expectations) => requests.verify(extents.one(), &expectations).await,
-            Operation::Compare(data) => requests.compare(extents.one(), &data).await,
-            Operation::CompareAndWrite(data) => io.compare_and_write(extents.one(), &data, durability).await,
-            Operation::Checksum(kind, expectations) => io.checksum(extents.one(), kind, &expectations).await,
-            Operation::ReadReserved(area) => io.read_reserved(area).await,
-            Operation::WriteReserved(area, bytes) => io.write_reserved(area, &bytes).await,
-            Operation::Salvage | Operation::WriteUncorrectable | Operation::Repair | Operation::BlockStatus => {
-                Err(ErrorKind::Absent(kind).into())
-            }
+            operation => self.execute_rare(Request { operation, ..request }).await,
         }
+    }
+}
+
+impl NvmeTcpDevice {
+    /// Everything but Read and Write.
+    fn execute_rare(&self, request: Request) -> LocalBoxFuture<'_, Outcome> {
+        Box::pin(async move {
+            let (io, kind) = (&self.0.io, request.kind());
+            let requests = Requests(io);
+            let Request { operation, extents, durability } = request;
+            match operation {
+                Operation::Flush => io.flush().await,
+                Operation::Discard => requests.discard(&extents).await,
+                Operation::WriteZeroes { may_unmap } => {
+                    requests.write_zeroes(extents.one(), may_unmap, durability).await
+                }
+                Operation::Copy { source, expectations } => {
+                    requests.copy(source, extents.one(), &expectations, durability).await
+                }
+                Operation::Verify(expectations) => requests.verify(extents.one(), &expectations).await,
+                Operation::Compare(data) => requests.compare(extents.one(), &data).await,
+                Operation::CompareAndWrite(data) => io.compare_and_write(extents.one(), &data, durability).await,
+                Operation::Checksum(kind, expectations) => io.checksum(extents.one(), kind, &expectations).await,
+                Operation::ReadReserved(area) => io.read_reserved(area).await,
+                Operation::WriteReserved(area, bytes) => io.write_reserved(area, &bytes).await,
+                Operation::Read(_) | Operation::Write(_) => unreachable!("executed where they come in"),
+                Operation::Salvage | Operation::WriteUncorrectable | Operation::Repair | Operation::BlockStatus => {
+                    Err(ErrorKind::Absent(kind).into())
+                }
+            }
+        })
     }
 }
 
@@ -183,23 +208,29 @@ const ATTEMPTS: usize = 4;
 ///
 /// # Panics
 /// Outside a reactor.
-pub async fn discover(address: HostPort, options: Options) -> Result<Vec<DiscoveryEntry>, ConnectError> {
-    let config = SessionConfig::new(address, Nqn::discovery(), None, options);
-    let read = async {
-        let controller = config.open_controller().await?;
-        let mut last = Err(ConnectError::Unexpected { what: LOG_COMMAND, why: "another page each time".to_owned() });
-        for _ in 0..ATTEMPTS {
-            match read_log(&controller.admin).await? {
-                Some(entries) => {
-                    last = Ok(entries);
-                    break;
+pub fn discover(
+    address: HostPort,
+    options: Options,
+) -> LocalBoxFuture<'static, Result<Vec<DiscoveryEntry>, ConnectError>> {
+    Box::pin(async move {
+        let config = SessionConfig::new(address, Nqn::discovery(), None, options);
+        let read = async {
+            let controller = config.open_controller().await?;
+            let mut last =
+                Err(ConnectError::Unexpected { what: LOG_COMMAND, why: "another page each time".to_owned() });
+            for _ in 0..ATTEMPTS {
+                match read_log(&controller.admin).await? {
+                    Some(entries) => {
+                        last = Ok(entries);
+                        break;
+                    }
+                    None => continue,
                 }
-                None => continue,
             }
-        }
-        last
-    };
-    config.in_time(read).await
+            last
+        };
+        config.in_time(read).await
+    })
 }
 
 const LOG_COMMAND: &str = "Get Log Page, Discovery";

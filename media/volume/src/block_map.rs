@@ -171,7 +171,7 @@ impl BlockMap {
             salt.into_iter().for_each(|(_, salt)| self.lost_copies.add_foreign("the map pages", salt, 1));
             found
         };
-        let copies = match self.mutation {
+        let copies = match self.mutation.injected() {
             Mutation::OneCopy => [generations(head), generations(head)],
             _ => [generations(head), generations(second)],
         };

@@ -68,7 +68,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn checkpoint(&self, clean: bool) -> Result<(), Error> {
         let _alone = self.checkpoints.turns.lock(CHECKPOINT).await;
         let mut target = self.write_map_pages().await?;
-        if self.mutation == Mutation::TailEarly {
+        if self.mutation.is(Mutation::TailEarly) {
             target = self.log.take_applied();
         }
         let initialized_groups = self.block_map.groups.initialized_count();
@@ -106,7 +106,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.initialize_groups(&pages).await?;
         let writes = pages.iter().map(|&number| self.block_map.write(&self.medium, number, target));
         all_ended(writes, PAGES_IN_FLIGHT).await?;
-        if self.mutation != Mutation::UnsyncedTables {
+        if !self.mutation.is(Mutation::UnsyncedTables) {
             self.sync_or_fail().await?;
         }
         Ok(target)
@@ -121,7 +121,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if groups.is_empty() {
             return Ok(());
         }
-        if self.mutation == Mutation::MapFirst {
+        if self.mutation.is(Mutation::MapFirst) {
             self.block_map.groups.set_initialized(&self.medium, &groups).await.map_err(|error| self.fail(&error))?;
         }
         let at_once = (UNWRITTEN_BYTES / self.layout.page_bytes()).max(1) as usize;
@@ -191,7 +191,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let uncorrectable = before.uncorrectable || self.commits.uncorrectable.get();
         // An earlier attempt may have made it durable, and then failed to write the superblock.
         let is_empty = self.log.next.get() == self.log.tail.get();
-        let begins = !before.is_anchored && is_empty && self.mutation != Mutation::NoAnchor;
+        let begins = !before.is_anchored && is_empty && !self.mutation.is(Mutation::NoAnchor);
         if begins {
             self.log.write_anchor(&self.medium).await.map_err(|error| self.fail(&error))?;
             self.sync_or_fail().await?;

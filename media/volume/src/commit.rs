@@ -107,7 +107,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// The bytes of map entries in the log.
     pub(crate) fn encode(&self, entries: &[MapEntryRun]) -> Vec<Encoded> {
-        let said = |run: &MapEntryRun| match self.mutation {
+        let said = |run: &MapEntryRun| match self.mutation.injected() {
             // An injected fault: after a crash the last block of the run is as it was before.
             Mutation::ShortRun if run.blocks > 1 => run.part(run.start(), run.end() - 1),
             _ => *run,
@@ -132,7 +132,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 batch.push(piece);
             }
             let page_batches: Vec<&[Piece]> = batch.chunk_by(|a, b| a.page == b.page).collect();
-            if defer_free && self.mutation != Mutation::ReuseEarly {
+            if defer_free && !self.mutation.is(Mutation::ReuseEarly) {
                 join_all(page_batches.iter().map(|pieces_of_page| self.defer_free_replaced(pieces_of_page))).await;
             }
             for pieces_of_page in page_batches {

@@ -128,11 +128,11 @@ impl Log {
             && let Some((last, region)) = single
             && last.has_room_for(&blocks, &self.layout, self.mutation)
         {
-            if self.mutation != Mutation::JoinTaken {
+            if !self.mutation.is(Mutation::JoinTaken) {
                 self.applied.set(last.sequence);
             }
             let sector = LogSector::of_encoded(&last.bytes);
-            let region = if self.mutation == Mutation::JoinInPlace { region } else { region + 1 };
+            let region = if self.mutation.is(Mutation::JoinInPlace) { region } else { region + 1 };
             let (earlier, repeats) = (sector.entries().to_vec(), sector.repeats().to_vec());
             let blocks = last.blocks.iter().copied().chain(blocks).collect();
             let (first, left_out) = (last.sequence, sector.header.left_out);
@@ -140,7 +140,7 @@ impl Log {
         }
         let first = self.next.get();
         let (mut repeats, mut left_out) = (Vec::new(), 0);
-        if let Some((last, _)) = single.filter(|_| self.mutation != Mutation::RepeatNothing) {
+        if let Some((last, _)) = single.filter(|_| !self.mutation.is(Mutation::RepeatNothing)) {
             let sector = LogSector::of_encoded(&last.bytes);
             left_out = sector.header.earlier;
             repeats = sector.entries()[usize::from(left_out)..].to_vec();
@@ -197,7 +197,7 @@ impl Log {
         let writes = regions.flat_map(|region| self.log_pieces(first, region, &bytes));
         let writes = writes.map(|(offset, piece)| medium.write(offset, piece));
         join_all(writes).await.into_iter().collect::<Result<(), MediumError>>()?;
-        if self.mutation != Mutation::SkipSync {
+        if !self.mutation.is(Mutation::SkipSync) {
             medium.sync().await?;
         }
         let sector = self.layout.sector_bytes() as usize;
@@ -297,7 +297,7 @@ impl LastSector {
         let sector = LogSector::of_encoded(&self.bytes);
         let entries = (sector.entries().len() + sector.repeats().len() + blocks.len()) as u64;
         let meets = |(start, end): &(u64, u64)| self.blocks.iter().any(|(from, to)| start < to && from < end);
-        (!self.is_closed || mutation == Mutation::JoinTaken)
+        (!self.is_closed || mutation.is(Mutation::JoinTaken))
             && entries <= layout.log_sector_entries()
             && !blocks.iter().any(meets)
     }

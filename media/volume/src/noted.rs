@@ -85,7 +85,7 @@ pub(crate) async fn read<M: Medium>(
         Err(why) => return Ok(nothing(AnsweredChanges::MayBeLost(why))),
     };
     let newest = found.last().map(|gathered| gathered.next() - 1);
-    let is_trusted = options.mutation == Mutation::TrustNotes;
+    let is_trusted = options.mutation.is(Mutation::TrustNotes);
     // Of the log that they were compared with nothing is left where they were counted before.
     if place.counted.is_none() && !is_trusted && !agrees_with_log(&found, recovered) {
         return Ok(nothing(AnsweredChanges::MayBeLost("the log has changes that are not noted")));

@@ -136,9 +136,9 @@ impl Notes {
     pub fn begin_half(&self, end: LogPosition, mutation: Mutation) {
         if let Some(half) = self.half.borrow_mut().as_mut() {
             // An injected fault: the half of a memtable whose commit is in flight is written over.
-            half.number += u64::from(mutation != Mutation::HalfEarly);
+            half.number += u64::from(!mutation.is(Mutation::HalfEarly));
             // An injected fault: notes count from the commit before.
-            half.base = if mutation == Mutation::BaseBehind { half.base } else { end };
+            half.base = if mutation.is(Mutation::BaseBehind) { half.base } else { end };
             half.pages.clear();
             half.first += half.len as u64;
             half.len = 0;

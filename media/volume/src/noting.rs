@@ -65,13 +65,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Whether a block that was moved was not changed meanwhile.
     fn is_still_at(&self, entry: &MapEntryRun, from: u32) -> bool {
         let now = self.stored_entry_now(entry.first.lba).flatten();
-        now.is_some_and(|now| now.pbn == from) || self.mutation == Mutation::MoveOverNewer
+        now.is_some_and(|now| now.pbn == from) || self.mutation.is(Mutation::MoveOverNewer)
     }
 
     /// Ends when all map entries that were given to [`Volume::enter`] are noted and in the memtable.
     pub(crate) async fn entered(&self) -> Result<(), Error> {
         let (notes, asked) = (&self.notes, self.notes.asked.get());
-        if self.mutation == Mutation::NoteLate && asked - notes.done.get() < 8 {
+        if self.mutation.is(Mutation::NoteLate) && asked - notes.done.get() < 8 {
             // An injected fault: changes are answered before they are noted.
             return Ok(());
         }

@@ -118,7 +118,8 @@ pub enum VolumeError {
     Recovery(String),
 }
 
-/// A fault in the volume's own work, put in on purpose: each breaks one rule that crash consistency stands on.
+/// A fault in the volume's own work, put in on purpose: each breaks one rule that crash consistency stands on. It takes effect only in a build
+/// with the feature `mutations`, which proofs ask for; the product has none of these places.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mutation {
     /// No fault.
@@ -188,4 +189,16 @@ pub enum Mutation {
     NoAnchor,
     /// Resizing: block groups that come have the bits in the group map that earlier ones have left.
     KeepBits,
+}
+
+impl Mutation {
+    /// The fault that takes effect: none, a constant, without the feature.
+    pub(crate) fn injected(self) -> Mutation {
+        if cfg!(any(test, feature = "mutations")) { self } else { Mutation::None }
+    }
+
+    /// True if `fault` takes effect.
+    pub(crate) fn is(self, fault: Mutation) -> bool {
+        self.injected() == fault
+    }
 }

@@ -111,16 +111,16 @@ pub(crate) async fn replay<M: Medium>(
     let (end, next, tail, durable_end) = (scan.next, scan.next(), scan.tail(), scan.durable_end());
     let found = Recovered { end, next, is_used, lost, first_lost, ..Recovered::default() };
     let mut recovered = Recovered { foreign, tail, durable_end, ..found };
-    if options.mutation == Mutation::RunsFirst {
+    if options.mutation.is(Mutation::RunsFirst) {
         let found_sectors = scan.sectors.values().rev().flat_map(|found| &found.own);
         found_sectors.filter(|run| run.blocks > 1).for_each(|run| drop(recovered.entries.insert_older(*run)));
     }
     // Newest first: the first map entry of a block that counts is the one.
     for (&sequence, found) in scan.sectors.iter().rev() {
-        if options.mutation == Mutation::RepeatAsNew {
+        if options.mutation.is(Mutation::RepeatAsNew) {
             recovered.take_all(&found.repeats);
         }
-        let is_durable = sequence < scan.durable || options.mutation == Mutation::TrustLog;
+        let is_durable = sequence < scan.durable || options.mutation.is(Mutation::TrustLog);
         let (durable, last) = found.own.split_at(if is_durable { found.own.len() } else { found.earlier });
         recovered.take_all(durable);
         for run in last {
@@ -316,7 +316,7 @@ async fn read_log<'a, M: Medium>(
     options: &OpenOptions,
 ) -> Result<LogScan<'a>, VolumeError> {
     let (layout, tail) = (&superblock.layout, superblock.log_tail);
-    let takes_less = options.mutation == Mutation::ShorterCopy;
+    let takes_less = options.mutation.is(Mutation::ShorterCopy);
     let (sectors, unseen) = (BTreeMap::new(), Vec::new());
     let (foreign, before_tail) = (BTreeMap::new(), 0);
     let mut scan = LogScan {
@@ -338,7 +338,7 @@ async fn read_log<'a, M: Medium>(
         let [a, b] =
             [0, 1].map(|region| read_sectors(medium, layout.log_sector_offset(first, region), length, sector_bytes));
         let (a, b) = join(a, b).await;
-        let regions = if options.mutation == Mutation::OneRegion { 1 } else { LOG_REGIONS as usize };
+        let regions = if options.mutation.is(Mutation::OneRegion) { 1 } else { LOG_REGIONS as usize };
         let parts = [a?, b?];
         let [(_, missing), (_, also)] = &parts;
         missing

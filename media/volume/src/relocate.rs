@@ -156,7 +156,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let data = self.collect(place, &self.pieces(place, &located), buffer, &mut bad_blocks).await.freeze();
         blocks.retain_mut(|(offset, entry)| {
             let block = &data[(*offset as usize) << shift..(*offset as usize + 1) << shift];
-            if self.mutation == Mutation::MoveUnchecked {
+            if self.mutation.is(Mutation::MoveUnchecked) {
                 // An injected fault: whatever was found is sealed anew.
                 self.seal_anew(entry, block);
                 return true;

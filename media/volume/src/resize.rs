@@ -87,13 +87,13 @@ impl From<MediumError> for ResizeError {
 
 /// Changes the size of the volume on a medium that no volume is open on.
 ///
-/// Open the medium for writing, which locks other processes out. Whatever happens in between, such as a crash, the
+/// `medium` is a pointer to it. Open the medium for writing, which locks other processes out. Whatever happens in between, such as a crash, the
 /// volume has its old size or its new one and all of its data. After a crash, doing it again finishes it. So does asking for
 /// the size that it has.
 ///
 /// # Errors
 /// See [`ResizeError`]. When the medium fails half-way, the volume has the old size or the new one.
-pub async fn resize<M: Medium, C: Clock>(
+pub async fn resize<M: Medium + Clone, C: Clock>(
     medium: &M,
     clock: C,
     options: &ResizeOptions,
@@ -121,13 +121,13 @@ fn layout_for(superblock: &Superblock, options: &ResizeOptions) -> Result<Layout
 
 /// Has what a crash left taken over, looks whether the volume may be resized, and closes it: its log is empty then, and all
 /// superblocks say so.
-async fn close_in_order<M: Medium, C: Clock>(
+async fn close_in_order<M: Medium + Clone, C: Clock>(
     medium: &M,
     clock: C,
     options: &ResizeOptions,
 ) -> Result<Superblock, ResizeError> {
     let opening = OpenOptions { relocate: false, mutation: options.mutation, ..OpenOptions::default() };
-    let OpenVolume { volume, worker, .. } = open(medium, clock, &opening).await?;
+    let OpenVolume { volume, worker, .. } = open(medium.clone(), clock, &opening).await?;
     let checking = async {
         let allowed = may_resize(&volume, options).await;
         let closed = volume.close().await.map_err(|error| VolumeError::Recovery(error.to_string()));
@@ -148,7 +148,7 @@ async fn may_resize<M: Medium, C: Clock>(volume: &Volume<M, C>, options: &Resize
     if let Some(why) = bar {
         return Err(ResizeError::Member(why));
     }
-    if options.mutation == Mutation::CutMapped {
+    if options.mutation.is(Mutation::CutMapped) {
         return Ok(());
     }
     let (mut blocks, mut first) = (0, None);
@@ -190,7 +190,7 @@ impl<M: Medium> ResizeStep<'_, M> {
         let groups = BlockGroups::read(self.medium, &self.old).await?;
         let (write_seq, initialized_groups) = (self.old.write_seq + 1, groups.initialized_below(to.block_groups()));
         let resized = Superblock { write_seq, layout: to, initialized_groups, ..self.old };
-        match self.mutation {
+        match self.mutation.injected() {
             Mutation::NameEarly => self.write_first_superblock(&resized).await?,
             Mutation::TailEarlier if !self.grows() => self.copy_reserved(&self.layout).await?,
             _ => {}
@@ -202,7 +202,7 @@ impl<M: Medium> ResizeStep<'_, M> {
             let _ = self.medium.set_len(medium_bytes).await;
         }
         prepared?;
-        if self.mutation == Mutation::CutEarly {
+        if self.mutation.is(Mutation::CutEarly) {
             self.cut().await?;
         }
         self.write_first_superblock(&resized).await?;
@@ -222,7 +222,7 @@ impl<M: Medium> ResizeStep<'_, M> {
             self.make_room().await?;
             self.copy_reserved(&self.layout).await?;
         }
-        if self.mutation != Mutation::KeepBits {
+        if !self.mutation.is(Mutation::KeepBits) {
             groups.rewrite_for(self.medium, to, from.is_resized() || to.is_resized()).await?;
         }
         if self.grows() {

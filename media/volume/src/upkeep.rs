@@ -96,7 +96,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         for &(start, count) in taken.runs() {
             let (offset, mut length) =
                 (self.pbn_offset(group, start), u64::from(count) << self.geometry.block_size.shift());
-            if self.mutation == Mutation::PunchBeyond {
+            if self.mutation.is(Mutation::PunchBeyond) {
                 // An injected fault: the physical blocks behind the free ones lose their data.
                 let end = self.layout.block_group(group).map_or(0, |group| group.end_offset);
                 length = (length + u64::from(PUNCH_BYTES)).min(end - offset);

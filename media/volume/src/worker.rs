@@ -114,7 +114,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     async fn commit(&self) -> Result<(), Error> {
         let volume = &*self.volume;
         let answer = volume.commits.begin();
-        let committed = if volume.mutation == Mutation::LateTags {
+        let committed = if volume.mutation.is(Mutation::LateTags) {
             // An injected fault: the data are durable, the tags are not yet, and the flush completes.
             let synced = volume.medium.sync().await.map_err(Error::from);
             answer(synced);
@@ -226,7 +226,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     /// Resolves when the last commit has waited long enough for its second copy.
     async fn second_copy_due(&self) {
         let volume = &*self.volume;
-        if !volume.log.needs_second_copy() || volume.mutation == Mutation::NeverSettle {
+        if !volume.log.needs_second_copy() || volume.mutation.is(Mutation::NeverSettle) {
             return pending().await;
         }
         volume.clock.sleep(SECOND_COPY_AFTER).await;

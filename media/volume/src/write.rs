@@ -70,7 +70,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     async fn store_in_group(&self, group: u64, extent: Extent, data: &WriteData) -> Result<(), Error> {
         let taken = self.allocate(group, extent).await?;
-        if self.mutation == Mutation::NoteEarly {
+        if self.mutation.is(Mutation::NoteEarly) {
             // An injected fault: blocks are noted and in the memtable before their data have arrived.
             let sealed = Written { data: data.clone().into_sealed(), facts: Vec::new() };
             self.entry(group, extent, &sealed, taken.runs());
@@ -140,7 +140,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             true => sealed.iter().map(|block| self.facts(block, is_verified)).collect(),
             false => Vec::new(),
         };
-        if ended.is_pending() && self.mutation != Mutation::EntryInFlight {
+        if ended.is_pending() && !self.mutation.is(Mutation::EntryInFlight) {
             ended = Poll::Ready(writing.await);
         }
         match ended {
@@ -239,7 +239,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Puts the map entry of a block with data into the memtable. A physical block named only by the map entry it replaces there is
     /// deallocated at once: that map entry was never durable.
     pub(crate) fn replace(&self, group: u64, entry: MapEntry) {
-        if self.mutation == Mutation::ReuseEarly {
+        if self.mutation.is(Mutation::ReuseEarly) {
             self.free_durable_early(group, &entry);
         }
         if let Some(old) = self.memtable.put(entry).filter(|old| old.kind == MapEntryKind::Stored) {
@@ -249,7 +249,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// The same of a run of blocks without data; the space of physical blocks goes back to the medium.
     pub(crate) fn replace_run(&self, group: u64, run: MapEntryRun) {
-        if self.mutation == Mutation::ReuseEarly {
+        if self.mutation.is(Mutation::ReuseEarly) {
             run.entries().for_each(|entry| self.free_durable_early(group, &entry));
         }
         let mut frees = self.allocator.frees(group);

@@ -17,8 +17,9 @@ use sealblock_units::{BlockSize, ByteCount, Extent};
 
 use super::outcome::{Axis, Cell, Claim, Curve, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Table};
 use super::verdict::{Bar, Round, Verdict};
-use crate::async_seal::{Opened, PacedMemory, memory, paced};
+use crate::async_seal::{Opened, memory, paced};
 use crate::load::{self, PAYLOAD_BYTES};
+use crate::medium::PacedMemory;
 use crate::options::Protection;
 use crate::report::Spread;
 

@@ -9,7 +9,7 @@ use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -241,17 +241,22 @@ impl Reactor {
     /// # Panics
     /// When `future` panics, when called from within a reactor, and when the kernel fails the ring itself.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
+        // Ended, or dropped by a panic, inside: its destructors may need the reactor.
         let _entered = Entered::new(&self.core);
+        let mut output = None;
+        self.drive(pin!(async { output = Some(future.await) }));
+        output.expect("the future has ended")
+    }
+
+    /// Polls and turns until `future` has ended. Not generic, so that it is compiled once.
+    fn drive(&self, mut future: Pin<&mut dyn Future<Output = ()>>) {
         let core = &*self.core;
-        let mut future = pin!(future);
         let waker = waker(core.id, TaskId::ROOT);
         core.root_woken.set(true);
         loop {
             core.calls.renew();
-            if core.root_woken.take()
-                && let Poll::Ready(output) = future.as_mut().poll(&mut Context::from_waker(&waker))
-            {
-                return output;
+            if core.root_woken.take() && future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+                return;
             }
             core.run_ready();
             core.read_inbox();

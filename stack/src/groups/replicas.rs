@@ -138,56 +138,65 @@ impl OpenMirror {
     ///
     /// # Errors
     /// Why it was not added.
-    pub async fn add(&self, target: &TargetName, force: bool) -> Result<(), StackError> {
-        let replica = OpenReplica::new(target, self.access(), &self.opener);
-        let device = replica.open().await?;
-        let added = self.mirror.add(replica.source(Ok(device)), force).await;
-        self.take_in(replica, added).await
+    pub fn add<'a>(&'a self, target: &'a TargetName, force: bool) -> LocalBoxFuture<'a, Result<(), StackError>> {
+        Box::pin(async move {
+            let replica = OpenReplica::new(target, self.access(), &self.opener);
+            let device = replica.open().await?;
+            let added = self.mirror.add(replica.source(Ok(device)), force).await;
+            self.take_in(replica, added).await
+        })
     }
 
     /// Replaces a replica, or adds the new one beside it while the old one is in sync.
     ///
     /// # Errors
     /// Why it was not replaced.
-    pub async fn replace(&self, old: &TargetName, new: &TargetName, force: bool) -> Result<(), StackError> {
-        let name = old.to_string();
-        if force {
-            self.mirror.trust_names();
-        }
-        let replicas = self.describe().replicas;
-        let is_current = replicas
-            .iter()
-            .any(|replica| replica.name == name && replica.is_online && replica.state == ReplicaState::InSync);
-        if is_current && old == new {
-            return Err(StackError::new(Cause::Refused, CHANGING, format!("{name} is current")).on(&self.target));
-        }
-        if !is_current && !force {
-            self.check_not_needed(&name)?;
-        }
-        let retired: Vec<Rc<OpenReplica>> =
-            self.replicas.borrow().iter().filter(|replica| replica.name == name && !is_current).cloned().collect();
-        for replica in &retired {
-            // It has the file or connection open that the new device may need.
-            replica.is_retired.set(true);
-            let _ = replica.close().await;
-        }
-        let replica = OpenReplica::new(new, self.access(), &self.opener);
-        let replaced = async {
-            let device = replica.open().await?;
-            let replaced = self.mirror.replace(&name, replica.source(Ok(device)), force).await;
-            self.take_in(replica, replaced).await
-        };
-        let replaced = replaced.await;
-        match &replaced {
-            Ok(()) => {
-                let is_gone = |replica: &mut Rc<OpenReplica>| replica.is_retired.get();
-                let gone: Vec<_> = self.replicas.borrow_mut().extract_if(.., is_gone).collect();
-                gone.iter().for_each(|replica| self.forget(replica));
-                self.name_members();
+    pub fn replace<'a>(
+        &'a self,
+        old: &'a TargetName,
+        new: &'a TargetName,
+        force: bool,
+    ) -> LocalBoxFuture<'a, Result<(), StackError>> {
+        Box::pin(async move {
+            let name = old.to_string();
+            if force {
+                self.mirror.trust_names();
             }
-            Err(_) => retired.iter().for_each(|replica| replica.is_retired.set(false)),
-        }
-        replaced
+            let replicas = self.describe().replicas;
+            let is_current = replicas
+                .iter()
+                .any(|replica| replica.name == name && replica.is_online && replica.state == ReplicaState::InSync);
+            if is_current && old == new {
+                return Err(StackError::new(Cause::Refused, CHANGING, format!("{name} is current")).on(&self.target));
+            }
+            if !is_current && !force {
+                self.check_not_needed(&name)?;
+            }
+            let retired: Vec<Rc<OpenReplica>> =
+                self.replicas.borrow().iter().filter(|replica| replica.name == name && !is_current).cloned().collect();
+            for replica in &retired {
+                // It has the file or connection open that the new device may need.
+                replica.is_retired.set(true);
+                let _ = replica.close().await;
+            }
+            let replica = OpenReplica::new(new, self.access(), &self.opener);
+            let replaced = async {
+                let device = replica.open().await?;
+                let replaced = self.mirror.replace(&name, replica.source(Ok(device)), force).await;
+                self.take_in(replica, replaced).await
+            };
+            let replaced = replaced.await;
+            match &replaced {
+                Ok(()) => {
+                    let is_gone = |replica: &mut Rc<OpenReplica>| replica.is_retired.get();
+                    let gone: Vec<_> = self.replicas.borrow_mut().extract_if(.., is_gone).collect();
+                    gone.iter().for_each(|replica| self.forget(replica));
+                    self.name_members();
+                }
+                Err(_) => retired.iter().for_each(|replica| replica.is_retired.set(false)),
+            }
+            replaced
+        })
     }
 
     /// Keeps a replica that the mirror has added, and closes one that it has refused.
@@ -210,35 +219,39 @@ impl OpenMirror {
     ///
     /// # Errors
     /// Why they stay older copies.
-    pub async fn accept_stale(&self, target: &TargetName) -> Result<(), StackError> {
-        let members = self.members();
-        let name = member_of(&members, target).map_or_else(|| target.to_string(), str::to_owned);
-        let taken = self.mirror.accept_stale(&name).await;
-        let blocks = taken.map_err(|error| of_member(&error).on(&self.target))?;
-        tracing::info!(replica = %target, blocks, "older copies were taken for the content of their blocks");
-        Ok(())
+    pub fn accept_stale<'a>(&'a self, target: &'a TargetName) -> LocalBoxFuture<'a, Result<(), StackError>> {
+        Box::pin(async move {
+            let members = self.members();
+            let name = member_of(&members, target).map_or_else(|| target.to_string(), str::to_owned);
+            let taken = self.mirror.accept_stale(&name).await;
+            let blocks = taken.map_err(|error| of_member(&error).on(&self.target))?;
+            tracing::info!(replica = %target, blocks, "older copies were taken for the content of their blocks");
+            Ok(())
+        })
     }
 
     /// Removes a replica. One that may have the only copy of a block goes only with `force`.
     ///
     /// # Errors
     /// Why it was not removed.
-    pub async fn remove(&self, target: &TargetName, force: bool) -> Result<(), StackError> {
-        let name = target.to_string();
-        if force {
-            self.mirror.trust_names();
-        } else {
-            self.check_not_needed(&name)?;
-        }
-        self.mirror.remove(&name).await.map_err(|error| of_member(&error).on(&self.target))?;
-        let gone: Vec<Rc<OpenReplica>> =
-            self.replicas.borrow_mut().extract_if(.., |replica| replica.name == name).collect();
-        self.name_members();
-        for replica in gone {
-            self.forget(&replica);
-            let _ = replica.close().await;
-        }
-        Ok(())
+    pub fn remove<'a>(&'a self, target: &'a TargetName, force: bool) -> LocalBoxFuture<'a, Result<(), StackError>> {
+        Box::pin(async move {
+            let name = target.to_string();
+            if force {
+                self.mirror.trust_names();
+            } else {
+                self.check_not_needed(&name)?;
+            }
+            self.mirror.remove(&name).await.map_err(|error| of_member(&error).on(&self.target))?;
+            let gone: Vec<Rc<OpenReplica>> =
+                self.replicas.borrow_mut().extract_if(.., |replica| replica.name == name).collect();
+            self.name_members();
+            for replica in gone {
+                self.forget(&replica);
+                let _ = replica.close().await;
+            }
+            Ok(())
+        })
     }
 
     /// Refuses to go on without a replica that is there and may have the only copy of blocks.

@@ -4,13 +4,13 @@
 
 use std::num::NonZeroU64;
 use std::path::Path;
+use std::rc::Rc;
 
 use sealblock_media_file::Options;
-use sealblock_media_volume::{Mutation, ResizeOptions, probe, resize};
+use sealblock_media_volume::probe;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
-    Cause, FileKind, ReactorClock, StackError, bars_resizing, inspect, of_open, of_remains, of_resize, of_volume,
-    on_reactor, open_medium,
+    Cause, FileKind, StackError, inspect, of_open, of_remains, of_volume, on_reactor, open_medium, resize_volume,
 };
 
 use crate::cli::{Resize, ServedName};
@@ -76,8 +76,7 @@ async fn on_medium(path: &Path, size: NonZeroU64) -> Result<(u64, u64), StackErr
     }
     let block_size = probe(&medium).await.map_err(|error| of_volume(RESIZING, &error))?.layout.block_size();
     let capacity_blocks = blocks_of(size.get(), block_size)?;
-    let options = ResizeOptions { capacity_blocks, bars: bars_resizing, mutation: Mutation::None };
-    let resized = resize(&medium, ReactorClock, &options).await.map_err(|error| of_resize(RESIZING, &error))?;
+    let resized = resize_volume(RESIZING, &Rc::new(medium), capacity_blocks).await?;
     let bytes = |blocks: u64| blocks << block_size.shift();
     Ok((bytes(resized.before_blocks), bytes(resized.capacity_blocks)))
 }

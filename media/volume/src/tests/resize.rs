@@ -22,7 +22,7 @@ fn bars_all(label: &[u8]) -> Option<String> {
 
 fn resize_with(medium: &TestMedium, blocks: u64, mutation: Mutation) -> Result<Resized, ResizeError> {
     let options = ResizeOptions { capacity_blocks: blocks, bars: bars_all, mutation };
-    block_on(resize(medium, TestClock::default(), &options))
+    block_on(resize(&medium, TestClock::default(), &options))
 }
 
 fn resized(medium: &TestMedium, blocks: u64) -> Result<Resized, ResizeError> {
@@ -353,7 +353,7 @@ fn members_of_groups_are_refused_by_whoever_knows_their_labels() {
         other => panic!("{other:?}"),
     }
     let options = ResizeOptions { capacity_blocks: 200, bars: |_| None, mutation: Mutation::None };
-    assert!(block_on(resize(&medium, TestClock::default(), &options)).is_ok());
+    assert!(block_on(resize(&&medium, TestClock::default(), &options)).is_ok());
 }
 
 #[test]

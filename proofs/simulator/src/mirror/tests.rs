@@ -73,7 +73,7 @@ fn an_older_image_that_goes_on_alone_and_is_not_told_from_the_others_is_caught()
 
 #[test]
 fn a_mirror_that_tells_legs_that_come_back_by_the_order_of_their_names_is_caught() {
-    assert_caught(Mutation::TrustOrder, Workload::Mixed, 40);
+    assert_caught(Mutation::TrustOrder, Workload::Trim, 40);
 }
 
 #[test]
