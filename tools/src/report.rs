@@ -17,9 +17,18 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::exit::Exit;
 
-/// Says on standard error that blocks of a target may be older than what was written, if so. True if so: the command ends with
-/// [`Exit::unless_older`].
+/// Says on standard error where writes may be lost that were answered and not flushed before a volume was left, not in good order. No command
+/// fails for that, since what was flushed is there; but whoever opens it for writing first is the last to be told.
+pub fn note_lost_answers(opened: &OpenTarget) {
+    for reason in opened.info.lost_answers() {
+        note(&format_args!("writes that were answered and not flushed may be lost: {reason}"));
+    }
+}
+
+/// Says on standard error that blocks of a target may be older than what was written, if so, and what [`note_lost_answers`] says. True if so:
+/// the command ends with [`Exit::unless_older`].
 pub fn note_older(opened: &OpenTarget) -> bool {
+    note_lost_answers(opened);
     let text = opened.older_text();
     text.iter().for_each(|text| note(&format_args!("{text}")));
     text.is_some()

@@ -16,6 +16,7 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt}
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
@@ -27,6 +28,10 @@ use super::peer::{Peer, connect_until, start_of, user};
 const DRAFT: &str = ".sealblock-";
 /// How old what is left of another process has to be at least before it is removed. In another container its number means nothing here.
 const STALE_AFTER: Duration = Duration::from_secs(60);
+/// How long the socket of a process that is gone is waited for: the kernel closes what io_uring uses behind the end of the process. And how
+/// often it is looked at.
+const CLOSES_WITHIN: Duration = Duration::from_secs(1);
+const LOOKS_EVERY: Duration = Duration::from_millis(20);
 /// How often a name is tried that another process takes or removes meanwhile.
 const TRIES: usize = 8;
 
@@ -96,7 +101,9 @@ impl Socket {
     pub fn at(path: &Path) -> io::Result<Socket> {
         match fs::symlink_metadata(path) {
             Ok(there) if !there.file_type().is_socket() => return Err(io::Error::other("something else is there")),
-            Ok(_) if !remove_if_dead(path) => return Err(io::ErrorKind::AddrInUse.into()),
+            Ok(_) if !remove_once_dead(path, || listener_of(path).and_then(start_of).is_some()) => {
+                return Err(io::ErrorKind::AddrInUse.into());
+            }
             _ => {}
         }
         let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
@@ -209,6 +216,20 @@ fn remove_if_dead(path: &Path) -> bool {
     }
 }
 
+/// The same, waiting for what a process has left open that is gone.
+fn remove_once_dead(path: &Path, is_held: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + CLOSES_WITHIN;
+    loop {
+        if remove_if_dead(path) {
+            return true;
+        }
+        if is_held() || Instant::now() >= deadline {
+            return false;
+        }
+        thread::sleep(LOOKS_EVERY);
+    }
+}
+
 /// The process that listens on a socket, if there is one.
 pub fn listener_of(path: &Path) -> Option<u32> {
     Peer::of(connect_until(path, Instant::now()).ok()?).ok()?.pid
@@ -234,6 +255,20 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no draft is left");
         drop(socket);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_socket_that_a_dead_process_still_has_open_is_waited_for_and_that_of_a_living_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        let listener = UnixListener::bind(&path).unwrap();
+        assert!(!remove_once_dead(&path, || true) && path.exists());
+        let closing = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(100));
+            drop(listener);
+        });
+        assert!(remove_once_dead(&path, || false) && !path.exists());
+        closing.join().unwrap();
     }
 
     #[test]

@@ -12,7 +12,7 @@ use sealblock_media_file::punches_beside;
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::{ConnectionInfo as NvmeConnectionInfo, PiSource};
 use sealblock_media_volume::format::{Layout, MAX_SEGMENTS, Segment};
-use sealblock_media_volume::{Standing, SuperblockCopy, VolumeInfo as VolumeDescription};
+use sealblock_media_volume::{AnsweredChanges, Standing, SuperblockCopy, VolumeInfo as VolumeDescription};
 use sealblock_stack::identity::uuid_text;
 use sealblock_stack::quantity::count;
 use sealblock_stack::target::TargetName;
@@ -328,6 +328,9 @@ fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
             }
         },
     );
+    if let AnsweredChanges::MayBeLost(why) = volume.answered {
+        lines.put("unflushed", format!("writes that were answered and not flushed may be lost: {why}"));
+    }
     losses_text(lines, volume);
     if volume.layout.is_resized() {
         let created = ByteCount::new(volume.layout.created_blocks() << volume.layout.block_size().shift());

@@ -19,7 +19,7 @@ use crate::cli::{Discard, Unmapping, Zero};
 use crate::exit::{Exit, note_lacking};
 use crate::interrupt;
 use crate::progress::{Progress, Show};
-use crate::report::{as_text, print_report};
+use crate::report::{as_text, note_lost_answers, print_report};
 use crate::tally::Tally;
 
 /// Max. bytes of one request, so that the progress bar moves.
@@ -71,6 +71,7 @@ impl UnmapJob<'_> {
             let opened = open_for(self.target, Access::Write, self.usage).await?;
             let work = async |opened: &OpenTarget| {
                 self.confirm(opened)?;
+                note_lost_answers(opened);
                 let report = self.pieces(opened, operation).await?;
                 Ok((report, note_lacking(opened)))
             };

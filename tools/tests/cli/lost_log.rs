@@ -156,3 +156,28 @@ fn a_mirror_of_volumes_without_their_logs_is_read_as_such_and_not_written() {
     place.run(&format!("copy {} out2", server.target("mirror"))).ends_with(4);
     server.stop().is_clean();
 }
+
+#[test]
+fn notes_that_do_not_count_are_told_by_whatever_opens_the_volume() {
+    let place = Place::new();
+    place.run("create v --size 64MiB").succeeds();
+    place.write("piece", &noise(3, 4 * BLOCK));
+    let server = Server::start(&place, "v");
+    place.run(&format!("copy piece {}", server.target("v"))).succeeds();
+    server.kill();
+    let volume = place.read("v");
+    // The field of the superblock and the first two of its copies.
+    let offsets = [0, 32 << 10].map(|at| u64::from_le_bytes(volume[at + 248..at + 256].try_into().unwrap()));
+    let notes = offsets.into_iter().max().filter(|offset| *offset > 0).expect("changes are noted");
+    place.poke("v", notes, &[0xA5; 4096]);
+    for command in ["info v", "verify v", "compare v v", "copy v out", "rescue v out2", "zero v --range 9..9"] {
+        let answer = place.run(command);
+        answer.succeeds();
+        let told = format!("{}{}", answer.text(), answer.stderr);
+        assert!(told.contains("not flushed may be lost") && told.contains("notes are damaged"), "{command}: {told}");
+    }
+    // The last one has opened it for writing.
+    let after = place.run("info v");
+    after.succeeds();
+    assert!(!after.text().contains("may be lost"), "{}", after.text());
+}

@@ -30,6 +30,7 @@ use crate::cli::Endpoint;
 use crate::exit::note_lacking;
 use crate::findings::Finding;
 use crate::new_file::check_new;
+use crate::report::note_lost_answers;
 
 /// Refuses a report on standard output where the data go.
 pub(in crate::commands) fn check_output(json: bool, to: &Endpoint) -> Result<(), StackError> {
@@ -115,6 +116,11 @@ pub(in crate::commands) async fn overwriting(force: bool, source: &Source, to: &
 }
 
 impl Sink {
+    fn device(opened: Box<OpenTarget>) -> Sink {
+        note_lost_answers(&opened);
+        Sink::Device(opened)
+    }
+
     /// Opens the place; a path where nothing is becomes a plain file.
     ///
     /// # Errors
@@ -126,7 +132,7 @@ impl Sink {
         };
         let path = match target {
             TargetName::File(path) | TargetName::Raw(path) | TargetName::Linux { path, .. } => path,
-            _ => return Ok(Sink::Device(Box::new(overwrite_device(target, overwriting, usage).await?))),
+            _ => return Ok(Sink::device(Box::new(overwrite_device(target, overwriting, usage).await?))),
         };
         if matches!(target, TargetName::File(_) | TargetName::Raw(_)) && !path.exists() {
             check_new(path).map_err(|failure| failure.on(target))?;
@@ -134,7 +140,7 @@ impl Sink {
             made.map_err(|error| StackError::io("creating", &error).on(target))?;
         }
         match overwrite(target, path, overwriting, usage).await? {
-            Overwritten::Device(opened) => Ok(Sink::Device(opened)),
+            Overwritten::Device(opened) => Ok(Sink::device(opened)),
             Overwritten::Plain(medium) => {
                 let name = target.to_string();
                 medium.end_at(0).map_err(|error| of_medium("writing", &error).on(&name))?;

@@ -16,7 +16,7 @@ use crate::cli::Verify;
 use crate::exit::Exit;
 use crate::interrupt;
 use crate::progress::Show;
-use crate::report::{VerifyReport, print_json, say};
+use crate::report::{VerifyReport, note_lost_answers, print_json, say};
 use crate::tally::Tally;
 
 use super::job::{Findings, Order, VerifyJob};
@@ -54,6 +54,7 @@ async fn verify(order: Order<'_>, file: Option<ResumeFile>, show: Show) -> Resul
     let access = if arguments.repair { Access::Write } else { Access::ReadOlder };
     // Repairs need another copy: a member opened by itself has none.
     let opened = open_for(target, access, Usage::Unchanged).await?;
+    note_lost_answers(&opened);
     let lost = report_opening(arguments, &opened);
     let repairs = Repairs::of(opened.device.abilities());
     let work = async |opened: &OpenTarget| {
