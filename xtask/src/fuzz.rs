@@ -44,7 +44,8 @@ pub fn run(seconds: u64) -> Result<()> {
 /// their own, so no other step would notice that an API they use has changed.
 pub fn compiles(target: &Path) -> Command {
     let mut command = workspace::cargo();
-    command.args(["check", "--quiet", "--all-targets", "--manifest-path"]).arg(MANIFEST);
+    // The list of dependencies is a part of the tree, which no check changes.
+    command.args(["check", "--quiet", "--locked", "--all-targets", "--manifest-path"]).arg(MANIFEST);
     // With the profile that dependencies have in this workspace, what other steps have read of them serves here, too.
     command.args(["--config", "profile.dev.opt-level=1", "--config", "profile.dev.debug=false"]);
     command.arg("--target-dir").arg(target);
