@@ -127,8 +127,8 @@ pub fn run(request: &Request) -> Result<()> {
     let mut steps = Steps::new(logs, |name| request.selects(name))?;
     let inputs = Inputs::of(&workspace, request.all)?;
     let fuzzed = workspace.members_of(fuzz::MANIFEST)?;
-    let everything = [workspace.members.as_slice(), fuzzed.as_slice()].concat();
-    let program = |folders: &[&str]| Reads::program(&everything, folders);
+    let members = [workspace.members.as_slice(), fuzzed.as_slice()].concat();
+    let built_of = |folders: &[&str]| Reads::program(&members, folders);
     steps.run("fmt", |log| command(cargo(["fmt", "--all", "--check"]), log));
     steps.run("dependencies", |_| dependencies::check().map(Done::Ok));
     steps.run("circles", |_| circles::check().map(Done::Ok));
@@ -148,14 +148,14 @@ pub fn run(request: &Request) -> Result<()> {
         steps.run(name, |log| inputs.unless_passed(name, &reads, || step(log)));
     };
     run("tests", Reads::Everything, &mut |log| tests(&workspace, log, &mut times));
-    run("conformance", program(&["tools", "proofs/conformance"]), &mut |log| conformance(&workspace, request, log));
+    run("conformance", built_of(&["tools", "proofs/conformance"]), &mut |log| conformance(&workspace, request, log));
     run("deny", Reads::Manifests, &mut |log| deny(&workspace, log));
-    run("simulation", program(&["proofs/simulator"]), &mut |log| simulation(&workspace, log));
-    run("fragility", program(&["proofs/fragility"]), &mut |log| fragility(&workspace, log));
-    let packaged = program(&["tools", "xtask"]).and("packaging").and("docs");
+    run("simulation", built_of(&["proofs/simulator"]), &mut |log| simulation(&workspace, log));
+    run("fragility", built_of(&["proofs/fragility"]), &mut |log| fragility(&workspace, log));
+    let packaged = built_of(&["tools", "xtask"]).and("packaging").and("docs");
     run("package", packaged, &mut |log| package::check(&workspace, log));
     run("docs", Reads::Sources, &mut docs);
-    run("fuzz", program(&[fuzz::FOLDER]), &mut |log| command(fuzz::compiles(&workspace.target), log));
+    run("fuzz", built_of(&[fuzz::FOLDER]), &mut |log| command(fuzz::compiles(&workspace.target), log));
     run("doctests", Reads::Sources, &mut |log| doctests(&workspace, log));
     match request.selection {
         Selection::Named | Selection::Beside => steps.finish_named(&request.names),
