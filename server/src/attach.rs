@@ -123,7 +123,7 @@ async fn attach(
     match select(pin!(served.detached()), signal).await {
         // Whoever stopped it deletes it.
         Either::Left((ended, _)) => return ended.map(|()| (Ended::Gone, path)),
-        Either::Right((signal, _)) => _ = signal.map_err(|error| StackError::io("waiting for signals", &error))?,
+        Either::Right((signal, _)) => _ = signal.map_err(|error| StackError::io("wait for signals", &error))?,
     }
     notify(ServiceState::Stopping);
     served.end().await.map(|ended| (ended, path)).map_err(|error| error.on(&plan.target))

@@ -28,13 +28,13 @@ pub fn watch() -> io::Result<()> {
 fn report(backing: &Backing, news: Option<BackingError>) {
     let file = backing.path().display();
     match news {
-        Some(BackingError::Gone) => tracing::error!(%file, "the file was deleted or renamed while it is in use"),
+        Some(BackingError::Gone) => tracing::error!(%file, "the file in use was deleted or renamed"),
         Some(BackingError::Replaced) => {
-            tracing::error!(%file, "another file is in the place of the one that is in use")
+            tracing::error!(%file, "the file in use was replaced by another file")
         }
         Some(BackingError::CutOff { left_bytes, length_bytes }) => {
-            tracing::error!(%file, left_bytes, length_bytes, "the file was cut off while it is in use");
+            tracing::error!(%file, left_bytes, length_bytes, "the file in use was truncated");
         }
-        None => tracing::warn!(%file, "the file is there again"),
+        None => tracing::warn!(%file, "the file is back"),
     }
 }

@@ -22,7 +22,7 @@ use crate::events::AttachedInfo;
 use crate::offered::derived_identity;
 use crate::plan::BlockDevicePlan;
 
-const DOING: &str = "attaching";
+const DOING: &str = "attach";
 /// Ends the servers of all queues when it is taken and dropped.
 type Stop = Rc<Cell<Option<oneshot::Sender<()>>>>;
 
@@ -171,7 +171,7 @@ impl BlockDevice {
                 let Some(users) = attachment.and_then(|attachment| attachment.users()) else { return Err(error) };
                 drop(stop.take());
                 queues.await.unwrap_or(Ok(()))?;
-                tracing::warn!(device = %info.path.display(), %users, "the device is in use: it stays, and its requests wait for the next server");
+                tracing::warn!(device = %info.path.display(), %users, "the device is in use and stays: its requests wait for the next server");
                 return Ok(Ended::Left);
             }
         };
@@ -187,7 +187,7 @@ impl BlockDevice {
 /// Why they have none.
 pub fn check_backend(cores: &Cores) -> Result<(), StackError> {
     let Some(Backend::Syscalls { reason, .. }) = cores.backend(0) else { return Ok(()) };
-    let why = reason.as_ref().map_or_else(|| "it is turned off".to_owned(), ToString::to_string);
+    let why = reason.as_ref().map_or_else(|| "it is disabled".to_owned(), ToString::to_string);
     Err(StackError::new(Cause::Unsuitable, DOING, format!("ublk needs io_uring, and {why}")))
 }
 
@@ -207,7 +207,7 @@ fn serve(servers: Vec<QueueServer>, cores: &[CoreHandle], path: PathBuf) -> (Sto
     let served = async move {
         let served = all_or_none(queues, move || drop(stop_others.take())).await;
         served.inspect_err(|error| {
-            tracing::error!(device = %path.display(), %error, "the block device is no longer served: its requests wait for another server");
+            tracing::error!(device = %path.display(), %error, "the block device has no server now: its requests wait for another one");
         })
     };
     (stop, spawn(served))
@@ -269,20 +269,22 @@ async fn blocking(
         });
     };
     match thread::Builder::new().name("ublk-control".to_owned()).spawn(work) {
-        Ok(_) => receive.await.unwrap_or_else(|_| Err((StackError::new(Cause::Io, DOING, "an order failed"), None))),
-        Err(error) => Err((StackError::io("starting a thread", &error), None)),
+        Ok(_) => {
+            receive.await.unwrap_or_else(|_| Err((StackError::new(Cause::Io, DOING, "a control command failed"), None)))
+        }
+        Err(error) => Err((StackError::io("start a thread", &error), None)),
     }
 }
 
 fn never_started(path: &Path) -> StackError {
-    StackError::new(Cause::Io, DOING, format!("{} was stopped before it was there", path.display()))
+    StackError::new(Cause::Io, DOING, format!("{} was stopped before it was ready", path.display()))
 }
 
 fn of_queue(ended: Result<io::Result<()>, CoreGone>) -> Result<(), StackError> {
     match ended {
         Ok(Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(StackError::io("serving a queue", &error)),
-        Err(gone) => Err(StackError::new(Cause::Io, "serving a queue", gone)),
+        Ok(Err(error)) => Err(StackError::io("serve a queue", &error)),
+        Err(gone) => Err(StackError::new(Cause::Io, "serve a queue", gone)),
     }
 }
 
@@ -291,7 +293,7 @@ fn of_queue(ended: Result<io::Result<()>, CoreGone>) -> Result<(), StackError> {
 /// # Errors
 /// Why it stays.
 pub fn detach(number: u32, force: bool) -> Result<(), StackError> {
-    sealblock_exports_ublk::detach(number, force).map_err(|error| of(&error, "detaching"))
+    sealblock_exports_ublk::detach(number, force).map_err(|error| of(&error, "detach"))
 }
 
 fn of_attach(error: &AttachError) -> StackError {
@@ -310,22 +312,21 @@ fn of(error: &AttachError, doing: &str) -> StackError {
                 _ => failure(Cause::Io),
             }
         }
-        AttachError::Lacks(_) => failure(Cause::Unsuitable).advise("a newer kernel, or less of it"),
+        AttachError::Lacks(_) => failure(Cause::Unsuitable).advise("use a newer kernel, or omit the option"),
         AttachError::BlockSize(_) => failure(Cause::Unsuitable),
         AttachError::Limit { .. } => failure(Cause::Usage),
         AttachError::Served { number, .. } | AttachError::NotQuiesced { number } => {
-            failure(Cause::Refused).advise(format!("another --device, or `sealblock detach {number}` first"))
+            failure(Cause::Refused).advise(format!("use another --device, or run `sealblock detach {number}` first"))
         }
         AttachError::Waiting { number } => failure(Cause::Refused).advise(format!(
-            "--device {number}, which serves that block device again; or `sealblock detach {number}` first"
+            "use --device {number} to serve that block device again, or run `sealblock detach {number}` first"
         )),
-        AttachError::Differs { number, .. } => failure(Cause::Refused)
-            .advise(format!("the target and options that it was attached with, or `sealblock detach {number}` first")),
+        AttachError::Differs { number, .. } => failure(Cause::Refused).advise(format!(
+            "give the target and options that it was attached with, or run `sealblock detach {number}` first"
+        )),
         AttachError::Open { .. } => failure(Cause::Refused),
-        AttachError::InUse { .. } => failure(Cause::Refused).advise("ending that first, or --force"),
-        AttachError::WriteBack { .. } => {
-            failure(Cause::Io).advise("looking at its server; --force drops what is not written")
-        }
+        AttachError::InUse { .. } => failure(Cause::Refused).advise("stop its users first, or use --force"),
+        AttachError::WriteBack { .. } => failure(Cause::Io).advise("check its server; --force drops unwritten data"),
         AttachError::Unknown { .. } => failure(Cause::Unreachable),
     }
 }

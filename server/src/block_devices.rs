@@ -15,7 +15,7 @@ use crate::devices::ServedDevice;
 use crate::events::AttachedInfo;
 use crate::plan::BlockDevicePlan;
 
-const DOING: &str = "attaching";
+const DOING: &str = "attach";
 
 /// A namespace that is to be a block device as well.
 pub struct WantedBlockDevice {
@@ -88,11 +88,11 @@ impl BlockDevices {
             let refused =
                 |why: &str| StackError::new(Cause::Refused, DOING, why).on(going.served.info().path.display());
             if wanted.iter().any(|wanted| wanted.plan.number == going.plan.number) {
-                return Err(refused("it is there with another target or other options")
-                    .advise("taking it out of the configuration first, and reloading twice"));
+                return Err(refused("it is attached with another target or other options")
+                    .advise("remove it from the configuration, reload, add it again and reload"));
             }
             if let Some(users) = going.served.users() {
-                return Err(refused(&format!("it is in use: {users}")).advise("ending that before it goes"));
+                return Err(refused(&format!("it is in use: {users}")).advise("stop its users first"));
             }
         }
         Ok(())
@@ -145,7 +145,7 @@ impl BlockDevices {
             None => Ok(()),
             Some(AttachedNamespace { served, .. }) => {
                 let why = format!(
-                    "it is attached as {}, whose size does not change while it is there before Linux 6.16",
+                    "it is attached as {}, which cannot be resized while attached before Linux 6.16",
                     served.info().path.display()
                 );
                 Err(StackError::new(Cause::Refused, RESIZING, why).on(&device.target))
@@ -185,7 +185,7 @@ async fn end_all(attached: Vec<AttachedNamespace>) -> Ended {
             Ok(Ended::Gone) => {}
             Ok(Ended::Left) => all = Ended::Left,
             Err(error) => {
-                tracing::error!(device = %path.display(), %error, "the block device was not taken away");
+                tracing::error!(device = %path.display(), %error, "the block device was not removed");
                 all = Ended::Left;
             }
         }

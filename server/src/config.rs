@@ -206,7 +206,7 @@ fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ByteCount>, D::Erro
         }
 
         fn visit_i64<E: de::Error>(self, bytes: i64) -> Result<ByteCount, E> {
-            u64::try_from(bytes).map(ByteCount::new).map_err(|_| E::custom("a size is not negative"))
+            u64::try_from(bytes).map(ByteCount::new).map_err(|_| E::custom("a size must not be negative"))
         }
 
         fn visit_str<E: de::Error>(self, text: &str) -> Result<ByteCount, E> {
@@ -219,7 +219,7 @@ fn size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ByteCount>, D::Erro
 /// An identity in its usual form of 36 characters.
 fn uuid<'de, D: Deserializer<'de>>(from: D) -> Result<Option<[u8; 16]>, D::Error> {
     let text = String::deserialize(from)?;
-    let error = || format!("'{text}' is no UUID: write it as f81d4fae-7dec-11d0-a765-00a0c91e6bf6");
+    let error = || format!("'{text}' is not a UUID such as f81d4fae-7dec-11d0-a765-00a0c91e6bf6");
     uuid_from(&text).map(Some).ok_or_else(|| de::Error::custom(error()))
 }
 
@@ -239,7 +239,7 @@ fn every<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<Duration>>,
     let text = String::deserialize(from)?;
     match text.parse() {
         _ if text == "never" => Ok(Some(None)),
-        Ok(Time(time)) if time.as_secs() == 0 => Err(de::Error::custom("every = less than a second: write 1s or more")),
+        Ok(Time(time)) if time.as_secs() == 0 => Err(de::Error::custom("every: must be at least 1s")),
         Ok(Time(time)) if time > MAX_EVERY => {
             Err(de::Error::custom(format!("every = {}: at most {}", Time(time), Time(MAX_EVERY))))
         }
@@ -275,17 +275,19 @@ impl ScrubTable {
 /// # Errors
 /// When the file cannot be read; bad usage with file and line when it cannot be meant.
 pub fn read(path: &Path) -> Result<Plan, StackError> {
-    const DOING: &str = "reading the configuration";
+    const DOING: &str = "load the configuration from";
     let failed = |error: std::io::Error| {
-        StackError::io(DOING, &error).on(path.display()).advise("--config with the path of a file that is there")
+        StackError::io(DOING, &error).on(path.display()).advise("give the path of an existing file as --config")
     };
     let refused = |why: String| StackError::new(Cause::Usage, DOING, why).on(path.display());
     // Before it is opened: a pipe is opened only once somebody writes to it.
     if !fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(refused("it is no file; a reload reads it again, so a pipe or a device does not do".to_owned()));
+        return Err(refused(
+            "it is not a regular file; a reload reads it again, so it cannot be a pipe or a device".to_owned(),
+        ));
     }
     if is_made_by_kernel(path).map_err(failed)? {
-        return Err(refused("the kernel makes its content while it is read, and a reload reads it again".to_owned()));
+        return Err(refused("the kernel generates its content on each read, and a reload reads it again".to_owned()));
     }
     let mut text = String::new();
     // Not to wait, whatever the file system is.
@@ -294,7 +296,7 @@ pub fn read(path: &Path) -> Result<Plan, StackError> {
     // A file may grow.
     file.take(MAX_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
     if text.len() as u64 > MAX_BYTES {
-        return Err(refused(format!("more than {MAX_BYTES} bytes are too many")));
+        return Err(refused(format!("it is larger than {MAX_BYTES} bytes")));
     }
     let plan = parse(&text).map_err(|why| refused(cut(&why, MAX_WHY_CHARS)))?;
     Ok(plan.relative_to(path.parent().unwrap_or(Path::new(""))))
@@ -353,7 +355,7 @@ pub fn parse(text: &str) -> Result<Plan, String> {
                 false => format!("line {at}: {why}"),
             })?;
         if !nqns.insert(subsystem.nqn.clone()) {
-            return Err(format!("line {at}: there are two subsystems {}", subsystem.nqn));
+            return Err(format!("line {at}: duplicate subsystem {}", subsystem.nqn));
         }
         subsystems.push(subsystem);
     }
@@ -380,7 +382,7 @@ fn nbd(
         match table.into_inner() {
             NbdTable { address: Some(address), socket: None } => addresses.push(address),
             NbdTable { address: None, socket: Some(path) } => sockets.push(path),
-            NbdTable { .. } => return Err(format!("line {at}: [[nbd]] has an address or a socket, one of the two")),
+            NbdTable { .. } => return Err(format!("line {at}: [[nbd]] needs either an address or a socket")),
         }
     }
     Ok((addresses, sockets))
@@ -405,14 +407,16 @@ fn block_devices(
         let queues = within("queues", queues, DEFAULT_QUEUES, MAX_QUEUES)?;
         let depth = within("depth", depth, BlockDevicePlan::DEFAULT_DEPTH, MAX_DEPTH)?;
         if !numbers.insert(device) {
-            return refused(format!("there are two block devices {device}"));
+            return refused(format!("duplicate block device {device}"));
         }
         let mut all = subsystems.iter_mut().flat_map(|subsystem| &mut subsystem.namespaces);
         let Some(namespace) = all.find(|namespace| namespace.target == target) else {
-            return refused(format!("no namespace is {target}: a block device is one more way to a namespace"));
+            return refused(format!(
+                "{target} is not the target of a namespace: a block device must use the target of a namespace"
+            ));
         };
         if namespace.block_device.is_some() {
-            return refused(format!("{target} is another block device already"));
+            return refused(format!("{target} already has another block device"));
         }
         let read_only = namespace.read_only;
         namespace.block_device =
@@ -492,13 +496,13 @@ fn subsystem(
         (Some(nqn), None) => nqn,
         (None, Some(name)) => {
             let nqn = format!("{NQN_PREFIX}{name}");
-            nqn.parse().map_err(|error| format!("name = {name:?} makes no NQN: {error}"))?
+            nqn.parse().map_err(|error| format!("name = {name:?} gives no valid NQN: {error}"))?
         }
-        (Some(_), Some(_)) => return Err("a subsystem has nqn or name, not both".to_owned()),
-        (None, None) => return Err("a subsystem needs nqn = \"nqn...\", or name = \"...\"".to_owned()),
+        (Some(_), Some(_)) => return Err("a subsystem takes either nqn or name".to_owned()),
+        (None, None) => return Err("a subsystem needs nqn = \"nqn...\" or name = \"...\"".to_owned()),
     };
     if nqn.is_discovery() {
-        return Err(format!("{nqn} is the name of the discovery subsystem, which is there by itself"));
+        return Err(format!("{nqn} is the discovery subsystem, which is built in"));
     }
     let hosts = match table.hosts {
         None => Hosts::Any,
@@ -521,13 +525,13 @@ fn namespaces(
         let table = table.into_inner();
         let nsid = table.nsid.map_or(namespaces.len() as u32 + 1, NonZeroU32::get);
         if nsid > MAX_NSID {
-            return Err(format!("line {at}: nsid = {nsid} is too large: identifiers go up to {MAX_NSID}"));
+            return Err(format!("line {at}: nsid = {nsid}: must be at most {MAX_NSID}"));
         }
         if !taken.insert(nsid) {
-            return Err(format!("line {at}: {nqn} has two namespaces {nsid}"));
+            return Err(format!("line {at}: {nqn} has duplicate namespace {nsid}"));
         }
         if table.read_only && table.as_member {
-            return Err(format!("line {at}: a member that takes no changes needs no as_member: write one of the two"));
+            return Err(format!("line {at}: read_only and as_member exclude each other"));
         }
         namespaces.push(NamespacePlan {
             nsid,

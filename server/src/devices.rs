@@ -16,7 +16,7 @@ use sealblock_units::ByteCount;
 
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind, RESIZING};
 use crate::events::{Event, EventSender};
-use crate::inspect::silent;
+use crate::inspect::unresponsive;
 use crate::mirrors::watch;
 use crate::observer::{ReportTargets, RequestObserver};
 use crate::plan::NamespacePlan;
@@ -114,11 +114,11 @@ impl DeviceHandle {
         let looked = self.call(|home| async move { home.inspected.snapshot() });
         let seen = match timeout(PROBE_TIMEOUT, looked).await {
             Ok(Ok(seen)) => seen,
-            Ok(Err(gone)) => silent(&gone.to_string()),
-            Err(_) => silent("its core did not answer in time"),
+            Ok(Err(gone)) => unresponsive(&gone.to_string()),
+            Err(_) => unresponsive("its core did not respond in time"),
         };
-        let DamageStatus { not_kept, not_asked, .. } = seen.damage.clone();
-        let damage = DamageStatus { not_kept, not_asked, ..DamageStatus::of_served(&self.ties.damage) };
+        let DamageStatus { not_saved, not_asked, .. } = seen.damage.clone();
+        let damage = DamageStatus { not_saved, not_asked, ..DamageStatus::of_served(&self.ties.damage) };
         DeviceSnapshot { damage, failing: self.ties.failing.now(), ..seen }
     }
 }
@@ -180,7 +180,7 @@ impl DeviceTable {
             let ties = ReportTargets::to(&state);
             let theirs = ties.clone();
             let opened = handle.call(move || open_on_core(planned, theirs, events)).await;
-            let opened = opened.map_err(|gone| of_core("opening", gone).on(&plan.target))??;
+            let opened = opened.map_err(|gone| of_core("open", gone).on(&plan.target))??;
             Ok(ServedDevice {
                 access: plan.access(),
                 usage: plan.usage,
@@ -203,7 +203,7 @@ impl DeviceTable {
     pub async fn close(&self, devices: impl IntoIterator<Item = ServedDevice>) -> Result<(), StackError> {
         let closings = devices.into_iter().map(|device| async move {
             let closed = device.handle.call(|home| async move { home.close().await });
-            closed.await.map_err(|gone| of_core("closing", gone).on(device.target))?
+            closed.await.map_err(|gone| of_core("close", gone).on(device.target))?
         });
         join_all(closings.collect::<Vec<_>>()).await.into_iter().collect()
     }
@@ -224,11 +224,11 @@ async fn open_accepted(plan: &NamespacePlan) -> Result<OpenTarget, StackError> {
     let target = &plan.target;
     match open_for(target, plan.access(), plan.usage).await {
         Err(failure) if failure.cause() == Cause::Older && plan.accept_older => {
-            tracing::warn!(%target, why = failure.in_short(), "it is served all the same, as was asked for");
+            tracing::warn!(%target, why = failure.in_short(), "it is served nevertheless, as requested");
             open_for(target, plan.access_to_older(), plan.usage).await
         }
         Err(failure) if failure.cause() == Cause::Older => {
-            Err(failure.advise("`sealblock rescue`; --accept-older, or `accept_older = true`, serves what is there"))
+            Err(failure.advise("`sealblock rescue`; to serve it as it is, --accept-older or `accept_older = true`"))
         }
         opened => opened,
     }
@@ -241,7 +241,7 @@ async fn open_on_core(
 ) -> Result<OpenedDevice, StackError> {
     let target = &plan.target;
     let opened = open_accepted(&plan).await?;
-    if let Err(failure) = opened.check_blocks("serving") {
+    if let Err(failure) = opened.check_blocks("serve") {
         return opened.close(Err(failure)).await;
     }
     let access = if opened.why_older().is_some() { plan.access_to_older() } else { plan.access() };
@@ -277,7 +277,7 @@ fn tell_of_lost_answers(called: &TargetLabel, info: &TargetInfo, shared: &Shared
     if reasons.is_empty() {
         return;
     }
-    let reason = format!("the last server ended without closing it: {}", reasons.join("; "));
+    let reason = format!("the last server exited without closing it: {}", reasons.join("; "));
     let clients = shared.lost_earlier(&ErrorKind::Media { reason }.into());
     drop(spawn(async move {
         sleep(CLIENTS_COME_BACK).await;

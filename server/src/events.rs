@@ -130,7 +130,7 @@ pub struct NbdInfo {
     pub sockets: Vec<PathBuf>,
     /// The names of the exports.
     pub exports: Vec<String>,
-    /// The one for clients that name none: the first of the plan, unless it is not open.
+    /// The one for clients that name none: the first of the plan, unless not open.
     pub default_export: Option<String>,
 }
 
@@ -156,7 +156,7 @@ pub struct NotOpenInfo {
     pub nsid: u32,
     /// What it is.
     pub target: String,
-    /// Why it is not open.
+    /// Why not open.
     pub reason: String,
     /// Whether it is tried again.
     pub retried: bool,

@@ -53,12 +53,12 @@ impl InspectedDevice {
     /// Its state, but for what cores share.
     pub fn snapshot(&self) -> DeviceSnapshot {
         let Some((scrub, gate)) = self.scrub_task.glance() else {
-            return silent("it is closed, or is being changed");
+            return unresponsive("it is closed or being changed");
         };
         let mirrors: Vec<_> = self.mirrors.iter().filter_map(Weak::upgrade).collect();
         DeviceSnapshot {
             files: self.files.clone(),
-            file_trouble: self.file_errors(&mirrors),
+            file_errors: self.file_errors(&mirrors),
             mirrors: mirrors.iter().map(|mirror| named(mirror)).collect(),
             paths: self.paths.iter().flat_map(PathMonitor::paths).map(path).collect(),
             damage: DamageStatus::of(&self.damage),
@@ -86,8 +86,8 @@ impl InspectedDevice {
 }
 
 /// A device that did not say how it is, and why.
-pub fn silent(why: &str) -> DeviceSnapshot {
-    DeviceSnapshot { silent: Some(why.to_owned()), ..DeviceSnapshot::default() }
+pub fn unresponsive(why: &str) -> DeviceSnapshot {
+    DeviceSnapshot { unresponsive: Some(why.to_owned()), ..DeviceSnapshot::default() }
 }
 
 /// That what was written last may be missing, and why, in words: reads do not meet it, and writes do not repair it.
@@ -107,7 +107,7 @@ fn path(path: MultipathPathStatus) -> PathStatus {
     PathStatus {
         path: path.name,
         live: path.is_live,
-        trouble: path.last_error.filter(|_| !path.is_live),
+        error: path.last_error.filter(|_| !path.is_live),
         failures: path.failures,
     }
 }
@@ -126,8 +126,8 @@ fn io(gate: &DynDevice) -> IoStatus {
 /// An operation as a field of JSON.
 fn name(kind: RequestKind) -> String {
     match kind {
-        RequestKind::ReadReserved => "read_annex".to_owned(),
-        RequestKind::WriteReserved => "write_annex".to_owned(),
+        RequestKind::ReadReserved => "reserved_reads".to_owned(),
+        RequestKind::WriteReserved => "reserved_writes".to_owned(),
         other => other.name().replace(' ', "_"),
     }
 }

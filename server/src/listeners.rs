@@ -24,8 +24,8 @@ use crate::control::socket_path::{Socket, listener_of};
 const BACKLOG: u32 = 128;
 /// How often it is looked whether a listener has ended.
 const END_POLL_INTERVAL: Duration = Duration::from_millis(5);
-const LISTENING: &str = "listening";
-const LISTENING_UNIX: &str = "listening for NBD";
+const LISTENING: &str = "listen on";
+const LISTENING_UNIX: &str = "listen for NBD on";
 
 /// What a service manager calls sockets for NBD (`FileDescriptorName=`); all others are for NVMe/TCP.
 const FOR_NBD: &str = "nbd";
@@ -43,7 +43,7 @@ impl Inherited {
     pub fn take() -> Result<Inherited, StackError> {
         let failed = |error: net::InheritedError| {
             let advice = "ListenStream= with an address and a port in the .socket unit";
-            StackError::new(Cause::Usage, "listening", error).advise(advice)
+            StackError::new(Cause::Usage, "listen on", error).advise(advice)
         };
         net::Inherited::all().map(|all| Inherited(Arc::new(all))).map_err(failed)
     }
@@ -143,7 +143,7 @@ impl BoundListener {
                 let Some(listener) = listener else { return };
                 if let Err(error) = serve(listener).await {
                     // The connections that are there and the other listeners go on.
-                    tracing::error!("no more connections are accepted on {name}: {error}");
+                    tracing::error!("no longer accepting connections on {name}: {error}");
                 }
             })))
         });
@@ -259,10 +259,10 @@ fn absolute(path: &Path) -> PathBuf {
 
 fn of_bind(error: &io::Error, address: SocketAddr) -> StackError {
     let (cause, advice) = match error.kind() {
-        io::ErrorKind::AddrInUse => (Cause::Refused, "another address and port; port 0 chooses a free one"),
-        io::ErrorKind::PermissionDenied => (Cause::Refused, "a port from 1024 on, such as 4420 or 10809"),
-        io::ErrorKind::AddrNotAvailable => (Cause::Unreachable, "an address of this machine, such as 127.0.0.1"),
-        _ => (Cause::Io, "another address and port"),
+        io::ErrorKind::AddrInUse => (Cause::Refused, "use another address and port; port 0 chooses a free one"),
+        io::ErrorKind::PermissionDenied => (Cause::Refused, "use a port from 1024 on, such as 4420 or 10809"),
+        io::ErrorKind::AddrNotAvailable => (Cause::Unreachable, "use an address of this machine, such as 127.0.0.1"),
+        _ => (Cause::Io, "use another address and port"),
     };
     StackError::new(cause, LISTENING, error).on(address).advise(advice)
 }
@@ -271,10 +271,10 @@ fn of_bind_unix(error: &io::Error, path: &Path) -> StackError {
     if error.kind() != io::ErrorKind::AddrInUse {
         return StackError::io(LISTENING_UNIX, error)
             .on(path.display())
-            .advise("another --nbd-socket PATH, in a folder of this user");
+            .advise("use another --nbd-socket PATH, in a directory of this user");
     }
     let who = listener_of(path).map_or("another process".to_owned(), |pid| format!("process {}", process_text(pid)));
     StackError::new(Cause::Refused, LISTENING_UNIX, format!("{who} listens there"))
         .on(path.display())
-        .advise("another --nbd-socket PATH")
+        .advise("use another --nbd-socket PATH")
 }

@@ -35,7 +35,7 @@ const MAX_LINES: u32 = 20;
 /// The time after which a call site may log again.
 const WINDOW: Duration = Duration::from_secs(10);
 /// The field that says how many lines were left out.
-const LEFT_OUT: &str = "not_told";
+const LEFT_OUT: &str = "suppressed";
 
 /// Lines that are kept of one place of the program.
 const MAX_KEPT_LINES: usize = 8;
@@ -52,7 +52,7 @@ pub fn install(asked: Option<LogLevel>, json: bool) -> Result<(), StackError> {
     let level = match (asked, env::var(VARIABLE)) {
         (Some(level), _) => level,
         (None, Ok(text)) => {
-            level_of(&text).map_err(|why| StackError::new(Cause::Usage, "reading the environment", why))?
+            level_of(&text).map_err(|why| StackError::new(Cause::Usage, "read the environment", why))?
         }
         (None, Err(_)) => LogLevel::default(),
     };
@@ -64,7 +64,7 @@ pub fn install(asked: Option<LogLevel>, json: bool) -> Result<(), StackError> {
         .with_writer(io::stderr);
     *lock(&LEVEL) = level;
     let installed = tracing_subscriber::registry().with(made).with(lines).try_init();
-    installed.map_err(|error| StackError::new(Cause::Io, "starting", error))?;
+    installed.map_err(|error| StackError::new(Cause::Io, "start", error))?;
     // Nothing was there before, or there would have been an error.
     let _ = MADE.set(handle);
     set_program(Program::SERVER);
@@ -125,7 +125,7 @@ pub fn report_end(failure: &StackError) {
 }
 
 fn level_of(text: &str) -> Result<LogLevel, String> {
-    LogLevel::from_name(text).ok_or_else(|| format!("{VARIABLE}={text} is no level: off, error, warn, info or debug"))
+    LogLevel::from_name(text).ok_or_else(|| format!("{VARIABLE}={text}: must be off, error, warn, info or debug"))
 }
 
 fn filter(level: LogLevel) -> LevelFilter {

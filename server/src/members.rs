@@ -44,10 +44,10 @@ pub async fn fit(device: &ServedDevice, plan: &NamespacePlan) -> Fit {
 
 /// The failure for a plan that names other replicas than a served mirror has.
 pub fn of_others(target: &TargetName, members: &[String]) -> StackError {
-    let why = format!("the members of the mirror that is served are {}", members.join(" and "));
-    StackError::new(Cause::Refused, "changing the members of a mirror by its name", why).on(target).advise(
-        "`sealblock mirror add`, `remove` or `replace`, which change them while it is served; then the name of the members that it has",
-    )
+    let why = format!("the served mirror has the members {}", members.join(" and "));
+    StackError::new(Cause::Refused, "change", why)
+        .on(target)
+        .advise("change them with `sealblock mirror add`, `remove` or `replace`, then use the new members in the name")
 }
 
 fn members_of(target: &TargetName) -> Option<&[TargetName]> {

@@ -161,5 +161,5 @@ impl NbdSide {
 
 fn of_setup(error: &SetupError) -> StackError {
     // Names were checked with the plan, and exports are taken away by the names they have.
-    StackError::new(Cause::Usage, "serving over NBD", error)
+    StackError::new(Cause::Usage, "serve over NBD", error)
 }

@@ -120,11 +120,11 @@ impl Observer for RequestObserver {
             }
             ErrorKind::NoSpace { reason } => {
                 self.ties.failing.failed(request.kind, &by, reason);
-                tracing::error!(target, blocks, by, during, reason, "no space is left on the medium");
+                tracing::error!(target, blocks, by, during, reason, "no space left on the medium");
             }
             ErrorKind::Unreachable { reason } => {
                 self.ties.failing.failed(request.kind, &by, reason);
-                tracing::error!(target, blocks, by, during, reason, "the device cannot be reached");
+                tracing::error!(target, blocks, by, during, reason, "the device is unreachable");
             }
             ErrorKind::MayBeOlder(why) => {
                 self.ties.failing.failed(request.kind, &by, &error.kind().to_string());

@@ -56,9 +56,9 @@ impl OfferedNamespace {
         let uuid = plan.uuid.or(device.volume_uuid).unwrap_or_else(|| derived_identity(&plan.target, &place));
         // Hosts take two namespaces with one UUID for two paths to one namespace.
         if let Some(other) = taken.get(&uuid) {
-            return Err(StackError::new(Cause::Unsuitable, "serving", format!("it has the identity of {other}"))
+            return Err(StackError::new(Cause::Unsuitable, "serve", format!("it has the identity of {other}"))
                 .on(&plan.target)
-                .advise("a uuid of its own, in the configuration"));
+                .advise("set another uuid in the configuration"));
         }
         let space = OfferedNamespace { plan: plan.clone(), uuid, device };
         // Created again when it is offered; here only to find errors early.
@@ -119,9 +119,9 @@ pub fn serial_of(nqn: &Nqn) -> String {
 
 /// A subsystem or namespace that the export does not take.
 pub fn of_setup(error: &SetupError) -> StackError {
-    let failure = |cause| StackError::new(cause, "serving", error);
+    let failure = |cause| StackError::new(cause, "serve", error);
     match error {
-        SetupError::NotProtected => failure(Cause::Unsuitable).advise("--protection plain, or a protected volume"),
+        SetupError::NotProtected => failure(Cause::Unsuitable).advise("use --protection plain, or a protected volume"),
         SetupError::Nsid(_)
         | SetupError::DuplicateNsid(_)
         | SetupError::Reserved(_)

@@ -171,9 +171,9 @@ impl Plan {
             // A path that cannot be resolved fails when it is opened.
             for path in target.paths().into_iter().filter_map(|path| path.canonicalize().ok()) {
                 if !seen.insert(path) {
-                    return Err(StackError::new(Cause::Usage, "serving", "a file of it is named twice")
+                    return Err(StackError::new(Cause::Usage, "serve", "one of its files is given twice")
                         .on(target)
-                        .advise("each file or device once"));
+                        .advise("give each file or device once"));
                 }
             }
         }
@@ -235,26 +235,29 @@ pub fn export_name(subsystem: &SubsystemPlan, namespace: &NamespacePlan) -> Opti
 
 /// Refuses names of exports that are taken or too long, and exports that would all stay away.
 fn check_exports(subsystems: &[SubsystemPlan]) -> Result<(), StackError> {
-    let refused = |why: String| StackError::new(Cause::Usage, "serving over NBD", why);
+    let refused = |why: String| StackError::new(Cause::Usage, "serve over NBD", why);
     let mut seen = BTreeMap::new();
     for subsystem in subsystems {
         for namespace in &subsystem.namespaces {
             let Some(name) = export_name(subsystem, namespace) else { continue };
             if name.len() > MAX_EXPORT_NAME_BYTES {
-                let why = format!("an export's name has at most {MAX_EXPORT_NAME_BYTES} bytes, not {}", name.len());
+                let why = format!("an export name has at most {MAX_EXPORT_NAME_BYTES} bytes, not {}", name.len());
                 return Err(refused(why).on(&namespace.target));
             }
             if let Some(other) = seen.insert(name.clone(), &namespace.target) {
-                let advice = "nbd = \"NAME\" of its own for one of the namespaces";
-                return Err(refused(format!("it would be the export {name:?}, as {other}"))
+                let advice = "set nbd = \"NAME\" for one of the namespaces";
+                return Err(refused(format!("it would have the same export name as {other}, {name:?}"))
                     .on(&namespace.target)
                     .advise(advice));
             }
         }
     }
     if seen.is_empty() {
-        let why = "everything is only for some hosts, and NBD clients cannot say who they are".to_owned();
-        return Err(refused(why).advise("nbd = \"NAME\" for what all NBD clients may have, or no --allow-host"));
+        let why =
+            "every namespace is restricted to certain hosts, and NBD clients cannot identify themselves".to_owned();
+        return Err(
+            refused(why).advise("set nbd = \"NAME\" for a namespace open to all NBD clients, or omit --allow-host")
+        );
     }
     Ok(())
 }
@@ -283,8 +286,8 @@ pub fn names(targets: &[TargetName]) -> Vec<Nqn> {
         let name = name_of(target);
         let tries = (2_u64..).map(|number| format!("{name}-{number}"));
         let free = std::iter::once(name.clone()).chain(tries).find(|name| taken.insert(name.clone()));
-        let free = free.expect("there are more numbers than targets");
-        nqns.push(format!("{NQN_PREFIX}{free}").parse().expect("a prefix of the right form, and a short legal name"));
+        let free = free.expect("more numbers than targets");
+        nqns.push(format!("{NQN_PREFIX}{free}").parse().expect("a well-formed prefix, and a short legal name"));
     }
     nqns
 }
@@ -364,9 +367,9 @@ pub fn nbd_address(text: &str) -> Result<SocketAddr, String> {
 
 fn address(text: &str, port: u16) -> Result<SocketAddr, String> {
     let alone = text.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-    text.parse().or_else(|_| alone.map(|address| SocketAddr::new(address, port))).map_err(|_| {
-        format!("an address and a port are needed, such as 127.0.0.1:{port}, [::1]:{port} or 0.0.0.0:{port}")
-    })
+    text.parse()
+        .or_else(|_| alone.map(|address| SocketAddr::new(address, port)))
+        .map_err(|_| format!("must be an address and a port, such as 127.0.0.1:{port}, [::1]:{port} or 0.0.0.0:{port}"))
 }
 
 #[cfg(test)]

@@ -148,13 +148,14 @@ impl LocalDevice {
         let refuse = |cause, why: &str| StackError::new(cause, RESIZING, why);
         let closer = self.closer.borrow();
         let Some(closer) = &*closer else {
-            return Err(refuse(Cause::Unreachable, "it could not be opened anew after its size was changed")
-                .advise("starting the server anew"));
+            return Err(
+                refuse(Cause::Unreachable, "it could not be reopened after the resize").advise("restart the server")
+            );
         };
         let Some(volume) = closer.lone_volume() else {
-            let why = "only a protected volume that is served by itself gets another size while it is served";
+            let why = "only a protected volume that is served directly can be resized while served";
             return Err(refuse(Cause::Unsuitable, why)
-                .advise("a mirror or stripe: a new one of that size, and `sealblock copy`"));
+                .advise("for a mirror or stripe, create a new one of that size and use `sealblock copy`"));
         };
         if !self.access.writes() {
             return Err(refuse(Cause::Refused, "it is served read-only"));
@@ -162,7 +163,7 @@ impl LocalDevice {
         if self.usage != Usage::Alone {
             return Err(refuse(
                 Cause::Refused,
-                "it is served as a member of a mirror or stripe, whose others would not fit it",
+                "it is served as a member of a mirror or stripe, and would not match the other members",
             ));
         }
         let capacity_blocks = blocks_of(size.get(), volume.geometry().block_size)?;
@@ -178,7 +179,7 @@ impl LocalDevice {
     ) -> ResizeResult {
         let ResizableVolume { volume, capacity_blocks } = chosen;
         // Requests see this reason only after an unforeseen failure between here and the end.
-        quiesced.set_unavailable("its size was being changed".to_owned());
+        quiesced.set_unavailable("it was being resized".to_owned());
         self.scrub_task.release();
         if let Some(closer) = self.closer.take() {
             closer.save_damage().await;
@@ -216,11 +217,11 @@ impl LocalDevice {
 
     /// Has every request fail with `why`: the volume could not be reopened.
     fn lost(&self, quiesced: &Quiesced, why: String) -> ResizeResult {
-        let why = format!("it could not be opened anew after its size was to be changed: {why}");
+        let why = format!("it could not be reopened after a failed resize: {why}");
         tracing::error!("{}: {why}", self.target);
         quiesced.set_unavailable(why.clone());
         self.scrub_task.lose();
-        let failure = StackError::new(Cause::Io, RESIZING, why).on(&self.target).advise("starting the server anew");
+        let failure = StackError::new(Cause::Io, RESIZING, why).on(&self.target).advise("restart the server");
         ResizeResult { device: None, result: Err(failure) }
     }
 
@@ -245,8 +246,8 @@ impl LocalDevice {
 pub fn blocks_of(size_bytes: u64, block_size: BlockSize) -> Result<u64, StackError> {
     let blocks = size_bytes >> block_size.shift();
     if blocks == 0 || blocks << block_size.shift() != size_bytes {
-        let why = format!("{size_bytes} bytes are not whole blocks of {} bytes", block_size.bytes());
-        return Err(StackError::new(Cause::Usage, RESIZING, why).advise("a multiple of the block size"));
+        let why = format!("{size_bytes} bytes are not a multiple of the block size, {} bytes", block_size.bytes());
+        return Err(StackError::new(Cause::Usage, RESIZING, why).advise("use a multiple of the block size"));
     }
     Ok(blocks)
 }
@@ -254,7 +255,7 @@ pub fn blocks_of(size_bytes: u64, block_size: BlockSize) -> Result<u64, StackErr
 /// Refuses a member of a group: a host may have labelled it since it was opened.
 async fn check_label(shared: &SharedDevice) -> Result<(), StackError> {
     let label = shared.attach().execute(Request::read_reserved(ReservedArea::GroupLabel)).await;
-    let label = label.map_err(|error| of_block("reading its label", &error))?;
+    let label = label.map_err(|error| of_block("read the label", &error))?;
     if let Response::Reserved(label) = label
         && let Some(why) = Some(label).filter(|label| !label.is_empty()).and_then(|label| bars_resizing(&label))
     {
@@ -267,13 +268,13 @@ async fn check_label(shared: &SharedDevice) -> Result<(), StackError> {
 async fn drained(shared: &SharedDevice) -> Result<(Quiesced, Instant), StackError> {
     // A flush before the quiesce shortens the flush during which requests wait.
     let flushed = shared.attach().execute(Request::flush()).await;
-    flushed.map_err(|error| of_block("flushing before the size is changed", &error))?;
+    flushed.map_err(|error| of_block("flush before the resize", &error))?;
     let since = now();
-    let busy = || StackError::new(Cause::Refused, RESIZING, "another request is changing it");
+    let busy = || StackError::new(Cause::Refused, RESIZING, "another resize is in progress");
     let quiesced = shared.quiesce().ok_or_else(busy)?;
     if timeout(DRAIN, quiesced.drained()).await.is_err() {
-        let why = format!("{} requests under way did not end within {} s", quiesced.in_flight(), DRAIN.as_secs());
-        return Err(StackError::new(Cause::Io, RESIZING, why).advise("again when the volume is less busy"));
+        let why = format!("{} requests in flight did not end within {} s", quiesced.in_flight(), DRAIN.as_secs());
+        return Err(StackError::new(Cause::Io, RESIZING, why).advise("try again when the volume is less busy"));
     }
     Ok((quiesced, since))
 }
@@ -283,7 +284,7 @@ async fn let_go(volume: Rc<FileVolume>) -> Result<(), String> {
     let since = now();
     while Rc::strong_count(&volume) > 1 {
         if now().saturating_duration_since(since) >= LETTING_GO {
-            return Err("the closed volume did not let go of its file".to_owned());
+            return Err("the closed volume still holds its file".to_owned());
         }
         sleep(DRAIN_POLL_INTERVAL).await;
     }

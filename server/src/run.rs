@@ -81,8 +81,8 @@ async fn live(
     let mut signal = shutdown_signal();
     // The first poll installs its handlers.
     let _ = (&mut signal).now_or_never();
-    let hangups = Hangups::watch().map_err(|error| StackError::io("waiting for signals", &error))?;
-    backing::watch().map_err(|error| StackError::io("looking after files", &error))?;
+    let hangups = Hangups::watch().map_err(|error| StackError::io("wait for signals", &error))?;
+    backing::watch().map_err(|error| StackError::io("watch files", &error))?;
     let control = Control::open(control)?;
     let mut server = Server::new(cores.handles(), &plan.limits, EventSender::here(events), check_backend(cores))?;
     let served = async {
@@ -133,7 +133,7 @@ async fn until_ended(
     loop {
         match next(server, signal, hangups, control).await {
             Turn::End(ended) => {
-                ended.map_err(|error| StackError::io("waiting for signals", &error))?;
+                ended.map_err(|error| StackError::io("wait for signals", &error))?;
                 notify(ServiceState::Stopping);
                 events(&Event::Draining { connections: server.connections() });
                 return Ok(());
@@ -176,7 +176,7 @@ async fn reload(
             events(&Event::Reloaded(server.serving()));
         }
         Err(failure) => {
-            tracing::error!("the configuration was not taken, and everything stays as it was: {}", failure.in_short());
+            tracing::error!("the reload failed, and the old configuration stays in effect: {}", failure.in_short());
             events(&Event::ReloadFailed { reason: failure.to_string() });
         }
     }
@@ -187,7 +187,7 @@ async fn take_plan(server: &mut Server, again: &impl Fn() -> Result<Plan, StackE
     let plan = again()?;
     server.change(&plan).await?;
     if server.waits_for_restart(&plan) {
-        tracing::warn!("other limits count from the next start on");
+        tracing::warn!("changed limits take effect at the next start");
     }
     Ok(())
 }

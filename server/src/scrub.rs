@@ -28,7 +28,7 @@ use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind};
 use crate::dates::unix_s;
 use crate::events::{Event, EventSender};
 use crate::status::damage::DamageStatus;
-use crate::status::scrub::{KeptWord, RunStatus, ScrubStatus};
+use crate::status::scrub::{RunStatus, SavedWord, ScrubStatus};
 use state_store::StateStore;
 
 /// How long the piece in flight may take when the device is closed.
@@ -64,7 +64,7 @@ pub struct ScrubTask {
     told: Cell<u32>,
     /// True if this run has logged that not every copy can be checked.
     told_unchecked: Cell<bool>,
-    trouble: RefCell<Option<String>>,
+    error: RefCell<Option<String>>,
     bell: Notify,
     closing: Cell<bool>,
     /// True while its device is being replaced.
@@ -98,7 +98,7 @@ impl ScrubTask {
             own_requests: Cell::new(0),
             told: Cell::new(0),
             told_unchecked: Cell::new(false),
-            trouble: RefCell::default(),
+            error: RefCell::default(),
             bell: Notify::default(),
             closing: Cell::new(false),
             is_away: Cell::new(false),
@@ -133,15 +133,15 @@ impl ScrubTask {
         let view = self.scrub.borrow().view(self.moment());
         let every = self.settings.get().and_then(|settings| settings.every);
         let status = ScrubStatus::served(self.target.to_string(), gate, &view, every);
-        let kept_why = self.memory.why_not();
-        let kept = if kept_why.is_some() { KeptWord::InMemory } else { KeptWord::OnDisk };
+        let saved_why = self.memory.why_not();
+        let saved = if saved_why.is_some() { SavedWord::InMemory } else { SavedWord::OnDisk };
         let damage = self.state.upgrade().map(|state| DamageStatus::of_served(&state.damage()));
-        let is_kept = |damage: DamageStatus| {
-            let not_kept = if kept_why.is_some() { vec![self.target.to_string()] } else { Vec::new() };
-            DamageStatus { not_kept, ..damage }
+        let is_saved = |damage: DamageStatus| {
+            let not_saved = if saved_why.is_some() { vec![self.target.to_string()] } else { Vec::new() };
+            DamageStatus { not_saved, ..damage }
         };
-        let damage = damage.map(is_kept);
-        ScrubStatus { damage, kept, kept_why, trouble: self.trouble.borrow().clone(), ..status }
+        let damage = damage.map(is_saved);
+        ScrubStatus { damage, saved, saved_why, error: self.error.borrow().clone(), ..status }
     }
 
     /// Has hosts be told of the bad blocks of the device as it was opened anew.
@@ -165,7 +165,7 @@ impl ScrubTask {
         if let Some(mut task) = task
             && timeout(LAST_PIECE, &mut task).await.is_err()
         {
-            tracing::warn!("scrub of {}: its last piece was not done in time", self.target);
+            tracing::warn!("scrub of {}: its last request did not complete in time", self.target);
             task.abort();
         }
         let unsaved = self.scrub.borrow_mut().last_to_save(self.moment());
@@ -239,8 +239,8 @@ impl ScrubTask {
             Ok(found) => found,
             Err(error) => return self.cannot_go_on(&error),
         };
-        if let Some(trouble) = self.trouble.take() {
-            tracing::warn!("scrub of {}: it goes on after {trouble}", self.target);
+        if let Some(error) = self.error.take() {
+            tracing::warn!("scrub of {}: resumed after {error}", self.target);
         }
         let harmed = bad_runs(&faults);
         let blocks = |of: &dyn Fn(&BadRun) -> bool| -> u64 {
@@ -262,8 +262,8 @@ impl ScrubTask {
 
     fn cannot_go_on(&self, error: &Error) {
         self.scrub.borrow_mut().failed(self.moment());
-        if self.trouble.replace(Some(error.to_string())).is_none() {
-            tracing::warn!("scrub of {}: suspended, tries again: {error}", self.target);
+        if self.error.replace(Some(error.to_string())).is_none() {
+            tracing::warn!("scrub of {}: suspended, retrying: {error}", self.target);
         }
     }
 
@@ -273,7 +273,7 @@ impl ScrubTask {
             && !self.told_unchecked.replace(true)
         {
             let (target, why) = (&self.target, first.why.to_text());
-            tracing::warn!("scrub of {target}: it is incomplete, from block {} on: {why}", first.first);
+            tracing::warn!("scrub of {target}: incomplete from block {} on: {why}", first.first);
         }
     }
 
@@ -285,7 +285,7 @@ impl ScrubTask {
             match told {
                 ..MAX_LINES => tracing::warn!("scrub of {target}: {}", check::to_text(run)),
                 MAX_LINES => tracing::warn!(
-                    "scrub of {target}: more blocks are bad; `sealblock scrub status` counts them, `sealblock verify` names them"
+                    "scrub of {target}: more blocks are bad; `sealblock scrub status` counts them, `sealblock verify` lists them"
                 ),
                 _ => return,
             }
@@ -338,7 +338,7 @@ impl ScrubTask {
         self.settle().await;
         let gate = self.gate.borrow().clone().filter(|_| !self.closing.get());
         let Some(gate) = gate else {
-            return Err(ControlError::new(ControlErrorKind::Refused, "it is closed, or is being closed"));
+            return Err(ControlError::new(ControlErrorKind::Refused, "it is closed or being closed"));
         };
         let start =
             |from: Option<u64>, rate: Option<NonZeroU64>| self.with_scrub(|scrub, now| scrub.start(now, from, rate));

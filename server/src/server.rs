@@ -191,7 +191,7 @@ impl Server {
         }
         let refused = |doing, why| {
             let refused = StackError::new(Cause::Refused, doing, why).on(&plan.target);
-            Err(refused.advise("taking it out first, or starting the server anew"))
+            Err(refused.advise("remove it first, or restart the server"))
         };
         // Opened a second time, it would get changes by one way while those of the other are in flight; and memory would be another one.
         let is_place = |space: &OfferedNamespace| at_its_place.is_some_and(|own| std::ptr::eq(own, space));
@@ -200,13 +200,13 @@ impl Server {
                 && space.device.target.is(&plan.target)
         };
         if spaces().any(is_named) {
-            return refused("changing read_only, relocate or as_member", "it is being served the other way");
+            return refused("changing read_only, relocate or as_member", "it is served with the other setting");
         }
         // Hosts would find other content behind an identity that they know.
         if spaces().any(|space| has_its_uuid(space) && is_volatile(&space.plan.target)) {
             return refused(
                 "changing the target of a uuid",
-                "its uuid is that of memory that is being served and would be lost",
+                "its uuid is that of a served memory target, whose data would be lost",
             );
         }
         Ok(None)
@@ -282,7 +282,7 @@ impl Server {
         let deadline = now() + self.limits.drain;
         while devices.iter().any(ServedDevice::is_used) {
             if now() >= deadline {
-                tracing::warn!("commands were not done when their device was closed");
+                tracing::warn!("commands were still in flight when their device was closed");
                 return;
             }
             sleep(DRAIN_POLL_INTERVAL).await;
@@ -369,7 +369,7 @@ impl Server {
         let spaces = self.offered.values().flat_map(|offered| offered.spaces.values());
         let mut taken = spaces.map(|space| (space.uuid, space.plan.target.clone())).collect();
         let space = OfferedNamespace::new(nqn, plan, device, &mut taken)?;
-        let gone = || StackError::new(Cause::Unreachable, "serving", "its subsystem is gone").on(nqn);
+        let gone = || StackError::new(Cause::Unreachable, "serve", "its subsystem was removed").on(nqn);
         let offered = self.offered.get_mut(nqn).ok_or_else(gone)?;
         let failed = |error| of_setup(&error).on(nqn);
         self.export.add_namespace(nqn, plan.nsid, space.namespace()?).map_err(failed)?;
@@ -392,7 +392,7 @@ impl Server {
     pub async fn resize(&mut self, nqn: &str, nsid: u32, size: ByteCount) -> Result<ResizeReport, StackError> {
         let offered = self.offered.iter().find(|(name, _)| name.as_str() == nqn);
         let space = offered.and_then(|(_, offered)| offered.spaces.get(&nsid));
-        let gone = || StackError::new(Cause::Unreachable, RESIZING, "it is served no more").on(nqn);
+        let gone = || StackError::new(Cause::Unreachable, RESIZING, "it is no longer served").on(nqn);
         let device = Rc::clone(&space.ok_or_else(gone)?.device);
         self.block_devices.check_resize(&device)?;
         let ResizeResult { device: seen, result: outcome } = device.resize(size).await?;

@@ -93,7 +93,7 @@ pub fn notify(state: ServiceState) {
     };
     let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(state.to_text().as_bytes(), &address));
     if let Err(error) = sent {
-        tracing::warn!("the service manager was not told '{state:?}': {error}");
+        tracing::warn!("cannot notify the service manager of '{state:?}': {error}");
     }
 }
 

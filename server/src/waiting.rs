@@ -58,7 +58,7 @@ pub struct Tried {
     pub nqn: Nqn,
     /// Which namespace of it.
     pub nsid: u32,
-    /// The device, or why it is not open.
+    /// The device, or why not open.
     pub device: Result<ServedDevice, StackError>,
 }
 
@@ -94,14 +94,14 @@ impl Waiting {
         self.delay = (self.delay * 2).min(LONGEST);
     }
 
-    /// Why it is not open.
+    /// Why not open.
     pub fn failure(&self) -> &StackError {
         &self.failure
     }
 
-    /// Logs that it is not open.
+    /// Logs that not open.
     pub fn report(&self) {
-        tracing::warn!("the others are served without {}: {self}", self.plan.target);
+        tracing::warn!("{self}; serving the other targets");
     }
 
     /// An attempt failed. Logged if the reason is new.
@@ -111,7 +111,7 @@ impl Waiting {
         self.wait();
         match is_news {
             true => self.report(),
-            false => tracing::debug!("still served without {}: {self}", self.plan.target),
+            false => tracing::debug!("{self}; still serving only the other targets"),
         }
     }
 
@@ -158,14 +158,14 @@ impl Waiting {
     /// For `status`.
     pub fn status(&self, exports: Vec<ExportStatus>) -> DeviceStatus {
         let retried = self.next != Next::Never;
-        let then = if retried { "and is tried again" } else { "and trying again by itself would not help" };
+        let then = if retried { "retrying" } else { "no automatic retry" };
         let summary = format!(
-            "it is not open since {}: {}; it was tried {}, {then}",
+            "not open since {}: {}; tried {}, {then}",
             date(self.since_unix_s),
             self.failure.in_short(),
             count(self.tries, "time")
         );
-        let usual = "look at the target, then SIGHUP has the server try again at once";
+        let usual = "check the target; SIGHUP makes the server retry at once";
         DeviceStatus {
             target: self.plan.target.to_string(),
             health: Health::Incomplete,
@@ -178,7 +178,7 @@ impl Waiting {
                 tries: self.tries,
                 retried,
             }),
-            seen: DeviceSnapshot { silent: Some("it is not open".to_owned()), ..DeviceSnapshot::default() },
+            seen: DeviceSnapshot { unresponsive: Some("not open".to_owned()), ..DeviceSnapshot::default() },
         }
     }
 }
@@ -283,7 +283,7 @@ impl Openings {
     /// The same at the end of the server, with a timeout.
     pub async fn end_tries_soon(&mut self, devices: &DeviceTable) {
         if timeout(LAST_TRIES, self.end_tries(devices)).await.is_err() {
-            tracing::debug!("a target was still being opened when the server ended");
+            tracing::debug!("a target was still being opened when the server exited");
         }
     }
 }
@@ -292,9 +292,9 @@ impl fmt::Display for Waiting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let why = self.failure.in_short();
         match self.next {
-            Next::Never => write!(f, "{why}; a reload (SIGHUP) tries again"),
+            Next::Never => write!(f, "{why}; retried on reload (SIGHUP)"),
             Next::At(_) | Next::UnderWay => {
-                write!(f, "{why}; it is tried again, at least every {} s", LONGEST.as_secs())
+                write!(f, "{why}; retrying at least every {} s", LONGEST.as_secs())
             }
         }
     }
@@ -313,7 +313,7 @@ mod tests {
 
     #[test]
     fn waits_double_up_to_a_minute() {
-        let gone = || StackError::new(Cause::Unreachable, "opening", "gone");
+        let gone = || StackError::new(Cause::Unreachable, "open", "gone");
         let mut waiting = waiting(gone());
         let mut waits = Vec::new();
         for _ in 0..8 {
@@ -328,20 +328,20 @@ mod tests {
 
     #[test]
     fn only_what_may_pass_is_tried_again() {
-        let of = |cause| waiting(StackError::new(cause, "opening", "no"));
+        let of = |cause| waiting(StackError::new(cause, "open", "no"));
         for cause in [Cause::Unreachable, Cause::Refused, Cause::Io, Cause::Full] {
             assert!(of(cause).due().is_some(), "{cause:?}");
         }
         for cause in [Cause::Unsuitable, Cause::Damaged, Cause::Absent] {
             let waiting = of(cause);
             assert_eq!((waiting.due(), waiting.not_open_info().retried), (None, false), "{cause:?}");
-            assert!(waiting.to_string().ends_with("a reload (SIGHUP) tries again"), "{waiting}");
+            assert!(waiting.to_string().ends_with("retried on reload (SIGHUP)"), "{waiting}");
         }
         let mut came = of(Cause::Unreachable);
         came.begin();
-        came.failed(StackError::new(Cause::Unsuitable, "opening", "a plain file as yet"));
+        came.failed(StackError::new(Cause::Unsuitable, "open", "a plain file as yet"));
         assert!(came.due().is_some(), "it may be being written");
-        let policy = waiting(StackError::new(Cause::Refused, "opening", "a member").lasting());
+        let policy = waiting(StackError::new(Cause::Refused, "open", "a member").lasting());
         assert_eq!(policy.due(), None);
     }
 }

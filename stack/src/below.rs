@@ -48,8 +48,7 @@ pub fn nodes_under(path: &Path) -> io::Result<Vec<DeviceNode>> {
     if number.is_device() {
         return Ok(vec![node(number)?]);
     }
-    let unknown =
-        || io::Error::new(io::ErrorKind::Unsupported, "its file system lies on no block device that is known");
+    let unknown = || io::Error::new(io::ErrorKind::Unsupported, "its file system is on no known block device");
     // Another file system without a number may lie on anything.
     let mount = mount_of(path).filter(|mount| mount.kind == "btrfs").ok_or_else(unknown)?;
     let mounted = File::open(&mount.point)?;
@@ -82,7 +81,7 @@ pub fn disks_under(path: &Path) -> io::Result<BTreeSet<DeviceNumber>> {
         }
         paths = files;
     }
-    Err(io::Error::other(format!("loop devices on files on loop devices, more than {MAX_LEVELS} levels")))
+    Err(io::Error::other(format!("more than {MAX_LEVELS} levels of loop devices on files")))
 }
 
 fn bottom(node: &DeviceNode, disks: &mut BTreeSet<DeviceNumber>, files: &mut Vec<PathBuf>) {

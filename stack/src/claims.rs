@@ -82,7 +82,7 @@ fn claim_storage(storage: Storage, leaves: &[Leaf], paths: &[PathBuf], what: Use
     let file = match File::open(path) {
         Ok(file) => file,
         Err(error) => {
-            tracing::debug!(path = %path.display(), %error, "cannot announce at what is below");
+            tracing::debug!(path = %path.display(), %error, "cannot lock the devices below");
             return Ok(None);
         }
     };
@@ -99,7 +99,9 @@ fn claim_storage(storage: Storage, leaves: &[Leaf], paths: &[PathBuf], what: Use
         match there {
             Ok(false) => {}
             Ok(true) => return Err(Conflict::Opened(path.clone())),
-            Err(error) => tracing::debug!(path = %path.display(), %error, "the file system has no locks of ranges"),
+            Err(error) => {
+                tracing::debug!(path = %path.display(), %error, "the file system does not support range locks")
+            }
         }
     }
     // After the ranges: some file systems make these locks of one kind, and one's own would look like another's.

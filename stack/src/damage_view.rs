@@ -17,7 +17,7 @@ type Replicas = Mutex<Vec<(String, DamageView)>>;
 
 enum View {
     /// A device at the bottom.
-    Leaf { name: String, record: Arc<DamageRecord>, not_kept: Option<&'static str>, elsewhere: Option<Elsewhere> },
+    Leaf { name: String, record: Arc<DamageRecord>, not_saved: Option<&'static str>, elsewhere: Option<Elsewhere> },
     /// Devices with the same addresses, such as paths.
     All(Vec<DamageView>),
     /// The replicas of a mirror, which commands change.
@@ -45,22 +45,22 @@ impl DamageView {
     }
 
     /// A device at the bottom, and why its list is in memory only, if it is.
-    pub(crate) fn leaf(name: &str, record: &Arc<DamageRecord>, not_kept: Option<&'static str>) -> DamageView {
-        DamageView::new(View::Leaf { name: name.to_owned(), record: Arc::clone(record), not_kept, elsewhere: None })
+    pub(crate) fn leaf(name: &str, record: &Arc<DamageRecord>, not_saved: Option<&'static str>) -> DamageView {
+        DamageView::new(View::Leaf { name: name.to_owned(), record: Arc::clone(record), not_saved, elsewhere: None })
     }
 
     /// A device at the bottom on another host, whose server may know more: why that is not known here.
     pub(crate) fn remote(
         name: &str,
         record: &Arc<DamageRecord>,
-        not_kept: &'static str,
+        not_saved: &'static str,
         why_not: &'static str,
     ) -> DamageView {
         let elsewhere = Some(Elsewhere { why_not, is_all: OnceLock::new() });
         DamageView::new(View::Leaf {
             name: name.to_owned(),
             record: Arc::clone(record),
-            not_kept: Some(not_kept),
+            not_saved: Some(not_saved),
             elsewhere,
         })
     }
@@ -157,15 +157,15 @@ impl DamageView {
     }
 
     /// Devices whose lists end with this process, and why.
-    pub fn not_kept(&self) -> Vec<(String, &'static str)> {
-        self.of_leaves(&|name, not_kept, _| not_kept.map(|why| (name.to_owned(), why)))
+    pub fn not_saved(&self) -> Vec<(String, &'static str)> {
+        self.of_leaves(&|name, not_saved, _| not_saved.map(|why| (name.to_owned(), why)))
     }
 
     /// What devices at the bottom say.
     fn of_leaves<T>(&self, say: &SayOfLeaf<'_, T>) -> Vec<T> {
         match &*self.0 {
-            View::Leaf { name, not_kept, elsewhere, .. } => {
-                say(name, *not_kept, elsewhere.as_ref()).into_iter().collect()
+            View::Leaf { name, not_saved, elsewhere, .. } => {
+                say(name, *not_saved, elsewhere.as_ref()).into_iter().collect()
             }
             View::All(of) | View::Stripe { members: of, .. } => {
                 of.iter().flat_map(|view| view.of_leaves(say)).collect()
@@ -334,7 +334,7 @@ mod tests {
         far.take_over(&[DamageRun::exact(7, 8, BadBlockCause::Media)], false);
         assert_eq!(seen(&both, 0, 99), [of("near", 3, 3), of("far", 7, 8)]);
         assert!(both.not_asked().is_empty() && !both.is_complete());
-        assert_eq!(both.not_kept(), [("far".to_owned(), "its server keeps one")]);
+        assert_eq!(both.not_saved(), [("far".to_owned(), "its server keeps one")]);
     }
 
     #[test]

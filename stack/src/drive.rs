@@ -30,7 +30,7 @@ pub(crate) async fn open_drive(path: &Path) -> Result<OpenTarget, StackError> {
 pub(crate) async fn open_scsi(target: &TargetName, block: &Path, medium: FileMedium) -> Result<OpenTarget, StackError> {
     if !medium.is_direct() {
         // Commands do not see what is in the page cache.
-        let why = "the kernel does not let its page cache be bypassed".to_owned();
+        let why = "the kernel does not allow direct I/O".to_owned();
         return raw(target, block, medium).map(|opened| as_ordinary(opened, why));
     }
     let (file, description) = (medium.file().clone(), medium.describe().ok());
@@ -42,7 +42,7 @@ pub(crate) async fn open_scsi(target: &TargetName, block: &Path, medium: FileMed
             Ok(OpenTarget::leaf(target, device, info, Vec::new(), NO_ROOM))
         }
         Err((error, ordinary)) => {
-            tracing::info!(path = %block.display(), %error, "the drive is used as an ordinary block device");
+            tracing::info!(path = %block.display(), %error, "the drive is used as a plain block device");
             let info = TargetInfo { file: description, tags, ..TargetInfo::plain(ordinary.kind()) };
             Ok(as_ordinary(OpenTarget::leaf(target, ordinary, info, Vec::new(), NO_ROOM), error.to_string()))
         }
@@ -67,7 +67,7 @@ pub(crate) async fn open_blocks(
             Ok(OpenTarget::leaf(target, device, info, Vec::new(), NO_ROOM))
         }
         Err(error) if error.is_only_the_way() && medium_has_blocks(&medium) => {
-            tracing::info!(path = %block.display(), %error, "the drive is used as an ordinary block device");
+            tracing::info!(path = %block.display(), %error, "the drive is used as a plain block device");
             let opened = open_ordinary(target, block, medium).await?;
             Ok(as_ordinary(opened, error.to_string()))
         }
@@ -82,9 +82,9 @@ pub(crate) async fn open_generic(
     block: &Path,
     options: Options,
 ) -> Result<OpenTarget, StackError> {
-    const DOING: &str = "opening";
+    const DOING: &str = "open";
     if options.write {
-        let why = format!("{} is missing, without which nothing shows whether the drive is in use", block.display());
+        let why = format!("{} is missing, so it is unknown whether the drive is in use", block.display());
         return Err(StackError::new(Cause::Refused, DOING, why).on(path.display()));
     }
     let reading = sealblock_runtime_reactor::Options { read: true, ..Default::default() };
@@ -123,10 +123,10 @@ fn medium_has_blocks(medium: &FileMedium) -> bool {
 /// A drive that cannot be used.
 fn of_drive(error: &OpenError, path: &Path) -> StackError {
     let (cause, advice) = match error {
-        OpenError::Privilege { .. } => (Cause::Refused, Some("as root, or with the capability CAP_SYS_ADMIN")),
+        OpenError::Privilege { .. } => (Cause::Refused, Some("run as root, or with the capability CAP_SYS_ADMIN")),
         OpenError::NoPassthrough(_) => (Cause::Unsuitable, None),
         OpenError::System { .. } => (Cause::Io, None),
         OpenError::Refused { .. } | OpenError::Namespace(_) => (Cause::Unsuitable, None),
     };
-    StackError::new(cause, "opening", error).on(path.display()).advise_if(advice)
+    StackError::new(cause, "open", error).on(path.display()).advise_if(advice)
 }

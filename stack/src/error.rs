@@ -1,4 +1,4 @@
-//! Failures: what was being done, on which target, why it failed, and what to try.
+//! Failures: what could not be done, on which target, why, and what to try.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -31,11 +31,12 @@ pub enum Cause {
 
 /// Why something was not done.
 ///
-/// Prints as `sealblock: <what was being done> on <target>: <why>`, with a second line `try: <advice>` when there is advice.
+/// Prints as `sealblock: cannot <action> '<target>': <why>`, with a second line `try: <advice>` when there is advice. An action of
+/// several words is followed by `of` before the target, unless it ends in a preposition.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StackError {
     cause: Cause,
-    doing: String,
+    action: String,
     target: Option<String>,
     why: String,
     advice: Option<String>,
@@ -44,11 +45,11 @@ pub struct StackError {
 }
 
 impl StackError {
-    /// A failure while `doing` something (`opening`, `writing block 7`), with its reason.
-    pub fn new(cause: Cause, doing: impl Into<String>, why: impl fmt::Display) -> StackError {
+    /// A failure of an action (`open`, `write block 7`, `connect to`), with its reason.
+    pub fn new(cause: Cause, action: impl Into<String>, why: impl fmt::Display) -> StackError {
         StackError {
             cause,
-            doing: doing.into(),
+            action: action.into(),
             target: None,
             why: why.to_string(),
             advice: None,
@@ -58,9 +59,9 @@ impl StackError {
     }
 
     /// A failure of input or output. The cause, and advice where there is any, come from the kind of the error.
-    pub fn io(doing: impl Into<String>, error: &io::Error) -> StackError {
+    pub fn io(action: impl Into<String>, error: &io::Error) -> StackError {
         let (cause, advice) = classify(error.kind());
-        StackError::new(cause, doing, error).advise_if(advice)
+        StackError::new(cause, action, system_text(error)).advise_if(advice)
     }
 
     /// On which target it happened.
@@ -84,9 +85,9 @@ impl StackError {
         }
     }
 
-    /// Why it failed and what to try, without what was being done and on what.
-    pub fn reason(&self, doing: &str) -> String {
-        if self.doing != doing {
+    /// Why it failed and what to try, without the target; without the action, too, if it is this one.
+    pub fn reason(&self, action: &str) -> String {
+        if self.action != action {
             return self.to_string();
         }
         self.advice.as_ref().map_or(self.why.clone(), |advice| format!("{}\ntry: {advice}", self.why))
@@ -124,10 +125,15 @@ impl StackError {
         self.advice.as_deref()
     }
 
-    /// What was being done and why it failed, on one line and without advice: for where it is a part of something else.
+    /// The failure in one line without advice, to be a part of another message.
     pub fn in_short(&self) -> String {
-        let target = self.target.as_ref().map_or(String::new(), |target| format!(" on {target}"));
-        format!("{}{target}: {}", self.doing, self.why)
+        let StackError { action, why, .. } = self;
+        let Some(target) = &self.target else { return format!("cannot {action}: {why}") };
+        let takes_target = match action.rsplit_once(' ') {
+            None => true,
+            Some((_, last)) => matches!(last, "on" | "to" | "from" | "with"),
+        };
+        format!("cannot {action}{} '{target}': {why}", if takes_target { "" } else { " of" })
     }
 }
 
@@ -169,21 +175,31 @@ fn spelled(text: &str, is_spelled: impl Fn(char) -> bool) -> Cow<'_, str> {
     out.into()
 }
 
+/// The text of an error of the operating system without its number: "no such file".
+pub fn system_text(error: &io::Error) -> String {
+    let text = error.to_string();
+    match text.strip_suffix(')').and_then(|text| text.rsplit_once(" (os error ")) {
+        Some(_) if error.kind() == io::ErrorKind::NotFound => "no such file".to_owned(),
+        Some((text, _)) => text.chars().take(1).flat_map(char::to_lowercase).chain(text.chars().skip(1)).collect(),
+        None => text,
+    }
+}
+
 /// What an error of the operating system means here, and what helps.
 fn classify(kind: io::ErrorKind) -> (Cause, Option<&'static str>) {
     use io::ErrorKind as Kind;
     match kind {
-        Kind::NotFound => (Cause::Unreachable, Some("check the path; `sealblock create` makes a volume")),
-        Kind::PermissionDenied => (Cause::Refused, Some("check the rights of the file, and who you are")),
-        Kind::ReadOnlyFilesystem => (Cause::Refused, Some("a path on a file system that can be written")),
-        Kind::ResourceBusy | Kind::WouldBlock => (Cause::Refused, Some("again when no other process uses it")),
+        Kind::NotFound => (Cause::Unreachable, Some("check the path; `sealblock create` creates a volume")),
+        Kind::PermissionDenied => (Cause::Refused, Some("check the permissions of the file")),
+        Kind::ReadOnlyFilesystem => (Cause::Refused, Some("use a path on a writable file system")),
+        Kind::ResourceBusy | Kind::WouldBlock => (Cause::Refused, Some("try again when no other process uses it")),
         Kind::StorageFull | Kind::QuotaExceeded | Kind::FileTooLarge => {
-            (Cause::Full, Some("make room, or use a smaller size"))
+            (Cause::Full, Some("free space, or use a smaller size"))
         }
         Kind::ConnectionRefused | Kind::ConnectionReset | Kind::TimedOut | Kind::HostUnreachable => {
-            (Cause::Unreachable, Some("check that the server runs, and its address and port"))
+            (Cause::Unreachable, Some("check that the server is running, and its address and port"))
         }
-        Kind::IsADirectory => (Cause::Unsuitable, Some("the path of a file or a block device")),
+        Kind::IsADirectory => (Cause::Unsuitable, Some("give the path of a file or a block device")),
         Kind::Unsupported => (Cause::Absent, None),
         Kind::BrokenPipe => (Cause::Unread, None),
         _ => (Cause::Io, None),
@@ -199,28 +215,28 @@ mod tests {
         assert_eq!(printable("a\u{1b}[2J\nb\u{202e}c\u{9b}"), "a\\u{1b}[2J\\nb\\u{202e}c\\u{9b}");
         assert_eq!(printable_lines("a\u{1b}\nb\tc\r"), "a\\u{1b}\nb\tc\\r");
         assert!(matches!(printable("photos \u{e9}"), Cow::Borrowed(_)));
-        let error = StackError::new(Cause::Usage, "opening", "no \u{7}").on("a\nb").advise("\u{1b}c");
-        assert_eq!(error.to_string(), "sealblock: opening on a\\nb: no \\u{7}\ntry: \\u{1b}c");
+        let error = StackError::new(Cause::Usage, "open", "no \u{7}").on("a\nb").advise("\u{1b}c");
+        assert_eq!(error.to_string(), "sealblock: cannot open 'a\\nb': no \\u{7}\ntry: \\u{1b}c");
     }
 
     #[test]
     fn a_failure_says_what_where_why_and_what_to_try() {
-        let failure = StackError::new(Cause::Usage, "reading the range", "block 100 is past the end")
+        let failure = StackError::new(Cause::Usage, "use the range on", "block 100 is past the end")
             .on("v")
             .advise("a smaller range");
         assert_eq!(
             failure.to_string(),
-            "sealblock: reading the range on v: block 100 is past the end\ntry: a smaller range"
+            "sealblock: cannot use the range on 'v': block 100 is past the end\ntry: a smaller range"
         );
-        assert_eq!(failure.reason("reading the range"), "block 100 is past the end\ntry: a smaller range");
-        assert_eq!(failure.reason("reading"), failure.to_string(), "what else was being done is worth telling");
-        let bare = StackError::new(Cause::Io, "writing", "broken");
-        assert_eq!(bare.to_string(), "sealblock: writing: broken");
+        assert_eq!(failure.reason("use the range on"), "block 100 is past the end\ntry: a smaller range");
+        assert_eq!(failure.reason("read"), failure.to_string(), "another action is worth telling");
+        let bare = StackError::new(Cause::Io, "write", "broken");
+        assert_eq!(bare.to_string(), "sealblock: cannot write: broken");
     }
 
     #[test]
     fn errors_of_the_system_have_a_cause_and_advice() {
-        let of = |errno| StackError::io("opening", &io::Error::from_raw_os_error(errno));
+        let of = |errno| StackError::io("open", &io::Error::from_raw_os_error(errno));
         for (errno, cause) in [
             (libc::ENOENT, Cause::Unreachable),
             (libc::EACCES, Cause::Refused),
@@ -235,6 +251,16 @@ mod tests {
             assert!(of(errno).advice().is_some(), "{errno}");
         }
         assert_eq!((of(libc::EIO).cause(), of(libc::EIO).advice()), (Cause::Io, None));
-        assert!(of(libc::EIO).to_string().starts_with("sealblock: opening: "));
+        assert_eq!(of(libc::EIO).to_string(), "sealblock: cannot open: input/output error");
+        assert_eq!(of(libc::ENOENT).on("v").in_short(), "cannot open 'v': no such file");
+        assert_eq!(system_text(&io::Error::other("odd (os error")), "odd (os error");
+    }
+
+    #[test]
+    fn the_target_follows_the_action_as_in_a_sentence() {
+        let of = |action: &str| StackError::new(Cause::Io, action, "no").on("v").in_short();
+        assert_eq!(of("verify"), "cannot verify 'v': no");
+        assert_eq!(of("connect to"), "cannot connect to 'v': no");
+        assert_eq!(of("write block 7"), "cannot write block 7 of 'v': no");
     }
 }

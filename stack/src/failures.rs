@@ -9,17 +9,17 @@ use crate::holder::{in_use, in_use_below};
 
 /// What to try where what was written last may be missing.
 pub(crate) const OLDER: &str =
-    "`sealblock copy` or `rescue`, which say so, to take what is there; or another copy of the data";
+    "use `sealblock copy` or `rescue` to copy the blocks as they are, or another copy of the data";
 
 /// A request that failed.
 pub fn of_block(doing: impl Into<String>, error: &Error) -> StackError {
     let (cause, advice) = match error.kind() {
-        BlockFailure::Integrity(_) => (Cause::Damaged, Some("`sealblock verify` names every damaged block")),
+        BlockFailure::Integrity(_) => (Cause::Damaged, Some("`sealblock verify` lists every damaged block")),
         // Nothing here expects a tag; a drive answers so if tags of a write no longer match when they arrive.
         BlockFailure::Expectation { .. } => (Cause::Io, None),
         BlockFailure::Miscompare { .. } => (Cause::Damaged, None),
         BlockFailure::Media { .. } => (Cause::Io, None),
-        BlockFailure::NoSpace { .. } => (Cause::Full, Some("make room where the volume lies, then again")),
+        BlockFailure::NoSpace { .. } => (Cause::Full, Some("free space on the volume's medium, then try again")),
         BlockFailure::ReadOnly => (Cause::Refused, None),
         BlockFailure::Range { .. } => (Cause::Usage, None),
         BlockFailure::Limit { .. } => (Cause::Unsuitable, None),
@@ -42,14 +42,14 @@ pub fn of_open(doing: &str, error: &OpenError) -> StackError {
             StackError::new(
                 Cause::Refused,
                 doing,
-                format!("it has the same bytes as {device}, which is mounted at {at}"),
+                format!("it shares its data with {device}, which is mounted at {at}"),
             )
             .on(path.display())
             .advise(format!("`umount {at}`"))
         }
         OpenError::Kind { path, kind } => StackError::new(Cause::Unsuitable, doing, format!("it is {kind}"))
             .on(path.display())
-            .advise("the path of a file or a block device"),
+            .advise("give the path of a file or a block device"),
         OpenError::System { path, source, .. } => StackError::io(doing, source).on(path.display()),
     }
 }
@@ -75,17 +75,17 @@ pub fn of_volume(doing: &str, error: &VolumeError) -> StackError {
         VolumeError::Recovery(_) => StackError::new(Cause::Io, doing, error),
         VolumeError::Superblock(_) => StackError::new(Cause::Unsuitable, doing, error),
         VolumeError::Sector { .. } => StackError::new(Cause::Unsuitable, doing, error).advise(
-            "`sealblock create NEW --size SIZE` on a medium with such sectors and `sealblock copy VOLUME NEW` convert it; `verify`, `copy`, `rescue` and `serve --read-only` read it as it is",
+            "convert it with `sealblock create NEW --size SIZE` on a medium with such sectors and `sealblock copy VOLUME NEW`; `verify`, `copy`, `rescue` and `serve --read-only` can read it as it is",
         ),
         VolumeError::Truncated { .. } => StackError::new(Cause::Unsuitable, doing, error)
-            .advise("`sealblock rescue VOLUME TO` copies out what is left of it"),
+            .advise("`sealblock rescue VOLUME TO` copies out the remaining blocks"),
         VolumeError::Identity(IdentityError::Foreign { .. }) => StackError::new(Cause::Damaged, doing, error)
-            .advise("`sealblock rescue VOLUME TO` finds what is left of it without them"),
+            .advise("`sealblock rescue VOLUME TO` finds the remaining blocks without them"),
         VolumeError::Identity(_) => StackError::new(Cause::Damaged, doing, error).advise(
-            "`sealblock rescue --identity UUID VOLUME TO` takes it for that volume and copies out what verifies",
+            "`sealblock rescue --identity UUID VOLUME TO` treats it as that volume and copies out the blocks that verify",
         ),
         VolumeError::LogDamaged { .. } => StackError::new(Cause::Older, doing, error).advise(
-            "`sealblock rescue VOLUME TO` copies out all that verifies; `copy`, `verify` and `serve --accept-older` read the volume as it is",
+            "`sealblock rescue VOLUME TO` copies out all blocks that verify; `copy`, `verify` and `serve --accept-older` read the volume as it is",
         ),
     }
 }
@@ -96,7 +96,7 @@ pub fn of_resize(doing: &str, error: &ResizeError) -> StackError {
         ResizeError::Volume(error) => of_volume(doing, error),
         ResizeError::Member(_) => StackError::new(Cause::Refused, doing, error),
         ResizeError::InUse { .. } => StackError::new(Cause::Refused, doing, error)
-            .advise("a larger size, or `sealblock discard` for what is not needed"),
+            .advise("use a larger size, or `sealblock discard` unneeded blocks"),
         ResizeError::Room { .. } => StackError::new(Cause::Full, doing, error),
         ResizeError::Limit(_) => StackError::new(Cause::Unsuitable, doing, error),
     }

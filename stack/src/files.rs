@@ -33,7 +33,7 @@ use crate::target::TargetName;
 /// The kind of a plain file's bytes.
 pub const RAW_FILE: &str = "raw file";
 /// Why no list of bad blocks is kept on a device without a reserved area.
-pub(crate) const NO_ROOM: &str = "the device has no room beside its blocks";
+pub(crate) const NO_ROOM: &str = "the device has no reserved area";
 
 /// The content of a path.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -72,7 +72,7 @@ pub fn inspect(medium: &FileMedium) -> LocalBoxFuture<'_, Result<FileKind, Stack
                 let more = if traces.len() > NAMED { ", and more" } else { "" };
                 Ok(FileKind::Remains(format!("{}{more}", named.join(", "))))
             }
-            Err(error) => Err(of_medium("looking at what is there", &error).on(medium.path().display())),
+            Err(error) => Err(of_medium("read", &error).on(medium.path().display())),
         }
     })
 }
@@ -114,7 +114,7 @@ fn open_alone(path: &Path, options: Options) -> Result<FileMedium, OpenError> {
 
 pub(crate) async fn medium_of(path: &Path, access: Access) -> Result<FileMedium, StackError> {
     let options = if access.writes() { Options::WRITE } else { Options::READ };
-    open_medium(path, options).await.map_err(|error| of_open("opening", &error))
+    open_medium(path, options).await.map_err(|error| of_open("open", &error))
 }
 
 pub(crate) async fn volume_as(
@@ -169,9 +169,9 @@ pub(crate) async fn open_raw(target: &TargetName, path: &Path, access: Access) -
     let medium = medium_of(path, access).await?;
     match inspect(&medium).await? {
         FileKind::Raw => raw(target, path, medium),
-        FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
+        FileKind::Remains(parts) => Err(of_remains("open", path, &parts)),
         FileKind::Volume => {
-            Err(StackError::new(Cause::Refused, "opening", "it is a protected volume, whose blocks have seals")
+            Err(StackError::new(Cause::Refused, "open", "it is a protected volume, whose blocks have seals")
                 .lasting()
                 .on(target)
                 .advise(TargetName::File(path.to_owned()).to_string()))
@@ -184,25 +184,25 @@ pub(crate) fn raw(target: &TargetName, path: &Path, medium: FileMedium) -> Resul
     let kind = if medium.is_block_device() { "raw block device" } else { RAW_FILE };
     let info = TargetInfo { file: medium.describe().ok(), ..TargetInfo::plain(kind) };
     let device = RawDevice::new(medium, block_size)
-        .map_err(|error| StackError::new(Cause::Unsuitable, "opening", error).on(path.display()))?;
+        .map_err(|error| StackError::new(Cause::Unsuitable, "open", error).on(path.display()))?;
     Ok(OpenTarget::leaf(target, device, info, Vec::new(), NO_ROOM))
 }
 
 pub(crate) fn plain_file(path: &Path) -> StackError {
-    StackError::new(Cause::Unsuitable, "opening", "it is a plain file and no protected volume")
-        .on(path.display())
-        .advise(format!(
-            "raw:{} for its bytes as blocks without seals, or `sealblock create` for a new volume",
+    StackError::new(Cause::Unsuitable, "open", "it is a plain file, not a protected volume").on(path.display()).advise(
+        format!(
+            "use raw:{} for its bytes as blocks without seals, or `sealblock create` for a new volume",
             path.display()
-        ))
+        ),
+    )
 }
 
 /// Remains of a volume without a usable superblock.
 pub fn of_remains(doing: &str, path: &Path, parts: &str) -> StackError {
-    let why = format!("it is what is left of a protected volume, none of whose superblocks can be used: {parts}");
+    let why = format!("it has the remains of a protected volume without a usable superblock: {parts}");
     StackError::new(Cause::Damaged, doing, why)
         .on(path.display())
-        .advise(format!("`sealblock rescue {} TO`, or another copy of the data", path.display()))
+        .advise(format!("use `sealblock rescue {} TO`, or another copy of the data", path.display()))
 }
 
 /// Opens the remains of a volume without a superblock, for reading.
@@ -215,17 +215,18 @@ pub fn open_shapeless<'a>(
     hints: &'a Hints,
 ) -> LocalBoxFuture<'a, Result<(OpenTarget, Remains), StackError>> {
     Box::pin(async move {
-        const DOING: &str = "looking for the volume's shape";
-        const HINT: &str = "--capacity SIZE, what the volume was created with; or another copy of the data";
+        const DOING: &str = "determine the layout";
+        const HINT: &str =
+            "give the capacity that the volume was created with as --capacity SIZE, or use another copy of the data";
         let medium = medium_of(path, Access::Read).await?;
         let file = medium.describe().ok();
         let (opened, remains) = open_remains(Rc::new(medium), ReactorClock, hints, &OpenOptions::default())
             .await
             .map_err(|error| match error {
                 RemainsError::Volume(error) => of_volume(DOING, &error).on(path.display()),
-                RemainsError::Resized => {
-                    StackError::new(Cause::Damaged, DOING, error).on(path.display()).advise("another copy of the data")
-                }
+                RemainsError::Resized => StackError::new(Cause::Damaged, DOING, error)
+                    .on(path.display())
+                    .advise("use another copy of the data"),
                 RemainsError::Profile(why) => {
                     let why = format!("no superblock is left, and {why}");
                     StackError::new(Cause::Damaged, DOING, why).on(path.display()).advise(HINT)
@@ -234,7 +235,7 @@ pub fn open_shapeless<'a>(
         let info = TargetInfo {
             volume: Some(opened.description),
             file,
-            ..TargetInfo::plain("what is left of a protected volume")
+            ..TargetInfo::plain("the remains of a protected volume")
         };
         Ok((OpenTarget::volume(target, opened.volume, info).await, remains))
     })
@@ -245,7 +246,7 @@ pub fn open_volume(path: &Path, access: Access) -> LocalBoxFuture<'_, Result<Ope
     Box::pin(async move {
         let medium = medium_of(path, access).await?;
         match inspect(&medium).await? {
-            FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
+            FileKind::Remains(parts) => Err(of_remains("open", path, &parts)),
             FileKind::Volume | FileKind::Raw => {
                 let options = options(&medium, access);
                 volume_on(Rc::new(medium), path, &options).await
@@ -267,7 +268,7 @@ async fn volume_on(medium: Rc<FileMedium>, path: &Path, options: &OpenOptions) -
     let file = medium.describe().ok();
     let opened = sealblock_media_volume::open(medium, ReactorClock, options)
         .await
-        .map_err(|error| of_volume("opening", &error).on(path.display()))?;
+        .map_err(|error| of_volume("open", &error).on(path.display()))?;
     if opened.description.log_lost > 0 {
         let (path, sectors) = (path.display(), opened.description.log_lost);
         tracing::warn!(
@@ -280,16 +281,15 @@ async fn volume_on(medium: Rc<FileMedium>, path: &Path, options: &OpenOptions) -
     }
     if opened.description.standing != Standing::Certain {
         let (path, uuid) = (path.display(), uuid_text(&opened.description.uuid));
-        tracing::warn!("{path}: that this is volume {uuid} is not proven; what nothing proves reads as damage");
+        tracing::warn!("{path}: not proven to be volume {uuid}; unproven blocks read as damaged");
     }
     for lba in &opened.description.unreadable {
-        tracing::warn!("{}: block {lba} was written before a crash and cannot be read", path.display());
+        tracing::warn!("{}: block {lba} was written before a crash and is unreadable", path.display());
     }
     for copy in &opened.description.superblocks {
         if let Some(why) = &copy.lost {
             let (path, at) = (path.display(), copy.offset_bytes);
-            let then =
-                if options.read_only { "the next opening for writing writes it anew" } else { "it was written anew" };
+            let then = if options.read_only { "the next open for writing rewrites it" } else { "it was rewritten" };
             tracing::warn!("{path}: the superblock at byte {at} was lost ({why}); {then}");
         }
     }

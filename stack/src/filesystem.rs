@@ -57,7 +57,7 @@ impl FilesystemName {
     /// Why it is none.
     pub fn parse(text: &OsStr) -> Result<FilesystemName, String> {
         if text.len() > MAX_NAME_BYTES {
-            return Err(format!("a name of {} bytes: at most {MAX_NAME_BYTES} are read", text.len()));
+            return Err(format!("the name has {} bytes, more than {MAX_NAME_BYTES}", text.len()));
         }
         let (mut targets, mut rest) = (Vec::new(), text.as_bytes());
         loop {
@@ -78,7 +78,7 @@ impl FilesystemName {
             Some((b':', place)) => start_of(place),
             Some(_) => {
                 let rest = String::from_utf8_lossy(rest);
-                return Err(format!("a target is followed by +, : or a path, not by {rest:?}"));
+                return Err(format!("a target must be followed by +, : or a path, not by {rest:?}"));
             }
         };
         Ok(FilesystemName { targets, start, path: path.to_vec(), has_place })
@@ -107,7 +107,7 @@ impl FilesystemName {
             match Filesystem::open(candidates, options).await {
                 Ok(filesystem) => Ok(OpenFilesystem { filesystem, opened }),
                 Err(error) => {
-                    close_all(opened, Err(of_filesystem("opening the filesystem", &error).on(self.devices()))).await
+                    close_all(opened, Err(of_filesystem("open the filesystem on", &error).on(self.devices()))).await
                 }
             }
         })
@@ -179,7 +179,7 @@ pub fn of_filesystem(doing: impl Into<String>, error: &FsError) -> StackError {
     };
     let failure = StackError::new(cause, doing, error);
     match error {
-        FsError::Lost(_) | FsError::Map(_) | FsError::NoSum { .. } | FsError::SumsLost { .. } => failure.advise("`sealblock fs rescue`, which copies out what is good, also from older roots (`sealblock fs info` lists them)"),
+        FsError::Lost(_) | FsError::Map(_) | FsError::NoSum { .. } | FsError::SumsLost { .. } => failure.advise("use `sealblock fs rescue`, which copies out the good parts, also from older roots (`sealblock fs info` lists them)"),
         _ => failure,
     }
 }
@@ -187,7 +187,7 @@ pub fn of_filesystem(doing: impl Into<String>, error: &FsError) -> StackError {
 /// The target that a text begins with, and what is behind it.
 fn first_target(text: &[u8]) -> Result<(TargetName, &[u8]), String> {
     if text.first() == Some(&b'[') {
-        let end = bracketed(text).ok_or("a bracket is not closed")?;
+        let end = bracketed(text).ok_or("unclosed bracket")?;
         let inner = std::str::from_utf8(&text[1..end]).map_err(|_| "a target in brackets is not UTF-8")?;
         return Ok((inner.parse().map_err(|error| format!("{error}"))?, &text[end + 1..]));
     }
@@ -229,7 +229,7 @@ fn existing(text: &[u8]) -> Result<usize, String> {
     let is_file =
         |end: &usize| Path::new(OsStr::from_bytes(&text[..*end])).metadata().is_ok_and(|found| !found.is_dir());
     let found = (1..=text.len()).rev().filter(is_sign).find(is_file);
-    found.ok_or_else(|| format!("no part of {:?} is a file or a block device", String::from_utf8_lossy(text)))
+    found.ok_or_else(|| format!("no prefix of {:?} is a file or a block device", String::from_utf8_lossy(text)))
 }
 
 /// Where the bracket that a text begins with is closed.

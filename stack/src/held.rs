@@ -68,7 +68,7 @@ pub enum Usage {
     Alone,
     /// By itself, without writes to data.
     Unchanged,
-    /// By itself, whatever it is a member of: `--force-leg`.
+    /// By itself, whatever it is a member of: `--force-member`.
     Forced,
     /// For the group on another host that it is a member of: `--as-member`.
     AsMember,

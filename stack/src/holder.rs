@@ -33,30 +33,29 @@ pub fn in_use(doing: &str, path: &Path) -> StackError {
 
 /// The failure of opening what shares bytes with a file or device that is in use, where one of the two writes.
 pub fn in_use_below(doing: &str, path: &Path, below: &Path) -> StackError {
-    let shared = format!("it has the same bytes as {}, which is", below.display());
+    let shared = format!("it shares its data with {}, which is", below.display());
     of_holder(below, |why| StackError::new(Cause::Refused, doing, format!("{shared} {why}")).on(path.display()))
 }
 
 fn of_holder(path: &Path, failure: impl Fn(String) -> StackError) -> StackError {
     match holder_of(path) {
         Holder::Own if program().is_server => {
-            failure("in use by this server already".to_owned()).advise("another file or device")
+            failure("in use by this server already".to_owned()).advise("use another file or device")
         }
-        Holder::Own => {
-            failure("in use by this command itself, which names it twice".to_owned()).advise("two different targets")
-        }
+        Holder::Own => failure("this command uses it twice".to_owned()).advise("give two different targets"),
         Holder::Others(pids) => {
             let named: Vec<String> = pids.iter().take(MAX_NAMED).map(|pid| process_text(*pid)).collect();
             let more = if pids.len() > MAX_NAMED { " and others" } else { "" };
             let why = format!("in use by another process, {}{more}", named.join(" and "));
             match pids.iter().find_map(|pid| (program().server_of)(*pid, path)) {
                 Some((serves, advice)) => failure(format!("{why}, {serves}")).advise(advice),
-                None => failure(why).advise("again when the other process is done with it"),
+                None => failure(why).advise("try again when the other process has closed it"),
             }
         }
         Holder::Mounted(at) => failure(format!("in use: it is mounted at {at}")).advise(format!("`umount {at}`")),
-        Holder::Unknown => failure("in use by another process, which could not be found out".to_owned())
-            .advise("again when the other process is done with it; as root, the command may name it"),
+        Holder::Unknown => failure("in use by an unknown process".to_owned()).advise(
+            "try again when the other process has closed it; as root, the command may show which process it is",
+        ),
     }
 }
 
@@ -162,14 +161,14 @@ mod tests {
         file.as_file().lock().unwrap();
         assert_eq!(holder_of(file.path()), Holder::Own);
         assert!(openers(&file.path().canonicalize().unwrap()).contains(&std::process::id()));
-        let failure = in_use("opening", file.path()).to_string();
+        let failure = in_use("open", file.path()).to_string();
         assert!(failure.contains("by this command itself, which names it twice"), "{failure}");
     }
 
     #[test]
     fn what_cannot_be_told_is_said_so() {
         assert_eq!(holder_of(Path::new("/nowhere/v")), Holder::Unknown);
-        let failure = in_use("opening", Path::new("/nowhere/v")).to_string();
-        assert!(failure.contains("in use by another process, which could not be found out"), "{failure}");
+        let failure = in_use("open", Path::new("/nowhere/v")).to_string();
+        assert!(failure.contains("in use by an unknown process"), "{failure}");
     }
 }

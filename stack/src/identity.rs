@@ -26,7 +26,7 @@ pub fn new_uuid() -> Result<[u8; 16], StackError> {
     let mut uuid = [0; 16];
     File::open("/dev/urandom")
         .and_then(|mut random| random.read_exact(&mut uuid))
-        .map_err(|error| StackError::io("drawing an identity", &error))?;
+        .map_err(|error| StackError::io("generate a UUID", &error))?;
     // Version 4, variant 1, as RFC 9562 has it for random ones.
     uuid[6] = uuid[6] & 0x0f | 0x40;
     uuid[8] = uuid[8] & 0x3f | 0x80;

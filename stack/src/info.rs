@@ -151,7 +151,7 @@ impl TargetInfo {
         let of =
             |info: &TargetInfo| info.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
         let lost = each.filter(|(_, count)| *count > 0).map(|(info, count)| {
-            format!("copies of metadata{} that are lost, while the other copy serves: {count}", of(info))
+            format!("lost copies of metadata{}, of which the other copy is used: {count}", of(info))
         });
         let volumes = self.all().into_iter().filter_map(|info| Some((info, info.volume.as_ref()?)));
         let foreign = volumes.flat_map(|(info, volume)| {

@@ -25,7 +25,7 @@ pub(crate) enum Plain {
 }
 
 /// What to try instead of writing over remains of a volume.
-pub(crate) const GIVE_UP: &str = "another path; or --force to give up what is left of it";
+pub(crate) const GIVE_UP: &str = "use another path, or --force to erase the remains";
 
 /// What becomes of the remains of a volume, and of what others have, on a drive that is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -41,8 +41,8 @@ pub(crate) enum LeftOver {
 impl LeftOver {
     fn refuse(self, path: &Path, parts: &str) -> Result<(), StackError> {
         match self {
-            LeftOver::Kept => Err(of_remains("opening", path, parts)),
-            LeftOver::NotReplaced => Err(of_remains("writing", path, parts).advise(GIVE_UP)),
+            LeftOver::Kept => Err(of_remains("open", path, parts)),
+            LeftOver::NotReplaced => Err(of_remains("write", path, parts).advise(GIVE_UP)),
             LeftOver::Replaced => Ok(()),
         }
     }
@@ -54,7 +54,7 @@ pub(crate) async fn kind_of(medium: &FileMedium, access: Access, remains: LeftOv
     let is_only_read = medium.is_block_device() && !access.writes();
     match (inspect(medium).await, remains) {
         (Err(error), _) if is_only_read || remains == LeftOver::Replaced => {
-            tracing::warn!(path = %medium.path().display(), %error, "nothing shows whether it is a volume; it is taken for none");
+            tracing::warn!(path = %medium.path().display(), %error, "cannot tell whether it is a volume; assuming it is not");
             Ok(FileKind::Raw)
         }
         (Err(error), LeftOver::NotReplaced) => Err(error.advise(GIVE_UP)),
@@ -74,7 +74,7 @@ pub(crate) async fn open_file(
         FileKind::Volume => volume_as(target, Rc::new(medium), path, access).await,
         FileKind::Raw if medium.is_block_device() || plain == Plain::Taken => raw_or_mapped(target, path, medium).await,
         FileKind::Raw => Err(plain_file(path)),
-        FileKind::Remains(parts) => Err(of_remains("opening", path, &parts)),
+        FileKind::Remains(parts) => Err(of_remains("open", path, &parts)),
     }
 }
 
@@ -93,8 +93,8 @@ pub(crate) async fn open_linux(
             return open_generic(target, path, block, options).await;
         }
         (NodeKind::ScsiGeneric, None) => {
-            let why = "it is no disk that the kernel has a block device for";
-            return Err(StackError::new(Cause::Unsuitable, "opening", why).on(path.display()));
+            let why = "it is not a disk with a block device of the kernel";
+            return Err(StackError::new(Cause::Unsuitable, "open", why).on(path.display()));
         }
         _ => {}
     }

@@ -64,7 +64,7 @@ struct MemberDrive {
 /// In words, why they do not verify its blocks.
 async fn drives_of(node: DeviceNode, medium: &FileMedium) -> Result<(Plan, Vec<MemberDrive>), String> {
     if !medium.is_direct() {
-        return Err("the kernel does not let its page cache be bypassed".to_owned());
+        return Err("the kernel does not allow direct I/O".to_owned());
     }
     let block_size = raw_block_size(medium);
     let plan = Plan::new(node, block_size.bytes() as u64)?;

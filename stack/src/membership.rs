@@ -1,7 +1,7 @@
 //! Devices that refuse writes: members of mirrors and stripes that are opened by themselves, and read-only views.
 //!
 //! A write to only one replica is unknown to the others: the mirror would read either content, or
-//! undo the write. So a device with a member's label refuses writes by itself, unless `--force-leg` is given; then a replica
+//! undo the write. So a device with a member's label refuses writes by itself, unless `--force-member` is given; then a replica
 //! is marked out of sync first, so that the mirror resyncs it. A member that is served for a mirror or stripe on
 //! another host is the exception: it accepts writes after the host that assembles the group has written its label.
 
@@ -53,8 +53,8 @@ impl Membership {
             Membership::Known { is_mirror, uuid, own_index, members } => {
                 let (own, uuid) = (own_index + 1, uuid_text(uuid));
                 let (group, why) = match is_mirror {
-                    true => ("mirror", "the others would not know of a change"),
-                    false => ("stripe", "holds only a part of its blocks"),
+                    true => ("mirror", "a write would leave the other members out of sync"),
+                    false => ("stripe", "has only a part of the blocks"),
                 };
                 format!("it is member {own} of {members} of {group} {uuid}, and {why}")
             }
@@ -64,12 +64,12 @@ impl Membership {
 
     fn advice(&self) -> String {
         let whole = match self {
-            Membership::Known { is_mirror: true, .. } => "mirror:A,B with all its members",
-            Membership::Known { is_mirror: false, .. } => "stripe:A,B with all its members in their order",
-            Membership::Unknown(_) => "mirror:A,B or stripe:A,B with all its members",
+            Membership::Known { is_mirror: true, .. } => "use mirror:A,B with all its members",
+            Membership::Known { is_mirror: false, .. } => "use stripe:A,B with all its members in their order",
+            Membership::Unknown(_) => "use mirror:A,B or stripe:A,B with all its members",
         };
         format!(
-            "{whole}; `serve --as-member` for one that another host puts together; --force-leg to write it by itself all the same"
+            "{whole}; `serve --as-member` if another host assembles it; --force-member to write to this member alone"
         )
     }
 }
@@ -77,7 +77,7 @@ impl Membership {
 /// Refuses to open a member of a group by itself for writing.
 ///
 /// # Errors
-/// If it is a member of a group and `--force-leg` is not given; it is closed then. If its label cannot be read or marked.
+/// If it is a member of a group and `--force-member` is not given; it is closed then. If its label cannot be read or marked.
 pub(crate) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget, StackError> {
     if matches!(usage, Usage::Unchanged | Usage::Member) || opened.device.abilities().reserved != Ability::Native {
         return Ok(opened);
@@ -93,18 +93,18 @@ pub(crate) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget
         }
         (None, _) => Ok(opened),
         (Some(membership), Usage::Forced) => {
-            note(format_args!("{} is written by itself: {}", opened.target(), membership.to_text()));
+            note(format_args!("{} is written without its group: {}", opened.target(), membership.to_text()));
             let marked = match membership {
                 Membership::Known { is_mirror: true, .. } => mark_written_alone(&opened.device).await,
                 Membership::Known { is_mirror: false, .. } | Membership::Unknown(_) => Ok(()),
             };
-            match marked.map_err(|error| of_block("marking it as written by itself", &error)) {
+            match marked.map_err(|error| of_block("mark as changed outside its mirror", &error)) {
                 Ok(()) => Ok(opened),
                 Err(failure) => opened.close(Err(failure)).await,
             }
         }
         (Some(membership), _) => {
-            let refused = StackError::new(Cause::Refused, "opening for writing", membership.to_text());
+            let refused = StackError::new(Cause::Refused, "write to", membership.to_text());
             let refused = refused.on(opened.target()).advise(membership.advice()).lasting();
             opened.close(Err(refused)).await
         }
@@ -119,14 +119,14 @@ pub fn bars_resizing(label: &[u8]) -> Option<String> {
 async fn membership(opened: &OpenTarget) -> Result<Option<Membership>, StackError> {
     match opened.device.execute(Request::read_reserved(ReservedArea::GroupLabel)).await {
         Ok(Response::Reserved(bytes)) => Ok(Membership::of(&bytes)),
-        Ok(_) => unreachable!("gates answer a read of the annex with what it holds"),
+        Ok(_) => unreachable!("a gate completes a read of the reserved area with its content"),
         // A mirror uses the label area itself: it cannot be a labelled member of another group.
         Err(error) if matches!(error.kind(), BlockFailure::Absent(_)) => Ok(None),
         // Of which nothing is left: the device was a member of something.
         Err(error) if matches!(error.kind(), BlockFailure::Media { .. }) => {
             Ok(Some(Membership::Unknown(error.kind().to_string())))
         }
-        Err(error) => Err(of_block("looking for a label", &error)),
+        Err(error) => Err(of_block("find the label", &error)),
     }
 }
 

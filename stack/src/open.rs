@@ -35,10 +35,10 @@ use crate::target::{GroupKind, TargetName};
 use crate::target_identity::TargetIdentity;
 
 /// Why no list of bad blocks is kept.
-const IN_MEMORY: &str = "what is in memory ends with the process";
+const IN_MEMORY: &str = "data in memory is lost with the process";
 /// Why what another host's server knows of bad blocks is not known here.
-const NOT_LISTED: &str = "its server was not asked, or shows no list of them";
-const NOT_OVER_NBD: &str = "NBD has no word for them; `sealblock status` on its host, or a verify, tells";
+const NOT_LISTED: &str = "its server was not queried, or has no list of them";
+const NOT_OVER_NBD: &str = "NBD cannot report them; use `sealblock status` on its host, or verify it";
 
 /// Opens a target by itself.
 ///
@@ -74,7 +74,7 @@ pub fn open_for(
 async fn check_fresh(opened: OpenTarget, access: Access) -> Result<OpenTarget, StackError> {
     match opened.device.abilities().freshness {
         Freshness::MayBeOlder(why) if !access.accepts_older() => {
-            let refused = of_block("opening", &ErrorKind::MayBeOlder(why).into()).on(opened.target()).lasting();
+            let refused = of_block("open", &ErrorKind::MayBeOlder(why).into()).on(opened.target()).lasting();
             opened.close(Err(refused)).await
         }
         _ => Ok(opened),
@@ -140,9 +140,8 @@ fn check_apart(target: &TargetName, members: &[TargetName]) -> Result<(), StackE
     for (at, member) in members.iter().enumerate() {
         let shared = members[..at].iter().find_map(|other| Some((other, member.shared_with(other)?)));
         if let Some((other, _)) = shared.filter(|(other, _)| !other.is_part() || !member.is_part()) {
-            let why =
-                format!("{member} is in use by this command itself, which names it twice: {other} has the same bytes");
-            return Err(StackError::new(Cause::Refused, "opening", why).on(target).advise("two different targets"));
+            let why = format!("{member} and {other} are the same device or file");
+            return Err(StackError::new(Cause::Refused, "open", why).on(target).advise("give two different targets"));
         }
     }
     Ok(())
@@ -160,7 +159,7 @@ async fn open_offset(
     let span = below.span(Some(range))?;
     let is_part = below.is_part || span.blocks() < below.device.geometry().capacity_blocks;
     let device = OffsetLayer::new(below.device, span.first(), span.blocks())
-        .map_err(|error| StackError::new(Cause::Usage, "opening", error).on(target))?;
+        .map_err(|error| StackError::new(Cause::Usage, "open", error).on(target))?;
     let damage = DamageView::slice(&below.info.damage, span.first().get(), span.blocks());
     let info = TargetInfo { damage, ..TargetInfo::over("offset", [below.info]) };
     Ok(OpenTarget { is_part, ..OpenTarget::new(target, device, info, below.held) })
@@ -175,7 +174,7 @@ async fn open_fault(
     usage: Usage,
 ) -> Result<OpenTarget, StackError> {
     let rules: Rules =
-        rules.parse().map_err(|error| StackError::new(Cause::Usage, "reading the rules", error).on(target))?;
+        rules.parse().map_err(|error| StackError::new(Cause::Usage, "parse the rules", error).on(target))?;
     let below = open_for(inner, access, usage).await?;
     let is_part = below.is_part;
     let device = FaultLayer::new(below.device, rules, ReactorClock);
@@ -195,11 +194,11 @@ fn blocks_of(target: &TargetName, size: ByteCount) -> Result<(BlockSize, u64), S
         .ok_or_else(|| {
             StackError::new(
                 Cause::Usage,
-                "reading the size",
-                format!("{} cannot be parted into blocks", count(size.get(), "byte")),
+                "use the size",
+                format!("{} is not a multiple of the block size", count(size.get(), "byte")),
             )
             .on(target)
-            .advise("a multiple of 512")
+            .advise("use a multiple of 512")
         })?;
     Ok((fitting, size.get() >> fitting.shift()))
 }
@@ -249,7 +248,7 @@ pub fn overwrite<'a>(
         }
         let medium = medium_of(path, Access::Write).await?;
         match kind_of(&medium, Access::Write, remains).await? {
-            FileKind::Remains(parts) if !force => Err(of_remains("writing", path, &parts).advise(GIVE_UP)),
+            FileKind::Remains(parts) if !force => Err(of_remains("write", path, &parts).advise(GIVE_UP)),
             FileKind::Volume => {
                 drop(medium);
                 let opened = overwrite_device(target, overwriting, usage).await?;

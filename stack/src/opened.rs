@@ -52,10 +52,10 @@ impl OpenTarget {
         device: impl Device + 'static,
         info: TargetInfo,
         held: Vec<CloseHandle>,
-        not_kept: &'static str,
+        not_saved: &'static str,
     ) -> OpenTarget {
         let device = Recorded::in_memory(device);
-        let damage = DamageView::leaf(&target.to_string(), device.record(), Some(not_kept));
+        let damage = DamageView::leaf(&target.to_string(), device.record(), Some(not_saved));
         OpenTarget::new(target, device, TargetInfo { damage, ..info }, held)
     }
 
@@ -91,8 +91,8 @@ impl OpenTarget {
         let uuid = info.volume.as_ref().map_or([0; 16], |volume| volume.uuid);
         let name = target.to_string();
         let device = Recorded::kept(Rc::clone(&volume), &name, uuid).await;
-        let not_kept = if device.is_kept() { None } else { Some("what is there cannot be read") };
-        let damage = DamageView::leaf(&name, device.record(), not_kept);
+        let not_saved = if device.is_kept() { None } else { Some("its content cannot be read") };
+        let damage = DamageView::leaf(&name, device.record(), not_saved);
         let held = vec![CloseHandle::Damage(device.clone()), CloseHandle::Volume(volume)];
         OpenTarget::new(target, device, TargetInfo { damage, ..info }, held)
     }
@@ -162,13 +162,13 @@ impl OpenTarget {
         if geometry.capacity_blocks > 0 {
             return Ok(());
         }
-        let why = format!("it has no blocks: there is less than one of {} bytes", geometry.block_size);
+        let why = format!("it is smaller than one block of {} bytes", geometry.block_size);
         Err(StackError::new(Cause::Unsuitable, doing, why).on(&self.target))
     }
 
     /// The blocks of a range; all of them without one.
     pub fn span(&self, range: Option<BlockRange>) -> Result<BlockSpan, StackError> {
-        const DOING: &str = "reading the range";
+        const DOING: &str = "use the range on";
         self.check_blocks(DOING)?;
         let span = range.unwrap_or(BlockRange::ALL).resolve(self.device.geometry().capacity_blocks);
         span.map_err(|why| StackError::new(Cause::Usage, DOING, why).on(&self.target))
@@ -181,7 +181,7 @@ impl OpenTarget {
 
     /// Makes all completed writes durable.
     pub async fn flush(&self) -> Result<(), StackError> {
-        self.device.execute(Request::flush()).await.map(drop).map_err(|error| of_block("flushing", &error))
+        self.device.execute(Request::flush()).await.map(drop).map_err(|error| of_block("flush", &error))
     }
 }
 
@@ -227,7 +227,7 @@ impl Closer {
     /// # Errors
     /// The first volume that could not be closed; the others are closed all the same.
     pub async fn close(&self) -> Result<(), StackError> {
-        close_all(&self.held).await.map_err(|error| of_block("closing", &error).on(&self.target))
+        close_all(&self.held).await.map_err(|error| of_block("close", &error).on(&self.target))
     }
 }
 
@@ -235,6 +235,6 @@ impl Closer {
 pub fn data_of(answer: Response) -> sealblock_runtime_memory::Slice {
     match answer {
         Response::Data(sealed) => sealed.joined_data(),
-        _ => unreachable!("gates answer reads with data"),
+        _ => unreachable!("a gate completes a read with data"),
     }
 }

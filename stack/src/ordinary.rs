@@ -35,7 +35,7 @@ impl OrdinaryBlocks {
         let (file, is_direct, size) = (medium.file().clone(), medium.is_direct(), raw_block_size(&medium));
         let is_block_device = medium.is_block_device();
         let blocks = RawDevice::new(medium, size)
-            .map_err(|error| StackError::new(Cause::Unsuitable, "opening", error).on(path.display()))?;
+            .map_err(|error| StackError::new(Cause::Unsuitable, "open", error).on(path.display()))?;
         if !is_block_device {
             return Ok((OrdinaryBlocks::Raw(blocks), None));
         }
@@ -46,7 +46,7 @@ impl OrdinaryBlocks {
             }
             Err((WhyNoTags::NoProfile, blocks)) => Ok((OrdinaryBlocks::Raw(blocks), None)),
             Err((why, blocks)) => {
-                tracing::info!(path = %path.display(), %why, "its tags are not those of this host");
+                tracing::info!(path = %path.display(), %why, "its tags are not usable on this host");
                 Ok((OrdinaryBlocks::Raw(blocks), Some(OrdinaryTags::Stay { why: why.to_string() })))
             }
         }

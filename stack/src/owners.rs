@@ -34,7 +34,7 @@ pub fn find(path: &Path, starts: &[u64], block_bytes: u64, stop: &dyn Fn() -> bo
     let device = DeviceNumber::from_raw(fs::metadata(path)?.rdev());
     let mut owners = Owners { of_blocks: vec![Vec::new(); starts.len()], ..Owners::default() };
     if starts.len() > MAX_BLOCKS {
-        owners.note(format!("only the first {MAX_BLOCKS} blocks were looked for"));
+        owners.note(format!("only the first {MAX_BLOCKS} blocks were searched for"));
     }
     let starts = &starts[..starts.len().min(MAX_BLOCKS)];
     for mount in one_of_each(mounts()) {
@@ -76,7 +76,7 @@ fn ask(
         },
         // Of another one that lies on the device nobody can tell.
         kind => match on(mount.number) {
-            Ok(Some(_)) => Err(io::Error::other(format!("{kind} does not tell which file has a block"))),
+            Ok(Some(_)) => Err(io::Error::other(format!("{kind} does not show which file uses a block"))),
             Ok(None) | Err(_) => return,
         },
     };

@@ -84,17 +84,17 @@ pub fn warning(backend: &Backend) -> Option<String> {
     let Backend::Syscalls { reason: Some(refusal), .. } = backend else { return None };
     let remedy = remedy(refusal, fs::read_to_string(SETTING).ok().as_deref());
     Some(format!(
-        "io_uring is refused ({refusal}), and slower system calls do its work: {remedy}; {WITHOUT} does not ask for it"
+        "io_uring is not available ({refusal}), using slower system calls: {remedy}; {WITHOUT} disables io_uring"
     ))
 }
 
 /// Why nothing was started.
 pub fn of_start(error: &StartError) -> StackError {
-    let failure = StackError::new(Cause::Io, "starting", error);
+    let failure = StackError::new(Cause::Io, "start", error);
     match error {
         StartError::Uring(refusal) => {
             let remedy = remedy(refusal, fs::read_to_string(SETTING).ok().as_deref());
-            failure.advise(format!("{WITHOUT}, or to let it in: {remedy}"))
+            failure.advise(format!("use {WITHOUT}, or allow io_uring: {remedy}"))
         }
         _ => failure.advise(WITHOUT),
     }
@@ -106,7 +106,7 @@ fn remedy(refusal: &UringUnavailable, setting: Option<&str>) -> String {
          and io_uring_register (systemd: SystemCallFilter=@aio; Docker and Podman: --security-opt seccomp=PROFILE)";
     let words = match (refusal, setting.map(str::trim)) {
         (UringUnavailable::Errno(libc::EPERM), Some("2")) => {
-            "kernel.io_uring_disabled is 2, which forbids it to everybody; `sysctl kernel.io_uring_disabled=0` allows it"
+            "kernel.io_uring_disabled is 2, which forbids it for all users; `sysctl kernel.io_uring_disabled=0` allows it"
         }
         (UringUnavailable::Errno(libc::EPERM), Some("1")) => {
             "kernel.io_uring_disabled is 1, which allows it to root and the group kernel.io_uring_group only; `sysctl \
@@ -118,15 +118,15 @@ fn remedy(refusal: &UringUnavailable, setting: Option<&str>) -> String {
                 "either the kernel was built without it (Linux 5.11 or newer, CONFIG_IO_URING=y), or {FILTER}"
             );
         }
-        (UringUnavailable::Errno(libc::EACCES), _) => "a security module (SELinux, AppArmor) has to allow it",
+        (UringUnavailable::Errno(libc::EACCES), _) => "a security module (SELinux, AppArmor) must allow it",
         (UringUnavailable::Errno(libc::ENOMEM) | UringUnavailable::LockedMemory { .. }, _) => {
-            "the limit on locked memory has to be higher (systemd: LimitMEMLOCK=; shells: ulimit -l)"
+            "the limit on locked memory must be higher (systemd: LimitMEMLOCK=; shells: ulimit -l)"
         }
         (UringUnavailable::Lacks(_) | UringUnavailable::Errno(libc::EINVAL), _) => {
             "a newer kernel is needed, best Linux 6.1 or later"
         }
         (UringUnavailable::Errno(_) | UringUnavailable::TurnedOff | UringUnavailable::ArenaTooLarge, _) => {
-            "the system's log may say more"
+            "the system log may show more"
         }
     };
     words.to_owned()

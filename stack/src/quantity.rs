@@ -32,13 +32,13 @@ pub struct Rate(NonZeroU64);
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RateError {
     /// It does not end in `/s`.
-    #[error("'{0}' is no rate: write a size per second, such as 100MiB/s")]
+    #[error("'{0}' is not a rate: use a size per second, such as 100MiB/s")]
     Form(String),
     /// What stands before `/s` is no size.
     #[error(transparent)]
     Size(#[from] SizeError),
     /// No bytes per second.
-    #[error("at 0 bytes per second the work would never end: leave the limit out, or give at least 1B/s")]
+    #[error("a rate must be at least 1B/s; omit it for no limit")]
     Zero,
 }
 
@@ -72,7 +72,7 @@ pub struct Time(pub Duration);
 
 /// Why a text is no time.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("'{0}' is no time: write a whole number and ms, s, min, h or d, such as 500ms or 7d")]
+#[error("'{0}' is not a time: use a whole number and ms, s, min, h or d, such as 500ms or 7d")]
 pub struct TimeError(String);
 
 const TIME_UNITS: [(&str, u64); 5] = [("ms", 1), ("s", 1000), ("min", 60_000), ("h", 3_600_000), ("d", 86_400_000)];

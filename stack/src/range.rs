@@ -22,13 +22,13 @@ pub struct BlockRange {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RangeError {
     /// Neither a number nor numbers around two dots.
-    #[error("'{0}' is no range of blocks: write FIRST..LAST, FIRST.., ..LAST or one block's number")]
+    #[error("'{0}' is not a range of blocks: use FIRST..LAST, FIRST.., ..LAST or one block number")]
     Form(String),
-    /// A number that does not fit in 64 bits.
+    /// A number that does not match in 64 bits.
     #[error("'{0}' is larger than the last block address, 2^64 - 1")]
     TooLarge(String),
     /// The first block lies behind the last.
-    #[error("the range {first}..{last} ends before it begins: both ends are block numbers, the smaller one first")]
+    #[error("the range {first}..{last} ends before it begins: give the smaller block number first")]
     Reversed {
         /// First block written.
         first: u64,

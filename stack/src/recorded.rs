@@ -66,13 +66,13 @@ impl<D: Device + 'static> Recorded<D> {
                 // It is left as it is.
                 Err(FormatError::Version(_)) => (SavedState::default(), true),
                 Err(error) => {
-                    tracing::warn!("{name}: the list of its bad blocks cannot be read and begins anew: {error}");
+                    tracing::warn!("{name}: its list of bad blocks cannot be read and is replaced: {error}");
                     (SavedState::default(), false)
                 }
             },
             Ok(_) => (SavedState::default(), false),
             Err(error) => {
-                tracing::warn!("{name}: the list of its bad blocks cannot be read: {error}");
+                tracing::warn!("{name}: its list of bad blocks cannot be read: {error}");
                 (SavedState::default(), true)
             }
         };
@@ -194,7 +194,7 @@ impl<D: Device + 'static> KeepDamage for Recorded<D> {
             if let Err(error) = self.write(keeper, None).await {
                 // It would fail every second; what is known stays known until the end of the process.
                 keeper.is_given_up.set(true);
-                tracing::warn!("{}: the list of its bad blocks cannot be saved: {error}", keeper.name);
+                tracing::warn!("{}: its list of bad blocks cannot be saved: {error}", keeper.name);
             }
         })
     }

@@ -29,7 +29,7 @@ pub(crate) async fn connect(
     nsid: Option<NonZeroU32>,
     options: &RemoteOptions,
 ) -> Result<NvmeTcpDevice, StackError> {
-    let usage = |error| StackError::new(Cause::Usage, "reading the name", error);
+    let usage = |error| StackError::new(Cause::Usage, "parse the name", error);
     let subsystem: Nqn = nqn.parse().map_err(usage)?;
     let host = options.host_nqn.as_ref().map(|nqn| nqn.parse()).transpose().map_err(usage)?;
     let usual = Options::default();
@@ -61,14 +61,14 @@ pub(crate) async fn connect(
         ..as_host(host)
     };
     let connected = NvmeTcpDevice::connect(peer(address), subsystem, nsid.map(NonZeroU32::get), options).await;
-    connected.map_err(|error| of_connect("connecting", &error))
+    connected.map_err(|error| of_connect("connect to", &error))
 }
 
 /// The subsystems that a server names.
 pub fn discover(address: &Address, host: Option<Nqn>) -> LocalBoxFuture<'_, Result<Vec<DiscoveryEntry>, StackError>> {
     Box::pin(async move {
         let found = sealblock_media_nvme_tcp::discover(peer(address), as_host(host)).await;
-        found.map_err(|error| of_connect("discovering", &error).on(address))
+        found.map_err(|error| of_connect("query", &error).on(address))
     })
 }
 
@@ -136,20 +136,21 @@ pub(crate) fn is_remote(target: &TargetName) -> bool {
 
 /// A failure to connect as a failure of a command.
 fn of_connect(doing: &str, error: &ConnectError) -> StackError {
-    const CHECK: &str = "check that the server runs, and its address and port";
+    const CHECK: &str = "check that the server is running, and its address and port";
     let (cause, advice) = match error {
-        ConnectError::Resolve { .. } => (Cause::Unreachable, Some("the name or address of a host")),
+        ConnectError::Resolve { .. } => (Cause::Unreachable, Some("give the name or address of a host")),
         ConnectError::Connect { .. } | ConnectError::Timeout { .. } | ConnectError::Lost { .. } => {
             (Cause::Unreachable, Some(CHECK))
         }
-        ConnectError::Refused { status, .. } if status.code() == StatusCode::CONNECT_INVALID_HOST => {
-            (Cause::Refused, Some("?hostnqn=NQN with a name that the server allows, or its --allow-host"))
-        }
-        ConnectError::Refused { .. } => (Cause::Refused, Some("`sealblock discover` names what there is")),
-        ConnectError::NoDigest(_) => (Cause::Absent, Some("leaving the digest out")),
+        ConnectError::Refused { status, .. } if status.code() == StatusCode::CONNECT_INVALID_HOST => (
+            Cause::Refused,
+            Some("use ?hostnqn=NQN with a name that the server allows, or add it with the server's --allow-host"),
+        ),
+        ConnectError::Refused { .. } => (Cause::Refused, Some("`sealblock discover` lists the subsystems")),
+        ConnectError::NoDigest(_) => (Cause::Absent, Some("omit the digest option")),
         ConnectError::AuthenticationRequired => (Cause::Refused, None),
         ConnectError::NoNamespace { .. } | ConnectError::WhichNamespace { .. } => {
-            (Cause::Unsuitable, Some("nvme+tcp://HOST/NQN/NSID with one of them"))
+            (Cause::Unsuitable, Some("use nvme+tcp://HOST/NQN/NSID with one of them"))
         }
         ConnectError::Unexpected { .. }
         | ConnectError::Format { .. }
@@ -168,14 +169,14 @@ pub(crate) async fn connect_nbd(
     let wanted = connections.map_or(NbdOptions::default().connections, Into::into);
     let options = NbdOptions { connections: wanted, ..NbdOptions::default() };
     let opened = NbdDevice::connect(nbd_peer(address), export, options).await;
-    opened.map_err(|error| of_nbd_connect("connecting", &error, address))
+    opened.map_err(|error| of_nbd_connect("connect to", &error, address))
 }
 
 /// Names and descriptions of what a server exports.
 pub fn exports(address: &NbdAddress) -> LocalBoxFuture<'_, Result<Vec<(String, String)>, StackError>> {
     Box::pin(async move {
         let found = sealblock_media_nbd::discover(nbd_peer(address), NbdOptions::default()).await;
-        let found = found.map_err(|error| of_nbd_connect("discovering", &error, address).on(address))?;
+        let found = found.map_err(|error| of_nbd_connect("query", &error, address).on(address))?;
         Ok(found.into_iter().map(|listed| (listed.name, listed.description)).collect())
     })
 }
@@ -190,22 +191,24 @@ fn nbd_peer(address: &NbdAddress) -> NbdPeer {
 /// A failure to connect as a failure of a command.
 fn of_nbd_connect(doing: &str, error: &NbdConnectError, address: &NbdAddress) -> StackError {
     let check = match address {
-        NbdAddress::Tcp(_) => "check that the server runs, and its address and port",
-        NbdAddress::Unix(_) => "check that the server runs, the path of its socket, and that this user may open it",
+        NbdAddress::Tcp(_) => "check that the server is running, and its address and port",
+        NbdAddress::Unix(_) => {
+            "check that the server is running, the path of its socket, and that this user may open it"
+        }
     };
     let failure = |cause| StackError::new(cause, doing, error);
     match error {
-        NbdConnectError::Resolve { .. } => failure(Cause::Unreachable).advise("the name or address of a host"),
+        NbdConnectError::Resolve { .. } => failure(Cause::Unreachable).advise("give the name or address of a host"),
         NbdConnectError::Connect { .. } | NbdConnectError::Timeout { .. } | NbdConnectError::Lost { .. } => {
             failure(Cause::Unreachable).advise(check)
         }
-        NbdConnectError::Refused(_) if doing == "discovering" => failure(Cause::Refused),
+        NbdConnectError::Refused(_) if doing == "query" => failure(Cause::Refused),
         NbdConnectError::Refused(_) if error.is_transient() => {
             let quote = if matches!(address, NbdAddress::Unix(_)) { "'" } else { "" };
-            failure(Cause::Refused).advise(format!("`sealblock discover {quote}{address}{quote}` names what there is"))
+            failure(Cause::Refused).advise(format!("`sealblock discover {quote}{address}{quote}` lists the exports"))
         }
         NbdConnectError::Refused(_) => failure(Cause::Refused),
-        NbdConnectError::Violation(_) => failure(Cause::Unsuitable).advise("where an NBD server listens"),
+        NbdConnectError::Violation(_) => failure(Cause::Unsuitable).advise("give the address of an NBD server"),
         NbdConnectError::Name => failure(Cause::Usage),
         NbdConnectError::Unsupported(_) | NbdConnectError::Changed { .. } => failure(Cause::Unsuitable),
     }

@@ -235,9 +235,9 @@ pub(crate) async fn check_free(medium: &FileMedium, like: Option<&str>) -> Resul
 
 /// Why a place is not overwritten.
 pub(crate) fn occupied(place: impl fmt::Display, there: &str) -> StackError {
-    StackError::new(Cause::Refused, "writing", format!("there is {there}"))
+    StackError::new(Cause::Refused, "write", format!("it has {there}"))
         .on(place)
-        .advise("another path; or --force to overwrite it")
+        .advise("use another path, or --force to overwrite it")
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ impl Whole {
             };
             let rest = match target.path().filter(|_| opened.info.kind == RAW_FILE) {
                 Some(path) => rest_of(path, opened.device.geometry().capacity_bytes())
-                    .map_err(|error| StackError::io("reading", &error).on(target))?,
+                    .map_err(|error| StackError::io("read", &error).on(target))?,
                 None => Slice::empty(),
             };
             Ok(Whole { opened, rest })
@@ -90,7 +90,7 @@ impl Whole {
         let mut data = Slice::empty();
         if blocks > 0 {
             let extent = Extent::from_raw(offset >> shift, blocks);
-            data = read(extent.map_err(|error| StackError::new(Cause::Usage, "reading", error))?).await?;
+            data = read(extent.map_err(|error| StackError::new(Cause::Usage, "read", error))?).await?;
         }
         let length = length as usize;
         if data.len() >= length {

@@ -41,24 +41,24 @@ Exit status:
   0  clean
   1  the command worked and found damage or a difference
   2  bad usage
-  3  the work could not be done
-  4  nothing bad was found, but not everything could be checked, or a copy is missing or out of sync
-  130, 143  ended by Ctrl-C (SIGINT) or SIGTERM: it has said what was found or done until then, and where to go on
+  3  the command failed
+  4  no damage found, but not everything could be checked, or a copy is missing or out of sync
+  130, 143  ended by Ctrl-C (SIGINT) or SIGTERM, after printing the results so far and how to resume
 
 Targets:
   PATH, file:PATH                     a protected volume, or a block device; for copy and compare also a plain file
   raw:PATH                            a plain file's bytes as blocks, without seals
-  mem:SIZE, null:SIZE                 memory; a device that stores nothing
-  offset:FIRST..LAST,TARGET           a slice of another target
-  fault:[RULES],TARGET                another target that fails on purpose
-  mirror:A,B stripe:A,B multipath:A,B one device made of others; stripe-16KiB:A,B for chunks of another size,
-                                      stripe-nolabel:A,B for members without labels
-  mirror:[stripe:A,B],C               brackets nest
+  mem:SIZE, null:SIZE                 memory; a device that discards writes and reads as zeroes
+  offset:FIRST..LAST,TARGET           blocks FIRST to LAST of another target
+  fault:[RULES],TARGET                another target with injected faults
+  mirror:A,B stripe:A,B multipath:A,B a group of targets as one device; stripe-16KiB:A,B sets the chunk size,
+                                      stripe-nolabel:A,B is for members without labels
+  mirror:[stripe:A,B],C               groups nest in brackets
   nvme+tcp://HOST[:PORT]/NQN[/NSID]   a namespace over NVMe/TCP; ?hdgst&ddgst&pract=1&queues=4&depth=64&hostnqn=NQN,
                                       ?timeout=5s&keepalive=5s&reconnect=0s&attempts=3
   nbd://HOST[:PORT]/EXPORT            a network block device; ?connections=4
   nbd+unix:///EXPORT?socket=PATH      the same on a Unix socket of this machine; &connections=4
-  /dev/nvmeXnY /dev/ngXnY /dev/sdX    a drive of this machine, which verifies by itself if it can
+  /dev/nvmeXnY /dev/ngXnY /dev/sdX    a local drive; verification is offloaded to it where it can
 
 Sizes are 4096, 4KiB, 1GiB, 1.5GiB or 1GB: KiB, MiB, GiB, TiB, PiB and EiB are powers of 1024, KB to EB powers of 1000.
 Ranges are FIRST..LAST with both ends included, FIRST.., ..LAST or one number.
@@ -66,7 +66,7 @@ Ranges are FIRST..LAST with both ends included, FIRST.., ..LAST or one number.
 Example:
   sealblock create v --size 1GiB && sealblock copy photos.tar v && sealblock verify v";
 
-/// Block storage in which every block carries its seal.
+/// Block storage that keeps a checksum, an address and a tag with every block.
 #[derive(Debug, Parser)]
 #[command(name = "sealblock", version, after_help = EXIT_STATUS, arg_required_else_help = true)]
 pub struct Cli {
@@ -105,51 +105,51 @@ impl Cli {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Make a protected volume in a file or on a block device.
+    /// Create a protected volume in a file or on a block device.
     Create(Create),
-    /// Say what a target is: size, block size, protection, and what its device can do.
+    /// Show a target's size, block size, protection and capabilities.
     Info(Info),
-    /// Export targets over NVMe/TCP, for any NVMe/TCP host.
+    /// Export targets over NVMe/TCP and NBD.
     Serve(Serve),
-    /// Make a target a block device of this machine's kernel, /dev/ublkbN.
+    /// Attach a target as a local block device, /dev/ublkbN.
     Attach(Attach),
-    /// Take such a block device away again.
+    /// Remove a block device created by `attach`.
     Detach(Detach),
-    /// Say how servers are: what is served to whom, what is damaged or degraded, scrubs, and what failed last.
+    /// Show the health of servers: exports, clients, damage, mirrors, scrubs and recent errors.
     Status(Status),
-    /// Say how much a server logs, and change it while it runs.
+    /// Show or change a running server's log level.
     Log(Log),
-    /// Check a served target in the background: begin, hold and end it, and say what it has met.
+    /// Control background scrubs of served targets: start, pause, stop, status.
     Scrub(Scrub),
-    /// Name what a server lets this host see: the subsystems over NVMe/TCP, or the exports over NBD.
+    /// List the subsystems of an NVMe/TCP server, or the exports of an NBD server.
     Discover(Discover),
-    /// Check every block against its seal, and name those that are damaged.
+    /// Check every block against its seal, and list the damaged blocks.
     Verify(Verify),
-    /// Compare two targets block by block, or one with zeroes.
+    /// Compare two targets block by block, or one target with zeroes.
     Compare(Compare),
-    /// Make blocks read as zeroes, giving their space back where that is possible.
+    /// Zero blocks, and free their space where possible.
     Zero(Zero),
-    /// Say that the content of blocks is no longer needed. What they read as afterwards is not promised.
+    /// Discard (trim) blocks. Their content is undefined afterwards.
     Discard(Discard),
-    /// Copy blocks from one target to another, or from standard input, or to standard output.
+    /// Copy from a target or standard input to a target or standard output.
     Copy(Copy),
-    /// Copy what still verifies out of a damaged volume, and list the rest.
+    /// Copy the blocks that still verify out of a damaged volume, and list the lost ones.
     Rescue(Rescue),
-    /// Give a protected volume another size, while it is served as well.
+    /// Resize a protected volume, also while it is served.
     Resize(Resize),
     /// Show the replicas of a mirror; add, remove or replace one.
     Mirror(Mirror),
-    /// Look into a Btrfs filesystem, wherever it lies, and take files out of it: no kernel mounts it, and nothing of it changes.
+    /// Read a Btrfs filesystem on any target without the kernel: list, copy, verify, rescue, mount. Never writes to it.
     Fs(Fs),
-    /// Damage one block of a volume on purpose, behind its seal's back.
+    /// Damage one block of a volume on purpose, without updating its seal.
     Corrupt(Corrupt),
-    /// Show the main job: make a volume, fill it, verify it, damage it, find the damage.
+    /// Demonstrate the main commands: create a volume, fill it, verify it, damage it and find the damage.
     Demo(Demo),
-    /// Measure on this machine what others claim of such storage, and say of each claim whether it holds here.
+    /// Measure published performance claims on this machine, and report whether each holds.
     Bench(Bench),
-    /// Print completions for a shell.
+    /// Print shell completions.
     Completions(Completions),
-    /// Write the manual pages into a folder.
+    /// Write the manual pages into a directory.
     Man(Man),
 }
 
@@ -160,24 +160,24 @@ pub struct Create {
     /// The file or block device that becomes the volume.
     #[arg(value_name = "VOLUME")]
     pub volume: Volume,
-    /// Bytes of data that the volume holds: a multiple of the block size.
+    /// Capacity of the volume in bytes: a multiple of the block size.
     #[arg(long, value_name = "SIZE")]
     pub size: ByteCount,
-    /// Bytes of data in a block.
+    /// Block size in bytes.
     #[arg(long, value_name = "512|4096", default_value = "4096", value_parser = values::block_size)]
     pub block_size: BlockSize,
     /// The checksum in each block's seal.
     #[arg(long, value_name = "GUARD", default_value = "crc32c", value_parser = one_of(GUARDS))]
     pub guard: Guard,
-    /// What the reference tag means: 1, the block's address; 2, the address from a start that each command gives; 3,
-    /// nothing that is checked.
+    /// Protection information type, which sets the meaning of the reference tag: 1, the block's address; 2, an address
+    /// relative to a start that each command gives; 3, not checked.
     #[arg(long = "type", value_name = "TYPE", default_value = "1", value_parser = one_of(PROTECTION_TYPES))]
     pub protection_type: ProtectionType,
-    /// Take the space of the whole volume at once, so that no write fails for lack of it later. Blocks that are deallocated
-    /// then keep their space. Without this a file takes space as it is written, and gives it back.
+    /// Allocate the space of the whole volume now, so that no later write fails with no space left. Deallocated blocks
+    /// then keep their space. [default: space is allocated as blocks are written, and freed when they are discarded]
     #[arg(long)]
     pub preallocate: bool,
-    /// Overwrite a volume, a file, or a file system or partition table on a block device that is already there.
+    /// Overwrite an existing volume or file, or a file system or partition table on a block device.
     #[arg(long)]
     pub force: bool,
     /// Print one JSON object.
@@ -189,13 +189,13 @@ pub struct Create {
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  sealblock info v --json")]
 pub struct Info {
-    /// What to look at.
+    /// The target to show.
     #[arg(value_name = "TARGET")]
     pub target: TargetName,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// How its label is heeded.
+    /// How labels are used.
     #[command(flatten)]
     pub labels: Labels,
 }
@@ -204,47 +204,47 @@ pub struct Info {
 #[derive(Args, Debug)]
 #[command(
     after_help = "Examples:\n  sealblock verify v --range 0..9999 --rate 100MiB/s --json\n  sealblock verify a b /dev/sdX\n\n\
-    Exit status 1 says that blocks are damaged; standard output names them. Exit status 4 says that nothing bad was found, but that not \
-    every copy of every block could be checked: one is away or out of sync. Only what was checked against seals is called clean.\n\n\
-    Of several targets the exit status is the worst: 1 before 3 before 2 before 4 before 0. Damage comes first, since it is known and may get \
-    worse; a target that could not be verified is named on standard error. With --json each target has an object on a line of its own, when it \
-    has ended; that of a target that could not be verified has only `target` and `error`.\n\n\
-    Damaged blocks are named while it works. Ctrl-C ends it and says where to go on: --range, from the first block that was not checked."
+    The exit status is 1 if blocks are damaged; standard output lists them. It is 4 if no damage was found but not every copy of every \
+    block could be checked, because a copy is offline or out of sync. Only blocks that were checked against seals are called clean.\n\n\
+    For several targets the exit status is the worst one, in the order 1, 3, 2, 4, 0. Damage comes first because it may get worse. A \
+    target that could not be verified is reported on standard error. With --json each target has an object on its own line, printed when its \
+    check ends; a target that could not be verified has only `target` and `error`.\n\n\
+    Damaged blocks are listed as they are found. Ctrl-C stops the command, which then prints the --range to resume with."
 )]
 pub struct Verify {
-    /// What to check. Several targets are checked side by side where they lie on different devices.
+    /// Targets to check. Targets on different devices are checked in parallel.
     #[arg(value_name = "TARGET", required = true)]
     pub targets: Vec<TargetName>,
-    /// Which blocks of each target; all of them unless given.
+    /// Range to check of each target. [default: all blocks]
     #[arg(long, value_name = "FIRST..LAST")]
     pub range: Option<BlockRange>,
-    /// Who checks: the device, this process, or whichever moves less data.
+    /// Where to check: on the device, in this process, or wherever less data is transferred.
     #[arg(long, value_name = "MODE", value_enum, default_value_t = Mode::Auto)]
     pub mode: Mode,
     /// Rewrite a damaged block from another copy, where the target has one.
     #[arg(long)]
     pub repair: bool,
-    /// Of a mirror: accept the older copies on this replica of blocks that every other replica has lost.
-    /// Only with one target.
+    /// For a mirror: accept the older copies on this replica of blocks that every other replica has lost.
+    /// Only for a single target.
     #[arg(long, value_name = "REPLICA", requires = "repair")]
     pub accept_stale: Option<TargetName>,
-    /// Go on by this file where an earlier run ended, and save in it how far this one is. Only with one target.
+    /// Save progress in FILE and resume from it. Only for a single target.
     #[arg(long, value_name = "FILE", conflicts_with = "accept_stale")]
     pub resume: Option<PathBuf>,
-    /// Check no faster than this.
+    /// Maximum rate. [default: unlimited]
     #[arg(long, value_name = "SIZE/s")]
     pub rate: Option<Rate>,
-    /// Wait while others use the devices that the target lies on; at least 4 MiB/s are checked all the same. Only of targets on devices of
-    /// this machine.
+    /// Pause while other processes use the underlying devices, but check at least 4 MiB/s. Only for targets on local
+    /// devices.
     #[arg(long)]
     pub idle: bool,
     /// Print one JSON object for each target.
     #[arg(long)]
     pub json: bool,
-    /// Print nothing when all is clean, and show no progress.
+    /// Print nothing if no damage is found, and show no progress.
     #[arg(long, short, conflicts_with = "json")]
     pub quiet: bool,
-    /// How its label is heeded.
+    /// How labels are used.
     #[command(flatten)]
     pub labels: Labels,
 }
@@ -253,26 +253,27 @@ pub struct Verify {
 #[derive(Args, Debug)]
 #[command(
     after_help = "Examples:\n  sealblock compare v nbd://localhost/v\n  sealblock compare v w --range 1000..1999\n  sealblock compare --zero v\n\n\
-    Blocks that cannot be read are named like those that differ, and the others are compared; exit status 1 says that there are some.\n\n\
-    Ctrl-C ends it and says where to go on: --range, from the first block that was not compared."
+    Blocks that cannot be read are listed like those that differ, and the exit status is 1; the others are compared.\n\n\
+    Ctrl-C stops the command, which then prints the --range to resume with."
 )]
 pub struct Compare {
-    /// The one target.
+    /// The first target.
     #[arg(value_name = "TARGET_A", required_unless_present = "zero")]
     pub a: Option<TargetName>,
-    /// The other target.
+    /// The second target.
     #[arg(value_name = "TARGET_B", required_unless_present = "zero")]
     pub b: Option<TargetName>,
     /// Compare this target with zeroes instead.
     #[arg(long, value_name = "TARGET", conflicts_with_all = ["a", "b"])]
     pub zero: Option<TargetName>,
-    /// Which blocks, in blocks of the larger size; all that both have unless given. Up to a last one, other sizes are no difference.
+    /// Range to compare, in blocks of the larger block size. With a LAST block, different capacities are no difference.
+    /// [default: all blocks that both targets have]
     #[arg(long, value_name = "FIRST..LAST")]
     pub range: Option<BlockRange>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// How its label is heeded.
+    /// How labels are used.
     #[command(flatten)]
     pub labels: Labels,
 }
@@ -300,10 +301,10 @@ impl Compare {
 /// Which blocks lose what they hold.
 #[derive(Args, Debug)]
 pub struct Unmapping {
-    /// Which blocks [default: all of them]. All blocks have to be confirmed, however they are given: on a terminal, or by --yes.
+    /// Range of blocks. Erasing all blocks needs confirmation, on a terminal or by --yes. [default: all blocks]
     #[arg(long, value_name = "FIRST..LAST")]
     pub range: Option<BlockRange>,
-    /// Do not ask before the whole target loses what it holds. Needed without a terminal.
+    /// Erase the whole target without asking. Required without a terminal.
     #[arg(long)]
     pub yes: bool,
     /// Print one JSON object.
@@ -315,19 +316,19 @@ pub struct Unmapping {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  sealblock zero v --range 100..199\n  sealblock zero v --yes")]
 pub struct Zero {
-    /// Where.
+    /// The target to change.
     #[arg(value_name = "TARGET")]
     pub target: TargetName,
     /// Which of its blocks.
     #[command(flatten)]
     pub how: Unmapping,
-    /// Keep the space of the blocks instead of giving it back.
+    /// Keep the space of the blocks allocated.
     #[arg(long)]
     pub no_unmap: bool,
-    /// How its label is heeded.
+    /// How labels are used.
     #[command(flatten)]
     pub labels: Labels,
-    /// Whether a member is written to by itself.
+    /// Whether a single member may be written.
     #[command(flatten)]
     pub members: Members,
 }
@@ -336,16 +337,16 @@ pub struct Zero {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  sealblock discard v --range 200..\n  sealblock discard v --yes")]
 pub struct Discard {
-    /// Where.
+    /// The target to change.
     #[arg(value_name = "TARGET")]
     pub target: TargetName,
     /// Which of its blocks.
     #[command(flatten)]
     pub how: Unmapping,
-    /// How its label is heeded.
+    /// How labels are used.
     #[command(flatten)]
     pub labels: Labels,
-    /// Whether a member is written to by itself.
+    /// Whether a single member may be written.
     #[command(flatten)]
     pub members: Members,
 }
@@ -355,38 +356,38 @@ Examples:
   sealblock copy photos.tar v
   sealblock copy v - | sha256sum
 
-FROM and TO may be plain files, to the last byte: a file that is written to is made, cut or grown to the length of what is
-copied, and has holes where that is zeroes. A volume or another device keeps its size, and what it has behind the data.
+FROM and TO may be plain files of any length. A destination file is created, truncated or extended to the length of the
+data, and has holes for zeroes. A volume or another device keeps its size, and its content after the data.
 
-With --salvage what cannot be read is never written as if it were data. In TO such blocks are unreadable too where TO can say so, as
-a protected volume can; a plain file, standard output and devices of this machine without seals have zeroes there; any other
-device keeps what it had in these blocks. Exit status 1 says that there are some; they are named on standard error. Where blocks
-of TO are larger, what shares one with a block that is lost is lost too.";
+With --salvage, blocks that cannot be read are never written as data. In TO they become unreadable where TO supports that, as
+a protected volume does; a plain file, standard output and local devices without seals get zeroes; any other device keeps its
+old content in these blocks. They are listed on standard error, and the exit status is 1. Where blocks of TO are larger, a
+lost block makes its whole block of TO lost.";
 
 /// Arguments of `copy`.
 #[derive(Args, Debug)]
 #[command(after_help = COPY_HELP)]
 pub struct Copy {
-    /// Where from; - is standard input.
+    /// The source; - is standard input.
     #[arg(value_name = "FROM")]
     pub from: Endpoint,
-    /// Where to; - is standard output.
+    /// The destination; - is standard output.
     #[arg(value_name = "TO")]
     pub to: Endpoint,
-    /// Go on past blocks that cannot be read, name them, and copy the others.
+    /// Skip blocks that cannot be read, list them, and copy the others.
     #[arg(long)]
     pub salvage: bool,
-    /// Overwrite what is left of a damaged volume, a file system or partition table on a device, or a plain file of another format than the
-    /// data.
+    /// Overwrite the remains of a damaged volume, a file system or partition table on a device, or a plain file of
+    /// another format than the data.
     #[arg(long)]
     pub force: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// How its label is heeded.
+    /// How labels are used.
     #[command(flatten)]
     pub labels: Labels,
-    /// Whether a member is written to by itself.
+    /// Whether a single member may be written.
     #[command(flatten)]
     pub members: Members,
 }
@@ -397,27 +398,26 @@ Examples:
   sealblock rescue v new.volume --json
   sealblock rescue /dev/sdX saved.img --capacity 100GiB
 
-VOLUME is only read. Any of the three copies of its superblock will do. Where none is left, the shape of the volume is found
-from its records and the length of the medium; where it does not fill the medium, --capacity says how large it was.
-Blocks that are lost are unreadable in a TO that can say so, such as a protected volume. A plain file, standard output and devices
-of this machine without seals have zeroes there; any other device keeps what it had in these blocks.
-Exit status 1 says that some are, or that no superblock was left; standard output names them.";
+VOLUME is never written. One of the three copies of its superblock is enough. Where none is left, the layout of the volume is
+determined from its records and the length of the medium; if the volume does not fill the medium, give its size by --capacity.
+Lost blocks become unreadable in a TO that supports that, such as a protected volume. A plain file, standard output and local
+devices without seals get zeroes; any other device keeps its old content in these blocks.
+The exit status is 1 if blocks are lost or no superblock was left; standard output lists them.";
 
 /// Arguments of `resize`.
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  sealblock resize v --size 2GiB\n\n\
-    A server that serves the volume changes its size under load: requests wait for a moment, NVMe hosts are told and see the new \
-    size by themselves, NBD clients when they connect again. A volume becomes smaller only where its last blocks hold no data; \
-    use a smaller file system first, and `sealblock discard`. Members of mirrors and stripes keep their size.")]
+    A served volume is resized by its server while clients use it: requests wait for a moment. NVMe hosts are notified and see the \
+    new size; NBD clients see it when they reconnect. A volume can shrink only if its last blocks hold no data: shrink the file \
+    system first, then use `sealblock discard`. Members of mirrors and stripes cannot be resized.")]
 pub struct Resize {
-    /// The volume, by its path, or by what it is served as: the NQN of its subsystem (and /NSID), or a nvme+tcp:// URI of this
-    /// machine.
+    /// The volume: its path, or if it is served, the NQN of its subsystem (and /NSID) or a nvme+tcp:// URI of this machine.
     #[arg(value_name = "VOLUME")]
     pub target: ServedName,
-    /// Bytes of data that the volume is to hold: a multiple of the block size.
+    /// New capacity of the volume in bytes: a multiple of the block size.
     #[arg(long, value_name = "SIZE")]
     pub size: ByteCount,
-    /// The control socket of the server; those of this user's servers are found without it.
+    /// Control socket of the server. [default: the sockets of this user's servers]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
     /// Print one JSON object.
@@ -432,26 +432,26 @@ pub struct Rescue {
     /// The damaged volume.
     #[arg(value_name = "VOLUME")]
     pub volume: Volume,
-    /// Where to; a path where nothing is becomes a plain file; - is standard output.
+    /// The destination; a path that does not exist becomes a plain file; - is standard output.
     #[arg(value_name = "TO")]
     pub to: Endpoint,
-    /// The size at creation (`create --size`) of a volume without a superblock, if the length of the medium does not show it.
+    /// Capacity of a volume without a superblock, as given to `create --size`. [default: determined from the medium]
     #[arg(long, value_name = "SIZE")]
     pub capacity: Option<ByteCount>,
-    /// Bytes of data in a block of a volume without a superblock.
+    /// Block size in bytes of a volume without a superblock. [default: determined from its records]
     #[arg(long, value_name = "512|4096", value_parser = values::block_size)]
     pub block_size: Option<BlockSize>,
-    /// Take it for this volume, where records of several lie there and whose it is cannot be told.
+    /// Rescue the volume with this UUID, where the medium has records of several volumes.
     #[arg(long, value_name = "UUID", value_parser = values::uuid)]
     pub identity: Option<[u8; 16]>,
-    /// Overwrite what is left of another damaged volume, a file system or partition table on a device, or a plain file of another
-    /// format than the data.
+    /// Overwrite the remains of another damaged volume, a file system or partition table on a device, or a plain file
+    /// of another format than the data.
     #[arg(long)]
     pub force: bool,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// Whether a member is written to by itself.
+    /// Whether a single member may be written.
     #[command(flatten)]
     pub members: Members,
 }
@@ -463,10 +463,10 @@ pub struct Corrupt {
     /// The volume to damage.
     #[arg(value_name = "VOLUME")]
     pub volume: Volume,
-    /// Which block, counted from 0.
+    /// The block, counted from 0.
     #[arg(long, value_name = "N", value_parser = values::lba)]
     pub lba: Lba,
-    /// What to damage.
+    /// The kind of damage.
     #[arg(long, value_name = "KIND", value_parser = one_of(CORRUPTIONS))]
     pub kind: CorruptionKind,
 }
@@ -475,7 +475,7 @@ pub struct Corrupt {
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  sealblock demo --dir /tmp/sealblock-demo")]
 pub struct Demo {
-    /// The folder for the volume; it is made if it is not there.
+    /// The directory for the volume; created if missing.
     #[arg(long, value_name = "DIR", default_value = "sealblock-data")]
     pub dir: PathBuf,
 }
@@ -484,7 +484,7 @@ pub struct Demo {
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  sealblock completions bash > ~/.local/share/bash-completion/completions/sealblock")]
 pub struct Completions {
-    /// For which shell.
+    /// The shell.
     #[arg(value_name = "SHELL", value_enum)]
     pub shell: Shell,
 }
@@ -493,7 +493,7 @@ pub struct Completions {
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  sealblock man ~/.local/share/man/man1")]
 pub struct Man {
-    /// The folder; it is made if it is not there.
+    /// The directory; created if missing.
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
 }

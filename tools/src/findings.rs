@@ -109,7 +109,7 @@ impl<T: Finding> Findings<T> {
         };
         let line = run.filter(|_| now.saturating_duration_since(since) >= OPEN_EVERY).map(T::line)?;
         self.last_word = Some(now);
-        Some(format!("{line}; and on"))
+        Some(format!("{line}; continued"))
     }
 
     /// Prints all lines that were not printed yet.

@@ -69,7 +69,7 @@ pub fn report(what: impl fmt::Display, how_far: impl fmt::Display, go_on: impl f
 
 /// The same of work on blocks, of which `rest` is left.
 pub fn report_rest(what: impl fmt::Display, rest: BlockRange) {
-    report(what, format_args!("at block {}", rest.first()), format_args!("--range {rest}, to go on there"));
+    report(what, format_args!("at block {}", rest.first()), format_args!("--range {rest} resumes the command"));
 }
 
 /// Does pieces of work, some of them in flight, until a signal comes. `done` gets their results in the order of the pieces.

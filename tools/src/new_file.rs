@@ -87,7 +87,7 @@ pub fn check_new(path: &Path) -> Result<(), StackError> {
     let device = |path: &Path| fs::metadata(path).map(|about| about.dev()).ok();
     let is_beside_nodes = device(folder_of(path)).is_some_and(|folder| Some(folder) == device(Path::new("/dev")));
     match is_beside_nodes && !path.exists() && device(Path::new("/")) != device(Path::new("/dev")) {
-        true => Err(StackError::new(Cause::Unreachable, "opening", "there is no such device").on(path.display())),
+        true => Err(StackError::new(Cause::Unreachable, "open", "there is no such device").on(path.display())),
         false => Ok(()),
     }
 }

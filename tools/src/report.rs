@@ -21,7 +21,7 @@ use crate::exit::Exit;
 /// fails for that, since what was flushed is there; but whoever opens it for writing first is the last to be told.
 pub fn note_lost_answers(opened: &OpenTarget) {
     for reason in opened.info.lost_answers() {
-        note(&format_args!("writes that were answered and not flushed may be lost: {reason}"));
+        note(&format_args!("completed writes that were not flushed may be lost: {reason}"));
     }
 }
 
@@ -162,7 +162,7 @@ impl VerifyReport {
 pub struct BlockError {
     /// The address of the block.
     pub lba: u64,
-    /// What does not fit.
+    /// What does not match.
     #[serde(serialize_with = "by_name", deserialize_with = "named")]
     pub field: BadBlockCause,
     /// What the field should be; nothing for a block that cannot be read.
@@ -210,7 +210,7 @@ const CAUSES: [BadBlockCause; 7] = [
     BadBlockCause::Stale,
 ];
 
-/// What does not fit, as people read it.
+/// What does not match, as people read it.
 pub const fn cause_text(cause: BadBlockCause) -> &'static str {
     match cause {
         BadBlockCause::Tag(Field::Guard) => "guard",
@@ -304,7 +304,7 @@ static UNREAD: AtomicBool = AtomicBool::new(false);
 /// # Errors
 /// When it cannot be written. A reader that has gone is no error: the work was done.
 pub fn print_json(report: &impl Serialize) -> Result<(), StackError> {
-    print(|output| write_json(report, output)).map_err(|error| StackError::io("printing the report", &error))
+    print(|output| write_json(report, output)).map_err(|error| StackError::io("print the report", &error))
 }
 
 /// Prints a line on standard output.
@@ -313,7 +313,7 @@ pub fn print_json(report: &impl Serialize) -> Result<(), StackError> {
 /// As [`print_json`].
 pub fn say(line: &str) -> Result<(), StackError> {
     print(|output| writeln!(output, "{}", printable_lines(line)).and_then(|()| output.flush()))
-        .map_err(|error| StackError::io("printing", &error))
+        .map_err(|error| StackError::io("print", &error))
 }
 
 /// Prints one JSON object, or else the text.

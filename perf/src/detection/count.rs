@@ -8,7 +8,7 @@ use statrs::distribution::{Beta, Binomial, ContinuousCDF, DiscreteCDF};
 
 /// Part of all experiments whose interval does not hold the true rate.
 const OUTSIDE: f64 = 0.05;
-/// A count so far from the expected one that chance would make fewer than one in a million like it does not fit. A run has a few hundred counts.
+/// A count so far from the expected one that chance would make fewer than one in a million like it does not match. A run has a few hundred counts.
 const UNLIKELY: f64 = 1e-6;
 /// Until the interval of a rate is far smaller than any rate that so many faults could show.
 const HALVINGS: u32 = 80;

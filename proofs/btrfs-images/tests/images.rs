@@ -77,7 +77,7 @@ fn holds_what_it_is_for(recipe: &Recipe, made: &Made) {
         Fill::Everything => {
             holds_everything(made);
             let dump = dump(image);
-            // A file of the tree of trees for each group of blocks.
+            // A file of the root tree for each group of blocks.
             assert_eq!(
                 dump.contains("(FREE_SPACE UNTYPED "),
                 recipe.mount.contains("space_cache=v1"),

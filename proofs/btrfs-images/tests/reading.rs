@@ -316,7 +316,7 @@ fn trees_are_those_that_dump_tree_shows() {
         let image = &made.images[0];
         let arguments = ["inspect-internal".as_ref(), "dump-tree".as_ref(), image.as_os_str()];
         let dumped = run("btrfs", arguments).unwrap();
-        // A log and the trees of a relocation are not in the tree of trees.
+        // A log and the trees of a relocation are not in the root tree.
         let theirs = heads_of_dump(&dumped);
         let ours = on_reactor(async {
             name(&made.images)

@@ -46,7 +46,7 @@ pub fn run(path: &Path, seed: u64, round: u64, mutation: Mutation) -> Result<()>
         let worker = Worker { gate: Gate::new("volume", volume.clone()), round, requests: Cell::new(0) };
         worker.report(Event::Ready);
         try_join_all((0..TASKS).map(|task| worker.work(rng(seed, round * TASKS + task)))).await?;
-        volume.close().await.map_err(|error| of_block("closing", &error))
+        volume.close().await.map_err(|error| of_block("close", &error))
     })
     .map_err(|failure| anyhow!("{failure}"))
     .context("the worker failed")
@@ -54,10 +54,10 @@ pub fn run(path: &Path, seed: u64, round: u64, mutation: Mutation) -> Result<()>
 
 /// Opens the volume as the command line does, but for the mutation.
 async fn open(path: &Path, mutation: Mutation) -> Result<Rc<FileVolume>, StackError> {
-    let medium = open_medium(path, Options::WRITE).await.map_err(|error| of_open("opening", &error))?;
+    let medium = open_medium(path, Options::WRITE).await.map_err(|error| of_open("open", &error))?;
     let options = OpenOptions { mutation, ..OpenOptions::default() };
     let opened = sealblock_media_volume::open(Rc::new(medium), ReactorClock, &options).await;
-    let opened = opened.map_err(|error| of_volume("opening", &error))?;
+    let opened = opened.map_err(|error| of_volume("open", &error))?;
     drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
     Ok(opened.volume)
 }
@@ -92,7 +92,7 @@ impl Worker {
     async fn flush(&self) -> Result<(), StackError> {
         let request_id = self.next_request_id();
         self.report(Event::FlushBegin { request_id });
-        self.gate.execute(Request::flush()).await.map_err(|error| of_block("flushing", &error))?;
+        self.gate.execute(Request::flush()).await.map_err(|error| of_block("flush", &error))?;
         self.report(Event::FlushDone { request_id });
         Ok(())
     }

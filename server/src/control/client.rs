@@ -60,9 +60,9 @@ pub fn find(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>
 pub fn find_to_change(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>, StackError> {
     match look(name, only)? {
         (None, Some(path)) if name.identity.as_ref().is_some_and(TargetIdentity::is_remote) => {
-            let why = format!("the server of {} did not answer, and may have it", path.display());
+            let why = format!("the server of {} did not respond, and may be using it", path.display());
             let failure = StackError::new(Cause::Unreachable, LOOKING, why).on(&name.text);
-            Err(failure.advise("again when that server answers, or has ended"))
+            Err(failure.advise("try again when that server responds or has exited"))
         }
         (found, _) => Ok(found),
     }
@@ -87,7 +87,7 @@ fn look(name: &TargetRef, only: Option<&Path>) -> Result<(Option<FoundServer>, O
             Err(error) => {
                 let path = socket.path.display();
                 note(format!(
-                    "the server of {path} did not answer: {error}; whether it serves {} is unknown",
+                    "the server of {path} did not respond: {error}; whether it serves {} is unknown",
                     name.text
                 ));
                 silent.get_or_insert(socket.path.clone());
@@ -112,15 +112,12 @@ fn look(name: &TargetRef, only: Option<&Path>) -> Result<(Option<FoundServer>, O
         let server = FoundServer { socket, peer, name: name.clone(), target, stranger };
         if only.is_none() && !server.has_its_file() {
             let (path, whose) = (server.socket.path.display(), process_text(peer));
-            note(format!(
-                "{whose}, at {path}, says that it serves {}, and does not have it open: it is not asked",
-                name.text
-            ));
+            note(format!("{whose}, at {path}, claims to serve {}, but does not have it open: skipped", name.text));
             continue;
         }
         if found.is_some() {
-            let failure = StackError::new(Cause::Usage, LOOKING, "several servers have it").on(&name.text);
-            return Err(failure.advise("--control PATH, or its nvme+tcp:// URI"));
+            let failure = StackError::new(Cause::Usage, LOOKING, "several servers serve it").on(&name.text);
+            return Err(failure.advise("use --control PATH, or its nvme+tcp:// URI"));
         }
         found = Some(server);
     }
@@ -142,7 +139,7 @@ fn patience(name: &TargetRef, peer: Option<&Peer>) -> Duration {
 /// The user of a process that this user need not believe: another one, and not root. The user is told, also where an answer is JSON.
 fn stranger(peer: Peer, socket: &Path) -> Option<String> {
     let user = (!peer.is_trusted()).then(|| peer.user_text())?;
-    note(format!("the server at {} is of {user}, whose word its answers are", socket.display()));
+    note(format!("the server at {} runs as {user}: its answers are not verified", socket.display()));
     Some(user)
 }
 
@@ -151,7 +148,7 @@ pub fn not_asked() -> Option<String> {
     let foreign = foreign(MAX_FOREIGN);
     let texts: Vec<String> =
         foreign.iter().map(|(path, owner)| format!("{} of {}", path.display(), user_text(*owner))).collect();
-    (!texts.is_empty()).then(|| format!("servers of other users are not asked: {}", texts.join(", ")))
+    (!texts.is_empty()).then(|| format!("servers of other users are skipped: {}", texts.join(", ")))
 }
 
 fn process_text(peer: Peer) -> String {
@@ -240,11 +237,13 @@ impl FoundServer {
             Ok(ControlResult::Resized(report)) => Ok(*report),
             Ok(other) => Err(refused(RESIZING, other).on(&self.name.text)),
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                let why =
-                    format!("the server did not answer within {} s, and may do it still", RESIZE_TIMEOUT.as_secs());
+                let why = format!(
+                    "the server did not respond within {} s, and may still complete the resize",
+                    RESIZE_TIMEOUT.as_secs()
+                );
                 Err(StackError::new(Cause::Io, RESIZING, why)
                     .on(&self.name.text)
-                    .advise("`sealblock info` of what is served"))
+                    .advise("`sealblock info` of the served target"))
             }
             Err(error) => Err(of_socket(&error, self.socket())),
         }
@@ -292,7 +291,7 @@ pub fn log(
     let doing = if level.is_some() { "changing the log level" } else { "asking for the log level" };
     let is_it = |socket: &FoundSocket| found.is_some_and(|of| printable(&socket.path.to_string_lossy()) == of.control);
     let socket = named.map(FoundSocket::named).or_else(|| trusted().into_iter().find(is_it));
-    let gone = || StackError::new(Cause::Unreachable, LOOKING, "it has ended meanwhile");
+    let gone = || StackError::new(Cause::Unreachable, LOOKING, "it exited meanwhile");
     let socket = socket.ok_or_else(gone)?;
     let request = ControlRequest::new(&TargetRef::default(), ControlCommand::Log { level });
     let answer = exchange(&socket, None, &request, RESPONSE_TIMEOUT);
@@ -316,11 +315,11 @@ pub fn server_of_file(pid: u32, path: &Path) -> Option<(String, String)> {
     let Some((device, uri)) =
         device.and_then(|device| Some((device, device.exports.iter().find_map(|e| e.uri.clone())?)))
     else {
-        return Some(("a `sealblock serve`".to_owned(), format!("`sealblock status {pid}` says what it serves")));
+        return Some(("a `sealblock serve`".to_owned(), format!("`sealblock status {pid}` shows what it serves")));
     };
     let target = &device.target;
     let advice = format!(
-        "`sealblock verify {uri}` or `sealblock scrub start {target}` while it is served; `sealblock status {pid}` tells more"
+        "`sealblock verify {uri}` or `sealblock scrub start {target}` while it is served; `sealblock status {pid}` shows more"
     );
     Some((format!("which serves {target} as {uri}"), advice))
 }
@@ -342,21 +341,21 @@ fn refused(doing: &str, result: ControlResult) -> StackError {
     let problem = match result {
         ControlResult::Error(problem) => problem,
         _ => {
-            let why = "the server answers something else than it was asked for";
+            let why = "the server's response does not match the request";
             ControlError::new(ControlErrorKind::Failed, why)
         }
     };
     let failure = |cause| StackError::new(cause, doing, &problem.why);
     match problem.kind {
         ControlErrorKind::Usage => failure(Cause::Usage),
-        ControlErrorKind::AmbiguousTarget => failure(Cause::Usage).advise("its NQN and namespace: NQN/NSID"),
+        ControlErrorKind::AmbiguousTarget => failure(Cause::Usage).advise("use its NQN and namespace: NQN/NSID"),
         ControlErrorKind::SharesDevices => {
-            failure(Cause::Refused).advise("the name of what is served; `sealblock status` shows it")
+            failure(Cause::Refused).advise("use the name of a served target; `sealblock status` lists them")
         }
         ControlErrorKind::UnknownTarget => failure(Cause::Unreachable),
         ControlErrorKind::Refused => failure(Cause::Refused),
         ControlErrorKind::BadRequest | ControlErrorKind::Version => {
-            failure(Cause::Unsuitable).advise("the same version of sealblock for server and command")
+            failure(Cause::Unsuitable).advise("use the same version of sealblock for server and command")
         }
         ControlErrorKind::Failed | ControlErrorKind::Other => failure(Cause::Io),
     }
@@ -368,5 +367,5 @@ fn of_socket(error: &io::Error, socket: &Path) -> StackError {
         io::ErrorKind::PermissionDenied => Cause::Refused,
         _ => Cause::Io,
     };
-    StackError::new(cause, ASKING, error).on(socket.display()).advise("the socket of a server that runs")
+    StackError::new(cause, ASKING, error).on(socket.display()).advise("give the socket of a running server")
 }

@@ -46,7 +46,7 @@ pub fn exchange(
     let connected = socket.connect(deadline)?;
     let peer = connected.1;
     if expected.is_some_and(|expected| expected != peer) {
-        return Err(io::Error::other(format!("another process listens there by now, of {}", peer.user_text())));
+        return Err(io::Error::other(format!("another process of {} listens there now", peer.user_text())));
     }
     exchange_until(socket, connected, request, deadline, &AtomicUsize::new(0))
 }
@@ -67,7 +67,7 @@ fn exchange_until(
     while line.last() != Some(&b'\n') {
         stream.set_read_timeout(Some(left().ok_or(ErrorKind::TimedOut)?))?;
         let count = match stream.read(&mut chunk) {
-            Ok(0) => return Err(io::Error::new(ErrorKind::UnexpectedEof, "the server's answer ends too soon")),
+            Ok(0) => return Err(io::Error::new(ErrorKind::UnexpectedEof, "the server's response is truncated")),
             Ok(count) => count,
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
             Err(error) => return Err(error),
@@ -75,7 +75,7 @@ fn exchange_until(
         let end = chunk[..count].iter().position(|byte| *byte == b'\n').map_or(count, |end| end + 1);
         line.extend_from_slice(&chunk[..end]);
         if line.len() > max_bytes || total.fetch_add(end, Ordering::Relaxed) + end > MAX_TOTAL_BYTES {
-            return Err(io::Error::other(format!("the server's answer has more than {max_bytes} bytes")));
+            return Err(io::Error::other(format!("the server's response is larger than {max_bytes} bytes")));
         }
     }
     Ok((peer, read(&line, socket, peer)?))
@@ -84,13 +84,13 @@ fn exchange_until(
 /// Reads an answer.
 fn read(line: &[u8], socket: &FoundSocket, peer: Peer) -> io::Result<ControlResult> {
     if values_in(line) > MAX_VALUES {
-        return Err(io::Error::other(format!("the server's answer has more than {MAX_VALUES} values")));
+        return Err(io::Error::other(format!("the server's response has more than {MAX_VALUES} values")));
     }
     let mut answer: Value = serde_json::from_slice(line).map_err(io::Error::from)?;
     calm(&mut answer);
     let answer: ControlResponse = serde_json::from_value(answer).map_err(io::Error::from)?;
     if answer.version != VERSION {
-        let why = format!("the server answers in version {}", answer.version);
+        let why = format!("the server responds in version {}", answer.version);
         return Ok(ControlResult::Error(ControlError::new(ControlErrorKind::Version, why)));
     }
     Ok(match answer.result {
@@ -119,7 +119,7 @@ pub fn ask_all(
             Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) => {}
             _ if live.len() == MAX_SOCKETS => {
                 note(format!(
-                    "more than {MAX_SOCKETS} servers run, and no more are asked; --control PATH asks another one"
+                    "more than {MAX_SOCKETS} servers are running, the others are skipped; use --control PATH for one of them"
                 ));
                 break;
             }
@@ -146,7 +146,7 @@ pub fn ask_all(
     while let Ok((number, answer)) = answers.recv_timeout(last.saturating_duration_since(Instant::now())) {
         results[number].1 = Some(answer);
     }
-    let late = || Err(io::Error::new(ErrorKind::TimedOut, "it did not answer in time"));
+    let late = || Err(io::Error::new(ErrorKind::TimedOut, "it did not respond in time"));
     results.into_iter().map(|(socket, answer)| (socket, answer.unwrap_or_else(late))).collect()
 }
 
@@ -250,7 +250,7 @@ mod tests {
     fn an_answer_of_many_values_is_refused_before_it_takes_memory() {
         let folder = tempfile::tempdir().unwrap();
         let many = |mut stream: UnixStream| {
-            let line = format!("{{\"version\":1,\"server\":[{}0]}}\n", "[],".repeat(MAX_VALUES));
+            let line = format!("{{\"version\":2,\"server\":[{}0]}}\n", "[],".repeat(MAX_VALUES));
             let _ = stream.write_all(line.as_bytes());
         };
         let socket = answering(&folder.path().join("s"), many);

@@ -116,7 +116,7 @@ impl FoundSocket {
         let stream = connect_until(&folder.at(name), deadline)?;
         let peer = Peer::of(&stream)?;
         if peer.uid != folder.owner || !peer.is_trusted() {
-            let why = format!("{} listens in a folder of {}", peer.user_text(), user_text(folder.owner));
+            let why = format!("{} listens in a directory of {}", peer.user_text(), user_text(folder.owner));
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
         Ok((stream, peer))

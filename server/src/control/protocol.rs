@@ -14,11 +14,11 @@ use crate::status::scrub::ScrubStatus;
 use crate::status::server::ServerStatus;
 
 /// The version of both.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Max. bytes of a request, with its end of line: more than the longest target needs.
 pub const MAX_REQUEST_BYTES: usize = 256 << 10;
 /// What a resize does, for errors: a server leaves it out of its reason where the command says it.
-pub const RESIZING: &str = "changing the size";
+pub const RESIZING: &str = "resize";
 
 /// A request to a server.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -127,7 +127,7 @@ pub struct TargetRef {
 pub struct FoundTarget {
     /// The server's own name for it.
     pub target: String,
-    /// True if it is not open: the server waits for it.
+    /// True if not open: the server waits for it.
     pub waiting: bool,
     /// The members of a mirror, by the server's names for them, each with what it is.
     #[serde(default)]
@@ -283,13 +283,13 @@ impl ControlRequest {
         let bad = |error: serde_json::Error| ControlError::new(ControlErrorKind::BadRequest, error);
         let Versioned { version } = serde_json::from_slice(line).map_err(bad)?;
         if version != VERSION {
-            let why = format!("the request has version {version}, and this server knows version {VERSION}");
+            let why = format!("the request has version {version}, and this server supports version {VERSION}");
             return Err(ControlError::new(ControlErrorKind::Version, why));
         }
         let request: ControlRequest = serde_json::from_slice(line).map_err(bad)?;
         let is_for_server = matches!(request.command, ControlCommand::Status | ControlCommand::Log { .. });
         if request.target == TargetRef::default() && !is_for_server {
-            return Err(ControlError::new(ControlErrorKind::BadRequest, "the request names no target"));
+            return Err(ControlError::new(ControlErrorKind::BadRequest, "the request has no target"));
         }
         Ok(request)
     }
@@ -338,7 +338,7 @@ mod tests {
 
     #[test]
     fn a_request_is_what_is_documented() {
-        let line = br#"{"version":1,"command":"scrub_start","target":{"text":"v"},"rate":1048576,"new":true}"#;
+        let line = br#"{"version":2,"command":"scrub_start","target":{"text":"v"},"rate":1048576,"new":true}"#;
         let read = ControlRequest::read(line).unwrap();
         assert_eq!(read.command, ControlCommand::ScrubStart { from: None, rate: NonZeroU64::new(1 << 20) });
         assert_eq!(read.target, TargetRef { text: "v".to_owned(), ..TargetRef::default() });
@@ -346,9 +346,9 @@ mod tests {
 
     #[test]
     fn only_what_is_about_the_server_needs_no_target() {
-        let read = ControlRequest::read(br#"{"version":1,"command":"log","level":"info"}"#).unwrap();
+        let read = ControlRequest::read(br#"{"version":2,"command":"log","level":"info"}"#).unwrap();
         assert_eq!(read.command, ControlCommand::Log { level: Some(LogLevel::Info) });
-        let read = ControlRequest::read(br#"{"version":1,"command":"status"}"#).unwrap();
+        let read = ControlRequest::read(br#"{"version":2,"command":"status"}"#).unwrap();
         assert_eq!((read.command, read.target), (ControlCommand::Status, TargetRef::default()));
     }
 
@@ -358,15 +358,15 @@ mod tests {
             ("", ControlErrorKind::BadRequest),
             ("{", ControlErrorKind::BadRequest),
             ("[1]", ControlErrorKind::BadRequest),
-            (r#"{"version":2,"anything":1}"#, ControlErrorKind::Version),
-            (r#"{"version":1}"#, ControlErrorKind::BadRequest),
-            (r#"{"version":1,"command":"reboot","target":{"text":"v"}}"#, ControlErrorKind::BadRequest),
-            (r#"{"version":1,"command":"scrub_stop"}"#, ControlErrorKind::BadRequest),
-            (r#"{"version":1,"command":"log","level":"loud"}"#, ControlErrorKind::BadRequest),
-            (r#"{"version":1,"command":"scrub_start","target":{"text":"v"},"rate":0}"#, ControlErrorKind::BadRequest),
-            (r#"{"version":1,"command":"scrub_start","target":{"text":"v"},"from":-1}"#, ControlErrorKind::BadRequest),
-            (r#"{"version":1,"command":"resize","target":{"text":"v"}}"#, ControlErrorKind::BadRequest),
-            (r#"{"version":1,"command":"resize","target":{"text":"v"},"size":0}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":1,"anything":1}"#, ControlErrorKind::Version),
+            (r#"{"version":2}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":2,"command":"reboot","target":{"text":"v"}}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":2,"command":"scrub_stop"}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":2,"command":"log","level":"loud"}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":2,"command":"scrub_start","target":{"text":"v"},"rate":0}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":2,"command":"scrub_start","target":{"text":"v"},"from":-1}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":2,"command":"resize","target":{"text":"v"}}"#, ControlErrorKind::BadRequest),
+            (r#"{"version":2,"command":"resize","target":{"text":"v"},"size":0}"#, ControlErrorKind::BadRequest),
         ] {
             assert_eq!(ControlRequest::read(line.as_bytes()).unwrap_err().kind, kind, "{line}");
         }
@@ -374,7 +374,7 @@ mod tests {
 
     #[test]
     fn a_problem_of_a_later_version_is_still_one() {
-        let line = r#"{"version":1,"error":{"kind":"moon_phase","why":"full"}}"#;
+        let line = r#"{"version":2,"error":{"kind":"moon_phase","why":"full"}}"#;
         let answer: ControlResponse = serde_json::from_str(line).unwrap();
         let ControlResult::Error(problem) = answer.result else { panic!("an error") };
         assert_eq!((problem.kind, problem.why.as_str()), (ControlErrorKind::Other, "full"));

@@ -70,10 +70,10 @@ impl Desk {
                     continue;
                 }
                 Sameness::Shares(device) if device == name.text => {
-                    format!("it is a part of {}, which is served", offer.label)
+                    format!("it is part of {}, which is served", offer.label)
                 }
                 Sameness::Shares(device) => format!("it shares {device} with {}, which is served", offer.label),
-                Sameness::Replaced => format!("{} is served, of another file that had this name", offer.label),
+                Sameness::Replaced => format!("the served {} is another file that had this name", offer.label),
                 Sameness::Different => continue,
             };
             near.get_or_insert(ControlError::new(ControlErrorKind::SharesDevices, why));
@@ -107,13 +107,13 @@ impl Control {
         let socket = match place {
             Some(ControlSocket::None) => None,
             Some(ControlSocket::Path(path)) => {
-                let failed = |error| StackError::io("listening for control", &error).on(path.display());
+                let failed = |error| StackError::io("listen for control on", &error).on(path.display());
                 Some(Socket::at(path).map_err(|error| {
                     match error.kind() {
                         io::ErrorKind::AddrInUse => {
-                            StackError::new(Cause::Refused, "listening for control", "another server listens there")
+                            StackError::new(Cause::Refused, "listen for control on", "another server listens there")
                                 .on(path.display())
-                                .advise("another --control PATH")
+                                .advise("use another --control PATH")
                         }
                         _ => failed(error),
                     }
@@ -124,7 +124,7 @@ impl Control {
         let (sender, receiver) = mpsc::unbounded();
         let desk = Rc::new(Desk { offers: RefCell::default(), front: RefCell::default(), resizes: sender });
         let accepting = socket.as_ref().map(|socket| listen(socket, Rc::clone(&desk))).transpose();
-        let accepting = accepting.map_err(|error| StackError::io("listening for control", &error))?;
+        let accepting = accepting.map_err(|error| StackError::io("listen for control on", &error))?;
         Ok(Control { desk, resizes: RefCell::new(receiver), accepting, socket })
     }
 
@@ -211,7 +211,7 @@ async fn next_line(stream: &Stream, received: &mut Vec<u8>) -> Option<Result<Vec
         }
         looked_at = received.len();
         if looked_at >= MAX_REQUEST_BYTES {
-            let why = format!("a request has at most {MAX_REQUEST_BYTES} bytes");
+            let why = format!("a request is at most {MAX_REQUEST_BYTES} bytes long");
             return Some(Err(ControlError::new(ControlErrorKind::BadRequest, why)));
         }
         let result;
@@ -225,8 +225,7 @@ async fn answer(line: &[u8], desk: &Desk) -> Result<ControlResult, ControlError>
     let request = ControlRequest::read(line)?;
     if request.command == ControlCommand::Status {
         let (offers, front) = (desk.offers.borrow().clone(), desk.front.borrow().clone());
-        let front =
-            front.ok_or_else(|| ControlError::new(ControlErrorKind::Refused, "it is being started or ended"))?;
+        let front = front.ok_or_else(|| ControlError::new(ControlErrorKind::Refused, "it is starting or stopping"))?;
         return Ok(ControlResult::Server(Box::new(front.status(&offers).await)));
     }
     if let ControlCommand::Log { level } = request.command {
@@ -256,7 +255,7 @@ async fn answer(line: &[u8], desk: &Desk) -> Result<ControlResult, ControlError>
             let (reply, resized) = oneshot::channel();
             // Without a receiver the request is dropped, and its result is cancelled.
             let _ = desk.resizes.unbounded_send(ResizeRequest { nqn: offer.nqn, nsid: offer.nsid, size, reply });
-            let gone = |_| Err(ControlError::new(ControlErrorKind::Refused, "the server is ending"));
+            let gone = |_| Err(ControlError::new(ControlErrorKind::Refused, "the server is stopping"));
             resized.await.unwrap_or_else(gone).map(|report| ControlResult::Resized(Box::new(report)))
         }
         scrub => offer.device.execute_scrub(scrub).await.map(|status| ControlResult::Scrub(Box::new(status))),

@@ -67,7 +67,7 @@ impl Socket {
     /// # Errors
     /// When there is no folder that can be used, or no socket can be made in it.
     pub fn in_folder() -> io::Result<Socket> {
-        let folder = candidates(user()?).next().ok_or_else(|| io::Error::other("there is no folder for it"))?;
+        let folder = candidates(user()?).next().ok_or_else(|| io::Error::other("there is no directory for it"))?;
         Socket::in_private(&folder, std::process::id())
     }
 
@@ -107,7 +107,7 @@ impl Socket {
             _ => {}
         }
         let parent = path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
-        let name = path.file_name().ok_or_else(|| io::Error::other("it is no name of a file"))?;
+        let name = path.file_name().ok_or_else(|| io::Error::other("it is not a file name"))?;
         // The folder may be a link here: the user has named it.
         let folder = SocketFolder::open(&parent.canonicalize()?)?;
         make(&folder, parent, name, RenameFlags::NOREPLACE).map_err(|error| match error.kind() {
@@ -201,10 +201,9 @@ fn make_private(path: &Path) -> io::Result<SocketFolder> {
         _ => {}
     }
     let user = user()?;
-    SocketFolder::open(path)
-        .ok()
-        .filter(|folder| folder.is_private_of(user))
-        .ok_or_else(|| io::Error::other(format!("{} is not a folder of this user alone (mode 0700)", path.display())))
+    SocketFolder::open(path).ok().filter(|folder| folder.is_private_of(user)).ok_or_else(|| {
+        io::Error::other(format!("{} is not a private directory of this user (mode 0700)", path.display()))
+    })
 }
 
 /// Removes a socket that refuses connections. Whether nothing is left of it.

@@ -22,11 +22,13 @@ impl StateStore {
         let can = |kind| abilities.of(kind) == Ability::Native;
         let why_not = match (can(RequestKind::ReadReserved), can(RequestKind::WriteReserved)) {
             // The server of a remote device has a scrub of its own, which saves its state there.
-            (true, _) if abilities.offloads => Some("the device is another host's".to_owned()),
-            (true, true) if is_forgetful(&target.now()) => Some("what is in memory ends with the server".to_owned()),
+            (true, _) if abilities.offloads => Some("the device belongs to another host".to_owned()),
+            (true, true) if is_forgetful(&target.now()) => {
+                Some("data in memory is lost when the server exits".to_owned())
+            }
             (true, true) => None,
-            (true, false) => Some("the device takes no changes".to_owned()),
-            (false, _) => Some("the device has no room beside its blocks".to_owned()),
+            (true, false) => Some("the device is read-only".to_owned()),
+            (false, _) => Some("the device has no reserved area".to_owned()),
         };
         StateStore { target: target.clone(), why_not: RefCell::new(why_not), warned: Cell::new(false) }
     }
@@ -44,18 +46,18 @@ impl StateStore {
             Ok(Response::Reserved(bytes)) => bytes,
             Ok(_) => Slice::empty(),
             Err(error) => {
-                tracing::warn!("scrub of {target}: what is kept of it cannot be read: {error}");
-                self.why_not.replace(Some(format!("what is there cannot be read: {error}")));
+                tracing::warn!("scrub of {target}: the saved state cannot be read: {error}");
+                self.why_not.replace(Some(format!("the saved state cannot be read: {error}")));
                 return;
             }
         };
         match if bytes.is_empty() { Ok(()) } else { restore(&bytes) } {
             Ok(()) => {}
             Err(error @ FormatError::Version(_)) => {
-                tracing::warn!("scrub of {target}: what is kept of it is left alone: {error}");
-                self.why_not.replace(Some(format!("what is there was written by a later version: {error}")));
+                tracing::warn!("scrub of {target}: the saved state is kept unchanged: {error}");
+                self.why_not.replace(Some(format!("the saved state is of a later version: {error}")));
             }
-            Err(error) => tracing::warn!("scrub of {target}: what is kept of it is begun anew: {error}"),
+            Err(error) => tracing::warn!("scrub of {target}: the saved state is replaced: {error}"),
         }
     }
 
@@ -64,7 +66,7 @@ impl StateStore {
         // A failure repeats every few seconds; one warning is enough.
         let was_warned = self.warned.replace(written.is_err());
         if let (Err(error), false) = (&written, was_warned) {
-            tracing::warn!("scrub of {}: its state is not kept: {error}", self.target);
+            tracing::warn!("scrub of {}: its state is not saved: {error}", self.target);
         }
         written.is_ok()
     }

@@ -46,7 +46,7 @@ impl Ailing {
     fn check(&self, extent: Extent) -> Result<(), Error> {
         let inside = |lba: &&u64| (extent.start().get()..=extent.last().get()).contains(*lba);
         if self.is_away.get() {
-            return Err(ErrorKind::Unreachable { reason: "it is away".to_owned() }.into());
+            return Err(ErrorKind::Unreachable { reason: "it is offline".to_owned() }.into());
         }
         if self.dead.iter().any(|lba| inside(&lba)) {
             return Err(ErrorKind::Media { reason: "it says no more".to_owned() }.into());
@@ -193,14 +193,14 @@ fn a_device_that_is_away_is_no_damage() {
     let device = Ailing::new(false);
     device.is_away.set(true);
     with_scrub(device, |scrub_task, device| async move {
-        let status = until(&scrub_task, |status| status.trouble.is_some()).await;
+        let status = until(&scrub_task, |status| status.error.is_some()).await;
         assert_eq!((status.state, status.position, status.health()), (StateWord::Running, 0, Health::Healthy));
-        assert!(status.trouble.unwrap().contains("it is away"));
+        assert!(status.error.unwrap().contains("it is offline"));
         assert_eq!(device.asked.borrow().len(), 1, "it is left alone for a while");
         device.is_away.set(false);
         // A client that knows that it is back need not wait.
         scrub_task.with_scrub(|scrub, now| scrub.start(now, None, None)).unwrap();
         let status = until(&scrub_task, |status| status.state == StateWord::Idle).await;
-        assert_eq!((status.runs[0].blocks, status.trouble), (BLOCKS, None));
+        assert_eq!((status.runs[0].blocks, status.error), (BLOCKS, None));
     });
 }

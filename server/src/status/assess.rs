@@ -35,7 +35,7 @@ pub fn assess(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Verdict
     findings.extend(damage(name, seen, started_unix_s));
     findings.extend(seen.mirrors.iter().flat_map(|mirror| of_mirror(name, &mirror.target, &mirror.status)));
     findings.extend(paths(seen));
-    findings.extend(seen.file_trouble.iter().map(of_file));
+    findings.extend(seen.file_errors.iter().map(of_file));
     findings.extend(failing(seen));
     findings.extend(unchecked(name, seen));
     // Stable sort: of findings of one severity the first found comes first.
@@ -61,9 +61,10 @@ fn healthy_text(seen: &DeviceSnapshot) -> String {
 
 fn damage(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Option<Finding> {
     let finding = |words: String, advice: String| Some(Finding { health: Health::Damaged, words, advice });
-    if seen.damage.has_any() && (seen.silent.is_none() || seen.damage.blocks > 0) {
-        let advice =
-            format!("write these blocks anew from another copy; `sealblock scrub start {name}` checks all of it");
+    if seen.damage.has_any() && (seen.unresponsive.is_none() || seen.damage.blocks > 0) {
+        let advice = format!(
+            "restore these blocks from a backup, or `sealblock scrub start {name}`, which repairs from another replica where there is one"
+        );
         let health = match (seen.damage.blocks, seen.damage.blocks_at_most) {
             (0, 1..) => Health::Incomplete,
             _ => Health::Damaged,
@@ -72,7 +73,7 @@ fn damage(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Option<Find
     }
     // What is kept and no longer listed was rewritten since. Where nothing is kept, of runs before the start of this server only
     // the number of bad blocks is known.
-    if seen.damage.not_kept.is_empty() {
+    if seen.damage.not_saved.is_empty() {
         return None;
     }
     let run = seen.scrub.as_ref().and_then(ScrubStatus::last_run).filter(|run| run.started_unix_s <= started_unix_s)?;
@@ -80,16 +81,16 @@ fn damage(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Option<Find
         return None;
     }
     let (blocks, when) = (count(run.unrepaired, "bad block"), date(run.started_unix_s));
-    let words = format!("the scrub that began {when} met {blocks} that could not be repaired");
-    finding(words, format!("`sealblock scrub start {name}` finds out where"))
+    let words = format!("the scrub started {when} found {blocks} that could not be repaired");
+    finding(words, format!("`sealblock scrub start {name}` locates them"))
 }
 
 fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
     let finding = |health, words, advice| Finding { health, words, advice };
     let older = mirror.replicas.iter().filter(|replica| replica.stale_blocks > 0).map(|replica| {
         let (blocks, name) = (count(replica.stale_blocks, "block"), &replica.name);
-        let words = format!("of {blocks} only an older copy is left, on {name}");
-        let advice = format!("`sealblock mirror accept-stale {target} {name}`, or write them anew");
+        let words = format!("{blocks} have only an older copy, on {name}");
+        let advice = format!("`sealblock mirror accept-stale {target} {name}`, or rewrite them");
         finding(Health::Damaged, words, advice)
     });
     let mut findings: Vec<Finding> = older.collect();
@@ -97,13 +98,13 @@ fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
         return findings;
     }
     if mirror.state == MirrorState::Unlabelled.as_str() {
-        let words = format!("{target} is no mirror yet: none of its devices has a mirror label");
-        let advice = "`sealblock mirror create` makes one of them".to_owned();
+        let words = format!("{target} is not a mirror yet: no device has a mirror label");
+        let advice = "`sealblock mirror create` creates it".to_owned();
         findings.push(finding(Health::Incomplete, words, advice));
         return findings;
     }
     let is_well = |replica: &ReplicaStatus| {
-        let is_sound = replica.file_trouble.is_empty() && !replica.has_damage();
+        let is_sound = replica.file_errors.is_empty() && !replica.has_damage();
         replica.is(ReplicaState::InSync) && replica.online && is_sound
     };
     let is_ailing = |replica: &&ReplicaStatus| !is_well(replica);
@@ -116,14 +117,14 @@ fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
         }
     };
     let is_lost = |replica: &&&ReplicaStatus| {
-        replica.is(ReplicaState::OutOfSync) || !replica.online || !replica.file_trouble.is_empty()
+        replica.is(ReplicaState::OutOfSync) || !replica.online || !replica.file_errors.is_empty()
     };
     let advice = match ailing.iter().find(|replica| !replica.is(ReplicaState::Resyncing) && is_lost(replica)) {
-        Some(replica) => format!("`sealblock mirror replace {name} {} NEW`, if it does not come back", replica.name),
+        Some(replica) => format!("if it stays offline, `sealblock mirror replace {name} {} NEW`", replica.name),
         None if ailing.iter().any(|replica| replica.has_damage()) => {
             format!("`sealblock scrub start {name}` repairs them from another replica")
         }
-        None => format!("wait; `sealblock mirror status {name}` tells how far it is"),
+        None => format!("wait; `sealblock mirror status {name}` shows the progress"),
     };
     findings.push(finding(Health::Degraded, words, advice));
     findings
@@ -135,10 +136,10 @@ fn replica_text(replica: &ReplicaStatus) -> String {
         0 => String::new(),
         bytes => format!(": up to {}", ByteCount::new(bytes)),
     };
-    if let Some(file) = replica.file_trouble.first().filter(|_| replica.online) {
-        let what = match file.trouble.as_str() {
-            "cut_off" => "was cut off",
-            "replaced" => "has another file in its place",
+    if let Some(file) = replica.file_errors.first().filter(|_| replica.online) {
+        let what = match file.error.as_str() {
+            "cut_off" => "was truncated",
+            "replaced" => "was replaced",
             _ => "is gone",
         };
         format!("the file of {name} {what}")
@@ -158,20 +159,20 @@ fn paths(seen: &DeviceSnapshot) -> Option<Finding> {
     let words = match (lost.len(), seen.paths.len()) {
         (0, _) => return None,
         (none, all) if none == all => {
-            format!("none of its {} is live: nothing is answered until one is back", count(all as u64, "path"))
+            format!("none of its {} is live: requests wait until one is back", count(all as u64, "path"))
         }
         (1, all) => format!("1 path of {all} is lost: {}", lost[0]),
         (many, all) => format!("{many} paths of {all} are lost: {}", lost.join(", ")),
     };
-    let advice = "look at the network and the servers behind the paths; they come back by themselves".to_owned();
+    let advice = "check the network and the servers of the paths; paths reconnect automatically".to_owned();
     Some(Finding { health: Health::Degraded, words, advice })
 }
 
 fn of_file(file: &FileError) -> Finding {
     let health = file.health();
     let advice = match health {
-        Health::Damaged => "another copy of the data; `sealblock rescue` for what is left of it".to_owned(),
-        _ => "copy what is served elsewhere before the server ends".to_owned(),
+        Health::Damaged => "use another copy of the data, or `sealblock rescue` for the rest".to_owned(),
+        _ => "copy the data elsewhere before the server exits".to_owned(),
     };
     Finding { health, words: file.to_text(), advice }
 }
@@ -180,7 +181,7 @@ fn failing(seen: &DeviceSnapshot) -> Vec<Finding> {
     let finding = |one: &FailingStatus| Finding {
         health: Health::Degraded,
         words: format!("{} fail since {}: {}", one.requests, date(one.since_unix_s), one.reason),
-        advice: "look at the medium: its space, its cables, its kernel log".to_owned(),
+        advice: "check free space, cabling and the kernel log".to_owned(),
     };
     seen.failing.iter().map(finding).collect()
 }
@@ -188,16 +189,16 @@ fn failing(seen: &DeviceSnapshot) -> Vec<Finding> {
 fn unchecked(name: &str, seen: &DeviceSnapshot) -> Vec<Finding> {
     let finding = |words: String, advice: String| Finding { health: Health::Incomplete, words, advice };
     let mut findings = Vec::new();
-    if let Some(why) = &seen.silent {
-        findings.push(finding(format!("it tells nothing of itself: {why}"), "ask again in a moment".to_owned()));
+    if let Some(why) = &seen.unresponsive {
+        findings.push(finding(format!("it does not respond: {why}"), "try again in a moment".to_owned()));
     }
     let again = format!("`sealblock scrub start {name}`");
-    if let Some(trouble) = seen.scrub.as_ref().and_then(|scrub| scrub.trouble.as_ref()) {
-        findings.push(finding(format!("the scrub is suspended: {trouble}"), "it tries again by itself".to_owned()));
+    if let Some(error) = seen.scrub.as_ref().and_then(|scrub| scrub.error.as_ref()) {
+        findings.push(finding(format!("the scrub is suspended: {error}"), "it retries automatically".to_owned()));
     }
     if let Some(run) = seen.scrub.as_ref().and_then(ScrubStatus::last_run).filter(|run| run.unchecked > 0) {
         let blocks = count(run.unchecked, "block");
-        let words = format!("the scrub that began {} could not check every copy of {blocks}", date(run.started_unix_s));
+        let words = format!("the scrub started {} could not check every copy of {blocks}", date(run.started_unix_s));
         findings.push(finding(words, again));
     }
     if let Some(first) = seen.lost_metadata.first() {
@@ -252,7 +253,7 @@ mod tests {
         let status = serde_json::json!({"target": "v", "server_pid": 1, "state": "idle", "yielding": false, "position": 0,
             "blocks": 9, "block_size": 512, "percent": 0.0, "rate": null, "speed": null, "left_s": null, "every_s": null,
             "next_unix_s": null, "completed_unix_s": started_unix_s, "checked": "seals", "run": null, "runs": [run],
-            "kept": "on_disk", "kept_why": null, "trouble": null});
+            "saved": "on_disk", "saved_why": null, "error": null});
         serde_json::from_value(status).unwrap()
     }
 
@@ -267,7 +268,7 @@ mod tests {
             repaired_blocks: 0,
             stale_blocks: 0,
             failures: 0,
-            file_trouble: Vec::new(),
+            file_errors: Vec::new(),
             damage: None,
         }
     }
@@ -327,7 +328,7 @@ mod tests {
         assert_eq!(assess("v", &kept(STARTED - 10, 2, 0), STARTED).health, Health::Healthy, "its list says otherwise");
         let of = |started, bad, unchecked| {
             let seen = kept(started, bad, unchecked);
-            DeviceSnapshot { damage: DamageStatus { not_kept: vec!["v".to_owned()], ..seen.damage.clone() }, ..seen }
+            DeviceSnapshot { damage: DamageStatus { not_saved: vec!["v".to_owned()], ..seen.damage.clone() }, ..seen }
         };
         let before = assess("v", &of(STARTED - 10, 2, 0), STARTED);
         assert_eq!(before.health, Health::Damaged);
@@ -355,8 +356,8 @@ mod tests {
         let words = "mirror:a,b is degraded: a crash may have left its members different";
         is(&mirror("degraded", vec![in_sync()]), Health::Degraded, words);
         let file =
-            FileError { path: "/d/b".to_owned(), trouble: "gone".to_owned(), left_bytes: None, length_bytes: None };
-        let lost = ReplicaStatus { file_trouble: vec![file], ..replica("b", "in_sync", true, 0) };
+            FileError { path: "/d/b".to_owned(), error: "gone".to_owned(), left_bytes: None, length_bytes: None };
+        let lost = ReplicaStatus { file_errors: vec![file], ..replica("b", "in_sync", true, 0) };
         is(&of(lost), Health::Degraded, "mirror:a,b is degraded: the file of b is gone");
         let run = RunOfDamage { first: 7, last: 7, field: "guard".to_owned() };
         let known =
@@ -365,7 +366,7 @@ mod tests {
         is(&of(bad), Health::Degraded, "mirror:a,b is degraded: on b 1 block is bad (7)");
         let older = ReplicaStatus { stale_blocks: 2, ..in_sync() };
         is(&mirror("optimal", vec![older]), Health::Damaged, "of 2 blocks only an older copy is left, on a");
-        let path = |live| PathStatus { path: "p".to_owned(), live, trouble: None, failures: 0 };
+        let path = |live| PathStatus { path: "p".to_owned(), live, error: None, failures: 0 };
         let of = |live: &[bool]| DeviceSnapshot { paths: live.iter().map(|live| path(*live)).collect(), ..seen() };
         is(&of(&[true, false]), Health::Degraded, "1 path of 2 is lost: p");
         is(&of(&[false, true, false]), Health::Degraded, "2 paths of 3 are lost: p, p");
@@ -375,18 +376,18 @@ mod tests {
 
     #[test]
     fn files_that_were_deleted_or_cut_off_are_told() {
-        let of = |trouble: &str, lengths: Option<(u64, u64)>| {
+        let of = |error: &str, lengths: Option<(u64, u64)>| {
             let (left_bytes, length_bytes) = lengths.unzip();
             let path = "/d/v".to_owned();
             DeviceSnapshot {
-                file_trouble: vec![FileError { path, trouble: trouble.to_owned(), left_bytes, length_bytes }],
+                file_errors: vec![FileError { path, error: error.to_owned(), left_bytes, length_bytes }],
                 ..seen()
             }
         };
         is(&of("gone", None), Health::Degraded, "/d/v was deleted or renamed while it is in use");
         let words = "another file is at /d/v: the one that is in use is found nowhere else";
         is(&of("replaced", None), Health::Degraded, words);
-        let words = "/d/v was cut off: 64 KiB of 2 MiB are left";
+        let words = "/d/v was truncated to 64 KiB of 2 MiB";
         is(&of("cut_off", Some((64 << 10, 2 << 20))), Health::Damaged, words);
     }
 
@@ -411,8 +412,8 @@ mod tests {
         let parts: Vec<_> = verdict.summary.split("; ").collect();
         assert!(parts[0].starts_with("1 block is bad") && parts[1].starts_with("writes fail since"), "{parts:?}");
         assert_eq!(parts[2], "2 sectors");
-        let silent = DeviceSnapshot { silent: Some("gone".to_owned()), ..DeviceSnapshot::default() };
-        is(&silent, Health::Incomplete, "it tells nothing of itself: gone");
+        let unresponsive = DeviceSnapshot { unresponsive: Some("gone".to_owned()), ..DeviceSnapshot::default() };
+        is(&unresponsive, Health::Incomplete, "it does not respond: gone");
     }
 
     #[test]

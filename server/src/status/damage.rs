@@ -31,7 +31,7 @@ pub struct DamageStatus {
     pub made_unreadable: u64,
     /// Devices whose lists end with the process, each with the reason.
     #[serde(default)]
-    pub not_kept: Vec<String>,
+    pub not_saved: Vec<String>,
     /// Devices on other hosts whose servers may know of more, each with the reason why that is not known here.
     #[serde(default)]
     pub not_asked: Vec<String>,
@@ -57,8 +57,8 @@ impl DamageStatus {
     /// What is known of an open target.
     pub fn of(view: &DamageView) -> DamageStatus {
         let texts = |devices: Vec<(String, &str)>| devices.iter().map(|(name, why)| format!("{name}: {why}")).collect();
-        let (not_kept, not_asked) = (texts(view.not_kept()), texts(view.not_asked()));
-        DamageStatus { not_kept, not_asked, ..DamageStatus::of_runs(&view.summary().0, view.is_complete()) }
+        let (not_saved, not_asked) = (texts(view.not_saved()), texts(view.not_asked()));
+        DamageStatus { not_saved, not_asked, ..DamageStatus::of_runs(&view.summary().0, view.is_complete()) }
     }
 
     fn of_runs(runs: &[DamageRun], is_complete: bool) -> DamageStatus {
@@ -84,7 +84,7 @@ impl DamageStatus {
             runs: listed,
             unlisted,
             made_unreadable: total.made,
-            not_kept: Vec::new(),
+            not_saved: Vec::new(),
             not_asked: Vec::new(),
         }
     }

@@ -12,7 +12,7 @@ pub struct FileError {
     /// The file.
     pub path: String,
     /// `gone`, `replaced` or `cut_off`.
-    pub trouble: String,
+    pub error: String,
     /// Bytes that are left of one that was cut off.
     pub left_bytes: Option<u64>,
     /// Bytes that it had.
@@ -22,25 +22,25 @@ pub struct FileError {
 impl FileError {
     /// What was wrong with a file when it was looked at last.
     pub fn of(backing: &Backing) -> Option<FileError> {
-        let (trouble, lengths) = match backing.trouble()? {
+        let (error, lengths) = match backing.trouble()? {
             BackingError::Gone => ("gone", None),
             BackingError::Replaced => ("replaced", None),
             BackingError::CutOff { left_bytes, length_bytes } => ("cut_off", Some((left_bytes, length_bytes))),
         };
         let (left_bytes, length_bytes) = lengths.unzip();
         let path = backing.path().display().to_string();
-        Some(FileError { path, trouble: trouble.to_owned(), left_bytes, length_bytes })
+        Some(FileError { path, error: error.to_owned(), left_bytes, length_bytes })
     }
 
     /// What is wrong, in words.
     pub fn to_text(&self) -> String {
-        let FileError { path, trouble, left_bytes, length_bytes } = self;
-        match (left_bytes.zip(*length_bytes), trouble.as_str()) {
+        let FileError { path, error, left_bytes, length_bytes } = self;
+        match (left_bytes.zip(*length_bytes), error.as_str()) {
             (Some((left, length)), _) => {
-                format!("{path} was cut off: {} of {} are left", ByteCount::new(left), ByteCount::new(length))
+                format!("{path} was truncated to {} of {}", ByteCount::new(left), ByteCount::new(length))
             }
-            (None, "replaced") => format!("another file is at {path}: the one that is in use is found nowhere else"),
-            (None, _) => format!("{path} was deleted or renamed while it is in use"),
+            (None, "replaced") => format!("{path} was replaced: the file in use has no other name"),
+            (None, _) => format!("{path} was deleted or renamed while in use"),
         }
     }
 
@@ -56,9 +56,9 @@ mod tests {
 
     #[test]
     fn a_file_that_lost_bytes_is_damage_and_one_without_a_name_is_none() {
-        let of = |trouble: &str, left_bytes: Option<u64>| {
+        let of = |error: &str, left_bytes: Option<u64>| {
             let (path, length_bytes) = ("/d/v".to_owned(), left_bytes.map(|_| 4096));
-            let file = FileError { path, trouble: trouble.to_owned(), left_bytes, length_bytes };
+            let file = FileError { path, error: error.to_owned(), left_bytes, length_bytes };
             (file.to_text(), file.health())
         };
         assert_eq!(of("cut_off", Some(0)), ("/d/v was cut off: 0 B of 4 KiB are left".to_owned(), Health::Damaged));

@@ -28,7 +28,7 @@ impl Health {
             Health::Incomplete => "incomplete",
             Health::Degraded => "degraded",
             Health::Damaged => "damaged",
-            Health::Other => "in a state that this version does not know",
+            Health::Other => "in a state unknown to this version",
         }
     }
 }

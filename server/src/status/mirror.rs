@@ -68,7 +68,7 @@ pub struct ReplicaStatus {
     pub failures: u64,
     /// Files that it lies in and that were deleted, renamed, replaced or cut off.
     #[serde(default)]
-    pub file_trouble: Vec<FileError>,
+    pub file_errors: Vec<FileError>,
     /// Blocks of it that are known to be bad; `None` if it was not open since the mirror was.
     #[serde(default)]
     pub damage: Option<DamageStatus>,
@@ -118,9 +118,9 @@ impl MirrorStatus {
             let damage = Some(&replica.name).filter(|_| is_member).and_then(|name| damage_of(name));
             let of = ReplicaStatus::of(replica);
             let state = if is_labelled { of.state.clone() } else { UNLABELLED.to_owned() };
-            ReplicaStatus { state, file_trouble: files, damage, ..of }
+            ReplicaStatus { state, file_errors: files, damage, ..of }
         };
-        let is_sound = |replica: &ReplicaStatus| replica.file_trouble.is_empty() && !replica.has_damage();
+        let is_sound = |replica: &ReplicaStatus| replica.file_errors.is_empty() && !replica.has_damage();
         let replicas: Vec<ReplicaStatus> = mirror.replicas.iter().map(of).collect();
         let state = match mirror.state {
             MirrorState::Optimal | MirrorState::Unlabelled if !replicas.iter().all(is_sound) => MirrorState::Degraded,
@@ -148,7 +148,7 @@ impl MirrorStatus {
             state if state == MirrorState::Unlabelled.as_str() => Health::Incomplete,
             _ => Health::Degraded,
         };
-        let files = self.replicas.iter().flat_map(|replica| &replica.file_trouble);
+        let files = self.replicas.iter().flat_map(|replica| &replica.file_errors);
         let is_bad =
             self.replicas.iter().any(|replica| replica.damage.as_ref().is_some_and(|damage| damage.blocks > 0));
         let blocks = if is_bad { Health::Damaged } else { Health::Healthy };
@@ -173,7 +173,7 @@ impl ReplicaStatus {
             repaired_blocks: replica.repaired_blocks,
             stale_blocks: replica.stale_blocks,
             failures: replica.failures,
-            file_trouble: Vec::new(),
+            file_errors: Vec::new(),
             damage: None,
         }
     }
@@ -223,14 +223,14 @@ mod tests {
             lost_blocks: 0,
             replicas: vec![replica("a", true), replica("b", is_b_online)],
         };
-        let of = |trouble: &str, left_bytes: Option<u64>| {
+        let of = |error: &str, left_bytes: Option<u64>| {
             let (path, length_bytes) = ("/d/b".to_owned(), left_bytes.map(|_| 4096));
-            FileError { path, trouble: trouble.to_owned(), left_bytes, length_bytes }
+            FileError { path, error: error.to_owned(), left_bytes, length_bytes }
         };
         let seen = |mirror: &MirrorInfo, error: Option<FileError>| {
             let errors_of = |name: &str| if name == "b" { error.iter().cloned().collect() } else { Vec::new() };
             let status = MirrorStatus::with(mirror, errors_of, |_| None);
-            (status.state.clone(), status.health(), status.replicas[1].file_trouble.len())
+            (status.state.clone(), status.health(), status.replicas[1].file_errors.len())
         };
         let words = |state: MirrorState, health, files| (state.as_str().to_owned(), health, files);
         let whole = mirror(MirrorState::Optimal, true);

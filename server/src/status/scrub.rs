@@ -48,11 +48,11 @@ pub struct ScrubStatus {
     /// The last runs, oldest first.
     pub runs: Vec<RunStatus>,
     /// Where the state is saved.
-    pub kept: KeptWord,
+    pub saved: SavedWord,
     /// Why it is saved in memory only.
-    pub kept_why: Option<String>,
+    pub saved_why: Option<String>,
     /// Why the scrub is suspended.
-    pub trouble: Option<String>,
+    pub error: Option<String>,
     /// Blocks that are known to be bad now, whoever found them.
     #[serde(default)]
     pub damage: Option<DamageStatus>,
@@ -77,7 +77,7 @@ pub enum StateWord {
 /// Where the state is saved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum KeptWord {
+pub enum SavedWord {
     /// In the reserved area of the device.
     OnDisk,
     /// In the server, until it ends.
@@ -121,7 +121,7 @@ pub enum ResultWord {
 
 impl ScrubStatus {
     /// The state of a target that is not served, from its saved record.
-    pub fn kept(target: String, device: &impl Device, record: &ScrubRecord) -> ScrubStatus {
+    pub fn saved(target: String, device: &impl Device, record: &ScrubRecord) -> ScrubStatus {
         let geometry = device.geometry();
         let state = match record.phase {
             RunPhase::Idle => StateWord::Idle,
@@ -147,9 +147,9 @@ impl ScrubStatus {
             checked: Checked::of(device.abilities().seals),
             run: (record.phase != RunPhase::Idle).then(|| RunStatus::in_progress(record)),
             runs: record.runs.iter().map(RunStatus::ended).collect(),
-            kept: KeptWord::OnDisk,
-            kept_why: None,
-            trouble: None,
+            saved: SavedWord::OnDisk,
+            saved_why: None,
+            error: None,
             damage: None,
         }
     }
@@ -171,7 +171,7 @@ impl ScrubStatus {
             left_s: view.left_s,
             every_s: every.map(|every| every.as_secs()),
             next_unix_s: view.next_unix_s,
-            ..ScrubStatus::kept(target, device, &view.record)
+            ..ScrubStatus::saved(target, device, &view.record)
         }
     }
 
@@ -183,8 +183,8 @@ impl ScrubStatus {
     /// What is known to be bad now, and what the last run could not check. Where no list is kept, what the last run could not repair
     /// counts as bad, as it may be.
     pub fn health(&self) -> Health {
-        let is_kept = self.damage.as_ref().is_some_and(|damage| damage.not_kept.is_empty());
-        let unrepaired = self.last_run().filter(|_| !is_kept).map_or(0, |run| run.unrepaired);
+        let is_saved = self.damage.as_ref().is_some_and(|damage| damage.not_saved.is_empty());
+        let unrepaired = self.last_run().filter(|_| !is_saved).map_or(0, |run| run.unrepaired);
         let (known, possible) = self.damage.as_ref().map_or((0, false), |damage| (damage.blocks, damage.has_any()));
         match self.last_run() {
             _ if known + unrepaired > 0 => Health::Damaged,

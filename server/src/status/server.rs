@@ -60,7 +60,7 @@ pub struct DeviceStatus {
     pub advice: Option<String>,
     /// By what names it is served.
     pub exports: Vec<ExportStatus>,
-    /// Why it is not open, where it is not.
+    /// Why not open, where it is not.
     #[serde(default)]
     pub opening: Option<OpeningStatus>,
     /// Its state, if it responded.
@@ -89,9 +89,9 @@ pub struct DeviceSnapshot {
     pub files: Vec<String>,
     /// Those of them that were deleted, renamed, replaced or cut off.
     #[serde(default)]
-    pub file_trouble: Vec<FileError>,
+    pub file_errors: Vec<FileError>,
     /// Why its state is unknown: it is being replaced or closed, or was too slow.
-    pub silent: Option<String>,
+    pub unresponsive: Option<String>,
     /// Blocks that are known to be bad now.
     pub damage: DamageStatus,
     /// Kinds of requests that fail at present.
@@ -160,7 +160,7 @@ pub struct PathStatus {
     /// Whether it takes requests.
     pub live: bool,
     /// Why not.
-    pub trouble: Option<String>,
+    pub error: Option<String>,
     /// Times that it failed.
     pub failures: u64,
 }

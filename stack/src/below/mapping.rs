@@ -88,16 +88,16 @@ pub struct Segment {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MapError {
     /// A segment does not begin where the one before ends, or is empty.
-    #[error("its segments do not follow each other")]
+    #[error("its segments are not contiguous")]
     Gap,
     /// A segment lies past the last address of a member.
-    #[error("a segment wraps")]
+    #[error("a segment overflows")]
     Wraps,
     /// A segment has no member, or one that is not there.
-    #[error("a segment names a member that is not there")]
+    #[error("a segment refers to a missing member")]
     Member,
     /// A stripe is no whole number of chunks on each member.
-    #[error("a stripe is not made of whole chunks")]
+    #[error("a stripe has an incomplete chunk")]
     Chunks,
 }
 

@@ -1,7 +1,7 @@
 //! What a block device lies on, as sysfs tells.
 //!
 //! Everything in sysfs is taken as untrusted text: numbers are bounded, names go nowhere but into messages, and a device that lies on itself is
-//! found by a limit on depth. What does not fit is a reason in words, and the map is unknown then; nothing is guessed.
+//! found by a limit on depth. What does not match is a reason in words, and the map is unknown then; nothing is guessed.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -88,7 +88,7 @@ impl Sysfs<'_> {
 
     fn node_at(&self, number: DeviceNumber, depth: usize) -> io::Result<DeviceNode> {
         if depth >= MAX_DEPTH {
-            return Err(io::Error::other(format!("devices on devices, more than {MAX_DEPTH} levels")));
+            return Err(io::Error::other(format!("more than {MAX_DEPTH} levels of stacked devices")));
         }
         let folder = self.root.join(format!("dev/block/{number}"));
         let sectors = number_in(&folder.join("size"))?;
@@ -130,7 +130,7 @@ impl Sysfs<'_> {
         let node = DeviceNode { kind: NodeKind::Partition, id, ..node };
         Ok(match end {
             Some(_) => with_map(node, vec![whole], how),
-            None => without_map(node, vec![whole], "the partition goes past the end of its device".to_owned()),
+            None => without_map(node, vec![whole], "the partition extends past the end of its device".to_owned()),
         })
     }
 
@@ -147,7 +147,7 @@ impl Sysfs<'_> {
         let fits = on.sector.checked_add(node.sectors).is_some_and(|end| end <= whole.sectors);
         Ok(match fits && offset_bytes.is_multiple_of(SECTOR_BYTES) {
             true => with_map(node, vec![whole], Arrangement::Linear(on)),
-            false => without_map(node, vec![whole], "it goes past the end of its device".to_owned()),
+            false => without_map(node, vec![whole], "it extends past the end of its device".to_owned()),
         })
     }
 
@@ -164,10 +164,10 @@ impl Sysfs<'_> {
         let (segments, numbers) = table::segments(&table);
         let unknown = segments.iter().zip(&table).find(|(segment, _)| segment.how == Arrangement::Unknown);
         if let Some((_, target)) = unknown {
-            return Ok(without_map(node, slaves()?, format!("it is a {:?}, which is not known here", target.kind)));
+            return Ok(without_map(node, slaves()?, format!("it has type {:?}, which is not supported", target.kind)));
         }
         if numbers.len() > MAX_MEMBERS {
-            return Ok(without_map(node, slaves()?, "it has more members than are known here".to_owned()));
+            return Ok(without_map(node, slaves()?, "it has more members than are supported".to_owned()));
         }
         let members =
             numbers.into_iter().map(|number| self.node_at(number, depth + 1)).collect::<io::Result<Vec<_>>>()?;
@@ -180,7 +180,7 @@ impl Sysfs<'_> {
         let node = DeviceNode { kind: NodeKind::Md { level: level.clone(), absent: 0 }, id, ..node };
         let disks = number_in(&folder.join("md/raid_disks")).unwrap_or(0);
         if level != "raid1" || disks == 0 || disks > MAX_MEMBERS as u64 {
-            let why = format!("it is an array of level {level:?}, whose layout is not known here");
+            let why = format!("it is an array of level {level:?}, which is not supported");
             return Ok(without_map(node, self.slaves(folder, depth)?, why));
         }
         let mut ons = Vec::new();
@@ -252,7 +252,7 @@ fn number_in(file: &Path) -> io::Result<u64> {
 }
 
 fn invalid(file: &Path) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, format!("{} is not what it should be", file.display()))
+    io::Error::new(io::ErrorKind::InvalidData, format!("{} has unexpected content", file.display()))
 }
 
 #[cfg(test)]

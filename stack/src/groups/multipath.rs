@@ -82,7 +82,7 @@ impl Path {
         let opened = (self.opener)(&self.target, self.access, self.usage).await?;
         if let Err(why) = self.check(&opened.info) {
             let _ = opened.close(Ok(())).await;
-            return Err(StackError::new(Cause::Unsuitable, "opening", why).on(&self.target));
+            return Err(StackError::new(Cause::Unsuitable, "open", why).on(&self.target));
         }
         let OpenTarget { device, info, held, .. } = opened;
         let live = Rc::new(Live { held, received_bytes: Rc::clone(&self.received_bytes) });
@@ -92,14 +92,14 @@ impl Path {
 
     fn check(&self, info: &TargetInfo) -> Result<(), String> {
         let Some(identity) = identity(&self.target, info) else {
-            return Err("nothing tells whether it is the same device as the other paths lead to".to_owned());
+            return Err("it has no identity to compare with the other paths".to_owned());
         };
         let mut known = self.identity.borrow_mut();
         let expected = known.get_or_insert_with(|| identity.clone());
         if *expected == identity {
             return Ok(());
         }
-        Err(format!("it leads to another device than the other paths: to {identity}, they to {expected}"))
+        Err(format!("it leads to another device than the other paths: {identity} instead of {expected}"))
     }
 
     fn source(self: &Rc<Self>) -> DeviceOpener {
@@ -181,7 +181,7 @@ async fn join(
         }
         Err(error) => {
             let _ = paths.close().await;
-            Err(StackError::new(Cause::Unsuitable, "opening", error).on(target))
+            Err(StackError::new(Cause::Unsuitable, "open", error).on(target))
         }
     }
 }

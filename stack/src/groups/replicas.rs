@@ -23,9 +23,9 @@ use crate::target::{GroupKind, TargetName};
 use crate::target_identity::{TargetIdentity, TargetLabel, member_of};
 
 /// What would make replicas fit.
-const SHOWN: &str = "devices of one kind; a replica on another host is served with `--protection shown`";
+const SHOWN: &str = "use devices of one kind; serve a replica on another host with `--protection shown`";
 /// What is being done by a command for the replicas.
-pub const CHANGING: &str = "changing the mirror";
+pub const CHANGING: &str = "change";
 
 /// An open mirror and its replicas.
 pub struct OpenMirror {
@@ -225,7 +225,7 @@ impl OpenMirror {
             let name = member_of(&members, target).map_or_else(|| target.to_string(), str::to_owned);
             let taken = self.mirror.accept_stale(&name).await;
             let blocks = taken.map_err(|error| of_member(&error).on(&self.target))?;
-            tracing::info!(replica = %target, blocks, "older copies were taken for the content of their blocks");
+            tracing::info!(replica = %target, blocks, "older copies were accepted as the content of their blocks");
             Ok(())
         })
     }
@@ -257,7 +257,7 @@ impl OpenMirror {
     /// Refuses to go on without a replica that is there and may have the only copy of blocks.
     fn check_not_needed(&self, name: &str) -> Result<(), StackError> {
         self.only_copies(name).map_or(Ok(()), |(why, advice)| {
-            let advice = format!("{advice}; --force gives these copies up");
+            let advice = format!("{advice}; --force drops these copies");
             Err(StackError::new(Cause::Refused, CHANGING, why).on(&self.target).advise(advice))
         })
     }
@@ -277,9 +277,9 @@ impl OpenMirror {
         if going.stale_blocks > 0 {
             let blocks = count(going.stale_blocks, "block");
             let why = format!(
-                "{name} has the only copies of {blocks}, older ones: they are lost on what would be left, {left}"
+                "{name} has the only, older copies of {blocks}, which are lost on the remaining replicas, {left}"
             );
-            return Some((why, format!("`sealblock mirror accept-stale TARGET {name}`, or writing them anew")));
+            return Some((why, format!("`sealblock mirror accept-stale TARGET {name}`, or rewrite them")));
         }
         let known = self.damage.replicas();
         let view_of = |name: &str| known.iter().find(|(known, _)| known == name).map(|(_, view)| view.clone());
@@ -290,8 +290,9 @@ impl OpenMirror {
             return None;
         }
         let (blocks, places) = (count(blocks, "block"), places_text(&runs));
-        let why =
-            format!("{name} may have the only good copies of {blocks} ({places}), bad on what would be left, {left}");
+        let why = format!(
+            "{name} may have the only good copies of {blocks} ({places}), which are bad on the remaining replicas, {left}"
+        );
         Some((why, "`sealblock verify TARGET --repair`, or `sealblock scrub start` where it is served".to_owned()))
     }
 
@@ -431,12 +432,12 @@ impl OpenReplica {
             let replica = Rc::clone(&replica);
             Box::pin(async move {
                 if replica.is_retired.get() {
-                    return Err("another device is taking its place".to_owned());
+                    return Err("it is being replaced by another device".to_owned());
                 }
                 let stack = replica.open().await.map_err(|failure| failure.in_short())?;
                 if replica.access.writes() && !stack.abilities().writable {
                     let _ = replica.close().await;
-                    return Err("it is read only".to_owned());
+                    return Err("it is read-only".to_owned());
                 }
                 replica.claim(&stack).await.map_err(|error| error.to_string())?;
                 Ok(stack)
@@ -459,7 +460,7 @@ pub(super) fn of_mirror(error: &MirrorError) -> StackError {
         MirrorError::ReplicaCount(_) => (Cause::Usage, None),
         MirrorError::Assemble { error: refusal, .. } => advice(refusal),
         MirrorError::Label { .. } => {
-            (Cause::Damaged, Some("leaving out-of-sync replicas out, or `sealblock create --force`"))
+            (Cause::Damaged, Some("omit out-of-sync replicas, or use `sealblock create --force`"))
         }
         MirrorError::Replica { .. } | MirrorError::WriteLabels(_) => (Cause::Io, None),
         MirrorError::BlockSize { .. } | MirrorError::Size { .. } => (
@@ -472,7 +473,7 @@ pub(super) fn of_mirror(error: &MirrorError) -> StackError {
         MirrorError::Capacity { .. } | MirrorError::Pages { .. } => (Cause::Unsuitable, None),
         MirrorError::Protection { .. } => (Cause::Unsuitable, Some(SHOWN)),
     };
-    let failure = StackError::new(cause, "opening", error).advise_if(advice);
+    let failure = StackError::new(cause, "open", error).advise_if(advice);
     // What labels forbid needs a command that changes replicas or labels.
     if cause == Cause::Refused { failure.lasting() } else { failure }
 }
@@ -481,27 +482,27 @@ fn advice(refusal: &sealblock_layers_mirror::assemble::AssembleError) -> (Cause,
     use sealblock_layers_mirror::assemble::AssembleError;
     match refusal {
         AssembleError::NoReplica | AssembleError::NewWithoutReplica { .. } | AssembleError::NoneInSync => {
-            (Cause::Unreachable, Some("again when the replicas are online"))
+            (Cause::Unreachable, Some("try again when the replicas are online"))
         }
         AssembleError::NotAReplica { .. } => {
-            (Cause::Refused, Some("`sealblock mirror add TARGET REPLICA` adds and resyncs a new replica"))
+            (Cause::Refused, Some("use `sealblock mirror add TARGET REPLICA` to add and resync a new replica"))
         }
         AssembleError::Removed { .. } => (
             Cause::Refused,
-            Some("the mirror without it; `sealblock mirror add TARGET REPLICA --force` makes it a replica again"),
+            Some("use the mirror without it; `sealblock mirror add TARGET REPLICA --force` adds it again"),
         ),
         AssembleError::NotCreated { .. } => (
             Cause::Refused,
-            Some("`sealblock mirror create A B .. --from A` to make a mirror that has the content of A"),
+            Some("use `sealblock mirror create A B .. --from A` to create a mirror with the content of A"),
         ),
-        AssembleError::NoRoom => (Cause::Refused, Some("a protected volume (`sealblock create`) among the replicas")),
+        AssembleError::NoRoom => (Cause::Refused, Some("include a protected volume (`sealblock create`)")),
         AssembleError::OtherMirror { .. } | AssembleError::Duplicate { .. } => {
-            (Cause::Refused, Some("the replicas of one mirror"))
+            (Cause::Refused, Some("give the replicas of one mirror"))
         }
         AssembleError::SplitBrain { .. } => (
             Cause::Refused,
             Some(
-                "look at each replica by itself, move the one to discard away, then `sealblock mirror replace TARGET OLD NEW`",
+                "inspect each replica separately, move the one to discard away, then use `sealblock mirror replace TARGET OLD NEW`",
             ),
         ),
     }
@@ -512,36 +513,36 @@ pub(super) fn of_member(error: &ReplicaError) -> StackError {
     let failure = |cause| StackError::new(cause, CHANGING, error);
     match error {
         ReplicaError::Full | ReplicaError::LastInSync { .. } => failure(Cause::Refused),
-        ReplicaError::ReadOnly => failure(Cause::Refused).advise("a mirror that is open for writing"),
+        ReplicaError::ReadOnly => failure(Cause::Refused).advise("open the mirror for writing"),
         ReplicaError::Offline { .. } => failure(Cause::Unreachable),
         ReplicaError::OutOfSync(_) => {
-            failure(Cause::Refused).advise("again after its resync, which `sealblock mirror status` shows")
+            failure(Cause::Refused).advise("try again after its resync, which `sealblock mirror status` shows")
         }
         ReplicaError::BadLabel { .. } => failure(Cause::Refused).advise(
-            "a look at what it holds (`sealblock copy`), which may be the only good copy; another device; --force gives up all that is on it",
+            "inspect its content (`sealblock copy`), which may be the only good copy, or use another device; --force erases it",
         ),
         ReplicaError::Unusable { .. } => failure(Cause::Older).advise(OLDER),
         ReplicaError::Labelled { .. } | ReplicaError::NotBlank { .. } => {
-            failure(Cause::Refused).advise("another device, or --force to replace what is on it")
+            failure(Cause::Refused).advise("use another device, or --force to overwrite it")
         }
         ReplicaError::InUse { .. } => failure(Cause::Refused),
         ReplicaError::Replicas { .. } => failure(Cause::Refused).advise(
-            "`mirror:A,B` with all replicas of the mirror uses it as it is, `sealblock mirror add` and `replace` change its replicas",
+            "use `mirror:A,B` with all replicas to open it; `sealblock mirror add` and `replace` change its replicas",
         ),
         ReplicaError::OnlyCopy { .. } => failure(Cause::Refused).advise(
-            "`mirror create --from` that device, which keeps its content; or `sealblock create DEVICE --force` first, if nothing on it is needed",
+            "use `mirror create --from` that device to keep its content, or `sealblock create DEVICE --force` first to erase it",
         ),
         ReplicaError::AmbiguousSource { .. } => {
-            failure(Cause::Refused).advise("--from DEVICE, whose content counts, and --force")
+            failure(Cause::Refused).advise("use --from DEVICE --force, to keep the content of DEVICE")
         }
         ReplicaError::NoRoom(_) => failure(Cause::Unsuitable)
-            .advise("a protected volume (`sealblock create`) or a namespace of sealblock as the first replica"),
+            .advise("use a protected volume (`sealblock create`) or a namespace of sealblock as the first replica"),
         ReplicaError::Unfit(MirrorError::ReplicaCount(_)) => failure(Cause::Usage),
         ReplicaError::Unfit(error @ MirrorError::Assemble { .. }) => of_mirror(error),
         ReplicaError::Unfit(MirrorError::Protection { .. }) => failure(Cause::Unsuitable).advise(SHOWN),
         ReplicaError::Unfit(_) => failure(Cause::Unsuitable)
-            .advise("devices of the same block size, protection information and size; one that is added may be larger"),
-        ReplicaError::Unknown(_) => failure(Cause::Usage).advise("`sealblock mirror status` names the replicas"),
+            .advise("use devices of the same block size, protection information and size; a new replica may be larger"),
+        ReplicaError::Unknown(_) => failure(Cause::Usage).advise("`sealblock mirror status` lists the replicas"),
         ReplicaError::Ambiguous { .. } => failure(Cause::Refused).advise(
             "again when one of them is back, or --force to go by the order of the names: a replica that is taken for another is out, and \
              loses nothing",

@@ -32,7 +32,7 @@ pub(crate) async fn open(
     }
     let made = async {
         let device = StripeLayer::new(devices, chunk.unwrap_or(CHUNK))
-            .map_err(|error| StackError::new(Cause::Unsuitable, "opening", error).on(target))?;
+            .map_err(|error| StackError::new(Cause::Unsuitable, "open", error).on(target))?;
         match labelled {
             true => device.labelled(new_uuid()?, access.writes()).await.map_err(|error| of_refusal(&error, target)),
             // Labels that are there are believed, also by who does not ask for them.
@@ -75,29 +75,28 @@ async fn all_or_none(members: Vec<Result<OpenTarget, StackError>>) -> Result<Vec
 /// Why the members are not one stripe, with the target name that is.
 fn of_refusal(refusal: &AssembleError, target: &TargetName) -> StackError {
     let TargetName::Group { kind: GroupKind::Stripe { chunk, .. }, members } = target else {
-        return StackError::new(Cause::Unsuitable, "opening", refusal).on(target);
+        return StackError::new(Cause::Unsuitable, "open", refusal).on(target);
     };
     let group = |chunk, labelled, members| TargetName::Group { kind: GroupKind::Stripe { chunk, labelled }, members };
-    let unlabelled =
-        || format!("{} to go by this order and this size of chunks unasked", group(*chunk, false, members.clone()));
+    let unlabelled = || format!("use {} to trust this order and chunk size", group(*chunk, false, members.clone()));
     let (cause, advice) = match refusal {
         AssembleError::Many | AssembleError::NoRoom(_) | AssembleError::Unlabelled(_) => (Cause::Refused, unlabelled()),
         AssembleError::Order(own) => match in_order(members, own) {
             Some(members) => (Cause::Refused, group(*chunk, true, members).to_string()),
-            None => (Cause::Refused, "each member of the stripe once".to_owned()),
+            None => (Cause::Refused, "give each member of the stripe once".to_owned()),
         },
         AssembleError::Chunk { actual, .. } => {
             (Cause::Refused, group(Some(*actual), true, members.clone()).to_string())
         }
         AssembleError::Foreign { .. } | AssembleError::OtherGroup(_) | AssembleError::NoLabel(_) => {
-            (Cause::Refused, "the members of one stripe".to_owned())
+            (Cause::Refused, "give the members of one stripe".to_owned())
         }
-        AssembleError::Count { members, .. } => (Cause::Refused, format!("all {members} members, in their order")),
+        AssembleError::Count { members, .. } => (Cause::Refused, format!("give all {members} members, in their order")),
         AssembleError::Shape { .. } => {
-            (Cause::Unsuitable, "the members as they were when they were striped".to_owned())
+            (Cause::Unsuitable, "give the members as they were when the stripe was created".to_owned())
         }
         AssembleError::Label { .. } => (Cause::Damaged, unlabelled()),
-        AssembleError::Device { .. } => (Cause::Io, "again when the members are there".to_owned()),
+        AssembleError::Device { .. } => (Cause::Io, "try again when the members are online".to_owned()),
     };
     let named = members
         .iter()
@@ -105,7 +104,7 @@ fn of_refusal(refusal: &AssembleError, target: &TargetName) -> StackError {
         .map(|(number, member)| format!("{number} is {member}"))
         .collect::<Vec<_>>()
         .join(", ");
-    StackError::new(cause, "opening", format!("{refusal} ({named})")).on(target).advise(advice)
+    StackError::new(cause, "open", format!("{refusal} ({named})")).on(target).advise(advice)
 }
 
 /// The members in the order of their labels; `None` if one is missing.

@@ -86,8 +86,8 @@ impl<D: Device> MappedDevice<D> {
     fn check_plan(&self) -> Result<(), Error> {
         let reason = match (self.look)() {
             Ok(now) if now == *self.plan.node() => return Ok(()),
-            Ok(_) => "it no longer lies on its drives as when it was opened; verify it again".to_owned(),
-            Err(error) => format!("it no longer tells how it lies on its drives: {error}"),
+            Ok(_) => "its mapping to drives changed since it was opened; verify it again".to_owned(),
+            Err(error) => format!("its mapping to drives can no longer be read: {error}"),
         };
         Err(ErrorKind::Unreachable { reason }.into())
     }
@@ -124,7 +124,7 @@ impl Found {
 }
 
 fn outside(span: &Span, lba: Lba) -> Error {
-    ErrorKind::Media { reason: format!("a drive that was to verify {} names block {lba}", span.extent) }.into()
+    ErrorKind::Media { reason: format!("a drive asked to verify {} reported block {lba}", span.extent) }.into()
 }
 
 impl<D: Device> Device for MappedDevice<D> {

@@ -61,7 +61,7 @@ impl Plan {
         let mut drives = Vec::new();
         plan.check(&plan.node, &mut drives)?;
         if drives.len() > MAX_DRIVES {
-            return Err(format!("it lies on {} drives, more than {MAX_DRIVES}", drives.len()));
+            return Err(format!("it is on {} drives, more than {MAX_DRIVES}", drives.len()));
         }
         plan.drives = drives;
         Ok(plan)
@@ -88,8 +88,8 @@ impl Plan {
             }
             (NodeKind::Loop { .. }, _) => return Err(format!("{name} is a loop device")),
             (_, None) => {
-                let why = node.unknown.as_deref().unwrap_or("nothing is told of it");
-                return Err(format!("where blocks of {name} lie is not known: {why}"));
+                let why = node.unknown.as_deref().unwrap_or("nothing is known about it");
+                return Err(format!("the blocks of {name} cannot be mapped: {why}"));
             }
             (_, Some(map)) => map,
         };
@@ -110,12 +110,12 @@ impl Plan {
                 Arrangement::Linear(_) | Arrangement::Copies(_) => 0,
                 Arrangement::Striped { chunk, .. } => *chunk,
                 Arrangement::Nowhere | Arrangement::Unknown => {
-                    return Err(format!("blocks of {name} lie on no drive"));
+                    return Err(format!("blocks of {name} are on no drive"));
                 }
             };
             let starts = segment.how.ons().iter().map(|on| on.sector);
             if !starts.chain([chunk, segment.sectors.start]).all(is_whole) {
-                return Err(format!("blocks of {name} do not begin where those of a drive do"));
+                return Err(format!("blocks of {name} are not aligned to those of a drive"));
             }
         }
         Ok(())
@@ -188,7 +188,7 @@ impl Plan {
     /// Sectors that no drive would check. [`Plan::new`] refuses devices that have any: left out, they would pass for verified.
     fn unplanned(&self, wanted: Sectors) -> Error {
         let name = &self.node.name;
-        let reason = format!("{} sectors from {} on, below {name}, lie on no drive", wanted.count, wanted.start);
+        let reason = format!("{} sectors from {} on, below {name}, are on no drive", wanted.count, wanted.start);
         ErrorKind::Media { reason }.into()
     }
 

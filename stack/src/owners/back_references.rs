@@ -49,7 +49,7 @@ pub(super) fn ask(mount: &Mount, on: On<'_>, owners: &mut Owners, stop: &dyn Fn(
                 };
                 let (found, are_more) = btrfs::inodes(mounted.as_fd(), logical)?;
                 if are_more {
-                    owners.note("a block of many files has only some of them".to_owned());
+                    owners.note("a block used by many files has only some of them listed".to_owned());
                 }
                 for reference in found {
                     // One that was deleted meanwhile has no path.

@@ -41,7 +41,7 @@ impl Owners {
                 files.push(place);
             }
         } else {
-            self.note(format!("a block of more than {MAX_FILES} files has only some of them"));
+            self.note(format!("a block used by more than {MAX_FILES} files has only some of them listed"));
         }
     }
 

@@ -56,7 +56,7 @@ pub(super) fn walk(point: &Path, wanted: &Wanted, owners: &mut Owners, stop: &dy
     }
     match unread {
         0 => Ok(()),
-        _ => Err(io::Error::other(format!("{unread} files or folders could not be looked into"))),
+        _ => Err(io::Error::other(format!("{unread} files or directories could not be read"))),
     }
 }
 

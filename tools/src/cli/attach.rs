@@ -11,46 +11,46 @@ use super::values::{HOST_GUARDS, LOG_LEVELS, Labels, Members, block_device, one_
 const ATTACH_HELP: &str = "\
 Examples:
   sealblock attach v                                  # /dev/ublkb0, until Ctrl-C
-  sealblock attach v --pi crc16                       # Linux 7.0 and later: the kernel makes and checks tags
+  sealblock attach v --pi crc16                       # Linux 7.0 and later: the kernel generates and checks tags
   sealblock attach mirror:a,b --device 3
 
-It serves until SIGTERM or SIGINT, which take the block device away, or until `sealblock detach`. While the block device is in use, a
-signal leaves it: its requests wait for the next `sealblock attach TARGET --device N`, and so they do when this process dies. Nothing that
-was written and answered is lost by that, and what was not answered is executed then.
+The command serves the device until SIGTERM, SIGINT or `sealblock detach` removes it. If the block device is in use, a signal
+ends only this process: requests wait for the next `sealblock attach TARGET --device N`, as they do when this process dies. No
+completed write is lost by that, and requests in flight are executed again.
 
-It needs root and the kernel's driver ublk_drv (Linux 6.5 and later). No swap on it: the kernel may then wait for memory that this process
-cannot get.";
+Requires root and the kernel's ublk_drv driver (Linux 6.5 or later). Do not use the device for swap: the kernel may then wait
+for memory that this process cannot get.";
 
 /// Arguments of `attach`.
 #[derive(Args, Debug)]
 #[command(after_help = ATTACH_HELP)]
 pub struct Attach {
-    /// What becomes a block device.
+    /// The target to attach.
     #[arg(value_name = "TARGET")]
     pub target: TargetName,
-    /// Have the kernel's block layer make a tag for each block that it writes and check that of each block that it reads. Tags are checked
-    /// here, too, and change to those of the target on the way.
+    /// Have the kernel's block layer generate and check protection information. It is also checked here, and converted to
+    /// the target's protection information.
     #[arg(long, value_name = "GUARD", value_parser = one_of(HOST_GUARDS))]
     pub pi: Option<HostGuard>,
-    /// N of /dev/ublkbN; the next free one unless given. A device of this number that waits for its server is taken over.
+    /// N of /dev/ublkbN. An existing device that waits for its server is recovered. [default: the next free number]
     #[arg(long, value_name = "N")]
     pub device: Option<u32>,
-    /// Queues, each served on a core of its own; as many as there are CPUs, but not more than 4, unless given.
+    /// Number of queues, each served on its own core. [default: the number of CPUs, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_QUEUES)))]
     pub queues: Option<u16>,
-    /// Requests of a queue at once.
+    /// Queue depth: requests in flight per queue.
     #[arg(long, value_name = "N", default_value_t = BlockDevicePlan::DEFAULT_DEPTH, value_parser = clap::value_parser!(u16).range(1..=i64::from(MAX_DEPTH)))]
     pub depth: u16,
-    /// Take no writes.
+    /// Refuse writes.
     #[arg(long)]
     pub read_only: bool,
-    /// How labels of stripes are heeded.
+    /// How labels are used.
     #[command(flatten)]
     pub labels: Labels,
-    /// Whether members are written to by themselves.
+    /// Whether a single member may be written.
     #[command(flatten)]
     pub members: Members,
-    /// What to write to standard error: warnings and worse unless this or SEALBLOCK_LOG says something else.
+    /// Log level for standard error. [default: SEALBLOCK_LOG, or warn]
     #[arg(long, value_name = "LEVEL", value_parser = one_of(LOG_LEVELS))]
     pub log: Option<LogLevel>,
     /// Print one JSON object for each event.
@@ -65,7 +65,7 @@ pub struct Detach {
     /// N, or /dev/ublkbN.
     #[arg(value_name = "N", value_parser = block_device)]
     pub device: u32,
-    /// Also while it is in use: requests fail from then on.
+    /// Remove the device even while it is in use; its requests fail from then on.
     #[arg(long)]
     pub force: bool,
     /// Print one JSON object.

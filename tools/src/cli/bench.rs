@@ -17,45 +17,46 @@ const MAX_ROUNDS: i64 = 1000;
 
 const BENCH_HELP: &str = "\
 Examples:
-  sealblock bench                                     # all claims, within ten minutes
+  sealblock bench                                     # all claims, in ten minutes at most
   sealblock bench verify-offload --dir /mnt/disk --report bench.html
-  sealblock bench --json=bench.json --plot pictures   # figures for programs, and pictures
+  sealblock bench --json=bench.json --plot pictures   # results as JSON, and plots
 
-Each claim is measured in rounds, in which every contender has a turn and the yardstick has two. A claim holds if the median of its
-ratios beats the bar by more than the yardstick misses itself by, does not hold if it misses the bar by more, and is too noisy to tell
-otherwise. Exit status 0 says that all was measured, whatever the verdicts are; 3, that something could not be.
+Each claim is measured in rounds. In a round every contender runs once and the baseline twice; the two baseline runs show the
+noise. A claim holds if the median of its ratios passes the threshold by more than the noise, does not hold if it misses the
+threshold by more than the noise, and is undecided otherwise. The exit status is 0 if everything was measured, whatever the
+results, and 3 if a measurement failed.
 
-Files are made in --dir, past the page cache, and are removed at the end, after Ctrl-C as well. What listens listens on loopback.";
+Files are created in --dir, bypass the page cache, and are removed at the end, also after Ctrl-C. Servers listen on loopback only.";
 
 /// Arguments of `bench`.
 #[derive(Args, Debug)]
 #[command(after_help = BENCH_HELP)]
 pub struct Bench {
-    /// Which claims; all of them unless given.
+    /// Claims to measure. [default: all]
     #[arg(value_name = "CLAIM", value_parser = claims())]
     pub claims: Vec<&'static Claim>,
-    /// Print the claims and what others have published, and measure nothing.
+    /// Print the claims and the published figures, and measure nothing.
     #[arg(long, conflicts_with_all = ["claims", "size", "seconds", "rounds", "json", "plot", "report"])]
     pub list: bool,
-    /// Bytes of each device: a multiple of 1 MiB. Each claim has a default of its own.
+    /// Size of each device: a multiple of 1 MiB. [default: depends on the claim]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub size: Option<ByteCount>,
-    /// Seconds of one turn of one contender, where a turn is not a fixed amount of work.
+    /// Seconds per run of a contender, where a run is not a fixed amount of work. [default: depends on the claim]
     #[arg(long, value_name = "N", value_parser = seconds)]
     pub seconds: Option<f64>,
-    /// Rounds, in each of which every contender has a turn. Fewer than 3 decide nothing.
+    /// Number of rounds. Fewer than 3 rounds decide nothing. [default: depends on the claim]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_ROUNDS))]
     pub rounds: Option<u32>,
-    /// The folder for files, on the file system that is to be measured.
+    /// Directory for files, on the file system to measure.
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub dir: PathBuf,
-    /// Write one JSON object to this file, or to standard output in place of the tables if there is no FILE or it is -.
+    /// Write one JSON object to FILE, or to standard output instead of the tables if FILE is missing or -.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-", value_parser = file_of_json)]
     pub json: Option<PathBuf>,
-    /// Write a picture (SVG) for each plot into this folder, which is made if it is not there.
+    /// Write each plot as SVG into this directory; created if missing.
     #[arg(long, value_name = "DIR")]
     pub plot: Option<PathBuf>,
-    /// Write all of it as one HTML file that needs nothing else.
+    /// Write a self-contained HTML report to this file.
     #[arg(long, value_name = "FILE.html")]
     pub report: Option<PathBuf>,
 }
@@ -69,14 +70,14 @@ fn size(text: &str) -> Result<ByteCount, String> {
     let size: ByteCount = text.parse().map_err(|error: SizeError| error.to_string())?;
     match size.get() > 0 && size.get().is_multiple_of(SIZE_STEP.get()) {
         true => Ok(size),
-        false => Err(format!("devices have a multiple of {SIZE_STEP}, and at least that")),
+        false => Err(format!("must be a multiple of {SIZE_STEP}, and at least {SIZE_STEP}")),
     }
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if seconds > 0.0 && seconds <= MAX_SECONDS => Ok(seconds),
-        _ => Err(format!("a turn takes more than 0 and at most {MAX_SECONDS} seconds")),
+        _ => Err(format!("must be more than 0 and at most {MAX_SECONDS} seconds")),
     }
 }
 
@@ -84,8 +85,9 @@ fn seconds(text: &str) -> Result<f64, String> {
 fn file_of_json(text: &str) -> Result<PathBuf, String> {
     match find(text) {
         None => Ok(PathBuf::from(text)),
-        Some(claim) => {
-            Err(format!("{0} is a claim: name claims before --json, or write --json=./{0} for a file", claim.name))
-        }
+        Some(claim) => Err(format!(
+            "{0} is a claim: put claims before --json, or use --json=./{0} for a file of that name",
+            claim.name
+        )),
     }
 }

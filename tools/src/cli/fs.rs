@@ -15,15 +15,15 @@ Examples:
   sealblock fs ls -lR disk.img
   sealblock fs verify /dev/sdb+/dev/sdc
 
-A FILESYSTEM is a target, or several joined by + where it has several devices. Behind it a path may follow, which begins at the
-default subvolume; behind a colon it begins at the first subvolume, and behind a colon and a number at the subvolume that has it:
+A FILESYSTEM is a target, or several joined by + for a filesystem of several devices. A path may follow. It starts at the default
+subvolume; after a colon it starts at the top-level subvolume, and after a colon and a number at the subvolume with that ID:
   disk.img                          the default subvolume of the filesystem in a file
   disk.img/etc/fstab                a file in it
-  disk.img:home/alice               a path from the first subvolume on, in which the others lie
-  disk.img:257/alice                a path from subvolume 257 on
+  disk.img:home/alice               a path from the top-level subvolume, which contains the others
+  disk.img:257/alice                a path from subvolume 257
   /dev/sdb+/dev/sdc                 a filesystem of two devices
   nvme+tcp://HOST/NQN/1/etc/fstab   a file in a filesystem on another machine
-  [nvme+tcp://HOST/NQN]:home        brackets, where a name has colons or signs of its own";
+  [nvme+tcp://HOST/NQN]:home        brackets, for a target name that has colons or plus signs";
 
 /// Arguments of `fs`.
 #[derive(Args, Debug)]
@@ -37,22 +37,22 @@ pub struct Fs {
 /// The commands of `fs`.
 #[derive(Debug, Subcommand)]
 pub enum FsCommand {
-    /// Say what a filesystem is: its devices, features, space and subvolumes.
+    /// Show the devices, features, space and subvolumes of a filesystem.
     Info(FsInfo),
     /// List a directory.
     Ls(FsLs),
-    /// Write what files hold to standard output.
+    /// Print files to standard output.
     Cat(FsCat),
-    /// Copy a file or a directory with all below it out of the filesystem.
+    /// Copy a file or a directory tree out of the filesystem.
     Get(FsGet),
-    /// Check every copy of a filesystem, or of a file in it, and name what is damaged.
+    /// Check every copy of the blocks of a filesystem or of a file, and list the damage.
     #[command(visible_alias = "scrub")]
     Verify(FsVerify),
-    /// Copy out what is good of a damaged filesystem, and list the rest.
+    /// Copy the good files and sectors out of a damaged filesystem, and list the lost ones.
     Rescue(FsRescue),
-    /// Mount it on a directory of this machine, for reading.
+    /// Mount it on a local directory, read-only.
     Mount(FsMount),
-    /// Print the nodes and items of its trees.
+    /// Print the nodes and items of the filesystem's trees.
     Tree(FsTree),
 }
 
@@ -77,16 +77,16 @@ pub struct FsInfo {
 #[derive(Args, Debug)]
 #[command(
     after_help = "Examples:\n  sealblock fs ls disk.img/etc\n  sealblock fs ls -lR disk.img:home\n  sealblock fs ls -R disk.img --json\n\n\
-    What is lost is named on standard error, the rest is listed; exit status 1 says that there is some."
+    Lost entries are reported on standard error, and the exit status is 1; the others are listed."
 )]
 pub struct FsLs {
     /// The directory, or a file.
     #[arg(value_name = "FILESYSTEM[/PATH]", value_parser = filesystem())]
     pub place: FilesystemName,
-    /// Kind and permissions, links, owner, group, size and time, too.
+    /// Also show type and permissions, links, owner, group, size and time.
     #[arg(long, short)]
     pub long: bool,
-    /// All that lies below it, too.
+    /// List subdirectories recursively.
     #[arg(long, short = 'R')]
     pub recursive: bool,
     /// Print one JSON object.
@@ -97,7 +97,7 @@ pub struct FsLs {
 /// Arguments of `fs cat`.
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  sealblock fs cat disk.img/etc/fstab\n\n\
-    Every sector is checked before it is written; where no copy of one is good, the output ends before it.")]
+    Every sector is checked before it is written. The output ends before the first sector of which no copy is good.")]
 pub struct FsCat {
     /// The files.
     #[arg(value_name = "FILESYSTEM/PATH", required = true, value_parser = filesystem())]
@@ -108,14 +108,14 @@ pub struct FsCat {
 #[derive(Args, Debug)]
 #[command(
     after_help = "Examples:\n  sealblock fs get disk.img/etc ./etc\n  sealblock fs get disk.img:home/alice/thesis.tex .\n\n\
-    Modes, times and links are those of the filesystem; owners, attributes and device nodes where this user may set them. Files that are lost or damaged are \
-    named and left out, and exit status 1 says that there are some; `fs rescue` keeps what is good of them."
+    Modes, times and links are preserved; owners, attributes and device nodes are preserved where this user may set them. Lost or \
+    damaged files are reported and left out, and the exit status is 1; `fs rescue` copies the good parts of them."
 )]
 pub struct FsGet {
     /// The file or directory.
     #[arg(value_name = "FILESYSTEM[/PATH]", value_parser = filesystem())]
     pub place: FilesystemName,
-    /// Where to: a name that is not there yet, or a directory in which the copy gets the name that it has.
+    /// The destination: a new path, or an existing directory in which the copy keeps its name.
     #[arg(value_name = "TO")]
     pub to: PathBuf,
     /// Print one JSON object.
@@ -127,24 +127,25 @@ pub struct FsGet {
 #[derive(Args, Debug)]
 #[command(
     after_help = "Examples:\n  sealblock fs verify disk.img\n  sealblock fs verify /dev/sdb+/dev/sdc --rate 100MiB/s\n  sealblock fs verify disk.img/etc/fstab --json\n  sealblock fs verify disk.img:home/alice\n\n\
-    Every copy of superblocks, nodes and data, and parity, is checked against checksums; data without checksums against the seals of the device. Devices that \
-    can compare data with their checksums do, and then only metadata cross. Nothing is written.\n\n\
-    Exit status 1 says that something is damaged, 4 that nothing is, but not everything could be checked: a device is missing, or data have neither checksums nor seals."
+    Every copy of superblocks, nodes and data, and parity, is checked against checksums. Data without checksums are checked against the \
+    seals of the device. Devices that support it compare data with checksums themselves; then only metadata are transferred. Nothing is written.\n\n\
+    The exit status is 1 if damage was found, and 4 if none was found but not everything could be checked: a device is missing, or data have \
+    neither checksums nor seals."
 )]
 pub struct FsVerify {
-    /// The filesystem, a file in it, or a directory with all that lies below it.
+    /// The filesystem, or a file or directory tree in it.
     #[arg(value_name = "FILESYSTEM[/PATH]", value_parser = filesystem())]
     pub place: FilesystemName,
-    /// Who checks data: the devices, this process, or whichever moves less data.
+    /// Where to check data: on the devices, in this process, or wherever less data is transferred.
     #[arg(long, value_name = "MODE", value_enum, default_value_t = Mode::Auto)]
     pub mode: Mode,
-    /// Check no faster than this.
+    /// Maximum rate. [default: unlimited]
     #[arg(long, value_name = "SIZE/s")]
     pub rate: Option<Rate>,
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// Print nothing when all is clean, and show no progress.
+    /// Print nothing if no damage is found, and show no progress.
     #[arg(long, short, conflicts_with = "json")]
     pub quiet: bool,
 }
@@ -153,18 +154,18 @@ pub struct FsVerify {
 #[derive(Args, Debug)]
 #[command(
     after_help = "Examples:\n  sealblock fs rescue disk.img ./saved\n  sealblock fs rescue disk.img ./saved --backup-root 1\n\n\
-    Files keep every sector of which a copy is good; those that are lost are holes there, and are named. Data whose checksums are lost are kept, and named \
-    as unverified. Where the newest roots are lost it begins from the newest that can be read (`sealblock fs info` lists them). What no directory leads to any more is in \
-    lost+found, by its number. Exit status 1 says that something is lost; standard output names it."
+    Files keep every sector of which a copy is good; lost sectors become holes and are reported. Data whose checksums are lost are kept, and \
+    reported as unverified. If the newest roots are lost, the newest readable ones are used (`sealblock fs info` lists them). Files that no \
+    directory refers to are in lost+found, named by inode number. The exit status is 1 if anything is lost; standard output lists it."
 )]
 pub struct FsRescue {
     /// The filesystem, or a directory in it.
     #[arg(value_name = "FILESYSTEM[/PATH]", value_parser = filesystem())]
     pub place: FilesystemName,
-    /// Where to: a directory that is empty or not there yet.
+    /// The destination: a new or empty directory.
     #[arg(value_name = "TO")]
     pub to: PathBuf,
-    /// Begin from these roots of the superblock, and no others: 0 is the newest of its backups, 3 the oldest.
+    /// Use only these backup roots of the superblock: 0 is the newest, 3 the oldest.
     /// [default: the newest roots that can be read]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(0..4))]
     pub backup_root: Option<u8>,
@@ -176,16 +177,16 @@ pub struct FsRescue {
 /// Arguments of `fs mount`.
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  sealblock fs mount disk.img /mnt\n\n\
-    Serves the mount through FUSE until it is unmounted, or Ctrl-C or SIGTERM comes; then nothing stays mounted. Every sector is checked before a program gets it; one of which no \
-    copy is good is an input/output error. A user who is not root needs fusermount3.")]
+    The command serves the mount through FUSE until it is unmounted, or until Ctrl-C or SIGTERM, which unmount it. Every sector is checked before it is \
+    returned; a sector of which no copy is good is an input/output error. A user who is not root needs fusermount3.")]
 pub struct FsMount {
     /// The filesystem, or a directory in it.
     #[arg(value_name = "FILESYSTEM[/PATH]", value_parser = filesystem())]
     pub place: FilesystemName,
-    /// The directory that it is mounted on.
+    /// The mount point.
     #[arg(value_name = "DIRECTORY")]
     pub point: PathBuf,
-    /// Let other users use the mount, too, as far as permissions allow.
+    /// Also allow other users to use the mount, subject to file permissions.
     #[arg(long)]
     pub allow_other: bool,
 }
@@ -193,12 +194,13 @@ pub struct FsMount {
 /// Arguments of `fs tree`.
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  sealblock fs tree disk.img --tree 5\n\n\
-    Each node has a line, and each item in it. What cannot be read is named on standard error; exit status 1 says that there is some.")]
+    Prints one line for each node and item. Unreadable nodes are reported on standard error, and the exit status is 1.")]
 pub struct FsTree {
     /// The filesystem.
     #[arg(value_name = "FILESYSTEM", value_parser = filesystem())]
     pub filesystem: FilesystemName,
-    /// Only the tree with this number: 1 is the tree of trees, 2 that of extents, 3 that of chunks, 5 the first subvolume, 7 that of checksums.
+    /// Only the tree with this ID: 1 root tree, 2 extent tree, 3 chunk tree, 5 top-level subvolume, 7 checksum tree.
+    /// [default: all trees]
     #[arg(long, value_name = "NUMBER")]
     pub tree: Option<u64>,
 }

@@ -37,22 +37,22 @@ pub enum MirrorCommand {
 /// Arguments of `mirror create`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Examples:\n  sealblock mirror create a b              # the one that holds data keeps it; blank ones are alike\n  sealblock mirror create a b --from a --force --no-wait\n\nAn interrupted resync continues when the mirror is next opened for writing or served."
+    after_help = "Examples:\n  sealblock mirror create a b              # the device with data keeps it; blank devices need no --from\n  sealblock mirror create a b --from a --force --no-wait\n\nAn interrupted resync continues when the mirror is next opened for writing or served."
 )]
 pub struct MirrorCreate {
     /// The devices: two to eight of one size, block size and protection information.
     #[arg(value_name = "DEVICE", num_args = 2.., required = true)]
     pub replicas: Vec<TargetName>,
-    /// The device whose content counts; needed where several hold data.
+    /// The device to copy from; required if several devices hold data.
     #[arg(long, value_name = "DEVICE")]
     pub from: Option<TargetName>,
-    /// Name of the mirror: up to 24 letters, digits, `-`, `_` and `.`.
+    /// Name of the mirror: at most 24 letters, digits, `-`, `_` and `.`.
     #[arg(long, value_name = "NAME")]
     pub name: Option<MirrorName>,
-    /// Replace what the other devices hold, also the label of another mirror.
+    /// Overwrite the data of the other devices, also the label of another mirror.
     #[arg(long)]
     pub force: bool,
-    /// Return once the devices are labelled; the resync runs when the mirror is next opened for writing or served.
+    /// Return once the devices are labelled. The resync runs when the mirror is next opened for writing or served.
     #[arg(long)]
     pub no_wait: bool,
 }
@@ -66,7 +66,7 @@ pub struct MirrorStatus {
     /// Print one JSON object.
     #[arg(long)]
     pub json: bool,
-    /// The control socket of the server; those of this user's servers are found without it.
+    /// Control socket of the server. [default: the sockets of this user's servers]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 }
@@ -80,10 +80,10 @@ pub struct MirrorAdd {
     /// The new replica: blank, at least as large, with the same protection information.
     #[arg(value_name = "REPLICA")]
     pub replica: TargetName,
-    /// Replace what is on it.
+    /// Overwrite the data on it.
     #[arg(long)]
     pub force: bool,
-    /// The control socket of the server; those of this user's servers are found without it.
+    /// Control socket of the server. [default: the sockets of this user's servers]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 }
@@ -97,11 +97,11 @@ pub struct MirrorRemove {
     /// The replica to remove, by its name in TARGET.
     #[arg(value_name = "REPLICA")]
     pub replica: TargetName,
-    /// Remove it although it may have the only copy of some blocks; and if several are offline and only their labels could identify
-    /// them, trust the order of the names.
+    /// Remove it although it may have the only copy of some blocks; and if several replicas are offline and only their labels
+    /// could identify them, trust the order of the names.
     #[arg(long)]
     pub force: bool,
-    /// The control socket of the server; those of this user's servers are found without it.
+    /// Control socket of the server. [default: the sockets of this user's servers]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 }
@@ -109,7 +109,7 @@ pub struct MirrorRemove {
 /// Arguments of `mirror accept-stale`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Example:\n  sealblock verify mirror:a,b            # block 5: stale on b: an older copy is kept here\n  sealblock mirror accept-stale mirror:a,b b\n\nWhat the blocks held before they were lost may be newer than that; `sealblock verify` lists them."
+    after_help = "Example:\n  sealblock verify mirror:a,b            # block 5: stale on b: an older copy is kept here\n  sealblock mirror accept-stale mirror:a,b b\n\nThe lost data may be newer than these copies; `sealblock verify` lists the blocks."
 )]
 pub struct MirrorAcceptStale {
     /// The mirror, as mirror:A,B.
@@ -118,7 +118,7 @@ pub struct MirrorAcceptStale {
     /// The replica with the copies, by its name in TARGET.
     #[arg(value_name = "REPLICA")]
     pub replica: TargetName,
-    /// The control socket of the server; those of this user's servers are found without it.
+    /// Control socket of the server. [default: the sockets of this user's servers]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 }
@@ -132,14 +132,14 @@ pub struct MirrorReplace {
     /// The replica to remove, by its name in TARGET.
     #[arg(value_name = "OLD")]
     pub old: TargetName,
-    /// The device that takes its place; without it another device that is now under the name of OLD.
+    /// The new device. [default: another device that now has the name OLD]
     #[arg(value_name = "NEW")]
     pub new: Option<TargetName>,
-    /// Replace what is on it; go on without OLD although it may have the only copy of some blocks; and if several replicas are offline and
-    /// only their labels could identify them, trust the order of the names.
+    /// Overwrite the data on NEW; remove OLD although it may have the only copy of some blocks; and if several replicas are
+    /// offline and only their labels could identify them, trust the order of the names.
     #[arg(long)]
     pub force: bool,
-    /// The control socket of the server; those of this user's servers are found without it.
+    /// Control socket of the server. [default: the sockets of this user's servers]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 }

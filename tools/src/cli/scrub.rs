@@ -18,8 +18,8 @@ Examples:
   sealblock scrub start v --rate 50MiB/s
   sealblock scrub status v --json
 
-A scrub checks every block of a target that `sealblock serve` serves, beside what hosts do, and has bad ones written anew where the
-target holds another copy. A configuration, or serve --scrub-every, has it begin by itself.";
+A scrub checks every block of a served target in the background, and repairs bad blocks from another copy where the target has
+one. Schedule scrubs in the configuration or by `serve --scrub-every`.";
 
 /// Arguments of `scrub`.
 #[derive(Args, Debug)]
@@ -33,20 +33,19 @@ pub struct Scrub {
 /// What to do with a scrub.
 #[derive(Subcommand, Debug)]
 pub enum ScrubCommand {
-    /// Say how far it is, what it has met, and how the last ones ended.
+    /// Show the progress and findings of the scrub, and the results of earlier scrubs.
     #[command(after_help = "Example:\n  sealblock scrub status v\n\n\
-        Exit status 1 says that the run under way, or else the last one, met blocks that are bad still; 4, that it \
-        could not check every copy of every block. A volume that is not \
-        served says itself what the last scrubs met.")]
+        The exit status is 1 if the current or else the last scrub found blocks that are still bad, and 4 if it could not \
+        check every copy of every block. For a volume that is not served, the results are read from the volume.")]
     Status(ScrubStatus),
-    /// Begin at the first block, or go on where it was paused.
+    /// Start a scrub at the first block, or resume a paused one.
     #[command(after_help = "Examples:\n  sealblock scrub start v --rate 50MiB/s\n  sealblock scrub start v --wait\n\n\
-        Exit status with --wait: as that of `scrub status`; 4 as well when it was paused.")]
+        With --wait the exit status is that of `scrub status`; 4 also if the scrub was paused.")]
     Start(ScrubStart),
-    /// Hold it where it is, also over a restart of the server.
+    /// Pause the scrub; it stays paused across a restart of the server.
     #[command(after_help = "Example:\n  sealblock scrub pause v")]
     Pause(Scrubbed),
-    /// End it.
+    /// Stop the scrub.
     #[command(after_help = "Example:\n  sealblock scrub stop v")]
     Stop(Scrubbed),
 }
@@ -54,11 +53,11 @@ pub enum ScrubCommand {
 /// What is scrubbed, and by which server.
 #[derive(Args, Debug)]
 pub struct Scrubbed {
-    /// What is served: a path, the name it was served by, the NQN of its subsystem (and /NSID), or a nvme+tcp:// URI of this
+    /// The served target: a path, its target name, the NQN of its subsystem (and /NSID), or a nvme+tcp:// URI of this
     /// machine.
     #[arg(value_name = "TARGET")]
     pub target: ServedName,
-    /// The control socket of the server; those of this user's servers are found without it.
+    /// Control socket of the server. [default: the sockets of this user's servers]
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
 }
@@ -66,13 +65,13 @@ pub struct Scrubbed {
 /// Arguments of `scrub status`.
 #[derive(Args, Debug)]
 pub struct ScrubStatus {
-    /// What.
+    /// The target.
     #[command(flatten)]
     pub what: Scrubbed,
-    /// Watch until the run has ended or is paused, and print what it finds. Ctrl-C ends the watching, not the scrub.
+    /// Print findings until the scrub ends or is paused. Ctrl-C does not stop the scrub.
     #[arg(long)]
     pub watch: bool,
-    /// Print one JSON object; with --watch, in the end.
+    /// Print one JSON object; with --watch, at the end.
     #[arg(long)]
     pub json: bool,
 }
@@ -80,19 +79,19 @@ pub struct ScrubStatus {
 /// Arguments of `scrub start`.
 #[derive(Args, Debug)]
 pub struct ScrubStart {
-    /// What.
+    /// The target.
     #[command(flatten)]
     pub what: Scrubbed,
-    /// Check no faster than this, during this run.
+    /// Maximum rate of this run. [default: the rate of the configuration, or unlimited]
     #[arg(long, value_name = "SIZE/s")]
     pub rate: Option<Rate>,
-    /// Begin at this block; a run in progress is ended.
+    /// Start at this block. A scrub in progress is stopped.
     #[arg(long, value_name = "BEGIN", value_parser = lba)]
     pub from: Option<Lba>,
-    /// Wait until it has ended or is paused, and print what it finds. Ctrl-C ends the waiting, not the scrub.
+    /// Print findings until the scrub ends or is paused. Ctrl-C does not stop the scrub.
     #[arg(long)]
     pub wait: bool,
-    /// Print one JSON object, as `scrub status` does; with --wait, in the end.
+    /// Print one JSON object, as `scrub status` does; with --wait, at the end.
     #[arg(long)]
     pub json: bool,
 }

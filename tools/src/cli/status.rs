@@ -17,24 +17,24 @@ Examples:
   sealblock status 127.0.0.1:4420 --json
   sealblock status v --watch
 
-Exit status 0 says that nothing is known to be wrong; 1, that blocks are bad; 4, that a copy or a path is missing or out of sync,
-that requests fail, or that not everything could be checked. It looks at what is known and checks nothing: `sealblock scrub` does.";
+The exit status is 0 if no problem is known, 1 if blocks are bad, and 4 if a copy or a path is missing or out of sync, requests
+fail, or not everything could be checked. The command only shows what the server knows; `sealblock scrub` checks blocks.";
 
 /// Arguments of `status`.
 #[derive(Args, Debug)]
 #[command(after_help = HELP)]
 pub struct Status {
-    /// Which server: its process, an address that it listens on, its control socket, or anything that it serves. All
-    /// servers of this user and of root without it.
+    /// The server: its process ID, an address that it listens on, its control socket, or anything that it serves.
+    /// [default: all servers of this user and of root]
     #[arg(value_name = "SERVER")]
     pub server: Option<ServerName>,
-    /// The control socket of the server; those of this user's servers are found without it.
+    /// Control socket of the server. [default: the sockets of this user's servers]
     #[arg(long, value_name = "PATH", conflicts_with = "server")]
     pub control: Option<PathBuf>,
-    /// Look again every two seconds, with what went through meanwhile, until it is interrupted.
+    /// Refresh every 2 s and show rates, until interrupted.
     #[arg(long)]
     pub watch: bool,
-    /// Print one JSON object; with --watch one on a line each time.
+    /// Print one JSON object; with --watch, one line for each refresh.
     #[arg(long)]
     pub json: bool,
 }
@@ -43,17 +43,17 @@ pub struct Status {
 #[derive(Args, Debug)]
 #[command(
     after_help = "Examples:\n  sealblock log debug\n  sealblock log warn 127.0.0.1:4420\n  sealblock log --json\n\n\
-    It counts until it is changed again or the server ends; a reload leaves it as it is."
+    The level stays in effect until it is changed or the server exits; a reload keeps it."
 )]
 pub struct Log {
-    /// The level from now on; without it, the command prints the level.
+    /// New level. [default: print the current level]
     #[arg(value_name = "LEVEL", value_parser = one_of(LOG_LEVELS))]
     pub level: Option<LogLevel>,
-    /// Which server: its process, an address that it listens on, its control socket, or anything that it serves. Not needed where
-    /// only one runs.
+    /// The server: its process ID, an address that it listens on, its control socket, or anything that it serves.
+    /// [default: the only server]
     #[arg(value_name = "SERVER")]
     pub server: Option<ServerName>,
-    /// The control socket of the server; those of this user's servers are found without it.
+    /// Control socket of the server. [default: the sockets of this user's servers]
     #[arg(long, value_name = "PATH", conflicts_with = "server")]
     pub control: Option<PathBuf>,
     /// Print one JSON object.

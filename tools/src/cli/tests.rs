@@ -64,11 +64,11 @@ fn labels_of_stripes_are_left_out_where_that_is_said() {
     let unlabelled: TargetName = "stripe-nolabel:a,b".parse().unwrap();
     let Command::Zero(zero) = good("zero stripe:a,b --no-label") else { panic!("another command") };
     assert_eq!(zero.target, unlabelled);
-    let Command::Copy(copy) = good("copy f stripe:a,b --no-label --force-leg") else { panic!("another command") };
+    let Command::Copy(copy) = good("copy f stripe:a,b --no-label --force-member") else { panic!("another command") };
     assert!(copy.to == Endpoint::Target(unlabelled.clone()) && copy.members.usage() == Usage::Forced);
     let Command::Serve(serve) = good("serve a stripe:a,b --no-label") else { panic!("another command") };
     assert_eq!(serve.targets, ["a".parse().unwrap(), unlabelled]);
-    for line in ["serve a --as-member --read-only", "serve a --as-member --force-leg"] {
+    for line in ["serve a --as-member --read-only", "serve a --as-member --force-member"] {
         assert_eq!(parse(line).unwrap_err().kind(), ErrorKind::ArgumentConflict, "{line}");
     }
 }

@@ -41,8 +41,8 @@ pub(super) const GUARDS: &Names<Guard> = &[
 /// What the reference tag of a block means (NVM Command Set Specification, "Protection Information").
 pub(super) const PROTECTION_TYPES: &Names<ProtectionType> = &[
     ("1", "The block's address", ProtectionType::Type1),
-    ("2", "The address from a start that each command gives", ProtectionType::Type2),
-    ("3", "Nothing that is checked", ProtectionType::Type3),
+    ("2", "An address relative to a start that each command gives", ProtectionType::Type2),
+    ("3", "Not checked", ProtectionType::Type3),
 ];
 
 /// Ways of damaging a block.
@@ -51,13 +51,13 @@ pub(super) const CORRUPTIONS: &Names<CorruptionKind> = &[
     ("guard", "One bit of its guard flips", CorruptionKind::Guard),
     ("ref-tag", "Its reference tag changes", CorruptionKind::RefTag),
     ("app-tag", "Its application tag changes", CorruptionKind::AppTag),
-    ("lost-write", "Its last write is undone: older content with a seal that fits it", CorruptionKind::LostWrite),
-    ("misdirected", "It holds a block that belongs elsewhere, with that one's seal", CorruptionKind::Misdirected),
+    ("lost-write", "Its last write is undone: older data with a matching seal", CorruptionKind::LostWrite),
+    ("misdirected", "Another block's data and seal are written here", CorruptionKind::Misdirected),
 ];
 
 /// Checksums by which the kernel protects blocks.
 pub(super) const HOST_GUARDS: &Names<HostGuard> = &[
-    ("ip", "The Internet checksum: the cheapest, and blind to 16-bit words that changed places", HostGuard::Ip),
+    ("ip", "The Internet checksum: cheapest, but does not detect swapped 16-bit words", HostGuard::Ip),
     ("crc16", "CRC-16/T10-DIF", HostGuard::Crc16),
     ("crc64", "CRC-64/NVME", HostGuard::Crc64),
 ];
@@ -65,25 +65,29 @@ pub(super) const HOST_GUARDS: &Names<HostGuard> = &[
 /// Reads N or /dev/ublkbN.
 pub(super) fn block_device(text: &str) -> Result<u32, String> {
     let number = text.strip_prefix("/dev/ublkb").unwrap_or(text);
-    number.parse().map_err(|_| "N or /dev/ublkbN is meant".to_owned())
+    number.parse().map_err(|_| "must be N or /dev/ublkbN".to_owned())
 }
 
 /// What hosts see of protection information.
 pub(super) const VISIBILITIES: &Names<PiVisibility> = &[
-    ("plain", "Plain blocks: seals are made and checked here", PiVisibility::Plain),
-    ("shown", "Blocks with their tags: hosts choose by command who makes and who checks them", PiVisibility::Protected),
+    ("plain", "Plain blocks: the server generates and checks protection information", PiVisibility::Plain),
+    (
+        "shown",
+        "Blocks with their tags: hosts choose in each command where tags are generated and checked",
+        PiVisibility::Protected,
+    ),
 ];
 
 /// How much a server logs besides events.
 pub(super) const LOG_LEVELS: &Names<LogLevel> = &[
     ("off", "Nothing", LogLevel::Off),
-    ("error", "What went wrong for good", LogLevel::Error),
-    ("warn", "What may need a look", LogLevel::Warn),
-    ("info", "What happens", LogLevel::Info),
-    ("debug", "Connections that end, and requests that fail, each with its reason", LogLevel::Debug),
+    ("error", "Permanent failures", LogLevel::Error),
+    ("warn", "Problems that may need attention", LogLevel::Warn),
+    ("info", "Normal operation", LogLevel::Info),
+    ("debug", "Also ended connections and failed requests, each with its reason", LogLevel::Debug),
 ];
 
-/// A server that can be asked what it has.
+/// A server that can list its exports.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RemoteServer {
     /// Over NVMe/TCP.
@@ -128,9 +132,9 @@ impl fmt::Display for RemoteServer {
 /// Who does the checking of `verify`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]
 pub enum Mode {
-    /// The device where it can, else this process.
+    /// The device if it supports verification, else this process.
     Auto,
-    /// The device; fails when it cannot.
+    /// The device; fails if it does not support verification.
     Offload,
     /// This process, by reading every block.
     Emulate,
@@ -165,7 +169,7 @@ pub enum VolumeError {
     #[error(transparent)]
     Target(#[from] TargetError),
     /// It names another kind of target.
-    #[error("a volume is a file or a block device; try a path, such as ./volume")]
+    #[error("a volume must be a file or a block device, given as a path such as ./volume")]
     Kind,
 }
 
@@ -209,24 +213,23 @@ impl fmt::Display for Endpoint {
 /// Whether labels of groups are heeded.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct Labels {
-    /// Trust the order of a stripe's members and the chunk size as given, if the members have no labels; the same
-    /// as stripe-nolabel:.
+    /// If the members of a stripe have no labels, trust the given order and chunk size; the same as stripe-nolabel:.
     #[arg(long)]
     pub no_label: bool,
 }
 
-/// Whether a member of a mirror or stripe is written to by itself.
+/// Whether a single member of a mirror or stripe may be written.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct Members {
-    /// Write to a member of a mirror or stripe by itself. The mirror resyncs it afterwards.
+    /// Allow writing to a single member of a mirror or stripe. A mirror resyncs the member afterwards.
     #[arg(long)]
-    pub force_leg: bool,
+    pub force_member: bool,
 }
 
 impl Members {
     /// What a target is opened for.
     pub fn usage(self) -> Usage {
-        if self.force_leg { Usage::Forced } else { Usage::Alone }
+        if self.force_member { Usage::Forced } else { Usage::Alone }
     }
 }
 
@@ -241,16 +244,16 @@ impl Labels {
 /// A block size in bytes.
 pub(super) fn block_size(text: &str) -> Result<BlockSize, String> {
     let size = text.parse().ok().and_then(BlockSize::from_bytes);
-    size.ok_or_else(|| "a block has 512 or 4096 bytes".to_owned())
+    size.ok_or_else(|| "must be 512 or 4096".to_owned())
 }
 
 /// A volume's identity.
 pub(super) fn uuid(text: &str) -> Result<[u8; 16], String> {
-    uuid_from(text).ok_or_else(|| "an identity is a UUID, as `sealblock info` prints it".to_owned())
+    uuid_from(text).ok_or_else(|| "must be a UUID, as printed by `sealblock info`".to_owned())
 }
 
 /// A block's address, in decimal digits.
 pub(super) fn lba(text: &str) -> Result<Lba, String> {
     let number = if text.starts_with('+') { None } else { text.parse().ok() };
-    number.map(Lba::new).ok_or_else(|| "a block's address is a number from 0 to 2^64 - 1".to_owned())
+    number.map(Lba::new).ok_or_else(|| "must be a number from 0 to 2^64 - 1".to_owned())
 }

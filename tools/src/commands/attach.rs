@@ -48,7 +48,7 @@ fn to_text(event: &AttachEvent) -> String {
         AttachEvent::Attached(info) => attached_text(info),
         AttachEvent::Detached { path } => format!("{} is gone", path.display()),
         AttachEvent::Left { path } => {
-            format!("{} is in use: it stays, and its requests wait for the next server", path.display())
+            format!("{} is in use and stays: its requests wait for the next server", path.display())
         }
     }
 }

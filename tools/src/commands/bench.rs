@@ -65,7 +65,7 @@ pub fn run(arguments: &Bench) -> Result<Exit, StackError> {
     let failure = report.claims.iter().find_map(|claim| Some((claim.name, claim.failure.as_ref()?)));
     match failure {
         None => Ok(Exit::Clean),
-        Some((name, why)) => Err(StackError::new(Cause::Io, format!("measuring {name}"), why)),
+        Some((name, why)) => Err(StackError::new(Cause::Io, format!("measure {name}"), why)),
     }
 }
 
@@ -106,7 +106,7 @@ fn draw(report: &Report, dir: &Path) -> Result<(), StackError> {
 }
 
 fn undrawn(error: &impl std::fmt::Display) -> StackError {
-    StackError::new(Cause::Io, "drawing", format!("{error:#}"))
+    StackError::new(Cause::Io, "draw the plots", format!("{error:#}"))
 }
 
 /// A file for results, made before there are any.
@@ -115,7 +115,7 @@ fn begun(path: &Path) -> Result<NewFile, StackError> {
 }
 
 fn failed(error: &io::Error, path: &Path) -> StackError {
-    StackError::io("writing results", error).on(path.display())
+    StackError::io("write results to", error).on(path.display())
 }
 
 fn write_json(report: &Report, file: NewFile) -> io::Result<()> {

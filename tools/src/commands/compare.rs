@@ -30,7 +30,7 @@ const IN_FLIGHT: usize = 8;
 pub fn run(arguments: &Compare) -> Result<Exit, StackError> {
     let comparison = arguments
         .comparison()
-        .ok_or_else(|| StackError::new(Cause::Usage, "comparing", "two targets are needed, or --zero and one"))?;
+        .ok_or_else(|| StackError::new(Cause::Usage, "compare", "give two targets, or one target with --zero"))?;
     let show = if arguments.json { Show::Never } else { Show::OnTerminal };
     let voice = if arguments.json { Voice::Silent } else { Voice::Output };
     let report = on_reactor(async {

@@ -10,9 +10,10 @@ mod source;
 
 use std::time::{Duration, Instant};
 
+use sealblock_block::Device;
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
-use sealblock_stack::{Cause, Lost, StackError, on_reactor};
+use sealblock_stack::{Cause, Lost, OpenTarget, RAW_FILE, StackError, on_reactor};
 use sealblock_units::ByteCount;
 use serde::Serialize;
 
@@ -47,13 +48,15 @@ struct Report {
     may_be_older: Option<&'static str>,
     /// The first byte that was not copied, when a signal ended it.
     resume_byte: Option<u64>,
+    #[serde(skip)]
+    resume_command: Option<String>,
 }
 
 /// Copies.
 pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
     check_output(arguments.json, &arguments.to)?;
     let (report, behind, lacks) = on_reactor(async {
-        check_apart("copying", &arguments.from, &arguments.to)?;
+        check_apart("copy", &arguments.from, &arguments.to)?;
         let source = Source::open(&arguments.from).await?;
         let overwriting = overwriting(arguments.force, &source, &arguments.to).await;
         let sink = Sink::open(&arguments.to, overwriting, arguments.members.usage()).await?;
@@ -73,16 +76,35 @@ pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
         report.print(behind);
     }
     if let Some(byte) = report.resume_byte {
-        report_resume(arguments, byte);
+        report_resume(arguments, byte, report.resume_command.as_deref());
         return Ok(Exit::Interrupted);
     }
     let exit = if report.blocks_lost > 0 { Exit::DamageFound } else { Exit::Clean };
     Ok(exit.unless_older(report.may_be_older.is_some()).unless_lacking(lacks))
 }
 
-/// Says on standard error how far it came.
-fn report_resume(arguments: &Copy, byte: u64) {
-    let go_on = format!("the same again, or offset:FIRST..,TARGET of each from byte {byte} on");
+/// The command that copies the rest from `byte` on. A plain file that is written is always written from its start, and blocks of the two
+/// sides may end at different bytes: then there is none.
+fn resume_command(arguments: &Copy, source: &Source, sink: &Sink, byte: u64) -> Option<String> {
+    let (Source::Device(from), Sink::Device(to)) = (source, sink) else { return None };
+    let rest = |opened: &OpenTarget| {
+        let block_bytes = opened.device.geometry().block_size.bytes() as u64;
+        byte.is_multiple_of(block_bytes).then(|| byte / block_bytes)
+    };
+    if from.opened.info.kind == RAW_FILE {
+        return None;
+    }
+    let (first, first_to, salvage) =
+        (rest(&from.opened)?, rest(to)?, if arguments.salvage { " --salvage" } else { "" });
+    Some(format!(
+        "sealblock copy{salvage} 'offset:{first}..,{}' 'offset:{first_to}..,{}'",
+        arguments.from, arguments.to
+    ))
+}
+
+/// Says on standard error how far the copy came, and how to resume it.
+fn report_resume(arguments: &Copy, byte: u64, command: Option<&str>) {
+    let go_on = command.unwrap_or("repeat the command: it starts over");
     interrupt::report(format!("copying {} to {}", arguments.from, arguments.to), format!("after byte {byte}"), go_on);
 }
 
@@ -101,17 +123,18 @@ impl Report {
         let tally = Tally { read: self.bytes_read, written: self.bytes_written, elapsed }.to_text();
         eprintln!("{} copied from {from} to {to} {tally}", ByteCount::new(self.bytes));
         if self.bytes == 0 {
-            eprintln!("there was nothing to copy");
+            eprintln!("nothing to copy");
         } else if let (Some(behind), None) = (behind, self.resume_byte) {
-            let lie = if behind == 1 { "lies" } else { "lie" };
-            let bytes = count(behind, "byte");
-            eprintln!("{bytes} of {to} {lie} behind them: zeroes to the block's end, then what was there");
+            let larger = ByteCount::new(behind);
+            eprintln!(
+                "note: {to} is {larger} larger than the data; the rest of the last block is zeroed, later blocks are unchanged"
+            );
         }
     }
 }
 
 async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, StackError> {
-    sink.check_room("copying", &arguments.to, source.bytes().unwrap_or(0))?;
+    sink.check_room("copy", &arguments.to, source.bytes().unwrap_or(0))?;
     if matches!(source, Source::Device(_)) && !sink.in_order() {
         // Who reads or writes a pipe is blocked by it, and ends by the signal as ever.
         interrupt::watch();
@@ -119,9 +142,13 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, 
     let started = Instant::now();
     let show = if arguments.json { Show::Never } else { Show::OnTerminal };
     let mut findings = Findings::new(if arguments.json { Voice::Silent } else { Voice::Error });
-    let reading = Reading { doing: "reading", past_damage: arguments.salvage, asks_for_holes: true };
+    let reading = Reading { doing: "read", past_damage: arguments.salvage, asks_for_holes: true };
     let work = CopyJob::new("copying", source, reading, sink, show);
-    let copied = interrupt::or_end(work.run(&mut findings), || report_resume(arguments, work.total())).await;
+    let copied = interrupt::or_end(work.run(&mut findings), || {
+        let command = resume_command(arguments, source, sink, work.total());
+        report_resume(arguments, work.total(), command.as_deref());
+    });
+    let copied = copied.await;
     findings.finish(&work.progress)?;
     // What was copied is whole all the same.
     for lost in source.lost_metadata().iter().filter(|_| !arguments.json) {
@@ -142,18 +169,17 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, 
         lost_unlisted,
         lost_are: sink.losing(),
         may_be_older: source.older(),
+        resume_command: resume_command(arguments, source, sink, total),
         resume_byte: source.bytes().filter(|bytes| interrupt::came() && total < *bytes).map(|_| total),
     })
 }
 
 /// What helps against a block that cannot be read.
 fn advise(failure: StackError, arguments: &Copy) -> StackError {
-    let is_read = failure.in_short().starts_with("reading");
+    let is_read = failure.in_short().starts_with("cannot read");
     let is_bad = failure.cause() == Cause::Damaged || failure.cause() == Cause::Io && is_read;
     match is_bad && !arguments.salvage {
-        true => {
-            failure.advise("--salvage, which copies all that can be read; `sealblock verify` names every damaged block")
-        }
+        true => failure.advise("use --salvage to copy all readable blocks; `sealblock verify` lists the damaged ones"),
         false => failure,
     }
 }

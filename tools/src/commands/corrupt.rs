@@ -15,24 +15,23 @@ pub fn run(arguments: &Corrupt) -> Result<Exit, StackError> {
     on_reactor(async {
         let open = open_volume(path, Access::Write).await?;
         let damaged = damage(&open.volume, arguments.lba, arguments.kind).await;
-        let closed = open.volume.close().await.map_err(|error| of_block("closing", &error));
+        let closed = open.volume.close().await.map_err(|error| of_block("close", &error));
         damaged.and(closed).map_err(|failure| failure.on(path.display()))
     })?;
-    say(&format!("{}: block {} is damaged now ({})", path.display(), arguments.lba, to_text(arguments.kind)))?;
+    say(&format!("{}: block {} damaged ({})", path.display(), arguments.lba, to_text(arguments.kind)))?;
     Ok(Exit::Clean)
 }
 
 /// Damages one block of an open volume.
 pub async fn damage(volume: &FileVolume, lba: Lba, kind: CorruptionKind) -> Result<(), StackError> {
     volume.damage(lba, kind).await.map_err(|error| {
-        let doing = format!("damaging block {lba}");
+        let doing = format!("corrupt block {lba}");
         match error {
             CorruptionError::Range { .. } => StackError::new(Cause::Usage, doing, error)
-                .advise(format!("a block from 0 to {}", volume.geometry().capacity_blocks - 1)),
+                .advise(format!("give a block from 0 to {}", volume.geometry().capacity_blocks - 1)),
             CorruptionError::Unprotected | CorruptionError::Single => StackError::new(Cause::Usage, doing, error),
-            CorruptionError::Empty(_) => {
-                StackError::new(Cause::Unsuitable, doing, error).advise("`sealblock copy FILE VOLUME` first")
-            }
+            CorruptionError::Empty(_) => StackError::new(Cause::Unsuitable, doing, error)
+                .advise("write data first, with `sealblock copy FILE VOLUME`"),
             CorruptionError::Damaged(_) => StackError::new(Cause::Unsuitable, doing, error),
             CorruptionError::Volume(error) => of_block(doing, &error),
         }
@@ -45,7 +44,7 @@ fn to_text(kind: CorruptionKind) -> &'static str {
         CorruptionKind::Guard => "its guard changed",
         CorruptionKind::RefTag => "its reference tag changed",
         CorruptionKind::AppTag => "its application tag changed",
-        CorruptionKind::LostWrite => "its last write was lost: an older block with matching tags is back",
-        CorruptionKind::Misdirected => "a write meant for another block landed on it",
+        CorruptionKind::LostWrite => "its last write was lost: it has older data with a matching seal",
+        CorruptionKind::Misdirected => "it has another block's data and seal",
     }
 }

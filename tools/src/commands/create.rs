@@ -79,9 +79,9 @@ pub fn make(path: &Path, options: &CreateOptions, force: bool) -> Result<(), Sta
 
 /// Turns a medium into a volume. Its content is discarded only after the volume's size was found to be valid.
 async fn fill(medium: &FileMedium, options: &CreateOptions) -> Result<(), StackError> {
-    let failed = |error| of_medium("creating the volume", &error);
+    let failed = |error| of_medium("create", &error);
     let layout = Layout::new(options.block_size, medium.sector_bytes(), options.capacity_blocks)
-        .map_err(|error| StackError::new(Cause::Usage, "creating the volume", error))?;
+        .map_err(|error| StackError::new(Cause::Usage, "create", error))?;
     if !medium.is_block_device() && medium.len_bytes() > 0 {
         medium.set_len_bytes(layout.medium_bytes().max(medium.len_bytes())).map_err(failed)?;
         // The old content goes at once, and its space with it.
@@ -92,18 +92,18 @@ async fn fill(medium: &FileMedium, options: &CreateOptions) -> Result<(), StackE
         // What others left at the end would have them find themselves there, where the volume does not reach it.
         wipe_end(medium).await.map_err(failed)?;
     }
-    create(medium, options).await.map_err(|error| of_volume("creating the volume", &error))
+    create(medium, options).await.map_err(|error| of_volume("create", &error))
 }
 
 fn options(arguments: &Create) -> Result<CreateOptions, StackError> {
-    let usage = |why: String| StackError::new(Cause::Usage, "creating the volume", why);
+    let usage = |why: String| StackError::new(Cause::Usage, "create", why);
     let (size, block_size) = (arguments.size.get(), arguments.block_size);
     if size == 0 {
-        return Err(usage("a volume of no bytes holds nothing".to_owned()).advise("--size 1GiB"));
+        return Err(usage("the size must be at least one block".to_owned()).advise("--size 1GiB"));
     }
     if !size.is_multiple_of(block_size.bytes() as u64) {
         let up = size.checked_next_multiple_of(block_size.bytes() as u64);
-        let failure = usage(format!("{size} bytes are no multiple of the block size, {block_size}"));
+        let failure = usage(format!("the size, {size} bytes, must be a multiple of the block size, {block_size}"));
         return Err(up.map_or(failure.clone(), |up| failure.advise(format!("--size {up}"))));
     }
     let protection = protection(arguments.guard, arguments.protection_type);
@@ -140,10 +140,10 @@ async fn open(path: &Path, fresh: bool, force: bool) -> Result<FileMedium, Stack
     check_new(path)?;
     let options = if fresh { Options::CREATE } else { Options::WRITE };
     let medium = open_medium(path, options).await.map_err(|error| {
-        let failure = of_open("creating the volume", &error);
+        let failure = of_open("create", &error);
         match failure.cause() {
             // Only the folder can be what is missing.
-            Cause::Unreachable => failure.advise("a path in a folder that is there"),
+            Cause::Unreachable => failure.advise("give a path in an existing directory"),
             _ => failure,
         }
     })?;
@@ -151,33 +151,33 @@ async fn open(path: &Path, fresh: bool, force: bool) -> Result<FileMedium, Stack
         return Ok(medium);
     }
     let there = match inspect(&medium).await? {
-        FileKind::Volume => "there is a protected volume already".to_owned(),
-        FileKind::Remains(parts) => format!("there is what is left of a protected volume: {parts}"),
+        FileKind::Volume => "it is already a protected volume".to_owned(),
+        FileKind::Remains(parts) => format!("it has the remains of a protected volume: {parts}"),
         FileKind::Raw => match what_is_there(&medium).await? {
             Some(there) => there,
             None => return Ok(medium),
         },
     };
-    Err(StackError::new(Cause::Refused, "creating the volume", there)
+    Err(StackError::new(Cause::Refused, "create", there)
         .on(path.display())
-        .advise("another path, or --force to overwrite it"))
+        .advise("use another path, or --force to overwrite it"))
 }
 
 /// What is there, unless it is an empty file, or a block device that begins with zeroes and has no signature.
 async fn what_is_there(medium: &FileMedium) -> Result<Option<String>, StackError> {
     const PROBE_BYTES: u64 = 64 << 10;
     if let Some(found) = signature(medium).await {
-        return Ok(Some(format!("there is {found}")));
+        return Ok(Some(format!("it has {found}")));
     }
     if !medium.is_block_device() {
-        let start = file_start(medium.path()).map_err(|error| StackError::io("looking at what is there", &error))?;
-        let there = file_format(&start).unwrap_or("something already");
-        return Ok((!start.is_empty()).then(|| format!("there is {there}")));
+        let start = file_start(medium.path()).map_err(|error| StackError::io("read", &error))?;
+        let there = file_format(&start).unwrap_or("data");
+        return Ok((!start.is_empty()).then(|| format!("it has {there}")));
     }
     let length = PROBE_BYTES.min(medium.len_bytes()) as usize;
     let (read, bytes) = medium.read(0, medium.buffer(length)).await;
-    read.map_err(|error| of_medium("looking at what is there", &error))?;
-    Ok(bytes.iter().any(|&byte| byte != 0).then(|| "there is something already".to_owned()))
+    read.map_err(|error| of_medium("read", &error))?;
+    Ok(bytes.iter().any(|&byte| byte != 0).then(|| "it already has data".to_owned()))
 }
 
 /// The options of a volume for a demonstration: the defaults of the command line.

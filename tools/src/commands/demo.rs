@@ -38,12 +38,11 @@ const DAMAGE: [(u64, CorruptionKind, &str); 6] = [
 /// Shows the main job.
 pub fn run(arguments: &Demo) -> Result<Exit, StackError> {
     let path = arguments.dir.join(NAME);
-    fs::create_dir_all(&arguments.dir)
-        .map_err(|error| StackError::io("making the folder", &error).on(arguments.dir.display()))?;
+    fs::create_dir_all(&arguments.dir).map_err(|error| StackError::io("create", &error).on(arguments.dir.display()))?;
     // Only a demonstration makes a file of this name, so an earlier one's may go.
     match fs::remove_file(&path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(StackError::io("removing the last demonstration", &error).on(path.display()));
+            return Err(StackError::io("remove", &error).on(path.display()));
         }
         _ => {}
     }
@@ -60,20 +59,20 @@ async fn shown(path: &Path, data: &Buffer) -> Result<Exit, StackError> {
 
     step(3, "verify every block")?;
     if !faults(&target).await?.is_empty() {
-        return wrong("an undamaged volume was found damaged");
+        return wrong("an undamaged volume was reported as damaged");
     }
     say("   clean")?;
 
-    step(4, "damage six blocks behind the volume's back, each in another way")?;
+    step(4, "damage six blocks without the volume's knowledge, each in another way")?;
     damage(path).await?;
 
     step(5, "verify again")?;
     let found = faults(&target).await?;
     found.iter().try_for_each(|fault| say(&format!("   {fault}")))?;
     if !found.iter().map(|fault| fault.lba.get()).eq(DAMAGE.iter().map(|damage| damage.0)) {
-        return wrong("what was found is not what was damaged");
+        return wrong("the reported blocks are not the damaged ones");
     }
-    say("   exactly the damaged blocks, and no others")?;
+    say("   exactly the damaged blocks")?;
     repair(&target, data).await
 }
 
@@ -83,12 +82,12 @@ async fn damage(path: &Path) -> Result<(), StackError> {
         corrupt::damage(&volume, Lba::new(lba), kind).await?;
         say(&format!("   block {lba}: {words}"))?;
     }
-    volume.close().await.map_err(|error| of_block("closing", &error))
+    volume.close().await.map_err(|error| of_block("close", &error))
 }
 
 /// Reads the blocks: the damaged ones fail, the others are as written. Then writes the damaged ones anew.
 async fn repair(target: &TargetName, data: &Buffer) -> Result<Exit, StackError> {
-    step(6, "read everything: damaged blocks fail, the rest is as it was written")?;
+    step(6, "read all blocks: damaged blocks fail, the others have the written data")?;
     let opened = open(target, Access::Write).await?;
     let size = opened.device.geometry().block_size.bytes();
     for (index, block) in data.chunks(size).enumerate() {
@@ -96,23 +95,23 @@ async fn repair(target: &TargetName, data: &Buffer) -> Result<Exit, StackError> 
         match (opened.read(Extent::one(Lba::new(index as u64))).await, damaged) {
             (Ok(Response::Data(read)), false) if read.joined_data()[..] == *block => {}
             (Err(error), true) if error.bad_blocks().is_some() => {}
-            _ => return opened.close(wrong(&format!("block {index} was not read as it should be"))).await,
+            _ => return opened.close(wrong(&format!("block {index} was read wrongly"))).await,
         }
     }
-    say(&format!("   {} blocks right, {} refused", data.len() / size - DAMAGE.len(), DAMAGE.len()))?;
+    say(&format!("   {} blocks correct, {} failed", data.len() / size - DAMAGE.len(), DAMAGE.len()))?;
 
-    step(7, "write the damaged blocks anew, and verify")?;
+    step(7, "rewrite the damaged blocks, and verify")?;
     for (lba, ..) in DAMAGE {
         let at = lba as usize * size;
         write(&opened, lba, &Buffer::copy_from(&data[at..at + size])).await?;
     }
     opened.close(Ok(())).await?;
     if !faults(target).await?.is_empty() {
-        return wrong("damage is left");
+        return wrong("some blocks are still damaged");
     }
     say("   clean")?;
     say(&format!(
-        "\nThe volume is still there to play with:\n   sealblock info {target}\n   sealblock verify {target}"
+        "\nThe volume is kept for further experiments:\n   sealblock info {target}\n   sealblock verify {target}"
     ))?;
     Ok(Exit::Clean)
 }
@@ -120,7 +119,7 @@ async fn repair(target: &TargetName, data: &Buffer) -> Result<Exit, StackError> 
 /// This program's own bytes, in whole blocks: real data that every machine has.
 fn own_program() -> Result<Buffer, StackError> {
     let bytes =
-        std::env::current_exe().and_then(fs::read).map_err(|error| StackError::io("reading this program", &error))?;
+        std::env::current_exe().and_then(fs::read).map_err(|error| StackError::io("read this program", &error))?;
     let bytes = &bytes[..bytes.len().min(DATA_BYTES)];
     let mut data = Buffer::zeroed(bytes.len().next_multiple_of(4096));
     data[..bytes.len()].copy_from_slice(bytes);
@@ -130,11 +129,11 @@ fn own_program() -> Result<Buffer, StackError> {
 async fn write(opened: &OpenTarget, first: u64, data: &Buffer) -> Result<(), StackError> {
     let geometry = opened.device.geometry();
     let extent = Extent::from_raw(first, (data.len() >> geometry.block_size.shift()) as u64)
-        .map_err(|error| StackError::new(Cause::Usage, "writing", error))?;
+        .map_err(|error| StackError::new(Cause::Usage, "write", error))?;
     let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: first };
     let data = Sealed::seal(Buffer::copy_from(data).freeze(), geometry.block_size, geometry.protection, &tags);
     let write = Request::write(extent, data, Durability::Volatile);
-    opened.device.execute(write).await.map_err(|error| of_block("writing", &error))?;
+    opened.device.execute(write).await.map_err(|error| of_block("write", &error))?;
     opened.flush().await
 }
 
@@ -145,7 +144,7 @@ async fn faults(target: &TargetName) -> Result<Vec<BadBlock>, StackError> {
         let mut found = Vec::new();
         for extent in geometry.whole(geometry.limits.max_verify_blocks) {
             if let Err(error) = opened.device.execute(Request::verify(extent, Expectations::NONE)).await {
-                let bad_blocks = error.bad_blocks().ok_or_else(|| of_block("verifying", &error))?;
+                let bad_blocks = error.bad_blocks().ok_or_else(|| of_block("verify", &error))?;
                 found.extend_from_slice(bad_blocks.as_slice());
             }
         }

@@ -57,7 +57,7 @@ fn nbd(arguments: &Discover, address: &NbdAddress) -> Result<Exit, StackError> {
         print_json(&NbdReport { target: arguments.server.to_string(), exports })?;
     } else {
         if exports.is_empty() {
-            note(&format_args!("{} shows no export", arguments.server));
+            note(&format_args!("{} has no exports", arguments.server));
         }
         exports.iter().try_for_each(|export| say(line(&export.name)))?;
     }
@@ -80,7 +80,7 @@ fn subsystems(arguments: &Discover, address: &Address) -> Result<Exit, StackErro
     names.dedup();
     if names.is_empty() {
         note(&format_args!(
-            "{address} shows this host no subsystem; servers may be for certain hosts only, and --host-nqn NQN asks as another"
+            "no subsystem of {address} is visible to this host NQN; the server may restrict hosts (try --host-nqn)"
         ));
     }
     names.iter().try_for_each(|name| say(name))?;

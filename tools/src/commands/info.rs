@@ -212,7 +212,7 @@ fn path_json(path: &PathStatus) -> Value {
         "live": path.is_live,
         "requests": path.requests,
         "failures": path.failures,
-        "trouble": path.last_error,
+        "error": path.last_error,
     })
 }
 
@@ -285,7 +285,7 @@ fn as_text(target: &TargetName, opened: &OpenTarget) -> String {
     lines.put("size", format!("{} ({blocks})", ByteCount::new(geometry.capacity_bytes())));
     if let Some(rest) = rest_bytes(opened) {
         lines
-            .put("behind them", format!("{}, less than a block: only copy and compare take them", count(rest, "byte")));
+            .put("behind them", format!("{}, less than a block: only copy and compare accept it", count(rest, "byte")));
     }
     lines.put("protection", protection_text(geometry.protection));
     if let Some(why) = opened.why_older() {
@@ -306,7 +306,7 @@ fn as_text(target: &TargetName, opened: &OpenTarget) -> String {
         }
     }
     if of.offloads {
-        lines.put("offloaded", "what is native moves no blocks to this host");
+        lines.put("offloaded", "native requests transfer no blocks to this host");
     }
     let Limits { max_transfer_blocks, max_verify_blocks, max_zero_blocks } = geometry.limits;
     let bytes = |blocks: BlockCount| ByteCount::new(blocks.bytes(geometry.block_size));
@@ -324,12 +324,12 @@ fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
         match (volume.is_clean, volume.recovered, volume.dropped) {
             (true, ..) => "closed".to_owned(),
             (false, taken, left) => {
-                format!("not closed; {taken} records in the log, {left} of writes that did not arrive")
+                format!("not closed; {taken} log records, {left} of incomplete writes")
             }
         },
     );
     if let AnsweredChanges::MayBeLost(why) = volume.answered {
-        lines.put("unflushed", format!("writes that were answered and not flushed may be lost: {why}"));
+        lines.put("unflushed", format!("completed writes that were not flushed may be lost: {why}"));
     }
     losses_text(lines, volume);
     if volume.layout.is_resized() {
@@ -338,15 +338,14 @@ fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
             1 => "one part".to_owned(),
             parts => format!("{parts} of at most {MAX_SEGMENTS} parts"),
         };
-        lines.put("resized", format!("created with {created}; it lies in {parts}"));
+        lines.put("resized", format!("created with {created}; in {parts}"));
     }
     let lost: Vec<&SuperblockCopy> = volume.superblocks.iter().filter(|copy| copy.lost.is_some()).collect();
     let all = volume.superblocks.len();
     lines.put("superblocks", format!("{} of {all} good", all - lost.len()));
     for copy in lost {
         let why = copy.lost.as_deref().unwrap_or_default();
-        lines
-            .put("", format!("lost at byte {}: {why}; the next opening for writing writes it anew", copy.offset_bytes));
+        lines.put("", format!("lost at byte {}: {why}; the next open for writing rewrites it", copy.offset_bytes));
     }
 }
 
@@ -357,7 +356,7 @@ fn losses_text(lines: &mut Lines, volume: &VolumeDescription) {
         lines.put(
             "",
             format!(
-                "{} written last cannot be read, block {first} first; verify lists them",
+                "{} written last are unreadable, the first is block {first}; verify lists them",
                 count(blocks as u64, "block")
             ),
         );
@@ -366,10 +365,7 @@ fn losses_text(lines: &mut Lines, volume: &VolumeDescription) {
         let (sectors, most) = (volume.log_lost, volume.log_lost * volume.layout.log_sector_entries());
         lines.put(
             "log",
-            format!(
-                "{} lost: up to {most} blocks are as they were before; opens for reading only",
-                count(sectors, "sector")
-            ),
+            format!("{} lost: up to {most} blocks may have older content; opens read-only", count(sectors, "sector")),
         );
     }
     lost_copies_text(lines, volume);
@@ -378,7 +374,7 @@ fn losses_text(lines: &mut Lines, volume: &VolumeDescription) {
 /// Lost copies of metadata, and what repairs them.
 fn lost_copies_text(lines: &mut Lines, volume: &VolumeDescription) {
     if volume.standing != Standing::Certain {
-        lines.put("identity", "not proven: nothing but a superblock tells it; opens for reading only");
+        lines.put("identity", "not proven: known only from a superblock; opens read-only");
     }
     for (place, records) in volume.lost_copies.foreign() {
         lines.put("foreign", format!("{} of another volume in {place}", count(records, "record")));
@@ -387,7 +383,9 @@ fn lost_copies_text(lines: &mut Lines, volume: &VolumeDescription) {
         let copies = volume.lost_copies.count();
         lines.put(
             "metadata",
-            format!("copies that are lost, while the others serve: {copies}; writing to the volume repairs them"),
+            format!(
+                "lost copies: {copies}; the other copies are used, and a write to the volume repairs the lost ones"
+            ),
         );
     }
 }

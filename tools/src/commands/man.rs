@@ -30,7 +30,7 @@ const MANUAL: &str = "sealblock manual";
 /// Writes the pages into the folder, which is made if it is not there.
 pub fn run(arguments: &Man) -> Result<Exit, StackError> {
     let dir = arguments.dir.as_path();
-    write(dir).map_err(|error| StackError::io("writing manual pages", &error).on(dir.display()))?;
+    write(dir).map_err(|error| StackError::io("write manual pages to", &error).on(dir.display()))?;
     Ok(Exit::Clean)
 }
 
@@ -38,7 +38,7 @@ pub fn run(arguments: &Man) -> Result<Exit, StackError> {
 pub fn completions(arguments: &Completions) -> Result<Exit, StackError> {
     let mut output = io::stdout().lock();
     let written = output.write_all(&script(arguments.shell)).and_then(|()| output.flush());
-    written.map_err(|error| StackError::io("printing completions", &error))?;
+    written.map_err(|error| StackError::io("print completions", &error))?;
     Ok(Exit::Clean)
 }
 

@@ -28,7 +28,7 @@ use sealblock_server::status::mirror::{MirrorStatus, ReplicaStatus, state_text};
 
 /// How often progress is looked at.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
-const CHANGING: &str = "changing the mirror";
+const CHANGING: &str = "change";
 
 /// Does it.
 pub fn run(arguments: &Mirror) -> Result<Exit, StackError> {
@@ -62,7 +62,7 @@ pub fn run(arguments: &Mirror) -> Result<Exit, StackError> {
 /// The name of a new replica for the process that has the mirror open. In a server's folder the same relative name is another file.
 fn name_for(replica: &TargetName, server: Option<&FoundServer>) -> Result<String, StackError> {
     let Some(server) = server else { return Ok(replica.to_string()) };
-    let here = std::env::current_dir().map_err(|error| StackError::io("finding the replica", &error).on(replica))?;
+    let here = std::env::current_dir().map_err(|error| StackError::io("find", &error).on(replica))?;
     if server.folder().as_ref() == Some(&here) {
         return Ok(replica.to_string());
     }
@@ -107,7 +107,7 @@ impl Holder {
         name.ok_or_else(|| {
             StackError::new(Cause::Usage, CHANGING, format!("the mirror has no replica {named}"))
                 .on(target)
-                .advise("`sealblock mirror status` names the replicas")
+                .advise("`sealblock mirror status` lists the replicas")
         })
     }
 
@@ -121,9 +121,7 @@ impl Holder {
 
     async fn status(&self) -> Result<MirrorStatus, StackError> {
         match self {
-            Holder::Server(server) => {
-                server.mirror_command("reading the state of the mirror", ControlCommand::MirrorStatus)
-            }
+            Holder::Server(server) => server.mirror_command("read the mirror state", ControlCommand::MirrorStatus),
             Holder::Here(mirror) => Ok(MirrorStatus::of(mirror)),
         }
     }
@@ -134,7 +132,7 @@ fn make(arguments: &MirrorCreate) -> Result<Exit, StackError> {
     let target = TargetName::Group { kind: GroupKind::Mirror, members: arguments.replicas.clone() };
     let from = match &arguments.from {
         Some(from) => Some(arguments.replicas.iter().position(|replica| replica == from).ok_or_else(|| {
-            StackError::new(Cause::Usage, "making a mirror", format!("{from} is none of its devices")).on(&target)
+            StackError::new(Cause::Usage, "create a mirror", format!("{from} is not one of its devices")).on(&target)
         })?),
         None => None,
     };
@@ -170,7 +168,7 @@ async fn synchronise(
     if arguments.no_wait || lacking.is_empty() {
         return Ok(status);
     }
-    let later = format!("when {target} is next opened for writing or served it continues");
+    let later = format!("it continues when {target} is next opened for writing or served");
     eprintln!("sealblock: the devices are labelled, the resync has started and may be interrupted: {later}");
     for replica in &lacking {
         status = wait(mirror, replica, status).await?;
@@ -204,8 +202,8 @@ fn found_of(
     let found = find(&name_of(&ServedName::Target(target.clone()))?, control)?;
     match control {
         Some(socket) if found.is_none() => {
-            let why = format!("the server of {} does not serve it", socket.display());
-            let failure = StackError::new(Cause::Unreachable, "looking for its server", why).on(target);
+            let why = format!("the server behind {} does not serve it", socket.display());
+            let failure = StackError::new(Cause::Unreachable, "find the server", why).on(target);
             Err(failure.advise(format!("`sealblock status --control {}` says what it serves", socket.display())))
         }
         _ => Ok(found),
@@ -231,7 +229,7 @@ fn on_holder<T>(
 
 fn mirror_of(opened: &OpenTarget) -> Result<Rc<OpenMirror>, StackError> {
     opened.info.mirror.clone().ok_or_else(|| {
-        StackError::new(Cause::Usage, "reading the state of the mirror", "it is no mirror")
+        StackError::new(Cause::Usage, "read the mirror state", "it is not a mirror")
             .on(opened.target())
             .advise("mirror:A,B")
     })
@@ -335,7 +333,7 @@ pub fn put(lines: &mut Lines, status: &MirrorStatus) {
     }
     lines.put("state", &status.state);
     if status.state == MirrorState::Unlabelled.as_str() {
-        lines.put("content", "blank: no device has a mirror label; the first opening for writing makes them a mirror");
+        lines.put("content", "blank: no device has a mirror label; the first open for writing creates the mirror");
     }
     if let Some(why) = status.why_older() {
         lines.put("content", format_args!("may be older than what was written: {why}"));
@@ -345,15 +343,12 @@ pub fn put(lines: &mut Lines, status: &MirrorStatus) {
     }
     if status.nosync_bytes > 0 {
         let bytes = ByteCount::new(status.nosync_bytes);
-        lines.put("not compared", format_args!("{bytes}, where replicas may differ until they are reconciled"));
+        lines.put("not compared", format_args!("{bytes} may differ between replicas until they are reconciled"));
     }
     if status.dirty_bytes > 0 || status.max_dirty_bytes.is_some() {
         let bytes = ByteCount::new(status.dirty_bytes);
         let most = status.max_dirty_bytes.map_or(String::new(), |most| format!(" of at most {}", ByteCount::new(most)));
-        lines.put(
-            "write intent",
-            format_args!("{bytes}{most} marked for changes; after a crash replicas are compared there"),
-        );
+        lines.put("write intent", format_args!("{bytes}{most} dirty; after a crash replicas are compared there"));
     }
 }
 
@@ -396,8 +391,8 @@ fn replica_text(replica: &ReplicaStatus, nosync_bytes: u64) -> String {
     let damage = replica.damage.as_ref().filter(|damage| damage.has_any());
     let damage = damage.map_or(String::new(), |damage| format!("; {}", damage.to_text()));
     let unknown = replica.damage.as_ref().is_some_and(|damage| !damage.not_asked.is_empty());
-    let unknown = if unknown { "; what its server knows of bad blocks is unknown here" } else { "" };
-    let files: String = replica.file_trouble.iter().map(|file| format!("; {}", file.to_text())).collect();
+    let unknown = if unknown { "; its server's list of bad blocks is not available here" } else { "" };
+    let files: String = replica.file_errors.iter().map(|file| format!("; {}", file.to_text())).collect();
     format!("{}: {state}{out_of_sync}{offline}{repaired}{stale}{error}{damage}{unknown}{files}", replica.name)
 }
 
@@ -418,7 +413,7 @@ mod tests {
                 repaired_blocks: u64::from(online),
                 stale_blocks: 0,
                 failures: 0,
-                file_trouble: Vec::new(),
+                file_errors: Vec::new(),
                 damage: None,
             };
             replica_text(&status, nosync_bytes)

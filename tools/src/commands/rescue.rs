@@ -62,7 +62,7 @@ struct WithoutSuperblock {
 /// Rescues.
 pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
     check_output(arguments.json, &arguments.to)?;
-    check_apart("rescuing", &Endpoint::Target(arguments.volume.target()), &arguments.to)?;
+    check_apart("rescue", &Endpoint::Target(arguments.volume.target()), &arguments.to)?;
     let (report, lacks) = on_reactor(async {
         let (volume, remains) = volume(arguments).await?;
         let report = Report::nothing_lost(arguments, &volume, remains.as_ref().map(WithoutSuperblock::of));
@@ -96,7 +96,7 @@ pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
 
 /// Opens the volume for reading, and says what was found where it has no superblock.
 async fn volume(arguments: &Rescue) -> Result<(OpenTarget, Option<Remains>), StackError> {
-    const DOING: &str = "rescuing";
+    const DOING: &str = "rescue";
     let path = arguments.volume.path();
     let medium = open_medium(path, Options::READ).await.map_err(|error| of_open(DOING, &error))?;
     let kind = inspect(&medium).await?;
@@ -106,15 +106,13 @@ async fn volume(arguments: &Rescue) -> Result<(OpenTarget, Option<Remains>), Sta
     let is_hinted = hints != Hints::default();
     match kind {
         FileKind::Volume if is_hinted => {
-            let why = "the volume has a superblock, which says how large it is and what its blocks are";
-            Err(StackError::new(Cause::Usage, DOING, why)
-                .on(path.display())
-                .advise("no --capacity and no --block-size"))
+            let why = "the volume has a superblock with its capacity and block size";
+            Err(StackError::new(Cause::Usage, DOING, why).on(path.display()).advise("omit --capacity and --block-size"))
         }
         FileKind::Volume => Ok((open_truncated(&target, path, arguments.identity).await?, None)),
         _ if arguments.identity.is_some() => {
-            let why = "no superblock of it can be used, so its identity is not known";
-            Err(StackError::new(Cause::Usage, DOING, why).on(path.display()).advise("no --identity"))
+            let why = "no superblock is usable, so its identity is unknown";
+            Err(StackError::new(Cause::Usage, DOING, why).on(path.display()).advise("omit --identity"))
         }
         FileKind::Remains(_) => {
             open_shapeless(&target, path, &hints).await.map(|(opened, remains)| (opened, Some(remains)))
@@ -124,8 +122,8 @@ async fn volume(arguments: &Rescue) -> Result<(OpenTarget, Option<Remains>), Sta
             Ok((opened, remains)) => Ok((opened, Some(remains))),
             Err(failure) if is_hinted => Err(failure),
             Err(_) => {
-                let why = "it is no protected volume, nor what is left of one";
-                let advice = "--capacity SIZE, what the volume was created with, if there was one";
+                let why = "it is not a protected volume or the remains of one";
+                let advice = "if it was a volume, give the capacity that it was created with as --capacity SIZE";
                 Err(StackError::new(Cause::Unsuitable, DOING, why).on(path.display()).advise(advice))
             }
         },
@@ -183,10 +181,10 @@ fn voice(arguments: &Rescue) -> Voice {
 }
 
 async fn copy(arguments: &Rescue, volume: &Source, sink: &Sink, mut report: Report) -> Result<Report, StackError> {
-    sink.check_room("rescuing", &arguments.to, volume.bytes().unwrap_or(0))?;
+    sink.check_room("rescue", &arguments.to, volume.bytes().unwrap_or(0))?;
     let mut findings = Findings::new(voice(arguments));
     // What a damaged map says of holes is not gone by: every block is read.
-    let reading = Reading { doing: "rescuing", past_damage: true, asks_for_holes: false };
+    let reading = Reading { doing: "rescue", past_damage: true, asks_for_holes: false };
     let work = CopyJob::new("rescuing", volume, reading, sink, Show::OnTerminal);
     report.blocks_lost = work.run(&mut findings).await?.blocks_lost;
     report.blocks_rescued -= report.blocks_lost;
@@ -202,7 +200,7 @@ fn to_text(report: &Report) -> Vec<String> {
     }
     let state = match report.blocks_lost {
         0 if report.is_certain() && report.is_older() => {
-            "nothing is bad, and what was written last may be missing".to_owned()
+            "no damage found, but the last writes may be missing".to_owned()
         }
         0 if report.is_certain() => "nothing lost".to_owned(),
         0 => "no block is known to be lost".to_owned(),
@@ -210,21 +208,21 @@ fn to_text(report: &Report) -> Vec<String> {
     };
     if report.foreign_records > 0 {
         let records = count(report.foreign_records, "record");
-        lines.push(format!("{}: {records} of another volume in place of this one's", report.volume));
+        lines.push(format!("{}: {records} of another volume instead of this one", report.volume));
     }
     if report.newer_pages > 0 {
         let pages = count(report.newer_pages, "page");
         lines.push(format!(
-            "{}: {pages} of the block map newer than the log: blocks may have an older content than was written",
+            "{}: {pages} of the block map newer than the log: blocks may have older content than was written",
             report.volume
         ));
     }
     if report.without_superblock.is_none() && report.identity != Standing::Certain.as_str() {
-        lines.push(format!("{}: whose volume this is is not proven ({})", report.volume, report.identity));
+        lines.push(format!("{}: the identity of the volume is not proven ({})", report.volume, report.identity));
     }
     if report.log_sectors_lost > 0 {
         lines.push(format!(
-            "{}: sectors of the log are lost ({}): blocks written shortly before the volume was last in use may have an older content",
+            "{}: sectors of the log are lost ({}): blocks written last may have older content",
             report.volume, report.log_sectors_lost
         ));
     }

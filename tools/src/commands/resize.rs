@@ -43,13 +43,9 @@ fn alone(target: &ServedName, size: NonZeroU64, is_to_be_served: bool) -> Result
         ServedName::Subsystem(..) | ServedName::Target(TargetName::NvmeTcp { .. }) => return Err(unserved(target)),
         ServedName::Target(TargetName::File(path) | TargetName::Linux { path, .. }) => path,
         ServedName::Target(_) => {
-            return Err(StackError::new(
-                Cause::Unsuitable,
-                RESIZING,
-                "only a protected volume has another size at will",
-            )
-            .on(target)
-            .advise("the path of a volume"));
+            return Err(StackError::new(Cause::Unsuitable, RESIZING, "only a protected volume can be resized")
+                .on(target)
+                .advise("give the path of a volume"));
         }
     };
     let (before_bytes, size_bytes) = on_reactor(on_medium(path, size)).map_err(|failure| failure.on(target))?;
@@ -57,7 +53,8 @@ fn alone(target: &ServedName, size: NonZeroU64, is_to_be_served: bool) -> Result
 }
 
 fn unserved(target: &ServedName) -> StackError {
-    unserved_with(RESIZING, "the volume's path; or --control PATH for a server that has its own socket").on(target)
+    unserved_with(RESIZING, "give the volume's path; or --control PATH for a server with its own control socket")
+        .on(target)
 }
 
 /// Bytes of data before and after.
@@ -65,14 +62,14 @@ async fn on_medium(path: &Path, size: NonZeroU64) -> Result<(u64, u64), StackErr
     let medium = open_medium(path, Options::WRITE).await.map_err(|error| {
         let failure = of_open(RESIZING, &error);
         match failure.cause() {
-            Cause::Refused => failure.advise("--control PATH of the server that has it, if it has its own socket"),
+            Cause::Refused => failure.advise("--control PATH, if the server that uses it has its own control socket"),
             _ => failure,
         }
     })?;
     match inspect(&medium).await? {
         FileKind::Volume => {}
         FileKind::Remains(parts) => return Err(of_remains(RESIZING, path, &parts)),
-        FileKind::Raw => return Err(StackError::new(Cause::Unsuitable, RESIZING, "it is no protected volume")),
+        FileKind::Raw => return Err(StackError::new(Cause::Unsuitable, RESIZING, "it is not a protected volume")),
     }
     let block_size = probe(&medium).await.map_err(|error| of_volume(RESIZING, &error))?.layout.block_size();
     let capacity_blocks = blocks_of(size.get(), block_size)?;

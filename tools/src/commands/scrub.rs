@@ -28,13 +28,13 @@ pub fn run(arguments: &Scrub) -> Result<Exit, StackError> {
     match &arguments.command {
         ScrubCommand::Status(status) => report(&status.what, status.json, status.watch),
         ScrubCommand::Start(start) => begin(start),
-        ScrubCommand::Pause(what) => execute(what, "pausing the scrub", ControlCommand::ScrubPause),
-        ScrubCommand::Stop(what) => execute(what, "stopping the scrub", ControlCommand::ScrubStop),
+        ScrubCommand::Pause(what) => execute(what, "pause the scrub", ControlCommand::ScrubPause),
+        ScrubCommand::Stop(what) => execute(what, "stop the scrub", ControlCommand::ScrubStop),
     }
 }
 
 fn begin(start: &ScrubStart) -> Result<Exit, StackError> {
-    const DOING: &str = "starting the scrub";
+    const DOING: &str = "start the scrub";
     let from = start.from.map(|lba| lba.get());
     let rate = start.rate.map(|rate| rate.bytes_per_second());
     let found = find_server(&start.what)?.ok_or_else(|| unserved(DOING, &start.what.target))?;
@@ -78,9 +78,10 @@ fn wait(found: &FoundServer, first: ScrubStatus, json: bool) -> Result<Exit, Sta
         }
         Waited::Interrupted(status) => {
             print_report(json, &*status, || attributed(&text::line(&status), found.stranger()))?;
-            let how_far = format!("at block {}; the server goes on", status.position);
+            let how_far = format!("at block {}; the scrub continues", status.position);
             let target = &status.target;
-            let go_on = format!("sealblock scrub status {target} --watch; sealblock scrub stop {target} ends it");
+            let go_on =
+                format!("`sealblock scrub status {target} --watch`; to stop it, `sealblock scrub stop {target}`");
             interrupt::report(format!("waiting for the scrub of {target}"), how_far, go_on);
             Ok(Exit::Interrupted)
         }
@@ -99,7 +100,7 @@ fn find_server(what: &Scrubbed) -> Result<Option<FoundServer>, StackError> {
 }
 
 fn unserved(doing: &str, target: &ServedName) -> StackError {
-    unserved_with(doing, format!("sealblock serve {target}; `sealblock verify` needs no server; --control PATH for a server that has its own socket"))
+    unserved_with(doing, format!("`sealblock serve {target}`; `sealblock verify` needs no server; --control PATH for a server with its own control socket"))
         .on(target)
 }
 
@@ -119,11 +120,13 @@ pub fn name_of(target: &ServedName) -> Result<TargetRef, StackError> {
         }
         ServedName::Target(TargetName::NvmeTcp { address, nqn, nsid, .. }) => {
             let resolved = resolve(address);
-            let resolved = resolved.map_err(|error| StackError::io("looking for its server", &error).on(target))?;
+            let resolved = resolved.map_err(|error| StackError::io("find the server", &error).on(target))?;
             let addresses: Vec<SocketAddr> = resolved.into_iter().filter(|address| is_here(address.ip())).collect();
             if addresses.is_empty() {
-                let failure = StackError::new(Cause::Refused, "looking for its server", "it is another machine's");
-                return Err(failure.on(target).advise("the command on that machine; or `sealblock verify`, from here"));
+                let failure = StackError::new(Cause::Refused, "find the server", "it is served by another machine");
+                return Err(failure
+                    .on(target)
+                    .advise("run the command on that machine, or `sealblock verify` from here"));
             }
             TargetRef { nqn: Some(nqn.clone()), nsid: nsid.map(|nsid| nsid.get()), addresses, ..name }
         }
@@ -143,7 +146,7 @@ fn is_here(address: IpAddr) -> bool {
 
 /// The saved state of a target that no server has open, and whether its blocks may be older than what was written, which is said.
 fn saved(what: &Scrubbed) -> Result<(ScrubStatus, bool), StackError> {
-    const DOING: &str = "asking for the scrub";
+    const DOING: &str = "read the scrub state";
     let target = match &what.target {
         ServedName::Target(target) if target.path().is_some() && what.control.is_none() => target,
         other => return Err(unserved(DOING, other)),
@@ -158,20 +161,20 @@ fn saved(what: &Scrubbed) -> Result<(ScrubStatus, bool), StackError> {
 async fn status_of(target: &TargetName, opened: &OpenTarget) -> Result<ScrubStatus, StackError> {
     let (geometry, abilities) = (opened.device.geometry(), opened.device.abilities());
     if abilities.of(RequestKind::ReadReserved) != Ability::Native {
-        let why = "it has no room to keep anything of its scrubs, and no server has it open";
-        return Err(StackError::new(Cause::Absent, "asking for the scrub", why).on(target));
+        let why = "it has no reserved area for scrub results, and no server has it open";
+        return Err(StackError::new(Cause::Absent, "read the scrub state", why).on(target));
     }
-    let doing = "reading what is kept of the scrub";
+    let doing = "read the saved scrub state";
     let answer = opened.device.execute(Request::read_reserved(ReservedArea::ScrubState)).await;
     let state = match answer.map_err(|error| of_block(doing, &error))? {
         Response::Reserved(bytes) if bytes.is_empty() => SavedState::default(),
         Response::Reserved(bytes) => SavedState::decode(&bytes).map_err(|error| {
             let failure = StackError::new(Cause::Unsuitable, doing, error).on(target);
-            failure.advise("serving it: a state that is damaged is begun anew, one of a later version is left alone")
+            failure.advise("serve it: a damaged state is replaced, a state of a later version is kept")
         })?,
         _ => SavedState::default(),
     };
     let record = state.record_for(geometry.capacity_blocks);
     let damage = Some(DamageStatus::of(&opened.info.damage));
-    Ok(ScrubStatus { damage, ..ScrubStatus::kept(target.to_string(), &opened.device, &record) })
+    Ok(ScrubStatus { damage, ..ScrubStatus::saved(target.to_string(), &opened.device, &record) })
 }

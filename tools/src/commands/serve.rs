@@ -45,7 +45,7 @@ pub fn run(arguments: &Serve) -> Result<Exit, StackError> {
 }
 
 fn serve(arguments: &Serve) -> Result<(), StackError> {
-    Hangups::keep().map_err(|error| StackError::io("waiting for signals", &error))?;
+    Hangups::keep().map_err(|error| StackError::io("wait for signals", &error))?;
     let source = Source::of(arguments)?;
     let inherited = Inherited::take()?;
     let again = || source.plan(arguments, &inherited);
@@ -89,7 +89,7 @@ impl Source {
             ("--protection", arguments.protection.is_some()),
             ("--read-only", arguments.read_only),
             ("--as-member", arguments.as_member),
-            ("--force-leg", arguments.members.force_leg),
+            ("--force-member", arguments.members.force_member),
             ("--no-label", arguments.labels.no_label),
             ("--scrub-every", arguments.scrub_every.is_some()),
             ("--scrub-rate", arguments.scrub_rate.is_some()),
@@ -97,8 +97,8 @@ impl Source {
         match options.iter().find(|(_, given)| *given) {
             None => Ok(Source::Config(path)),
             Some((option, _)) => {
-                let why = format!("{option} is for targets of the command line; the configuration has its own");
-                Err(StackError::new(Cause::Usage, "reading the command line", why).on(path.display()))
+                let why = format!("{option} applies to targets on the command line; set it in the configuration");
+                Err(StackError::new(Cause::Usage, "use the command line with", why).on(path.display()))
             }
         }
     }
@@ -175,7 +175,7 @@ fn default_volume() -> Result<TargetName, StackError> {
 
 /// Makes it under another name first, so that a half-made volume never has this one.
 fn make_default(path: &Path) -> Result<(), StackError> {
-    let failed = |error: &std::io::Error| StackError::io("making the default volume", error).on(path.display());
+    let failed = |error: &std::io::Error| StackError::io("create", error).on(path.display());
     fs::create_dir_all(FOLDER).map_err(|error| failed(&error))?;
     let draft = path.with_extension(format!("volume.{}", std::process::id()));
     create::make(&draft, &create::default_options(DEFAULT_SIZE)?, false)?;
@@ -188,15 +188,14 @@ fn make_default(path: &Path) -> Result<(), StackError> {
 
 fn check_default(path: &Path) -> Result<(), StackError> {
     on_reactor(async {
-        let medium = open_medium(path, sealblock_media_file::Options::READ)
-            .await
-            .map_err(|error| of_open("opening the default volume", &error))?;
+        let medium =
+            open_medium(path, sealblock_media_file::Options::READ).await.map_err(|error| of_open("open", &error))?;
         match inspect(&medium).await? {
             FileKind::Volume => Ok(()),
-            FileKind::Remains(parts) => Err(of_remains("opening the default volume", path, &parts)),
-            FileKind::Raw => Err(StackError::new(Cause::Unsuitable, "opening the default volume", "it is no volume")
+            FileKind::Remains(parts) => Err(of_remains("open", path, &parts)),
+            FileKind::Raw => Err(StackError::new(Cause::Unsuitable, "open", "it is not a volume")
                 .on(path.display())
-                .advise("moving it away, or naming the targets to serve")),
+                .advise("move it away, or give the targets to serve")),
         }
     })
 }

@@ -28,7 +28,7 @@ use sealblock_server::status::server::ServerStatus;
 
 /// Time between two updates of `--watch`.
 const BETWEEN: Duration = Duration::from_secs(2);
-const DOING: &str = "asking for the status";
+const DOING: &str = "read the status";
 
 /// The report.
 #[derive(Serialize)]
@@ -36,7 +36,7 @@ struct Report {
     /// The servers that responded, in the order of their processes.
     servers: Vec<ServerStatus>,
     /// The servers that did not respond.
-    silent: Vec<Silent>,
+    unresponsive: Vec<Unresponsive>,
     /// The user of the only server, if this user need not believe that one.
     #[serde(skip)]
     stranger: Option<String>,
@@ -44,7 +44,7 @@ struct Report {
 
 /// A server that did not respond.
 #[derive(Serialize)]
-struct Silent {
+struct Unresponsive {
     /// Its control socket.
     control: String,
     /// Why.
@@ -80,8 +80,8 @@ fn print(arguments: &Status, report: &Report, earlier: Option<(Duration, &[Serve
         text.push_str(&attributed(&text::of(server, earlier), report.stranger.clone()));
         text.push_str("\n\n");
     }
-    for silent in &report.silent {
-        text.push_str(&format!("{:<10}{}: {}\n", "silent", silent.control, silent.why));
+    for unresponsive in &report.unresponsive {
+        text.push_str(&format!("{:<13}{}: {}\n", "unresponsive", unresponsive.control, unresponsive.why));
     }
     // On a terminal an update replaces the one before; on a pipe it follows.
     let clear = if arguments.watch && stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
@@ -93,7 +93,7 @@ impl Report {
         let has = |exit| self.servers.iter().any(|server| Exit::from(server.health) == exit);
         if has(Exit::DamageFound) {
             Exit::DamageFound
-        } else if has(Exit::Incomplete) || !self.silent.is_empty() {
+        } else if has(Exit::Incomplete) || !self.unresponsive.is_empty() {
             Exit::Incomplete
         } else {
             Exit::Clean
@@ -106,9 +106,9 @@ impl Report {
 /// # Errors
 /// When there is none.
 fn servers(server: Option<&ServerName>) -> Result<Vec<ServerStatus>, StackError> {
-    let Report { servers, silent, .. } = gather(server, None)?;
-    match silent.first() {
-        Some(Silent { control, why }) if servers.is_empty() => {
+    let Report { servers, unresponsive, .. } = gather(server, None)?;
+    match unresponsive.first() {
+        Some(Unresponsive { control, why }) if servers.is_empty() => {
             Err(StackError::new(Cause::Unreachable, DOING, why).on(control))
         }
         _ => Ok(servers),
@@ -123,9 +123,9 @@ pub fn log(arguments: &Log) -> Result<Exit, StackError> {
             let servers = servers(arguments.server.as_ref())?;
             let [server] = &servers[..] else {
                 let pids: Vec<String> = servers.iter().map(|server| server.pid.to_string()).collect();
-                let why = format!("several servers run: processes {}", pids.join(", "));
-                return Err(StackError::new(Cause::Usage, "looking for the server", why)
-                    .advise("`sealblock log LEVEL SERVER`, with one of these for SERVER"));
+                let why = format!("several servers are running: processes {}", pids.join(", "));
+                return Err(StackError::new(Cause::Usage, "find the server", why)
+                    .advise("use `sealblock log LEVEL SERVER` with one of these as SERVER"));
             };
             client::log(None, Some(server), arguments.level)?
         }
@@ -140,7 +140,7 @@ fn log_text(report: &LogReport, is_order: bool) -> String {
     match (is_order, before == level) {
         (false, _) => format!("process {pid} logs at level {}", level.as_str()),
         (true, true) => format!("process {pid} logs at level {}, as before", level.as_str()),
-        (true, false) => format!("process {pid} logs at level {} now; before, at {}", level.as_str(), before.as_str()),
+        (true, false) => format!("process {pid} now logs at level {}; before, at {}", level.as_str(), before.as_str()),
     }
 }
 
@@ -152,7 +152,7 @@ fn gather(server: Option<&ServerName>, control: Option<&Path>) -> Result<Report,
     match server {
         None => {
             let report = ask_all();
-            let is_nobody = report.servers.is_empty() && report.silent.is_empty();
+            let is_nobody = report.servers.is_empty() && report.unresponsive.is_empty();
             if is_nobody { Err(nobody("no server of this user runs on this machine")) } else { Ok(report) }
         }
         Some(ServerName::Serving(served)) => match socket_at(served) {
@@ -160,7 +160,7 @@ fn gather(server: Option<&ServerName>, control: Option<&Path>) -> Result<Report,
             None => serving(served),
         },
         Some(name @ ServerName::Process(pid)) => {
-            chosen(name, "no server of this user has this number", |server| server.pid == *pid)
+            chosen(name, "no server of this user has this process ID", |server| server.pid == *pid)
         }
         Some(name @ ServerName::Address(address)) => chosen(name, "no server of this user listens there", |server| {
             let mut listeners = server.listeners.iter().chain(&server.nbd_listeners);
@@ -172,13 +172,13 @@ fn gather(server: Option<&ServerName>, control: Option<&Path>) -> Result<Report,
 fn nobody(why: &str) -> StackError {
     let others = not_asked().map_or(String::new(), |others| format!("; {others}"));
     StackError::new(Cause::Unreachable, DOING, format!("{why}{others}"))
-        .advise("`sealblock serve`; --control PATH for a server that has its own socket")
+        .advise("`sealblock serve`; --control PATH for a server with its own control socket")
 }
 
 /// The server behind one socket, which has to respond.
 fn one(path: &Path) -> Result<Report, StackError> {
     let (status, stranger) = query(path)?;
-    Ok(Report { servers: vec![status], silent: Vec::new(), stranger })
+    Ok(Report { servers: vec![status], unresponsive: Vec::new(), stranger })
 }
 
 /// A control socket that is given instead of a target.
@@ -193,7 +193,7 @@ fn socket_at(served: &ServedName) -> Option<PathBuf> {
 fn serving(served: &ServedName) -> Result<Report, StackError> {
     match find(&name_of(served)?, None)? {
         Some(found) => {
-            Ok(Report { servers: vec![found.server_status()?], silent: Vec::new(), stranger: found.stranger() })
+            Ok(Report { servers: vec![found.server_status()?], unresponsive: Vec::new(), stranger: found.stranger() })
         }
         None => by_export(served),
     }
@@ -222,26 +222,26 @@ fn chosen(
     if report.servers.is_empty() {
         return Err(nobody(why).on(name));
     }
-    Ok(Report { silent: Vec::new(), ..report })
+    Ok(Report { unresponsive: Vec::new(), ..report })
 }
 
 fn ask_all() -> Report {
-    let mut report = Report { servers: Vec::new(), silent: Vec::new(), stranger: None };
+    let mut report = Report { servers: Vec::new(), unresponsive: Vec::new(), stranger: None };
     for (path, answer) in query_all() {
         match answer {
             Ok(status) => report.servers.push(status),
             // The socket of a server that is gone stays until another one starts.
             Err(failure) if failure.cause() == Cause::Unreachable => {}
-            Err(failure) => report.silent.push(Silent::new(&path, failure.in_short())),
+            Err(failure) => report.unresponsive.push(Unresponsive::new(&path, failure.in_short())),
         }
     }
     report.servers.sort_by_key(|server| server.pid);
-    report.silent.sort_by(|a, b| a.control.cmp(&b.control));
+    report.unresponsive.sort_by(|a, b| a.control.cmp(&b.control));
     report
 }
 
-impl Silent {
-    fn new(path: &Path, why: String) -> Silent {
-        Silent { control: printable(&path.to_string_lossy()), why }
+impl Unresponsive {
+    fn new(path: &Path, why: String) -> Unresponsive {
+        Unresponsive { control: printable(&path.to_string_lossy()), why }
     }
 }

@@ -42,6 +42,7 @@ struct Report {
 
 /// One of the two.
 struct UnmapJob<'a> {
+    action: &'static str,
     doing: &'static str,
     done: &'static str,
     target: &'a TargetName,
@@ -53,14 +54,15 @@ struct UnmapJob<'a> {
 pub fn zero(arguments: &Zero) -> Result<Exit, StackError> {
     let may_unmap = !arguments.no_unmap;
     let (usage, how) = (arguments.members.usage(), &arguments.how);
-    let work = UnmapJob { doing: "zeroing", done: "zeroed", target: &arguments.target, usage, how };
+    let work = UnmapJob { action: "zero", doing: "zeroing", done: "zeroed", target: &arguments.target, usage, how };
     work.run(move |extent| Request::write_zeroes(extent, may_unmap, Durability::Volatile))
 }
 
 /// Deallocates blocks.
 pub fn discard(arguments: &Discard) -> Result<Exit, StackError> {
     let (usage, how) = (arguments.members.usage(), &arguments.how);
-    let work = UnmapJob { doing: "discarding", done: "discarded", target: &arguments.target, usage, how };
+    let work =
+        UnmapJob { action: "discard", doing: "discarding", done: "discarded", target: &arguments.target, usage, how };
     work.run(|extent| Request::discard([extent]))
 }
 
@@ -99,32 +101,31 @@ impl UnmapJob<'_> {
         if is_some || self.how.yes || self.target.is_fleeting() {
             return Ok(());
         }
-        let (blocks, bytes) = (count(geometry.capacity_blocks, "block"), ByteCount::new(geometry.capacity_bytes()));
-        let loses = format!("loses what it holds: all {blocks} ({bytes}) are to be {}", self.done);
+        let all = format!("all of {} ({})", self.target, ByteCount::new(geometry.capacity_bytes()));
         if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
-            let why = format!("it {loses}, and there is no terminal to ask on");
-            let advice = "--yes for all of it, or --range FIRST..LAST for a part";
-            return Err(StackError::new(Cause::Usage, self.doing, why).on(self.target).advise(advice));
+            let why = format!("this erases {all}, and there is no terminal to ask on");
+            let advice = "use --yes, or --range FIRST..LAST for a part";
+            return Err(StackError::new(Cause::Usage, self.action, why).on(self.target).advise(advice));
         }
-        eprint!("{} {loses}. Go on? [y/N] ", self.target);
+        eprint!("This erases {all}. Continue? [y/N] ");
         io::stderr().flush().ok();
         let mut answer = String::new();
-        io::stdin().lock().read_line(&mut answer).map_err(|error| StackError::io("reading the answer", &error))?;
+        io::stdin().lock().read_line(&mut answer).map_err(|error| StackError::io("read the answer", &error))?;
         match answer.trim().to_lowercase().as_str() {
             "y" | "yes" => Ok(()),
             _ => {
-                let why = "it was not confirmed, and nothing was changed";
-                Err(StackError::new(Cause::Usage, self.doing, why).on(self.target))
+                let why = "not confirmed; nothing was changed";
+                Err(StackError::new(Cause::Usage, self.action, why).on(self.target))
             }
         }
     }
 
     async fn pieces(&self, opened: &OpenTarget, operation: impl Fn(Extent) -> Request) -> Result<Report, StackError> {
-        let UnmapJob { doing, target, how, .. } = self;
+        let UnmapJob { action, doing, target, how, .. } = self;
         let span = opened.span(how.range)?;
         let (started, size) = (Instant::now(), opened.device.geometry().block_size);
         let step = sealblock_units::BlockCount::new((STEP_BYTES >> size.shift()) as u32)
-            .expect("a step has blocks of every size");
+            .expect("a step is a multiple of every block size");
         let total = ByteCount::new(span.blocks().saturating_mul(size.bytes() as u64));
         let show = if how.json { Show::Never } else { Show::OnTerminal };
         let progress = Progress::new(&format!("{doing} {target}"), Some(total), show);
@@ -132,7 +133,7 @@ impl UnmapJob<'_> {
         interrupt::watch();
         let work = async {
             let pieces = span.extents(step).map(|extent| async move {
-                opened.device.execute(operation(extent)).await.map_err(|error| of_block(*doing, &error))?;
+                opened.device.execute(operation(extent)).await.map_err(|error| of_block(*action, &error))?;
                 progress.advance_by(extent.bytes(size), 0);
                 Ok(extent.len())
             });

@@ -33,7 +33,7 @@ fn no_command_writes_a_member_of_a_mirror_by_itself() {
     ] {
         let answer = place.run(command);
         answer.fails(3, &["member 1 of 2 of mirror", "mirror:A,B"]);
-        assert!(answer.stderr.contains("--force-leg"), "{command}: {}", answer.stderr);
+        assert!(answer.stderr.contains("--force-member"), "{command}: {}", answer.stderr);
         assert!(place.blocks("a", 0, 255) == data, "{command}");
     }
     // Who only looks may.
@@ -50,7 +50,7 @@ fn no_command_writes_a_member_of_a_mirror_by_itself() {
 
 #[test]
 fn a_member_that_was_written_by_force_is_resynced_and_never_read_before() {
-    for command in ["zero a --range 0 --force-leg", "copy v a --force-leg", "discard a --force-leg --yes"] {
+    for command in ["zero a --range 0 --force-member", "copy v a --force-member", "discard a --force-member --yes"] {
         let (place, data) = mirrored();
         let forced = place.run(command);
         forced.succeeds();
@@ -88,7 +88,7 @@ fn no_command_writes_a_member_of_a_stripe_by_itself() {
     }
     assert!(place.blocks("stripe:a,b", 0, 511) == data);
     place.run("verify b").succeeds();
-    place.run("zero b --range 0 --force-leg").succeeds();
+    place.run("zero b --range 0 --force-member").succeeds();
     assert_eq!(place.blocks("stripe:a,b", 16, 16), [0; 4096]);
     // What makes it something else, or damages it on purpose, is not held back.
     place.run("corrupt b --lba 5 --kind data").succeeds();

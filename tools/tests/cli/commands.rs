@@ -125,7 +125,7 @@ fn compare_goes_on_past_damage_and_calls_nothing_equal() {
     let text = place.run("compare v data").ends_with(1).text();
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[..2], ["blocks 9..10 of v cannot be read: guard", "block 200 of v cannot be read: guard"]);
-    let words = "v and data: no difference where both can be read (0 of 256 blocks differ, 3 cannot be read) in ";
+    let words = "v and data: no difference in readable blocks (0 of 256 blocks differ, 3 cannot be read) in ";
     assert!(lines[2].starts_with(words) && lines.len() == 3, "{text}");
     // A difference is one whatever cannot be read beside it.
     for byte in [8 * 4096, 9 * 4096, 11 * 4096] {

@@ -131,17 +131,17 @@ fn garbage_is_refused_and_disturbs_no_other_client() {
         ("", "bad_request"),
         ("hello", "bad_request"),
         ("\u{0}\u{1}", "bad_request"),
-        (r#"{"version":1,"command":"reboot","target":{"text":"mem:1MiB"}}"#, "bad_request"),
+        (r#"{"version":2,"command":"reboot","target":{"text":"mem:1MiB"}}"#, "bad_request"),
         (r#"{"version":9}"#, "version"),
-        (r#"{"version":1,"command":"scrub_status","target":{"text":"mem:9MiB"}}"#, "unknown_target"),
-        (r#"{"version":1,"command":"scrub_start","target":{"text":"mem:1MiB"},"from":99999}"#, "usage"),
-        (r#"{"version":1,"command":"scrub_pause","target":{"text":"mem:1MiB"}}"#, "refused"),
+        (r#"{"version":2,"command":"scrub_status","target":{"text":"mem:9MiB"}}"#, "unknown_target"),
+        (r#"{"version":2,"command":"scrub_start","target":{"text":"mem:1MiB"},"from":99999}"#, "usage"),
+        (r#"{"version":2,"command":"scrub_pause","target":{"text":"mem:1MiB"}}"#, "refused"),
     ] {
         let answer = ask(&mut stream, line);
-        assert_eq!((&answer["error"]["kind"], &answer["version"]), (&kind.into(), &1.into()), "{line}: {answer}");
+        assert_eq!((&answer["error"]["kind"], &answer["version"]), (&kind.into(), &2.into()), "{line}: {answer}");
     }
     // The same connection is good for a good request.
-    let good = r#"{"version":1,"command":"scrub_status","target":{"text":"mem:1MiB"}}"#;
+    let good = r#"{"version":2,"command":"scrub_status","target":{"text":"mem:1MiB"}}"#;
     assert_eq!(ask(&mut stream, good)["scrub"]["state"], "idle");
 
     let mut endless = connect(&socket);

@@ -85,7 +85,7 @@ fn two_flipped_superblocks_are_survived_and_three_are_refused() {
         assert!(read.succeeds().stdout == data, "byte {byte}");
         let third = pristine.len() as u64 - 4096 + byte;
         place.poke("v", third, &[pristine[third as usize] ^ (1 << (byte % 8))]);
-        answer(&mut light(&place, "verify v")).fails(3, &["v", "what is left of a protected volume"]);
+        answer(&mut light(&place, "verify v")).fails(3, &["v", "the remains of a protected volume"]);
         place.poke("v", third, &pristine[third as usize..][..1]);
         for offset in SUPERBLOCK_OFFSETS {
             place.poke("v", offset + byte, &pristine[(offset + byte) as usize..][..1]);
@@ -125,7 +125,7 @@ fn random_superblocks_are_no_volume_and_no_panic() {
             place.poke("v", offset, &bytes);
         }
         // The log is still there to tell what it was.
-        place.run("verify v").fails(3, &["v", "what is left of a protected volume", "sealblock rescue"]);
+        place.run("verify v").fails(3, &["v", "the remains of a protected volume", "sealblock rescue"]);
     }
     place.write("v", &pristine);
     unharmed(&place, &data);

@@ -162,7 +162,7 @@ fn what_lies_in_the_folder_of_sockets_stops_no_command_and_controls_no_terminal(
         endless.incoming().flatten().for_each(|mut stream| while stream.write_all(&[b'['; 1 << 16]).is_ok() {});
     });
     let liar = UnixListener::bind(folder.join("6.sock")).unwrap();
-    let found = r#"{"version":1,"found":{"target":"\u001b[2Jv","waiting":false}}"#;
+    let found = r#"{"version":2,"found":{"target":"\u001b[2Jv","waiting":false}}"#;
     thread::spawn(move || {
         liar.incoming().flatten().for_each(|mut stream| {
             // An answer before the request would be lost where the request is still being sent.
@@ -179,7 +179,7 @@ fn what_lies_in_the_folder_of_sockets_stops_no_command_and_controls_no_terminal(
     // This machine may have other servers of root.
     let mut servers = status["servers"].as_array().unwrap().iter();
     assert!(servers.any(|found| found["pid"] == server.pid()), "{status}");
-    let named = status["silent"].as_array().unwrap().iter().map(|silent| silent["control"].as_str().unwrap());
+    let named = status["unresponsive"].as_array().unwrap().iter().map(|silent| silent["control"].as_str().unwrap());
     // Other servers of root, in other folders, may be silent as well.
     let own = folder.to_str().unwrap();
     let named: Vec<&str> = named.filter_map(|control| control.strip_prefix(own)?.strip_prefix('/')).collect();

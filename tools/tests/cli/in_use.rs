@@ -26,7 +26,7 @@ fn a_server_is_named_with_its_uri_and_what_to_type_instead() {
             &[
                 &format!("v: in use by another process, {pid} (sealblock), which serves v as {uri}"),
                 &format!("try: `sealblock verify {uri}` or `sealblock scrub start v` while it is served"),
-                &format!("`sealblock status {pid}` tells more"),
+                &format!("`sealblock status {pid}` shows more"),
             ],
         );
         place.run(&advised(&answer.stderr)).succeeds().says(&["256 blocks"]);
@@ -66,7 +66,7 @@ fn another_process_is_named() {
     // The name of a process is that of its first thread.
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or(name);
     let words = format!("in use by another process, {pid} ({})\n", name.trim());
-    place.run("verify v").fails(3, &[&words, "try: again when the other process is done with it"]);
+    place.run("verify v").fails(3, &[&words, "try: try again when the other process has closed it"]);
     file.unlock().unwrap();
     place.run("verify v").succeeds();
 }
@@ -82,7 +82,7 @@ fn naming_one_target_twice_is_nobody_elses_fault() {
         ["copy v v", "copy data data", "copy v link", "zero mirror:a,a", "zero stripe:v,v", "mirror create a a"]
     {
         let answer = place.run(command);
-        answer.fails(3, &["in use by this command itself, which names it twice", "try: two different targets"]);
+        answer.fails(3, &["this command uses it twice", "try: two different targets"]);
         assert!(!answer.stderr.contains("another process"), "{}", answer.stderr);
     }
     // Readers go together, so nothing is wrong with these.

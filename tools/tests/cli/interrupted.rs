@@ -63,7 +63,7 @@ fn first_line(child: &mut Child) -> (String, BufReader<impl Read + use<>>) {
 /// The range after `try: --range`.
 fn range(stderr: &str) -> &str {
     let line = stderr.lines().find_map(|line| line.strip_prefix("try: --range ")).unwrap_or_else(|| panic!("{stderr}"));
-    line.strip_suffix(", to go on there").unwrap()
+    line.strip_suffix(" resumes the command").unwrap()
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn a_verify_tells_runs_as_they_end() {
     let answer = place.run("verify v");
     let text = answer.ends_with(1).text();
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines[0], "blocks 5..7: guard: does not fit");
+    assert_eq!(lines[0], "blocks 5..7: guard: does not match");
     assert!(lines[1].starts_with("block 300: guard: expected 0x") && lines[1].contains(", found 0x"), "{text}");
     assert!(lines[2].starts_with("v: 4096 blocks verified in ") && lines[2].ends_with(" MB/s): 4 damaged"), "{text}");
     assert_eq!(lines.len(), 3);
@@ -87,7 +87,7 @@ fn an_interrupted_verify_tells_what_it_found_and_goes_on_where_it_was() {
     let place = damaged(&[5, 6, 4000]);
     let mut child = place.start("verify v --rate 2MiB/s");
     let (line, stdout) = first_line(&mut child);
-    assert_eq!(line, "blocks 5..6: guard: does not fit\n");
+    assert_eq!(line, "blocks 5..6: guard: does not match\n");
     signal(&child);
     let ended = ended_by_the_signal(child, stdout);
     assert!(ended.stdout.contains("2 damaged") && ended.stdout.contains("interrupted"), "{}", ended.stdout);
@@ -194,7 +194,7 @@ fn a_compare_tells_runs_as_they_end_and_where_it_was_interrupted() {
     let (_, place_of_it) = ended.stderr.lines().next().unwrap().split_once(": interrupted at block ").unwrap();
     let first: u64 = place_of_it.parse().unwrap();
     assert!((78..3000).contains(&first), "past what was told, before what is not read yet: {}", ended.stderr);
-    let try_line = format!("try: --range {first}.., to go on there");
+    let try_line = format!("try: --range {first}.. resumes the command");
     assert!(ended.stderr.contains(&try_line), "{}", ended.stderr);
     place.run(&format!("compare v other --range {first}..")).succeeds();
 }

@@ -57,7 +57,7 @@ fn debug_tells_of_commands_that_fail_and_the_socket_chooses_the_server() {
     for server in [&one, &two] {
         place.run(&format!("info {}-none", server.target("mem"))).fails(3, &["refused"]);
     }
-    place.run("log debug --control nowhere").fails(3, &["nowhere", "the socket of a server that runs"]);
+    place.run("log debug --control nowhere").fails(3, &["nowhere", "give the socket of a running server"]);
     three.stop().is_clean();
     let debugs = |server: Server| {
         let ended = server.stop();

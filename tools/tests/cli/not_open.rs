@@ -31,7 +31,7 @@ fn status_has_it(place: &Place, server: &Server) {
     for line in [
         "health    incomplete: of 2 devices 1 is incomplete",
         "device    gone",
-        "health    incomplete: it is not open since ",
+        "health    incomplete: not open since ",
         ": opening on gone: No such file or directory (os error 2); it was tried ",
         "try       check the path; `sealblock create` makes a volume",
         "kept for  nqn.2026-11.io.sealblock:gone/1",

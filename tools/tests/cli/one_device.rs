@@ -53,7 +53,7 @@ fn a_file_and_the_loop_device_over_it_are_one_device_file_first() {
     let Some((place, device)) = looped() else { return };
     let server = Server::start(&place, "v");
     let (pid, file) = (server.pid(), place.path("v"));
-    let words = format!("it has the same bytes as {}, which is in use by another process, {pid}", file.display());
+    let words = format!("it shares its data with {}, which is in use by another process, {pid}", file.display());
     is_refused(&place, &device.0, &[&device.0, &words, "which serves v as nvme+tcp://"]);
     is_not_read(&place, &device.0, &[&device.0, &words, "which serves v as nvme+tcp://"]);
     server.stop().is_clean();

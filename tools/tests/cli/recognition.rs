@@ -38,7 +38,7 @@ fn is_refused_by_all(place: &Place) {
     let before = place.read("v");
     for command in COMMANDS {
         let answer = place.run(command);
-        answer.fails(3, &["v", "what is left of a protected volume"]);
+        answer.fails(3, &["v", "the remains of a protected volume"]);
         let helps = answer.stderr.contains("sealblock rescue") || answer.stderr.contains("--force");
         assert!(helps, "{command}: {}", answer.stderr);
         assert!(place.read("v") == before, "{command}: what is refused is left as it is");
@@ -81,7 +81,7 @@ fn remains_are_overwritten_by_create_only_with_force() {
     let (place, _) = place();
     place.poke("v", 0, &vec![0; 64 << 10]);
     place.poke("v", third(&place), &[0; 4096]);
-    place.run("create v --size 1MiB").fails(3, &["what is left of a protected volume", "--force"]);
+    place.run("create v --size 1MiB").fails(3, &["the remains of a protected volume", "--force"]);
     place.run("create v --size 1MiB --force").succeeds();
     place.run("compare --zero v").succeeds();
 }

@@ -160,8 +160,8 @@ fn a_file_of_another_run_or_target_or_a_damaged_one_is_refused() {
     for (arguments, status, words) in [
         ("w --resume r", 2, "it is of the target v"),
         ("v --resume r --range 0..9", 2, "it is of --range 0..4095"),
-        ("v --resume r --mode emulate", 2, "it was begun with --mode auto"),
-        ("v --resume r --repair", 2, "it was begun without --repair"),
+        ("v --resume r --mode emulate", 2, "it was started with --mode auto"),
+        ("v --resume r --repair", 2, "it was started without --repair"),
     ] {
         place.run(&format!("verify {arguments}")).fails(status, &[words, "remove r to begin anew"]);
     }
@@ -197,7 +197,7 @@ fn one_run_at_a_time_goes_on_by_a_file() {
         assert!(start.elapsed() < LONG);
         sleep(Duration::from_millis(10));
     }
-    place.run("verify v --resume r").fails(3, &["another verify goes on by this file"]);
+    place.run("verify v --resume r").fails(3, &["another verify uses this file"]);
     child.kill().unwrap();
     child.wait().unwrap();
     place.run("verify v --resume r").succeeds();

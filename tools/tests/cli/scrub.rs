@@ -52,7 +52,7 @@ fn damage_is_found_told_known_to_hosts_and_remembered() {
     let mut server = Server::start(&place, "v");
     assert_eq!(known_bad(server.address(), "v"), []);
     let before = status(&place);
-    assert_eq!((&before["state"], &before["kept"]), (&"idle".into(), &"on_disk".into()));
+    assert_eq!((&before["state"], &before["saved"]), (&"idle".into(), &"on_disk".into()));
     place.run("scrub start v").succeeds().says(&["v: "]);
     let started = server.event();
     assert_eq!((&started["event"], &started["position"]), (&"scrub_started".into(), &0.into()));
@@ -230,8 +230,8 @@ fn a_schedule_begins_runs_by_itself_and_is_remembered() {
     let next = waiting["completed_unix_s"].as_u64().unwrap() + 604_800;
     assert_eq!((&waiting["next_unix_s"], &waiting["rate"]), (&next.into(), &(50 * MIB).into()));
     let other = place.run("scrub status mem:1MiB --json").succeeds().json();
-    assert_eq!((&other["state"], &other["kept"]), (&"idle".into(), &"in_memory".into()));
-    assert!(other["kept_why"].as_str().unwrap().contains("ends with the server"));
+    assert_eq!((&other["state"], &other["saved"]), (&"idle".into(), &"in_memory".into()));
+    assert!(other["saved_why"].as_str().unwrap().contains("ends with the server"));
     server.stop().is_clean();
 
     let server = Server::start(&place, "v --scrub-every 7d");
@@ -240,8 +240,8 @@ fn a_schedule_begins_runs_by_itself_and_is_remembered() {
     server.stop().is_clean();
     let server = Server::start(&place, "v --read-only");
     let read_only = status(&place);
-    assert_eq!(read_only["kept"], "in_memory");
-    assert!(read_only["kept_why"].as_str().unwrap().contains("takes no changes"));
+    assert_eq!(read_only["saved"], "in_memory");
+    assert!(read_only["saved_why"].as_str().unwrap().contains("takes no changes"));
     server.stop().is_clean();
 }
 
@@ -260,6 +260,6 @@ fn a_state_that_is_damaged_is_begun_anew_and_one_of_a_later_version_is_left_alon
     }
     assert_eq!(place.run("scrub status v --json").succeeds().json()["runs"], Value::Array(Vec::new()));
     let server = Server::start(&place, "v");
-    assert_eq!(status(&place)["kept"], "on_disk");
+    assert_eq!(status(&place)["saved"], "on_disk");
     server.stop().is_clean();
 }

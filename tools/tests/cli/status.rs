@@ -27,7 +27,7 @@ fn nbd_address(server: &Server) -> String {
 #[track_caller]
 fn status(place: &Place, server: &Server, exit: i32) -> Value {
     let mut report = place.run(&format!("status {} --json", server.pid())).ends_with(exit).json();
-    assert_eq!((report["servers"].as_array().unwrap().len(), &report["silent"]), (1, &json!([])));
+    assert_eq!((report["servers"].as_array().unwrap().len(), &report["unresponsive"]), (1, &json!([])));
     report["servers"][0].take()
 }
 
@@ -76,12 +76,15 @@ client    an NBD client from CLIENT, at v";
     let told = status(&place, &server, 0);
     assert_eq!((&told["health"], &told["pid"], &told["errors"]), (&json!("healthy"), &json!(server.pid()), &json!([])));
     let device = &told["devices"][0];
-    assert_eq!((&device["target"], &device["advice"], &device["silent"]), (&json!("v"), &json!(null), &json!(null)));
+    assert_eq!(
+        (&device["target"], &device["advice"], &device["unresponsive"]),
+        (&json!("v"), &json!(null), &json!(null))
+    );
     assert_eq!(device["io"]["read"], json!({"requests": 1, "bytes": 8192, "errors": 0}));
     assert_eq!(device["io"]["write"], json!({"requests": 1, "bytes": 4096, "errors": 0}));
     assert_eq!(
         device["damage"],
-        json!({"blocks": 0, "blocks_at_most": 0, "complete": true, "runs": [], "unlisted": 0, "made_unreadable": 0, "not_kept": [],
+        json!({"blocks": 0, "blocks_at_most": 0, "complete": true, "runs": [], "unlisted": 0, "made_unreadable": 0, "not_saved": [],
             "not_asked": []})
     );
     assert_eq!((&told["clients"][0]["protocol"], &told["clients"][0]["name"]), (&json!("nbd"), &json!("v")));

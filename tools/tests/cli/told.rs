@@ -123,15 +123,15 @@ fn a_file_that_is_deleted_or_cut_off_under_the_server_is_told_once() {
     fs::OpenOptions::new().write(true).open(place.path("v")).unwrap().set_len(length - 4096).unwrap();
     until(|| place.run(&status).status == 1);
     let trouble =
-        &place.run(&format!("{status} --json")).ends_with(1).json()["servers"][0]["devices"][0]["file_trouble"][0];
-    assert_eq!((&trouble["trouble"], &trouble["length_bytes"]), (&json!("cut_off"), &json!(length)));
+        &place.run(&format!("{status} --json")).ends_with(1).json()["servers"][0]["devices"][0]["file_errors"][0];
+    assert_eq!((&trouble["error"], &trouble["length_bytes"]), (&json!("cut_off"), &json!(length)));
     fs::OpenOptions::new().write(true).open(place.path("v")).unwrap().set_len(length).unwrap();
     until(|| place.run(&status).status == 0);
     let ended = server.stop();
     for (message, level, times) in [
-        ("the file was deleted or renamed while it is in use", "error", 1),
-        ("the file was cut off while it is in use", "error", 1),
-        ("the file is there again", "warn", 2),
+        ("the file in use was deleted or renamed", "error", 1),
+        ("the file in use was truncated", "error", 1),
+        ("the file is back", "warn", 2),
     ] {
         let told = ended.told_of(message);
         assert_eq!(told.len(), times, "{message}: {}", ended.stderr);

@@ -156,7 +156,7 @@ fn a_served_mirror_tells_hosts_its_log_and_its_scrub_what_it_cannot_check() {
     };
     assert_eq!((&status["runs"][0]["result"], &status["runs"][0]["unchecked"]), (&"incomplete".into(), &512.into()));
     assert_eq!(status["checked"], "seals");
-    place.run("scrub status mirror:a,b").ends_with(4).says(&["incomplete", "512 with a copy that was not checked"]);
+    place.run("scrub status mirror:a,b").ends_with(4).says(&["incomplete", "512 with unchecked copies"]);
 
     // It comes back: the server brings it up to date, and says when all is well.
     rename(&place, "b.away", "b");

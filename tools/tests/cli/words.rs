@@ -34,8 +34,8 @@ fn a_mirror_is_not_optimal_while_the_file_of_a_replica_is_gone_or_cut_off() {
     let pid = server.pid();
     place.run(&format!("status {pid}")).ends_with(4).says(&["mirror:a,b is degraded: the file of b is gone"]);
     let json = place.run("mirror status mirror:a,b --json").ends_with(4).json();
-    assert_eq!((&json["state"], &json["replicas"][0]["file_trouble"]), (&"degraded".into(), &serde_json::json!([])));
-    assert_eq!(json["replicas"][1]["file_trouble"][0]["trouble"], "gone");
+    assert_eq!((&json["state"], &json["replicas"][0]["file_errors"]), (&"degraded".into(), &serde_json::json!([])));
+    assert_eq!(json["replicas"][1]["file_errors"][0]["error"], "gone");
     fs::rename(place.path("hidden"), place.path("b")).unwrap();
     until(|| asked().status == 0);
     let length = place.len("b");

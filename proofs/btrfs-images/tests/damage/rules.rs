@@ -41,7 +41,7 @@ pub fn differences(subject: &Subject, damage: &Damage, ours: &Ours, kernel: &Res
         // What cannot be opened says so, and why.
         (Err(why), Err(_)) => {
             if damage.expected.is_empty() {
-                lines.push(format!("nothing was damaged on purpose, and it is not opened: {why}"));
+                lines.push(format!("nothing was damaged on purpose, and not opened: {why}"));
             }
             return lines;
         }

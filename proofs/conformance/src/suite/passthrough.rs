@@ -187,7 +187,7 @@ fn aborting(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     server.stop()
 }
 
-/// Ends with status 3 and says that the device cannot be reached.
+/// Ends with status 3 and says that the device is unreachable.
 fn fails(guest: &mut Guest, server: &Server) -> Result<()> {
     let Verified { status, said, complaint } = verified(guest, server)?;
     expect(&format!("exit status ({complaint}; {said})"), &status, &3)?;

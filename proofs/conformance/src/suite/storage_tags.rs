@@ -135,7 +135,7 @@ refused "Storage Tag Check Error" ask read --start-block=7 --data-size=4112 --da
 ask verify --start-block=7 --prinfo=7 --app-tag=0x1234 --ref-tag=7 --storage-tag=@WRONG@
 refused "Reference Tag Check Error\|Invalid Protection" ask verify --start-block=7 --prinfo=1 --ref-tag=8
 refused "Application Tag Check Error" ask verify --start-block=7 --prinfo=2 --app-tag=0x1235
-# The host makes it; what does not fit is refused and not written.
+# The host makes it; what does not match is refused and not written.
 (cat /tmp/zeroes; printf '@MADE@') >/tmp/made
 ask write --start-block=9 --data-size=4112 --data=/tmp/made --prinfo=7 --app-tag=0x4321 --ref-tag=9 --storage-tag=@RIGHT@ --storage-tag-check
 ask read --start-block=9 --data-size=4112 --data=/tmp/back --prinfo=7 --app-tag=0x4321 --ref-tag=9 --storage-tag=@RIGHT@ --storage-tag-check

@@ -208,7 +208,7 @@ impl TagTest<'_> {
                 }
             }
         }
-        self.check_stored(&right.1, "a command that does not fit the type")
+        self.check_stored(&right.1, "a command that does not match the type")
     }
 
     /// Tags that disable the checks of their own block only.

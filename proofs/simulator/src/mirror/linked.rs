@@ -30,7 +30,7 @@ impl Harness {
         let (harness, env) = (self.clone(), env.clone());
         Box::pin(async move {
             if env.held.get() {
-                return Err("it is away".to_owned());
+                return Err("it is offline".to_owned());
             }
             // One opening after the other: the disk of one that is in flight cannot be taken.
             env.changed.wait_until(|| !env.is_opening.get()).await;

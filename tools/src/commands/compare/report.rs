@@ -19,7 +19,7 @@ use crate::tally::Tally;
 pub(super) fn report_resume(names: &str, range: Option<BlockRange>, resume_lba: Option<u64>) {
     if let Some(block) = resume_lba {
         let last = range.and_then(BlockRange::last).map_or(String::new(), |last| last.to_string());
-        let go_on = format!("--range {block}..{last}, to go on there");
+        let go_on = format!("--range {block}..{last} resumes the command");
         interrupt::report(format!("comparing {names}"), format!("at block {block}"), go_on);
     }
 }
@@ -129,7 +129,7 @@ impl Report {
     pub fn narrow(&mut self, range: Option<BlockRange>) -> Result<(u64, u64), StackError> {
         let common = self.bytes_compared;
         let Some(range) = range else { return Ok((0, common)) };
-        let usage = |why| StackError::new(Cause::Usage, "reading the range", why).on(self.names());
+        let usage = |why| StackError::new(Cause::Usage, "use the range on", why).on(self.names());
         let span = range.resolve(common.div_ceil(self.block_size.bytes() as u64)).map_err(usage)?;
         let shift = self.block_size.shift();
         let end = ((span.last().get() + 1) << shift).min(common);
@@ -175,7 +175,7 @@ impl Report {
             say(&format!("and {} more", count(self.unlisted, "block")))?;
         }
         if let Some(byte) = self.first_different_byte {
-            say(&format!("the first byte that differs is byte {byte}"))?;
+            say(&format!("first difference at byte {byte}"))?;
         }
         if self.sizes_differ() {
             let sizes = [self.bytes_a, self.bytes_b].map(|bytes| count(bytes, "byte"));
@@ -189,8 +189,8 @@ impl Report {
         let verdict = match (self.equal, different, self.resume_lba) {
             (true, ..) => "equal",
             (false, true, _) => "different",
-            (false, false, Some(_)) => "interrupted, no difference until then",
-            (false, false, None) => "no difference where both can be read",
+            (false, false, Some(_)) => "interrupted, no difference so far",
+            (false, false, None) => "no difference in readable blocks",
         };
         let blocks = count(self.bytes_compared.div_ceil(self.block_size.bytes() as u64), "block");
         let verb = if self.blocks_different == 1 { "differs" } else { "differ" };

@@ -74,7 +74,7 @@ impl Sides<'_> {
 
     /// Reads of one side; what cannot be read is named, in blocks of the comparison.
     async fn read(&self, side: &Whole, offset: u64, length: u64) -> Result<Read, StackError> {
-        let read = side.read_past_damage("comparing", offset, length).await?;
+        let read = side.read_past_damage("compare", offset, length).await?;
         self.read_bytes.set(self.read_bytes.get() + read.data.len() as u64);
         let (mut lost, target) = (Vec::new(), side.opened.target());
         let shift = side.opened.device.geometry().block_size.shift();
@@ -213,11 +213,11 @@ const SUMMED: ChecksumKind = ChecksumKind::Crc64Nvme;
 async fn digest(opened: &OpenTarget, offset: u64, length: u64) -> Result<Option<u64>, StackError> {
     let shift = opened.device.geometry().block_size.shift();
     let extent = Extent::from_raw(offset >> shift, length >> shift)
-        .map_err(|error| StackError::new(Cause::Usage, "comparing", error))?;
+        .map_err(|error| StackError::new(Cause::Usage, "compare", error))?;
     match opened.device.execute(Request::checksum(extent, SUMMED, Expectations::NONE)).await {
         Ok(Response::Checksum(digested)) => Ok(Some(digested.value)),
-        Ok(_) => unreachable!("a digest is answered with one"),
+        Ok(_) => unreachable!("a checksum request returns a checksum"),
         Err(error) if damage(&error).is_some() => Ok(None),
-        Err(error) => Err(of_block("comparing", &error)),
+        Err(error) => Err(of_block("compare", &error)),
     }
 }

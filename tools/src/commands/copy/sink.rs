@@ -35,8 +35,8 @@ use crate::report::note_lost_answers;
 /// Refuses a report on standard output where the data go.
 pub(in crate::commands) fn check_output(json: bool, to: &Endpoint) -> Result<(), StackError> {
     if json && *to == Endpoint::Standard {
-        let why = "standard output is for the data or for the report, not for both";
-        return Err(StackError::new(Cause::Usage, "reading the command line", why).advise("a file for TO"));
+        let why = "standard output cannot take both the data and the report";
+        return Err(StackError::new(Cause::Usage, "copy", why).advise("give a file as TO"));
     }
     Ok(())
 }
@@ -49,8 +49,8 @@ pub(in crate::commands) fn check_apart(doing: &str, from: &Endpoint, to: &Endpoi
         return Ok(());
     }
     let (from, to) = (name_of(from, "standard input"), name_of(to, "standard output"));
-    let why = format!("{to} is in use by this command itself, which names it twice: {from} has the same bytes");
-    Err(StackError::new(Cause::Refused, doing, why).advise("two different targets"))
+    let why = format!("{to} and {from} are the same device or file");
+    Err(StackError::new(Cause::Refused, doing, why).advise("give two different targets"))
 }
 
 /// The files and devices that an end is made of, as far as this machine has them.
@@ -137,13 +137,13 @@ impl Sink {
         if matches!(target, TargetName::File(_) | TargetName::Raw(_)) && !path.exists() {
             check_new(path).map_err(|failure| failure.on(target))?;
             let made = File::options().write(true).create(true).truncate(false).open(path);
-            made.map_err(|error| StackError::io("creating", &error).on(target))?;
+            made.map_err(|error| StackError::io("create", &error).on(target))?;
         }
         match overwrite(target, path, overwriting, usage).await? {
             Overwritten::Device(opened) => Ok(Sink::device(opened)),
             Overwritten::Plain(medium) => {
                 let name = target.to_string();
-                medium.end_at(0).map_err(|error| of_medium("writing", &error).on(&name))?;
+                medium.end_at(0).map_err(|error| of_medium("write", &error).on(&name))?;
                 Ok(Sink::Plain { name, medium })
             }
         }
@@ -161,7 +161,7 @@ impl Sink {
     pub fn check_room(&self, doing: &str, to: &Endpoint, bytes: u64) -> Result<(), StackError> {
         let Some(room) = self.room_bytes().filter(|room| *room < bytes) else { return Ok(()) };
         let why = format!("{} do not fit into its {}", count(bytes, "byte"), count(room, "byte"));
-        Err(StackError::new(Cause::Unsuitable, doing, why).on(to).advise("a larger volume"))
+        Err(StackError::new(Cause::Unsuitable, doing, why).on(to).advise("use a larger volume"))
     }
 
     /// Whether chunks must come one after another.
@@ -251,7 +251,7 @@ impl Sink {
         };
         let extent = extent_of(opened, gap.start, gap.end - gap.start)?;
         let operation = Request::write_uncorrectable(extent, Durability::Volatile);
-        opened.device.execute(operation).await.map(drop).map_err(|error| of_block("writing", &error))
+        opened.device.execute(operation).await.map(drop).map_err(|error| of_block("write", &error))
     }
 
     /// Makes everything durable, and a plain file end behind `bytes`.
@@ -259,7 +259,7 @@ impl Sink {
         match self {
             Sink::Device(opened) => opened.flush().await,
             Sink::Plain { name, medium } => {
-                let failed = |error| of_medium("writing", &error).on(name);
+                let failed = |error| of_medium("write", &error).on(name);
                 medium.end_at(bytes).map_err(failed)?;
                 medium.sync().await.map_err(failed)
             }
@@ -317,8 +317,8 @@ impl Losing {
     /// What is to be said of such blocks in the destination.
     pub fn to_text(self) -> &'static str {
         match self {
-            Losing::Unreadable => "they cannot be read either",
-            Losing::Unwritten => "they were not written, and are what they were",
+            Losing::Unreadable => "they are unreadable there, too",
+            Losing::Unwritten => "they were not written and keep their old content",
             Losing::Zeroes => "they are zeroes",
         }
     }
@@ -331,12 +331,12 @@ impl Finding for Lost {
 }
 
 fn of_output(error: &io::Error) -> StackError {
-    StackError::io("writing", error).on("standard output")
+    StackError::io("write to standard output", error)
 }
 
 /// Writes what is not zeroes; the rest of the last sector is, until the file's end is set. Gives how much that is.
 async fn write_plain(medium: &FileMedium, offset: u64, data: &Slice) -> Result<u64, StackError> {
-    let failed = |error| of_medium("writing", &error);
+    let failed = |error| of_medium("write", &error);
     let data = padded(data, data.len().next_multiple_of(medium.sector_bytes() as usize));
     let end = offset + data.len() as u64;
     if end > medium.len_bytes() {
@@ -378,7 +378,7 @@ fn unmaps_zeroes(opened: &OpenTarget) -> bool {
 
 async fn unmap_blocks(opened: &OpenTarget, offset: u64, length: u64) -> Result<(), StackError> {
     let operation = Request::write_zeroes(extent_of(opened, offset, length)?, true, Durability::Volatile);
-    opened.device.execute(operation).await.map(drop).map_err(|error| of_block("writing", &error))
+    opened.device.execute(operation).await.map(drop).map_err(|error| of_block("write", &error))
 }
 
 async fn write_blocks(opened: &OpenTarget, offset: u64, data: &Slice) -> Result<u64, StackError> {
@@ -392,15 +392,15 @@ async fn write_blocks(opened: &OpenTarget, offset: u64, data: &Slice) -> Result<
     let whole = data.len().next_multiple_of(geometry.block_size.bytes());
     let unsealed = Unsealed::new(padded(data, whole), geometry.block_size, geometry.protection, tags);
     let operation = Request::write(extent, unsealed, Durability::Volatile);
-    opened.device.execute(operation).await.map_err(|error| of_block("writing", &error))?;
+    opened.device.execute(operation).await.map_err(|error| of_block("write", &error))?;
     Ok(data.len() as u64)
 }
 
 fn full(opened: &OpenTarget) -> StackError {
     let room = opened.device.geometry().capacity_bytes();
-    StackError::new(Cause::Unsuitable, "writing", format!("the data do not fit into its {room} bytes"))
+    StackError::new(Cause::Unsuitable, "write", format!("the data do not fit into its {room} bytes"))
         .on(opened.target())
-        .advise("a larger volume")
+        .advise("use a larger volume")
 }
 
 /// The data with zeroes behind them up to `length`.

@@ -121,7 +121,7 @@ impl Source {
     /// The format of its data, where that is known and can be read.
     pub async fn format(&self) -> Option<&'static str> {
         let Source::Device(whole) = self else { return None };
-        let start = whole.read("reading", 0, whole.len_bytes().min(FORMAT_BYTES as u64)).await.ok()?;
+        let start = whole.read("read", 0, whole.len_bytes().min(FORMAT_BYTES as u64)).await.ok()?;
         file_format(&start)
     }
 
@@ -140,7 +140,7 @@ impl Source {
             Source::Input(input) => {
                 let next = move |offset| async move {
                     let chunk = next_bytes(&mut *input.borrow_mut())
-                        .map_err(|error| StackError::io("reading", &error).on("standard input"));
+                        .map_err(|error| StackError::io("read standard input", &error));
                     match chunk {
                         Ok(data) if data.is_empty() => None,
                         Ok(data) => {

@@ -30,16 +30,16 @@ pub fn cat(arguments: &FsCat) -> Result<Exit, StackError> {
             let output = io::stdout();
             let write = |data: Slice| match output.lock().write_all(&data) {
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-                    Err(StackError::new(Cause::Unread, "writing", "the reader is gone"))
+                    Err(StackError::new(Cause::Unread, "write", "the reader is gone"))
                 }
-                written => written.map_err(|error| StackError::io("writing to standard output", &error)),
+                written => written.map_err(|error| StackError::io("write to standard output", &error)),
             };
-            let doing = |error: FsError| of_filesystem("reading", &error).on(file);
+            let doing = |error: FsError| of_filesystem("read", &error).on(file);
             read_all(&open.filesystem, &inode, doing, write).await.map(|()| Exit::Clean)
         })?;
         exit = exit.unless_older(read == Exit::Incomplete);
     }
-    io::stdout().flush().map_err(|error| StackError::io("writing to standard output", &error))?;
+    io::stdout().flush().map_err(|error| StackError::io("write to standard output", &error))?;
     Ok(exit)
 }
 
@@ -62,8 +62,8 @@ pub fn get(arguments: &FsGet) -> Result<Exit, StackError> {
                 (to.clone(), Vec::new())
             }
             _ => {
-                let usage = |why: &str| StackError::new(Cause::Usage, "preparing the copy", why).on(to.display());
-                let name = to.file_name().ok_or_else(|| usage("it has no name of its own"))?;
+                let usage = |why: &str| StackError::new(Cause::Usage, "copy to", why).on(to.display());
+                let name = to.file_name().ok_or_else(|| usage("it has no name"))?;
                 (to.parent().unwrap_or(Path::new("")).to_owned(), name.as_bytes().to_vec())
             }
         };
@@ -74,7 +74,7 @@ pub fn get(arguments: &FsGet) -> Result<Exit, StackError> {
             print_json(&extraction.report(place, &to, None))?;
         } else {
             for lost in &extraction.lost {
-                note(&format_args!("{}: left out: {}", printable(&lost.path), lost.why));
+                note(&format_args!("{}: skipped: {}", printable(&lost.path), lost.why));
             }
             extraction.note_unset();
         }

@@ -290,7 +290,7 @@ impl<'a> Extraction<'a> {
             match make_directory(&self.to.join(&path)) {
                 // Of what the filesystem has there, only a directory will do, and no link to one.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_directory(&self.to.join(&path)) => {}
-                made => made.map_err(|error| StackError::io("making a directory", &error).on(path.display()))?,
+                made => made.map_err(|error| StackError::io("create", &error).on(path.display()))?,
             }
         }
         Ok(path.into_os_string().into_encoded_bytes())
@@ -313,12 +313,12 @@ impl<'a> Extraction<'a> {
         if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::ReadOnlyFilesystem)
             || error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
         {
-            return Err(StackError::io(format!("writing /{}", printable(path)), error).on(self.to.display()));
+            return Err(StackError::io(format!("write /{} to", printable(path)), error).on(self.to.display()));
         }
         self.unmade.insert(path.to_vec());
         let why = match error.kind() {
-            ErrorKind::AlreadyExists => "something of this name is there already".to_owned(),
-            _ => format!("it cannot be made here: {error}"),
+            ErrorKind::AlreadyExists => "it already exists".to_owned(),
+            _ => format!("it cannot be created: {error}"),
         };
         self.lose(path.to_vec(), None, why);
         Ok(())
@@ -329,7 +329,7 @@ impl<'a> Extraction<'a> {
         let parent = path.iter().rposition(|byte| *byte == b'/').map_or(&b""[..], |slash| &path[..slash]);
         if !path.is_empty() && self.unmade.contains(parent) {
             self.unmade.insert(path.to_vec());
-            self.lose(path.to_vec(), None, "its directory could not be made".to_owned());
+            self.lose(path.to_vec(), None, "its directory could not be created".to_owned());
             return Ok(());
         }
         let at = self.at(path);
@@ -381,7 +381,7 @@ impl<'a> Extraction<'a> {
             }
             Err(error) => {
                 let path = at.strip_prefix(&self.to).unwrap_or(at).as_os_str().as_bytes().to_vec();
-                self.lose(path, None, format!("its attributes: {error}"));
+                self.lose(path, None, format!("cannot read its attributes: {error}"));
             }
         }
         match inode.kind {
@@ -428,7 +428,7 @@ impl<'a> Extraction<'a> {
         };
         let whole = self.put_data(path, &file, inode).await?;
         if !whole && self.losses == Losses::LeaveOut {
-            fs::remove_file(at).map_err(|error| StackError::io("removing a damaged file", &error).on(at.display()))?;
+            fs::remove_file(at).map_err(|error| StackError::io("remove", &error).on(at.display()))?;
             return Ok(());
         }
         self.made(at, inode).await;
@@ -522,7 +522,7 @@ impl<'a> Extraction<'a> {
 
     fn write(&mut self, path: &[u8], file: &File, at: u64, data: &[u8]) -> Result<(), StackError> {
         file.write_all_at(data, at)
-            .map_err(|error| StackError::io(format!("writing /{}", printable(path)), &error).on(self.to.display()))?;
+            .map_err(|error| StackError::io(format!("write /{} to", printable(path)), &error).on(self.to.display()))?;
         self.bytes += data.len() as u64;
         Ok(())
     }
@@ -552,15 +552,15 @@ fn make_node(at: &Path, inode: &Inode) -> io::Result<()> {
 
 /// The directory that is copied into: it has to be empty, or is made.
 pub(super) fn empty_directory(to: &Path) -> Result<(), StackError> {
-    let refuse = |why: &str| StackError::new(Cause::Refused, "preparing the directory", why).on(to.display());
+    let refuse = |why: &str| StackError::new(Cause::Refused, "use", why).on(to.display());
     match fs::read_dir(to) {
         Ok(mut entries) => match entries.next() {
             None => Ok(()),
-            Some(_) => Err(refuse("it is not empty").advise("a directory that is not there yet")),
+            Some(_) => Err(refuse("it is not empty").advise("give a directory that does not exist yet")),
         },
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            make_directory(to).map_err(|error| StackError::io("making the directory", &error).on(to.display()))
+            make_directory(to).map_err(|error| StackError::io("create", &error).on(to.display()))
         }
-        Err(error) => Err(StackError::io("preparing the directory", &error).on(to.display())),
+        Err(error) => Err(StackError::io("use", &error).on(to.display())),
     }
 }

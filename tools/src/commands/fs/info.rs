@@ -94,7 +94,7 @@ struct SubvolumeReport {
 pub fn run(arguments: &FsInfo) -> Result<Exit, StackError> {
     let name = &arguments.filesystem;
     if name.has_place {
-        note(&"info is about the whole filesystem, not about a place in it");
+        note(&"`fs info` takes a whole filesystem, not a path in it");
     }
     let options = OpenOptions { roots: RootsFrom::Best, ..OpenOptions::default() };
     with_options(name, options, async |open| {
@@ -239,7 +239,7 @@ fn features(incompat: Incompat, compat_ro: CompatRo) -> Vec<String> {
 /// The roots that there are to begin from, the newest first.
 async fn roots(filesystem: &Filesystem) -> Vec<RootState> {
     let (mut states, used) = (Vec::new(), filesystem.roots());
-    let trees = [("chunk tree", objectid::CHUNK_TREE, used.chunks), ("tree of trees", objectid::ROOT_TREE, used.trees)];
+    let trees = [("chunk tree", objectid::CHUNK_TREE, used.chunks), ("root tree", objectid::ROOT_TREE, used.trees)];
     for (tree, id, used) in trees {
         for (chosen, lost) in filesystem.root_candidates(id).await {
             let lost = lost.map(|error| error.to_string());

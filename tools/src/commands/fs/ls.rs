@@ -139,10 +139,10 @@ impl Listing<'_> {
                 Some(inode) => filesystem.xattrs(&inode).await.map(Some),
                 None => Ok(None),
             };
-            let xattrs = xattrs.map_err(|error| of_filesystem("reading attributes", &error).on(place))?;
+            let xattrs = xattrs.map_err(|error| of_filesystem("read attributes", &error).on(place))?;
             let comma = if self.entries > 0 { "," } else { "" };
             let entry = serde_json::to_string(&entry(&path, inode.as_ref(), link, xattrs));
-            let entry = entry.map_err(|error| StackError::io("printing", &error.into()))?;
+            let entry = entry.map_err(|error| StackError::io("print", &error.into()))?;
             write!(self.out, "{comma}{entry}").or_else(written)?;
         } else {
             let mut line = String::new();
@@ -185,9 +185,9 @@ impl Listing<'_> {
 fn written(error: io::Error) -> Result<(), StackError> {
     match error.kind() {
         io::ErrorKind::BrokenPipe => {
-            Err(StackError::new(sealblock_stack::Cause::Unread, "printing", "the reader is gone"))
+            Err(StackError::new(sealblock_stack::Cause::Unread, "print", "the reader is gone"))
         }
-        _ => Err(StackError::io("printing", &error)),
+        _ => Err(StackError::io("print", &error)),
     }
 }
 

@@ -42,18 +42,18 @@ pub fn run(arguments: &FsMount) -> Result<Exit, StackError> {
     let place = &arguments.place;
     with_filesystem(place, async |open| {
         let root = resolve(open, place, true).await?;
-        let fail = |cause, why: String| StackError::new(cause, "mounting", why).on(arguments.point.display());
+        let fail = |cause, why: String| StackError::new(cause, "mount on", why).on(arguments.point.display());
         if root.kind != FileKind::Directory {
-            return Err(fail(Cause::Usage, format!("{place} is no directory")));
+            return Err(fail(Cause::Usage, format!("{place} is not a directory")));
         }
         let mounted = Mounted::new(&open.filesystem, &root).map_err(|error| fail(Cause::Damaged, error.to_string()))?;
         let options = Options { source: place.to_string(), allow_other: arguments.allow_other, ..Options::default() };
         let session = Session::mount(&arguments.point, mounted.root, &options);
         let session = session.map_err(|error| fail(Cause::Refused, error.to_string()))?;
-        say(&format!("{place} is mounted on {}; umount or Ctrl-C ends it", session.point().display()))?;
+        say(&format!("{place} is mounted on {}; unmount it with umount or Ctrl-C", session.point().display()))?;
         let stop = async {
             if let Err(error) = shutdown_signal().await {
-                tracing::warn!(%error, "signals do not end the mount; umount does");
+                tracing::warn!(%error, "signals are ignored; unmount with umount");
                 std::future::pending::<()>().await;
             }
         };
@@ -86,7 +86,7 @@ impl<'a> Mounted<'a> {
     fn number(&self, tree: TreeRoot, ino: u64) -> Result<u64, FsError> {
         if ino >> INO_BITS != 0 {
             return Err(FsError::Damaged(format!(
-                "inode {ino} in subvolume {}: a number of more than {INO_BITS} bits",
+                "inode {ino} in subvolume {}: its number has more than {INO_BITS} bits",
                 tree.id
             )));
         }

@@ -39,28 +39,28 @@ fn say_state(name: &FilesystemName, filesystem: &Filesystem) {
     let name = name.devices();
     for (devid, device) in filesystem.known_devices() {
         if device.is_missing {
-            note(&format_args!("{name}: device {devid} is missing; what lies on it alone cannot be read"));
+            note(&format_args!("{name}: device {devid} is missing; data that only it holds cannot be read"));
         }
     }
     for (devid, device) in filesystem.storage().devices.iter().filter(|(_, device)| device.is_stale) {
         let (target, generation) = (&device.name, device.generation);
         note(&format_args!(
-            "{target}: device {devid} is of transaction {generation}, which others are past; only what has a checksum is read from it"
+            "{target}: device {devid} is at transaction {generation}, older than other devices; only data with checksums are read from it"
         ));
     }
     older_roots(filesystem).iter().for_each(|why| note(&format_args!("{name}: {why}")));
     for lost in filesystem.lost_chunks() {
-        note(&format_args!("{name}: a part of the chunk tree is lost: {lost}"));
+        note(&format_args!("{name}: part of the chunk tree is lost: {lost}"));
     }
     for copy in filesystem.differing_roots() {
-        note(&format_args!("{name}: the root of all trees is read as its first good copy has it: {copy}"));
+        note(&format_args!("{name}: the root tree is read from its first good copy: {copy}"));
     }
     if filesystem.storage().devices.is_metadata_image() {
-        note(&format_args!("{name}: it is an image of metadata; the data of files are not there"));
+        note(&format_args!("{name}: a metadata image, without file data"));
     }
     if filesystem.has_log() {
         note(&format_args!(
-            "{name}: what was synced after the last transaction is in a log, which is not replayed: older content of some files is read"
+            "{name}: changes synced after the last transaction are in a log that is not replayed: some files have older content"
         ));
     }
 }
@@ -69,16 +69,16 @@ fn say_state(name: &FilesystemName, filesystem: &Filesystem) {
 pub(super) fn older_roots(filesystem: &Filesystem) -> Vec<String> {
     let (roots, newest) = (filesystem.roots(), filesystem.superblock().generation.get());
     let mut said = Vec::new();
-    for (what, chosen) in [("chunk tree", roots.chunks), ("tree of trees", roots.trees)] {
+    for (what, chosen) in [("chunk tree", roots.chunks), ("root tree", roots.trees)] {
         if chosen.source != RootSource::Superblock {
             let (source, generation) = (chosen.source, chosen.root.generation);
             said.push(format!(
-                "the newest root of the {what} is not read: it begins from {source}, of transaction {generation}; the filesystem is of transaction {newest}"
+                "the newest root of the {what} is not used: reading starts at {source}, of transaction {generation}; the filesystem is at transaction {newest}"
             ));
         }
     }
     if roots.chunks_of_devices > 0 {
-        said.push(format!("{} chunks are known from the tree of devices alone", roots.chunks_of_devices));
+        said.push(format!("{} chunks are known only from the device tree", roots.chunks_of_devices));
     }
     said
 }
@@ -120,7 +120,7 @@ pub(super) async fn resolve(
     follow_last: bool,
 ) -> Result<Inode, StackError> {
     let filesystem = &open.filesystem;
-    let fail = |error| of_filesystem("looking for the path", &error).on(place);
+    let fail = |error| of_filesystem("find", &error).on(place);
     let id = match place.start {
         Start::Default => filesystem.default_subvolume().await.map_err(fail)?,
         Start::TopLevel => objectid::FS_TREE,

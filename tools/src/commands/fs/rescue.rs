@@ -55,7 +55,7 @@ pub fn run(arguments: &FsRescue) -> Result<Exit, StackError> {
             }
             for (path, at, bytes) in &extraction.unverified.listed {
                 let (path, last) = (printable(path), at + bytes - 1);
-                say(&format!("/{path} bytes {at}..{last}: kept unverified: their checksums are absent or lost"))?;
+                say(&format!("/{path} bytes {at}..{last}: kept unverified: no checksums, or lost checksums"))?;
             }
             note(&format_args!(
                 "{} files, {nameless} of them without a name, {} lost parts{}",

@@ -17,7 +17,7 @@ pub fn run(arguments: &FsTree) -> Result<Exit, StackError> {
     let name = &arguments.filesystem;
     with_filesystem(name, async |open| {
         let filesystem = &open.filesystem;
-        let fail = |error| of_filesystem("looking for the tree", &error).on(name);
+        let fail = |error| of_filesystem("find the tree", &error).on(name);
         let (trees, lost) = match arguments.tree {
             None => filesystem.trees().await,
             Some(id) => {
@@ -38,8 +38,8 @@ pub fn run(arguments: &FsTree) -> Result<Exit, StackError> {
 
 fn of_output(error: io::Error) -> StackError {
     match error.kind() {
-        io::ErrorKind::BrokenPipe => StackError::new(Cause::Unread, "printing", "the reader is gone"),
-        _ => StackError::io("printing", &error),
+        io::ErrorKind::BrokenPipe => StackError::new(Cause::Unread, "print", "the reader is gone"),
+        _ => StackError::io("print", &error),
     }
 }
 

@@ -26,7 +26,7 @@ pub fn run(arguments: &FsVerify) -> Result<Exit, StackError> {
     interrupt::watch();
     with_filesystem(&arguments.place, async |open| {
         let outcome = interrupt::or_end(check(arguments, open), || {
-            note(&format_args!("verifying {}: interrupted, and a request did not end", arguments.place));
+            note(&format_args!("verifying {}: interrupted while a request was in flight", arguments.place));
         });
         let outcome = outcome.await?;
         tell(arguments, &outcome)?;
@@ -49,15 +49,15 @@ async fn check(arguments: &FsVerify, open: &OpenFilesystem) -> Result<Outcome, S
     let report = if place.has_place {
         let start = resolve(open, place, true).await?;
         if place.path.is_empty() {
-            note(&"what lies below this place is checked; without a place the whole filesystem is");
+            note(&"only this path is checked; without a path, the whole filesystem is");
         }
         verify_files(filesystem, start, options, &watch).await
     } else {
         verify(filesystem, options, &watch).await
     };
     let report = report.map_err(|error| {
-        let unable = StackError::new(Cause::Absent, "verifying", error).on(place);
-        unable.advise("--mode auto or --mode emulate")
+        let unable = StackError::new(Cause::Absent, "verify", error).on(place);
+        unable.advise("use --mode auto or --mode emulate")
     })?;
     let devices = filesystem.storage().devices.iter();
     let names = devices.map(|(devid, device)| (devid, device.name.clone())).collect();

@@ -259,7 +259,7 @@ pub(super) fn lines(outcome: &Outcome) -> impl Iterator<Item = String> + use<'_>
 fn data_line(outcome: &Outcome, data: &BadData) -> String {
     let what = match &data.fault {
         DataFault::Copy { copy, is_lost } => {
-            let end = if *is_lost { "; it is lost" } else { "; it can be read all the same" };
+            let end = if *is_lost { "; it is lost" } else { "; it is still readable" };
             format!("copy {} on {}: {}{end}", copy.mirror, outcome.place(copy.place), copy.fault)
         }
         DataFault::NoSum => format!("no checksum at the logical address {}", data.logical),
@@ -273,7 +273,7 @@ fn data_line(outcome: &Outcome, data: &BadData) -> String {
     };
     let who = files(&data.uses);
     match who.is_empty() {
-        true => format!("{} bytes that no file uses, at the logical address {}: {what}", data.bytes, data.logical),
+        true => format!("{} bytes used by no file, at the logical address {}: {what}", data.bytes, data.logical),
         false => format!("{who}: {what}"),
     }
 }

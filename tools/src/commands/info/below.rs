@@ -51,8 +51,7 @@ pub(super) fn as_text(lines: &mut Lines, path: &Path) {
 fn node_text(lines: &mut Lines, node: &DeviceNode, depth: usize) {
     let name = if depth == 0 { "lies on" } else { "" };
     let size = ByteCount::new(node.sectors.saturating_mul(SECTOR_BYTES));
-    let unknown =
-        node.unknown.as_ref().map_or(String::new(), |why| format!("; where its blocks lie is not known: {why}"));
+    let unknown = node.unknown.as_ref().map_or(String::new(), |why| format!("; its blocks cannot be mapped: {why}"));
     lines.put(name, format!("{:indent$}{}, {size}{unknown}", "", node.to_text(), indent = depth * 2));
     for member in &node.members {
         node_text(lines, member, depth + 1);

@@ -49,7 +49,7 @@ pub(super) fn drive_text(lines: &mut Lines, drive: &DriveInfo) {
     let (major, minor, tertiary) = nvme.version;
     let NvmeInfo { model, serial, firmware, namespace, .. } = nvme;
     lines.put("drive", format!("{model} {serial} {firmware}, NVMe {major}.{minor}.{tertiary}, namespace {namespace}"));
-    let data = if is_ordinary { "; reads and writes as any block device" } else { "" };
+    let data = if is_ordinary { "; reads and writes like any block device" } else { "" };
     lines.put("reached by", format!("NVMe passthrough{data}"));
     if nvme.metadata_bytes > 0 {
         let place = if nvme.metadata_interleaved { "behind each block" } else { "in a buffer of their own" };
@@ -167,9 +167,9 @@ pub(super) fn tags_json(tags: &OrdinaryTags) -> Value {
 
 pub(super) fn tags_text(lines: &mut Lines, tags: &OrdinaryTags) {
     match tags {
-        OrdinaryTags::Stay { why } => lines.put("tags", format!("none of this host: {why}")),
+        OrdinaryTags::Stay { why } => lines.put("tags", format!("not on this host: {why}")),
         OrdinaryTags::Travel(profile) => {
-            lines.put("tags", format!("of this host with ordinary reads and writes ({})", profile.name));
+            lines.put("tags", format!("on this host, with ordinary reads and writes ({})", profile.name));
             let (bytes, tuple_at) = (profile.metadata_bytes, profile.tuple_at);
             if bytes > profile.format.tuple_bytes() {
                 lines.put("metadata", format!("{}, tags at byte {tuple_at}", count(bytes as u64, "byte")));

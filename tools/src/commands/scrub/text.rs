@@ -7,17 +7,17 @@ use crate::report::Lines;
 
 use sealblock_server::dates::{date, span};
 use sealblock_server::status::health::Checked;
-use sealblock_server::status::scrub::{KeptWord, ResultWord, RunStatus, ScrubStatus, StateWord};
+use sealblock_server::status::scrub::{ResultWord, RunStatus, SavedWord, ScrubStatus, StateWord};
 
 /// The whole state.
 pub fn to_text(status: &ScrubStatus) -> String {
     let mut text = Lines::new(0);
     text.line(line(status));
-    if let Some(trouble) = &status.trouble {
-        text.line(format!("  suspended: {trouble}"));
+    if let Some(error) = &status.error {
+        text.line(format!("  suspended: {error}"));
     }
     if let Some(run) = &status.run {
-        text.line(format!("  under way since {}: {}", date(run.started_unix_s), counts(run, status.checked)));
+        text.line(format!("  running since {}: {}", date(run.started_unix_s), counts(run, status.checked)));
     }
     let rate = status.rate.map(|rate| format!("at most {}/s", ByteCount::new(rate.get())));
     let every = status.every_s.map(|every| format!("every {}", span(every)));
@@ -26,21 +26,21 @@ pub fn to_text(status: &ScrubStatus) -> String {
         text.line(format!("  {}", settings.join(", ")));
     }
     if let Some(next) = status.next_unix_s {
-        text.line(format!("  the next begins {}", date(next)));
+        text.line(format!("  next scrub {}", date(next)));
     }
     match status.completed_unix_s {
-        Some(at) => text.line(format!("  a scrub went through all blocks last {}", date(at))),
-        None => text.line("  no scrub has gone through all blocks yet"),
+        Some(at) => text.line(format!("  last full scrub {}", date(at))),
+        None => text.line("  never fully scrubbed"),
     }
     if let Some(damage) = status.damage.as_ref().filter(|damage| damage.has_any()) {
-        text.line(format!("  known now: {}", damage.to_text()));
+        text.line(format!("  known damage: {}", damage.to_text()));
     }
     for run in status.runs.iter().rev() {
         text.line(format!("  {}", past(run, status.checked)));
     }
-    if status.kept == KeptWord::InMemory {
-        let why = status.kept_why.as_deref().unwrap_or("there is no room for it on the device");
-        text.line(format!("  this is kept in memory only, until the server ends: {why}"));
+    if status.saved == SavedWord::InMemory {
+        let why = status.saved_why.as_deref().unwrap_or("the device has no room for it");
+        text.line(format!("  these results are in memory only, until the server exits: {why}"));
     }
     text.into_text()
 }
@@ -54,11 +54,11 @@ pub fn line(status: &ScrubStatus) -> String {
 pub fn run_text(status: &ScrubStatus) -> String {
     let state = match status.state {
         StateWord::Idle => "idle",
-        StateWord::Running if status.yielding => "running, giving way to other requests",
+        StateWord::Running if status.yielding => "running, yielding to other requests",
         StateWord::Running => "running",
         StateWord::Paused => "paused",
-        StateWord::Waiting => "waiting for its time",
-        StateWord::Interrupted => "interrupted, goes on when it is served",
+        StateWord::Waiting => "scheduled",
+        StateWord::Interrupted => "interrupted, continues when served",
     };
     let mut line = state.to_owned();
     if status.run.is_some() {
@@ -98,6 +98,6 @@ fn counts(run: &RunStatus, checked: Checked) -> String {
     };
     match run.unchecked {
         0 => found,
-        blocks => format!("{found}, {blocks} with a copy that was not checked"),
+        blocks => format!("{found}, {blocks} with unchecked copies"),
     }
 }

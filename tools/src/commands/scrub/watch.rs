@@ -58,7 +58,7 @@ pub fn wait(found: &FoundServer, first: ScrubStatus, is_silent: bool) -> Result<
             }
             return Ok(Waited::Interrupted(Box::new(status)));
         }
-        status = found.scrub_command("asking for the scrub", ControlCommand::ScrubStatus)?;
+        status = found.scrub_command("read the scrub state", ControlCommand::ScrubStatus)?;
     }
 }
 
@@ -159,7 +159,7 @@ mod tests {
             unchecked: 0,
             result: None,
         };
-        let mut status = ScrubStatus::kept("v".to_owned(), &device, &ScrubRecord::default());
+        let mut status = ScrubStatus::saved("v".to_owned(), &device, &ScrubRecord::default());
         status.position = if is_under_way { position } else { 0 };
         if is_under_way {
             status.run = Some(run)

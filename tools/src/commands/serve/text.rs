@@ -27,8 +27,8 @@ pub fn print_event(event: &Event) {
 fn to_text(event: &Event) -> String {
     match event {
         Event::Ready(serving) => ready_text(serving),
-        Event::Reloaded(serving) => format!("the configuration was read again\n{}", ready_text(serving)),
-        Event::ReloadFailed { .. } => "the configuration was read again, and everything stays as it was".to_owned(),
+        Event::Reloaded(serving) => format!("the configuration was reloaded\n{}", ready_text(serving)),
+        Event::ReloadFailed { .. } => "the configuration was reloaded without changes".to_owned(),
         Event::Opened(opened) => opened_text(opened),
         Event::ScrubStarted { target, position, resumed } => {
             let how = if *resumed { "goes on" } else { "begins" };
@@ -37,7 +37,7 @@ fn to_text(event: &Event) -> String {
         Event::ScrubFinished { target, run } => finished_text(target, run),
         Event::Resized(report) => resized_text(report),
         Event::AnsweredLost { target, reasons } => format!(
-            "{target}: writes that were not flushed before may be lost; the first flush of each client fails once: {}",
+            "{target}: unflushed writes may be lost; the first flush of each client fails once: {}",
             reasons.join("; ")
         ),
         Event::Draining { connections } => format!("draining {}", count(*connections as u64, "connection")),
@@ -48,7 +48,7 @@ fn to_text(event: &Event) -> String {
 fn finished_text(target: &str, run: &RunStatus) -> String {
     let RunStatus { blocks, bad, repaired, unrepaired, unchecked, .. } = *run;
     let ended = if unchecked > 0 {
-        format!("ended incomplete, {} with a copy that was not checked", count(unchecked, "block"))
+        format!("ended incomplete, {} with unchecked copies", count(unchecked, "block"))
     } else {
         "ended".to_owned()
     };
@@ -61,17 +61,17 @@ pub fn resized_text(report: &ResizeReport) -> String {
     let ResizeReport { target, before_bytes, size_bytes, pause_us } = report;
     let (before, size) = (ByteCount::new(*before_bytes), ByteCount::new(*size_bytes));
     if before == size {
-        return format!("{target}: it has {size} already");
+        return format!("{target} already has {size}");
     }
     let paused =
         pause_us.map_or(String::new(), |pause_us| format!("; requests waited for {:.1} ms", pause_us as f64 / 1000.0));
-    format!("{target}: {before} became {size}{paused}")
+    format!("{target}: resized from {before} to {size}{paused}")
 }
 
 fn opened_text(opened: &OpenedInfo) -> String {
     let OpenedInfo { nqn, nsid, target, nbd, tries } = opened;
     let nbd = nbd.as_ref().map_or(String::new(), |name| format!(", NBD export {name}"));
-    format!("{target} is open now and served: namespace {nsid} of {nqn}{nbd} (it was tried {})", count(*tries, "time"))
+    format!("{target} is now served: namespace {nsid} of {nqn}{nbd} (opened after {})", count(*tries, "time"))
 }
 
 fn ready_text(serving: &Serving) -> String {
@@ -83,7 +83,7 @@ fn ready_text(serving: &Serving) -> String {
         text.line(format_args!("listening on {address}"));
     }
     if let Some(address) = serving.listeners.first() {
-        text.line("a host types:");
+        text.line("on a host:");
         for line in host_lines(*address, &serving.subsystems) {
             text.line(format_args!("  {line}"));
         }
@@ -117,7 +117,7 @@ fn subsystem_text(subsystem: &SubsystemInfo) -> String {
         ));
     }
     for NotOpenInfo { nsid, target, reason, retried } in &subsystem.not_open {
-        let then = if *retried { "it is tried again" } else { "a reload tries again" };
+        let then = if *retried { "retrying" } else { "retried on reload" };
         text.line(format_args!("  namespace {nsid}: {target} is not open: {reason}; {then}"));
     }
     text.into_text()
@@ -136,7 +136,7 @@ fn nbd_text<'a>(
     for path in sockets {
         text.line(format_args!("listening for NBD on {}", path.display()));
     }
-    text.line("an NBD client types:");
+    text.line("on an NBD client:");
     for (name, block_size) in exports {
         let word = shell_word(name);
         if let Some(address) = listeners.first() {

@@ -62,7 +62,7 @@ pub fn of(server: &ServerStatus, earlier: Option<(Duration, &ServerStatus)>) -> 
     lines.line("");
     clients(&mut lines, server);
     for error in &server.errors {
-        lines.put("told", log_line_text(error));
+        lines.put("log", log_line_text(error));
     }
     lines.into_text()
 }
@@ -94,7 +94,7 @@ fn of_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration,
         }
     }
     for path in &seen.paths {
-        let state = match (&path.trouble, path.live) {
+        let state = match (&path.error, path.live) {
             (_, true) => "live".to_owned(),
             (Some(why), false) => format!("not live: {why}"),
             (None, false) => "not live".to_owned(),
@@ -117,10 +117,10 @@ fn damage(lines: &mut Lines, known: &DamageStatus) {
         lines.put("damage", format_args!("{blocks}: {}", run.field));
     }
     if known.runs.len() > MAX_DAMAGE || known.unlisted > 0 {
-        lines.put("damage", "and more, which `sealblock verify` names");
+        lines.put("damage", "and more; `sealblock verify` lists them");
     }
-    for device in known.not_kept.iter().filter(|_| known.has_any()) {
-        lines.put("damage", format_args!("not kept when the server ends: {device}"));
+    for device in known.not_saved.iter().filter(|_| known.has_any()) {
+        lines.put("damage", format_args!("not saved when the server exits: {device}"));
     }
 }
 
@@ -132,7 +132,7 @@ fn export_text(export: &ExportStatus) -> String {
     };
     let hosts = match &export.hosts {
         None => String::new(),
-        Some(hosts) if hosts.is_empty() => ", for nobody".to_owned(),
+        Some(hosts) if hosts.is_empty() => ", for no host".to_owned(),
         Some(hosts) => format!(", only for {}", hosts.join(", ")),
     };
     format!("{name}{hosts}{}", if export.read_only { ", read-only" } else { "" })
@@ -189,7 +189,7 @@ fn clients(lines: &mut Lines, server: &ServerStatus) {
         lines.put("client", format_args!("and {} more", server.clients_unlisted));
     }
     if server.clients.is_empty() {
-        lines.put("client", "none is connected");
+        lines.put("client", "none connected");
     }
 }
 

@@ -98,7 +98,7 @@ pub(super) fn with_files(mut report: VerifyReport, opened: &OpenTarget, is_quiet
 fn find(base: &Base, lbas: &[u64], block_bytes: u64) -> Result<Owners, String> {
     let starts: Vec<u64> = lbas.iter().map(|lba| (base.first + lba).saturating_mul(block_bytes)).collect();
     let owners = owners::find(&base.path, &starts, block_bytes, &interrupt::came);
-    owners.map_err(|error| format!("what lies on {} is not known: {error}", base.path.display()))
+    owners.map_err(|error| format!("cannot determine what is on {}: {error}", base.path.display()))
 }
 
 fn file_at(place: &FilePlace) -> FileAt {

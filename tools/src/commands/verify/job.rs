@@ -53,7 +53,7 @@ pub async fn coverage_of(opened: &OpenTarget, extent: Extent) -> Result<Coverage
         Ok(_) => Ok(Coverage::default()),
         Err(error) => match error.into_damage() {
             Ok((_, coverage)) => Ok(coverage),
-            Err(error) => Err(of_block(format!("verifying {extent}"), &error)),
+            Err(error) => Err(of_block(format!("verify {extent}"), &error)),
         },
     }
 }
@@ -106,18 +106,18 @@ impl VerifyPath {
         let Order { arguments, target } = order;
         let is_native = abilities.verify == Ability::Native;
         let refuse = |why: &str, advice: &str| {
-            Err(StackError::new(Cause::Absent, "verifying", why).on(target).advise(advice.to_owned()))
+            Err(StackError::new(Cause::Absent, "verify", why).on(target).advise(advice.to_owned()))
         };
         match arguments.mode {
             Mode::Offload if !is_native => {
-                refuse("the device cannot verify by itself", "--mode auto or --mode emulate")
+                refuse("the device does not support verification", "use --mode auto or --mode emulate")
             }
             Mode::Offload if !abilities.offloads => {
-                refuse("its blocks, or some of them, are checked by this process: nothing to offload to", "--mode auto")
+                refuse("this process checks some of its blocks: there is no device to offload to", "--mode auto")
             }
             // Whoever repairs compares the copies where they are, and does not read one of them.
             Mode::Emulate if arguments.repair && abilities.repair == Ability::Native => {
-                refuse("repairs need every copy, and --mode emulate reads one", "--repair without --mode")
+                refuse("repairs need every copy, and --mode emulate reads only one", "use --repair without --mode")
             }
             _ if arguments.repair && abilities.repair == Ability::Native => Ok(VerifyPath::Repair),
             Mode::Emulate => Ok(VerifyPath::ReadAndCheck),
@@ -366,10 +366,10 @@ impl VerifyJob {
         };
         let (faults, coverage, read) = match outcome {
             Ok(Response::Verified(verified)) => (Vec::new(), verified.coverage, verified.bytes_transferred),
-            Ok(_) => unreachable!("gates answer a check with what it cost"),
+            Ok(_) => unreachable!("a gate completes a check with its cost"),
             Err(error) => match error.into_damage() {
                 Ok((faults, coverage)) => (faults, coverage, if self.how == VerifyPath::Offloaded { 0 } else { bytes }),
-                Err(error) => return Err(of_block(format!("verifying {extent}"), &error)),
+                Err(error) => return Err(of_block(format!("verify {extent}"), &error)),
             },
         };
         if !faults.is_empty() {

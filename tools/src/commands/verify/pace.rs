@@ -115,14 +115,12 @@ impl DeviceLoad {
     /// When they are not of this machine, are not known, or do not count.
     pub(super) fn under(target: &TargetName) -> Result<DeviceLoad, StackError> {
         let refused = |why: &dyn std::fmt::Display| {
-            let why = format!("--idle cannot tell how busy it is: {why}");
-            StackError::new(Cause::Absent, "verifying", why)
-                .on(target)
-                .advise("--rate, which needs no device of this machine")
+            let why = format!("--idle cannot determine how busy it is: {why}");
+            StackError::new(Cause::Absent, "verify", why).on(target).advise("use --rate, which works for any target")
         };
         let mut files = Vec::new();
         for leaf in target.leaves() {
-            let path = leaf.path().ok_or_else(|| refused(&format_args!("{leaf} is no device of this machine")))?;
+            let path = leaf.path().ok_or_else(|| refused(&format_args!("{leaf} is not a local device")))?;
             for device in disks_under(path).map_err(|error| refused(&error))? {
                 let folder = Path::new(DEVICES).join(device.to_string());
                 if fs::read_to_string(folder.join("queue/iostats")).is_ok_and(|counts| counts.trim() == "0") {
@@ -135,7 +133,7 @@ impl DeviceLoad {
         let load = DeviceLoad { files };
         let unread = load.files.iter().find(|file| read(file).is_none());
         match unread {
-            Some(file) => Err(refused(&format_args!("{} has no counts", file.display()))),
+            Some(file) => Err(refused(&format_args!("{} has no I/O counters", file.display()))),
             None => Ok(load),
         }
     }

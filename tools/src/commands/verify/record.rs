@@ -88,16 +88,16 @@ pub struct Record {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RecordError {
     /// Another file.
-    #[error("it is no file that --resume has written")]
+    #[error("it was not written by --resume")]
     Signature,
     /// A file of another version of the program.
-    #[error("it is of version {0}, and this program knows version {VERSION}")]
+    #[error("it has version {0}, and this program supports version {VERSION}")]
     Version(String),
     /// The bytes are not those that were written.
-    #[error("its checksum does not match: it is damaged, or was changed")]
+    #[error("its checksum does not match: it is damaged or was edited")]
     Checksum,
     /// The fields are no record, or do not fit each other.
-    #[error("it has a checksum that matches, and an invalid content: {0}")]
+    #[error("its checksum matches, but its content is invalid: {0}")]
     Content(Cow<'static, str>),
 }
 
@@ -180,7 +180,7 @@ impl Record {
         Ok(record)
     }
 
-    /// Says what does not fit.
+    /// Says what does not match.
     fn check(&self) -> Result<(), &'static str> {
         let Asked { first, last, .. } = self.asked;
         if first > last || last >= self.identity.blocks {
@@ -192,7 +192,7 @@ impl Record {
                 return Err("its parts do not follow each other");
             }
             if !part.elapsed_s.is_finite() || part.elapsed_s < 0.0 {
-                return Err("a part took no possible time");
+                return Err("a part has an impossible time");
             }
             next = part.last + 1;
         }
@@ -200,11 +200,11 @@ impl Record {
             return Err("a bad block is not in its parts");
         }
         if self.errors.iter().any(|error| error.files.is_some()) {
-            return Err("a bad block has files, which are looked for in the end");
+            return Err("a bad block has files, which are added only at the end");
         }
         // So that numbers of blocks can be added up.
         if self.errors_unlisted > u64::MAX / 4 {
-            return Err("it has more bad blocks than a device");
+            return Err("it has more bad blocks than the device has blocks");
         }
         if !self.errors.is_sorted_by_key(|error| error.lba) {
             return Err("its bad blocks are not in order");
@@ -216,7 +216,7 @@ impl Record {
         let more = [(self.unchecked.len(), MAX_UNCHECKED), (self.lost_metadata.len(), MAX_UNCHECKED)];
         let devices = [(self.identity.ids.len(), MAX_IDS), (self.identity.states.len(), MAX_IDS)];
         if bounds.into_iter().chain(more).chain(devices).any(|(there, most)| there > most) {
-            return Err("it has more entries than it may");
+            return Err("it has too many entries");
         }
         let members = self.errors.iter().filter_map(|error| error.member.as_deref());
         let others = self.unchecked.iter().filter_map(|run| run.member.as_deref());

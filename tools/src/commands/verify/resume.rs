@@ -23,7 +23,7 @@ use sealblock_stack::{Cause, StackError};
 use super::record::{Asked, EARLIER_VERSION, Identity, MAX_BYTES, Record, RecordError};
 use crate::new_file::{self, sync_folder};
 
-const DOING: &str = "going on";
+const DOING: &str = "resume";
 
 /// How often a lock file is opened that somebody removes meanwhile.
 const TRIES: usize = 100;
@@ -54,24 +54,24 @@ impl ResumeFile {
             let file = new_file::open(&beside, OFlags::RDWR | OFlags::CREATE);
             let lock = LockFile { path: beside.clone(), file: file.map_err(|error| failure(&error, &beside))? };
             if !lock.is_own() {
-                let why = format!("{} is not a lock of --resume: that is an empty file", beside.display());
-                return Err(refused(Cause::Unsuitable, path, why).advise("another FILE, or that one moved away"));
+                let why = format!("{} is not a lock file of --resume, which is empty", beside.display());
+                return Err(refused(Cause::Unsuitable, path, why).advise("use another FILE, or move that one away"));
             }
             match lock.file.try_lock() {
                 Ok(()) if lock.is_there() => return Ok(ResumeFile { path: path.to_owned(), _lock: lock }),
                 // The one who had it has removed it: this is a file that nobody else opens.
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
-                    let why = "another verify goes on by this file";
+                    let why = "another verify uses this file";
                     return Err(refused(Cause::Refused, path, why)
-                        .advise("wait until it has ended, or use a file of its own for each"));
+                        .advise("wait until it ends, or use a separate file for each"));
                 }
                 Err(TryLockError::Error(error)) => {
-                    return Err(failure(&error, &beside).advise("a file on a file system that has locks"));
+                    return Err(failure(&error, &beside).advise("use a file on a file system that supports locks"));
                 }
             }
         }
-        Err(refused(Cause::Io, path, format!("{} is removed again and again", beside.display())))
+        Err(refused(Cause::Io, path, format!("{} is repeatedly removed", beside.display())))
     }
 
     /// The record of the run to go on with, or a new one if there is no file; and why a run starts over, if one does.
@@ -80,12 +80,12 @@ impl ResumeFile {
     /// When the file is damaged, or of another run.
     pub(super) fn begin(&self, asked: Asked, identity: Identity) -> Result<(Record, Option<String>), StackError> {
         let Some(bytes) = self.read()? else { return Ok((self.anew(asked, identity)?, None)) };
-        let anew = format!("remove {} to begin anew", self.path.display());
+        let anew = format!("remove {} to start over", self.path.display());
         let record = match Record::decode(&bytes) {
             Ok(record) => record,
             Err(RecordError::Version(version)) if version == EARLIER_VERSION => {
-                let why =
-                    "an earlier version of sealblock has kept what was verified, and not in what state".to_owned();
+                let why = "an earlier version of sealblock saved what was verified, but not the state of the target"
+                    .to_owned();
                 return Ok((self.anew(asked, identity)?, Some(why)));
             }
             Err(why) => {
@@ -114,7 +114,7 @@ impl ResumeFile {
         match fs::symlink_metadata(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(failure(&error, &self.path)),
-            Ok(about) if !about.is_file() => return Err(unsuitable(&"it is no plain file")),
+            Ok(about) if !about.is_file() => return Err(unsuitable(&"it is not a plain file")),
             Ok(_) => {}
         }
         // Another thing may be there by now: a link is not followed, and a FIFO not waited for.
@@ -179,11 +179,11 @@ fn other_run(record: &Record, asked: &Asked) -> Option<(Cause, String)> {
         return Some((Cause::Usage, format!("it is of --range {}..{}", was.first, was.last)));
     }
     if was.mode != asked.mode {
-        return Some((Cause::Usage, format!("it was begun with --mode {}", was.mode.escape_debug())));
+        return Some((Cause::Usage, format!("it was started with --mode {}", was.mode.escape_debug())));
     }
     match (was.repair, asked.repair) {
-        (true, false) => Some((Cause::Usage, "it was begun with --repair".to_owned())),
-        (false, true) => Some((Cause::Usage, "it was begun without --repair".to_owned())),
+        (true, false) => Some((Cause::Usage, "it was started with --repair".to_owned())),
+        (false, true) => Some((Cause::Usage, "it was started without --repair".to_owned())),
         _ => None,
     }
 }
@@ -207,7 +207,7 @@ fn changed(record: &Record, now: &Identity) -> Option<String> {
         (was != now).then(|| format!("{} was there, and {} is", words(gone), words(new)))
     };
     if let Some(difference) = other(&was.ids, &now.ids) {
-        return Some(format!("another target is there now: {difference}"));
+        return Some(format!("it is another target now: {difference}"));
     }
     // Repairs are writes themselves: the state after them is not the one before.
     let difference = if record.asked.repair { None } else { other(&was.states, &now.states) };
@@ -230,7 +230,7 @@ pub(super) fn begun_text(record: &Record) -> Option<String> {
     let (first, last) = (record.parts.first()?, record.parts.last()?);
     let bad = record.errors.len() as u64 + record.errors_unlisted;
     Some(format!(
-        "goes on at block {}: blocks {} to {} were verified before, last on {}, {bad} damaged",
+        "resumes at block {}: blocks {} to {} were verified before, last on {}, {bad} damaged",
         record.next(),
         first.first,
         last.last,
@@ -249,7 +249,7 @@ fn refused(cause: Cause, path: &Path, why: impl std::fmt::Display) -> StackError
 }
 
 fn failure(error: &io::Error, path: &Path) -> StackError {
-    StackError::io(format!("writing or reading the resume file {}", path.display()), error)
+    StackError::io(format!("read or write the resume file {}", path.display()), error)
 }
 
 #[cfg(test)]

@@ -117,7 +117,7 @@ impl Session {
             Ok(()) => drop(self.trouble.take()),
             Err(failure) => {
                 if self.trouble.replace(Some(failure.clone())).is_none() {
-                    note(&format_args!("{}; the verify goes on, and tries that again", failure.in_short()));
+                    note(&format_args!("{}; the verify continues and retries that", failure.in_short()));
                 }
             }
         }

@@ -59,17 +59,17 @@ pub(super) fn run(arguments: &Verify) -> Result<Exit, StackError> {
 /// Refuses what is meant for one target.
 fn refuse_options_of_one(arguments: &Verify) -> Result<(), StackError> {
     let why = match (&arguments.accept_stale, &arguments.resume) {
-        (Some(_), _) => "--accept-stale is of one mirror, and there are several targets",
-        (None, Some(_)) => "--resume is of one target, and there are several",
+        (Some(_), _) => "--accept-stale needs a single target",
+        (None, Some(_)) => "--resume needs a single target",
         (None, None) => return Ok(()),
     };
-    Err(StackError::new(Cause::Usage, "verifying", why).advise("each target by itself"))
+    Err(StackError::new(Cause::Usage, "verify", why).advise("verify each target separately"))
 }
 
 /// Verifies a target of several, and prints why it could not be.
 fn one(order: Order<'_>) -> Result<Exit, StackError> {
     let result = if interrupt::came() {
-        Err(StackError::new(Cause::Io, "verifying", "interrupted before it began").on(order.target))
+        Err(StackError::new(Cause::Io, "verify", "interrupted before it started").on(order.target))
     } else {
         target::run(order)
     };
@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     fn failed(cause: Cause) -> Result<Exit, StackError> {
-        Err(StackError::new(cause, "verifying", "it is away"))
+        Err(StackError::new(cause, "verify", "it is offline"))
     }
 
     #[test]

@@ -96,16 +96,16 @@ async fn look_again(order: Order<'_>, (report, repairs, session): Verified) -> R
         Ok(still) => still,
         Err(failure) => {
             for lost in &report.lost_metadata {
-                eprintln!("sealblock: {lost}; whether it was written anew is not known: {}", failure.in_short());
+                eprintln!("sealblock: {lost}; unknown whether it was rewritten: {}", failure.in_short());
             }
             return Ok((report, repairs, session));
         }
     };
     for lost in report.lost_metadata.iter().filter(|lost| !still.contains(lost)) {
-        eprintln!("sealblock: {lost}; it was written anew");
+        eprintln!("sealblock: {lost}; it was rewritten");
     }
     for lost in &still {
-        eprintln!("sealblock: {lost}; it was not written anew");
+        eprintln!("sealblock: {lost}; it was not rewritten");
     }
     Ok((VerifyReport { lost_metadata: still, ..report }, repairs, session))
 }
@@ -124,7 +124,7 @@ fn report_opening(arguments: &Verify, opened: &OpenTarget) -> Vec<String> {
     if left_out > 0 && !arguments.quiet {
         // No damage: such blocks have their old content. The application that wrote them without a flush may need to know.
         let (writes, verb) = (count(left_out, "write"), if left_out == 1 { "was" } else { "were" });
-        eprintln!("sealblock: {writes} under way at a crash had not arrived and {verb} left out");
+        eprintln!("sealblock: {writes} in flight at a crash did not complete and {verb} discarded");
     }
     report_lost(arguments, opened.info.lost_superblocks())
 }
@@ -132,7 +132,7 @@ fn report_opening(arguments: &Verify, opened: &OpenTarget) -> Vec<String> {
 /// Prints which copies of metadata are lost. A repair prints what became of them.
 fn report_lost(arguments: &Verify, lost: Vec<String>) -> Vec<String> {
     for lost in lost.iter().filter(|_| !arguments.repair) {
-        eprintln!("sealblock: {lost}; --repair writes it anew");
+        eprintln!("sealblock: {lost}; --repair rewrites it");
     }
     lost
 }
@@ -151,8 +151,10 @@ async fn prepare(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<
 /// Accepts the older copies on a replica, before the checks.
 async fn accept_stale(opened: &OpenTarget, replica: &TargetName) -> Result<(), StackError> {
     let Some(mirror) = &opened.info.mirror else {
-        let why = StackError::new(Cause::Usage, "taking older copies", "it is no mirror that is open here");
-        return Err(why.on(opened.target()).advise("mirror:A,B, or `sealblock mirror accept-stale` if it is served"));
+        let why = StackError::new(Cause::Usage, "accept stale copies on", "it is not a mirror that is open here");
+        return Err(why
+            .on(opened.target())
+            .advise("give mirror:A,B, or use `sealblock mirror accept-stale` if it is served"));
     };
     mirror.accept_stale(replica).await
 }
@@ -208,9 +210,9 @@ async fn check(
     save();
     let findings = job.findings()?;
     worked.map_err(|failure| match (session, findings.resume) {
-        (Some(_), _) if failure.advice().is_none() => failure.advise("the same command again, to go on there"),
+        (Some(_), _) if failure.advice().is_none() => failure.advise("repeat the command to resume"),
         (None, Some(resume)) if failure.advice().is_none() && findings.blocks > 0 => {
-            failure.advise(format!("--range {resume}, to go on there"))
+            failure.advise(format!("--range {resume} resumes the command"))
         }
         _ => failure,
     })?;
@@ -280,9 +282,9 @@ fn report_repairs(report: &VerifyReport, repairs: Repairs) {
         Repairs::Here => {
             eprintln!("sealblock: {lasting} of {} could not be repaired: no good copy is left", report.errors.len());
         }
-        Repairs::ByServer => eprintln!(
-            "sealblock: nothing was repaired from here: the copies are its server's\ntry: sealblock scrub start {target}, on that machine"
-        ),
+        Repairs::ByServer => {
+            eprintln!("sealblock: cannot repair over the network\ntry: `sealblock scrub start {target}` on the server")
+        }
         Repairs::Nowhere => eprintln!("sealblock: nothing was repaired: {target} has no other copy of its blocks"),
     }
 }
@@ -297,11 +299,7 @@ fn print(report: &VerifyReport, order: Order<'_>, session: Option<&Session>) -> 
     if let Some(rest) = report.resume {
         let what = format_args!("verifying {}", report.target);
         match session.is_some_and(Session::is_saved) {
-            true => interrupt::report(
-                what,
-                format_args!("at block {}", rest.first()),
-                "the same command again, to go on there",
-            ),
+            true => interrupt::report(what, format_args!("at block {}", rest.first()), "repeat the command to resume"),
             false => interrupt::report_rest(what, rest),
         }
     }
@@ -330,8 +328,8 @@ fn print_text(report: &VerifyReport, order: Order<'_>) -> Result<(), StackError>
     let verdict = match (report.resume, report.exit()) {
         (None, _) => report.verdict(),
         // Readability alone is not called clean.
-        (Some(_), Exit::Clean) => "interrupted, nothing bad until then".to_owned(),
-        (Some(_), _) => format!("interrupted, {} until then", report.verdict()),
+        (Some(_), Exit::Clean) => "interrupted, no damage so far".to_owned(),
+        (Some(_), _) => format!("interrupted, {} so far", report.verdict()),
     };
     let blocks = count(report.blocks_verified, "block");
     say(&format!("{}: {blocks} verified {tally}: {verdict}", report.target))

@@ -44,9 +44,9 @@ impl Finding for Damage {
             (_, Some((expected, actual)), 1) => format!("expected {expected}, found {actual}"),
             (BadBlockCause::Media, ..) => "cannot be read".to_owned(),
             (BadBlockCause::Conflict, ..) => "good copies differ".to_owned(),
-            (BadBlockCause::Stale, ..) => "an older copy is kept here; --accept-stale takes it".to_owned(),
+            (BadBlockCause::Stale, ..) => "an older copy is kept here; --accept-stale accepts it".to_owned(),
             // A remote device names the field, but not always its value.
-            _ => "does not fit".to_owned(),
+            _ => "does not match".to_owned(),
         };
         let member = member.as_ref().map_or(String::new(), |member| format!(" on {member}"));
         let repaired = if *repaired { ", repaired" } else { "" };
@@ -101,9 +101,9 @@ mod tests {
         let run =
             |blocks, error: &BlockError| Damage::line(&Run::new(error.lba, blocks, Damage::of(error, &"".into())));
         assert_eq!(run(1, &error), "block 7: guard: expected 0x0001, found 0x0002");
-        assert_eq!(run(3, &error), "blocks 7..9: guard: does not fit");
+        assert_eq!(run(3, &error), "blocks 7..9: guard: does not match");
         let away = BlockError { expected: None, actual: None, ..error.clone() };
-        assert_eq!(run(1, &away), "block 7: guard: does not fit");
+        assert_eq!(run(1, &away), "block 7: guard: does not match");
         let media = BlockError { field: BadBlockCause::Media, member: Some("b".to_owned()), repaired: true, ..away };
         assert_eq!(run(2, &media), "blocks 7..8 on b: medium: cannot be read, repaired");
         assert_ne!(of(&media), of(&BlockError { repaired: false, ..media.clone() }));

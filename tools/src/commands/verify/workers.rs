@@ -54,7 +54,7 @@ async fn on_cores(job: &Arc<VerifyJob>, target: &TargetName, cores: usize) -> Re
     let results = join_all(calls).await;
     cores.shutdown(Duration::from_secs(1));
     for result in results {
-        result.map_err(|gone| StackError::new(Cause::Io, "verifying", gone).on(target))??;
+        result.map_err(|gone| StackError::new(Cause::Io, "verify", gone).on(target))??;
     }
     Ok(())
 }

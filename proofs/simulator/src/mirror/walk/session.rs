@@ -66,7 +66,7 @@ fn reopen(harness: &Rc<Harness>, replica: &Rc<Replica>, executor: &Executor) -> 
     let (harness, replica, executor) = (harness.clone(), replica.clone(), executor.clone());
     Box::new(move || {
         let found = if replica.link.get() == ReplicaLink::Gone {
-            Err("it is away".to_owned())
+            Err("it is offline".to_owned())
         } else {
             Ok(linked(&harness, &replica, &executor))
         };
@@ -81,7 +81,7 @@ fn linked(harness: &Rc<Harness>, replica: &Rc<Replica>, executor: &Executor) -> 
 fn source(harness: &Rc<Harness>, replica: &Rc<Replica>, executor: &Executor) -> ReplicaSource {
     let again = reopen(harness, replica, executor);
     let device = if replica.link.get() == ReplicaLink::Gone {
-        Err("it is away".to_owned())
+        Err("it is offline".to_owned())
     } else {
         Ok(linked(harness, replica, executor))
     };
