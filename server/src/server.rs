@@ -200,12 +200,12 @@ impl Server {
                 && space.device.target.is(&plan.target)
         };
         if spaces().any(is_named) {
-            return refused("changing read_only, relocate or as_member", "it is served with the other setting");
+            return refused("change read_only, relocate or as_member", "it is served with the other setting");
         }
         // Hosts would find other content behind an identity that they know.
         if spaces().any(|space| has_its_uuid(space) && is_volatile(&space.plan.target)) {
             return refused(
-                "changing the target of a uuid",
+                "change the target of a uuid",
                 "its uuid is that of a served memory target, whose data would be lost",
             );
         }

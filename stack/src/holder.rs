@@ -42,7 +42,7 @@ fn of_holder(path: &Path, failure: impl Fn(String) -> StackError) -> StackError 
         Holder::Own if program().is_server => {
             failure("in use by this server already".to_owned()).advise("use another file or device")
         }
-        Holder::Own => failure("this command uses it twice".to_owned()).advise("give two different targets"),
+        Holder::Own => failure("in use by this command already".to_owned()).advise("give two different targets"),
         Holder::Others(pids) => {
             let named: Vec<String> = pids.iter().take(MAX_NAMED).map(|pid| process_text(*pid)).collect();
             let more = if pids.len() > MAX_NAMED { " and others" } else { "" };
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(holder_of(file.path()), Holder::Own);
         assert!(openers(&file.path().canonicalize().unwrap()).contains(&std::process::id()));
         let failure = in_use("open", file.path()).to_string();
-        assert!(failure.contains("by this command itself, which names it twice"), "{failure}");
+        assert!(failure.contains("in use by this command already"), "{failure}");
     }
 
     #[test]

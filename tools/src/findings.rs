@@ -241,11 +241,11 @@ mod tests {
         assert_eq!(findings.line_so_far(start), None, "it may end at once");
         findings.note(Run::new(8, 8, On("a")));
         let told = findings.line_so_far(start + OPEN_EVERY);
-        assert_eq!(told.as_deref(), Some("blocks 0..15 on a; and on"));
+        assert_eq!(told.as_deref(), Some("blocks 0..15 on a; continued"));
         assert_eq!(findings.line_so_far(start + OPEN_EVERY), None, "not over and over");
         findings.note(Run::new(16, 4, On("a")));
         let told = findings.line_so_far(start + OPEN_EVERY * 2);
-        assert_eq!(told.as_deref(), Some("blocks 0..19 on a; and on"));
+        assert_eq!(told.as_deref(), Some("blocks 0..19 on a; continued"));
         findings.finish(&Progress::new("x", None, Show::Never)).unwrap();
         assert_eq!(findings.line_so_far(start + OPEN_EVERY * 9), None);
         assert_eq!(lines(findings), ["blocks 0..19 on a"], "the run itself stays one");

@@ -178,7 +178,7 @@ mod tests {
             return;
         }
         let refused = check_new(Path::new("/dev/sealblock-not-there")).unwrap_err().to_string();
-        assert!(refused.contains("/dev/sealblock-not-there: there is no such device"), "{refused}");
+        assert!(refused.contains("'/dev/sealblock-not-there': there is no such device"), "{refused}");
     }
 
     #[test]

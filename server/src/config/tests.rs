@@ -16,7 +16,7 @@ fn the_documented_example_is_read_and_shows_the_defaults() {
     assert_eq!(plan.limits, Limits::default());
     assert_eq!(plan.listeners, ["127.0.0.1:4420".parse().unwrap(), "[::1]:4420".parse().unwrap()]);
     assert_eq!(plan.nbd, ["127.0.0.1:10809".parse().unwrap()]);
-    let [photos, scratch] = plan.subsystems.as_slice() else { panic!("two subsystems") };
+    let [photos, scratch] = plan.subsystems.as_slice() else { panic!("duplicate subsystem") };
     assert_eq!(photos.nqn.as_str(), "nqn.2026-11.io.sealblock:photos");
     assert!(matches!(&photos.hosts, Hosts::Only(hosts) if hosts.len() == 1));
     let [one, seven] = photos.namespaces.as_slice() else { panic!("two namespaces") };
@@ -101,15 +101,15 @@ fn bad_configurations_say_where_and_why() {
         (with("[[listeners]]"), ["line 1", "missing field `address`"]),
         (String::new(), ["no subsystems", "[[subsystems]]"]),
         ("[[subsystems]]\n[[subsystems.namespaces]]\ntarget=\"v\"".to_owned(), ["line 1", "needs nqn"]),
-        (with("").replace("name = \"a\"", "name = \"\""), ["line 2", "makes no NQN"]),
+        (with("").replace("name = \"a\"", "name = \"\""), ["line 2", "gives no valid NQN"]),
         (with("").replace("name = \"a\"", "nqn = \"a\""), ["line 3", "nqn.yyyy-mm"]),
         (with("").replace("mem:1MiB", "nosuch:1"), ["line 5", "is no kind of target"]),
         (with("") + "protection = \"hidden\"", ["line 6", "hidden"]),
-        (with("") + "uuid = \"1\"", ["line 6", "is no UUID"]),
+        (with("") + "uuid = \"1\"", ["line 6", "is not a UUID"]),
         (with("") + "nsid = 0", ["line 6", "nsid"]),
         (with("") + "nsid = 1025", ["line 4", "up to 1024"]),
         (with("") + spaces, ["line 7", "two namespaces 1"]),
-        (twice, ["line 7", "two subsystems"]),
+        (twice, ["line 7", "duplicate subsystem"]),
         ("[".to_owned(), ["line 1", "TOML"]),
     ] {
         let why = parse(&text).err().unwrap_or_else(|| panic!("{text} is taken"));
@@ -143,7 +143,7 @@ fn scrubs_are_for_all_and_each_namespace_may_have_it_otherwise() {
     assert_eq!((own.every, own.rate.unwrap().get()), (scrub.every, 1024));
     for (all, own, why) in [
         ("[scrub]\nspeed = 1\n", "", "line 2"),
-        ("[scrub]\nevery = \"0s\"\n", "", "1s or more"),
+        ("[scrub]\nevery = \"0s\"\n", "", "at least 1s"),
         ("[scrub]\nevery = 7\n", "", "line 2"),
         ("[scrub]\nevery = \"often\"\n", "", "or never"),
         ("[scrub]\nrate = \"50MiB\"\n", "", "or none"),
@@ -173,7 +173,7 @@ fn a_block_device_is_one_more_way_to_a_namespace() {
         (format!("{table}depth = 0"), "depth = 0"),
         (format!("{table}pi = \"crc32c\""), "crc16"),
         (format!("{table}{table}"), "two block devices 3"),
-        (format!("{table}[[ublk]]\ntarget = \"mem:1MiB\"\ndevice = 4"), "another block device already"),
+        (format!("{table}[[ublk]]\ntarget = \"mem:1MiB\"\ndevice = 4"), "already has another block device"),
         (format!("{table}size = 4"), "unknown field"),
     ] {
         let refused = parsed(&tables).unwrap_err();
@@ -232,7 +232,7 @@ fn a_configuration_is_a_file_of_some_length() {
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR, 0).unwrap();
     // It blocks until the kernel has something to say.
     let error = super::read(std::path::Path::new("/proc/kmsg")).unwrap_err();
-    assert!(error.to_string().contains("the kernel makes its content"), "{error}");
+    assert!(error.to_string().contains("the kernel generates its content"), "{error}");
     for path in [std::path::Path::new("/dev/zero"), folder.path(), &pipe] {
         let error = super::read(path).unwrap_err();
         assert!(error.to_string().contains("it is no file"), "{error}");

@@ -30,8 +30,8 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a resize may take, behind earlier ones.
 const RESIZE_TIMEOUT: Duration = Duration::from_secs(120);
-const ASKING: &str = "asking the server";
-const LOOKING: &str = "looking for its server";
+const ASKING: &str = "query the server";
+const LOOKING: &str = "find the server";
 /// Sockets of other users that are named.
 const MAX_FOREIGN: usize = 3;
 
@@ -203,7 +203,7 @@ impl FoundServer {
     /// # Errors
     /// Why there is none.
     pub fn scrub_status(&self) -> Result<ScrubStatus, StackError> {
-        self.scrub_command("asking for the scrub", ControlCommand::ScrubStatus)
+        self.scrub_command("read the scrub state", ControlCommand::ScrubStatus)
     }
 
     /// Sends a command for the scrub; returns the state of the scrub after it.
@@ -288,7 +288,7 @@ pub fn log(
     found: Option<&ServerStatus>,
     level: Option<LogLevel>,
 ) -> Result<(LogReport, Option<String>), StackError> {
-    let doing = if level.is_some() { "changing the log level" } else { "asking for the log level" };
+    let doing = if level.is_some() { "change the log level" } else { "read the log level" };
     let is_it = |socket: &FoundSocket| found.is_some_and(|of| printable(&socket.path.to_string_lossy()) == of.control);
     let socket = named.map(FoundSocket::named).or_else(|| trusted().into_iter().find(is_it));
     let gone = || StackError::new(Cause::Unreachable, LOOKING, "it exited meanwhile");

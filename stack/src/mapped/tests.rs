@@ -196,7 +196,7 @@ fn a_device_whose_blocks_are_no_blocks_of_drives_is_read_and_why_is_told() {
     let last = |first| Plan::new(part(8, 800), 4096).unwrap().spans(Extent::from_raw(first, 1).unwrap());
     assert!(last(99).is_ok_and(|(spans, _)| spans.len() == 1), "the last block");
     assert!(last(100).unwrap_err().to_string().contains("lie on no drive"), "and none behind it");
-    assert!(refused(part(9, 800), 4096).contains("do not begin where"));
+    assert!(refused(part(9, 800), 4096).contains("are not aligned to"));
     assert!(refused(part(8, 792), 4096).contains("shorter"));
     let kind = NodeKind::Loop { file: "/srv/image".into(), offset_bytes: 0 };
     assert!(refused(node(1, kind, 800, vec![disk(0)], linear(0, 800)), 512).contains("loop"));
@@ -211,7 +211,7 @@ fn a_device_whose_blocks_are_no_blocks_of_drives_is_read_and_why_is_told() {
     let copies = vec![segment(0, 800, Arrangement::Copies((0..65).map(|member| on(member, 0)).collect()))];
     assert!(refused(node(99, NodeKind::DeviceMapper, 800, members, copies), 512).contains("65 drives"));
     let chunk = vec![segment(0, 800, Arrangement::Striped { chunk: 10, members: vec![on(0, 0)] })];
-    assert!(refused(node(1, NodeKind::DeviceMapper, 800, vec![disk(0)], chunk), 4096).contains("do not begin where"));
+    assert!(refused(node(1, NodeKind::DeviceMapper, 800, vec![disk(0)], chunk), 4096).contains("are not aligned to"));
 }
 
 /// An arrangement of whole blocks of 4096 bytes over three members, and how many sectors it has.

@@ -211,8 +211,8 @@ mod tests {
         let page = page_of(&[]);
         for row in [
             ".TP\n\\fB1\\fR\nthe command worked and found damage or a difference\n",
-            ".TP\n\\fBmirror:A,B stripe:A,B multipath:A,B\\fR\none device made of others; stripe\\-16KiB:A,B for chunks of another size,\n\
-             stripe\\-nolabel:A,B for members without labels\n.TP\n",
+            ".TP\n\\fBmirror:A,B stripe:A,B multipath:A,B\\fR\na group of targets as one device; stripe\\-16KiB:A,B sets the chunk size,\n\
+             stripe\\-nolabel:A,B is for members without labels\n.TP\n",
         ] {
             assert!(page.contains(row), "{row}\nis not in\n{page}");
         }
@@ -246,7 +246,7 @@ mod tests {
         let failure = run(&Man { dir: "/dev/null/pages".into() }).unwrap_err();
         assert_eq!(status(failure.cause()), 3);
         assert_eq!(failure.cause(), Cause::Io);
-        assert!(failure.to_string().starts_with("sealblock: writing manual pages on /dev/null/pages: "), "{failure}");
+        assert!(failure.to_string().starts_with("sealblock: cannot write manual pages to '/dev/null/pages': "), "{failure}");
     }
 
     #[test]

@@ -54,7 +54,7 @@ fn a_member_that_was_written_by_force_is_resynced_and_never_read_before() {
         let (place, data) = mirrored();
         let forced = place.run(command);
         forced.succeeds();
-        assert!(forced.stderr.contains("written by itself"), "{}", forced.stderr);
+        assert!(forced.stderr.contains("written without its group"), "{}", forced.stderr);
         assert!(place.blocks("mirror:a,b", 0, 255) == data, "{command}");
         place.run("zero mirror:a,b --range 200").succeeds();
         let read = place.blocks("mirror:a,b", 0, 255);

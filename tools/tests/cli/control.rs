@@ -90,7 +90,7 @@ fn the_socket_is_its_users_alone_and_a_dead_one_is_cleaned_up() {
     for command in ["start", "pause", "stop"] {
         place
             .run(&format!("scrub {command} v"))
-            .fails(3, &["the scrub on v", "no server of this user", "sealblock serve v"]);
+            .fails(3, &["the scrub of 'v'", "no server of this user", "sealblock serve v"]);
     }
     let server = Server::start(&place, "mem:1MiB");
     let now = sockets(&place);
@@ -110,7 +110,7 @@ fn a_socket_may_be_elsewhere_or_nowhere() {
     assert_eq!((sockets(&place).len(), mode(&place.path("here"))), (0, 0o600));
     place.run("scrub status mem:1MiB --control here").succeeds();
     place.run("scrub status mem:1MiB").fails(3, &["no server"]);
-    place.run("scrub status mem:1MiB --control there").fails(3, &["there", "a server that runs"]);
+    place.run("scrub status mem:1MiB --control there").fails(3, &["there", "a running server"]);
     place.run("serve mem:1MiB --listen 127.0.0.1:0 --control here").fails(3, &["here", "another server", "--control"]);
     server.stop().is_clean();
     assert!(!place.path("here").exists());

@@ -104,7 +104,7 @@ fn a_file_is_not_copied_to_itself_nor_into_a_folder_that_is_not_there() {
     let place = Place::new();
     let data = noise(5, 5000);
     place.write("f", &data);
-    place.run("copy f f").fails(3, &["f", "in use"]);
+    place.run("copy f f").fails(3, &["f and f are the same device or file"]);
     assert!(place.read("f") == data);
     place.run("copy f deep/file").fails(3, &["deep/file"]);
     place.run("copy missing g").fails(3, &["missing"]);

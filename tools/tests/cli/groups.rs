@@ -195,7 +195,7 @@ fn paths_to_one_namespace_are_one_device() {
     let text = place.run(&format!("info {half}"));
     text.succeeds()
         .says(&[&format!("{other}?timeout=5s&keepalive=5s&reconnect=0ms: not live: "), &format!(":{port}/")]);
-    place.run(&format!("info multipath:{other},{other}")).fails(3, &["connecting"]);
+    place.run(&format!("info multipath:{other},{other}")).fails(3, &["cannot connect to"]);
     server.stop().is_clean();
     place.run("verify v").succeeds();
     assert!(place.blocks("v", 0, 1023) == data);

@@ -131,7 +131,7 @@ fn a_target_is_found_by_what_it_is_and_a_part_of_one_is_named() {
     assert_eq!(run("scrub status moved --json").json()["server_pid"], server.pid());
     assert_eq!(run("scrub status v --json").json()["server_pid"], server.pid(), "nothing else has that name");
     run("create v --size 1MiB").succeeds();
-    run("scrub start v").fails(3, &["of another file that had this name"]);
+    run("scrub start v").fails(3, &["another file that had this name"]);
     server.stop().is_clean();
 }
 

@@ -258,7 +258,7 @@ fn waiting_for_a_scrub_tells_what_it_meets() {
     signal(&child);
     let ended = ended_by_the_signal(child, stdout);
     assert!(ended.stdout.starts_with("v: running, at block "), "{}", ended.stdout);
-    assert!(ended.stderr.contains("the server goes on\ntry: sealblock scrub status v --watch"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("the scrub continues\ntry: `sealblock scrub status v --watch`"), "{}", ended.stderr);
     assert_eq!(place.run("scrub status v --json").ends_with(1).json()["state"], "running");
     // What is held is not waited for.
     let child = place.start("scrub status v --watch");

@@ -143,7 +143,7 @@ fn what_a_server_knows_is_said_from_afar_or_that_it_is_not_known() {
     let listener = server.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned();
     let export = format!("nbd://{listener}/v");
     let info = place.run(&format!("info {export}"));
-    info.succeeds().says(&["damage unknown", "NBD has no word for them"]);
+    info.succeeds().says(&["damage unknown", "NBD cannot report them"]);
     assert!(!info.text().contains("are bad"), "{}", info.text());
     let json = place.run(&format!("info {export} --json")).json();
     assert!(json["damage"]["not_asked"][0].as_str().is_some_and(|why| why.starts_with(&export)), "{json}");
@@ -186,10 +186,10 @@ fn a_repair_says_of_a_lost_copy_of_metadata_what_became_of_it() {
     }
     let lost = place.run("verify b");
     lost.ends_with(4);
-    assert!(lost.stderr.contains("--repair writes it anew"), "{}", lost.stderr);
+    assert!(lost.stderr.contains("--repair rewrites it"), "{}", lost.stderr);
     let repaired = place.run("verify b --repair");
     repaired.succeeds();
-    assert!(repaired.stderr.contains("; it was written anew"), "{}", repaired.stderr);
+    assert!(repaired.stderr.contains("; it was rewritten"), "{}", repaired.stderr);
     assert!(!repaired.stderr.contains("not written anew"), "{}", repaired.stderr);
     let again = place.run("verify b");
     again.succeeds();

@@ -20,7 +20,7 @@ fn the_level_changes_while_it_serves() {
     let alone = place.run("log");
     match alone.status {
         0 => assert_eq!(alone.text().trim_end(), level_warn),
-        _ => _ = alone.fails(2, &["several servers run", &pid.to_string()]),
+        _ => _ = alone.fails(2, &["several servers are running", &pid.to_string()]),
     }
     let control = place.path(RUNTIME_FOLDER).join(format!("sealblock/{pid}.sock"));
     let said = place.run(&format!("log --control {}", control.display())).succeeds().text();
@@ -51,7 +51,7 @@ fn debug_tells_of_commands_that_fail_and_the_socket_chooses_the_server() {
     let two = Server::start(&place, "mem:1MiB");
     let three = Server::start(&place, "mem:1MiB");
     let (second, third) = (two.pid().to_string(), three.pid().to_string());
-    place.run("log debug").fails(2, &["several servers run", &second, &third, "`sealblock log LEVEL SERVER`"]);
+    place.run("log debug").fails(2, &["several servers are running", &second, &third, "`sealblock log LEVEL SERVER`"]);
     let said = place.run("log debug --control c1 --json").succeeds().json();
     assert_eq!(said, json!({"pid": one.pid(), "before": "warn", "level": "debug"}));
     for server in [&one, &two] {

@@ -59,7 +59,7 @@ fn replicas_that_were_written_apart_are_refused() {
     rename("b.away", "b");
     place.run("zero mirror:a,b --range 1..1").ends_with(4);
     rename("a.away", "a");
-    place.run("copy mirror:a,b out").fails(3, &["split brain", "look at each replica by itself"]);
+    place.run("copy mirror:a,b out").fails(3, &["split brain", "inspect each replica separately"]);
     place.run("verify mirror:a,b").fails(3, &["split brain"]);
     // One of them is discarded, and a new replica takes its place.
     rename("b", "b.away");
@@ -126,7 +126,7 @@ fn blank_devices_without_a_label_are_no_mirror_and_get_no_identity_that_nobody_k
     assert_eq!(info.text().matches("uuid").count(), 2, "of the volumes alone: {}", info.text());
     assert!(place.run("info mirror:a,b --json").ends_with(4).json()["mirror"]["uuid"].is_null());
     let server = Server::start(&place, "--read-only mirror:a,b");
-    place.run("status mirror:a,b").ends_with(4).says(&["no mirror yet", "mirror:a,b is unlabelled"]);
+    place.run("status mirror:a,b").ends_with(4).says(&["not a mirror yet", "mirror:a,b is unlabelled"]);
     place.run("mirror status mirror:a,b").ends_with(4).says(&["unlabelled"]);
     server.stop().is_clean();
     // The first opening for writing labels them; from then on they have an identity, and it stays.
@@ -306,7 +306,7 @@ fn devices_that_hold_data_are_made_a_mirror_only_on_purpose() {
     }
     place.run("copy d g1").succeeds();
     place.run("mirror create g1 g2").fails(3, &["g1, g2", "--from"]);
-    place.run("mirror create g1 g2 --from g3").fails(2, &["none of its devices"]);
+    place.run("mirror create g1 g2 --from g3").fails(2, &["not one of its devices"]);
     place.run("mirror create g1 g2 --from g2").fails(3, &["g1 holds data", "--force"]);
     place.run("mirror create g1 g2 --from g1 --force").succeeds();
     assert!(place.blocks("g2", 0, 255) == data);
@@ -413,7 +413,7 @@ fn an_older_image_that_was_written_alone_is_refused_and_nothing_of_either_side_i
         place.run("copy other offset:200..207,mirror:a,b").ends_with(4);
         std::fs::rename(file("away.too"), file(first)).unwrap();
         for command in ["verify mirror:a,b", "copy mirror:b,a out", "zero mirror:a,b --range 0..0"] {
-            place.run(command).fails(3, &["split brain", "look at each replica by itself"]);
+            place.run(command).fails(3, &["split brain", "inspect each replica separately"]);
         }
         assert!(place.blocks(first, 100, 107) == noise(40, 8 * BLOCK));
         assert!(place.blocks(second, 200, 207) == noise(41, 8 * BLOCK));

@@ -133,10 +133,10 @@ fn what_cannot_be_opened_says_why_and_what_to_try() {
     assert_eq!(found["exports"][0].to_string(), r#"{"description":"with seals","name":"disk"}"#);
     place
         .run(&format!("info nbd://{address}/nothing"))
-        .fails(3, &["connecting", "no such export", &format!("discover nbd://{address}")]);
+        .fails(3, &["cannot connect to", "no such export", &format!("discover nbd://{address}")]);
     served.server.stop();
     served.cores.shutdown(LATE);
-    place.run(&format!("info nbd://{address}/disk")).fails(3, &["connecting", "server runs"]);
-    place.run(&format!("discover nbd://{address}")).fails(3, &["discovering", "server runs"]);
+    place.run(&format!("info nbd://{address}/disk")).fails(3, &["cannot connect to", "server is running"]);
+    place.run(&format!("discover nbd://{address}")).fails(3, &["cannot query", "server is running"]);
     place.run("info nbd://localhost/x?tls").fails(2, &["'tls'", "connections=4"]);
 }

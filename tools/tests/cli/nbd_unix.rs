@@ -146,7 +146,7 @@ fn a_configuration_has_sockets_and_a_reload_changes_them() {
     for bad in ["[[nbd]]\n", "\n[[nbd]]\nsocket = \"two\"\naddress = \"127.0.0.1:0\"\n"] {
         let event = reload(&mut server, bad);
         assert_eq!(event["event"], "reload_failed");
-        assert!(event["reason"].as_str().unwrap().contains("[[nbd]] has an address or a socket"), "{event}");
+        assert!(event["reason"].as_str().unwrap().contains("[[nbd]] needs either an address or a socket"), "{event}");
     }
     place.run(&format!("info {}", at(&place, "etc/two", "m"))).succeeds();
     assert_eq!(reload(&mut server, "")["nbd"], json!(null));

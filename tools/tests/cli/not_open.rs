@@ -32,8 +32,8 @@ fn status_has_it(place: &Place, server: &Server) {
         "health    incomplete: of 2 devices 1 is incomplete",
         "device    gone",
         "health    incomplete: not open since ",
-        ": opening on gone: No such file or directory (os error 2); it was tried ",
-        "try       check the path; `sealblock create` makes a volume",
+        ": cannot open 'gone': no such file; tried ",
+        "try       check the path; `sealblock create` creates a volume",
         "kept for  nqn.2026-11.io.sealblock:gone/1",
         "kept for  gone",
         "health    healthy: no damage is known",
@@ -84,7 +84,7 @@ fn the_others_are_served_and_it_is_when_it_comes() {
     status(&place, &server, 0);
     let ended = server.stop();
     ended.is_clean();
-    let line = "the others are served without gone: opening on gone: No such file or directory (os error 2); it is tried again, at \
+    let line = "cannot open 'gone': no such file; retrying at \
         least every 60 s";
     let of_gone = ended.told().into_iter().filter(|line| line["message"].to_string().contains("gone")).count();
     assert_eq!((ended.told_of(line).len(), of_gone), (1, 1), "{}", ended.stderr);
@@ -143,14 +143,14 @@ fn people_are_told_in_one_line() {
     }
     let expected = "\
 subsystem nqn.2026-11.io.sealblock:gone
-  namespace 1: gone is not open: opening on gone: No such file or directory (os error 2); it is tried again
+  namespace 1: gone is not open: cannot open 'gone': no such file; retrying
 subsystem nqn.2026-11.io.sealblock:v
   namespace 1: v, 1 MiB in blocks of 4096 bytes, guard crc32c, Type 1
 ";
     assert!(text.starts_with(expected), "{text}");
     volume_comes(&place, "gone");
     let line = lines();
-    let said = "gone is open now and served: namespace 1 of nqn.2026-11.io.sealblock:gone (it was tried ";
+    let said = "gone is now served: namespace 1 of nqn.2026-11.io.sealblock:gone (opened after ";
     assert!(line.starts_with(said), "{line}");
     child.kill().unwrap();
     let errors = child.wait_with_output().unwrap().stderr;
@@ -218,14 +218,14 @@ fn what_is_to_be_refused_is_refused() {
     let place = Place::with_runtime("syscalls");
     place.run("create v --size 1MiB").succeeds();
     // Who asks for all or nothing gets that; so does who has nothing else, or wrote what cannot be meant.
-    place.run("serve --listen 127.0.0.1:0 --strict gone v").fails(3, &["opening on gone: No such file"]);
+    place.run("serve --listen 127.0.0.1:0 --strict gone v").fails(3, &["cannot open 'gone': no such file"]);
     place.write("c.toml", b"strict = true\n[[subsystems]]\nname = \"a\"\n[[subsystems.namespaces]]\ntarget = \"gone\"\n[[subsystems.namespaces]]\ntarget = \"v\"\n");
-    place.run("serve --listen 127.0.0.1:0 --config c.toml").fails(3, &["opening on gone: No such file"]);
-    place.run("serve --listen 127.0.0.1:0 gone").fails(3, &["opening on gone: No such file"]);
+    place.run("serve --listen 127.0.0.1:0 --config c.toml").fails(3, &["cannot open 'gone': no such file"]);
+    place.run("serve --listen 127.0.0.1:0 gone").fails(3, &["cannot open 'gone': no such file"]);
     place
         .run("serve --listen 127.0.0.1:0 gone nosuch")
-        .fails(3, &["opening on gone: No such", "opening on nosuch: No such"]);
-    place.run("serve --listen 127.0.0.1:0 v mem:1000").fails(2, &["cannot be parted into blocks"]);
+        .fails(3, &["cannot open 'gone': no such", "cannot open 'nosuch': no such"]);
+    place.run("serve --listen 127.0.0.1:0 v mem:1000").fails(2, &["is not a multiple of the block size"]);
     place.run("serve --listen 127.0.0.1:0 v ./v").fails(2, &["named twice"]);
     place.run("verify v").succeeds();
 }

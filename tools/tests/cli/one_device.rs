@@ -76,8 +76,8 @@ fn a_file_and_the_loop_device_over_it_are_one_device_loop_device_first() {
     for name in ["v", "hard", &by_descriptor] {
         is_refused(&place, name, &[&by]);
     }
-    is_refused(&place, &second.0, &["it has the same bytes as", &by]);
-    is_not_read(&place, &second.0, &["it has the same bytes as", &by]);
+    is_refused(&place, &second.0, &["it shares its data with", &by]);
+    is_not_read(&place, &second.0, &["it shares its data with", &by]);
     if let Some(mount) = Mount::new(place.path("bound"), &["--bind", place.path(".").to_str().unwrap()]) {
         is_refused(&place, &format!("{}/v", mount.path()), &[&by]);
     }
@@ -92,7 +92,7 @@ fn a_member_of_a_group_and_the_loop_device_over_it_are_one_device() {
     let place = Place::new();
     filled(&place, 64);
     let Some(device) = Loop::new(&place.path("b"), &[]) else { return };
-    place.run(&format!("zero mirror:a,b,{} --range 0..1", device.0)).fails(3, &["names it twice"]);
+    place.run(&format!("zero mirror:a,b,{} --range 0..1", device.0)).fails(3, &["in use by this command already"]);
     let server = Server::start(&place, "mirror:a,b");
     let words = format!("which is in use by another process, {}", server.pid());
     is_refused(&place, &device.0, &[&words, "which serves mirror:a,b"]);
@@ -112,7 +112,7 @@ fn parts_of_a_file_are_devices_of_their_own_and_overlap_with_all_of_it() {
     place.run(&format!("create {} --size 1MiB", first.0)).succeeds();
     place.run(&format!("create {} --size 1MiB", second.0)).succeeds();
     let servers = [Server::start(&place, &first.0), Server::start(&place, &second.0)];
-    place.run(&format!("create {} --size 1MiB --force", across.0)).fails(3, &["it has the same bytes as", "disk"]);
+    place.run(&format!("create {} --size 1MiB --force", across.0)).fails(3, &["it shares its data with", "disk"]);
     place.run("zero raw:disk --range 0..1").fails(3, &["in use by another process"]);
     servers.into_iter().for_each(|server| _ = server.stop().is_clean());
     place.run(&format!("verify {}", first.0)).succeeds();
@@ -154,7 +154,7 @@ fn look_below(place: &Place, device: &str) {
     // As a writer of the file has it.
     let held = File::open(place.path("disk")).unwrap();
     held.lock().unwrap();
-    is_refused(place, device, &["it has the same bytes as", "which is in use by another process"]);
+    is_refused(place, device, &["it shares its data with", "which is in use by another process"]);
 }
 
 #[test]
@@ -168,7 +168,7 @@ fn a_file_under_a_mounted_loop_device_is_in_use() {
     }
     let Some(mount) = Mount::new(place.path("mnt"), &["-o", "loop", disk.to_str().unwrap()]) else { return };
     let words = format!("which is mounted at {}", mount.path());
-    is_refused(&place, "raw:disk", &["it has the same bytes as", &words]);
+    is_refused(&place, "raw:disk", &["it shares its data with", &words]);
     if let Some(other) = Loop::new(&disk, &[]) {
         is_refused(&place, &other.0, &[&words]);
     }

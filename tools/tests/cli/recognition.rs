@@ -102,7 +102,7 @@ fn the_third_superblock_opens_a_volume_whose_start_was_wiped() {
     let verified = place.run("verify v");
     verified.ends_with(4);
     verified.ends_with(4);
-    for words in ["the superblock of v at byte 0 is lost", "at byte 32768 is lost", "--repair writes it anew"] {
+    for words in ["the superblock of v at byte 0 is lost", "at byte 32768 is lost", "--repair rewrites it"] {
         assert!(verified.stderr.contains(words), "{}", verified.stderr);
     }
     assert!(place.read("v") == wiped, "looking at a volume changes nothing");

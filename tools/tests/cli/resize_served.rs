@@ -117,7 +117,7 @@ fn what_cannot_be_resized_is_refused_by_name_and_served_on() {
     refused("v --size 5000", 2, &["not whole blocks of 4096 bytes"]);
     refused("v --size 0", 2, &["at least one block"]);
     refused("v --size 16EiB", 2, &["16EiB"]);
-    refused("mirror:a,b --size 16MiB", 3, &["only a protected volume that is served by itself"]);
+    refused("mirror:a,b --size 16MiB", 3, &["only a protected volume that is served directly"]);
     refused("a --size 16MiB", 3, &["it is a part of mirror:a,b, which is served"]);
     refused("mem:1MiB --size 2MiB", 3, &["only a protected volume"]);
     refused("nosuch --size 2MiB", 3, &["No such file"]);

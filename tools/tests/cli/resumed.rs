@@ -93,7 +93,7 @@ fn a_killed_verify_goes_on_behind_what_it_saved_and_says_so() {
     fs::write(place.path("r.new"), b"sealblock-verify-resume 1 0").unwrap();
     let answer = place.run("verify v --resume r");
     answer.ends_with(1).says(&["block 3: guard: ", &format!("blocks 0 to {last}: verified "), ": 1 damaged\n"]);
-    assert!(answer.stderr.contains(&format!("goes on at block {}", last + 1)), "{}", answer.stderr);
+    assert!(answer.stderr.contains(&format!("resumes at block {}", last + 1)), "{}", answer.stderr);
     assert!(!place.path("r.lock").exists() && !place.path("r").exists(), "nothing is left of a run that was reported");
 }
 
@@ -165,7 +165,7 @@ fn a_file_of_another_run_or_target_or_a_damaged_one_is_refused() {
     ] {
         place.run(&format!("verify {arguments}")).fails(status, &[words, "remove r to begin anew"]);
     }
-    place.run("verify v w --resume r").fails(2, &["--resume is of one target"]);
+    place.run("verify v w --resume r").fails(2, &["--resume needs a single target"]);
     // Damage, cut off, another file, a later version.
     let mut flipped = good.clone();
     flipped[good.len() / 2] ^= 1;
@@ -173,8 +173,8 @@ fn a_file_of_another_run_or_target_or_a_damaged_one_is_refused() {
     for (bytes, word) in [
         (flipped, "its checksum does not match"),
         (good[..good.len() / 2].to_vec(), "its checksum does not match"),
-        (b"12\n".to_vec(), "no file that --resume has written"),
-        (Vec::new(), "no file that --resume has written"),
+        (b"12\n".to_vec(), "not written by --resume"),
+        (Vec::new(), "not written by --resume"),
         (later, "of version 3"),
     ] {
         fs::write(place.path("r"), &bytes).unwrap();

@@ -231,7 +231,7 @@ fn a_schedule_begins_runs_by_itself_and_is_remembered() {
     assert_eq!((&waiting["next_unix_s"], &waiting["rate"]), (&next.into(), &(50 * MIB).into()));
     let other = place.run("scrub status mem:1MiB --json").succeeds().json();
     assert_eq!((&other["state"], &other["saved"]), (&"idle".into(), &"in_memory".into()));
-    assert!(other["saved_why"].as_str().unwrap().contains("ends with the server"));
+    assert!(other["saved_why"].as_str().unwrap().contains("lost when the server exits"));
     server.stop().is_clean();
 
     let server = Server::start(&place, "v --scrub-every 7d");

@@ -78,7 +78,7 @@ fn what_cannot_be_served_is_refused_and_nothing_is_served() {
         ("mem:1MiB --protection shown", 3, &["mem:1MiB", "no protection information", "--protection plain"]),
         ("v --nbd localhost", 2, &["127.0.0.1:10809"]),
         ("v --nbd 192.0.2.1:10809", 3, &["192.0.2.1:10809", "listening"]),
-        ("v --nbd 127.0.0.1:0 --allow-host nqn.2014-08.org.example:a", 2, &["NBD", "say who they are"]),
+        ("v --nbd 127.0.0.1:0 --allow-host nqn.2014-08.org.example:a", 2, &["NBD", "cannot identify themselves"]),
         ("v --listen localhost", 2, &["127.0.0.1:4420"]),
         ("v --allow-host me", 2, &["nqn.yyyy-mm"]),
         ("--config nosuch.toml", 3, &["nosuch.toml", "No such file"]),

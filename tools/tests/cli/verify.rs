@@ -206,7 +206,7 @@ fn several_targets_have_an_object_each_and_the_worst_exit_status() {
     let away = place.run("verify a away c --json");
     let report = objects(away.ends_with(3));
     assert_eq!(report["away"].as_object().unwrap().len(), 2);
-    assert!(report["away"]["error"].as_str().unwrap().contains("opening"), "{report:?}");
+    assert!(report["away"]["error"].as_str().unwrap().contains("cannot open"), "{report:?}");
     assert!(away.stderr.contains("sealblock: ") && away.stderr.contains("away"), "{}", away.stderr);
     place.run("corrupt b --lba 7 --kind data").succeeds();
     assert_eq!(objects(place.run("verify a b away --json").ends_with(1))["b"]["errors"][0]["lba"], 7);
@@ -231,13 +231,13 @@ fn an_idle_verify_checks_everything_and_is_refused_where_load_is_not_known() {
     place.run("corrupt v --lba 200 --kind data").succeeds();
     let answer = place.run("verify v --idle --json");
     if answer.status == 3 {
-        answer.fails(3, &["--idle cannot tell how busy it is"]);
+        answer.fails(3, &["--idle cannot determine how busy it is"]);
         crate::common::skipped("the file system of this folder lies on no block device");
     } else {
         let report = answer.ends_with(1).json();
         assert_eq!((&report["blocks_verified"], &report["errors"][0]["lba"]), (&256.into(), &200.into()));
     }
     for target in ["mem:1MiB", "stripe:mem:1MiB,mem:1MiB"] {
-        place.run(&format!("verify {target} --idle")).fails(3, &["--idle cannot tell how busy it is", "try: --rate"]);
+        place.run(&format!("verify {target} --idle")).fails(3, &["--idle cannot determine how busy it is", "try: --rate"]);
     }
 }

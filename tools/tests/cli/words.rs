@@ -108,7 +108,7 @@ fn what_is_said_to_be_offloaded_is() {
     // Of a mirror no copy is checked elsewhere, and repairs are made by this process.
     for target in ["a", "mirror:a,b", "mirror:a,b --repair", "stripe-nolabel:a,b"] {
         let refused = place.run(&format!("verify {target} --mode offload"));
-        refused.fails(3, &["verifying", "checked by this process", "--mode auto"]);
+        refused.fails(3, &["cannot verify", "this process checks some of its blocks", "--mode auto"]);
         assert!(refused.stdout.is_empty(), "{}", refused.text());
     }
     place.run("verify mirror:a,b --repair --mode emulate").fails(3, &["every copy", "--repair"]);
@@ -174,5 +174,5 @@ fn discovery_shows_the_default_export_and_that_there_is_none() {
     assert_eq!(ask(&["", "disk"], "").succeeds().text(), "\"\" (the default export)\ndisk\n");
     assert_eq!(ask(&[""], " --json").succeeds().json()["exports"][0]["name"], "");
     let none = ask(&[], "");
-    assert!(none.succeeds().stdout.is_empty() && none.stderr.contains("shows no export"), "{}", none.stderr);
+    assert!(none.succeeds().stdout.is_empty() && none.stderr.contains("has no exports"), "{}", none.stderr);
 }

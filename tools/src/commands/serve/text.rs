@@ -71,7 +71,7 @@ pub fn resized_text(report: &ResizeReport) -> String {
 fn opened_text(opened: &OpenedInfo) -> String {
     let OpenedInfo { nqn, nsid, target, nbd, tries } = opened;
     let nbd = nbd.as_ref().map_or(String::new(), |name| format!(", NBD export {name}"));
-    format!("{target} is now served: namespace {nsid} of {nqn}{nbd} (opened after {})", count(*tries, "time"))
+    format!("{target} is now served: namespace {nsid} of {nqn}{nbd} (opened after {})", count(*tries, "attempt"))
 }
 
 fn ready_text(serving: &Serving) -> String {

@@ -245,7 +245,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 }
 
 fn refused(cause: Cause, path: &Path, why: impl std::fmt::Display) -> StackError {
-    StackError::new(cause, format!("{DOING} by {}", path.display()), why)
+    StackError::new(cause, format!("{DOING} from {}", path.display()), why)
 }
 
 fn failure(error: &io::Error, path: &Path) -> StackError {
@@ -313,7 +313,7 @@ mod tests {
                 std::fs::hard_link(&beside, folder.path().join("twice")).unwrap();
             }
             let refusal = ResumeFile::lock(&path).err().unwrap();
-            assert!(refusal.to_string().contains("is not a lock of --resume"), "{refusal}");
+            assert!(refusal.to_string().contains("is not a lock file of --resume"), "{refusal}");
             assert_eq!(std::fs::read_to_string(&beside).unwrap(), content);
         }
         let away = ResumeFile::lock(&folder.path().join("no/folder")).err().unwrap();
@@ -332,7 +332,7 @@ mod tests {
         assert!(ResumeFile::lock(&at("s")).is_err() && !at("other").exists());
         symlink("diary", at("t")).unwrap();
         let refusal = ResumeFile::lock(&at("t")).unwrap().begin(asked(), identity()).unwrap_err();
-        assert!(refusal.to_string().contains("no plain file"), "{refusal}");
+        assert!(refusal.to_string().contains("not a plain file"), "{refusal}");
         assert_eq!(std::fs::read(at("diary")).unwrap(), b"dear");
     }
 
@@ -369,7 +369,7 @@ mod tests {
         };
         assert!(other(&|now| now.blocks = 11).contains("had 10 blocks"));
         assert!(other(&|now| now.block_size = 512).contains("of 4096 bytes"));
-        assert!(other(&|now| now.ids = texts("y")).contains("another target is there now: x was there, and y is"));
+        assert!(other(&|now| now.ids = texts("y")).contains("it is another target now: x was there, and y is"));
         assert!(other(&|now| now.ids = Vec::new()).contains("another target"));
         assert!(other(&|now| now.protection = "none".to_owned()).contains("had guard"));
         assert!(other(&|now| now.states = texts("2")).contains("written since: 1 was there, and 2 is"));
