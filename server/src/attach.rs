@@ -1,7 +1,7 @@
 //! What `sealblock attach` runs: opens a target, has the kernel use it as a block device, and serves that until a signal, or until it is
 //! detached.
 //!
-//! At a signal the block device is taken away, unless somebody uses it: then it stays, and its requests wait for the next server. So a
+//! A signal removes the block device unless it is in use: then it stays, and its requests wait for the next server. So a
 //! mounted file system outlives an update of its server, and a server that is stopped too early loses nothing.
 
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ use crate::block_device::{BlockDevice, Ended, check_backend};
 use crate::devices::{DeviceTable, ServedDevice};
 use crate::events::{AttachedInfo, Event, EventSender};
 use crate::plan::{BlockDevicePlan, NamespacePlan};
-use crate::run::{REST, SPIN_US};
+use crate::run::{SHUTDOWN_GRACE, SPIN_US};
 use crate::service::{ServiceState, notify};
 
 /// What is to be attached, and how.
@@ -50,7 +50,7 @@ pub enum AttachEvent {
     },
 }
 
-/// Attaches until a signal ends it or somebody detaches the block device, and says what happens to `report`.
+/// Attaches until a signal or `detach` ends it, and passes events to `report`.
 ///
 /// # Errors
 /// What kept it from being attached, or from being left clean.
@@ -63,7 +63,7 @@ pub fn run(plan: &AttachPlan, report: impl Fn(&AttachEvent)) -> Result<(), Stack
     check_backend(&cores).map_err(|error| error.on(&plan.target))?;
     let served = reactor.block_on(live(plan, &cores.handles(), &report));
     match served {
-        Ok(Ended::Gone) => _ = cores.shutdown(REST),
+        Ok(Ended::Gone) => _ = cores.shutdown(SHUTDOWN_GRACE),
         // Commands for a block device that is still there end with the process and not before, and a core waits for its commands.
         Ok(Ended::Left) | Err(_) => std::mem::forget(cores),
     }
@@ -121,7 +121,7 @@ async fn attach(
     report(&AttachEvent::Attached(served.info().clone()));
     notify(ServiceState::Ready);
     match select(pin!(served.detached()), signal).await {
-        // Whoever stopped it deletes it.
+        // The process that stopped the device deletes it.
         Either::Left((ended, _)) => return ended.map(|()| (Ended::Gone, path)),
         Either::Right((signal, _)) => _ = signal.map_err(|error| StackError::io("wait for signals", &error))?,
     }

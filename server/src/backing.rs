@@ -14,15 +14,15 @@ const EVERY: Duration = Duration::from_secs(1);
 /// # Errors
 /// When the system has no thread for it.
 pub fn watch() -> io::Result<()> {
-    let look = || loop {
+    let check = || loop {
         thread::sleep(EVERY);
         for backing in open_files() {
-            if let Some(news) = backing.look() {
+            if let Some(news) = backing.check() {
                 report(&backing, news);
             }
         }
     };
-    thread::Builder::new().name("backing".to_owned()).spawn(look).map(drop)
+    thread::Builder::new().name("backing".to_owned()).spawn(check).map(drop)
 }
 
 fn report(backing: &Backing, news: Option<BackingError>) {

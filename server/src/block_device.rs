@@ -139,17 +139,17 @@ impl BlockDevice {
         Ok(())
     }
 
-    /// Who uses it, if anybody does.
+    /// The users of the device, if any.
     pub fn users(&self) -> Option<Users> {
         self.attachment.users()
     }
 
-    /// True if nothing of it is served any more: somebody detached it, or its queues failed.
+    /// True if the device is no longer served: it was detached, or its queues failed.
     pub fn has_ended(&self) -> bool {
         self.queues.is_finished()
     }
 
-    /// Waits until somebody detaches it. Cancel safe.
+    /// Waits until the device is detached. Cancel safe.
     ///
     /// # Errors
     /// Why its queues are not served any more.
@@ -262,7 +262,7 @@ async fn blocking(
     let mut attachment = attachment;
     let work = move || {
         let done = order(&mut attachment);
-        // The process is about to end if nobody waits.
+        // Without a receiver the process is about to exit.
         let _ = send.send(match done {
             Ok(()) => Ok(attachment),
             Err(error) => Err((of_attach(&error), Some(Box::new(attachment)))),
@@ -288,7 +288,7 @@ fn of_queue(ended: Result<io::Result<()>, CoreGone>) -> Result<(), StackError> {
     }
 }
 
-/// Takes a block device away, whoever serves it; one that is in use only by `force`.
+/// Removes a block device, also one of another server; one that is in use only with `force`.
 ///
 /// # Errors
 /// Why it stays.

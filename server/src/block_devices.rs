@@ -98,7 +98,7 @@ impl BlockDevices {
         Ok(())
     }
 
-    /// Keeps what is wanted and what was made, and takes away the rest. One that somebody has begun to use meanwhile stays.
+    /// Keeps the wanted and the newly attached devices, and removes the rest. A device that came into use meanwhile stays.
     pub async fn change(&mut self, made: Vec<AttachedNamespace>, wanted: &[WantedBlockDevice]) {
         let is_wanted = |attached: &AttachedNamespace| wanted.iter().any(|wanted| attached.is(wanted));
         let before = std::mem::take(&mut self.attached);

@@ -1,4 +1,4 @@
-//! The configuration file: what TOML says becomes a [`Plan`].
+//! The configuration file: TOML becomes a [`Plan`].
 //!
 //! A key that is not known is an error, and every error names the file and the line. Nothing is opened here. Relative paths
 //! are relative to the folder of the file, wherever the server was started: a service manager starts it in `/`.
@@ -34,7 +34,7 @@ use crate::plan::{BlockDevicePlan, NQN_PREFIX, NamespacePlan, Plan, SubsystemPla
 pub const DEFAULT_NAME: &str = "sealblock.toml";
 /// Bytes of a configuration at most.
 const MAX_BYTES: u64 = 16 << 20;
-/// Characters of a line, of what TOML says of it, and of any reason, that are shown at most.
+/// Max. characters that are shown of a line, of TOML's message for it, and of any reason.
 const MAX_LINE_CHARS: usize = 120;
 const MAX_MESSAGE_CHARS: usize = 400;
 const MAX_WHY_CHARS: usize = 1000;
@@ -259,7 +259,7 @@ fn rate<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Option<Rate>>, D::E
 }
 
 impl ScrubTable {
-    /// What counts for a namespace: what its own table says, and else what `all` says.
+    /// The settings of a namespace: those of its own table, else those of `all`.
     fn over(&self, all: &ScrubTable) -> Settings {
         let usual = Settings::default();
         Settings {
@@ -280,7 +280,7 @@ pub fn read(path: &Path) -> Result<Plan, StackError> {
         StackError::io(DOING, &error).on(path.display()).advise("give the path of an existing file as --config")
     };
     let refused = |why: String| StackError::new(Cause::Usage, DOING, why).on(path.display());
-    // Before it is opened: a pipe is opened only once somebody writes to it.
+    // Checked before the open, which would block on a pipe until it has a writer.
     if !fs::metadata(path).map_err(failed)?.is_file() {
         return Err(refused(
             "it is not a regular file; a reload reads it again, so it cannot be a pipe or a device".to_owned(),
@@ -333,7 +333,7 @@ fn of_toml(error: &toml::de::Error, text: &str) -> String {
     format!("TOML line {number}, column {column}: {message}\n{number} | {before}{}", printable(&part))
 }
 
-/// The plan that a text says.
+/// Parses a plan.
 ///
 /// # Errors
 /// What is wrong, and on which line.

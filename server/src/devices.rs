@@ -29,7 +29,7 @@ use crate::status::server::DeviceSnapshot;
 
 /// Clients of an earlier server come back within this time: the default time after which an NVMe host gives up.
 const CLIENTS_COME_BACK: Duration = Duration::from_secs(600);
-/// How long a core may take to say how a device is.
+/// Timeout for the state of a device from its core.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An open device.
@@ -40,7 +40,7 @@ pub struct ServedDevice {
     pub access: Access,
     /// What it was opened for.
     pub usage: Usage,
-    /// What all namespaces of it share, however often they are taken away and offered anew.
+    /// State shared by all namespaces of the device; it survives their removal and re-creation.
     pub state: Arc<NamespaceState>,
     /// The identity of the volume or mirror, where it is one.
     pub volume_uuid: Option<[u8; 16]>,
@@ -60,8 +60,8 @@ pub struct ServedDevice {
 #[derive(Clone)]
 pub struct DeviceHandle {
     core: CoreHandle,
-    home: CoreLocal<LocalDevice>,
-    ties: ReportTargets,
+    local: CoreLocal<LocalDevice>,
+    reporters: ReportTargets,
 }
 
 impl DeviceHandle {
@@ -70,25 +70,25 @@ impl DeviceHandle {
         F: Future<Output = T> + 'static,
         T: Send + 'static,
     {
-        let home = self.home.clone();
-        let called = self.core.call(move || async move {
-            match home.get() {
-                Some(home) => Ok(work(home).await),
+        let local = self.local.clone();
+        let label = self.core.call(move || async move {
+            match local.get() {
+                Some(local) => Ok(work(local).await),
                 None => Err(CoreGone::Stopped),
             }
         });
-        called.await?
+        label.await?
     }
 
     /// True if both are for one device.
     pub fn is_same(&self, other: &DeviceHandle) -> bool {
-        Arc::ptr_eq(&self.ties.failing, &other.ties.failing)
+        Arc::ptr_eq(&self.reporters.failing, &other.reporters.failing)
     }
 
     /// Sets when and how it is scrubbed.
     pub async fn configure_scrub(&self, settings: Settings) {
         // A core that has stopped scrubs nothing; requests to its devices report it.
-        let _ = self.call(move |home| async move { home.scrub_task.configure(settings) }).await;
+        let _ = self.call(move |local| async move { local.scrub_task.configure(settings) }).await;
     }
 
     /// Executes a command for its scrub; returns the state of the scrub after it.
@@ -96,7 +96,7 @@ impl DeviceHandle {
     /// # Errors
     /// Why the command failed.
     pub async fn execute_scrub(&self, command: ControlCommand) -> Result<ScrubStatus, ControlError> {
-        let done = self.call(move |home| async move { home.scrub_task.execute(&command).await }).await;
+        let done = self.call(move |local| async move { local.scrub_task.execute(&command).await }).await;
         done.unwrap_or_else(|gone| Err(ControlError::new(ControlErrorKind::Failed, gone)))
     }
 
@@ -105,21 +105,21 @@ impl DeviceHandle {
     /// # Errors
     /// Why the command failed.
     pub async fn execute_mirror(&self, command: ControlCommand) -> Result<MirrorStatus, ControlError> {
-        let done = self.call(move |home| async move { home.execute_mirror(&command).await }).await;
+        let done = self.call(move |local| async move { local.execute_mirror(&command).await }).await;
         done.unwrap_or_else(|gone| Err(ControlError::new(ControlErrorKind::Failed, gone)))
     }
 
     /// The state of the device now, or that it did not respond in time.
     pub async fn snapshot(&self) -> DeviceSnapshot {
-        let looked = self.call(|home| async move { home.inspected.snapshot() });
+        let looked = self.call(|local| async move { local.inspected.snapshot() });
         let seen = match timeout(PROBE_TIMEOUT, looked).await {
             Ok(Ok(seen)) => seen,
             Ok(Err(gone)) => unresponsive(&gone.to_string()),
             Err(_) => unresponsive("its core did not respond in time"),
         };
         let DamageStatus { not_saved, not_asked, .. } = seen.damage.clone();
-        let damage = DamageStatus { not_saved, not_asked, ..DamageStatus::of_served(&self.ties.damage) };
-        DeviceSnapshot { damage, failing: self.ties.failing.now(), ..seen }
+        let damage = DamageStatus { not_saved, not_asked, ..DamageStatus::of_served(&self.reporters.damage) };
+        DeviceSnapshot { damage, failing: self.reporters.failing.now(), ..seen }
     }
 }
 
@@ -129,8 +129,8 @@ impl ServedDevice {
         self.shared.borrow().clone()
     }
 
-    /// Has this be what namespaces are made of: the same device with another size.
-    pub fn see(&self, shared: SharedDevice) {
+    /// Sets the device that namespaces are made of: the same device with another size.
+    pub fn set_shared(&self, shared: SharedDevice) {
         self.shared.replace(shared);
     }
 
@@ -140,11 +140,11 @@ impl ServedDevice {
     /// When that core is gone.
     pub async fn resize(&self, size: ByteCount) -> Result<ResizeResult, StackError> {
         let shared = self.shared();
-        let resized = self.handle.call(move |home| async move { home.resize(&shared, size).await });
+        let resized = self.handle.call(move |local| async move { local.resize(&shared, size).await });
         resized.await.map_err(|gone| of_core(RESIZING, gone).on(&self.target))
     }
 
-    /// Whether namespaces of it are still there, offered or held by commands in flight.
+    /// True if namespaces of the device still exist, offered or in use by commands in flight.
     pub fn is_used(&self) -> bool {
         Arc::strong_count(&self.state) > 1
     }
@@ -154,15 +154,15 @@ impl ServedDevice {
 pub struct DeviceTable {
     handles: Vec<CoreHandle>,
     /// Cloned for each device, so that the count of clones is that of devices.
-    seats: Vec<Rc<()>>,
+    core_loads: Vec<Rc<()>>,
     events: EventSender,
 }
 
 impl DeviceTable {
     /// No devices on these cores, of which there is at least one.
     pub fn new(handles: Vec<CoreHandle>, events: EventSender) -> DeviceTable {
-        let seats = handles.iter().map(|_| Rc::default()).collect();
-        DeviceTable { handles, seats, events }
+        let core_loads = handles.iter().map(|_| Rc::default()).collect();
+        DeviceTable { handles, core_loads, events }
     }
 
     /// Opens a device on the core that has the fewest, counting those that are being opened. Dropped before it has ended, it goes on,
@@ -171,25 +171,25 @@ impl DeviceTable {
     /// # Errors
     /// Why it cannot be opened.
     pub fn open(&self, plan: &NamespacePlan) -> impl Future<Output = Result<ServedDevice, StackError>> + 'static {
-        let core = (0..self.seats.len()).min_by_key(|core| Rc::strong_count(&self.seats[*core])).unwrap_or(0);
-        let (plan, seat) = (plan.clone(), Rc::clone(&self.seats[core]));
+        let core = (0..self.core_loads.len()).min_by_key(|core| Rc::strong_count(&self.core_loads[*core])).unwrap_or(0);
+        let (plan, seat) = (plan.clone(), Rc::clone(&self.core_loads[core]));
         let (handle, events) = (self.handles[core].clone(), self.events.clone());
         async move {
             let planned = plan.clone();
             let state = Arc::<NamespaceState>::default();
-            let ties = ReportTargets::to(&state);
-            let theirs = ties.clone();
+            let reporters = ReportTargets::to(&state);
+            let theirs = reporters.clone();
             let opened = handle.call(move || open_on_core(planned, theirs, events)).await;
             let opened = opened.map_err(|gone| of_core("open", gone).on(&plan.target))??;
             Ok(ServedDevice {
                 access: plan.access(),
                 usage: plan.usage,
-                target: opened.called,
+                target: opened.label,
                 state,
                 volume_uuid: opened.volume_uuid,
                 is_mirror: opened.is_mirror,
                 gathers_changes: opened.gathers_changes,
-                handle: DeviceHandle { core: handle, home: opened.home, ties },
+                handle: DeviceHandle { core: handle, local: opened.local, reporters },
                 shared: RefCell::new(opened.shared),
                 _seat: seat,
             })
@@ -202,7 +202,7 @@ impl DeviceTable {
     /// The first that could not be closed; the others are closed all the same.
     pub async fn close(&self, devices: impl IntoIterator<Item = ServedDevice>) -> Result<(), StackError> {
         let closings = devices.into_iter().map(|device| async move {
-            let closed = device.handle.call(|home| async move { home.close().await });
+            let closed = device.handle.call(|local| async move { local.close().await });
             closed.await.map_err(|gone| of_core("close", gone).on(device.target))?
         });
         join_all(closings.collect::<Vec<_>>()).await.into_iter().collect()
@@ -211,12 +211,12 @@ impl DeviceTable {
 
 /// A device that a core has opened.
 struct OpenedDevice {
-    called: TargetLabel,
+    label: TargetLabel,
     shared: SharedDevice,
     volume_uuid: Option<[u8; 16]>,
     is_mirror: bool,
     gathers_changes: bool,
-    home: CoreLocal<LocalDevice>,
+    local: CoreLocal<LocalDevice>,
 }
 
 /// Opens the target of a namespace. One that may lack what was written last is served if the plan accepts that.
@@ -236,7 +236,7 @@ async fn open_accepted(plan: &NamespacePlan) -> Result<OpenTarget, StackError> {
 
 async fn open_on_core(
     plan: NamespacePlan,
-    ties: ReportTargets,
+    reporters: ReportTargets,
     events: EventSender,
 ) -> Result<OpenedDevice, StackError> {
     let target = &plan.target;
@@ -249,30 +249,30 @@ async fn open_on_core(
     if plan.read_only {
         gate = DynDevice::new(target.to_string(), ReadOnly::new(gate));
     }
-    watch(&info, &ties.state);
-    if let Some(state) = ties.state.upgrade() {
+    watch(&info, &reporters.state);
+    if let Some(state) = reporters.state.upgrade() {
         state.set_damage_source(Arc::new(info.damage.clone()));
     }
     let mirror_uuid = info.mirror.as_ref().and_then(|mirror| mirror.describe().uuid);
     let volume_uuid = info.volume.as_ref().map(|volume| volume.uuid).or(mirror_uuid);
     let named = || TargetLabel::new(target, info.identity(target));
-    let called = info.mirror.as_ref().map_or_else(named, |mirror| mirror.target().clone());
+    let label = info.mirror.as_ref().map_or_else(named, |mirror| mirror.target().clone());
     let shared = SharedDevice::publish(gate.clone());
-    tell_of_lost_answers(&called, &info, &shared, &events);
-    shared.observe(RequestObserver::new(called.clone(), ties.clone()));
-    let scrub_task = ScrubTask::open(called.clone(), volume_uuid, gate, shared.attach(), ties.state, events).await;
+    report_lost_completions(&label, &info, &shared, &events);
+    shared.observe(RequestObserver::new(label.clone(), reporters.clone()));
+    let scrub_task = ScrubTask::open(label.clone(), volume_uuid, gate, shared.attach(), reporters.state, events).await;
     Ok(OpenedDevice {
-        called,
+        label,
         shared,
         volume_uuid,
         is_mirror: info.mirror.is_some(),
         gathers_changes: info.all().iter().any(|info| info.volume.is_some() || info.mirror.is_some()),
-        home: CoreLocal::new(Rc::new(LocalDevice::new(&plan, access, &info, closer, scrub_task))),
+        local: CoreLocal::new(Rc::new(LocalDevice::new(&plan, access, &info, closer, scrub_task))),
     })
 }
 
-/// Where what an earlier server had answered may be lost, has the first flush of each of its clients fail once, and says so.
-fn tell_of_lost_answers(called: &TargetLabel, info: &TargetInfo, shared: &SharedDevice, events: &EventSender) {
+/// If completed writes of an earlier server may be lost, fails the first flush of each client once, and sends an event.
+fn report_lost_completions(label: &TargetLabel, info: &TargetInfo, shared: &SharedDevice, events: &EventSender) {
     let reasons = info.lost_answers();
     if reasons.is_empty() {
         return;
@@ -283,7 +283,7 @@ fn tell_of_lost_answers(called: &TargetLabel, info: &TargetInfo, shared: &Shared
         sleep(CLIENTS_COME_BACK).await;
         drop(clients);
     }));
-    events.send(Event::AnsweredLost { target: called.to_string(), reasons });
+    events.send(Event::AnsweredLost { target: label.to_string(), reasons });
 }
 
 fn of_core(doing: &str, gone: CoreGone) -> StackError {

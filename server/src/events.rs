@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::control::protocol::ResizeReport;
 use crate::status::scrub::RunStatus;
 
-/// What a program does with events, each at once. It does not fail: clients are served on when nobody reads them.
+/// The program's handler of events. It cannot fail: clients are served even if nothing reads the events.
 pub type EventSink = fn(&Event);
 
 /// Sends events from any core to the first thread, so a slow or closed reader blocks no device.
@@ -48,18 +48,18 @@ pub enum Event {
     },
     /// A target that did not open before is open, and served.
     Opened(OpenedInfo),
-    /// A scrub begins, or goes on after a restart.
+    /// A scrub starts, or resumes after a restart.
     ScrubStarted {
-        /// Of what.
+        /// The scrubbed target.
         target: String,
         /// The first block that it checks.
         position: u64,
-        /// True if it goes on.
+        /// True if it resumes.
         resumed: bool,
     },
     /// A scrub has ended.
     ScrubFinished {
-        /// Of what.
+        /// The scrubbed target.
         target: String,
         /// What it has met.
         #[serde(flatten)]
@@ -67,7 +67,7 @@ pub enum Event {
     },
     /// What an earlier server had answered, and clients had not flushed, may be lost: the first flush of each client fails once.
     AnsweredLost {
-        /// Of what.
+        /// The scrubbed target.
         target: String,
         /// Of which volumes, and why.
         reasons: Vec<String>,

@@ -29,7 +29,7 @@ pub struct InspectedDevice {
     damage: DamageView,
 }
 
-/// The files that a device lies in.
+/// The files of a device.
 fn files(info: &TargetInfo) -> Vec<String> {
     let files = info.all().into_iter().filter_map(|info| info.file.as_ref());
     let paths = files.filter_map(|file| file.path.canonicalize().ok());
@@ -85,7 +85,7 @@ impl InspectedDevice {
     }
 }
 
-/// A device that did not say how it is, and why.
+/// A device that does not respond, with the reason.
 pub fn unresponsive(why: &str) -> DeviceSnapshot {
     DeviceSnapshot { unresponsive: Some(why.to_owned()), ..DeviceSnapshot::default() }
 }

@@ -30,11 +30,11 @@ pub mod status {
     mod assess;
     pub mod damage;
     pub mod files;
-    pub mod front;
     pub mod health;
     pub mod mirror;
     pub mod scrub;
     pub mod server;
+    pub mod server_info;
 }
 
 mod backing;

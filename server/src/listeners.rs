@@ -142,7 +142,7 @@ impl BoundListener {
             CoreLocal::new(Rc::new(spawn(async move {
                 let Some(listener) = listener else { return };
                 if let Err(error) = serve(listener).await {
-                    // The connections that are there and the other listeners go on.
+                    // Existing connections and the other listeners continue.
                     tracing::error!("no longer accepting connections on {name}: {error}");
                 }
             })))

@@ -34,8 +34,8 @@ const VARIABLE: &str = "SEALBLOCK_LOG";
 const MAX_LINES: u32 = 20;
 /// The time after which a call site may log again.
 const WINDOW: Duration = Duration::from_secs(10);
-/// The field that says how many lines were left out.
-const LEFT_OUT: &str = "suppressed";
+/// The field with the number of suppressed lines.
+const SUPPRESSED_FIELD: &str = "suppressed";
 
 /// Lines that are kept of one place of the program.
 const MAX_KEPT_LINES: usize = 8;
@@ -73,7 +73,7 @@ pub fn install(asked: Option<LogLevel>, json: bool) -> Result<(), StackError> {
 
 /// The level of what is written.
 static LEVEL: Mutex<LogLevel> = Mutex::new(LogLevel::Warn);
-/// Says which lines are made at all.
+/// Selects the lines that are formatted at all.
 static MADE: OnceLock<reload::Handle<LevelFilter, Registry>> = OnceLock::new();
 
 /// Which lines are made: what is not written is kept for `status` all the same.
@@ -182,7 +182,7 @@ where
         let mut line = LogLine::begin(*event.metadata().level());
         event.record(&mut line);
         if left_out > 0 {
-            line.put(LEFT_OUT, Value::from(left_out));
+            line.put(SUPPRESSED_FIELD, Value::from(left_out));
         }
         if *event.metadata().level() <= Level::WARN {
             keep(event.metadata().callsite(), &line.fields);
@@ -197,7 +197,7 @@ where
     }
 }
 
-/// One line: what it says, by name.
+/// The fields of one line.
 struct LogLine {
     fields: Map<String, Value>,
 }
@@ -306,7 +306,7 @@ mod tests {
     fn levels_are_known_by_name_and_others_refused_with_the_names() {
         assert_eq!(level_of("Debug"), Ok(LogLevel::Debug));
         assert_eq!(level_of("off").map(filter), Ok(LevelFilter::OFF));
-        assert!(level_of("loud").unwrap_err().contains("SEALBLOCK_LOG=loud is no level: off, error, warn"));
+        assert!(level_of("loud").unwrap_err().contains("SEALBLOCK_LOG=loud: must be off, error, warn"));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::plan::NamespacePlan;
 
 /// How a device matches a plan.
 #[derive(PartialEq, Eq, Debug)]
-pub enum Fit {
+pub enum PlanMatch {
     /// It is the device of the plan.
     Same,
     /// It was the device of the plan before its replicas were changed to these.
@@ -25,12 +25,12 @@ pub enum Fit {
 }
 
 /// Compares a device with a plan.
-pub async fn fit(device: &ServedDevice, plan: &NamespacePlan) -> Fit {
+pub async fn fit(device: &ServedDevice, plan: &NamespacePlan) -> PlanMatch {
     if device.access != plan.access() || device.usage != plan.usage {
-        return Fit::No;
+        return PlanMatch::No;
     }
     let is_its_name = device.target.is(&plan.target);
-    let by_name = if is_its_name { Fit::Same } else { Fit::No };
+    let by_name = if is_its_name { PlanMatch::Same } else { PlanMatch::No };
     let Some(named) = members_of(&plan.target).filter(|_| device.is_mirror) else { return by_name };
     match device.handle.execute_mirror(ControlCommand::MirrorStatus).await {
         Ok(status) => {
@@ -58,22 +58,22 @@ fn members_of(target: &TargetName) -> Option<&[TargetName]> {
 }
 
 /// `is_old_name`: the mirror was opened by this name.
-fn of_members(members: Vec<String>, named: &[TargetName], is_old_name: bool) -> Fit {
-    let here: BTreeSet<String> = members.iter().map(|member| settled(member)).collect();
-    let wanted: BTreeSet<String> = named.iter().map(|replica| settled(&replica.to_string())).collect();
+fn of_members(members: Vec<String>, named: &[TargetName], is_old_name: bool) -> PlanMatch {
+    let here: BTreeSet<String> = members.iter().map(|member| canonical_name(member)).collect();
+    let wanted: BTreeSet<String> = named.iter().map(|replica| canonical_name(&replica.to_string())).collect();
     if here == wanted {
-        Fit::Same
+        PlanMatch::Same
     } else if is_old_name {
-        Fit::Outdated(members)
+        PlanMatch::Outdated(members)
     } else if here.is_disjoint(&wanted) {
-        Fit::No
+        PlanMatch::No
     } else {
-        Fit::Other(members)
+        PlanMatch::Other(members)
     }
 }
 
 /// The canonical name of a member, for comparison: one path has many names.
-fn settled(name: &str) -> String {
+fn canonical_name(name: &str) -> String {
     let target: Option<TargetName> = name.parse().ok();
     let path = target.as_ref().and_then(TargetName::path).and_then(|path| path.canonicalize().ok());
     path.map_or_else(|| name.to_owned(), |path| path.to_string_lossy().into_owned())
@@ -93,11 +93,11 @@ mod tests {
         let roundabout = format!("{}/./b", folder.path().display());
         let members = || vec![at("a"), roundabout.clone()];
         let named = |names: &[&str]| names.iter().map(|name| at(name).parse().unwrap()).collect::<Vec<TargetName>>();
-        assert_eq!(of_members(members(), &named(&["b", "a"]), false), Fit::Same);
-        assert_eq!(of_members(members(), &named(&["a", "b"]), true), Fit::Same);
-        assert_eq!(of_members(members(), &named(&["a", "c"]), true), Fit::Outdated(members()));
-        assert_eq!(of_members(members(), &named(&["a", "c"]), false), Fit::Other(members()));
-        assert_eq!(of_members(members(), &named(&["c"]), false), Fit::No);
-        assert_eq!(of_members(members(), &named(&["a", "b", "c"]), false), Fit::Other(members()));
+        assert_eq!(of_members(members(), &named(&["b", "a"]), false), PlanMatch::Same);
+        assert_eq!(of_members(members(), &named(&["a", "b"]), true), PlanMatch::Same);
+        assert_eq!(of_members(members(), &named(&["a", "c"]), true), PlanMatch::Outdated(members()));
+        assert_eq!(of_members(members(), &named(&["a", "c"]), false), PlanMatch::Other(members()));
+        assert_eq!(of_members(members(), &named(&["c"]), false), PlanMatch::No);
+        assert_eq!(of_members(members(), &named(&["a", "b", "c"]), false), PlanMatch::Other(members()));
     }
 }

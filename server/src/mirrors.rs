@@ -20,7 +20,9 @@ use crate::status::mirror::{MirrorStatus, state_text};
 /// # Errors
 /// Why it failed.
 pub async fn answer(mirror: &OpenMirror, command: &ControlCommand) -> Result<MirrorStatus, ControlError> {
-    execute(mirror, command).await.map_err(|failure| control_error(&failure))?;
+    execute(mirror, command)
+        .await
+        .map_err(|failure| ControlError { why: failure.reason(CHANGING), ..control_error(&failure) })?;
     Ok(MirrorStatus::of(mirror))
 }
 

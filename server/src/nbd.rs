@@ -31,8 +31,8 @@ pub struct NbdSide {
     server: Nbd,
     /// The devices by the names of their exports; others own them.
     offered: BTreeMap<String, Weak<ServedDevice>>,
-    pub ears: Listeners,
-    /// The export of those who name none.
+    pub listeners: Listeners,
+    /// The default export.
     default: Option<String>,
 }
 
@@ -43,7 +43,7 @@ impl NbdSide {
         Ok(NbdSide {
             server: server.with_cores(cores),
             offered: BTreeMap::new(),
-            ears: Listeners::default(),
+            listeners: Listeners::default(),
             default: None,
         })
     }
@@ -64,7 +64,7 @@ impl NbdSide {
 
     /// Whether it listens anywhere.
     pub fn listens(&self) -> bool {
-        !self.ears.is_empty()
+        !self.listeners.is_empty()
     }
 
     /// Takes away what is not wanted, or is another device now.
@@ -116,13 +116,14 @@ impl NbdSide {
             let server = server.clone();
             async move { server.serve(listener).await }
         };
-        self.ears.change(bound, planned, serve).await
+        self.listeners.change(bound, planned, serve).await
     }
 
     /// What clients on this machine type for an export.
     pub fn uri(&self, name: &str) -> Option<String> {
-        let at_address = self.ears.addresses().next().map(|(_, address)| export_uri(on_this_machine(address), name));
-        at_address.or_else(|| Some(NbdAddress::Unix(self.ears.paths().next()?.to_owned()).uri(name)))
+        let at_address =
+            self.listeners.addresses().next().map(|(_, address)| export_uri(on_this_machine(address), name));
+        at_address.or_else(|| Some(NbdAddress::Unix(self.listeners.paths().next()?.to_owned()).uri(name)))
     }
 
     /// The name under which a namespace is offered, if it is.
@@ -138,19 +139,19 @@ impl NbdSide {
         self.listens().then_some(NbdInfo { listeners, sockets, exports, default_export })
     }
 
-    /// The server, for those who look at it.
+    /// The server's state for `status`.
     pub fn server(&self) -> Nbd {
         self.server.clone()
     }
 
     /// Where it listens.
     pub fn listeners(&self) -> Vec<SocketAddr> {
-        self.ears.addresses().map(|(_, address)| address).collect()
+        self.listeners.addresses().map(|(_, address)| address).collect()
     }
 
     /// Where its Unix sockets are.
     pub fn paths(&self) -> Vec<PathBuf> {
-        self.ears.paths().map(Path::to_owned).collect()
+        self.listeners.paths().map(Path::to_owned).collect()
     }
 
     /// Takes no more connections and requests.

@@ -34,7 +34,7 @@ const MAX_CHARACTERS: usize = 300;
 pub struct RequestObserver {
     target: TargetLabel,
     told: Mutex<HashMap<(u64, u64), Instant>>,
-    ties: ReportTargets,
+    reporters: ReportTargets,
 }
 
 /// Where failures are reported.
@@ -57,13 +57,13 @@ impl ReportTargets {
 
 impl RequestObserver {
     /// The observer of a device.
-    pub fn new(target: TargetLabel, ties: ReportTargets) -> RequestObserver {
-        RequestObserver { target, told: Mutex::default(), ties }
+    pub fn new(target: TargetLabel, reporters: ReportTargets) -> RequestObserver {
+        RequestObserver { target, told: Mutex::default(), reporters }
     }
 
     /// Adds bad blocks that an NBD client found to the damage list of the namespace; the NVMe export adds those of hosts.
     fn report(&self, client: &str, faults: &[BadBlock]) {
-        if let Some(state) = self.ties.state.upgrade().filter(|_| is_nbd(client)) {
+        if let Some(state) = self.reporters.state.upgrade().filter(|_| is_nbd(client)) {
             state.report_damage(faults);
         }
     }
@@ -97,9 +97,9 @@ impl RequestObserver {
 impl Observer for RequestObserver {
     fn succeeded(&self, client: &str, request: RequestInfo) {
         if let Some(extent) = request.extent.filter(|_| is_nbd(client)) {
-            self.ties.damage.succeeded(request.kind, extent);
+            self.reporters.damage.succeeded(request.kind, extent);
         }
-        self.ties.failing.succeeded(request.kind);
+        self.reporters.failing.succeeded(request.kind);
     }
 
     fn failed(&self, client: &str, request: RequestInfo, error: &Error) {
@@ -114,20 +114,20 @@ impl Observer for RequestObserver {
                 match request.extent.filter(|extent| request.kind == RequestKind::Read && extent.len() == 1) {
                     // Which block it is is plain.
                     Some(one) => self.report(client, &[BadBlock::media(one.start())]),
-                    None => self.ties.failing.failed(request.kind, &by, reason),
+                    None => self.reporters.failing.failed(request.kind, &by, reason),
                 }
                 tracing::error!(target, blocks, by, during, reason, "the medium failed");
             }
             ErrorKind::NoSpace { reason } => {
-                self.ties.failing.failed(request.kind, &by, reason);
+                self.reporters.failing.failed(request.kind, &by, reason);
                 tracing::error!(target, blocks, by, during, reason, "no space left on the medium");
             }
             ErrorKind::Unreachable { reason } => {
-                self.ties.failing.failed(request.kind, &by, reason);
+                self.reporters.failing.failed(request.kind, &by, reason);
                 tracing::error!(target, blocks, by, during, reason, "the device is unreachable");
             }
             ErrorKind::MayBeOlder(why) => {
-                self.ties.failing.failed(request.kind, &by, &error.kind().to_string());
+                self.reporters.failing.failed(request.kind, &by, &error.kind().to_string());
                 tracing::error!(target, blocks, by, during, %why, "blocks may be older than what was written");
             }
             // Results such as a miscompare or a tag that was not expected, and errors of the client: it gets the status, and the debug
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(witness.unreported("nbd a", &many).len(), MAX_REPORTED, "what is known is bounded");
     }
 
-    /// The twin of a bad block: the client gets its status, and nobody else hears of it.
+    /// The counterpart of a bad block: the client gets its status, and nothing is logged.
     #[test]
     fn a_tag_that_a_client_did_not_expect_is_neither_told_nor_counted() {
         let state = Arc::default();
@@ -270,7 +270,7 @@ mod tests {
         let unexpected = ErrorKind::Expectation { lba: Lba::new(3), field, expected: 1, actual: 2 };
         witness.failed("nbd a", info, &unexpected.into());
         assert_eq!((state.damage().runs().len(), witness.told.lock().unwrap().len()), (0, 0));
-        assert!(witness.ties.failing.now().is_empty());
+        assert!(witness.reporters.failing.now().is_empty());
         witness.failed("nbd a", info, &sealblock_block::BadBlocks::new(vec![media(3)]).unwrap().into());
         assert_eq!((state.damage().runs().len(), witness.told.lock().unwrap().len()), (1, 1));
     }

@@ -218,7 +218,7 @@ fn is_reachable(addresses: &[SocketAddr]) -> bool {
     addresses.iter().any(|address| !address.ip().to_canonical().is_loopback())
 }
 
-/// The name under which NBD clients have a namespace, if they have it at all: what the configuration says; else that of the
+/// The export name of a namespace for NBD clients, if it has one: the configured name; else that of the
 /// subsystem without our prefix, with the namespace's number behind it but for the first.
 pub fn export_name(subsystem: &SubsystemPlan, namespace: &NamespacePlan) -> Option<String> {
     if let Some(name) = &namespace.nbd {
@@ -440,14 +440,14 @@ mod tests {
     fn what_is_only_for_some_hosts_stays_away_unless_it_is_named() {
         let hosts = "name = \"a\"\nhosts = [\"nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6\"]";
         assert_eq!(export_names(&subsystem(hosts, &["", "nbd = \"b\""])), [None, Some("b".to_owned())]);
-        assert!(refused(&subsystem(hosts, &[""])).contains("only for some hosts"));
+        assert!(refused(&subsystem(hosts, &[""])).contains("restricted to certain hosts"));
         assert!(check_exports(&parse(&subsystem(hosts, &["nbd = \"b\""])).unwrap().subsystems).is_ok());
     }
 
     #[test]
     fn names_are_taken_once_and_not_too_long() {
         let twice = subsystem("name = \"a\"", &[""]) + &subsystem("name = \"b\"", &["nbd = \"a\""]);
-        assert!(refused(&twice).contains("the export \"a\", as mem:1MiB"), "{}", refused(&twice));
+        assert!(refused(&twice).contains("the same export name as mem:1MiB, \"a\""), "{}", refused(&twice));
         let long = |len: usize| subsystem("name = \"a\"", &[&format!("nbd = \"{}\"", "x".repeat(len))]);
         assert!(refused(&long(4097)).contains("4096"));
         assert!(check_exports(&parse(&long(4096)).unwrap().subsystems).is_ok());

@@ -97,7 +97,7 @@ impl LocalDevice {
     pub async fn execute_mirror(&self, command: &ControlCommand) -> Result<MirrorStatus, ControlError> {
         match &self.mirror {
             Some(mirror) => answer(mirror, command).await,
-            None => Err(ControlError::new(ControlErrorKind::Usage, format!("{} is no mirror", self.target))),
+            None => Err(ControlError::new(ControlErrorKind::Usage, format!("{} is not a mirror", self.target))),
         }
     }
 

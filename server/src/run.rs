@@ -20,16 +20,16 @@ use crate::mirrors::control_error;
 use crate::plan::Plan;
 use crate::server::Server;
 use crate::service::{Hangups, ServiceState, notify};
-use crate::status::front::started_unix_s;
-use crate::waiting::Tried;
+use crate::status::server_info::started_unix_s;
+use crate::waiting::OpenAttempt;
 
 /// How long a core that was busy looks for work before it sleeps, in microseconds: longer than a host on a fast network takes to
 /// ask again. A core that finds none a few times in a row sleeps at once, so an idle server burns nothing.
 pub(crate) const SPIN_US: u32 = 50;
 /// Time for tasks of the cores that are left when everything is closed.
-pub(crate) const REST: Duration = Duration::from_secs(1);
+pub(crate) const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
 
-/// Serves until a signal ends it, and says what happens to `events`. `again` makes the plan anew for SIGHUP.
+/// Serves until a signal ends it, and reports to `events`. `again` rebuilds the plan on SIGHUP.
 ///
 /// # Errors
 /// What kept it from being served, or from being left clean.
@@ -51,7 +51,7 @@ pub fn run(
     let lived = reactor.block_on(live(plan, &cores, events, control, again));
     let (ended, served) = lived.unwrap_or_else(|failure| (Ended::Gone, Err(failure)));
     match ended {
-        Ended::Gone => _ = cores.shutdown(REST),
+        Ended::Gone => _ = cores.shutdown(SHUTDOWN_GRACE),
         // Commands for a block device that is still there end with the process and not before, and a core waits for its commands.
         Ended::Left => std::mem::forget(cores),
     }
@@ -99,7 +99,7 @@ async fn live(
 }
 
 /// What the server is to do next.
-enum Turn {
+enum NextAction {
     /// End.
     End(io::Result<Signal>),
     /// Read the configuration again.
@@ -107,17 +107,17 @@ enum Turn {
     /// Change a size.
     Resize(ResizeRequest),
     /// Serve what is open now, or know that it is still not.
-    Admit(Box<Tried>),
+    Admit(Box<OpenAttempt>),
 }
 
-/// Waits for the next. One thing is done at a time: a signal that comes while a size is changed is heeded when that is done, which
-/// is bounded.
-async fn next(server: &mut Server, signal: &mut ShutdownSignal, hangups: &Hangups, control: &Control) -> Turn {
+/// Waits for the next action. Actions are serialized: a signal during a resize takes effect after the resize, which has a time
+/// limit.
+async fn next(server: &mut Server, signal: &mut ShutdownSignal, hangups: &Hangups, control: &Control) -> NextAction {
     let turns = [
-        signal.map(Turn::End).boxed_local(),
-        hangups.next().map(|()| Turn::Reload).boxed_local(),
-        control.next_resize().map(Turn::Resize).boxed_local(),
-        server.next_tried().map(|tried| Turn::Admit(Box::new(tried))).boxed_local(),
+        signal.map(NextAction::End).boxed_local(),
+        hangups.next().map(|()| NextAction::Reload).boxed_local(),
+        control.next_resize().map(NextAction::Resize).boxed_local(),
+        server.next_tried().map(|tried| NextAction::Admit(Box::new(tried))).boxed_local(),
     ];
     select_all(turns).await.0
 }
@@ -132,21 +132,21 @@ async fn until_ended(
 ) -> Result<(), StackError> {
     loop {
         match next(server, signal, hangups, control).await {
-            Turn::End(ended) => {
+            NextAction::End(ended) => {
                 ended.map_err(|error| StackError::io("wait for signals", &error))?;
                 notify(ServiceState::Stopping);
                 events(&Event::Draining { connections: server.connections() });
                 return Ok(());
             }
-            Turn::Resize(request) => resize(server, request, events).await,
-            Turn::Admit(tried) => {
+            NextAction::Resize(request) => resize(server, request, events).await,
+            NextAction::Admit(tried) => {
                 let opened = server.admit(*tried).await;
                 control.offer(server.served());
                 if let Some(opened) = opened {
                     events(&Event::Opened(opened));
                 }
             }
-            Turn::Reload => reload(server, events, control, &again).await,
+            NextAction::Reload => reload(server, events, control, &again).await,
         }
     }
 }

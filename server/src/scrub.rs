@@ -69,7 +69,7 @@ pub struct ScrubTask {
     closing: Cell<bool>,
     /// True while its device is being replaced.
     is_away: Cell<bool>,
-    settled: Condition,
+    reopened: Condition,
     task: RefCell<Option<JoinHandle<()>>>,
     epoch: Instant,
 }
@@ -102,7 +102,7 @@ impl ScrubTask {
             bell: Notify::default(),
             closing: Cell::new(false),
             is_away: Cell::new(false),
-            settled: Condition::default(),
+            reopened: Condition::default(),
             task: RefCell::default(),
             epoch: now(),
         };
@@ -144,7 +144,7 @@ impl ScrubTask {
         ScrubStatus { damage, saved, saved_why, error: self.error.borrow().clone(), ..status }
     }
 
-    /// Has hosts be told of the bad blocks of the device as it was opened anew.
+    /// Reports the bad blocks of the reopened device to hosts.
     pub fn set_damage(&self, damage: DamageView) {
         if let Some(state) = self.state.upgrade() {
             state.set_damage_source(Arc::new(damage));
@@ -188,12 +188,12 @@ impl ScrubTask {
     /// The device could not be reopened.
     pub fn lose(&self) {
         self.is_away.set(false);
-        self.settled.notify();
+        self.reopened.notify();
     }
 
     /// Waits until the device was replaced.
-    async fn settle(&self) {
-        self.settled.wait_until(|| !self.is_away.get()).await;
+    async fn wait_reopened(&self) {
+        self.reopened.wait_until(|| !self.is_away.get()).await;
     }
 
     /// Continues with the device's replacement, which may have another size.
@@ -204,7 +204,7 @@ impl ScrubTask {
         self.gate.replace(Some(gate));
         self.closing.set(false);
         self.is_away.set(false);
-        self.settled.notify();
+        self.reopened.notify();
         if let Some(settings) = self.settings.get() {
             self.configure(settings);
         }
@@ -335,7 +335,7 @@ impl ScrubTask {
     /// # Errors
     /// Why the command failed.
     pub async fn execute(&self, command: &ControlCommand) -> Result<ScrubStatus, ControlError> {
-        self.settle().await;
+        self.wait_reopened().await;
         let gate = self.gate.borrow().clone().filter(|_| !self.closing.get());
         let Some(gate) = gate else {
             return Err(ControlError::new(ControlErrorKind::Refused, "it is closed or being closed"));

@@ -11,8 +11,8 @@ use crate::events::{NamespaceInfo, Serving, SubsystemInfo};
 use crate::offered::{Offered, OfferedNamespace};
 use crate::plan::{NamespacePlan, SubsystemPlan, export_name, namespace_uri, on_this_machine};
 use crate::server::Server;
-use crate::status::front::{Front, Offer};
 use crate::status::server::{DeviceStatus, ExportStatus};
+use crate::status::server_info::{NamespaceView, ServerInfo};
 use crate::waiting::Waiting;
 
 impl Server {
@@ -59,8 +59,8 @@ impl Server {
     }
 
     /// Everything that is offered now, and the server as a whole.
-    pub fn served(&self) -> (Vec<Offer>, Front) {
-        let front = Front {
+    pub fn served(&self) -> (Vec<NamespaceView>, ServerInfo) {
+        let info = ServerInfo {
             export: self.export.clone(),
             nbd: self.nbd.server(),
             listeners: self.listeners(),
@@ -70,12 +70,12 @@ impl Server {
             waiting: self.openings.waiting().iter().map(|waiting| TargetIdentity::of(&waiting.plan.target)).collect(),
             control: String::new(),
         };
-        (self.offers(), front)
+        (self.offers(), info)
     }
 
     /// Where it listens for hosts.
     fn listeners(&self) -> Vec<SocketAddr> {
-        self.ears.addresses().map(|(_, address)| address).collect()
+        self.listeners.addresses().map(|(_, address)| address).collect()
     }
 
     /// The state of namespaces whose targets are not open.
@@ -90,11 +90,11 @@ impl Server {
         self.openings.waiting().iter().map(status).collect()
     }
 
-    fn offers(&self) -> Vec<Offer> {
+    fn offers(&self) -> Vec<NamespaceView> {
         let listeners = self.listeners();
         let spaces =
             self.offered.values().flat_map(|offered| offered.spaces.values().map(move |space| (offered, space)));
-        let offer = |(offered, space): (&Offered, &OfferedNamespace)| Offer {
+        let offer = |(offered, space): (&Offered, &OfferedNamespace)| NamespaceView {
             text: space.plan.target.to_string(),
             label: space.device.target.clone(),
             nqn: offered.plan.nqn.to_string(),
@@ -113,7 +113,8 @@ impl Server {
         let named = Some(nsid).filter(|_| subsystem.namespaces.len() > 1);
         let first = hosts.as_ref().and_then(|hosts| hosts.first()).map(String::as_str);
         // A subsystem that no host may use gets no URI.
-        let reachable = self.ears.addresses().next().filter(|_| hosts.as_ref().is_none_or(|hosts| !hosts.is_empty()));
+        let reachable =
+            self.listeners.addresses().next().filter(|_| hosts.as_ref().is_none_or(|hosts| !hosts.is_empty()));
         let uri = reachable.map(|(_, address)| namespace_uri(on_this_machine(address), nqn, named, first));
         let read_only = namespace.read_only;
         let nvme =

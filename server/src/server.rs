@@ -1,4 +1,4 @@
-//! The server: what is open and offered now, and how it becomes what a plan says.
+//! The server: the open devices and offered namespaces, and the change to a new plan.
 //!
 //! A change has two steps: first everything that can fail, while the old state is served; then subsystems are added and
 //! removed. So a plan that fails changes nothing. The first plan is a change from an empty server.
@@ -21,12 +21,12 @@ use crate::control::protocol::{RESIZING, ResizeReport};
 use crate::devices::{DeviceTable, ServedDevice};
 use crate::events::{EventSender, OpenedInfo};
 use crate::listeners::{BoundListener, Listeners, Place};
-use crate::members::{Fit, fit, of_others};
+use crate::members::{PlanMatch, fit, of_others};
 use crate::nbd::{NbdSide, Wanted};
 use crate::offered::{Identities, Offered, OfferedNamespace, of_setup, serial_of};
 use crate::plan::{NamespacePlan, Plan, export_name};
 use crate::resize::ResizeResult;
-use crate::waiting::{Openings, Tried, Waiting};
+use crate::waiting::{OpenAttempt, Openings, Waiting};
 
 /// How often a waiting task checks its condition.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -39,7 +39,7 @@ pub struct Server {
     pub(crate) offered: BTreeMap<Nqn, Offered>,
     /// Namespaces of the plan whose targets are not open.
     pub(crate) openings: Openings,
-    pub(crate) ears: Listeners,
+    pub(crate) listeners: Listeners,
     limits: Limits,
     core: CoreHandle,
     devices: DeviceTable,
@@ -71,7 +71,7 @@ impl Server {
             block_devices: BlockDevices::new(cores.clone(), attaches),
             offered: BTreeMap::new(),
             openings: Openings::new(),
-            ears: Listeners::default(),
+            listeners: Listeners::default(),
             limits: limits.clone(),
             core: cores[0].clone(),
             devices: DeviceTable::new(cores, events),
@@ -131,8 +131,8 @@ impl Server {
         if self.openings.is_new() && taken.is_empty() {
             refuse_nothing(&waiting)?;
         }
-        let bound = self.ears.bind_new(&self.core, &plan.places(), &plan.inherited).await?;
-        let nbd_bound = self.nbd.ears.bind_new(&self.core, &plan.nbd_places(), &plan.inherited).await?;
+        let bound = self.listeners.bind_new(&self.core, &plan.places(), &plan.inherited).await?;
+        let nbd_bound = self.nbd.listeners.bind_new(&self.core, &plan.nbd_places(), &plan.inherited).await?;
         // Last: what is made here would have to be taken away if something else failed.
         let attached = self.block_devices.make_new(&wanted_block_devices(&wanted)).await?;
         Ok(Prepared { wanted, waiting, bound, nbd_bound, attached })
@@ -175,8 +175,8 @@ impl Server {
         let elsewhere = spaces().filter(|space| plan.target.path().is_some() || has_its_uuid(space));
         for space in at_its_place.into_iter().chain(elsewhere) {
             match fit(&space.device, plan).await {
-                Fit::Same => return Ok(Some(Rc::clone(&space.device))),
-                Fit::Outdated(members) => {
+                PlanMatch::Same => return Ok(Some(Rc::clone(&space.device))),
+                PlanMatch::Outdated(members) => {
                     tracing::warn!(
                         "the configuration has {}, but its members are {} now: it is served on with these, and would not open so \
                          at the next start",
@@ -185,8 +185,8 @@ impl Server {
                     );
                     return Ok(Some(Rc::clone(&space.device)));
                 }
-                Fit::Other(members) => return Err(of_others(&plan.target, &members)),
-                Fit::No => {}
+                PlanMatch::Other(members) => return Err(of_others(&plan.target, &members)),
+                PlanMatch::No => {}
             }
         }
         let refused = |doing, why| {
@@ -261,7 +261,7 @@ impl Server {
             let export = export.clone();
             async move { export.serve(listener).await }
         };
-        self.ears.change(bound, planned, serve).await
+        self.listeners.change(bound, planned, serve).await
     }
 
     /// Sets the addresses that discovery reports for listeners behind a translated address.
@@ -270,7 +270,7 @@ impl Server {
             let advertised = plan.advertised.iter().find(|(of, _)| *of == planned)?.1;
             Some((address, advertised))
         };
-        let advertised: Vec<_> = self.ears.addresses().filter_map(of).collect();
+        let advertised: Vec<_> = self.listeners.addresses().filter_map(of).collect();
         if advertised != self.advertised {
             self.export.advertise(advertised.clone());
             self.advertised = advertised;
@@ -323,12 +323,12 @@ impl Server {
     }
 
     /// Waits for the next finished attempt to open a target, for [`Server::admit`]. Cancel safe.
-    pub async fn next_tried(&mut self) -> Tried {
+    pub async fn next_tried(&mut self) -> OpenAttempt {
         self.openings.next_tried(&self.devices).await
     }
 
     /// Offers the namespace that an attempt has opened; returns what is newly served.
-    pub async fn admit(&mut self, Tried { nqn, nsid, device }: Tried) -> Option<OpenedInfo> {
+    pub async fn admit(&mut self, OpenAttempt { nqn, nsid, device }: OpenAttempt) -> Option<OpenedInfo> {
         let waiting = self.openings.find(&nqn, nsid)?;
         let device = match device {
             Ok(device) => Rc::new(device),
@@ -399,7 +399,7 @@ impl Server {
         // A failed resize leaves the old size: there is nothing to publish.
         if let Some(seen) = seen.filter(|seen| seen.geometry() != device.shared().geometry()) {
             device.state.report_resized(seen.geometry().capacity_blocks);
-            device.see(seen);
+            device.set_shared(seen);
             self.publish(&device)?;
         }
         outcome
@@ -436,15 +436,15 @@ impl Server {
         self.openings.end_tries_soon(&self.devices).await;
         self.export.stop();
         self.nbd.stop();
-        self.ears.ended().await;
-        self.nbd.ears.ended().await;
+        self.listeners.ended().await;
+        self.nbd.listeners.ended().await;
         let spaces = self.offered.into_values().flat_map(|offered| offered.spaces.into_values());
         let devices: Vec<_> = spaces.map(|space| space.device).collect();
         (ended, self.devices.close(devices.into_iter().filter_map(Rc::into_inner)).await)
     }
 }
 
-/// The block devices that are wanted of what is open.
+/// The block devices that the plan wants of the open devices.
 fn wanted_block_devices(wanted: &BTreeMap<Nqn, Offered>) -> Vec<WantedBlockDevice> {
     let spaces = wanted.values().flat_map(|offered| offered.spaces.values());
     spaces.filter_map(|space| wanted_block_device(&space.plan, &space.device)).collect()

@@ -26,7 +26,7 @@ const FIRST: Duration = Duration::from_secs(1);
 /// Between two attempts at most.
 const LONGEST: Duration = Duration::from_secs(60);
 /// How long the end of the server waits for targets that are being opened.
-const LAST_TRIES: Duration = Duration::from_secs(5);
+const SHUTDOWN_OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A namespace whose target is not open.
 pub struct Waiting {
@@ -47,13 +47,13 @@ pub struct Waiting {
 enum Next {
     At(Instant),
     /// An attempt is in progress.
-    UnderWay,
+    InProgress,
     /// At the next reload.
     Never,
 }
 
 /// The result of an attempt.
-pub struct Tried {
+pub struct OpenAttempt {
     /// The subsystem.
     pub nqn: Nqn,
     /// Which namespace of it.
@@ -88,7 +88,7 @@ impl Waiting {
     fn wait(&mut self) {
         self.tries += 1;
         // A file that has just appeared may still be written.
-        let goes_on = self.next == Next::UnderWay && !self.failure.is_lasting();
+        let goes_on = self.next == Next::InProgress && !self.failure.is_lasting();
         let again = may_pass(&self.failure) || goes_on;
         self.next = if again { Next::At(now() + self.delay) } else { Next::Never };
         self.delay = (self.delay * 2).min(LONGEST);
@@ -119,13 +119,13 @@ impl Waiting {
     pub fn due(&self) -> Option<Instant> {
         match self.next {
             Next::At(at) => Some(at),
-            Next::UnderWay | Next::Never => None,
+            Next::InProgress | Next::Never => None,
         }
     }
 
     /// An attempt is in progress.
     pub fn begin(&mut self) {
-        self.next = Next::UnderWay;
+        self.next = Next::InProgress;
     }
 
     /// Whether it is this namespace.
@@ -186,7 +186,7 @@ impl Waiting {
 /// Namespaces of the plan whose targets are not open, and the attempts to open them.
 pub struct Openings {
     waiting: Vec<Waiting>,
-    tries: FuturesUnordered<LocalBoxFuture<'static, Tried>>,
+    tries: FuturesUnordered<LocalBoxFuture<'static, OpenAttempt>>,
     /// True before the first plan.
     is_new: bool,
 }
@@ -242,7 +242,7 @@ impl Openings {
     }
 
     /// Waits for the next finished attempt to open a target, to admit. Cancel safe.
-    pub async fn next_tried(&mut self, devices: &DeviceTable) -> Tried {
+    pub async fn next_tried(&mut self, devices: &DeviceTable) -> OpenAttempt {
         loop {
             self.begin_due(devices);
             let due = self.waiting.iter().filter_map(Waiting::due).min();
@@ -269,20 +269,20 @@ impl Openings {
         for waiting in self.waiting.iter_mut().filter(|waiting| waiting.due().is_some_and(|due| due <= now)) {
             waiting.begin();
             let (nqn, nsid, opening) = (waiting.nqn.clone(), waiting.plan.nsid, devices.open(&waiting.plan));
-            self.tries.push(Box::pin(async move { Tried { nqn, nsid, device: opening.await } }));
+            self.tries.push(Box::pin(async move { OpenAttempt { nqn, nsid, device: opening.await } }));
         }
     }
 
     /// Cancels all attempts, before a change of the plan. Targets that were opened meanwhile are opened again as planned.
     pub async fn end_tries(&mut self, devices: &DeviceTable) {
-        while let Some(Tried { device, .. }) = self.tries.next().await {
+        while let Some(OpenAttempt { device, .. }) = self.tries.next().await {
             devices.close(device).await.ok();
         }
     }
 
     /// The same at the end of the server, with a timeout.
     pub async fn end_tries_soon(&mut self, devices: &DeviceTable) {
-        if timeout(LAST_TRIES, self.end_tries(devices)).await.is_err() {
+        if timeout(SHUTDOWN_OPEN_TIMEOUT, self.end_tries(devices)).await.is_err() {
             tracing::debug!("a target was still being opened when the server exited");
         }
     }
@@ -293,7 +293,7 @@ impl fmt::Display for Waiting {
         let why = self.failure.in_short();
         match self.next {
             Next::Never => write!(f, "{why}; retried on reload (SIGHUP)"),
-            Next::At(_) | Next::UnderWay => {
+            Next::At(_) | Next::InProgress => {
                 write!(f, "{why}; retrying at least every {} s", LONGEST.as_secs())
             }
         }

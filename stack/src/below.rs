@@ -1,4 +1,4 @@
-//! What lies on what on this machine: the devices below a block device or a file.
+//! How local devices are stacked: the devices below a block device or a file.
 //!
 //! Partitions, linear, striped and mirrored tables of device-mapper, RAID1 of md, and loop devices are mapped sector by sector
 //! (`mapping.rs`); of others the members are named and how they lie is unknown. Nothing here opens a block device.
@@ -31,7 +31,7 @@ const SYSFS: &str = "/sys";
 /// Max. levels of files on devices on files.
 const MAX_LEVELS: usize = 8;
 
-/// A block device and all that it lies on.
+/// A block device and all devices below it.
 ///
 /// # Errors
 /// When there is no such device, or sysfs is not what it should be.
@@ -118,7 +118,7 @@ impl DeviceNode {
         found
     }
 
-    /// True if it is this device, or lies on it, at any depth.
+    /// True if it is this device, or above it at any depth.
     pub fn lies_on(&self, below: DeviceNumber) -> bool {
         self.number == below || self.members.iter().any(|member| member.lies_on(below))
     }
@@ -140,7 +140,7 @@ impl DeviceNode {
         format!("{}: {kind}", self.name)
     }
 
-    /// How it lies on its members, in a word.
+    /// Its mapping to its members, in a word.
     pub fn arrangement_text(&self) -> &'static str {
         let word = |segment: &Segment| match segment.how {
             Arrangement::Linear(_) => "linear",

@@ -27,7 +27,7 @@ use crate::mounts::mounts;
 /// Where the kernel lists block devices.
 const BLOCK_DEVICES: &str = "/sys/block";
 
-/// Who has the same bytes.
+/// The holder of the same bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Conflict {
     /// Another opening, which has announced it at this file or device.

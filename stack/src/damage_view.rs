@@ -28,7 +28,7 @@ enum View {
     Stripe { members: Vec<DamageView>, chunk_blocks: u64 },
 }
 
-/// What a device at the bottom says: by its name, why its list is in memory only, and what a server knows of it.
+/// Reported by a device at the bottom: its name, why its list is in memory only, and what a server knows of it.
 type SayOfLeaf<'a, T> = dyn Fn(&str, Option<&'static str>, Option<&Elsewhere>) -> Option<T> + 'a;
 
 /// What a server on another host knows of a device at the bottom.
@@ -91,7 +91,7 @@ impl DamageView {
         })
     }
 
-    /// True if no server kept a part of what it knows to itself.
+    /// True if no server withheld a part of its list.
     pub fn is_complete(&self) -> bool {
         let partial = self.of_leaves(&|_, _, elsewhere| {
             elsewhere.filter(|elsewhere| elsewhere.is_all.get() == Some(&false)).map(|_| ())
@@ -161,7 +161,7 @@ impl DamageView {
         self.of_leaves(&|name, not_saved, _| not_saved.map(|why| (name.to_owned(), why)))
     }
 
-    /// What devices at the bottom say.
+    /// The reports of devices at the bottom.
     fn of_leaves<T>(&self, say: &SayOfLeaf<'_, T>) -> Vec<T> {
         match &*self.0 {
             View::Leaf { name, not_saved, elsewhere, .. } => {

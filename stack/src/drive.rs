@@ -15,7 +15,7 @@ use crate::opened::OpenTarget;
 use crate::ordinary::{OrdinaryBlocks, open_ordinary};
 use crate::target::TargetName;
 
-/// Opens a drive that another device lies on, by its block device's node, for Verify: whatever lies on it is not looked at.
+/// Opens a drive below another device by the node of its block device, for Verify. Its content is not examined.
 pub(crate) async fn open_drive(path: &Path) -> Result<OpenTarget, StackError> {
     let target = TargetName::Linux { path: path.to_owned(), drive_makes_tags: None };
     let medium = medium_of(path, Access::Read).await?;

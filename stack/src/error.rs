@@ -51,7 +51,7 @@ impl StackError {
             cause,
             action: action.into(),
             target: None,
-            why: why.to_string(),
+            why: without_error_numbers(why.to_string()),
             advice: None,
             is_reported: false,
             is_lasting: false,
@@ -90,7 +90,7 @@ impl StackError {
         if self.action != action {
             return self.to_string();
         }
-        self.advice.as_ref().map_or(self.why.clone(), |advice| format!("{}\ntry: {advice}", self.why))
+        self.advice.as_ref().map_or(self.why.clone(), |advice| format!("{}; try: {advice}", self.why))
     }
 
     /// The same, marked as reported already.
@@ -110,7 +110,7 @@ impl StackError {
         self.is_lasting
     }
 
-    /// True if nobody has printed it, and somebody should. A closed pipe is not reported: its reader has closed it.
+    /// True if the failure still has to be printed. A closed pipe is not reported: its reader has closed it.
     pub fn is_unreported(&self) -> bool {
         !self.is_reported && self.cause != Cause::Unread
     }
@@ -175,6 +175,15 @@ fn spelled(text: &str, is_spelled: impl Fn(char) -> bool) -> Cow<'_, str> {
     out.into()
 }
 
+/// The text of a failure without the numbers of errors of the operating system, which their names make superfluous.
+fn without_error_numbers(mut text: String) -> String {
+    while let Some(start) = text.find(" (os error ") {
+        let Some(end) = text[start..].find(')') else { break };
+        text.replace_range(start..=start + end, "");
+    }
+    text
+}
+
 /// The text of an error of the operating system without its number: "no such file".
 pub fn system_text(error: &io::Error) -> String {
     let text = error.to_string();
@@ -228,7 +237,7 @@ mod tests {
             failure.to_string(),
             "sealblock: cannot use the range on 'v': block 100 is past the end\ntry: a smaller range"
         );
-        assert_eq!(failure.reason("use the range on"), "block 100 is past the end\ntry: a smaller range");
+        assert_eq!(failure.reason("use the range on"), "block 100 is past the end; try: a smaller range");
         assert_eq!(failure.reason("read"), failure.to_string(), "another action is worth telling");
         let bare = StackError::new(Cause::Io, "write", "broken");
         assert_eq!(bare.to_string(), "sealblock: cannot write: broken");
@@ -254,6 +263,9 @@ mod tests {
         assert_eq!(of(libc::EIO).to_string(), "sealblock: cannot open: input/output error");
         assert_eq!(of(libc::ENOENT).on("v").in_short(), "cannot open 'v': no such file");
         assert_eq!(system_text(&io::Error::other("odd (os error")), "odd (os error");
+        let nested = StackError::new(Cause::Io, "open", "a: Broken pipe (os error 32); b: I/O (os error 5)");
+        assert_eq!(nested.in_short(), "cannot open: a: Broken pipe; b: I/O");
+        assert_eq!(StackError::new(Cause::Io, "open", "a (os error ").in_short(), "cannot open: a (os error ");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use crate::error::{Cause, StackError};
 use crate::held::Access;
 use crate::opened::OpenTarget;
 use crate::target::{TargetName, has_kind};
-use crate::whole::Whole;
+use crate::whole::ByteView;
 
 /// The most bytes of a name.
 pub const MAX_NAME_BYTES: usize = 64 << 10;
@@ -97,7 +97,7 @@ impl FilesystemName {
         Box::pin(async move {
             let (mut opened, mut candidates) = (Vec::new(), Vec::new());
             for target in &self.targets {
-                let one = match Whole::open(target, Access::ReadOlder).await {
+                let one = match ByteView::open(target, Access::ReadOlder).await {
                     Ok(whole) => whole.opened,
                     Err(error) => return close_all(opened, Err(error)).await,
                 };
@@ -128,7 +128,7 @@ impl fmt::Display for FilesystemName {
     }
 }
 
-/// An open filesystem, and the targets that it lies on.
+/// An open filesystem and its targets.
 pub struct OpenFilesystem {
     /// The filesystem.
     pub filesystem: Filesystem,
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(name.targets, [TargetName::Raw(at("a.img").into())]);
         assert_eq!((name.start, &name.path[..]), (Start::Subvolume(257), &b"x"[..]));
         assert_eq!(parse(&format!("{}:", at("a.img"))).unwrap().start, Start::TopLevel);
-        assert!(parse(&at("b.img")).unwrap_err().contains("no part of"));
+        assert!(parse(&at("b.img")).unwrap_err().contains("no prefix of"));
         assert!(parse(folder.path().to_str().unwrap()).is_err(), "a folder is no image");
         assert!(parse(&format!("[raw:{}]x", at("a.img"))).unwrap_err().contains("followed by"));
     }

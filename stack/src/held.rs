@@ -15,7 +15,8 @@ use crate::recorded::KeepDamage;
 /// A volume in a file, on the reactor's clock. The file and its lock may outlive the volume.
 pub type FileVolume = Volume<Rc<FileMedium>, ReactorClock>;
 
-/// How a command accesses a target. One that may lack what was written last is opened only for who accepts that, and then says it.
+/// How a command accesses a target. A target that may lack the last writes is opened only if the command accepts that, which is then
+/// reported.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     /// Reads, shared with other readers.
@@ -64,11 +65,11 @@ impl Access {
 /// The use that a device is opened for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Usage {
-    /// By itself. Writes are refused if it is a member of a group.
+    /// Outside any group. Writes are refused if it is a member of a group.
     Alone,
-    /// By itself, without writes to data.
+    /// Outside any group, without writes to data.
     Unchanged,
-    /// By itself, whatever it is a member of: `--force-member`.
+    /// Outside any group, also if it is a member of one: `--force-member`.
     Forced,
     /// For the group on another host that it is a member of: `--as-member`.
     AsMember,
@@ -86,7 +87,7 @@ impl Usage {
     }
 }
 
-/// A group that opens and closes its members by itself.
+/// A group that opens and closes its own members.
 pub(crate) trait Members {
     /// Closes what is open of them.
     fn close(&self) -> LocalBoxFuture<'_, Result<(), Error>>;

@@ -23,7 +23,7 @@ use crate::target_identity::TargetIdentity;
 pub enum DriveInfo {
     /// Through NVMe passthrough.
     Nvme {
-        /// What the drive says.
+        /// What the drive reports.
         info: NvmeInfo,
         /// True if blocks are read and written the kernel's ordinary way.
         ordinary: bool,

@@ -19,7 +19,7 @@ use crate::device_number::DeviceNumber;
 /// Max. ranges of one path; above it whole members are taken.
 const MAX_RANGES: usize = 1024;
 
-/// What has bytes and lies on nothing that is known: a file, or a block device.
+/// A file or a block device without known devices below it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Storage {
@@ -106,12 +106,12 @@ pub fn leaves_of(about: &Metadata) -> io::Result<Vec<Leaf>> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, "neither a file nor a block device"))
 }
 
-/// The bytes of a block device; the device itself where sysfs does not show what it lies on.
+/// The bytes of a block device; the device itself if sysfs shows no devices below it.
 pub(crate) fn leaves_of_device(number: DeviceNumber) -> Vec<Leaf> {
     node(number).map_or_else(|_| vec![Leaf::whole(Storage::Device(number))], |node| leaves_below(&node))
 }
 
-/// The bytes of a device, out of what lies below it.
+/// The bytes of a device, as bytes of the devices below it.
 pub(crate) fn leaves_below(node: &DeviceNode) -> Vec<Leaf> {
     let mut leaves = Vec::new();
     add(node, None, &mut leaves);

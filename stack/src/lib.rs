@@ -68,4 +68,4 @@ pub use remote::{discover, exports};
 pub use salvage::{Lost, Salvaged, damage, in_groups};
 pub use signature::{FORMAT_BYTES, Signature, file_format, file_start, signature, wipe_end};
 pub use target_identity::{Sameness, TargetIdentity, TargetLabel, member_of};
-pub use whole::Whole;
+pub use whole::ByteView;

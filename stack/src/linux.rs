@@ -17,7 +17,7 @@ use crate::target::TargetName;
 
 /// Whether the bytes of a plain file may be the blocks of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Plain {
+pub(crate) enum PlainFilePolicy {
     /// No: the path should be a volume.
     Refused,
     /// Yes: the command needs bytes only.
@@ -25,11 +25,11 @@ pub(crate) enum Plain {
 }
 
 /// What to try instead of writing over remains of a volume.
-pub(crate) const GIVE_UP: &str = "use another path, or --force to erase the remains";
+pub(crate) const FORCE_ADVICE: &str = "use another path, or --force to erase the remains";
 
-/// What becomes of the remains of a volume, and of what others have, on a drive that is opened.
+/// How to treat the remains of a volume, and other known content, on a drive that is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum LeftOver {
+pub(crate) enum RemainsPolicy {
     /// They are not opened: a command would take them for blocks.
     Kept,
     /// They are not overwritten, nor is what has a signature, though the command overwrites the rest.
@@ -38,26 +38,30 @@ pub(crate) enum LeftOver {
     Replaced,
 }
 
-impl LeftOver {
+impl RemainsPolicy {
     fn refuse(self, path: &Path, parts: &str) -> Result<(), StackError> {
         match self {
-            LeftOver::Kept => Err(of_remains("open", path, parts)),
-            LeftOver::NotReplaced => Err(of_remains("write", path, parts).advise(GIVE_UP)),
-            LeftOver::Replaced => Ok(()),
+            RemainsPolicy::Kept => Err(of_remains("open", path, parts)),
+            RemainsPolicy::NotReplaced => Err(of_remains("write", path, parts).advise(FORCE_ADVICE)),
+            RemainsPolicy::Replaced => Ok(()),
         }
     }
 }
 
 /// The content of a medium. A block device that cannot be read where a volume would be recognised, and shows no other trace of one, is read
 /// as blocks, of which those are bad; it is written only if remains of a volume would be given up, too.
-pub(crate) async fn kind_of(medium: &FileMedium, access: Access, remains: LeftOver) -> Result<FileKind, StackError> {
+pub(crate) async fn kind_of(
+    medium: &FileMedium,
+    access: Access,
+    remains: RemainsPolicy,
+) -> Result<FileKind, StackError> {
     let is_only_read = medium.is_block_device() && !access.writes();
     match (inspect(medium).await, remains) {
-        (Err(error), _) if is_only_read || remains == LeftOver::Replaced => {
+        (Err(error), _) if is_only_read || remains == RemainsPolicy::Replaced => {
             tracing::warn!(path = %medium.path().display(), %error, "cannot tell whether it is a volume; assuming it is not");
             Ok(FileKind::Raw)
         }
-        (Err(error), LeftOver::NotReplaced) => Err(error.advise(GIVE_UP)),
+        (Err(error), RemainsPolicy::NotReplaced) => Err(error.advise(FORCE_ADVICE)),
         (kind, _) => kind,
     }
 }
@@ -67,24 +71,26 @@ pub(crate) async fn open_file(
     target: &TargetName,
     path: &Path,
     access: Access,
-    plain: Plain,
+    plain: PlainFilePolicy,
 ) -> Result<OpenTarget, StackError> {
     let medium = medium_of(path, access).await?;
-    match kind_of(&medium, access, LeftOver::Kept).await? {
+    match kind_of(&medium, access, RemainsPolicy::Kept).await? {
         FileKind::Volume => volume_as(target, Rc::new(medium), path, access).await,
-        FileKind::Raw if medium.is_block_device() || plain == Plain::Taken => raw_or_mapped(target, path, medium).await,
+        FileKind::Raw if medium.is_block_device() || plain == PlainFilePolicy::Taken => {
+            raw_or_mapped(target, path, medium).await
+        }
         FileKind::Raw => Err(plain_file(path)),
         FileKind::Remains(parts) => Err(of_remains("open", path, &parts)),
     }
 }
 
-/// Opens a drive by its node: as the protected volume that lies on it, or its blocks.
+/// Opens a drive by its node: as the protected volume on it, or as its blocks.
 pub(crate) async fn open_linux(
     target: &TargetName,
     path: &Path,
     drive_makes_tags: Option<bool>,
     access: Access,
-    remains: LeftOver,
+    remains: RemainsPolicy,
 ) -> Result<OpenTarget, StackError> {
     let options = options(drive_makes_tags, access);
     let (kind, block) = (NodeKind::of(path), block_node(path));
@@ -104,7 +110,7 @@ pub(crate) async fn open_linux(
     match kind_of(&medium, access, remains).await? {
         FileKind::Volume => return volume_as(target, Rc::new(medium), node, access).await,
         FileKind::Remains(parts) => remains.refuse(node, &parts)?,
-        FileKind::Raw if remains == LeftOver::NotReplaced => check_free(&medium, None).await?,
+        FileKind::Raw if remains == RemainsPolicy::NotReplaced => check_free(&medium, None).await?,
         FileKind::Raw => {}
     }
     match kind {

@@ -1,7 +1,7 @@
 //! Devices of this machine that are made of drives (partitions, device-mapper, md), opened so that the drives verify their blocks.
 //!
-//! Drives are opened for reading, whatever they are used for, and get nothing but Verify. Where one of them does not verify by itself,
-//! or the kernel does not tell how the device lies on them, blocks are read, and the reason is told.
+//! Drives are opened for reading, whatever their use, and get only Verify. If a drive does not support Verify, or the kernel does
+//! not show how the device is mapped to drives, blocks are read instead, and the reason is reported.
 
 mod device;
 mod plan;
@@ -42,7 +42,7 @@ pub(crate) async fn raw_or_mapped(
     }
 }
 
-/// What lies under a block device, if it is made of others.
+/// The devices below a block device, if it is made of others.
 fn mapped_node(path: &Path, medium: &FileMedium) -> Option<DeviceNode> {
     if !medium.is_block_device() {
         return None;

@@ -22,7 +22,7 @@ use crate::identity::uuid_text;
 use crate::opened::OpenTarget;
 use crate::program::note;
 
-/// What a label says of the group that its device is a member of.
+/// The group in the label of a member.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Membership {
     /// A member of a mirror or stripe.
@@ -74,7 +74,7 @@ impl Membership {
     }
 }
 
-/// Refuses to open a member of a group by itself for writing.
+/// Refuses to open a single member of a group for writing.
 ///
 /// # Errors
 /// If it is a member of a group and `--force-member` is not given; it is closed then. If its label cannot be read or marked.

@@ -20,7 +20,7 @@ use crate::groups::mirror::MirrorOptions;
 use crate::groups::{mirror, multipath, stripe};
 use crate::held::{Access, CloseHandle, Usage};
 use crate::info::TargetInfo;
-use crate::linux::{GIVE_UP, LeftOver, Plain, kind_of, open_file, open_linux};
+use crate::linux::{FORCE_ADVICE, PlainFilePolicy, RemainsPolicy, kind_of, open_file, open_linux};
 use crate::mapped::raw_or_mapped;
 use crate::membership::guard;
 use crate::occupied::{check_opened, check_parts};
@@ -40,7 +40,7 @@ const IN_MEMORY: &str = "data in memory is lost with the process";
 const NOT_LISTED: &str = "its server was not queried, or has no list of them";
 const NOT_OVER_NBD: &str = "NBD cannot report them; use `sealblock status` on its host, or verify it";
 
-/// Opens a target by itself.
+/// Opens a target outside any group.
 ///
 /// # Errors
 /// Says what could not be opened and why; bad usage if the target's numbers are invalid. A member of a mirror or stripe
@@ -89,11 +89,11 @@ fn open_device(
     Box::pin(async move {
         match target {
             TargetName::File(path) => match linked_drive(path) {
-                Some(node) => open_linux(target, &node, None, access, LeftOver::Kept).await,
-                None => open_file(target, path, access, Plain::Refused).await,
+                Some(node) => open_linux(target, &node, None, access, RemainsPolicy::Kept).await,
+                None => open_file(target, path, access, PlainFilePolicy::Refused).await,
             },
             TargetName::Linux { path, drive_makes_tags } => {
-                open_linux(target, path, *drive_makes_tags, access, LeftOver::Kept).await
+                open_linux(target, path, *drive_makes_tags, access, RemainsPolicy::Kept).await
             }
             TargetName::Raw(path) => open_raw(target, path, access).await,
             TargetName::Memory(size) => {
@@ -134,7 +134,7 @@ fn open_device(
     })
 }
 
-/// Refuses a group two of whose members have the same bytes: two copies of nothing. Slices are for their devices to tell apart.
+/// Refuses a group with two members that share bytes, which would be no redundancy. Slices are distinguished by their devices.
 fn check_apart(target: &TargetName, members: &[TargetName]) -> Result<(), StackError> {
     let members: Vec<TargetIdentity> = members.iter().map(TargetIdentity::of).collect();
     for (at, member) in members.iter().enumerate() {
@@ -216,7 +216,7 @@ pub enum Overwritten {
 pub enum Overwriting {
     /// Anything.
     Anything,
-    /// Nothing that anybody may still need: no remains of a volume, no device with a [`crate::Signature`], and no plain file of a known
+    /// Nothing that may still be needed: no remains of a volume, no device with a [`crate::Signature`], and no plain file of a known
     /// format other than this one, which is that of the data to be written.
     Free {
         /// The format of the data, if it is known.
@@ -236,7 +236,7 @@ pub fn overwrite<'a>(
 ) -> LocalBoxFuture<'a, Result<Overwritten, StackError>> {
     Box::pin(async move {
         let force = overwriting == Overwriting::Anything;
-        let remains = if force { LeftOver::Replaced } else { LeftOver::NotReplaced };
+        let remains = if force { RemainsPolicy::Replaced } else { RemainsPolicy::NotReplaced };
         let drive = match target {
             TargetName::Linux { drive_makes_tags, .. } => Some((path.to_owned(), *drive_makes_tags)),
             _ => linked_drive(path).map(|node| (node, None)),
@@ -248,7 +248,7 @@ pub fn overwrite<'a>(
         }
         let medium = medium_of(path, Access::Write).await?;
         match kind_of(&medium, Access::Write, remains).await? {
-            FileKind::Remains(parts) if !force => Err(of_remains("write", path, &parts).advise(GIVE_UP)),
+            FileKind::Remains(parts) if !force => Err(of_remains("write", path, &parts).advise(FORCE_ADVICE)),
             FileKind::Volume => {
                 drop(medium);
                 let opened = overwrite_device(target, overwriting, usage).await?;

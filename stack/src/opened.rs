@@ -73,8 +73,8 @@ impl OpenTarget {
         OpenTarget::new(target, device, TargetInfo { damage, ..info }, held)
     }
 
-    /// Asks the servers of devices on other hosts what they know of bad blocks; nothing is read for it. For commands that say what is
-    /// known now: nobody tells this host of what is repaired there later.
+    /// Queries the servers of remote devices for known bad blocks, without reading data. For commands that show the current state: this
+    /// host gets no notice of later repairs there.
     pub fn learn_damage(&self) -> LocalBoxFuture<'_, ()> {
         Box::pin(async move {
             for info in self.info.all() {
@@ -122,7 +122,7 @@ impl OpenTarget {
         self.device.abilities().freshness.why_older()
     }
 
-    /// The same in words, which whoever accepts it has to say.
+    /// The same as text, which a command that accepts it must print.
     pub fn older_text(&self) -> Option<String> {
         let why = self.why_older()?;
         Some(format!("{}: blocks may be older than what was written: {why}", self.target))

@@ -1,5 +1,5 @@
-//! Replicas that are opened by themselves although their own label says that they are out of sync: the other replicas of the mirror have
-//! newer blocks, which nothing in a seal shows. Such a device is one that may be older than what was written, for whoever reads it.
+//! Replicas that are opened alone although their own label marks them as out of sync: the other replicas of the mirror have newer
+//! blocks, which no seal shows. So readers are told that the content may be older than what was written.
 //!
 //! The mirror itself goes by the labels of all its replicas, and so does another host's mirror: their members are not marked.
 
@@ -17,7 +17,7 @@ pub(crate) async fn mark(opened: OpenTarget) -> OpenTarget {
     if abilities.reserved != Ability::Native || !abilities.freshness.is_current() {
         return opened;
     }
-    // A label that cannot be read tells nothing; writers are refused because of it.
+    // An unreadable label proves nothing; writers are refused because of it.
     match opened.device.execute(Request::read_reserved(ReservedArea::GroupLabel)).await {
         Ok(Response::Reserved(label)) if is_out_of_sync(&label) => {
             let OpenTarget { device, info, held, target, is_part } = opened;
@@ -27,7 +27,7 @@ pub(crate) async fn mark(opened: OpenTarget) -> OpenTarget {
     }
 }
 
-/// Whether the label of a mirror says that the replica that it is on is not in sync. One that was removed is no replica.
+/// True if a mirror label marks its own replica as not in sync. A removed replica does not count.
 fn is_out_of_sync(label: &[u8]) -> bool {
     let Ok(Some(label)) = Label::decode(label) else { return false };
     matches!(label.replicas[label.own_index].state, ReplicaState::OutOfSync | ReplicaState::Resyncing)

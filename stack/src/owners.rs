@@ -26,10 +26,10 @@ pub const MAX_BLOCKS: usize = 1 << 16;
 /// Max. runs that a block lies in on another device.
 const MAX_RUNS: usize = 64;
 
-/// Looks for the files of blocks of this many bytes, which begin at these bytes of the device at `path`, until `stop` says so.
+/// Finds the files that use blocks of this size at these byte addresses of the device at `path`, until `stop` returns true.
 ///
 /// # Errors
-/// When what lies on the device is not known.
+/// If the content of the device is unknown.
 pub fn find(path: &Path, starts: &[u64], block_bytes: u64, stop: &dyn Fn() -> bool) -> io::Result<Owners> {
     let device = DeviceNumber::from_raw(fs::metadata(path)?.rdev());
     let mut owners = Owners { of_blocks: vec![Vec::new(); starts.len()], ..Owners::default() };
@@ -74,7 +74,7 @@ fn ask(
             Ok(false) => return,
             asked => asked.map(drop),
         },
-        // Of another one that lies on the device nobody can tell.
+        // Any other file system on the device cannot be searched.
         kind => match on(mount.number) {
             Ok(Some(_)) => Err(io::Error::other(format!("{kind} does not show which file uses a block"))),
             Ok(None) | Err(_) => return,
@@ -86,7 +86,7 @@ fn ask(
     }
 }
 
-/// The blocks of `device`, where they are on a device that lies on it; nothing if it does not.
+/// Maps blocks of `device` to a device above it; nothing if that is not above it.
 fn wanted_on(
     number: DeviceNumber,
     device: DeviceNumber,
@@ -109,7 +109,7 @@ fn wanted_on(
         );
     }
     match &node.unknown {
-        // A device that lies on it in an unknown way may have any of its blocks.
+        // A device above it with an unknown mapping may have any of its blocks.
         Some(why) if places.is_empty() => Err(io::Error::other(format!("{}: {why}", node.name))),
         _ => Ok(Some(Wanted::new(places))),
     }

@@ -16,7 +16,7 @@ use crate::error::{Cause, StackError};
 
 /// The setting that forbids io_uring since Linux 6.6: 0 for no process, 1 for all but root and a group, 2 for all processes.
 const SETTING: &str = "/proc/sys/kernel/io_uring_disabled";
-/// What goes without it, and says that this is meant.
+/// The setting that disables io_uring on purpose.
 const WITHOUT: &str = "SEALBLOCK_RUNTIME=syscalls";
 
 /// What a program is and knows.
@@ -24,7 +24,7 @@ const WITHOUT: &str = "SEALBLOCK_RUNTIME=syscalls";
 pub struct Program {
     /// True if it is a server: a file that it has in use is served by it, and not named twice on a command line.
     pub is_server: bool,
-    /// Tells the user something beside the result of what is done.
+    /// Prints a note to the user beside the result.
     pub note: fn(&dyn fmt::Display),
     /// What the process of this number does with a file if it is a sealblock server, and what to try instead; `None` if it is
     /// none or does not respond.
@@ -41,7 +41,7 @@ impl Program {
 
 static PROGRAM: RwLock<Program> = RwLock::new(Program::UNKNOWN);
 
-/// Says what the program is, from now on.
+/// Sets the program, once.
 pub fn set_program(program: Program) {
     *PROGRAM.write().unwrap_or_else(PoisonError::into_inner) = program;
 }
@@ -51,7 +51,7 @@ pub(crate) fn program() -> Program {
     *PROGRAM.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Tells the program's user something.
+/// Prints a note to the program's user.
 pub fn note(what: impl fmt::Display) {
     (program().note)(&what);
 }
@@ -159,7 +159,7 @@ mod tests {
     fn a_server_warns_once_and_only_of_what_was_not_asked_for() {
         let refused = Backend::Syscalls { threads: 4, reason: Some(UringUnavailable::Errno(libc::ENOSYS)) };
         let words = warning(&refused).unwrap();
-        assert!(words.starts_with("io_uring is refused (ENOSYS)") && words.contains(WITHOUT), "{words}");
+        assert!(words.starts_with("io_uring is not available (ENOSYS)") && words.contains(WITHOUT), "{words}");
         assert!(!words.contains('\n'), "{words}");
         assert_eq!(warning(&Backend::Syscalls { threads: 4, reason: None }), None);
     }
@@ -168,7 +168,7 @@ mod tests {
     fn a_ring_that_was_asked_for_is_a_failure_with_advice() {
         let failure = of_start(&StartError::Uring(UringUnavailable::Errno(libc::ENOSYS)));
         let said = failure.to_string();
-        assert!(said.contains("ENOSYS") && said.contains("try: SEALBLOCK_RUNTIME=syscalls, or"), "{said}");
+        assert!(said.contains("ENOSYS") && said.contains("try: use SEALBLOCK_RUNTIME=syscalls, or"), "{said}");
         let failure = of_start(&StartError::UnknownChoice("ring".to_owned()));
         assert_eq!(failure.advice(), Some(WITHOUT));
     }

@@ -27,7 +27,7 @@ pub enum RangeError {
     /// A number that does not match in 64 bits.
     #[error("'{0}' is larger than the last block address, 2^64 - 1")]
     TooLarge(String),
-    /// The first block lies behind the last.
+    /// The first block is after the last.
     #[error("the range {first}..{last} ends before it begins: give the smaller block number first")]
     Reversed {
         /// First block written.
@@ -147,7 +147,7 @@ impl<T> Run<T> {
     }
 }
 
-/// Adds blocks behind those that are there; makes one run of what follows one another and is alike.
+/// Appends a run; merges it with the last run if it is adjacent and equal.
 pub fn join_run<T: PartialEq>(runs: &mut Vec<Run<T>>, more: Run<T>) {
     match runs.last_mut() {
         Some(run) if run.end() == more.lba && run.what == more.what => run.blocks += more.blocks,

@@ -1,6 +1,6 @@
 //! A device at the bottom of a stack with the list of its bad blocks, which a volume keeps in its reserved area.
 //!
-//! The list lies beside the state of the scrub, in one record: whoever saves the one saves the other, so that no scrub has finished
+//! The list and the state of the scrub are one record and saved together, so that no scrub has finished
 //! before what it found is kept. Without a scrub the list is saved within a second of a change, and at the close. No request
 //! waits for it: a crash loses what was found in the last second, which is found again, or brings back what was
 //! rewritten since, until a check finds it good.

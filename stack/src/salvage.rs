@@ -11,7 +11,7 @@ use crate::error::StackError;
 use crate::failures::of_block;
 use crate::opened::{OpenTarget, data_of};
 use crate::range::{Run, join_run};
-use crate::whole::Whole;
+use crate::whole::ByteView;
 
 /// Why a block cannot be read: the field of `verify` that is wrong, or what the medium said.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -57,8 +57,8 @@ impl OpenTarget {
     }
 }
 
-impl Whole {
-    /// As [`Whole::read`], with zeroes where blocks cannot be read, and where that is.
+impl ByteView {
+    /// As [`ByteView::read`], with zeroes where blocks cannot be read, and where that is.
     ///
     /// # Errors
     /// As [`OpenTarget::read_past_damage`].

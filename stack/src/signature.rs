@@ -167,7 +167,7 @@ fn is_mbr(start: &[u8]) -> bool {
         && entries().any(|entry| entry[4] != 0 && entry[12..16] != [0; 4])
 }
 
-/// What lies on a device, if it is known.
+/// The known content of a device.
 pub fn signature(medium: &FileMedium) -> LocalBoxFuture<'_, Option<Signature>> {
     Box::pin(async move {
         let len_bytes = medium.len_bytes();

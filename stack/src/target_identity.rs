@@ -40,7 +40,7 @@ pub enum TargetIdentity {
     Part {
         /// Which blocks.
         range: String,
-        /// Of what.
+        /// The named target.
         of: Box<TargetIdentity>,
     },
 }

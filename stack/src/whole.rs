@@ -13,7 +13,7 @@ use crate::error::{Cause, StackError};
 use crate::failures::of_block;
 use crate::files::RAW_FILE;
 use crate::held::Access;
-use crate::linux::{Plain, open_file};
+use crate::linux::{PlainFilePolicy, open_file};
 use crate::open::open;
 use crate::opened::{OpenTarget, data_of};
 use crate::out_of_sync::mark;
@@ -23,21 +23,21 @@ use crate::target::TargetName;
 const MAX_REST_BYTES: u64 = 4095;
 
 /// An open target, and of a plain file the bytes behind its last whole block.
-pub struct Whole {
+pub struct ByteView {
     /// The whole blocks.
     pub opened: OpenTarget,
     rest: Slice,
 }
 
-impl Whole {
+impl ByteView {
     /// Opens a target for reading. A plain file is one here by its bare path, too.
     ///
     /// # Errors
     /// Says what could not be opened and why.
-    pub fn open(target: &TargetName, access: Access) -> LocalBoxFuture<'_, Result<Whole, StackError>> {
+    pub fn open(target: &TargetName, access: Access) -> LocalBoxFuture<'_, Result<ByteView, StackError>> {
         Box::pin(async move {
             let opened = match target {
-                TargetName::File(path) => mark(open_file(target, path, access, Plain::Taken).await?).await,
+                TargetName::File(path) => mark(open_file(target, path, access, PlainFilePolicy::Taken).await?).await,
                 _ => open(target, access).await?,
             };
             let rest = match target.path().filter(|_| opened.info.kind == RAW_FILE) {
@@ -45,13 +45,13 @@ impl Whole {
                     .map_err(|error| StackError::io("read", &error).on(target))?,
                 None => Slice::empty(),
             };
-            Ok(Whole { opened, rest })
+            Ok(ByteView { opened, rest })
         })
     }
 
     /// The whole blocks of an open target.
-    pub fn of_blocks(opened: OpenTarget) -> Whole {
-        Whole { opened, rest: Slice::empty() }
+    pub fn of_blocks(opened: OpenTarget) -> ByteView {
+        ByteView { opened, rest: Slice::empty() }
     }
 
     /// How many bytes there are.
@@ -60,10 +60,10 @@ impl Whole {
     }
 
     /// Reads `length` bytes from `offset` on, fully checked. The offset begins a block; the end lies anywhere up to
-    /// [`Whole::len_bytes`].
+    /// [`ByteView::len_bytes`].
     ///
     /// # Errors
-    /// What the device says, while `doing` something.
+    /// The device's error, with the action `doing`.
     pub fn read<'a>(
         &'a self,
         doing: &'a str,
@@ -77,7 +77,7 @@ impl Whole {
         })
     }
 
-    /// Whole blocks, which `read` reads, and what lies behind the last one.
+    /// Whole blocks, read by `read`, and the bytes after the last one.
     pub(crate) async fn assemble(
         &self,
         offset: u64,

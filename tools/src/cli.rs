@@ -76,23 +76,23 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// The command, with options that say of targets what their names could say as well put into the names.
-    pub fn settled(mut self) -> Command {
+    /// The command, with options that target names can express moved into the names.
+    pub fn into_command(mut self) -> Command {
         match &mut self.command {
-            Command::Info(info) => info.labels.settle(&mut info.target),
-            Command::Verify(verify) => verify.targets.iter_mut().for_each(|target| verify.labels.settle(target)),
-            Command::Zero(zero) => zero.labels.settle(&mut zero.target),
-            Command::Discard(discard) => discard.labels.settle(&mut discard.target),
-            Command::Attach(attach) => attach.labels.settle(&mut attach.target),
-            Command::Serve(serve) => serve.targets.iter_mut().for_each(|target| serve.labels.settle(target)),
+            Command::Info(info) => info.labels.apply_to(&mut info.target),
+            Command::Verify(verify) => verify.targets.iter_mut().for_each(|target| verify.labels.apply_to(target)),
+            Command::Zero(zero) => zero.labels.apply_to(&mut zero.target),
+            Command::Discard(discard) => discard.labels.apply_to(&mut discard.target),
+            Command::Attach(attach) => attach.labels.apply_to(&mut attach.target),
+            Command::Serve(serve) => serve.targets.iter_mut().for_each(|target| serve.labels.apply_to(target)),
             Command::Compare(compare) => {
                 let targets = [&mut compare.a, &mut compare.b, &mut compare.zero];
-                targets.into_iter().flatten().for_each(|target| compare.labels.settle(target));
+                targets.into_iter().flatten().for_each(|target| compare.labels.apply_to(target));
             }
             Command::Copy(copy) => {
                 for end in [&mut copy.from, &mut copy.to] {
                     if let Endpoint::Target(target) = end {
-                        copy.labels.settle(target);
+                        copy.labels.apply_to(target);
                     }
                 }
             }

@@ -1,4 +1,4 @@
-//! Findings are printed while the work goes on: runs of blocks, each when it has ended, on a line of its own.
+//! Findings are printed during the work: runs of blocks, each on its own line when it has ended.
 //!
 //! A device with every second block bad has too many runs to read, and printing them must not slow down the work.
 //! So lines are rate limited; the others are queued and printed when the limit permits, at the latest at the end.
@@ -21,7 +21,7 @@ const LINE_EVERY: Duration = Duration::from_millis(50);
 
 /// Where lines go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Voice {
+pub enum OutputStream {
     /// Standard output.
     Output,
     /// Standard error: standard output is for data.
@@ -35,7 +35,7 @@ const OPEN_EVERY: Duration = Duration::from_secs(2);
 
 /// Runs in the order in which their blocks were looked at, and how many of them were printed.
 pub struct Findings<T> {
-    voice: Voice,
+    voice: OutputStream,
     runs: Vec<Run<T>>,
     /// Runs that may still grow. Several if blocks have findings on several members.
     open: Vec<Run<T>>,
@@ -49,13 +49,13 @@ pub struct Findings<T> {
 
 /// What may be found of blocks.
 pub trait Finding: PartialEq + Sized {
-    /// The line that says it of these blocks.
+    /// The line for these blocks.
     fn line(run: &Run<Self>) -> String;
 }
 
 impl<T: Finding> Findings<T> {
     /// None yet.
-    pub fn new(voice: Voice) -> Findings<T> {
+    pub fn new(voice: OutputStream) -> Findings<T> {
         let budget = Budget::new(Instant::now());
         Findings {
             voice,
@@ -83,7 +83,7 @@ impl<T: Finding> Findings<T> {
     /// Everything before this block was looked at: runs that end before it have ended, and are printed as far as the rate allows.
     pub fn reached(&mut self, lba: Lba, progress: &Progress) {
         self.close(lba.get());
-        if self.voice == Voice::Silent {
+        if self.voice == OutputStream::Silent {
             return;
         }
         let now = Instant::now();
@@ -118,7 +118,7 @@ impl<T: Finding> Findings<T> {
     /// When it could not be printed; a reader that has gone is no error.
     pub fn finish(&mut self, progress: &Progress) -> Result<(), StackError> {
         self.close(u64::MAX);
-        while self.voice != Voice::Silent && self.printed < self.runs.len() {
+        while self.voice != OutputStream::Silent && self.printed < self.runs.len() {
             self.print_next(progress);
         }
         self.trouble.take().map_or(Ok(()), Err)
@@ -156,7 +156,7 @@ impl<T: Finding> Findings<T> {
     fn print(&mut self, line: &str, progress: &Progress) {
         if self.trouble.is_none() {
             let voice = self.voice;
-            let said = progress.aside(|| if voice == Voice::Error { say_aside(line) } else { say(line) });
+            let said = progress.aside(|| if voice == OutputStream::Error { say_aside(line) } else { say(line) });
             self.trouble = said.err();
         }
     }
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn blocks_in_a_row_are_one_run_for_each_of_what_there_is_to_say() {
-        let mut findings = Findings::new(Voice::Silent);
+        let mut findings = Findings::new(OutputStream::Silent);
         for lba in [7, 8, 9, 11] {
             findings.note(Run::new(lba, 1, On("a")));
             if lba < 9 {
@@ -221,7 +221,7 @@ mod tests {
     #[test]
     fn a_run_is_told_when_it_has_ended_and_not_before() {
         let progress = Progress::new("x", None, Show::Never);
-        let mut findings = Findings::new(Voice::Error);
+        let mut findings = Findings::new(OutputStream::Error);
         findings.note(Run::new(5, 2, On("a")));
         findings.reached(Lba::new(7), &progress);
         assert_eq!(findings.printed, 0, "block 7 may be one of them");
@@ -234,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_run_that_does_not_end_is_told_as_far_as_it_goes() {
-        let mut findings = Findings::new(Voice::Error);
+        let mut findings = Findings::new(OutputStream::Error);
         let start = Instant::now();
         assert_eq!(findings.line_so_far(start), None, "there is none");
         findings.note(Run::new(0, 8, On("a")));
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(printed(&mut budget), BURST as usize);
 
         let progress = Progress::new("x", None, Show::Never);
-        let mut findings = Findings::new(Voice::Error);
+        let mut findings = Findings::new(OutputStream::Error);
         for lba in 0..u64::from(BURST) + 50 {
             findings.note(Run::new(lba * 2, 1, On("a")));
             findings.reached(Lba::new(lba * 2 + 2), &progress);
@@ -277,7 +277,7 @@ mod tests {
 
     #[test]
     fn runs_beyond_the_most_are_counted() {
-        let mut findings = Findings::new(Voice::Silent);
+        let mut findings = Findings::new(OutputStream::Silent);
         for lba in 0..MAX_LISTED as u64 + 3 {
             findings.note(Run::new(lba * 3, 2, On("a")));
         }

@@ -88,7 +88,7 @@ pub async fn in_order<T, F: Future<Output = Result<T, StackError>>>(
     Ok(())
 }
 
-/// Does the work, which ends early by itself once a signal [`came`]. If it does not, `last_words` are said and the process ends.
+/// Runs the work, which should end early once a signal [`came`]. If it does not, calls `last_words` and ends the process.
 pub async fn or_end<T>(work: impl Future<Output = T>, last_words: impl FnOnce()) -> T {
     match select(pin!(work), pin!(shutdown_timeout())).await {
         Either::Left((done, _)) => done,

@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     // Bad usage ends here, with exit status 2.
     let cli = Cli::try_parse().unwrap_or_else(|error| refuse(&error));
     set_program(Program { is_server: false, note, server_of: server_of_file });
-    match commands::run(&cli.settled()) {
+    match commands::run(&cli.into_command()) {
         // By the signal itself, so that a script ends with it.
         Ok(Exit::Interrupted) => interrupt::end(),
         Ok(exit) => exit.into(),

@@ -100,7 +100,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     NewFile::begin(path)?.complete(bytes)
 }
 
-/// Opens a file or what else is there; fails for a link, and waits for nobody.
+/// Opens a file or another node; fails for a link, and never blocks.
 ///
 /// # Errors
 /// Those of `open(2)`.

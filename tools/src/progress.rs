@@ -1,7 +1,7 @@
 //! How far the work is: bytes, rate, time left, bad blocks so far.
 //!
 //! Shown on standard error, only on a terminal, and only when the work has taken longer than a second: short work stays
-//! silent, and so do pipes, `--json` and `--quiet`. Counting goes on unseen, so that the bar is right when it appears.
+//! silent, and so do pipes, `--json` and `--quiet`. Counting continues meanwhile, so that the bar is right when it appears.
 
 use std::fmt::Write;
 use std::io::{self, IsTerminal};

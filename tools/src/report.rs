@@ -73,7 +73,7 @@ pub struct VerifyReport {
     pub are_files_told: bool,
     /// Damaged blocks without a line that was printed for them.
     #[serde(skip)]
-    pub untold: u64,
+    pub unprinted: u64,
 }
 
 /// As a text, or null.
@@ -397,7 +397,7 @@ mod tests {
             parts: Vec::new(),
             files_notes: Vec::new(),
             are_files_told: false,
-            untold: 0,
+            unprinted: 0,
         }
     }
 

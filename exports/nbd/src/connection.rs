@@ -64,7 +64,7 @@ pub(crate) struct Connection {
     moved_bytes: Cell<u64>,
     /// A reply is being sent.
     is_sending: Cell<bool>,
-    /// Someone looks whether the client goes on.
+    /// A task checks whether the client makes progress.
     is_watched: Cell<bool>,
     /// Replies were sent since a request had to wait for bytes in flight.
     has_room: Cell<bool>,
@@ -279,7 +279,7 @@ impl Connection {
                 return self.close();
             }
             self.core.borrow_mut().sent();
-            self.settle();
+            self.update_in_flight();
         }
     }
 
@@ -334,7 +334,7 @@ impl Connection {
     }
 
     /// Releases the bytes of sent replies, and lets waiting requests start.
-    fn settle(&self) {
+    fn update_in_flight(&self) {
         let mut core = self.core.borrow_mut();
         self.share.set_in_flight(core.bytes_in_flight());
         core.grant(self.share.held_bytes());

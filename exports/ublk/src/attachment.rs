@@ -293,7 +293,7 @@ impl Attachment {
         Ok(())
     }
 
-    /// Who uses the block device, if anybody does: it is mounted, a part of another device, swap, claimed, or open in a process.
+    /// The users of the block device, if any: it is mounted, part of another device, swap, exclusively held, or open in a process.
     pub fn users(&self) -> Option<Users> {
         users::of_block_device(self.info.number)
     }
@@ -307,7 +307,7 @@ impl Attachment {
         let number = self.info.number;
         refuse_users(number)?;
         if let Err(error) = write_back(number, &[]) {
-            // Nobody uses it, so nobody else can be told.
+            // It has no users, so no one else can get the error.
             tracing::error!(%error, "the block device is taken away all the same");
         }
         refuse_users(number)?;
@@ -322,7 +322,7 @@ impl Attachment {
         delete(&mut self.control, self.info.number)
     }
 
-    /// Leaves nothing of a device that was not started; one that was taken over goes on waiting.
+    /// Deletes a device that was not started; a recovered device keeps waiting.
     pub fn abandon(&mut self) {
         // Stopping ends the commands of its queues.
         if !self.is_taken_over
@@ -384,7 +384,7 @@ fn delete(control: &mut Control, number: u32) -> Result<(), AttachError> {
     Ok(())
 }
 
-/// Refuses to take away what somebody uses; a process may look at it for a moment.
+/// Refuses to remove a device in use; a process may have it open for a moment.
 fn refuse_users(number: u32) -> Result<(), AttachError> {
     let deadline = Instant::now() + LOOKING;
     loop {
@@ -416,7 +416,7 @@ fn write_back(number: u32, users: &[User]) -> Result<(), AttachError> {
 /// Does something that may never end in a thread of its own, which is left when it takes too long.
 fn in_time(limit: Duration, work: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
     let (send, receive) = mpsc::channel();
-    // Nobody receives what comes too late.
+    // A late response has no receiver.
     thread::Builder::new().name("ublk-write-back".to_owned()).spawn(move || drop(send.send(work())))?;
     let too_late = || io::Error::new(io::ErrorKind::TimedOut, format!("not within {limit:?}"));
     receive.recv_timeout(limit).unwrap_or_else(|_| Err(too_late()))

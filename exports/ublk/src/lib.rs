@@ -8,7 +8,7 @@
 //! - A write is answered after the device has executed it, a flush after it is durable. So a server that dies loses nothing that was
 //!   answered, and the driver gives its successor what was not.
 //! - A block that does not match its tag is neither written nor returned.
-//! - A block device that anybody uses is taken away by force only, and what the kernel still holds for it is written before.
+//! - A block device in use is removed only by force, and the kernel's dirty data for it are written back first.
 //! - What the kernel asks is checked before a device sees it, and no request makes this crate panic.
 //! - Memory: one transfer of at most 512 KiB with its tags for each request in flight, at most depth times queues.
 

@@ -13,7 +13,7 @@ const MAX_UNMAP_BYTES: u64 = 256 << 20;
 /// The kernel has no larger blocks than its pages.
 const MAX_BLOCK_SHIFT: u32 = 12;
 
-/// What the kernel is told of a device; `None` if its blocks are larger than the kernel takes.
+/// The device parameters for the kernel; `None` if the blocks are larger than the kernel supports.
 pub(crate) fn params(
     geometry: &Geometry,
     abilities: &Abilities,
@@ -52,7 +52,7 @@ pub(crate) enum Command {
     WriteZeroes { extent: Extent, may_unmap: bool, durability: Durability },
 }
 
-/// Translates a request whose changes are to be at least so durable; `None` if it is none that the device was made for.
+/// Translates a request, with changes of at least this durability; `None` if the device does not support the request.
 pub(crate) fn translate(descriptor: &Descriptor, geometry: &Geometry, least: Durability) -> Option<Command> {
     let extent = || {
         let per_block = geometry.block_size.bytes() as u64 / SECTOR_BYTES;

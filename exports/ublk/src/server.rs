@@ -23,9 +23,9 @@ use crate::tags::{BadWrite, of_write, put_of_read};
 /// Bits that change between the kernel and the checks here, for proofs that one of them finds it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tampering {
-    /// The first bit of what each read returns.
+    /// The first bit of the data of each read.
     Reads,
-    /// The first bit of what each write brings.
+    /// The first bit of the data of each write.
     Writes,
 }
 
@@ -72,7 +72,7 @@ impl QueueServer {
     /// When the queue cannot be served, or the driver refuses a command.
     pub async fn run(self, stop: impl Future<Output = ()>) -> io::Result<()> {
         let queue = self.character.queue(self.number, self.depth)?;
-        // The driver keeps a device until nobody has it open.
+        // The driver keeps a device while it is open.
         drop(self.character);
         let served = ServedQueue {
             queue,

@@ -1,4 +1,4 @@
-//! Who uses a block device: whoever has claimed it, and processes that merely have it open, of which the kernel tells nobody.
+//! The users of a block device: exclusive holders, and processes that only have it open, which the kernel does not report.
 //!
 //! A device that goes while a process has it open loses what that process wrote and the kernel has not written back. So a device with
 //! users is not taken away, unless by force. What is found is what this process may see: of other users' processes only root sees all.
@@ -21,7 +21,7 @@ pub enum User {
     Mount(PathBuf),
     /// Swap space.
     Swap,
-    /// A block device that lies on it.
+    /// A block device above it.
     Device(String),
     /// A process that has it open or mapped.
     Process {
@@ -30,7 +30,7 @@ pub enum User {
         /// Its name.
         name: String,
     },
-    /// Somebody has claimed it, and nothing shows who.
+    /// An unknown exclusive holder.
     Unknown,
 }
 
@@ -94,13 +94,13 @@ pub(crate) fn of_block_device(number: u32) -> Option<Users> {
     (!users.is_empty()).then_some(Users(users))
 }
 
-/// An exclusive open fails exactly while somebody claims the block device.
+/// An exclusive open fails exactly while the block device has an exclusive holder.
 fn is_claimed(path: &Path) -> bool {
     let opened = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path);
     opened.is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
 }
 
-/// Where the kernel says who uses what.
+/// The kernel's files that show users of devices.
 struct System<'a> {
     /// `/proc`.
     processes: &'a Path,
@@ -154,7 +154,7 @@ impl System<'_> {
         list.lines().any(is_it).then_some(User::Swap)
     }
 
-    /// Devices that say so, and loop devices, whose files nobody is told of.
+    /// Devices that report it, and loop devices, whose files the kernel does not report.
     fn devices(&self, name: &str, nodes: &BTreeSet<PathBuf>) -> Vec<User> {
         let folder = self.devices.join(name);
         let parts = nodes.iter().filter_map(|node| node.file_name()).map(|part| folder.join(part).join("holders"));

@@ -36,7 +36,7 @@ pub enum CopyFault {
     #[error("{0}")]
     Node(Box<Refusal>),
     /// A node or superblock that passes by itself, and is another one than the copy with this number, which passes too.
-    #[error("it passes, and is not what copy {0} is, which passes too")]
+    #[error("it is valid, but differs from copy {0}, which is valid, too")]
     Differs(usize),
     /// Data whose checksum is another one.
     #[error("{0}")]

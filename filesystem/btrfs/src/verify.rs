@@ -78,10 +78,10 @@ async fn scan(session: &Session<'_>) -> Result<(), Stopped> {
     let (sum_trees, others): (Vec<_>, Vec<_>) =
         of_storage.into_iter().partition(|tree| tree.root.id == objectid::CSUM_TREE);
     walk(session, &mut seen, sum_trees, &mut leaves).await?;
-    leaves.settle();
+    leaves.sort_and_merge();
     walk(session, &mut seen, others, &mut leaves).await?;
     walk(session, &mut seen, of_files, &mut leaves).await?;
-    leaves.settle();
+    leaves.sort_and_merge();
     leaves.count_unchecked(session);
     for (list, fault) in [(&leaves.holes, DataFault::NoSum), (&leaves.unreadable, DataFault::SumsLost)] {
         for (logical, end) in list.iter() {

@@ -20,7 +20,7 @@ pub enum FsError {
     /// The inode has no attribute of this name.
     #[error("no such attribute")]
     NoAttribute,
-    /// Nothing of what is looked for lies at or behind the offset.
+    /// No data or hole at or after the offset.
     #[error("no such offset")]
     NoSuchOffset,
     /// The file is not open.

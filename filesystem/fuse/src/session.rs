@@ -61,7 +61,7 @@ pub struct Session {
     point: PathBuf,
     /// The mount in the kernel's table, as far as it can be read.
     mount: Option<MountEntry>,
-    /// Who is not root has mounted by way of a program, and unmounts so.
+    /// The helper program by which a user who is not root has mounted, needed to unmount.
     helper: Option<SessionUnmounter>,
     calls: Arc<Mailbox<Call>>,
     permits: Arc<Permits>,
@@ -70,9 +70,9 @@ pub struct Session {
 }
 
 /// Tells the core of the filesystem that no call comes any more, also after a panic.
-struct Finish(Arc<Mailbox<Call>>);
+struct FinishGuard(Arc<Mailbox<Call>>);
 
-impl Drop for Finish {
+impl Drop for FinishGuard {
     fn drop(&mut self) {
         self.0.finish();
     }
@@ -90,7 +90,7 @@ impl Session {
         let (calls, permits) = (Arc::<Mailbox<Call>>::default(), Permits::new(options.calls.min(MAX_CALLS)));
         let side = KernelSide { root, calls: Arc::clone(&calls), permits: Arc::clone(&permits) };
         let (session, helper) = begin(&canonical, side, options).map_err(failed)?;
-        let finish = Finish(Arc::clone(&calls));
+        let finish = FinishGuard(Arc::clone(&calls));
         let run = move || {
             let _finish = finish;
             session.run()

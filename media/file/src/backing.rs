@@ -18,7 +18,7 @@ pub struct Backing {
     /// Device and inode.
     identity: (u64, u64),
     length_bytes: AtomicU64,
-    trouble: Mutex<Option<BackingError>>,
+    error: Mutex<Option<BackingError>>,
 }
 
 /// What is wrong with the file behind a medium.
@@ -44,7 +44,7 @@ impl Backing {
             path: path.to_owned(),
             identity: (opened.dev(), opened.ino()),
             length_bytes: AtomicU64::new(length_bytes),
-            trouble: Mutex::default(),
+            error: Mutex::default(),
         });
         if !block_device {
             let mut open = lock(&OPEN);
@@ -70,24 +70,24 @@ impl Backing {
     }
 
     /// What was wrong when it was looked at last.
-    pub fn trouble(&self) -> Option<BackingError> {
-        *lock(&self.trouble)
+    pub fn error(&self) -> Option<BackingError> {
+        *lock(&self.error)
     }
 
     /// Looks, which waits for the file system, and gives what is wrong if that is another thing than before. A file system that does
     /// not tell changes nothing.
-    pub fn look(&self) -> Option<Option<BackingError>> {
+    pub fn check(&self) -> Option<Option<BackingError>> {
         let found = match std::fs::metadata(&self.path) {
-            Ok(there) => self.judge(&there),
+            Ok(there) => self.classify(&there),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Some(BackingError::Gone),
             Err(_) => return None,
         };
-        let mut trouble = lock(&self.trouble);
-        let before = std::mem::replace(&mut *trouble, found);
+        let mut error = lock(&self.error);
+        let before = std::mem::replace(&mut *error, found);
         (before != found).then_some(found)
     }
 
-    fn judge(&self, there: &Metadata) -> Option<BackingError> {
+    fn classify(&self, there: &Metadata) -> Option<BackingError> {
         if (there.dev(), there.ino()) != self.identity {
             return Some(BackingError::Replaced);
         }
@@ -122,9 +122,9 @@ mod tests {
     fn a_file_that_is_left_alone_is_no_news() {
         let folder = tempfile::tempdir().unwrap();
         let (path, backing) = file(folder.path());
-        assert_eq!((backing.look(), backing.trouble()), (None, None));
+        assert_eq!((backing.check(), backing.error()), (None, None));
         fs::write(&path, [0; 8192]).unwrap();
-        assert_eq!(backing.look(), None, "others may make it longer");
+        assert_eq!(backing.check(), None, "others may make it longer");
         assert!(open_files().iter().any(|open| open.path() == path));
         drop(backing);
         assert!(!open_files().iter().any(|open| open.path() == path), "closed");
@@ -136,16 +136,16 @@ mod tests {
         let (path, backing) = file(folder.path());
         let elsewhere = folder.path().join("w");
         fs::rename(&path, &elsewhere).unwrap();
-        assert_eq!((backing.look(), backing.look()), (Some(Some(BackingError::Gone)), None));
-        assert_eq!(backing.trouble(), Some(BackingError::Gone));
+        assert_eq!((backing.check(), backing.check()), (Some(Some(BackingError::Gone)), None));
+        assert_eq!(backing.error(), Some(BackingError::Gone));
         fs::write(&path, [0; 4096]).unwrap();
-        assert_eq!(backing.look(), Some(Some(BackingError::Replaced)));
+        assert_eq!(backing.check(), Some(Some(BackingError::Replaced)));
         fs::rename(&elsewhere, &path).unwrap();
-        assert_eq!((backing.look(), backing.trouble()), (Some(None), None));
+        assert_eq!((backing.check(), backing.error()), (Some(None), None));
         fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(1000).unwrap();
         let cut = BackingError::CutOff { left_bytes: 1000, length_bytes: 4096 };
-        assert_eq!(backing.look(), Some(Some(cut)));
+        assert_eq!(backing.check(), Some(Some(cut)));
         backing.set_length_bytes(512);
-        assert_eq!(backing.look(), Some(None), "it is to be shorter");
+        assert_eq!(backing.check(), Some(None), "it is to be shorter");
     }
 }

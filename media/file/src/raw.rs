@@ -137,7 +137,7 @@ impl<M: Medium> RawDevice<M> {
     }
 
     /// Waits for the medium where the request asks for it.
-    async fn settle(&self, durability: Durability) -> Result<(), Error> {
+    async fn sync_if_required(&self, durability: Durability) -> Result<(), Error> {
         match durability {
             Durability::Volatile => Ok(()),
             Durability::ForceUnitAccess => Ok(self.medium.sync().await?),
@@ -170,11 +170,11 @@ impl<M: Medium> Device for RawDevice<M> {
             Operation::BlockStatus => return Ok(self.allocation(extents.one())),
             Operation::Write(data) => {
                 self.medium.write_blocks(self.offset_bytes(extents.one()), &data).await?;
-                self.settle(durability).await?;
+                self.sync_if_required(durability).await?;
             }
             Operation::WriteZeroes { may_unmap } => {
                 self.write_zeroes(extents.one(), may_unmap).await?;
-                self.settle(durability).await?;
+                self.sync_if_required(durability).await?;
             }
             Operation::Discard => self.discard(&extents).await?,
             Operation::Flush => self.medium.sync().await?,

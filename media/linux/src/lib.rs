@@ -31,6 +31,7 @@ mod nvme {
 mod scsi {
     //! SCSI drives through `SG_IO`.
 
+    mod answer;
     mod compare_and_write;
     mod device;
     mod open;
@@ -38,7 +39,6 @@ mod scsi {
     mod tests;
     mod transport;
     mod unit;
-    mod verdict;
     mod verify;
 
     pub use device::ScsiDevice;

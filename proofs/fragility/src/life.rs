@@ -61,7 +61,7 @@ impl Specimen {
         let mut life = Life::of(created, shape, layout, patterns, random);
         life.create(created)?;
         let earlier = life.before(state, &sizes, &mut layout)?;
-        life.live(false, last_stop(state, &life.random))?;
+        life.run_server(false, last_stop(state, &life.random))?;
         let model = life.model.borrow().clone();
         let watched = watched(&model, large, &life.random);
         let mut specimen = Specimen {
@@ -184,7 +184,7 @@ fn others(
         }
         longest = layout.medium_bytes();
         for machine in 0..if large { 0 } else { uses } {
-            life.live(machine == 0, State::Clean)?;
+            life.run_server(machine == 0, State::Clean)?;
         }
         images.push(flatten(&life.image));
     }
@@ -254,13 +254,13 @@ impl Life {
     /// A machine before the last one, and what it has left.
     fn live_before(&mut self, is_first: bool, earlier: &mut Vec<Vec<u8>>) -> Result<(), String> {
         let ends = *self.random.pick(&[State::Clean, State::Clean, State::Crashed, State::Idle]);
-        self.live(is_first, ends)?;
+        self.run_server(is_first, ends)?;
         earlier.push(flatten(&self.image));
         Ok(())
     }
 
     /// One machine: opens what is there, changes blocks, and stops.
-    fn live(&mut self, is_first: bool, ends: State) -> Result<(), String> {
+    fn run_server(&mut self, is_first: bool, ends: State) -> Result<(), String> {
         let survival = match ends {
             State::Clean | State::Idle | State::Crashed | State::Resized => Survival::Nothing,
             State::Torn => *self.random.pick(&[

@@ -293,21 +293,21 @@ impl Client {
     }
 
     /// Reads blocks after a crash; see [`Checker::audit`]. Gives the answer where it is an error.
-    pub async fn audit(&self, extent: Extent, settled: bool) -> Result<(), Stop> {
+    pub async fn audit(&self, extent: Extent, is_durable: bool) -> Result<(), Stop> {
         let unreadable = self.unreadable(extent);
         match self.stack.execute(Request::read(extent, Expectations::NONE)).await {
             Ok(Response::Data(found)) => {
-                let checked = self.context.checker.borrow_mut().audit(extent, &found, settled);
+                let checked = self.context.checker.borrow_mut().audit(extent, &found, is_durable);
                 checked.map_err(|violation| self.context.find(format!("after a crash, {violation}")))
             }
             Ok(other) => Err(self.context.find(format!("read of {extent} was answered {other:?}"))),
             Err(error) if self.is_made_unreadable(&error, &unreadable) && extent.len() == 1 => {
-                let checked = self.context.checker.borrow_mut().audit_failed(extent.start(), settled);
+                let checked = self.context.checker.borrow_mut().audit_failed(extent.start(), is_durable);
                 checked.map_err(|violation| self.context.find(format!("after a crash, {violation}")))
             }
             Err(error) if self.is_made_unreadable(&error, &unreadable) => {
                 for lba in extent.iter() {
-                    Box::pin(self.audit(Extent::one(lba), settled)).await?;
+                    Box::pin(self.audit(Extent::one(lba), is_durable)).await?;
                 }
                 Ok(())
             }

@@ -111,7 +111,7 @@ impl<S: System> MachineConfig<'_, S> {
     }
 
     /// Opens the device on `image` and lets `hosts` use it.
-    pub fn live<F: Future<Output = ()> + 'static>(
+    pub fn run_machine<F: Future<Output = ()> + 'static>(
         &self,
         image: Image,
         read_only: bool,

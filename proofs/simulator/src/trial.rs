@@ -124,9 +124,9 @@ pub fn run<S: System>(system: &S, config: TrialConfig) -> Result<Report, Box<Fai
         trace: Trace::default(),
         report: Report::default(),
         story: vec![profile.to_string()],
-        settled: true,
-        came_up: false,
-        rested: false,
+        is_durable: true,
+        has_started: false,
+        was_idle: false,
         long_durable: Vec::new(),
         earlier: Vec::new(),
         damaged_kind: None,
@@ -155,11 +155,11 @@ struct Trial<'a, S> {
     report: Report,
     story: Vec<String>,
     /// The last machine under load had come up, so that its log has no older damage.
-    came_up: bool,
+    has_started: bool,
     /// The last load had ended, and its machine went on for a while, before it was stopped.
-    rested: bool,
+    was_idle: bool,
     /// The last stop was a power cut, so what is found on the disk is durable.
-    settled: bool,
+    is_durable: bool,
     /// Blocks that nothing was in flight about when the last load ended: damage to them must be found.
     long_durable: Vec<Lba>,
     /// The kind of metadata a copy of which may still be lost from an earlier damage; another one that waits to be repaired is not
@@ -218,7 +218,12 @@ impl<S: System> Trial<'_, S> {
     }
 
     /// Books what a machine left.
-    fn book(&mut self, what: &str, survival: Survival, result: MachineResult) -> Result<(Image, MachineEnd), String> {
+    fn record_run(
+        &mut self,
+        what: &str,
+        survival: Survival,
+        result: MachineResult,
+    ) -> Result<(Image, MachineEnd), String> {
         self.report.ios += result.counts.ios;
         self.report.completed += result.completed;
         self.report.failed += result.failed;
@@ -228,8 +233,8 @@ impl<S: System> Trial<'_, S> {
             Err(_) => ("failed", false),
         };
         self.report.crashes += u64::from(crashed);
-        self.settled = survival.is_power_cut();
-        if self.settled {
+        self.is_durable = survival.is_power_cut();
+        if self.is_durable {
             self.undoable.clear();
         }
         let counts = result.counts;
@@ -247,11 +252,11 @@ impl<S: System> Trial<'_, S> {
             let survival = Survival::draw_of_process(&self.random);
             let crash_at = Some(self.random.between(1, 14));
             let result = self.parts(self.behaviour(crash_at), survival).create(image);
-            image = self.book("a first attempt to create", survival, result)?.0;
+            image = self.record_run("a first attempt to create", survival, result)?.0;
         }
         let survival = Survival::Nothing;
         let result = self.parts(self.behaviour(None), survival).create(image);
-        Ok(self.book("creation", survival, result)?.0)
+        Ok(self.record_run("creation", survival, result)?.0)
     }
 
     /// One machine under load.
@@ -264,14 +269,14 @@ impl<S: System> Trial<'_, S> {
             behaviour.faults = draw_faults(&self.random);
             self.story.extend(behaviour.faults.iter().map(|rule| format!("for the next machine, {rule}")));
         }
-        let (closes, rests, settled) = (self.random.chance(50), self.random.chance(50), self.settled);
+        let (closes, rests, is_durable) = (self.random.chance(50), self.random.chance(50), self.is_durable);
         let is_faulty = !behaviour.faults.is_empty();
         let misreads = behaviour.faults.iter().any(|rule| rule.on == IoKind::Read);
-        let came_up = Rc::new(Cell::new(false));
-        let is_up = Rc::clone(&came_up);
-        let result = self.parts(behaviour, survival).live(image, false, move |up| async move {
+        let has_started = Rc::new(Cell::new(false));
+        let is_up = Rc::clone(&has_started);
+        let result = self.parts(behaviour, survival).run_machine(image, false, move |up| async move {
             is_up.set(true);
-            if audit(&up, settled).await.is_err() {
+            if audit(&up, is_durable).await.is_err() {
                 return;
             }
             workload::drive(workload, &up.client, &up.executor, &up.random).await;
@@ -283,12 +288,12 @@ impl<S: System> Trial<'_, S> {
                 }
             }
         });
-        let (image, end) = self.book("a machine under load", survival, result)?;
+        let (image, end) = self.record_run("a machine under load", survival, result)?;
         if misreads {
             self.checker.borrow_mut().doubt_all();
         }
-        self.came_up = came_up.get();
-        self.rested = rests && !is_faulty && end == MachineEnd::Finished;
+        self.has_started = has_started.get();
+        self.was_idle = rests && !is_faulty && end == MachineEnd::Finished;
         self.long_durable = self.checker.borrow().long_durable();
         if first {
             self.report.first_crashed = end == MachineEnd::Crashed;
@@ -300,12 +305,12 @@ impl<S: System> Trial<'_, S> {
     /// that, but for the last small commit of a machine that had no time to write its second copy.
     fn corrupt_metadata(&mut self, image: &mut Image) {
         let kinds = self.system.redundant(&self.profile, image);
-        if kinds.is_empty() || !self.settled || !self.came_up || !self.random.chance(60) {
+        if kinds.is_empty() || !self.is_durable || !self.has_started || !self.random.chance(60) {
             return;
         }
-        let single_copy = if self.rested { Vec::new() } else { self.system.single_copy(&self.profile, image) };
+        let single_copy = if self.was_idle { Vec::new() } else { self.system.single_copy(&self.profile, image) };
         // The first kind is the log, which nothing is exempt from that is damaged after a rest.
-        let is_log = self.rested && self.random.chance(75);
+        let is_log = self.was_idle && self.random.chance(75);
         let kind = if is_log { 0 } else { self.random.below(kinds.len() as u64) as usize };
         if !kinds[kind].is_repaired_at_open && *self.damaged_kind.get_or_insert(kind) != kind {
             return;
@@ -325,7 +330,7 @@ impl<S: System> Trial<'_, S> {
         }
         let candidates = std::mem::take(&mut self.long_durable);
         image = self.look_only(image)?;
-        if self.settled
+        if self.is_durable
             && self.random.chance(40)
             && let Some(damage) = self.damage(&mut image, &candidates)
         {
@@ -347,21 +352,21 @@ impl<S: System> Trial<'_, S> {
     }
 
     fn look_only(&mut self, image: Image) -> Result<Image, String> {
-        let (settled, survival) = (self.settled, Survival::Kill);
-        let result = self.parts(self.reader(), survival).live(image, true, move |up| async move {
-            let _ = audit(&up, settled).await;
+        let (is_durable, survival) = (self.is_durable, Survival::Kill);
+        let result = self.parts(self.reader(), survival).run_machine(image, true, move |up| async move {
+            let _ = audit(&up, is_durable).await;
         });
-        let (image, _) = self.book("a reader", survival, result)?;
+        let (image, _) = self.record_run("a reader", survival, result)?;
         // A reader writes nothing, so the doubt about what is durable is as it was.
-        self.settled = settled;
+        self.is_durable = is_durable;
         Ok(image)
     }
 
     /// A machine on a damaged disk must find exactly the damage.
     fn find(&mut self, image: Image, damage: &Damage, read_only: bool) -> Result<Image, String> {
-        let (lba, survival, settled) = (damage.lba, Survival::Kill, self.settled);
+        let (lba, survival, is_durable) = (damage.lba, Survival::Kill, self.is_durable);
         let behaviour = if read_only { self.reader() } else { self.behaviour(None) };
-        let result = self.parts(behaviour, survival).live(image, read_only, move |up| async move {
+        let result = self.parts(behaviour, survival).run_machine(image, read_only, move |up| async move {
             for piece in up.client.pieces(&up.random) {
                 if up.client.expect_damage(piece, lba).await.is_err() {
                     return;
@@ -371,9 +376,9 @@ impl<S: System> Trial<'_, S> {
                 rewrite(up, lba).await;
             }
         });
-        let (image, _) = self.book(&format!("a machine with damage in block {lba}"), survival, result)?;
+        let (image, _) = self.record_run(&format!("a machine with damage in block {lba}"), survival, result)?;
         self.report.damages_found += 1;
-        self.settled = settled;
+        self.is_durable = is_durable;
         Ok(image)
     }
 
@@ -382,11 +387,12 @@ impl<S: System> Trial<'_, S> {
         while self.random.chance(35) {
             let survival = Survival::draw_of_process(&self.random);
             let crash_at = Some(self.random.between(1, 40));
-            let settled = self.settled;
-            let result = self.parts(self.behaviour(crash_at), survival).live(image, false, move |up| async move {
-                let _ = audit(&up, settled).await;
-            });
-            let (left, end) = self.book("a recovery", survival, result)?;
+            let is_durable = self.is_durable;
+            let result =
+                self.parts(self.behaviour(crash_at), survival).run_machine(image, false, move |up| async move {
+                    let _ = audit(&up, is_durable).await;
+                });
+            let (left, end) = self.record_run("a recovery", survival, result)?;
             self.report.recovery_crashes += u64::from(end == MachineEnd::Crashed);
             image = self.look(left)?;
         }
@@ -395,13 +401,13 @@ impl<S: System> Trial<'_, S> {
 
     /// The last machine: all there, closed in good order, and damage found that comes after.
     fn end(&mut self, image: Image) -> Result<(), String> {
-        let (settled, survival) = (self.settled, Survival::Nothing);
-        let result = self.parts(self.behaviour(None), survival).live(image, false, move |up| async move {
-            if audit(&up, settled).await.is_ok() {
+        let (is_durable, survival) = (self.is_durable, Survival::Nothing);
+        let result = self.parts(self.behaviour(None), survival).run_machine(image, false, move |up| async move {
+            if audit(&up, is_durable).await.is_ok() {
                 up.close().await;
             }
         });
-        let mut image = self.book("the last machine", survival, result)?.0;
+        let mut image = self.record_run("the last machine", survival, result)?.0;
         image = self.look_only(image)?;
         if self.random.chance(50) {
             return self.bit_rot(image);
@@ -423,24 +429,24 @@ impl<S: System> Trial<'_, S> {
         let read_only = self.random.chance(50);
         let behaviour = if read_only { self.reader() } else { self.behaviour(None) };
         let parts = MachineConfig { decayed: true, ..self.parts(behaviour, Survival::Kill) };
-        let result = parts.live(image, read_only, move |up| async move {
+        let result = parts.run_machine(image, read_only, move |up| async move {
             for piece in up.client.pieces(&up.random) {
                 if up.client.check_decayed(piece).await.is_err() {
                     return;
                 }
             }
         });
-        self.book("a machine with a decayed disk", Survival::Kill, result)?;
+        self.record_run("a machine with a decayed disk", Survival::Kill, result)?;
         self.report.decays += 1;
         Ok(())
     }
 }
 
 /// Every block: readable, permitted, and clean by Verify.
-async fn audit(up: &RunningMachine, settled: bool) -> Result<(), Stop> {
+async fn audit(up: &RunningMachine, is_durable: bool) -> Result<(), Stop> {
     let pieces = up.client.pieces(&up.random);
     for piece in &pieces {
-        up.client.audit(*piece, settled).await?;
+        up.client.audit(*piece, is_durable).await?;
     }
     for piece in pieces {
         up.client.verify(piece).await?;

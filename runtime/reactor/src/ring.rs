@@ -147,8 +147,8 @@ impl Ring {
         queued
     }
 
-    /// Has the kernel begin with what is queued for disks, if that is enough for a system call: a disk that waits until a whole batch is
-    /// queued stands idle meanwhile. The more the turn has submitted, the longer is a disk at work.
+    /// Submits the queued disk operations if there are enough of them for a system call: a disk that waits for a whole batch would be
+    /// idle meanwhile. The more operations the turn has submitted, the longer the disk is busy.
     fn submit_early(&mut self) {
         if self.queued < self.early {
             return;

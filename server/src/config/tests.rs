@@ -94,7 +94,7 @@ fn bad_configurations_say_where_and_why() {
         (with("[limits]\nconnection = 1"), ["line 2", "unknown field `connection`"]),
         (with("[limits]\nconnections = -1"), ["line 2", "connections"]),
         (with("[limits]\nconnect = 10"), ["line 2", "connect"]),
-        (with("[limits]\nconnect = \"10\""), ["line 2", "is no time"]),
+        (with("[limits]\nconnect = \"10\""), ["line 2", "is not a time"]),
         (with("[limits]\ntransfer_bytes = \"lots\""), ["line 2", "not a size"]),
         (with("[limits]\ntransfer_bytes = \"4GiB\""), ["limits.transfer_bytes = 4294967296", "to 4294967295 bytes"]),
         (with("[[listeners]]\naddress = \"localhost\""), ["line 2", "127.0.0.1:4420"]),
@@ -166,13 +166,13 @@ fn a_block_device_is_one_more_way_to_a_namespace() {
     let said = plan(&format!("read_only = true\n{table}pi = \"ip\"\nqueues = 64\ndepth = 7"));
     assert_eq!(said, BlockDevicePlan { queues: 64, depth: 7, guard: Some(HostGuard::Ip), read_only: true, ..usual });
     for (tables, why) in [
-        ("[[ublk]]\ntarget = \"mem:2MiB\"\ndevice = 3".to_owned(), "no namespace is mem:2MiB"),
+        ("[[ublk]]\ntarget = \"mem:2MiB\"\ndevice = 3".to_owned(), "mem:2MiB is not the target of a namespace"),
         ("[[ublk]]\ntarget = \"mem:1MiB\"".to_owned(), "device"),
         (format!("{table}queues = 0"), "line 6: queues = 0: from 1 to 64"),
         (format!("{table}queues = 65"), "from 1 to 64"),
         (format!("{table}depth = 0"), "depth = 0"),
         (format!("{table}pi = \"crc32c\""), "crc16"),
-        (format!("{table}{table}"), "two block devices 3"),
+        (format!("{table}{table}"), "duplicate block device 3"),
         (format!("{table}[[ublk]]\ntarget = \"mem:1MiB\"\ndevice = 4"), "already has another block device"),
         (format!("{table}size = 4"), "unknown field"),
     ] {

@@ -1,7 +1,7 @@
 //! The client side of the control socket: finds the server of a target and sends it commands.
 //!
-//! A target is found by what it is and never by its text. A search asks processes of this user and of root; whoever listens at a
-//! socket that the user has named is asked, too, and the user is told whose that is.
+//! A target is found by its identity and never by its text. A search queries processes of this user and of root. A socket that
+//! the user has named is queried, too, and its owner is printed.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -53,7 +53,7 @@ pub fn find(name: &TargetRef, only: Option<&Path>) -> Result<Option<FoundServer>
 }
 
 /// The same for a command that changes the target here where no server has it. The locks of a server that does not answer protect its files;
-/// nothing protects what lies at other servers.
+/// nothing protects devices of other servers.
 ///
 /// # Errors
 /// As [`find`]; and when a server that did not answer may have the target, and no lock tells.
@@ -136,7 +136,7 @@ fn patience(name: &TargetRef, peer: Option<&Peer>) -> Duration {
     }
 }
 
-/// The user of a process that this user need not believe: another one, and not root. The user is told, also where an answer is JSON.
+/// The user of an untrusted process: neither this user nor root. It is reported, also with JSON output.
 fn stranger(peer: Peer, socket: &Path) -> Option<String> {
     let user = (!peer.is_trusted()).then(|| peer.user_text())?;
     note(format!("the server at {} runs as {user}: its answers are not verified", socket.display()));

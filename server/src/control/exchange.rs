@@ -1,7 +1,7 @@
 //! One request to one server, or one to many at once, with bounds on everything that comes back.
 //!
-//! Whoever answers may be broken or hostile: an answer has an end in time, bytes and values, control characters in it do not reach a
-//! terminal, and what the kernel knows of the process counts instead of what that says of itself.
+//! The peer may be broken or hostile. A response is limited in time, bytes and values; its control characters do not reach a
+//! terminal; and the kernel's information about the process is used instead of the process's own.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -87,7 +87,7 @@ fn read(line: &[u8], socket: &FoundSocket, peer: Peer) -> io::Result<ControlResu
         return Err(io::Error::other(format!("the server's response has more than {MAX_VALUES} values")));
     }
     let mut answer: Value = serde_json::from_slice(line).map_err(io::Error::from)?;
-    calm(&mut answer);
+    strip_controls(&mut answer);
     let answer: ControlResponse = serde_json::from_value(answer).map_err(io::Error::from)?;
     if answer.version != VERSION {
         let why = format!("the server responds in version {}", answer.version);
@@ -166,7 +166,7 @@ fn values_in(line: &[u8]) -> usize {
 }
 
 /// Replaces what would control a terminal, and cuts off long texts.
-fn calm(value: &mut Value) {
+fn strip_controls(value: &mut Value) {
     match value {
         Value::String(text) => {
             if text.len() > MAX_TEXT_BYTES {
@@ -176,19 +176,19 @@ fn calm(value: &mut Value) {
                 *text = printable(text);
             }
         }
-        Value::Array(values) => values.iter_mut().for_each(calm),
+        Value::Array(values) => values.iter_mut().for_each(strip_controls),
         Value::Object(fields) => {
             // Names of operations are printed, too.
             if fields.keys().any(|name| printable(name) != **name) {
                 *fields = std::mem::take(fields).into_iter().map(|(name, value)| (printable(&name), value)).collect();
             }
-            fields.values_mut().for_each(calm);
+            fields.values_mut().for_each(strip_controls);
         }
         _ => {}
     }
 }
 
-/// A text of somebody else without characters that control a terminal or turn the direction of writing.
+/// Strips the characters of an untrusted text that control a terminal or turn the direction of writing.
 pub fn printable(text: &str) -> String {
     sealblock_stack::printable(text).into_owned()
 }
@@ -225,13 +225,13 @@ mod tests {
     fn answers_do_nothing_to_a_terminal() {
         let mut value =
             serde_json::json!({"why": "a\u{1b}[2Jb\nc", "runs": [{"text": "\u{7}"}], "n": 1, "good": "a b"});
-        calm(&mut value);
+        strip_controls(&mut value);
         assert_eq!(
             value,
             serde_json::json!({"why": "a\\u{1b}[2Jb\\nc", "runs": [{"text": "\\u{7}"}], "n": 1, "good": "a b"})
         );
         let mut value = serde_json::json!({"\u{1b}c": "v\u{202e}txt", "long": "x".repeat(MAX_TEXT_BYTES + 9)});
-        calm(&mut value);
+        strip_controls(&mut value);
         assert_eq!(
             (&value["\\u{1b}c"], value["long"].as_str().unwrap().len()),
             (&"v\\u{202e}txt".into(), MAX_TEXT_BYTES)
@@ -243,7 +243,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let endless = |mut stream: UnixStream| while stream.write_all(&[b'x'; 1 << 16]).is_ok() {};
         let socket = answering(&folder.path().join("s"), endless);
-        assert!(why(&socket).contains("more than 8388608 bytes"), "{}", why(&socket));
+        assert!(why(&socket).contains("larger than 8388608 bytes"), "{}", why(&socket));
     }
 
     #[test]
@@ -305,7 +305,7 @@ mod tests {
         drop(listener.accept().unwrap());
         let other = Peer { uid: 4_000_000_000, ..peer };
         let error = exchange(&socket, Some(other), &request(), Duration::from_secs(60)).unwrap_err();
-        assert!(error.to_string().contains("another process listens there"), "{error}");
+        assert!(error.to_string().contains("another process of"), "{error}");
         let mut said = Vec::new();
         listener.accept().unwrap().0.read_to_end(&mut said).unwrap();
         assert_eq!(said, b"");

@@ -1,6 +1,6 @@
 //! Folders of control sockets: where they are, and which of them a command may search.
 //!
-//! A folder is opened once, checked by its descriptor, and used by it, so that nobody can exchange it between the check and the use.
+//! A directory is opened once, then checked and used by its descriptor, so that it cannot be exchanged between check and use.
 //! A search asks sockets only in folders of this user and of root that no other user can change, and of these only processes of the two.
 
 use std::collections::BTreeSet;
@@ -57,12 +57,12 @@ impl SocketFolder {
         Ok(SocketFolder { path: path.to_owned(), file, owner: about.uid(), mode: about.mode() })
     }
 
-    /// True if nobody but its owner can make something in it.
+    /// True if only its owner can create entries in it.
     fn is_owners_alone(&self) -> bool {
         self.mode & 0o022 == 0
     }
 
-    /// True if nobody but this user can even enter it.
+    /// True if only this user can enter it.
     pub fn is_private_of(&self, user: u32) -> bool {
         self.owner == user && self.mode & 0o077 == 0
     }
@@ -98,7 +98,7 @@ impl SocketFolder {
 }
 
 impl FoundSocket {
-    /// One that the user has named: whoever listens there is asked.
+    /// A socket that the user has named: it is queried whatever process listens there.
     pub fn named(path: &Path) -> FoundSocket {
         FoundSocket { path: path.to_owned(), folder: None }
     }
@@ -220,7 +220,7 @@ mod tests {
         let open = SocketFolder { owner: 4_000_000_000, ..SocketFolder::open(folder.path()).unwrap() };
         let [found] = &Arc::new(open).sockets()[..] else { panic!("one socket") };
         let error = found.connect(Instant::now()).unwrap_err();
-        assert!(error.to_string().contains("in a folder of user 4000000000"), "{error}");
+        assert!(error.to_string().contains("in a directory of user 4000000000"), "{error}");
         let named = FoundSocket::named(&folder.path().join("1.sock"));
         assert_eq!(named.connect(Instant::now()).unwrap().1.uid, user().unwrap(), "one that was named is asked");
     }

@@ -1,4 +1,4 @@
-//! The process behind a Unix socket, as the kernel has it and not as it says, and connections that wait for nobody.
+//! The process behind a Unix socket, as the kernel reports it, and connecting without waiting.
 
 use std::fs;
 use std::io::{self, Read};

@@ -24,7 +24,7 @@ use super::protocol::{
 };
 use super::socket_path::{ControlSocket, Socket};
 use crate::log;
-use crate::status::front::{Front, Offer};
+use crate::status::server_info::{NamespaceView, ServerInfo};
 
 /// Connections at once; further ones are closed as they come.
 const MAX_CONNECTIONS: usize = 16;
@@ -48,19 +48,19 @@ pub struct ResizeRequest {
     pub reply: oneshot::Sender<Result<ResizeReport, ControlError>>,
 }
 
-/// What those who come have to do with.
-struct Desk {
+/// State shared by the control connections.
+struct ControlState {
     /// What is offered now.
-    offers: RefCell<Vec<Offer>>,
+    offers: RefCell<Vec<NamespaceView>>,
     /// The server as a whole, once it serves.
-    front: RefCell<Option<Front>>,
+    info: RefCell<Option<ServerInfo>>,
     /// Bounded by the number of connections, each of which waits for its response.
     resizes: mpsc::UnboundedSender<ResizeRequest>,
 }
 
-impl Desk {
+impl ControlState {
     /// What a request names.
-    fn offer_of(&self, name: &TargetRef) -> Result<Offer, ControlError> {
+    fn offer_of(&self, name: &TargetRef) -> Result<NamespaceView, ControlError> {
         let offers = self.offers.borrow();
         let (mut found, mut near) = (Vec::new(), None);
         for offer in offers.iter() {
@@ -90,7 +90,7 @@ impl Desk {
 
 /// The control socket of this server. Dropped, it is gone.
 pub struct Control {
-    desk: Rc<Desk>,
+    state: Rc<ControlState>,
     resizes: RefCell<mpsc::UnboundedReceiver<ResizeRequest>>,
     accepting: Option<JoinHandle<()>>,
     /// Removes the file.
@@ -122,37 +122,37 @@ impl Control {
             None => Socket::in_folder().map_err(warn).ok(),
         };
         let (sender, receiver) = mpsc::unbounded();
-        let desk = Rc::new(Desk { offers: RefCell::default(), front: RefCell::default(), resizes: sender });
-        let accepting = socket.as_ref().map(|socket| listen(socket, Rc::clone(&desk))).transpose();
+        let state = Rc::new(ControlState { offers: RefCell::default(), info: RefCell::default(), resizes: sender });
+        let accepting = socket.as_ref().map(|socket| listen(socket, Rc::clone(&state))).transpose();
         let accepting = accepting.map_err(|error| StackError::io("listen for control on", &error))?;
-        Ok(Control { desk, resizes: RefCell::new(receiver), accepting, socket })
+        Ok(Control { state, resizes: RefCell::new(receiver), accepting, socket })
     }
 
-    /// Has this be what is offered.
-    pub fn offer(&self, (offers, front): (Vec<Offer>, Front)) {
-        self.desk.offers.replace(offers);
+    /// Sets the served namespaces.
+    pub fn offer(&self, (offers, info): (Vec<NamespaceView>, ServerInfo)) {
+        self.state.offers.replace(offers);
         let control = self.socket.as_ref().map(|socket| socket.path().to_string_lossy().into_owned());
         let control = control.unwrap_or_default();
-        self.desk.front.replace(Some(Front { control, ..front }));
+        self.state.info.replace(Some(ServerInfo { control, ..info }));
     }
 
     /// The next request to resize, once there is one. Cancel safe.
     pub async fn next_resize(&self) -> ResizeRequest {
         let next = poll_fn(|cx| self.resizes.borrow_mut().poll_next_unpin(cx)).await;
-        next.expect("the desk has a sender as long as this is there")
+        next.expect("the state has a sender as long as this is there")
     }
 }
 
 /// Accepts connections as tasks of this reactor.
-fn listen(socket: &Socket, desk: Rc<Desk>) -> io::Result<JoinHandle<()>> {
+fn listen(socket: &Socket, state: Rc<ControlState>) -> io::Result<JoinHandle<()>> {
     let listener = Listener::from_fd(socket.listener.try_clone()?.into())?;
     Ok(spawn(async move {
         let connections = Rc::new(());
         while let Ok(Some(stream)) = listener.accept_until(|_| Poll::Pending).await {
             if Rc::strong_count(&connections) <= MAX_CONNECTIONS {
-                let (desk, permit) = (Rc::clone(&desk), Rc::clone(&connections));
+                let (state, permit) = (Rc::clone(&state), Rc::clone(&connections));
                 drop(spawn(async move {
-                    serve(&stream, &desk).await;
+                    serve(&stream, &state).await;
                     drop(permit);
                 }));
             }
@@ -169,8 +169,8 @@ fn warn(error: io::Error) {
 
 impl Drop for Control {
     fn drop(&mut self) {
-        self.desk.offers.take();
-        self.desk.front.take();
+        self.state.offers.take();
+        self.state.info.take();
         if let Some(accepting) = &self.accepting {
             accepting.abort();
         }
@@ -178,7 +178,7 @@ impl Drop for Control {
 }
 
 /// Answers the requests of a connection, one after the other, until it ends or breaks a rule.
-async fn serve(stream: &Stream, desk: &Desk) {
+async fn serve(stream: &Stream, state: &ControlState) {
     let mut received = Vec::new();
     loop {
         let line = match timeout(IDLE, next_line(stream, &mut received)).await {
@@ -186,7 +186,7 @@ async fn serve(stream: &Stream, desk: &Desk) {
             Ok(None) | Err(_) => return,
         };
         let (outcome, goes_on) = match line {
-            Ok(line) => (answer(&line, desk).await, true),
+            Ok(line) => (answer(&line, state).await, true),
             Err(problem) => (Err(problem), false),
         };
         let outcome = outcome.unwrap_or_else(ControlResult::Error);
@@ -221,19 +221,19 @@ async fn next_line(stream: &Stream, received: &mut Vec<u8>) -> Option<Result<Vec
     }
 }
 
-async fn answer(line: &[u8], desk: &Desk) -> Result<ControlResult, ControlError> {
+async fn answer(line: &[u8], state: &ControlState) -> Result<ControlResult, ControlError> {
     let request = ControlRequest::read(line)?;
     if request.command == ControlCommand::Status {
-        let (offers, front) = (desk.offers.borrow().clone(), desk.front.borrow().clone());
-        let front = front.ok_or_else(|| ControlError::new(ControlErrorKind::Refused, "it is starting or stopping"))?;
-        return Ok(ControlResult::Server(Box::new(front.status(&offers).await)));
+        let (offers, info) = (state.offers.borrow().clone(), state.info.borrow().clone());
+        let info = info.ok_or_else(|| ControlError::new(ControlErrorKind::Refused, "it is starting or stopping"))?;
+        return Ok(ControlResult::Server(Box::new(info.status(&offers).await)));
     }
     if let ControlCommand::Log { level } = request.command {
         return log::change(level).map(ControlResult::Log);
     }
-    let offer = match desk.offer_of(&request.target) {
+    let offer = match state.offer_of(&request.target) {
         Err(problem) if request.command == ControlCommand::Find && problem.kind == ControlErrorKind::UnknownTarget => {
-            let target = desk.front.borrow().as_ref().and_then(|front| front.waiting_for(&request.target));
+            let target = state.info.borrow().as_ref().and_then(|info| info.waiting_for(&request.target));
             let target = target.ok_or(problem)?;
             return Ok(ControlResult::Found(Box::new(FoundTarget { target, waiting: true, members: Vec::new() })));
         }
@@ -254,7 +254,7 @@ async fn answer(line: &[u8], desk: &Desk) -> Result<ControlResult, ControlError>
         ControlCommand::Resize { size } => {
             let (reply, resized) = oneshot::channel();
             // Without a receiver the request is dropped, and its result is cancelled.
-            let _ = desk.resizes.unbounded_send(ResizeRequest { nqn: offer.nqn, nsid: offer.nsid, size, reply });
+            let _ = state.resizes.unbounded_send(ResizeRequest { nqn: offer.nqn, nsid: offer.nsid, size, reply });
             let gone = |_| Err(ControlError::new(ControlErrorKind::Refused, "the server is stopping"));
             resized.await.unwrap_or_else(gone).map(|report| ControlResult::Resized(Box::new(report)))
         }

@@ -75,7 +75,7 @@ impl Socket {
         let folder = make_private(path)?;
         for name in folder.names() {
             let path = folder.at(&name);
-            // Anything else refuses connections as well, and is somebody's.
+            // Other kinds of files refuse connections as well, and must not be removed.
             let is_socket = fs::symlink_metadata(&path).is_ok_and(|about| about.file_type().is_socket());
             if is_socket && path.extension() == Some(OsStr::new("sock")) {
                 remove_if_dead(&path);

@@ -1,4 +1,4 @@
-//! Finds the bad blocks of a piece, and says of them what the log has.
+//! Finds the bad blocks of a piece, and logs them.
 
 use sealblock_block::{
     Ability, BadBlock, Device, DynDevice, Error, ErrorKind, Expectations, Outcome, Request, RequestKind, Response,

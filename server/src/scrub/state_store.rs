@@ -8,7 +8,7 @@ use sealblock_scrub::FormatError;
 use sealblock_stack::TargetLabel;
 use sealblock_stack::target::TargetName;
 
-/// Says if the state is saved on the device, or why not.
+/// Whether the state is saved on the device, and why not.
 pub struct StateStore {
     target: TargetLabel,
     why_not: RefCell<Option<String>>,

@@ -158,7 +158,7 @@ fn memory_with_a_uuid_is_named_by_it() {
             assert!(std::ptr::eq(Arc::as_ptr(&server.state("n")), before.as_ptr()));
         }
         let refused = server.change(&plan(&subsystem("n", "mem:1MiB", &format!("{uuid}\nread_only = true")))).await;
-        assert!(refused.unwrap_err().to_string().contains("the other way"));
+        assert!(refused.unwrap_err().to_string().contains("the other setting"));
         server.end().await.1.unwrap();
     });
 }

@@ -332,7 +332,7 @@ mod tests {
         };
         let before = assess("v", &of(STARTED - 10, 2, 0), STARTED);
         assert_eq!(before.health, Health::Damaged);
-        assert!(before.summary.ends_with("met 2 bad blocks that could not be repaired"), "{}", before.summary);
+        assert!(before.summary.ends_with("found 2 bad blocks that could not be repaired"), "{}", before.summary);
         // Bad blocks of a run of this server are listed until they are rewritten.
         assert_eq!(assess("v", &of(STARTED + 10, 2, 0), STARTED).health, Health::Healthy);
         assert_eq!(assess("v", &of(STARTED + 10, 0, 3), STARTED).health, Health::Incomplete);
@@ -351,7 +351,7 @@ mod tests {
         is(
             &mirror("unlabelled", vec![replica("a", "unlabelled", true, 0)]),
             Health::Incomplete,
-            "mirror:a,b is no mirror yet: none of its devices has a mirror label",
+            "mirror:a,b is not a mirror yet: no device has a mirror label",
         );
         let words = "mirror:a,b is degraded: a crash may have left its members different";
         is(&mirror("degraded", vec![in_sync()]), Health::Degraded, words);
@@ -384,8 +384,8 @@ mod tests {
                 ..seen()
             }
         };
-        is(&of("gone", None), Health::Degraded, "/d/v was deleted or renamed while it is in use");
-        let words = "another file is at /d/v: the one that is in use is found nowhere else";
+        is(&of("gone", None), Health::Degraded, "/d/v was deleted or renamed while in use");
+        let words = "/d/v was replaced: the file in use has no other name";
         is(&of("replaced", None), Health::Degraded, words);
         let words = "/d/v was truncated to 64 KiB of 2 MiB";
         is(&of("cut_off", Some((64 << 10, 2 << 20))), Health::Damaged, words);

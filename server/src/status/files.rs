@@ -22,7 +22,7 @@ pub struct FileError {
 impl FileError {
     /// What was wrong with a file when it was looked at last.
     pub fn of(backing: &Backing) -> Option<FileError> {
-        let (error, lengths) = match backing.trouble()? {
+        let (error, lengths) = match backing.error()? {
             BackingError::Gone => ("gone", None),
             BackingError::Replaced => ("replaced", None),
             BackingError::CutOff { left_bytes, length_bytes } => ("cut_off", Some((left_bytes, length_bytes))),
@@ -44,7 +44,7 @@ impl FileError {
         }
     }
 
-    /// How well what lies in the file is: one that is cut off has lost data, and one without a name is lost when the server ends.
+    /// The health of the data in the file: a truncated file has lost data; a file without a name is lost when the server exits.
     pub fn health(&self) -> Health {
         if self.left_bytes.is_some() { Health::Damaged } else { Health::Degraded }
     }
@@ -61,8 +61,8 @@ mod tests {
             let file = FileError { path, error: error.to_owned(), left_bytes, length_bytes };
             (file.to_text(), file.health())
         };
-        assert_eq!(of("cut_off", Some(0)), ("/d/v was cut off: 0 B of 4 KiB are left".to_owned(), Health::Damaged));
-        assert_eq!(of("gone", None), ("/d/v was deleted or renamed while it is in use".to_owned(), Health::Degraded));
-        assert!(of("replaced", None).0.starts_with("another file is at /d/v"));
+        assert_eq!(of("cut_off", Some(0)), ("/d/v was truncated to 0 B of 4 KiB".to_owned(), Health::Damaged));
+        assert_eq!(of("gone", None), ("/d/v was deleted or renamed while in use".to_owned(), Health::Degraded));
+        assert!(of("replaced", None).0.starts_with("/d/v was replaced"));
     }
 }

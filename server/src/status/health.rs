@@ -1,4 +1,4 @@
-//! The health of something in a word, and what a check can say of a block: what every state that is reported has in it.
+//! Health in one word, and what a check proves about a block: parts of every reported state.
 
 use serde::{Deserialize, Serialize};
 

@@ -66,7 +66,7 @@ pub struct ReplicaStatus {
     pub stale_blocks: u64,
     /// How often it was marked out of sync since the mirror was opened.
     pub failures: u64,
-    /// Files that it lies in and that were deleted, renamed, replaced or cut off.
+    /// Its files that were deleted, renamed, replaced or truncated.
     #[serde(default)]
     pub file_errors: Vec<FileError>,
     /// Blocks of it that are known to be bad; `None` if it was not open since the mirror was.

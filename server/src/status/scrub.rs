@@ -37,7 +37,7 @@ pub struct ScrubStatus {
     pub left_s: Option<u64>,
     /// Seconds between runs.
     pub every_s: Option<u64>,
-    /// When the next one begins by itself.
+    /// When the next scheduled scrub starts.
     pub next_unix_s: Option<u64>,
     /// When one over all blocks was finished last.
     pub completed_unix_s: Option<u64>,
@@ -53,7 +53,7 @@ pub struct ScrubStatus {
     pub saved_why: Option<String>,
     /// Why the scrub is suspended.
     pub error: Option<String>,
-    /// Blocks that are known to be bad now, whoever found them.
+    /// Blocks known to be bad now, whether a scrub or a client found them.
     #[serde(default)]
     pub damage: Option<DamageStatus>,
 }

@@ -26,7 +26,7 @@ pub struct ServerStatus {
     pub started_unix_s: u64,
     /// Its control socket.
     pub control: String,
-    /// The worst of what its devices are.
+    /// The worst health of its devices.
     pub health: Health,
     /// The same in a sentence.
     pub summary: String,
@@ -77,7 +77,7 @@ pub struct OpeningStatus {
     pub since_unix_s: u64,
     /// How often it was tried.
     pub tries: u64,
-    /// Whether it is tried again without anybody doing anything.
+    /// True if it is retried automatically.
     pub retried: bool,
 }
 

@@ -121,7 +121,7 @@ pub struct Piece {
     pub place: Place,
 }
 
-/// How a device lies on its members.
+/// The mapping of a device to its members.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Map {
     segments: Vec<Segment>,

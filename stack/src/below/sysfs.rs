@@ -1,4 +1,4 @@
-//! What a block device lies on, as sysfs tells.
+//! The devices below a block device, from sysfs.
 //!
 //! Everything in sysfs is taken as untrusted text: numbers are bounded, names go nowhere but into messages, and a device that lies on itself is
 //! found by a limit on depth. What does not match is a reason in words, and the map is unknown then; nothing is guessed.
@@ -49,7 +49,7 @@ pub enum NodeKind {
     },
 }
 
-/// A block device and what it lies on.
+/// A block device and the devices below it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeviceNode {
     /// Its number.
@@ -62,9 +62,9 @@ pub struct DeviceNode {
     pub sectors: u64,
     /// What distinguishes it from other devices, where the kernel knows that.
     pub id: Option<String>,
-    /// The devices that it lies on.
+    /// The devices directly below it.
     pub members: Vec<DeviceNode>,
-    /// How it lies on them; `None` for one that lies on none, or where that is not known.
+    /// Its mapping to them; `None` without devices below, or if the mapping is unknown.
     pub map: Option<Map>,
     /// Why that is not known.
     pub unknown: Option<String>,
@@ -78,7 +78,7 @@ pub(super) struct Sysfs<'a> {
 }
 
 impl Sysfs<'_> {
-    /// A device and all that it lies on.
+    /// A device and all devices below it.
     ///
     /// # Errors
     /// When there is no such device, or the tree is too deep.

@@ -58,7 +58,7 @@ fn of_replica(opened: OpenTarget, target: &TargetName) -> (OpenedReplica, Target
     (OpenedReplica { device, identity, files, damage, held }, info)
 }
 
-/// Opens a replica for the first time, and says what it is made of.
+/// Opens a replica for the first time, and returns its parts.
 async fn open_first(replica: &OpenReplica, opener: Opener) -> Result<(DynDevice, TargetInfo), StackError> {
     let opened = opener(&replica.target, replica.access, Usage::Member).await?;
     let (opened, info) = of_replica(opened, &replica.target);

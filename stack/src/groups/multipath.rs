@@ -112,7 +112,7 @@ impl Path {
 
     /// Opens the path again beside the one that may be open. A target of sealblock delays that until no request of the lost
     /// path is in flight.
-    fn settle(&self) -> Option<DeviceOpener> {
+    fn quiesce_opener(&self) -> Option<DeviceOpener> {
         let (target, access, usage, opener) = (self.target.clone(), self.access, self.usage, self.opener);
         is_remote(&target).then(|| {
             DeviceOpener::new(target.to_string(), move || {
@@ -142,7 +142,7 @@ pub(crate) async fn open(
 ) -> Result<OpenTarget, StackError> {
     // Every path has the same label; the layer hides it.
     let paths = Paths::of(paths, access, usage.hidden(), opener);
-    let (mut ways, mut info, mut failed) = (Vec::new(), Vec::new(), None);
+    let (mut configs, mut info, mut failed) = (Vec::new(), Vec::new(), None);
     for (path, opened) in paths.0.iter().zip(join_all(paths.0.iter().map(|path| path.open())).await) {
         let device = match opened {
             Ok((device, of)) => {
@@ -158,22 +158,22 @@ pub(crate) async fn open(
                 return Err(failure);
             }
         };
-        ways.push(PathConfig { source: path.source(), quiesce: path.settle(), device });
+        configs.push(PathConfig { source: path.source(), quiesce: path.quiesce_opener(), device });
     }
     if let (true, Some(failure)) = (info.is_empty(), failed) {
         return Err(failure);
     }
-    join(target, paths, ways, info).await
+    join(target, paths, configs, info).await
 }
 
 /// The open paths as one device.
 async fn join(
     target: &TargetName,
     paths: Paths,
-    ways: Vec<PathConfig>,
+    configs: Vec<PathConfig>,
     info: Vec<TargetInfo>,
 ) -> Result<OpenTarget, StackError> {
-    match MultipathLayer::new(ways, ReactorClock, retry_policy(&paths, &info)) {
+    match MultipathLayer::new(configs, ReactorClock, retry_policy(&paths, &info)) {
         Ok((device, worker)) => {
             drop(sealblock_runtime_reactor::spawn(worker.run()));
             let info = TargetInfo { paths: Some(device.monitor()), ..TargetInfo::over("multipath", info) };

@@ -254,7 +254,7 @@ impl OpenMirror {
         })
     }
 
-    /// Refuses to go on without a replica that is there and may have the only copy of blocks.
+    /// Refuses to drop an online replica that may have the only copy of blocks.
     fn check_not_needed(&self, name: &str) -> Result<(), StackError> {
         self.only_copies(name).map_or(Ok(()), |(why, advice)| {
             let advice = format!("{advice}; --force drops these copies");
@@ -262,7 +262,7 @@ impl OpenMirror {
         })
     }
 
-    /// What only this replica has, as far as is known: older copies of what is lost, or blocks that are bad on all that would be left.
+    /// Blocks that, as far as is known, only this replica has: older copies of lost blocks, or blocks that are bad on all remaining replicas.
     /// And what to do about it. Of a replica that is away nothing can be saved; the last in-sync one is never removed.
     fn only_copies(&self, name: &str) -> Option<(String, String)> {
         let replicas = self.describe().replicas;
@@ -322,7 +322,7 @@ impl OpenMirror {
     }
 
     /// Waits until no resync runs; true if all have finished.
-    pub async fn settled(&self) -> bool {
+    pub async fn wait_resync_ended(&self) -> bool {
         self.mirror.resync_ended().await
     }
 }

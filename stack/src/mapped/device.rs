@@ -1,7 +1,7 @@
 //! A device of this machine whose drives verify its blocks.
 //!
 //! Shape: everything goes to the device itself, by the kernel, but Verify. Each drive verifies the blocks that lie on it, of every copy in
-//! sync, against its own tags; what is bad there is told with the device's addresses and the drive's number.
+//! sync, against its own tags; bad blocks are reported by the device's addresses and the drive's number.
 //!
 //! Invariant: a Verify succeeds only if the device lay on its drives as planned when it ended. How it lay in between is not known: a table
 //! that is replaced and put back during a Verify goes unseen.
@@ -23,7 +23,7 @@ const VERIFY_BYTES: u64 = 64 << 20;
 /// Spans of one Verify that are with drives at the same time.
 const SPANS_IN_FLIGHT: usize = 8;
 
-/// Looks anew at how the device lies.
+/// Reads the mapping of the device again.
 type Look = Box<dyn Fn() -> io::Result<DeviceNode>>;
 
 /// A device whose drives verify. `D` is the device by way of the kernel.
@@ -44,7 +44,7 @@ struct Found {
 }
 
 impl<D: Device> MappedDevice<D> {
-    /// The device with its drives, in the order of the plan. Each of them verifies by itself.
+    /// The device with its drives, in the order of the plan. Each drive supports Verify.
     pub(crate) fn new(ordinary: D, plan: Plan, drives: Vec<DynDevice>, look: Look) -> MappedDevice<D> {
         let mut geometry = ordinary.geometry().clone();
         let most = u32::try_from(VERIFY_BYTES >> geometry.block_size.shift()).unwrap_or(u32::MAX);
@@ -82,7 +82,7 @@ impl<D: Device> MappedDevice<D> {
         drive.execute(Request::verify(span.extent, Expectations::NONE)).await
     }
 
-    /// Fails if the device lies on other blocks than planned.
+    /// Fails if the device is mapped to other blocks than planned.
     fn check_plan(&self) -> Result<(), Error> {
         let reason = match (self.look)() {
             Ok(now) if now == *self.plan.node() => return Ok(()),

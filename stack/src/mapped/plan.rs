@@ -14,7 +14,7 @@ pub(crate) const MAX_DRIVES: usize = 64;
 /// Max. pieces of one request: of 64 MiB in chunks of 4 KiB, on four copies.
 const MAX_PIECES: usize = 1 << 16;
 
-/// A device that lies on drives, block by block.
+/// A device that is mapped to drives, block by block.
 #[derive(Debug)]
 pub(crate) struct Plan {
     node: DeviceNode,
@@ -67,7 +67,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// What lies on what.
+    /// The devices and their mappings.
     pub(crate) fn node(&self) -> &DeviceNode {
         &self.node
     }
@@ -192,7 +192,7 @@ impl Plan {
         ErrorKind::Media { reason }.into()
     }
 
-    /// Says which copies of an array are not there or not in sync.
+    /// Lists the copies of an array that are missing or out of sync.
     fn add_missing(&self, node: &DeviceNode, (start, count): (u64, u64), coverage: &mut Coverage) {
         let NodeKind::Md { absent, .. } = node.kind else { return };
         let Ok(extent) = Extent::from_raw(start / self.block_sectors, count / self.block_sectors) else { return };

@@ -111,7 +111,7 @@ pub enum TargetErrorKind {
     FewLegs(&'static str),
     /// A group of more than [`MAX_MEMBERS`].
     #[error("a {0} has more than {MAX_MEMBERS} targets; try groups of groups, such as {0}:[{0}:A,B],[{0}:C,D]")]
-    ManyLegs(&'static str),
+    ManyMembers(&'static str),
     /// A `[` that nothing closes.
     #[error("this '[' is not closed; try one ']' for each '['; a name with an unpaired bracket cannot be in a group")]
     Unclosed,

@@ -177,7 +177,7 @@ fn split(kind: GroupKind, piece: Piece<'_>) -> Result<Vec<Piece<'_>>, Fail> {
                 members.push(member(begin, at));
                 begin = at + 1;
                 if members.len() >= MAX_MEMBERS {
-                    return piece.fail_at(begin, TargetErrorKind::ManyLegs(kind.name()));
+                    return piece.fail_at(begin, TargetErrorKind::ManyMembers(kind.name()));
                 }
             }
             _ => {}

@@ -252,7 +252,7 @@ fn the_limits_hold_and_what_lies_within_them_passes() {
 
     let wide = |members: usize| format!("mirror:{}", vec!["A"; members].join(","));
     assert!(matches!(parse(&wide(MAX_MEMBERS)), TargetName::Group { members, .. } if members.len() == MAX_MEMBERS));
-    assert_eq!(refused(&wide(MAX_MEMBERS + 1)).1, TargetErrorKind::ManyLegs("mirror"));
+    assert_eq!(refused(&wide(MAX_MEMBERS + 1)).1, TargetErrorKind::ManyMembers("mirror"));
 
     let named = |bytes: usize| format!("nvme+tcp://h/nqn.{}", "x".repeat(bytes - 4));
     assert!(named(223).parse::<TargetName>().is_ok());
@@ -262,7 +262,7 @@ fn the_limits_hold_and_what_lies_within_them_passes() {
 #[test]
 fn an_error_reads_as_a_sentence_with_something_to_try() {
     let error = "mirror:A".parse::<TargetName>().unwrap_err();
-    assert_eq!(error.to_string(), "column 8: a mirror is made of at least two targets; try mirror:A,B");
+    assert_eq!(error.to_string(), "column 8: a mirror needs at least two targets; try mirror:A,B");
 }
 
 /// Paths whose brackets are in pairs, as they must be in a group.

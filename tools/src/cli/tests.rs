@@ -11,7 +11,7 @@ use sealblock_stack::Usage;
 use super::*;
 
 fn parse(line: &str) -> Result<Command, clap::Error> {
-    Cli::try_parse_from(std::iter::once("sealblock").chain(line.split_whitespace())).map(Cli::settled)
+    Cli::try_parse_from(std::iter::once("sealblock").chain(line.split_whitespace())).map(Cli::into_command)
 }
 
 fn good(line: &str) -> Command {

@@ -210,7 +210,7 @@ impl fmt::Display for Endpoint {
     }
 }
 
-/// Whether labels of groups are heeded.
+/// Whether labels of groups are used.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct Labels {
     /// If the members of a stripe have no labels, trust the given order and chunk size; the same as stripe-nolabel:.
@@ -234,7 +234,7 @@ impl Members {
 }
 
 impl Labels {
-    pub(super) fn settle(self, target: &mut TargetName) {
+    pub(super) fn apply_to(self, target: &mut TargetName) {
         if self.no_label {
             *target = target.clone().without_label();
         }

@@ -1,6 +1,6 @@
 //! `sealblock bench`: claims that others have published, measured on this machine.
 //!
-//! The library `sealblock-perf` measures; this file says what, shows how far it is, and writes what came out. Files for the results are made
+//! The library `sealblock-perf` measures; this file selects claims, shows progress and writes results. Files for the results are created
 //! before anything is measured, so that ten minutes of figures are not lost for a wrong path.
 
 use std::fs;

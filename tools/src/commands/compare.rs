@@ -11,12 +11,12 @@ use std::cell::Cell;
 use std::time::Instant;
 
 use sealblock_stack::range::BlockRange;
-use sealblock_stack::{Access, Cause, StackError, Whole, on_reactor};
+use sealblock_stack::{Access, ByteView, Cause, StackError, on_reactor};
 use sealblock_units::{ByteCount, Lba};
 
 use crate::cli::{Compare, Comparison};
 use crate::exit::Exit;
-use crate::findings::{Findings, Voice};
+use crate::findings::{Findings, OutputStream};
 use crate::interrupt;
 use crate::progress::{Progress, Show};
 use crate::report::{note_older, print_json};
@@ -32,15 +32,15 @@ pub fn run(arguments: &Compare) -> Result<Exit, StackError> {
         .comparison()
         .ok_or_else(|| StackError::new(Cause::Usage, "compare", "give two targets, or one target with --zero"))?;
     let show = if arguments.json { Show::Never } else { Show::OnTerminal };
-    let voice = if arguments.json { Voice::Silent } else { Voice::Output };
+    let voice = if arguments.json { OutputStream::Silent } else { OutputStream::Output };
     let report = on_reactor(async {
         let (a, b) = match comparison {
             Comparison::Pair(a, b) => (a, Some(b)),
             Comparison::Zeroes(a) => (a, None),
         };
-        let opened_a = Whole::open(a, Access::ReadOlder).await?;
+        let opened_a = ByteView::open(a, Access::ReadOlder).await?;
         let opened_b = match b {
-            Some(b) => Some(Whole::open(b, Access::ReadOlder).await?),
+            Some(b) => Some(ByteView::open(b, Access::ReadOlder).await?),
             None => None,
         };
         for side in [Some(&opened_a), opened_b.as_ref()].into_iter().flatten() {
@@ -63,11 +63,11 @@ pub fn run(arguments: &Compare) -> Result<Exit, StackError> {
 }
 
 async fn compare(
-    a: &Whole,
-    b: Option<&Whole>,
+    a: &ByteView,
+    b: Option<&ByteView>,
     range: Option<BlockRange>,
     show: Show,
-    voice: Voice,
+    voice: OutputStream,
 ) -> Result<Report, StackError> {
     let (mut report, block) = Report::empty(a, b);
     let (from, to) = report.narrow(range)?;

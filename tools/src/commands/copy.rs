@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use crate::cli::Copy;
 use crate::exit::Exit;
-use crate::findings::{Findings, Voice};
+use crate::findings::{Findings, OutputStream};
 use crate::interrupt;
 use crate::progress::Show;
 use crate::report::print_json;
@@ -109,7 +109,7 @@ fn report_resume(arguments: &Copy, byte: u64, command: Option<&str>) {
 }
 
 impl Report {
-    /// Says on standard error what was done: standard output may be where the data went.
+    /// Prints the summary on standard error: standard output may have the data.
     fn print(&self, behind: Option<u64>) {
         let Report { from, to, .. } = self;
         if self.lost_unlisted > 0 {
@@ -141,7 +141,7 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, 
     }
     let started = Instant::now();
     let show = if arguments.json { Show::Never } else { Show::OnTerminal };
-    let mut findings = Findings::new(if arguments.json { Voice::Silent } else { Voice::Error });
+    let mut findings = Findings::new(if arguments.json { OutputStream::Silent } else { OutputStream::Error });
     let reading = Reading { doing: "read", past_damage: arguments.salvage, asks_for_holes: true };
     let work = CopyJob::new("copying", source, reading, sink, show);
     let copied = interrupt::or_end(work.run(&mut findings), || {

@@ -25,7 +25,7 @@ const NAME: &str = "demo.volume";
 const SIZE: ByteCount = ByteCount::new(64 << 20);
 /// Bytes of this program that are written at most.
 const DATA_BYTES: usize = 32 << 20;
-/// What is damaged, and how. Each lies in the first blocks of any program.
+/// The damaged blocks and the kind of damage. All are among the first blocks of any program.
 const DAMAGE: [(u64, CorruptionKind, &str); 6] = [
     (3, CorruptionKind::Data, "data changed"),
     (7, CorruptionKind::Guard, "guard changed"),

@@ -246,7 +246,10 @@ mod tests {
         let failure = run(&Man { dir: "/dev/null/pages".into() }).unwrap_err();
         assert_eq!(status(failure.cause()), 3);
         assert_eq!(failure.cause(), Cause::Io);
-        assert!(failure.to_string().starts_with("sealblock: cannot write manual pages to '/dev/null/pages': "), "{failure}");
+        assert!(
+            failure.to_string().starts_with("sealblock: cannot write manual pages to '/dev/null/pages': "),
+            "{failure}"
+        );
     }
 
     #[test]

@@ -10,7 +10,7 @@ use sealblock_media_volume::{Hints, Remains, Standing, SuperblockCopy};
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
 use sealblock_stack::{
-    Cause, FileKind, Lost, OpenTarget, StackError, Whole, inspect, of_open, on_reactor, open_medium, open_shapeless,
+    ByteView, Cause, FileKind, Lost, OpenTarget, StackError, inspect, of_open, on_reactor, open_medium, open_shapeless,
     open_truncated,
 };
 use sealblock_units::ByteCount;
@@ -20,7 +20,7 @@ use super::copy::{CopyJob, Reading, Sink, Source, check_apart, check_output, ove
 use super::info::superblocks_json;
 use crate::cli::{Endpoint, Rescue};
 use crate::exit::Exit;
-use crate::findings::{Findings, Voice};
+use crate::findings::{Findings, OutputStream};
 use crate::progress::Show;
 use crate::report::{print_json, say};
 
@@ -67,7 +67,7 @@ pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
         let (volume, remains) = volume(arguments).await?;
         let report = Report::nothing_lost(arguments, &volume, remains.as_ref().map(WithoutSuperblock::of));
         let found = volume.info.volume.as_ref().map(|volume| volume.lost_copies.clone());
-        let volume = Source::Device(Box::new(Whole::of_blocks(volume)));
+        let volume = Source::Device(Box::new(ByteView::of_blocks(volume)));
         let copied = async {
             let overwriting = overwriting(arguments.force, &volume, &arguments.to).await;
             let sink = Sink::open(&arguments.to, overwriting, arguments.members.usage()).await?;
@@ -171,19 +171,19 @@ impl Report {
 }
 
 /// Where what is lost is named.
-fn voice(arguments: &Rescue) -> Voice {
+fn voice(arguments: &Rescue) -> OutputStream {
     match (arguments.json, &arguments.to) {
-        (true, _) => Voice::Silent,
+        (true, _) => OutputStream::Silent,
         // Standard output is for the data.
-        (false, Endpoint::Standard) => Voice::Error,
-        (false, Endpoint::Target(_)) => Voice::Output,
+        (false, Endpoint::Standard) => OutputStream::Error,
+        (false, Endpoint::Target(_)) => OutputStream::Output,
     }
 }
 
 async fn copy(arguments: &Rescue, volume: &Source, sink: &Sink, mut report: Report) -> Result<Report, StackError> {
     sink.check_room("rescue", &arguments.to, volume.bytes().unwrap_or(0))?;
     let mut findings = Findings::new(voice(arguments));
-    // What a damaged map says of holes is not gone by: every block is read.
+    // The holes of a damaged map are not trusted: every block is read.
     let reading = Reading { doing: "rescue", past_damage: true, asks_for_holes: false };
     let work = CopyJob::new("rescuing", volume, reading, sink, Show::OnTerminal);
     report.blocks_lost = work.run(&mut findings).await?.blocks_lost;

@@ -72,7 +72,7 @@ fn wait(found: &FoundServer, first: ScrubStatus, json: bool) -> Result<Exit, Sta
     match watch::wait(found, first, json)? {
         Waited::Ended(status) => {
             print(&status, json, found.stranger())?;
-            // Held half-way, nothing is known of the rest.
+            // After a pause the rest is unchecked.
             let is_held = status.run.is_some() && status.health() == Health::Healthy;
             Ok(if is_held { Exit::Incomplete } else { Exit::from(status.health()) })
         }

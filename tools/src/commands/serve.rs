@@ -1,6 +1,6 @@
 //! `sealblock serve`: targets for other hosts, over NVMe/TCP and NBD.
 //!
-//! What is served is planned here, from the command line or a configuration; `server/` serves it and says what happens, which is
+//! The plan is made here, from the command line or a configuration; `server/` serves it and sends events, which are
 //! printed here.
 
 pub mod text;
@@ -62,7 +62,7 @@ fn or<T: Clone>(said: &[T], planned: Vec<T>) -> Vec<T> {
     if said.is_empty() { planned } else { said.to_vec() }
 }
 
-/// What says what is to be served.
+/// The source of the plan.
 enum Source {
     /// The command line.
     Targets(Vec<TargetName>),
@@ -82,7 +82,7 @@ impl Source {
         }
     }
 
-    /// A configuration says by subsystem what these options say for all targets; both at once would be a riddle.
+    /// A configuration sets per subsystem what these options set for all targets; both at once would be ambiguous.
     fn config(arguments: &Serve, path: PathBuf) -> Result<Source, StackError> {
         let options = [
             ("--allow-host", !arguments.allow_host.is_empty()),

@@ -23,8 +23,8 @@ use crate::report::{attributed, print_json, print_report, say};
 use sealblock_server::control::client::{self, find, not_asked, query, query_all};
 use sealblock_server::control::exchange::printable;
 use sealblock_server::control::protocol::LogReport;
-use sealblock_server::status::front::reaches;
 use sealblock_server::status::server::ServerStatus;
+use sealblock_server::status::server_info::reaches;
 
 /// Time between two updates of `--watch`.
 const BETWEEN: Duration = Duration::from_secs(2);

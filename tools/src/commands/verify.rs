@@ -18,12 +18,12 @@ use sealblock_stack::StackError;
 
 use crate::cli::Verify;
 use crate::exit::Exit;
-use job::Order;
+use job::VerifyRequest;
 
 /// Checks the targets.
 pub fn run(arguments: &Verify) -> Result<Exit, StackError> {
     match &arguments.targets[..] {
-        [target] => target::run(Order { arguments, target }),
+        [target] => target::run(VerifyRequest { arguments, target }),
         _ => several::run(arguments),
     }
 }

@@ -202,7 +202,7 @@ fn all_blocks_are_asked_for_however_they_are_given() {
     let all = ["v", "v --range 0..", "v --range 0..255", "offset:0..,v", "offset:0..255,v", "offset:0..,offset:0..,v"];
     for command in ["zero", "discard"] {
         for target in all.iter().copied().chain(["fault:[read-error],offset:0..,v", "offset:0..,v --range 0.."]) {
-            place.run(&format!("{command} {target}")).fails(2, &["this erases all of", "no terminal", "--yes"]);
+            place.run(&format!("{command} {target}")).fails(2, &["this erases all of ", "no terminal", "--yes"]);
         }
     }
     assert!(place.blocks("v", 0, 255) == data, "nothing is erased");

@@ -112,7 +112,7 @@ fn data_whose_checksums_are_lost_are_rescued_and_called_unverified() {
     assert!(text.ends_with(1).text().contains("/file-0 bytes 0..18874367: kept unverified"), "{}", text.text());
     // Elsewhere data that nothing vouches for are damaged, and the advice names what gives them.
     place.run("fs cat disk/file-0").fails(3, &["the checksums of the data", "cannot be read", "sealblock fs rescue"]);
-    assert!(place.run("fs get disk got").ends_with(1).stderr.contains("file-0: left out"));
+    assert!(place.run("fs get disk got").ends_with(1).stderr.contains("file-0: skipped"));
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn without_the_newest_root_of_all_trees_the_next_older_one_is_begun_from() {
     assert_eq!(report["roots"]["tree_of_trees"]["source"], "backup 1", "{}", report["roots"]);
     assert_eq!(report["roots"]["chunk_tree"]["source"], "superblock");
     assert!(whole(&place, "saved").len() as u64 >= TRANSACTIONS - 1, "{:?}", whole(&place, "saved"));
-    assert!(report["lost"][0]["why"].as_str().unwrap().contains("begins from backup 1"), "{report}");
+    assert!(report["lost"][0]["why"].as_str().unwrap().contains("reading starts at backup 1"), "{report}");
     // A choice by hand is kept to.
     let by_hand = rescued(&place, "by-hand", "--backup-root 0");
     assert_eq!((&by_hand["roots"]["tree_of_trees"]["source"], &by_hand["files"]), (&"backup 0".into(), &0.into()));

@@ -122,7 +122,7 @@ fn a_target_is_found_by_what_it_is_and_a_part_of_one_is_named() {
     for name in ["hard", "raw:v", "../x2/soft", "/proc/self/cwd/v"] {
         assert_eq!(run(&format!("scrub status {name} --json")).succeeds().json()["server_pid"], server.pid(), "{name}");
     }
-    run("scrub status zla").fails(3, &["it is a part of mirror:zla,zlb", &format!("process {}", server.pid())]);
+    run("scrub status zla").fails(3, &["it is part of mirror:zla,zlb", &format!("process {}", server.pid())]);
     for command in ["scrub status mirror:zla,zlc", "mirror status mirror:zla,zlc", "mirror remove mirror:zla,zlc zlc"] {
         run(command).fails(3, &["it shares zla with mirror:zla,zlb, which is served"]);
     }
@@ -172,7 +172,7 @@ fn what_lies_in_the_folder_of_sockets_stops_no_command_and_controls_no_terminal(
     });
     let scrub = place.run("scrub status v --json");
     assert_eq!(scrub.succeeds().json()["server_pid"], server.pid());
-    for word in ["4.sock did not answer", "5.sock did not answer", "6.sock, says that it serves v"] {
+    for word in ["4.sock did not respond", "5.sock did not respond", "6.sock, claims to serve v"] {
         assert!(scrub.stderr.contains(word), "{word}: {}", scrub.stderr);
     }
     let status = place.run("status --json").ends_with(4).json();

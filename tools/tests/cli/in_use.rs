@@ -24,7 +24,7 @@ fn a_server_is_named_with_its_uri_and_what_to_type_instead() {
         answer.fails(
             3,
             &[
-                &format!("v: in use by another process, {pid} (sealblock), which serves v as {uri}"),
+                &format!("'v': in use by another process, {pid} (sealblock), which serves v as {uri}"),
                 &format!("try: `sealblock verify {uri}` or `sealblock scrub start v` while it is served"),
                 &format!("`sealblock status {pid}` shows more"),
             ],
@@ -50,7 +50,7 @@ fn a_member_of_what_is_served_leads_to_the_whole() {
     let (pid, uri) = (server.pid(), server.target("mirror"));
     place
         .run("verify b")
-        .fails(3, &[&format!("b: in use by another process, {pid} (sealblock), which serves mirror:a,b as {uri}")]);
+        .fails(3, &[&format!("'b': in use by another process, {pid} (sealblock), which serves mirror:a,b as {uri}")]);
     // In the server itself it is nobody else's.
     place.run("mirror add mirror:a,b a").fails(3, &["in use by this server already"]);
     server.stop().is_clean();
@@ -82,7 +82,7 @@ fn naming_one_target_twice_is_nobody_elses_fault() {
         ["copy v v", "copy data data", "copy v link", "zero mirror:a,a", "zero stripe:v,v", "mirror create a a"]
     {
         let answer = place.run(command);
-        answer.fails(3, &["this command uses it twice", "try: two different targets"]);
+        answer.fails(3, &["are the same device or file", "try: give two different targets"]);
         assert!(!answer.stderr.contains("another process"), "{}", answer.stderr);
     }
     // Readers go together, so nothing is wrong with these.

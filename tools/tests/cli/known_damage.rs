@@ -21,7 +21,7 @@ fn bad_blocks_are_known_after_a_restart_until_they_are_written() {
     let server = Server::start(&place, "v");
     place.run(&format!("verify {}", server.target("v"))).ends_with(1);
     place.run("status v").ends_with(1).says(&["3 blocks are bad (5..6, 9)"]);
-    place.run("scrub status v").ends_with(1).says(&["known now: 3 blocks are bad (5..6, 9)"]);
+    place.run("scrub status v").ends_with(1).says(&["known damage: 3 blocks are bad (5..6, 9)"]);
     server.stop().is_clean();
     // Nobody has it open: the list lies on it.
     assert_eq!(said_of_v(&place, 1), [3, 3]);
@@ -172,7 +172,7 @@ fn a_device_that_keeps_no_list_says_so() {
     place.write("raw", &noise(4, 1 << 20));
     let server = Server::start(&place, "fault:[read-error@3],raw:raw");
     place.run("scrub start fault:[read-error@3],raw:raw --wait").ends_with(1);
-    place.run(&format!("status {}", server.pid())).ends_with(1).says(&["not kept when the server ends: raw:"]);
+    place.run(&format!("status {}", server.pid())).ends_with(1).says(&["not saved when the server exits: raw:"]);
     server.stop().is_clean();
 }
 

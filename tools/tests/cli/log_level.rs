@@ -26,7 +26,7 @@ fn the_level_changes_while_it_serves() {
     let said = place.run(&format!("log --control {}", control.display())).succeeds().text();
     assert_eq!(said.trim_end(), level_warn);
     let said = place.run(&format!("log info {pid}")).succeeds().text();
-    assert_eq!(said.trim_end(), format!("process {pid} logs at level info now; before, at warn"));
+    assert_eq!(said.trim_end(), format!("process {pid} now logs at level info; before, at warn"));
     visit();
     let report = place.run(&format!("log warn {pid} --json")).succeeds().json();
     assert_eq!(report, json!({"pid": pid, "before": "info", "level": "warn"}));

@@ -265,7 +265,7 @@ fn serving_a_replica_beside_its_mirror_is_refused() {
     let place = Place::with_runtime("syscalls");
     filled(&place, 512);
     let refused = answer_of(place.start("serve --listen 127.0.0.1:0 mirror:a,b a"));
-    refused.fails(2, &["named twice"]);
+    refused.fails(2, &["given twice"]);
 }
 
 #[test]

@@ -213,7 +213,8 @@ fn a_replica_that_may_have_the_only_copy_of_a_block_is_not_given_up_without_forc
     // A host's Verify finds them, and repairs nothing.
     let server = Server::start(&place, "mirror:a,b");
     place.run(&format!("verify {}", server.target("mirror"))).ends_with(1);
-    let names = ["a may have the only good copies of 2 blocks (7, 9)", "what would be left, b", "--repair", "--force"];
+    let names =
+        ["a may have the only good copies of 2 blocks (7, 9)", "the remaining replicas, b", "--repair", "--force"];
     place.run("mirror remove mirror:a,b a").fails(3, &names);
     place.run("mirror status mirror:a,b").ends_with(1).says(&["a: in sync", "b: in sync; 2 blocks are bad (7, 9)"]);
     server.stop().is_clean();
@@ -263,7 +264,7 @@ fn a_replica_that_has_the_last_older_copy_or_is_the_last_in_sync_one_stays() {
         assert!(start.elapsed() < Duration::from_secs(30), "the older copy is not kept");
         thread::sleep(Duration::from_millis(20));
     }
-    let names = ["b has the only copies of 1 block, older ones", "what would be left, a", "accept-stale", "--force"];
+    let names = ["b has the only, older copies of 1 block", "the remaining replicas, a", "accept-stale", "--force"];
     place.run("mirror remove mirror:a,b b").fails(3, &names);
     server.stop().is_clean();
     place.run("mirror remove mirror:a,b b").fails(3, &names);

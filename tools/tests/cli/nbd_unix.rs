@@ -107,7 +107,9 @@ fn a_socket_that_is_in_use_and_what_is_none_are_left_alone() {
     let first = Server::start(&place, "mem:1MiB --nbd-socket s");
     let pid = first.pid();
     let listens = format!("process {pid} (sealblock) listens there");
-    place.run("serve --listen 127.0.0.1:0 mem:2MiB --nbd-socket s").fails(3, &[&listens, "on s:", "--nbd-socket PATH"]);
+    place
+        .run("serve --listen 127.0.0.1:0 mem:2MiB --nbd-socket s")
+        .fails(3, &[&listens, "on 's':", "--nbd-socket PATH"]);
     place.run(&format!("info {}", at(&place, "s", "mem"))).succeeds();
     // Another program's.
     let foreign = UnixListener::bind(place.path("foreign")).unwrap();

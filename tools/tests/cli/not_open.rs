@@ -65,7 +65,7 @@ fn the_others_are_served_and_it_is_when_it_comes() {
         (&not_open["nsid"], &not_open["target"], &not_open["retried"]),
         (&json!(1), &json!("gone"), &json!(true))
     );
-    assert!(not_open["reason"].as_str().unwrap().contains("No such file"), "{not_open}");
+    assert!(not_open["reason"].as_str().unwrap().contains("no such file"), "{not_open}");
     place.run(&format!("verify {}", server.target("v"))).succeeds();
     // Nothing else takes its place.
     place.run(&format!("verify {}", server.target("gone"))).fails(3, &["namespace"]);
@@ -157,7 +157,7 @@ subsystem nqn.2026-11.io.sealblock:v
     let errors = String::from_utf8(errors).unwrap();
     let of_gone: Vec<_> = errors.lines().filter(|line| line.contains("gone")).collect();
     assert_eq!(of_gone.len(), 1, "{errors}");
-    assert!(of_gone[0].contains(" WARN the others are served without gone: "), "{errors}");
+    assert!(of_gone[0].contains(" WARN cannot open 'gone': "), "{errors}");
 }
 
 #[test]

@@ -135,7 +135,7 @@ fn what_lies_behind_layers_and_protocols_is_found_before_it_is_overwritten() {
     place.run("create w --size 1MiB").succeeds();
     place.write("system", &ext2(1 << 20));
     place.run("copy system w").succeeds();
-    place.run("copy data w").fails(3, &["w: there is", there, "--force"]);
+    place.run("copy data w").fails(3, &["'w': it has", there, "--force"]);
     place.run("compare system w").succeeds();
 }
 

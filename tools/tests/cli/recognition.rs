@@ -221,7 +221,7 @@ fn rescue_copies_what_verifies_and_lists_the_rest() {
     place.run("copy data x").succeeds();
     assert!(place.run("rescue x -").succeeds().stdout == data);
     place.run("rescue x out").succeeds().says(&["512 of 512", "nothing lost"]);
-    place.run("rescue small out").fails(3, &["small", "no protected volume"]);
+    place.run("rescue small out").fails(3, &["small", "not a protected volume"]);
     place.run("rescue x - --json").fails(2, &["standard output"]);
 }
 
@@ -366,7 +366,7 @@ fn rescue_says_what_it_cannot_tell_and_takes_a_hint() {
     place.run("rescue long out --capacity 1000").fails(3, &["no volume has this capacity"]);
     // Nothing of a volume: not with a hint either.
     place.write("noise", &noise(9, 4 << 20));
-    place.run("rescue noise out").fails(3, &["noise", "no protected volume"]);
+    place.run("rescue noise out").fails(3, &["noise", "not a protected volume"]);
     place.run("rescue noise out --capacity 2MiB").fails(3, &["noise", "no map entries of a volume"]);
     // A volume that has a superblock needs no hint, and does not ignore one.
     place.run("create w --size 2MiB").succeeds();

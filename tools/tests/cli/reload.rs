@@ -114,10 +114,10 @@ fn what_cannot_be_is_reported_and_everything_stays() {
     let bad = [
         ("name =".to_owned(), "line 1"),
         (subsystem("b", "colour = 1\n", "w"), "unknown field `colour`"),
-        (format!("{}{}", subsystem("b", "", "w"), subsystem("c", "", "nosuch")), "No such file"),
+        (format!("{}{}", subsystem("b", "", "w"), subsystem("c", "", "nosuch")), "no such file"),
         (subsystem("b", "", "mem:1MiB") + "protection = \"shown\"\n", "no protection information"),
-        (subsystem("a", "", "v") + "read_only = true\n", "the other way"),
-        (format!("{v}{}", subsystem("b", "", "v")), "named twice"),
+        (subsystem("a", "", "v") + "read_only = true\n", "the other setting"),
+        (format!("{v}{}", subsystem("b", "", "v")), "given twice"),
     ];
     for (text, why) in bad {
         let event = reload(&place, &mut server, &text);
@@ -155,7 +155,7 @@ fn a_target_of_any_kind_is_served_on_as_it_is_or_the_reload_says_no() {
         for key in ["read_only = true", "relocate = false"] {
             let event = reload(&place, &mut server, &format!("{}{key}\n", subsystem("m", "", target)));
             assert_eq!(event["event"], "reload_failed", "{target} with {key}");
-            assert!(event["reason"].as_str().unwrap().contains("the other way"), "{target} with {key}: {event}");
+            assert!(event["reason"].as_str().unwrap().contains("the other setting"), "{target} with {key}: {event}");
             place.run(&format!("compare data {served}")).succeeds();
         }
         server.stop().is_clean();
@@ -224,7 +224,7 @@ fn a_mirror_whose_replica_was_replaced_stays_when_its_name_follows() {
     let event = reload(&place, &mut server, &of("a,b"));
     assert_eq!(event["event"], "reload_failed");
     let reason = event["reason"].as_str().unwrap();
-    assert!(reason.contains("on mirror:a,b: the members of the mirror that is served are a and c"), "{reason}");
+    assert!(reason.contains("cannot change 'mirror:a,b': the served mirror has the members a and c"), "{reason}");
     assert!(reason.contains("`sealblock mirror add`, `remove` or `replace`"), "{reason}");
     let ended = server.stop();
     ended.is_clean();
@@ -246,7 +246,7 @@ fn a_configuration_with_the_old_replica_is_refused_with_the_difference() {
     place.run("create d --size 1MiB").succeeds();
     let event = reload(&place, &mut server, &of("a,d"));
     assert_eq!(event["event"], "reload_failed");
-    assert!(event["reason"].as_str().unwrap().contains("are a and c"), "{event}");
+    assert!(event["reason"].as_str().unwrap().contains("has the members a and c"), "{event}");
     place.run("verify d").succeeds();
     let ended = server.stop();
     ended.is_clean();

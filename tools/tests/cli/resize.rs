@@ -25,7 +25,7 @@ fn a_volume_grows_and_shrinks_and_keeps_what_it_holds() {
     assert_eq!(volume["segments"][1]["first_block"], 2048);
     assert_eq!(volume["segments"][1]["blocks"], 8192);
     assert_eq!(volume["medium_bytes"], place.len("v"));
-    assert!(place.run("info v").succeeds().text().contains("created with 8 MiB; it lies in 2 of at most 16 parts"));
+    assert!(place.run("info v").succeeds().text().contains("created with 8 MiB; in 2 of at most 16 parts"));
     let read = place.run("copy v -").succeeds().stdout.clone();
     assert!(read[..8 << 20] == noise(1, 8 << 20) && read[8 << 20..].iter().all(|byte| *byte == 0));
     place.write("more", &noise(2, 40 << 20));
@@ -60,7 +60,7 @@ fn sizes_and_targets_that_cannot_be_are_refused() {
     place.write("plain", &noise(1, 1 << 20));
     for (arguments, status, why) in [
         ("resize v --size 0", 2, "at least one block"),
-        ("resize v --size 8000000", 2, "whole blocks"),
+        ("resize v --size 8000000", 2, "a multiple of the block size"),
         ("resize v --size 5PiB", 2, "more than"),
         ("resize plain --size 2MiB", 3, "no protected volume"),
         ("resize nothing --size 2MiB", 3, ""),

@@ -114,7 +114,7 @@ fn what_cannot_be_resized_is_refused_by_name_and_served_on() {
         place.run(&format!("resize {arguments}")).fails(status, words);
     };
     refused("v --size 4MiB", 3, &["blocks beyond the new end hold data", "block 1024", "discard"]);
-    refused("v --size 5000", 2, &["not whole blocks of 4096 bytes"]);
+    refused("v --size 5000", 2, &["not a multiple of the block size"]);
     refused("v --size 0", 2, &["at least one block"]);
     refused("v --size 16EiB", 2, &["16EiB"]);
     refused("mirror:a,b --size 16MiB", 3, &["only a protected volume that is served directly"]);
@@ -128,9 +128,9 @@ fn what_cannot_be_resized_is_refused_by_name_and_served_on() {
     assert_eq!(blocks(&place, &server.target("v")), 2048);
     assert!(place.blocks(&server.target("v"), 1024, 1279) == data);
     let named = "nqn.2026-11.io.sealblock:known-by-its-nqn";
-    place.run(&format!("resize {named} --size 16MiB")).succeeds().says(&["8 MiB became 16 MiB"]);
+    place.run(&format!("resize {named} --size 16MiB")).succeeds().says(&["resized from 8 MiB to 16 MiB"]);
     place.run(&format!("resize {} --size 8MiB", server.target("v"))).succeeds().says(&["it has 8 MiB already"]);
-    place.run(&format!("resize {} --size 16MiB", server.target("v"))).succeeds().says(&["became 16 MiB"]);
+    place.run(&format!("resize {} --size 16MiB", server.target("v"))).succeeds().says(&["already has 16 MiB"]);
     place.run("resize v --size 16MiB").succeeds().says(&["it has 16 MiB already"]);
     server.stop().is_clean();
 }

@@ -114,7 +114,7 @@ fn a_verify_of_what_was_changed_meanwhile_starts_over_and_says_so() {
     fs::copy(place.path("v"), place.path("w")).unwrap();
     fs::rename(place.path("w"), place.path("v")).unwrap();
     let answer = place.run("verify v --resume r");
-    assert!(answer.succeeds().stderr.contains("starts over: another target is there now: file "), "{}", answer.stderr);
+    assert!(answer.succeeds().stderr.contains("starts over: it is another target now: file "), "{}", answer.stderr);
 }
 
 /// A replica that took the place of one that was verified was never read.
@@ -133,7 +133,7 @@ fn a_replica_that_was_replaced_meanwhile_is_verified() {
     place.run("corrupt b --lba 3 --kind data").succeeds();
     let answer = place.run("verify mirror:a,b --resume r");
     answer.ends_with(1).says(&["block 3 on b: guard: "]);
-    assert!(answer.stderr.contains("starts over: another target is there now"), "{}", answer.stderr);
+    assert!(answer.stderr.contains("starts over: it is another target now"), "{}", answer.stderr);
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn links_beside_the_file_lead_to_no_other_file() {
     fs::remove_file(place.path("r.lock")).unwrap();
     place.run("verify v --resume r").succeeds();
     std::os::unix::fs::symlink("diary", place.path("s")).unwrap();
-    place.run("verify v --resume s").fails(3, &["no plain file"]);
+    place.run("verify v --resume s").fails(3, &["not a plain file"]);
     assert_eq!(place.read("diary"), b"dear");
 }
 
@@ -163,7 +163,7 @@ fn a_file_of_another_run_or_target_or_a_damaged_one_is_refused() {
         ("v --resume r --mode emulate", 2, "it was started with --mode auto"),
         ("v --resume r --repair", 2, "it was started without --repair"),
     ] {
-        place.run(&format!("verify {arguments}")).fails(status, &[words, "remove r to begin anew"]);
+        place.run(&format!("verify {arguments}")).fails(status, &[words, "remove r to start over"]);
     }
     place.run("verify v w --resume r").fails(2, &["--resume needs a single target"]);
     // Damage, cut off, another file, a later version.
@@ -178,13 +178,13 @@ fn a_file_of_another_run_or_target_or_a_damaged_one_is_refused() {
         (later, "of version 3"),
     ] {
         fs::write(place.path("r"), &bytes).unwrap();
-        place.run("verify v --resume r").fails(3, &[word, "remove r to begin anew"]);
+        place.run("verify v --resume r").fails(3, &[word, "remove r to start over"]);
         assert_eq!(fs::read(place.path("r")).unwrap(), bytes, "a refusal changes nothing");
     }
     fs::write(place.path("r"), &good).unwrap();
     place.run("verify v --resume r").succeeds().says(&[": clean"]);
     fs::create_dir(place.path("d")).unwrap();
-    place.run("verify v --resume d").fails(3, &["no plain file"]);
+    place.run("verify v --resume d").fails(3, &["not a plain file"]);
     place.run("verify v --resume away/r").fails(3, &["away/r.lock"]);
 }
 

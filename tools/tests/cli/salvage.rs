@@ -37,7 +37,7 @@ fn runs(report: &Value) -> Vec<(u64, u64)> {
 #[test]
 fn a_file_gets_all_that_can_be_read_and_zeroes_for_the_rest() {
     let (place, data) = damaged("");
-    place.run("copy v out").fails(3, &["block 5", "try: --salvage"]);
+    place.run("copy v out").fails(3, &["block 5", "try: use --salvage"]);
     let copied = place.run("copy v out --salvage");
     copied.ends_with(1);
     assert_eq!(lost_lines(&copied), ["blocks 5..6 lost: guard", "block 300 lost: guard"]);
@@ -72,7 +72,7 @@ fn rot_without_protection_information_is_found_by_every_command_that_reads() {
         place.run(&format!("corrupt v --lba {lba} --kind data")).succeeds();
     }
     place.run("verify v").ends_with(1).says(&["blocks 5..6: guard", "block 300: guard: expected 0x", "3 damaged"]);
-    place.run("copy v out").fails(3, &["block 5", "try: --salvage"]);
+    place.run("copy v out").fails(3, &["block 5", "try: use --salvage"]);
     for command in ["copy v out --salvage", "rescue v out"] {
         let copied = place.run(command);
         copied.ends_with(1);
@@ -191,7 +191,7 @@ fn whoever_types_it_is_asked_before_a_whole_device_loses_what_it_holds() {
     place.volume("--size 1MiB", &data);
     place.run("create other --size 1MiB").succeeds();
     for command in ["zero other", "discard other", "zero other --no-unmap --json"] {
-        place.run(command).fails(2, &["other", "all 256 blocks (1 MiB)", "no terminal to ask on", "--yes"]);
+        place.run(command).fails(2, &["other", "this erases all of other (1 MiB)", "no terminal to ask on", "--yes"]);
         place.run(&format!("{command} --yes")).succeeds();
         place.run(&format!("{command} --range 0..9")).succeeds();
     }
@@ -236,7 +236,7 @@ fn files_of_less_than_a_block_have_no_blocks_and_all_their_bytes() {
             "verify offset:0..0,raw:f",
             "serve raw:f --listen 127.0.0.1:0 --control none",
         ] {
-            place.run(command).fails(3, &["raw:f", "it has no blocks: there is less than one of 512 bytes"]);
+            place.run(command).fails(3, &["raw:f", "it is smaller than one block of 512 bytes"]);
             assert!(place.read("f") == data, "{command}");
         }
         for command in

@@ -117,7 +117,7 @@ fn a_run_is_paused_goes_on_and_is_stopped_also_across_a_restart() {
     let place = Place::new();
     place.run("create v --size 256MiB").succeeds();
     let server = Server::start(&place, "v");
-    place.run("scrub pause v").fails(3, &["pausing the scrub on v", "no run is active"]);
+    place.run("scrub pause v").fails(3, &["cannot pause the scrub of 'v'", "no run is active"]);
     place.run("scrub stop v").fails(3, &["no run is active"]);
     place.run("scrub start v --from 65536").fails(2, &["past the last block, 65535"]);
     place.run("scrub start v --rate 8MiB/s --from 100").succeeds();
@@ -241,7 +241,7 @@ fn a_schedule_begins_runs_by_itself_and_is_remembered() {
     let server = Server::start(&place, "v --read-only");
     let read_only = status(&place);
     assert_eq!(read_only["saved"], "in_memory");
-    assert!(read_only["saved_why"].as_str().unwrap().contains("takes no changes"));
+    assert!(read_only["saved_why"].as_str().unwrap().contains("read-only"));
     server.stop().is_clean();
 }
 

@@ -28,7 +28,7 @@ fn what_has_the_default_volumes_name_is_left_alone() {
     std::fs::create_dir(place.path("sealblock-data")).unwrap();
     for content in [&b""[..], b"somebody's diary"] {
         place.write("sealblock-data/default.volume", content);
-        place.run("serve --listen 127.0.0.1:0").fails(3, &["default.volume", "no volume", "try:"]);
+        place.run("serve --listen 127.0.0.1:0").fails(3, &["default.volume", "not a volume", "try:"]);
         assert_eq!(place.read("sealblock-data/default.volume"), content);
     }
 }
@@ -71,20 +71,20 @@ fn what_cannot_be_served_is_refused_and_nothing_is_served() {
     place.write("good.toml", b"[[subsystems]]\nname = \"a\"\n[[subsystems.namespaces]]\ntarget = \"v\"\n");
     let here = "--listen 127.0.0.1:0";
     for (arguments, status, words) in [
-        ("nosuch", 3, &["nosuch", "No such file"][..]),
-        ("v nosuch --strict", 3, &["nosuch", "No such file"]),
+        ("nosuch", 3, &["nosuch", "no such file"][..]),
+        ("v nosuch --strict", 3, &["nosuch", "no such file"]),
         ("v ./v", 2, &["./v", "named twice"]),
-        ("mirror:v,w", 3, &["replica 1 is offline", "No such file"]),
+        ("mirror:v,w", 3, &["replica 1 is offline", "no such file"]),
         ("mem:1MiB --protection shown", 3, &["mem:1MiB", "no protection information", "--protection plain"]),
         ("v --nbd localhost", 2, &["127.0.0.1:10809"]),
         ("v --nbd 192.0.2.1:10809", 3, &["192.0.2.1:10809", "listening"]),
         ("v --nbd 127.0.0.1:0 --allow-host nqn.2014-08.org.example:a", 2, &["NBD", "cannot identify themselves"]),
         ("v --listen localhost", 2, &["127.0.0.1:4420"]),
         ("v --allow-host me", 2, &["nqn.yyyy-mm"]),
-        ("--config nosuch.toml", 3, &["nosuch.toml", "No such file"]),
+        ("--config nosuch.toml", 3, &["nosuch.toml", "no such file"]),
         ("--config bad.toml", 2, &["bad.toml", "line 5", "nsid"]),
         ("v --config good.toml", 2, &["cannot be used with"]),
-        ("--config good.toml --read-only", 2, &["good.toml", "--read-only is for targets"]),
+        ("--config good.toml --read-only", 2, &["good.toml", "--read-only applies to targets"]),
     ] {
         place.run(&format!("serve {here} {arguments}")).fails(status, words);
     }

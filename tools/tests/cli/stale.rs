@@ -97,6 +97,6 @@ fn an_older_copy_is_kept_reported_with_its_place_and_taken_only_on_demand() {
 fn older_copies_are_accepted_only_from_replicas_of_a_mirror() {
     let (place, _) = beside_damage("crc16");
     place.run("verify mirror:a,b --accept-stale b").fails(2, &["--repair"]);
-    place.run("verify a --repair --accept-stale a").fails(2, &["no mirror"]);
+    place.run("verify a --repair --accept-stale a").fails(2, &["not a mirror"]);
     place.run("mirror accept-stale mirror:a,b c").fails(2, &["no replica c"]);
 }

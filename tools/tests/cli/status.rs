@@ -42,7 +42,7 @@ fn settled(answer: &Answer, server: &Server) -> String {
             let (_, at) = rest.split_once(", at ").unwrap();
             format!("{who} from CLIENT, at {}", at.rsplit_once(", for ").unwrap().0)
         }
-        Some(("told", _)) => format!("told      TIME {}", line[10..].split_once(' ').unwrap().1),
+        Some(("told", _)) => format!("log       TIME {}", line[10..].split_once(' ').unwrap().1),
         _ => line.to_owned(),
     };
     text.lines().map(line).collect::<Vec<_>>().join("\n")
@@ -103,10 +103,10 @@ fn a_damaged_block_that_a_host_read_is_told() {
     for line in [
         "health    damaged: the device is damaged",
         "health    damaged: 3 blocks are bad (5..6, 9)",
-        "try       write these blocks anew from another copy; `sealblock scrub start v` checks all of it",
+        "try       restore these blocks from a backup, or `sealblock scrub start v`, which repairs from another replica where there is one",
         "damage    blocks 5 to 6: guard",
         "damage    block 9: guard",
-        &format!("told      TIME damage found blocks=5..6 by=the host {HOST} during=read field=guard target=v"),
+        &format!("log       TIME damage found blocks=5..6 by=the host {HOST} during=read field=guard target=v"),
     ] {
         assert!(text.lines().any(|other| other == line), "'{line}' is not in:\n{text}");
     }
@@ -171,7 +171,7 @@ fn a_degraded_mirror_is_told_with_what_to_do() {
     place.run("status mirror:a,b").ends_with(4).says(&[
         "health    degraded: the device is degraded",
         "health    degraded: mirror:a,b is degraded: b is offline",
-        "try       `sealblock mirror replace mirror:a,b b NEW`, if it does not come back",
+        "try       if it stays offline, `sealblock mirror replace mirror:a,b b NEW`",
         "mirror    mirror:a,b is degraded\n          a: in sync\n          b: out of sync, offline",
     ]);
     let told = status(&place, &server, 4);

@@ -115,7 +115,7 @@ fn a_file_that_is_deleted_or_cut_off_under_the_server_is_told_once() {
     let hidden = place.path("hidden");
     fs::rename(place.path("v"), &hidden).unwrap();
     until(|| place.run(&status).status == 4);
-    place.run(&status).says(&["v was deleted or renamed while it is in use", "copy the data elsewhere"]);
+    place.run(&status).says(&["v was deleted or renamed while in use", "copy the data elsewhere"]);
     fs::rename(&hidden, place.path("v")).unwrap();
     until(|| place.run(&status).status == 0);
     // Its third superblock is there, and nothing was asked of it.

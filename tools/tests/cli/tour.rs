@@ -96,7 +96,7 @@ fn run(lines: &[Typed]) -> Option<String> {
 fn the_tour_runs_as_written() {
     let lines = typed(&document("README.md"), "## A tour");
     let Some(said) = run(&lines) else { return };
-    for words in ["\"lba\":7,", "nqn.2026-11.io.sealblock:v\n", "1 GiB became 2 GiB", "stopped\n"] {
+    for words in ["\"lba\":7,", "nqn.2026-11.io.sealblock:v\n", "resized from 1 GiB to 2 GiB", "stopped\n"] {
         assert!(said.contains(words), "'{words}' is not in:\n{said}");
     }
 }

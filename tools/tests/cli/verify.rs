@@ -238,6 +238,8 @@ fn an_idle_verify_checks_everything_and_is_refused_where_load_is_not_known() {
         assert_eq!((&report["blocks_verified"], &report["errors"][0]["lba"]), (&256.into(), &200.into()));
     }
     for target in ["mem:1MiB", "stripe:mem:1MiB,mem:1MiB"] {
-        place.run(&format!("verify {target} --idle")).fails(3, &["--idle cannot determine how busy it is", "try: --rate"]);
+        place
+            .run(&format!("verify {target} --idle"))
+            .fails(3, &["--idle cannot determine how busy it is", "try: --rate"]);
     }
 }

@@ -29,7 +29,7 @@ fn a_mirror_is_not_optimal_while_the_file_of_a_replica_is_gone_or_cut_off() {
     fs::rename(place.path("b"), place.path("hidden")).unwrap();
     until(|| asked().status == 4);
     let told = asked();
-    told.says(&["degraded", "b was deleted or renamed while it is in use"]);
+    told.says(&["degraded", "b was deleted or renamed while in use"]);
     assert!(!told.text().contains("optimal"), "{}", told.text());
     let pid = server.pid();
     place.run(&format!("status {pid}")).ends_with(4).says(&["mirror:a,b is degraded: the file of b is gone"]);

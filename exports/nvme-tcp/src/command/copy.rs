@@ -98,7 +98,7 @@ async fn copy_range(
         let at = Extent::from_raw(to + first, piece.len()).map_err(|_| StatusCode::LBA_OUT_OF_RANGE)?;
         let data = resealed(namespace, args, &read, at, done + first)?;
         execute(namespace, Request::write(at, data, durability)).await?;
-        // A device may answer at once, and then nobody else would run.
+        // A device may complete at once; without this yield no other task would run.
         submitted().await;
     }
     Ok(())
@@ -138,7 +138,7 @@ async fn by_device(
     let written = RequestSummary::of(&copy, namespace.device.geometry());
     match namespace.device.execute(copy).await {
         Err(error) if *error.kind() == ErrorKind::Absent(RequestKind::Copy) => Ok(false),
-        // What it says of blocks, it says of the source.
+        // Its block addresses are those of the source.
         Err(error) if error.bad_blocks().is_some() => {
             let read = RequestSummary::of(&Request::read(source, expectations), namespace.device.geometry());
             record(namespace, &read, Err(error)).map(|_| true)

@@ -43,7 +43,7 @@ pub(crate) async fn get(
                 if is_over() || damage_list.runs(so_far, max_runs).0.len() > max_runs.saturating_sub(1) {
                     break;
                 }
-                // A device may answer at once, and then nobody else would run.
+                // A device may complete at once; without this yield no other task would run.
                 submitted().await;
             }
         }

@@ -94,7 +94,7 @@ impl Connection {
         }
     }
 
-    /// Has the control task set its timer anew.
+    /// Makes the control task reset its timer.
     pub(crate) fn rearm_timer(&self) {
         self.registration.signal.send(Signals::TIMER);
     }

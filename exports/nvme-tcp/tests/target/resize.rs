@@ -50,7 +50,7 @@ fn part(memory: &Rc<MemoryDevice>, capacity_blocks: u64) -> DynDevice {
 }
 
 /// A namespace that can be resized, next to others.
-struct Rig {
+struct Harness {
     spread: Spread,
     home: CoreHandle,
     memory: CoreLocal<MemoryDevice>,
@@ -58,8 +58,8 @@ struct Rig {
     state: Arc<NamespaceState>,
 }
 
-impl Rig {
-    fn new(capacity_blocks: u64) -> Rig {
+impl Harness {
+    fn new(capacity_blocks: u64) -> Harness {
         let spread = spread(short());
         let home = spread.cores.handle(1).unwrap();
         let (memory, shared) = on(&home, move || {
@@ -70,7 +70,7 @@ impl Rig {
         let state = Arc::<NamespaceState>::default();
         let namespace = Namespace::new(shared.clone(), [7; 16]).with_state(Arc::clone(&state));
         spread.target.add_namespace(&nqn(), NSID, namespace).unwrap();
-        Rig { spread, home, memory, shared, state }
+        Harness { spread, home, memory, shared, state }
     }
 
     /// Does what a server does whose volume was closed, resized and reopened.
@@ -145,8 +145,8 @@ async fn listens(admin: &mut Queue) {
 #[test]
 fn a_namespace_grows_twice_and_shrinks_once_under_load_and_hosts_see_it() {
     run(|| async {
-        let rig = Rig::new(96);
-        let (mut admin, io) = host(rig.spread.address, 3).await;
+        let harness = Harness::new(96);
+        let (mut admin, io) = host(harness.spread.address, 3).await;
         listens(&mut admin).await;
         let load =
             Rc::new(Load { capacity_blocks: Cell::new(96), is_over: Cell::new(false), done: Default::default() });
@@ -154,7 +154,7 @@ fn a_namespace_grows_twice_and_shrinks_once_under_load_and_hosts_see_it() {
         load.goes_on().await;
         for (capacity_blocks, used) in [(960, 960), (3000, 90), (120, 120)] {
             let waiting = ask(&mut admin).await;
-            rig.resize(capacity_blocks).await;
+            harness.resize(capacity_blocks).await;
             hears_of(&mut admin, waiting, capacity_blocks).await;
             load.capacity_blocks.set(used);
             load.goes_on().await;
@@ -178,23 +178,23 @@ fn a_namespace_grows_twice_and_shrinks_once_under_load_and_hosts_see_it() {
 #[test]
 fn a_shrink_drops_bad_blocks_beyond_the_end() {
     run(|| async {
-        let rig = Rig::new(96);
-        let (mut admin, _io) = host(rig.spread.address, 1).await;
+        let harness = Harness::new(96);
+        let (mut admin, _io) = host(harness.spread.address, 1).await;
         let bad = |lba| BadBlock::media(Lba::new(lba));
         let known = async |admin: &mut Queue| {
             let log = requests::damage_log(admin, NSID).await;
             log.entries.iter().map(|entry| entry.lba.get()).collect::<Vec<_>>()
         };
-        rig.state.report_damage(&[bad(3), bad(50), bad(90)]);
+        harness.state.report_damage(&[bad(3), bad(50), bad(90)]);
         assert_eq!(known(&mut admin).await, [3, 50, 90]);
-        rig.resize(50).await;
+        harness.resize(50).await;
         assert_eq!(known(&mut admin).await, [3]);
         // A request from before the resize that completes late.
-        rig.state.report_damage(&[bad(49), bad(50)]);
+        harness.state.report_damage(&[bad(49), bad(50)]);
         assert_eq!(known(&mut admin).await, [3, 49]);
-        rig.resize(96).await;
+        harness.resize(96).await;
         assert_eq!(known(&mut admin).await, [3, 49], "what comes anew was never damaged");
-        rig.state.report_damage(&[bad(50)]);
+        harness.state.report_damage(&[bad(50)]);
         assert_eq!(known(&mut admin).await, [3, 49, 50]);
     });
 }
@@ -202,19 +202,19 @@ fn a_shrink_drops_bad_blocks_beyond_the_end() {
 #[test]
 fn hosts_without_events_use_the_new_blocks_too() {
     run(|| async {
-        let rig = Rig::new(8);
-        let (_admin, mut io) = host(rig.spread.address, 3).await;
+        let harness = Harness::new(8);
+        let (_admin, mut io) = host(harness.spread.address, 3).await;
         let write = |lba: u64| IoCommand::Write(blocks(lba, 1));
         for queue in &mut io {
             let refused = queue.io(NSID, write(8), Data::Write(pattern(BLOCK, 1))).await;
             assert_eq!(refused.status(), StatusCode::LBA_OUT_OF_RANGE.get());
         }
-        rig.resize(16).await;
+        harness.resize(16).await;
         for (i, queue) in io.iter_mut().enumerate() {
             queue.io(NSID, write(8 + i as u64), Data::Write(pattern(BLOCK, 1))).await.ok();
         }
         assert!(
-            rig.spread.target.resize_namespace(&nqn(), 9, rig.shared.clone()).is_err(),
+            harness.spread.target.resize_namespace(&nqn(), 9, harness.shared.clone()).is_err(),
             "there is no such namespace"
         );
     });

@@ -113,7 +113,7 @@ impl Files {
         let Files { inodes, summed, unsummed } = &mut files;
         let inodes = inodes.values_mut().map(|(_, inodes)| inodes);
         for list in inodes.chain([summed, unsummed]) {
-            list.settle();
+            list.sort_and_merge();
             if list.is_cut() {
                 session.unchecked(WhyUnchecked::TooManyRanges, 0);
             }
@@ -164,7 +164,7 @@ async fn scan(session: &Session<'_>, start: Inode) -> Result<(), Stopped> {
     {
         walk(session, &mut seen, vec![Tree { root, wanted }], &mut leaves).await?;
     }
-    leaves.settle();
+    leaves.sort_and_merge();
     let mut pipeline = Pipeline::new(session);
     for (start, end) in files.summed.iter() {
         for (logical, end) in leaves.damaged_sums.within(start, end) {
@@ -201,7 +201,7 @@ async fn push(session: &Session<'_>, pipeline: &mut Pipeline<'_, '_>, logical: u
         covered.add(run.logical, run.logical + bytes);
         pipeline.push(Run { logical: run.logical, bytes, sums: Some(run.bytes) }).await?;
     }
-    covered.settle();
+    covered.sort_and_merge();
     for (start, end) in covered.gaps(logical, logical + bytes) {
         let (fault, uses) = (DataFault::NoSum, Uses::default());
         session.found(Finding::Data(Box::new(BadData { logical: start, bytes: end - start, fault, uses })));

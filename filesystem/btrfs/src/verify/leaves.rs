@@ -49,9 +49,11 @@ impl Leaves {
     }
 
     /// All lists, sorted.
-    pub fn settle(&mut self) {
+    pub fn sort_and_merge(&mut self) {
         let Leaves { summed, lost_sums, damaged_sums, unreadable, unsummed, holes, unknown } = self;
-        [summed, lost_sums, damaged_sums, unreadable, unsummed, holes, unknown].into_iter().for_each(RangeList::settle);
+        [summed, lost_sums, damaged_sums, unreadable, unsummed, holes, unknown]
+            .into_iter()
+            .for_each(RangeList::sort_and_merge);
     }
 
     /// True if some ranges had no room.

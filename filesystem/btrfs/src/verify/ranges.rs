@@ -13,7 +13,7 @@ const BATCH: usize = 4096;
 pub(super) struct RangeList {
     ranges: Vec<(u64, u64)>,
     /// So many of them, from the first on, are sorted and apart from each other.
-    settled: usize,
+    merged_len: usize,
     most: usize,
     is_cut: bool,
 }
@@ -21,7 +21,7 @@ pub(super) struct RangeList {
 impl RangeList {
     /// A list that keeps at most so many ranges.
     pub fn new(most: usize) -> RangeList {
-        RangeList { ranges: Vec::new(), settled: 0, most, is_cut: false }
+        RangeList { ranges: Vec::new(), merged_len: 0, most, is_cut: false }
     }
 
     /// Adds a range.
@@ -33,13 +33,13 @@ impl RangeList {
             Some(last) => last.1 = end,
             None => self.ranges.push((start, end)),
         }
-        if self.ranges.len() >= 2 * self.settled + BATCH {
-            self.settle();
+        if self.ranges.len() >= 2 * self.merged_len + BATCH {
+            self.sort_and_merge();
         }
     }
 
     /// Sorts and joins what was added.
-    pub fn settle(&mut self) {
+    pub fn sort_and_merge(&mut self) {
         self.ranges.sort_unstable();
         let mut kept = 0;
         for index in 0..self.ranges.len() {
@@ -54,7 +54,7 @@ impl RangeList {
         }
         self.is_cut |= kept > self.most;
         self.ranges.truncate(kept.min(self.most));
-        self.settled = self.ranges.len();
+        self.merged_len = self.ranges.len();
     }
 
     /// True if there were more ranges than are kept.
@@ -64,13 +64,13 @@ impl RangeList {
 
     /// The ranges, in order. Only of a settled list.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + use<'_> {
-        debug_assert_eq!(self.settled, self.ranges.len());
+        debug_assert_eq!(self.merged_len, self.ranges.len());
         self.ranges.iter().copied()
     }
 
     /// The parts of a range that lie in one of the list. Only of a settled list.
     pub fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + use<'_> {
-        debug_assert_eq!(self.settled, self.ranges.len());
+        debug_assert_eq!(self.merged_len, self.ranges.len());
         let first = self.ranges.partition_point(|range| range.1 <= start);
         let overlapping = self.ranges[first..].iter().take_while(move |range| range.0 < end);
         overlapping.map(move |range| (range.0.max(start), range.1.min(end)))
@@ -104,13 +104,13 @@ mod tests {
     fn too_many_ranges_are_cut_and_said_to_be() {
         let mut list = RangeList::new(3);
         (0..3).for_each(|at| list.add(at * 10, at * 10 + 5));
-        list.settle();
+        list.sort_and_merge();
         assert!(!list.is_cut() && list.iter().count() == 3);
         list.add(25, 30);
-        list.settle();
+        list.sort_and_merge();
         assert!(!list.is_cut(), "it joins another one");
         list.add(100, 101);
-        list.settle();
+        list.sort_and_merge();
         assert!(list.is_cut() && list.iter().count() == 3);
         let mut list = RangeList::new(10);
         (0..10 * BATCH as u64).for_each(|at| list.add(at * 2, at * 2 + 1));
@@ -127,7 +127,7 @@ mod tests {
                 list.add(start, start + bytes);
                 set.extend(start..start + bytes);
             }
-            list.settle();
+            list.sort_and_merge();
             let flat = |ranges: &mut dyn Iterator<Item = (u64, u64)>| ranges.flat_map(|(from, to)| from..to).collect::<Vec<_>>();
             prop_assert_eq!(flat(&mut list.iter()), set.iter().copied().collect::<Vec<_>>());
             let wanted = start..start + bytes;

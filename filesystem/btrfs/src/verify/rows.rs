@@ -49,8 +49,8 @@ pub(super) async fn check_parity(session: &Session<'_>, seen: &Seen, leaves: &Le
     let node = u64::from(session.fs.storage().geometry().node_bytes);
     seen.addresses().for_each(|start| used.add(start, start.saturating_add(node)));
     leaves.summed.iter().chain(leaves.unsummed.iter()).for_each(|(start, end)| used.add(start, end));
-    used.settle();
-    damaged.settle();
+    used.sort_and_merge();
+    damaged.sort_and_merge();
     if used.is_cut() {
         session.unchecked(WhyUnchecked::Parity, 0);
     }

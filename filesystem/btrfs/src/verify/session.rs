@@ -65,13 +65,13 @@ pub struct Progress {
     pub damage_count: u64,
 }
 
-/// Whoever wants to know how far it is, and may stop it or slow it down.
+/// An observer of the progress, which may stop or slow down the verification.
 pub trait Watch {
     /// Called between pieces. False stops the verification.
     fn go_on(&self, progress: Progress) -> LocalBoxFuture<'_, bool>;
 }
 
-/// Nobody watches.
+/// No observer.
 pub struct Unwatched;
 
 impl Watch for Unwatched {

@@ -46,7 +46,7 @@ impl<D: Device> NvmeDevice<D> {
         NvmeDevice(Rc::new(NvmeDeviceState { drive, info, ordinary }))
     }
 
-    /// What the drive says.
+    /// What the drive reports.
     pub fn info(&self) -> &NvmeInfo {
         &self.0.info
     }

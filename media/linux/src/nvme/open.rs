@@ -151,7 +151,7 @@ impl NvmeNamespace {
         Ok(NvmeNamespace { drive, info })
     }
 
-    /// What the drive says.
+    /// What the drive reports.
     pub fn info(&self) -> &NvmeInfo {
         &self.info
     }

@@ -13,9 +13,9 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::Transfer;
 use sealblock_units::{BlockSize, Extent, Lba};
 
+use super::answer::{AnswerClass, AnswerText, failure, is_unexecuted};
 use super::transport::{Answer, OpenError, Transport};
 use super::unit::{Pages, Unit};
-use super::verdict::{Verdict, Words, failure, is_unexecuted};
 use crate::node::of_call;
 
 /// The name of the command.
@@ -64,12 +64,12 @@ impl<T: Transport> Unit<T> {
         let is_out_of_range = answer.sense.is_some_and(|sense| {
             sense.key == SenseKey::ILLEGAL_REQUEST && sense.code == AdditionalSense::LBA_OUT_OF_RANGE
         });
-        if is_out_of_range && Verdict::of(&answer) == Verdict::Refused {
+        if is_out_of_range && AnswerClass::of(&answer) == AnswerClass::Refused {
             return Ok(blocks);
         }
         refused.push(format!(
             "compare and write: the drive answered {NAME} of a block behind the last one with {}",
-            Words(&answer)
+            AnswerText(&answer)
         ));
         Ok(0)
     }
@@ -88,25 +88,25 @@ impl<T: Transport> Unit<T> {
         let sent_bytes = sent.len();
         let answer = self.execute_once(&command(extent, durability), Transfer::Out(sent)).await;
         let is_unchanged =
-            |answer: &Answer| is_unexecuted(answer) || matches!(Verdict::of(answer), Verdict::Miscompare);
+            |answer: &Answer| is_unexecuted(answer) || matches!(AnswerClass::of(answer), AnswerClass::Miscompare);
         if !answer.as_ref().is_ok_and(is_unchanged) {
             self.transport.forget_cached(extent.start().get() << size.shift(), extent.bytes(size));
         }
         let answer = answer.map_err(|error| after_call(of_call(NAME, &error)))?;
-        match Verdict::of(&answer) {
-            Verdict::Good if answer.moved_bytes == sent_bytes => Ok(Response::Done),
-            Verdict::Good => {
+        match AnswerClass::of(&answer) {
+            AnswerClass::Good if answer.moved_bytes == sent_bytes => Ok(Response::Done),
+            AnswerClass::Good => {
                 let moved = answer.moved_bytes;
                 let reason = format!("the drive took {moved} of the {sent_bytes} bytes of {NAME} of {extent}");
                 Err(ErrorKind::Media { reason }.into())
             }
-            Verdict::Miscompare => Err(miscompare(extent, data, &answer, ordinary).await),
-            Verdict::Bad(_) => match ordinary.execute(Request::read(extent, Expectations::NONE)).await {
+            AnswerClass::Miscompare => Err(miscompare(extent, data, &answer, ordinary).await),
+            AnswerClass::Bad(_) => match ordinary.execute(Request::read(extent, Expectations::NONE)).await {
                 Err(error) if error.bad_blocks().is_some() => Err(error),
                 _ => Err(failure(KIND, extent, &answer)),
             },
-            Verdict::Refused | Verdict::Unsupported => Err(failure(KIND, extent, &answer)),
-            Verdict::Failed | Verdict::Again | Verdict::Unreachable => match is_unexecuted(&answer) {
+            AnswerClass::Refused | AnswerClass::Unsupported => Err(failure(KIND, extent, &answer)),
+            AnswerClass::Failed | AnswerClass::Again | AnswerClass::Unreachable => match is_unexecuted(&answer) {
                 true => Err(failure(KIND, extent, &answer)),
                 false => Err(unknown(failure(KIND, extent, &answer))),
             },

@@ -19,9 +19,9 @@ use sealblock_protocols_scsi::ByteCheck;
 use sealblock_runtime_reactor::{File, Transfer};
 use sealblock_units::{Extent, Lba};
 
-use super::open::{KernelView, Opened, ScsiInfo};
+use super::answer::{AnswerClass, AnswerText, failure};
+use super::open::{KernelView, OpenDrive, ScsiInfo};
 use super::transport::{Answer, OpenError, SgIo, Transport};
-use super::verdict::{Verdict, Words, failure};
 use super::verify::VerifyForm;
 
 /// How long the kernel waits for one command before it aborts it.
@@ -31,7 +31,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub struct ScsiDevice<D, T = SgIo>(Rc<State<D, T>>);
 
 struct State<D, T> {
-    drive: Opened<T>,
+    drive: OpenDrive<T>,
     ordinary: D,
 }
 
@@ -65,13 +65,13 @@ impl<D: Device, T: Transport> ScsiDevice<D, T> {
         ordinary: D,
         kernel: &KernelView,
     ) -> Result<ScsiDevice<D, T>, (OpenError, D)> {
-        match Opened::open(transport, &ordinary, kernel).await {
+        match OpenDrive::open(transport, &ordinary, kernel).await {
             Ok(drive) => Ok(ScsiDevice(Rc::new(State { drive, ordinary }))),
             Err(error) => Err((error, ordinary)),
         }
     }
 
-    /// What the drive says.
+    /// What the drive reports.
     pub fn info(&self) -> &ScsiInfo {
         &self.0.drive.info
     }
@@ -88,9 +88,9 @@ impl<D: Device, T: Transport> ScsiDevice<D, T> {
     async fn verify(&self, form: VerifyForm, extent: Extent) -> Outcome {
         let coverage = Coverage::of(form.is_sealed);
         let answer = self.send(form, extent, ByteCheck::Medium, Transfer::None).await?;
-        match Verdict::of(&answer) {
-            Verdict::Good => {}
-            Verdict::Bad(_) => {
+        match AnswerClass::of(&answer) {
+            AnswerClass::Good => {}
+            AnswerClass::Bad(_) => {
                 let search = Search { device: self, form };
                 if let Some(bad_blocks) = BadBlocks::new(find_bad_blocks(&search, extent, &answer).await?) {
                     return Err(bad_blocks.with_coverage(coverage).into());
@@ -139,14 +139,14 @@ impl<D: Device, T: Transport> ScsiDevice<D, T> {
         };
         let sent_bytes = data.len();
         let answer = self.send(form, extent, check, Transfer::Out(data)).await?;
-        match Verdict::of(&answer) {
-            Verdict::Good if answer.moved_bytes == sent_bytes => Ok(Response::Done),
-            Verdict::Good => {
+        match AnswerClass::of(&answer) {
+            AnswerClass::Good if answer.moved_bytes == sent_bytes => Ok(Response::Done),
+            AnswerClass::Good => {
                 let moved = answer.moved_bytes;
                 let reason = format!("the drive compared {extent} with {moved} of {sent_bytes} bytes");
                 Err(ErrorKind::Media { reason }.into())
             }
-            Verdict::Miscompare | Verdict::Bad(_) => self.compare_read(extent, wanted).await,
+            AnswerClass::Miscompare | AnswerClass::Bad(_) => self.compare_read(extent, wanted).await,
             _ => Err(failure(RequestKind::Compare, extent, &answer)),
         }
     }
@@ -201,16 +201,16 @@ impl<D: Device, T: Transport> BlockProbe for Search<'_, D, T> {
 
     async fn probe(&self, run: Extent) -> Result<Option<Answer>, Error> {
         let answer = self.device.send(self.form, run, ByteCheck::Medium, Transfer::None).await?;
-        match Verdict::of(&answer) {
-            Verdict::Good => Ok(None),
-            Verdict::Bad(_) => Ok(Some(answer)),
+        match AnswerClass::of(&answer) {
+            AnswerClass::Good => Ok(None),
+            AnswerClass::Bad(_) => Ok(Some(answer)),
             _ => Err(failure(RequestKind::Verify, run, &answer)),
         }
     }
 
     fn cause(&self, failed: &Answer) -> BadBlockCause {
-        match Verdict::of(failed) {
-            Verdict::Bad(cause) => cause,
+        match AnswerClass::of(failed) {
+            AnswerClass::Bad(cause) => cause,
             _ => BadBlockCause::Media,
         }
     }
@@ -225,6 +225,6 @@ impl<D: Device, T: Transport> BlockProbe for Search<'_, D, T> {
     }
 
     fn describe(&self, failed: &Answer) -> String {
-        Words(failed).to_string()
+        AnswerText(failed).to_string()
     }
 }

@@ -100,7 +100,7 @@ impl KernelView {
 }
 
 /// A drive whose pages were read and whose commands were tried.
-pub(crate) struct Opened<T> {
+pub(crate) struct OpenDrive<T> {
     pub(crate) unit: Unit<T>,
     pub(crate) geometry: Geometry,
     pub(crate) abilities: Abilities,
@@ -109,12 +109,12 @@ pub(crate) struct Opened<T> {
     pub(crate) info: ScsiInfo,
 }
 
-impl<T: Transport> Opened<T> {
+impl<T: Transport> OpenDrive<T> {
     pub(crate) async fn open<D: Device>(
         transport: T,
         ordinary: &D,
         kernel: &KernelView,
-    ) -> Result<Opened<T>, OpenError> {
+    ) -> Result<OpenDrive<T>, OpenError> {
         let unit = Unit { transport };
         let pages = unit.pages().await?;
         let profile = suitable(&pages, ordinary.geometry())?;
@@ -136,7 +136,7 @@ impl<T: Transport> Opened<T> {
             max_compare_and_write_blocks: compare_and_write_blocks,
             ..info(pages, (profile, maker), (form, compares), max_verify, refused)
         };
-        Ok(Opened { unit, geometry, abilities, form, compares, info })
+        Ok(OpenDrive { unit, geometry, abilities, form, compares, info })
     }
 }
 

@@ -309,9 +309,9 @@ fn drive(habits: &[Habit], protection: Option<ProtectionType>) -> Drive {
     }
 }
 
-type Opened = Result<ScsiDevice<Ordinary, Shared>, OpenError>;
+type OpenDrive = Result<ScsiDevice<Ordinary, Shared>, OpenError>;
 
-async fn opened(drive: Drive) -> Opened {
+async fn opened(drive: Drive) -> OpenDrive {
     let drive = Rc::new(drive);
     let limits = Limits::new(SIZE, 1 << 20, 1 << 20);
     let geometry = Geometry { block_size: SIZE, capacity_blocks: BLOCKS, protection: None, limits };
@@ -321,7 +321,11 @@ async fn opened(drive: Drive) -> Opened {
     ScsiDevice::with(Shared(drive), ordinary, &kernel).await.map_err(|(error, _)| error)
 }
 
-fn with<F: Future<Output = ()>>(habits: &[Habit], protection: Option<ProtectionType>, test: impl FnOnce(Opened) -> F) {
+fn with<F: Future<Output = ()>>(
+    habits: &[Habit],
+    protection: Option<ProtectionType>,
+    test: impl FnOnce(OpenDrive) -> F,
+) {
     let reactor = Reactor::new(Config::default()).expect("a reactor starts");
     reactor.block_on(async { test(opened(drive(habits, protection)).await).await });
 }

@@ -10,8 +10,8 @@ use sealblock_protocols_scsi::{
 use sealblock_runtime_memory::Buffer;
 use sealblock_runtime_reactor::{Transfer, sleep};
 
+use super::answer::{AnswerClass, AnswerText, is_unexecuted};
 use super::transport::{Answer, OpenError, Transport};
-use super::verdict::{Verdict, Words, is_unexecuted};
 use crate::node::of_call;
 
 /// Times that a command is sent again after an answer that allows it, and the pause before.
@@ -65,7 +65,7 @@ impl<T: Transport> Unit<T> {
         loop {
             let (result, returned) = self.transport.send(&cdb, data).await;
             let is_final = match &result {
-                Ok(answer) => Verdict::of(answer) != Verdict::Again || !may_repeat(answer),
+                Ok(answer) => AnswerClass::of(answer) != AnswerClass::Again || !may_repeat(answer),
                 Err(_) => true,
             };
             if is_final || retries == RETRIES {
@@ -96,9 +96,11 @@ impl<T: Transport> Unit<T> {
         length: u16,
     ) -> Result<Result<Vec<u8>, Answer>, OpenError> {
         let (answer, data) = self.try_command(what, command, Transfer::In(Buffer::zeroed(usize::from(length)))).await?;
-        match (Verdict::of(&answer), data) {
-            (Verdict::Good, Transfer::In(buffer)) => Ok(Ok(buffer[..answer.moved_bytes.min(buffer.len())].to_vec())),
-            (Verdict::Good, _) => Ok(Ok(Vec::new())),
+        match (AnswerClass::of(&answer), data) {
+            (AnswerClass::Good, Transfer::In(buffer)) => {
+                Ok(Ok(buffer[..answer.moved_bytes.min(buffer.len())].to_vec()))
+            }
+            (AnswerClass::Good, _) => Ok(Ok(Vec::new())),
             _ => Ok(Err(answer)),
         }
     }
@@ -127,7 +129,7 @@ impl<T: Transport> Unit<T> {
     pub(crate) async fn pages(&self) -> Result<Pages, OpenError> {
         const BYTES: u16 = Inquiry::BYTES as u16;
         let refused = |what: &'static str, answer: Answer| {
-            OpenError::Unsuitable(format!("the drive answered {what} with {}", Words(&answer)))
+            OpenError::Unsuitable(format!("the drive answered {what} with {}", AnswerText(&answer)))
         };
         let unreadable = |error: sealblock_protocols_scsi::TooShort| OpenError::Unsuitable(error.to_string());
         let inquiry = Command::Inquiry { page: None, allocation_bytes: BYTES };

@@ -11,9 +11,9 @@ use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::Transfer;
 use sealblock_units::{Extent, Lba};
 
+use super::answer::{AnswerClass, AnswerText};
 use super::transport::{Answer, OpenError, Transport};
 use super::unit::{Pages, Unit};
-use super::verdict::{Verdict, Words};
 
 /// Vendors of emulated drives whose VERIFY refuses blocks that they do not have, and otherwise reads nothing.
 const READ_NOTHING: [(&str, &str); 1] = [("LIO-ORG", "the kernel's own target")];
@@ -117,8 +117,8 @@ impl<T: Transport> Unit<T> {
                 }
                 Err(error) => return Err(error),
             };
-            match Verdict::of(&answer) {
-                Verdict::Good | Verdict::Bad(_) => return self.is_executed(form, pages, refused).await,
+            match AnswerClass::of(&answer) {
+                AnswerClass::Good | AnswerClass::Bad(_) => return self.is_executed(form, pages, refused).await,
                 _ => refused.push(refusal("verify", form.name(), &answer)),
             }
         }
@@ -135,8 +135,8 @@ impl<T: Transport> Unit<T> {
         let behind = Extent::one(Lba::new(pages.capacity.last_lba + 1));
         let command = form.command(behind, ByteCheck::Medium);
         let (answer, _) = self.try_command(form.name(), &command, Transfer::None).await?;
-        match Verdict::of(&answer) {
-            Verdict::Refused | Verdict::Unsupported => Ok(Some(form)),
+        match AnswerClass::of(&answer) {
+            AnswerClass::Refused | AnswerClass::Unsupported => Ok(Some(form)),
             _ => {
                 let what = format!("{} of a block behind the last one", form.name());
                 refused.push(format!("{}, so it does not look at blocks", refusal("verify", &what, &answer)));
@@ -182,9 +182,11 @@ impl<T: Transport> Unit<T> {
         const WHAT: &str = "VERIFY with data";
         let command = form.command(Extent::one(Lba::ZERO), check);
         let complement: Vec<u8> = block.iter().map(|byte| !byte).collect();
-        for (data, expected) in [(Slice::copy_from(&complement), Verdict::Miscompare), (block.clone(), Verdict::Good)] {
+        for (data, expected) in
+            [(Slice::copy_from(&complement), AnswerClass::Miscompare), (block.clone(), AnswerClass::Good)]
+        {
             let (answer, _) = self.try_command(WHAT, &command, Transfer::Out(data)).await?;
-            if Verdict::of(&answer) != expected {
+            if AnswerClass::of(&answer) != expected {
                 return Ok(Err(answer));
             }
         }
@@ -193,5 +195,5 @@ impl<T: Transport> Unit<T> {
 }
 
 fn refusal(kind: &str, what: &str, answer: &Answer) -> String {
-    format!("{kind}: the drive answered {what} with {}", Words(answer))
+    format!("{kind}: the drive answered {what} with {}", AnswerText(answer))
 }

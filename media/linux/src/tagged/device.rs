@@ -3,9 +3,9 @@
 //! Invariants: the memory for tags has a pattern in it before each read that matches no data, so that what the kernel leaves out is no good
 //! tag; every block that is given out has been checked here, whatever the device checks.
 //!
-//! Shape: Read and Write carry tags, and Verify, Compare and Write Zeroes are made of them by the gate: zeroes are written with seals, because
-//! drives differ in what tags their own zeroes have. A Discard goes the kernel's way, and what it leaves is read: blocks whose tags do not
-//! match afterwards get zeroes with seals.
+//! Shape: Read and Write carry tags, and the gate emulates Verify, Compare and Write Zeroes by them. Zeroes are written with seals, because
+//! drives differ in the tags of their own zeroes. A Discard is the kernel's, and its blocks are read afterwards: blocks whose tags do not
+//! match then get zeroes with seals.
 
 use std::cell::RefCell;
 use std::io;
@@ -247,7 +247,7 @@ impl<D: Device, T: TaggedIo> TaggedDevice<D, T> {
     }
 
     /// Waits for the medium where the request asks for it.
-    async fn settle(&self, durability: Durability) -> Outcome {
+    async fn sync_if_required(&self, durability: Durability) -> Outcome {
         match durability {
             Durability::Volatile => Ok(Response::Done),
             Durability::ForceUnitAccess => self.ordinary.execute(Request::flush()).await,
@@ -296,7 +296,7 @@ impl<D: Device, T: TaggedIo> Device for TaggedDevice<D, T> {
             Operation::Read(expectations) => self.read(extents.one(), &expectations).await,
             Operation::Write(data) => {
                 self.write(extents.one(), &data.into_sealed()).await?;
-                self.settle(durability).await
+                self.sync_if_required(durability).await
             }
             Operation::Discard => self.discard(extents.to_vec()).await,
             Operation::Flush => self.ordinary.execute(Request::flush()).await,

@@ -173,7 +173,7 @@ impl OpenGroup {
     }
 
     /// Waits until the mirror has made all replicas equal that are there, or for some time.
-    pub async fn settle(&self, executor: &Executor) {
+    pub async fn wait_for_resync(&self, executor: &Executor) {
         for _ in 0..ASKED_AT_MOST {
             let Some(info) = self.info() else { return };
             let is_equal = |state| matches!(state, ReplicaState::InSync | ReplicaState::Removed);

@@ -120,7 +120,7 @@ impl Life {
     }
 
     /// One machine: opens the legs that are present, uses the group, and stops.
-    fn live(&mut self, present: &[bool], is_first: bool, settles: bool, ends: Stop) -> Result<(), String> {
+    fn run_server(&mut self, present: &[bool], is_first: bool, settles: bool, ends: Stop) -> Result<(), String> {
         let media: Media =
             self.images.iter().map(|image| Overlay::new(image, self.shape.sector_bytes, false)).collect();
         let (shape, used, present) = (self.shape, media.clone(), present.to_vec());
@@ -130,7 +130,7 @@ impl Life {
             let executor = machine.executor.clone();
             let group = open_group(&shape, &used, &present, &machine).await?;
             if settles {
-                group.settle(&executor).await;
+                group.wait_for_resync(&executor).await;
             }
             let session = Session { stack: group.stack.clone(), close: Box::pin(group.close()) };
             host.work(session, executor, is_first, ends).await
@@ -170,12 +170,12 @@ impl GroupSpecimen {
         let blank = Life::create(shape, mix(seed ^ 1))?.images;
         let mut other = Life::create(shape, mix(seed ^ 2))?;
         let all = vec![true; kind.legs().len()];
-        other.live(&all, true, true, Stop::Clean)?;
-        other.live(&all, false, true, Stop::Clean)?;
+        other.run_server(&all, true, true, Stop::Clean)?;
+        other.run_server(&all, false, true, Stop::Clean)?;
         let (mut life, mut earlier) = (Life::create(shape, seed)?, Vec::new());
         for machine in 0..life.random.between(2, 3) {
             let ends = *life.random.pick(&[Stop::Clean, Stop::Clean, Stop::Crashed]);
-            life.live(&all, machine == 0, true, ends)?;
+            life.run_server(&all, machine == 0, true, ends)?;
             earlier.push(life.images.clone());
         }
         let mut last_present = all.clone();
@@ -183,12 +183,12 @@ impl GroupSpecimen {
             last_present[life.random.below(all.len() as u64) as usize] = false;
         }
         if state == State::Returned {
-            life.live(&last_present, false, true, Stop::Clean)?;
+            life.run_server(&last_present, false, true, Stop::Clean)?;
             earlier.push(life.images.clone());
             last_present = all;
         }
         let stop = state.stop(&life.random);
-        life.live(&last_present, false, state != State::Returned, stop)?;
+        life.run_server(&last_present, false, state != State::Returned, stop)?;
         let model = life.model.borrow().clone();
         let Life { patterns, images, .. } = life;
         let foreign = other.images;

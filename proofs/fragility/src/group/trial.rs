@@ -273,7 +273,7 @@ impl Trial<'_> {
             let group = open_group(&shape, &used, &present, &machine).await?;
             let Looked { blocks, .. } = checker.look(&group.stack, &watched).await;
             if host.settles {
-                group.settle(&machine.executor).await;
+                group.wait_for_resync(&machine.executor).await;
             }
             host.write(&group.stack).await?;
             match host.ends {

@@ -69,14 +69,14 @@ impl Block {
     /// A block that was never written.
     pub(super) fn unwritten() -> Block {
         let mut block = Block { candidates: Vec::new(), issued: Vec::new(), durable_at: 0 };
-        block.settle(Content::Zero, 0);
+        block.set_durable(Content::Zero, 0);
         block
     }
 
     /// A block with this content, which is durable.
     pub(super) fn holding(content: Content) -> Block {
         let mut block = Block::unwritten();
-        block.settle(content, 0);
+        block.set_durable(content, 0);
         block
     }
 
@@ -115,14 +115,14 @@ impl Block {
     }
 
     /// Writes that a read issued now may meet: those that no finished write has overtaken.
-    fn live(&self) -> impl Iterator<Item = &Candidate> {
+    fn live_candidates(&self) -> impl Iterator<Item = &Candidate> {
         let done = self.candidates.iter().filter(|one| one.done && !one.optional);
         let done: Vec<WriteOrder> = done.map(Candidate::order).collect();
         self.candidates.iter().filter(move |one| !one.is_overtaken_by_one_of(&done))
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
-        Snapshot { permitted: self.live().map(|candidate| candidate.content).collect() }
+        Snapshot { permitted: self.live_candidates().map(|candidate| candidate.content).collect() }
     }
 
     /// Whether a read that was issued at `since` may return `content`.
@@ -169,14 +169,14 @@ impl Block {
         for candidate in &mut self.candidates {
             candidate.done = candidate.durable;
         }
-        let back: Vec<Content> = self.live().map(|candidate| candidate.content).collect();
+        let back: Vec<Content> = self.live_candidates().map(|candidate| candidate.content).collect();
         self.issued.extend(back.into_iter().map(|content| (now, content)));
     }
 
     /// After a kill, `content` was found: it is what is there now, but it may be lost later if no Flush comes. Gives the
     /// request that a Flush then makes durable.
     pub(super) fn find(&mut self, content: Content) -> Option<u64> {
-        let found = self.live().filter(|candidate| candidate.content == content).last()?.request_id;
+        let found = self.live_candidates().filter(|candidate| candidate.content == content).last()?.request_id;
         for candidate in &mut self.candidates {
             if candidate.request_id == found {
                 candidate.done = true;
@@ -189,7 +189,7 @@ impl Block {
     }
 
     /// After a power cut, `content` was found: it is on the medium and nothing else is.
-    pub(super) fn settle(&mut self, content: Content, now: Moment) {
+    pub(super) fn set_durable(&mut self, content: Content, now: Moment) {
         self.durable_at = now;
         let request_id = self.candidates.iter().find(|one| one.content == content).map_or(0, |one| one.request_id);
         let (issued, ended) = (0, Some(0));
@@ -220,6 +220,6 @@ impl Block {
 
     /// The contents permitted now, for reports.
     pub(super) fn permitted(&self) -> Vec<Content> {
-        self.live().map(|candidate| candidate.content).collect()
+        self.live_candidates().map(|candidate| candidate.content).collect()
     }
 }

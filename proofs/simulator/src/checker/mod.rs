@@ -279,18 +279,18 @@ impl Checker {
         self.requests
     }
 
-    /// After a crash these blocks were read. After a power cut (`settled`) what is there is durable.
-    pub fn audit(&mut self, extent: Extent, found: &Sealed, settled: bool) -> Result<(), Violation> {
+    /// After a crash these blocks were read. After a power cut (`is_durable`) what is there is durable.
+    pub fn audit(&mut self, extent: Extent, found: &Sealed, is_durable: bool) -> Result<(), Violation> {
         let contents = self.patterns.contents(extent, found).map_err(Violation)?;
-        self.audit_as(extent, contents, settled)
+        self.audit_as(extent, contents, is_durable)
     }
 
     /// After a crash the read of a block failed, and named it as one that cannot be read.
-    pub fn audit_failed(&mut self, lba: Lba, settled: bool) -> Result<(), Violation> {
-        self.audit_as(Extent::one(lba), vec![Content::Unreadable], settled)
+    pub fn audit_failed(&mut self, lba: Lba, is_durable: bool) -> Result<(), Violation> {
+        self.audit_as(Extent::one(lba), vec![Content::Unreadable], is_durable)
     }
 
-    fn audit_as(&mut self, extent: Extent, contents: Vec<Content>, settled: bool) -> Result<(), Violation> {
+    fn audit_as(&mut self, extent: Extent, contents: Vec<Content>, is_durable: bool) -> Result<(), Violation> {
         let now = self.tick();
         for (lba, content) in extent.iter().zip(contents) {
             self.blocks_checked += 1;
@@ -304,8 +304,8 @@ impl Checker {
             if !permitted.contains(&content) {
                 return Err(Violation(format!("block {lba}: holds {content:?}; permitted: {permitted:?}")));
             }
-            if settled {
-                block.settle(content, now);
+            if is_durable {
+                block.set_durable(content, now);
             } else if let Some(request_id) = block.find(content) {
                 let extents = vec![Extent::one(lba)];
                 self.unflushed.push(Unflushed { issued: 0, completed: now, request_id, extents });

@@ -33,10 +33,10 @@ fn bytes(checker: &Checker, content: Content) -> Sealed {
 }
 
 /// Whether a crash now may leave `content`.
-fn survives(checker: &mut Checker, content: Content, settled: bool) -> bool {
+fn survives(checker: &mut Checker, content: Content, is_durable: bool) -> bool {
     checker.crash();
     let found = bytes(checker, content);
-    checker.audit(extent(), &found, settled).is_ok()
+    checker.audit(extent(), &found, is_durable).is_ok()
 }
 
 fn reads(checker: &mut Checker, content: Content) -> bool {

@@ -102,13 +102,13 @@ pub(super) fn survive(image: &mut Image, in_flight: &[InFlight], survival: Survi
             Survival::Everything => true,
             _ => random.chance(50),
         };
-        image.settle_len(is_kept);
+        image.resolve_len(is_kept);
     }
     let dirty = image.dirty();
     let view = View::new(image, &dirty, survival, random);
     for number in dirty {
         let kept = view.choose(image, number, random);
-        image.settle(number, kept);
+        image.resolve_sector(number, kept);
     }
 }
 

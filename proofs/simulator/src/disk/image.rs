@@ -160,7 +160,7 @@ impl Image {
     }
 
     /// Ends the doubt about the length: the new one, or the one before.
-    pub(crate) fn settle_len(&mut self, is_kept: bool) {
+    pub(crate) fn resolve_len(&mut self, is_kept: bool) {
         if !is_kept {
             self.set_len(self.durable_len_bytes);
         }
@@ -231,7 +231,7 @@ impl Image {
     }
 
     /// Ends the doubt about a sector: this is what it holds.
-    pub(crate) fn settle(&mut self, number: u64, content: Content) {
+    pub(crate) fn resolve_sector(&mut self, number: u64, content: Content) {
         self.sectors.insert(number, Sector { durable: content, versions: Vec::new() });
         self.dirty.remove(&number);
     }

@@ -20,7 +20,7 @@ impl Trial {
     /// A block damaged on one replica or on all, or any sector of one replica spoilt.
     pub fn damage(&mut self) -> Result<(), String> {
         let replicas: Vec<usize> = (0..self.replicas.len()).filter(|at| self.replicas[*at].is_in_use()).collect();
-        if self.profile.protection.is_none() || !self.settled || !self.random.chance(60) {
+        if self.profile.protection.is_none() || !self.is_durable || !self.random.chance(60) {
             return Ok(());
         }
         self.replicas.iter_mut().for_each(Replica::allow_all);
@@ -89,7 +89,7 @@ impl Trial {
         let result = self.machine(plan, |up| async move { write_some(&up).await })?;
         let touched = self.checker.borrow().touched();
         let mut others = replicas.iter().copied().filter(|replica| *replica != away);
-        let (None, true, Some(first)) = (result.refused, self.settled, others.next()) else { return Ok(()) };
+        let (None, true, Some(first)) = (result.refused, self.is_durable, others.next()) else { return Ok(()) };
         let Some(Damage { lba, .. }) = self.inflict(first, &touched) else { return Ok(()) };
         for replica in others {
             if self.inflict(replica, &[lba]).is_none() {

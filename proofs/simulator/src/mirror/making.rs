@@ -75,7 +75,8 @@ impl Trial {
         let is_there = if has_content { labels[0] } else { labels.contains(&true) };
         // Blank devices become a mirror by being opened, too.
         let is_opened = is_there || (!has_content && self.random.chance(50));
-        let (from, settled, is_ordered) = (has_content.then_some(0), self.settled, self.config.crash_at.is_some());
+        let (from, is_durable, is_ordered) =
+            (has_content.then_some(0), self.is_durable, self.config.crash_at.is_some());
         let plan = MachinePlan { cut, ..self.plan("a machine that makes the mirror", self.all_present()) };
         let result = self.stage(plan, move |stage| async move {
             let harness = stage.harness.clone();
@@ -85,7 +86,7 @@ impl Trial {
             };
             match made {
                 Ok(up) if is_ordered => quiesce_and_close(&up).await.unwrap_or(()),
-                Ok(up) => first_steps(&up, settled).await,
+                Ok(up) => first_steps(&up, is_durable).await,
                 Err(error) => harness.find(format!("a mirror that may have been cut short cannot be made: {error}")),
             }
         })?;
@@ -119,10 +120,10 @@ impl Trial {
     pub fn check_open(&mut self, what: &'static str, present: Vec<bool>, must_open: bool) -> Result<(), String> {
         self.isolated(|trial| {
             trial.replicas.iter_mut().for_each(Replica::allow_all);
-            let (settled, checker) = (trial.settled, Rc::new(RefCell::new(trial.checker.borrow().clone())));
+            let (is_durable, checker) = (trial.is_durable, Rc::new(RefCell::new(trial.checker.borrow().clone())));
             let plan = MachinePlan { checker, ..trial.plan(what, present) };
             let result = trial.machine(plan, move |up| async move {
-                let _ = audit(&up, settled).await;
+                let _ = audit(&up, is_durable).await;
             })?;
             match result.refused {
                 None => Ok(()),
@@ -163,8 +164,8 @@ pub(super) async fn quiesce_and_close(up: &RunningMirror) -> Result<(), Stop> {
 }
 
 /// What is done with a mirror that was just made: nothing much.
-async fn first_steps(up: &RunningMirror, settled: bool) {
-    if up.random.chance(60) && audit(up, settled).await.is_err() {
+async fn first_steps(up: &RunningMirror, is_durable: bool) {
+    if up.random.chance(60) && audit(up, is_durable).await.is_err() {
         return;
     }
     if up.random.chance(30) {

@@ -27,7 +27,7 @@ impl Trial {
         let at = self.random.below(self.replicas.len() as u64) as usize;
         let is_last = !self.replicas.iter().enumerate().any(|(other, replica)| other != at && replica.knows_in_sync());
         let replica = &self.replicas[at];
-        if is_last || !replica.is_in_use() || replica.has_no_label || !replica.is_settled() {
+        if is_last || !replica.is_in_use() || replica.has_no_label || !replica.has_only_durable() {
             return None;
         }
         let (image, now) = (replica.older.clone()?, replica.image.as_ref()?);
@@ -90,11 +90,11 @@ impl Trial {
         if result.refused.is_some() {
             return Ok(());
         }
-        let (settled, checker) = (self.settled, Rc::new(RefCell::new(self.checker.borrow().clone())));
+        let (is_durable, checker) = (self.is_durable, Rc::new(RefCell::new(self.checker.borrow().clone())));
         let plan =
             MachinePlan { checker, ..self.plan("a machine with all after one was looked at", self.all_present()) };
         let result = self.machine(plan, move |up| async move {
-            if audit(&up, settled).await.is_ok() {
+            if audit(&up, is_durable).await.is_ok() {
                 let _ = quiesce_and_compare(&up).await;
             }
         })?;

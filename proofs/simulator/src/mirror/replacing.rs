@@ -30,11 +30,11 @@ impl Trial {
         }
         present[old] = self.random.chance(50);
         let cut = self.draw_cut(LIKELY_BOUNDARIES);
-        let (settled, is_all, is_ordered) = (self.settled, present[old], self.config.crash_at.is_some());
+        let (is_durable, is_all, is_ordered) = (self.is_durable, present[old], self.config.crash_at.is_some());
         let plan = MachinePlan { cut, ..self.plan("a machine in which a replica is replaced", present) };
         let result = self.machine(plan, move |up| async move {
             let env = up.harness.envs.borrow()[old].clone();
-            if !is_ordered && up.random.chance(30) && audit(&up, settled).await.is_err() {
+            if !is_ordered && up.random.chance(30) && audit(&up, is_durable).await.is_err() {
                 return;
             }
             replace(&up, &env).await;

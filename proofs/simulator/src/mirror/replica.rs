@@ -112,7 +112,7 @@ impl Replica {
     }
 
     /// True if a power cut would change nothing.
-    pub fn is_settled(&self) -> bool {
+    pub fn has_only_durable(&self) -> bool {
         self.image.as_ref().is_some_and(|image| image.dirty_sectors() == 0)
     }
 

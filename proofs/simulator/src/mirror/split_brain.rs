@@ -19,14 +19,14 @@ use crate::workload::{self, Workload};
 impl Trial {
     /// Runs something and restores the state from before; does nothing unless every replica had a power cut.
     pub fn isolated(&mut self, excursion: impl FnOnce(&mut Trial) -> Result<(), String>) -> Result<(), String> {
-        if !self.replicas.iter().all(Replica::is_settled) {
+        if !self.replicas.iter().all(Replica::has_only_durable) {
             return Ok(());
         }
         let kept: Vec<_> = self.replicas.iter().map(Replica::snapshot).collect();
-        let (settled, changes) = (self.settled, self.changes);
+        let (is_durable, changes) = (self.is_durable, self.changes);
         let done = excursion(self);
         self.replicas.iter_mut().zip(kept).for_each(|(replica, kept)| replica.restore(kept));
-        (self.settled, self.changes) = (settled, changes);
+        (self.is_durable, self.changes) = (is_durable, changes);
         done
     }
 

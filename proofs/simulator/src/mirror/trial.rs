@@ -61,7 +61,7 @@ pub fn run(mutation: Mutation, config: TrialConfig) -> Result<Report, Box<Failur
         report: Report::default(),
         story: vec![format!("{profile}, regions of {} blocks, clock times {factor}", 1u64 << open_config.region_shift)],
         replicas: Vec::new(),
-        settled: true,
+        is_durable: true,
         changes: 0,
         cut_at: config.crash_at,
     };
@@ -86,7 +86,7 @@ pub(super) struct Trial {
     pub story: Vec<String>,
     pub replicas: Vec<Replica>,
     /// At the last stop the power of every replica went, so what is found is durable.
-    pub settled: bool,
+    pub is_durable: bool,
     /// Changes that the mirror has answered so far.
     pub changes: u64,
     /// Starts and ends of I/Os that are left before the one at which the order wants a machine cut.
@@ -156,7 +156,7 @@ impl Trial {
             }
             self.swap_old();
             let present = self.draw_present();
-            if self.has_everything(&present) { self.live(present)? } else { self.split_brain(present)? }
+            if self.has_everything(&present) { self.run_machine(present)? } else { self.split_brain(present)? }
         }
         self.end()
     }
@@ -232,13 +232,13 @@ impl Trial {
     }
 
     /// One machine under load.
-    fn live(&mut self, present: Vec<bool>) -> Result<(), String> {
-        let (workload, settled) = (self.config.workload, self.settled);
+    fn run_machine(&mut self, present: Vec<bool>) -> Result<(), String> {
+        let (workload, is_durable) = (self.config.workload, self.is_durable);
         let must_open = self.replicas.iter().zip(&present).all(|(replica, present)| *present || !replica.is_current);
         let (stops, is_any_order) = (self.random.chance(60), self.random.chance(50));
         let plan = MachinePlan { stops, is_any_order, ..self.plan("a machine under load", present) };
         let result = self.machine(plan, move |up| async move {
-            under_load(&up, workload, settled).await;
+            under_load(&up, workload, is_durable).await;
         })?;
         match result.refused {
             None => Ok(()),
@@ -251,10 +251,10 @@ impl Trial {
 
     /// The last machine: the mirror is quiesced.
     fn end(&mut self) -> Result<(), String> {
-        let settled = self.settled;
+        let is_durable = self.is_durable;
         let plan = MachinePlan { is_any_order: true, ..self.plan("the last machine", self.all_present()) };
         let result = self.machine(plan, move |up| async move {
-            if audit(&up, settled).await.is_ok() && quiesce_and_compare(&up).await.is_ok() {
+            if audit(&up, is_durable).await.is_ok() && quiesce_and_compare(&up).await.is_ok() {
                 up.close().await;
             }
         })?;
@@ -309,7 +309,7 @@ impl Trial {
         let ended = executor.run(LIMITS, main(stage));
         let (completed_changes, was_open) = (harness.completed_changes.get(), harness.mirror.borrow().is_some());
         self.changes += completed_changes;
-        self.book(&plan, &harness, &ended);
+        self.record_run(&plan, &harness, &ended);
         let found = context.finding.borrow().clone();
         let stuck = if let RunEnd::Stuck(stuck) = &ended { Some(stuck.to_string()) } else { None };
         match found.or(stuck) {
@@ -340,7 +340,7 @@ impl Trial {
     }
 
     /// Takes the replicas back, with what the stop has left.
-    fn book(&mut self, plan: &MachinePlan, harness: &Rc<Harness>, ended: &RunEnd<()>) {
+    fn record_run(&mut self, plan: &MachinePlan, harness: &Rc<Harness>, ended: &RunEnd<()>) {
         let crashed = matches!(ended, RunEnd::Halted);
         self.report.crashes += u64::from(crashed);
         self.report.completed += harness.context.completed.get();
@@ -349,7 +349,7 @@ impl Trial {
         self.story.push(format!("{} with replicas {:?}", plan.what, plan.present));
         self.story.append(&mut harness.story.borrow_mut());
         self.story.push(format!("    it {}", if crashed { "was stopped" } else { "ended" }));
-        self.settled = true;
+        self.is_durable = true;
         for (replica, env) in self.replicas.iter_mut().zip(harness.envs.borrow().iter()) {
             if self.random.chance(20) && replica.image.as_ref().is_none_or(|image| image.dirty_sectors() == 0) {
                 replica.older = None;
@@ -359,8 +359,8 @@ impl Trial {
             self.report.ios += env.disk.borrow().as_ref().map_or(0, |disk| disk.counts().ios);
             replica.take_over(harness, env, survival);
             self.story.push(format!("    replica {}: {survival}; current: {}", env.number, replica.is_current));
-            self.settled &= replica.is_settled();
-            if replica.older.is_none() && replica.is_settled() {
+            self.is_durable &= replica.has_only_durable();
+            if replica.older.is_none() && replica.has_only_durable() {
                 (replica.older, replica.older_at) = (replica.image.clone(), self.changes);
             }
         }
@@ -402,12 +402,12 @@ impl Trial {
     }
 }
 
-async fn under_load(up: &RunningMirror, workload: Workload, settled: bool) {
+async fn under_load(up: &RunningMirror, workload: Workload, is_durable: bool) {
     let done = Rc::new(Cell::new(false));
     let early = up.random.chance(40);
     let start = || up.executor.spawn("trouble", disturb(up.clone(), done.clone()));
     let task = early.then(start);
-    if audit(up, settled).await.is_err() && up.harness.context.finding.borrow().is_some() {
+    if audit(up, is_durable).await.is_err() && up.harness.context.finding.borrow().is_some() {
         return up.executor.halt();
     }
     let task = if early || up.random.chance(20) { task } else { Some(start()) };
@@ -424,10 +424,10 @@ async fn under_load(up: &RunningMirror, workload: Workload, settled: bool) {
 }
 
 /// Every block: permitted, and clean by Verify.
-pub(super) async fn audit(up: &RunningMirror, settled: bool) -> Result<(), Stop> {
+pub(super) async fn audit(up: &RunningMirror, is_durable: bool) -> Result<(), Stop> {
     let pieces = up.client.pieces(&up.random);
     for piece in &pieces {
-        up.client.audit(*piece, settled).await?;
+        up.client.audit(*piece, is_durable).await?;
     }
     for piece in pieces {
         up.client.verify(piece).await?;

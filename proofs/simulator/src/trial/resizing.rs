@@ -56,16 +56,16 @@ impl<S: System> Trial<'_, S> {
 
     /// Gives up what the blocks from `to` on hold.
     fn vacate(&mut self, image: Image, to: u64, from: u64) -> Result<Image, String> {
-        let (survival, settled) = (Survival::draw(&self.sizes), self.settled);
+        let (survival, is_durable) = (Survival::draw(&self.sizes), self.is_durable);
         let (parts, before) = (self.parts(self.behaviour_by(&self.sizes, None), survival), self.sizes.fork("hosts"));
         let parts = MachineConfig { random: &before, ..parts };
-        let result = parts.live(image, false, move |up| async move {
+        let result = parts.run_machine(image, false, move |up| async move {
             let Ok(extent) = Extent::from_raw(to, from - to) else { return };
-            if audit(&up, settled).await.is_ok() && up.client.zeroes(extent, true, true).await.is_ok() {
+            if audit(&up, is_durable).await.is_ok() && up.client.zeroes(extent, true, true).await.is_ok() {
                 up.close().await;
             }
         });
-        Ok(self.book(&format!("a machine that gives up blocks from {to} on"), survival, result)?.0)
+        Ok(self.record_run(&format!("a machine that gives up blocks from {to} on"), survival, result)?.0)
     }
 
     fn resize_once(&mut self, image: Image, from: u64, to: u64) -> Result<Image, String> {
@@ -76,7 +76,8 @@ impl<S: System> Trial<'_, S> {
         let parts = MachineConfig { random: &draws, ..self.parts(self.behaviour_by(&self.sizes, crash_at), survival) };
         let result = parts.resize(image, to, Rc::clone(&told));
         let mut undoable = std::mem::take(&mut self.undoable);
-        let (image, end) = self.book(&format!("a change of size from {from} to {to} blocks"), survival, result)?;
+        let (image, end) =
+            self.record_run(&format!("a change of size from {from} to {to} blocks"), survival, result)?;
         self.report.resizings += 1;
         self.capacities.push(to);
         let now = self.system.capacity(&self.profile, &image);
@@ -93,7 +94,7 @@ impl<S: System> Trial<'_, S> {
             return Err(format!("a device of {now} blocks, resized from {from} to {to}: {:?}", told.get()));
         }
         // A resize that completed has synced what it found and what it wrote.
-        if !self.settled && told.get().is_none() {
+        if !self.is_durable && told.get().is_none() {
             undoable.extend((now != from).then_some(from));
             self.undoable = undoable;
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sealblock_block::{Device, WhyOlder};
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::{BlockRange, Run};
-use sealblock_stack::{Cause, StackError, Whole};
+use sealblock_stack::{ByteView, Cause, StackError};
 use sealblock_units::BlockSize;
 use serde::{Serialize, Serializer};
 
@@ -15,7 +15,7 @@ use crate::interrupt;
 use crate::report::say;
 use crate::tally::Tally;
 
-/// Says on standard error where to go on, if a signal ended it.
+/// Reports on standard error how to resume, if a signal ended the command.
 pub(super) fn report_resume(names: &str, range: Option<BlockRange>, resume_lba: Option<u64>) {
     if let Some(block) = resume_lba {
         let last = range.and_then(BlockRange::last).map_or(String::new(), |last| last.to_string());
@@ -71,7 +71,7 @@ pub(super) struct Unreadable {
     pub why: String,
 }
 
-/// What there is to say of blocks.
+/// A finding about blocks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum What {
     Differ,
@@ -93,10 +93,10 @@ impl Finding for What {
 impl Report {
     /// The report before anything was compared, and the block size of the comparison: the larger of the two, in which both
     /// sides can be read.
-    pub fn empty(a: &Whole, b: Option<&Whole>) -> (Report, BlockSize) {
-        let size = |side: &Whole| side.opened.device.geometry().block_size;
+    pub fn empty(a: &ByteView, b: Option<&ByteView>) -> (Report, BlockSize) {
+        let size = |side: &ByteView| side.opened.device.geometry().block_size;
         let block = b.map_or(size(a), |b| size(a).max(size(b)));
-        let (bytes_a, bytes_b) = (a.len_bytes(), b.map_or(a.len_bytes(), Whole::len_bytes));
+        let (bytes_a, bytes_b) = (a.len_bytes(), b.map_or(a.len_bytes(), ByteView::len_bytes));
         let report = Report {
             target_a: a.opened.target().to_string(),
             target_b: b.map_or_else(|| "zeroes".to_owned(), |b| b.opened.target().to_string()),

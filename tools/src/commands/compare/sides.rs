@@ -11,7 +11,7 @@ use sealblock_block::{Ability, Device, Expectations, Request, Response};
 use sealblock_integrity::ChecksumKind;
 use sealblock_runtime_memory::Slice;
 use sealblock_stack::range::{Run, join_run};
-use sealblock_stack::{Cause, OpenTarget, StackError, Whole, damage, of_block};
+use sealblock_stack::{ByteView, Cause, OpenTarget, StackError, damage, of_block};
 use sealblock_units::{BlockSize, Extent};
 
 use super::report::{Unreadable, What};
@@ -27,9 +27,9 @@ pub(super) const CHUNK_BYTES: u64 = 1 << 20;
 /// What is compared with what, in blocks of which size.
 pub(super) struct Sides<'a> {
     /// The one side.
-    pub a: &'a Whole,
+    pub a: &'a ByteView,
     /// The other one; zeroes without it.
-    pub b: Option<&'a Whole>,
+    pub b: Option<&'a ByteView>,
     /// The larger block size of both.
     pub block: BlockSize,
     /// The first byte that was read and differs.
@@ -73,7 +73,7 @@ impl Sides<'_> {
     }
 
     /// Reads of one side; what cannot be read is named, in blocks of the comparison.
-    async fn read(&self, side: &Whole, offset: u64, length: u64) -> Result<Read, StackError> {
+    async fn read(&self, side: &ByteView, offset: u64, length: u64) -> Result<Read, StackError> {
         let read = side.read_past_damage("compare", offset, length).await?;
         self.read_bytes.set(self.read_bytes.get() + read.data.len() as u64);
         let (mut lost, target) = (Vec::new(), side.opened.target());

@@ -94,9 +94,9 @@ pub(in crate::commands) enum Sink {
 pub(in crate::commands) enum Losing {
     /// They cannot be read there either.
     Unreadable,
-    /// They are not written and keep what they held: the device seals what it is given, or may, so that zeroes would pass for data.
+    /// They are not written and keep their old content: the device seals, or may seal, all data, so zeroes would pass for data.
     Unwritten,
-    /// They are zeroes: nothing there says of any block that it is right.
+    /// They are zeroes: the destination has no seals that would vouch for them.
     Zeroes,
 }
 
@@ -267,7 +267,7 @@ impl Sink {
         }
     }
 
-    /// Whether a replica of a mirror lacks what was written, which this says.
+    /// True if a replica of a mirror lacks the written data, which this reports.
     pub fn note_lacking(&self) -> bool {
         matches!(self, Sink::Device(opened) if note_lacking(opened))
     }

@@ -9,7 +9,7 @@ use futures_util::stream::{self, LocalBoxStream, StreamExt};
 use sealblock_block::{Ability, BlockState, Device, Request, Response, StatusRun, WhyOlder};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_stack::range::Run;
-use sealblock_stack::{Access, FORMAT_BYTES, Lost, OpenTarget, Salvaged, StackError, Whole, file_format};
+use sealblock_stack::{Access, ByteView, FORMAT_BYTES, Lost, OpenTarget, Salvaged, StackError, file_format};
 use sealblock_units::{BlockSize, Extent};
 
 use crate::cli::Endpoint;
@@ -61,7 +61,7 @@ impl ChunkData {
 pub(in crate::commands) struct Reading {
     /// What is being done, for errors.
     pub doing: &'static str,
-    /// Whether it goes on past blocks that cannot be read.
+    /// Whether unreadable blocks are skipped.
     pub past_damage: bool,
     /// Whether the device is asked for holes, which need not be read.
     pub asks_for_holes: bool,
@@ -70,7 +70,7 @@ pub(in crate::commands) struct Reading {
 /// Where a copy comes from.
 pub(in crate::commands) enum Source {
     /// A device, or a plain file to its last byte.
-    Device(Box<Whole>),
+    Device(Box<ByteView>),
     /// Standard input.
     Input(RefCell<io::Stdin>),
 }
@@ -80,7 +80,7 @@ impl Source {
     pub async fn open(endpoint: &Endpoint) -> Result<Source, StackError> {
         match endpoint {
             Endpoint::Standard => Ok(Source::Input(RefCell::new(io::stdin()))),
-            Endpoint::Target(target) => Ok(Source::Device(Box::new(Whole::open(target, Access::ReadOlder).await?))),
+            Endpoint::Target(target) => Ok(Source::Device(Box::new(ByteView::open(target, Access::ReadOlder).await?))),
         }
     }
 
@@ -172,7 +172,7 @@ enum Piece {
     Hole(Range<u64>),
 }
 
-fn device_chunks(whole: &Whole, reading: Reading) -> impl futures_util::Stream<Item = Result<Chunk, StackError>> {
+fn device_chunks(whole: &ByteView, reading: Reading) -> impl futures_util::Stream<Item = Result<Chunk, StackError>> {
     let total = whole.len_bytes();
     let stretches = (0..total).step_by(STRETCH_BYTES as usize).map(move |at| at..total.min(at + STRETCH_BYTES));
     let tells_holes = reading.asks_for_holes && whole.opened.device.abilities().block_status == Ability::Native;
@@ -189,7 +189,7 @@ fn device_chunks(whole: &Whole, reading: Reading) -> impl futures_util::Stream<I
         .buffered(IN_FLIGHT)
 }
 
-async fn read(whole: &Whole, reading: Reading, piece: Piece) -> Result<Chunk, StackError> {
+async fn read(whole: &ByteView, reading: Reading, piece: Piece) -> Result<Chunk, StackError> {
     let place = match piece {
         Piece::Data(place) => place,
         Piece::Hole(place) => {
@@ -207,7 +207,7 @@ async fn read(whole: &Whole, reading: Reading, piece: Piece) -> Result<Chunk, St
     Ok(Chunk { offset, data: ChunkData::Bytes(data), read: length, lost })
 }
 
-/// Where the device says that there is nothing but zeroes, in order. What it cannot say, or what ends within a block, is read.
+/// Where the device reports zeroes, in order. Ranges with an unknown status, or that end within a block, are read.
 async fn holes(opened: &OpenTarget, stretch: &Range<u64>) -> Vec<Range<u64>> {
     let geometry = opened.device.geometry();
     let shift = geometry.block_size.shift();

@@ -43,7 +43,7 @@ pub fn cat(arguments: &FsCat) -> Result<Exit, StackError> {
     Ok(exit)
 }
 
-/// Copies a file or a directory with all that lies in it.
+/// Copies a file or a directory tree.
 pub fn get(arguments: &FsGet) -> Result<Exit, StackError> {
     let place = &arguments.place;
     interrupt::watch();
@@ -89,7 +89,7 @@ async fn read_all(
     fail: impl Fn(FsError) -> StackError,
     mut write: impl FnMut(Slice) -> Result<(), StackError>,
 ) -> Result<(), StackError> {
-    // A file that is no file is told as one even if it is empty.
+    // A node that is not a file is reported even if it is empty.
     if inode.size() == 0 {
         filesystem.read(inode, 0, 1).await.map_err(&fail)?;
     }

@@ -51,7 +51,7 @@ pub(super) enum Losses {
 
 /// Something that was not copied, or not as it is.
 pub(super) struct Lost {
-    /// Where it lies, from the directory that was given on.
+    /// Its path, relative to the given directory.
     pub(super) path: Vec<u8>,
     /// The bytes of the file that are lost, if it is a part of a file: the first one, and how many.
     pub(super) range: Option<(u64, u64)>,
@@ -265,7 +265,7 @@ impl<'a> Extraction<'a> {
         }
     }
 
-    /// Says on standard error what could not be set.
+    /// Reports on standard error the attributes that could not be set.
     pub(super) fn note_unset(&self) {
         if self.unset > 0 {
             note(&format_args!("{} owners, attributes, times or device nodes could not be set here", self.unset));

@@ -1,4 +1,4 @@
-//! `sealblock fs ls`: what lies in a directory.
+//! `sealblock fs ls`: lists a directory.
 
 use std::fmt::Write as _;
 use std::io::{self, BufWriter, Write};
@@ -34,7 +34,7 @@ struct Entry {
     xattrs: Option<Vec<NamedValue>>,
 }
 
-/// What stat(2) would say.
+/// The fields of stat(2).
 #[derive(Serialize)]
 struct Stat {
     subvolume: u64,

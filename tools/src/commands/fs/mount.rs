@@ -27,7 +27,7 @@ use crate::report::say;
 /// Bits of an inode's own number.
 const INO_BITS: u32 = 48;
 /// In place of a subvolume: directories where one lay in the source of a snapshot.
-const PLACES: u64 = 0xffff;
+const PLACEHOLDER_SUBVOLUME: u64 = 0xffff;
 /// Subvolumes that a mount can show.
 const MAX_SUBVOLUMES: usize = 0xfffe;
 /// Entries that are read at once.
@@ -37,7 +37,7 @@ const SECOND_NS: u32 = 1_000_000_000;
 /// Bytes of a run of data that is looked for.
 const RUN_BYTES: u64 = 1 << 40;
 
-/// Mounts, and serves until somebody unmounts or a signal comes.
+/// Mounts, and serves until an unmount or a signal.
 pub fn run(arguments: &FsMount) -> Result<Exit, StackError> {
     let place = &arguments.place;
     with_filesystem(place, async |open| {
@@ -71,13 +71,14 @@ struct Mounted<'a> {
     /// The trees of subvolumes, in the order in which they were met.
     subvolumes: RefCell<Vec<TreeRoot>>,
     /// The numbers of empty directories, by where they are.
-    places: RefCell<HashMap<(u64, Vec<u8>), u64>>,
+    placeholders: RefCell<HashMap<(u64, Vec<u8>), u64>>,
 }
 
 impl<'a> Mounted<'a> {
     /// All below a directory.
     fn new(filesystem: &'a Filesystem, root: &Inode) -> Result<Mounted<'a>, FsError> {
-        let mut mounted = Mounted { filesystem, root: 0, subvolumes: RefCell::default(), places: RefCell::default() };
+        let mut mounted =
+            Mounted { filesystem, root: 0, subvolumes: RefCell::default(), placeholders: RefCell::default() };
         mounted.root = mounted.number(root.tree, root.ino)?;
         Ok(mounted)
     }
@@ -106,7 +107,7 @@ impl<'a> Mounted<'a> {
     /// The inode with a number; none for an empty directory.
     async fn inode(&self, number: u64) -> Result<Option<Inode>, FsError> {
         let (ordinal, ino) = (number >> INO_BITS, number & ((1 << INO_BITS) - 1));
-        if ordinal == PLACES {
+        if ordinal == PLACEHOLDER_SUBVOLUME {
             return Ok(None);
         }
         let tree = self.subvolumes.borrow().get(ordinal as usize).copied().ok_or(FsError::NotFound)?;
@@ -151,10 +152,10 @@ impl<'a> Mounted<'a> {
     }
 
     /// An empty directory where a subvolume lay in the source of a snapshot.
-    fn place(&self, directory: u64, name: &[u8]) -> u64 {
-        let mut places = self.places.borrow_mut();
-        let next = PLACES << INO_BITS | (places.len() as u64 + 2);
-        *places.entry((directory, name.to_vec())).or_insert(next)
+    fn placeholder(&self, directory: u64, name: &[u8]) -> u64 {
+        let mut placeholders = self.placeholders.borrow_mut();
+        let next = PLACEHOLDER_SUBVOLUME << INO_BITS | (placeholders.len() as u64 + 2);
+        *placeholders.entry((directory, name.to_vec())).or_insert(next)
     }
 
     /// The number of what an entry leads to.
@@ -163,7 +164,7 @@ impl<'a> Mounted<'a> {
             Target::Inode(ino) => self.number(directory.tree, ino),
             Target::Subvolume(_) => match self.filesystem.follow(directory, entry).await.map_err(told)? {
                 Some(inode) => self.number(inode.tree, inode.ino),
-                None => Ok(self.place(number, &entry.name)),
+                None => Ok(self.placeholder(number, &entry.name)),
             },
         }
     }
@@ -171,8 +172,11 @@ impl<'a> Mounted<'a> {
     /// The number of the directory that a directory lies in; its own one, of the root.
     async fn parent(&self, number: u64, directory: Option<&Inode>) -> Result<u64, FsError> {
         let Some(inode) = directory.filter(|_| number != self.root) else {
-            let places = self.places.borrow();
-            return Ok(places.iter().find(|(_, place)| **place == number).map_or(number, |((parent, _), _)| *parent));
+            let placeholders = self.placeholders.borrow();
+            return Ok(placeholders
+                .iter()
+                .find(|(_, place)| **place == number)
+                .map_or(number, |((parent, _), _)| *parent));
         };
         let subvolume = self.filesystem.subvolume(inode.tree.id).await.map_err(told)?;
         if inode.ino != subvolume.root_dirid {
@@ -254,7 +258,7 @@ impl ReadFs for Mounted<'_> {
         let entry = self.filesystem.entry(&directory, name).await.map_err(told)?.ok_or(FsError::NotFound)?;
         match self.filesystem.follow(&directory, &entry).await {
             Ok(Some(inode)) => self.attributes_of(&inode),
-            Ok(None) => Ok(empty_directory(self.place(parent, name), &directory)),
+            Ok(None) => Ok(empty_directory(self.placeholder(parent, name), &directory)),
             // The name is there, so what it leads to should be.
             Err(error) => Err(FsError::Damaged(error.to_string())),
         }

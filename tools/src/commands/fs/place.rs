@@ -11,8 +11,8 @@ use serde::Serialize;
 use crate::exit::Exit;
 use crate::report::{note, note_older};
 
-/// Opens a filesystem, works with it, and closes what it lies on. What may surprise about it is said on standard error. How the
-/// command ends is what the work says, unless what it read may be older than what was written.
+/// Opens a filesystem, works with it, and closes its targets. Unusual states are reported on standard error. The exit status is that
+/// of the work, unless the data that it read may be older than what was written.
 pub(super) fn with_filesystem(
     name: &FilesystemName,
     work: impl AsyncFnOnce(&OpenFilesystem) -> Result<Exit, StackError>,
@@ -34,7 +34,7 @@ pub(super) fn with_options(
     })
 }
 
-/// Says what of the filesystem is missing, old or left aside.
+/// Reports the missing, old or unused parts of the filesystem.
 fn say_state(name: &FilesystemName, filesystem: &Filesystem) {
     let name = name.devices();
     for (devid, device) in filesystem.known_devices() {

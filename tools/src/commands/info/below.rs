@@ -1,4 +1,4 @@
-//! What a file or block device lies on, for `info`.
+//! The devices below a file or block device, for `info`.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! How a drive of this machine is reached, what it says of itself, and whether tags travel with its ordinary reads and writes.
+//! How a local drive is accessed, what it reports, and whether tags travel with its ordinary reads and writes.
 
 use sealblock_integrity::PiPosition;
 use sealblock_media_linux::{NvmeInfo, PiSource, ScsiInfo, TagMaker, TagProfile};

@@ -6,7 +6,7 @@
 
 use super::roff::Page;
 
-/// Spaces in front of what belongs to the line before it.
+/// Indent of a continuation line.
 const INDENT: usize = 2;
 
 /// Puts the sections of a text on a page. What comes before the first heading goes into a section of its own.

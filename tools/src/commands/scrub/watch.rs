@@ -27,7 +27,7 @@ const NAP: Duration = Duration::from_millis(50);
 pub enum Waited {
     /// No run is in progress, or it is paused.
     Ended(Box<ScrubStatus>),
-    /// By a signal; the run goes on.
+    /// By a signal; the scrub continues.
     Interrupted(Box<ScrubStatus>),
 }
 

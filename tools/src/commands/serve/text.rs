@@ -1,4 +1,4 @@
-//! What a server says of its events, in lines for people or as JSON objects, each at once and whole.
+//! Prints a server's events, as lines for people or as JSON objects, each at once and whole.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -34,7 +34,7 @@ const OPERATIONS: [(&str, &str, &str); 9] = [
     ("digest", "digest", "digests"),
 ];
 
-/// Everything there is to say of a server, and of what went through since it was looked at before.
+/// The status of a server, with rates since the earlier status.
 pub fn of(server: &ServerStatus, earlier: Option<(Duration, &ServerStatus)>) -> String {
     let mut lines = Lines::new(10);
     let (pid, uid, version) = (server.pid, server.uid, &server.version);

@@ -15,7 +15,7 @@ use super::pieces::PieceTracker;
 use super::record::{MAX_ERRORS, Record};
 use super::text::{Damage, block_error, not_checked};
 use crate::cli::{Mode, Verify};
-use crate::findings::{Findings as Lines, MAX_LISTED, Voice};
+use crate::findings::{Findings as Lines, MAX_LISTED, OutputStream};
 use crate::interrupt;
 use crate::progress::{Progress, Show};
 use crate::report::{BlockError, NotChecked};
@@ -31,14 +31,14 @@ const LONG_BYTES: u64 = 64 << 20;
 
 /// Which target is verified, and how.
 #[derive(Clone, Copy)]
-pub(super) struct Order<'a> {
+pub(super) struct VerifyRequest<'a> {
     /// The command.
     pub(super) arguments: &'a Verify,
     /// One of its targets.
     pub(super) target: &'a TargetName,
 }
 
-impl Order<'_> {
+impl VerifyRequest<'_> {
     /// What lines begin with: the target, if the command has several.
     pub(super) fn prefix(self) -> String {
         if self.arguments.targets.len() > 1 { format!("{}: ", self.target) } else { String::new() }
@@ -102,8 +102,8 @@ enum VerifyPath {
 
 impl VerifyPath {
     /// The path for a device with these abilities.
-    fn of(order: Order<'_>, abilities: &Abilities) -> Result<VerifyPath, StackError> {
-        let Order { arguments, target } = order;
+    fn of(order: VerifyRequest<'_>, abilities: &Abilities) -> Result<VerifyPath, StackError> {
+        let VerifyRequest { arguments, target } = order;
         let is_native = abilities.verify == Ability::Native;
         let refuse = |why: &str, advice: &str| {
             Err(StackError::new(Cause::Absent, "verify", why).on(target).advise(advice.to_owned()))
@@ -115,7 +115,7 @@ impl VerifyPath {
             Mode::Offload if !abilities.offloads => {
                 refuse("this process checks some of its blocks: there is no device to offload to", "--mode auto")
             }
-            // Whoever repairs compares the copies where they are, and does not read one of them.
+            // The repairing process compares the copies where they are, and does not read one of them.
             Mode::Emulate if arguments.repair && abilities.repair == Ability::Native => {
                 refuse("repairs need every copy, and --mode emulate reads only one", "use --repair without --mode")
             }
@@ -136,7 +136,7 @@ pub struct Findings {
     /// Bad blocks that are not listed there.
     pub unlisted: u64,
     /// Bad blocks without a printed line.
-    pub untold: u64,
+    pub unprinted: u64,
     /// Blocks that were checked.
     pub blocks: u64,
     /// The rest of the range, if the verify ended early: it starts at the first unchecked block.
@@ -148,7 +148,7 @@ pub struct Findings {
 }
 
 /// What a job has verified without a gap, from its first block on.
-pub(super) struct SoFar {
+pub(super) struct VerifyProgress {
     /// The first block behind it.
     pub(super) next: u64,
     /// Bad blocks, as many as a record keeps.
@@ -168,13 +168,13 @@ pub(super) struct SoFar {
 impl VerifyJob {
     /// The job for these arguments.
     pub fn new(
-        order: Order<'_>,
+        order: VerifyRequest<'_>,
         opened: &OpenTarget,
         span: BlockSpan,
         earlier: Option<&Record>,
         show: Show,
     ) -> Result<VerifyJob, StackError> {
-        let Order { arguments, target } = order;
+        let VerifyRequest { arguments, target } = order;
         let geometry = opened.device.geometry();
         let abilities = opened.device.abilities();
         let how = VerifyPath::of(order, &abilities)?;
@@ -191,7 +191,7 @@ impl VerifyJob {
         let most = MAX_PIECE_BYTES[usize::from(how == VerifyPath::Offloaded)] >> geometry.block_size.shift();
         let total = ByteCount::new(span.blocks().saturating_mul(geometry.block_size.bytes() as u64));
         let prefix: Arc<str> = order.prefix().into();
-        let mut lines = Lines::new(if arguments.json { Voice::Silent } else { Voice::Output });
+        let mut lines = Lines::new(if arguments.json { OutputStream::Silent } else { OutputStream::Output });
         for error in earlier.iter().flat_map(|earlier| &earlier.errors) {
             lines.note(Run::new(error.lba, 1, Damage::of(error, &prefix)));
         }
@@ -257,21 +257,21 @@ impl VerifyJob {
     /// # Errors
     /// When it could not be printed.
     pub fn findings(&self) -> Result<Findings, StackError> {
-        self.settle(&mut self.lock())
+        self.finish_findings(&mut self.lock())
     }
 
     /// The same, or `None` if another core is printing, which may block.
     pub fn findings_now(&self) -> Option<Result<Findings, StackError>> {
-        self.state.try_lock().ok().map(|mut state| self.settle(&mut state))
+        self.state.try_lock().ok().map(|mut state| self.finish_findings(&mut state))
     }
 
-    fn settle(&self, state: &mut JobState) -> Result<Findings, StackError> {
+    fn finish_findings(&self, state: &mut JobState) -> Result<Findings, StackError> {
         let rest = state.ledger.take_rest();
         self.add(state, rest);
         state.lines.finish(&self.progress)?;
         let mut findings = std::mem::take(&mut state.findings);
         findings.coverage.sort();
-        findings.untold = state.lines.unlisted();
+        findings.unprinted = state.lines.unlisted();
         findings.blocks = state.ledger.checked();
         let next = state.ledger.next();
         let is_left = findings.blocks < self.span.blocks() && next <= self.span.last();
@@ -293,7 +293,7 @@ impl VerifyJob {
     }
 
     /// What was verified without a gap until now; nothing while another core prints, which may block.
-    pub(super) fn so_far(&self) -> Option<SoFar> {
+    pub(super) fn so_far(&self) -> Option<VerifyProgress> {
         let state = self.state.try_lock().ok()?;
         let (mut next, findings) = (state.ledger.next().get(), &state.findings);
         if !self.is_settled.load(Ordering::Acquire) {
@@ -308,7 +308,7 @@ impl VerifyJob {
             let run = not_checked(run, &self.members);
             NotChecked { last: run.last.min(next - 1), ..run }
         });
-        Some(SoFar {
+        Some(VerifyProgress {
             next,
             unlisted: (below - errors.len()) as u64 + findings.unlisted,
             damaged,

@@ -46,7 +46,7 @@ pub struct Identity {
     pub states: Vec<String>,
 }
 
-/// What was asked for. A run goes on only if all of it is asked for again.
+/// The request. A run resumes only if the same request is made again.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Asked {

@@ -1,4 +1,4 @@
-//! The file of `--resume`: where a verify goes on that was interrupted.
+//! The file of `--resume`: where to resume an interrupted verify.
 //!
 //! The file is there exactly while a run is not complete or not reported. It is written beside itself (`FILE.new`), made durable, renamed,
 //! and its folder made durable, so a crash between any two steps leaves the file of before or the new one. It never runs ahead of the
@@ -9,7 +9,7 @@
 //! that nobody else opens. Whoever has the lock removes that file in the end, and whoever gets a lock looks whether it is on the
 //! file that is there.
 //!
-//! A record is of what the target was: where that is another thing or in another state by now, the run starts over, and says so.
+//! A record identifies the target and its state. If either differs now, the run starts over, and reports that.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read};
@@ -25,7 +25,7 @@ use crate::new_file::{self, sync_folder};
 
 const DOING: &str = "resume";
 
-/// How often a lock file is opened that somebody removes meanwhile.
+/// Max. attempts to open a lock file that is removed meanwhile.
 const TRIES: usize = 100;
 /// Bad blocks of a run that starts over that are named.
 const MAX_NAMED: usize = 8;
@@ -147,7 +147,7 @@ impl ResumeFile {
 }
 
 impl LockFile {
-    /// True if nothing is in it that somebody may miss, and no other name leads to it.
+    /// True if the file has nothing worth keeping, and no other name leads to it.
     fn is_own(&self) -> bool {
         self.file.metadata().is_ok_and(|about| about.is_file() && about.len() == 0 && about.nlink() <= 1)
     }
@@ -225,7 +225,7 @@ fn found_text(record: &Record) -> String {
     format!("; damaged before: blocks {}{more}", named.join(", "))
 }
 
-/// What a run goes on with, for people.
+/// The line printed when a run resumes.
 pub(super) fn begun_text(record: &Record) -> Option<String> {
     let (first, last) = (record.parts.first()?, record.parts.last()?);
     let bad = record.errors.len() as u64 + record.errors_unlisted;

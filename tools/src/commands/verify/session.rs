@@ -1,4 +1,4 @@
-//! A verify that goes on by a file: what was verified before, and when what is verified now is saved.
+//! A verify with a resume file: the blocks verified earlier, and when progress is saved.
 
 use std::cell::{Cell, RefCell};
 use std::path::Path;
@@ -10,7 +10,7 @@ use sealblock_stack::range::{BlockRange, BlockSpan};
 use sealblock_stack::{OpenTarget, StackError};
 use sealblock_units::Lba;
 
-use super::job::{Order, SoFar, VerifyJob};
+use super::job::{VerifyJob, VerifyProgress, VerifyRequest};
 use super::lineage::identity_of;
 use super::record::{Asked, Record, join};
 use super::resume::{ResumeFile, begun_text};
@@ -26,7 +26,7 @@ const SAVE_FOUND_EVERY: Duration = Duration::from_millis(500);
 /// How often that is looked at.
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A run that goes on by a file.
+/// A run with a resume file.
 pub(super) struct Session {
     file: ResumeFile,
     /// What was verified before, and found then.
@@ -41,13 +41,13 @@ pub(super) struct Session {
 }
 
 impl Session {
-    /// Begins a run, or goes on with the one of the locked file.
+    /// Starts a run, or resumes that of the locked file.
     ///
     /// # Errors
     /// When the file is damaged, or of another target or run, or cannot be written.
     pub(super) fn begin(
         file: ResumeFile,
-        order: Order<'_>,
+        order: VerifyRequest<'_>,
         opened: &OpenTarget,
         span: BlockSpan,
     ) -> Result<Session, StackError> {
@@ -105,7 +105,7 @@ impl Session {
         }
     }
 
-    /// Saves what the job has verified until now. A failure is told once, and no reason to end the work.
+    /// Saves the progress of the job. A failure is reported once and does not end the work.
     pub(super) fn save(&self, job: &VerifyJob, opened: &OpenTarget) {
         let Some(so_far) = job.so_far() else { return };
         self.offloaded.set(job.offloads());
@@ -129,7 +129,7 @@ impl Session {
     }
 
     /// All that was verified, with the part of this run.
-    fn record(&self, so_far: SoFar, lost_metadata: Vec<String>) -> Record {
+    fn record(&self, so_far: VerifyProgress, lost_metadata: Vec<String>) -> Record {
         let mut record = self.earlier.clone();
         let Some(part) = self.part(so_far.next, so_far.bytes_transferred) else { return record };
         let found = Record {
@@ -178,7 +178,7 @@ impl Session {
             errors_unlisted: earlier.errors_unlisted + report.errors_unlisted + unlisted,
             unchecked: join(earlier.unchecked.clone(), report.unchecked),
             lost_metadata: earlier.lost_metadata.iter().cloned().chain(lost).collect(),
-            untold: earlier.errors_unlisted + report.untold,
+            unprinted: earlier.errors_unlisted + report.unprinted,
             parts,
             ..report
         }

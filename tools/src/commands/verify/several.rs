@@ -17,7 +17,7 @@ use sealblock_stack::target::TargetName;
 use sealblock_stack::{Cause, StackError};
 use serde::Serialize;
 
-use super::job::Order;
+use super::job::VerifyRequest;
 use super::target;
 use crate::cli::Verify;
 use crate::exit::{Exit, status};
@@ -42,7 +42,7 @@ pub(super) fn run(arguments: &Verify) -> Result<Exit, StackError> {
     let work = || {
         while let Some(queue) = queues.get(next.fetch_add(1, Ordering::Relaxed)) {
             for target in queue {
-                let result = one(Order { arguments, target });
+                let result = one(VerifyRequest { arguments, target });
                 results.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(result);
             }
         }
@@ -67,7 +67,7 @@ fn refuse_options_of_one(arguments: &Verify) -> Result<(), StackError> {
 }
 
 /// Verifies a target of several, and prints why it could not be.
-fn one(order: Order<'_>) -> Result<Exit, StackError> {
+fn one(order: VerifyRequest<'_>) -> Result<Exit, StackError> {
     let result = if interrupt::came() {
         Err(StackError::new(Cause::Io, "verify", "interrupted before it started").on(order.target))
     } else {

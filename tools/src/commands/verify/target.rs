@@ -19,14 +19,14 @@ use crate::progress::Show;
 use crate::report::{VerifyReport, note_lost_answers, print_json, say};
 use crate::tally::Tally;
 
-use super::job::{Findings, Order, VerifyJob};
+use super::job::{Findings, VerifyJob, VerifyRequest};
 use super::resume::ResumeFile;
 use super::session::{self, Session, part_text};
 use super::text::not_checked;
 use super::{catch_up, files, workers};
 
 /// Checks the target.
-pub(super) fn run(order: Order<'_>) -> Result<Exit, StackError> {
+pub(super) fn run(order: VerifyRequest<'_>) -> Result<Exit, StackError> {
     let arguments = order.arguments;
     let show = if arguments.json || arguments.quiet { Show::Never } else { Show::OnTerminal };
     let file = session::lock(arguments.resume.as_deref())?;
@@ -45,12 +45,12 @@ pub(super) fn run(order: Order<'_>) -> Result<Exit, StackError> {
     Ok(report.exit())
 }
 
-/// What a verify found, who repairs what is bad, and the file that it goes on by.
+/// The findings of a verify, where repairs happen, and the resume file.
 type Verified = (VerifyReport, Repairs, Option<Session>);
 
 /// Opens the target, checks it and closes it.
-async fn verify(order: Order<'_>, file: Option<ResumeFile>, show: Show) -> Result<Verified, StackError> {
-    let Order { arguments, target } = order;
+async fn verify(order: VerifyRequest<'_>, file: Option<ResumeFile>, show: Show) -> Result<Verified, StackError> {
+    let VerifyRequest { arguments, target } = order;
     let access = if arguments.repair { Access::Write } else { Access::ReadOlder };
     // Repairs need another copy: a member opened by itself has none.
     let opened = open_for(target, access, Usage::Unchanged).await?;
@@ -82,7 +82,7 @@ async fn verify(order: Order<'_>, file: Option<ResumeFile>, show: Show) -> Resul
 
 /// Looks again at copies of metadata that a repair found lost: an opening for writing, the check or the close has written them, or has
 /// not.
-async fn look_again(order: Order<'_>, (report, repairs, session): Verified) -> Result<Verified, StackError> {
+async fn look_again(order: VerifyRequest<'_>, (report, repairs, session): Verified) -> Result<Verified, StackError> {
     if !order.arguments.repair || report.lost_metadata.is_empty() {
         return Ok((report, repairs, session));
     }
@@ -110,8 +110,8 @@ async fn look_again(order: Order<'_>, (report, repairs, session): Verified) -> R
     Ok((VerifyReport { lost_metadata: still, ..report }, repairs, session))
 }
 
-/// Reads what volumes keep beside their blocks, so that lost copies of it are found. What is not there, or cannot be read, is told by
-/// whoever needs it.
+/// Reads the reserved areas of volumes, so that lost copies of them are found. Missing or unreadable areas are reported by the code that
+/// needs them.
 async fn read_reserved(opened: &OpenTarget) {
     for area in ReservedArea::ALL {
         let _ = opened.device.execute(Request::read_reserved(area)).await;
@@ -181,7 +181,7 @@ impl Repairs {
 }
 
 async fn check(
-    order: Order<'_>,
+    order: VerifyRequest<'_>,
     opened: &OpenTarget,
     span: BlockSpan,
     session: Option<&Session>,
@@ -235,7 +235,7 @@ async fn with_saves<T>(
 
 /// A verify in progress, for its report.
 struct Check<'a> {
-    order: Order<'a>,
+    order: VerifyRequest<'a>,
     opened: &'a OpenTarget,
     started: Instant,
     received_before: Option<u64>,
@@ -244,7 +244,7 @@ struct Check<'a> {
 impl Check<'_> {
     /// The report of these findings.
     fn report(&self, findings: Findings, offloaded: bool) -> VerifyReport {
-        let Check { order: Order { target, .. }, opened, .. } = self;
+        let Check { order: VerifyRequest { target, .. }, opened, .. } = self;
         // Bytes from another host are counted on arrival, whatever request they are for.
         let received = opened.received_bytes().zip(self.received_before).map(|(now, before)| now - before);
         let geometry = opened.device.geometry();
@@ -266,7 +266,7 @@ impl Check<'_> {
             parts: Vec::new(),
             files_notes: Vec::new(),
             are_files_told: false,
-            untold: findings.untold,
+            unprinted: findings.unprinted,
         }
     }
 }
@@ -290,7 +290,7 @@ fn report_repairs(report: &VerifyReport, repairs: Repairs) {
 }
 
 /// Prints the report.
-fn print(report: &VerifyReport, order: Order<'_>, session: Option<&Session>) -> Result<(), StackError> {
+fn print(report: &VerifyReport, order: VerifyRequest<'_>, session: Option<&Session>) -> Result<(), StackError> {
     if order.arguments.json {
         print_json(report)?;
     } else {
@@ -307,10 +307,10 @@ fn print(report: &VerifyReport, order: Order<'_>, session: Option<&Session>) -> 
 }
 
 /// Prints what follows the lines of damaged blocks.
-fn print_text(report: &VerifyReport, order: Order<'_>) -> Result<(), StackError> {
+fn print_text(report: &VerifyReport, order: VerifyRequest<'_>) -> Result<(), StackError> {
     let prefix = order.prefix();
-    if report.untold > 0 {
-        say(&format!("{prefix}and {} more", count(report.untold, "damaged block")))?;
+    if report.unprinted > 0 {
+        say(&format!("{prefix}and {} more", count(report.unprinted, "damaged block")))?;
     }
     files::lines(report, &prefix).iter().try_for_each(|line| say(line))?;
     for run in &report.unchecked {

@@ -58,7 +58,7 @@ fn swapping<F: Future<Output = ()>>(
     habits: &[Habit],
     protection: Option<ProtectionType>,
     swap_blocks: u8,
-    test: impl FnOnce(Opened) -> F,
+    test: impl FnOnce(OpenDrive) -> F,
 ) {
     let reactor = Reactor::new(Config::default()).expect("a reactor starts");
     reactor.block_on(async { test(opened(Drive { swap_blocks, ..drive(habits, protection) }).await).await });

@@ -21,8 +21,8 @@ impl Host {
         self.wait(6).await;
     }
 
-    /// While a replica that was brought something flushes, changes fail that it carries out alone; it leaves again before it is
-    /// brought what the others have there, and after all is quiet there.
+    /// While a partly resynced replica flushes, writes that only it executes fail. It goes offline again before those regions are resynced,
+    /// and again after all I/O to it has ended.
     pub async fn fail_beside_flush(&self) {
         let replica = self.named();
         let random = &self.harness.random;

@@ -180,7 +180,7 @@ impl Harness {
             self.check_overwriting(replica);
         }
         // Who has everything since the label before is told by this one.
-        self.book();
+        self.record_run();
         let (id, acked) = (self.fresh(), self.acked.borrow().clone());
         let mut image = replica.image.borrow_mut();
         let Some(label) = image.label() else { return };
@@ -190,7 +190,7 @@ impl Harness {
     }
 
     /// Books which replicas have everything by now.
-    pub fn book(&self) {
+    pub fn record_run(&self) {
         let is_in_sync = |replica: &Rc<Replica>| {
             let replica_state = self.replica_state(replica);
             if replica.is_reached() && replica_state.is_some_and(|(_, is_online)| is_online) {
@@ -212,13 +212,13 @@ impl Harness {
     /// Changes what is known of the session's history.
     pub fn advance(&self, step: impl FnOnce(&mut Model, NodeId, HistoryState) -> NodeId) {
         // Who has left meanwhile does not have what comes.
-        self.book();
+        self.record_run();
         if let Some(session) = self.session.borrow_mut().as_mut() {
             let mut model = self.model.borrow_mut();
             session.node = step(&mut model, session.node, session.state.clone());
             session.state = model.state(session.node).clone();
         }
-        self.book();
+        self.record_run();
     }
 
     /// What the session's blocks may hold.

@@ -246,8 +246,8 @@ impl Model {
             let has_all = in_use.iter().all(|id| theirs.replicas.iter().any(|member| member.id == **id));
             has_all && current.copied().all(|id| id == own || has_standing(theirs, id, ReplicaState::InSync))
         };
-        // Their last label began a session and reached no other replica; those that heard of that session were then resynced by
-        // a writer that did not: that replica's label tells no longer that nothing was changed in it.
+        // Their last label started a session and reached no other replica. The replicas that knew the session were then resynced by a
+        // writer that did not: their label no longer proves that the session changed nothing.
         let is_unheard_by = |by: &Label, theirs: &Label| {
             let lists_it = has_standing(theirs, &by.replicas[by.own_index].id, ReplicaState::InSync);
             let is_heard = |session: Session| {

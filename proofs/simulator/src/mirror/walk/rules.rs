@@ -62,9 +62,9 @@ impl GoodCopies {
 /// Replicas that are in sync while nothing is unsettled have the same, and what they may have.
 pub fn check_in_sync(harness: &Harness) {
     let Some(state) = harness.state() else { return };
-    let is_settled =
+    let has_only_durable =
         harness.session.borrow().as_ref().is_some_and(|session| session.mirror.describe().dirty_bytes == 0);
-    if !is_settled {
+    if !has_only_durable {
         return;
     }
     let replicas: Vec<_> = harness.in_sync().into_iter().map(|replica| (harness.copies(&replica), replica)).collect();
@@ -121,8 +121,8 @@ pub fn adopt(harness: &Harness, mirror: MirrorHandle, named: &[usize], present: 
     }
 }
 
-/// A resync that has found nothing to copy may end in a label that only the others got: the replica is whole all the same if it has what
-/// one of them has.
+/// A resync with nothing to copy may end in a label that only the other replicas got. The replica is complete nevertheless if it equals
+/// one of them.
 fn take_equal_for_whole(harness: &Harness, replica: &Replica, in_sync: &[Rc<Replica>]) {
     if !replica.image.borrow().known.is_mixed {
         return;

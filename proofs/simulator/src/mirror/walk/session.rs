@@ -187,7 +187,7 @@ impl Host {
             self.touched.borrow_mut().clear();
             let before = GoodCopies::there(&self.harness);
             self.step(result).await;
-            self.harness.book();
+            self.harness.record_run();
             before.are_kept(&self.harness, &self.touched.borrow());
             check_in_sync(&self.harness);
         }

@@ -11,7 +11,7 @@ use super::transport::Answer;
 
 /// What an answer means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum AnswerClass {
     /// The command did what it says.
     Good,
     /// A block of it is bad.
@@ -30,25 +30,25 @@ pub(crate) enum Verdict {
     Unreachable,
 }
 
-impl Verdict {
-    pub(crate) fn of(answer: &Answer) -> Verdict {
+impl AnswerClass {
+    pub(crate) fn of(answer: &Answer) -> AnswerClass {
         if answer.host_status != 0 {
-            return Verdict::Unreachable;
+            return AnswerClass::Unreachable;
         }
         match answer.status {
-            Status::GOOD => Verdict::Good,
-            Status::CHECK_CONDITION => Verdict::of_sense(answer),
-            Status::BUSY | Status::TASK_SET_FULL | Status::TASK_ABORTED => Verdict::Again,
-            Status::RESERVATION_CONFLICT => Verdict::Refused,
-            _ => Verdict::Failed,
+            Status::GOOD => AnswerClass::Good,
+            Status::CHECK_CONDITION => AnswerClass::of_sense(answer),
+            Status::BUSY | Status::TASK_SET_FULL | Status::TASK_ABORTED => AnswerClass::Again,
+            Status::RESERVATION_CONFLICT => AnswerClass::Refused,
+            _ => AnswerClass::Failed,
         }
     }
 
-    fn of_sense(answer: &Answer) -> Verdict {
-        let Some(sense) = answer.sense else { return Verdict::Failed };
+    fn of_sense(answer: &Answer) -> AnswerClass {
+        let Some(sense) = answer.sense else { return AnswerClass::Failed };
         // A deferred error is about an earlier command; this one was not executed (SPC-5, "Deferred errors").
         if sense.is_deferred {
-            return Verdict::Again;
+            return AnswerClass::Again;
         }
         // Checks of protection information fail with the key ABORTED COMMAND (SBC-4, "VRPROTECT field").
         let field = match sense.code {
@@ -59,19 +59,19 @@ impl Verdict {
         };
         match (sense.key, field) {
             (SenseKey::ABORTED_COMMAND | SenseKey::MEDIUM_ERROR, Some(field)) => {
-                Verdict::Bad(BadBlockCause::Tag(field))
+                AnswerClass::Bad(BadBlockCause::Tag(field))
             }
-            (SenseKey::NO_SENSE | SenseKey::RECOVERED_ERROR, _) => Verdict::Good,
-            (SenseKey::MEDIUM_ERROR, _) => Verdict::Bad(BadBlockCause::Media),
-            (SenseKey::MISCOMPARE, _) => Verdict::Miscompare,
-            (SenseKey::UNIT_ATTENTION | SenseKey::ABORTED_COMMAND, _) => Verdict::Again,
-            (SenseKey::NOT_READY, _) => Verdict::Again,
+            (SenseKey::NO_SENSE | SenseKey::RECOVERED_ERROR, _) => AnswerClass::Good,
+            (SenseKey::MEDIUM_ERROR, _) => AnswerClass::Bad(BadBlockCause::Media),
+            (SenseKey::MISCOMPARE, _) => AnswerClass::Miscompare,
+            (SenseKey::UNIT_ATTENTION | SenseKey::ABORTED_COMMAND, _) => AnswerClass::Again,
+            (SenseKey::NOT_READY, _) => AnswerClass::Again,
             (SenseKey::ILLEGAL_REQUEST, _) => match sense.code {
-                AdditionalSense::INVALID_OPCODE | AdditionalSense::INVALID_FIELD_IN_CDB => Verdict::Unsupported,
-                _ => Verdict::Refused,
+                AdditionalSense::INVALID_OPCODE | AdditionalSense::INVALID_FIELD_IN_CDB => AnswerClass::Unsupported,
+                _ => AnswerClass::Refused,
             },
-            (SenseKey::DATA_PROTECT, _) => Verdict::Refused,
-            _ => Verdict::Failed,
+            (SenseKey::DATA_PROTECT, _) => AnswerClass::Refused,
+            _ => AnswerClass::Failed,
         }
     }
 }
@@ -94,9 +94,9 @@ pub(crate) fn is_unexecuted(answer: &Answer) -> bool {
 }
 
 /// The answer in words.
-pub(crate) struct Words<'a>(pub(crate) &'a Answer);
+pub(crate) struct AnswerText<'a>(pub(crate) &'a Answer);
 
-impl fmt::Display for Words<'_> {
+impl fmt::Display for AnswerText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
             Answer { host_status: 3, .. } => f.write_str("nothing in time"),
@@ -109,13 +109,15 @@ impl fmt::Display for Words<'_> {
 
 /// The error of a command that failed, but not because of bad blocks.
 pub(crate) fn failure(kind: RequestKind, extent: Extent, answer: &Answer) -> Error {
-    let reason = format!("the drive answered {} of {extent} with {}", kind.name(), Words(answer));
-    match Verdict::of(answer) {
-        Verdict::Unreachable | Verdict::Again => ErrorKind::Unreachable { reason },
-        Verdict::Unsupported => ErrorKind::Media { reason: format!("{reason}, though it has this command") },
-        Verdict::Good | Verdict::Bad(_) | Verdict::Miscompare | Verdict::Refused | Verdict::Failed => {
-            ErrorKind::Media { reason }
-        }
+    let reason = format!("the drive answered {} of {extent} with {}", kind.name(), AnswerText(answer));
+    match AnswerClass::of(answer) {
+        AnswerClass::Unreachable | AnswerClass::Again => ErrorKind::Unreachable { reason },
+        AnswerClass::Unsupported => ErrorKind::Media { reason: format!("{reason}, though it has this command") },
+        AnswerClass::Good
+        | AnswerClass::Bad(_)
+        | AnswerClass::Miscompare
+        | AnswerClass::Refused
+        | AnswerClass::Failed => ErrorKind::Media { reason },
     }
     .into()
 }
@@ -137,30 +139,30 @@ mod tests {
     #[test]
     fn each_answer_means_one_thing() {
         let code = AdditionalSense::NONE;
-        let guard = Verdict::Bad(BadBlockCause::Tag(Field::Guard));
-        for (answer, verdict) in [
-            (plain(Status::GOOD, 0), Verdict::Good),
-            (plain(Status::GOOD, 3), Verdict::Unreachable),
-            (plain(Status::BUSY, 0), Verdict::Again),
-            (plain(Status::RESERVATION_CONFLICT, 0), Verdict::Refused),
-            (plain(Status::CHECK_CONDITION, 0), Verdict::Failed),
-            (plain(Status(0x7E), 0), Verdict::Failed),
-            (sensed(SenseKey::RECOVERED_ERROR, code), Verdict::Good),
-            (sensed(SenseKey::MEDIUM_ERROR, AdditionalSense::UNRECOVERED_READ), Verdict::Bad(BadBlockCause::Media)),
+        let guard = AnswerClass::Bad(BadBlockCause::Tag(Field::Guard));
+        for (answer, class) in [
+            (plain(Status::GOOD, 0), AnswerClass::Good),
+            (plain(Status::GOOD, 3), AnswerClass::Unreachable),
+            (plain(Status::BUSY, 0), AnswerClass::Again),
+            (plain(Status::RESERVATION_CONFLICT, 0), AnswerClass::Refused),
+            (plain(Status::CHECK_CONDITION, 0), AnswerClass::Failed),
+            (plain(Status(0x7E), 0), AnswerClass::Failed),
+            (sensed(SenseKey::RECOVERED_ERROR, code), AnswerClass::Good),
+            (sensed(SenseKey::MEDIUM_ERROR, AdditionalSense::UNRECOVERED_READ), AnswerClass::Bad(BadBlockCause::Media)),
             (sensed(SenseKey::ABORTED_COMMAND, AdditionalSense::GUARD_CHECK), guard),
-            (sensed(SenseKey::ABORTED_COMMAND, code), Verdict::Again),
-            (sensed(SenseKey::UNIT_ATTENTION, AdditionalSense::CAPACITY_CHANGED), Verdict::Again),
-            (sensed(SenseKey::MISCOMPARE, AdditionalSense::MISCOMPARE), Verdict::Miscompare),
-            (sensed(SenseKey::ILLEGAL_REQUEST, AdditionalSense::INVALID_OPCODE), Verdict::Unsupported),
-            (sensed(SenseKey::ILLEGAL_REQUEST, AdditionalSense::LBA_OUT_OF_RANGE), Verdict::Refused),
-            (sensed(SenseKey::HARDWARE_ERROR, code), Verdict::Failed),
-            (sensed(SenseKey::from_bits(0xD), code), Verdict::Failed),
+            (sensed(SenseKey::ABORTED_COMMAND, code), AnswerClass::Again),
+            (sensed(SenseKey::UNIT_ATTENTION, AdditionalSense::CAPACITY_CHANGED), AnswerClass::Again),
+            (sensed(SenseKey::MISCOMPARE, AdditionalSense::MISCOMPARE), AnswerClass::Miscompare),
+            (sensed(SenseKey::ILLEGAL_REQUEST, AdditionalSense::INVALID_OPCODE), AnswerClass::Unsupported),
+            (sensed(SenseKey::ILLEGAL_REQUEST, AdditionalSense::LBA_OUT_OF_RANGE), AnswerClass::Refused),
+            (sensed(SenseKey::HARDWARE_ERROR, code), AnswerClass::Failed),
+            (sensed(SenseKey::from_bits(0xD), code), AnswerClass::Failed),
         ] {
-            assert_eq!(Verdict::of(&answer), verdict, "{answer:?}");
+            assert_eq!(AnswerClass::of(&answer), class, "{answer:?}");
         }
         let mut deferred = sensed(SenseKey::MEDIUM_ERROR, AdditionalSense::UNRECOVERED_READ);
         deferred.sense = deferred.sense.map(|sense| Sense { is_deferred: true, ..sense });
-        assert_eq!(Verdict::of(&deferred), Verdict::Again);
+        assert_eq!(AnswerClass::of(&deferred), AnswerClass::Again);
     }
 
     #[test]

@@ -27,7 +27,7 @@ const MAX_ERRORS: usize = 32;
 
 /// A namespace that is served, by all names it has.
 #[derive(Clone)]
-pub struct Offer {
+pub struct NamespaceView {
     /// The target's text.
     pub text: String,
     /// What it is.
@@ -46,7 +46,7 @@ pub struct Offer {
 
 /// What can be looked at of a server, besides its devices.
 #[derive(Clone)]
-pub struct Front {
+pub struct ServerInfo {
     /// What NVMe/TCP hosts use.
     pub export: Export,
     /// What NBD clients use.
@@ -65,11 +65,11 @@ pub struct Front {
     pub control: String,
 }
 
-impl Front {
+impl ServerInfo {
     /// How the server is now, and all that it offers.
-    pub async fn status(&self, offers: &[Offer]) -> ServerStatus {
+    pub async fn status(&self, offers: &[NamespaceView]) -> ServerStatus {
         let started_unix_s = started_unix_s();
-        let mut of_devices: Vec<Vec<&Offer>> = Vec::new();
+        let mut of_devices: Vec<Vec<&NamespaceView>> = Vec::new();
         for offer in offers {
             match of_devices.iter_mut().find(|known| known[0].device.is_same(&offer.device)) {
                 Some(known) => known.push(offer),
@@ -114,7 +114,7 @@ pub fn started_unix_s() -> u64 {
 }
 
 /// A device by all offers of it.
-async fn device(offers: &[&Offer], started_unix_s: u64) -> DeviceStatus {
+async fn device(offers: &[&NamespaceView], started_unix_s: u64) -> DeviceStatus {
     let seen = offers[0].device.snapshot().await;
     let target = offers[0].text.clone();
     let verdict = assess(&shell_word(&target), &seen, started_unix_s);
@@ -129,7 +129,7 @@ async fn device(offers: &[&Offer], started_unix_s: u64) -> DeviceStatus {
     }
 }
 
-impl Offer {
+impl NamespaceView {
     /// How what a request names compares with this.
     pub fn compare(&self, name: &TargetRef) -> Sameness {
         let same_if = |is_same| if is_same { Sameness::Same } else { Sameness::Different };
@@ -149,7 +149,7 @@ impl Offer {
     }
 }
 
-impl Front {
+impl ServerInfo {
     /// The target that a request names, if it is to be served and is not open: its text.
     pub fn waiting_for(&self, name: &TargetRef) -> Option<String> {
         let is_it = |(status, identity): &(&DeviceStatus, &TargetIdentity)| match (&name.nqn, &name.identity) {
