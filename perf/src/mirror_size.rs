@@ -5,7 +5,7 @@
 //! for a label where it writes for the first time, so its first turn, which begins with nothing marked, is printed by itself.
 //!
 //! Volumes are sparse files, all alike. Clocks stand still while it is not their owner's turn. For the crash the mirror is left as it
-//! is and opened anew on the same volumes, and nothing else is done until all that was marked is reconciled. Bytes are counted at the
+//! is and reopened on the same volumes, and nothing else is done until all that was marked is reconciled. Bytes are counted at the
 //! files; of volumes of a target on another core they are not.
 
 use std::rc::Rc;

@@ -321,7 +321,7 @@ fn cut(text: &str, chars: usize) -> String {
 /// What is wrong with a text that is no TOML, or not this one's, with a part of the line. The file may be another one than was meant, and its
 /// content is nobody's to see.
 fn of_toml(error: &toml::de::Error, text: &str) -> String {
-    let message = cut(error.message(), MAX_MESSAGE_CHARS);
+    let message = cut(&plain_types(error.message()), MAX_MESSAGE_CHARS);
     let Some(span) = error.span() else { return message };
     let at = text.floor_char_boundary(span.start.min(text.len()));
     let start = text[..at].rfind('\n').map_or(0, |end| end + 1);
@@ -331,6 +331,19 @@ fn of_toml(error: &toml::de::Error, text: &str) -> String {
     let from = line.char_indices().nth(skipped).map_or(line.len(), |(at, _)| at);
     let (before, part) = (if from > 0 { "... " } else { "" }, cut(&line[from..], MAX_LINE_CHARS));
     format!("TOML line {number}, column {column}: {message}\n{number} | {before}{}", printable(&part))
+}
+
+/// The message of a TOML error with the names of Rust's types replaced by what to write.
+fn plain_types(message: &str) -> String {
+    let Some((found, expected)) = message.rsplit_once("expected ") else { return message.to_owned() };
+    let expected = match expected {
+        "a nonzero usize" | "a nonzero u32" | "a nonzero u64" => "a number of at least 1",
+        "usize" | "u16" | "u32" | "u64" => "a number",
+        "a sequence" => "an array",
+        _ if expected.starts_with("struct ") => "a table",
+        _ => expected,
+    };
+    format!("{found}expected {expected}")
 }
 
 /// Parses a plan.

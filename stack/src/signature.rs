@@ -1,7 +1,7 @@
 //! What lies on a device or in a file that is about to be overwritten: file systems, volume managers, partition tables and file formats, by
 //! the magic numbers that everybody goes by.
 //!
-//! A signature only has somebody asked. So what is not known here is overwritten as ever, and what cannot be read is none. Numbers and places
+//! A signature only has somebody asked. So what is not known here is overwritten as usual, and what cannot be read is none. Numbers and places
 //! are those that the formats' own documentation names.
 
 use std::fmt;

@@ -39,7 +39,7 @@ struct Sent {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Somebody waits for it.
+    /// A caller waits for it.
     InFlight,
     /// Late, until its reply arrives.
     Abandoned,
@@ -127,7 +127,7 @@ impl SentChange {
         Rc::clone(&self.changes)
     }
 
-    /// Nobody waits for it any more. If it was sent, it may still be executed.
+    /// No caller waits for it any more. If it was sent, it may still be executed.
     fn abandoned(self) {
         let mut state = self.changes.state.borrow_mut();
         if state.sent[self.key].handles > 1 {

@@ -2,7 +2,7 @@
 //!
 //! A client that closes a connection with unanswered changes sends them again on another one, and newer changes after them. All of it arrives in
 //! that order; but each core reads its own connections in its own time, and would execute what lies unread on the old one last.
-//! So whoever received something first looks whether the end of another connection of its client has arrived, and waits until that one
+//! So a receiver first checks whether the end of another connection of its client has arrived, and waits until that one
 //! can execute nothing more.
 //!
 //! Invariants: a connection is watched from before its first change until its changes in flight are fenced. What was received after its end
@@ -104,7 +104,7 @@ impl<C> WatchedEnd<C> {
     /// Waits until every other connection that may be of the same client, and whose end has arrived, can execute nothing more. Costs one
     /// system call where nothing has ended, and none where one client is connected.
     ///
-    /// A connection whose own end has arrived waits for nobody: two that have ended must not wait for each other.
+    /// A connection whose own end has arrived does not wait: two that have ended must not wait for each other.
     pub async fn wait_for_others(&self, may_be_same: impl Fn(&C, &C) -> bool) {
         if self.ends.owners.load(Ordering::SeqCst) < 2 || !self.hangups.any() {
             return;

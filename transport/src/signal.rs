@@ -17,7 +17,7 @@ impl Signals {
     pub const DRAIN: Signals = Signals(1);
     /// End at once; includes [`Signals::DRAIN`].
     pub const ABORT: Signals = Signals(1 << 1 | Signals::DRAIN.0);
-    /// Set the timer anew.
+    /// Reset the timer.
     pub const TIMER: Signals = Signals(1 << 2);
     /// Look up what is served again.
     pub const CHANGED: Signals = Signals(1 << 3);

@@ -64,7 +64,7 @@ impl<W> WorkQueue<W> {
     }
 
     /// Takes the next command and its memory, if there is enough. If not, `waker` is woken when a retry may succeed; memory that
-    /// commands of this connection give back wakes nobody.
+    /// commands of this connection give back wakes no waiter.
     pub fn next(&self, waker: &Waker) -> Option<(W, HeldBytes)> {
         let (held, bytes) = (self.held.get(), self.waiting.borrow().front().map(|(bytes, _)| *bytes));
         self.share.set_in_flight(held);

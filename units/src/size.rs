@@ -36,8 +36,8 @@ pub enum SizeError {
     /// The size does not fit in 64 bits.
     #[error("'{0}' is larger than 2^64 - 1 bytes")]
     TooLarge(String),
-    /// A fraction of a unit that is no whole number of bytes.
-    #[error("'{0}' is no whole number of bytes: leave the fraction out, or write fewer digits of it")]
+    /// A fraction of a unit that is not a whole number of bytes.
+    #[error("'{0}' is not a whole number of bytes: omit the fraction, or use fewer digits")]
     Fraction(String),
 }
 

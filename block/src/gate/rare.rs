@@ -155,7 +155,7 @@ impl<'a> Rare<'a> {
         Ok(Response::Done)
     }
 
-    /// Emulates WriteZeroes by Write. Each piece is sealed anew, because its reference tags depend on its address.
+    /// Emulates WriteZeroes by Write. Each piece is sealed again, because its reference tags depend on its address.
     async fn zeroes_by_write(&self, extent: Extent, durability: Durability) -> Outcome {
         let geometry = self.geometry;
         let longest =

@@ -1,7 +1,7 @@
 //! Requests that begin or end within a block, which clients send by their defaults.
 //!
 //! Devices have no smaller unit than a block. So what changes a part of one reads the block, changes it, and writes it as a whole, while
-//! nobody else changes it. Invariants: the block is checked against its seal before a part of it is sealed anew, so a damaged one is an error
+//! nobody else changes it. Invariants: the block is checked against its seal before a part of it is sealed again, so a damaged one is an error
 //! and stays damaged; one that is read is written once, as a whole, so a crash leaves the old or the new one; a session that has ended
 //! meanwhile writes nothing, as its changes fail.
 //!

@@ -1,6 +1,6 @@
 //! Compressed extents: zlib, LZO and Zstandard, into a buffer whose size is known before.
 //!
-//! What an extent says of its size is not believed: a stream that goes on behind it, or that ends a sector or more before it, is
+//! What an extent says of its size is not believed: a stream that continues after it, or that ends a sector or more before it, is
 //! refused. The extent is at most 128 KiB uncompressed, so no stream makes more than that much memory; behind the stream the
 //! last sector is filled with whatever it has, which is not looked at.
 
@@ -49,7 +49,7 @@ pub enum CompressError {
         /// What came.
         found: usize,
     },
-    /// The stream goes on.
+    /// The stream is longer.
     #[error("{0:?}: more than the {1} bytes that the extent has")]
     Long(Compression, usize),
     /// Lengths of LZO segments contradict each other.
@@ -71,7 +71,7 @@ pub fn decompress(kind: Compression, stored: &[u8], sizes: Sizes) -> Result<Vec<
     if !(1..=MAX_EXTENT_BYTES).contains(&plain_bytes) || sizes.sector_bytes == 0 {
         return Err(CompressError::Extent(plain_bytes));
     }
-    // One byte more, so that a stream which goes on is seen to.
+    // One byte more, so that a longer stream is detected.
     let mut plain = vec![0; plain_bytes + 1];
     let found = match kind {
         Compression::None => return Err(CompressError::NotCompressed),
@@ -97,7 +97,7 @@ fn inflate(stored: &[u8], plain: &mut [u8]) -> Result<usize, CompressError> {
     let found = stream.total_out() as usize;
     match status {
         Ok(Status::StreamEnd) => Ok(found),
-        // Full, and the stream goes on.
+        // Full, and the stream is longer.
         Ok(_) if found == plain.len() => Ok(found),
         Ok(_) | Err(_) => Err(CompressError::Damaged(Compression::Zlib, found)),
     }

@@ -18,7 +18,7 @@ pub enum DecodeError {
         /// Bytes that there are.
         found: usize,
     },
-    /// The structure goes on behind the end of the bytes.
+    /// The structure continues past the end of the bytes.
     #[error("{what} at byte {at}: {needed} bytes are needed, {left} are left")]
     Short {
         /// The structure.
@@ -41,7 +41,7 @@ pub enum DecodeError {
         found: usize,
     },
     /// A field that says how the structure goes on has a value for which nothing is defined.
-    #[error("{what}: {field} is {value}, for which there is no layout")]
+    #[error("{what}: {field} is {value}, whose layout is undefined")]
     Layout {
         /// The structure.
         what: &'static str,

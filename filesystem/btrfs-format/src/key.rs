@@ -1,7 +1,7 @@
 //! Keys: object, type of item, offset. Every tree is sorted by them, in this order.
 //!
 //! A [`Key`] is a value that sorts; a [`DiskKey`] is the same in the 17 bytes that are stored. What the offset means follows
-//! from the type. Types and objects that nobody knows are kept as they are.
+//! from the type. Types and objects of unknown kinds are kept as they are.
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
 //! Hashes of names: where an entry of a directory, an extended attribute and a long back reference are sorted.
 //!
-//! The hash of a name is the offset of its item's key. Names with one hash share an item, so whoever looks a name up compares the
+//! The hash of a name is the offset of its item's key. Names with one hash share an item, so a look-up compares the
 //! names in it. The hash is no defence: anyone can make names that have the same one.
 
 use crate::checksum::raw_crc32c;

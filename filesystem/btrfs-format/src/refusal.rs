@@ -51,7 +51,7 @@ pub enum Rule {
         found: u64,
     },
     /// A field is no multiple of what it has to be a multiple of.
-    #[error("{field} is {found}, which is no multiple of {unit}")]
+    #[error("{field} is {found}, not a multiple of {unit}")]
     Alignment {
         /// The field.
         field: &'static str,

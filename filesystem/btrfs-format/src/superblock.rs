@@ -191,7 +191,7 @@ pub enum SuperblockError {
         /// Where it says it is.
         found: u64,
     },
-    /// A type of checksum that nobody knows.
+    /// A type of checksum of unknown kinds.
     #[error("checksum type {0} is unknown")]
     ChecksumType(u16),
     /// The checksum is wrong.

@@ -4,7 +4,7 @@
 //! and lay them in rows, one piece on each stripe or pair of stripes. A look-up answers for one piece at most, so what it says is
 //! contiguous on each device.
 //!
-//! The map is a value: it grows while the chunk tree is read, and whoever uses it shares one that does not change.
+//! The map is a value: it grows while the chunk tree is read, and its users share one that does not change.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

@@ -3,7 +3,7 @@
 //! Invariants:
 //! - Keys only ascend, also from one node to the next, so no tree, whatever it holds, makes a cursor go round in circles or see a
 //!   node twice.
-//! - A node that is lost ends nothing: [`Cursor::next`] reports it once and goes on behind it.
+//! - A node that is lost ends nothing: [`Cursor::next`] reports it once and continues after it.
 
 use std::ops::RangeInclusive;
 use std::rc::Rc;
@@ -93,7 +93,7 @@ impl<'a> Cursor<'a> {
     /// The next item.
     ///
     /// # Errors
-    /// When a node on the way is lost. The next call goes on behind it.
+    /// When a node on the way is lost. The next call continues after it.
     pub async fn next(&mut self) -> Result<Option<(Key, &[u8])>, FsError> {
         if !self.is_placed {
             self.is_placed = true;

@@ -89,7 +89,7 @@ impl Filesystem {
         unverified: Option<&RefCell<Vec<Range<u64>>>>,
     ) -> Result<Slice, FsError> {
         if !matches!(inode.kind, FileKind::Regular | FileKind::Symlink) {
-            return Err(FsError::Kind(format!("{} has no data: it is no file", self.name_of(inode))));
+            return Err(FsError::Kind(format!("{} has no data: it is not a file", self.name_of(inode))));
         }
         let end = inode.size().min(offset.saturating_add(bytes.min(MAX_FILE_READ_BYTES) as u64));
         if offset >= end {

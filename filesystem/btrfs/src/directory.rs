@@ -33,7 +33,7 @@ pub struct DirEntry {
     pub name: Vec<u8>,
     /// Its place in the order, which no other entry ever had; 0 where it was found by name.
     pub index: u64,
-    /// What it leads to.
+    /// Its target.
     pub target: Target,
     /// What that is.
     pub kind: FileType,
@@ -181,7 +181,7 @@ impl Filesystem {
                 let directory = *way.last().expect("the top stays");
                 let shown = String::from_utf8_lossy(&part).into_owned();
                 if directory.kind != FileKind::Directory {
-                    return Err(FsError::Kind(format!("{shown:?} cannot lie in what is no directory")));
+                    return Err(FsError::Kind(format!("{shown:?} cannot be in an inode that is not a directory")));
                 }
                 let entry = self.entry(&directory, &part).await?;
                 let entry =
@@ -287,6 +287,6 @@ impl Filesystem {
 fn require_directory(inode: &Inode) -> Result<(), FsError> {
     match inode.kind {
         FileKind::Directory => Ok(()),
-        _ => Err(FsError::Kind(format!("inode {} is no directory", inode.ino))),
+        _ => Err(FsError::Kind(format!("inode {} is not a directory", inode.ino))),
     }
 }

@@ -285,10 +285,10 @@ impl Filesystem {
 }
 
 /// Refuses devices that were written apart from each other, as degraded mounts of each leave them: as many transactions later both are of the same one, and every node
-/// of either passes. The root of all trees is written anew in each transaction, so its copies tell. Copies that differ on one device are no two histories but
+/// of either passes. The root of all trees is rewritten in each transaction, so its copies tell. Copies that differ on one device are no two histories but
 /// damage: the first one is read, and the others are returned.
 async fn check_history(nodes: &NodeCache, root_tree: TreeRoot) -> Result<Vec<BadCopy>, FsError> {
-    // What is lost is told where it is read.
+    // What is lost is reported where it is read.
     let Ok(copies) = nodes.read_copies(&root_tree.expected()).await else { return Ok(Vec::new()) };
     let places = nodes.storage().map.locate(root_tree.bytenr, 1)?.copies;
     let (mut on_one, mut of_two) = (Vec::new(), None);

@@ -11,7 +11,7 @@ use crate::filesystem::Filesystem;
 
 /// The longest target of a symbolic link: what Linux can resolve.
 pub const MAX_LINK_BYTES: u64 = 4095;
-/// The bits of a mode that say what kind of file it is.
+/// The bits of a mode for the file type.
 const KIND_MASK: u32 = 0o170_000;
 
 /// What a file is.
@@ -161,7 +161,7 @@ impl Filesystem {
     pub fn read_link<'a>(&'a self, inode: &'a Inode) -> LocalBoxFuture<'a, Result<Vec<u8>, FsError>> {
         Box::pin(async move {
             if inode.kind != FileKind::Symlink {
-                return Err(FsError::Kind(format!("inode {} is no symbolic link", inode.ino)));
+                return Err(FsError::Kind(format!("inode {} is not a symbolic link", inode.ino)));
             }
             let size = inode.size();
             if size > MAX_LINK_BYTES {

@@ -70,7 +70,7 @@ pub struct NodeCache {
 
 /// Nodes that are kept at least.
 const MIN_NODES: usize = 64;
-/// Damaged copies of nodes that are remembered until somebody asks for them.
+/// Damaged copies of nodes that are kept until a caller takes them.
 const MAX_BAD_COPIES: usize = 10_000;
 
 impl NodeCache {

@@ -1,7 +1,7 @@
 //! Reading a logical range from whichever copy verifies.
 //!
 //! Each piece of a range has *mirrors*: its copies, and with parity the ways to restore it from the rest of its row. They are tried one after
-//! the other, those on devices that are of the newest transaction first, until one passes the check of whoever asks. What did not pass is
+//! the other, those on devices that are of the newest transaction first, until one passes the caller's check. What did not pass is
 //! returned beside the data, so that a report can name it.
 //!
 //! Invariants:

@@ -1,7 +1,7 @@
 //! Going through a directory and all that lies below it, subvolumes too, as a mount shows it.
 //!
 //! Invariant: each directory is gone through once. One that has a second name, or lies below itself, is reported and not entered again, so no
-//! filesystem makes a walk endless. What is lost is reported where it would have been, and the walk goes on.
+//! filesystem makes a walk endless. What is lost is reported where it would have been, and the walk continues.
 
 use std::collections::HashSet;
 

@@ -13,7 +13,7 @@ use crate::call::{Call, Question};
 use crate::error::FsError;
 use crate::interface::{DirectoryEntry, Kind, MAX_COOKIE, MAX_NAME_BYTES, MAX_XATTR_BYTES, ReadFs, Seek, Statistics};
 
-/// How long the kernel keeps what it was told. Nothing changes, so this is only as long as a mount is expected to last.
+/// How long the kernel keeps what it received. Nothing changes, so this is only as long as a mount is expected to last.
 const KEPT: Duration = Duration::from_secs(365 * 86400);
 /// Nothing is ever another inode with a number that was used before.
 const GENERATION: Generation = Generation(0);

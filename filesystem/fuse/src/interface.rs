@@ -1,7 +1,7 @@
 //! What a filesystem must answer to be mounted, without a word of the protocol.
 //!
 //! Shape: inodes are named by numbers that the filesystem chooses and that mean the same as long as it is mounted; the kernel keeps
-//! what it was told, because nothing changes. Everything is asked on one core, and several questions may be open at once.
+//! what it received, because nothing changes. Everything is asked on one core, and several questions may be open at once.
 
 use crate::error::FsError;
 
@@ -76,7 +76,7 @@ pub struct DirectoryEntry<'a> {
     pub kind: Kind,
     /// 1 to 255 bytes without `/` and zero.
     pub name: &'a [u8],
-    /// Where reading goes on behind this entry. It stays valid as long as the filesystem is mounted, and is not 0, which is the
+    /// Where reading continues after this entry. It stays valid as long as the filesystem is mounted, and is not 0, which is the
     /// beginning.
     pub next_cookie: u64,
 }
@@ -145,7 +145,7 @@ pub trait ReadFs {
     ) -> impl Future<Output = Result<Vec<u8>, FsError>>;
 
     /// Where data or a hole begins in an open file; [`FsError::NoSuchOffset`] behind the last. A filesystem that does not implement it has
-    /// no holes for those who ask.
+    /// no holes for callers.
     fn seek(&self, ino: u64, offset: u64, what: Seek) -> impl Future<Output = Result<u64, FsError>> {
         let _ = (ino, offset, what);
         std::future::ready(Err(FsError::NotImplemented))

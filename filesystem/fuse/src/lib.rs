@@ -13,8 +13,8 @@
 //! }
 //! ```
 //!
-//! What the kernel was told it keeps for as long as the mount lasts: attributes, names and also that there is no such name, targets of
-//! links, directories, and content. So a filesystem may answer differently only after it was mounted anew.
+//! The kernel keeps what it received for as long as the mount lasts: attributes, names and also that there is no such name, targets of
+//! links, directories, and content. So a filesystem may answer differently only after it was mounted again.
 //!
 //! Invariants:
 //! - Nothing is ever changed: the mount is read-only, and every request for a change is refused besides.
@@ -33,7 +33,7 @@
 //! - `session.rs` (mounts, serves, unmounts)
 //!
 //! The process that serves must not use its own mount from the thread of the core that answers: it would wait for itself. When a
-//! process dies without unmounting, the kernel answers ENOTCONN for its mount until somebody unmounts it (`umount -l`).
+//! process dies without unmounting, the kernel answers ENOTCONN for its mount until it is unmounted it (`umount -l`).
 
 mod attributes;
 mod call;

@@ -1,6 +1,6 @@
 //! Mounts: making one, which of the kernel's table it is, so that nothing else is unmounted, its readahead, and its end.
 //!
-//! `fuser` can mount, too, and unmounts when its session ends; but by the path, so it unmounts what somebody else has mounted there since
+//! `fuser` can mount, too, and unmounts when its session ends; but by the path, so it unmounts another mount that was made there since
 //! ([`unmount`] does not). So it does that only for users who are not root, who need a program for both.
 
 use std::ffi::CString;

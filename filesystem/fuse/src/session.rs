@@ -6,7 +6,7 @@
 //!
 //! Unmounting here is never polite: who stops the program wants it to end, so files that are still open get an error when they are
 //! read (ENOTCONN). Who wants them read to their end unmounts with `umount`, which waits until nothing is open; serving ends by itself
-//! then. A mount that another one covers cannot be unmounted, nor can its connection be ended: serving goes on until it is uncovered and
+//! then. A mount that another one covers cannot be unmounted, nor can its connection be ended: serving continues until it is uncovered and
 //! unmounted.
 
 use std::io::ErrorKind;
@@ -50,9 +50,9 @@ pub struct Options {
 /// How serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// Somebody unmounted.
+    /// It was unmounted.
     Unmounted,
-    /// The one who serves was told to stop.
+    /// The server was told to stop.
     Stopped,
 }
 
@@ -69,7 +69,7 @@ pub struct Session {
     thread: Option<JoinHandle<std::io::Result<()>>>,
 }
 
-/// Tells the core of the filesystem that no call comes any more, also after a panic.
+/// Notifies the filesystem core that there are no further calls, also after a panic.
 struct FinishGuard(Arc<Mailbox<Call>>);
 
 impl Drop for FinishGuard {
@@ -79,7 +79,7 @@ impl Drop for FinishGuard {
 }
 
 impl Session {
-    /// Mounts on a folder, for reading. Whoever uses the mount waits until [`Session::serve`] runs. `root` is the inode number of the root
+    /// Mounts on a folder, for reading. Users of the mount wait until [`Session::serve`] runs. `root` is the inode number of the root
     /// directory of what will be served.
     ///
     /// # Errors
@@ -115,7 +115,7 @@ impl Session {
         &self.point
     }
 
-    /// Answers the kernel until somebody unmounts, or `stop` is ready; then everything that is still asked is refused, and nothing is
+    /// Answers the kernel until it is unmounted, or `stop` is ready; then everything that is still asked is refused, and nothing is
     /// mounted any more. Runs on any reactor, which answers nothing while another task there blocks; a task that uses the mount itself
     /// blocks for ever.
     ///
@@ -139,7 +139,7 @@ impl Session {
                 answers.extend(batch.drain(..).map(|call| AssertUnwindSafe(answer(fs, call)).catch_unwind()));
             }
             while let Poll::Ready(Some(_)) = answers.poll_next_unpin(cx) {}
-            // Without the session nobody waits for what is not answered yet.
+            // Without the session no caller waits for open requests.
             if is_open { Poll::Pending } else { Poll::Ready(()) }
         })
         .await;
@@ -183,7 +183,7 @@ impl Session {
         }
         let (unmounted, is_over) = match &mut self.helper {
             None => (mounts::unmount(&self.point), true),
-            // It leaves open files as they are: serving goes on until they are closed.
+            // It leaves open files as they are: serving continues until they are closed.
             Some(helper) => (helper.unmount(), false),
         };
         if let Err(error) = &unmounted {
@@ -241,7 +241,7 @@ fn begin(
         Ok(device) => {
             let session = fuser::Session::from_fd(side, device, config.acl, config);
             if session.is_err() {
-                // Nobody would ever answer it.
+                // It would never be answered.
                 mounts::unmount(point)?;
             }
             Ok((session?, None))

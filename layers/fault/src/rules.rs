@@ -235,13 +235,13 @@ pub enum RuleError {
     #[error("'{0}' in '@{0}' is not where: write a number or FIRST..LAST, both included and in this order")]
     Span(String),
     /// The text behind `%` is not a percentage.
-    #[error("'{0}' in '%{0}' is no percentage: write 0 to 100 with at most seven decimals, such as 0.01")]
+    #[error("'{0}' in '%{0}' is not a percentage: use 0 to 100 with at most seven decimals, such as 0.01")]
     Chance(String),
     /// The text behind `delay=` is not a time.
-    #[error("'{0}' is no delay: write a whole number and us, ms or s, up to an hour, such as 10ms")]
+    #[error("'{0}' is not a delay: use a whole number and us, ms or s, up to an hour, such as 10ms")]
     Delay(String),
     /// The text behind `seed=` is not a number.
-    #[error("'{0}' is no seed: write a whole number below 2^64")]
+    #[error("'{0}' is not a seed: use a whole number below 2^64")]
     Seed(String),
     /// Something is given twice.
     #[error("{what} is given twice")]

@@ -183,7 +183,7 @@ impl FileMedium {
         self.check_writable(DOING, length_bytes)?;
         let refuse = |kind, reason: String| Err(MediumError { kind, doing: DOING, offset_bytes: length_bytes, reason });
         if !length_bytes.is_multiple_of(u64::from(self.alignment.sector_bytes)) {
-            return refuse(MediumErrorKind::Failed, "the length is no multiple of the sector".to_owned());
+            return refuse(MediumErrorKind::Failed, "the length is not a multiple of the sector size".to_owned());
         }
         if self.block_device {
             let there = self.backing.length_bytes();
@@ -240,7 +240,7 @@ impl FileMedium {
         let refuse = |kind, reason: &str| Err(MediumError { kind, doing, offset_bytes, reason: reason.to_owned() });
         let sector = u64::from(unit_bytes);
         if !offset_bytes.is_multiple_of(sector) || !length_bytes.is_multiple_of(sector) {
-            return refuse(MediumErrorKind::Failed, "offset or length is no multiple of the sector");
+            return refuse(MediumErrorKind::Failed, "offset or length is not a multiple of the sector size");
         }
         if offset_bytes.checked_add(length_bytes).is_none_or(|end| end > self.len_bytes()) {
             return refuse(MediumErrorKind::PastEnd, "past the end of the file");

@@ -90,7 +90,7 @@ fn namespace_of<'a>(name: &'a str, prefix: &str) -> Option<&'a str> {
     (is_number(controller) && is_number(namespace)).then_some(numbers)
 }
 
-/// What the kernel says of a block device's queue. `None` is unknown.
+/// The kernel's information about a block device's queue. `None` is unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct KernelLimits {
     /// Bytes that one command moves at most.
@@ -123,8 +123,8 @@ impl KernelLimits {
     }
 }
 
-/// Has the kernel drop what it has cached of bytes of a block device that a command has changed behind its back. What it does not drop is
-/// in use by somebody who maps the device, and fails nothing here.
+/// Makes the kernel drop its cached pages of bytes of a block device that a command has changed behind its back. What it does not drop is
+/// in use by a process that maps the device, and fails nothing here.
 pub(crate) fn forget_cached(file: impl AsFd, start_bytes: u64, length_bytes: u64) {
     let (start_bytes, end_bytes) = whole_pages(start_bytes, length_bytes);
     let length = NonZeroU64::new(end_bytes - start_bytes);

@@ -57,7 +57,7 @@ impl NbdDevice {
         })
     }
 
-    /// What the server says of the export.
+    /// The server's information about the export.
     pub fn info(&self) -> &ConnectionInfo {
         &self.0.info
     }

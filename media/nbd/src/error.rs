@@ -26,7 +26,7 @@ pub enum ConnectError {
         source: std::io::Error,
     },
     /// The server is not connected and negotiated within the time limit.
-    #[error("{address} did not answer within {limit:?}")]
+    #[error("{address} did not respond within {limit:?}")]
     Timeout {
         /// The server's address.
         address: Address,
@@ -54,7 +54,7 @@ pub enum ConnectError {
     #[error("the export cannot be used: {0}")]
     Unsupported(String),
     /// After a reconnect, the export has another size, block size or other abilities.
-    #[error("what answers is not the export that was open: {what}")]
+    #[error("the server now has another export: {what}")]
     Changed {
         /// What differs.
         what: String,

@@ -1,4 +1,4 @@
-//! An export's geometry, limits and abilities, from what the server says of it.
+//! An export's geometry, limits and abilities, from the server's information about it.
 //!
 //! Pure, so that tests cover every inconsistent server.
 
@@ -102,9 +102,9 @@ fn block_size(info: &ExportInfo) -> Result<BlockSize, ConnectError> {
             info.sizes.largest,
             block.bytes()
         )),
-        None => {
-            unsupported(format!("its {size} bytes are no whole blocks of 512 bytes, or of the server's {smallest}"))
-        }
+        None => unsupported(format!(
+            "its {size} bytes are not a multiple of 512 bytes or of the server's minimum block size, {smallest}"
+        )),
     }
 }
 

@@ -1,4 +1,4 @@
-//! How an export is used, what the server says of it, and what was transferred.
+//! How an export is used, the server's information about it, and what was transferred.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -50,7 +50,7 @@ impl Default for Options {
     }
 }
 
-/// What a server says of an export. Texts are the server's, without characters that are not printable.
+/// The information of a server about an export. Texts are the server's, without characters that are not printable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectionInfo {
     /// The export's name as the server reports it, else the requested name.

@@ -136,7 +136,7 @@ pub(crate) async fn find_namespace(
     Ok((nsid, pages))
 }
 
-/// The pages of namespace `nsid`, read anew.
+/// The pages of namespace `nsid`, read again.
 pub(crate) async fn namespace_pages(
     admin: &Admin,
     capabilities: Capabilities,

@@ -76,7 +76,7 @@ impl NvmeTcpDevice {
         })
     }
 
-    /// What the target says of itself and of the namespace.
+    /// The target's information about itself and the namespace.
     pub fn info(&self) -> ConnectionInfo {
         let controller_id = self.0.io.session.current_session().map(|session| session.controller.id);
         ConnectionInfo { controller_id: controller_id.unwrap_or(self.0.info.controller_id), ..self.0.info.clone() }

@@ -29,7 +29,7 @@ pub enum ConnectError {
         source: std::io::Error,
     },
     /// The controller is not ready within the time limit.
-    #[error("{address} did not answer within {limit:?}")]
+    #[error("{address} did not respond within {limit:?}")]
     Timeout {
         /// The target's address.
         address: HostPort,
@@ -66,7 +66,7 @@ pub enum ConnectError {
     #[error("the target does not use {0} digests")]
     NoDigest(&'static str),
     /// The target requires authentication or a secure channel, which this host does not support.
-    #[error("the target demands authentication or a secure channel")]
+    #[error("the target requires authentication or a secure channel")]
     AuthenticationRequired,
     /// The requested namespace is not among the active ones.
     #[error("there is no namespace {wanted}; the active ones are {}", List(.active))]
@@ -77,7 +77,7 @@ pub enum ConnectError {
         active: Vec<u32>,
     },
     /// No namespace was requested, and there is not exactly one.
-    #[error("which namespace? The active ones are {}", List(.active))]
+    #[error("give one of the active namespaces: {}", List(.active))]
     WhichNamespace {
         /// NSIDs there are; possibly none.
         active: Vec<u32>,
@@ -99,7 +99,7 @@ pub enum ConnectError {
         why: String,
     },
     /// After a reconnect, the namespace has another identifier, size or format.
-    #[error("what answers is not the namespace that was open: {what}")]
+    #[error("the target now has another namespace: {what}")]
     Changed {
         /// What differs.
         what: String,

@@ -78,7 +78,7 @@ impl Io {
         let mut second = pin!(queue.execute_change((write.with_fuse(Fuse::Second), HostData::Write(new)), change));
         let mut results: [Option<Result<CommandResult, RequestError>>; 2] = [None, None];
         let both = poll_fn(|cx| {
-            // In this order: the Compare joins the queue's line first, and nobody joins it in between.
+            // In this order: the Compare joins the queue's line first, and no other command joins it in between.
             let [compared, written] = &mut results;
             if compared.is_none()
                 && let Poll::Ready(result) = first.as_mut().poll(cx)
@@ -146,7 +146,7 @@ impl Io {
     }
 }
 
-/// The error of a pair that nobody answered.
+/// The error of a pair without a response.
 fn unknown(why: &str) -> Error {
     ErrorKind::Unreachable { reason: format!("{why}; the compare and write may have been executed") }.into()
 }

@@ -1,4 +1,4 @@
-//! How a namespace is used, what the target says of it, and what was transferred.
+//! How a namespace is used, the target's information about it, and what was transferred.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -100,7 +100,7 @@ fn process_id() -> [u8; 16] {
     })
 }
 
-/// What the target says of itself and of the namespace. Texts are the target's, without characters that are not printable.
+/// The target's information about itself and the namespace. Texts are the target's, without characters that are not printable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectionInfo {
     /// The requested subsystem's name.

@@ -111,7 +111,7 @@ impl RemoteNamespace {
         }
     }
 
-    /// What the namespace says of itself now.
+    /// The namespace's information about itself now.
     fn follow(&self, profile: &NamespaceProfile) {
         self.is_writable.set(profile.abilities.writable);
         self.freshness.set(profile.abilities.freshness);
@@ -127,7 +127,7 @@ impl RemoteNamespace {
         self.freshness.get()
     }
 
-    /// Fails if blocks may be older by now, and were not when it was opened: whoever reads them knows nothing of it.
+    /// Fails if blocks may be older by now, and were not when it was opened: its readers do not know it.
     pub(crate) fn check_fresh(&self) -> Result<(), Error> {
         match self.freshness.get() {
             Freshness::MayBeOlder(why) if self.profile.abilities.freshness.is_current() => {

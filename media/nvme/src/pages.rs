@@ -61,7 +61,7 @@ pub enum NamespaceError {
         why: String,
     },
     /// The namespace has another identifier, size or format than before.
-    #[error("it is not the namespace that was open: {what}")]
+    #[error("it is another namespace now: {what}")]
     Changed {
         /// What differs.
         what: String,

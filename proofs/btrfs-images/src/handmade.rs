@@ -153,7 +153,7 @@ impl Handmade {
         self.put(objectid::FS_TREE, Key::new(ino, ItemType::INODE_REF, parent), bytes);
     }
 
-    /// Puts an entry into a directory; what it leads to need not be there.
+    /// Puts an entry into a directory; its target need not be there.
     pub fn put_entry(&mut self, parent: u64, name: &[u8], ino: u64, file_type: FileType) {
         let location = Key::new(ino, ItemType::INODE_ITEM, 0);
         let entry = DirEntry { location, transid: GENERATION, kind: file_type as u8, name, data: b"" };

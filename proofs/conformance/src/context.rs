@@ -11,7 +11,7 @@ use crate::served::{Sealblock, Server};
 /// The longest that one script may take. Emulated machines are slow, and so are machines of continuous integration.
 pub const LIMIT: Duration = Duration::from_secs(150);
 
-/// What a kernel says of its own faults, of tasks that hang, and of effects of commands that it does not expect.
+/// The information of a kernel about its own faults, of tasks that hang, and of effects of commands that it does not expect.
 const COMPLAINTS: &str = "WARNING:|BUG:|Oops|Call Trace|blocked for more than|unusual effects";
 
 /// Both sides of a test.

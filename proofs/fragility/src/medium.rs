@@ -110,7 +110,7 @@ impl Overlay {
         let refuse = |kind, reason: &str| Err(MediumError { kind, doing, offset_bytes, reason: reason.to_owned() });
         let sector = u64::from(self.0.sector_bytes);
         if !offset_bytes.is_multiple_of(sector) || !length_bytes.is_multiple_of(sector) {
-            return refuse(MediumErrorKind::Failed, "offset or length is no multiple of the sector");
+            return refuse(MediumErrorKind::Failed, "offset or length is not a multiple of the sector size");
         }
         if offset_bytes.checked_add(length_bytes).is_none_or(|end| end > self.len_bytes()) {
             return refuse(MediumErrorKind::PastEnd, "past the end of the medium");

@@ -76,7 +76,7 @@ pub enum Invalid {
 }
 
 impl Invalid {
-    /// What a device server says of it (SPC-5, "Sense key and additional sense code definitions").
+    /// The information of a device server about it (SPC-5, "Sense key and additional sense code definitions").
     pub const fn sense(self) -> Sense {
         let code = match self {
             Invalid::Opcode(_) | Invalid::ServiceAction { .. } => AdditionalSense::INVALID_OPCODE,

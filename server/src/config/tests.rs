@@ -103,12 +103,13 @@ fn bad_configurations_say_where_and_why() {
         ("[[subsystems]]\n[[subsystems.namespaces]]\ntarget=\"v\"".to_owned(), ["line 1", "needs nqn"]),
         (with("").replace("name = \"a\"", "name = \"\""), ["line 2", "gives no valid NQN"]),
         (with("").replace("name = \"a\"", "nqn = \"a\""), ["line 3", "nqn.yyyy-mm"]),
-        (with("").replace("mem:1MiB", "nosuch:1"), ["line 5", "is no kind of target"]),
+        (with("").replace("mem:1MiB", "nosuch:1"), ["line 5", "is not a kind of target"]),
         (with("") + "protection = \"hidden\"", ["line 6", "hidden"]),
         (with("") + "uuid = \"1\"", ["line 6", "is not a UUID"]),
-        (with("") + "nsid = 0", ["line 6", "nsid"]),
-        (with("") + "nsid = 1025", ["line 4", "up to 1024"]),
-        (with("") + spaces, ["line 7", "two namespaces 1"]),
+        (with("") + "nsid = 0", ["line 6", "expected a number of at least 1"]),
+        (with("cores = 0"), ["line 1", "expected a number of at least 1"]),
+        (with("") + "nsid = 1025", ["line 4", "at most 1024"]),
+        (with("") + spaces, ["line 7", "duplicate namespace 1"]),
         (twice, ["line 7", "duplicate subsystem"]),
         ("[".to_owned(), ["line 1", "TOML"]),
     ] {
@@ -235,12 +236,12 @@ fn a_configuration_is_a_file_of_some_length() {
     assert!(error.to_string().contains("the kernel generates its content"), "{error}");
     for path in [std::path::Path::new("/dev/zero"), folder.path(), &pipe] {
         let error = super::read(path).unwrap_err();
-        assert!(error.to_string().contains("it is no file"), "{error}");
+        assert!(error.to_string().contains("not a regular file"), "{error}");
     }
     let long = folder.path().join("long");
     std::fs::write(&long, vec![b'#'; (16 << 20) + 1]).unwrap();
     let error = super::read(&long).unwrap_err();
-    assert!(error.to_string().contains("too many"), "{error}");
+    assert!(error.to_string().contains("larger than"), "{error}");
 }
 
 #[test]

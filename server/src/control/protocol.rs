@@ -357,7 +357,7 @@ mod tests {
         for (line, kind) in [
             ("", ControlErrorKind::BadRequest),
             ("{", ControlErrorKind::BadRequest),
-            ("[1]", ControlErrorKind::BadRequest),
+            ("[2]", ControlErrorKind::BadRequest),
             (r#"{"version":1,"anything":1}"#, ControlErrorKind::Version),
             (r#"{"version":2}"#, ControlErrorKind::BadRequest),
             (r#"{"version":2,"command":"reboot","target":{"text":"v"}}"#, ControlErrorKind::BadRequest),

@@ -365,7 +365,7 @@ mod tests {
         let bad = ReplicaStatus { damage: Some(known), ..replica("b", "in_sync", true, 0) };
         is(&of(bad), Health::Degraded, "mirror:a,b is degraded: on b 1 block is bad (7)");
         let older = ReplicaStatus { stale_blocks: 2, ..in_sync() };
-        is(&mirror("optimal", vec![older]), Health::Damaged, "of 2 blocks only an older copy is left, on a");
+        is(&mirror("optimal", vec![older]), Health::Damaged, "2 blocks have only an older copy, on a");
         let path = |live| PathStatus { path: "p".to_owned(), live, error: None, failures: 0 };
         let of = |live: &[bool]| DeviceSnapshot { paths: live.iter().map(|live| path(*live)).collect(), ..seen() };
         is(&of(&[true, false]), Health::Degraded, "1 path of 2 is lost: p");

@@ -38,7 +38,7 @@ pub enum TargetErrorKind {
     Standard,
     /// A word and a colon that name no kind of target.
     #[error(
-        "'{0}' is no kind of target; try file:NAME for a file with a colon in its name, or one of file:, raw:, mem:, null:, nvme+tcp://, nbd://, nbd+unix:///, \
+        "'{0}' is not a kind of target; try file:NAME for a file with a colon in its name, or one of file:, raw:, mem:, null:, nvme+tcp://, nbd://, nbd+unix:///, \
          mirror:, stripe:, multipath:, offset: and fault:"
     )]
     Unknown(String),

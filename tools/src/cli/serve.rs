@@ -52,7 +52,7 @@ pub struct Serve {
     pub strict: bool,
     /// Number of cores, each a thread on its own CPU. A volume stays on one core; connections are spread over all.
     /// [default: the number of CPUs, at most 8]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub cores: Option<NonZeroUsize>,
     /// Allow only this host to connect; repeatable. Host NQNs are not authenticated.
     #[arg(long, value_name = "NQN", value_parser = nqn)]
@@ -90,13 +90,17 @@ pub struct Serve {
     /// runtime directory, where these commands find it]
     #[arg(long, value_name = "PATH|none")]
     pub control: Option<ControlSocket>,
-    /// Log level for standard error. [default: SEALBLOCK_LOG, or warn] `sealblock log` changes
-    /// it while the server runs.
+    /// Log level for standard error; `sealblock log` changes it while the server runs. [default: SEALBLOCK_LOG, or warn]
     #[arg(long, value_name = "LEVEL", value_parser = one_of(LOG_LEVELS))]
     pub log: Option<LogLevel>,
     /// Print one JSON object for each event.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Reads a number that is not 0.
+fn at_least_one(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse().map_err(|_| "must be a number of at least 1".to_owned())
 }
 
 /// Reads how often to scrub.

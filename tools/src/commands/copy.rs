@@ -136,7 +136,7 @@ impl Report {
 async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, StackError> {
     sink.check_room("copy", &arguments.to, source.bytes().unwrap_or(0))?;
     if matches!(source, Source::Device(_)) && !sink.in_order() {
-        // Who reads or writes a pipe is blocked by it, and ends by the signal as ever.
+        // Who reads or writes a pipe is blocked by it, and ends by the signal as usual.
         interrupt::watch();
     }
     let started = Instant::now();

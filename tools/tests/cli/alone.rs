@@ -44,7 +44,7 @@ fn no_command_writes_a_member_of_a_mirror_by_itself() {
     }
     assert!(place.blocks("mirror:a,b", 0, 255) == data);
     place.run("verify mirror:a,b").succeeds();
-    // And a volume that is no member is written as ever.
+    // And a volume that is no member is written as usual.
     place.run("zero v --yes").succeeds();
 }
 

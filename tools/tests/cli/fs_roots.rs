@@ -41,7 +41,7 @@ fn place_with_image() -> Option<Place> {
     Some(place)
 }
 
-/// What a node says of itself.
+/// The information of a node about itself.
 struct Header {
     owner: u64,
     bytenr: u64,

@@ -169,7 +169,7 @@ fn intact_superblocks_of_one_transaction_that_differ_are_damage() {
         assert_eq!(error["kind"], "superblock", "{report}");
         let told = &error["copies"][0];
         assert_eq!((&told["copy"], &told["offset"]), (&2.into(), &COPY_OFFSETS[1].into()), "{report}");
-        let words = ["copy 2 on device 1 at byte 67108864", "is not what copy 1 is"];
+        let words = ["copy 2 on device 1 at byte 67108864", "differs from copy 1"];
         place.run("fs verify disk").ends_with(1).says(&words);
         place.run("fs info disk").ends_with(1).says(&words);
         assert_eq!(place.run("fs cat disk/small").succeeds().text(), "within its item");
@@ -194,7 +194,7 @@ fn copies_of_the_root_of_all_trees_on_one_device_that_differ_are_damage_and_the_
         let copy = &error["copies"][0];
         assert_eq!((&error["kind"], &error["lost"], &error["trees"]), (&"node".into(), &false.into(), &vec![1].into()));
         assert_eq!((&copy["copy"], &copy["offset"]), (&2.into(), &places[1].into()), "{report}");
-        let words = ["copy 2 on device 1 at byte", "is not what copy 1 is"];
+        let words = ["copy 2 on device 1 at byte", "differs from copy 1"];
         place.run("fs info disk").ends_with(1).says(&words);
         verified(&place, "disk/small", "", 1);
         place.run("fs ls disk").succeeds().says(&["large"]);

@@ -63,7 +63,7 @@ fn one_flipped_superblock_is_survived_whichever_bit_it_is() {
     }
     assert!(place.read("v") == pristine, "looking at a volume changes nothing");
     for offset in SUPERBLOCK_OFFSETS {
-        // A volume with one superblock is written to as ever, and has two again.
+        // A volume with one superblock is written to as usual, and has two again.
         place.poke("v", offset, &[0; 512]);
         place.run("zero v --range 1").succeeds();
         place.run("copy data v").succeeds();

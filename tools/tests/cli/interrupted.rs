@@ -20,7 +20,7 @@ fn signal(child: &Child) {
     assert!(sent.success());
 }
 
-/// Waits until the process heeds the signal.
+/// Waits until the process handles the signal.
 fn wait_for_handler(child: &mut Child) {
     let start = Instant::now();
     loop {
@@ -216,6 +216,25 @@ fn an_interrupted_copy_leaves_what_it_has_copied() {
     );
     let words = format!("copying fault:[delay=2s@1000..1000],v to out: interrupted after byte {}\n", copied.len());
     assert!(ended.stderr.contains(&words), "{words}: {}", ended.stderr);
+}
+
+#[test]
+fn an_interrupted_copy_between_devices_prints_the_command_that_resumes_it() {
+    let place = damaged(&[]);
+    place.run("create w --size 16MiB --block-size 512").succeeds();
+    let mut child = place.start("copy fault:[delay=2s@1000..1000],v w --salvage");
+    wait_for_handler(&mut child);
+    sleep(Duration::from_millis(200));
+    signal(&child);
+    let stdout = child.stdout.take().unwrap();
+    let ended = ended_by_the_signal(child, stdout);
+    let command = ended.stderr.lines().find_map(|line| line.strip_prefix("try: sealblock ")).unwrap_or_default();
+    assert!(command.starts_with("copy --salvage 'offset:"), "{}", ended.stderr);
+    let blocks: Vec<u64> =
+        command.split("offset:").skip(1).map(|rest| rest.split("..").next().unwrap().parse().unwrap()).collect();
+    assert_eq!(blocks[1], 8 * blocks[0], "each in its own blocks: {command}");
+    place.run(&command.replace('\'', "")).succeeds();
+    place.run("compare v w").succeeds();
 }
 
 #[test]

@@ -96,7 +96,7 @@ fn a_volume_without_its_log_is_served_where_that_is_accepted_and_hosts_hear_of_i
     place.run(&format!("copy {} out", again.target("v"))).ends_with(4);
     again.stop().is_clean();
     server.stop().is_clean();
-    // A good one is served as ever.
+    // A good one is served as usual.
     place.run("create w --size 4MiB").succeeds();
     let server = Server::start(&place, "w --accept-older");
     place.run(&format!("copy piece {}", server.target("w"))).succeeds();

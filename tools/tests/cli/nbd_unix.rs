@@ -55,7 +55,7 @@ fn an_export_is_served_and_used_over_a_unix_socket() {
     answer_of(reader).succeeds();
     server.stop().is_clean();
     assert!(!place.path("s").exists(), "it goes with its server");
-    place.run(&format!("info {v}")).fails(3, &["No such file", "the path of its socket"]);
+    place.run(&format!("info {v}")).fails(3, &["no such file", "the path of its socket"]);
     place.run("verify v").succeeds();
 }
 
@@ -120,7 +120,7 @@ fn a_socket_that_is_in_use_and_what_is_none_are_left_alone() {
     place.write("diary", b"dear");
     place.run("serve --listen 127.0.0.1:0 mem:2MiB --nbd-socket diary").fails(3, &["something else is there"]);
     assert_eq!(place.read("diary"), b"dear");
-    place.run("serve --listen 127.0.0.1:0 mem:2MiB --nbd-socket no/such").fails(3, &["No such file"]);
+    place.run("serve --listen 127.0.0.1:0 mem:2MiB --nbd-socket no/such").fails(3, &["no such file"]);
     first.stop().is_clean();
 }
 

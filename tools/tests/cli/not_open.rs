@@ -84,8 +84,8 @@ fn the_others_are_served_and_it_is_when_it_comes() {
     status(&place, &server, 0);
     let ended = server.stop();
     ended.is_clean();
-    let line = "cannot open 'gone': no such file; retrying at \
-        least every 60 s";
+    let line = "cannot open 'gone': no such file; retrying at least every 60 s; serving the other \
+                targets";
     let of_gone = ended.told().into_iter().filter(|line| line["message"].to_string().contains("gone")).count();
     assert_eq!((ended.told_of(line).len(), of_gone), (1, 1), "{}", ended.stderr);
     assert_eq!(place.run("info gone --json").succeeds().json()["volume"]["clean"], true);
@@ -226,6 +226,6 @@ fn what_is_to_be_refused_is_refused() {
         .run("serve --listen 127.0.0.1:0 gone nosuch")
         .fails(3, &["cannot open 'gone': no such", "cannot open 'nosuch': no such"]);
     place.run("serve --listen 127.0.0.1:0 v mem:1000").fails(2, &["is not a multiple of the block size"]);
-    place.run("serve --listen 127.0.0.1:0 v ./v").fails(2, &["named twice"]);
+    place.run("serve --listen 127.0.0.1:0 v ./v").fails(2, &["given twice"]);
     place.run("verify v").succeeds();
 }

@@ -92,7 +92,7 @@ fn a_member_of_a_group_and_the_loop_device_over_it_are_one_device() {
     let place = Place::new();
     filled(&place, 64);
     let Some(device) = Loop::new(&place.path("b"), &[]) else { return };
-    place.run(&format!("zero mirror:a,b,{} --range 0..1", device.0)).fails(3, &["in use by this command already"]);
+    place.run(&format!("zero mirror:a,b,{} --range 0..1", device.0)).fails(3, &["same device or file"]);
     let server = Server::start(&place, "mirror:a,b");
     let words = format!("which is in use by another process, {}", server.pid());
     is_refused(&place, &device.0, &[&words, "which serves mirror:a,b"]);

@@ -62,7 +62,7 @@ fn sizes_and_targets_that_cannot_be_are_refused() {
         ("resize v --size 0", 2, "at least one block"),
         ("resize v --size 8000000", 2, "a multiple of the block size"),
         ("resize v --size 5PiB", 2, "more than"),
-        ("resize plain --size 2MiB", 3, "no protected volume"),
+        ("resize plain --size 2MiB", 3, "not a protected volume"),
         ("resize nothing --size 2MiB", 3, ""),
         ("resize mem:8MiB --size 16MiB", 3, "volume"),
     ] {

@@ -118,7 +118,7 @@ fn what_cannot_be_resized_is_refused_by_name_and_served_on() {
     refused("v --size 0", 2, &["at least one block"]);
     refused("v --size 16EiB", 2, &["16EiB"]);
     refused("mirror:a,b --size 16MiB", 3, &["only a protected volume that is served directly"]);
-    refused("a --size 16MiB", 3, &["it is a part of mirror:a,b, which is served"]);
+    refused("a --size 16MiB", 3, &["it is part of mirror:a,b, which is served"]);
     refused("mem:1MiB --size 2MiB", 3, &["only a protected volume"]);
     refused("nosuch --size 2MiB", 3, &["No such file"]);
     refused("v --size 16MiB --control nosuch.sock", 3, &["nosuch.sock"]);
@@ -285,7 +285,7 @@ fn a_server_that_dies_beside_an_order_leaves_a_volume_with_all_that_was_flushed(
         let lost = report["lost_metadata"].as_array().unwrap();
         let is_copy = |what: &serde_json::Value| {
             let what = what.as_str().unwrap();
-            what.contains("superblock") || what.starts_with("copies of metadata of v that are lost")
+            what.contains("superblock") || what.starts_with("lost copies of metadata of v")
         };
         assert!(lost.iter().all(is_copy), "{lost:?}");
         answer.ends_with(if lost.is_empty() { 0 } else { 4 });

@@ -175,7 +175,7 @@ fn a_file_of_another_run_or_target_or_a_damaged_one_is_refused() {
         (good[..good.len() / 2].to_vec(), "its checksum does not match"),
         (b"12\n".to_vec(), "not written by --resume"),
         (Vec::new(), "not written by --resume"),
-        (later, "of version 3"),
+        (later, "has version 3"),
     ] {
         fs::write(place.path("r"), &bytes).unwrap();
         place.run("verify v --resume r").fails(3, &[word, "remove r to start over"]);

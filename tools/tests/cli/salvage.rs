@@ -52,7 +52,7 @@ fn a_file_gets_all_that_can_be_read_and_zeroes_for_the_rest() {
     let report = place.run("copy v out --salvage --json").ends_with(1).json();
     assert_eq!((runs(&report), &report["lost_are"]), (vec![(5, 2), (300, 1)], &"zeroes".into()));
     assert_eq!((&report["blocks_lost"], &report["lost"][1]["why"]), (&3.into(), &"guard".into()));
-    // A medium that fails says so in its own words; what is whole is copied as ever.
+    // A medium that fails says so in its own words; what is whole is copied as usual.
     let media = place.run("copy fault:[read-error@7],v out --salvage");
     assert!(lost_lines(media.ends_with(1)).iter().any(|line| line.starts_with("block 7 lost: ")), "{}", media.stderr);
     place.run("copy data out --salvage").succeeds();
@@ -242,7 +242,7 @@ fn files_of_less_than_a_block_have_no_blocks_and_all_their_bytes() {
         for command in
             ["verify f", "zero f --yes", "info f", "scrub status f", "rescue f out", "corrupt f --lba 0 --kind data"]
         {
-            place.run(command).fails(3, &["f", "no protected volume"]);
+            place.run(command).fails(3, &["f", "not a protected volume"]);
         }
         let info = place.run("info raw:f");
         let text = info.succeeds().says(&["0 blocks of 512 bytes"]).text();

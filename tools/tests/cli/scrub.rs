@@ -67,7 +67,7 @@ fn damage_is_found_told_known_to_hosts_and_remembered() {
     assert!(after["completed_unix_s"].as_u64().is_some() && after["server_pid"] == server.pid());
     place.run("scrub status v").ends_with(1).says(&["v: idle", "finished after", "3 bad, 0 repaired, 3 unrepaired"]);
 
-    // What is written anew is good, and the next scrub says so.
+    // What is rewritten is good, and the next scrub says so.
     place.run(&format!("zero {} --range 7..8", server.target("v"))).succeeds();
     place.run(&format!("zero {} --range 4095", server.target("v"))).succeeds();
     place.run("scrub start v").succeeds();

@@ -73,7 +73,7 @@ fn what_cannot_be_served_is_refused_and_nothing_is_served() {
     for (arguments, status, words) in [
         ("nosuch", 3, &["nosuch", "no such file"][..]),
         ("v nosuch --strict", 3, &["nosuch", "no such file"]),
-        ("v ./v", 2, &["./v", "named twice"]),
+        ("v ./v", 2, &["./v", "given twice"]),
         ("mirror:v,w", 3, &["replica 1 is offline", "no such file"]),
         ("mem:1MiB --protection shown", 3, &["mem:1MiB", "no protection information", "--protection plain"]),
         ("v --nbd localhost", 2, &["127.0.0.1:10809"]),

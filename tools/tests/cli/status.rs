@@ -42,7 +42,7 @@ fn settled(answer: &Answer, server: &Server) -> String {
             let (_, at) = rest.split_once(", at ").unwrap();
             format!("{who} from CLIENT, at {}", at.rsplit_once(", for ").unwrap().0)
         }
-        Some(("told", _)) => format!("log       TIME {}", line[10..].split_once(' ').unwrap().1),
+        Some(("log", _)) => format!("log       TIME {}", line[10..].split_once(' ').unwrap().1),
         _ => line.to_owned(),
     };
     text.lines().map(line).collect::<Vec<_>>().join("\n")

@@ -219,7 +219,7 @@ fn several_targets_have_an_object_each_and_the_worst_exit_status() {
     past.fails(2, &["block 300 is past the end"]).says(&["long: 101 blocks verified"]);
     place.run("verify a b --quiet").ends_with(1);
     assert_eq!(place.run("verify a c --quiet").succeeds().text(), "");
-    place.run("verify a c --repair --accept-stale a").fails(2, &["several targets"]);
+    place.run("verify a c --repair --accept-stale a").fails(2, &["single target"]);
 }
 
 #[test]
@@ -240,6 +240,6 @@ fn an_idle_verify_checks_everything_and_is_refused_where_load_is_not_known() {
     for target in ["mem:1MiB", "stripe:mem:1MiB,mem:1MiB"] {
         place
             .run(&format!("verify {target} --idle"))
-            .fails(3, &["--idle cannot determine how busy it is", "try: --rate"]);
+            .fails(3, &["--idle cannot determine how busy it is", "try: use --rate"]);
     }
 }

@@ -41,7 +41,7 @@ fn a_mirror_is_not_optimal_while_the_file_of_a_replica_is_gone_or_cut_off() {
     let length = place.len("b");
     place.set_len("b", length - 4096);
     until(|| asked().status == 1);
-    asked().says(&["degraded", "b was cut off"]);
+    asked().says(&["degraded", "b was truncated"]);
     place.set_len("b", length);
     until(|| asked().status == 0);
     // A replica that comes later is looked at, too.

@@ -6,7 +6,7 @@
 //!
 //! Invariant: a CRC is reused only if it was computed from this data: on receipt, in the pass that checked the digest,
 //! or by the device that compared every guard ([`Sealed::block_crcs`](sealblock_integrity::Sealed::block_crcs)). Any
-//! other CRC is computed anew.
+//! other CRC is recomputed.
 
 use sealblock_block::Geometry;
 use sealblock_integrity::GuardKind;

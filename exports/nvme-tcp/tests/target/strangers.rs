@@ -1,4 +1,4 @@
-//! Commands of hosts that nobody knows: what they hold, what waits for them, and what is left of them.
+//! Commands of hosts of unknown kinds: what they hold, what waits for them, and what is left of them.
 
 use std::cell::Cell;
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
 //! The rules of items. One file for each thing that items are about.
 //!
-//! A rule is here if a program that reads or changes a filesystem relies on it. Items that nobody relies on only have their shape;
+//! A rule is here if a program that reads or changes a filesystem relies on it. Items that no program relies on only have their shape;
 //! those of unknown types have none.
 //!
 //! - `files`: inodes, names, attributes, file extents, checksums.

@@ -39,7 +39,7 @@ bitflags! {
 }
 
 impl BlockGroupFlags {
-    /// The bits that say what it is for.
+    /// The bits for its use.
     pub const TYPES: BlockGroupFlags = BlockGroupFlags::from_bits_retain(0x7);
     /// The bits that say how it lies.
     pub const PROFILES: BlockGroupFlags = BlockGroupFlags::from_bits_retain(0x7f8);
@@ -88,7 +88,7 @@ impl Profile {
         Profile::Raid6,
     ];
 
-    /// The bit that says it.
+    /// Its bit.
     pub fn flag(self) -> BlockGroupFlags {
         match self {
             Profile::Single => BlockGroupFlags::empty(),

@@ -59,7 +59,7 @@ impl FileType {
     }
 }
 
-/// A name in a directory with what it leads to, or the name of an extended attribute with its value.
+/// A name in a directory with its target, or the name of an extended attribute with its value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DirEntry<'a> {
     /// The inode's key, or the root item's for a subvolume; all zero for an attribute.

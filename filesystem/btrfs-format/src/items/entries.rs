@@ -16,7 +16,7 @@ pub trait Entry<'a>: Sized {
     /// Cuts the entry from the head of `bytes`, which begin at byte `at` of the item, and returns what follows it.
     ///
     /// # Errors
-    /// When the entry goes on behind the end.
+    /// When the entry continues past the end.
     fn split(bytes: &'a [u8], at: usize) -> Result<(Self, &'a [u8]), DecodeError>;
 
     /// Appends its bytes.

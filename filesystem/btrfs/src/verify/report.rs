@@ -226,7 +226,7 @@ pub enum WhyUnchecked {
     NoChecksum,
     /// Data whose checksums are lost.
     ChecksumsLost,
-    /// Data of an inode that is lost, so nobody knows whether they should have checksums.
+    /// Data of an inode that is lost, so it is unknown whether they should have checksums.
     InodeLost,
     /// A device that holds copies of its own did not check all of them.
     CopiesBelow,

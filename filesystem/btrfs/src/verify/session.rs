@@ -1,4 +1,4 @@
-//! What all parts of one verification share: what they check, how, whom they tell, and what they found so far.
+//! What all parts of one verification share: the checks, the observer and the findings so far.
 
 use std::cell::{Cell, OnceCell, RefCell};
 
@@ -18,7 +18,7 @@ use crate::filesystem::Filesystem;
 pub const MAX_NODES: usize = 16 << 20;
 /// The most damages that are listed by default.
 pub const MAX_LISTED: usize = 10_000;
-/// Bytes after which the watcher is asked whether to go on.
+/// Bytes after which the watcher is asked whether to continue.
 const STEP_BYTES: u64 = 1 << 20;
 /// Nodes or inodes after which it is asked where no bytes are checked.
 const STEP_TURNS: u64 = 64;

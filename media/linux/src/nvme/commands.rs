@@ -182,7 +182,7 @@ impl Drive {
         self.passthrough.execute(doing, &self.encode(command)?, memory, is_change).await
     }
 
-    /// Has the kernel drop what it has cached of blocks that a command has changed.
+    /// Makes the kernel drop its cached pages of blocks that a command has changed.
     fn forget_cached(&self, extent: Extent) {
         if self.is_cached {
             let size = self.profile.geometry.block_size;

@@ -35,7 +35,7 @@ pub enum OpenError {
         /// Its status.
         status: Status,
     },
-    /// What the drive says of itself and of the namespace is inconsistent or not supported.
+    /// The drive's information about itself and the namespace is inconsistent or not supported.
     #[error("the drive cannot be used: {0}")]
     Namespace(#[from] NamespaceError),
 }

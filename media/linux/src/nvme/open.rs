@@ -43,7 +43,7 @@ impl Options {
     pub const WRITE: Options = Options { write: true, ..Options::READ };
 }
 
-/// What a drive says of itself and of a namespace. Texts have no characters that are not printable.
+/// The information of a drive about itself and of a namespace. Texts have no characters that are not printable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NvmeInfo {
     /// MN: model.
@@ -164,7 +164,7 @@ fn believe(profile: &mut NamespaceProfile, log: &EffectsLog) -> Vec<String> {
     if has_command(log, IoOpcode::Verify) {
         profile.abilities.verify = Ability::Native;
     }
-    // A Copy cannot be tried on blocks that somebody needs, so both have to have it, or the log alone.
+    // A Copy cannot be tried on blocks that are in use, so both have to have it, or the log alone.
     match (has_command(log, IoOpcode::Copy), profile.copy.is_some(), profile.abilities.copy) {
         (true, true, _) => profile.abilities.copy = Ability::Native,
         (false, _, Ability::Native) => {

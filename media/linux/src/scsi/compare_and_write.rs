@@ -1,7 +1,7 @@
 //! COMPARE AND WRITE: whether a drive has it, and one as a request.
 //!
 //! It is not idempotent: sent again after it was executed, it would miscompare with what it has written itself. So it is sent again only
-//! after an answer which says that it was not executed, and any other end without an outcome is told as it is: it may have been.
+//! after an answer which says that it was not executed, and any other end without an outcome is reported unchanged: it may have been.
 //!
 //! Invariant: after one that may have been executed the kernel's page cache has no older copy of the blocks.
 
@@ -136,7 +136,7 @@ async fn miscompare<D: Device>(extent: Extent, data: &CompareAndWrite, answer: &
         None => match ordinary.execute(Request::read(extent, Expectations::NONE)).await {
             Ok(Response::Data(stored)) => {
                 let differs = stored.first_difference(&data.expected, false);
-                // Somebody may have made them equal since, which does not make the outcome another one.
+                // They may have become equal since, which does not make the outcome another one.
                 differs.and_then(|index| extent.iter().nth(index)).unwrap_or(extent.start())
             }
             _ => extent.start(),
@@ -145,7 +145,7 @@ async fn miscompare<D: Device>(extent: Extent, data: &CompareAndWrite, answer: &
     ErrorKind::Miscompare { lba }.into()
 }
 
-/// The error of a call that brought no answer: one that never reached the drive is told as it is.
+/// The error of a call that brought no answer: one that never reached the drive is reported unchanged.
 fn after_call(error: Error) -> Error {
     match error.kind() {
         ErrorKind::Unreachable { .. } => unknown(error),

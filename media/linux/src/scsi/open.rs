@@ -29,7 +29,7 @@ pub enum TagMaker {
     Drive,
 }
 
-/// What a SCSI drive says of itself. Texts have no characters that are not printable.
+/// The information of a SCSI drive about itself. Texts have no characters that are not printable.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ScsiInfo {
     /// T10 VENDOR IDENTIFICATION.
@@ -70,7 +70,7 @@ pub struct ScsiInfo {
     pub refused: Vec<String>,
 }
 
-/// What the kernel says of the drive.
+/// The kernel's information about the drive.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KernelView {
     pub(crate) limits: KernelLimits,

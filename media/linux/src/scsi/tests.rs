@@ -1,4 +1,4 @@
-//! A drive that is not there: it reads commands as a device server does, keeps blocks in memory, and misbehaves as it is told to.
+//! A drive that is not there: it reads commands as a device server does, keeps blocks in memory, and misbehaves as configured.
 
 mod compare_and_write;
 

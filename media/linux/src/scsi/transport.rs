@@ -27,7 +27,7 @@ pub trait Transport {
     /// Sends one command, once; returns its answer and its data.
     fn send(&self, cdb: &Cdb, data: Transfer) -> impl Future<Output = (io::Result<Answer>, Transfer)>;
 
-    /// Has the kernel drop what it has cached of these bytes, which a command has changed behind its back.
+    /// Makes the kernel drop its cached pages of these bytes, which a command has changed behind its back.
     fn forget_cached(&self, start_bytes: u64, length_bytes: u64);
 }
 
@@ -85,7 +85,7 @@ pub enum OpenError {
         /// What the kernel said.
         source: io::Error,
     },
-    /// What the drive says of itself is inconsistent or not supported.
+    /// The drive's information about itself is inconsistent or not supported.
     #[error("{0}")]
     Unsuitable(String),
 }

@@ -25,7 +25,7 @@ pub(crate) struct Unit<T> {
     pub(crate) transport: T,
 }
 
-/// What a logical unit says of itself.
+/// The information of a logical unit about itself.
 #[derive(Clone, Debug)]
 pub(crate) struct Pages {
     pub(crate) inquiry: Inquiry,

@@ -227,7 +227,7 @@ impl<D: Device, T: TaggedIo> TaggedDevice<D, T> {
             data = aligned.freeze();
         }
         let tags = metadata.unwrap_or_else(Slice::empty);
-        // The kernel may change them, so they are nobody else's.
+        // The kernel may change them, so they are not shared.
         let mut metadata = pool().take(tags.len());
         metadata.copy_from_slice(&tags);
         let is_counted = self.profile.format.protection().increments_ref_tag();
@@ -355,7 +355,7 @@ impl<D: Device, T: TaggedIo> BlockProbe for Search<'_, D, T> {
     }
 }
 
-/// True for what the kernel says of blocks that cannot be read: tags that the device has found not to match, errors of the medium, and
+/// True for the errors by which the kernel reports unreadable blocks: tags that the device has found not to match, errors of the medium, and
 /// others.
 fn is_about_blocks(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EILSEQ | libc::ENODATA | libc::EIO))

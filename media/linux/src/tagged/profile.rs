@@ -87,7 +87,7 @@ pub struct TagProfile {
     pub keeps_app_tags: bool,
 }
 
-/// What sysfs says of a block device.
+/// The sysfs attributes of a block device.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct SysfsView {
     /// The profile's name; empty without one.

@@ -56,7 +56,7 @@ fn blocks_travel_interleaved_and_are_taken_apart() {
     }
 }
 
-/// The digest of data with unverified guards is computed anew.
+/// The digest of data with unverified guards is recomputed.
 #[test]
 fn only_verified_guards_yield_a_digest() {
     let pool = Pool::new(0, usize::MAX);

@@ -110,7 +110,7 @@ async fn read_file(fs: &Filesystem, inode: &Inode, content: &[u8]) -> Outcome {
     Outcome::Read { failed, wrong }
 }
 
-/// What the kernel says of a filesystem that it mounts.
+/// The kernel's information about a filesystem that it mounts.
 pub struct Seen {
     pub scrub: Scrub,
     pub files: Files,

@@ -1,4 +1,4 @@
-//! Discovery, and what the target says of itself, as nvme-cli asks for it.
+//! Discovery, and the target's information about itself, as nvme-cli asks for it.
 
 use anyhow::Result;
 

@@ -91,7 +91,7 @@ pub enum SubmitError {
         size: u64,
     },
     /// Not a multiple of the smallest block.
-    #[error("{length} bytes at {offset} are no multiple of blocks of {block} bytes")]
+    #[error("{length} bytes at {offset} are not a multiple of the block size, {block} bytes")]
     Misaligned {
         /// Where.
         offset: u64,

@@ -259,7 +259,7 @@ impl ReadFs for Mounted<'_> {
         match self.filesystem.follow(&directory, &entry).await {
             Ok(Some(inode)) => self.attributes_of(&inode),
             Ok(None) => Ok(empty_directory(self.placeholder(parent, name), &directory)),
-            // The name is there, so what it leads to should be.
+            // The name is there, so its target should be.
             Err(error) => Err(FsError::Damaged(error.to_string())),
         }
     }

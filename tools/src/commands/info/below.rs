@@ -1,4 +1,6 @@
 //! The devices below a file or block device, for `info`.
+//!
+//! Read from sysfs when the command runs: nothing of it is stored.
 
 use std::path::Path;
 
