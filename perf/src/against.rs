@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn figures_are_found_below_their_load() {
-        let text = "io_uring\n\nread 4 KiB, random\n  raw                  61285 /s     251 MB/s      5.5 us CPU   (yardstick)\n  \
+        let text = "io_uring\n\nread 4 KiB, random\n  raw                  61285 /s     251 MB/s      5.5 us CPU   (baseline)\n  \
                     volume crc32c        39568 /s     162 MB/s      7.9 us CPU    64.6 % [ 64.6 ..  64.6]\n  volume crc32c    5 \
                     syncs of 8.83 ms\nwrite\n  mirror of in step   106.2 %\n";
         let figure =

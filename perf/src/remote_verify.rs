@@ -135,7 +135,7 @@ fn print(what: &str, bytes: u64, rounds: &[(Pass, Pass)], threshold: Option<f64>
 
 fn times(ratio: f64, threshold: f64) -> String {
     match ratio >= threshold {
-        true => format!("  bar {threshold:.0}: kept"),
-        false => format!("  bar {threshold:.0}: MISSED by {:.1}", threshold - ratio),
+        true => format!("  threshold {threshold:.0}: kept"),
+        false => format!("  threshold {threshold:.0}: MISSED by {:.1}", threshold - ratio),
     }
 }

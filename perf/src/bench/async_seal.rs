@@ -224,7 +224,7 @@ fn outcome(measured: &[Measured]) -> Outcome {
         ("sealed in flight", "GB/s"),
         ("gain", "%"),
         ("gain by the model", "%"),
-        ("yardstick again", "%"),
+        ("baseline again", "%"),
     ];
     let title = "Sequential writes of 1 MiB, one at a time, to a volume in paced memory, guard crc32c";
     let mut table = Table::new(title, "pace", &columns);
@@ -249,7 +249,7 @@ fn outcome(measured: &[Measured]) -> Outcome {
         };
         table.push(name, cells);
     }
-    let note = "A gain of a few per cent is decided only where the yardstick differs from itself by less. With more writes in flight the next ones hide the \
+    let note = "A gain of a few per cent is decided only where the baseline differs from itself by less. With more writes in flight the next ones hide the \
                 time of sealing, and there is nothing to gain.";
     Outcome {
         verdicts: verdicts(measured),

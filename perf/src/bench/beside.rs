@@ -2,7 +2,7 @@
 //!
 //! The load writes 64 KiB at random to the lower half of the device, four at a time. Meanwhile the upper half, which was written all over just before,
 //! is zeroed once, 1 MiB at a time and evenly over the turn: by Write Zeroes that may unmap, or by writing zeroes. The load alone is the
-//! yardstick and has two turns in a round.
+//! baseline and has two turns in a round.
 
 use std::cell::Cell as Counter;
 use std::rc::Rc;
@@ -155,7 +155,7 @@ fn table(name: &str, rounds: &[Vec<Turned>]) -> Table {
         let zeroed = spread(rounds, index, |turn| (turn.zeroed_blocks >> 8) as f64);
         let cells = vec![
             Cell::measured(spread(rounds, index, bandwidth)),
-            if index == 0 { Cell::words("yardstick") } else { Cell::measured(part) },
+            if index == 0 { Cell::words("baseline") } else { Cell::measured(part) },
             Cell::measured(spread(rounds, index, |turn| turn.sample.latency.median_us)),
             Cell::measured(spread(rounds, index, |turn| turn.sample.latency.p99_us)),
             if *background == Background::Nothing { Cell::words("nothing") } else { Cell::measured(zeroed) },

@@ -40,7 +40,7 @@ pub fn report(report: &Report) -> anyhow::Result<String> {
     )?;
     writeln!(
         page,
-        "round, in which every contender has a turn and the yardstick has two: what these two differ by is the error of all ratios.</p>"
+        "round, in which every contender has a turn and the baseline has two: what these two differ by is the error of all ratios.</p>"
     )?;
     if report.interrupted {
         writeln!(

@@ -47,7 +47,7 @@ pub struct Defaults {
     pub size: ByteCount,
     /// Seconds of one turn of one contender, where a turn is not a fixed amount of work.
     pub seconds: f64,
-    /// Rounds, in each of which every contender has a turn and the yardstick has two.
+    /// Rounds, in each of which every contender has a turn and the baseline has two.
     pub rounds: u32,
 }
 
@@ -58,7 +58,7 @@ pub struct Scale {
     pub size: ByteCount,
     /// Seconds of one turn of one contender, where a turn is not a fixed amount of work.
     pub seconds: f64,
-    /// Rounds, in each of which every contender has a turn and the yardstick has two.
+    /// Rounds, in each of which every contender has a turn and the baseline has two.
     pub rounds: u32,
     /// Folder for temporary files.
     pub dir: PathBuf,

@@ -3,7 +3,7 @@
 //! A filesystem keeps of an allocated extent that it was never written, and reads it as zeroes. The first write of each block changes that, and with
 //! O_DSYNC the change has to be durable before the write is answered. That is why zeroes that count as written (`FALLOC_FL_WRITE_ZEROES`) are worth having.
 //! Four threads overwrite 4 KiB, one block after the other, each in its own quarter of a file, until the time is over or the file is. Written
-//! extents are the yardstick and have two turns in a round.
+//! extents are the baseline and have two turns in a round.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};

@@ -78,7 +78,7 @@ mod tests {
 
     fn measured() -> Measured {
         let mut table = Table::new("memory", "way", &[("time", "s"), ("ratio", "")]);
-        table.push("by reading", vec![Cell::counted(1.5), Cell::words("yardstick")]);
+        table.push("by reading", vec![Cell::counted(1.5), Cell::words("baseline")]);
         table.push("offloaded", vec![Cell::counted(0.25), Cell::counted(6.0)]);
         let verdicts = vec![Verdict::counted("ratio", Bar::AtLeast(6.0), 6.0)];
         let notes = vec!["quiet".to_owned()];
@@ -89,10 +89,10 @@ mod tests {
     fn columns_stand_below_their_headings() {
         let mut text = String::new();
         write_claim(&mut text, &measured()).unwrap();
-        let table = "  memory\n    way          time, s       ratio\n    by reading      1.50   yardstick\n    offloaded      0.250        6.00\n";
+        let table = "  memory\n    way          time, s      ratio\n    by reading      1.50   baseline\n    offloaded      0.250       6.00\n";
         assert!(text.contains(table), "{text}");
         assert!(text.contains("published: 5.97 times (a cover letter)") && text.contains("Note: quiet"), "{text}");
-        assert!(text.contains("ratio: 6.00, bar at least 6.00: holds"), "{text}");
+        assert!(text.contains("ratio: 6.00, threshold at least 6.00: holds"), "{text}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Whether a claim holds, by what was measured: *holds*, *does not hold* or *too noisy to tell*.
 //!
-//! A machine is never quiet, so a ratio by itself says little. In each round the yardstick has two turns, and its second turn as a part of its
+//! A machine is never quiet, so a ratio by itself says little. In each round the baseline has two turns, and its second turn as a part of its
 //! first one, `again`, is 1 but for noise. Whatever `again` misses 1 by, the median of any other ratio of these rounds may be wrong by as well. So a
 //! claim holds only if the median of its ratios beats the bar by more than that, and fails only if it misses the bar by more.
 //!
@@ -21,7 +21,7 @@ use crate::report::{Spread, number};
 const MIN_ROUNDS: usize = 3;
 /// One round in so many may be on the other side of the bar.
 const DISSENT: usize = 4;
-/// For so many rounds beyond [`MIN_ROUNDS`] one is left out where the yardstick missed itself most.
+/// For so many rounds beyond [`MIN_ROUNDS`] one is left out where the baseline missed itself most.
 const LEFT_OUT: usize = 4;
 
 /// What follows of the figures.
@@ -89,16 +89,16 @@ impl std::fmt::Display for Bar {
 /// Ratios of one round.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Round {
-    /// What is claimed, as a part of the yardstick in the same round.
+    /// What is claimed, as a part of the baseline in the same round.
     pub claim: f64,
-    /// The yardstick's second turn as a part of its first one.
+    /// The baseline's second turn as a part of its first one.
     pub again: f64,
 }
 
 impl Round {
-    /// Of what was measured in one round, in any unit that all three have: the yardstick, the yardstick again, and what is claimed.
-    pub fn of(yardstick: f64, again: f64, claimed: f64) -> Round {
-        Round { claim: claimed / yardstick, again: again / yardstick }
+    /// Of what was measured in one round, in any unit that all three have: the baseline, the baseline again, and what is claimed.
+    pub fn of(baseline: f64, again: f64, claimed: f64) -> Round {
+        Round { claim: claimed / baseline, again: again / baseline }
     }
 
     fn is_measured(self) -> bool {
@@ -121,7 +121,7 @@ pub struct Verdict {
     pub most: f64,
     /// How many rounds there were; 0 for what was counted.
     pub rounds: usize,
-    /// By what factor the yardstick missed itself, rounds left out apart; nothing for what was counted, and where a round has measured nothing.
+    /// By what factor the baseline missed itself, rounds left out apart; nothing for what was counted, and where a round has measured nothing.
     pub yardstick_factor: Option<f64>,
     /// What follows.
     pub ruling: Ruling,
@@ -162,12 +162,12 @@ impl Verdict {
     }
 }
 
-/// The rounds, of so many, that say nothing of the yardstick's noise.
+/// The rounds, of so many, that say nothing of the baseline's noise.
 const fn left_out(rounds: usize) -> usize {
     rounds.saturating_sub(MIN_ROUNDS) / LEFT_OUT
 }
 
-/// The greatest factor by which the yardstick missed itself in rounds that are not left out; nothing if a round has measured nothing or there is none.
+/// The greatest factor by which the baseline missed itself in rounds that are not left out; nothing if a round has measured nothing or there is none.
 fn yardstick_factor(rounds: &[Round]) -> Option<f64> {
     if rounds.is_empty() || !rounds.iter().all(|round| round.is_measured()) {
         return None;
@@ -202,15 +202,15 @@ fn sentence(verdict: &Verdict) -> String {
                 0 => String::new(),
                 left_out => format!(" in {} of {rounds} rounds", rounds - left_out),
             };
-            format!("the yardstick against itself is off by up to {percent} %{apart}")
+            format!("the baseline against itself is off by up to {percent} %{apart}")
         }
     };
-    format!("{what}: {median} [{least} .. {most}], bar {bar}: {}; {why}", ruling.as_str())
+    format!("{what}: {median} [{least} .. {most}], threshold {bar}: {}; {why}", ruling.as_str())
 }
 
 fn sentence_of_count(verdict: &Verdict) -> String {
     let Verdict { what, bar, median, ruling, .. } = verdict;
-    format!("{what}: {}, bar {bar}: {}; counted, so there is no noise", number(*median), ruling.as_str())
+    format!("{what}: {}, threshold {bar}: {}; counted, so there is no noise", number(*median), ruling.as_str())
 }
 
 #[cfg(test)]
@@ -263,7 +263,7 @@ mod tests {
         assert_eq!([ruled(2, 10), ruled(2, 11), ruled(3, 11)], [Ruling::TooNoisy, Ruling::Holds, Ruling::TooNoisy]);
         let sentence = disturbed(1, 7).sentence;
         assert!(
-            sentence.ends_with("holds; the yardstick against itself is off by up to 2.00 % in 6 of 7 rounds"),
+            sentence.ends_with("holds; the baseline against itself is off by up to 2.00 % in 6 of 7 rounds"),
             "{sentence}"
         );
     }
@@ -337,12 +337,12 @@ mod tests {
     fn the_sentence_has_the_figures_of_the_verdict() {
         let verdict =
             Verdict::timed("times as fast", Bar::AtLeast(6.0), &rounds(&[(8.0, 1.1), (9.0, 1.0), (7.0, 1.0)]));
-        let words = "times as fast: 8.00 [7.00 .. 9.00], bar at least 6.00: holds; the yardstick against itself is off by up to 10.0 %";
+        let words = "times as fast: 8.00 [7.00 .. 9.00], threshold at least 6.00: holds; the baseline against itself is off by up to 10.0 %";
         assert_eq!(verdict.sentence, words);
         let counted = Verdict::counted("of the bytes", Bar::AtMost(0.6), 0.75);
         assert_eq!(
             counted.sentence,
-            "of the bytes: 0.750, bar at most 0.600: does not hold; counted, so there is no noise"
+            "of the bytes: 0.750, threshold at most 0.600: does not hold; counted, so there is no noise"
         );
     }
 }

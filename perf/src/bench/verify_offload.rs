@@ -2,7 +2,7 @@
 //!
 //! Host and target are ours, over NVMe/TCP on loopback, a core each. Both ways check guard and reference tag of every block of one namespace,
 //! at the target or at the host. Reading is done by eight readers and by one, requests of 1 MiB each; Verify goes in commands of up to 16 MiB, eight
-//! and one at a time. Each way of reading is a yardstick, so each has two turns in a round.
+//! and one at a time. Each way of reading is a baseline, so each has two turns in a round.
 //!
 //! CPU time is that of the host's thread and of the target's. An end that has nothing to do looks for work for 50 us before it sleeps, as in
 //! `sealblock serve`, and that is a part of it. Bytes moved are payload, and for each command the 96 bytes of its capsules.
@@ -91,7 +91,7 @@ const WAYS: [Way; 6] = [
     way("Verify, 8 at a time", true, DEPTH),
     way("Verify, 1 at a time", true, 1),
 ];
-/// Each yardstick, its second turn, and what is compared with it.
+/// Each baseline, its second turn, and what is compared with it.
 const COMPARED: [(usize, usize, usize, &str); 2] =
     [(0, 1, 4, "Verify, 8 at a time, against 8 readers"), (2, 3, 5, "Verify, 1 at a time, against 1 reader")];
 
@@ -242,7 +242,7 @@ fn table(medium: Medium, turns: &[Vec<Turned>]) -> Table {
             milliseconds(|turn| turn.host_cpu),
             milliseconds(|turn| turn.target_cpu),
             Cell::counted(spread(turns, index, |turn| turn.moved_bytes).median),
-            if index == 0 { Cell::words("yardstick") } else { Cell::measured(faster) },
+            if index == 0 { Cell::words("baseline") } else { Cell::measured(faster) },
         ];
         table.push(way.name, cells);
     }
@@ -252,11 +252,11 @@ fn table(medium: Medium, turns: &[Vec<Turned>]) -> Table {
 fn verdicts(medium: Medium, turns: &[Vec<Turned>]) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
     if medium.has_bar() {
-        for (yardstick, again, claimed, what) in COMPARED {
+        for (baseline, again, claimed, what) in COMPARED {
             let speed = |round: &[Turned], way: usize| 1.0 / round[way].seconds;
             let ratios = turns
                 .iter()
-                .map(|round| Round::of(speed(round, yardstick), speed(round, again), speed(round, claimed)));
+                .map(|round| Round::of(speed(round, baseline), speed(round, again), speed(round, claimed)));
             let what = format!("{}: {what}, times as fast", medium.name());
             verdicts.push(Verdict::timed(what, Bar::AtLeast(FASTER), &ratios.collect::<Vec<_>>()));
         }

@@ -1,6 +1,6 @@
 //! The claim `write-zeroes`: zeroing by a command of the device, against writing zeroes.
 //!
-//! All of a device is zeroed: by plain writes of zeroes, eight of 1 MiB in flight, which is the yardstick and has two turns in a round; by `dd`, where it
+//! All of a device is zeroed: by plain writes of zeroes, eight of 1 MiB in flight, which is the baseline and has two turns in a round; by `dd`, where it
 //! is installed and the device is a file; by Write Zeroes that keeps the space; and by Write Zeroes that may unmap, as `sealblock zero` does. Each
 //! turn ends with a flush. What Write Zeroes finds was written all over just before, and that is no part of its turn. Of a file, both kinds of Write Zeroes have
 //! a verdict. Where the disk discards while zeroes are made that may unmap, the kernel's count of that time is told beside the figures.
@@ -266,7 +266,7 @@ fn table(part: &Part, scale: &Scale) -> Table {
             Cell::measured(part.spread(way, |round| round[way].bytes as f64 / round[way].seconds / 1e9)),
             if cpu.median.is_nan() { Cell::words("another process") } else { Cell::measured(cpu) },
             match way {
-                0 => Cell::words("yardstick"),
+                0 => Cell::words("baseline"),
                 _ => Cell::measured(part.spread(way, |round| round[0].seconds / round[way].seconds)),
             },
         ];
