@@ -55,7 +55,7 @@ pub enum AttachEvent {
 /// # Errors
 /// What kept it from being attached, or from being left clean.
 pub fn run(plan: &AttachPlan, report: impl Fn(&AttachEvent)) -> Result<(), StackError> {
-    let failed = |error| sealblock_stack::of_start(&error);
+    let failed = |error| sealblock_stack::start_error(&error);
     // This thread only gives orders; blocks are the cores' business.
     let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).map_err(failed)?;
     let config = Config { spin_us: SPIN_US, ..Config::default() };

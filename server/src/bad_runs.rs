@@ -18,9 +18,9 @@ pub struct BadRun {
 /// Bad blocks, in order, as runs. A block counts as repaired if all its entries are.
 pub fn bad_runs(faults: &[BadBlock]) -> Vec<BadRun> {
     let mut runs: Vec<BadRun> = Vec::new();
-    for of_block in faults.chunk_by(|a, b| a.lba == b.lba) {
-        let (fault, at) = (of_block[0], of_block[0].lba.get());
-        let repaired = of_block.iter().all(|fault| fault.repaired);
+    for device_error in faults.chunk_by(|a, b| a.lba == b.lba) {
+        let (fault, at) = (device_error[0], device_error[0].lba.get());
+        let repaired = device_error.iter().all(|fault| fault.repaired);
         match runs.last_mut() {
             Some(run) if run.last + 1 == at && run.repaired == repaired && run.fault.cause == fault.cause => {
                 run.last = at

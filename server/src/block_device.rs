@@ -78,7 +78,7 @@ impl BlockDevice {
             tampering: plan.tampering,
         };
         let shared = device.shared();
-        let attachment = Attachment::make(&options, &shared).map_err(|error| of_attach(&error))?;
+        let attachment = Attachment::make(&options, &shared).map_err(|error| attach_error(&error))?;
         let info = AttachedInfo {
             path: attachment.path(),
             target: target.to_string(),
@@ -95,7 +95,7 @@ impl BlockDevice {
             Ok(servers) => servers,
             Err(error) => {
                 abandon(attachment).await;
-                return Err(of_attach(&error));
+                return Err(attach_error(&error));
             }
         };
         let (stop, mut queues) = serve(servers, cores, info.path.clone());
@@ -134,7 +134,7 @@ impl BlockDevice {
     /// The driver's; then it has its old size.
     pub fn resize(&mut self, device: &ServedDevice) -> Result<(), StackError> {
         let shared = device.shared();
-        self.attachment.resize(&shared).map_err(|error| of_attach(&error).on(&device.target))?;
+        self.attachment.resize(&shared).map_err(|error| attach_error(&error).on(&device.target))?;
         self.info.blocks = shared.geometry().capacity_blocks;
         Ok(())
     }
@@ -200,7 +200,7 @@ fn serve(servers: Vec<QueueServer>, cores: &[CoreHandle], path: PathBuf) -> (Sto
     let queues = servers.into_iter().zip(cores.iter().cycle()).map(|(server, core)| {
         let stopped: Shared<_> = stopped.clone();
         let core = core.clone();
-        async move { of_queue(core.call(move || server.run(stopped)).await) }
+        async move { queue_result(core.call(move || server.run(stopped)).await) }
     });
     let queues: Vec<_> = queues.collect();
     let stop_others = Rc::clone(&stop);
@@ -265,7 +265,7 @@ async fn blocking(
         // Without a receiver the process is about to exit.
         let _ = send.send(match done {
             Ok(()) => Ok(attachment),
-            Err(error) => Err((of_attach(&error), Some(Box::new(attachment)))),
+            Err(error) => Err((attach_error(&error), Some(Box::new(attachment)))),
         });
     };
     match thread::Builder::new().name("ublk-control".to_owned()).spawn(work) {
@@ -280,7 +280,7 @@ fn never_started(path: &Path) -> StackError {
     StackError::new(Cause::Io, DOING, format!("{} was stopped before it was ready", path.display()))
 }
 
-fn of_queue(ended: Result<io::Result<()>, CoreGone>) -> Result<(), StackError> {
+fn queue_result(ended: Result<io::Result<()>, CoreGone>) -> Result<(), StackError> {
     match ended {
         Ok(Ok(())) => Ok(()),
         Ok(Err(error)) => Err(StackError::io("serve a queue", &error)),
@@ -296,7 +296,7 @@ pub fn detach(number: u32, force: bool) -> Result<(), StackError> {
     sealblock_exports_ublk::detach(number, force).map_err(|error| of(&error, "detach"))
 }
 
-fn of_attach(error: &AttachError) -> StackError {
+fn attach_error(error: &AttachError) -> StackError {
     of(error, DOING)
 }
 

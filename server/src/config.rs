@@ -320,7 +320,7 @@ fn cut(text: &str, chars: usize) -> String {
 
 /// What is wrong with a text that is no TOML, or not this one's, with a part of the line. The file may be another one than was meant, and its
 /// content is nobody's to see.
-fn of_toml(error: &toml::de::Error, text: &str) -> String {
+fn toml_error(error: &toml::de::Error, text: &str) -> String {
     let message = cut(&plain_types(error.message()), MAX_MESSAGE_CHARS);
     let Some(span) = error.span() else { return message };
     let at = text.floor_char_boundary(span.start.min(text.len()));
@@ -351,7 +351,7 @@ fn plain_types(message: &str) -> String {
 /// # Errors
 /// What is wrong, and on which line.
 pub fn parse(text: &str) -> Result<Plan, String> {
-    let file: File = toml::from_str(text).map_err(|error| of_toml(&error, text))?;
+    let file: File = toml::from_str(text).map_err(|error| toml_error(&error, text))?;
     let line = |at: usize| 1 + text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count();
     if file.subsystems.is_empty() {
         return Err(

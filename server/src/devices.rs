@@ -141,7 +141,7 @@ impl ServedDevice {
     pub async fn resize(&self, size: ByteCount) -> Result<ResizeResult, StackError> {
         let shared = self.shared();
         let resized = self.handle.call(move |local| async move { local.resize(&shared, size).await });
-        resized.await.map_err(|gone| of_core(RESIZING, gone).on(&self.target))
+        resized.await.map_err(|gone| core_error(RESIZING, gone).on(&self.target))
     }
 
     /// True if namespaces of the device still exist, offered or in use by commands in flight.
@@ -180,7 +180,7 @@ impl DeviceTable {
             let reporters = ReportTargets::to(&state);
             let theirs = reporters.clone();
             let opened = handle.call(move || open_on_core(planned, theirs, events)).await;
-            let opened = opened.map_err(|gone| of_core("open", gone).on(&plan.target))??;
+            let opened = opened.map_err(|gone| core_error("open", gone).on(&plan.target))??;
             Ok(ServedDevice {
                 access: plan.access(),
                 usage: plan.usage,
@@ -203,7 +203,7 @@ impl DeviceTable {
     pub async fn close(&self, devices: impl IntoIterator<Item = ServedDevice>) -> Result<(), StackError> {
         let closings = devices.into_iter().map(|device| async move {
             let closed = device.handle.call(|local| async move { local.close().await });
-            closed.await.map_err(|gone| of_core("close", gone).on(device.target))?
+            closed.await.map_err(|gone| core_error("close", gone).on(device.target))?
         });
         join_all(closings.collect::<Vec<_>>()).await.into_iter().collect()
     }
@@ -286,6 +286,6 @@ fn report_lost_completions(label: &TargetLabel, info: &TargetInfo, shared: &Shar
     events.send(Event::AnsweredLost { target: label.to_string(), reasons });
 }
 
-fn of_core(doing: &str, gone: CoreGone) -> StackError {
+fn core_error(doing: &str, gone: CoreGone) -> StackError {
     StackError::new(Cause::Io, doing, gone)
 }

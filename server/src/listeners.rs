@@ -100,12 +100,12 @@ impl BoundListener {
     async fn bind(core: &CoreHandle, planned: Place, inherited: &Inherited) -> Result<BoundListener, StackError> {
         let (there, socket) = match &planned {
             Place::Tcp(address) => {
-                let there = inherited.at(*address).transpose().map_err(|error| of_bind(&error, *address))?;
+                let there = inherited.at(*address).transpose().map_err(|error| bind_error(&error, *address))?;
                 (there.map_or(Binding::Address(*address), Binding::Socket), None)
             }
             Place::Unix(path) => {
-                let socket = Socket::at(path).map_err(|error| of_bind_unix(&error, path))?;
-                let copy = socket.listener.try_clone().map_err(|error| of_bind_unix(&error, path))?;
+                let socket = Socket::at(path).map_err(|error| bind_unix_error(&error, path))?;
+                let copy = socket.listener.try_clone().map_err(|error| bind_unix_error(&error, path))?;
                 (Binding::Socket(copy.into()), Some(socket))
             }
         };
@@ -120,7 +120,7 @@ impl BoundListener {
         let bound = bound.await.map_err(|gone| StackError::new(Cause::Io, LISTENING, gone).on(&planned))?;
         let (place, listener) = match (&planned, bound) {
             (Place::Tcp(_), Ok((Ok(address), listener))) => (Place::Tcp(address), listener),
-            (Place::Tcp(address), Ok((Err(error), _)) | Err(error)) => return Err(of_bind(&error, *address)),
+            (Place::Tcp(address), Ok((Err(error), _)) | Err(error)) => return Err(bind_error(&error, *address)),
             (Place::Unix(path), Ok((_, listener))) => (Place::Unix(absolute(path)), listener),
             (Place::Unix(path), Err(error)) => return Err(StackError::io(LISTENING, &error).on(path.display())),
         };
@@ -257,7 +257,7 @@ fn absolute(path: &Path) -> PathBuf {
     fs::canonicalize(path).or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned())
 }
 
-fn of_bind(error: &io::Error, address: SocketAddr) -> StackError {
+fn bind_error(error: &io::Error, address: SocketAddr) -> StackError {
     let (cause, advice) = match error.kind() {
         io::ErrorKind::AddrInUse => (Cause::Refused, "use another address and port; port 0 chooses a free one"),
         io::ErrorKind::PermissionDenied => (Cause::Refused, "use a port from 1024 on, such as 4420 or 10809"),
@@ -267,7 +267,7 @@ fn of_bind(error: &io::Error, address: SocketAddr) -> StackError {
     StackError::new(cause, LISTENING, error).on(address).advise(advice)
 }
 
-fn of_bind_unix(error: &io::Error, path: &Path) -> StackError {
+fn bind_unix_error(error: &io::Error, path: &Path) -> StackError {
     if error.kind() != io::ErrorKind::AddrInUse {
         return StackError::io(LISTENING_UNIX, error)
             .on(path.display())

@@ -43,7 +43,7 @@ pub async fn fit(device: &ServedDevice, plan: &NamespacePlan) -> PlanMatch {
 }
 
 /// The failure for a plan that names other replicas than a served mirror has.
-pub fn of_others(target: &TargetName, members: &[String]) -> StackError {
+pub fn other_members_error(target: &TargetName, members: &[String]) -> StackError {
     let why = format!("the served mirror has the members {}", members.join(" and "));
     StackError::new(Cause::Refused, "change", why)
         .on(target)

@@ -39,7 +39,7 @@ pub struct NbdSide {
 impl NbdSide {
     /// Nothing yet, on these cores.
     pub fn new(cores: Vec<CoreHandle>, nvme_limits: &Limits) -> Result<NbdSide, StackError> {
-        let server = Nbd::new([], nbd_limits(nvme_limits)).map_err(|error| of_setup(&error))?;
+        let server = Nbd::new([], nbd_limits(nvme_limits)).map_err(|error| setup_error(&error))?;
         Ok(NbdSide {
             server: server.with_cores(cores),
             offered: BTreeMap::new(),
@@ -77,7 +77,7 @@ impl NbdSide {
             self.offered.iter().filter(|(name, device)| !stays(name, device)).map(|(name, _)| name.clone()).collect();
         for name in go {
             self.offered.remove(&name);
-            self.server.remove_export(&name).map_err(|error| of_setup(&error))?;
+            self.server.remove_export(&name).map_err(|error| setup_error(&error))?;
         }
         Ok(())
     }
@@ -93,7 +93,7 @@ impl NbdSide {
             let export = Export::new(name.clone(), device.shared())
                 .described(description)
                 .with_owner(Arc::clone(&device.state) as _);
-            self.server.add_export(export).map_err(|error| of_setup(&error).on(&device.target))?;
+            self.server.add_export(export).map_err(|error| setup_error(&error).on(&device.target))?;
             self.offered.insert(name, Rc::downgrade(&device));
         }
         Ok(())
@@ -104,7 +104,7 @@ impl NbdSide {
         let names = self.offered.iter().filter(|(_, offered)| Weak::as_ptr(offered) == Rc::as_ptr(device));
         for (name, _) in names {
             let resized = self.server.resize_export(name, device.shared());
-            resized.map_err(|error| of_setup(&error).on(&device.target))?;
+            resized.map_err(|error| setup_error(&error).on(&device.target))?;
         }
         Ok(())
     }
@@ -160,7 +160,7 @@ impl NbdSide {
     }
 }
 
-fn of_setup(error: &SetupError) -> StackError {
+fn setup_error(error: &SetupError) -> StackError {
     // Names were checked with the plan, and exports are taken away by the names they have.
     StackError::new(Cause::Usage, "serve over NBD", error)
 }

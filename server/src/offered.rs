@@ -81,7 +81,7 @@ impl OfferedNamespace {
     /// The namespace for the export; fails where its tags are to be shown and it has none.
     pub fn namespace(&self) -> Result<Namespace, StackError> {
         let namespace = Namespace::new(self.device.shared(), self.uuid).with_state(Arc::clone(&self.device.state));
-        namespace.with_visibility(self.plan.protection).map_err(|error| of_setup(&error).on(&self.plan.target))
+        namespace.with_visibility(self.plan.protection).map_err(|error| setup_error(&error).on(&self.plan.target))
     }
 }
 
@@ -95,7 +95,7 @@ impl Offered {
         }
         for (nsid, space) in &self.spaces {
             let made = subsystem.with_namespace(*nsid, space.namespace()?);
-            subsystem = made.map_err(|error| of_setup(&error).on(&self.plan.nqn))?;
+            subsystem = made.map_err(|error| setup_error(&error).on(&self.plan.nqn))?;
         }
         Ok(subsystem)
     }
@@ -118,7 +118,7 @@ pub fn serial_of(nqn: &Nqn) -> String {
 }
 
 /// A subsystem or namespace that the export does not take.
-pub fn of_setup(error: &SetupError) -> StackError {
+pub fn setup_error(error: &SetupError) -> StackError {
     let failure = |cause| StackError::new(cause, "serve", error);
     match error {
         SetupError::NotProtected => failure(Cause::Unsuitable).advise("use --protection plain, or a protected volume"),

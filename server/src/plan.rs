@@ -206,7 +206,7 @@ impl Plan {
         const OPEN: &str = "every host that reaches this address may connect, and nothing proves who it is; \
              --allow-host names those that may, which keeps out mistakes but no attackers";
         const NBD: &str = "every NBD client that reaches this address may connect to every export; \
-             NBD knows no names of hosts, so only the network can keep anybody out";
+             NBD has no host names, so restrict access by the network";
         let open =
             is_reachable(&self.listeners) && self.subsystems.iter().any(|subsystem| subsystem.hosts == Hosts::Any);
         [open.then_some(OPEN), is_reachable(&self.nbd).then_some(NBD)].into_iter().flatten()

@@ -19,8 +19,8 @@ use sealblock_media_volume::ResizeError;
 use sealblock_runtime_reactor::{now, sleep, timeout};
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
-    Access, Cause, Closer, FileVolume, OpenMirror, OpenTarget, StackError, TargetInfo, Usage, bars_resizing, of_block,
-    of_resize, open_again, resize_volume,
+    Access, Cause, Closer, FileVolume, OpenMirror, OpenTarget, StackError, TargetInfo, Usage, bars_resizing,
+    device_error, open_again, resize_error, resize_volume,
 };
 use sealblock_units::{BlockSize, ByteCount};
 
@@ -188,7 +188,7 @@ impl LocalDevice {
         let closed = volume.close_for_a_moment().await.inspect_err(|error| quiesced.record_lost_writes(error));
         let let_go = let_go(volume).await;
         tracing::debug!("{}: closed {:?} after requests began to wait", self.target, now() - since);
-        let done = match (closed.map_err(|error| of_block("closing it", &error)), let_go) {
+        let done = match (closed.map_err(|error| device_error("closing it", &error)), let_go) {
             (Ok(()), Ok(())) => change(&medium, capacity_blocks).await,
             (Err(failure), Ok(())) => Err(failure),
             (_, Err(why)) => return self.lost(&quiesced, why),
@@ -255,11 +255,11 @@ pub fn blocks_of(size_bytes: u64, block_size: BlockSize) -> Result<u64, StackErr
 /// Refuses a member of a group: a host may have labelled it since it was opened.
 async fn check_label(shared: &SharedDevice) -> Result<(), StackError> {
     let label = shared.attach().execute(Request::read_reserved(ReservedArea::GroupLabel)).await;
-    let label = label.map_err(|error| of_block("read the label", &error))?;
+    let label = label.map_err(|error| device_error("read the label", &error))?;
     if let Response::Reserved(label) = label
         && let Some(why) = Some(label).filter(|label| !label.is_empty()).and_then(|label| bars_resizing(&label))
     {
-        return Err(of_resize(RESIZING, &ResizeError::Member(why)));
+        return Err(resize_error(RESIZING, &ResizeError::Member(why)));
     }
     Ok(())
 }
@@ -268,7 +268,7 @@ async fn check_label(shared: &SharedDevice) -> Result<(), StackError> {
 async fn drained(shared: &SharedDevice) -> Result<(Quiesced, Instant), StackError> {
     // A flush before the quiesce shortens the flush during which requests wait.
     let flushed = shared.attach().execute(Request::flush()).await;
-    flushed.map_err(|error| of_block("flush before the resize", &error))?;
+    flushed.map_err(|error| device_error("flush before the resize", &error))?;
     let since = now();
     let busy = || StackError::new(Cause::Refused, RESIZING, "another resize is in progress");
     let quiesced = shared.quiesce().ok_or_else(busy)?;

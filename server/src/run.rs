@@ -42,7 +42,7 @@ pub fn run(
     // Settled before anything is opened.
     started_unix_s();
     let cores = cores_of(plan.cores);
-    let failed = |error| sealblock_stack::of_start(&error);
+    let failed = |error| sealblock_stack::start_error(&error);
     // This thread only gives orders; blocks are the cores' business.
     let reactor = Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() }).map_err(failed)?;
     let cores =

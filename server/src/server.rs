@@ -21,9 +21,9 @@ use crate::control::protocol::{RESIZING, ResizeReport};
 use crate::devices::{DeviceTable, ServedDevice};
 use crate::events::{EventSender, OpenedInfo};
 use crate::listeners::{BoundListener, Listeners, Place};
-use crate::members::{PlanMatch, fit, of_others};
+use crate::members::{PlanMatch, fit, other_members_error};
 use crate::nbd::{NbdSide, Wanted};
-use crate::offered::{Identities, Offered, OfferedNamespace, of_setup, serial_of};
+use crate::offered::{Identities, Offered, OfferedNamespace, serial_of, setup_error};
 use crate::plan::{NamespacePlan, Plan, export_name};
 use crate::resize::ResizeResult;
 use crate::waiting::{OpenAttempt, Openings, Waiting};
@@ -64,7 +64,7 @@ impl Server {
         events: EventSender,
         attaches: Result<(), StackError>,
     ) -> Result<Server, StackError> {
-        let export = Export::new([], limits.clone()).map_err(|error| of_setup(&error))?;
+        let export = Export::new([], limits.clone()).map_err(|error| setup_error(&error))?;
         Ok(Server {
             export: export.with_cores(cores.clone()),
             nbd: NbdSide::new(cores.clone(), limits)?,
@@ -185,7 +185,7 @@ impl Server {
                     );
                     return Ok(Some(Rc::clone(&space.device)));
                 }
-                PlanMatch::Other(members) => return Err(of_others(&plan.target, &members)),
+                PlanMatch::Other(members) => return Err(other_members_error(&plan.target, &members)),
                 PlanMatch::No => {}
             }
         }
@@ -226,7 +226,7 @@ impl Server {
             let stays = wanted.get(nqn).filter(|new| new.serial == old.serial && new.plan.model == old.plan.model);
             match stays {
                 None => {
-                    self.export.remove_subsystem(nqn).map_err(|error| of_setup(&error))?;
+                    self.export.remove_subsystem(nqn).map_err(|error| setup_error(&error))?;
                     ended.push(nqn.clone());
                 }
                 Some(new) => self.change_subsystem(nqn, old, new)?,
@@ -237,7 +237,7 @@ impl Server {
         for subsystem in &plan.subsystems {
             let is_new = !before.contains_key(&subsystem.nqn) || ended.contains(&subsystem.nqn);
             if let Some(new) = wanted.get(&subsystem.nqn).filter(|_| is_new) {
-                self.export.add_subsystem(new.subsystem()?).map_err(|error| of_setup(&error))?;
+                self.export.add_subsystem(new.subsystem()?).map_err(|error| setup_error(&error))?;
             }
         }
         self.nbd.add_new(exports)?;
@@ -291,7 +291,7 @@ impl Server {
 
     /// Applies the differences to a subsystem that stays.
     fn change_subsystem(&self, nqn: &Nqn, old: &Offered, new: &Offered) -> Result<(), StackError> {
-        let failed = |error: SetupError| of_setup(&error).on(nqn);
+        let failed = |error: SetupError| setup_error(&error).on(nqn);
         let stays = |nsid: &u32| {
             let (old, new) = (old.spaces.get(nsid), new.spaces.get(nsid));
             old.zip(new).is_some_and(|(old, new)| new.is_same(old))
@@ -371,7 +371,7 @@ impl Server {
         let space = OfferedNamespace::new(nqn, plan, device, &mut taken)?;
         let gone = || StackError::new(Cause::Unreachable, "serve", "its subsystem was removed").on(nqn);
         let offered = self.offered.get_mut(nqn).ok_or_else(gone)?;
-        let failed = |error| of_setup(&error).on(nqn);
+        let failed = |error| setup_error(&error).on(nqn);
         self.export.add_namespace(nqn, plan.nsid, space.namespace()?).map_err(failed)?;
         let name = export_name(&offered.plan, plan).filter(|_| self.nbd.listens());
         if let Some(name) = name.clone() {
@@ -407,7 +407,7 @@ impl Server {
 
     /// Updates every namespace and export of a device to its current geometry.
     fn publish(&mut self, device: &Rc<ServedDevice>) -> Result<(), StackError> {
-        let failed = |error| of_setup(&error).on(&device.target);
+        let failed = |error| setup_error(&error).on(&device.target);
         let spaces = |nqn: &Nqn| {
             let spaces = self.offered[nqn].spaces.iter();
             spaces.filter(|(_, space)| Rc::ptr_eq(&space.device, device)).map(|(nsid, _)| *nsid).collect::<Vec<_>>()

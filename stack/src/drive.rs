@@ -71,7 +71,7 @@ pub(crate) async fn open_blocks(
             let opened = open_ordinary(target, block, medium).await?;
             Ok(as_ordinary(opened, error.to_string()))
         }
-        Err(error) => Err(of_drive(&error, block)),
+        Err(error) => Err(drive_error(&error, block)),
     }
 }
 
@@ -89,7 +89,7 @@ pub(crate) async fn open_generic(
     }
     let reading = sealblock_runtime_reactor::Options { read: true, ..Default::default() };
     let file = File::open(path, reading).map_err(|error| StackError::io(DOING, &error).on(path.display()))?;
-    let namespace = NvmeNamespace::open(file, path, options).await.map_err(|error| of_drive(&error, path))?;
+    let namespace = NvmeNamespace::open(file, path, options).await.map_err(|error| drive_error(&error, path))?;
     let device = NvmeDevice::<RawDevice>::new(namespace, None);
     let info = drive_info(&device);
     Ok(OpenTarget::leaf(target, device, info, Vec::new(), NO_ROOM))
@@ -121,7 +121,7 @@ fn medium_has_blocks(medium: &FileMedium) -> bool {
 }
 
 /// A drive that cannot be used.
-fn of_drive(error: &OpenError, path: &Path) -> StackError {
+fn drive_error(error: &OpenError, path: &Path) -> StackError {
     let (cause, advice) = match error {
         OpenError::Privilege { .. } => (Cause::Refused, Some("run as root, or with the capability CAP_SYS_ADMIN")),
         OpenError::NoPassthrough(_) => (Cause::Unsuitable, None),

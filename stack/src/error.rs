@@ -51,7 +51,7 @@ impl StackError {
             cause,
             action: action.into(),
             target: None,
-            why: without_error_numbers(why.to_string()),
+            why: plain_text(&why.to_string()),
             advice: None,
             is_reported: false,
             is_lasting: false,
@@ -61,7 +61,7 @@ impl StackError {
     /// A failure of input or output. The cause, and advice where there is any, come from the kind of the error.
     pub fn io(action: impl Into<String>, error: &io::Error) -> StackError {
         let (cause, advice) = classify(error.kind());
-        StackError::new(cause, action, system_text(error)).advise_if(advice)
+        StackError::new(cause, action, error).advise_if(advice)
     }
 
     /// On which target it happened.
@@ -175,23 +175,19 @@ fn spelled(text: &str, is_spelled: impl Fn(char) -> bool) -> Cow<'_, str> {
     out.into()
 }
 
-/// The text of a failure without the numbers of errors of the operating system, which their names make superfluous.
-fn without_error_numbers(mut text: String) -> String {
+/// The text of a failure with errors of the operating system as people say them: "no such file" for "No such file or directory (os
+/// error 2)".
+fn plain_text(text: &str) -> String {
+    let mut text = text.replace("No such file or directory (os error 2)", "no such file");
     while let Some(start) = text.find(" (os error ") {
         let Some(end) = text[start..].find(')') else { break };
         text.replace_range(start..=start + end, "");
+        let first = text[..start].rfind([':', ';']).map_or(0, |at| (at + 2).min(start));
+        if let Some(letter) = text.get_mut(first..=first) {
+            letter.make_ascii_lowercase();
+        }
     }
     text
-}
-
-/// The text of an error of the operating system without its number: "no such file".
-pub fn system_text(error: &io::Error) -> String {
-    let text = error.to_string();
-    match text.strip_suffix(')').and_then(|text| text.rsplit_once(" (os error ")) {
-        Some(_) if error.kind() == io::ErrorKind::NotFound => "no such file".to_owned(),
-        Some((text, _)) => text.chars().take(1).flat_map(char::to_lowercase).chain(text.chars().skip(1)).collect(),
-        None => text,
-    }
 }
 
 /// What an error of the operating system means here, and what helps.
@@ -262,9 +258,8 @@ mod tests {
         assert_eq!((of(libc::EIO).cause(), of(libc::EIO).advice()), (Cause::Io, None));
         assert_eq!(of(libc::EIO).to_string(), "sealblock: cannot open: input/output error");
         assert_eq!(of(libc::ENOENT).on("v").in_short(), "cannot open 'v': no such file");
-        assert_eq!(system_text(&io::Error::other("odd (os error")), "odd (os error");
-        let nested = StackError::new(Cause::Io, "open", "a: Broken pipe (os error 32); b: I/O (os error 5)");
-        assert_eq!(nested.in_short(), "cannot open: a: Broken pipe; b: I/O");
+        let nested = StackError::new(Cause::Io, "open", "a: Broken pipe (os error 32); b: Is (os error 5)");
+        assert_eq!(nested.in_short(), "cannot open: a: broken pipe; b: is");
         assert_eq!(StackError::new(Cause::Io, "open", "a (os error ").in_short(), "cannot open: a (os error ");
     }
 

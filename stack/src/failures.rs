@@ -12,7 +12,7 @@ pub(crate) const OLDER: &str =
     "use `sealblock copy` or `rescue` to copy the blocks as they are, or another copy of the data";
 
 /// A request that failed.
-pub fn of_block(doing: impl Into<String>, error: &Error) -> StackError {
+pub fn device_error(doing: impl Into<String>, error: &Error) -> StackError {
     let (cause, advice) = match error.kind() {
         BlockFailure::Integrity(_) => (Cause::Damaged, Some("`sealblock verify` lists every damaged block")),
         // Nothing here expects a tag; a drive answers so if tags of a write no longer match when they arrive.
@@ -33,7 +33,7 @@ pub fn of_block(doing: impl Into<String>, error: &Error) -> StackError {
 }
 
 /// A file or block device that could not be opened.
-pub fn of_open(doing: &str, error: &OpenError) -> StackError {
+pub fn open_error(doing: &str, error: &OpenError) -> StackError {
     match error {
         OpenError::InUse { path } => in_use(doing, path),
         OpenError::Shared { path, below } => in_use_below(doing, path, below),
@@ -55,7 +55,7 @@ pub fn of_open(doing: &str, error: &OpenError) -> StackError {
 }
 
 /// A medium that failed.
-pub fn of_medium(doing: &str, error: &MediumError) -> StackError {
+pub fn medium_error(doing: &str, error: &MediumError) -> StackError {
     let cause = match error.kind {
         MediumErrorKind::NoSpace => Cause::Full,
         MediumErrorKind::ReadOnly => Cause::Refused,
@@ -67,9 +67,9 @@ pub fn of_medium(doing: &str, error: &MediumError) -> StackError {
 }
 
 /// A volume that could not be created or opened.
-pub fn of_volume(doing: &str, error: &VolumeError) -> StackError {
+pub fn volume_error(doing: &str, error: &VolumeError) -> StackError {
     match error {
-        VolumeError::Medium(medium) => of_medium(doing, medium),
+        VolumeError::Medium(medium) => medium_error(doing, medium),
         VolumeError::Layout(layout) => StackError::new(Cause::Usage, doing, layout),
         VolumeError::ReadOnly => StackError::new(Cause::Refused, doing, error),
         VolumeError::Recovery(_) => StackError::new(Cause::Io, doing, error),
@@ -91,9 +91,9 @@ pub fn of_volume(doing: &str, error: &VolumeError) -> StackError {
 }
 
 /// A volume that was not resized.
-pub fn of_resize(doing: &str, error: &ResizeError) -> StackError {
+pub fn resize_error(doing: &str, error: &ResizeError) -> StackError {
     match error {
-        ResizeError::Volume(error) => of_volume(doing, error),
+        ResizeError::Volume(error) => volume_error(doing, error),
         ResizeError::Member(_) => StackError::new(Cause::Refused, doing, error),
         ResizeError::InUse { .. } => StackError::new(Cause::Refused, doing, error)
             .advise("use a larger size, or `sealblock discard` unneeded blocks"),

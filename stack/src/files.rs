@@ -19,7 +19,7 @@ use sealblock_units::BlockSize;
 
 use crate::claims::{Conflict, claim};
 use crate::error::{Cause, StackError};
-use crate::failures::{of_medium, of_open, of_resize, of_volume};
+use crate::failures::{medium_error, open_error, resize_error, volume_error};
 use crate::held::{Access, FileVolume};
 use crate::identity::uuid_text;
 use crate::info::TargetInfo;
@@ -72,7 +72,7 @@ pub fn inspect(medium: &FileMedium) -> LocalBoxFuture<'_, Result<FileKind, Stack
                 let more = if traces.len() > NAMED { ", and more" } else { "" };
                 Ok(FileKind::Remains(format!("{}{more}", named.join(", "))))
             }
-            Err(error) => Err(of_medium("read", &error).on(medium.path().display())),
+            Err(error) => Err(medium_error("read", &error).on(medium.path().display())),
         }
     })
 }
@@ -114,7 +114,7 @@ fn open_alone(path: &Path, options: Options) -> Result<FileMedium, OpenError> {
 
 pub(crate) async fn medium_of(path: &Path, access: Access) -> Result<FileMedium, StackError> {
     let options = if access.writes() { Options::WRITE } else { Options::READ };
-    open_medium(path, options).await.map_err(|error| of_open("open", &error))
+    open_medium(path, options).await.map_err(|error| open_error("open", &error))
 }
 
 pub(crate) async fn volume_as(
@@ -169,7 +169,7 @@ pub(crate) async fn open_raw(target: &TargetName, path: &Path, access: Access) -
     let medium = medium_of(path, access).await?;
     match inspect(&medium).await? {
         FileKind::Raw => raw(target, path, medium),
-        FileKind::Remains(parts) => Err(of_remains("open", path, &parts)),
+        FileKind::Remains(parts) => Err(remains_error("open", path, &parts)),
         FileKind::Volume => {
             Err(StackError::new(Cause::Refused, "open", "it is a protected volume, whose blocks have seals")
                 .lasting()
@@ -198,7 +198,7 @@ pub(crate) fn plain_file(path: &Path) -> StackError {
 }
 
 /// Remains of a volume without a usable superblock.
-pub fn of_remains(doing: &str, path: &Path, parts: &str) -> StackError {
+pub fn remains_error(doing: &str, path: &Path, parts: &str) -> StackError {
     let why = format!("it has the remains of a protected volume without a usable superblock: {parts}");
     StackError::new(Cause::Damaged, doing, why)
         .on(path.display())
@@ -223,7 +223,7 @@ pub fn open_shapeless<'a>(
         let (opened, remains) = open_remains(Rc::new(medium), ReactorClock, hints, &OpenOptions::default())
             .await
             .map_err(|error| match error {
-                RemainsError::Volume(error) => of_volume(DOING, &error).on(path.display()),
+                RemainsError::Volume(error) => volume_error(DOING, &error).on(path.display()),
                 RemainsError::Resized => StackError::new(Cause::Damaged, DOING, error)
                     .on(path.display())
                     .advise("use another copy of the data"),
@@ -246,7 +246,7 @@ pub fn open_volume(path: &Path, access: Access) -> LocalBoxFuture<'_, Result<Ope
     Box::pin(async move {
         let medium = medium_of(path, access).await?;
         match inspect(&medium).await? {
-            FileKind::Remains(parts) => Err(of_remains("open", path, &parts)),
+            FileKind::Remains(parts) => Err(remains_error("open", path, &parts)),
             FileKind::Volume | FileKind::Raw => {
                 let options = options(&medium, access);
                 volume_on(Rc::new(medium), path, &options).await
@@ -268,7 +268,7 @@ async fn volume_on(medium: Rc<FileMedium>, path: &Path, options: &OpenOptions) -
     let file = medium.describe().ok();
     let opened = sealblock_media_volume::open(medium, ReactorClock, options)
         .await
-        .map_err(|error| of_volume("open", &error).on(path.display()))?;
+        .map_err(|error| volume_error("open", &error).on(path.display()))?;
     if opened.description.log_lost > 0 {
         let (path, sectors) = (path.display(), opened.description.log_lost);
         tracing::warn!(
@@ -308,7 +308,7 @@ pub fn resize_volume<'a>(
 ) -> LocalBoxFuture<'a, Result<Resized, StackError>> {
     Box::pin(async move {
         let options = ResizeOptions { capacity_blocks, bars: bars_resizing, mutation: Mutation::None };
-        resize(medium, ReactorClock, &options).await.map_err(|error| of_resize(doing, &error))
+        resize(medium, ReactorClock, &options).await.map_err(|error| resize_error(doing, &error))
     })
 }
 

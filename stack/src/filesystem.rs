@@ -107,7 +107,7 @@ impl FilesystemName {
             match Filesystem::open(candidates, options).await {
                 Ok(filesystem) => Ok(OpenFilesystem { filesystem, opened }),
                 Err(error) => {
-                    close_all(opened, Err(of_filesystem("open the filesystem on", &error).on(self.devices()))).await
+                    close_all(opened, Err(filesystem_error("open the filesystem on", &error).on(self.devices()))).await
                 }
             }
         })
@@ -170,7 +170,7 @@ async fn close_all<T>(opened: Vec<OpenTarget>, result: Result<T, StackError>) ->
 }
 
 /// A failure of a filesystem while `doing` something.
-pub fn of_filesystem(doing: impl Into<String>, error: &FsError) -> StackError {
+pub fn filesystem_error(doing: impl Into<String>, error: &FsError) -> StackError {
     let cause = match error {
         error if error.is_damage() => Cause::Damaged,
         FsError::Absent(_) | FsError::Kind(_) => Cause::Absent,

@@ -50,10 +50,10 @@ mod whole;
 
 pub use damage_view::DamageView;
 pub use error::{Cause, StackError, printable, printable_lines};
-pub use failures::{of_block, of_medium, of_open, of_resize, of_volume};
+pub use failures::{device_error, medium_error, open_error, resize_error, volume_error};
 pub use files::{
-    FileKind, OpenVolume, RAW_FILE, inspect, of_remains, open_again, open_medium, open_shapeless, open_truncated,
-    open_volume, resize_volume,
+    FileKind, OpenVolume, RAW_FILE, inspect, open_again, open_medium, open_shapeless, open_truncated, open_volume,
+    remains_error, resize_volume,
 };
 pub use groups::mirror::MirrorOptions;
 pub use groups::replicas::{CHANGING, OpenMirror};
@@ -63,7 +63,7 @@ pub use info::{DriveInfo, OrdinaryTags, TargetInfo, protection_text};
 pub use membership::{ReadOnly, bars_resizing};
 pub use open::{Overwriting, Overwritten, create_mirror, open, open_for, overwrite, overwrite_device};
 pub use opened::{Closer, MemberNames, OpenTarget, data_of};
-pub use program::{Program, ReactorClock, config, note, of_start, on_reactor, set_program, warning};
+pub use program::{Program, ReactorClock, config, note, on_reactor, set_program, start_error, warning};
 pub use remote::{discover, exports};
 pub use salvage::{Lost, Salvaged, damage, in_groups};
 pub use signature::{FORMAT_BYTES, Signature, file_format, file_start, signature, wipe_end};

@@ -8,7 +8,7 @@ use sealblock_media_linux::{NodeKind, block_node};
 
 use crate::drive::{open_blocks, open_generic, open_scsi, options};
 use crate::error::{Cause, StackError};
-use crate::files::{FileKind, inspect, medium_of, of_remains, plain_file, volume_as};
+use crate::files::{FileKind, inspect, medium_of, plain_file, remains_error, volume_as};
 use crate::held::Access;
 use crate::mapped::raw_or_mapped;
 use crate::opened::OpenTarget;
@@ -41,8 +41,8 @@ pub(crate) enum RemainsPolicy {
 impl RemainsPolicy {
     fn refuse(self, path: &Path, parts: &str) -> Result<(), StackError> {
         match self {
-            RemainsPolicy::Kept => Err(of_remains("open", path, parts)),
-            RemainsPolicy::NotReplaced => Err(of_remains("write", path, parts).advise(FORCE_ADVICE)),
+            RemainsPolicy::Kept => Err(remains_error("open", path, parts)),
+            RemainsPolicy::NotReplaced => Err(remains_error("write", path, parts).advise(FORCE_ADVICE)),
             RemainsPolicy::Replaced => Ok(()),
         }
     }
@@ -80,7 +80,7 @@ pub(crate) async fn open_file(
             raw_or_mapped(target, path, medium).await
         }
         FileKind::Raw => Err(plain_file(path)),
-        FileKind::Remains(parts) => Err(of_remains("open", path, &parts)),
+        FileKind::Remains(parts) => Err(remains_error("open", path, &parts)),
     }
 }
 

@@ -16,7 +16,7 @@ use sealblock_layers_mirror::mark_written_alone;
 use sealblock_layers_stripe::label::Label as StripeLabel;
 
 use crate::error::{Cause, StackError};
-use crate::failures::of_block;
+use crate::failures::device_error;
 use crate::held::Usage;
 use crate::identity::uuid_text;
 use crate::opened::OpenTarget;
@@ -98,7 +98,7 @@ pub(crate) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget
                 Membership::Known { is_mirror: true, .. } => mark_written_alone(&opened.device).await,
                 Membership::Known { is_mirror: false, .. } | Membership::Unknown(_) => Ok(()),
             };
-            match marked.map_err(|error| of_block("mark as changed outside its mirror", &error)) {
+            match marked.map_err(|error| device_error("mark as changed outside its mirror", &error)) {
                 Ok(()) => Ok(opened),
                 Err(failure) => opened.close(Err(failure)).await,
             }
@@ -126,7 +126,7 @@ async fn membership(opened: &OpenTarget) -> Result<Option<Membership>, StackErro
         Err(error) if matches!(error.kind(), BlockFailure::Media { .. }) => {
             Ok(Some(Membership::Unknown(error.kind().to_string())))
         }
-        Err(error) => Err(of_block("find the label", &error)),
+        Err(error) => Err(device_error("find the label", &error)),
     }
 }
 

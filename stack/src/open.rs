@@ -14,8 +14,8 @@ use sealblock_units::{BlockSize, ByteCount};
 
 use crate::damage_view::DamageView;
 use crate::error::{Cause, StackError};
-use crate::failures::of_block;
-use crate::files::{FileKind, medium_of, of_remains, open_raw};
+use crate::failures::device_error;
+use crate::files::{FileKind, medium_of, open_raw, remains_error};
 use crate::groups::mirror::MirrorOptions;
 use crate::groups::{mirror, multipath, stripe};
 use crate::held::{Access, CloseHandle, Usage};
@@ -74,7 +74,7 @@ pub fn open_for(
 async fn check_fresh(opened: OpenTarget, access: Access) -> Result<OpenTarget, StackError> {
     match opened.device.abilities().freshness {
         Freshness::MayBeOlder(why) if !access.accepts_older() => {
-            let refused = of_block("open", &ErrorKind::MayBeOlder(why).into()).on(opened.target()).lasting();
+            let refused = device_error("open", &ErrorKind::MayBeOlder(why).into()).on(opened.target()).lasting();
             opened.close(Err(refused)).await
         }
         _ => Ok(opened),
@@ -248,7 +248,7 @@ pub fn overwrite<'a>(
         }
         let medium = medium_of(path, Access::Write).await?;
         match kind_of(&medium, Access::Write, remains).await? {
-            FileKind::Remains(parts) if !force => Err(of_remains("write", path, &parts).advise(FORCE_ADVICE)),
+            FileKind::Remains(parts) if !force => Err(remains_error("write", path, &parts).advise(FORCE_ADVICE)),
             FileKind::Volume => {
                 drop(medium);
                 let opened = overwrite_device(target, overwriting, usage).await?;

@@ -8,7 +8,7 @@ use sealblock_units::Extent;
 
 use crate::damage_view::DamageView;
 use crate::error::{Cause, StackError};
-use crate::failures::of_block;
+use crate::failures::device_error;
 use crate::held::{Access, CloseHandle, FileVolume, Usage, close_all, received_bytes, save_damage};
 use crate::info::{DriveInfo, TargetInfo};
 use crate::range::{BlockRange, BlockSpan};
@@ -181,7 +181,7 @@ impl OpenTarget {
 
     /// Makes all completed writes durable.
     pub async fn flush(&self) -> Result<(), StackError> {
-        self.device.execute(Request::flush()).await.map(drop).map_err(|error| of_block("flush", &error))
+        self.device.execute(Request::flush()).await.map(drop).map_err(|error| device_error("flush", &error))
     }
 }
 
@@ -227,7 +227,7 @@ impl Closer {
     /// # Errors
     /// The first volume that could not be closed; the others are closed all the same.
     pub async fn close(&self) -> Result<(), StackError> {
-        close_all(&self.held).await.map_err(|error| of_block("close", &error).on(&self.target))
+        close_all(&self.held).await.map_err(|error| device_error("close", &error).on(&self.target))
     }
 }
 

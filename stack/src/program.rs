@@ -75,7 +75,7 @@ pub fn config() -> Config {
 
 /// Runs a command's work on a reactor of this thread.
 pub fn on_reactor<T>(work: impl Future<Output = Result<T, StackError>>) -> Result<T, StackError> {
-    let reactor = Reactor::new(config()).map_err(|error| of_start(&error))?;
+    let reactor = Reactor::new(config()).map_err(|error| start_error(&error))?;
     reactor.block_on(work)
 }
 
@@ -89,7 +89,7 @@ pub fn warning(backend: &Backend) -> Option<String> {
 }
 
 /// Why nothing was started.
-pub fn of_start(error: &StartError) -> StackError {
+pub fn start_error(error: &StartError) -> StackError {
     let failure = StackError::new(Cause::Io, "start", error);
     match error {
         StartError::Uring(refusal) => {
@@ -166,10 +166,10 @@ mod tests {
 
     #[test]
     fn a_ring_that_was_asked_for_is_a_failure_with_advice() {
-        let failure = of_start(&StartError::Uring(UringUnavailable::Errno(libc::ENOSYS)));
+        let failure = start_error(&StartError::Uring(UringUnavailable::Errno(libc::ENOSYS)));
         let said = failure.to_string();
         assert!(said.contains("ENOSYS") && said.contains("try: use SEALBLOCK_RUNTIME=syscalls, or"), "{said}");
-        let failure = of_start(&StartError::UnknownChoice("ring".to_owned()));
+        let failure = start_error(&StartError::UnknownChoice("ring".to_owned()));
         assert_eq!(failure.advice(), Some(WITHOUT));
     }
 }

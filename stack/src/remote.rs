@@ -61,14 +61,14 @@ pub(crate) async fn connect(
         ..as_host(host)
     };
     let connected = NvmeTcpDevice::connect(peer(address), subsystem, nsid.map(NonZeroU32::get), options).await;
-    connected.map_err(|error| of_connect("connect to", &error))
+    connected.map_err(|error| connect_error("connect to", &error))
 }
 
 /// The subsystems that a server names.
 pub fn discover(address: &Address, host: Option<Nqn>) -> LocalBoxFuture<'_, Result<Vec<DiscoveryEntry>, StackError>> {
     Box::pin(async move {
         let found = sealblock_media_nvme_tcp::discover(peer(address), as_host(host)).await;
-        found.map_err(|error| of_connect("query", &error).on(address))
+        found.map_err(|error| connect_error("query", &error).on(address))
     })
 }
 
@@ -135,7 +135,7 @@ pub(crate) fn is_remote(target: &TargetName) -> bool {
 }
 
 /// A failure to connect as a failure of a command.
-fn of_connect(doing: &str, error: &ConnectError) -> StackError {
+fn connect_error(doing: &str, error: &ConnectError) -> StackError {
     const CHECK: &str = "check that the server is running, and its address and port";
     let (cause, advice) = match error {
         ConnectError::Resolve { .. } => (Cause::Unreachable, Some("give the name or address of a host")),
@@ -169,14 +169,14 @@ pub(crate) async fn connect_nbd(
     let wanted = connections.map_or(NbdOptions::default().connections, Into::into);
     let options = NbdOptions { connections: wanted, ..NbdOptions::default() };
     let opened = NbdDevice::connect(nbd_peer(address), export, options).await;
-    opened.map_err(|error| of_nbd_connect("connect to", &error, address))
+    opened.map_err(|error| nbd_connect_error("connect to", &error, address))
 }
 
 /// Names and descriptions of what a server exports.
 pub fn exports(address: &NbdAddress) -> LocalBoxFuture<'_, Result<Vec<(String, String)>, StackError>> {
     Box::pin(async move {
         let found = sealblock_media_nbd::discover(nbd_peer(address), NbdOptions::default()).await;
-        let found = found.map_err(|error| of_nbd_connect("query", &error, address).on(address))?;
+        let found = found.map_err(|error| nbd_connect_error("query", &error, address).on(address))?;
         Ok(found.into_iter().map(|listed| (listed.name, listed.description)).collect())
     })
 }
@@ -189,7 +189,7 @@ fn nbd_peer(address: &NbdAddress) -> NbdPeer {
 }
 
 /// A failure to connect as a failure of a command.
-fn of_nbd_connect(doing: &str, error: &NbdConnectError, address: &NbdAddress) -> StackError {
+fn nbd_connect_error(doing: &str, error: &NbdConnectError, address: &NbdAddress) -> StackError {
     let check = match address {
         NbdAddress::Tcp(_) => "check that the server is running, and its address and port",
         NbdAddress::Unix(_) => {

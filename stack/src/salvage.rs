@@ -8,7 +8,7 @@ use sealblock_units::{Extent, Lba};
 use serde::Serialize;
 
 use crate::error::StackError;
-use crate::failures::of_block;
+use crate::failures::device_error;
 use crate::opened::{OpenTarget, data_of};
 use crate::range::{Run, join_run};
 use crate::whole::ByteView;
@@ -52,7 +52,7 @@ impl OpenTarget {
     async fn read_block(&self, doing: &str, lba: Lba) -> Result<Result<Slice, String>, StackError> {
         match self.read(Extent::one(lba)).await {
             Ok(answer) => Ok(Ok(data_of(answer))),
-            Err(error) => damage(&error).map(Err).ok_or_else(|| of_block(doing, &error)),
+            Err(error) => damage(&error).map(Err).ok_or_else(|| device_error(doing, &error)),
         }
     }
 }

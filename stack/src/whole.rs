@@ -10,7 +10,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::Extent;
 
 use crate::error::{Cause, StackError};
-use crate::failures::of_block;
+use crate::failures::device_error;
 use crate::files::RAW_FILE;
 use crate::held::Access;
 use crate::linux::{PlainFilePolicy, open_file};
@@ -72,7 +72,7 @@ impl ByteView {
     ) -> LocalBoxFuture<'a, Result<Slice, StackError>> {
         Box::pin(async move {
             let read =
-                async |blocks| self.opened.read(blocks).await.map(data_of).map_err(|error| of_block(doing, &error));
+                async |blocks| self.opened.read(blocks).await.map(data_of).map_err(|error| device_error(doing, &error));
             self.assemble(offset, length, read).await
         })
     }

@@ -141,7 +141,7 @@ fn whole_pages(start_bytes: u64, length_bytes: u64) -> (u64, u64) {
 }
 
 /// The error of a call that did not bring a command to its completion.
-pub(crate) fn of_call(doing: &str, error: &io::Error) -> Error {
+pub(crate) fn call_error(doing: &str, error: &io::Error) -> Error {
     match error.raw_os_error() {
         // The kernel says that of devices that were removed, reset, or did not answer in time.
         Some(libc::ENODEV | libc::ENXIO | libc::EIO | libc::ESHUTDOWN | libc::ETIMEDOUT | libc::ECANCELED) => {
@@ -234,10 +234,10 @@ mod tests {
     #[test]
     fn a_drive_that_is_gone_or_late_cannot_be_reached_and_a_refused_call_is_something_else() {
         for number in [libc::ENODEV, libc::ENXIO, libc::EIO, libc::ETIMEDOUT] {
-            assert!(matches!(of_call("verify", &errno(number)).kind(), ErrorKind::Unreachable { .. }), "{number}");
+            assert!(matches!(call_error("verify", &errno(number)).kind(), ErrorKind::Unreachable { .. }), "{number}");
         }
         for number in [libc::EINVAL, libc::ENOMEM, libc::EACCES] {
-            assert!(matches!(of_call("verify", &errno(number)).kind(), ErrorKind::Media { .. }), "{number}");
+            assert!(matches!(call_error("verify", &errno(number)).kind(), ErrorKind::Media { .. }), "{number}");
         }
     }
 }

@@ -254,9 +254,8 @@ fn verdicts(medium: Medium, turns: &[Vec<Turned>]) -> Vec<Verdict> {
     if medium.has_bar() {
         for (baseline, again, claimed, what) in COMPARED {
             let speed = |round: &[Turned], way: usize| 1.0 / round[way].seconds;
-            let ratios = turns
-                .iter()
-                .map(|round| Round::of(speed(round, baseline), speed(round, again), speed(round, claimed)));
+            let ratios =
+                turns.iter().map(|round| Round::of(speed(round, baseline), speed(round, again), speed(round, claimed)));
             let what = format!("{}: {what}, times as fast", medium.name());
             verdicts.push(Verdict::timed(what, Bar::AtLeast(FASTER), &ratios.collect::<Vec<_>>()));
         }

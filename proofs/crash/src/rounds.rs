@@ -213,7 +213,7 @@ fn contents(path: &Path) -> Result<Vec<Content>> {
                 Ok(response) => data_of(response),
                 Err(error) => {
                     return open_volume
-                        .close(Err(sealblock_stack::of_block(format!("reading {extent}"), &error)))
+                        .close(Err(sealblock_stack::device_error(format!("reading {extent}"), &error)))
                         .await;
                 }
             };

@@ -13,7 +13,9 @@ use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_file::Options;
 use sealblock_media_volume::{Mutation, OpenOptions};
 use sealblock_runtime_memory::Buffer;
-use sealblock_stack::{FileVolume, ReactorClock, StackError, of_block, of_open, of_volume, on_reactor, open_medium};
+use sealblock_stack::{
+    FileVolume, ReactorClock, StackError, device_error, on_reactor, open_error, open_medium, volume_error,
+};
 use sealblock_units::Extent;
 
 use crate::pattern::{self, Version, rng};
@@ -46,7 +48,7 @@ pub fn run(path: &Path, seed: u64, round: u64, mutation: Mutation) -> Result<()>
         let worker = Worker { gate: Gate::new("volume", volume.clone()), round, requests: Cell::new(0) };
         worker.report(Event::Ready);
         try_join_all((0..TASKS).map(|task| worker.work(rng(seed, round * TASKS + task)))).await?;
-        volume.close().await.map_err(|error| of_block("close", &error))
+        volume.close().await.map_err(|error| device_error("close", &error))
     })
     .map_err(|failure| anyhow!("{failure}"))
     .context("the worker failed")
@@ -54,10 +56,10 @@ pub fn run(path: &Path, seed: u64, round: u64, mutation: Mutation) -> Result<()>
 
 /// Opens the volume as the command line does, but for the mutation.
 async fn open(path: &Path, mutation: Mutation) -> Result<Rc<FileVolume>, StackError> {
-    let medium = open_medium(path, Options::WRITE).await.map_err(|error| of_open("open", &error))?;
+    let medium = open_medium(path, Options::WRITE).await.map_err(|error| open_error("open", &error))?;
     let options = OpenOptions { mutation, ..OpenOptions::default() };
     let opened = sealblock_media_volume::open(Rc::new(medium), ReactorClock, &options).await;
-    let opened = opened.map_err(|error| of_volume("open", &error))?;
+    let opened = opened.map_err(|error| volume_error("open", &error))?;
     drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
     Ok(opened.volume)
 }
@@ -92,7 +94,7 @@ impl Worker {
     async fn flush(&self) -> Result<(), StackError> {
         let request_id = self.next_request_id();
         self.report(Event::FlushBegin { request_id });
-        self.gate.execute(Request::flush()).await.map_err(|error| of_block("flush", &error))?;
+        self.gate.execute(Request::flush()).await.map_err(|error| device_error("flush", &error))?;
         self.report(Event::FlushDone { request_id });
         Ok(())
     }
@@ -127,7 +129,7 @@ impl Worker {
         let request_id = self.next_request_id();
         self.report(Event::Begin { request_id, extent, change, fua: durability == Durability::ForceUnitAccess });
         let doing = format!("request {request_id}, {:?} of {extent}", request.kind());
-        self.gate.execute(request).await.map_err(|error| of_block(doing, &error))?;
+        self.gate.execute(request).await.map_err(|error| device_error(doing, &error))?;
         self.report(Event::Done { request_id });
         Ok(())
     }

@@ -76,7 +76,7 @@ fn look(name: &TargetRef, only: Option<&Path>) -> Result<(Option<FoundServer>, O
         Some(path) => {
             let socket = FoundSocket::named(path);
             let answer = exchange(&socket, None, &request, RESPONSE_TIMEOUT);
-            vec![(socket, Ok(answer.map_err(|error| of_socket(&error, path))?))]
+            vec![(socket, Ok(answer.map_err(|error| socket_error(&error, path))?))]
         }
         None => ask_all(trusted(), &request, |peer| patience(name, peer)),
     };
@@ -211,7 +211,7 @@ impl FoundServer {
     /// # Errors
     /// Why the command failed.
     pub fn scrub_command(&self, doing: &str, command: ControlCommand) -> Result<ScrubStatus, StackError> {
-        match self.ask(command, RESPONSE_TIMEOUT).map_err(|error| of_socket(&error, self.socket()))? {
+        match self.ask(command, RESPONSE_TIMEOUT).map_err(|error| socket_error(&error, self.socket()))? {
             ControlResult::Scrub(status) => Ok(*status),
             other => Err(refused(doing, other).on(&self.name.text)),
         }
@@ -222,7 +222,7 @@ impl FoundServer {
     /// # Errors
     /// Why the command failed.
     pub fn mirror_command(&self, doing: &str, command: ControlCommand) -> Result<MirrorStatus, StackError> {
-        match self.ask(command, RESPONSE_TIMEOUT).map_err(|error| of_socket(&error, self.socket()))? {
+        match self.ask(command, RESPONSE_TIMEOUT).map_err(|error| socket_error(&error, self.socket()))? {
             ControlResult::Mirror(status) => Ok(*status),
             other => Err(refused(doing, other).on(&self.name.text)),
         }
@@ -245,7 +245,7 @@ impl FoundServer {
                     .on(&self.name.text)
                     .advise("`sealblock info` of the served target"))
             }
-            Err(error) => Err(of_socket(&error, self.socket())),
+            Err(error) => Err(socket_error(&error, self.socket())),
         }
     }
 
@@ -256,7 +256,7 @@ impl FoundServer {
     pub fn server_status(&self) -> Result<ServerStatus, StackError> {
         let request = ControlRequest::new(&TargetRef::default(), ControlCommand::Status);
         let answer = exchange(&self.socket, Some(self.peer), &request, RESPONSE_TIMEOUT);
-        of_server(answer.map_err(|error| of_socket(&error, self.socket()))?.1, self.socket())
+        status_of(answer.map_err(|error| socket_error(&error, self.socket()))?.1, self.socket())
     }
 }
 
@@ -267,12 +267,12 @@ impl FoundServer {
 pub fn query(path: &Path) -> Result<(ServerStatus, Option<String>), StackError> {
     let request = ControlRequest::new(&TargetRef::default(), ControlCommand::Status);
     let answer = exchange(&FoundSocket::named(path), None, &request, RESPONSE_TIMEOUT);
-    let (peer, result) = answer.map_err(|error| of_socket(&error, path))?;
+    let (peer, result) = answer.map_err(|error| socket_error(&error, path))?;
     let stranger = stranger(peer, path);
-    Ok((of_server(result, path)?, stranger))
+    Ok((status_of(result, path)?, stranger))
 }
 
-fn of_server(result: ControlResult, socket: &Path) -> Result<ServerStatus, StackError> {
+fn status_of(result: ControlResult, socket: &Path) -> Result<ServerStatus, StackError> {
     match result {
         ControlResult::Server(status) => Ok(*status),
         other => Err(refused(ASKING, other).on(socket.display())),
@@ -295,7 +295,7 @@ pub fn log(
     let socket = socket.ok_or_else(gone)?;
     let request = ControlRequest::new(&TargetRef::default(), ControlCommand::Log { level });
     let answer = exchange(&socket, None, &request, RESPONSE_TIMEOUT);
-    let (peer, result) = answer.map_err(|error| of_socket(&error, &socket.path))?;
+    let (peer, result) = answer.map_err(|error| socket_error(&error, &socket.path))?;
     let stranger = stranger(peer, &socket.path);
     match result {
         ControlResult::Log(report) => Ok((LogReport { pid: peer.pid.unwrap_or(report.pid), ..report }, stranger)),
@@ -329,8 +329,8 @@ pub fn query_all() -> Vec<(PathBuf, Result<ServerStatus, StackError>)> {
     let request = ControlRequest::new(&TargetRef::default(), ControlCommand::Status);
     let answers = ask_all(trusted(), &request, |_| SEARCH_TIMEOUT).into_iter();
     let status = |(socket, answer): (FoundSocket, io::Result<(Peer, ControlResult)>)| {
-        let status = answer.map_err(|error| of_socket(&error, &socket.path));
-        let status = status.and_then(|(_, result)| of_server(result, &socket.path));
+        let status = answer.map_err(|error| socket_error(&error, &socket.path));
+        let status = status.and_then(|(_, result)| status_of(result, &socket.path));
         (socket.path, status)
     };
     answers.map(status).collect()
@@ -361,7 +361,7 @@ fn refused(doing: &str, result: ControlResult) -> StackError {
     }
 }
 
-fn of_socket(error: &io::Error, socket: &Path) -> StackError {
+fn socket_error(error: &io::Error, socket: &Path) -> StackError {
     let cause = match error.kind() {
         io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Cause::Unreachable,
         io::ErrorKind::PermissionDenied => Cause::Refused,

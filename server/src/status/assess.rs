@@ -33,9 +33,9 @@ struct Finding {
 pub fn assess(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Verdict {
     let mut findings = Vec::new();
     findings.extend(damage(name, seen, started_unix_s));
-    findings.extend(seen.mirrors.iter().flat_map(|mirror| of_mirror(name, &mirror.target, &mirror.status)));
+    findings.extend(seen.mirrors.iter().flat_map(|mirror| mirror_findings(name, &mirror.target, &mirror.status)));
     findings.extend(paths(seen));
-    findings.extend(seen.file_errors.iter().map(of_file));
+    findings.extend(seen.file_errors.iter().map(file_finding));
     findings.extend(failing(seen));
     findings.extend(unchecked(name, seen));
     // Stable sort: of findings of one severity the first found comes first.
@@ -85,7 +85,7 @@ fn damage(name: &str, seen: &DeviceSnapshot, started_unix_s: u64) -> Option<Find
     finding(words, format!("`sealblock scrub start {name}` locates them"))
 }
 
-fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
+fn mirror_findings(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
     let finding = |health, words, advice| Finding { health, words, advice };
     let older = mirror.replicas.iter().filter(|replica| replica.stale_blocks > 0).map(|replica| {
         let (blocks, name) = (count(replica.stale_blocks, "block"), &replica.name);
@@ -168,7 +168,7 @@ fn paths(seen: &DeviceSnapshot) -> Option<Finding> {
     Some(Finding { health: Health::Degraded, words, advice })
 }
 
-fn of_file(file: &FileError) -> Finding {
+fn file_finding(file: &FileError) -> Finding {
     let health = file.health();
     let advice = match health {
         Health::Damaged => "use another copy of the data, or `sealblock rescue` for the rest".to_owned(),
@@ -212,7 +212,7 @@ fn unchecked(name: &str, seen: &DeviceSnapshot) -> Vec<Finding> {
 }
 
 /// The health of a server with these devices: a word and a sentence.
-pub fn of_all(devices: &[Health]) -> (Health, String) {
+pub fn overall_health(devices: &[Health]) -> (Health, String) {
     let worst = devices.iter().copied().max().unwrap_or_default();
     let all = devices.len();
     let words = match (all, worst) {
@@ -426,7 +426,7 @@ mod tests {
             (&[Healthy, Healthy], Healthy, "all 2 devices are healthy"),
             (&[Healthy, Damaged, Degraded, Degraded], Damaged, "of 4 devices 1 is damaged, 2 are degraded"),
         ] {
-            assert_eq!(of_all(devices), (worst, words.to_owned()));
+            assert_eq!(overall_health(devices), (worst, words.to_owned()));
         }
     }
 }

@@ -10,7 +10,7 @@ use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{Sameness, TargetIdentity, TargetLabel};
 
-use super::assess::{assess, of_all};
+use super::assess::{assess, overall_health};
 use super::health::Health;
 use super::server::{ClientStatus, DeviceStatus, ExportStatus, ServerStatus};
 use crate::control::peer::user;
@@ -79,7 +79,7 @@ impl ServerInfo {
         let mut devices = join_all(of_devices.iter().map(|offers| device(offers, started_unix_s))).await;
         devices.extend(self.not_open.iter().cloned());
         let healths: Vec<Health> = devices.iter().map(|device| device.health).collect();
-        let (health, summary) = of_all(&healths);
+        let (health, summary) = overall_health(&healths);
         let mut clients = self.clients();
         let clients_unlisted = clients.len().saturating_sub(MAX_CLIENTS) as u64;
         clients.truncate(MAX_CLIENTS);
@@ -102,8 +102,8 @@ impl ServerInfo {
     }
 
     fn clients(&self) -> Vec<ClientStatus> {
-        let hosts = self.export.connected_hosts().into_iter().map(of_host);
-        hosts.chain(self.nbd.clients().into_iter().map(of_client)).collect()
+        let hosts = self.export.connected_hosts().into_iter().map(host_status);
+        hosts.chain(self.nbd.clients().into_iter().map(client_status)).collect()
     }
 }
 
@@ -172,7 +172,7 @@ pub fn reaches(listener: SocketAddr, address: SocketAddr) -> bool {
     listener.port() == address.port() && (takes_all || own == asked)
 }
 
-fn of_host(guest: ConnectedHost) -> ClientStatus {
+fn host_status(guest: ConnectedHost) -> ClientStatus {
     ClientStatus {
         protocol: "nvme".to_owned(),
         host: guest.host.as_ref().map(Nqn::to_string),
@@ -183,7 +183,7 @@ fn of_host(guest: ConnectedHost) -> ClientStatus {
     }
 }
 
-fn of_client(client: Client) -> ClientStatus {
+fn client_status(client: Client) -> ClientStatus {
     ClientStatus {
         protocol: "nbd".to_owned(),
         host: None,

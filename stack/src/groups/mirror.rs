@@ -10,7 +10,7 @@ use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::name::MirrorName;
 use sealblock_layers_mirror::{CreateOptions, MirrorInfo, OpenOptions};
 
-use super::replicas::{OpenMirror, OpenReplica, OpenedReplica, ReplicaOpener, of_member, of_mirror};
+use super::replicas::{OpenMirror, OpenReplica, OpenedReplica, ReplicaOpener, mirror_error, replica_error};
 use crate::error::{Cause, StackError};
 use crate::held::{Access, CloseHandle, Usage};
 use crate::identity::new_uuid;
@@ -88,7 +88,7 @@ async fn put_together(
     }
     let options = OpenOptions { is_read_only: !access.writes(), random: new_uuid()? };
     let opened = sealblock_layers_mirror::open(sources, ReactorClock, options).await;
-    let opened = opened.map_err(|error| of_mirror(&error).on(target))?;
+    let opened = opened.map_err(|error| mirror_error(&error).on(target))?;
     let described = opened.mirror.describe();
     report_offline(target, &described);
     for (replica, stack) in here {
@@ -151,7 +151,7 @@ async fn create_of(
     let MirrorOptions { name, from, force } = *options;
     let options = CreateOptions { random: new_uuid()?, name, from, force };
     let opened = sealblock_layers_mirror::create(sources, ReactorClock, options).await;
-    let opened = opened.map_err(|error| of_member(&error).on(target))?;
+    let opened = opened.map_err(|error| replica_error(&error).on(target))?;
     Ok(held(target, replicas, info, opened, opener))
 }
 

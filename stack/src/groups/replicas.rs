@@ -210,7 +210,7 @@ impl OpenMirror {
             }
             Err(error) => {
                 let _ = replica.close().await;
-                Err(of_member(&error).on(&self.target))
+                Err(replica_error(&error).on(&self.target))
             }
         }
     }
@@ -224,7 +224,7 @@ impl OpenMirror {
             let members = self.members();
             let name = member_of(&members, target).map_or_else(|| target.to_string(), str::to_owned);
             let taken = self.mirror.accept_stale(&name).await;
-            let blocks = taken.map_err(|error| of_member(&error).on(&self.target))?;
+            let blocks = taken.map_err(|error| replica_error(&error).on(&self.target))?;
             tracing::info!(replica = %target, blocks, "older copies were accepted as the content of their blocks");
             Ok(())
         })
@@ -242,7 +242,7 @@ impl OpenMirror {
             } else {
                 self.check_not_needed(&name)?;
             }
-            self.mirror.remove(&name).await.map_err(|error| of_member(&error).on(&self.target))?;
+            self.mirror.remove(&name).await.map_err(|error| replica_error(&error).on(&self.target))?;
             let gone: Vec<Rc<OpenReplica>> =
                 self.replicas.borrow_mut().extract_if(.., |replica| replica.name == name).collect();
             self.name_members();
@@ -455,7 +455,7 @@ fn places_text(runs: &[(u64, u64)]) -> String {
 }
 
 /// Why replicas make no mirror.
-pub(super) fn of_mirror(error: &MirrorError) -> StackError {
+pub(super) fn mirror_error(error: &MirrorError) -> StackError {
     let (cause, advice) = match error {
         MirrorError::ReplicaCount(_) => (Cause::Usage, None),
         MirrorError::Assemble { error: refusal, .. } => advice(refusal),
@@ -509,7 +509,7 @@ fn advice(refusal: &sealblock_layers_mirror::assemble::AssembleError) -> (Cause,
 }
 
 /// Why replicas cannot become a mirror, or stay what they are.
-pub(super) fn of_member(error: &ReplicaError) -> StackError {
+pub(super) fn replica_error(error: &ReplicaError) -> StackError {
     let failure = |cause| StackError::new(cause, CHANGING, error);
     match error {
         ReplicaError::Full | ReplicaError::LastInSync { .. } => failure(Cause::Refused),
@@ -538,7 +538,7 @@ pub(super) fn of_member(error: &ReplicaError) -> StackError {
         ReplicaError::NoRoom(_) => failure(Cause::Unsuitable)
             .advise("use a protected volume (`sealblock create`) or a namespace of sealblock as the first replica"),
         ReplicaError::Unfit(MirrorError::ReplicaCount(_)) => failure(Cause::Usage),
-        ReplicaError::Unfit(error @ MirrorError::Assemble { .. }) => of_mirror(error),
+        ReplicaError::Unfit(error @ MirrorError::Assemble { .. }) => mirror_error(error),
         ReplicaError::Unfit(MirrorError::Protection { .. }) => failure(Cause::Unsuitable).advise(SHOWN),
         ReplicaError::Unfit(_) => failure(Cause::Unsuitable)
             .advise("use devices of the same block size, protection information and size; a new replica may be larger"),

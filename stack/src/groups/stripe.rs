@@ -34,10 +34,10 @@ pub(crate) async fn open(
         let device = StripeLayer::new(devices, chunk.unwrap_or(CHUNK))
             .map_err(|error| StackError::new(Cause::Unsuitable, "open", error).on(target))?;
         match labelled {
-            true => device.labelled(new_uuid()?, access.writes()).await.map_err(|error| of_refusal(&error, target)),
+            true => device.labelled(new_uuid()?, access.writes()).await.map_err(|error| assemble_error(&error, target)),
             // Labels that are there are believed, also by who does not ask for them.
             false => match device.contradiction().await {
-                Some(refusal) => Err(of_refusal(&refusal, target)),
+                Some(refusal) => Err(assemble_error(&refusal, target)),
                 None => Ok(device),
             },
         }
@@ -73,7 +73,7 @@ async fn all_or_none(members: Vec<Result<OpenTarget, StackError>>) -> Result<Vec
 }
 
 /// Why the members are not one stripe, with the target name that is.
-fn of_refusal(refusal: &AssembleError, target: &TargetName) -> StackError {
+fn assemble_error(refusal: &AssembleError, target: &TargetName) -> StackError {
     let TargetName::Group { kind: GroupKind::Stripe { chunk, .. }, members } = target else {
         return StackError::new(Cause::Unsuitable, "open", refusal).on(target);
     };

@@ -2,7 +2,7 @@
 
 use sealblock_block::Device;
 use sealblock_media_volume::{CorruptionError, CorruptionKind};
-use sealblock_stack::{Access, Cause, FileVolume, StackError, of_block, on_reactor, open_volume};
+use sealblock_stack::{Access, Cause, FileVolume, StackError, device_error, on_reactor, open_volume};
 use sealblock_units::Lba;
 
 use crate::cli::Corrupt;
@@ -15,7 +15,7 @@ pub fn run(arguments: &Corrupt) -> Result<Exit, StackError> {
     on_reactor(async {
         let open = open_volume(path, Access::Write).await?;
         let damaged = damage(&open.volume, arguments.lba, arguments.kind).await;
-        let closed = open.volume.close().await.map_err(|error| of_block("close", &error));
+        let closed = open.volume.close().await.map_err(|error| device_error("close", &error));
         damaged.and(closed).map_err(|failure| failure.on(path.display()))
     })?;
     say(&format!("{}: block {} damaged ({})", path.display(), arguments.lba, to_text(arguments.kind)))?;
@@ -33,7 +33,7 @@ pub async fn damage(volume: &FileVolume, lba: Lba, kind: CorruptionKind) -> Resu
             CorruptionError::Empty(_) => StackError::new(Cause::Unsuitable, doing, error)
                 .advise("write data first, with `sealblock copy FILE VOLUME`"),
             CorruptionError::Damaged(_) => StackError::new(Cause::Unsuitable, doing, error),
-            CorruptionError::Volume(error) => of_block(doing, &error),
+            CorruptionError::Volume(error) => device_error(doing, &error),
         }
     })
 }

@@ -10,8 +10,8 @@ use sealblock_media_volume::{CreateOptions, create, format::Layout};
 use sealblock_stack::identity::{new_uuid, uuid_text};
 use sealblock_stack::quantity::count;
 use sealblock_stack::{
-    Cause, FileKind, StackError, file_format, file_start, inspect, of_medium, of_open, of_volume, on_reactor,
-    open_medium, protection_text, signature, wipe_end,
+    Cause, FileKind, StackError, file_format, file_start, inspect, medium_error, on_reactor, open_error, open_medium,
+    protection_text, signature, volume_error, wipe_end,
 };
 use sealblock_units::{BlockSize, ByteCount};
 use serde::Serialize;
@@ -79,7 +79,7 @@ pub fn make(path: &Path, options: &CreateOptions, force: bool) -> Result<(), Sta
 
 /// Turns a medium into a volume. Its content is discarded only after the volume's size was found to be valid.
 async fn fill(medium: &FileMedium, options: &CreateOptions) -> Result<(), StackError> {
-    let failed = |error| of_medium("create", &error);
+    let failed = |error| medium_error("create", &error);
     let layout = Layout::new(options.block_size, medium.sector_bytes(), options.capacity_blocks)
         .map_err(|error| StackError::new(Cause::Usage, "create", error))?;
     if !medium.is_block_device() && medium.len_bytes() > 0 {
@@ -92,7 +92,7 @@ async fn fill(medium: &FileMedium, options: &CreateOptions) -> Result<(), StackE
         // What others left at the end would have them find themselves there, where the volume does not reach it.
         wipe_end(medium).await.map_err(failed)?;
     }
-    create(medium, options).await.map_err(|error| of_volume("create", &error))
+    create(medium, options).await.map_err(|error| volume_error("create", &error))
 }
 
 fn options(arguments: &Create) -> Result<CreateOptions, StackError> {
@@ -140,7 +140,7 @@ async fn open(path: &Path, fresh: bool, force: bool) -> Result<FileMedium, Stack
     check_new(path)?;
     let options = if fresh { Options::CREATE } else { Options::WRITE };
     let medium = open_medium(path, options).await.map_err(|error| {
-        let failure = of_open("create", &error);
+        let failure = open_error("create", &error);
         match failure.cause() {
             // Only the folder can be what is missing.
             Cause::Unreachable => failure.advise("give a path in an existing directory"),
@@ -176,7 +176,7 @@ async fn what_is_there(medium: &FileMedium) -> Result<Option<String>, StackError
     }
     let length = PROBE_BYTES.min(medium.len_bytes()) as usize;
     let (read, bytes) = medium.read(0, medium.buffer(length)).await;
-    read.map_err(|error| of_medium("read", &error))?;
+    read.map_err(|error| medium_error("read", &error))?;
     Ok(bytes.iter().any(|&byte| byte != 0).then(|| "it already has data".to_owned()))
 }
 

@@ -11,7 +11,7 @@ use sealblock_integrity::{Sealed, Tags};
 use sealblock_media_volume::CorruptionKind;
 use sealblock_runtime_memory::Buffer;
 use sealblock_stack::target::TargetName;
-use sealblock_stack::{Access, Cause, OpenTarget, StackError, of_block, on_reactor, open, open_volume};
+use sealblock_stack::{Access, Cause, OpenTarget, StackError, device_error, on_reactor, open, open_volume};
 use sealblock_units::{ByteCount, Extent, Lba};
 
 use super::{corrupt, create};
@@ -82,7 +82,7 @@ async fn damage(path: &Path) -> Result<(), StackError> {
         corrupt::damage(&volume, Lba::new(lba), kind).await?;
         say(&format!("   block {lba}: {words}"))?;
     }
-    volume.close().await.map_err(|error| of_block("close", &error))
+    volume.close().await.map_err(|error| device_error("close", &error))
 }
 
 /// Reads the blocks: the damaged ones fail, the others are as written. Then writes the damaged ones anew.
@@ -133,7 +133,7 @@ async fn write(opened: &OpenTarget, first: u64, data: &Buffer) -> Result<(), Sta
     let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: first };
     let data = Sealed::seal(Buffer::copy_from(data).freeze(), geometry.block_size, geometry.protection, &tags);
     let write = Request::write(extent, data, Durability::Volatile);
-    opened.device.execute(write).await.map_err(|error| of_block("write", &error))?;
+    opened.device.execute(write).await.map_err(|error| device_error("write", &error))?;
     opened.flush().await
 }
 
@@ -144,7 +144,7 @@ async fn faults(target: &TargetName) -> Result<Vec<BadBlock>, StackError> {
         let mut found = Vec::new();
         for extent in geometry.whole(geometry.limits.max_verify_blocks) {
             if let Err(error) = opened.device.execute(Request::verify(extent, Expectations::NONE)).await {
-                let bad_blocks = error.bad_blocks().ok_or_else(|| of_block("verify", &error))?;
+                let bad_blocks = error.bad_blocks().ok_or_else(|| device_error("verify", &error))?;
                 found.extend_from_slice(bad_blocks.as_slice());
             }
         }

@@ -10,8 +10,8 @@ use sealblock_media_volume::{Hints, Remains, Standing, SuperblockCopy};
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
 use sealblock_stack::{
-    ByteView, Cause, FileKind, Lost, OpenTarget, StackError, inspect, of_open, on_reactor, open_medium, open_shapeless,
-    open_truncated,
+    ByteView, Cause, FileKind, Lost, OpenTarget, StackError, inspect, on_reactor, open_error, open_medium,
+    open_shapeless, open_truncated,
 };
 use sealblock_units::ByteCount;
 use serde::Serialize;
@@ -98,7 +98,7 @@ pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
 async fn volume(arguments: &Rescue) -> Result<(OpenTarget, Option<Remains>), StackError> {
     const DOING: &str = "rescue";
     let path = arguments.volume.path();
-    let medium = open_medium(path, Options::READ).await.map_err(|error| of_open(DOING, &error))?;
+    let medium = open_medium(path, Options::READ).await.map_err(|error| open_error(DOING, &error))?;
     let kind = inspect(&medium).await?;
     drop(medium);
     let target = arguments.volume.target();

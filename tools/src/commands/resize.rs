@@ -10,7 +10,8 @@ use sealblock_media_file::Options;
 use sealblock_media_volume::probe;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
-    Cause, FileKind, StackError, inspect, of_open, of_remains, of_volume, on_reactor, open_medium, resize_volume,
+    Cause, FileKind, StackError, inspect, on_reactor, open_error, open_medium, remains_error, resize_volume,
+    volume_error,
 };
 
 use crate::cli::{Resize, ServedName};
@@ -60,7 +61,7 @@ fn unserved(target: &ServedName) -> StackError {
 /// Bytes of data before and after.
 async fn on_medium(path: &Path, size: NonZeroU64) -> Result<(u64, u64), StackError> {
     let medium = open_medium(path, Options::WRITE).await.map_err(|error| {
-        let failure = of_open(RESIZING, &error);
+        let failure = open_error(RESIZING, &error);
         match failure.cause() {
             Cause::Refused => failure.advise("--control PATH, if the server that uses it has its own control socket"),
             _ => failure,
@@ -68,10 +69,10 @@ async fn on_medium(path: &Path, size: NonZeroU64) -> Result<(u64, u64), StackErr
     })?;
     match inspect(&medium).await? {
         FileKind::Volume => {}
-        FileKind::Remains(parts) => return Err(of_remains(RESIZING, path, &parts)),
+        FileKind::Remains(parts) => return Err(remains_error(RESIZING, path, &parts)),
         FileKind::Raw => return Err(StackError::new(Cause::Unsuitable, RESIZING, "it is not a protected volume")),
     }
-    let block_size = probe(&medium).await.map_err(|error| of_volume(RESIZING, &error))?.layout.block_size();
+    let block_size = probe(&medium).await.map_err(|error| volume_error(RESIZING, &error))?.layout.block_size();
     let capacity_blocks = blocks_of(size.get(), block_size)?;
     let resized = resize_volume(RESIZING, &Rc::new(medium), capacity_blocks).await?;
     let bytes = |blocks: u64| blocks << block_size.shift();

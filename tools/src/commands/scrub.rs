@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs, UdpSocket};
 use sealblock_block::{Ability, Device, Request, RequestKind, ReservedArea, Response};
 use sealblock_scrub::SavedState;
 use sealblock_stack::target::{Address, NVME_TCP_PORT, TargetName};
-use sealblock_stack::{Access, Cause, OpenTarget, StackError, TargetIdentity, of_block, on_reactor, open};
+use sealblock_stack::{Access, Cause, OpenTarget, StackError, TargetIdentity, device_error, on_reactor, open};
 
 use crate::cli::{Scrub, ScrubCommand, ScrubStart, Scrubbed, ServedName};
 use crate::exit::Exit;
@@ -166,7 +166,7 @@ async fn status_of(target: &TargetName, opened: &OpenTarget) -> Result<ScrubStat
     }
     let doing = "read the saved scrub state";
     let answer = opened.device.execute(Request::read_reserved(ReservedArea::ScrubState)).await;
-    let state = match answer.map_err(|error| of_block(doing, &error))? {
+    let state = match answer.map_err(|error| device_error(doing, &error))? {
         Response::Reserved(bytes) if bytes.is_empty() => SavedState::default(),
         Response::Reserved(bytes) => SavedState::decode(&bytes).map_err(|error| {
             let failure = StackError::new(Cause::Unsuitable, doing, error).on(target);

@@ -17,7 +17,9 @@ use sealblock_server::service::Hangups;
 use sealblock_server::{config, log, run::run as serve_plan};
 use sealblock_stack::quantity::Rate;
 use sealblock_stack::target::TargetName;
-use sealblock_stack::{Cause, FileKind, StackError, Usage, inspect, of_open, of_remains, on_reactor, open_medium};
+use sealblock_stack::{
+    Cause, FileKind, StackError, Usage, inspect, on_reactor, open_error, open_medium, remains_error,
+};
 use sealblock_units::ByteCount;
 
 use super::create;
@@ -189,10 +191,10 @@ fn make_default(path: &Path) -> Result<(), StackError> {
 fn check_default(path: &Path) -> Result<(), StackError> {
     on_reactor(async {
         let medium =
-            open_medium(path, sealblock_media_file::Options::READ).await.map_err(|error| of_open("open", &error))?;
+            open_medium(path, sealblock_media_file::Options::READ).await.map_err(|error| open_error("open", &error))?;
         match inspect(&medium).await? {
             FileKind::Volume => Ok(()),
-            FileKind::Remains(parts) => Err(of_remains("open", path, &parts)),
+            FileKind::Remains(parts) => Err(remains_error("open", path, &parts)),
             FileKind::Raw => Err(StackError::new(Cause::Unsuitable, "open", "it is not a volume")
                 .on(path.display())
                 .advise("move it away, or give the targets to serve")),

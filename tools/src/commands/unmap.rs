@@ -11,7 +11,7 @@ use sealblock_block::{Device, Durability, Request};
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::BlockRange;
 use sealblock_stack::target::TargetName;
-use sealblock_stack::{Access, Cause, OpenTarget, StackError, Usage, of_block, on_reactor, open_for};
+use sealblock_stack::{Access, Cause, OpenTarget, StackError, Usage, device_error, on_reactor, open_for};
 use sealblock_units::{ByteCount, Extent, Lba};
 use serde::Serialize;
 
@@ -133,7 +133,7 @@ impl UnmapJob<'_> {
         interrupt::watch();
         let work = async {
             let pieces = span.extents(step).map(|extent| async move {
-                opened.device.execute(operation(extent)).await.map_err(|error| of_block(*action, &error))?;
+                opened.device.execute(operation(extent)).await.map_err(|error| device_error(*action, &error))?;
                 progress.advance_by(extent.bytes(size), 0);
                 Ok(extent.len())
             });

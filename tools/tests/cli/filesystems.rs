@@ -54,7 +54,7 @@ fn files_are_listed_and_read() {
         "a few wordsmore wordsa few words"
     );
     place.run("fs cat image/absent").fails(3, &["cannot find 'image/absent'", "there is no \"absent\""]);
-    place.run("fs cat image/folder").fails(3, &["is no file"]);
+    place.run("fs cat image/folder").fails(3, &["is not a file"]);
     place.run("fs ls image:77").fails(3, &["there is no subvolume 77"]);
     place.run("fs ls absent.img").fails(2, &["no prefix of \"absent.img\" is a file or a block device"]);
     place.write("empty", &[0; 1 << 20]);

@@ -120,7 +120,7 @@ fn what_cannot_be_resized_is_refused_by_name_and_served_on() {
     refused("mirror:a,b --size 16MiB", 3, &["only a protected volume that is served directly"]);
     refused("a --size 16MiB", 3, &["it is part of mirror:a,b, which is served"]);
     refused("mem:1MiB --size 2MiB", 3, &["only a protected volume"]);
-    refused("nosuch --size 2MiB", 3, &["No such file"]);
+    refused("nosuch --size 2MiB", 3, &["no such file"]);
     refused("v --size 16MiB --control nosuch.sock", 3, &["nosuch.sock"]);
     refused("nqn.2026-11.io.sealblock:known-to-nobody --size 16MiB", 3, &["no server"]);
     // Nothing of that has changed anything, and the volume is nobody else's.

@@ -242,7 +242,7 @@ fn files_of_less_than_a_block_have_no_blocks_and_all_their_bytes() {
         for command in
             ["verify f", "zero f --yes", "info f", "scrub status f", "rescue f out", "corrupt f --lba 0 --kind data"]
         {
-            place.run(command).fails(3, &["f", "not a protected volume"]);
+            place.run(command).fails(3, &["f", "protected volume"]);
         }
         let info = place.run("info raw:f");
         let text = info.succeeds().says(&["0 blocks of 512 bytes"]).text();

@@ -77,7 +77,7 @@ fn what_cannot_be_served_is_refused_and_nothing_is_served() {
         ("mirror:v,w", 3, &["replica 1 is offline", "no such file"]),
         ("mem:1MiB --protection shown", 3, &["mem:1MiB", "no protection information", "--protection plain"]),
         ("v --nbd localhost", 2, &["127.0.0.1:10809"]),
-        ("v --nbd 192.0.2.1:10809", 3, &["192.0.2.1:10809", "listening"]),
+        ("v --nbd 192.0.2.1:10809", 3, &["192.0.2.1:10809", "cannot listen"]),
         ("v --nbd 127.0.0.1:0 --allow-host nqn.2014-08.org.example:a", 2, &["NBD", "cannot identify themselves"]),
         ("v --listen localhost", 2, &["127.0.0.1:4420"]),
         ("v --allow-host me", 2, &["nqn.yyyy-mm"]),

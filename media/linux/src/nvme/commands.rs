@@ -18,7 +18,7 @@ use sealblock_units::Extent;
 
 use super::error::OpenError;
 use crate::block_codec::{BlockCodec, Memory};
-use crate::node::{forget_cached, of_call};
+use crate::node::{call_error, forget_cached};
 
 /// Times that a command is sent again after a status that allows it, and the pause before.
 const RETRIES: u32 = 3;
@@ -77,7 +77,7 @@ impl Passthrough {
         let mut retries = 0;
         loop {
             let (result, data, metadata) = self.send(NvmeQueue::Io, command, memory, is_change).await;
-            let status = result.map_err(|error| of_call(doing, &error))?;
+            let status = result.map_err(|error| call_error(doing, &error))?;
             if status.is_success() || retries == RETRIES || !may_be_sent_again(status) {
                 return Ok(Completed { status, data, metadata });
             }
@@ -96,7 +96,7 @@ impl Passthrough {
     ) -> Result<Result<Buffer, Status>, OpenError> {
         let memory = (Transfer::In(Buffer::zeroed(length_bytes)), Transfer::None);
         let (result, data, _) = self.send(NvmeQueue::Admin, command, memory, false).await;
-        let status = result.map_err(|error| OpenError::of_call(what, error))?;
+        let status = result.map_err(|error| OpenError::call_error(what, error))?;
         match (status.is_success(), data) {
             (true, Transfer::In(buffer)) => Ok(Ok(buffer)),
             (true, _) => Ok(Ok(Buffer::zeroed(0))),

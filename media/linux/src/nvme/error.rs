@@ -42,7 +42,7 @@ pub enum OpenError {
 
 impl OpenError {
     /// The error of a call for this command.
-    pub(crate) fn of_call(what: &'static str, source: io::Error) -> OpenError {
+    pub(crate) fn call_error(what: &'static str, source: io::Error) -> OpenError {
         match source.raw_os_error() {
             Some(libc::EACCES | libc::EPERM) => OpenError::Privilege { what, source },
             Some(libc::ENOTTY | libc::ENOSYS | libc::EOPNOTSUPP) => OpenError::NoPassthrough(source),
@@ -76,11 +76,11 @@ mod tests {
             (libc::EIO, false),
             (libc::EINVAL, false),
         ] {
-            assert_eq!(OpenError::of_call("Identify", errno(number)).is_only_the_way(), is_only_the_way, "{number}");
+            assert_eq!(OpenError::call_error("Identify", errno(number)).is_only_the_way(), is_only_the_way, "{number}");
         }
         let refused = OpenError::Refused { what: "Read", status: StatusCode::INTERNAL_ERROR.into() };
         assert!(refused.is_only_the_way(), "the kernel may read it all the same");
-        let text = OpenError::of_call("Identify Controller", errno(libc::EACCES)).to_string();
+        let text = OpenError::call_error("Identify Controller", errno(libc::EACCES)).to_string();
         assert!(text.contains("Identify Controller") && text.contains("CAP_SYS_ADMIN"), "{text}");
     }
 }

@@ -95,11 +95,11 @@ impl NvmeNamespace {
     /// # Panics
     /// Outside a reactor.
     pub async fn open(file: File, path: &Path, options: Options) -> Result<NvmeNamespace, OpenError> {
-        let nsid = file.nvme_id().map_err(|error| OpenError::of_call("NVME_IOCTL_ID", error))?;
+        let nsid = file.nvme_id().map_err(|error| OpenError::call_error("NVME_IOCTL_ID", error))?;
         let is_cached = NodeKind::of(path) == NodeKind::NvmeBlock;
         if is_cached {
             // What was written through the page cache is not on the drive yet.
-            file.sync_data().await.map_err(|error| OpenError::of_call("a Flush", error))?;
+            file.sync_data().await.map_err(|error| OpenError::call_error("a Flush", error))?;
         }
         let passthrough = Passthrough { file, timeout: options.timeout };
         // CAP is hidden by the kernel. It takes only drives whose smallest pages are not larger than its own, of 4096 bytes, and the
@@ -239,7 +239,7 @@ impl Drive {
     ) -> Result<Status, OpenError> {
         let command = command.encode(self.profile.nsid).expect("one block fits into a command");
         let (result, ..) = self.passthrough.send(NvmeQueue::Io, &command, memory, false).await;
-        result.map_err(|error| OpenError::of_call(what, error))
+        result.map_err(|error| OpenError::call_error(what, error))
     }
 }
 

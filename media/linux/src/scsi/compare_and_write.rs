@@ -16,7 +16,7 @@ use sealblock_units::{BlockSize, Extent, Lba};
 use super::answer::{AnswerClass, AnswerText, failure, is_unexecuted};
 use super::transport::{Answer, OpenError, Transport};
 use super::unit::{Pages, Unit};
-use crate::node::of_call;
+use crate::node::call_error;
 
 /// The name of the command.
 const NAME: &str = "COMPARE AND WRITE";
@@ -92,7 +92,7 @@ impl<T: Transport> Unit<T> {
         if !answer.as_ref().is_ok_and(is_unchanged) {
             self.transport.forget_cached(extent.start().get() << size.shift(), extent.bytes(size));
         }
-        let answer = answer.map_err(|error| after_call(of_call(NAME, &error)))?;
+        let answer = answer.map_err(|error| after_call(call_error(NAME, &error)))?;
         match AnswerClass::of(&answer) {
             AnswerClass::Good if answer.moved_bytes == sent_bytes => Ok(Response::Done),
             AnswerClass::Good => {

@@ -53,7 +53,7 @@ impl<D: Device> ScsiDevice<D> {
     pub async fn open(file: File, block: &Path, ordinary: D) -> Result<ScsiDevice<D>, (OpenError, D)> {
         // What was written through the page cache is not on the drive yet.
         if let Err(error) = file.sync_data().await {
-            return Err((OpenError::of_call("a Flush", error), ordinary));
+            return Err((OpenError::call_error("a Flush", error), ordinary));
         }
         ScsiDevice::with(SgIo::new(file, TIMEOUT), ordinary, &KernelView::of(block)).await
     }

@@ -92,7 +92,7 @@ pub enum OpenError {
 
 impl OpenError {
     /// The error of a call for this command.
-    pub(crate) fn of_call(what: &'static str, source: io::Error) -> OpenError {
+    pub(crate) fn call_error(what: &'static str, source: io::Error) -> OpenError {
         match source.raw_os_error() {
             Some(libc::EACCES | libc::EPERM) => OpenError::Privilege { what, source },
             Some(libc::ENOTTY | libc::ENOSYS | libc::EOPNOTSUPP | libc::EINVAL) => OpenError::NoPassthrough(source),
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn an_error_says_what_is_missing() {
-        let of = |number| OpenError::of_call("VERIFY (32)", io::Error::from_raw_os_error(number)).to_string();
+        let of = |number| OpenError::call_error("VERIFY (32)", io::Error::from_raw_os_error(number)).to_string();
         assert!(of(libc::EPERM).contains("VERIFY (32)") && of(libc::EPERM).contains("CAP_SYS_RAWIO"));
         assert!(of(libc::ENOTTY).contains("no SCSI commands") && of(libc::ENODEV).contains("cannot send"));
     }

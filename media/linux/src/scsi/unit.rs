@@ -12,7 +12,7 @@ use sealblock_runtime_reactor::{Transfer, sleep};
 
 use super::answer::{AnswerClass, AnswerText, is_unexecuted};
 use super::transport::{Answer, OpenError, Transport};
-use crate::node::of_call;
+use crate::node::call_error;
 
 /// Times that a command is sent again after an answer that allows it, and the pause before.
 const RETRIES: u32 = 5;
@@ -45,7 +45,7 @@ impl<T: Transport> Unit<T> {
     /// Sends an idempotent command, again while its answer allows it; returns its final answer.
     pub(crate) async fn execute(&self, doing: &str, command: &Command, data: Transfer) -> Result<Answer, Error> {
         let (result, _) = self.send(command, data, |_| true).await;
-        result.map_err(|error| of_call(doing, &error))
+        result.map_err(|error| call_error(doing, &error))
     }
 
     /// Sends a command that must not be executed twice: again only where it was not executed.
@@ -85,7 +85,7 @@ impl<T: Transport> Unit<T> {
         data: Transfer,
     ) -> Result<(Answer, Transfer), OpenError> {
         let (result, data) = self.send(command, data, |_| true).await;
-        result.map(|answer| (answer, data)).map_err(|error| OpenError::of_call(what, error))
+        result.map(|answer| (answer, data)).map_err(|error| OpenError::call_error(what, error))
     }
 
     /// What a command returns, as much as was moved; the answer of one that failed.

@@ -21,7 +21,7 @@ use sealblock_units::{Extent, Lba};
 
 use super::profile::{TagProfile, WhyNoTags};
 use crate::block_codec::{BlockCodec, Memory};
-use crate::node::{KernelLimits, of_call};
+use crate::node::{KernelLimits, call_error};
 
 /// Bytes of data in one transfer, the most that comes out of a reactor's arena; larger requests are cut by the gate.
 const TRANSFER_BYTES: usize = 1 << 20;
@@ -197,7 +197,7 @@ impl<D: Device, T: TaggedIo> TaggedDevice<D, T> {
             (Ok(count), data, metadata) if count == length_bytes => Ok(Ok(Memory { data, metadata: Some(metadata) })),
             (Ok(count), ..) => Err(cut_off("read", extent, count, length_bytes)),
             (Err(error), ..) if is_about_blocks(&error) => Ok(Err(error)),
-            (Err(error), ..) => Err(of_call("a read with tags", &error)),
+            (Err(error), ..) => Err(call_error("a read with tags", &error)),
         }
     }
 
@@ -215,7 +215,7 @@ impl<D: Device, T: TaggedIo> TaggedDevice<D, T> {
         // The search read every block, so the failure was transient.
         match self.try_read(extent).await? {
             Ok(memory) => self.codec.check_read(extent, memory, expectations, &pool()),
-            Err(failed) => Err(of_call("a read with tags", &failed)),
+            Err(failed) => Err(call_error("a read with tags", &failed)),
         }
     }
 

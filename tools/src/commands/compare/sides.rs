@@ -11,7 +11,7 @@ use sealblock_block::{Ability, Device, Expectations, Request, Response};
 use sealblock_integrity::ChecksumKind;
 use sealblock_runtime_memory::Slice;
 use sealblock_stack::range::{Run, join_run};
-use sealblock_stack::{ByteView, Cause, OpenTarget, StackError, damage, of_block};
+use sealblock_stack::{ByteView, Cause, OpenTarget, StackError, damage, device_error};
 use sealblock_units::{BlockSize, Extent};
 
 use super::report::{Unreadable, What};
@@ -218,6 +218,6 @@ async fn digest(opened: &OpenTarget, offset: u64, length: u64) -> Result<Option<
         Ok(Response::Checksum(digested)) => Ok(Some(digested.value)),
         Ok(_) => unreachable!("a checksum request returns a checksum"),
         Err(error) if damage(&error).is_some() => Ok(None),
-        Err(error) => Err(of_block("compare", &error)),
+        Err(error) => Err(device_error("compare", &error)),
     }
 }

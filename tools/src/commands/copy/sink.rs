@@ -19,8 +19,8 @@ use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
-    Cause, Lost, OpenTarget, Overwriting, Overwritten, StackError, TargetIdentity, Usage, file_format, file_start,
-    in_groups, of_block, of_medium, overwrite, overwrite_device,
+    Cause, Lost, OpenTarget, Overwriting, Overwritten, StackError, TargetIdentity, Usage, device_error, file_format,
+    file_start, in_groups, medium_error, overwrite, overwrite_device,
 };
 use sealblock_units::{BlockSize, Extent};
 use serde::Serialize;
@@ -143,7 +143,7 @@ impl Sink {
             Overwritten::Device(opened) => Ok(Sink::device(opened)),
             Overwritten::Plain(medium) => {
                 let name = target.to_string();
-                medium.end_at(0).map_err(|error| of_medium("write", &error).on(&name))?;
+                medium.end_at(0).map_err(|error| medium_error("write", &error).on(&name))?;
                 Ok(Sink::Plain { name, medium })
             }
         }
@@ -176,7 +176,7 @@ impl Sink {
             Sink::Device(opened) => write_blocks(opened, offset, data).await,
             Sink::Plain { name, medium } => write_plain(medium, offset, data).await.map_err(|error| error.on(name)),
             Sink::Output(output) => {
-                output.borrow_mut().write_all(data).map_err(|error| of_output(&error))?;
+                output.borrow_mut().write_all(data).map_err(|error| output_error(&error))?;
                 Ok(data.len() as u64)
             }
         }
@@ -251,7 +251,7 @@ impl Sink {
         };
         let extent = extent_of(opened, gap.start, gap.end - gap.start)?;
         let operation = Request::write_uncorrectable(extent, Durability::Volatile);
-        opened.device.execute(operation).await.map(drop).map_err(|error| of_block("write", &error))
+        opened.device.execute(operation).await.map(drop).map_err(|error| device_error("write", &error))
     }
 
     /// Makes everything durable, and a plain file end behind `bytes`.
@@ -259,11 +259,11 @@ impl Sink {
         match self {
             Sink::Device(opened) => opened.flush().await,
             Sink::Plain { name, medium } => {
-                let failed = |error| of_medium("write", &error).on(name);
+                let failed = |error| medium_error("write", &error).on(name);
                 medium.end_at(bytes).map_err(failed)?;
                 medium.sync().await.map_err(failed)
             }
-            Sink::Output(output) => output.borrow_mut().flush().map_err(|error| of_output(&error)),
+            Sink::Output(output) => output.borrow_mut().flush().map_err(|error| output_error(&error)),
         }
     }
 
@@ -330,13 +330,13 @@ impl Finding for Lost {
     }
 }
 
-fn of_output(error: &io::Error) -> StackError {
+fn output_error(error: &io::Error) -> StackError {
     StackError::io("write to standard output", error)
 }
 
 /// Writes what is not zeroes; the rest of the last sector is, until the file's end is set. Gives how much that is.
 async fn write_plain(medium: &FileMedium, offset: u64, data: &Slice) -> Result<u64, StackError> {
-    let failed = |error| of_medium("write", &error);
+    let failed = |error| medium_error("write", &error);
     let data = padded(data, data.len().next_multiple_of(medium.sector_bytes() as usize));
     let end = offset + data.len() as u64;
     if end > medium.len_bytes() {
@@ -378,7 +378,7 @@ fn unmaps_zeroes(opened: &OpenTarget) -> bool {
 
 async fn unmap_blocks(opened: &OpenTarget, offset: u64, length: u64) -> Result<(), StackError> {
     let operation = Request::write_zeroes(extent_of(opened, offset, length)?, true, Durability::Volatile);
-    opened.device.execute(operation).await.map(drop).map_err(|error| of_block("write", &error))
+    opened.device.execute(operation).await.map(drop).map_err(|error| device_error("write", &error))
 }
 
 async fn write_blocks(opened: &OpenTarget, offset: u64, data: &Slice) -> Result<u64, StackError> {
@@ -392,7 +392,7 @@ async fn write_blocks(opened: &OpenTarget, offset: u64, data: &Slice) -> Result<
     let whole = data.len().next_multiple_of(geometry.block_size.bytes());
     let unsealed = Unsealed::new(padded(data, whole), geometry.block_size, geometry.protection, tags);
     let operation = Request::write(extent, unsealed, Durability::Volatile);
-    opened.device.execute(operation).await.map_err(|error| of_block("write", &error))?;
+    opened.device.execute(operation).await.map_err(|error| device_error("write", &error))?;
     Ok(data.len() as u64)
 }
 

@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use sealblock_btrfs::inode::{FileKind, Inode};
 use sealblock_btrfs::{Filesystem, FsError};
 use sealblock_runtime_memory::Slice;
-use sealblock_stack::filesystem::of_filesystem;
+use sealblock_stack::filesystem::filesystem_error;
 use sealblock_stack::{Cause, StackError};
 
 use super::extract::{Extraction, Losses, empty_directory};
@@ -34,7 +34,7 @@ pub fn cat(arguments: &FsCat) -> Result<Exit, StackError> {
                 }
                 written => written.map_err(|error| StackError::io("write to standard output", &error)),
             };
-            let doing = |error: FsError| of_filesystem("read", &error).on(file);
+            let doing = |error: FsError| filesystem_error("read", &error).on(file);
             read_all(&open.filesystem, &inode, doing, write).await.map(|()| Exit::Clean)
         })?;
         exit = exit.unless_older(read == Exit::Incomplete);

@@ -9,7 +9,7 @@ use sealblock_btrfs::walk::{Met, Visit, Walk};
 use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_server::dates::moment;
 use sealblock_stack::StackError;
-use sealblock_stack::filesystem::of_filesystem;
+use sealblock_stack::filesystem::filesystem_error;
 use serde::Serialize;
 
 use super::place::{printable, resolve, with_filesystem};
@@ -139,7 +139,7 @@ impl Listing<'_> {
                 Some(inode) => filesystem.xattrs(&inode).await.map(Some),
                 None => Ok(None),
             };
-            let xattrs = xattrs.map_err(|error| of_filesystem("read attributes", &error).on(place))?;
+            let xattrs = xattrs.map_err(|error| filesystem_error("read attributes", &error).on(place))?;
             let comma = if self.entries > 0 { "," } else { "" };
             let entry = serde_json::to_string(&entry(&path, inode.as_ref(), link, xattrs));
             let entry = entry.map_err(|error| StackError::io("print", &error.into()))?;

@@ -4,7 +4,7 @@ use sealblock_btrfs::inode::Inode;
 use sealblock_btrfs::roots::Chosen;
 use sealblock_btrfs::{Filesystem, OpenOptions, RootSource, Roots, TreeRoot};
 use sealblock_btrfs_format::key::objectid;
-use sealblock_stack::filesystem::{FilesystemName, OpenFilesystem, Start, of_filesystem};
+use sealblock_stack::filesystem::{FilesystemName, OpenFilesystem, Start, filesystem_error};
 use sealblock_stack::{StackError, on_reactor};
 use serde::Serialize;
 
@@ -120,7 +120,7 @@ pub(super) async fn resolve(
     follow_last: bool,
 ) -> Result<Inode, StackError> {
     let filesystem = &open.filesystem;
-    let fail = |error| of_filesystem("find", &error).on(place);
+    let fail = |error| filesystem_error("find", &error).on(place);
     let id = match place.start {
         Start::Default => filesystem.default_subvolume().await.map_err(fail)?,
         Start::TopLevel => objectid::FS_TREE,

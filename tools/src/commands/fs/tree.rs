@@ -4,7 +4,7 @@ use std::io::{self, BufWriter, Write};
 
 use sealblock_btrfs::{Filesystem, FsError, TreeRoot};
 use sealblock_btrfs_format::checker::Expected;
-use sealblock_stack::filesystem::of_filesystem;
+use sealblock_stack::filesystem::filesystem_error;
 use sealblock_stack::{Cause, StackError};
 
 use super::place::with_filesystem;
@@ -17,7 +17,7 @@ pub fn run(arguments: &FsTree) -> Result<Exit, StackError> {
     let name = &arguments.filesystem;
     with_filesystem(name, async |open| {
         let filesystem = &open.filesystem;
-        let fail = |error| of_filesystem("find the tree", &error).on(name);
+        let fail = |error| filesystem_error("find the tree", &error).on(name);
         let (trees, lost) = match arguments.tree {
             None => filesystem.trees().await,
             Some(id) => {
@@ -31,12 +31,12 @@ pub fn run(arguments: &FsTree) -> Result<Exit, StackError> {
         for tree in trees {
             is_damaged |= print_tree(filesystem, tree, &mut out, &name.devices()).await?;
         }
-        out.flush().map_err(of_output)?;
+        out.flush().map_err(output_error)?;
         Ok(if is_damaged { Exit::DamageFound } else { Exit::Clean })
     })
 }
 
-fn of_output(error: io::Error) -> StackError {
+fn output_error(error: io::Error) -> StackError {
     match error.kind() {
         io::ErrorKind::BrokenPipe => StackError::new(Cause::Unread, "print", "the reader is gone"),
         _ => StackError::io("print", &error),
@@ -51,17 +51,17 @@ async fn print_tree(
     name: &str,
 ) -> Result<bool, StackError> {
     writeln!(out, "tree {} root {} level {} generation {}", tree.id, tree.bytenr, tree.level, tree.generation)
-        .map_err(of_output)?;
+        .map_err(output_error)?;
     let (mut pending, mut is_damaged) = (vec![tree.expected()], false);
     while let Some(expected) = pending.pop() {
         match print_node(filesystem, tree.id, &expected, out).await {
             Ok(children) => pending.extend(children.into_iter().rev()),
             Err(Failed::Lost(lost)) => {
                 is_damaged = true;
-                out.flush().map_err(of_output)?;
+                out.flush().map_err(output_error)?;
                 note(&format_args!("{name}: tree {}: {lost}", tree.id));
             }
-            Err(Failed::Output(error)) => return Err(of_output(error)),
+            Err(Failed::Output(error)) => return Err(output_error(error)),
         }
     }
     Ok(is_damaged)

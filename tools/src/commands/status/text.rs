@@ -57,7 +57,7 @@ pub fn of(server: &ServerStatus, earlier: Option<(Duration, &ServerStatus)>) -> 
             Some((since, &before.seen.io))
         });
         lines.line("");
-        of_device(&mut lines, device, before);
+        put_device(&mut lines, device, before);
     }
     lines.line("");
     clients(&mut lines, server);
@@ -71,7 +71,7 @@ fn health(health: Health, summary: &str) -> String {
     format!("{}: {summary}", health.as_str())
 }
 
-fn of_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration, &IoStatus)>) {
+fn put_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration, &IoStatus)>) {
     let seen = &device.seen;
     let size = seen.scrub.as_ref().map_or(String::new(), |scrub| {
         let bytes = ByteCount::new(scrub.blocks.saturating_mul(scrub.block_size as u64));
@@ -102,7 +102,7 @@ fn of_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration,
         lines.put("path", format_args!("{}: {state}, it failed {}", path.path, count(path.failures, "time")));
     }
     if let Some(scrub) = &seen.scrub {
-        of_scrub(lines, scrub);
+        put_scrub(lines, scrub);
         lines.put("I/O", io(&seen.io, before));
     }
 }
@@ -138,7 +138,7 @@ fn export_text(export: &ExportStatus) -> String {
     format!("{name}{hosts}{}", if export.read_only { ", read-only" } else { "" })
 }
 
-fn of_scrub(lines: &mut Lines, scrub: &ScrubStatus) {
+fn put_scrub(lines: &mut Lines, scrub: &ScrubStatus) {
     lines.put("scrub", run_text(scrub));
     if scrub.state == StateWord::Running
         && let Some(run) = &scrub.run

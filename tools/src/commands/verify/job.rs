@@ -7,7 +7,7 @@ use sealblock_block::{Abilities, Ability, BadBlock, Coverage, Device, Expectatio
 use sealblock_integrity::PiFormat;
 use sealblock_stack::range::{BlockRange, BlockSpan, Run};
 use sealblock_stack::target::TargetName;
-use sealblock_stack::{Cause, MemberNames, OpenTarget, StackError, of_block};
+use sealblock_stack::{Cause, MemberNames, OpenTarget, StackError, device_error};
 use sealblock_units::{BlockCount, ByteCount, Extent, Lba};
 
 use super::pace::{DeviceLoad, Pacer};
@@ -53,7 +53,7 @@ pub async fn coverage_of(opened: &OpenTarget, extent: Extent) -> Result<Coverage
         Ok(_) => Ok(Coverage::default()),
         Err(error) => match error.into_damage() {
             Ok((_, coverage)) => Ok(coverage),
-            Err(error) => Err(of_block(format!("verify {extent}"), &error)),
+            Err(error) => Err(device_error(format!("verify {extent}"), &error)),
         },
     }
 }
@@ -369,7 +369,7 @@ impl VerifyJob {
             Ok(_) => unreachable!("a gate completes a check with its cost"),
             Err(error) => match error.into_damage() {
                 Ok((faults, coverage)) => (faults, coverage, if self.how == VerifyPath::Offloaded { 0 } else { bytes }),
-                Err(error) => return Err(of_block(format!("verify {extent}"), &error)),
+                Err(error) => return Err(device_error(format!("verify {extent}"), &error)),
             },
         };
         if !faults.is_empty() {

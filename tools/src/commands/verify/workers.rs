@@ -43,7 +43,8 @@ async fn on_this_core(job: &VerifyJob, opened: &OpenTarget) -> Result<(), StackE
 }
 
 async fn on_cores(job: &Arc<VerifyJob>, target: &TargetName, cores: usize) -> Result<(), StackError> {
-    let cores = Cores::start(Placement::Count(cores), config()).map_err(|error| sealblock_stack::of_start(&error))?;
+    let cores =
+        Cores::start(Placement::Count(cores), config()).map_err(|error| sealblock_stack::start_error(&error))?;
     let handles = cores.handles();
     let calls = handles.iter().map(|handle| {
         let (job, target) = (job.clone(), target.clone());
