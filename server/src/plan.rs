@@ -203,8 +203,8 @@ impl Plan {
 
     /// A warning for a configuration that is valid and may be a mistake.
     pub fn warnings(&self) -> impl Iterator<Item = &'static str> {
-        const OPEN: &str = "every host that reaches this address may connect, and nothing proves who it is; \
-             --allow-host names those that may, which keeps out mistakes but no attackers";
+        const OPEN: &str = "every host that reaches this address may connect, without authentication; \
+             --allow-host restricts hosts by name, which prevents mistakes but not attacks";
         const NBD: &str = "every NBD client that reaches this address may connect to every export; \
              NBD has no host names, so restrict access by the network";
         let open =
