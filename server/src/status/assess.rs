@@ -370,7 +370,7 @@ mod tests {
         let of = |live: &[bool]| DeviceSnapshot { paths: live.iter().map(|live| path(*live)).collect(), ..seen() };
         is(&of(&[true, false]), Health::Degraded, "1 path of 2 is lost: p");
         is(&of(&[false, true, false]), Health::Degraded, "2 paths of 3 are lost: p, p");
-        let words = "none of its 2 paths is live: nothing is answered until one is back";
+        let words = "none of its 2 paths is live: requests wait until one is back";
         is(&of(&[false, false]), Health::Degraded, words);
     }
 

@@ -129,9 +129,12 @@ fn what_cannot_be_resized_is_refused_by_name_and_served_on() {
     assert!(place.blocks(&server.target("v"), 1024, 1279) == data);
     let named = "nqn.2026-11.io.sealblock:known-by-its-nqn";
     place.run(&format!("resize {named} --size 16MiB")).succeeds().says(&["resized from 8 MiB to 16 MiB"]);
-    place.run(&format!("resize {} --size 8MiB", server.target("v"))).succeeds().says(&["it has 8 MiB already"]);
-    place.run(&format!("resize {} --size 16MiB", server.target("v"))).succeeds().says(&["already has 16 MiB"]);
-    place.run("resize v --size 16MiB").succeeds().says(&["it has 16 MiB already"]);
+    place.run(&format!("resize {} --size 8MiB", server.target("v"))).succeeds().says(&["already has 8 MiB"]);
+    place
+        .run(&format!("resize {} --size 16MiB", server.target("v")))
+        .succeeds()
+        .says(&["resized from 8 MiB to 16 MiB"]);
+    place.run("resize v --size 16MiB").succeeds().says(&["already has 16 MiB"]);
     server.stop().is_clean();
 }
 
