@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(of((1 << 20) + 512, 1), Ok(512));
         assert_eq!(of(0, 512), Ok(4096), "an export may be empty");
         assert!(of((1 << 20) + 512, 4096).unwrap_err().contains("not a multiple of 512 bytes"));
-        assert!(of(1000, 1).unwrap_err().contains("no whole blocks of 512"));
+        assert!(of(1000, 1).unwrap_err().contains("not a multiple of 512 bytes"));
         assert!(of(1 << 20, 8192).unwrap_err().contains("8192 bytes and more"));
     }
 

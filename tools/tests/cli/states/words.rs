@@ -43,7 +43,7 @@ const LEFT_OUT: &[&str] = &[
     "superblocks ",
     "tags made by ",
     "target ",
-    "log 20",
+    "log       20",
     "try ",
     "try: ",
     "unknown ",
