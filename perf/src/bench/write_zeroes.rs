@@ -23,10 +23,9 @@ use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progre
 use super::verdict::{Bar, Round, Verdict};
 use super::{beside, overwrite};
 use crate::load::{Sample, Stopwatch, in_pieces, payload, write_all, zeroes};
-use crate::options::Protection;
 use crate::remote::{self, NQN, SPIN_US, Served, Store, View};
 use crate::report::{Spread, number};
-use crate::setup::{self, Prepared, Turn};
+use crate::setup::{self, Prepared, Protection, Turn};
 
 /// How many times as fast as written zeroes, on devices of this machine.
 const FASTER: f64 = 10.0;
