@@ -3,13 +3,13 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use sealblock_block::{BadBlocks, Durability, Error, Outcome, RequestKind, Response, WriteSet};
+use sealblock_block::{BadBlocks, Durability, Error, Outcome, RequestKind, Response, WriteSet, find_bad_blocks};
 use sealblock_integrity::{Checks, Sealed, Unverified};
 use sealblock_protocols_nbd::client::{ClientRequest, Reply};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::Extent;
 
-use crate::bad_block_search::find_bad_blocks;
+use crate::bad_block_search::Search;
 use crate::hole_map::HoleMap;
 use crate::options::add;
 use crate::remote_export::{self, CompletedRequest, ReconnectingSession};
@@ -55,7 +55,8 @@ impl Io {
             Err(errors) => return Err(failure(RequestKind::Read, Some(extent), &errors)),
         };
         let read = async |part| Ok(self.read_once(part).await?.result);
-        if let Some(bad_blocks) = BadBlocks::new(find_bad_blocks(extent, errors, self.block_shift(), read).await?) {
+        let search = Search { read, shift: self.block_shift() };
+        if let Some(bad_blocks) = BadBlocks::new(find_bad_blocks(&search, extent, &errors).await?) {
             return Err(bad_blocks.into());
         }
         // Every block alone is readable. If the whole extent still fails, no bad block can be named.
