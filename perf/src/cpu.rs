@@ -1,9 +1,11 @@
-//! CPU time, which other tasks of the machine do not change, and work over memory that is measured by it.
+//! CPUs and their time, which other tasks of the machine do not change, and work over memory that is measured by it.
 
 use std::hint::black_box;
+use std::thread::available_parallelism;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use rustix::thread::{CpuSet, sched_getaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use sealblock_runtime_reactor::CoreHandle;
 
@@ -56,4 +58,13 @@ pub fn thread_cpu() -> f64 {
 /// The same for a core.
 pub async fn core_cpu(core: &CoreHandle) -> anyhow::Result<f64> {
     core.call(|| async { thread_cpu() }).await.context("the target's core is gone")
+}
+
+/// CPUs that this process may use: one for a host, and another one for a target where there is one.
+pub fn two_cpus() -> (usize, usize) {
+    let allowed = sched_getaffinity(None).ok();
+    let is_allowed = |cpu: &usize| allowed.as_ref().is_none_or(|set| set.is_set(*cpu));
+    let mut cpus = (0..CpuSet::MAX_CPU).filter(is_allowed);
+    let host = cpus.next().unwrap_or(0);
+    (host, cpus.next().filter(|_| available_parallelism().map_or(1, usize::from) > 1).unwrap_or(host))
 }

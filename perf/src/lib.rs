@@ -16,7 +16,6 @@ mod contender;
 mod counted;
 mod cpu;
 mod detection;
-mod devices;
 mod host_guard;
 mod latency;
 mod load;

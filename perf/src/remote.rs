@@ -5,11 +5,9 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::thread::available_parallelism;
 use std::time::Duration;
 
 use anyhow::Context;
-use rustix::thread::{CpuSet, sched_getaffinity};
 use sealblock_block::{Device, Durability, DynDevice, Request};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{Sealed, Tags};
@@ -101,15 +99,6 @@ pub fn core(cpu: usize, spin_us: u32) -> anyhow::Result<(Cores, CoreHandle)> {
 /// Runs something on the main thread, which does nothing but wait.
 pub fn wait<T>(work: impl Future<Output = T>) -> anyhow::Result<T> {
     Ok(Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() })?.block_on(work))
-}
-
-/// CPUs that this process may use: one for a host, and another one for a target where there is one.
-pub fn two_cpus() -> (usize, usize) {
-    let allowed = sched_getaffinity(None).ok();
-    let is_allowed = |cpu: &usize| allowed.as_ref().is_none_or(|set| set.is_set(*cpu));
-    let mut cpus = (0..CpuSet::MAX_CPU).filter(is_allowed);
-    let host = cpus.next().unwrap_or(0);
-    (host, cpus.next().filter(|_| available_parallelism().map_or(1, usize::from) > 1).unwrap_or(host))
 }
 
 /// Starts a target for these devices on this CPU.

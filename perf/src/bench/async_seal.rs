@@ -10,7 +10,9 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
-use sealblock_block::{Device, DynDevice, Gate, Medium};
+use sealblock_block::{
+    Abilities, Ability, Device, DynDevice, Gate, Geometry, Medium, Outcome as BlockOutcome, Request,
+};
 use sealblock_integrity::{PiFormat, Sealed, Tags};
 use sealblock_layers_fault::{FaultMedium, Rules};
 use sealblock_media_memory::MemoryMedium;
@@ -22,7 +24,6 @@ use sealblock_units::{BlockSize, ByteCount, Extent};
 use super::outcome::{Axis, Cell, Claim, Curve, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Table};
 use super::verdict::{Bar, Round, Verdict};
 use crate::counted::Counted;
-use crate::devices::SealedBefore;
 use crate::load::{self, PAYLOAD_BYTES, Until};
 use crate::medium::{AnyMedium, PacedMemory};
 use crate::report::Spread;
@@ -149,6 +150,23 @@ async fn memory(capacity_blocks: u64, guard: Protection, delay_us: u32) -> anyho
         CreateOptions { block_size: BlockSize::B4096, capacity_blocks, protection, uuid: UUID, preallocate: false };
     create(&medium, &shape).await?;
     Ok(medium)
+}
+
+/// A device that makes no tags, so that its gate makes them before it gets a write.
+struct SealedBefore<D>(D);
+
+impl<D: Device> Device for SealedBefore<D> {
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { seals_writes: Ability::Absent, ..self.0.abilities() }
+    }
+
+    async fn execute(&self, request: Request) -> BlockOutcome {
+        self.0.execute(request).await
+    }
 }
 
 /// A volume that is open, with its worker.

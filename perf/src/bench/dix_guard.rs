@@ -16,7 +16,7 @@ use sealblock_units::{BlockSize, ByteCount, Lba};
 use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
 use super::verdict::{Bar, Round, Verdict};
 use crate::contender::{Contender, Measured};
-use crate::cpu::{Memory, Pass, cpu_seconds};
+use crate::cpu::{Memory, Pass, cpu_seconds, two_cpus};
 use crate::load::{Load, Until};
 use crate::remote::{self, SPIN_US, Served, Serving, Store};
 use crate::report::Spread;
@@ -150,7 +150,7 @@ fn pass<'a>(work: &str, kind: GuardKind, data: &'a [u8], size: BlockSize) -> Pas
 }
 
 fn costs(scale: &Scale, progress: &Progress, notes: &mut Vec<String>) -> anyhow::Result<Vec<Cost>> {
-    let (host_cpu, target_cpu) = remote::two_cpus();
+    let (host_cpu, target_cpu) = two_cpus();
     if host_cpu == target_cpu {
         notes.push("Host and target share one CPU: this process may use no other.".to_owned());
     }

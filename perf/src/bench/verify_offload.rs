@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
-use sealblock_block::{Abilities, Ability, Device, Expectations, Gate, Request};
+use sealblock_block::{Abilities, Ability, Device, Expectations, Gate, Geometry, Outcome as BlockOutcome, Request};
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_runtime_reactor::{Config, CoreHandle, Reactor};
 use sealblock_units::ByteCount;
@@ -19,8 +19,7 @@ use sealblock_units::ByteCount;
 use super::machine::memory_bytes;
 use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
 use super::verdict::{Bar, Round, Verdict};
-use crate::cpu::{core_cpu, thread_cpu};
-use crate::devices::Lacking;
+use crate::cpu::{core_cpu, thread_cpu, two_cpus};
 use crate::load::{Stopwatch, in_pieces};
 use crate::remote::{self, NQN, SPIN_US, Served, Store, View};
 use crate::report::Spread;
@@ -113,6 +112,28 @@ struct Turned {
     moved_bytes: f64,
 }
 
+/// A device without some of its abilities, so that the gate in front of it has to emulate them.
+struct Lacking<D> {
+    /// The device.
+    inner: D,
+    /// What is left of its abilities.
+    left: fn(Abilities) -> Abilities,
+}
+
+impl<D: Device> Device for Lacking<D> {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        (self.left)(self.inner.abilities())
+    }
+
+    async fn execute(&self, request: Request) -> BlockOutcome {
+        self.inner.execute(request).await
+    }
+}
+
 /// A device that does not verify, so that its gate reads.
 type Reading = Gate<Lacking<NvmeTcpDevice>>;
 
@@ -157,7 +178,7 @@ fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
         "a device of {} in memory is more than half of this machine's memory",
         scale.size
     );
-    let (host_cpu, target_cpu) = remote::two_cpus();
+    let (host_cpu, target_cpu) = two_cpus();
     if host_cpu == target_cpu {
         outcome.notes.push("Host and target share one CPU: this process may use no other.".to_owned());
     }

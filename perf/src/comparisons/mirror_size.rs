@@ -20,6 +20,7 @@ use sealblock_units::{BlockSize, ByteCount};
 
 use super::options::MirrorSizeOptions;
 use super::rounds::verdict;
+use crate::cpu::two_cpus;
 use crate::load::{Load, Sample, Stopwatch, Until, drive};
 use crate::remote::{self, Served, Store, View, connect, nsid};
 use crate::report::{Spread, number, shuffled};
@@ -87,7 +88,7 @@ impl Setup {
             blocks,
         };
         let devices: Vec<Served> = setup.scratch.iter().map(served).collect();
-        let (_, cpu) = remote::two_cpus();
+        let (_, cpu) = two_cpus();
         let (target, serving) = remote::start_on(cpu, SPIN_US, &devices)?;
         Ok((target, Setup { place: Place::There(serving), ..setup }))
     }
