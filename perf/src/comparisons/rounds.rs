@@ -57,9 +57,9 @@ impl Rounds {
 pub fn verdict(ratio: f64, threshold: Option<f64>) -> String {
     match threshold {
         None => String::new(),
-        Some(threshold) if ratio >= threshold => format!("  bar {:.0} %: kept", threshold * 100.0),
+        Some(threshold) if ratio >= threshold => format!("  threshold {:.0} %: kept", threshold * 100.0),
         Some(threshold) => {
-            format!("  bar {:.0} %: MISSED by {:.1} points", threshold * 100.0, (threshold - ratio) * 100.0)
+            format!("  threshold {:.0} %: MISSED by {:.1} points", threshold * 100.0, (threshold - ratio) * 100.0)
         }
     }
 }
