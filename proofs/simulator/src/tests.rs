@@ -136,6 +136,11 @@ fn a_volume_that_trusts_its_notes_after_the_loss_of_its_disk_is_caught() {
 }
 
 #[test]
+fn a_volume_that_says_once_that_changes_may_be_lost_is_caught() {
+    assert_caught(&Volumes { mutation: Mutation::ForgetLost }, &[Workload::Mixed, Workload::Hot], 60);
+}
+
+#[test]
 fn a_volume_that_trusts_its_log_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::TrustLog }, &[Workload::Mixed, Workload::Forced], 40);
 }

@@ -15,7 +15,7 @@ use sealblock_media_file::Backing;
 use crate::damage_view::DamageView;
 use crate::error::{Cause, StackError};
 use crate::failures::OLDER;
-use crate::held::{Access, CloseHandle, Members, close_all, received_bytes};
+use crate::held::{Access, CloseHandle, Members, close_all, forget_lost, lost_answers, received_bytes};
 use crate::program::ReactorClock;
 use crate::quantity::count;
 use crate::remote::{is_remote, with_short_timeouts};
@@ -343,6 +343,17 @@ impl Members for OpenMirror {
             .iter()
             .map(|replica| received_bytes(&replica.held.borrow()).map(|now| now + replica.received_bytes.get()));
         each.flatten().reduce(u64::saturating_add)
+    }
+
+    fn lost_answers(&self) -> Vec<String> {
+        let replicas = self.replicas.borrow();
+        replicas.iter().flat_map(|replica| lost_answers(&replica.held.borrow())).collect()
+    }
+
+    fn forget_lost(&self) -> LocalBoxFuture<'_, Result<(), Error>> {
+        let held: Vec<CloseHandle> =
+            self.replicas.borrow().iter().flat_map(|replica| replica.held.borrow().clone()).collect();
+        Box::pin(async move { forget_lost(&held).await })
     }
 }
 

@@ -157,27 +157,90 @@ fn a_mirror_of_volumes_without_their_logs_is_read_as_such_and_not_written() {
     server.stop().is_clean();
 }
 
-#[test]
-fn notes_that_do_not_count_are_told_by_whatever_opens_the_volume() {
+/// The volume `v` of a server that was killed, whose notes are damaged.
+fn without_notes() -> Place {
     let place = Place::new();
     place.run("create v --size 64MiB").succeeds();
     place.write("piece", &noise(3, 4 * BLOCK));
     let server = Server::start(&place, "v");
     place.run(&format!("copy piece {}", server.target("v"))).succeeds();
     server.kill();
-    let volume = place.read("v");
+    damage_notes(&place, "v");
+    place
+}
+
+fn damage_notes(place: &Place, name: &str) {
+    let volume = place.read(name);
     // The field of the superblock and the first two of its copies.
     let offsets = [0, 32 << 10].map(|at| u64::from_le_bytes(volume[at + 248..at + 256].try_into().unwrap()));
     let notes = offsets.into_iter().max().filter(|offset| *offset > 0).expect("changes are noted");
-    place.poke("v", notes, &[0xA5; 4096]);
-    for command in ["info v", "verify v", "compare v v", "copy v out", "rescue v out2", "zero v --range 9..9"] {
+    place.poke(name, notes, &[0xA5; 4096]);
+}
+
+const UNFLUSHED: &str = "not flushed may be lost";
+
+#[test]
+fn that_writes_may_be_lost_is_told_by_every_command_until_it_is_accepted() {
+    let place = without_notes();
+    for command in [
+        "info v",
+        "verify v",
+        "compare v v",
+        "copy v out",
+        "rescue v out2",
+        "zero v --range 9..9",
+        "discard v --range 9..9 --yes",
+        "copy piece v",
+        "resize v --size 65MiB",
+        "verify v --repair",
+        "scrub status v",
+        "mirror create v w",
+        "info v",
+    ] {
+        if command.starts_with("mirror") {
+            place.run("create w --size 65MiB").succeeds();
+        }
         let answer = place.run(command);
-        answer.succeeds();
         let told = format!("{}{}", answer.text(), answer.stderr);
-        assert!(told.contains("not flushed may be lost") && told.contains("notes are damaged"), "{command}: {told}");
+        assert_eq!(told.matches(UNFLUSHED).count(), 1, "{command}: {told}");
+        assert!(told.contains("notes are damaged"), "{command}: {told}");
     }
-    // The last one has opened it for writing.
+    let info = place.run("info v --json").succeeds().json();
+    assert_eq!(info["volume"]["unflushed_lost"], "notes are damaged");
+}
+
+#[test]
+fn that_writes_may_be_lost_is_accepted_by_a_repair_that_is_asked_to() {
+    let place = without_notes();
+    place.run("verify v --accept-lost").ends_with(2);
+    let accepted = place.run("verify v --repair --accept-lost");
+    assert!(accepted.succeeds().stderr.contains("no server tells its hosts any more"), "{}", accepted.stderr);
     let after = place.run("info v");
-    after.succeeds();
-    assert!(!after.text().contains("may be lost"), "{}", after.text());
+    assert!(!after.succeeds().text().contains(UNFLUSHED), "{}", after.text());
+    let server = Server::start(&place, "v");
+    place.run(&format!("copy piece {}", server.target("v"))).succeeds();
+    server.stop().is_clean();
+}
+
+#[test]
+fn hosts_of_a_killed_server_are_told_by_the_next_one_that_they_come_to_whatever_ran_between() {
+    let place = without_notes();
+    place.run("zero v --range 9..9").succeeds();
+    place.run("resize v --size 65MiB").succeeds();
+    // It is stopped, and another one is killed, before any host comes back.
+    Server::start(&place, "v").stop().is_clean();
+    let server = Server::start(&place, "v");
+    let status = place.run("status v");
+    assert!(status.succeeds().text().contains("notes are damaged"), "{}", status.text());
+    let status = place.run("status v --json").succeeds().json();
+    assert!(status["servers"][0]["devices"][0]["unflushed_lost"][0].as_str().unwrap().ends_with("notes are damaged"));
+    server.kill();
+    let server = Server::start(&place, "v");
+    let target = server.target("v");
+    let first = place.run(&format!("copy piece {target}"));
+    assert!(first.ends_with(3).stderr.contains("may be lost"), "{}", first.stderr);
+    for _ in 0..2 {
+        place.run(&format!("copy piece {target}")).succeeds();
+    }
+    server.stop().is_clean();
 }
