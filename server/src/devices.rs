@@ -12,7 +12,7 @@ use sealblock_exports_nvme_tcp::NamespaceState;
 use sealblock_layers_cross_core::{EarlierClients, SharedDevice};
 use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, shutdown_requested, sleep, spawn, timeout};
 use sealblock_scrub::Settings;
-use sealblock_stack::{Access, Cause, OpenTarget, ReadOnly, StackError, TargetInfo, TargetLabel, Usage, open_for};
+use sealblock_stack::{Access, Cause, OpenTarget, ReadOnly, StackError, TargetLabel, Usage, open_for};
 use sealblock_units::ByteCount;
 
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind, RESIZING};

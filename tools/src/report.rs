@@ -4,9 +4,11 @@
 //! digits, as wide as the field is.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use sealblock_block::BadBlockCause;
 use sealblock_integrity::Field;
@@ -23,8 +25,12 @@ pub fn note_lost_answers(opened: &OpenTarget) {
     opened.lost_answers().iter().for_each(|reason| note_lost(reason));
 }
 
-/// The same of one volume, and why.
+/// The same of one volume, and why; once, however often it is opened.
 pub fn note_lost(reason: &str) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if !TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(reason.to_owned()) {
+        return;
+    }
     note(&format_args!("writes that were answered and not flushed may be lost: {reason}"));
 }
 

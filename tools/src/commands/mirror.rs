@@ -19,7 +19,7 @@ use crate::cli::{Mirror, MirrorAcceptStale, MirrorCommand, MirrorCreate, MirrorS
 use crate::commands::scrub::name_of;
 use crate::exit::Exit;
 use crate::progress::{Progress, Show};
-use crate::report::{Lines, attributed, print_report, say};
+use crate::report::{Lines, attributed, note_lost_answers, print_report, say};
 use sealblock_server::control::client::{FoundServer, find, find_to_change};
 use sealblock_server::control::protocol::{ControlCommand, TargetRef};
 use sealblock_server::mirrors::execute;
@@ -141,6 +141,7 @@ fn make(arguments: &MirrorCreate) -> Result<Exit, StackError> {
     let options = MirrorOptions { name: arguments.name, from, force: arguments.force };
     let status = on_reactor(async {
         let opened = create_mirror(&target, &arguments.replicas, &options).await?;
+        note_lost_answers(&opened);
         opened
             .close_after(async |opened| synchronise(&Holder::Here(mirror_of(opened)?), &target, arguments).await)
             .await
@@ -224,6 +225,7 @@ fn on_holder<T>(
             return work(&Holder::Server(Box::new(server))).await;
         }
         let opened = open(target, access).await?;
+        note_lost_answers(&opened);
         opened.learn_damage().await;
         opened.close_after(async |opened| work(&Holder::Here(mirror_of(opened)?)).await).await
     })

@@ -238,7 +238,7 @@ fn hosts_of_a_killed_server_are_told_by_the_next_one_that_they_come_to_whatever_
     let server = Server::start(&place, "v");
     let target = server.target("v");
     let first = place.run(&format!("copy piece {target}"));
-    assert!(first.ends_with(3).stderr.contains("may be lost"), "{}", first.stderr);
+    assert!(first.ends_with(3).stderr.contains("flush"), "{}", first.stderr);
     for _ in 0..2 {
         place.run(&format!("copy piece {target}")).succeeds();
     }

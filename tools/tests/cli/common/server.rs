@@ -71,13 +71,19 @@ impl Server {
     pub fn spawn_without_errors(mut command: Command) -> Server {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        output.read_line(&mut line).unwrap();
-        let Ok(ready) = serde_json::from_str::<Value>(&line) else {
-            let mut stderr = String::new();
-            child.stderr.take().map(|mut errors| errors.read_to_string(&mut stderr).unwrap());
-            panic!("{command:?} said '{line}':\n{stderr}");
+        let mut next = || {
+            let mut line = String::new();
+            output.read_line(&mut line).unwrap();
+            serde_json::from_str::<Value>(&line).unwrap_or_else(|_| {
+                let mut stderr = String::new();
+                child.stderr.take().map(|mut errors| errors.read_to_string(&mut stderr).unwrap());
+                panic!("{command:?} said '{line}':\n{stderr}");
+            })
         };
+        let mut ready = next();
+        while ready["event"] == "answered_lost" {
+            ready = next();
+        }
         assert_eq!(ready["event"], "ready");
         Server { child, output, ready }
     }
