@@ -114,7 +114,8 @@ fn that_changes_may_be_lost_is_forgotten_when_clients_had_the_time_to_come_back_
     with_server(|mut server| async move {
         volume_with_loss(&path).await;
         server.change(&served).await.unwrap();
-        let seen = server.offered.values().next().unwrap().spaces.values().next().unwrap().device.handle.snapshot().await;
+        let seen =
+            server.offered.values().next().unwrap().spaces.values().next().unwrap().device.handle.snapshot().await;
         assert!(seen.unflushed_lost.iter().any(|why| why.ends_with("notes are damaged")), "{:?}", seen.unflushed_lost);
         server.change(&plan(&subsystem("m", "mem:1MiB", ""))).await.unwrap();
         assert_eq!(newest(&path).untold, Some(WhyLost::Damaged), "it ended before its clients could come back");

@@ -192,7 +192,10 @@ fn that_changes_may_be_lost_is_known_until_who_sent_them_was_told_whatever_opens
     rig.run(rig.gate.device().forget_lost()).unwrap();
     assert_eq!(rig.gate.device().may_be_lost(), None);
     let medium = rig.close();
-    assert_eq!((answered(&medium, true), answered(&medium, false)), (AnsweredChanges::AllDurable, AnsweredChanges::AllDurable));
+    assert_eq!(
+        (answered(&medium, true), answered(&medium, false)),
+        (AnsweredChanges::AllDurable, AnsweredChanges::AllDurable)
+    );
 }
 
 #[test]
