@@ -46,6 +46,8 @@ pub struct Mirror<C> {
     /// The next flush fails: unflushed writes may be lost, because the last in-sync replica went offline and came
     /// back, or an internal flush failed.
     pub(crate) writes_lost: Cell<bool>,
+    /// What labels say of changes that may be lost and of which hosts were not told.
+    pub(crate) untold: Cell<bool>,
     pub(crate) lost_blocks: Cell<u64>,
     /// Identity of the replica that serves nosync regions of a read-only mirror, once one was read: readers must not
     /// see two contents.
@@ -67,6 +69,8 @@ pub(crate) struct MirrorParts {
     pub write_intent: WriteIntent,
     /// Whether the content that counts is what was written last.
     pub freshness: Freshness,
+    /// It may lack changes that were answered and not flushed.
+    pub untold: bool,
     /// Labels were found.
     pub is_labelled: bool,
     pub hooks: TestHooks,
@@ -222,8 +226,8 @@ pub struct ReplicaInfo {
 
 impl<C: Clock> Mirror<C> {
     pub(crate) fn new(clock: C, parts: MirrorParts, abilities: Abilities, read_only: bool) -> Mirror<C> {
-        let MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, is_labelled, hooks } =
-            parts;
+        let MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, .. } = parts;
+        let MirrorParts { untold, is_labelled, hooks, .. } = parts;
         let hot = HotGroups::new(&map, geometry.block_size, hooks.hot_groups);
         Mirror {
             clock,
@@ -243,6 +247,7 @@ impl<C: Clock> Mirror<C> {
             write_intent,
             hot: RefCell::new(hot),
             writes_lost: Cell::new(false),
+            untold: Cell::new(untold),
             lost_blocks: Cell::new(0),
             nosync_source: Cell::new(None),
             next_read: Cell::new(0),

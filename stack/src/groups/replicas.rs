@@ -295,6 +295,12 @@ impl OpenMirror {
         Some((why, "`sealblock verify TARGET --repair`, or `sealblock scrub start` where it is served".to_owned()))
     }
 
+    async fn forget_of_replicas(&self) -> Result<(), Error> {
+        let held: Vec<CloseHandle> =
+            self.replicas.borrow().iter().flat_map(|replica| replica.held.borrow().clone()).collect();
+        forget_lost(&held).await
+    }
+
     /// Forgets what is known of a replica that is none any more, unless another one has its name.
     fn forget(&self, gone: &OpenReplica) {
         if !self.replicas.borrow().iter().any(|replica| replica.name == gone.name) {
@@ -331,6 +337,10 @@ impl Members for OpenMirror {
     fn close(&self) -> LocalBoxFuture<'_, Result<(), Error>> {
         Box::pin(async {
             let labelled = self.mirror.close().await;
+            if labelled.is_ok() && !self.mirror.may_be_lost() && self.describe().nosync_bytes == 0 {
+                // Where they had differed they have what a replica has that lacked nothing.
+                let _ = self.forget_of_replicas().await;
+            }
             let replicas = self.replicas.take();
             let closed = join_all(replicas.iter().map(|replica| replica.close())).await;
             closed.into_iter().fold(labelled, Result::and)
@@ -346,14 +356,19 @@ impl Members for OpenMirror {
     }
 
     fn lost_answers(&self) -> Vec<String> {
+        if !self.mirror.may_be_lost() {
+            return Vec::new();
+        }
         let replicas = self.replicas.borrow();
-        replicas.iter().flat_map(|replica| lost_answers(&replica.held.borrow())).collect()
+        let of_volumes: Vec<String> = replicas.iter().flat_map(|replica| replica.lost_answers()).collect();
+        if of_volumes.is_empty() { vec![format!("{}: its labels say so", self.target)] } else { of_volumes }
     }
 
     fn forget_lost(&self) -> LocalBoxFuture<'_, Result<(), Error>> {
-        let held: Vec<CloseHandle> =
-            self.replicas.borrow().iter().flat_map(|replica| replica.held.borrow().clone()).collect();
-        Box::pin(async move { forget_lost(&held).await })
+        Box::pin(async {
+            self.mirror.forget_lost().await?;
+            self.forget_of_replicas().await
+        })
     }
 }
 
@@ -375,6 +390,11 @@ impl OpenReplica {
             received_bytes: Cell::new(0),
             is_retired: Cell::new(false),
         })
+    }
+
+    /// Why changes of its volumes that were answered and not flushed may be lost.
+    pub fn lost_answers(&self) -> Vec<String> {
+        lost_answers(&self.held.borrow())
     }
 
     /// The source of this replica for the mirror.

@@ -8,7 +8,7 @@ use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::key::objectid;
 use sealblock_proofs_btrfs_images::handmade::{Handmade, Storage};
 
-use crate::common::server::Server;
+use crate::common::server::{Nbd, Server};
 use crate::common::{BLOCK, Place, filled, noise};
 
 const OLDER: &str = "may be older than what was written";
@@ -243,4 +243,59 @@ fn hosts_of_a_killed_server_are_told_by_the_next_one_that_they_come_to_whatever_
         place.run(&format!("copy piece {target}")).succeeds();
     }
     server.stop().is_clean();
+}
+
+fn nbd_address(server: &Server) -> String {
+    server.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned()
+}
+
+/// The mirror `mirror:a,b` of a server that was killed with block 20 written and not flushed, its notes damaged on these replicas.
+fn mirror_without_notes(damaged: &[&str]) -> Place {
+    let place = Place::new();
+    place.write("piece", &noise(3, 4 * BLOCK));
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 64MiB")).succeeds();
+    }
+    let server = Server::start(&place, "mirror:a,b --nbd 127.0.0.1:0");
+    place.run(&format!("copy piece {}", server.target("mirror"))).succeeds();
+    let mut client = Nbd::open(&nbd_address(&server), "mirror").unwrap();
+    assert_eq!(client.write(20 * BLOCK as u64, &noise(9, BLOCK)), 0);
+    server.kill();
+    damaged.iter().for_each(|name| damage_notes(&place, name));
+    place
+}
+
+#[test]
+fn of_a_mirror_a_replica_counts_that_has_all_that_was_answered() {
+    for damaged in ["a", "b"] {
+        let place = mirror_without_notes(&[damaged]);
+        assert!(place.run(&format!("info {damaged}")).text().contains(UNFLUSHED));
+        let server = Server::start(&place, "mirror:a,b --nbd 127.0.0.1:0");
+        let status = place.run("status --json").json();
+        assert_eq!(status["servers"][0]["devices"][0]["unflushed_lost"], serde_json::json!([]), "{damaged}");
+        let mut client = Nbd::open(&nbd_address(&server), "mirror").unwrap();
+        let found = client.read(20 * BLOCK as u64, BLOCK).unwrap().unwrap();
+        assert!(found == noise(9, BLOCK), "{damaged}: what was not flushed is on the other replica");
+        place.run(&format!("copy piece {}", server.target("mirror"))).succeeds();
+        server.stop().is_clean();
+        assert!(!place.run(&format!("info {damaged}")).succeeds().text().contains(UNFLUSHED), "{damaged}");
+        place.run("verify mirror:a,b").succeeds();
+    }
+}
+
+#[test]
+fn a_mirror_all_of_whose_replicas_lack_something_has_hosts_told_by_replicas_that_came_later_too() {
+    let place = mirror_without_notes(&["a", "b"]);
+    place.run("create c --size 64MiB").succeeds();
+    let added = place.run("mirror add mirror:a,b c");
+    assert!(added.succeeds().stderr.contains(UNFLUSHED), "{}", added.stderr);
+    place.run("mirror remove mirror:a,b,c a").succeeds();
+    let server = Server::start(&place, "mirror:b,c");
+    let target = server.target("mirror");
+    place.run(&format!("copy piece {target}")).ends_with(3);
+    place.run(&format!("copy piece {target}")).succeeds();
+    server.stop().is_clean();
+    place.run("verify mirror:b,c --repair --accept-lost").succeeds();
+    let status = place.run("mirror status mirror:b,c");
+    assert!(!status.succeeds().stderr.contains(UNFLUSHED), "{}", status.stderr);
 }
