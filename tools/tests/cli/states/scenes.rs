@@ -318,6 +318,10 @@ const fn mirror_in(title: &'static str, about: &'static str, make: fn(&Place, &M
     Scene { title, about, make, is_mirror: true, has_filesystem: false }
 }
 
+/// How writes that were not flushed got lost.
+const UNFLUSHED_LOST: &str =
+    "A server was killed, the notes of what it had answered were damaged, and no server has told its hosts yet.";
+
 /// All states, in the order of the table.
 pub fn scenes() -> Vec<Scene> {
     vec![
@@ -339,11 +343,7 @@ pub fn scenes() -> Vec<Scene> {
             "Created with `--guard none`; a bit of block 5 is flipped.",
             rotten_without_guard,
         ),
-        without_filesystem(volume_in(
-            "unflushed writes may be lost",
-            "A server was killed, the notes of what it had answered were damaged, and no server has told its hosts yet.",
-            unflushed_lost,
-        )),
+        without_filesystem(volume_in("unflushed writes may be lost", UNFLUSHED_LOST, unflushed_lost)),
         mirror_in("clean mirror", "Filled and closed.", |place, of| pair(place, of, "crc32c").mirror),
         mirror_in("damaged copy", "Block 5 is bad on `b`, and nobody has looked.", damaged_copy),
         mirror_in("damaged on every replica", "Block 5 is bad on `a` and on `b`.", damaged_everywhere),
