@@ -276,7 +276,7 @@ impl<C: Clock> Mirror<C> {
             failures: replica.failures.get(),
         };
         MirrorInfo {
-            uuid: Some(self.uuid).filter(|_| self.is_labelled),
+            uuid: Some(self.uuid).filter(|_| self.has_label()),
             name: self.name,
             region_bytes: 1 << (self.map.shift() + shift),
             state: self.state(),
@@ -305,10 +305,17 @@ impl<C: Clock> Mirror<C> {
         // count. A replica with stale blocks counts as degraded, because these blocks have one copy less.
         let is_whole = |replica: &Rc<Replica>| replica.is_readable() && replica.stale.borrow().count() == 0;
         match members.all(is_whole) && self.write_intent.nosync.borrow().is_empty() {
-            true if !self.is_labelled => MirrorState::Unlabelled,
+            true if !self.has_label() => MirrorState::Unlabelled,
             true => MirrorState::Optimal,
             false => MirrorState::Degraded,
         }
+    }
+
+    /// Whether labels record the mirror. None does where the last replica that has room for one was removed.
+    fn has_label(&self) -> bool {
+        let replicas = self.replicas.borrow();
+        let mut members = replicas.iter().filter(|replica| replica.state.get() != ReplicaState::Removed);
+        self.is_labelled && members.any(|replica| replica.has_room)
     }
 
     /// Waits until the state is another than `known` or the mirror is closed, and returns the state.

@@ -157,7 +157,8 @@ async fn first_not_blank(sources: &[ReplicaSource]) -> Result<Option<usize>, Mir
     Ok(None)
 }
 
-/// What was found on the devices. Beside a replica with a label, one whose label is damaged or cannot be read counts as offline:
+/// What was found on the devices. Beside a replica with a label, one whose label is damaged, cannot be read or is of a device of another size
+/// counts as offline:
 /// nothing is read from it or written to it, and `sealblock mirror replace` makes it a replica again.
 ///
 /// # Errors
@@ -166,10 +167,16 @@ fn usable(
     sources: &mut [ReplicaSource],
     probed: Vec<Result<ReplicaProbe, MirrorError>>,
 ) -> Result<Vec<ReplicaProbe>, MirrorError> {
-    let is_labelled = probed.iter().any(|found| matches!(found, Ok(ReplicaProbe::Labelled(_))));
+    let misfits: Vec<Option<MirrorError>> =
+        sources.iter().zip(&probed).map(|(source, found)| misfit(source, found.as_ref().ok()?)).collect();
+    let is_labelled = probed
+        .iter()
+        .zip(&misfits)
+        .any(|(found, misfit)| matches!(found, Ok(ReplicaProbe::Labelled(_))) && misfit.is_none());
     let mut usable = Vec::with_capacity(probed.len());
-    for (source, found) in sources.iter_mut().zip(probed) {
+    for ((source, found), misfit) in sources.iter_mut().zip(probed).zip(misfits) {
         let reason = match found {
+            Ok(_) if is_labelled && let Some(misfit) = &misfit => misfit.to_string(),
             Ok(found) => {
                 usable.push(found);
                 continue;
@@ -182,6 +189,13 @@ fn usable(
         usable.push(ReplicaProbe::Absent);
     }
     Ok(usable)
+}
+
+/// What is wrong with a device that has not the size that its own label says. Another format is how it is served, and an error.
+fn misfit(source: &ReplicaSource, found: &ReplicaProbe) -> Option<MirrorError> {
+    let ReplicaProbe::Labelled(label) = found else { return None };
+    let fit = check_fit(source, label.block_size, label.capacity_blocks, label.protection);
+    fit.err().filter(|misfit| matches!(misfit, MirrorError::Size { .. }))
 }
 
 /// Clears the lineage of a label.

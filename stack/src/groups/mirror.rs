@@ -56,7 +56,8 @@ fn by(opener: Opener) -> ReplicaOpener {
 fn of_replica(opened: OpenTarget, target: &TargetName) -> (OpenedReplica, TargetInfo) {
     let OpenTarget { device, info, held, .. } = opened;
     let (identity, files, damage) = (info.identity(target), info.open_files(), info.damage.clone());
-    (OpenedReplica { device, identity, files, damage, held }, info)
+    let lost_metadata = [info.lost_superblocks(), info.lost_copies()].concat();
+    (OpenedReplica { device, identity, files, damage, lost_metadata, held }, info)
 }
 
 /// Opens a replica for the first time, and says what it is made of.

@@ -337,7 +337,14 @@ pub fn put(lines: &mut Lines, status: &MirrorStatus) {
     }
     lines.put("state", &status.state);
     if status.state == MirrorState::Unlabelled.as_str() {
-        lines.put("content", "blank: no device has a mirror label; the first opening for writing makes them a mirror");
+        let is_left_over = status.replicas.iter().any(|replica| replica.is(ReplicaState::Removed));
+        lines.put(
+            "content",
+            match is_left_over {
+                true => "no replica that is left has room for a label, so that nothing makes it a mirror any more",
+                false => "blank: no device has a mirror label; the first opening for writing makes them a mirror",
+            },
+        );
     }
     if let Some(why) = status.why_older() {
         lines.put("content", format_args!("may be older than what was written: {why}"));
@@ -400,7 +407,8 @@ fn replica_text(replica: &ReplicaStatus, nosync_bytes: u64) -> String {
     let unknown = replica.damage.as_ref().is_some_and(|damage| !damage.not_asked.is_empty());
     let unknown = if unknown { "; what its server knows of bad blocks is unknown here" } else { "" };
     let files: String = replica.file_trouble.iter().map(|file| format!("; {}", file.to_text())).collect();
-    format!("{}: {state}{out_of_sync}{offline}{repaired}{stale}{error}{damage}{unknown}{files}", replica.name)
+    let lost: String = replica.lost_metadata.iter().map(|lost| format!("; {lost}")).collect();
+    format!("{}: {state}{out_of_sync}{offline}{repaired}{stale}{error}{damage}{unknown}{files}{lost}", replica.name)
 }
 
 #[cfg(test)]

@@ -299,3 +299,21 @@ fn a_mirror_all_of_whose_replicas_lack_something_has_hosts_told_by_replicas_that
     let status = place.run("mirror status mirror:b,c");
     assert!(!status.succeeds().stderr.contains(UNFLUSHED), "{}", status.stderr);
 }
+
+#[test]
+fn a_mirror_of_which_a_replica_has_lost_superblocks_is_not_optimal_until_they_are_written_anew() {
+    let place = Place::new();
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+    }
+    place.write("piece", &noise(3, 4 * BLOCK));
+    place.run("copy piece mirror:a,b").succeeds();
+    place.run("mirror status mirror:a,b").succeeds().says(&["optimal"]);
+    [0, 32 << 10].iter().for_each(|at| place.poke("b", *at, &[0; 512]));
+    let status = place.run("mirror status mirror:a,b");
+    status.ends_with(4).says(&["degraded", "the superblock of"]);
+    let json = place.run("mirror status mirror:a,b --json").ends_with(4).json();
+    assert_eq!(json["replicas"][1]["lost_metadata"].as_array().unwrap().len(), 2, "{json}");
+    place.run("zero mirror:a,b --range 9..9").succeeds();
+    place.run("mirror status mirror:a,b").succeeds().says(&["optimal"]);
+}
