@@ -429,6 +429,7 @@ mod tests {
                 stale_blocks: 0,
                 failures: 0,
                 file_trouble: Vec::new(),
+                lost_metadata: Vec::new(),
                 damage: None,
             };
             replica_text(&status, nosync_bytes)
