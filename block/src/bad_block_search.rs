@@ -85,7 +85,7 @@ async fn run_tasks<P: BlockProbe>(probe: &P, mut todo: Vec<SearchTask<P::Failed>
             SearchTask::Split(run, failed) => {
                 let parts = match probe.named(run, &failed).await.filter(|lba| run.contains(*lba)) {
                     Some(lba) => around(run, lba),
-                    None => halves(run).to_vec(),
+                    None => run.halves().into_iter().flatten().collect(),
                 };
                 let found_before = bad_blocks.len();
                 todo.push(SearchTask::Confirm { extent: run, found_before, is_second: false, failed });
@@ -99,7 +99,7 @@ async fn run_tasks<P: BlockProbe>(probe: &P, mut todo: Vec<SearchTask<P::Failed>
                 // No block of the run failed alone. Probe the whole run again; if it fails, search its halves once more.
                 if let Some(failed) = probe.probe(extent).await? {
                     todo.push(SearchTask::Confirm { extent, found_before, is_second: true, failed });
-                    todo.extend(halves(extent).map(SearchTask::Probe));
+                    todo.extend(extent.halves().into_iter().flatten().map(SearchTask::Probe));
                 }
             }
         }
@@ -141,14 +141,6 @@ fn around(run: Extent, lba: Lba) -> Vec<Extent> {
     [Some(Extent::one(lba)), before, behind].into_iter().flatten().collect()
 }
 
-/// Both halves of a run of at least two blocks.
-fn halves(run: Extent) -> [Extent; 2] {
-    let half = run.len() / 2;
-    let part = |start, blocks| Extent::from_raw(start, blocks).expect("half of two or more blocks is not empty");
-    let start = run.start().get();
-    [part(start, half), part(start + half, run.len() - half)]
-}
-
 /// The blocks from `from` to `end`, exclusive, in pieces of [`PROBE_BLOCKS`].
 fn push_pieces(runs: &mut Vec<Extent>, from: u64, end: u64) {
     let piece = BlockCount::new(PROBE_BLOCKS).expect("not 0");
@@ -169,8 +161,6 @@ mod tests {
     fn parts_are_shorter_and_leave_nothing_out() {
         for blocks in 2..20 {
             let run = extent(100, blocks);
-            assert_eq!(halves(run).iter().map(|half| half.len()).sum::<u64>(), blocks);
-            assert!(halves(run).iter().all(|half| half.len() < blocks));
             for lba in run.iter() {
                 let parts = around(run, lba);
                 assert_eq!(parts.iter().map(|part| part.len()).sum::<u64>(), blocks);

@@ -10,7 +10,7 @@ use sealblock_block::{
 use sealblock_integrity::{Checks, Keep, Mismatch, PiFormat, RebaseTags, Sealed, Unverified};
 use sealblock_units::{Extent, Lba};
 
-use crate::remote::thread_cpu;
+use crate::cpu::thread_cpu;
 
 /// One conversion of so many is timed, because to ask for CPU time takes as long as to convert a few blocks.
 const TIMED: u64 = 16;

@@ -5,12 +5,9 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
-use std::thread::available_parallelism;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
-use rustix::thread::{CpuSet, sched_getaffinity};
-use rustix::time::{ClockId, clock_gettime};
+use anyhow::Context;
 use sealblock_block::{Device, Durability, DynDevice, Request};
 use sealblock_exports_nvme_tcp::{Limits, Namespace, PiVisibility, Subsystem, Target};
 use sealblock_integrity::{Sealed, Tags};
@@ -19,18 +16,14 @@ use sealblock_media_file::{FileMedium, Options as FileMediumOptions, RawDevice};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_media_null::NullDevice;
 use sealblock_media_nvme_tcp::{HostPort, NvmeTcpDevice, Options, PiSource as Makes};
-use sealblock_media_volume::{OpenOptions, open};
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Placement, Reactor, pool, spawn};
 use sealblock_units::{BlockSize, Extent};
 
-use crate::counted::Counted;
 use crate::load;
-use crate::medium::AnyMedium;
-use crate::options::{Protection, RemoteOptions};
-use crate::setup::{self, Turn, TurnClock, open_volume};
+use crate::setup::{self, Protection, Turn, open_volume};
 
 /// The subsystem of our target.
 pub const NQN: &str = "nqn.2026-11.org.sealblock:perf";
@@ -49,8 +42,6 @@ pub enum Store {
     Memory,
     /// A protected volume in RAM, written all over, with its worker at work.
     MemoryVolume,
-    /// A protected volume in this file, read through the page cache.
-    CachedVolume(PathBuf),
     /// This file, past the page cache.
     File(PathBuf),
     /// A protected volume in this file, past the page cache, with its worker at work in its turns.
@@ -62,9 +53,7 @@ impl Store {
     fn turn(&self) -> Turn {
         match self {
             Store::Volume(_, on_turn) => on_turn.clone(),
-            Store::Null | Store::Memory | Store::MemoryVolume | Store::CachedVolume(_) | Store::File(_) => {
-                Turn::default()
-            }
+            Store::Null | Store::Memory | Store::MemoryVolume | Store::File(_) => Turn::default(),
         }
     }
 }
@@ -110,20 +99,6 @@ pub fn core(cpu: usize, spin_us: u32) -> anyhow::Result<(Cores, CoreHandle)> {
 /// Runs something on the main thread, which does nothing but wait.
 pub fn wait<T>(work: impl Future<Output = T>) -> anyhow::Result<T> {
     Ok(Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() })?.block_on(work))
-}
-
-/// Starts a target for these devices, where the options say.
-pub fn start(options: &RemoteOptions, spin_us: u32, devices: &[Served]) -> anyhow::Result<(Cores, Serving)> {
-    start_on(options.target_cpu, spin_us, devices)
-}
-
-/// CPUs that this process may use: one for a host, and another one for a target where there is one.
-pub fn two_cpus() -> (usize, usize) {
-    let allowed = sched_getaffinity(None).ok();
-    let is_allowed = |cpu: &usize| allowed.as_ref().is_none_or(|set| set.is_set(*cpu));
-    let mut cpus = (0..CpuSet::MAX_CPU).filter(is_allowed);
-    let host = cpus.next().unwrap_or(0);
-    (host, cpus.next().filter(|_| available_parallelism().map_or(1, usize::from) > 1).unwrap_or(host))
 }
 
 /// Starts a target for these devices on this CPU.
@@ -173,12 +148,6 @@ impl Served {
                 DynDevice::new("memory", device)
             }
             Store::MemoryVolume => setup::memory_volume(self.blocks, self.protection).await?,
-            Store::CachedVolume(path) => {
-                let medium = FileMedium::open(path, FileMediumOptions { buffered: true, ..FileMediumOptions::READ })?;
-                let options = OpenOptions { read_only: true, ..OpenOptions::default() };
-                let medium = Counted::not(AnyMedium::File(medium));
-                DynDevice::new("volume", open(medium, TurnClock::new(Turn::default()), &options).await?.volume)
-            }
             Store::File(path) => {
                 let medium = FileMedium::open(path, FileMediumOptions::WRITE)?;
                 DynDevice::new("file", RawDevice::new(medium, BlockSize::B4096)?)
@@ -221,44 +190,4 @@ pub async fn connect(
     };
     let device = NvmeTcpDevice::connect(HostPort::from(address), name, nsid, options).await;
     device.with_context(|| format!("connecting to {nqn} at {address}"))
-}
-
-/// Time that this thread has spent on a CPU, in seconds.
-pub fn thread_cpu() -> f64 {
-    let time = clock_gettime(ClockId::ThreadCPUTime);
-    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
-}
-
-/// The same for a core.
-pub async fn core_cpu(core: &CoreHandle) -> anyhow::Result<f64> {
-    core.call(|| async { thread_cpu() }).await.context("the target's core is gone")
-}
-
-/// What a list of `off` and `on` asks for.
-pub fn switches(names: &[String]) -> anyhow::Result<Vec<bool>> {
-    let switch = |name: &String| match name.as_str() {
-        "off" => Ok(false),
-        "on" => Ok(true),
-        other => bail!("'{other}' is neither off nor on"),
-    };
-    names.iter().map(switch).collect()
-}
-
-/// A device without files by its name on the command line.
-pub fn store(name: &str) -> anyhow::Result<Store> {
-    Ok(match name {
-        "null" => Store::Null,
-        "memory" => Store::Memory,
-        other => bail!("'{other}' is no device here"),
-    })
-}
-
-/// Seconds that the threads of a process have spent on CPUs.
-pub fn process_cpu(pid: u32) -> f64 {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let of_task = |task: std::fs::DirEntry| {
-        let stat = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
-        stat.split(' ').next()?.parse::<f64>().ok()
-    };
-    tasks.filter_map(of_task).sum::<f64>() / 1e9
 }

@@ -1,12 +1,6 @@
-//! Tables of ratios: medians over rounds in which every contender has its turn.
+//! What figures are over rounds in which every contender has its turn: medians, and how they are printed.
 
 use fastrand::Rng;
-
-use crate::load::Sample;
-
-/// The turns of all contenders under one load: one list per round, in the order of contenders; the first is the baseline.
-#[derive(Default)]
-pub struct Rounds(pub Vec<Vec<Sample>>);
 
 /// One figure with its spread over the rounds.
 #[derive(Clone, Copy, Debug)]
@@ -41,52 +35,6 @@ impl std::fmt::Display for Spread {
     }
 }
 
-impl Rounds {
-    /// Requests a second.
-    pub fn rate(&self, contender: usize) -> Spread {
-        Spread::of(self.0.iter().map(|round| round[contender].rate()))
-    }
-
-    /// The rate as a part of the baseline's in the same round.
-    pub fn ratio(&self, contender: usize) -> Spread {
-        self.ratio_to(contender, 0)
-    }
-
-    /// The rate as a part of another contender's in the same round.
-    pub fn ratio_to(&self, contender: usize, other: usize) -> Spread {
-        Spread::of(self.0.iter().map(|round| round[contender].rate() / round[other].rate()))
-    }
-
-    /// MB (10^6 bytes) a second.
-    pub fn megabytes(&self, contender: usize) -> f64 {
-        Spread::of(self.0.iter().map(|round| round[contender].bytes as f64 / round[contender].seconds / 1e6)).median
-    }
-
-    /// Microseconds of CPU time a request.
-    pub fn cpu_us(&self, contender: usize) -> f64 {
-        let per_request = |turn: &Sample| turn.cpu_seconds * 1e6 / turn.requests as f64;
-        Spread::of(self.0.iter().map(|round| per_request(&round[contender]))).median
-    }
-
-    /// Prints one line per contender. `threshold` is the least ratio that keeps the claim.
-    pub fn print(&self, load: &str, names: &[String], threshold: Option<f64>) {
-        println!("{load}");
-        for (contender, name) in names.iter().enumerate() {
-            let ratio = self.ratio(contender);
-            print!(
-                "  {name:16} {:9.0} /s {:7.0} MB/s {:8.1} us CPU",
-                self.rate(contender).median,
-                self.megabytes(contender),
-                self.cpu_us(contender)
-            );
-            match contender {
-                0 => println!("   (baseline)"),
-                _ => println!("   {ratio}{}", verdict(ratio.median, threshold.filter(|_| !name.starts_with("raw")))),
-            }
-        }
-    }
-}
-
 /// Has each of so many contenders take its turn in each round, in a new order each time. `begin` is called before a round, `turn` with the contender
 /// and the round; rounds are counted from 1. The result has a list for each round, in the order of contenders.
 ///
@@ -116,17 +64,6 @@ pub fn shuffled(count: usize, rng: &mut Rng) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     rng.shuffle(&mut order);
     order
-}
-
-/// A ratio compared with its threshold.
-pub fn verdict(ratio: f64, threshold: Option<f64>) -> String {
-    match threshold {
-        None => String::new(),
-        Some(threshold) if ratio >= threshold => format!("  bar {:.0} %: kept", threshold * 100.0),
-        Some(threshold) => {
-            format!("  bar {:.0} %: MISSED by {:.1} points", threshold * 100.0, (threshold - ratio) * 100.0)
-        }
-    }
 }
 
 /// A number with some three digits, or all of them before the point.

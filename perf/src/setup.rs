@@ -2,27 +2,52 @@
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::time::Duration;
+use std::str::FromStr;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use sealblock_block::{DynDevice, Gate, Medium};
+use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_media_file::{FileMedium, Options, RawDevice};
 use sealblock_media_memory::MemoryMedium;
 use sealblock_media_volume::{CreateOptions, OpenOptions, Volume, create, format::Layout, open, probe};
-use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, pool, sleep, spawn};
+use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, pool, spawn};
 use sealblock_units::BlockSize;
 
 use crate::counted::{Counted, Counts};
-use crate::devices::Touched;
-use crate::load::{self, Load, Sample, Until};
+use crate::load::{self, Load, Until};
 use crate::medium::AnyMedium;
 pub use crate::medium::{Turn, TurnClock};
-use crate::options::{FileOptions, Protection};
 
 /// Sectors of media in memory.
 const MEMORY_SECTOR_BYTES: u32 = 512;
 /// Salts checksums; files of one run need not differ in it.
 const UUID: [u8; 16] = *b"sealblock-perf!!";
+
+/// A guard kind in Type 1, or none.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Protection(pub Option<PiFormat>);
+
+impl Protection {
+    /// What `sealblock create` makes unless told otherwise.
+    pub const CRC32C: Protection =
+        Protection(Some(PiFormat::with_default_storage_tag(GuardKind::Crc32c, ProtectionType::Type1)));
+
+    /// What tables call it.
+    pub fn name(self) -> &'static str {
+        self.0.map_or("none", |format| format.guard().as_str())
+    }
+}
+
+impl FromStr for Protection {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> anyhow::Result<Protection> {
+        let Some(kind) = GuardKind::ALL.into_iter().find(|kind| kind.as_str() == name) else {
+            return if name == "none" { Ok(Protection(None)) } else { bail!("'{name}' is no guard") };
+        };
+        Ok(Protection(Some(PiFormat::with_default_storage_tag(kind, ProtectionType::Type1))))
+    }
+}
 
 /// What was done to the blocks of a file before the measurement.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -48,105 +73,13 @@ pub type PerfVolume = Volume<Counted, TurnClock>;
 
 /// An open protected volume with its worker.
 pub struct OpenVolume {
-    gate: Rc<Gate<Rc<PerfVolume>>>,
-    on_turn: Turn,
+    /// The volume.
+    pub gate: Rc<Gate<Rc<PerfVolume>>>,
+    /// Whether its clock goes.
+    pub on_turn: Turn,
     worker: JoinHandle<()>,
-    counts: Counts,
-}
-
-enum Device {
-    Raw(Rc<Gate<RawDevice>>),
-    Touched(Rc<Gate<Touched<RawDevice>>>),
-    Volume(OpenVolume),
-}
-
-/// One side of a comparison.
-pub struct Contender {
-    /// What tables call it.
-    pub name: String,
-    device: Device,
-    _scratch: Scratch,
-}
-
-impl Contender {
-    /// A raw file.
-    pub async fn raw(name: &str, options: &FileOptions, prepared: Prepared) -> anyhow::Result<Contender> {
-        let scratch = new_path(&options.dir, name)?;
-        let medium = new_file(&scratch.0, options.size.get(), prepared).await?;
-        let device = Device::Raw(Rc::new(Gate::new("raw", RawDevice::new(medium, BlockSize::B4096)?)));
-        Contender { name: name.to_owned(), device, _scratch: scratch }.filled(options, prepared).await
-    }
-
-    /// A raw file whose reader touches the data.
-    pub async fn touched(options: &FileOptions, prepared: Prepared) -> anyhow::Result<Contender> {
-        let name = "raw, data loaded".to_owned();
-        let scratch = new_path(&options.dir, "touched")?;
-        let medium = new_file(&scratch.0, options.size.get(), prepared).await?;
-        let device = Touched(RawDevice::new(medium, BlockSize::B4096)?);
-        let device = Device::Touched(Rc::new(Gate::new("raw", device)));
-        Contender { name, device, _scratch: scratch }.filled(options, prepared).await
-    }
-
-    /// A protected volume on a file.
-    pub async fn volume(options: &FileOptions, guard: Protection, prepared: Prepared) -> anyhow::Result<Contender> {
-        let name = format!("volume {}", guard.name());
-        let scratch = new_path(&options.dir, &name)?;
-        new_volume(&scratch.0, options.blocks(), guard, prepared).await?;
-        let device = Device::Volume(open_volume(&scratch.0, Turn::default()).await?);
-        Contender { name, device, _scratch: scratch }.filled(options, prepared).await
-    }
-
-    /// All sides hold the same data, because disks may treat zeroes in a way of their own.
-    async fn filled(self, options: &FileOptions, prepared: Prepared) -> anyhow::Result<Contender> {
-        if prepared == Prepared::Written {
-            self.turn(FILL, Until::Asked(options.blocks() / FILL.blocks), 1).await?;
-        }
-        Ok(self)
-    }
-
-    /// One turn.
-    pub async fn turn(&self, load: Load, until: Until, seed: u64) -> anyhow::Result<Sample> {
-        match &self.device {
-            Device::Raw(gate) => load::drive(Rc::clone(gate), load, until, seed).await,
-            Device::Touched(gate) => load::drive(Rc::clone(gate), load, until, seed).await,
-            Device::Volume(volume) => {
-                volume.on_turn.set(true);
-                let turn = load::drive(Rc::clone(&volume.gate), load, until, seed).await;
-                volume.on_turn.set(false);
-                turn
-            }
-        }
-    }
-
-    /// Leaves a volume alone, with its clock going.
-    pub async fn sleep(&self, time: Duration) {
-        let Device::Volume(volume) = &self.device else { return };
-        volume.on_turn.set(true);
-        sleep(time).await;
-        volume.on_turn.set(false);
-    }
-
-    /// What went to the medium of a volume; nothing is counted of a raw file.
-    pub fn counts(&self) -> Option<&Counts> {
-        match &self.device {
-            Device::Raw(_) | Device::Touched(_) => None,
-            Device::Volume(volume) => Some(&volume.counts),
-        }
-    }
-
-    /// Bytes written to the medium of a volume so far.
-    pub fn written_bytes(&self) -> u64 {
-        self.counts().map_or(0, Counts::written_in_all)
-    }
-
-    /// Closes and removes it.
-    pub async fn close(self) -> anyhow::Result<()> {
-        if let Device::Volume(volume) = self.device {
-            volume.gate.device().close().await?;
-            volume.worker.await?;
-        }
-        Ok(())
-    }
+    /// What goes to its medium and comes from there.
+    pub counts: Counts,
 }
 
 /// Writes every block once.
@@ -296,11 +229,6 @@ pub async fn open_volume(path: &Path, on_turn: Turn) -> anyhow::Result<OpenVolum
 }
 
 impl OpenVolume {
-    /// What went to its medium and came from there.
-    pub fn counts(&self) -> &Counts {
-        &self.counts
-    }
-
     /// The volume as a part of something larger.
     pub fn stack(&self) -> DynDevice {
         DynDevice::from(Rc::clone(&self.gate))

@@ -236,6 +236,13 @@ impl Extent {
         (0..self.blocks.get()).map(move |i| Lba(start + u64::from(i)))
     }
 
+    /// Both halves of a run, the first one the shorter where they differ; `None` of a single block.
+    pub fn halves(self) -> Option<[Extent; 2]> {
+        let (start, half) = (self.start.0, self.blocks.get() / 2);
+        let part = |start, blocks| Some(Extent { start: Lba(start), blocks: BlockCount(NonZeroU32::new(blocks)?) });
+        Some([part(start, half)?, part(start + u64::from(half), self.blocks.get() - half)?])
+    }
+
     /// Splits the run into pieces of at most `max_blocks` blocks, each but the first starting at a multiple of `max_blocks`,
     /// so that pieces do not straddle boundaries of the device below.
     pub fn split_aligned(self, max_blocks: BlockCount) -> impl Iterator<Item = Extent> {
@@ -278,6 +285,16 @@ mod tests {
         assert!(Extent::from_raw(u64::MAX, 1).is_ok());
         assert_eq!(Extent::from_raw(u64::MAX, 2), Err(RangeError::Wraps { start: u64::MAX, blocks: 2 }));
         assert_eq!(Extent::from_raw(0, 1 << 32), Err(RangeError::TooLong { blocks: 1 << 32 }));
+    }
+
+    #[test]
+    fn halves_leave_nothing_out() {
+        assert_eq!(Extent::one(Lba::new(7)).halves(), None);
+        for (blocks, first, second) in [(2, 1, 1), (3, 1, 2), (10, 5, 5), (u32::MAX.into(), 0x7fff_ffff, 0x8000_0000)] {
+            let [one, other] = Extent::from_raw(100, blocks).unwrap().halves().unwrap();
+            assert_eq!([one, other].map(Extent::len), [first, second]);
+            assert_eq!([one, other].map(|half| half.start().get()), [100, 100 + first]);
+        }
     }
 
     #[test]

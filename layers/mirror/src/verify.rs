@@ -250,8 +250,8 @@ impl<C: Clock> Mirror<C> {
             if !self.differ(replicas, run, bad_blocks).await {
                 return Ok(());
             }
-            if run.len() > 1 {
-                for half in halves(run) {
+            if let Some(halves) = run.halves() {
+                for half in halves {
                     self.find_conflicts(replicas, half, bad_blocks).await?;
                 }
                 return Ok(());
@@ -292,18 +292,12 @@ fn count_unrepaired(bad_blocks: &[BadBlock], replicas: usize) -> u64 {
     lbas.chunk_by(|a, b| a == b).filter(|same| same.len() >= replicas).count() as u64
 }
 
-/// Halves of an extent of more than one block.
-fn halves(extent: Extent) -> impl Iterator<Item = Extent> {
-    let (start, first) = (extent.start().get(), extent.len() / 2);
-    [Extent::from_raw(start, first), Extent::from_raw(start + first, extent.len() - first)].into_iter().flatten()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn runs_and_halves_cover_what_is_left() {
+    fn runs_cover_what_is_left() {
         let extent = Extent::from_raw(10, 10).unwrap();
         let runs = |bad: &[u64]| -> Vec<(u64, u64)> {
             let bad = bad.iter().map(|lba| Lba::new(*lba)).collect();
@@ -312,7 +306,5 @@ mod tests {
         assert_eq!(runs(&[]), [(10, 10)]);
         assert_eq!(runs(&[10, 11, 15, 19]), [(12, 3), (16, 3)]);
         assert_eq!(runs(&(10..20).collect::<Vec<_>>()), []);
-        assert_eq!(halves(extent).map(|half| half.len()).collect::<Vec<_>>(), [5, 5]);
-        assert_eq!(halves(Extent::from_raw(0, 3).unwrap()).map(|half| half.len()).collect::<Vec<_>>(), [1, 2]);
     }
 }

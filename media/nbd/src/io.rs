@@ -3,17 +3,19 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use sealblock_block::{BadBlocks, Durability, Error, Outcome, RequestKind, Response, WriteSet};
+use sealblock_block::{
+    BadBlockCause, BadBlocks, BlockProbe, Durability, Error, Outcome, RequestKind, Response, WriteSet, find_bad_blocks,
+};
 use sealblock_integrity::{Checks, Sealed, Unverified};
-use sealblock_protocols_nbd::client::{ClientRequest, Reply};
+use sealblock_protocols_nbd::client::{ClientRequest, Reply, ServerError};
 use sealblock_runtime_memory::{Buffer, Slice};
-use sealblock_units::Extent;
+use sealblock_units::{Extent, Lba};
 
-use crate::bad_block_search::find_bad_blocks;
+use crate::connection::ReplyResult;
 use crate::hole_map::HoleMap;
 use crate::options::add;
 use crate::remote_export::{self, CompletedRequest, ReconnectingSession};
-use crate::status::{failure, is_about_blocks};
+use crate::status::{failure, is_about_blocks, text};
 
 /// Maximum BLOCK_STATUS requests for one block request; the rest of its extent counts as data.
 const MAX_STATUS_REQUESTS: usize = 1024;
@@ -55,7 +57,8 @@ impl Io {
             Err(errors) => return Err(failure(RequestKind::Read, Some(extent), &errors)),
         };
         let read = async |part| Ok(self.read_once(part).await?.result);
-        if let Some(bad_blocks) = BadBlocks::new(find_bad_blocks(extent, errors, self.block_shift(), read).await?) {
+        let search = Search { read, shift: self.block_shift() };
+        if let Some(bad_blocks) = BadBlocks::new(find_bad_blocks(&search, extent, &errors).await?) {
             return Err(bad_blocks.into());
         }
         // Every block alone is readable. If the whole extent still fails, no bad block can be named.
@@ -169,4 +172,45 @@ impl Io {
         }
         Ok(Response::BlockStatus(holes.finish(end)))
     }
+}
+
+/// Probes by Read for the search of bad blocks. A block that the server names with its error is a hint, as for every device.
+struct Search<R> {
+    /// Executes one Read.
+    read: R,
+    /// The block size is 1 << `shift` bytes.
+    shift: u32,
+}
+
+impl<R: AsyncFn(Extent) -> Result<ReplyResult, Error>> BlockProbe for Search<R> {
+    type Failed = Vec<ServerError>;
+
+    async fn probe(&self, run: Extent) -> Result<Option<Vec<ServerError>>, Error> {
+        match (self.read)(run).await? {
+            Ok(_) => Ok(None),
+            Err(errors) if is_about_blocks(&errors) => Ok(Some(errors)),
+            Err(errors) => Err(failure(RequestKind::Read, Some(run), &errors)),
+        }
+    }
+
+    fn cause(&self, _: &Vec<ServerError>) -> BadBlockCause {
+        BadBlockCause::Media
+    }
+
+    async fn hints(&self, _: Extent, failed: &Vec<ServerError>) -> Vec<Lba> {
+        named(failed, self.shift).collect()
+    }
+
+    async fn named(&self, run: Extent, failed: &Vec<ServerError>) -> Option<Lba> {
+        named(failed, self.shift).find(|lba| run.contains(*lba))
+    }
+
+    fn describe(&self, failed: &Vec<ServerError>) -> String {
+        text(failed)
+    }
+}
+
+/// The blocks that errors name.
+fn named(errors: &[ServerError], shift: u32) -> impl Iterator<Item = Lba> {
+    errors.iter().filter_map(move |error| error.offset).map(move |offset| Lba::new(offset >> shift))
 }

@@ -14,7 +14,6 @@
 //! `remote_export` what `transport` needs to replace a lost session, `io` executes requests, `device` is the public type.
 
 mod address;
-mod bad_block_search;
 mod connection;
 mod device;
 mod error;

@@ -17,10 +17,9 @@ pub(crate) fn is_shutdown(errors: &[ServerError]) -> bool {
 
 /// The error of the request, by the first error that is not EIO: it is more specific.
 pub(crate) fn failure(kind: RequestKind, extent: Option<Extent>, errors: &[ServerError]) -> Error {
-    let main_error = errors.iter().find(|error| error.code != ErrorCode::Io).or(errors.first());
+    let main_error = main_error(errors);
     let blocks = extent.map(|extent| format!(" of {extent}")).unwrap_or_default();
-    let text = main_error.map(ToString::to_string).unwrap_or_default();
-    let reason = format!("the server answered {}{blocks} with {text}", kind.name());
+    let reason = format!("the server answered {}{blocks} with {}", kind.name(), text(errors));
     let writes = matches!(kind, RequestKind::Write | RequestKind::WriteZeroes | RequestKind::Discard);
     match main_error.map(|error| error.code) {
         Some(ErrorCode::NotPermitted) if writes => ErrorKind::ReadOnly,
@@ -33,6 +32,16 @@ pub(crate) fn failure(kind: RequestKind, extent: Option<Extent>, errors: &[Serve
         Some(ErrorCode::Io | ErrorCode::NoMemory | ErrorCode::NotPermitted) | None => ErrorKind::Media { reason },
     }
     .into()
+}
+
+/// What the server said, in words.
+pub(crate) fn text(errors: &[ServerError]) -> String {
+    main_error(errors).map(ToString::to_string).unwrap_or_default()
+}
+
+/// The first error that is not EIO, or else the first one.
+fn main_error(errors: &[ServerError]) -> Option<&ServerError> {
+    errors.iter().find(|error| error.code != ErrorCode::Io).or(errors.first())
 }
 
 #[cfg(test)]

@@ -6,22 +6,28 @@
 //! that is slow against sealing, and most where both take equally long. All three are measured in the same rounds as the volumes: d is what a paced device takes beyond memory,
 //! c is sealing by itself, and m is what a volume without tags takes beyond d ([`Model`]).
 
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
-use sealblock_block::{Device, DynDevice, Medium};
+use anyhow::{Context, ensure};
+use sealblock_block::{
+    Abilities, Ability, Device, DynDevice, Gate, Geometry, Medium, Outcome as BlockOutcome, Request,
+};
 use sealblock_integrity::{PiFormat, Sealed, Tags};
+use sealblock_layers_fault::{FaultMedium, Rules};
+use sealblock_media_memory::MemoryMedium;
+use sealblock_media_volume::{CreateOptions, OpenOptions, create, format::Layout, open};
 use sealblock_runtime_memory::Slice;
-use sealblock_runtime_reactor::{Config, Reactor};
+use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, spawn};
 use sealblock_units::{BlockSize, ByteCount, Extent};
 
 use super::outcome::{Axis, Cell, Claim, Curve, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Table};
 use super::verdict::{Bar, Round, Verdict};
-use crate::async_seal::{Opened, memory, paced};
-use crate::load::{self, PAYLOAD_BYTES};
-use crate::medium::PacedMemory;
-use crate::options::Protection;
+use crate::counted::Counted;
+use crate::load::{self, PAYLOAD_BYTES, Until};
+use crate::medium::{AnyMedium, PacedMemory};
 use crate::report::Spread;
+use crate::setup::{FILL, PerfVolume, Protection, TurnClock};
 
 /// Of the gain that the model allows.
 const OF_MODEL: f64 = 0.9;
@@ -47,6 +53,8 @@ pub const CLAIM: Claim = Claim {
     measure,
 };
 
+const SECTOR_BYTES: u32 = 512;
+const UUID: [u8; 16] = *b"sealed in flight";
 /// Blocks of a write of 1 MiB.
 const WRITE_BLOCKS: u64 = (PAYLOAD_BYTES / BlockSize::B4096.bytes()) as u64;
 
@@ -123,6 +131,72 @@ impl Measured {
 
     fn device_gb_s(&self) -> f64 {
         PAYLOAD_BYTES as f64 / self.spread(|round| self.model(round).device).median / 1e9
+    }
+}
+
+/// Memory of so many bytes, which takes so long for each write.
+fn paced(bytes: u64, delay_us: u32) -> anyhow::Result<PacedMemory> {
+    let memory = Rc::new(MemoryMedium::new(bytes, SECTOR_BYTES));
+    let rules: Rules = format!("delay={delay_us}us").parse().context("the rule of the delay")?;
+    Ok(FaultMedium::new(memory, rules, TurnClock::REAL))
+}
+
+/// Memory with an empty volume, which takes so long for each write.
+async fn memory(capacity_blocks: u64, guard: Protection, delay_us: u32) -> anyhow::Result<AnyMedium> {
+    let layout = Layout::new(BlockSize::B4096, SECTOR_BYTES, capacity_blocks)?;
+    let medium = AnyMedium::Paced(paced(layout.medium_bytes(), delay_us)?);
+    let protection = guard.0;
+    let shape =
+        CreateOptions { block_size: BlockSize::B4096, capacity_blocks, protection, uuid: UUID, preallocate: false };
+    create(&medium, &shape).await?;
+    Ok(medium)
+}
+
+/// A device that makes no tags, so that its gate makes them before it gets a write.
+struct SealedBefore<D>(D);
+
+impl<D: Device> Device for SealedBefore<D> {
+    fn geometry(&self) -> &Geometry {
+        self.0.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { seals_writes: Ability::Absent, ..self.0.abilities() }
+    }
+
+    async fn execute(&self, request: Request) -> BlockOutcome {
+        self.0.execute(request).await
+    }
+}
+
+/// A volume that is open, with its worker.
+struct Opened {
+    volume: Rc<PerfVolume>,
+    worker: JoinHandle<()>,
+    /// It seals while the data are in flight.
+    in_flight: DynDevice,
+    /// Its gate seals before the data are submitted.
+    before: DynDevice,
+}
+
+impl Opened {
+    /// Opens the volume on this medium and writes each of its blocks.
+    async fn filled(medium: AnyMedium) -> anyhow::Result<Opened> {
+        let opened = open(Counted::not(medium), TurnClock::REAL, &OpenOptions::default()).await?;
+        let worker = spawn(opened.worker.run());
+        let gate = Rc::new(Gate::new("volume", Rc::clone(&opened.volume)));
+        let before = DynDevice::new("sealed before", SealedBefore(Rc::clone(&gate)));
+        let blocks = gate.geometry().capacity_blocks;
+        let in_flight = DynDevice::from(gate);
+        load::drive(in_flight.clone(), FILL, Until::Asked(blocks / FILL.blocks), 1).await?;
+        Ok(Opened { volume: opened.volume, worker, in_flight, before })
+    }
+
+    /// Closes it.
+    async fn close(self) -> anyhow::Result<()> {
+        self.volume.close().await?;
+        self.worker.await?;
+        Ok(())
     }
 }
 

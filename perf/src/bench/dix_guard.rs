@@ -10,18 +10,17 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use sealblock_integrity::{Checks, GuardKind, Tags, seal, verify};
+use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Tags, seal, verify};
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
 use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
 use super::verdict::{Bar, Round, Verdict};
-use crate::dix::{HOSTS, LOADS, format, host};
-use crate::guards::{Memory, Pass, cpu_seconds};
-use crate::load::Until;
-use crate::nvme_tcp::Measured;
-use crate::options::Protection;
+use crate::contender::{Contender, Measured};
+use crate::cpu::{Memory, Pass, cpu_seconds, two_cpus};
+use crate::load::{Load, Until};
 use crate::remote::{self, SPIN_US, Served, Serving, Store};
 use crate::report::Spread;
+use crate::setup::Protection;
 
 const GIB: f64 = (1_u64 << 30) as f64;
 /// Bytes of the requests that guards by themselves are measured with.
@@ -48,11 +47,41 @@ pub const CLAIM: Claim = Claim {
     measure,
 };
 
+/// The guards of the host; the first one is that of the namespace.
+const HOSTS: [GuardKind; 4] = [GuardKind::Crc64, GuardKind::IpChecksum, GuardKind::Crc16, GuardKind::Crc32c];
+
+const fn load(name: &'static str, write: bool, blocks: u64, depth: u64) -> Load {
+    Load { name, write, blocks, random: false, depth, flush_every: 0 }
+}
+
+/// Reads and writes of 8 and 256 KiB, one and 32 at a time.
+const LOADS: [Load; 8] = [
+    load("read 8 KiB, QD 1", false, 2, 1),
+    load("read 8 KiB, QD 32", false, 2, 32),
+    load("read 256 KiB, QD 1", false, 64, 1),
+    load("read 256 KiB, QD 32", false, 64, 32),
+    load("write 8 KiB, QD 1", true, 2, 1),
+    load("write 8 KiB, QD 32", true, 2, 32),
+    load("write 256 KiB, QD 1", true, 64, 1),
+    load("write 256 KiB, QD 32", true, 64, 32),
+];
+
+/// Tags with a guard of this kind, as all of this has them.
+const fn format(guard: GuardKind) -> PiFormat {
+    PiFormat::with_default_storage_tag(guard, ProtectionType::Type1)
+}
+
 /// The guard of the wire in the host, twice, and then the others.
 const CONTENDERS: [GuardKind; 5] = [HOSTS[0], HOSTS[0], HOSTS[1], HOSTS[2], HOSTS[3]];
 /// Where the Internet checksum is among them, and the CRCs.
 const INTERNET: usize = 2;
 const CRCS: [usize; 3] = [0, 3, 4];
+
+/// A host with this guard. That of the namespace goes through no boundary.
+async fn host(guard: GuardKind, serving: &Serving) -> anyhow::Result<Contender> {
+    let own = (guard != HOSTS[0]).then(|| format(guard));
+    Contender::tagged(guard.to_string(), serving, own).await
+}
 
 fn name(contender: usize) -> String {
     match contender {
@@ -121,7 +150,7 @@ fn pass<'a>(work: &str, kind: GuardKind, data: &'a [u8], size: BlockSize) -> Pas
 }
 
 fn costs(scale: &Scale, progress: &Progress, notes: &mut Vec<String>) -> anyhow::Result<Vec<Cost>> {
-    let (host_cpu, target_cpu) = remote::two_cpus();
+    let (host_cpu, target_cpu) = two_cpus();
     if host_cpu == target_cpu {
         notes.push("Host and target share one CPU: this process may use no other.".to_owned());
     }

@@ -5,18 +5,23 @@
 //! measured, which is the integrity part of a write or a read, and only CPU time, so that other tasks of the machine hardly count. Data are in the cache, as
 //! they are for whoever has just received them, or come from memory, in which case loading them is a part of each pass.
 
+use std::hint::black_box;
 use std::time::Duration;
 
 use anyhow::Context;
-use sealblock_units::{BlockSize, ByteCount};
+use sealblock_integrity::combine::InterleavedCrc;
+use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, Tags, Unverified, guard};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{BlockSize, ByteCount, Lba};
 
 use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Scale, Series, Table};
 use super::verdict::{Bar, Round, Verdict};
-use crate::guards::{Memory, cpu_seconds};
-use crate::one_pass::{TRANSFER_BYTES, passes, transfers};
+use crate::cpu::{Memory, Pass, cpu_seconds};
 use crate::remote;
 use crate::report::Spread;
 
+/// Bytes of a transfer, which has one digest.
+const TRANSFER_BYTES: usize = 128 << 10;
 /// Of the CPU time of separate passes.
 const AT_MOST: f64 = 0.6;
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -69,6 +74,91 @@ fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
         }
     }
     Ok(outcome(&measured))
+}
+
+const fn format(kind: GuardKind) -> PiFormat {
+    PiFormat::with_default_storage_tag(kind, ProtectionType::Type1)
+}
+
+/// The data of transfers.
+fn transfers(set: &[u8]) -> Vec<Slice> {
+    set.chunks_exact(TRANSFER_BYTES).map(Slice::copy_from).collect()
+}
+
+/// Plain data that gets tags and a digest, or has both checked, by every way there is. Sealing and verifying take turns; crc32c apart comes first, and
+/// crc32c in one pass last.
+fn passes(slices: &[Slice], size: BlockSize) -> Vec<(&'static str, Pass<'_>)> {
+    let digest = InterleavedCrc::new(size, 0);
+    let mut contenders: Vec<(&'static str, Pass<'_>)> = Vec::new();
+    for kind in [GuardKind::Crc32c, GuardKind::Crc16, GuardKind::Crc64] {
+        let (seal, verify) = match kind {
+            GuardKind::Crc32c => ("seal crc32c, then digest", "digest, then verify crc32c"),
+            GuardKind::Crc16 => ("seal crc16, then digest", "digest, then verify crc16"),
+            _ => ("seal crc64, then digest", "digest, then verify crc64"),
+        };
+        contenders.push((seal, Box::new(each(slices, move |data| separate_seal(data, size, format(kind))))));
+        contenders.push((verify, Box::new(each_sealed(slices, size, kind, separate_verify))));
+    }
+    let (one, other) = (digest.clone(), digest);
+    let seal = each(slices, move |data| one_seal(data, size, &one));
+    contenders.push(("seal crc32c and digest, one pass", Box::new(seal)));
+    let verify = each_sealed(slices, size, GuardKind::Crc32c, move |data, tags, format, size| {
+        one_verify(data, tags, format, size, &other)
+    });
+    contenders.push(("digest and verify crc32c, one pass", Box::new(verify)));
+    contenders
+}
+
+fn each<'a>(slices: &'a [Slice], what: impl Fn(&Slice) -> u64 + 'a) -> impl FnMut() -> u64 + 'a {
+    move || black_box(slices).iter().fold(0, |all, data| all ^ what(data))
+}
+
+fn each_sealed<'a>(
+    slices: &'a [Slice],
+    size: BlockSize,
+    kind: GuardKind,
+    what: impl Fn(&Slice, &Slice, PiFormat, BlockSize) -> u64 + 'a,
+) -> impl FnMut() -> u64 + 'a {
+    let seal = |data: &Slice| Sealed::seal(data.clone(), size, Some(format(kind)), &Tags::default()).joined_tags();
+    let tags: Vec<Slice> = slices.iter().map(seal).collect();
+    move || black_box(slices).iter().zip(&tags).fold(0, |all, (data, tags)| all ^ what(data, tags, format(kind), size))
+}
+
+fn separate_seal(data: &Slice, size: BlockSize, format: PiFormat) -> u64 {
+    let sealed = Sealed::seal(data.clone(), size, Some(format), &Tags::default());
+    u64::from(guard::crc32c(data)) ^ u64::from(sealed.joined_tags()[0])
+}
+
+fn separate_verify(data: &Slice, tags: &Slice, format: PiFormat, size: BlockSize) -> u64 {
+    let digest = guard::crc32c(data);
+    let blocks = Unverified::new(data.clone(), tags.clone(), size, Some(format)).expect("what was sealed has a shape");
+    let sealed = blocks.verify(&Checks::full(format, Lba::ZERO)).expect("what was sealed verifies");
+    u64::from(digest) ^ sealed.blocks() as u64
+}
+
+/// The CRCs of the blocks, and the digest combined from them. Each is joined while the next one is made: a join takes its time in waiting for
+/// the one before.
+fn checksums(data: &[u8], size: BlockSize, digest: &InterleavedCrc) -> (Vec<u32>, u32) {
+    let (mut crcs, mut joined) = (Vec::with_capacity(data.len() / size.bytes()), 0);
+    for block in data.chunks_exact(size.bytes()) {
+        let crc = guard::crc32c(block);
+        crcs.push(crc);
+        joined = digest.join(joined, crc, &[]);
+    }
+    (crcs, joined)
+}
+
+fn one_seal(data: &Slice, size: BlockSize, digest: &InterleavedCrc) -> u64 {
+    let (crcs, joined) = checksums(data, size, digest);
+    let sealed = Sealed::seal_with_crcs(data.clone(), size, format(GuardKind::Crc32c), &Tags::default(), &crcs);
+    u64::from(joined) ^ u64::from(sealed.joined_tags()[0])
+}
+
+fn one_verify(data: &Slice, tags: &Slice, format: PiFormat, size: BlockSize, digest: &InterleavedCrc) -> u64 {
+    let (crcs, joined) = checksums(data, size, digest);
+    let blocks = Unverified::new(data.clone(), tags.clone(), size, Some(format)).expect("what was sealed has a shape");
+    let sealed = blocks.verify_with_crcs(&Checks::full(format, Lba::ZERO), &crcs).expect("what was sealed verifies");
+    u64::from(joined) ^ sealed.blocks() as u64
 }
 
 fn outcome(measured: &[Measured]) -> Outcome {

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Context, ensure};
-use sealblock_block::Gate;
+use sealblock_block::{Abilities, Ability, Device, Expectations, Gate, Geometry, Outcome as BlockOutcome, Request};
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_runtime_reactor::{Config, CoreHandle, Reactor};
 use sealblock_units::ByteCount;
@@ -19,16 +19,24 @@ use sealblock_units::ByteCount;
 use super::machine::memory_bytes;
 use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
 use super::verdict::{Bar, Round, Verdict};
-use crate::options::Protection;
-use crate::remote::{self, NQN, SPIN_US, Served, Store, View, core_cpu, thread_cpu};
-use crate::remote_verify::{DEPTH, OFFLOADED_BLOCKS, READ_BLOCKS, Reading, by_reading, pass};
+use crate::cpu::{core_cpu, thread_cpu, two_cpus};
+use crate::load::{Stopwatch, in_pieces};
+use crate::remote::{self, NQN, SPIN_US, Served, Store, View};
 use crate::report::Spread;
-use crate::setup::{self, Prepared, Scratch, Turn};
+use crate::setup::{self, Prepared, Protection, Scratch, Turn};
 
 /// How many times as fast, on media that cost the target next to nothing or a read of memory.
 const FASTER: f64 = 6.0;
 /// How many times fewer bytes.
 const FEWER: f64 = 1000.0;
+/// Requests in flight.
+const DEPTH: usize = 8;
+/// Blocks of 4 KiB that one request is about, if the device takes as many.
+const OFFLOADED_BLOCKS: u64 = 4096;
+/// Blocks of 4 KiB that one request is about, where they are read.
+const READ_BLOCKS: u64 = 256;
+/// A command's capsule of 72 bytes and its response of 24.
+const CAPSULES_BYTES: u64 = 96;
 const GIB: f64 = (1_u64 << 30) as f64;
 
 /// The claim.
@@ -104,6 +112,64 @@ struct Turned {
     moved_bytes: f64,
 }
 
+/// A device without some of its abilities, so that the gate in front of it has to emulate them.
+struct Lacking<D> {
+    /// The device.
+    inner: D,
+    /// What is left of its abilities.
+    left: fn(Abilities) -> Abilities,
+}
+
+impl<D: Device> Device for Lacking<D> {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        (self.left)(self.inner.abilities())
+    }
+
+    async fn execute(&self, request: Request) -> BlockOutcome {
+        self.inner.execute(request).await
+    }
+}
+
+/// A device that does not verify, so that its gate reads.
+type Reading = Gate<Lacking<NvmeTcpDevice>>;
+
+/// The same device, read by this host instead of verified by itself.
+fn by_reading(device: NvmeTcpDevice) -> Reading {
+    let left = |abilities| Abilities { verify: Ability::Absent, ..abilities };
+    Gate::new("emulated", Lacking { inner: device, left })
+}
+
+/// One Verify of everything.
+struct Pass {
+    /// How long it took.
+    seconds: f64,
+    /// Bytes of payload and capsules that crossed.
+    bytes_moved: u64,
+}
+
+/// Verifies all of a device, `piece` blocks and so many requests at a time. `device` is what the gate stands before.
+async fn pass<D: Device>(gate: &D, device: &NvmeTcpDevice, piece: u64, in_flight: usize) -> anyhow::Result<Pass> {
+    let geometry = gate.geometry();
+    geometry.protection.context("there are tags to verify")?;
+    let capacity = geometry.capacity_blocks;
+    let before = device.counters();
+    let watch = Stopwatch::start();
+    in_pieces(capacity, piece, in_flight, async |extent| {
+        gate.execute(Request::verify(extent, Expectations::NONE)).await?;
+        Ok(())
+    })
+    .await?;
+    let seconds = watch.stop(1, 0).seconds;
+    let after = device.counters();
+    let payload_bytes = after.received_bytes - before.received_bytes + after.sent_bytes - before.sent_bytes;
+    let bytes_moved = payload_bytes + (after.commands - before.commands) * CAPSULES_BYTES;
+    Ok(Pass { seconds, bytes_moved })
+}
+
 fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
     let mut outcome = Outcome::default();
     let room = memory_bytes().unwrap_or(u64::MAX) / 2;
@@ -112,7 +178,7 @@ fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
         "a device of {} in memory is more than half of this machine's memory",
         scale.size
     );
-    let (host_cpu, target_cpu) = remote::two_cpus();
+    let (host_cpu, target_cpu) = two_cpus();
     if host_cpu == target_cpu {
         outcome.notes.push("Host and target share one CPU: this process may use no other.".to_owned());
     }

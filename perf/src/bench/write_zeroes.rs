@@ -22,11 +22,11 @@ use super::machine::{Discards, Mount, mount_of};
 use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
 use super::verdict::{Bar, Round, Verdict};
 use super::{beside, overwrite};
+use crate::cpu::two_cpus;
 use crate::load::{Sample, Stopwatch, in_pieces, payload, write_all, zeroes};
-use crate::options::Protection;
 use crate::remote::{self, NQN, SPIN_US, Served, Store, View};
 use crate::report::{Spread, number};
-use crate::setup::{self, Prepared, Turn};
+use crate::setup::{self, Prepared, Protection, Turn};
 
 /// How many times as fast as written zeroes, on devices of this machine.
 const FASTER: f64 = 10.0;
@@ -163,7 +163,7 @@ fn remote(scale: &Scale, progress: &Progress) -> anyhow::Result<Part> {
         served.push(Served { store, protection: Protection::CRC32C, blocks: scale.blocks() });
         files.push(file);
     }
-    let (host_cpu, target_cpu) = remote::two_cpus();
+    let (host_cpu, target_cpu) = two_cpus();
     let (_target, serving) = remote::start_on(target_cpu, SPIN_US, &served)?;
     let (_cores, host) = remote::core(host_cpu, SPIN_US)?;
     let (scale, progress) = (scale.clone(), progress.clone());

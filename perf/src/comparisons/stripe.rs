@@ -5,22 +5,24 @@
 //! all of it. Everything is on one core, so members in memory, which have no latency, show what the layer itself
 //! costs: no threshold applies there.
 
+use std::cell::Cell;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use futures_util::future::try_join;
-use sealblock_block::{Device, DynDevice, Gate};
+use sealblock_block::{Abilities, Device, DynDevice, Gate, Geometry, Outcome, Request};
 use sealblock_layers_stripe::{CHUNK, StripeLayer};
 use sealblock_media_file::RawDevice;
 use sealblock_media_memory::MemoryDevice;
-use sealblock_runtime_reactor::{Config, Reactor};
+use sealblock_runtime_reactor::{Config, Reactor, now, sleep_until};
 use sealblock_units::BlockSize;
 
-use crate::devices::Paced;
+use super::options::FileOptions;
+use super::rounds::{Rounds, verdict};
 use crate::load::{Load, Sample, Stopwatch, Until, drive};
-use crate::options::{FileOptions, Protection};
-use crate::report::{Rounds, shuffled};
-use crate::setup::{FILL, Prepared, Scratch, new_file, new_path};
+use crate::report::shuffled;
+use crate::setup::{FILL, Prepared, Protection, Scratch, new_file, new_path};
 
 const BAR: f64 = 0.90;
 /// Speed of a device with a speed of its own: 256 MiB/s.
@@ -128,7 +130,44 @@ async fn measure(options: &FileOptions, setup: &Setup, threshold: Option<f64>) -
         }
         rounds.print(load.name, &NAMES.map(str::to_owned), None);
         let ratio = rounds.ratio(2).median;
-        println!("  stripe of both members{}", crate::report::verdict(ratio, threshold));
+        println!("  stripe of both members{}", verdict(ratio, threshold));
     }
     Ok(())
+}
+
+/// A device that takes time for every byte, one request after the other, as a disk of its own does.
+///
+/// Two files on one disk are not faster than one file. Two of these are.
+pub struct Paced<D> {
+    inner: D,
+    bytes_per_second: u64,
+    /// When all requests until now complete.
+    free: Cell<Instant>,
+}
+
+impl<D: Device> Paced<D> {
+    /// `inner` at this speed, by the clock of the current reactor.
+    pub fn new(inner: D, bytes_per_second: u64) -> Paced<D> {
+        Paced { inner, bytes_per_second, free: Cell::new(now()) }
+    }
+}
+
+impl<D: Device> Device for Paced<D> {
+    fn geometry(&self) -> &Geometry {
+        self.inner.geometry()
+    }
+
+    fn abilities(&self) -> Abilities {
+        self.inner.abilities()
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        let bytes = request.extent().map_or(0, |extent| extent.bytes(self.geometry().block_size));
+        let takes = Duration::from_secs_f64(bytes as f64 / self.bytes_per_second as f64);
+        let done = self.free.get().max(now()) + takes;
+        self.free.set(done);
+        let outcome = self.inner.execute(request).await;
+        sleep_until(done).await;
+        outcome
+    }
 }

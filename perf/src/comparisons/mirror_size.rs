@@ -18,11 +18,13 @@ use sealblock_layers_mirror::{Mirror, OpenOptions, ReplicaSource};
 use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, sleep, spawn};
 use sealblock_units::{BlockSize, ByteCount};
 
+use super::options::MirrorSizeOptions;
+use super::rounds::verdict;
+use crate::cpu::two_cpus;
 use crate::load::{Load, Sample, Stopwatch, Until, drive};
-use crate::options::{MirrorSizeOptions, Protection};
 use crate::remote::{self, Served, Store, View, connect, nsid};
-use crate::report::{Spread, number, shuffled, verdict};
-use crate::setup::{OpenVolume, Scratch, Turn, TurnClock, new_path, open_volume, sparse_volume};
+use crate::report::{Spread, number, shuffled};
+use crate::setup::{OpenVolume, Protection, Scratch, Turn, TurnClock, new_path, open_volume, sparse_volume};
 
 /// The least part of the rate of each of two volumes that keeps the claim.
 pub const RATE_BAR: f64 = 0.70;
@@ -86,7 +88,7 @@ impl Setup {
             blocks,
         };
         let devices: Vec<Served> = setup.scratch.iter().map(served).collect();
-        let (_, cpu) = remote::two_cpus();
+        let (_, cpu) = two_cpus();
         let (target, serving) = remote::start_on(cpu, SPIN_US, &devices)?;
         Ok((target, Setup { place: Place::There(serving), ..setup }))
     }
@@ -124,7 +126,7 @@ impl Contenders {
 
     /// Bytes that were written to the files of the volumes, or of the replicas, and read from them.
     fn bytes(&self, contender: usize) -> (u64, u64) {
-        let of = self.open.iter().skip(contender * 2).take(2).map(OpenVolume::counts);
+        let of = self.open.iter().skip(contender * 2).take(2).map(|open| &open.counts);
         of.fold((0, 0), |(written, read), counts| (written + counts.written_in_all(), read + counts.read()))
     }
 }

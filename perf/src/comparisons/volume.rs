@@ -12,10 +12,12 @@ use std::time::Duration;
 use fastrand::Rng;
 use sealblock_runtime_reactor::{Config, Reactor};
 
+use super::contender::Contender;
+use super::options::FileOptions;
+use super::rounds::Rounds;
 use crate::load::{Load, Sample, Until};
-use crate::options::FileOptions;
-use crate::report::{Rounds, Spread, shuffled};
-use crate::setup::{Contender, FILL, Prepared};
+use crate::report::{Spread, shuffled};
+use crate::setup::{FILL, Prepared};
 
 const SEQUENTIAL: f64 = 0.90;
 const RANDOM_WRITE: f64 = 0.75;

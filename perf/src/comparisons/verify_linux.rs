@@ -13,8 +13,9 @@ use std::time::Instant;
 use anyhow::{Context, bail, ensure};
 use fastrand::Rng;
 
-use crate::options::VerifyLinuxOptions;
-use crate::report::{Spread, shuffled, verdict};
+use super::options::VerifyLinuxOptions;
+use super::rounds::verdict;
+use crate::report::{Spread, shuffled};
 use crate::setup::Scratch;
 
 /// Bytes that are written at a time.

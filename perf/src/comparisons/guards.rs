@@ -8,7 +8,7 @@
 
 use std::fmt;
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use crc_fast::CrcAlgorithm;
@@ -19,7 +19,7 @@ use sealblock_integrity::{
 };
 use sealblock_units::{BlockSize, Lba};
 
-use crate::remote::thread_cpu;
+use crate::cpu::{Memory, Pass, thread_cpu};
 
 /// Checksummed at once, in bytes.
 const SIZES: [usize; 3] = [512, 4096, 65536];
@@ -27,8 +27,6 @@ const SIZES: [usize; 3] = [512, 4096, 65536];
 const WARM_BYTES: usize = 16 << 10;
 /// Bytes that fit into no cache.
 const COLD_BYTES: usize = 256 << 20;
-/// What the working set is aligned to.
-const PAGE_BYTES: usize = 4096;
 /// Turns of each contender.
 const ROUNDS: usize = 9;
 /// The least CPU time of a turn.
@@ -56,9 +54,6 @@ pub struct Report {
     pub nanoseconds: Vec<(&'static str, f64)>,
 }
 
-/// Something that goes over the whole working set once and returns what it found, so that it cannot be left out.
-pub type Pass<'a> = Box<dyn FnMut() -> u64 + 'a>;
-
 /// Measures everything; takes some fifteen seconds.
 pub fn run() -> anyhow::Result<Report> {
     let memory = Memory::new(COLD_BYTES).context("preparing the working set")?;
@@ -75,28 +70,6 @@ pub fn run() -> anyhow::Result<Report> {
     }
     measure_combine(&mut report);
     Ok(report)
-}
-
-/// A buffer that starts on a page, filled with bytes that differ.
-pub struct Memory {
-    bytes: Vec<u8>,
-    start: usize,
-}
-
-impl Memory {
-    /// Takes and fills so many bytes.
-    pub fn new(bytes: usize) -> anyhow::Result<Memory> {
-        let mut memory = Vec::new();
-        memory.try_reserve_exact(bytes + PAGE_BYTES).context("no memory for a working set that no cache holds")?;
-        memory.extend((0..bytes + PAGE_BYTES).map(|i| (i ^ i >> 9 ^ i >> 17) as u8));
-        let start = memory.as_ptr().align_offset(PAGE_BYTES).min(PAGE_BYTES);
-        Ok(Memory { bytes: memory, start })
-    }
-
-    /// The bytes.
-    pub fn bytes(&self) -> &[u8] {
-        &self.bytes[self.start..][..self.bytes.len() - PAGE_BYTES]
-    }
 }
 
 /// Lets the contenders take turns over a set; GB of each in a second of CPU time.
@@ -124,18 +97,6 @@ fn turn(pass: &mut Pass<'_>) -> f64 {
             return taken / f64::from(passes);
         }
         batch = passes;
-    }
-}
-
-/// CPU seconds of one pass, averaged over a turn, so that what others take of the CPU does not count.
-pub fn cpu_seconds(pass: &mut Pass<'_>, turn: Duration) -> f64 {
-    let (start, cpu, mut passes) = (Instant::now(), thread_cpu(), 0_u32);
-    loop {
-        black_box(pass());
-        passes += 1;
-        if start.elapsed() >= turn {
-            return (thread_cpu() - cpu) / f64::from(passes);
-        }
     }
 }
 

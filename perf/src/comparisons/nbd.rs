@@ -16,9 +16,10 @@ use anyhow::{Context, Result};
 use fastrand::Rng;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
+use super::options::NbdOptions;
+use super::rounds::verdict;
 use crate::load::Until;
-use crate::options::NbdOptions;
-use crate::report::{Spread, shuffled, verdict};
+use crate::report::{Spread, shuffled};
 use client::{Client, Load};
 use servers::Served;
 

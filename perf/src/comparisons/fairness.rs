@@ -14,9 +14,9 @@ use sealblock_integrity::{Sealed, Tags};
 use sealblock_runtime_reactor::{Config, Reactor, sleep, spawn};
 use sealblock_units::Extent;
 
+use super::options::FileOptions;
 use crate::load;
-use crate::options::{FileOptions, Protection};
-use crate::setup::{self, Prepared};
+use crate::setup::{self, Prepared, Protection};
 
 /// The longest wait allowed, whatever the quiet latency.
 const MAX_DELAY: Duration = Duration::from_millis(100);

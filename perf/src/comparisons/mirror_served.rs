@@ -20,12 +20,13 @@ use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_runtime_reactor::{Config, Reactor};
 use sealblock_units::{BlockSize, ByteCount};
 
+use super::mirror_size::RATE_BAR;
+use super::options::MirrorSizeOptions;
+use super::rounds::verdict;
+use super::server::Server;
 use crate::load::{Load, Sample, Stopwatch, Until, drive};
-use crate::mirror_size::RATE_BAR;
-use crate::options::MirrorSizeOptions;
 use crate::remote::{self, SPIN_US, connect};
-use crate::report::{Spread, number, shuffled, verdict};
-use crate::server::Server;
+use crate::report::{Spread, number, shuffled};
 use crate::setup::{Scratch, new_path};
 
 const VOLUMES: usize = 0;

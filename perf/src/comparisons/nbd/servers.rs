@@ -14,7 +14,9 @@ use sealblock_runtime_reactor::net::Listener;
 use sealblock_runtime_reactor::{CoreHandle, Cores, pool, spawn};
 use sealblock_units::BlockSize;
 
-use crate::options::NbdOptions;
+use crate::comparisons::options::NbdOptions;
+use crate::comparisons::server::process_cpu;
+use crate::cpu::core_cpu;
 use crate::remote;
 
 /// A server that listens.
@@ -43,9 +45,9 @@ impl Served {
         match &self.end {
             End::Ours { core, .. } => {
                 let core = core.clone();
-                remote::wait(async move { remote::core_cpu(&core).await })?
+                remote::wait(async move { core_cpu(&core).await })?
             }
-            End::Theirs(child, _) => Ok(remote::process_cpu(child.id())),
+            End::Theirs(child, _) => Ok(process_cpu(child.id())),
         }
     }
 }

@@ -13,12 +13,13 @@ use sealblock_media_file::{FileMedium, Options};
 use sealblock_media_volume::{OpenOptions, open};
 use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, spawn};
 
+use super::options::FileOptions;
+use super::rounds::{Rounds, verdict};
 use crate::counted::Counted;
 use crate::load::{Load, Sample, Until, drive};
 use crate::medium::AnyMedium;
-use crate::options::{FileOptions, Protection};
-use crate::report::{Rounds, shuffled, verdict};
-use crate::setup::{FILL, PerfVolume, Prepared, Scratch, TurnClock, new_path, new_volume};
+use crate::report::shuffled;
+use crate::setup::{FILL, PerfVolume, Prepared, Protection, Scratch, TurnClock, new_path, new_volume};
 
 /// A tenth of random writes at a queue depth of 32.
 const BAR: f64 = 0.90;

@@ -9,8 +9,6 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::remote::process_cpu;
-
 /// What is before the first address of each protocol in what a server says when it is ready.
 const NVME: &str = "\"listeners\":[\"";
 const NBD: &str = "\"nbd\":{\"listeners\":[\"";
@@ -94,6 +92,16 @@ impl Drop for Server {
 fn listener(ready: &str, before: &str) -> Option<SocketAddr> {
     let (_, rest) = ready.split_once(before)?;
     rest.split('"').next()?.parse().ok()
+}
+
+/// Seconds that the threads of a process have spent on CPUs.
+pub fn process_cpu(pid: u32) -> f64 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let of_task = |task: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+        stat.split(' ').next()?.parse::<f64>().ok()
+    };
+    tasks.filter_map(of_task).sum::<f64>() / 1e9
 }
 
 #[cfg(test)]

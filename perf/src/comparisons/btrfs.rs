@@ -11,10 +11,11 @@ use std::path::Path;
 use anyhow::{Context, bail};
 use fastrand::Rng;
 
-use crate::options::BtrfsOptions;
-use crate::report::{Spread, shuffled, verdict};
+use super::options::BtrfsOptions;
+use super::rounds::verdict;
+use super::verify_linux::{Loop, Turn, turn, words};
+use crate::report::{Spread, shuffled};
 use crate::setup::Scratch;
-use crate::verify_linux::{Loop, Turn, turn, words};
 
 /// Bytes that are written at a time.
 const PIECE_BYTES: usize = 1 << 20;

@@ -6,72 +6,10 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use clap::{Args, Parser, Subcommand};
-use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
+use clap::Args;
 use sealblock_units::{BlockSize, ByteCount};
 
-/// Compares one claim of the project with a baseline measured in the same run.
-#[derive(Parser)]
-#[command(name = "sealblock-perf")]
-pub struct Command {
-    /// What is claimed.
-    #[command(subcommand)]
-    pub claim: Claim,
-}
-
-/// The claims.
-#[derive(Subcommand)]
-pub enum Claim {
-    /// Checksums against crc-fast and memory.
-    Guards,
-    /// A protected volume against the same file without tags.
-    Volume(FileOptions),
-    /// Bytes written to the medium per byte of application data.
-    Amplification(AmplificationOptions),
-    /// Writes that a volume seals while they are in flight, against writes that are sealed before.
-    AsyncSeal(FileOptions),
-    /// Writes that are noted before they are answered, so that they survive the process, against writes kept in memory alone.
-    Notes(FileOptions),
-    /// The latency of one client beside floods of others, on a volume.
-    Fairness(FileOptions),
-    /// How long a volume takes to be served again after a crash, and how much memory serving it takes.
-    Restart(RestartOptions),
-    /// Verify of a cached volume against plain reading and memory.
-    Verify(FileOptions),
-    /// Verify of a plain file and a loop device against dd and badblocks.
-    VerifyLinux(VerifyLinuxOptions),
-    /// A Btrfs filesystem read in this process against the kernel's mount of it.
-    Btrfs(BtrfsOptions),
-    /// Ways to lay out a volume, as patterns of real writes and syncs.
-    Layouts(FileOptions),
-    /// A stripe of two members against both members by themselves.
-    Stripe(FileOptions),
-    /// A mirror of two replicas against the same devices by themselves, both at once.
-    Mirror(FileOptions),
-    /// Random writes to mirrors of different sizes, against two volumes of that size by themselves, both at once.
-    MirrorSize(MirrorSizeOptions),
-    /// Our target and our host over loopback, each on one core; with and without protection and digests.
-    NvmeTcp(RemoteOptions),
-    /// Our NBD server over memory, against nbdkit and qemu-nbd.
-    Nbd(NbdOptions),
-    /// Verify where the data is, against Verify of data that comes here first.
-    RemoteVerify(RemoteOptions),
-    /// Protection and data digests from one pass over the data, against separate passes.
-    OnePass(RemoteOptions),
-    /// A guard of the host's own that changes at the boundary, against the guard of the wire in the host.
-    Dix(RemoteOptions),
-    /// Another build of this program against this one, in turns, at one of the claims above.
-    Against {
-        /// The other program.
-        other: PathBuf,
-        /// How often both are run.
-        #[arg(long, default_value_t = 5)]
-        turns: u32,
-        /// The arguments of both; options of the claim follow its name.
-        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
-        words: Vec<String>,
-    },
-}
+use crate::setup::Protection;
 
 /// Where, how large and how long, for benchmarks on files.
 #[derive(Args, Clone)]
@@ -212,7 +150,7 @@ pub struct RemoteOptions {
     /// Rounds, in each of which every contender has one turn.
     #[arg(long, default_value_t = 5)]
     pub rounds: u32,
-    /// What the target serves: null, memory, volume, and except for remote-verify file.
+    /// What the target serves: null, memory, volume, file.
     #[arg(long, value_delimiter = ',', default_value = "null,memory")]
     pub devices: Vec<String>,
     /// Whether header and data digests are used: off, on.
@@ -328,31 +266,5 @@ impl FileOptions {
     /// Blocks of 4 KiB in each file.
     pub fn blocks(&self) -> u64 {
         self.size.get() >> BlockSize::B4096.shift()
-    }
-}
-
-/// A guard kind in Type 1, or none.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Protection(pub Option<PiFormat>);
-
-impl Protection {
-    /// What `sealblock create` makes unless told otherwise.
-    pub const CRC32C: Protection =
-        Protection(Some(PiFormat::with_default_storage_tag(GuardKind::Crc32c, ProtectionType::Type1)));
-
-    /// What tables call it.
-    pub fn name(self) -> &'static str {
-        self.0.map_or("none", |format| format.guard().as_str())
-    }
-}
-
-impl FromStr for Protection {
-    type Err = anyhow::Error;
-
-    fn from_str(name: &str) -> anyhow::Result<Protection> {
-        let Some(kind) = GuardKind::ALL.into_iter().find(|kind| kind.as_str() == name) else {
-            return if name == "none" { Ok(Protection(None)) } else { bail!("'{name}' is no guard") };
-        };
-        Ok(Protection(Some(PiFormat::with_default_storage_tag(kind, ProtectionType::Type1))))
     }
 }

@@ -8,20 +8,20 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use sealblock_block::Gate;
-use sealblock_integrity::PiFormat;
-use sealblock_media_nvme_tcp::NvmeTcpDevice;
-use sealblock_runtime_reactor::{Config, CoreHandle, Reactor, sleep};
+use sealblock_runtime_reactor::{Config, Reactor, sleep};
 
-use crate::host_guard::HostGuarded;
+use super::options::RemoteOptions;
+use super::rounds::verdict;
+use super::server::process_cpu;
+use crate::contender::{Contender, Measured};
 use crate::latency::Summary;
-use crate::load::{self, Load, Sample, Until};
-use crate::options::{Protection, RemoteOptions};
-use crate::remote::{self, NQN, Served, Serving, Store, View, core_cpu, thread_cpu};
-use crate::report::{Spread, interleaved, verdict};
-use crate::setup::{self, Prepared, Scratch, Turn};
+use crate::load::{Load, Sample, Until};
+use crate::remote::{self, NQN, Served, Serving, Store, View};
+use crate::report::{Spread, interleaved};
+use crate::setup::{self, Prepared, Protection, Scratch, Turn};
 
 /// Tags made by the target leave at least this part of the requests.
 const MADE: f64 = 0.9;
@@ -51,10 +51,35 @@ const LOADS: &[Load] = &[
     large("write 128 KiB, sequential, QD 32", true, 32),
 ];
 
-/// Whose CPU time is the target's.
-enum End {
-    Ours(CoreHandle),
-    Theirs(Option<Stopped>),
+/// One side of a comparison. A peer's process is stopped while it is not its turn.
+struct Side {
+    contender: Contender,
+    peer: Option<Peer>,
+}
+
+/// Another target.
+struct Peer {
+    process: Option<Stopped>,
+}
+
+impl Side {
+    fn ours(contender: Contender) -> Side {
+        Side { contender, peer: None }
+    }
+
+    /// One turn.
+    async fn turn(&self, load: Load, until: Until, seed: u64) -> anyhow::Result<Measured> {
+        let Some(process) = self.peer.as_ref().and_then(|peer| peer.process.as_ref()) else {
+            return self.contender.turn(load, until, seed).await;
+        };
+        process.signal(Signal::CONT)?;
+        sleep(WAKE).await;
+        let before = process.cpu();
+        let measured = self.contender.turn(load, until, seed).await?;
+        let target_cpu = Some(process.cpu() - before);
+        process.signal(Signal::STOP)?;
+        Ok(Measured { target_cpu, ..measured })
+    }
 }
 
 /// A stopped process, which continues on request, at the latest when this is dropped.
@@ -67,7 +92,7 @@ impl Stopped {
 
     /// Seconds that its threads have spent on CPUs.
     fn cpu(&self) -> f64 {
-        remote::process_cpu(self.0.as_raw_nonzero().get().unsigned_abs())
+        process_cpu(self.0.as_raw_nonzero().get().unsigned_abs())
     }
 }
 
@@ -78,95 +103,17 @@ impl Drop for Stopped {
     }
 }
 
-/// One side of a comparison.
-pub struct Contender {
-    /// What tables call it.
-    pub name: String,
-    gate: Rc<Gate<NvmeTcpDevice>>,
-    end: End,
-    /// For what the target does on its own account.
-    on_turn: Turn,
-    /// The format of the host's tags, where it is another one than that of the wire.
-    host: Option<PiFormat>,
-}
-
-/// The result of a turn.
-#[derive(Clone, Copy)]
-pub struct Measured {
-    /// The requests.
-    pub turn: Sample,
-    /// CPU seconds of the host.
-    pub host_cpu: f64,
-    /// Those of them in which tags of the host's own became those of the wire, or the other way round.
-    pub boundary_cpu: f64,
-    /// CPU seconds of the target, where they can be had.
-    pub target_cpu: Option<f64>,
-    /// Bytes that the host summed for each byte of data moved.
-    pub host_summed: f64,
-}
-
-impl Contender {
-    /// A namespace of our own target.
-    async fn ours(
-        name: String,
-        serving: &Serving,
-        (index, view): (usize, View),
-        digests: bool,
-    ) -> anyhow::Result<Contender> {
-        let device = remote::connect(serving.address, NQN, Some(remote::nsid(index, view)), digests).await?;
-        let (end, on_turn) = (End::Ours(serving.core.clone()), serving.turns[index].clone());
-        Ok(Contender { name, gate: Rc::new(Gate::new("remote", device)), end, on_turn, host: None })
-    }
-
-    /// The first protected namespace of our own target, to a host with tags of its own.
-    pub async fn tagged(name: String, serving: &Serving, host: Option<PiFormat>) -> anyhow::Result<Contender> {
-        Ok(Contender { host, ..Contender::ours(name, serving, (1, View::Tagged), false).await? })
-    }
-
-    /// One turn.
-    pub async fn turn(&self, load: Load, until: Until, seed: u64) -> anyhow::Result<Measured> {
-        if let End::Theirs(Some(peer)) = &self.end {
-            peer.signal(Signal::CONT)?;
-            sleep(WAKE).await;
-        }
-        self.on_turn.set(true);
-        let before = (self.target_cpu().await?, thread_cpu(), self.gate.device().counters().bytes_checksummed());
-        let (turn, boundary_cpu) = match self.host {
-            None => (load::drive(Rc::clone(&self.gate), load, until, seed).await?, 0.0),
-            Some(host) => {
-                let guarded = Rc::new(HostGuarded::new(Rc::clone(&self.gate), host));
-                (load::drive(Rc::clone(&guarded), load, until, seed).await?, guarded.boundary_cpu())
-            }
-        };
-        let after = (thread_cpu(), self.target_cpu().await?, self.gate.device().counters().bytes_checksummed());
-        self.on_turn.set(false);
-        if let End::Theirs(Some(peer)) = &self.end {
-            peer.signal(Signal::STOP)?;
-        }
-        let host_summed = (after.2 - before.2) as f64 / turn.bytes as f64;
-        let target_cpu = before.0.zip(after.1).map(|(before, after)| after - before);
-        Ok(Measured { turn, host_cpu: after.0 - before.1, boundary_cpu, target_cpu, host_summed })
-    }
-
-    async fn target_cpu(&self) -> anyhow::Result<Option<f64>> {
-        Ok(match &self.end {
-            End::Ours(core) => Some(core_cpu(core).await?),
-            End::Theirs(peer) => peer.as_ref().map(Stopped::cpu),
-        })
-    }
-}
-
 /// Measures everything and prints it.
 pub fn run(options: RemoteOptions) -> anyhow::Result<()> {
     for device in options.devices.clone() {
         let (served, _scratch) = served(&options, &device)?;
-        let (_target, serving) = remote::start(&options, options.spin_us, &served)?;
+        let (_target, serving) = remote::start_on(options.target_cpu, options.spin_us, &served)?;
         if let Some(seconds) = options.serve {
             announce(&serving, &served, seconds)?;
             continue;
         }
         let (_cores, host) = remote::core(options.host_cpu, options.spin_us)?;
-        for digests in remote::switches(&options.digests)? {
+        for digests in switches(&options.digests)? {
             println!("{device}, digests {}", if digests { "on" } else { "off" });
             let (options, serving) = (options.clone(), serving.clone());
             let bench = host.call(move || bench(options, serving, digests));
@@ -177,7 +124,7 @@ pub fn run(options: RemoteOptions) -> anyhow::Result<()> {
 }
 
 /// The devices, and their files: one device without tags, and one for each guard unless it is a raw file.
-pub fn served(options: &RemoteOptions, device: &str) -> anyhow::Result<(Vec<Served>, Vec<Scratch>)> {
+fn served(options: &RemoteOptions, device: &str) -> anyhow::Result<(Vec<Served>, Vec<Scratch>)> {
     let (dir, blocks) = (&options.dir, options.blocks());
     let (mut served, mut files) = (Vec::new(), Vec::new());
     let guards = if device == "file" { &[] } else { &options.guards[..] };
@@ -194,7 +141,9 @@ pub fn served(options: &RemoteOptions, device: &str) -> anyhow::Result<(Vec<Serv
                 files.push(Reactor::new(Config::default())?.block_on(filled)?.0);
                 Store::Volume(files[files.len() - 1].0.clone(), Turn::default())
             }
-            other => remote::store(other)?,
+            "null" => Store::Null,
+            "memory" => Store::Memory,
+            other => bail!("'{other}' is no device here"),
         };
         served.push(Served { store, protection, blocks });
     }
@@ -214,25 +163,35 @@ fn announce(serving: &Serving, served: &[Served], seconds: u64) -> anyhow::Resul
     remote::wait(async move { sleep(Duration::from_secs(seconds)).await })
 }
 
+/// What a list of `off` and `on` asks for.
+fn switches(names: &[String]) -> anyhow::Result<Vec<bool>> {
+    let switch = |name: &String| match name.as_str() {
+        "off" => Ok(false),
+        "on" => Ok(true),
+        other => bail!("'{other}' is neither off nor on"),
+    };
+    names.iter().map(switch).collect()
+}
+
 /// All contenders of our own: the one without tags first.
-pub async fn ours(options: &RemoteOptions, serving: &Serving, digests: bool) -> anyhow::Result<Vec<Contender>> {
+async fn ours(options: &RemoteOptions, serving: &Serving, digests: bool) -> anyhow::Result<Vec<Side>> {
     let mut contenders = Vec::new();
     let wants = |tags: &str| options.tags.iter().any(|wanted| wanted == tags);
     if wants("none") {
-        contenders.push(Contender::ours("none".to_owned(), serving, (0, View::Plain), digests).await?);
+        contenders.push(Side::ours(Contender::ours("none".to_owned(), serving, (0, View::Plain), digests).await?));
     }
     for (tags, view) in [("made", View::Plain), ("host", View::Tagged)] {
         // A raw file has no tags.
         let guards = options.guards.iter().take(serving.turns.len().saturating_sub(1));
         for (index, guard) in guards.enumerate().filter(|_| wants(tags)) {
             let name = format!("{tags} {}", guard.name());
-            contenders.push(Contender::ours(name, serving, (index + 1, view), digests).await?);
+            contenders.push(Side::ours(Contender::ours(name, serving, (index + 1, view), digests).await?));
         }
     }
     Ok(contenders)
 }
 
-async fn peers(options: &RemoteOptions, digests: bool) -> anyhow::Result<Vec<Contender>> {
+async fn peers(options: &RemoteOptions, digests: bool) -> anyhow::Result<Vec<Side>> {
     let mut contenders = Vec::new();
     for (index, peer) in options.peer.iter().enumerate() {
         let name = options.peer_name.get(index).cloned().unwrap_or_else(|| format!("peer {index}"));
@@ -247,13 +206,9 @@ async fn peers(options: &RemoteOptions, digests: bool) -> anyhow::Result<Vec<Con
         if let Some(process) = &process {
             process.signal(Signal::STOP)?;
         }
-        contenders.push(Contender {
-            name,
-            gate: Rc::new(Gate::new("peer", device)),
-            end: End::Theirs(process),
-            on_turn: Turn::default(),
-            host: None,
-        });
+        let gate = Rc::new(Gate::new("peer", device));
+        let contender = Contender { name, gate, target: None, on_turn: Turn::default(), host: None };
+        contenders.push(Side { contender, peer: Some(Peer { process }) });
     }
     Ok(contenders)
 }
@@ -270,20 +225,16 @@ async fn bench(options: RemoteOptions, serving: Serving, digests: bool) -> anyho
         print(load.name, &contenders, &rounds);
     }
     for contender in &contenders {
-        if let End::Theirs(Some(peer)) = &contender.end {
-            peer.signal(Signal::CONT)?;
+        if let Some(process) = contender.peer.as_ref().and_then(|peer| peer.process.as_ref()) {
+            process.signal(Signal::CONT)?;
         }
-        contender.gate.device().close().await;
+        contender.contender.gate.device().close().await;
     }
     Ok(())
 }
 
 /// Every contender's turns, in a new order each round.
-pub async fn rounds(
-    options: &RemoteOptions,
-    contenders: &[Contender],
-    load: Load,
-) -> anyhow::Result<Vec<Vec<Measured>>> {
+async fn rounds(options: &RemoteOptions, contenders: &[Side], load: Load) -> anyhow::Result<Vec<Vec<Measured>>> {
     interleaved(
         options.rounds,
         contenders.len(),
@@ -291,35 +242,37 @@ pub async fn rounds(
         async |index, round| {
             let contender = &contenders[index];
             let turn = contender.turn(load, Until::Passed(options.turn()), u64::from(round)).await;
-            turn.with_context(|| contender.name.clone())
+            turn.with_context(|| contender.contender.name.clone())
         },
     )
     .await
 }
 
 /// The middle of something over the rounds.
-pub fn median(rounds: &[Vec<Measured>], index: usize, of: impl Fn(&Measured) -> f64) -> f64 {
+fn median(rounds: &[Vec<Measured>], index: usize, of: impl Fn(&Measured) -> f64) -> f64 {
     Spread::of(rounds.iter().map(|round| of(&round[index]))).median
 }
 
-fn print(load: &str, contenders: &[Contender], rounds: &[Vec<Measured>]) {
+fn print(load: &str, contenders: &[Side], rounds: &[Vec<Measured>]) {
     println!("{load}");
     let ratio_to = |index: usize, other: usize| {
         Spread::of(rounds.iter().map(|round| round[index].turn.rate() / round[other].turn.rate()))
     };
-    for (index, Contender { name, end, .. }) in contenders.iter().enumerate() {
+    for (index, side) in contenders.iter().enumerate() {
+        let name = &side.contender.name;
         let per_request = |cpu: f64, turn: &Sample| cpu * 1e6 / turn.requests as f64;
         let host = median(rounds, index, |m| per_request(m.host_cpu, &m.turn));
         let target = median(rounds, index, |m| m.target_cpu.map_or(f64::NAN, |cpu| per_request(cpu, &m.turn)));
         let rate = Spread::of(rounds.iter().map(|round| round[index].turn.rate()));
         let latency = |of: fn(&Summary) -> f64| median(rounds, index, |m| of(&m.turn.latency));
         print!(
-            "  {name:14} {:8.0} /s (best {:8.0})  latency {:7.1} us, median {:6.1}, p99 {:7.1}  CPU {host:5.1} + {target:5.1} us",
+            "  {name:14} {:8.0} /s (best {:8.0})  latency {:7.1} us, median {:6.1}, p99 {:7.1}  CPU {host:5.1} + {target:5.1} us, host summed {:4.2} bytes a byte",
             rate.median,
             rate.most,
             latency(|latency| latency.mean_us),
             latency(|latency| latency.median_us),
             latency(|latency| latency.p99_us),
+            median(rounds, index, |m| m.host_summed),
         );
         match index {
             0 => print!("   (baseline)"),
@@ -328,9 +281,8 @@ fn print(load: &str, contenders: &[Contender], rounds: &[Vec<Measured>]) {
                 print!("   {ratio}{}", verdict(ratio.median, Some(MADE).filter(|_| name.starts_with("made"))));
             }
         }
-        let is_theirs = |contender: &Contender| matches!(contender.end, End::Theirs(_));
-        let peers = contenders.iter().enumerate().filter(|(_, peer)| is_theirs(peer) && matches!(end, End::Ours(_)));
-        peers.for_each(|(other, peer)| print!("   of {} {}", peer.name, ratio_to(index, other)));
+        let peers = contenders.iter().enumerate().filter(|(_, other)| other.peer.is_some() && side.peer.is_none());
+        peers.for_each(|(other, peer)| print!("   of {} {}", peer.contender.name, ratio_to(index, other)));
         println!();
     }
 }

@@ -19,10 +19,13 @@ use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_reactor::{Config, Reactor, spawn};
 use sealblock_units::{BlockCount, BlockSize, Extent};
 
+use super::options::FileOptions;
+use super::rounds::{Rounds, verdict};
 use crate::load::{Load, Sample, Stopwatch, Until, drive};
-use crate::options::{FileOptions, Protection};
-use crate::report::{Rounds, shuffled};
-use crate::setup::{FILL, OpenVolume, Prepared, Scratch, Turn, TurnClock, new_path, new_volume, open_volume};
+use crate::report::shuffled;
+use crate::setup::{
+    FILL, OpenVolume, Prepared, Protection, Scratch, Turn, TurnClock, new_path, new_volume, open_volume,
+};
 
 const BAR: f64 = 0.90;
 const IDENTITY: [u8; 16] = *b"a mirror in perf";
@@ -217,7 +220,7 @@ async fn measure(options: &FileOptions, setup: Setup, baseline: usize, threshold
         rounds.print(load.name, &names, None);
         let threshold = threshold.filter(|_| load.write);
         let mirror = contenders.len() - 1;
-        println!("  mirror of both replicas{}", crate::report::verdict(rounds.ratio(mirror).median, threshold));
+        println!("  mirror of both replicas{}", verdict(rounds.ratio(mirror).median, threshold));
         println!("  mirror of in step   {:.1} %", rounds.ratio_to(mirror, mirror - 1).median * 100.0);
     }
     // Replicas that were written to by themselves differ, so all is written once more.

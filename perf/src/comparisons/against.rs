@@ -5,7 +5,8 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail, ensure};
 
-use crate::report::{Spread, verdict};
+use super::rounds::verdict;
+use crate::report::Spread;
 
 /// The least part of the other's rate that keeps the claim.
 const BAR: f64 = 0.95;

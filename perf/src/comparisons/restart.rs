@@ -15,10 +15,10 @@ use anyhow::{Context, Result, ensure};
 use fastrand::Rng;
 use rustix::process::Signal;
 
+use super::nbd::client::{Client, Load};
+use super::options::RestartOptions;
+use super::server::Server;
 use crate::load::Until;
-use crate::nbd::client::{Client, Load};
-use crate::options::RestartOptions;
-use crate::server::Server;
 use crate::setup::new_path;
 
 const RANDOM_WRITES: Load = Load { name: "", write: true, bytes: 4096, is_random: true, depth: 32 };

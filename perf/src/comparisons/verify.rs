@@ -20,12 +20,12 @@ use sealblock_media_volume::{OpenOptions, format::Layout, open};
 use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Placement, Reactor};
 use sealblock_units::{BlockCount, Extent};
 
+use super::options::FileOptions;
+use super::rounds::Rounds;
 use crate::counted::Counted;
 use crate::load::{Sample, Stopwatch};
 use crate::medium::AnyMedium;
-use crate::options::{FileOptions, Protection};
-use crate::report::Rounds;
-use crate::setup::{self, Prepared, Scratch, Turn, TurnClock};
+use crate::setup::{self, Prepared, Protection, Scratch, Turn, TurnClock};
 
 const PIECE_BYTES: usize = 1 << 20;
 const MEMORY_BYTES: usize = 256 << 20;

@@ -1,0 +1,70 @@
+//! CPUs and their time, which other tasks of the machine do not change, and work over memory that is measured by it.
+
+use std::hint::black_box;
+use std::thread::available_parallelism;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use rustix::thread::{CpuSet, sched_getaffinity};
+use rustix::time::{ClockId, clock_gettime};
+use sealblock_runtime_reactor::CoreHandle;
+
+/// What the working set is aligned to.
+const PAGE_BYTES: usize = 4096;
+
+/// Something that goes over the whole working set once and returns what it found, so that it cannot be left out.
+pub type Pass<'a> = Box<dyn FnMut() -> u64 + 'a>;
+
+/// A buffer that starts on a page, filled with bytes that differ.
+pub struct Memory {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl Memory {
+    /// Takes and fills so many bytes.
+    pub fn new(bytes: usize) -> anyhow::Result<Memory> {
+        let mut memory = Vec::new();
+        memory.try_reserve_exact(bytes + PAGE_BYTES).context("no memory for a working set that no cache holds")?;
+        memory.extend((0..bytes + PAGE_BYTES).map(|i| (i ^ i >> 9 ^ i >> 17) as u8));
+        let start = memory.as_ptr().align_offset(PAGE_BYTES).min(PAGE_BYTES);
+        Ok(Memory { bytes: memory, start })
+    }
+
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[self.start..][..self.bytes.len() - PAGE_BYTES]
+    }
+}
+
+/// CPU seconds of one pass, averaged over a turn, so that what others take of the CPU does not count.
+pub fn cpu_seconds(pass: &mut Pass<'_>, turn: Duration) -> f64 {
+    let (start, cpu, mut passes) = (Instant::now(), thread_cpu(), 0_u32);
+    loop {
+        black_box(pass());
+        passes += 1;
+        if start.elapsed() >= turn {
+            return (thread_cpu() - cpu) / f64::from(passes);
+        }
+    }
+}
+
+/// Time that this thread has spent on a CPU, in seconds.
+pub fn thread_cpu() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
+
+/// The same for a core.
+pub async fn core_cpu(core: &CoreHandle) -> anyhow::Result<f64> {
+    core.call(|| async { thread_cpu() }).await.context("the target's core is gone")
+}
+
+/// CPUs that this process may use: one for a host, and another one for a target where there is one.
+pub fn two_cpus() -> (usize, usize) {
+    let allowed = sched_getaffinity(None).ok();
+    let is_allowed = |cpu: &usize| allowed.as_ref().is_none_or(|set| set.is_set(*cpu));
+    let mut cpus = (0..CpuSet::MAX_CPU).filter(is_allowed);
+    let host = cpus.next().unwrap_or(0);
+    (host, cpus.next().filter(|_| available_parallelism().map_or(1, usize::from) > 1).unwrap_or(host))
+}
