@@ -1,17 +1,18 @@
 //! Open devices, each on a core of its own choice, and what closes them there.
 
 use std::cell::RefCell;
-use std::rc::Rc;
+use std::pin::pin;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{Either, join_all, select};
 use sealblock_block::{DynDevice, ErrorKind};
 use sealblock_exports_nvme_tcp::NamespaceState;
-use sealblock_layers_cross_core::SharedDevice;
-use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, sleep, spawn, timeout};
+use sealblock_layers_cross_core::{EarlierClients, SharedDevice};
+use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, shutdown_requested, sleep, spawn, timeout};
 use sealblock_scrub::Settings;
-use sealblock_stack::{Access, Cause, OpenTarget, ReadOnly, StackError, TargetInfo, TargetLabel, Usage, open_for};
+use sealblock_stack::{Access, Cause, OpenTarget, ReadOnly, StackError, TargetLabel, Usage, open_for};
 use sealblock_units::ByteCount;
 
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind, RESIZING};
@@ -111,7 +112,7 @@ impl DeviceHandle {
 
     /// The state of the device now, or that it did not respond in time.
     pub async fn snapshot(&self) -> DeviceSnapshot {
-        let looked = self.call(|local| async move { local.inspected.snapshot() });
+        let looked = self.call(|local| async move { local.snapshot() });
         let seen = match timeout(PROBE_TIMEOUT, looked).await {
             Ok(Ok(seen)) => seen,
             Ok(Err(gone)) => unresponsive(&gone.to_string()),
@@ -156,13 +157,15 @@ pub struct DeviceTable {
     /// Cloned for each device, so that the count of clones is that of devices.
     core_loads: Vec<Rc<()>>,
     events: EventSender,
+    /// Clients of an earlier server come back within this time.
+    pub(crate) clients_come_back: Duration,
 }
 
 impl DeviceTable {
     /// No devices on these cores, of which there is at least one.
     pub fn new(handles: Vec<CoreHandle>, events: EventSender) -> DeviceTable {
         let core_loads = handles.iter().map(|_| Rc::default()).collect();
-        DeviceTable { handles, core_loads, events }
+        DeviceTable { handles, core_loads, events, clients_come_back: CLIENTS_COME_BACK }
     }
 
     /// Opens a device on the core that has the fewest, counting those that are being opened. Dropped before it has ended, it goes on,
@@ -173,13 +176,13 @@ impl DeviceTable {
     pub fn open(&self, plan: &NamespacePlan) -> impl Future<Output = Result<ServedDevice, StackError>> + 'static {
         let core = (0..self.core_loads.len()).min_by_key(|core| Rc::strong_count(&self.core_loads[*core])).unwrap_or(0);
         let (plan, seat) = (plan.clone(), Rc::clone(&self.core_loads[core]));
-        let (handle, events) = (self.handles[core].clone(), self.events.clone());
+        let (handle, events, window) = (self.handles[core].clone(), self.events.clone(), self.clients_come_back);
         async move {
             let planned = plan.clone();
             let state = Arc::<NamespaceState>::default();
             let reporters = ReportTargets::to(&state);
             let theirs = reporters.clone();
-            let opened = handle.call(move || open_on_core(planned, theirs, events)).await;
+            let opened = handle.call(move || open_on_core(planned, theirs, (events, window))).await;
             let opened = opened.map_err(|gone| core_error("open", gone).on(&plan.target))??;
             Ok(ServedDevice {
                 access: plan.access(),
@@ -237,13 +240,14 @@ async fn open_accepted(plan: &NamespacePlan) -> Result<OpenTarget, StackError> {
 async fn open_on_core(
     plan: NamespacePlan,
     reporters: ReportTargets,
-    events: EventSender,
+    (events, window): (EventSender, Duration),
 ) -> Result<OpenedDevice, StackError> {
     let target = &plan.target;
     let opened = open_accepted(&plan).await?;
     if let Err(failure) = opened.check_blocks("serve") {
         return opened.close(Err(failure)).await;
     }
+    let lost = opened.lost_answers();
     let access = if opened.why_older().is_some() { plan.access_to_older() } else { plan.access() };
     let (mut gate, info, closer) = opened.share();
     if plan.read_only {
@@ -258,32 +262,50 @@ async fn open_on_core(
     let named = || TargetLabel::new(target, info.identity(target));
     let label = info.mirror.as_ref().map_or_else(named, |mirror| mirror.target().clone());
     let shared = SharedDevice::publish(gate.clone());
-    report_lost_completions(&label, &info, &shared, &events);
+    let earlier = report_lost_completions(&label, lost, &shared, &events);
     shared.observe(RequestObserver::new(label.clone(), reporters.clone()));
     let scrub_task = ScrubTask::open(label.clone(), volume_uuid, gate, shared.attach(), reporters.state, events).await;
+    let local = Rc::new(LocalDevice::new(&plan, access, &info, closer, scrub_task));
+    if let Some(clients) = earlier {
+        drop(spawn(forget_lost_answers(clients, Rc::downgrade(&local), window)));
+    }
     Ok(OpenedDevice {
         label,
         shared,
         volume_uuid,
         is_mirror: info.mirror.is_some(),
         gathers_changes: info.all().iter().any(|info| info.volume.is_some() || info.mirror.is_some()),
-        local: CoreLocal::new(Rc::new(LocalDevice::new(&plan, access, &info, closer, scrub_task))),
+        local: CoreLocal::new(local),
     })
 }
 
 /// If completed writes of an earlier server may be lost, fails the first flush of each client once, and sends an event.
-fn report_lost_completions(label: &TargetLabel, info: &TargetInfo, shared: &SharedDevice, events: &EventSender) {
-    let reasons = info.lost_answers();
+fn report_lost_completions(
+    label: &TargetLabel,
+    reasons: Vec<String>,
+    shared: &SharedDevice,
+    events: &EventSender,
+) -> Option<EarlierClients> {
     if reasons.is_empty() {
+        return None;
+    }
+    let reason = format!("an earlier server ended without closing it: {}", reasons.join("; "));
+    let clients = shared.lost_earlier(&ErrorKind::Media { reason }.into());
+    events.send(Event::AnsweredLost { target: label.to_string(), reasons });
+    Some(clients)
+}
+
+/// Once clients of an earlier server have had the time to come back, those that come are not told any more, nor is the next server. One that
+/// ends before leaves it to the next.
+async fn forget_lost_answers(clients: EarlierClients, local: Weak<LocalDevice>, window: Duration) {
+    if let Either::Right(_) = select(pin!(sleep(window)), pin!(shutdown_requested())).await {
         return;
     }
-    let reason = format!("the last server exited without closing it: {}", reasons.join("; "));
-    let clients = shared.lost_earlier(&ErrorKind::Media { reason }.into());
-    drop(spawn(async move {
-        sleep(CLIENTS_COME_BACK).await;
-        drop(clients);
-    }));
-    events.send(Event::AnsweredLost { target: label.to_string(), reasons });
+    drop(clients);
+    let Some(local) = local.upgrade() else { return };
+    if let Err(error) = local.forget_lost().await {
+        tracing::warn!(%error, "the next server will have the first flush of its clients fail as well");
+    }
 }
 
 fn core_error(doing: &str, gone: CoreGone) -> StackError {

@@ -228,6 +228,9 @@ pub struct Verify {
     /// Only for a single target.
     #[arg(long, value_name = "REPLICA", requires = "repair")]
     pub accept_stale: Option<TargetName>,
+    /// Clear the record that completed, unflushed writes may be lost: servers stop notifying hosts of it.
+    #[arg(long, requires = "repair")]
+    pub accept_lost: bool,
     /// Save progress in FILE and resume from it. Only for a single target.
     #[arg(long, value_name = "FILE", conflicts_with = "accept_stale")]
     pub resume: Option<PathBuf>,
