@@ -1,4 +1,6 @@
-//! Fields and varints of labels and bitmap pages. Drawn in `docs/formats/mirror-label.md`.
+//! Errors and varints of labels and bitmap pages. Drawn in `docs/formats/mirror-label.md`.
+
+pub(crate) use sealblock_units::little_endian::{get, put};
 
 /// Version of the label format.
 pub(crate) const VERSION: u64 = 2;
@@ -18,16 +20,6 @@ pub enum LabelError {
     /// A field has an invalid value.
     #[error("invalid {0} in the mirror's label")]
     Field(&'static str),
-}
-
-pub(crate) fn get<const N: usize>(bytes: &[u8], at: usize) -> u64 {
-    let mut wide = [0; 8];
-    wide[..N].copy_from_slice(&bytes[at..at + N]);
-    u64::from_le_bytes(wide)
-}
-
-pub(crate) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: u64) {
-    bytes[at..at + N].copy_from_slice(&value.to_le_bytes()[..N]);
 }
 
 /// Appends a varint: seven bits a byte, lowest first.
