@@ -124,7 +124,9 @@ impl FlushErrors {
         if let Some(group) = groups.by_name.get(name) {
             return group.join();
         }
-        groups.by_name.retain(|_, group| Arc::strong_count(group) > 1 || group.first_unflushed().is_some());
+        // One that was told of what an earlier server lost, and comes back, has been told.
+        let is_kept = groups.earlier_since.is_some();
+        groups.by_name.retain(|_, group| is_kept || Arc::strong_count(group) > 1 || group.first_unflushed().is_some());
         if groups.by_name.len() >= MAX_GROUPS {
             // A client that joins later may be the one whose group is dropped here, so it inherits the unflushed writes.
             let idle = |(_, group): &(&String, &Arc<FlushGroup>)| Arc::strong_count(group) == 1;
@@ -326,6 +328,7 @@ mod tests {
             assert!(flush(cursor), "it was told");
         }
         drop(host);
+        assert!(!flush(&errors.join("other")));
         let again = errors.join("host");
         assert!(flush(&again), "the same client, connected anew");
         // One that never flushes is told when it does.

@@ -29,9 +29,7 @@ pub enum WhyOlder {
     LogLost = 0,
     /// Parts of the device are from different times: some was put back to an earlier state.
     RolledBack = 1,
-    /// Acknowledged writes that a process left behind when it died are lost.
-    NotesLost = 2,
-    /// It is a replica that is out of sync.
+    /// It is a replica that is out of sync. Bit 2 before it was never sent: writes that were not flushed are no older content.
     OutOfSync = 3,
     /// Another host says so, and not why, or in a way that this program does not know.
     Unknown = 4,
@@ -39,15 +37,13 @@ pub enum WhyOlder {
 
 impl WhyOlder {
     /// All reasons, in the order of their bits in [`Freshness::bits`].
-    pub const ALL: [WhyOlder; 5] =
-        [WhyOlder::LogLost, WhyOlder::RolledBack, WhyOlder::NotesLost, WhyOlder::OutOfSync, WhyOlder::Unknown];
+    pub const ALL: [WhyOlder; 4] = [WhyOlder::LogLost, WhyOlder::RolledBack, WhyOlder::OutOfSync, WhyOlder::Unknown];
 
     /// The name in JSON.
     pub const fn as_str(self) -> &'static str {
         match self {
             WhyOlder::LogLost => "log_lost",
             WhyOlder::RolledBack => "rolled_back",
-            WhyOlder::NotesLost => "notes_lost",
             WhyOlder::OutOfSync => "out_of_sync",
             WhyOlder::Unknown => "unknown",
         }
@@ -57,7 +53,7 @@ impl WhyOlder {
     pub const fn why_unchecked(self) -> WhyUnchecked {
         match self {
             WhyOlder::OutOfSync => WhyUnchecked::OutOfSync,
-            WhyOlder::LogLost | WhyOlder::RolledBack | WhyOlder::NotesLost | WhyOlder::Unknown => WhyUnchecked::LogLost,
+            WhyOlder::LogLost | WhyOlder::RolledBack | WhyOlder::Unknown => WhyUnchecked::LogLost,
         }
     }
 }
@@ -67,7 +63,6 @@ impl fmt::Display for WhyOlder {
         f.write_str(match self {
             WhyOlder::LogLost => "its log, or a part of it, is lost",
             WhyOlder::RolledBack => "a part of it was put back to an earlier state",
-            WhyOlder::NotesLost => "writes of a process that died are lost",
             WhyOlder::OutOfSync => "it is a replica that is out of sync",
             WhyOlder::Unknown => "its server says so",
         })
@@ -135,6 +130,7 @@ mod tests {
             let older = Freshness::MayBeOlder(why);
             assert_eq!(Freshness::from_bits(older.bits()), older);
         }
+        assert_eq!(Freshness::from_bits(1 << 2), Freshness::MayBeOlder(WhyOlder::Unknown), "of no reason");
         assert_eq!(Freshness::from_bits(1 << 7), Freshness::MayBeOlder(WhyOlder::Unknown));
     }
 }

@@ -1,17 +1,18 @@
 //! Open devices, each on a core of its own choice, and what closes them there.
 
 use std::cell::RefCell;
-use std::rc::Rc;
+use std::pin::pin;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
+use futures_util::future::{Either, join_all, select};
 use sealblock_block::{DynDevice, ErrorKind};
 use sealblock_exports_nvme_tcp::NamespaceState;
-use sealblock_layers_cross_core::SharedDevice;
-use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, sleep, spawn, timeout};
+use sealblock_layers_cross_core::{EarlierClients, SharedDevice};
+use sealblock_runtime_reactor::{CoreGone, CoreHandle, CoreLocal, shutdown_requested, sleep, spawn, timeout};
 use sealblock_scrub::Settings;
-use sealblock_stack::{Access, Cause, OpenTarget, ReadOnly, StackError, TargetInfo, TargetLabel, Usage, open_for};
+use sealblock_stack::{Access, Cause, OpenTarget, ReadOnly, StackError, TargetLabel, Usage, open_for};
 use sealblock_units::ByteCount;
 
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind, RESIZING};
@@ -111,7 +112,7 @@ impl DeviceHandle {
 
     /// The state of the device now, or that it did not respond in time.
     pub async fn snapshot(&self) -> DeviceSnapshot {
-        let looked = self.call(|home| async move { home.inspected.snapshot() });
+        let looked = self.call(|home| async move { home.snapshot() });
         let seen = match timeout(PROBE_TIMEOUT, looked).await {
             Ok(Ok(seen)) => seen,
             Ok(Err(gone)) => silent(&gone.to_string()),
@@ -156,13 +157,15 @@ pub struct DeviceTable {
     /// Cloned for each device, so that the count of clones is that of devices.
     seats: Vec<Rc<()>>,
     events: EventSender,
+    /// Clients of an earlier server come back within this time.
+    pub(crate) clients_come_back: Duration,
 }
 
 impl DeviceTable {
     /// No devices on these cores, of which there is at least one.
     pub fn new(handles: Vec<CoreHandle>, events: EventSender) -> DeviceTable {
         let seats = handles.iter().map(|_| Rc::default()).collect();
-        DeviceTable { handles, seats, events }
+        DeviceTable { handles, seats, events, clients_come_back: CLIENTS_COME_BACK }
     }
 
     /// Opens a device on the core that has the fewest, counting those that are being opened. Dropped before it has ended, it goes on,
@@ -173,13 +176,13 @@ impl DeviceTable {
     pub fn open(&self, plan: &NamespacePlan) -> impl Future<Output = Result<ServedDevice, StackError>> + 'static {
         let core = (0..self.seats.len()).min_by_key(|core| Rc::strong_count(&self.seats[*core])).unwrap_or(0);
         let (plan, seat) = (plan.clone(), Rc::clone(&self.seats[core]));
-        let (handle, events) = (self.handles[core].clone(), self.events.clone());
+        let (handle, events, window) = (self.handles[core].clone(), self.events.clone(), self.clients_come_back);
         async move {
             let planned = plan.clone();
             let state = Arc::<NamespaceState>::default();
             let ties = ReportTargets::to(&state);
             let theirs = ties.clone();
-            let opened = handle.call(move || open_on_core(planned, theirs, events)).await;
+            let opened = handle.call(move || open_on_core(planned, theirs, (events, window))).await;
             let opened = opened.map_err(|gone| of_core("opening", gone).on(&plan.target))??;
             Ok(ServedDevice {
                 access: plan.access(),
@@ -237,13 +240,14 @@ async fn open_accepted(plan: &NamespacePlan) -> Result<OpenTarget, StackError> {
 async fn open_on_core(
     plan: NamespacePlan,
     ties: ReportTargets,
-    events: EventSender,
+    (events, window): (EventSender, Duration),
 ) -> Result<OpenedDevice, StackError> {
     let target = &plan.target;
     let opened = open_accepted(&plan).await?;
     if let Err(failure) = opened.check_blocks("serving") {
         return opened.close(Err(failure)).await;
     }
+    let lost = opened.lost_answers();
     let access = if opened.why_older().is_some() { plan.access_to_older() } else { plan.access() };
     let (mut gate, info, closer) = opened.share();
     if plan.read_only {
@@ -258,32 +262,50 @@ async fn open_on_core(
     let named = || TargetLabel::new(target, info.identity(target));
     let called = info.mirror.as_ref().map_or_else(named, |mirror| mirror.target().clone());
     let shared = SharedDevice::publish(gate.clone());
-    tell_of_lost_answers(&called, &info, &shared, &events);
+    let earlier = tell_of_lost_answers(&called, lost, &shared, &events);
     shared.observe(RequestObserver::new(called.clone(), ties.clone()));
     let scrub_task = ScrubTask::open(called.clone(), volume_uuid, gate, shared.attach(), ties.state, events).await;
+    let home = Rc::new(LocalDevice::new(&plan, access, &info, closer, scrub_task));
+    if let Some(clients) = earlier {
+        drop(spawn(forget_lost_answers(clients, Rc::downgrade(&home), window)));
+    }
     Ok(OpenedDevice {
         called,
         shared,
         volume_uuid,
         is_mirror: info.mirror.is_some(),
         gathers_changes: info.all().iter().any(|info| info.volume.is_some() || info.mirror.is_some()),
-        home: CoreLocal::new(Rc::new(LocalDevice::new(&plan, access, &info, closer, scrub_task))),
+        home: CoreLocal::new(home),
     })
 }
 
 /// Where what an earlier server had answered may be lost, has the first flush of each of its clients fail once, and says so.
-fn tell_of_lost_answers(called: &TargetLabel, info: &TargetInfo, shared: &SharedDevice, events: &EventSender) {
-    let reasons = info.lost_answers();
+fn tell_of_lost_answers(
+    called: &TargetLabel,
+    reasons: Vec<String>,
+    shared: &SharedDevice,
+    events: &EventSender,
+) -> Option<EarlierClients> {
     if reasons.is_empty() {
+        return None;
+    }
+    let reason = format!("an earlier server ended without closing it: {}", reasons.join("; "));
+    let clients = shared.lost_earlier(&ErrorKind::Media { reason }.into());
+    events.send(Event::AnsweredLost { target: called.to_string(), reasons });
+    Some(clients)
+}
+
+/// Once clients of an earlier server have had the time to come back, those that come are not told any more, nor is the next server. One that
+/// ends before leaves it to the next.
+async fn forget_lost_answers(clients: EarlierClients, home: Weak<LocalDevice>, window: Duration) {
+    if let Either::Right(_) = select(pin!(sleep(window)), pin!(shutdown_requested())).await {
         return;
     }
-    let reason = format!("the last server ended without closing it: {}", reasons.join("; "));
-    let clients = shared.lost_earlier(&ErrorKind::Media { reason }.into());
-    drop(spawn(async move {
-        sleep(CLIENTS_COME_BACK).await;
-        drop(clients);
-    }));
-    events.send(Event::AnsweredLost { target: called.to_string(), reasons });
+    drop(clients);
+    let Some(home) = home.upgrade() else { return };
+    if let Err(error) = home.forget_lost().await {
+        tracing::warn!(%error, "the next server will have the first flush of its clients fail as well");
+    }
 }
 
 fn of_core(doing: &str, gone: CoreGone) -> StackError {

@@ -104,7 +104,7 @@ fn report(mirror: &OpenMirror, state: MirrorState) {
     let members = degraded_members(&mirror.describe());
     match (state, members.is_empty()) {
         (MirrorState::Optimal, _) => tracing::warn!("{target} is optimal again: all members are in sync"),
-        (MirrorState::Unlabelled, _) => tracing::warn!("{target} is no mirror yet: no member has its label"),
+        (MirrorState::Unlabelled, _) => tracing::warn!("{target} is no mirror: no member has a label of it"),
         (state, true) => tracing::warn!("{target} is {}: a crash may have left its members different", state.as_str()),
         (state, false) => tracing::warn!("{target} is {}: {}", state.as_str(), members.join(", ")),
     }

@@ -30,6 +30,7 @@ use crate::mirrors::answer;
 use crate::plan::NamespacePlan;
 use crate::scrub::ScrubTask;
 use crate::status::mirror::MirrorStatus;
+use crate::status::server::DeviceSnapshot;
 
 /// How long requests in flight may take to complete. No request starts meanwhile, so this is less than a host's I/O timeout of
 /// 30 s or more.
@@ -52,8 +53,8 @@ pub struct LocalDevice {
     pub scrub_task: Rc<ScrubTask>,
     /// The mirror, if it is one.
     pub mirror: Option<Rc<OpenMirror>>,
-    /// How it is.
-    pub inspected: InspectedDevice,
+    /// How it is, but for what may be lost.
+    inspected: InspectedDevice,
 }
 
 /// The result of a resize.
@@ -98,6 +99,25 @@ impl LocalDevice {
         match &self.mirror {
             Some(mirror) => answer(mirror, command).await,
             None => Err(ControlError::new(ControlErrorKind::Usage, format!("{} is no mirror", self.target))),
+        }
+    }
+
+    /// How it is.
+    pub fn snapshot(&self) -> DeviceSnapshot {
+        let seen = self.inspected.snapshot();
+        let unflushed_lost = self.closer.borrow().as_ref().map_or_else(Vec::new, Closer::lost_answers);
+        DeviceSnapshot { unflushed_lost, ..seen }
+    }
+
+    /// Has no later server tell its clients that what they had not flushed may be lost.
+    ///
+    /// # Errors
+    /// When a medium fails.
+    pub async fn forget_lost(&self) -> Result<(), StackError> {
+        let forgetting = self.closer.borrow().as_ref().map(Closer::forget_lost);
+        match forgetting {
+            Some(forgetting) => forgetting.await,
+            None => Ok(()),
         }
     }
 

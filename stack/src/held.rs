@@ -93,6 +93,12 @@ pub(crate) trait Members {
 
     /// Bytes of payload received from remote members until now; `None` if none is remote.
     fn received_bytes(&self) -> Option<u64>;
+
+    /// As [`lost_answers`].
+    fn lost_answers(&self) -> Vec<String>;
+
+    /// As [`forget_lost`].
+    fn forget_lost(&self) -> LocalBoxFuture<'_, Result<(), Error>>;
 }
 
 /// What an open target has to close.
@@ -137,6 +143,35 @@ pub(crate) async fn save_damage(held: &[CloseHandle]) {
             list.save().await;
         }
     }
+}
+
+/// Of which volumes changes that were answered and not flushed may be lost, of which their hosts have not been told yet, and why, as text.
+pub(crate) fn lost_answers(held: &[CloseHandle]) -> Vec<String> {
+    let each = held.iter().flat_map(|held| match held {
+        CloseHandle::Volume(volume) => {
+            let path = volume.medium().path().display();
+            volume.may_be_lost().map(|why| format!("{path}: {}", why.as_str())).into_iter().collect()
+        }
+        CloseHandle::Members(members) => members.lost_answers(),
+        // Their servers tell this host, as any other one.
+        CloseHandle::NvmeTcp(_) | CloseHandle::Nbd(_) | CloseHandle::Damage(_) => Vec::new(),
+    });
+    each.collect()
+}
+
+/// Has volumes not say any more that changes may be lost: their hosts were told, or need not be.
+pub(crate) fn forget_lost(held: &[CloseHandle]) -> LocalBoxFuture<'_, Result<(), Error>> {
+    Box::pin(async move {
+        let mut forgotten = Ok(());
+        for held in held {
+            forgotten = forgotten.and(match held {
+                CloseHandle::Volume(volume) => volume.forget_lost().await,
+                CloseHandle::Members(members) => members.forget_lost().await,
+                CloseHandle::NvmeTcp(_) | CloseHandle::Nbd(_) | CloseHandle::Damage(_) => Ok(()),
+            });
+        }
+        forgotten
+    })
 }
 
 /// Logs background work of a volume.

@@ -9,7 +9,7 @@ use sealblock_media_file::{Backing, FileInfo as FileDescription, open_files};
 use sealblock_media_linux::{NvmeInfo, ScsiInfo, TagProfile};
 use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::{ConnectionInfo as NvmeConnectionInfo, NvmeTcpDevice};
-use sealblock_media_volume::{AnsweredChanges, VolumeInfo as VolumeDescription};
+use sealblock_media_volume::VolumeInfo as VolumeDescription;
 
 use crate::damage_view::DamageView;
 use crate::device_number::DeviceNumber;
@@ -159,19 +159,6 @@ impl TargetInfo {
             places.map(move |(place, records)| format!("records of another volume in {place}{}: {records}", of(info)))
         });
         lost.chain(foreign).collect()
-    }
-
-    /// Of which volumes changes that were answered and not flushed before they were opened may be lost, and why, as text.
-    pub fn lost_answers(&self) -> Vec<String> {
-        let each = self.all().into_iter().filter_map(|info| Some((info, &info.volume.as_ref()?.answered)));
-        let lost = each.filter_map(|(info, answered)| match answered {
-            AnsweredChanges::AllDurable | AnsweredChanges::Noted(_) => None,
-            AnsweredChanges::MayBeLost(why) => {
-                let path = info.file.as_ref().map_or("the volume".to_owned(), |file| file.path.display().to_string());
-                Some(format!("{path}: {why}"))
-            }
-        });
-        lost.collect()
     }
 
     /// Map entries that recovery dropped from the logs of volumes, because their data was not on the medium.

@@ -9,7 +9,9 @@ use sealblock_units::Extent;
 use crate::damage_view::DamageView;
 use crate::error::{Cause, StackError};
 use crate::failures::of_block;
-use crate::held::{Access, CloseHandle, FileVolume, Usage, close_all, received_bytes, save_damage};
+use crate::held::{
+    Access, CloseHandle, FileVolume, Usage, close_all, forget_lost, lost_answers, received_bytes, save_damage,
+};
 use crate::info::{DriveInfo, TargetInfo};
 use crate::range::{BlockRange, BlockSpan};
 use crate::recorded::Recorded;
@@ -128,6 +130,20 @@ impl OpenTarget {
         Some(format!("{}: blocks may be older than what was written: {why}", self.target))
     }
 
+    /// Of which volumes changes that were answered and not flushed may be lost, of which their hosts have not been told yet, and why, as
+    /// text.
+    pub fn lost_answers(&self) -> Vec<String> {
+        lost_answers(&self.held)
+    }
+
+    /// Has nothing say that any more: hosts are not told.
+    ///
+    /// # Errors
+    /// When a medium fails. Then it may be said again.
+    pub async fn forget_lost(&self) -> Result<(), StackError> {
+        forget_lost(&self.held).await.map_err(|error| of_block("forgetting what may be lost", &error).on(&self.target))
+    }
+
     /// What its members are called.
     pub fn member_names(&self) -> MemberNames {
         let of_drives = |info: &&TargetInfo| matches!(info.drive, Some(DriveInfo::Mapped { .. }));
@@ -220,6 +236,20 @@ impl Closer {
     /// Saves what is known of bad blocks on the devices that they are on. A failure is logged.
     pub async fn save_damage(&self) {
         save_damage(&self.held).await;
+    }
+
+    /// As [`OpenTarget::lost_answers`].
+    pub fn lost_answers(&self) -> Vec<String> {
+        lost_answers(&self.held)
+    }
+
+    /// As [`OpenTarget::forget_lost`]. What was opened in its place meanwhile is not this one's.
+    pub fn forget_lost(&self) -> LocalBoxFuture<'static, Result<(), StackError>> {
+        let (held, target) = (self.held.clone(), self.target.clone());
+        Box::pin(async move {
+            let forgotten = forget_lost(&held).await;
+            forgotten.map_err(|error| of_block("forgetting what may be lost", &error).on(&target))
+        })
     }
 
     /// Closes volumes cleanly. Later requests to the device fail.

@@ -228,6 +228,9 @@ pub struct Verify {
     /// Only with one target.
     #[arg(long, value_name = "REPLICA", requires = "repair")]
     pub accept_stale: Option<TargetName>,
+    /// Forget that writes which were answered and not flushed may be lost: no server tells its hosts of it any more.
+    #[arg(long, requires = "repair")]
+    pub accept_lost: bool,
     /// Go on by this file where an earlier run ended, and save in it how far this one is. Only with one target.
     #[arg(long, value_name = "FILE", conflicts_with = "accept_stale")]
     pub resume: Option<PathBuf>,

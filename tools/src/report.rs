@@ -4,9 +4,11 @@
 //! digits, as wide as the field is.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use sealblock_block::BadBlockCause;
 use sealblock_integrity::Field;
@@ -18,11 +20,18 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use crate::exit::Exit;
 
 /// Says on standard error where writes may be lost that were answered and not flushed before a volume was left, not in good order. No command
-/// fails for that, since what was flushed is there; but whoever opens it for writing first is the last to be told.
+/// fails for that, since what was flushed is there, and it is said until the hosts of a server were told.
 pub fn note_lost_answers(opened: &OpenTarget) {
-    for reason in opened.info.lost_answers() {
-        note(&format_args!("writes that were answered and not flushed may be lost: {reason}"));
+    opened.lost_answers().iter().for_each(|reason| note_lost(reason));
+}
+
+/// The same of one volume, and why; once, however often it is opened.
+pub fn note_lost(reason: &str) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if !TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(reason.to_owned()) {
+        return;
     }
+    note(&format_args!("writes that were answered and not flushed may be lost: {reason}"));
 }
 
 /// Says on standard error that blocks of a target may be older than what was written, if so, and what [`note_lost_answers`] says. True if so:

@@ -52,12 +52,12 @@ impl RequestInfo {
     }
 }
 
-/// While it is there, clients that come count as those of an earlier server, whose acknowledged writes may be lost.
-pub struct EarlierClients(SharedDevice);
+/// While it is there, clients that come count as those of an earlier server, whose acknowledged writes may be lost. It does not keep the device.
+pub struct EarlierClients(Arc<FlushErrors>);
 
 impl Drop for EarlierClients {
     fn drop(&mut self) {
-        self.0.0.device.flush_errors.forget_earlier();
+        self.0.forget_earlier();
     }
 }
 
@@ -137,8 +137,9 @@ impl SharedDevice {
     /// What an earlier server of the device had acknowledged may be lost: the first flush of each client fails once, for this reason.
     /// Until the result is dropped, also those that come later count as clients of that server.
     pub fn lost_earlier(&self, error: &Error) -> EarlierClients {
-        self.0.device.flush_errors.unclean_start(error);
-        EarlierClients(self.clone())
+        let errors = &self.0.device.flush_errors;
+        errors.unclean_start(error);
+        EarlierClients(Arc::clone(errors))
     }
 
     /// True if this is a flush cursor of this device.

@@ -122,15 +122,17 @@ pub struct ExistingMirror {
 /// # Errors
 /// When they make no mirror, or none that can be trusted.
 pub fn assemble(found: &[ReplicaProbe]) -> Result<Assembly, AssembleError> {
-    assemble_beside(found, &[])
+    assemble_beside(found, &[], &[])
 }
 
 /// The same, where the devices of these replicas may lack what was written to them last: what such a replica has counts only if
-/// there is no other in-sync one, and else it is out of sync in all regions.
+/// there is no other in-sync one, and else it is out of sync in all regions. And where the devices `lost` may lack changes that were
+/// answered and not flushed: of replicas that are alike by their labels one that lacks none counts, since where they differ, which is
+/// where something was not flushed, the others get what it has. An older label is no match for a newer one: it may be of an older image.
 ///
 /// # Errors
 /// As [`assemble`].
-pub fn assemble_beside(found: &[ReplicaProbe], older: &[usize]) -> Result<Assembly, AssembleError> {
+pub fn assemble_beside(found: &[ReplicaProbe], older: &[usize], lost: &[usize]) -> Result<Assembly, AssembleError> {
     let labels: Vec<(usize, &Label)> = found
         .iter()
         .enumerate()
@@ -148,7 +150,8 @@ pub fn assemble_beside(found: &[ReplicaProbe], older: &[usize]) -> Result<Assemb
         |label: &Label| labels.iter().any(|(_, other)| marks_out_of_sync(other, label) || is_ahead(other, label));
     let is_current = |label: &Label| is_own_in_sync(label) && !is_old(label) && !is_marked(label);
     let current = labels.iter().filter(|(_, label)| is_current(label));
-    let authority = current.min_by_key(|(at, label)| (older.contains(at), std::cmp::Reverse(label.events)));
+    let authority =
+        current.min_by_key(|(at, label)| (older.contains(at), std::cmp::Reverse(label.events), lost.contains(at)));
     let Some(&(first, authority)) = authority else { return Err(AssembleError::NoneInSync) };
     // Also of a replica that is not in sync: it may have the only copy of what was written on the other side.
     if let Some(&(second, _)) = labels.iter().find(|(_, label)| !includes_changes_of(authority, label)) {
@@ -156,6 +159,7 @@ pub fn assemble_beside(found: &[ReplicaProbe], older: &[usize]) -> Result<Assemb
     }
     let mut label = authority.clone();
     let may_be_older = older.contains(&first);
+    label.untold |= lost.contains(&first);
     for (at, other) in &labels {
         let is_doubted = older.contains(at) && !may_be_older;
         merge(&mut label, other, is_doubted || is_old(other) || needs_full_resync(authority, other));

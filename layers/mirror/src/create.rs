@@ -144,7 +144,7 @@ fn replicas_error(sources: &[ReplicaSource], candidates: &[Candidate]) -> Option
     }
     // What counts for each is what all labels say together: its own does not know what it has missed.
     let found: Vec<ReplicaProbe> = candidates.iter().map(|candidate| candidate.probe.clone()).collect();
-    let known = match assemble_beside(&found, &older(sources)) {
+    let known = match assemble_beside(&found, &older(sources), &[]) {
         Ok(Assembly::Known(known)) => known,
         Ok(Assembly::New) => return None,
         // As whoever opens the mirror hears it.

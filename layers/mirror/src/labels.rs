@@ -124,6 +124,33 @@ impl<C: Clock> Mirror<C> {
         written
     }
 
+    /// Whether changes that were answered and not flushed may be lost, of which hosts were not told yet: the content that counts lacks them.
+    pub fn may_be_lost(&self) -> bool {
+        self.untold.get()
+    }
+
+    /// Changes that were answered and not flushed may be lost with the content that the mirror was made of. Replicas that get it from there
+    /// do not know that by themselves.
+    ///
+    /// # Errors
+    /// When no label can be written.
+    pub async fn say_lost(&self) -> Result<(), Error> {
+        self.untold.set(true);
+        self.write_labels().await
+    }
+
+    /// Hosts were told, or need not be. Does nothing to a mirror that is open for reading only.
+    ///
+    /// # Errors
+    /// When no label can be written. Then later openings may say it again.
+    pub async fn forget_lost(&self) -> Result<(), Error> {
+        if self.is_read_only || !self.untold.get() {
+            return Ok(());
+        }
+        self.untold.set(false);
+        self.write_labels().await.inspect_err(|_| self.untold.set(true))
+    }
+
     /// Makes the current state durable: writes the label of every replica that has room, and of at least one.
     pub(crate) async fn write_labels(&self) -> Result<(), Error> {
         if self.is_read_only {
@@ -289,6 +316,7 @@ impl<C: Clock> Mirror<C> {
             events: self.write_intent.events.get(),
             changed: self.write_intent.changed.get(),
             is_tentative: self.write_intent.is_tentative.get(),
+            untold: self.untold.get(),
             lineage: self.write_intent.lineage.borrow().clone(),
             map: self.map,
             capacity_blocks: self.geometry.capacity_blocks,

@@ -59,7 +59,7 @@ use change::{execute_on, writes_lost};
 pub use create::{CreateOptions, create, create_with_hooks, mark_written_alone, mark_written_alone_with_hooks};
 pub use error::{MirrorError, ReplicaError};
 pub use mirror::{Mirror, MirrorInfo, MirrorState, Mutation, ReplicaInfo, TestHooks};
-pub use open::{OpenMirror, OpenOptions, open, open_with_hooks};
+pub use open::{OpenMirror, OpenOptions, open, open_beside_lost, open_with_hooks};
 pub use replica::{Reopen, ReplicaSource};
 pub use resync::Worker;
 

@@ -46,6 +46,8 @@ pub struct Mirror<C> {
     /// The next flush fails: unflushed writes may be lost, because the last in-sync replica went offline and came
     /// back, or an internal flush failed.
     pub(crate) writes_lost: Cell<bool>,
+    /// What labels say of changes that may be lost and of which hosts were not told.
+    pub(crate) untold: Cell<bool>,
     pub(crate) lost_blocks: Cell<u64>,
     /// Identity of the replica that serves nosync regions of a read-only mirror, once one was read: readers must not
     /// see two contents.
@@ -67,6 +69,8 @@ pub(crate) struct MirrorParts {
     pub write_intent: WriteIntent,
     /// Whether the content that counts is what was written last.
     pub freshness: Freshness,
+    /// It may lack changes that were answered and not flushed.
+    pub untold: bool,
     /// Labels were found.
     pub is_labelled: bool,
     pub hooks: TestHooks,
@@ -222,8 +226,8 @@ pub struct ReplicaInfo {
 
 impl<C: Clock> Mirror<C> {
     pub(crate) fn new(clock: C, parts: MirrorParts, abilities: Abilities, read_only: bool) -> Mirror<C> {
-        let MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, is_labelled, hooks } =
-            parts;
+        let MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, .. } = parts;
+        let MirrorParts { untold, is_labelled, hooks, .. } = parts;
         let hot = HotGroups::new(&map, geometry.block_size, hooks.hot_groups);
         Mirror {
             clock,
@@ -243,6 +247,7 @@ impl<C: Clock> Mirror<C> {
             write_intent,
             hot: RefCell::new(hot),
             writes_lost: Cell::new(false),
+            untold: Cell::new(untold),
             lost_blocks: Cell::new(0),
             nosync_source: Cell::new(None),
             next_read: Cell::new(0),
@@ -271,7 +276,7 @@ impl<C: Clock> Mirror<C> {
             failures: replica.failures.get(),
         };
         MirrorInfo {
-            uuid: Some(self.uuid).filter(|_| self.is_labelled),
+            uuid: Some(self.uuid).filter(|_| self.has_label()),
             name: self.name,
             region_bytes: 1 << (self.map.shift() + shift),
             state: self.state(),
@@ -300,10 +305,17 @@ impl<C: Clock> Mirror<C> {
         // count. A replica with stale blocks counts as degraded, because these blocks have one copy less.
         let is_whole = |replica: &Rc<Replica>| replica.is_readable() && replica.stale.borrow().count() == 0;
         match members.all(is_whole) && self.write_intent.nosync.borrow().is_empty() {
-            true if !self.is_labelled => MirrorState::Unlabelled,
+            true if !self.has_label() => MirrorState::Unlabelled,
             true => MirrorState::Optimal,
             false => MirrorState::Degraded,
         }
+    }
+
+    /// Whether labels record the mirror. None does where the last replica that has room for one was removed.
+    fn has_label(&self) -> bool {
+        let replicas = self.replicas.borrow();
+        let mut members = replicas.iter().filter(|replica| replica.state.get() != ReplicaState::Removed);
+        self.is_labelled && members.any(|replica| replica.has_room)
     }
 
     /// Waits until the state is another than `known` or the mirror is closed, and returns the state.

@@ -52,12 +52,36 @@ pub async fn open<C: Clock>(
     open_with_hooks(sources, clock, options, TestHooks::default()).await
 }
 
+/// The same, where these devices may lack changes that were answered and not flushed: the content of another in-sync one counts, or the mirror
+/// may lack them, too ([`Mirror::may_be_lost`]).
+///
+/// # Errors
+/// As [`open`].
+pub async fn open_beside_lost<C: Clock>(
+    sources: Vec<ReplicaSource>,
+    lost: &[usize],
+    clock: C,
+    options: OpenOptions,
+) -> Result<OpenMirror<C>, MirrorError> {
+    open_all(sources, lost, clock, options, TestHooks::default()).await
+}
+
 /// Opens a mirror with hooks for tests; see [`TestHooks`].
 ///
 /// # Errors
 /// As [`open`].
 pub async fn open_with_hooks<C: Clock>(
+    sources: Vec<ReplicaSource>,
+    clock: C,
+    options: OpenOptions,
+    hooks: TestHooks,
+) -> Result<OpenMirror<C>, MirrorError> {
+    open_all(sources, &[], clock, options, hooks).await
+}
+
+async fn open_all<C: Clock>(
     mut sources: Vec<ReplicaSource>,
+    lost: &[usize],
     clock: C,
     options: OpenOptions,
     hooks: TestHooks,
@@ -71,8 +95,9 @@ pub async fn open_with_hooks<C: Clock>(
         found.iter_mut().for_each(forget_lineage);
     }
     let older = older(&sources);
-    let assembly = assemble_beside(&found, &older).map_err(|refusal| assemble_error(refusal, &sources))?;
+    let assembly = assemble_beside(&found, &older, lost).map_err(|refusal| assemble_error(refusal, &sources))?;
     let doubts = matches!(&assembly, Assembly::Known(known) if !older.is_empty() && !known.may_be_older);
+    let is_found_lost = matches!(&assembly, Assembly::Known(known) if known.label.untold && !lost.is_empty());
     let labels_differ = matches!(&assembly, Assembly::Known(known) if known.labels_differ);
     let is_new = assembly == Assembly::New;
     let parts = match assembly {
@@ -90,8 +115,8 @@ pub async fn open_with_hooks<C: Clock>(
         // From here on the replicas belong together, and no other device can take the place of one.
         opened.mirror.write_labels().await.map_err(MirrorError::WriteLabels)?;
     }
-    if doubts {
-        // A device that may lack something shows it until its first change, so the labels of the others show it from now on.
+    if doubts || is_found_lost {
+        // Replicas that get their content from one that lacks something do not know it by themselves. And a device that may lack something shows it until its first change, so the labels of the others show it from now on.
         opened.mirror.write_labels().await.map_err(MirrorError::WriteLabels)?;
     } else if labels_differ && let Err(error) = opened.mirror.write_equal_labels().await {
         // Equal labels help to recognise older images. If they cannot be written, a request that needs them fails by
@@ -132,7 +157,8 @@ async fn first_not_blank(sources: &[ReplicaSource]) -> Result<Option<usize>, Mir
     Ok(None)
 }
 
-/// What was found on the devices. Beside a replica with a label, one whose label is damaged or cannot be read counts as offline:
+/// What was found on the devices. Beside a replica with a label, one whose label is damaged, cannot be read or is of a device of another size
+/// counts as offline:
 /// nothing is read from it or written to it, and `sealblock mirror replace` makes it a replica again.
 ///
 /// # Errors
@@ -141,10 +167,16 @@ fn usable(
     sources: &mut [ReplicaSource],
     probed: Vec<Result<ReplicaProbe, MirrorError>>,
 ) -> Result<Vec<ReplicaProbe>, MirrorError> {
-    let is_labelled = probed.iter().any(|found| matches!(found, Ok(ReplicaProbe::Labelled(_))));
+    let misfits: Vec<Option<MirrorError>> =
+        sources.iter().zip(&probed).map(|(source, found)| misfit(source, found.as_ref().ok()?)).collect();
+    let is_labelled = probed
+        .iter()
+        .zip(&misfits)
+        .any(|(found, misfit)| matches!(found, Ok(ReplicaProbe::Labelled(_))) && misfit.is_none());
     let mut usable = Vec::with_capacity(probed.len());
-    for (source, found) in sources.iter_mut().zip(probed) {
+    for ((source, found), misfit) in sources.iter_mut().zip(probed).zip(misfits) {
         let reason = match found {
+            Ok(_) if is_labelled && let Some(misfit) = &misfit => misfit.to_string(),
             Ok(found) => {
                 usable.push(found);
                 continue;
@@ -157,6 +189,13 @@ fn usable(
         usable.push(ReplicaProbe::Absent);
     }
     Ok(usable)
+}
+
+/// What is wrong with a device that has not the size that its own label says. Another format is how it is served, and an error.
+fn misfit(source: &ReplicaSource, found: &ReplicaProbe) -> Option<MirrorError> {
+    let ReplicaProbe::Labelled(label) = found else { return None };
+    let fit = check_fit(source, label.block_size, label.capacity_blocks, label.protection);
+    fit.err().filter(|misfit| matches!(misfit, MirrorError::Size { .. }))
 }
 
 /// Clears the lineage of a label.
@@ -241,6 +280,7 @@ pub(crate) fn new_parts(
         authority: from.unwrap_or(0),
         write_intent,
         freshness: Freshness::Current,
+        untold: false,
         is_labelled: false,
         hooks: *hooks,
     })
@@ -296,7 +336,7 @@ fn existing_parts(
     let replicas = existing_replicas(sources, &indices, &mut label);
     mark_assumed_names(&replicas, &unused);
     doubted.into_iter().for_each(|(index, why)| drop(replicas[index].last_error.replace(why)));
-    let Label { map, capacity_blocks, block_size, protection, uuid, name, own_index: authority, .. } = label;
+    let Label { map, capacity_blocks, block_size, protection, uuid, name, untold, own_index: authority, .. } = label;
     let geometry = Geometry { block_size, capacity_blocks, protection, limits };
     let prior = PriorState {
         events: label.events,
@@ -311,7 +351,19 @@ fn existing_parts(
         write_intent.skip_events_past(label.events);
     }
     let (is_labelled, hooks) = (true, *hooks);
-    Ok(MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, is_labelled, hooks })
+    Ok(MirrorParts {
+        geometry,
+        map,
+        uuid,
+        name,
+        replicas,
+        authority,
+        write_intent,
+        freshness,
+        untold,
+        is_labelled,
+        hooks,
+    })
 }
 
 /// Why a device may lack what was written to it last, which another replica has. One that takes no writes cannot be resynchronised,

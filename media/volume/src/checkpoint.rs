@@ -203,7 +203,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Writes the next superblock; durable in the end.
-    async fn change_superblock(&self, change: impl FnOnce(Superblock) -> Superblock) -> Result<(), Error> {
+    pub(crate) async fn change_superblock(&self, change: impl FnOnce(Superblock) -> Superblock) -> Result<(), Error> {
         let _alone = self.checkpoints.turns.lock(SUPERBLOCKS).await;
         self.write_superblock(change(self.superblock.get())).await
     }

@@ -62,6 +62,7 @@ mod worker;
 mod write;
 
 pub use corrupt::{CorruptionError, CorruptionKind};
+pub use format::WhyLost;
 pub use identity::{Candidate, IdentityError, Sighting, Standing, Unit, Verdict, decide};
 pub use idle::UpkeepCounts;
 pub use lost_copies::LostCopies;

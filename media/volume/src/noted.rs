@@ -19,7 +19,7 @@ use sealblock_integrity::guard;
 
 use crate::format::{
     Answered, CountedNotes, LogPosition, MapEntryKind, MapEntryRun, NOTE_PAGE_BYTES, NOTES_PER_PAGE, Note, NoteHead,
-    NotesPlace, Superblock,
+    NotesPlace, Superblock, WhyLost,
 };
 use crate::map_entries::MapEntries;
 use crate::medium::read_sectors;
@@ -74,8 +74,7 @@ pub(crate) async fn read<M: Medium>(
     }
     let place = match superblock.answered {
         Answered::Volatile => {
-            let why = "the program that used the volume last kept them in memory alone";
-            return Ok(nothing(AnsweredChanges::MayBeLost(why)));
+            return Ok(nothing(AnsweredChanges::MayBeLost(WhyLost::InMemory)));
         }
         Answered::Durable => return Ok(nothing(AnsweredChanges::AllDurable)),
         Answered::Noted(place) => place,
@@ -88,14 +87,14 @@ pub(crate) async fn read<M: Medium>(
     let is_trusted = options.mutation.is(Mutation::TrustNotes);
     // Of the log that they were compared with nothing is left where they were counted before.
     if place.counted.is_none() && !is_trusted && !agrees_with_log(&found, recovered) {
-        return Ok(nothing(AnsweredChanges::MayBeLost("the log has changes that are not noted")));
+        return Ok(nothing(AnsweredChanges::MayBeLost(WhyLost::NotNoted)));
     }
     if place.counted.is_some_and(|counted| Some(counted.newest) != newest) {
-        return Ok(nothing(AnsweredChanges::MayBeLost("notes that were counted are gone")));
+        return Ok(nothing(AnsweredChanges::MayBeLost(WhyLost::Gone)));
     }
     let entries = memtable_of(found.iter().flat_map(|gathered| &gathered.notes));
     if !is_trusted && !is_all_there(medium, superblock, &found, &entries).await? {
-        return Ok(nothing(AnsweredChanges::MayBeLost("data of noted changes are not there")));
+        return Ok(nothing(AnsweredChanges::MayBeLost(WhyLost::DataGone)));
     }
     let Some(newest) = newest else { return Ok(nothing(AnsweredChanges::Noted(0))) };
     let floor = place.counted.map_or(recovered.durable_end, |counted| counted.floor);
@@ -110,11 +109,11 @@ async fn find<M: Medium>(
     superblock: &Superblock,
     place: &NotesPlace,
     recovered: &Recovered,
-) -> Result<Result<Vec<Gathered>, &'static str>, VolumeError> {
+) -> Result<Result<Vec<Gathered>, WhyLost>, VolumeError> {
     match medium.note_keeping() {
         NoteKeeping::UntilReboot(boot) if boot == place.boot => {}
-        NoteKeeping::UntilReboot(_) => return Ok(Err("the machine was started anew")),
-        NoteKeeping::None | NoteKeeping::Needless => return Ok(Err("this medium keeps no notes")),
+        NoteKeeping::UntilReboot(_) => return Ok(Err(WhyLost::OtherBoot)),
+        NoteKeeping::None | NoteKeeping::Needless => return Ok(Err(WhyLost::NoNotes)),
     }
     let seed = superblock.seed();
     let floor = place.counted.map_or(recovered.durable_end, |counted| counted.floor);
@@ -124,7 +123,7 @@ async fn find<M: Medium>(
         let length = place.half_bytes as usize;
         let (bytes, missing) = read_sectors(medium, offset, length, medium.sector_bytes() as usize).await?;
         if !missing.is_empty() {
-            return Ok(Err("notes cannot be read"));
+            return Ok(Err(WhyLost::Unreadable));
         }
         for page in bytes.chunks_exact(NOTE_PAGE_BYTES) {
             let is_ours = |(head, _): &(NoteHead, usize)| (head.run, head.boot) == (place.run, place.boot);
@@ -135,7 +134,7 @@ async fn find<M: Medium>(
                 }
                 Some(_) => {}
                 // The place was filled with zeroes.
-                None if page.iter().any(|byte| *byte != 0) => return Ok(Err("notes are damaged")),
+                None if page.iter().any(|byte| *byte != 0) => return Ok(Err(WhyLost::Damaged)),
                 None => {}
             }
         }
@@ -145,10 +144,10 @@ async fn find<M: Medium>(
     let mut found: Vec<Gathered> = Vec::new();
     for base in newest {
         let Some(gathered) = whole(base, &pages[&base], superblock) else {
-            return Ok(Err("notes are damaged or missing"));
+            return Ok(Err(WhyLost::Missing));
         };
         if found.last().is_some_and(|before| before.next() != gathered.first) {
-            return Ok(Err("notes are missing"));
+            return Ok(Err(WhyLost::Missing));
         }
         found.push(gathered);
     }

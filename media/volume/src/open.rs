@@ -21,7 +21,7 @@ use crate::medium::{OneSync, padded};
 use crate::memtable::Memtable;
 use crate::noted::{self, NotedChanges};
 use crate::notes::Notes;
-use crate::options::{OpenOptions, VolumeError};
+use crate::options::{Mutation, OpenOptions, VolumeError};
 use crate::recovery::{self, Recovered};
 use crate::reserved::ReservedAreas;
 use crate::superblocks::{self, COPIES, SuperblockCopy, SuperblockProbe};
@@ -101,7 +101,8 @@ pub async fn open<M: Medium, C: Clock>(
     let entries = recovered.entries.in_order();
     let taken = entries.iter().map(|run| u64::from(run.blocks)).sum();
     let description = describe(&superblock, &recovered, taken, copies, lost);
-    let description = VolumeInfo { standing, answered: noted.answered.clone(), ..description };
+    let (superblock, answered) = with_lost(superblock, &noted, options);
+    let description = VolumeInfo { standing, answered, ..description };
     let is_answered_known = superblock.is_clean || !options.keeps_answered || superblock.answered == Answered::Durable;
     let settled = are_all_usable && recovered.next == superblock.log_tail && is_answered_known;
     let volume = Rc::new(assemble(medium, clock, superblock, options, &recovered, groups));
@@ -113,6 +114,20 @@ pub async fn open<M: Medium, C: Clock>(
         recovered.map_err(|error| VolumeError::Recovery(error.to_string()))?;
     }
     Ok(OpenVolume { worker: Worker { volume: volume.clone() }, volume, description })
+}
+
+/// The superblock with what this opening found lost, which goes to the medium with whatever it writes; and what to say of changes that were
+/// answered, by this opening or by an earlier one whose finding nobody was told.
+fn with_lost(superblock: Superblock, noted: &NotedChanges, options: &OpenOptions) -> (Superblock, AnsweredChanges) {
+    let found = match noted.answered {
+        // Without a promise nobody is to be told, and the next opening will find the same.
+        AnsweredChanges::MayBeLost(why) if options.keeps_answered => Some(why),
+        _ => superblock.untold,
+    };
+    let said = superblock.untold.map_or_else(|| noted.answered.clone(), AnsweredChanges::MayBeLost);
+    let answered = found.map_or(said, AnsweredChanges::MayBeLost);
+    let is_forgotten = options.mutation.is(Mutation::ForgetLost);
+    (Superblock { untold: found.filter(|_| !is_forgotten), ..superblock }, answered)
 }
 
 /// Map entries of notes, and older ones of the log.

@@ -177,6 +177,8 @@ pub enum Mutation {
     HalfEarly,
     /// Recovery takes notes over without comparing them with the log, the data and each other.
     TrustNotes,
+    /// That changes may be lost is known to the opening that finds it, and to no later one.
+    ForgetLost,
     /// Resizing: the superblock tells of the new size before the medium has it.
     NameEarly,
     /// Resizing: the medium is cut before the superblock that tells of the new size is durable.

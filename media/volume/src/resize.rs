@@ -11,7 +11,7 @@ use sealblock_block::{BlockState, Clock, Error, Medium, MediumError, MediumError
 use sealblock_units::Extent;
 
 use crate::block_groups::BlockGroups;
-use crate::format::{Layout, LayoutError, RESERVED_HEAD_BYTES, ReservedCopy, Superblock, TAIL_BYTES};
+use crate::format::{Layout, LayoutError, RESERVED_HEAD_BYTES, ReservedCopy, Superblock, TAIL_BYTES, WhyLost};
 use crate::open::{OpenVolume, open};
 use crate::options::{Mutation, OpenOptions, VolumeError};
 use crate::superblocks;
@@ -45,6 +45,8 @@ pub struct Resized {
     pub before_medium_bytes: u64,
     /// Bytes of the medium that it takes.
     pub medium_bytes: u64,
+    /// Why changes that were answered before may be lost, of which nobody was told yet.
+    pub may_be_lost: Option<WhyLost>,
 }
 
 /// Why a volume was not resized. It is as it was.
@@ -109,6 +111,7 @@ pub async fn resize<M: Medium + Clone, C: Clock>(
         capacity_blocks: layout.capacity_blocks(),
         before_medium_bytes: superblock.layout.medium_bytes(),
         medium_bytes: layout.medium_bytes(),
+        may_be_lost: superblock.untold,
     })
 }
 

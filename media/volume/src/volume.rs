@@ -10,7 +10,7 @@ use sealblock_units::{BlockCount, Lba};
 
 use crate::block_allocator::BlockAllocator;
 use crate::block_map::BlockMap;
-use crate::format::{BlockGroup, Layout, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed, Superblock};
+use crate::format::{BlockGroup, Layout, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed, Superblock, WhyLost};
 use crate::free_map::{FreeMap, Loader};
 use crate::identity::Standing;
 use crate::idle::Upkeep;
@@ -119,8 +119,8 @@ pub enum AnsweredChanges {
     AllDurable,
     /// None is lost: the process died, and notes of this many changes were all there.
     Noted(u64),
-    /// Some may be lost; why.
-    MayBeLost(&'static str),
+    /// Some may be lost, by what this opening found or an earlier one, and who sent them has not been told: see [`Volume::forget_lost`].
+    MayBeLost(WhyLost),
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
@@ -173,6 +173,24 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             VolumeState::Closed => Ok(()),
             _ => Err(self.failed()),
         }
+    }
+
+    /// Why changes that were answered may be lost, of which nobody was told yet.
+    pub fn may_be_lost(&self) -> Option<WhyLost> {
+        self.superblock.get().untold
+    }
+
+    /// Those whose changes may be lost were told, or need not be: later openings do not say so any more. Does nothing where nothing is
+    /// lost, to a volume that is open for reading only, and to one that is kept as it was found until a block changes.
+    ///
+    /// # Errors
+    /// When the medium fails. Then later openings may say it again.
+    pub async fn forget_lost(&self) -> Result<(), Error> {
+        if self.may_be_lost().is_none() || self.is_read_only || self.keeps_lost_log.get() {
+            return Ok(());
+        }
+        let _change = self.begin_change()?;
+        self.change_superblock(|before| Superblock { untold: None, ..before }).await
     }
 
     /// Refuses changes to a volume that takes none.

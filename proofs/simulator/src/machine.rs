@@ -65,11 +65,24 @@ pub struct RunningMachine {
     /// Draws for the hosts.
     pub random: Random,
     close: BoxedWork<()>,
+    lost: Option<BoxedWork<()>>,
 }
 
 impl RunningMachine {
-    /// Closes the device. Where faults are planned it may fail.
-    pub async fn close(self) {
+    /// Closes the device; now and then all hosts were told before that what they had not flushed may be lost. Where faults are planned it may
+    /// fail.
+    pub async fn close(mut self) {
+        if let Some(forget) = self.lost.take().filter(|_| self.random.fork("told").chance(50)) {
+            // Stopped meanwhile, it says so later or not.
+            self.client.context().checker.borrow_mut().told();
+            let forgotten = forget.await;
+            let context = self.client.context();
+            if let Err(error) = forgotten.map_err(|error| format!("forgetting what may be lost failed: {error}"))
+                && !context.faults_planned
+            {
+                context.find(error);
+            }
+        }
         let closed = self.close.await;
         let context = self.client.context();
         match closed {
@@ -122,9 +135,14 @@ impl<S: System> MachineConfig<'_, S> {
             let decayed = self.decayed;
             async move {
                 match opening.await {
-                    Ok(Session { stack, close }) => {
+                    Ok(Session { stack, close, lost }) => {
+                        let said = context.checker.borrow_mut().says_lost(lost.is_some());
+                        if let Err(finding) = said.or_else(|finding| if decayed { Ok(()) } else { Err(finding) }) {
+                            context.find(finding);
+                            return;
+                        }
                         let client = Client::new(stack, Rc::clone(&context));
-                        hosts(RunningMachine { client, executor, random, close }).await;
+                        hosts(RunningMachine { client, executor, random, close, lost }).await;
                     }
                     Err(_) if context.faults_planned || decayed => {}
                     Err(error) => {

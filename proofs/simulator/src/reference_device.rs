@@ -245,7 +245,7 @@ impl System for ReferenceSystem {
             let device = Rc::new(ReferenceDevice::open(disk, kind, profile).await?);
             let stack = DynDevice::new("toy", Rc::clone(&device));
             let close = Box::pin(async move { device.flush().await.map(|_| ()).map_err(|error| error.to_string()) });
-            Ok(Session { stack, close })
+            Ok(Session { stack, close, lost: None })
         })
     }
 }

@@ -11,7 +11,9 @@ use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_media_volume::format::{
     Layout, LogSector, RESERVED_HEAD_BYTES, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Seed, Superblock,
 };
-use sealblock_media_volume::{CreateOptions, Mutation, OpenOptions, ResizeError, ResizeOptions, create, open, resize};
+use sealblock_media_volume::{
+    AnsweredChanges, CreateOptions, Mutation, OpenOptions, ResizeError, ResizeOptions, create, open, resize,
+};
 use sealblock_units::BlockSize;
 
 use crate::disk::{Image, SimDisk};
@@ -121,6 +123,8 @@ pub struct Session {
     pub stack: DynDevice,
     /// Closes it in good order.
     pub close: BoxedWork<()>,
+    /// Where changes that were answered may be lost, and hosts were not told: has it forget that.
+    pub lost: Option<BoxedWork<()>>,
 }
 
 /// How a change of size ended.
@@ -337,8 +341,15 @@ impl System for Volumes {
             drop(executor.spawn("worker", opened.worker.run()));
             let volume = opened.volume;
             let stack = DynDevice::new("volume", volume.clone());
+            let told = volume.clone();
+            let lost: Option<BoxedWork<()>> = match opened.description.answered {
+                AnsweredChanges::MayBeLost(_) => {
+                    Some(Box::pin(async move { told.forget_lost().await.map_err(|error| error.to_string()) }))
+                }
+                AnsweredChanges::AllDurable | AnsweredChanges::Noted(_) => None,
+            };
             let close = Box::pin(async move { volume.close().await.map_err(|error| error.to_string()) });
-            Ok(Session { stack, close })
+            Ok(Session { stack, close, lost })
         })
     }
 }

@@ -20,7 +20,7 @@ pub enum SystemUnderTest {
     Walk(MirrorMutation),
 }
 
-const OF_VOLUMES: [(&str, VolumeMutation); 32] = [
+const OF_VOLUMES: [(&str, VolumeMutation); 33] = [
     ("none", VolumeMutation::None),
     ("skip-sync", VolumeMutation::SkipSync),
     ("late-tags", VolumeMutation::LateTags),
@@ -53,6 +53,7 @@ const OF_VOLUMES: [(&str, VolumeMutation); 32] = [
     ("base-behind", VolumeMutation::BaseBehind),
     ("half-early", VolumeMutation::HalfEarly),
     ("trust-notes", VolumeMutation::TrustNotes),
+    ("forget-lost", VolumeMutation::ForgetLost),
 ];
 
 const OF_MIRRORS: [(&str, MirrorMutation); 20] = [

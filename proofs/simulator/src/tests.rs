@@ -28,7 +28,7 @@ fn first_finding(system: &impl System, loads: &[Workload], seeds: u64) -> Option
 fn assert_caught(system: &impl System, loads: &[Workload], seeds: u64) {
     let finding = first_finding(system, loads, seeds).expect("the fault is noticed");
     // What a disk that was cut too early cannot hold any more shows when it is opened, or when its size is to change again.
-    let reasons = ["block", "open failed", "resize failed: the medium has"];
+    let reasons = ["block", "open failed", "resize failed: the medium has", "no host was told"];
     assert!(reasons.iter().any(|reason| finding.contains(reason)), "{finding}");
 }
 
@@ -133,6 +133,11 @@ fn a_volume_that_writes_over_the_notes_of_a_commit_in_flight_is_caught() {
 #[test]
 fn a_volume_that_trusts_its_notes_after_the_loss_of_its_disk_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::TrustNotes }, &[Workload::Mixed, Workload::Hot, Workload::Trim], 60);
+}
+
+#[test]
+fn a_volume_that_says_once_that_changes_may_be_lost_is_caught() {
+    assert_caught(&Volumes { mutation: Mutation::ForgetLost }, &[Workload::Mixed, Workload::Hot], 60);
 }
 
 #[test]

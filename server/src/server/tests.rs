@@ -1,11 +1,20 @@
 //! What stays the same of a device when its namespaces change, and when it is closed.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 
 use futures_util::future::{Either, select};
+use sealblock_block::Medium;
 use sealblock_exports_nvme_tcp::{Namespace, NamespaceState};
+use sealblock_media_file::Options;
+use sealblock_media_volume::format::{Layout, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS, Superblock};
+use sealblock_media_volume::{CreateOptions, WhyLost, create};
 use sealblock_runtime_reactor::{Config, Cores, Placement, Reactor};
+use sealblock_stack::open_medium;
+use sealblock_units::BlockSize;
 
 use super::*;
 use crate::config::parse;
@@ -64,6 +73,61 @@ fn a_device_keeps_its_state_however_it_is_offered_and_another_has_its_own() {
         server.change(&plan(&larger)).await.unwrap();
         assert!(before.upgrade().is_none(), "another memory, with another state");
         server.end().await.1.unwrap();
+    });
+}
+
+/// A volume whose superblocks say that changes may be lost.
+async fn volume_with_loss(path: &Path) {
+    let medium = open_medium(path, Options::WRITE).await.unwrap();
+    let shape = CreateOptions {
+        block_size: BlockSize::B4096,
+        capacity_blocks: 64,
+        protection: None,
+        uuid: [7; 16],
+        preallocate: false,
+    };
+    medium.set_len(Layout::new(shape.block_size, medium.sector_bytes(), 64).unwrap().medium_bytes()).await.unwrap();
+    create(&medium, &shape).await.unwrap();
+    drop(medium);
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    for at in SUPERBLOCK_OFFSETS {
+        let said = Superblock { untold: Some(WhyLost::Damaged), ..superblock(path, at) };
+        file.write_all_at(&said.encode(), at).unwrap();
+    }
+}
+
+fn superblock(path: &Path, at: u64) -> Superblock {
+    let mut bytes = [0; SUPERBLOCK_BYTES];
+    File::open(path).unwrap().read_exact_at(&mut bytes, at).unwrap();
+    Superblock::decode(&bytes).unwrap()
+}
+
+fn newest(path: &Path) -> Superblock {
+    SUPERBLOCK_OFFSETS.map(|at| superblock(path, at)).into_iter().max_by_key(|found| found.write_seq).unwrap()
+}
+
+#[test]
+fn that_changes_may_be_lost_is_forgotten_when_clients_had_the_time_to_come_back_and_not_before() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let path = file.path().to_owned();
+    let served = plan(&subsystem("v", &path.display().to_string(), ""));
+    with_server(|mut server| async move {
+        volume_with_loss(&path).await;
+        server.change(&served).await.unwrap();
+        let seen =
+            server.offered.values().next().unwrap().spaces.values().next().unwrap().device.handle.snapshot().await;
+        assert!(seen.unflushed_lost.iter().any(|why| why.ends_with("notes are damaged")), "{:?}", seen.unflushed_lost);
+        server.change(&plan(&subsystem("m", "mem:1MiB", ""))).await.unwrap();
+        assert_eq!(newest(&path).untold, Some(WhyLost::Damaged), "it ended before its clients could come back");
+        server.devices.clients_come_back = Duration::from_millis(20);
+        server.change(&served).await.unwrap();
+        for _ in 0..500 {
+            sleep(Duration::from_millis(10)).await;
+            if newest(&path).untold.is_none() {
+                return server.end().await.1.unwrap();
+            }
+        }
+        panic!("it is not forgotten");
     });
 }
 

@@ -103,7 +103,7 @@ fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
         return findings;
     }
     let is_well = |replica: &ReplicaStatus| {
-        let is_sound = replica.file_trouble.is_empty() && !replica.has_damage();
+        let is_sound = replica.file_trouble.is_empty() && !replica.has_damage() && replica.lost_metadata.is_empty();
         replica.is(ReplicaState::InSync) && replica.online && is_sound
     };
     let is_ailing = |replica: &&ReplicaStatus| !is_well(replica);
@@ -122,6 +122,9 @@ fn of_mirror(name: &str, target: &str, mirror: &MirrorStatus) -> Vec<Finding> {
         Some(replica) => format!("`sealblock mirror replace {name} {} NEW`, if it does not come back", replica.name),
         None if ailing.iter().any(|replica| replica.has_damage()) => {
             format!("`sealblock scrub start {name}` repairs them from another replica")
+        }
+        None if ailing.iter().any(|replica| !replica.lost_metadata.is_empty()) => {
+            "the next opening for writing writes them anew".to_owned()
         }
         None => format!("wait; `sealblock mirror status {name}` tells how far it is"),
     };
@@ -144,6 +147,10 @@ fn replica_text(replica: &ReplicaStatus) -> String {
         format!("the file of {name} {what}")
     } else if let Some(damage) = replica.damage.as_ref().filter(|_| replica.online && replica.has_damage()) {
         format!("on {name} {}", damage.to_text())
+    } else if let Some(lost) =
+        replica.lost_metadata.first().filter(|_| replica.is(ReplicaState::InSync) && replica.online)
+    {
+        format!("of {name} {lost}")
     } else if replica.is(ReplicaState::Resyncing) {
         format!("{name} is resyncing{up_to}")
     } else if replica.is(ReplicaState::OutOfSync) && replica.online {
@@ -268,6 +275,7 @@ mod tests {
             stale_blocks: 0,
             failures: 0,
             file_trouble: Vec::new(),
+            lost_metadata: Vec::new(),
             damage: None,
         }
     }
@@ -347,6 +355,11 @@ mod tests {
         is(&of(replica("b", "resyncing", true, 1 << 20)), Health::Degraded, words);
         let words = "mirror:a,b is degraded: b is out of sync: up to 64 KiB";
         is(&of(replica("b", "out_of_sync", true, 64 << 10)), Health::Degraded, words);
+        let without = ReplicaStatus {
+            lost_metadata: vec!["a superblock is lost".to_owned()],
+            ..replica("b", "in_sync", true, 0)
+        };
+        is(&of(without), Health::Degraded, "mirror:a,b is degraded: of b a superblock is lost");
         is(
             &mirror("unlabelled", vec![replica("a", "unlabelled", true, 0)]),
             Health::Incomplete,

@@ -69,6 +69,9 @@ pub struct ReplicaStatus {
     /// Files that it lies in and that were deleted, renamed, replaced or cut off.
     #[serde(default)]
     pub file_trouble: Vec<FileError>,
+    /// Copies of its metadata that were lost when it was opened, and that were not written anew, as texts for people.
+    #[serde(default)]
+    pub lost_metadata: Vec<String>,
     /// Blocks of it that are known to be bad; `None` if it was not open since the mirror was.
     #[serde(default)]
     pub damage: Option<DamageStatus>,
@@ -89,6 +92,13 @@ impl MirrorStatus {
         };
         let why_older = mirror.why_older();
         let mut status = MirrorStatus::with(&mirror.describe(), errors_of, damage_of);
+        for (name, lost) in mirror.lost_metadata().into_iter().filter(|(_, lost)| !lost.is_empty()) {
+            let of = status.replicas.iter_mut().find(|replica| replica.name == name && replica.online);
+            of.into_iter().for_each(|replica| replica.lost_metadata.clone_from(&lost));
+            if status.state == MirrorState::Optimal.as_str() {
+                status.state = MirrorState::Degraded.as_str().to_owned();
+            }
+        }
         if let Some(why) = why_older {
             status.may_be_older = Some(why.as_str().to_owned());
             if status.state == MirrorState::Optimal.as_str() {
@@ -117,7 +127,7 @@ impl MirrorStatus {
             let files = if is_member && replica.is_online { errors_of(&replica.name) } else { Vec::new() };
             let damage = Some(&replica.name).filter(|_| is_member).and_then(|name| damage_of(name));
             let of = ReplicaStatus::of(replica);
-            let state = if is_labelled { of.state.clone() } else { UNLABELLED.to_owned() };
+            let state = if is_labelled || !is_member { of.state.clone() } else { UNLABELLED.to_owned() };
             ReplicaStatus { state, file_trouble: files, damage, ..of }
         };
         let is_sound = |replica: &ReplicaStatus| replica.file_trouble.is_empty() && !replica.has_damage();
@@ -174,6 +184,7 @@ impl ReplicaStatus {
             stale_blocks: replica.stale_blocks,
             failures: replica.failures,
             file_trouble: Vec::new(),
+            lost_metadata: Vec::new(),
             damage: None,
         }
     }

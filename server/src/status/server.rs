@@ -102,6 +102,10 @@ pub struct DeviceSnapshot {
     pub paths: Vec<PathStatus>,
     /// What is missing of it that neither reads nor checks of blocks meet, in words: what was written last.
     pub lost_metadata: Vec<String>,
+    /// Why what an earlier server had answered, and clients had not flushed, may be lost, for each volume of it, as long as those that come are
+    /// told.
+    #[serde(default)]
+    pub unflushed_lost: Vec<String>,
     /// Its scrub, with the last runs.
     pub scrub: Option<ScrubStatus>,
     /// What went through it since it was opened.

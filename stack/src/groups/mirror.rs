@@ -8,10 +8,11 @@ use futures_util::future::join_all;
 use sealblock_block::DynDevice;
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::name::MirrorName;
-use sealblock_layers_mirror::{CreateOptions, MirrorInfo, OpenOptions};
+use sealblock_layers_mirror::{CreateOptions, MirrorInfo, OpenOptions, open_beside_lost};
 
 use super::replicas::{OpenMirror, OpenReplica, OpenedReplica, ReplicaOpener, of_member, of_mirror};
 use crate::error::{Cause, StackError};
+use crate::failures::of_block;
 use crate::held::{Access, CloseHandle, Usage};
 use crate::identity::new_uuid;
 use crate::info::TargetInfo;
@@ -55,7 +56,8 @@ fn by(opener: Opener) -> ReplicaOpener {
 fn of_replica(opened: OpenTarget, target: &TargetName) -> (OpenedReplica, TargetInfo) {
     let OpenTarget { device, info, held, .. } = opened;
     let (identity, files, damage) = (info.identity(target), info.open_files(), info.damage.clone());
-    (OpenedReplica { device, identity, files, damage, held }, info)
+    let lost_metadata = [info.lost_superblocks(), info.lost_copies()].concat();
+    (OpenedReplica { device, identity, files, damage, lost_metadata, held }, info)
 }
 
 /// Opens a replica for the first time, and says what it is made of.
@@ -87,7 +89,8 @@ async fn put_together(
         sources.push(replica.source(device));
     }
     let options = OpenOptions { is_read_only: !access.writes(), random: new_uuid()? };
-    let opened = sealblock_layers_mirror::open(sources, ReactorClock, options).await;
+    let lost = lost_of(replicas);
+    let opened = open_beside_lost(sources, &lost, ReactorClock, options).await;
     let opened = opened.map_err(|error| of_mirror(&error).on(target))?;
     let described = opened.mirror.describe();
     report_offline(target, &described);
@@ -105,6 +108,11 @@ async fn put_together(
         let _ = replica.close().await;
     }
     Ok(held(target, replicas, info, opened, opener))
+}
+
+/// Which of these may lack changes that were answered and not flushed, by their numbers.
+fn lost_of(replicas: &[Rc<OpenReplica>]) -> Vec<usize> {
+    (0..replicas.len()).filter(|at| !replicas[*at].lost_answers().is_empty()).collect()
 }
 
 /// How a mirror is created.
@@ -152,6 +160,10 @@ async fn create_of(
     let options = CreateOptions { random: new_uuid()?, name, from, force };
     let opened = sealblock_layers_mirror::create(sources, ReactorClock, options).await;
     let opened = opened.map_err(|error| of_member(&error).on(target))?;
+    if lost_of(replicas).contains(&from.unwrap_or(0)) {
+        let said = opened.mirror.say_lost().await;
+        said.map_err(|error| of_block("saying that writes may be lost", &error).on(target))?;
+    }
     Ok(held(target, replicas, info, opened, opener))
 }
 

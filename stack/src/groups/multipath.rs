@@ -9,7 +9,7 @@ use sealblock_block::{DeviceOpener, DynDevice, Error, ErrorKind as BlockFailure}
 use sealblock_layers_multipath::{MultipathLayer, PathConfig, RetryPolicy};
 
 use crate::error::{Cause, StackError};
-use crate::held::{Access, CloseHandle, Members, Usage, close_all, received_bytes};
+use crate::held::{Access, CloseHandle, Members, Usage, close_all, forget_lost, lost_answers, received_bytes};
 use crate::identity::{hex, uuid_text};
 use crate::info::TargetInfo;
 use crate::opened::{OpenTarget, Opener};
@@ -73,6 +73,17 @@ impl Members for Paths {
             is_remote(&path.target).then(|| now.unwrap_or(0) + path.received_bytes.get())
         });
         each.flatten().reduce(u64::saturating_add)
+    }
+
+    fn lost_answers(&self) -> Vec<String> {
+        let open = self.0.iter().filter_map(|path| path.open.borrow().upgrade());
+        open.flat_map(|live| lost_answers(&live.held)).collect()
+    }
+
+    fn forget_lost(&self) -> LocalBoxFuture<'_, Result<(), Error>> {
+        let open = self.0.iter().filter_map(|path| path.open.borrow().upgrade());
+        let forgetting = join_all(open.map(|live| async move { forget_lost(&live.held).await }));
+        Box::pin(async { forgetting.await.into_iter().fold(Ok(()), Result::and) })
     }
 }
 

@@ -15,8 +15,8 @@ use sealblock_media_file::Backing;
 use crate::damage_view::DamageView;
 use crate::error::{Cause, StackError};
 use crate::failures::OLDER;
-use crate::held::{Access, CloseHandle, Members, close_all, received_bytes};
-use crate::program::ReactorClock;
+use crate::held::{Access, CloseHandle, Members, close_all, forget_lost, lost_answers, received_bytes};
+use crate::program::{ReactorClock, note};
 use crate::quantity::count;
 use crate::remote::{is_remote, with_short_timeouts};
 use crate::target::{GroupKind, TargetName};
@@ -51,6 +51,8 @@ pub(super) struct OpenedReplica {
     pub files: Vec<Weak<Backing>>,
     /// What is known of its bad blocks.
     pub damage: DamageView,
+    /// Copies of its metadata that are lost, as text.
+    pub lost_metadata: Vec<String>,
     /// What is to close behind it.
     pub held: Vec<CloseHandle>,
 }
@@ -69,6 +71,8 @@ pub(super) struct OpenReplica {
     identity: RefCell<TargetIdentity>,
     /// The files that it lies in, as long as they are open.
     files: RefCell<Vec<Weak<Backing>>>,
+    /// Copies of its metadata that are lost, and that its opening has not written anew, as text.
+    lost_metadata: RefCell<Vec<String>>,
     /// Its bad blocks, once it was open; what is known of a device that is away stays known.
     damage: RefCell<Option<DamageView>>,
     /// Who else is to know of them: the mirror that it is of.
@@ -242,7 +246,9 @@ impl OpenMirror {
             } else {
                 self.check_not_needed(&name)?;
             }
+            let unknown = self.not_compared(&name);
             self.mirror.remove(&name).await.map_err(|error| of_member(&error).on(&self.target))?;
+            unknown.into_iter().for_each(note);
             let gone: Vec<Rc<OpenReplica>> =
                 self.replicas.borrow_mut().extract_if(.., |replica| replica.name == name).collect();
             self.name_members();
@@ -251,6 +257,23 @@ impl OpenMirror {
                 let _ = replica.close().await;
             }
             Ok(())
+        })
+    }
+
+    /// What is not known any more once this replica is gone, where it has blocks without seals or another one does: which of two copies that
+    /// differ is right. A check of seals finds nothing of that on what is left.
+    fn not_compared(&self, name: &str) -> Option<String> {
+        let replicas = self.describe().replicas;
+        let is_counted = |replica: &&ReplicaInfo| replica.is_online && replica.state == ReplicaState::InSync;
+        let going = replicas.iter().filter(is_counted).rfind(|replica| replica.name == name)?;
+        let staying: Vec<&str> =
+            replicas.iter().filter(is_counted).filter(|other| other.id != going.id).map(|other| &*other.name).collect();
+        (!self.mirror.abilities().seals && !staying.is_empty()).then(|| {
+            format!(
+                "{name} was not compared with {} before it was removed: not all of them have seals, and where they differed it is not known \
+                 which was right",
+                staying.join(", ")
+            )
         })
     }
 
@@ -295,6 +318,12 @@ impl OpenMirror {
         Some((why, "`sealblock verify TARGET --repair`, or `sealblock scrub start` where it is served".to_owned()))
     }
 
+    async fn forget_of_replicas(&self) -> Result<(), Error> {
+        let held: Vec<CloseHandle> =
+            self.replicas.borrow().iter().flat_map(|replica| replica.held.borrow().clone()).collect();
+        forget_lost(&held).await
+    }
+
     /// Forgets what is known of a replica that is none any more, unless another one has its name.
     fn forget(&self, gone: &OpenReplica) {
         if !self.replicas.borrow().iter().any(|replica| replica.name == gone.name) {
@@ -307,6 +336,12 @@ impl OpenMirror {
         let replicas = self.replicas.borrow();
         let of = |replica: &Rc<OpenReplica>| replica.files.borrow().iter().filter_map(Weak::upgrade).collect();
         replicas.iter().map(|replica| (replica.name.clone(), of(replica))).collect()
+    }
+
+    /// Copies of metadata of each of its replicas that are lost, as text, by the name of the replica.
+    pub fn lost_metadata(&self) -> Vec<(String, Vec<String>)> {
+        let replicas = self.replicas.borrow();
+        replicas.iter().map(|replica| (replica.name.clone(), replica.lost_metadata.borrow().clone())).collect()
     }
 
     /// Its name.
@@ -331,6 +366,10 @@ impl Members for OpenMirror {
     fn close(&self) -> LocalBoxFuture<'_, Result<(), Error>> {
         Box::pin(async {
             let labelled = self.mirror.close().await;
+            if labelled.is_ok() && !self.mirror.may_be_lost() && self.describe().nosync_bytes == 0 {
+                // Where they had differed they have what a replica has that lacked nothing.
+                let _ = self.forget_of_replicas().await;
+            }
             let replicas = self.replicas.take();
             let closed = join_all(replicas.iter().map(|replica| replica.close())).await;
             closed.into_iter().fold(labelled, Result::and)
@@ -343,6 +382,22 @@ impl Members for OpenMirror {
             .iter()
             .map(|replica| received_bytes(&replica.held.borrow()).map(|now| now + replica.received_bytes.get()));
         each.flatten().reduce(u64::saturating_add)
+    }
+
+    fn lost_answers(&self) -> Vec<String> {
+        if !self.mirror.may_be_lost() {
+            return Vec::new();
+        }
+        let replicas = self.replicas.borrow();
+        let of_volumes: Vec<String> = replicas.iter().flat_map(|replica| replica.lost_answers()).collect();
+        if of_volumes.is_empty() { vec![format!("{}: its labels say so", self.target)] } else { of_volumes }
+    }
+
+    fn forget_lost(&self) -> LocalBoxFuture<'_, Result<(), Error>> {
+        Box::pin(async {
+            self.mirror.forget_lost().await?;
+            self.forget_of_replicas().await
+        })
     }
 }
 
@@ -359,11 +414,17 @@ impl OpenReplica {
             held: RefCell::default(),
             identity,
             files: RefCell::default(),
+            lost_metadata: RefCell::default(),
             damage: RefCell::default(),
             reports_to: RefCell::default(),
             received_bytes: Cell::new(0),
             is_retired: Cell::new(false),
         })
+    }
+
+    /// Why changes of its volumes that were answered and not flushed may be lost.
+    pub fn lost_answers(&self) -> Vec<String> {
+        lost_answers(&self.held.borrow())
     }
 
     /// The source of this replica for the mirror.
@@ -380,9 +441,11 @@ impl OpenReplica {
 
     /// Keeps what belongs to the open device, and gives the device.
     pub fn hold(&self, opened: OpenedReplica) -> DynDevice {
-        let OpenedReplica { device, identity, files, damage, held } = opened;
+        let OpenedReplica { device, identity, files, damage, lost_metadata, held } = opened;
         self.identity.replace(identity);
         self.files.replace(files);
+        // An opening for writing writes them anew.
+        self.lost_metadata.replace(if self.access.writes() { Vec::new() } else { lost_metadata });
         self.damage.replace(Some(damage));
         self.held.replace(held);
         self.report();

@@ -147,6 +147,7 @@ fn info_json(info: &TargetInfo) -> Value {
             "created_bytes": volume.layout.created_blocks() << volume.layout.block_size().shift(),
             "segments": segments_json(&volume.layout),
             "medium_bytes": volume.layout.medium_bytes(),
+            "unflushed_lost": unflushed_lost(volume),
             "lost_metadata_copies": volume.lost_copies.count(),
             "foreign_records": foreign_json(volume),
             "identity": volume.standing.as_str(),
@@ -317,6 +318,14 @@ fn as_text(target: &TargetName, opened: &OpenTarget) -> String {
     lines.into_text()
 }
 
+/// Why changes that were answered and not flushed may be lost, if so.
+fn unflushed_lost(volume: &VolumeDescription) -> Option<&'static str> {
+    match volume.answered {
+        AnsweredChanges::MayBeLost(why) => Some(why.as_str()),
+        AnsweredChanges::AllDurable | AnsweredChanges::Noted(_) => None,
+    }
+}
+
 fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
     lines.put("uuid", uuid_text(&volume.uuid));
     lines.put(
@@ -328,8 +337,11 @@ fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
             }
         },
     );
-    if let AnsweredChanges::MayBeLost(why) = volume.answered {
-        lines.put("unflushed", format!("writes that were answered and not flushed may be lost: {why}"));
+    if let Some(why) = unflushed_lost(volume) {
+        lines.put(
+            "unflushed",
+            format!("writes that were answered and not flushed may be lost: {why}; a server tells its hosts"),
+        );
     }
     losses_text(lines, volume);
     if volume.layout.is_resized() {

@@ -19,7 +19,7 @@ use crate::cli::{Mirror, MirrorAcceptStale, MirrorCommand, MirrorCreate, MirrorS
 use crate::commands::scrub::name_of;
 use crate::exit::Exit;
 use crate::progress::{Progress, Show};
-use crate::report::{Lines, attributed, print_report, say};
+use crate::report::{Lines, attributed, note_lost_answers, print_report, say};
 use sealblock_server::control::client::{FoundServer, find, find_to_change};
 use sealblock_server::control::protocol::{ControlCommand, TargetRef};
 use sealblock_server::mirrors::execute;
@@ -141,6 +141,7 @@ fn make(arguments: &MirrorCreate) -> Result<Exit, StackError> {
     let options = MirrorOptions { name: arguments.name, from, force: arguments.force };
     let status = on_reactor(async {
         let opened = create_mirror(&target, &arguments.replicas, &options).await?;
+        note_lost_answers(&opened);
         opened
             .close_after(async |opened| synchronise(&Holder::Here(mirror_of(opened)?), &target, arguments).await)
             .await
@@ -224,6 +225,7 @@ fn on_holder<T>(
             return work(&Holder::Server(Box::new(server))).await;
         }
         let opened = open(target, access).await?;
+        note_lost_answers(&opened);
         opened.learn_damage().await;
         opened.close_after(async |opened| work(&Holder::Here(mirror_of(opened)?)).await).await
     })
@@ -335,7 +337,14 @@ pub fn put(lines: &mut Lines, status: &MirrorStatus) {
     }
     lines.put("state", &status.state);
     if status.state == MirrorState::Unlabelled.as_str() {
-        lines.put("content", "blank: no device has a mirror label; the first opening for writing makes them a mirror");
+        let is_left_over = status.replicas.iter().any(|replica| replica.is(ReplicaState::Removed));
+        lines.put(
+            "content",
+            match is_left_over {
+                true => "no replica that is left has room for a label, so that nothing makes it a mirror any more",
+                false => "blank: no device has a mirror label; the first opening for writing makes them a mirror",
+            },
+        );
     }
     if let Some(why) = status.why_older() {
         lines.put("content", format_args!("may be older than what was written: {why}"));
@@ -398,7 +407,8 @@ fn replica_text(replica: &ReplicaStatus, nosync_bytes: u64) -> String {
     let unknown = replica.damage.as_ref().is_some_and(|damage| !damage.not_asked.is_empty());
     let unknown = if unknown { "; what its server knows of bad blocks is unknown here" } else { "" };
     let files: String = replica.file_trouble.iter().map(|file| format!("; {}", file.to_text())).collect();
-    format!("{}: {state}{out_of_sync}{offline}{repaired}{stale}{error}{damage}{unknown}{files}", replica.name)
+    let lost: String = replica.lost_metadata.iter().map(|lost| format!("; {lost}")).collect();
+    format!("{}: {state}{out_of_sync}{offline}{repaired}{stale}{error}{damage}{unknown}{files}{lost}", replica.name)
 }
 
 #[cfg(test)]
@@ -419,6 +429,7 @@ mod tests {
                 stale_blocks: 0,
                 failures: 0,
                 file_trouble: Vec::new(),
+                lost_metadata: Vec::new(),
                 damage: None,
             };
             replica_text(&status, nosync_bytes)

@@ -8,7 +8,7 @@ use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::key::objectid;
 use sealblock_proofs_btrfs_images::handmade::{Handmade, Storage};
 
-use crate::common::server::Server;
+use crate::common::server::{Nbd, Server};
 use crate::common::{BLOCK, Place, filled, noise};
 
 const OLDER: &str = "may be older than what was written";
@@ -157,27 +157,163 @@ fn a_mirror_of_volumes_without_their_logs_is_read_as_such_and_not_written() {
     server.stop().is_clean();
 }
 
-#[test]
-fn notes_that_do_not_count_are_told_by_whatever_opens_the_volume() {
+/// The volume `v` of a server that was killed, whose notes are damaged.
+fn without_notes() -> Place {
     let place = Place::new();
     place.run("create v --size 64MiB").succeeds();
     place.write("piece", &noise(3, 4 * BLOCK));
     let server = Server::start(&place, "v");
     place.run(&format!("copy piece {}", server.target("v"))).succeeds();
     server.kill();
-    let volume = place.read("v");
+    damage_notes(&place, "v");
+    place
+}
+
+fn damage_notes(place: &Place, name: &str) {
+    let volume = place.read(name);
     // The field of the superblock and the first two of its copies.
     let offsets = [0, 32 << 10].map(|at| u64::from_le_bytes(volume[at + 248..at + 256].try_into().unwrap()));
     let notes = offsets.into_iter().max().filter(|offset| *offset > 0).expect("changes are noted");
-    place.poke("v", notes, &[0xA5; 4096]);
-    for command in ["info v", "verify v", "compare v v", "copy v out", "rescue v out2", "zero v --range 9..9"] {
+    place.poke(name, notes, &[0xA5; 4096]);
+}
+
+const UNFLUSHED: &str = "not flushed may be lost";
+
+#[test]
+fn that_writes_may_be_lost_is_told_by_every_command_until_it_is_accepted() {
+    let place = without_notes();
+    for command in [
+        "info v",
+        "verify v",
+        "compare v v",
+        "copy v out",
+        "rescue v out2",
+        "zero v --range 9..9",
+        "discard v --range 9..9 --yes",
+        "copy piece v",
+        "resize v --size 65MiB",
+        "verify v --repair",
+        "scrub status v",
+        "mirror create v w",
+        "info v",
+    ] {
+        if command.starts_with("mirror") {
+            place.run("create w --size 65MiB").succeeds();
+        }
         let answer = place.run(command);
-        answer.succeeds();
         let told = format!("{}{}", answer.text(), answer.stderr);
-        assert!(told.contains("not flushed may be lost") && told.contains("notes are damaged"), "{command}: {told}");
+        assert_eq!(told.matches(UNFLUSHED).count(), 1, "{command}: {told}");
+        assert!(told.contains("notes are damaged"), "{command}: {told}");
     }
-    // The last one has opened it for writing.
+    let info = place.run("info v --json").succeeds().json();
+    assert_eq!(info["volume"]["unflushed_lost"], "notes are damaged");
+}
+
+#[test]
+fn that_writes_may_be_lost_is_accepted_by_a_repair_that_is_asked_to() {
+    let place = without_notes();
+    place.run("verify v --accept-lost").ends_with(2);
+    let accepted = place.run("verify v --repair --accept-lost");
+    assert!(accepted.succeeds().stderr.contains("no server tells its hosts any more"), "{}", accepted.stderr);
     let after = place.run("info v");
-    after.succeeds();
-    assert!(!after.text().contains("may be lost"), "{}", after.text());
+    assert!(!after.succeeds().text().contains(UNFLUSHED), "{}", after.text());
+    let server = Server::start(&place, "v");
+    place.run(&format!("copy piece {}", server.target("v"))).succeeds();
+    server.stop().is_clean();
+}
+
+#[test]
+fn hosts_of_a_killed_server_are_told_by_the_next_one_that_they_come_to_whatever_ran_between() {
+    let place = without_notes();
+    place.run("zero v --range 9..9").succeeds();
+    place.run("resize v --size 65MiB").succeeds();
+    // It is stopped, and another one is killed, before any host comes back.
+    Server::start(&place, "v").stop().is_clean();
+    let server = Server::start(&place, "v");
+    let status = place.run("status v");
+    assert!(status.succeeds().text().contains("notes are damaged"), "{}", status.text());
+    let status = place.run("status v --json").succeeds().json();
+    assert!(status["servers"][0]["devices"][0]["unflushed_lost"][0].as_str().unwrap().ends_with("notes are damaged"));
+    server.kill();
+    let server = Server::start(&place, "v");
+    let target = server.target("v");
+    let first = place.run(&format!("copy piece {target}"));
+    assert!(first.ends_with(3).stderr.contains("flush"), "{}", first.stderr);
+    for _ in 0..2 {
+        place.run(&format!("copy piece {target}")).succeeds();
+    }
+    server.stop().is_clean();
+}
+
+fn nbd_address(server: &Server) -> String {
+    server.ready["nbd"]["listeners"][0].as_str().unwrap().to_owned()
+}
+
+/// The mirror `mirror:a,b` of a server that was killed with block 20 written and not flushed, its notes damaged on these replicas.
+fn mirror_without_notes(damaged: &[&str]) -> Place {
+    let place = Place::new();
+    place.write("piece", &noise(3, 4 * BLOCK));
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 64MiB")).succeeds();
+    }
+    let server = Server::start(&place, "mirror:a,b --nbd 127.0.0.1:0");
+    place.run(&format!("copy piece {}", server.target("mirror"))).succeeds();
+    let mut client = Nbd::open(&nbd_address(&server), "mirror").unwrap();
+    assert_eq!(client.write(20 * BLOCK as u64, &noise(9, BLOCK)), 0);
+    server.kill();
+    damaged.iter().for_each(|name| damage_notes(&place, name));
+    place
+}
+
+#[test]
+fn of_a_mirror_a_replica_counts_that_has_all_that_was_answered() {
+    for damaged in ["a", "b"] {
+        let place = mirror_without_notes(&[damaged]);
+        assert!(place.run(&format!("info {damaged}")).text().contains(UNFLUSHED));
+        let server = Server::start(&place, "mirror:a,b --nbd 127.0.0.1:0");
+        let status = place.run("status --json").json();
+        assert_eq!(status["servers"][0]["devices"][0]["unflushed_lost"], serde_json::json!([]), "{damaged}");
+        let mut client = Nbd::open(&nbd_address(&server), "mirror").unwrap();
+        let found = client.read(20 * BLOCK as u64, BLOCK).unwrap().unwrap();
+        assert!(found == noise(9, BLOCK), "{damaged}: what was not flushed is on the other replica");
+        place.run(&format!("copy piece {}", server.target("mirror"))).succeeds();
+        server.stop().is_clean();
+        assert!(!place.run(&format!("info {damaged}")).succeeds().text().contains(UNFLUSHED), "{damaged}");
+        place.run("verify mirror:a,b").succeeds();
+    }
+}
+
+#[test]
+fn a_mirror_all_of_whose_replicas_lack_something_has_hosts_told_by_replicas_that_came_later_too() {
+    let place = mirror_without_notes(&["a", "b"]);
+    place.run("create c --size 64MiB").succeeds();
+    let added = place.run("mirror add mirror:a,b c");
+    assert!(added.succeeds().stderr.contains(UNFLUSHED), "{}", added.stderr);
+    place.run("mirror remove mirror:a,b,c a").succeeds();
+    let server = Server::start(&place, "mirror:b,c");
+    let target = server.target("mirror");
+    place.run(&format!("copy piece {target}")).ends_with(3);
+    place.run(&format!("copy piece {target}")).succeeds();
+    server.stop().is_clean();
+    place.run("verify mirror:b,c --repair --accept-lost").succeeds();
+    let status = place.run("mirror status mirror:b,c");
+    assert!(!status.succeeds().stderr.contains(UNFLUSHED), "{}", status.stderr);
+}
+
+#[test]
+fn a_mirror_of_which_a_replica_has_lost_superblocks_is_not_optimal_until_they_are_written_anew() {
+    let place = Place::new();
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+    }
+    place.write("piece", &noise(3, 4 * BLOCK));
+    place.run("copy piece mirror:a,b").succeeds();
+    place.run("mirror status mirror:a,b").succeeds().says(&["optimal"]);
+    [0, 32 << 10].iter().for_each(|at| place.poke("b", *at, &[0; 512]));
+    let status = place.run("mirror status mirror:a,b");
+    status.ends_with(4).says(&["degraded", "the superblock of"]);
+    let json = place.run("mirror status mirror:a,b --json").ends_with(4).json();
+    assert_eq!(json["replicas"][1]["lost_metadata"].as_array().unwrap().len(), 2, "{json}");
+    place.run("zero mirror:a,b --range 9..9").succeeds();
+    place.run("mirror status mirror:a,b").succeeds().says(&["optimal"]);
 }

@@ -47,6 +47,23 @@ fn replicas_without_labels_make_a_new_mirror_if_all_are_there() {
 }
 
 #[test]
+fn of_replicas_that_are_alike_one_that_lacks_nothing_that_was_answered_counts() {
+    let of = |found: &[ReplicaProbe], lost: &[usize]| match assemble_beside(found, &[], lost) {
+        Ok(Assembly::Known(known)) => (known.label.own_index, known.label.untold),
+        other => panic!("{other:?}"),
+    };
+    let alike = [labelled(label(2, 0, 5)), labelled(label(2, 1, 5))];
+    for (lost, counts) in [(&[][..], (0, false)), (&[0], (1, false)), (&[1], (0, false)), (&[0, 1], (0, true))] {
+        assert_eq!(of(&alike, lost), counts, "{lost:?}");
+    }
+    // What an older label is of may be an older image, which lacks what was flushed.
+    let newer = [labelled(label(2, 0, 6)), labelled(label(2, 1, 5))];
+    assert_eq!(of(&newer, &[0]), (0, true));
+    let told = [5, 5].map(|events| labelled(Label { untold: true, ..label(2, 0, events) }));
+    assert_eq!(of(&told[..1], &[]), (0, true), "by its label");
+}
+
+#[test]
 fn replicas_are_known_by_their_labels_in_any_order() {
     let known = known(&[labelled(label(2, 1, 5)), labelled(label(2, 0, 5))]);
     assert_eq!(known.indices, [1, 0]);

@@ -28,7 +28,7 @@ pub use note::{LogPosition, NOTE_PAGE_BYTES, NOTES_PER_PAGE, Note, NoteHead};
 pub use regions::{Region, RegionKind};
 pub use reserved::{RESERVED_HEAD_BYTES, ReservedCopy};
 pub use segments::{BlockGroup, LayoutError, MAX_SEGMENTS, PAGE_SECTORS, Segment};
-pub use superblock::{Answered, CountedNotes, NotesPlace, SUPERBLOCK_BYTES, Superblock, SuperblockError};
+pub use superblock::{Answered, CountedNotes, NotesPlace, SUPERBLOCK_BYTES, Superblock, SuperblockError, WhyLost};
 
 /// The highest write sequence number or sequence number. They count up by one a write and so never get near it in the life of a
 /// medium; one that is higher is forged, and counting on from it could end at 0.

@@ -51,6 +51,7 @@ const AT_NOTES_RUN: usize = 264;
 const AT_NOTES_NEWEST: usize = 272;
 const AT_NOTES_FLOOR: usize = 280;
 const AT_NOTES_COUNTED: usize = 290;
+const AT_UNTOLD: usize = 291;
 const AT_NOTES_BOOT: usize = 296;
 const AT_LABELS: usize = 312;
 const AT_CHECKSUM: usize = 508;
@@ -100,6 +101,68 @@ pub struct CountedNotes {
     pub newest: u64,
 }
 
+/// Why changes that were answered, and were not durable, may be lost. The number of each is its code in a superblock.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum WhyLost {
+    /// The program that used the volume kept them in memory alone.
+    InMemory = 1,
+    /// Notes are of another boot.
+    OtherBoot = 2,
+    /// The medium keeps no notes.
+    NoNotes = 3,
+    /// The medium failed where notes are read.
+    Unreadable = 4,
+    /// Notes do not check.
+    Damaged = 5,
+    /// Notes do not check, or are not there.
+    Missing = 6,
+    /// The log has changes that no note is of.
+    NotNoted = 7,
+    /// Notes that an opening had counted are not there any more.
+    Gone = 8,
+    /// The data of noted changes are not there.
+    DataGone = 9,
+    /// A reason that this program does not know.
+    Other = 255,
+}
+
+impl WhyLost {
+    const ALL: [WhyLost; 9] = [
+        WhyLost::InMemory,
+        WhyLost::OtherBoot,
+        WhyLost::NoNotes,
+        WhyLost::Unreadable,
+        WhyLost::Damaged,
+        WhyLost::Missing,
+        WhyLost::NotNoted,
+        WhyLost::Gone,
+        WhyLost::DataGone,
+    ];
+
+    /// In words.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            WhyLost::InMemory => "the program that used the volume last kept them in memory alone",
+            WhyLost::OtherBoot => "the machine was started anew",
+            WhyLost::NoNotes => "this medium keeps no notes",
+            WhyLost::Unreadable => "notes cannot be read",
+            WhyLost::Damaged => "notes are damaged",
+            WhyLost::Missing => "notes are damaged or missing",
+            WhyLost::NotNoted => "the log has changes that are not noted",
+            WhyLost::Gone => "notes that were counted are gone",
+            WhyLost::DataGone => "data of noted changes are not there",
+            WhyLost::Other => "a later program found so",
+        }
+    }
+
+    /// That of a code. One that is not known says that something may be lost all the same.
+    fn of_code(code: u64) -> Option<WhyLost> {
+        let known = || WhyLost::ALL.into_iter().find(|why| *why as u64 == code);
+        (code != 0).then(|| known().unwrap_or(WhyLost::Other))
+    }
+}
+
 /// What a superblock says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Superblock {
@@ -133,6 +196,10 @@ pub struct Superblock {
     /// So many labels of a group had been written, durably, when it was: a label that counts fewer was put back to an earlier state.
     /// Programs that do not know it leave 0.
     pub labels_written: u64,
+    /// Changes that were answered may be lost, and whoever sent them has not been told yet. The opening that finds it says so here, durably,
+    /// before it takes the place of what it found; it stays, whatever opens the volume, until they were told. Programs that do not know it
+    /// leave it out.
+    pub untold: Option<WhyLost>,
 }
 
 /// Why these bytes are no superblock that can be used.
@@ -187,6 +254,7 @@ impl Superblock {
             initialized_groups: 0,
             answered: Answered::Volatile,
             labels_written: 0,
+            untold: None,
         }
     }
 
@@ -271,6 +339,7 @@ impl Superblock {
             }
         }
         put::<8>(&mut bytes, AT_LABELS, self.labels_written);
+        put::<1>(&mut bytes, AT_UNTOLD, self.untold.map_or(0, |why| why as u64));
         let checksum = crc32c(&bytes[..AT_CHECKSUM]);
         put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
         bytes
@@ -333,6 +402,7 @@ impl Superblock {
             initialized_groups,
             answered: decode_answered(bytes, &layout),
             labels_written: get::<8>(bytes, AT_LABELS),
+            untold: WhyLost::of_code(get::<1>(bytes, AT_UNTOLD)),
         })
     }
 }
@@ -498,6 +568,17 @@ mod tests {
             !Superblock::decode(&without_anchor.encode()).unwrap().is_begun,
             "it says something of the anchor only"
         );
+    }
+
+    #[test]
+    fn why_changes_may_be_lost_comes_back_and_an_unknown_reason_is_one() {
+        for why in WhyLost::ALL.into_iter().map(Some).chain([None]) {
+            let superblock = Superblock { untold: why, ..superblock(1) };
+            assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
+        }
+        let unknown = Superblock::decode(&forged::<1>(AT_UNTOLD, 99)).unwrap();
+        assert_eq!(unknown.untold, Some(WhyLost::Other));
+        assert_eq!(superblock(1).encode()[AT_UNTOLD], 0);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use sealblock_units::{BlockSize, Extent};
 
 use super::setup::{Rig, TestMedium, created, pattern, protection};
 use crate::format::{Answered, NOTES_PER_PAGE, NotesPlace, Superblock};
-use crate::{AnsweredChanges, OpenOptions, open};
+use crate::{AnsweredChanges, OpenOptions, ResizeOptions, WhyLost, open, resize};
 
 const BLOCKS: u64 = 600;
 
@@ -123,9 +123,9 @@ fn without_notes_it_is_lost() {
 fn notes_of_another_boot_do_not_count_and_it_is_said() {
     let (medium, _) = used();
     let copy = rebooted(&medium);
-    assert!(matches!(answered(&copy, true), AnsweredChanges::MayBeLost(why) if why.contains("anew")));
+    assert!(matches!(answered(&copy, true), AnsweredChanges::MayBeLost(WhyLost::OtherBoot)));
     check_flushed(&noted(&copy));
-    assert_eq!(answered(&copy, true), AnsweredChanges::AllDurable, "nothing was answered since");
+    assert_eq!(answered(&copy, true), AnsweredChanges::MayBeLost(WhyLost::OtherBoot), "nobody was told");
     // Nor where no boot has an identity.
     let copy = medium.copy();
     copy.boot.set(None);
@@ -161,6 +161,60 @@ fn a_damaged_note_costs_what_was_not_flushed_and_nothing_else_and_it_is_said() {
 }
 
 #[test]
+fn that_changes_may_be_lost_is_known_until_who_sent_them_was_told_whatever_opens_the_volume() {
+    const SAID: AnsweredChanges = AnsweredChanges::MayBeLost(WhyLost::OtherBoot);
+    let (used, _) = used();
+    let medium = rebooted(&used);
+    assert_eq!(answered(&medium, true), SAID);
+    // Opened for writing and killed at once, used and closed, used and killed with all notes there, resized.
+    drop(noted(&medium));
+    assert_eq!((answered(&medium, true), answered(&medium, false)), (SAID, SAID));
+    let rig = noted(&copied(&medium));
+    rig.write(7, &pattern(7, 4096)).unwrap();
+    let medium = rig.close();
+    assert_eq!((answered(&medium, true), answered(&medium, false)), (SAID, SAID));
+    let medium = copied(&medium);
+    let rig = noted(&medium);
+    rig.write(8, &pattern(8, 4096)).unwrap();
+    drop(rig);
+    assert_eq!(answered(&medium, true), SAID);
+    let medium = std::rc::Rc::new(copied(&medium));
+    let options = ResizeOptions { capacity_blocks: BLOCKS + 40, bars: |_| None, mutation: crate::Mutation::None };
+    let resized = futures_executor::block_on(resize(&medium, super::setup::TestClock::default(), &options)).unwrap();
+    assert_eq!(resized.may_be_lost, Some(WhyLost::OtherBoot));
+    assert_eq!(answered(&medium, true), SAID);
+    // A reader cannot end it.
+    let reader = Rig::open_noted(&copied(&medium), OpenOptions { read_only: true, ..OpenOptions::default() }).unwrap();
+    reader.run(reader.gate.device().forget_lost()).unwrap();
+    assert_eq!(reader.gate.device().may_be_lost(), Some(WhyLost::OtherBoot));
+    let rig = noted(&copied(&medium));
+    assert_eq!(rig.read(8, 1).unwrap(), pattern(8, 4096));
+    rig.run(rig.gate.device().forget_lost()).unwrap();
+    assert_eq!(rig.gate.device().may_be_lost(), None);
+    let medium = rig.close();
+    assert_eq!(
+        (answered(&medium, true), answered(&medium, false)),
+        (AnsweredChanges::AllDurable, AnsweredChanges::AllDurable)
+    );
+}
+
+#[test]
+fn a_death_while_recovery_works_does_not_hide_that_changes_may_be_lost() {
+    let (used, _) = used();
+    for changes in 0.. {
+        let copy = rebooted(&used);
+        copy.changes_left.set(changes);
+        let opened = Rig::open_noted(&copy, OpenOptions::default());
+        copy.changes_left.set(u64::MAX);
+        assert!(matches!(answered(&copy, true), AnsweredChanges::MayBeLost(_)), "after {changes} changes");
+        if opened.is_ok() {
+            assert!(changes > 5, "recovery made only {changes} changes");
+            return;
+        }
+    }
+}
+
+#[test]
 fn data_that_are_not_there_make_all_notes_count_for_nothing() {
     let (medium, _) = used();
     let rig = noted(&copied(&medium));
@@ -169,7 +223,7 @@ fn data_that_are_not_there_make_all_notes_count_for_nothing() {
     let Some(crate::map_page::MapLookup::Mapped(entry)) = pbn else { panic!("{pbn:?}") };
     let offset = Superblock::decode(&medium.bytes.borrow()).unwrap().layout.data_offset(&entry).unwrap() as usize;
     medium.bytes.borrow_mut()[offset + 9] ^= 1;
-    assert!(matches!(answered(&medium, true), AnsweredChanges::MayBeLost(why) if why.contains("data")));
+    assert!(matches!(answered(&medium, true), AnsweredChanges::MayBeLost(WhyLost::DataGone)));
     check_flushed(&noted(&copied(&medium)));
 }
 

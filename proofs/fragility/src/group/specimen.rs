@@ -132,7 +132,7 @@ impl Life {
             if settles {
                 group.settle(&executor).await;
             }
-            let session = Session { stack: group.stack.clone(), close: Box::pin(group.close()) };
+            let session = Session { stack: group.stack.clone(), close: Box::pin(group.close()), lost: None };
             host.work(session, executor, is_first, ends).await
         })?;
         self.images = media.iter().map(|overlay| Rc::new(overlay.flatten())).collect();

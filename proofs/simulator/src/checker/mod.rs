@@ -79,6 +79,8 @@ pub struct Checker {
     blocks_checked: u64,
     /// Blocks that may be damaged since reads of the medium failed.
     doubted: BTreeSet<Lba>,
+    /// A machine found that changes may be lost, and hosts were not told yet.
+    untold: bool,
 }
 
 impl Checker {
@@ -94,6 +96,7 @@ impl Checker {
             newest_durable: 0,
             blocks_checked: 0,
             doubted: BTreeSet::new(),
+            untold: false,
         }
     }
 
@@ -223,6 +226,20 @@ impl Checker {
     pub fn die(&mut self) {
         let now = self.tick();
         self.blocks.values_mut().for_each(|block| block.die(now));
+    }
+
+    /// The device came up and says, or does not say, that changes which were answered may be lost: until hosts were told it goes on saying so.
+    pub fn says_lost(&mut self, is_said: bool) -> Result<(), String> {
+        if self.untold && !is_said {
+            return Err("changes may be lost, no host was told, and the device does not say so any more".to_owned());
+        }
+        self.untold = is_said;
+        Ok(())
+    }
+
+    /// Hosts were told, or are being told.
+    pub fn told(&mut self) {
+        self.untold = false;
     }
 
     /// What was not durable may or may not be there from now on, while the machine goes on.

@@ -87,6 +87,9 @@ fn of_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration,
         lines.put(if device.opening.is_none() { "served as" } else { "kept for" }, export_text(export));
     }
     damage(lines, &seen.damage);
+    for why in &seen.unflushed_lost {
+        lines.put("unflushed", format_args!("writes that were not flushed before may be lost; hosts are told: {why}"));
+    }
     for mirror in &seen.mirrors {
         lines.put("mirror", format_args!("{} is {}", mirror.target, mirror.status.state));
         for replica in replica_texts(&mirror.status) {

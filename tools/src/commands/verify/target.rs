@@ -137,15 +137,29 @@ fn report_lost(arguments: &Verify, lost: Vec<String>) -> Vec<String> {
     lost
 }
 
-/// Waits for resyncs before a repair, and accepts older copies if `--accept-stale` is given.
+/// Waits for resyncs before a repair, and accepts what is asked for: older copies, or that writes may be lost.
 async fn prepare(arguments: &Verify, opened: &OpenTarget, show: Show) -> Result<(), StackError> {
     if arguments.repair {
         catch_up::wait(opened, show).await?;
+    }
+    if arguments.accept_lost {
+        accept_lost(opened).await?;
     }
     match &arguments.accept_stale {
         Some(replica) => accept_stale(opened, replica).await,
         None => Ok(()),
     }
+}
+
+/// Forgets that writes may be lost, before the checks, and says so.
+async fn accept_lost(opened: &OpenTarget) -> Result<(), StackError> {
+    let lost = opened.lost_answers();
+    opened.forget_lost().await?;
+    let are_left = opened.lost_answers();
+    for reason in lost.iter().filter(|reason| !are_left.contains(reason)) {
+        eprintln!("sealblock: no server tells its hosts any more that writes may be lost: {reason}");
+    }
+    Ok(())
 }
 
 /// Accepts the older copies on a replica, before the checks.

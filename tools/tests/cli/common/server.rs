@@ -27,6 +27,18 @@ pub struct Ended {
     pub stderr: String,
 }
 
+/// The first event, but for what an earlier server has lost; or the line that is none.
+fn first_event(output: &mut impl BufRead) -> Result<Value, String> {
+    loop {
+        let mut line = String::new();
+        output.read_line(&mut line).unwrap();
+        let event: Value = serde_json::from_str(&line).map_err(|_| line)?;
+        if event["event"] != "answered_lost" {
+            return Ok(event);
+        }
+    }
+}
+
 impl Server {
     /// Serves on a port that the system chooses.
     #[track_caller]
@@ -46,9 +58,7 @@ impl Server {
         let errors = File::create(place.path(log)).unwrap();
         let mut child = command.stdout(Stdio::piped()).stderr(errors).spawn().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        output.read_line(&mut line).unwrap();
-        if let Ok(ready) = serde_json::from_str(&line) {
+        if let Ok(ready) = first_event(&mut output) {
             return Ok(Server { child, output, ready });
         }
         let mut answer = answer_of(child);
@@ -71,13 +81,11 @@ impl Server {
     pub fn spawn_without_errors(mut command: Command) -> Server {
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
-        let mut line = String::new();
-        output.read_line(&mut line).unwrap();
-        let Ok(ready) = serde_json::from_str::<Value>(&line) else {
+        let ready = first_event(&mut output).unwrap_or_else(|line| {
             let mut stderr = String::new();
             child.stderr.take().map(|mut errors| errors.read_to_string(&mut stderr).unwrap());
             panic!("{command:?} said '{line}':\n{stderr}");
-        };
+        });
         assert_eq!(ready["event"], "ready");
         Server { child, output, ready }
     }

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use sealblock_btrfs_format::checksum::ChecksumType;
 use sealblock_btrfs_format::key::objectid;
+use sealblock_media_volume::WhyLost;
+use sealblock_media_volume::format::Superblock;
 use sealblock_proofs_btrfs_images::handmade::{DATA_START, Handmade, Storage};
 
 use crate::common::server::Server;
@@ -173,6 +175,17 @@ fn log_lost(place: &Place, of: &Material) -> String {
     v
 }
 
+/// What the next opening after the death of a process writes where notes are damaged. Volumes this small have no notes.
+fn unflushed_lost(place: &Place, of: &Material) -> String {
+    let v = filled(place, of, "crc32c");
+    let bytes = place.read(&v);
+    for at in [0, 32 << 10, bytes.len() - 4096] {
+        let good = Superblock::decode(&bytes[at..]).unwrap();
+        place.poke(&v, at as u64, &Superblock { untold: Some(WhyLost::Damaged), ..good }.encode());
+    }
+    v
+}
+
 fn rotten_without_guard(place: &Place, of: &Material) -> String {
     let v = filled(place, of, "none");
     let (first, bytes) = (of.lba as usize * BLOCK, place.read(of.data));
@@ -305,6 +318,10 @@ const fn mirror_in(title: &'static str, about: &'static str, make: fn(&Place, &M
     Scene { title, about, make, is_mirror: true, has_filesystem: false }
 }
 
+/// How writes that were not flushed got lost.
+const UNFLUSHED_LOST: &str =
+    "A server was killed, the notes of what it had answered were damaged, and no server has told its hosts yet.";
+
 /// All states, in the order of the table.
 pub fn scenes() -> Vec<Scene> {
     vec![
@@ -326,6 +343,7 @@ pub fn scenes() -> Vec<Scene> {
             "Created with `--guard none`; a bit of block 5 is flipped.",
             rotten_without_guard,
         ),
+        without_filesystem(volume_in("unflushed writes may be lost", UNFLUSHED_LOST, unflushed_lost)),
         mirror_in("clean mirror", "Filled and closed.", |place, of| pair(place, of, "crc32c").mirror),
         mirror_in("damaged copy", "Block 5 is bad on `b`, and nobody has looked.", damaged_copy),
         mirror_in("damaged on every replica", "Block 5 is bad on `a` and on `b`.", damaged_everywhere),
