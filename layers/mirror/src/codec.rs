@@ -57,3 +57,23 @@ impl<'a> LabelReader<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn varints_have_one_form_and_an_end() {
+        for value in [0, 1, 0x7F, 0x80, 0x3FFF, 0x4000, (1 << 56) - 1] {
+            let mut bytes = Vec::new();
+            put_varint(&mut bytes, value);
+            bytes.push(9);
+            let mut reader = LabelReader(&bytes);
+            assert_eq!((reader.varint("number"), reader.0), (Ok(value), &[9][..]), "{value:#x}");
+        }
+        let read = |bytes: &[u8]| LabelReader(bytes).varint("number");
+        assert_eq!(read(&[0x81, 0]), Err(LabelError::Field("number")), "longer than it need be");
+        assert_eq!(read(&[0xFF; 9]), Err(LabelError::Field("number")), "more than 56 bits");
+        assert_eq!((read(&[0x80]), read(&[])), (Err(LabelError::Damaged), Err(LabelError::Damaged)));
+    }
+}
