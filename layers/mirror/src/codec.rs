@@ -1,4 +1,6 @@
-//! Fields and varints of labels and bitmap pages. Drawn in `docs/formats/mirror-label.md`.
+//! Errors and varints of labels and bitmap pages. Drawn in `docs/formats/mirror-label.md`.
+
+pub(crate) use sealblock_units::little_endian::{get, put};
 
 /// Version of the label format.
 pub(crate) const VERSION: u64 = 2;
@@ -18,16 +20,6 @@ pub enum LabelError {
     /// A field has an invalid value.
     #[error("invalid {0} in the mirror's label")]
     Field(&'static str),
-}
-
-pub(crate) fn get<const N: usize>(bytes: &[u8], at: usize) -> u64 {
-    let mut wide = [0; 8];
-    wide[..N].copy_from_slice(&bytes[at..at + N]);
-    u64::from_le_bytes(wide)
-}
-
-pub(crate) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: u64) {
-    bytes[at..at + N].copy_from_slice(&value.to_le_bytes()[..N]);
 }
 
 /// Appends a varint: seven bits a byte, lowest first.
@@ -63,5 +55,25 @@ impl<'a> LabelReader<'a> {
                 _ => {}
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn varints_have_one_form_and_an_end() {
+        for value in [0, 1, 0x7F, 0x80, 0x3FFF, 0x4000, (1 << 56) - 1] {
+            let mut bytes = Vec::new();
+            put_varint(&mut bytes, value);
+            bytes.push(9);
+            let mut reader = LabelReader(&bytes);
+            assert_eq!((reader.varint("number"), reader.0), (Ok(value), &[9][..]), "{value:#x}");
+        }
+        let read = |bytes: &[u8]| LabelReader(bytes).varint("number");
+        assert_eq!(read(&[0x81, 0]), Err(LabelError::Field("number")), "longer than it need be");
+        assert_eq!(read(&[0xFF; 9]), Err(LabelError::Field("number")), "more than 56 bits");
+        assert_eq!((read(&[0x80]), read(&[])), (Err(LabelError::Damaged), Err(LabelError::Damaged)));
     }
 }

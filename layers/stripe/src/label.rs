@@ -9,6 +9,7 @@
 
 use sealblock_block::ReservedArea;
 use sealblock_integrity::guard;
+use sealblock_units::little_endian::{get, put};
 use sealblock_units::{BlockSize, ByteCount};
 
 /// The maximum number of members of a stripe.
@@ -62,16 +63,6 @@ pub enum LabelError {
     /// A field has an invalid value.
     #[error("invalid {0} in the stripe's label")]
     Field(&'static str),
-}
-
-fn get<const N: usize>(bytes: &[u8], at: usize) -> u64 {
-    let mut wide = [0; 8];
-    wide[..N].copy_from_slice(&bytes[at..at + N]);
-    u64::from_le_bytes(wide)
-}
-
-fn put<const N: usize>(bytes: &mut [u8], at: usize, value: u64) {
-    bytes[at..at + N].copy_from_slice(&value.to_le_bytes()[..N]);
 }
 
 impl Label {

@@ -14,6 +14,8 @@ mod reserved;
 mod segments;
 mod superblock;
 
+pub(crate) use sealblock_units::little_endian::{get, put};
+
 pub use generations::Generations;
 pub use group_map::GroupMapSector;
 pub use layout::{
@@ -78,27 +80,15 @@ impl Seed {
     }
 }
 
-/// CRC-32C, the checksum of all metadata.
 /// A volume's identity in its usual form.
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hex).join("-")
 }
 
+/// CRC-32C, the checksum of all metadata.
 pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
     sealblock_integrity::guard::crc32c(bytes)
-}
-
-/// The little-endian number of `N` bytes at `at`.
-pub(crate) fn get<const N: usize>(bytes: &[u8], at: usize) -> u64 {
-    let mut wide = [0; 8];
-    wide[..N].copy_from_slice(&bytes[at..at + N]);
-    u64::from_le_bytes(wide)
-}
-
-/// Stores the low `N` bytes of `value` at `at`, little-endian.
-pub(crate) fn put<const N: usize>(bytes: &mut [u8], at: usize, value: u64) {
-    bytes[at..at + N].copy_from_slice(&value.to_le_bytes()[..N]);
 }
 
 #[cfg(test)]
