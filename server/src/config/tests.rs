@@ -16,7 +16,7 @@ fn the_documented_example_is_read_and_shows_the_defaults() {
     assert_eq!(plan.limits, Limits::default());
     assert_eq!(plan.listeners, ["127.0.0.1:4420".parse().unwrap(), "[::1]:4420".parse().unwrap()]);
     assert_eq!(plan.nbd, ["127.0.0.1:10809".parse().unwrap()]);
-    let [photos, scratch] = plan.subsystems.as_slice() else { panic!("duplicate subsystem") };
+    let [photos, scratch] = plan.subsystems.as_slice() else { panic!("there are two subsystems") };
     assert_eq!(photos.nqn.as_str(), "nqn.2026-11.io.sealblock:photos");
     assert!(matches!(&photos.hosts, Hosts::Only(hosts) if hosts.len() == 1));
     let [one, seven] = photos.namespaces.as_slice() else { panic!("two namespaces") };

@@ -495,7 +495,7 @@ fn without_privilege(guest: &mut Guest, version: (u32, u32)) -> Result<()> {
         grep -q CAP_SYS_ADMIN /tmp/json || { cat /tmp/json; fail "it does not say what is missing"; }
         as_nobody sealblock verify $DEV --json >/tmp/json
         grep -q '"offloaded": *false' /tmp/json || { cat /tmp/json; fail "it claims to be offloaded"; }
-        refused "cannot verify by itself" as_nobody sealblock verify $DEV --mode offload
+        refused "does not support verification" as_nobody sealblock verify $DEV --mode offload
         "#;
     let newer = "as_nobody sealblock verify $DEV --json >/tmp/json";
     let shown = if version < (6, 2) { plain } else { newer };

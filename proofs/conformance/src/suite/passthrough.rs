@@ -153,7 +153,7 @@ fn aborting(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
         sealblock verify $dev --json >/tmp/json
         grep -q '"offloaded": *false' /tmp/json && grep -q '"bytes_transferred": *67108864' /tmp/json ||
           { cat /tmp/json; fail "it was not read"; }
-        refused "cannot verify by itself" sealblock verify $dev --mode offload
+        refused "does not support verification" sealblock verify $dev --mode offload
         detach v
         "#;
     sh(guest, &server, script)?;

@@ -113,7 +113,7 @@ impl VerifyPath {
                 refuse("the device does not support verification", "use --mode auto or --mode emulate")
             }
             Mode::Offload if !abilities.offloads => {
-                refuse("this process checks some of its blocks: there is no device to offload to", "--mode auto")
+                refuse("this process checks some of its blocks: there is no device to offload to", "use --mode auto")
             }
             // The repairing process compares the copies where they are, and does not read one of them.
             Mode::Emulate if arguments.repair && abilities.repair == Ability::Native => {
