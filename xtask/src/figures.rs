@@ -1,7 +1,7 @@
 //! `cargo xtask figures FILE.json`: figures of the documents, from what `sealblock bench --json` has written.
 //!
-//! No figure is typed by hand. A document has a pair of markers for each claim, `<!-- figures: NAME -->` and `<!-- end of figures -->`, and what stands
-//! between them is replaced. The form of the JSON is that of `docs/formats/json.md`; its cells and verdicts have texts, and nothing is formatted
+//! No figure is typed by hand. `docs/performance.md` has a pair of markers for each claim, `<!-- figures: NAME -->` and `<!-- end of figures -->`, and what
+//! stands between them is replaced; `README.md` has a row for each claim, which counts its verdicts. The form of the JSON is that of `docs/formats/json.md`; its cells and verdicts have texts, and nothing is formatted
 //! a second time here.
 
 use std::fmt::Write;
@@ -15,11 +15,10 @@ use crate::workspace;
 
 /// The version of the JSON that is understood.
 const VERSION: u64 = 1;
-/// Where tables go, and where verdicts go, with the folder of pictures as seen from there.
+/// Where tables go, with the folder of pictures as seen from there, and where verdicts are counted.
 const TABLES: &str = "docs/performance.md";
-const VERDICTS: &str = "README.md";
 const FIGURES: &str = "figures";
-const FIGURES_FROM_ROOT: &str = "docs/figures";
+const VERDICTS: &str = "README.md";
 const END: &str = "<!-- end of figures -->";
 
 /// Rewrites the documents. Returns a line for people.
@@ -30,7 +29,7 @@ pub fn rewrite(path: &str) -> Result<String> {
     let document = |name: &str| fs::read_to_string(root.join(name)).with_context(|| format!("reading {name}"));
     // Both are made before one is written, so that an error changes nothing.
     let tables = rewritten(&document(TABLES)?, &report, tables).with_context(|| TABLES.to_owned())?;
-    let verdicts = rewritten(&document(VERDICTS)?, &report, verdicts).with_context(|| VERDICTS.to_owned())?;
+    let verdicts = counted(&document(VERDICTS)?, &report).with_context(|| VERDICTS.to_owned())?;
     write(root, TABLES, &tables)?;
     write(root, VERDICTS, &verdicts)?;
     let names: Vec<&str> = claims(&report)?.iter().filter_map(|claim| claim["name"].as_str()).collect();
@@ -137,17 +136,41 @@ fn put_table(content: &mut String, table: &Value) -> Result<()> {
     Ok(())
 }
 
-/// The verdicts of a claim, and links to its pictures.
-fn verdicts(_report: &Value, claim: &Value) -> Result<String> {
-    let mut content = format!("`{}`: {}\n\n", text(claim, "/name")?, text(claim, "/claim")?);
-    put_verdicts(&mut content, claim)?;
-    let link =
-        |plot: &Value| Ok(format!("[{}]({FIGURES_FROM_ROOT}/{}.svg)", text(plot, "/title")?, text(plot, "/name")?));
-    let links = list(claim, "plots")?.iter().map(link).collect::<Result<Vec<_>>>()?;
-    if !links.is_empty() {
-        writeln!(content, "- Pictures: {}", links.join(", "))?;
+/// The document with a new row for each claim, in the table that has one already.
+fn counted(document: &str, report: &Value) -> Result<String> {
+    let mut document = document.to_owned();
+    for claim in claims(report)? {
+        let name = text(claim, "/name")?;
+        let begin = format!("| [`{name}`]");
+        let is_row = |line: &&str| line.starts_with(&begin);
+        let old = document.lines().find(is_row).with_context(|| format!("there is no row {begin}"))?.to_owned();
+        ensure!(document.lines().filter(is_row).count() == 1, "the row {begin} is there twice");
+        let row = format!("{begin}({TABLES}#{name}) | {} | {} |", text(claim, "/claim")?, counts(claim)?);
+        document = document.replacen(&old, &row, 1);
     }
-    Ok(content)
+    Ok(document)
+}
+
+/// How many verdicts of each kind a claim has.
+fn counts(claim: &Value) -> Result<String> {
+    const RULINGS: [(&str, &str, &str); 3] = [
+        ("holds", "holds", "hold"),
+        ("does not hold", "does not hold", "do not hold"),
+        ("too noisy to tell", "too noisy to tell", "too noisy to tell"),
+    ];
+    let rulings =
+        list(claim, "verdicts")?.iter().map(|verdict| text(verdict, "/ruling")).collect::<Result<Vec<_>>>()?;
+    if let Some(unknown) = rulings.iter().find(|ruling| !RULINGS.iter().any(|(known, ..)| known == *ruling)) {
+        bail!("there is a verdict '{unknown}'");
+    }
+    let parts = RULINGS.iter().filter_map(|(ruling, one, several)| {
+        match rulings.iter().filter(|found| *found == ruling).count() {
+            0 => None,
+            1 => Some(format!("1 {one}")),
+            count => Some(format!("{count} {several}")),
+        }
+    });
+    Ok(parts.collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]
@@ -190,8 +213,23 @@ mod tests {
                 && new.contains("- Published: 5.97 times (a letter).\n")
         );
         assert_eq!(rewritten(&new, &report(), tables).unwrap(), new, "a second time changes nothing");
-        let readme = rewritten(DOCUMENT, &report(), verdicts).unwrap();
-        assert!(readme.contains("- Pictures: [Time](docs/figures/c-time.svg)\n"), "{readme}");
+    }
+
+    #[test]
+    fn verdicts_are_counted_in_the_row_of_their_claim() {
+        const README: &str = "| claim |\n| [`b`](x) | stays |\n| [`c`](docs/performance.md#c) | stale | 9 hold |\nafter\n";
+        let row = |report: &Value| counted(README, report).map(|readme| readme.lines().nth(2).unwrap().to_owned());
+        let mut report = report();
+        assert_eq!(row(&report).unwrap(), "| [`c`](docs/performance.md#c) | It is so. | 1 holds |");
+        let verdict = |ruling: &str| json!({ "ruling": ruling, "sentence": "" });
+        let all = ["holds", "holds", "does not hold", "does not hold", "too noisy to tell"].map(verdict);
+        report["claims"][0]["verdicts"] = json!(all);
+        let new = counted(README, &report).unwrap();
+        assert!(new.contains("| It is so. | 2 hold, 2 do not hold, 1 too noisy to tell |\nafter\n"), "{new}");
+        assert!(new.starts_with("| claim |\n| [`b`](x) | stays |\n"), "{new}");
+        report["claims"][0]["verdicts"] = json!([verdict("perhaps")]);
+        assert!(row(&report).unwrap_err().to_string().contains("'perhaps'"));
+        assert!(counted("", &report).is_err() && counted(&README.repeat(2), &report).is_err());
     }
 
     #[test]
