@@ -217,7 +217,8 @@ mod tests {
 
     #[test]
     fn verdicts_are_counted_in_the_row_of_their_claim() {
-        const README: &str = "| claim |\n| [`b`](x) | stays |\n| [`c`](docs/performance.md#c) | stale | 9 hold |\nafter\n";
+        const README: &str =
+            "| claim |\n| [`b`](x) | stays |\n| [`c`](docs/performance.md#c) | stale | 9 hold |\nafter\n";
         let row = |report: &Value| counted(README, report).map(|readme| readme.lines().nth(2).unwrap().to_owned());
         let mut report = report();
         assert_eq!(row(&report).unwrap(), "| [`c`](docs/performance.md#c) | It is so. | 1 holds |");
