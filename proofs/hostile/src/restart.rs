@@ -113,8 +113,10 @@ pub fn run(config: &RestartConfig) -> Result<Summary> {
     let worked = reactor.block_on(run_host(config, address, &signals));
     signals.is_ending.store(true, Ordering::SeqCst);
     let server = killer.join().map_err(|_| anyhow!("the killer panicked"))?;
+    // Without a server the host cannot have worked: that it did not start says more.
+    let server = server?;
     let summary = worked?;
-    server?.stop().context("the last server stops")?;
+    server.stop().context("the last server stops")?;
     if !config.is_volatile {
         config.program.verify(&config.folder, &config.kind).context("after all kills")?;
     }

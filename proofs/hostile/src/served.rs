@@ -17,7 +17,7 @@ use crate::wire::{HANG_TIMEOUT, SUBNQN};
 
 /// Messages of the program about a volume that another process has open, and about an address where another process
 /// still listens.
-const IN_USE: [&str; 2] = ["in use by another process", "Address already in use"];
+const IN_USE: [&str; 2] = ["in use by another process", "address already in use"];
 
 /// A program with the command line of `sealblock`.
 #[derive(Clone, Debug)]

@@ -128,7 +128,7 @@ fn scheduled_verify(root: &Root) -> Result<()> {
     let mut arguments: Vec<&str> = words.collect();
     // The folder of the trial may be on a file system without a device of its own, where it is not known how busy it is.
     let is_on_device = Command::new(&program).args(&arguments).output().context("running a scheduled verify")?;
-    if String::from_utf8_lossy(&is_on_device.stderr).contains("--idle cannot tell") {
+    if String::from_utf8_lossy(&is_on_device.stderr).contains("--idle cannot determine") {
         arguments.retain(|word| *word != "--idle");
     }
     let clean = output_of(Command::new(&program).args(&arguments))?;
@@ -157,7 +157,7 @@ fn without_uring(workspace: &Workspace, root: &Root) -> Result<()> {
         let errors = String::from_utf8_lossy(&output.stderr).into_owned();
         ensure!(is_ready, "the server does not serve without io_uring:\n{errors}");
         let logged: Vec<&str> =
-            errors.lines().filter(|line| line.contains(&format!("io_uring is refused ({error})"))).collect();
+            errors.lines().filter(|line| line.contains(&format!("io_uring is not available ({error})"))).collect();
         ensure!(
             logged.len() == 1 && logged[0].contains(needed),
             "what to do is not logged once, with '{needed}':\n{errors}"
