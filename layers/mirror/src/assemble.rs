@@ -117,6 +117,18 @@ pub struct ExistingMirror {
     pub may_be_older: bool,
 }
 
+/// Whether the device of a replica has every change that was answered, as far as can be seen. The order is that in which replicas count.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub enum Answered {
+    /// It has.
+    #[default]
+    AllThere,
+    /// Another server has the device, and tells by the first flush alone.
+    Unknown,
+    /// It may lack some.
+    MayBeLost,
+}
+
 /// Assembles a mirror from what was found under the names of its replicas.
 ///
 /// # Errors
@@ -126,13 +138,19 @@ pub fn assemble(found: &[ReplicaProbe]) -> Result<Assembly, AssembleError> {
 }
 
 /// The same, where the devices of these replicas may lack what was written to them last: what such a replica has counts only if
-/// there is no other in-sync one, and else it is out of sync in all regions. And where the devices `lost` may lack changes that were
-/// answered and not flushed: of replicas that are alike by their labels one that lacks none counts, since where they differ, which is
-/// where something was not flushed, the others get what it has. An older label is no match for a newer one: it may be of an older image.
+/// there is no other in-sync one, and else it is out of sync in all regions. And `answered` says, for each replica, whether its device may lack
+/// changes that were answered and not flushed: of replicas that are alike by their labels one that is known to lack none counts, since where they
+/// differ, which is where something was not flushed, the others get what it has. An older label is no match for a newer one: it may be of an
+/// older image.
 ///
 /// # Errors
 /// As [`assemble`].
-pub fn assemble_beside(found: &[ReplicaProbe], older: &[usize], lost: &[usize]) -> Result<Assembly, AssembleError> {
+pub fn assemble_beside(
+    found: &[ReplicaProbe],
+    older: &[usize],
+    answered: &[Answered],
+) -> Result<Assembly, AssembleError> {
+    let answered_on = |at: usize| answered.get(at).copied().unwrap_or_default();
     let labels: Vec<(usize, &Label)> = found
         .iter()
         .enumerate()
@@ -151,7 +169,7 @@ pub fn assemble_beside(found: &[ReplicaProbe], older: &[usize], lost: &[usize]) 
     let is_current = |label: &Label| is_own_in_sync(label) && !is_old(label) && !is_marked(label);
     let current = labels.iter().filter(|(_, label)| is_current(label));
     let authority =
-        current.min_by_key(|(at, label)| (older.contains(at), std::cmp::Reverse(label.events), lost.contains(at)));
+        current.min_by_key(|(at, label)| (older.contains(at), std::cmp::Reverse(label.events), answered_on(*at)));
     let Some(&(first, authority)) = authority else { return Err(AssembleError::NoneInSync) };
     // Also of a replica that is not in sync: it may have the only copy of what was written on the other side.
     if let Some(&(second, _)) = labels.iter().find(|(_, label)| !includes_changes_of(authority, label)) {
@@ -159,7 +177,12 @@ pub fn assemble_beside(found: &[ReplicaProbe], older: &[usize], lost: &[usize]) 
     }
     let mut label = authority.clone();
     let may_be_older = older.contains(&first);
-    label.untold |= lost.contains(&first);
+    // What is not known to be there is not taken for it where another replica shows that something was lost.
+    label.untold |= match answered_on(first) {
+        Answered::AllThere => false,
+        Answered::Unknown => answered.contains(&Answered::MayBeLost),
+        Answered::MayBeLost => true,
+    };
     for (at, other) in &labels {
         let is_doubted = older.contains(at) && !may_be_older;
         merge(&mut label, other, is_doubted || is_old(other) || needs_full_resync(authority, other));

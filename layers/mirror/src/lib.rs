@@ -56,6 +56,7 @@ use sealblock_runtime_memory::Slice;
 
 use change::{execute_on, writes_lost};
 
+pub use assemble::Answered;
 pub use create::{CreateOptions, create, create_with_hooks, mark_written_alone, mark_written_alone_with_hooks};
 pub use error::{MirrorError, ReplicaError};
 pub use mirror::{Mirror, MirrorInfo, MirrorState, Mutation, ReplicaInfo, TestHooks};

@@ -7,7 +7,7 @@ use sealblock_block::{Abilities, Clock, Device, DynDevice, ErrorKind, Freshness,
 use sealblock_units::BlockSize;
 
 use crate::assemble::{
-    AssembleError, Assembly, ExistingMirror, ReplicaProbe, assemble_beside, mark_out_of_sync, replica_id,
+    Answered, AssembleError, Assembly, ExistingMirror, ReplicaProbe, assemble_beside, mark_out_of_sync, replica_id,
 };
 use crate::error::MirrorError;
 use crate::label::{Label, LabelError, MAX_REPLICAS, ReplicaRecord, ReplicaState};
@@ -52,18 +52,18 @@ pub async fn open<C: Clock>(
     open_with_hooks(sources, clock, options, TestHooks::default()).await
 }
 
-/// The same, where these devices may lack changes that were answered and not flushed: the content of another in-sync one counts, or the mirror
-/// may lack them, too ([`Mirror::may_be_lost`]).
+/// The same, where devices may lack changes that were answered and not flushed, which `answered` says of each: the content of an in-sync one that lacks
+/// none counts, or the mirror may lack them, too ([`Mirror::may_be_lost`]).
 ///
 /// # Errors
 /// As [`open`].
 pub async fn open_beside_lost<C: Clock>(
     sources: Vec<ReplicaSource>,
-    lost: &[usize],
+    answered: &[Answered],
     clock: C,
     options: OpenOptions,
 ) -> Result<OpenMirror<C>, MirrorError> {
-    open_all(sources, lost, clock, options, TestHooks::default()).await
+    open_all(sources, answered, clock, options, TestHooks::default()).await
 }
 
 /// Opens a mirror with hooks for tests; see [`TestHooks`].
@@ -81,7 +81,7 @@ pub async fn open_with_hooks<C: Clock>(
 
 async fn open_all<C: Clock>(
     mut sources: Vec<ReplicaSource>,
-    lost: &[usize],
+    answered: &[Answered],
     clock: C,
     options: OpenOptions,
     hooks: TestHooks,
@@ -95,9 +95,10 @@ async fn open_all<C: Clock>(
         found.iter_mut().for_each(forget_lineage);
     }
     let older = older(&sources);
-    let assembly = assemble_beside(&found, &older, lost).map_err(|refusal| assemble_error(refusal, &sources))?;
+    let assembly = assemble_beside(&found, &older, answered).map_err(|refusal| assemble_error(refusal, &sources))?;
     let doubts = matches!(&assembly, Assembly::Known(known) if !older.is_empty() && !known.may_be_older);
-    let is_found_lost = matches!(&assembly, Assembly::Known(known) if known.label.untold && !lost.is_empty());
+    let is_found_lost =
+        matches!(&assembly, Assembly::Known(known) if known.label.untold && answered.contains(&Answered::MayBeLost));
     let labels_differ = matches!(&assembly, Assembly::Known(known) if known.labels_differ);
     let is_new = assembly == Assembly::New;
     let parts = match assembly {

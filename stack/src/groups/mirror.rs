@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use sealblock_block::DynDevice;
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::name::MirrorName;
-use sealblock_layers_mirror::{CreateOptions, MirrorInfo, OpenOptions, open_beside_lost};
+use sealblock_layers_mirror::{Answered, CreateOptions, MirrorInfo, OpenOptions, open_beside_lost};
 
 use super::replicas::{OpenMirror, OpenReplica, OpenedReplica, ReplicaOpener, mirror_error, replica_error};
 use crate::error::{Cause, StackError};
@@ -89,8 +89,8 @@ async fn put_together(
         sources.push(replica.source(device));
     }
     let options = OpenOptions { is_read_only: !access.writes(), random: new_uuid()? };
-    let lost = lost_of(replicas);
-    let opened = open_beside_lost(sources, &lost, ReactorClock, options).await;
+    let answered = answered_on(replicas);
+    let opened = open_beside_lost(sources, &answered, ReactorClock, options).await;
     let opened = opened.map_err(|error| mirror_error(&error).on(target))?;
     let described = opened.mirror.describe();
     report_offline(target, &described);
@@ -110,9 +110,9 @@ async fn put_together(
     Ok(held(target, replicas, info, opened, opener))
 }
 
-/// Which of these may lack changes that were answered and not flushed, by their numbers.
-fn lost_of(replicas: &[Rc<OpenReplica>]) -> Vec<usize> {
-    (0..replicas.len()).filter(|at| !replicas[*at].lost_answers().is_empty()).collect()
+/// Whether each of these has every change that was answered.
+fn answered_on(replicas: &[Rc<OpenReplica>]) -> Vec<Answered> {
+    replicas.iter().map(|replica| replica.answered()).collect()
 }
 
 /// How a mirror is created.
@@ -160,7 +160,7 @@ async fn create_of(
     let options = CreateOptions { random: new_uuid()?, name, from, force };
     let opened = sealblock_layers_mirror::create(sources, ReactorClock, options).await;
     let opened = opened.map_err(|error| replica_error(&error).on(target))?;
-    if lost_of(replicas).contains(&from.unwrap_or(0)) {
+    if answered_on(replicas)[from.unwrap_or(0)] == Answered::MayBeLost {
         let said = opened.mirror.say_lost().await;
         said.map_err(|error| device_error("record lost writes", &error).on(target))?;
     }

@@ -8,7 +8,7 @@ use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{Ability, Device, DynDevice, Error, Request, ReservedArea, Response, WhyOlder};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::{
-    Mirror, MirrorError, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaInfo, ReplicaSource,
+    Answered, Mirror, MirrorError, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaInfo, ReplicaSource,
 };
 use sealblock_media_file::Backing;
 
@@ -421,6 +421,16 @@ impl OpenReplica {
             received_bytes: Cell::new(0),
             is_retired: Cell::new(false),
         })
+    }
+
+    /// Whether it has every change that was answered, as far as can be seen from here.
+    pub fn answered(&self) -> Answered {
+        let held = self.held.borrow();
+        match (lost_answers(&held).is_empty(), received_bytes(&held)) {
+            (false, _) => Answered::MayBeLost,
+            (true, Some(_)) => Answered::Unknown,
+            (true, None) => Answered::AllThere,
+        }
     }
 
     /// Why changes of its volumes that were answered and not flushed may be lost.

@@ -301,6 +301,51 @@ fn a_mirror_all_of_whose_replicas_lack_something_has_hosts_told_by_replicas_that
 }
 
 #[test]
+fn a_replica_at_another_server_is_no_proof_that_nothing_is_lost() {
+    let place = Place::new();
+    place.write("piece", &noise(3, 4 * BLOCK));
+    for name in ["a", "b"] {
+        place.run(&format!("create {name} --size 64MiB")).succeeds();
+    }
+    let remote = Server::start(&place, "b --protection shown");
+    let (address, target) = (remote.address().to_owned(), remote.target("b"));
+    place.run(&format!("mirror create a {target}")).succeeds();
+    remote.stop().is_clean();
+    let member = format!("b --protection shown --as-member --listen {address}");
+    let mirror = format!("mirror:a,{target} --nbd 127.0.0.1:0");
+    let remote = Server::start_at(&place, &member);
+    let server = Server::start(&place, &mirror);
+    let mut client = Nbd::open(&nbd_address(&server), "mirror").unwrap();
+    assert_eq!(client.write(20 * BLOCK as u64, &noise(9, BLOCK)), 0);
+    server.kill();
+    remote.kill();
+    ["a", "b"].iter().for_each(|name| damage_notes(&place, name));
+    let remote = Server::start_at(&place, &member);
+    let server = Server::start(&place, &mirror);
+    let status = place.run("status --json").json();
+    let told: Vec<_> = status["servers"].as_array().unwrap().iter().map(|server| &server["devices"][0]).collect();
+    assert!(told.iter().all(|device| device["unflushed_lost"][0].as_str().is_some()), "{told:?}");
+    let target = server.target("mirror");
+    place.run(&format!("copy piece {target}")).ends_with(3);
+    place.run(&format!("copy piece {target}")).succeeds();
+    server.stop().is_clean();
+    remote.stop().is_clean();
+}
+
+#[test]
+fn a_served_volume_of_which_writes_may_be_lost_is_resized_and_its_hosts_are_told_all_the_same() {
+    let place = without_notes();
+    let server = Server::start(&place, "v");
+    place.run("resize v --size 65MiB").succeeds();
+    let target = server.target("v");
+    place.run(&format!("copy piece {target}")).ends_with(3);
+    place.run("resize v --size 66MiB").succeeds();
+    place.run(&format!("copy piece {target}")).succeeds();
+    server.stop().is_clean();
+    place.run("verify v").succeeds();
+}
+
+#[test]
 fn a_mirror_of_which_a_replica_has_lost_superblocks_is_not_optimal_until_they_are_written_anew() {
     let place = Place::new();
     for name in ["a", "b"] {

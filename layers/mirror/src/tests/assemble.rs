@@ -48,17 +48,28 @@ fn replicas_without_labels_make_a_new_mirror_if_all_are_there() {
 
 #[test]
 fn of_replicas_that_are_alike_one_that_lacks_nothing_that_was_answered_counts() {
-    let of = |found: &[ReplicaProbe], lost: &[usize]| match assemble_beside(found, &[], lost) {
+    let of = |found: &[ReplicaProbe], answered: &[Answered]| match assemble_beside(found, &[], answered) {
         Ok(Assembly::Known(known)) => (known.label.own_index, known.label.untold),
         other => panic!("{other:?}"),
     };
     let alike = [labelled(label(2, 0, 5)), labelled(label(2, 1, 5))];
-    for (lost, counts) in [(&[][..], (0, false)), (&[0], (1, false)), (&[1], (0, false)), (&[0, 1], (0, true))] {
-        assert_eq!(of(&alike, lost), counts, "{lost:?}");
+    let (there, unknown, lost) = (Answered::AllThere, Answered::Unknown, Answered::MayBeLost);
+    for (answered, counts) in [
+        ([there, there], (0, false)),
+        ([lost, there], (1, false)),
+        ([there, lost], (0, false)),
+        ([lost, lost], (0, true)),
+        // One that another server has is no proof that nothing is lost.
+        ([unknown, there], (1, false)),
+        ([unknown, unknown], (0, false)),
+        ([lost, unknown], (1, true)),
+        ([unknown, lost], (0, true)),
+    ] {
+        assert_eq!(of(&alike, &answered), counts, "{answered:?}");
     }
     // What an older label is of may be an older image, which lacks what was flushed.
     let newer = [labelled(label(2, 0, 6)), labelled(label(2, 1, 5))];
-    assert_eq!(of(&newer, &[0]), (0, true));
+    assert_eq!(of(&newer, &[lost]), (0, true));
     let told = [5, 5].map(|events| labelled(Label { untold: true, ..label(2, 0, events) }));
     assert_eq!(of(&told[..1], &[]), (0, true), "by its label");
 }
