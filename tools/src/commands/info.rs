@@ -123,6 +123,7 @@ fn as_json(target: &TargetName, opened: &OpenTarget) -> Value {
         "unmap_zeroes": of.unmap_zeroes,
         "offloads": of.offloads,
         "may_be_older": of.freshness.why_older().map(WhyOlder::as_str),
+        "unflushed_lost": opened.lost_answers(),
         "runtime": sealblock_runtime_reactor::backend().to_string(),
     });
     if let (Value::Object(object), Value::Object(info)) = (&mut object, info_json(&opened.info)) {
@@ -292,6 +293,11 @@ fn as_text(target: &TargetName, opened: &OpenTarget) -> String {
     if let Some(why) = opened.why_older() {
         lines.put("content", format!("may be older than what was written: {why}"));
     }
+    if opened.info.volume.is_none() {
+        for reason in opened.lost_answers() {
+            lines.put("unflushed", unflushed_text(&reason));
+        }
+    }
     let damage = DamageStatus::of(&opened.info.damage);
     if damage.has_any() {
         lines.put("damage", damage.to_text());
@@ -326,6 +332,10 @@ fn unflushed_lost(volume: &VolumeDescription) -> Option<&'static str> {
     }
 }
 
+fn unflushed_text(why: &str) -> String {
+    format!("completed writes that were not flushed may be lost: {why}; a server tells its hosts")
+}
+
 fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
     lines.put("uuid", uuid_text(&volume.uuid));
     lines.put(
@@ -338,10 +348,7 @@ fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
         },
     );
     if let Some(why) = unflushed_lost(volume) {
-        lines.put(
-            "unflushed",
-            format!("completed writes that were not flushed may be lost: {why}; a server tells its hosts"),
-        );
+        lines.put("unflushed", unflushed_text(why));
     }
     losses_text(lines, volume);
     if volume.layout.is_resized() {

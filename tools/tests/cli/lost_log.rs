@@ -290,6 +290,13 @@ fn a_mirror_all_of_whose_replicas_lack_something_has_hosts_told_by_replicas_that
     let added = place.run("mirror add mirror:a,b c");
     assert!(added.succeeds().stderr.contains(UNFLUSHED), "{}", added.stderr);
     place.run("mirror remove mirror:a,b,c a").succeeds();
+    // By now the labels alone know of it.
+    place.run("create d --size 64MiB").succeeds();
+    place.run("mirror replace mirror:b,c b d").succeeds();
+    let info = place.run("info mirror:d,c");
+    assert!(info.succeeds().text().contains("its labels say so"), "{}", info.text());
+    assert!(place.run("info mirror:d,c --json").json()["unflushed_lost"][0].as_str().is_some());
+    place.run("mirror replace mirror:d,c d b --force").succeeds();
     let server = Server::start(&place, "mirror:b,c");
     let target = server.target("mirror");
     place.run(&format!("copy piece {target}")).ends_with(3);
