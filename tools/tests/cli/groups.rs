@@ -56,6 +56,22 @@ fn a_stripe_opens_only_as_it_was_made_and_says_how_that_was() {
     assert!(place.blocks("stripe:a,b", 0, 4095) == data);
 }
 
+/// More than is checked on one core.
+#[test]
+fn a_long_repair_of_what_has_no_copies_checks_it_and_repairs_nothing() {
+    let place = Place::new();
+    for member in ["a", "b"] {
+        place.run(&format!("create {member} --size 66MiB")).succeeds();
+    }
+    place.write("data", &noise(3, 1 << 20));
+    place.run("copy data stripe:a,b").succeeds();
+    place.run("verify stripe:a,b --repair").succeeds().says(&["33792 blocks verified", ": clean"]);
+    place.run("verify a --repair").succeeds().says(&["16896 blocks verified", ": clean"]);
+    place.run("corrupt a --lba 3 --kind data").succeeds();
+    let repair = place.run("verify stripe:a,b --repair");
+    assert!(repair.ends_with(1).stderr.contains("has no other copy of its blocks"), "{}", repair.stderr);
+}
+
 #[test]
 fn members_without_labels_are_a_stripe_only_by_stripe_nolabel() {
     let (place, data) = (Place::new(), noise(4, 1 << 20));
