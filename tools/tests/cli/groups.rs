@@ -52,7 +52,9 @@ fn a_stripe_opens_only_as_it_was_made_and_says_how_that_was() {
     place.run("verify stripe:a,y").fails(3, &["another stripe"]);
     place.run("zero mirror:m,n --range 0").succeeds();
     place.run("verify stripe:m,n").fails(3, &["member 0 has the label of another group"]);
-    assert_ne!(place.run("verify mirror:a,b").status, 0);
+    let refused = place.run("verify mirror:a,b");
+    refused.fails(3, &["a: it is a member of a stripe", "try: use stripe:A,B with all members"]);
+    assert!(!refused.stderr.contains("create"), "{}", refused.stderr);
     assert!(place.blocks("stripe:a,b", 0, 4095) == data);
 }
 
