@@ -218,7 +218,10 @@ fn that_writes_may_be_lost_is_accepted_by_a_repair_that_is_asked_to() {
     let after = place.run("info v");
     assert!(!after.succeeds().text().contains(UNFLUSHED), "{}", after.text());
     let server = Server::start(&place, "v");
-    place.run(&format!("copy piece {}", server.target("v"))).succeeds();
+    let target = server.target("v");
+    place.run(&format!("copy piece {target}")).succeeds();
+    let refused = place.run(&format!("verify {target} --repair --accept-lost"));
+    refused.fails(2, &["for volumes of this machine", "a server tells its own hosts"]);
     server.stop().is_clean();
 }
 
