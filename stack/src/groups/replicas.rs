@@ -559,7 +559,10 @@ fn advice(refusal: &sealblock_layers_mirror::assemble::AssembleError) -> (Cause,
         }
         AssembleError::Removed { .. } => (
             Cause::Refused,
-            Some("use the mirror without it; `sealblock mirror add TARGET REPLICA --force` adds it again"),
+            Some(
+                "use the mirror without it, or where only one replica is left, that one by itself (--force-member to write to it); \
+                 `sealblock mirror add TARGET REPLICA --force` adds it again, to the mirror or to that one",
+            ),
         ),
         AssembleError::NotCreated { .. } => (
             Cause::Refused,
