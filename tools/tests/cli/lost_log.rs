@@ -177,7 +177,7 @@ fn damage_notes(place: &Place, name: &str) {
     place.poke(name, notes, &[0xA5; 4096]);
 }
 
-const UNFLUSHED: &str = "not flushed may be lost";
+const UNFLUSHED: &str = "may be lost";
 
 #[test]
 fn that_writes_may_be_lost_is_told_by_every_command_until_it_is_accepted() {
