@@ -195,6 +195,7 @@ fn that_writes_may_be_lost_is_told_by_every_command_until_it_is_accepted() {
         "verify v --repair",
         "scrub status v",
         "mirror create v w",
+        "corrupt v --lba 1 --kind guard",
         "info v",
     ] {
         if command.starts_with("mirror") {
