@@ -338,10 +338,7 @@ fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {
         },
     );
     if let Some(why) = unflushed_lost(volume) {
-        lines.put(
-            "unflushed",
-            format!("completed writes may be lost: {why}; a server tells its hosts"),
-        );
+        lines.put("unflushed", format!("completed writes may be lost: {why}; a server tells its hosts"));
     }
     losses_text(lines, volume);
     if volume.layout.is_resized() {

@@ -59,7 +59,12 @@ mod tests {
     #[test]
     fn what_servers_keep_is_theirs_and_labels_of_a_mirror_are_kept_here() {
         let is_elsewhere = |target: &str| is_kept_elsewhere(&target.parse().unwrap());
-        for target in ["nbd://h/v", "nvme+tcp://h/nqn.2026-11.org.example:v", "offset:0..1,nbd://h/v", "multipath:nbd://h/v,nbd://i/v"] {
+        for target in [
+            "nbd://h/v",
+            "nvme+tcp://h/nqn.2026-11.org.example:v",
+            "offset:0..1,nbd://h/v",
+            "multipath:nbd://h/v,nbd://i/v",
+        ] {
             assert!(is_elsewhere(target), "{target}");
         }
         for target in ["v", "offset:0..1,v", "mirror:nbd://h/v,nbd://i/v", "stripe:v,nbd://h/v"] {
