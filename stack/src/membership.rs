@@ -27,6 +27,8 @@ use crate::program::note;
 enum Membership {
     /// A member of a mirror or stripe.
     Known { is_mirror: bool, uuid: [u8; 16], own_index: usize, members: usize },
+    /// The last replica of a mirror, whose others were removed.
+    LastReplica([u8; 16]),
     /// A member of an unknown group, and why it is unknown.
     Unknown(String),
 }
@@ -43,6 +45,11 @@ impl Membership {
         match MirrorLabel::decode(bytes) {
             Ok(None) => None,
             Ok(Some(label)) if label.replicas[label.own_index].state == ReplicaState::Removed => None,
+            Ok(Some(label))
+                if label.replicas.iter().filter(|other| other.state != ReplicaState::Removed).count() == 1 =>
+            {
+                Some(Membership::LastReplica(label.uuid))
+            }
             Ok(Some(label)) => Some(known(true, label.uuid, label.own_index, label.replicas.len())),
             Err(why) => Some(Membership::Unknown(why.to_string())),
         }
@@ -58,6 +65,7 @@ impl Membership {
                 };
                 format!("it is member {own} of {members} of {group} {uuid}, and {why}")
             }
+            Membership::LastReplica(uuid) => format!("it is the last replica of mirror {}", uuid_text(uuid)),
             Membership::Unknown(why) => format!("it is a member of a mirror or stripe, but {why}"),
         }
     }
@@ -66,6 +74,7 @@ impl Membership {
         let whole = match self {
             Membership::Known { is_mirror: true, .. } => "use mirror:A,B with all its members",
             Membership::Known { is_mirror: false, .. } => "use stripe:A,B with all its members in their order",
+            Membership::LastReplica(_) => "`sealblock mirror add TARGET REPLICA --force` makes it a mirror again",
             Membership::Unknown(_) => "use mirror:A,B or stripe:A,B with all its members",
         };
         format!(
@@ -95,7 +104,9 @@ pub(crate) async fn guard(opened: OpenTarget, usage: Usage) -> Result<OpenTarget
         (Some(membership), Usage::Forced) => {
             note(format_args!("{} is written without its group: {}", opened.target(), membership.to_text()));
             let marked = match membership {
-                Membership::Known { is_mirror: true, .. } => mark_written_alone(&opened.device).await,
+                Membership::Known { is_mirror: true, .. } | Membership::LastReplica(_) => {
+                    mark_written_alone(&opened.device).await
+                }
                 Membership::Known { is_mirror: false, .. } | Membership::Unknown(_) => Ok(()),
             };
             match marked.map_err(|error| device_error("mark as changed outside its mirror", &error)) {

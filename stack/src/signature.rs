@@ -93,7 +93,7 @@ pub const FORMAT_BYTES: usize = 4096;
 pub fn file_format(start: &[u8]) -> Option<&'static str> {
     let start = &start[..start.len().min(FORMAT_BYTES)];
     let known = FILES.iter().find(|(at, magic, _)| has(start, *at, magic)).map(|(.., name)| *name);
-    known.or_else(|| is_text(start).then_some("text"))
+    known.or_else(|| is_text(start).then_some("plain text"))
 }
 
 /// Whether these bytes are words of people: UTF-8 without control characters, but for the last character, which may be cut.
@@ -303,8 +303,8 @@ mod tests {
             bytes[*at..][..magic.len()].copy_from_slice(magic);
             assert_eq!(file_format(&bytes), Some(*name));
         }
-        assert_eq!(file_format("Liebes Tagebuch, heute ä".as_bytes()), Some("text"));
-        assert_eq!(file_format(&"ä".repeat(4000).as_bytes()[..4095]), Some("text"), "cut in a character");
+        assert_eq!(file_format("Liebes Tagebuch, heute ä".as_bytes()), Some("plain text"));
+        assert_eq!(file_format(&"ä".repeat(4000).as_bytes()[..4095]), Some("plain text"), "cut in a character");
         assert_eq!((file_format(b""), file_format(&[0; 4096]), file_format(&[0xe9, 1, 2, 3])), (None, None, None));
         assert_eq!(file_format(b"text\0and something else"), None);
     }

@@ -228,7 +228,8 @@ pub struct Verify {
     /// Only for a single target.
     #[arg(long, value_name = "REPLICA", requires = "repair")]
     pub accept_stale: Option<TargetName>,
-    /// Clear the record that completed, unflushed writes may be lost: servers stop notifying hosts of it.
+    /// Clear the record that completed, unflushed writes may be lost: servers stop notifying hosts of it. Only for volumes of
+    /// this machine.
     #[arg(long, requires = "repair")]
     pub accept_lost: bool,
     /// Save progress in FILE and resume from it. Only for a single target.

@@ -376,8 +376,8 @@ async fn reconnect<E: Endpoint>(reconnecting: Weak<Reconnecting<E>>, lost: Conne
     let tried = match attempts {
         0 => String::new(),
         _ => {
-            let time = begin.elapsed();
-            format!(", and {attempts} attempts within {time:?} to set it up again failed; the last one: {last}")
+            let time = begin.elapsed().as_secs_f64();
+            format!(", and {attempts} attempts within {time:.1} s to set it up again failed; the last one: {last}")
         }
     };
     reconnecting.fail(&format!("the connection to {} was lost ({lost}){tried}", reconnecting.address()));

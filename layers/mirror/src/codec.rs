@@ -8,7 +8,10 @@ pub(crate) const VERSION: u64 = 2;
 /// Why bytes are no valid label.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LabelError {
-    /// They are the label of something else, such as a stripe.
+    /// They are the label of a stripe.
+    #[error("it is a member of a stripe")]
+    Stripe,
+    /// They are the label of something else that is unknown.
     #[error("it has the label of another kind of group")]
     Other,
     /// They are cut off or damaged.

@@ -81,7 +81,7 @@ pub enum MirrorError {
     },
     /// A replica has another format of protection information than the mirror. Otherwise data without tags could be
     /// sealed unchecked.
-    #[error("{replica} has protection information {}, the mirror {}", pi_to_text(*.actual), pi_to_text(*.expected))]
+    #[error("{replica} has {}, the mirror has {}", pi_to_text(*.actual), pi_to_text(*.expected))]
     Protection {
         /// Name of the replica.
         replica: String,
@@ -94,9 +94,9 @@ pub enum MirrorError {
 
 /// A format of protection information for people.
 fn pi_to_text(format: Option<PiFormat>) -> String {
-    format.map_or("none".to_owned(), |format| {
+    format.map_or("no protection information".to_owned(), |format| {
         let (guard, kind, bits) = (format.guard(), format.protection() as u8 + 1, format.storage_tag_bits());
-        format!("{guard} Type {kind} with {bits} bits of storage tag")
+        format!("protection information {guard} Type {kind} with {bits} bits of storage tag")
     })
 }
 

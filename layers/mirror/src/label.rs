@@ -30,6 +30,8 @@ pub const MAX_STALE_BYTES: usize = 6 << 10;
 const MAX_EVENTS: u64 = 1 << 62;
 
 const MAGIC: [u8; 8] = *b"SBMIRROR";
+/// What labels of stripes begin with.
+const STRIPE_MAGIC: [u8; 8] = *b"SBSTRIPE";
 const HEAD_BYTES: usize = 96;
 const RECORD_BYTES: usize = 48;
 
@@ -241,7 +243,7 @@ impl Label {
             return Ok(None);
         }
         if !bytes.starts_with(&MAGIC) {
-            return Err(LabelError::Other);
+            return Err(if bytes.starts_with(&STRIPE_MAGIC) { LabelError::Stripe } else { LabelError::Other });
         }
         if bytes.len() < HEAD_BYTES {
             return Err(LabelError::Damaged);

@@ -190,7 +190,7 @@ impl Candidate {
                 }
                 label_text(label)
             }
-            (_, Some(LabelError::Other)) if is_replaced && force => {
+            (_, Some(LabelError::Stripe | LabelError::Other)) if is_replaced && force => {
                 return Err(ReplicaError::OnlyCopy { replica, what: "a member of another kind of group".to_owned() });
             }
             (_, Some(_)) if force => return Ok(()),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 
 use futures_util::future::{LocalBoxFuture, join_all};
 use sealblock_block::{Ability, Device, DynDevice, Error, Request, ReservedArea, Response, WhyOlder};
-use sealblock_layers_mirror::label::ReplicaState;
+use sealblock_layers_mirror::label::{LabelError, ReplicaState};
 use sealblock_layers_mirror::{
     Answered, Mirror, MirrorError, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaInfo, ReplicaSource,
 };
@@ -532,6 +532,13 @@ pub(super) fn mirror_error(error: &MirrorError) -> StackError {
     let (cause, advice) = match error {
         MirrorError::ReplicaCount(_) => (Cause::Usage, None),
         MirrorError::Assemble { error: refusal, .. } => advice(refusal),
+        // It is whole as what it is, and no copy of anything: creating something there would destroy its group.
+        MirrorError::Label { error: LabelError::Stripe, .. } => {
+            (Cause::Refused, Some("use stripe:A,B with all members of the stripe in their order"))
+        }
+        MirrorError::Label { error: LabelError::Other, .. } => {
+            (Cause::Refused, Some("give the replicas of one mirror"))
+        }
         MirrorError::Label { .. } => {
             (Cause::Damaged, Some("omit out-of-sync replicas, or use `sealblock create --force`"))
         }
@@ -562,7 +569,10 @@ fn advice(refusal: &sealblock_layers_mirror::assemble::AssembleError) -> (Cause,
         }
         AssembleError::Removed { .. } => (
             Cause::Refused,
-            Some("use the mirror without it; `sealblock mirror add TARGET REPLICA --force` adds it again"),
+            Some(
+                "use the mirror without it, or where only one replica is left, that one by itself (--force-member to write to it); \
+                 `sealblock mirror add TARGET REPLICA --force` adds it again, to the mirror or to that one",
+            ),
         ),
         AssembleError::NotCreated { .. } => (
             Cause::Refused,

@@ -28,14 +28,18 @@ pub(super) fn one_of<T: Clone + Send + Sync>(names: &'static Names<T>) -> impl T
     })
 }
 
-/// The checksum in a block's seal; `None` for a plain volume.
+/// The checksum in a block's seal; `None` for a volume without protection information, whose map has a CRC-32C of the data.
 pub type Guard = Option<GuardKind>;
 
 pub(super) const GUARDS: &Names<Guard> = &[
     ("crc16", "CRC-16/T10-DIF: 16-bit guard, 8 bytes of tags for a block", Some(GuardKind::Crc16)),
     ("crc32c", "CRC-32C: 32-bit guard, 16 bytes of tags for a block", Some(GuardKind::Crc32c)),
     ("crc64", "CRC-64/NVME: 64-bit guard, 16 bytes of tags for a block", Some(GuardKind::Crc64)),
-    ("none", "No seal: a plain volume", None),
+    (
+        "none",
+        "No protection information for hosts: data are still checked, by a CRC-32C that the volume keeps in its map",
+        None,
+    ),
 ];
 
 /// What the reference tag of a block means (NVM Command Set Specification, "Protection Information").

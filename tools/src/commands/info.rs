@@ -333,7 +333,7 @@ fn unflushed_lost(volume: &VolumeDescription) -> Option<&'static str> {
 }
 
 fn unflushed_text(why: &str) -> String {
-    format!("completed writes that were not flushed may be lost: {why}; a server tells its hosts")
+    format!("completed writes may be lost: {why}; a server tells its hosts")
 }
 
 fn volume_text(lines: &mut Lines, volume: &VolumeDescription) {

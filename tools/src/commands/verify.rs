@@ -14,7 +14,8 @@ mod target;
 mod text;
 mod workers;
 
-use sealblock_stack::StackError;
+use sealblock_stack::target::{GroupKind, TargetName};
+use sealblock_stack::{Cause, StackError};
 
 use crate::cli::Verify;
 use crate::exit::Exit;
@@ -22,9 +23,24 @@ use job::VerifyRequest;
 
 /// Checks the targets.
 pub fn run(arguments: &Verify) -> Result<Exit, StackError> {
+    if arguments.accept_lost
+        && let Some(target) = arguments.targets.iter().find(|target| is_kept_elsewhere(target))
+    {
+        let why = "--accept-lost is for volumes of this machine: a server tells its own hosts that writes may be lost";
+        return Err(StackError::new(Cause::Usage, "verify", why).on(target).advise("omit --accept-lost"));
+    }
     match &arguments.targets[..] {
         [target] => target::run(VerifyRequest { arguments, target }),
         _ => several::run(arguments),
+    }
+}
+
+/// True if only servers know what of this target may be lost. A mirror that is put together here has it in its labels.
+fn is_kept_elsewhere(target: &TargetName) -> bool {
+    match target {
+        TargetName::NvmeTcp { .. } | TargetName::Nbd { .. } => true,
+        TargetName::Group { kind: GroupKind::Mirror, .. } => false,
+        _ => !target.inner().is_empty() && target.inner().iter().all(is_kept_elsewhere),
     }
 }
 
@@ -39,6 +55,22 @@ mod tests {
 
     use crate::cli::{Cli, Command};
     use sealblock_stack::{Access, on_reactor, open};
+
+    #[test]
+    fn what_servers_keep_is_theirs_and_labels_of_a_mirror_are_kept_here() {
+        let is_elsewhere = |target: &str| is_kept_elsewhere(&target.parse().unwrap());
+        for target in [
+            "nbd://h/v",
+            "nvme+tcp://h/nqn.2026-11.org.example:v",
+            "offset:0..1,nbd://h/v",
+            "multipath:nbd://h/v,nbd://i/v",
+        ] {
+            assert!(is_elsewhere(target), "{target}");
+        }
+        for target in ["v", "offset:0..1,v", "mirror:nbd://h/v,nbd://i/v", "stripe:v,nbd://h/v"] {
+            assert!(!is_elsewhere(target), "{target}");
+        }
+    }
 
     fn verified(path: &str) -> Exit {
         let cli = Cli::try_parse_from(["sealblock", "verify", path, "--quiet"]).unwrap();

@@ -52,8 +52,26 @@ fn a_stripe_opens_only_as_it_was_made_and_says_how_that_was() {
     place.run("verify stripe:a,y").fails(3, &["another stripe"]);
     place.run("zero mirror:m,n --range 0").succeeds();
     place.run("verify stripe:m,n").fails(3, &["member 0 has the label of another group"]);
-    assert_ne!(place.run("verify mirror:a,b").status, 0);
+    let refused = place.run("verify mirror:a,b");
+    refused.fails(3, &["a: it is a member of a stripe", "try: use stripe:A,B with all members"]);
+    assert!(!refused.stderr.contains("create"), "{}", refused.stderr);
     assert!(place.blocks("stripe:a,b", 0, 4095) == data);
+}
+
+/// More than is checked on one core.
+#[test]
+fn a_long_repair_of_what_has_no_copies_checks_it_and_repairs_nothing() {
+    let place = Place::new();
+    for member in ["a", "b"] {
+        place.run(&format!("create {member} --size 66MiB")).succeeds();
+    }
+    place.write("data", &noise(3, 1 << 20));
+    place.run("copy data stripe:a,b").succeeds();
+    place.run("verify stripe:a,b --repair").succeeds().says(&["33792 blocks verified", ": clean"]);
+    place.run("verify a --repair").succeeds().says(&["16896 blocks verified", ": clean"]);
+    place.run("corrupt a --lba 3 --kind data").succeeds();
+    let repair = place.run("verify stripe:a,b --repair");
+    assert!(repair.ends_with(1).stderr.contains("has no other copy of its blocks"), "{}", repair.stderr);
 }
 
 #[test]

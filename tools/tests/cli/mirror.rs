@@ -103,8 +103,15 @@ fn replicas_are_added_replaced_and_removed() {
     assert_eq!(replicas.filter(|replica| replica["state"] == "in_sync").count(), 3);
     place.run("mirror remove mirror:a,c,d a").succeeds();
     place.run("mirror remove mirror:c,d c").succeeds();
-    place.run("copy mirror:c,d out").fails(3, &["was removed"]);
+    place.run("copy mirror:c,d out").fails(3, &["was removed", "where only one replica is left, that one by itself"]);
     assert!(place.blocks("d", 0, 1023) == data);
+    // What is said to help does.
+    place
+        .run("zero d --range 0")
+        .fails(3, &["it is the last replica of mirror", "try: `sealblock mirror add TARGET REPLICA"]);
+    place.run("zero d --range 0 --force-member").succeeds();
+    place.run("mirror add d c --force").succeeds().says(&["c: in sync"]);
+    assert!(place.blocks("mirror:c,d", 1, 1023) == data[BLOCK..]);
 }
 
 #[test]

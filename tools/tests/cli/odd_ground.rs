@@ -177,7 +177,7 @@ fn a_plain_file_of_another_format_is_not_overwritten_by_the_way() {
     let data = noise(1, 1 << 20);
     place.volume("--size 1MiB", &data);
     for (content, name) in [
-        ("Dear diary,\n".as_bytes(), "text"),
+        ("Dear diary,\n".as_bytes(), "it has plain text"),
         (b"#!/bin/sh\nexit\n", "a script"),
         (b"\x1f\x8b\x08\0\0\0\0\0", "a gzip archive"),
         (b"\x7fELF\x02\x01\x01\0\0", "a program"),

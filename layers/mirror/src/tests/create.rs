@@ -204,6 +204,8 @@ fn creating_a_mirror_of_replicas_of_others_says_what_they_are_and_keeps_the_only
     // What has the label of another kind of group is a part of it, and has no second copy.
     set_label(&stranger, b"SBSTRIPE and what follows");
     assert!(refused(&[&third, &stranger], Some(0), true).contains("another kind of group"));
+    set_label(&stranger, b"of a later kind of group");
+    assert!(refused(&[&third, &stranger], Some(0), true).contains("another kind of group"));
 }
 
 #[test]
@@ -255,6 +257,9 @@ fn a_replica_whose_label_is_damaged_is_left_out_and_nothing_is_written_to_it() {
     let (c, d, mirror) = pair(Some(TYPE1));
     drop(mirror);
     set_label(&d, b"SBSTRIPE and what follows");
+    let refused = try_open(&[&c, &d], false).err().unwrap().to_string();
+    assert!(refused.contains("b: it is a member of a stripe"), "{refused}");
+    set_label(&d, b"of a later kind of group");
     let refused = try_open(&[&c, &d], false).err().unwrap().to_string();
     assert!(refused.contains("another kind of group"), "{refused}");
 }

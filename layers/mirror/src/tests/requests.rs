@@ -71,7 +71,7 @@ fn replicas_of_unlike_protection_are_refused_with_both_formats() {
     let refused = try_open(&[&a, &b], false).unwrap_err().to_string();
     assert!(refused.contains("crc16 Type 1") && refused.contains("crc64 Type 1"), "{refused}");
     let refused = try_open(&[&a, &TestReplica::new("c", None)], false).unwrap_err().to_string();
-    assert!(refused.contains("c has protection information none"), "{refused}");
+    assert!(refused.contains("c has no protection information, the mirror has protection"), "{refused}");
     let mirror = opened(&[&a, &TestReplica::new("d", Some(TYPE1))]);
     let added = mirror.add(b.source(), true).now_or_never().unwrap();
     assert!(matches!(added, Err(crate::ReplicaError::Unfit(MirrorError::Protection { .. }))), "{added:?}");

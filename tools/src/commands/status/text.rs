@@ -88,7 +88,7 @@ fn put_device(lines: &mut Lines, device: &DeviceStatus, before: Option<(Duration
     }
     damage(lines, &seen.damage);
     for why in &seen.unflushed_lost {
-        lines.put("unflushed", format_args!("writes that were not flushed before may be lost; hosts are told: {why}"));
+        lines.put("unflushed", format_args!("completed writes may be lost; hosts are told: {why}"));
     }
     for mirror in &seen.mirrors {
         lines.put("mirror", format_args!("{} is {}", mirror.target, mirror.status.state));

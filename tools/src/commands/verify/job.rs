@@ -67,6 +67,8 @@ pub struct VerifyJob {
     is_long: bool,
     /// True if only one piece may be in flight.
     is_alone: bool,
+    /// True if repairs were asked for.
+    repairs: bool,
     next: AtomicU64,
     how: VerifyPath,
     pace: Option<Pacer>,
@@ -201,6 +203,7 @@ impl VerifyJob {
             piece_blocks: u64::from(whole.get()).min(most).min(paced),
             is_long: total.get() > LONG_BYTES,
             is_alone,
+            repairs: arguments.repair,
             next: AtomicU64::new(0),
             how,
             pace,
@@ -222,9 +225,9 @@ impl VerifyJob {
         self.how == VerifyPath::Offloaded
     }
 
-    /// True if bad blocks are repaired; only one core may do that.
+    /// True if the target is open for writing, for repairs, also where it has no copies: no other core can open it then.
     pub fn repairs(&self) -> bool {
-        self.how == VerifyPath::Repair
+        self.repairs
     }
 
     /// True if only one piece may be in flight: what others do on the device is seen between two pieces.
