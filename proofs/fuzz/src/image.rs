@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::OnceLock;
 
-use sealblock_block::{Device, Durability, DynDevice, Error, Request, Response, Expectations};
+use sealblock_block::{Device, Durability, DynDevice, Error, Expectations, Request, Response};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_media_volume::format::{Layout, MAP_ENTRY_BYTES, SUPERBLOCK_OFFSETS};
 use sealblock_media_volume::{Hints, OpenOptions, open_remains};

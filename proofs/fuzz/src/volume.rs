@@ -1,7 +1,8 @@
 //! Superblocks and the log of a volume.
 
 use sealblock_media_volume::format::{
-    Answered, Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, SUPERBLOCK_BYTES, Seed, Superblock,
+    Answered, Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, SUPERBLOCK_BYTES, Seed,
+    Superblock, WhyLost,
 };
 use sealblock_units::{BlockSize, Lba};
 
@@ -43,6 +44,7 @@ pub fn try_superblock(input: &[u8]) {
         initialized_groups,
         answered: Answered::Durable,
         labels_written: write_seq >> 1,
+        untold: (write_seq & 4 == 4).then_some(WhyLost::Damaged),
     };
     let mut bytes = superblock.encode();
     assert_eq!(Superblock::decode(&bytes), Ok(superblock));
