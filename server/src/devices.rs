@@ -54,7 +54,7 @@ pub struct ServedDevice {
     pub handle: DeviceHandle,
     /// The device for namespaces on every core, as it is now.
     shared: RefCell<SharedDevice>,
-    _seat: Rc<()>,
+    _core_load: Rc<()>,
 }
 
 /// A device on its own core, reachable from any.
@@ -72,13 +72,13 @@ impl DeviceHandle {
         T: Send + 'static,
     {
         let local = self.local.clone();
-        let label = self.core.call(move || async move {
+        let done = self.core.call(move || async move {
             match local.get() {
                 Some(local) => Ok(work(local).await),
                 None => Err(CoreGone::Stopped),
             }
         });
-        label.await?
+        done.await?
     }
 
     /// True if both are for one device.
@@ -175,7 +175,7 @@ impl DeviceTable {
     /// Why it cannot be opened.
     pub fn open(&self, plan: &NamespacePlan) -> impl Future<Output = Result<ServedDevice, StackError>> + 'static {
         let core = (0..self.core_loads.len()).min_by_key(|core| Rc::strong_count(&self.core_loads[*core])).unwrap_or(0);
-        let (plan, seat) = (plan.clone(), Rc::clone(&self.core_loads[core]));
+        let (plan, core_load) = (plan.clone(), Rc::clone(&self.core_loads[core]));
         let (handle, events, window) = (self.handles[core].clone(), self.events.clone(), self.clients_come_back);
         async move {
             let planned = plan.clone();
@@ -194,7 +194,7 @@ impl DeviceTable {
                 gathers_changes: opened.gathers_changes,
                 handle: DeviceHandle { core: handle, local: opened.local, reporters },
                 shared: RefCell::new(opened.shared),
-                _seat: seat,
+                _core_load: core_load,
             })
         }
     }

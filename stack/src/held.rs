@@ -1,5 +1,6 @@
 //! How a target is opened, and what is left to close behind it.
 
+use std::path::Path;
 use std::rc::Rc;
 
 use futures_util::future::LocalBoxFuture;
@@ -7,7 +8,7 @@ use sealblock_block::Error;
 use sealblock_media_file::FileMedium;
 use sealblock_media_nbd::NbdDevice;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
-use sealblock_media_volume::{UpkeepCounts, Volume};
+use sealblock_media_volume::{UpkeepCounts, Volume, WhyLost};
 
 use crate::program::ReactorClock;
 use crate::recorded::KeepDamage;
@@ -150,14 +151,18 @@ pub(crate) async fn save_damage(held: &[CloseHandle]) {
 pub(crate) fn lost_answers(held: &[CloseHandle]) -> Vec<String> {
     let each = held.iter().flat_map(|held| match held {
         CloseHandle::Volume(volume) => {
-            let path = volume.medium().path().display();
-            volume.may_be_lost().map(|why| format!("{path}: {}", why.as_str())).into_iter().collect()
+            volume.may_be_lost().map(|why| lost_answers_of(volume.medium().path(), why)).into_iter().collect()
         }
         CloseHandle::Members(members) => members.lost_answers(),
         // Their servers tell this host, as any other one.
         CloseHandle::NvmeTcp(_) | CloseHandle::Nbd(_) | CloseHandle::Damage(_) => Vec::new(),
     });
     each.collect()
+}
+
+/// The text of one volume in [`OpenTarget::lost_answers`](crate::OpenTarget::lost_answers): whose it is, and why.
+pub fn lost_answers_of(path: &Path, why: WhyLost) -> String {
+    format!("{}: {}", path.display(), why.as_str())
 }
 
 /// Has volumes not say any more that changes may be lost: their hosts were told, or need not be.

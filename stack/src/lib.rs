@@ -57,7 +57,7 @@ pub use files::{
 };
 pub use groups::mirror::MirrorOptions;
 pub use groups::replicas::{CHANGING, OpenMirror};
-pub use held::{Access, FileVolume, Usage};
+pub use held::{Access, FileVolume, Usage, lost_answers_of};
 pub use holder::process_text;
 pub use info::{DriveInfo, OrdinaryTags, TargetInfo, protection_text};
 pub use membership::{ReadOnly, bars_resizing};

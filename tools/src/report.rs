@@ -7,14 +7,16 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::io::{self, Write};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use sealblock_block::BadBlockCause;
 use sealblock_integrity::Field;
+use sealblock_media_volume::WhyLost;
 use sealblock_server::status::health::Checked;
 use sealblock_stack::range::BlockRange;
-use sealblock_stack::{OpenTarget, StackError, printable_lines};
+use sealblock_stack::{OpenTarget, StackError, lost_answers_of, printable_lines};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use crate::exit::Exit;
@@ -25,8 +27,13 @@ pub fn note_lost_answers(opened: &OpenTarget) {
     opened.lost_answers().iter().for_each(|reason| note_lost(reason));
 }
 
-/// The same of one volume, and why; once, however often it is opened.
-pub fn note_lost(reason: &str) {
+/// The same of a volume that no target was opened for.
+pub fn note_lost_answers_of(path: &Path, why: Option<WhyLost>) {
+    why.iter().for_each(|why| note_lost(&lost_answers_of(path, *why)));
+}
+
+/// The same for one reason; once, however often the volume is opened.
+fn note_lost(reason: &str) {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if !TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(reason.to_owned()) {
         return;

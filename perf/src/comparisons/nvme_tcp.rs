@@ -67,9 +67,14 @@ impl Side {
         Side { contender, peer: None }
     }
 
+    /// The process of a peer, if it is to be stopped between its turns.
+    fn process(&self) -> Option<&Stopped> {
+        self.peer.as_ref()?.process.as_ref()
+    }
+
     /// One turn.
     async fn turn(&self, load: Load, until: Until, seed: u64) -> anyhow::Result<Measured> {
-        let Some(process) = self.peer.as_ref().and_then(|peer| peer.process.as_ref()) else {
+        let Some(process) = self.process() else {
             return self.contender.turn(load, until, seed).await;
         };
         process.signal(Signal::CONT)?;
@@ -225,7 +230,7 @@ async fn bench(options: RemoteOptions, serving: Serving, digests: bool) -> anyho
         print(load.name, &contenders, &rounds);
     }
     for contender in &contenders {
-        if let Some(process) = contender.peer.as_ref().and_then(|peer| peer.process.as_ref()) {
+        if let Some(process) = contender.process() {
             process.signal(Signal::CONT)?;
         }
         contender.contender.gate.device().close().await;

@@ -7,16 +7,14 @@ use sealblock_units::Lba;
 
 use crate::cli::Corrupt;
 use crate::exit::Exit;
-use crate::report::{note_lost, say};
+use crate::report::{note_lost_answers_of, say};
 
 /// Damages one block.
 pub fn run(arguments: &Corrupt) -> Result<Exit, StackError> {
     let path = arguments.volume.path();
     on_reactor(async {
         let open = open_volume(path, Access::Write).await?;
-        if let Some(why) = open.volume.may_be_lost() {
-            note_lost(&format!("{}: {}", path.display(), why.as_str()));
-        }
+        note_lost_answers_of(path, open.volume.may_be_lost());
         let damaged = damage(&open.volume, arguments.lba, arguments.kind).await;
         let closed = open.volume.close().await.map_err(|error| device_error("close", &error));
         damaged.and(closed).map_err(|failure| failure.on(path.display()))

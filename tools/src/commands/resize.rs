@@ -18,7 +18,7 @@ use crate::cli::{Resize, ServedName};
 use crate::commands::scrub::{name_of, unserved_with};
 use crate::commands::serve::text::resized_text;
 use crate::exit::Exit;
-use crate::report::{attributed, note_lost, print_report};
+use crate::report::{attributed, note_lost_answers_of, print_report};
 use sealblock_server::control::client::find_to_change;
 use sealblock_server::control::protocol::{RESIZING, ResizeReport};
 use sealblock_server::resize::blocks_of;
@@ -75,9 +75,7 @@ async fn on_medium(path: &Path, size: NonZeroU64) -> Result<(u64, u64), StackErr
     let block_size = probe(&medium).await.map_err(|error| volume_error(RESIZING, &error))?.layout.block_size();
     let capacity_blocks = blocks_of(size.get(), block_size)?;
     let resized = resize_volume(RESIZING, &Rc::new(medium), capacity_blocks).await?;
-    if let Some(why) = resized.may_be_lost {
-        note_lost(&format!("{}: {}", path.display(), why.as_str()));
-    }
+    note_lost_answers_of(path, resized.may_be_lost);
     let bytes = |blocks: u64| blocks << block_size.shift();
     Ok((bytes(resized.before_blocks), bytes(resized.capacity_blocks)))
 }
