@@ -12,6 +12,7 @@ mod files;
 mod filesystems;
 mod fs_roots;
 mod fs_verify;
+mod golden;
 mod groups;
 mod hostile;
 mod identity;
