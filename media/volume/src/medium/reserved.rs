@@ -11,7 +11,7 @@ use sealblock_block::{Error, ErrorKind, Medium, RangeLock, ReservedArea};
 use sealblock_runtime_memory::Slice;
 
 use crate::format::{BITMAP_PAGE_BYTES, Layout, RESERVED_HEAD_BYTES, ReservedCopy, Seed, Superblock};
-use crate::lost_copies::LostCopies;
+use crate::medium::lost_copies::LostCopies;
 use crate::medium::padded;
 
 /// What there may be one of at a time: a read or write of an area, or a write of a bitmap page.

@@ -7,6 +7,12 @@
 //! well be readable the next time, until a map entry in it changes or its block group is written to. Then it is written anew, and what
 //! was lost is damage, for good.
 
+pub(crate) mod block_groups;
+pub(crate) mod map_entries;
+pub(crate) mod map_page;
+pub(crate) mod memtable;
+pub(crate) mod patches;
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,13 +23,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use sealblock_block::{Medium, MediumError, RangeLock};
 use sealblock_units::Lba;
 
-use crate::block_groups::BlockGroups;
 use crate::format::{Generations, Layout, MAP_ENTRY_BYTES, PAGE_SECTORS, PageOffsets, Seed, Superblock};
-use crate::lost_copies::LostCopies;
-use crate::map_page::{GENERATIONS_BIT, MapLookup, MapPage};
+use crate::map::block_groups::BlockGroups;
+use crate::map::map_page::{GENERATIONS_BIT, MapLookup, MapPage};
+use crate::map::patches::Patches;
+use crate::medium::lost_copies::LostCopies;
 use crate::medium::{padded, read_sectors};
 use crate::options::{Mutation, OpenOptions};
-use crate::patches::Patches;
 
 /// Pages looked at for one to drop whenever one is read, so that a crowd of pages in use costs no time quadratic in it.
 const MAX_EVICTION_PROBES: usize = 32;

@@ -12,7 +12,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::{BlockCount, Extent};
 
 use crate::format::MapEntry;
-use crate::lookup::{BlockLocation, LocatedBlocks, check_block};
+use crate::requests::lookup::{BlockLocation, LocatedBlocks, check_block};
 use crate::volume::Volume;
 
 /// Bytes of the pieces that a Verify is done in, and pieces in flight at once: together they fit in a core's near cache, so

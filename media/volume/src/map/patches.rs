@@ -16,7 +16,7 @@ use rustc_hash::FxHashMap;
 use sealblock_units::Lba;
 
 use crate::format::{MAP_ENTRY_BYTES, MapEntry, MapEntryRun, Seed};
-use crate::map_page::MapLookup;
+use crate::map::map_page::MapLookup;
 
 /// The map entry of a block, or those of several in a row that say the same.
 #[derive(Clone, Copy, Debug)]

@@ -11,7 +11,7 @@ use sealblock_units::{Extent, Lba};
 use smallvec::SmallVec;
 
 use crate::format::MapEntry;
-use crate::lookup::{BlockLocation, LocatedBlocks};
+use crate::requests::lookup::{BlockLocation, LocatedBlocks};
 use crate::volume::Volume;
 
 /// What lies between two pieces is read with them up to so many bytes: that is cheaper than another request.

@@ -6,7 +6,7 @@ use sealblock_block::{Clock, Error, Medium, MediumError, NoteKeeping, yield_once
 use sealblock_runtime_memory::Buffer;
 
 use crate::format::{Answered, MapEntryKind, MapEntryRun, NOTE_PAGE_BYTES, NotesPlace};
-use crate::notes::{Half, Leader, Pending, Way};
+use crate::log::notes::{Half, Leader, Pending, Way};
 use crate::options::Mutation;
 use crate::volume::Volume;
 

@@ -17,10 +17,10 @@ use sealblock_units::Lba;
 use crate::format::{
     LOG_REGIONS, LogPosition, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Seed, Superblock,
 };
-use crate::lookup::{data_match, has_data_crc};
-use crate::map_entries::MapEntries;
+use crate::map::map_entries::MapEntries;
 use crate::medium::read_sectors;
 use crate::options::{Mutation, OpenOptions, VolumeError};
+use crate::requests::lookup::{data_match, has_data_crc};
 
 /// Bytes of a region of the log read at once.
 const CHUNK_BYTES: u64 = 1 << 20;

@@ -5,9 +5,9 @@ use sealblock_block::{Clock, Error, Medium, Outcome, Response};
 
 use crate::format::{MapEntry, MapEntryKind, MapEntryRun};
 use crate::log::Encoded;
-use crate::map_page::MapLookup;
+use crate::map::map_page::MapLookup;
+use crate::map::patches::Patch;
 use crate::options::Mutation;
-use crate::patches::Patch;
 use crate::volume::{Volume, VolumeState};
 
 /// Pages read at once when map entries are put into them.

@@ -16,10 +16,10 @@ use crate::format::{
     Generations, GroupMapSector, Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, ReservedCopy, SUPERBLOCK_OFFSETS,
     Superblock, SuperblockError, reserved_offset,
 };
-use crate::identity::IdentityError;
+use crate::medium::identity::IdentityError;
+use crate::medium::superblocks;
 use crate::medium::{PROBE_BYTES, read_probe};
 use crate::options::VolumeError;
-use crate::superblocks;
 
 /// Where every log begins.
 const LOG_OFFSET: u64 = 64 << 10;

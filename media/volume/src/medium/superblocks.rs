@@ -8,7 +8,7 @@ use sealblock_block::{Medium, MediumError};
 use sealblock_runtime_memory::Slice;
 
 use crate::format::{Layout, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, THIRD_FROM_END_BYTES, uuid_text};
-use crate::identity::{self, Claim, Standing};
+use crate::medium::identity::{self, Claim, Standing};
 use crate::medium::padded;
 use crate::options::VolumeError;
 

@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use sealblock_units::{Extent, Lba};
 
 use crate::format::{MapEntry, MapEntryRun};
-use crate::map_entries::MapEntries;
+use crate::map::map_entries::MapEntries;
 
 /// Map entries that the block map does not have yet.
 #[derive(Default)]

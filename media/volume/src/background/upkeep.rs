@@ -9,10 +9,10 @@ use std::future::pending;
 
 use sealblock_block::{Clock, Medium};
 
-use crate::block_allocator::Allocation;
-use crate::free_map::PUNCH_BYTES;
-use crate::idle::{IdlePeriod, UpkeepCounts};
 use crate::options::Mutation;
+use crate::space::Allocation;
+use crate::space::free_map::PUNCH_BYTES;
+use crate::space::idle::{IdlePeriod, UpkeepCounts};
 use crate::volume::{Volume, VolumeState};
 
 /// Idle times in a row after which the space of free physical blocks is given back: physical blocks that are used again soon

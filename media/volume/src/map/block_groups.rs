@@ -10,7 +10,7 @@ use std::ops::Range;
 use sealblock_block::{Medium, MediumError, MediumErrorKind};
 
 use crate::format::{Generations, GroupMapSector, Layout, Seed, Superblock};
-use crate::lost_copies::LostCopies;
+use crate::medium::lost_copies::LostCopies;
 use crate::medium::read_sectors;
 
 /// Copies of the map.

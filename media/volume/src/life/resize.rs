@@ -10,11 +10,11 @@ use futures_util::future::{Either, select};
 use sealblock_block::{BlockState, Clock, Error, Medium, MediumError, MediumErrorKind, ReservedArea, Response};
 use sealblock_units::Extent;
 
-use crate::block_groups::BlockGroups;
 use crate::format::{Layout, LayoutError, RESERVED_HEAD_BYTES, ReservedCopy, Superblock, TAIL_BYTES, WhyLost};
-use crate::open::{OpenVolume, open};
+use crate::life::{OpenVolume, open};
+use crate::map::block_groups::BlockGroups;
+use crate::medium::superblocks;
 use crate::options::{Mutation, OpenOptions, VolumeError};
-use crate::superblocks;
 use crate::volume::Volume;
 
 /// Bytes at the end of the tail that no reserved area copy takes: the third superblock, and room that is not used.

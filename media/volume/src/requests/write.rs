@@ -10,12 +10,12 @@ use sealblock_integrity::{PiFormat, Sealed, Tags, Tuple, Unsealed, guard};
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::Extent;
 
-use crate::block_allocator::Allocation;
 use crate::format::{MapEntry, MapEntryKind, MapEntryRun};
-use crate::free_map::Run;
-use crate::lookup::has_data_crc;
-use crate::map_page::{MapLookup, MapPage};
+use crate::map::map_page::{MapLookup, MapPage};
 use crate::options::Mutation;
+use crate::requests::lookup::has_data_crc;
+use crate::space::Allocation;
+use crate::space::free_map::Run;
 use crate::volume::{Volume, VolumeState};
 
 /// Commits that a long write waits for at most, so that it has a place of its own.

@@ -21,10 +21,10 @@ use crate::format::{
     Answered, CountedNotes, LogPosition, MapEntryKind, MapEntryRun, NOTE_PAGE_BYTES, NOTES_PER_PAGE, Note, NoteHead,
     NotesPlace, Superblock, WhyLost,
 };
-use crate::map_entries::MapEntries;
+use crate::life::recovery::{DataPresence, Recovered, fits, has_data};
+use crate::map::map_entries::MapEntries;
 use crate::medium::read_sectors;
 use crate::options::{Mutation, OpenOptions, VolumeError};
-use crate::recovery::{DataPresence, Recovered, fits, has_data};
 use crate::volume::AnsweredChanges;
 
 /// Blocks whose data are read at once.

@@ -12,13 +12,13 @@ use sealblock_integrity::{Sealed, Tags};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{Extent, Lba};
 
-use crate::block_allocator::Allocation;
 use crate::format::{MapEntry, MapEntryKind};
-use crate::free_map::FreeMap;
-use crate::idle::IdlePeriod;
-use crate::lookup::{BlockLocation, LocatedBlocks, data_match, has_data_crc};
-use crate::map_page::MapLookup;
+use crate::map::map_page::MapLookup;
 use crate::options::Mutation;
+use crate::requests::lookup::{BlockLocation, LocatedBlocks, data_match, has_data_crc};
+use crate::space::Allocation;
+use crate::space::free_map::FreeMap;
+use crate::space::idle::IdlePeriod;
 use crate::volume::{Volume, VolumeState};
 
 /// A block that is to be moved: its offset in the extent, and its map entry.

@@ -3,6 +3,11 @@
 //! A physical block is in use from its allocation until its block's next map entry is durable and no read that may still look at it
 //! is in flight; and while its space is given back to the medium. Block groups load their maps when they are first written to.
 
+pub(crate) mod bits;
+pub(crate) mod free_map;
+pub(crate) mod idle;
+pub(crate) mod turns;
+
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -10,8 +15,8 @@ use std::rc::Rc;
 use rustc_hash::FxHashMap;
 use sealblock_block::Condition;
 
-use crate::free_map::{FreeMap, Run, Runs};
-use crate::turns::Queue;
+use crate::space::free_map::{FreeMap, Run, Runs};
+use crate::space::turns::Queue;
 
 /// Physical blocks that a write has taken and that no map entry names yet. Dropped with the write, they are freed once the
 /// medium is sure not to write to them any more.

@@ -16,8 +16,8 @@ mod upkeep;
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use crate::bits::Bits;
-pub(crate) use crate::bits::Run;
+use crate::space::bits::Bits;
+pub(crate) use crate::space::bits::Run;
 pub(crate) use load::Loader;
 
 /// Runs of one request. One is the usual number.

@@ -1,5 +1,9 @@
 //! Creating a volume and opening it.
 
+pub(crate) mod noted;
+pub(crate) mod recovery;
+pub(crate) mod resize;
+
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -8,27 +12,27 @@ use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize};
 
-use crate::block_allocator::BlockAllocator;
-use crate::block_groups::BlockGroups;
-use crate::block_map::BlockMap;
+use crate::background::Worker;
 use crate::format::{Answered, Layout, MapEntryRun, Seed, Superblock, TAIL_BYTES};
-use crate::identity::{IdentityError, Standing};
-use crate::idle::Upkeep;
+use crate::life::noted::NotedChanges;
+use crate::life::recovery::Recovered;
 use crate::log::Log;
-use crate::lost_copies::{LostCopies, MIN_AGREEING};
-use crate::map_entries::MapEntries;
+use crate::log::notes::Notes;
+use crate::log::work_queue::{Checkpoints, CommitQueue};
+use crate::map::BlockMap;
+use crate::map::block_groups::BlockGroups;
+use crate::map::map_entries::MapEntries;
+use crate::map::memtable::Memtable;
+use crate::medium::identity::{IdentityError, Standing};
+use crate::medium::lost_copies::{LostCopies, MIN_AGREEING};
+use crate::medium::reserved::ReservedAreas;
+use crate::medium::superblocks::{self, COPIES, SuperblockCopy, SuperblockProbe};
 use crate::medium::{OneSync, padded};
-use crate::memtable::Memtable;
-use crate::noted::{self, NotedChanges};
-use crate::notes::Notes;
 use crate::options::{Mutation, OpenOptions, VolumeError};
-use crate::recovery::{self, Recovered};
-use crate::reserved::ReservedAreas;
-use crate::superblocks::{self, COPIES, SuperblockCopy, SuperblockProbe};
-use crate::turns::Turns;
+use crate::space::BlockAllocator;
+use crate::space::idle::Upkeep;
+use crate::space::turns::Turns;
 use crate::volume::{AnsweredChanges, Volume, VolumeInfo, VolumeState, max_transfer_blocks};
-use crate::work_queue::{Checkpoints, CommitQueue};
-use crate::worker::Worker;
 
 /// Blocks of one Verify at most, in transfers.
 const VERIFY_TRANSFERS: u32 = 16;

@@ -7,10 +7,10 @@ use sealblock_integrity::{Field, GuardKind, PiFormat, ProtectionType, Tuple, gua
 use sealblock_units::{Extent, Lba};
 use smallvec::SmallVec;
 
-use crate::block_allocator::ReadGuard;
 use crate::format::{MAP_ENTRY_BYTES, MapEntry, MapEntryKind};
-use crate::map_page::{MapLookup, MapPage};
-use crate::patches;
+use crate::map::map_page::{MapLookup, MapPage};
+use crate::map::patches;
+use crate::space::ReadGuard;
 use crate::volume::Volume;
 
 /// Reference tags tried, back from the block's address and around the stored one, when a map entry's checksum is off.

@@ -1,5 +1,10 @@
 //! The background worker of a volume.
 
+pub(crate) mod checkpoint;
+pub(crate) mod commit;
+pub(crate) mod relocate;
+pub(crate) mod upkeep;
+
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::time::Duration;

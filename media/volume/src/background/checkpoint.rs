@@ -11,8 +11,8 @@ use futures_util::stream::{self, StreamExt};
 use sealblock_block::{Clock, Error, Freshness, Medium, MediumError};
 
 use crate::format::{Answered, Generations, MapEntryRun, PageOffsets, Superblock};
+use crate::medium::superblocks;
 use crate::options::Mutation;
-use crate::superblocks;
 use crate::volume::Volume;
 
 /// Pages written at once.

@@ -19,8 +19,8 @@ use std::ops::Range;
 use sealblock_block::{Condition, RangeLock};
 
 use crate::format::{LogPosition, MapEntryRun, NOTE_PAGE_BYTES, NOTES_PER_PAGE, Note, NoteHead, NotesPlace, Seed};
-use crate::free_map::Run;
 use crate::options::{Mutation, OpenOptions};
+use crate::space::free_map::Run;
 
 /// What becomes of a change before it is answered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
