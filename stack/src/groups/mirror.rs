@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use futures_util::future::join_all;
 use sealblock_block::DynDevice;
 use sealblock_layers_mirror::label::ReplicaState;
-use sealblock_layers_mirror::name::MirrorName;
+use sealblock_layers_mirror::label::name::MirrorName;
 use sealblock_layers_mirror::{Answered, CreateOptions, MirrorInfo, OpenOptions, open_beside_lost};
 
 use super::replicas::{OpenMirror, OpenReplica, OpenedReplica, ReplicaOpener, mirror_error, replica_error};

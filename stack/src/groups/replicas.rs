@@ -558,8 +558,8 @@ pub(super) fn mirror_error(error: &MirrorError) -> StackError {
     if cause == Cause::Refused { failure.lasting() } else { failure }
 }
 
-fn advice(refusal: &sealblock_layers_mirror::assemble::AssembleError) -> (Cause, Option<&'static str>) {
-    use sealblock_layers_mirror::assemble::AssembleError;
+fn advice(refusal: &sealblock_layers_mirror::label::assemble::AssembleError) -> (Cause, Option<&'static str>) {
+    use sealblock_layers_mirror::label::assemble::AssembleError;
     match refusal {
         AssembleError::NoReplica | AssembleError::NewWithoutReplica { .. } | AssembleError::NoneInSync => {
             (Cause::Unreachable, Some("try again when the replicas are online"))

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use sealblock_layers_mirror::MirrorError;
-use sealblock_layers_mirror::assemble::AssembleError;
+use sealblock_layers_mirror::label::assemble::AssembleError;
 use sealblock_layers_mirror::label::ReplicaState;
 
 use super::machine::RunningMirror;

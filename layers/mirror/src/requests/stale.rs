@@ -13,8 +13,8 @@ use sealblock_units::{Extent, Lba};
 
 use crate::error::ReplicaError;
 use crate::label::stale_fits;
+use crate::mirror::replica::{Replica, copies, unexpected_response};
 use crate::mirror::{Mirror, Mutation, Replicas};
-use crate::replica::{Replica, copies, unexpected_response};
 
 /// Fewest guard bits by which two copies count as the same: guards of 16 bits are equal by chance too often.
 const MIN_PROOF_GUARD_BITS: u32 = 32;

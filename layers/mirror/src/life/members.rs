@@ -4,13 +4,13 @@ use std::rc::Rc;
 
 use sealblock_block::Clock;
 
-use crate::assemble::{ReplicaProbe, replica_id};
 use crate::error::ReplicaError;
+use crate::label::assemble::{ReplicaProbe, replica_id};
+use crate::label::regions::Regions;
 use crate::label::{Label, MAX_REPLICAS, ReplicaRecord, ReplicaState};
+use crate::mirror::probe::{check_fit, check_pages, inspect};
+use crate::mirror::replica::{Replica, ReplicaSource};
 use crate::mirror::{Mirror, Mutation};
-use crate::probe::{check_fit, check_pages, inspect};
-use crate::regions::Regions;
-use crate::replica::{Replica, ReplicaSource};
 
 impl<C: Clock> Mirror<C> {
     /// Adds a replica, which the worker resyncs. With `force` its content is replaced; otherwise it must be blank and

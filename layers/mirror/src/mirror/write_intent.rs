@@ -20,10 +20,10 @@ use std::ops::RangeInclusive;
 use sealblock_block::{Condition, Error};
 use sealblock_integrity::guard;
 
+use crate::label::lineage::Lineage;
+use crate::label::regions::Regions;
+use crate::label::sets::{encode_paged, encode_plain, pages_with};
 use crate::label::{MAX_SETS, max_set_bytes};
-use crate::lineage::Lineage;
-use crate::regions::Regions;
-use crate::sets::{encode_paged, encode_plain, pages_with};
 
 /// How far the session of this opening is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]

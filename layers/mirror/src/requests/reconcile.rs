@@ -11,8 +11,8 @@ use sealblock_integrity::{ChecksumKind, Sealed};
 use sealblock_units::{BlockCount, Extent};
 
 use crate::label::ReplicaState;
+use crate::mirror::replica::{Replica, is_unreachable};
 use crate::mirror::{Mirror, Mutation, Replicas};
-use crate::replica::{Replica, is_unreachable};
 
 /// Consecutive good blocks and their source.
 pub(crate) struct FoundBlocks {

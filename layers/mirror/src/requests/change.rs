@@ -11,9 +11,9 @@ use sealblock_block::{Clock, Durability, Error, ErrorKind, Outcome, Request, Res
 use sealblock_units::Extent;
 use smallvec::SmallVec;
 
+use crate::mirror::replica::{Replica, is_unreachable, side_by_side};
+use crate::mirror::write_intent::WriteIntent;
 use crate::mirror::{Mirror, Mutation, Replicas};
-use crate::replica::{Replica, is_unreachable, side_by_side};
-use crate::write_intent::WriteIntent;
 
 /// Marks an extent nosync when dropped, if a change ended half-way: it failed, or its caller dropped it.
 struct NosyncOnDrop<'a, C: Clock> {

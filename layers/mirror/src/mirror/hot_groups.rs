@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 use sealblock_units::BlockSize;
 
-use crate::regions::RegionMap;
+use crate::label::regions::RegionMap;
 
 /// Bytes of regions that a crash may leave to be compared.
 const MAX_BYTES: u64 = 64 << 30;
@@ -225,7 +225,7 @@ impl HotGroups {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::regions::MAX_REGIONS;
+    use crate::label::regions::MAX_REGIONS;
 
     fn groups(count: u64, limit: u32) -> HotGroups {
         // Of 1 MiB each, and of 64 MiB where there are more than a small device has.

@@ -17,8 +17,8 @@ use sealblock_integrity::ChecksumKind;
 use sealblock_units::{Extent, Lba};
 
 use crate::label::ReplicaState;
+use crate::mirror::replica::{Replica, runs_between, unexpected_response};
 use crate::mirror::{Mirror, Replicas};
-use crate::replica::{Replica, runs_between, unexpected_response};
 
 /// Result of checking and comparing all replicas.
 struct Inspection {

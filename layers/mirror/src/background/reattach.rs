@@ -4,11 +4,11 @@ use std::rc::Rc;
 
 use sealblock_block::{Clock, DynDevice, ErrorKind, WhyOlder};
 
-use crate::assemble::{Assembly, ReplicaProbe, add_missed, assemble, is_still_new, needs_full_resync};
+use crate::label::assemble::{Assembly, ReplicaProbe, add_missed, assemble, is_still_new, needs_full_resync};
 use crate::label::{Label, ReplicaState};
+use crate::mirror::probe::{check_fit, default_name, probe_device, why_older};
+use crate::mirror::replica::{Replica, ReplicaSource};
 use crate::mirror::{Mirror, Mutation};
-use crate::probe::{check_fit, default_name, probe_device, why_older};
-use crate::replica::{Replica, ReplicaSource};
 
 impl<C: Clock> Mirror<C> {
     /// Attaches a replica's device again, if it is that replica and was not changed without the others.

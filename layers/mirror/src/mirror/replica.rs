@@ -19,8 +19,8 @@ use sealblock_block::{
 use sealblock_integrity::{ChecksumKind, Sealed};
 use sealblock_units::{BlockCount, Extent, Lba};
 
+use crate::label::regions::Regions;
 use crate::label::{MAX_SETS, ReplicaRecord, ReplicaState};
-use crate::regions::Regions;
 
 /// Opens a replica's device again after it failed.
 pub type Reopen = Box<dyn Fn() -> LocalBoxFuture<'static, Result<DynDevice, String>>>;

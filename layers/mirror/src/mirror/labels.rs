@@ -11,12 +11,12 @@ use sealblock_block::{Clock, Error, ErrorKind, Request, ReservedArea};
 use sealblock_runtime_memory::Slice;
 use sealblock_units::Extent;
 
+use crate::label::regions::Regions;
+use crate::label::sets::{PageId, encode_paged, encode_plain, pages_of_set, pages_with};
 use crate::label::{Label, MAX_SETS, ReplicaRecord, ReplicaState};
+use crate::mirror::replica::Replica;
+use crate::mirror::write_intent::{SessionPhase, WriteIntent};
 use crate::mirror::{Mirror, Mutation};
-use crate::regions::Regions;
-use crate::replica::Replica;
-use crate::sets::{PageId, encode_paged, encode_plain, pages_of_set, pages_with};
-use crate::write_intent::{SessionPhase, WriteIntent};
 
 /// Pages that are written to a replica at once.
 const PAGES_AT_ONCE: usize = 16;

@@ -11,8 +11,8 @@ use std::ops::RangeInclusive;
 use sealblock_block::ReservedArea;
 use sealblock_integrity::guard;
 
-use crate::codec::{LabelError, LabelReader, get, put, put_varint};
-use crate::regions::{MAX_REGIONS_IN_LABEL, Regions, bytes_of};
+use crate::label::codec::{LabelError, LabelReader, get, put, put_varint};
+use crate::label::regions::{MAX_REGIONS_IN_LABEL, Regions, bytes_of};
 
 const PAGE_BYTES: usize = ReservedArea::Bitmap { page: 0 }.max_bytes();
 const PAGE_HEAD_BYTES: usize = 64;

@@ -8,9 +8,9 @@ use sealblock_block::{BadBlock, BadBlocks, Clock, Error, ErrorKind, Expectations
 use sealblock_integrity::Sealed;
 use sealblock_units::{Extent, Lba};
 
+use crate::mirror::replica::Replica;
 use crate::mirror::{Mirror, Mutation, Replicas};
-use crate::reconcile::FoundBlocks;
-use crate::replica::Replica;
+use crate::requests::reconcile::FoundBlocks;
 
 /// Bad blocks that a read met, by replica.
 type MetBadBlocks = Vec<(Rc<Replica>, Vec<BadBlock>)>;

@@ -6,8 +6,8 @@
 //! refused. The lineages of the labels alone tell which replica was written without which; event counts tell which
 //! regions a replica lacks, and which of two images of a replica is older.
 
+use crate::label::regions::Regions;
 use crate::label::{Label, ReplicaRecord, ReplicaState};
-use crate::regions::Regions;
 
 /// What was found under the name of a replica.
 #[derive(Clone, PartialEq, Eq, Debug)]

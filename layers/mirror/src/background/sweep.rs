@@ -12,8 +12,8 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use sealblock_block::{Clock, Error};
 
-use crate::change::LeavingGroup;
 use crate::mirror::Mirror;
+use crate::requests::change::LeavingGroup;
 
 /// Time between sweeps.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);

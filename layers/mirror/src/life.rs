@@ -1,24 +1,29 @@
 //! Opening a mirror: from what assembly makes of the labels of its devices, to the mirror and its worker.
 
+pub(crate) mod create;
+pub(crate) mod members;
+
 use std::rc::Rc;
 
 use futures_util::future::join_all;
 use sealblock_block::{Abilities, Clock, Device, DynDevice, ErrorKind, Freshness, Geometry, Limits, is_unwritten};
 use sealblock_units::BlockSize;
 
-use crate::assemble::{
+use crate::background::Worker;
+use crate::error::MirrorError;
+use crate::label::assemble::{
     Answered, AssembleError, Assembly, ExistingMirror, ReplicaProbe, assemble_beside, mark_out_of_sync, replica_id,
 };
-use crate::error::MirrorError;
+use crate::label::lineage::Lineage;
+use crate::label::name::MirrorName;
+use crate::label::regions::{MAX_REGIONS, MAX_REGIONS_IN_LABEL, RegionMap, Regions};
 use crate::label::{Label, LabelError, MAX_REPLICAS, ReplicaRecord, ReplicaState};
-use crate::lineage::Lineage;
+use crate::mirror::probe::{
+    ProbeError, check_fit, check_pages, check_same_geometry, default_name, probe_device, why_older,
+};
+use crate::mirror::replica::{Replica, ReplicaSource, has_reserved_area};
+use crate::mirror::write_intent::{PriorState, WriteIntent};
 use crate::mirror::{Mirror, MirrorParts, Mutation, TestHooks, abilities};
-use crate::name::MirrorName;
-use crate::probe::{ProbeError, check_fit, check_pages, check_same_geometry, default_name, probe_device, why_older};
-use crate::regions::{MAX_REGIONS, MAX_REGIONS_IN_LABEL, RegionMap, Regions};
-use crate::replica::{Replica, ReplicaSource, has_reserved_area};
-use crate::resync::Worker;
-use crate::write_intent::{PriorState, WriteIntent};
 
 /// How to open a mirror.
 #[derive(Clone, Copy, Debug)]

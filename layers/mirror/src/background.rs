@@ -1,5 +1,8 @@
 //! Resync, which copies the regions that an out-of-sync replica lacks, and the worker that does all background work.
 
+pub(crate) mod reattach;
+pub(crate) mod sweep;
+
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
@@ -7,12 +10,12 @@ use std::time::Duration;
 use futures_util::future::{join3, select};
 use sealblock_block::{BadBlock, BadBlockCause, Clock, Error, ErrorKind, Request};
 
-use crate::change::RewrittenBlocks;
+use crate::background::sweep::sweep_loop;
 use crate::label::ReplicaState;
+use crate::mirror::replica::Replica;
 use crate::mirror::{Mirror, Mutation, Replicas};
-use crate::replica::Replica;
-use crate::stale::LastCopy;
-use crate::sweep::sweep_loop;
+use crate::requests::change::RewrittenBlocks;
+use crate::requests::stale::LastCopy;
 
 /// Time between attempts to reattach an offline replica.
 const REATTACH_INTERVAL: Duration = Duration::from_secs(2);

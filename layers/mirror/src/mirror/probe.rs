@@ -9,13 +9,13 @@ use sealblock_integrity::PiFormat;
 use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockSize;
 
-use crate::assemble::{ReplicaProbe, is_held_elsewhere};
 use crate::error::{MirrorError, ReplicaError};
+use crate::label::assemble::{ReplicaProbe, is_held_elsewhere};
+use crate::label::regions::RegionMap;
+use crate::label::sets::{PageId, Pages, pages_of_set};
 use crate::label::{Label, LabelError, MAX_SETS};
 use crate::mirror::Mutation;
-use crate::regions::RegionMap;
-use crate::replica::{ReplicaSource, has_reserved_area, unexpected_response};
-use crate::sets::{PageId, Pages, pages_of_set};
+use crate::mirror::replica::{ReplicaSource, has_reserved_area, unexpected_response};
 
 /// Why a device cannot be probed.
 #[derive(Debug, thiserror::Error)]

@@ -3,16 +3,16 @@
 use futures_util::future::join_all;
 use sealblock_block::{Clock, Device, DynDevice, Error, ErrorKind, Request, ReservedArea, Response};
 
-use crate::assemble::{Assembly, ReplicaProbe, assemble, assemble_beside};
 use crate::error::{MirrorError, ReplicaError};
+use crate::label::assemble::{Assembly, ReplicaProbe, assemble, assemble_beside};
+use crate::label::lineage::Lineage;
+use crate::label::name::MirrorName;
+use crate::label::regions::Regions;
 use crate::label::{Label, MAX_REPLICAS, ReplicaState};
-use crate::lineage::Lineage;
+use crate::life::{OpenMirror, OpenOptions, assemble_error, new_parts, older, open_with_hooks, start};
+use crate::mirror::probe::{Candidate, check_same_geometry, inspect, label_text, uuid_to_text, why_older, write_label};
+use crate::mirror::replica::{ReplicaSource, has_reserved_area, unexpected_response};
 use crate::mirror::{Mutation, TestHooks};
-use crate::name::MirrorName;
-use crate::open::{OpenMirror, OpenOptions, assemble_error, new_parts, older, open_with_hooks, start};
-use crate::probe::{Candidate, check_same_geometry, inspect, label_text, uuid_to_text, why_older, write_label};
-use crate::regions::Regions;
-use crate::replica::{ReplicaSource, has_reserved_area, unexpected_response};
 
 /// Distance of the event count of a label for a replica that is written alone from the label before.
 const WRITTEN_ALONE_GAP: u64 = 1 << 33;
