@@ -13,9 +13,9 @@ use sealblock_layers_mirror::{Answered, CreateOptions, MirrorInfo, OpenOptions, 
 use super::replicas::{OpenMirror, OpenReplica, OpenedReplica, ReplicaOpener, mirror_error, replica_error};
 use crate::error::{Cause, StackError};
 use crate::failures::device_error;
-use crate::held::{Access, CloseHandle, Usage};
 use crate::identity::new_uuid;
-use crate::info::TargetInfo;
+use crate::opened::held::{Access, CloseHandle, Usage};
+use crate::opened::info::TargetInfo;
 use crate::opened::{OpenTarget, Opener};
 use crate::program::{ReactorClock, note};
 use crate::target::TargetName;

@@ -8,11 +8,11 @@ use sealblock_media_linux::{NodeKind, NvmeDevice, NvmeNamespace, OpenError, Opti
 use sealblock_runtime_reactor::File;
 
 use crate::error::{Cause, StackError};
-use crate::files::{NO_ROOM, medium_of, raw, raw_block_size};
-use crate::held::Access;
-use crate::info::{DriveInfo, TargetInfo};
 use crate::opened::OpenTarget;
-use crate::ordinary::{OrdinaryBlocks, open_ordinary};
+use crate::opened::held::Access;
+use crate::opened::info::{DriveInfo, TargetInfo};
+use crate::path::files::{NO_ROOM, medium_of, raw, raw_block_size};
+use crate::path::ordinary::{OrdinaryBlocks, open_ordinary};
 use crate::target::TargetName;
 
 /// Opens a drive below another device by the node of its block device, for Verify. Its content is not examined.

@@ -22,8 +22,8 @@ use sealblock_runtime_ioctl::device_mapper::{self, Target};
 pub use mapping::{Arrangement, Map, MapError, On, Piece, Place, SECTOR_BYTES, Sectors, Segment};
 pub use sysfs::{DeviceNode, NodeKind};
 
-use crate::device_number::DeviceNumber;
-use crate::mounts::mount_of;
+use crate::kernel::DeviceNumber;
+use crate::kernel::mounts::mount_of;
 use sysfs::Sysfs;
 
 /// Where the kernel shows devices.

@@ -16,7 +16,7 @@ use sealblock_block::{
 use sealblock_units::{BlockCount, Extent, Lba};
 
 use super::plan::{Plan, Span};
-use crate::below::DeviceNode;
+use crate::kernel::below::DeviceNode;
 
 /// Bytes that one Verify covers at most. Drives cut it to what they take.
 const VERIFY_BYTES: u64 = 64 << 20;

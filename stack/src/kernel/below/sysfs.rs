@@ -12,7 +12,7 @@ use sealblock_runtime_ioctl::device_mapper::Target;
 
 use super::mapping::{Arrangement, Map, On, SECTOR_BYTES, Sectors, Segment};
 use super::table;
-use crate::device_number::DeviceNumber;
+use crate::kernel::DeviceNumber;
 
 /// Max. levels of devices on devices.
 const MAX_DEPTH: usize = 16;
@@ -258,7 +258,7 @@ fn invalid(file: &Path) -> io::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::below::mapping::{Piece, Place};
+    use crate::kernel::below::mapping::{Piece, Place};
 
     /// A folder as `/sys`: each line is a path and its content.
     fn sysfs(files: &[(&str, &str)]) -> tempfile::TempDir {

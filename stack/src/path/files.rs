@@ -17,15 +17,15 @@ use sealblock_media_volume::{
 use sealblock_runtime_ioctl::range_lock::Use;
 use sealblock_units::BlockSize;
 
-use crate::claims::{Conflict, claim};
 use crate::error::{Cause, StackError};
 use crate::failures::{medium_error, open_error, resize_error, volume_error};
-use crate::held::{Access, FileVolume};
+use crate::groups::membership::bars_resizing;
 use crate::identity::uuid_text;
-use crate::info::TargetInfo;
-use crate::membership::bars_resizing;
+use crate::kernel::claims::{Conflict, claim};
 use crate::opened::OpenTarget;
-use crate::out_of_sync::mark;
+use crate::opened::held::{Access, FileVolume};
+use crate::opened::info::TargetInfo;
+use crate::opened::out_of_sync::mark;
 use crate::program::ReactorClock;
 use crate::quantity::count;
 use crate::target::TargetName;

@@ -11,12 +11,12 @@ use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
 use sealblock_media_nvme_tcp::{ConnectionInfo as NvmeConnectionInfo, NvmeTcpDevice};
 use sealblock_media_volume::VolumeInfo as VolumeDescription;
 
-use crate::damage_view::DamageView;
-use crate::device_number::DeviceNumber;
 use crate::groups::replicas::OpenMirror;
-use crate::leaves::{Leaf, Storage, leaves_at, leaves_of_device};
+use crate::kernel::DeviceNumber;
+use crate::kernel::leaves::{Leaf, Storage, leaves_at, leaves_of_device};
+use crate::opened::damage_view::DamageView;
+use crate::opened::target_identity::TargetIdentity;
 use crate::target::{GroupKind, TargetName};
-use crate::target_identity::TargetIdentity;
 
 /// How a drive of this machine is reached.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -1,5 +1,12 @@
 //! The number of a block device, by which the kernel knows it whatever its name is.
 
+pub mod below;
+pub(crate) mod claims;
+pub(crate) mod holder;
+pub mod leaves;
+pub mod mounts;
+pub mod owners;
+
 use std::fmt;
 use std::fs::Metadata;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use crate::leaves::{Leaf, leaves_at};
+use crate::kernel::leaves::{Leaf, leaves_at};
 use crate::target::{GroupKind, NVME_TCP_PORT, NbdAddress, TargetName};
 
 /// Max. compositions of an open group that are remembered, the first and the present one among them.

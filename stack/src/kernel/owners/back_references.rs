@@ -12,8 +12,8 @@ use sealblock_runtime_ioctl::btrfs::{self, Reference};
 
 use super::chunk_map::{Meaning, meaning};
 use super::found::{Owners, Wanted};
-use crate::device_number::DeviceNumber;
-use crate::mounts::{Mount, mounts};
+use crate::kernel::DeviceNumber;
+use crate::kernel::mounts::{Mount, mounts};
 
 /// Bytes that are looked up at once: the smallest block of a btrfs.
 const STEP: u64 = 4096;

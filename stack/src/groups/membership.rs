@@ -17,9 +17,9 @@ use sealblock_layers_stripe::label::Label as StripeLabel;
 
 use crate::error::{Cause, StackError};
 use crate::failures::device_error;
-use crate::held::Usage;
 use crate::identity::uuid_text;
 use crate::opened::OpenTarget;
+use crate::opened::held::Usage;
 use crate::program::note;
 
 /// The group in the label of a member.

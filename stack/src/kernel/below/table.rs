@@ -3,7 +3,7 @@
 use sealblock_runtime_ioctl::device_mapper::Target;
 
 use super::mapping::{Arrangement, On, Sectors, Segment};
-use crate::device_number::DeviceNumber;
+use crate::kernel::DeviceNumber;
 
 /// Max. members of one target.
 const MAX_MEMBERS: usize = 256;

@@ -14,9 +14,9 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use crate::below::{SECTOR_BYTES, Sectors, node};
-use crate::device_number::DeviceNumber;
-use crate::mounts::{Mount, mount_of, mounts};
+use crate::kernel::DeviceNumber;
+use crate::kernel::below::{SECTOR_BYTES, Sectors, node};
+use crate::kernel::mounts::{Mount, mount_of, mounts};
 use found::Wanted;
 
 pub use found::{FilePlace, MAX_FILES, Owners};

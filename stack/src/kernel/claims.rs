@@ -19,10 +19,10 @@ use std::path::{Path, PathBuf};
 
 use sealblock_runtime_ioctl::range_lock::{Use, announce, is_announced, is_obscured};
 
-use crate::below::{Arrangement, DeviceNode, Map, NodeKind, node};
-use crate::device_number::DeviceNumber;
-use crate::leaves::{Leaf, Storage, leaves_at};
-use crate::mounts::mounts;
+use crate::kernel::DeviceNumber;
+use crate::kernel::below::{Arrangement, DeviceNode, Map, NodeKind, node};
+use crate::kernel::leaves::{Leaf, Storage, leaves_at};
+use crate::kernel::mounts::mounts;
 
 /// Where the kernel lists block devices.
 const BLOCK_DEVICES: &str = "/sys/block";
@@ -143,7 +143,7 @@ fn mounted_over(leaves: &[Leaf], own: Option<DeviceNumber>) -> Option<(String, P
             continue;
         }
         let Ok(tree) = node(mount.number) else { continue };
-        let theirs = crate::leaves::leaves_below(&tree);
+        let theirs = crate::kernel::leaves::leaves_below(&tree);
         if is_known(&tree) && leaves.iter().any(|leaf| theirs.iter().any(|other| leaf.overlaps(other))) {
             return Some((tree.name, mount.point));
         }

@@ -10,8 +10,8 @@ use sealblock_media_nbd::NbdDevice;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_media_volume::{UpkeepCounts, Volume, WhyLost};
 
+use crate::opened::recorded::KeepDamage;
 use crate::program::ReactorClock;
-use crate::recorded::KeepDamage;
 
 /// A volume in a file, on the reactor's clock. The file and its lock may outlive the volume.
 pub type FileVolume = Volume<Rc<FileMedium>, ReactorClock>;

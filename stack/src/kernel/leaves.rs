@@ -13,8 +13,8 @@ use std::path::Path;
 use sealblock_media_linux::block_node;
 use serde::{Deserialize, Serialize};
 
-use crate::below::{Arrangement, DeviceNode, NodeKind, SECTOR_BYTES, Sectors, Segment, node};
-use crate::device_number::DeviceNumber;
+use crate::kernel::DeviceNumber;
+use crate::kernel::below::{Arrangement, DeviceNode, NodeKind, SECTOR_BYTES, Sectors, Segment, node};
 
 /// Max. ranges of one path; above it whole members are taken.
 const MAX_RANGES: usize = 1024;
@@ -180,7 +180,7 @@ fn bytes_of(storage: Storage, from: u64, sectors: Sectors) -> Leaf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::below::{Map, On};
+    use crate::kernel::below::{Map, On};
     use std::os::unix::fs::symlink;
 
     fn number(minor: u32) -> DeviceNumber {

@@ -14,10 +14,10 @@ use sealblock_layers_stripe::CHUNK;
 use sealblock_units::Extent;
 
 use crate::error::StackError;
-use crate::held::{Access, Usage};
+use crate::opened::held::{Access, Usage};
 use crate::opened::{OpenTarget, Opener, data_of};
+use crate::path::signature::{END_BYTES, START_BYTES, file_format, file_start, find, occupied};
 use crate::range::BlockRange;
-use crate::signature::{END_BYTES, START_BYTES, file_format, file_start, find, occupied};
 use crate::target::{GroupKind, TargetName};
 
 /// How the blocks of a layer lie on the device below it.

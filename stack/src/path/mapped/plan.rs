@@ -6,8 +6,8 @@
 use sealblock_block::{Coverage, Error, ErrorKind, Unchecked, WhyUnchecked};
 use sealblock_units::{Extent, Lba};
 
-use crate::below::{Arrangement, DeviceNode, Map, NodeKind, Place, SECTOR_BYTES, Sectors};
-use crate::device_number::DeviceNumber;
+use crate::kernel::DeviceNumber;
+use crate::kernel::below::{Arrangement, DeviceNode, Map, NodeKind, Place, SECTOR_BYTES, Sectors};
 
 /// Max. drives of a device that is verified on its drives.
 pub(crate) const MAX_DRIVES: usize = 64;

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-use crate::device_number::DeviceNumber;
+use crate::kernel::DeviceNumber;
 
 /// The list of this process.
 const MOUNTINFO: &str = "/proc/self/mountinfo";

@@ -14,8 +14,8 @@ use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::device::MappedDevice;
 use super::plan::Plan;
-use crate::below::{Arrangement, DeviceNode, Map, NodeKind, On, Sectors, Segment};
-use crate::device_number::DeviceNumber;
+use crate::kernel::DeviceNumber;
+use crate::kernel::below::{Arrangement, DeviceNode, Map, NodeKind, On, Sectors, Segment};
 
 const PI: PiFormat = PiFormat::with_default_storage_tag(GuardKind::Crc16, ProtectionType::Type1);
 

@@ -1,18 +1,25 @@
 //! Paths of this machine: files and block devices by their content, and drives by their nodes.
 
+pub(crate) mod drive;
+pub(crate) mod files;
+pub(crate) mod mapped;
+pub(crate) mod occupied;
+pub(crate) mod ordinary;
+pub(crate) mod signature;
+
 use std::path::Path;
 use std::rc::Rc;
 
 use sealblock_media_file::FileMedium;
 use sealblock_media_linux::{NodeKind, block_node};
 
-use crate::drive::{open_blocks, open_generic, open_scsi, options};
 use crate::error::{Cause, StackError};
-use crate::files::{FileKind, inspect, medium_of, plain_file, remains_error, volume_as};
-use crate::held::Access;
-use crate::mapped::raw_or_mapped;
 use crate::opened::OpenTarget;
-use crate::signature::check_free;
+use crate::opened::held::Access;
+use crate::path::drive::{open_blocks, open_generic, open_scsi, options};
+use crate::path::files::{FileKind, inspect, medium_of, plain_file, remains_error, volume_as};
+use crate::path::mapped::raw_or_mapped;
+use crate::path::signature::check_free;
 use crate::target::TargetName;
 
 /// Whether the bytes of a plain file may be the blocks of a device.

@@ -8,9 +8,9 @@ use sealblock_media_file::{FileMedium, RawDevice};
 use sealblock_media_linux::{TaggedDevice, WhyNoTags};
 
 use crate::error::{Cause, StackError};
-use crate::files::{NO_ROOM, raw, raw_block_size};
-use crate::info::{OrdinaryTags, TargetInfo};
 use crate::opened::OpenTarget;
+use crate::opened::info::{OrdinaryTags, TargetInfo};
+use crate::path::files::{NO_ROOM, raw, raw_block_size};
 use crate::target::TargetName;
 
 /// The kind of a block device whose blocks have no tags here.
