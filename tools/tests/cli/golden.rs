@@ -16,6 +16,9 @@ use pack::Row;
 /// The block that is written to see that a target can be.
 const CHANGED_BLOCK: usize = 3;
 
+/// A change of a superblock's bytes.
+type Change = fn(&mut [u8]);
+
 /// What this program finds in a packed case.
 #[track_caller]
 fn look(packed: &[u8], target: &str) -> Row {
@@ -109,7 +112,7 @@ fn unpacked(name: &str) -> Place {
 
 #[test]
 fn volumes_of_a_later_version_or_with_unknown_features_are_refused_by_name_and_stay_as_they_are() {
-    let changes: [(fn(&mut [u8]), &str); 3] = [
+    let changes: [(Change, &str); 3] = [
         (|superblock| superblock[8] = 3, "format version 3"),
         (|superblock| superblock[8] = 1, "format version 1"),
         (|superblock| superblock[12] |= 0x40, "feature"),
