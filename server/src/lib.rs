@@ -37,7 +37,6 @@ pub mod status {
     pub mod server_info;
 }
 
-mod backing;
 mod bad_runs;
 pub mod block_device;
 mod block_devices;

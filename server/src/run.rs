@@ -1,16 +1,16 @@
-//! From start to end: what signals mean.
+//! From start to end: what signals mean, and the watch over the files that are served.
 
 use std::io;
 use std::num::NonZeroUsize;
-use std::thread::available_parallelism;
+use std::thread::{self, available_parallelism};
 use std::time::Duration;
 
 use futures_util::future::{FutureExt, select_all};
+use sealblock_media_file::{Backing, BackingError, open_files};
 use sealblock_runtime_reactor::{Config, Cores, Placement, Reactor, ShutdownSignal, Signal, shutdown_signal};
 use sealblock_stack::StackError;
 use sealblock_units::ByteCount;
 
-use crate::backing;
 use crate::block_device::{Ended, check_backend};
 use crate::control::protocol::{ControlError, RESIZING};
 use crate::control::responder::{Control, ResizeRequest};
@@ -28,6 +28,8 @@ use crate::waiting::OpenAttempt;
 pub(crate) const SPIN_US: u32 = 50;
 /// Time for tasks of the cores that are left when everything is closed.
 pub(crate) const SHUTDOWN_GRACE: Duration = Duration::from_secs(1);
+/// How often files are looked at.
+const FILE_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Serves until a signal ends it, and reports to `events`. `again` rebuilds the plan on SIGHUP.
 ///
@@ -82,7 +84,7 @@ async fn live(
     // The first poll installs its handlers.
     let _ = (&mut signal).now_or_never();
     let hangups = Hangups::watch().map_err(|error| StackError::io("wait for signals", &error))?;
-    backing::watch().map_err(|error| StackError::io("watch files", &error))?;
+    watch_files().map_err(|error| StackError::io("watch files", &error))?;
     let control = Control::open(control)?;
     let mut server = Server::new(cores.handles(), &plan.limits, EventSender::here(events), check_backend(cores))?;
     let served = async {
@@ -190,4 +192,32 @@ async fn take_plan(server: &mut Server, again: &impl Fn() -> Result<Plan, StackE
         tracing::warn!("changed limits take effect at the next start");
     }
     Ok(())
+}
+
+/// Watches the files under served targets, until the process ends: logs when one is deleted, renamed, replaced or truncated, and when that
+/// is undone. On a thread of its own: a file system may be long in answering.
+fn watch_files() -> io::Result<()> {
+    let check = || loop {
+        thread::sleep(FILE_CHECK_INTERVAL);
+        for backing in open_files() {
+            if let Some(news) = backing.check() {
+                report_file(&backing, news);
+            }
+        }
+    };
+    thread::Builder::new().name("backing".to_owned()).spawn(check).map(drop)
+}
+
+fn report_file(backing: &Backing, news: Option<BackingError>) {
+    let file = backing.path().display();
+    match news {
+        Some(BackingError::Gone) => tracing::error!(%file, "the file in use was deleted or renamed"),
+        Some(BackingError::Replaced) => {
+            tracing::error!(%file, "the file in use was replaced by another file")
+        }
+        Some(BackingError::CutOff { left_bytes, length_bytes }) => {
+            tracing::error!(%file, left_bytes, length_bytes, "the file in use was truncated");
+        }
+        None => tracing::warn!(%file, "the file is back"),
+    }
 }

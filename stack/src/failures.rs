@@ -5,7 +5,7 @@ use sealblock_media_file::OpenError;
 use sealblock_media_volume::{IdentityError, ResizeError, VolumeError};
 
 use crate::error::{CHECK_PATH, Cause, StackError};
-use crate::holder::{in_use, in_use_below};
+use crate::kernel::holder::{in_use, in_use_below};
 
 /// What to try where what was written last may be missing.
 pub(crate) const OLDER: &str =

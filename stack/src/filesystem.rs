@@ -18,8 +18,8 @@ use futures_util::future::LocalBoxFuture;
 use sealblock_btrfs::{Candidate, Filesystem, FsError, OpenOptions};
 
 use crate::error::{Cause, StackError};
-use crate::held::Access;
 use crate::opened::OpenTarget;
+use crate::opened::held::Access;
 use crate::target::{TargetName, has_kind};
 use crate::whole::ByteView;
 

@@ -3,69 +3,60 @@
 //! Everything that opens or uses a device runs on a reactor. A target that is opened for writing has to be closed, so that a
 //! volume is clean; a process that dies before leaves the volume as after a crash, and loses no flushed write.
 //!
+//! A room is a file and the folder beside it:
+//!
+//! - [`target`]: target names. [`range`], [`quantity`]: what else is said in words.
+//! - [`kernel`]: what the kernel knows: which block device lies on which, mounts, owners of blocks, users of a file.
+//! - `opened`: a target that is open: its device and its parts, its clean close, and what is remembered of its blocks.
+//! - `path`: opening a file, a volume, a drive or what is made of drives by its path; what lies there.
+//! - `remote`: opening what another machine serves. `groups`: opening several targets as one device.
+//! - `open`: whichever of these a name means. `whole`, `salvage`, [`filesystem`]: the content of what is open.
+//!
 //! Nothing here prints, or knows a command line: what the user of a program should know is a [`StackError`], or goes to the
 //! [`Program`].
 
-pub mod below;
-mod claims;
-mod damage_view;
-pub mod device_number;
-mod drive;
 mod error;
 mod failures;
-mod files;
 pub mod filesystem;
 /// Several targets as one device.
 mod groups {
+    pub(crate) mod membership;
     pub(crate) mod mirror;
     pub(crate) mod multipath;
     pub(crate) mod replicas;
     pub(crate) mod stripe;
 }
-mod held;
-mod holder;
 pub mod identity;
-mod info;
-pub mod leaves;
-mod linux;
-mod mapped;
-mod membership;
-pub mod mounts;
-mod occupied;
+pub mod kernel;
 mod open;
 mod opened;
-mod ordinary;
-mod out_of_sync;
-pub mod owners;
+mod path;
 mod program;
 pub mod quantity;
 pub mod range;
-mod recorded;
 mod remote;
 mod salvage;
-mod signature;
 pub mod target;
-mod target_identity;
 mod whole;
 
-pub use damage_view::DamageView;
 pub use error::{Cause, StackError, printable, printable_lines};
 pub use failures::{device_error, medium_error, open_error, resize_error, volume_error};
-pub use files::{
+pub use groups::membership::{ReadOnly, bars_resizing};
+pub use groups::mirror::MirrorOptions;
+pub use groups::replicas::{CHANGING, OpenMirror};
+pub use kernel::holder::process_text;
+pub use open::{Overwriting, Overwritten, create_mirror, open, open_for, overwrite, overwrite_device};
+pub use opened::damage_view::DamageView;
+pub use opened::held::{Access, FileVolume, Usage, lost_answers_of};
+pub use opened::info::{DriveInfo, OrdinaryTags, TargetInfo, protection_text};
+pub use opened::target_identity::{Sameness, TargetIdentity, TargetLabel, member_of};
+pub use opened::{Closer, MemberNames, OpenTarget, data_of};
+pub use path::files::{
     FileKind, OpenVolume, RAW_FILE, inspect, open_again, open_medium, open_shapeless, open_truncated, open_volume,
     remains_error, resize_volume,
 };
-pub use groups::mirror::MirrorOptions;
-pub use groups::replicas::{CHANGING, OpenMirror};
-pub use held::{Access, FileVolume, Usage, lost_answers_of};
-pub use holder::process_text;
-pub use info::{DriveInfo, OrdinaryTags, TargetInfo, protection_text};
-pub use membership::{ReadOnly, bars_resizing};
-pub use open::{Overwriting, Overwritten, create_mirror, open, open_for, overwrite, overwrite_device};
-pub use opened::{Closer, MemberNames, OpenTarget, data_of};
+pub use path::signature::{FORMAT_BYTES, Signature, file_format, file_start, signature, wipe_end};
 pub use program::{Program, ReactorClock, config, note, on_reactor, set_program, start_error, warning};
 pub use remote::{discover, exports};
 pub use salvage::{Lost, Salvaged, damage, in_groups};
-pub use signature::{FORMAT_BYTES, Signature, file_format, file_start, signature, wipe_end};
-pub use target_identity::{Sameness, TargetIdentity, TargetLabel, member_of};
 pub use whole::ByteView;

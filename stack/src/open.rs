@@ -12,27 +12,27 @@ use sealblock_media_memory::MemoryDevice;
 use sealblock_media_null::NullDevice;
 use sealblock_units::{BlockSize, ByteCount};
 
-use crate::damage_view::DamageView;
 use crate::error::{Cause, StackError};
 use crate::failures::device_error;
-use crate::files::{FileKind, medium_of, open_raw, remains_error};
+use crate::groups::membership::guard;
 use crate::groups::mirror::MirrorOptions;
 use crate::groups::{mirror, multipath, stripe};
-use crate::held::{Access, CloseHandle, Usage};
-use crate::info::TargetInfo;
-use crate::linux::{FORCE_ADVICE, PlainFilePolicy, RemainsPolicy, kind_of, open_file, open_linux};
-use crate::mapped::raw_or_mapped;
-use crate::membership::guard;
-use crate::occupied::{check_opened, check_parts};
 use crate::opened::OpenTarget;
-use crate::out_of_sync::mark;
+use crate::opened::damage_view::DamageView;
+use crate::opened::held::{Access, CloseHandle, Usage};
+use crate::opened::info::TargetInfo;
+use crate::opened::out_of_sync::mark;
+use crate::opened::target_identity::TargetIdentity;
+use crate::path::files::{FileKind, medium_of, open_raw, remains_error};
+use crate::path::mapped::raw_or_mapped;
+use crate::path::occupied::{check_opened, check_parts};
+use crate::path::signature::check_free;
+use crate::path::{FORCE_ADVICE, PlainFilePolicy, RemainsPolicy, kind_of, open_file, open_linux};
 use crate::program::ReactorClock;
 use crate::quantity::count;
 use crate::range::BlockRange;
 use crate::remote::{connect, connect_nbd};
-use crate::signature::check_free;
 use crate::target::{GroupKind, TargetName};
-use crate::target_identity::TargetIdentity;
 
 /// Why no list of bad blocks is kept.
 const IN_MEMORY: &str = "data in memory is lost with the process";

@@ -1,20 +1,27 @@
 //! An open target: its device, what it is made of, and its clean close.
 
+pub(crate) mod damage_view;
+pub(crate) mod held;
+pub(crate) mod info;
+pub(crate) mod out_of_sync;
+pub(crate) mod recorded;
+pub(crate) mod target_identity;
+
 use std::rc::Rc;
 
 use futures_util::future::LocalBoxFuture;
 use sealblock_block::{Device, DynDevice, Expectations, MemberPath, Outcome, Request, Response, WhyOlder};
 use sealblock_units::Extent;
 
-use crate::damage_view::DamageView;
 use crate::error::{Cause, StackError};
 use crate::failures::device_error;
-use crate::held::{
+use crate::opened::damage_view::DamageView;
+use crate::opened::held::{
     Access, CloseHandle, FileVolume, Usage, close_all, forget_lost, lost_answers, received_bytes, save_damage,
 };
-use crate::info::{DriveInfo, TargetInfo};
+use crate::opened::info::{DriveInfo, TargetInfo};
+use crate::opened::recorded::Recorded;
 use crate::range::{BlockRange, BlockSpan};
-use crate::recorded::Recorded;
 use crate::target::TargetName;
 
 /// Opens a target for a certain use: what groups open and reopen their members by.

@@ -11,12 +11,12 @@ use sealblock_units::Extent;
 
 use crate::error::{Cause, StackError};
 use crate::failures::device_error;
-use crate::files::RAW_FILE;
-use crate::held::Access;
-use crate::linux::{PlainFilePolicy, open_file};
 use crate::open::open;
+use crate::opened::held::Access;
+use crate::opened::out_of_sync::mark;
 use crate::opened::{OpenTarget, data_of};
-use crate::out_of_sync::mark;
+use crate::path::files::RAW_FILE;
+use crate::path::{PlainFilePolicy, open_file};
 use crate::target::TargetName;
 
 /// Less than a block of any size follows the last whole block; bytes by which a file grows meanwhile are not read.

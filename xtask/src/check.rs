@@ -14,7 +14,7 @@ use crate::inputs::{Inputs, Reads};
 use crate::step::{self, Done, Steps};
 use crate::test_output::{self, TestTime};
 use crate::workspace::{self, Workspace};
-use crate::{circles, dependencies, doctests, fuzz, package, sizes};
+use crate::{circles, dependencies, doctests, fuzz, links, package, sizes};
 
 /// The cargo-deny that the check builds for itself, once, into the target folder: 70 seconds of one core.
 const CARGO_DENY: &str = "0.20.2";
@@ -109,7 +109,7 @@ impl<'a> Request<'a> {
         match self.selection {
             Selection::All => !BESIDE_BUILDS.contains(&step) && !BESIDE_TESTS.contains(&step),
             Selection::Fast => {
-                ["fmt", "clippy", "dependencies", "circles", "sizes", "tests", "doctests"].contains(&step)
+                ["fmt", "clippy", "dependencies", "circles", "sizes", "links", "tests", "doctests"].contains(&step)
             }
             Selection::Named if step == "build" => {
                 self.names.iter().any(|name| WITH_PROGRAMS.contains(name) || *name == step)
@@ -133,6 +133,7 @@ pub fn run(request: &Request) -> Result<()> {
     steps.run("dependencies", |_| dependencies::check().map(Done::Ok));
     steps.run("circles", |_| circles::check().map(Done::Ok));
     steps.run("sizes", |_| sizes::check().map(Done::Ok));
+    steps.run("links", |_| links::check().map(Done::Ok));
     if request.selection == Selection::All {
         steps.start_beside(&BESIDE_BUILDS, &request.flags())?;
     }

@@ -11,6 +11,7 @@ mod doctests;
 mod figures;
 mod fuzz;
 mod inputs;
+mod links;
 mod modules;
 mod package;
 mod scan;
@@ -36,6 +37,7 @@ cargo xtask: the checks of this repository
   cargo xtask dependencies         which folder may use which
   cargo xtask circles              files of a crate that use each other in a circle
   cargo xtask sizes                sizes of files and functions, and what must not stand in the source
+  cargo xtask links                files and headings that documents link to and that are not there
   cargo xtask package              a Debian package, in target/package
                       --symbols    and a second one of its debug symbols
                       --try        and installs, starts, uses and removes it in a folder, as the check does
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         ["dependencies"] => print_summary(dependencies::check()),
         ["circles"] => print_summary(circles::check()),
         ["sizes"] => print_summary(sizes::check()),
+        ["links"] => print_summary(links::check()),
         ["package"] => print_summary(package::make(false)),
         ["package", "--try"] => print_summary(package::make_and_try()),
         ["package", "--symbols"] => print_summary(package::make(true)),

@@ -80,7 +80,7 @@ fn judge(findings: &Findings, max_short_files: usize) -> Vec<String> {
 
 fn measure(root: &Path) -> Result<Findings> {
     let mut paths = Vec::new();
-    sources(root, &mut paths)?;
+    files_below(root, ".rs", &mut paths)?;
     paths.sort();
     let mut findings = Findings::default();
     for path in paths {
@@ -92,15 +92,15 @@ fn measure(root: &Path) -> Result<Findings> {
     Ok(findings)
 }
 
-/// Every Rust source below `folder` that is ours. Symbolic links are not followed.
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
+/// Every file below `folder` that is ours and whose name ends so. Symbolic links are not followed.
+pub fn files_below(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("listing {}", folder.display()))? {
         let entry = entry?;
         let (kind, name) = (entry.file_type()?, entry.file_name());
         let name = name.to_string_lossy();
         if kind.is_dir() && !name.starts_with('.') && !NOT_OURS.contains(&name.as_ref()) {
-            sources(&entry.path(), found)?;
-        } else if kind.is_file() && name.ends_with(".rs") {
+            files_below(&entry.path(), ending, found)?;
+        } else if kind.is_file() && name.ends_with(ending) {
             found.push(entry.path());
         }
     }

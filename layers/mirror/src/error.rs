@@ -4,9 +4,9 @@ use sealblock_block::Error;
 use sealblock_integrity::PiFormat;
 use sealblock_units::BlockSize;
 
-use crate::assemble::AssembleError;
+use crate::label::assemble::AssembleError;
+use crate::label::regions::MAX_BLOCKS;
 use crate::label::{LabelError, MAX_REPLICAS};
-use crate::regions::MAX_BLOCKS;
 
 /// Why devices cannot be opened as a mirror.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -2,16 +2,23 @@
 //!
 //! All bytes are hostile until their checksum and ranges were checked.
 
+pub mod assemble;
+pub(crate) mod codec;
+pub mod lineage;
+pub mod name;
+pub mod regions;
+pub mod sets;
+
 use sealblock_block::ReservedArea;
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, guard};
 use sealblock_units::BlockSize;
 
-pub use crate::codec::LabelError;
-use crate::codec::{LabelReader, VERSION, get, put, put_varint};
-use crate::lineage::{Lineage, MAX_SESSIONS, SESSION_BYTES};
-use crate::name::MirrorName;
-use crate::regions::{RegionMap, Regions};
-use crate::sets::{NoPages, Pages, encode_plain};
+pub use crate::label::codec::LabelError;
+use crate::label::codec::{LabelReader, VERSION, get, put, put_varint};
+use crate::label::lineage::{Lineage, MAX_SESSIONS, SESSION_BYTES};
+use crate::label::name::MirrorName;
+use crate::label::regions::{RegionMap, Regions};
+use crate::label::sets::{NoPages, Pages, encode_plain};
 
 /// Most records of a mirror, those of removed replicas included until they are reused.
 pub const MAX_REPLICAS: usize = 8;
@@ -154,7 +161,7 @@ pub struct Label {
 }
 
 /// Most bytes of each set of regions in a label with so many records. A bit for each of
-/// [`crate::regions::MAX_REGIONS_IN_LABEL`] regions always fits.
+/// [`crate::label::regions::MAX_REGIONS_IN_LABEL`] regions always fits.
 pub const fn max_set_bytes(replicas: usize) -> usize {
     let rest = HEAD_BYTES + replicas * RECORD_BYTES + MAX_SESSIONS * SESSION_BYTES + MAX_STALE_BYTES;
     (ReservedArea::GroupLabel.max_bytes() - rest) / (1 + replicas)
@@ -403,7 +410,7 @@ fn decode_protection(bytes: &[u8]) -> Result<Option<PiFormat>, LabelError> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::regions::MAX_REGIONS_IN_LABEL;
+    use crate::label::regions::MAX_REGIONS_IN_LABEL;
     use proptest::prelude::*;
 
     /// A label of `replicas` in-sync replicas over 64 regions, as replica `own` has it.

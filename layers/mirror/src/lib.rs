@@ -5,169 +5,32 @@
 //! failed one out of sync, so stale content is never read. A replica that is back gets only the regions that it
 //! lacks.
 //!
-//! Each file uses only those before it:
+//! A room is a file and the folder beside it; each uses those before it:
 //!
-//! - [`regions`], [`sets`], [`lineage`], [`name`], [`label`], [`assemble`]: sets of regions, names, what labels hold, and what they mean
-//!   together; pure.
-//! - `range_lock`, `replica`, `write_intent`, `mirror`: which requests wait for each other, a device of the mirror, what labels
-//!   record, and the state of it all; nothing but `replica` waits for a device.
-//! - `labels`, `change`, `reconcile`, `stale`, `read`, `verify`: requests, and what must be durable before one counts.
-//! - `probe`, `reattach`, `resync`: devices that are back, resync, and the worker.
-//! - `members`, `open`, `create`: adding, replacing and removing replicas in use, opening a mirror, and making one.
-//! - This file: the mirror as a device.
+//! - [`label`]: sets of regions, names, what labels hold, and what they mean together (`assemble`); pure.
+//! - `mirror`: the state of it all: devices of the mirror (`replica`, which alone waits for a device), which requests wait for each
+//!   other, what labels record (`write_intent`) and how that becomes durable (`labels`), which label a device has (`probe`).
+//! - `requests`: the mirror as a device, and what must be durable before a change counts.
+//! - `background`: resync, devices that are back, labels that are swept; the worker.
+//! - `life`: opening a mirror, making one; adding, replacing and removing replicas in use.
 //!
-//! Invariants: see `write_intent`. Overlapping changes never are in flight together, so replicas execute them in the
+//! Invariants: see `mirror/write_intent.rs`. Overlapping changes never are in flight together, so replicas execute them in the
 //! same order.
 
-pub mod assemble;
-mod change;
-mod codec;
-mod create;
+mod background;
 mod error;
-mod hot_groups;
 pub mod label;
-mod labels;
-pub mod lineage;
-mod members;
+mod life;
 mod mirror;
-pub mod name;
-mod open;
-mod probe;
-mod range_lock;
-mod read;
-mod reattach;
-mod reconcile;
-pub mod regions;
-mod replica;
-mod resync;
-pub mod sets;
-mod stale;
-mod sweep;
-mod verify;
-mod write_intent;
+mod requests;
 
-use sealblock_block::{
-    Abilities, Clock, Device, Error, ErrorKind, Geometry, Operation, Outcome, Request, RequestKind, ReservedArea,
-    Response,
-};
-
-use sealblock_integrity::guard::crc32c;
-use sealblock_runtime_memory::Slice;
-
-use change::{execute_on, writes_lost};
-
-pub use assemble::Answered;
-pub use create::{CreateOptions, create, create_with_hooks, mark_written_alone, mark_written_alone_with_hooks};
+pub use background::Worker;
 pub use error::{MirrorError, ReplicaError};
+pub use label::assemble::Answered;
+pub use life::create::{CreateOptions, create, create_with_hooks, mark_written_alone, mark_written_alone_with_hooks};
+pub use life::{OpenMirror, OpenOptions, open, open_beside_lost, open_with_hooks};
+pub use mirror::replica::{Reopen, ReplicaSource};
 pub use mirror::{Mirror, MirrorInfo, MirrorState, Mutation, ReplicaInfo, TestHooks};
-pub use open::{OpenMirror, OpenOptions, open, open_beside_lost, open_with_hooks};
-pub use replica::{Reopen, ReplicaSource};
-pub use resync::Worker;
-
-impl<C: Clock> Mirror<C> {
-    /// Flushes, takes clean regions out of the labels, and ends the worker. The caller closes the replicas
-    /// afterwards.
-    ///
-    /// Changes that completed before this opening and whose regions are still dirty become durable on the online
-    /// replicas only; a flush makes them durable without the offline ones.
-    ///
-    /// # Errors
-    /// When no replica can be flushed, or when writes may be lost and no flush has reported it. Changes that were
-    /// flushed before are safe.
-    pub async fn close(&self) -> Result<(), Error> {
-        let was_closing = self.is_closing.replace(true);
-        self.work.notify();
-        if was_closing || self.is_read_only {
-            return Ok(());
-        }
-        if !self.write_intent.dirty.borrow().is_empty() || self.write_intent.has_unwritten() {
-            self.clear_clean_regions().await?;
-            if !self.write_intent.dirty.borrow().is_empty() {
-                // Regions in which replicas may still differ stay in the labels. Completed changes there become
-                // durable all the same.
-                self.flush_internally().await?;
-            }
-        }
-        if self.writes_lost.get() { Err(writes_lost()) } else { Ok(()) }
-    }
-
-    /// Reads the scrub state that was saved last of those on in-sync replicas: one that was away has an older one.
-    async fn read_reserved(&self, slot: ReservedArea) -> Outcome {
-        let mut newest: Option<Slice> = None;
-        for replica in
-            self.in_sync().into_iter().filter(|replica| replica.has_reserved_area() && slot == ReservedArea::ScrubState)
-        {
-            if let Ok(Response::Reserved(bytes)) = replica.execute(Request::read_reserved(slot)).await
-                && newest.as_ref().is_none_or(|newest| scrub_saves(newest) < scrub_saves(&bytes))
-            {
-                newest = Some(bytes);
-            }
-        }
-        newest.map(Response::Reserved).ok_or_else(|| ErrorKind::Absent(RequestKind::ReadReserved).into())
-    }
-
-    /// Writes to a reserved area on every replica. The group label belongs to the mirror; the scrub state belongs to
-    /// the level above.
-    async fn write_reserved(&self, slot: ReservedArea, bytes: Slice) -> Outcome {
-        let request = Request::write_reserved(slot, bytes);
-        let mut replicas = self.write_targets();
-        replicas.retain(|replica| replica.has_reserved_area() && slot == ReservedArea::ScrubState);
-        if replicas.is_empty() {
-            return Err(ErrorKind::Absent(request.kind()).into());
-        }
-        let asked = execute_on(replicas, &request).await;
-        self.complete_write(asked, None).await.map(|()| Response::Done)
-    }
-}
-
-/// How often a scrub state was saved, as `docs/formats/scrub-state.md` draws it from version 3 on; 0 for an earlier one. `None` for
-/// bytes that are none.
-fn scrub_saves(bytes: &[u8]) -> Option<u64> {
-    let (checksum, checked) = (bytes.get(4..8)?, bytes.get(8..)?);
-    let version = u16::from_le_bytes(*checked.first_chunk()?);
-    let is_whole = bytes.starts_with(b"SCRB") && *checksum == crc32c(checked).to_le_bytes();
-    let saves = || Some(u64::from_le_bytes(*bytes.get(128..)?.first_chunk()?));
-    is_whole.then(|| if version < 3 { Some(0) } else { saves() })?
-}
-
-impl<C: Clock> Device for Mirror<C> {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
-    }
-
-    fn abilities(&self) -> Abilities {
-        self.abilities
-    }
-
-    async fn execute(&self, request: Request) -> Outcome {
-        let extents = &request.extents;
-        match request.operation {
-            Operation::Read(expectations) => self.read(extents.one(), &expectations).await.map(Response::Data),
-            Operation::Flush => self.flush().await.map(|()| Response::Done),
-            Operation::Write(_) | Operation::WriteZeroes { .. } | Operation::WriteUncorrectable => {
-                self.change(extents.one(), request).await
-            }
-            Operation::Discard => self.discard(extents).await,
-            Operation::Verify(expectations) => self.verify(extents.one(), expectations).await,
-            Operation::Checksum(kind, expectations) => self.checksum(extents.one(), kind, expectations).await,
-            Operation::Repair => self.repair(extents.one()).await,
-            Operation::Compare(data) => self.compare(extents.one(), data).await,
-            Operation::ReadReserved(area) => self.read_reserved(area).await,
-            Operation::WriteReserved(area, bytes) => self.write_reserved(area, bytes).await,
-            Operation::Salvage | Operation::Copy { .. } | Operation::CompareAndWrite(_) | Operation::BlockStatus => {
-                Err(ErrorKind::Absent(request.kind()).into())
-            }
-        }
-    }
-
-    /// Executes only reads, on a replica that executes them in place. A change waits for labels and for overlapping changes.
-    fn try_execute(&self, request: &Request) -> Option<Outcome> {
-        match request.operation {
-            Operation::Read(_) => self.try_read(request),
-            _ => None,
-        }
-    }
-}
 
 #[cfg(test)]
 mod tests;

@@ -2,6 +2,13 @@
 //!
 //! Nothing here waits for a device. What does is in the files above: `labels`, `change`, `reconcile`, `read`, `resync`.
 
+pub(crate) mod hot_groups;
+pub(crate) mod labels;
+pub(crate) mod probe;
+pub(crate) mod range_lock;
+pub(crate) mod replica;
+pub(crate) mod write_intent;
+
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
@@ -9,13 +16,13 @@ use sealblock_block::{Abilities, Ability, Clock, Condition, Error, ErrorKind, Fr
 use sealblock_units::Extent;
 use smallvec::SmallVec;
 
-use crate::hot_groups::HotGroups;
 use crate::label::ReplicaState;
-use crate::name::MirrorName;
-use crate::range_lock::RangeLock;
-use crate::regions::{RegionMap, Regions};
-use crate::replica::Replica;
-use crate::write_intent::{SessionPhase, WriteIntent};
+use crate::label::name::MirrorName;
+use crate::label::regions::{RegionMap, Regions};
+use crate::mirror::hot_groups::HotGroups;
+use crate::mirror::range_lock::RangeLock;
+use crate::mirror::replica::Replica;
+use crate::mirror::write_intent::{SessionPhase, WriteIntent};
 
 /// Replicas that a request goes to.
 pub(crate) type Replicas = SmallVec<[Rc<Replica>; 2]>;

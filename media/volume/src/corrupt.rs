@@ -10,7 +10,7 @@ use sealblock_runtime_memory::Buffer;
 use sealblock_units::Lba;
 
 use crate::format::{MAP_ENTRY_BYTES, MapEntry, MapEntryKind};
-use crate::map_page::{MapLookup, MapPage};
+use crate::map::map_page::{MapLookup, MapPage};
 use crate::volume::Volume;
 
 /// A kind of damage.

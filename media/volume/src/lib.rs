@@ -7,74 +7,52 @@
 //! repaired by guessing: a map entry that was not durable at a crash counts only if the data in its physical block have its
 //! checksum.
 //!
+//! A room is a file and the folder beside it:
+//!
 //! - [`mod@format`]: the bytes, pure.
-//! - `block_allocator`: which physical blocks are free. `block_groups`, `block_map`, `map_page`: map entries on the medium. `lost_copies`: what of it was found lost. `patches`: durable and not there yet.
-//!   `memtable`: not durable yet.
-//! - `identity`: whose the medium is. `superblocks`: the three copies. `recognise`: whether a volume, or what is left of one, is there at all.
-//! - `profile`, `remains`: a volume without any of them, for reading.
-//! - `read`, `write`: requests. `commit`, `checkpoint`: the background worker. `recovery`: after a crash.
-//! - `notes`, `noting`, `noted`: what was answered outlives the process.
+//! - `medium`: syncs one at a time; whose the medium is, the three superblocks, the reserved area; whether a volume is there at all.
+//! - `space`: which physical blocks are free, who waits for them, and what an idle volume does for them.
+//! - `map`: the block map and its pages; map entries that are durable and not there yet (`patches`), or not durable (`memtable`).
+//! - `log`: where the log stands; notes, by which what was answered outlives the process; who waits for a commit.
+//! - `volume`: the state of an open volume.
+//! - `requests`: the volume as a device; executed in the caller's task.
+//! - `background`: the worker: commits, checkpoints, and moving blocks together.
+//! - `life`: creating, opening, recovery after a crash, another size.
+//! - `profile`, `remains`: a volume without any superblock, for reading.
 //! - `corrupt`: damage on purpose, for tests.
 //!
 //! Invariants: the block map and its patches hold only durable map entries; a physical block is used again only when the map
 //! entry that gave it up is durable and no read is looking at it; log space is used again only when the superblock that frees
 //! it is durable.
 
-mod bits;
-mod block_allocator;
-mod block_groups;
-mod block_map;
-mod checkpoint;
-mod commit;
+mod background;
 mod corrupt;
 pub mod format;
-mod free_map;
-mod gather;
-mod identity;
-mod idle;
+mod life;
 mod log;
-mod lookup;
-mod lost_copies;
-mod map_entries;
-mod map_page;
+mod map;
 mod medium;
-mod memtable;
-mod noted;
-mod notes;
-mod noting;
-mod open;
 mod options;
-mod patches;
 mod profile;
-mod read;
-mod recognise;
-mod recovery;
-mod relocate;
 mod remains;
-mod reserved;
-mod resize;
-mod superblocks;
-mod turns;
-mod upkeep;
+mod requests;
+mod space;
 mod volume;
-mod work_queue;
-mod worker;
-mod write;
 
+pub use background::Worker;
 pub use corrupt::{CorruptionError, CorruptionKind};
 pub use format::WhyLost;
-pub use identity::{Candidate, IdentityError, Sighting, Standing, Unit, Verdict, decide};
-pub use idle::UpkeepCounts;
-pub use lost_copies::LostCopies;
-pub use open::{CreateOptions, OpenVolume, create, open, probe};
+pub use life::resize::{ResizeError, ResizeOptions, Resized, resize};
+pub use life::{CreateOptions, OpenVolume, create, open, probe};
+pub use medium::identity::{Candidate, IdentityError, Sighting, Standing, Unit, Verdict, decide};
+pub use medium::lost_copies::LostCopies;
+pub use medium::recognise::{Recognised, Trace, recognise};
+pub use medium::superblocks::SuperblockCopy;
 pub use options::{Mutation, OpenOptions, VolumeError};
 pub use profile::{Hints, ProfileError, VolumeProfile};
-pub use recognise::{Recognised, Trace, recognise};
 pub use remains::{Remains, RemainsError, open_remains};
-pub use resize::{ResizeError, ResizeOptions, Resized, resize};
-pub use superblocks::SuperblockCopy;
+pub use space::idle::UpkeepCounts;
 pub use volume::{AnsweredChanges, Volume, VolumeInfo};
-pub use worker::Worker;
 
 /// The volume on a medium in memory. Crashes are the simulator's business; here is what holds without them.
 #[cfg(test)]

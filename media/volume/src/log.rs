@@ -15,6 +15,9 @@
 //!
 //! Map entries are repeated even where the same sector has newer ones of their blocks: those may turn out not to have arrived.
 
+pub(crate) mod notes;
+pub(crate) mod work_queue;
+
 use std::cell::{Cell, RefCell};
 
 use futures_util::future::join_all;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use sealblock_block::MediumError;
 
 use crate::format::{LayoutError, NotesPlace, SuperblockError};
-use crate::identity::IdentityError;
+use crate::medium::identity::IdentityError;
 
 /// Memory for map pages unless told otherwise: the block map of 30 GiB of 4 KiB blocks. Taken as it is needed.
 const CACHE_BYTES: usize = 256 << 20;

@@ -14,9 +14,9 @@ use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Tuple, guard};
 use sealblock_units::{BlockSize, Lba};
 
 use crate::format::{LOG_REGIONS, Layout, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Seed};
-use crate::identity::{Unit, sightings_in};
+use crate::medium::identity::{Unit, sightings_in};
 use crate::medium::read_probe;
-use crate::recognise::{PROFILES, first_of_length};
+use crate::medium::recognise::{PROFILES, first_of_length};
 
 /// Places where the map entries of blocks are looked at, and blocks of each.
 const SITES: u64 = 256;

@@ -12,17 +12,17 @@ use std::rc::Rc;
 
 use sealblock_block::{Clock, Freshness, Medium, WhyOlder};
 
-use crate::block_groups::BlockGroups;
+use crate::background::Worker;
 use crate::format::{Generations, LogSector, MapEntry, MapEntryRun, Superblock};
-use crate::map_entries::MapEntries;
-use crate::map_page::MapLookup;
-use crate::open::{OpenVolume, assemble, describe};
+use crate::life::recovery::{DataPresence, Recovered, fits, has_data};
+use crate::life::{OpenVolume, assemble, describe};
+use crate::map::block_groups::BlockGroups;
+use crate::map::map_entries::MapEntries;
+use crate::map::map_page::MapLookup;
+use crate::medium::superblocks::lost_copies;
 use crate::options::{OpenOptions, VolumeError};
 use crate::profile::{self, Hints, ProfileError, VolumeProfile};
-use crate::recovery::{DataPresence, Recovered, fits, has_data};
-use crate::superblocks::lost_copies;
 use crate::volume::Volume;
-use crate::worker::Worker;
 
 /// Generations count to this and begin anew.
 const GENERATIONS: u32 = u16::MAX as u32;

@@ -1,30 +1,29 @@
-//! The open volume: its parts, and its face as a device.
+//! The open volume: its parts, its close, and which changes may begin.
 
 use std::cell::Cell;
 
 use sealblock_block::{
-    Abilities, Ability, Clock, Condition, Device, Error, ErrorKind, Freshness, Geometry, Medium, MediumError,
-    MediumErrorKind, Operation, Outcome, RangeLock, Request, Response, WhyOlder,
+    Clock, Condition, Error, ErrorKind, Freshness, Geometry, Medium, MediumError, MediumErrorKind, RangeLock, WhyOlder,
 };
 use sealblock_units::{BlockCount, Lba};
 
-use crate::block_allocator::BlockAllocator;
-use crate::block_map::BlockMap;
 use crate::format::{BlockGroup, Layout, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed, Superblock, WhyLost};
-use crate::free_map::{FreeMap, Loader};
-use crate::identity::Standing;
-use crate::idle::Upkeep;
 use crate::log::Log;
-use crate::lost_copies::LostCopies;
-use crate::map_page::MapLookup;
+use crate::log::notes::Notes;
+use crate::log::work_queue::{Checkpoints, CommitQueue};
+use crate::map::BlockMap;
+use crate::map::map_page::MapLookup;
+use crate::map::memtable::Memtable;
 use crate::medium::OneSync;
-use crate::memtable::Memtable;
-use crate::notes::Notes;
+use crate::medium::identity::Standing;
+use crate::medium::lost_copies::LostCopies;
+use crate::medium::reserved::ReservedAreas;
+use crate::medium::superblocks::{COPIES, SuperblockCopy};
 use crate::options::Mutation;
-use crate::reserved::ReservedAreas;
-use crate::superblocks::{COPIES, SuperblockCopy};
-use crate::turns::{self, Turns};
-use crate::work_queue::{Checkpoints, CommitQueue};
+use crate::space::BlockAllocator;
+use crate::space::free_map::{FreeMap, Loader};
+use crate::space::idle::Upkeep;
+use crate::space::turns::Turns;
 
 /// A protected volume on a medium. Make one with [`crate::open`].
 ///
@@ -323,77 +322,6 @@ impl Drop for ChangeGuard<'_> {
         self.changes.set(self.changes.get() - 1);
         if self.changes.get() == 0 && self.state.get() == VolumeState::Closing {
             self.ended.notify();
-        }
-    }
-}
-
-impl<M: Medium, C: Clock> Device for Volume<M, C> {
-    fn geometry(&self) -> &Geometry {
-        &self.geometry
-    }
-
-    fn abilities(&self) -> Abilities {
-        Abilities {
-            writable: !self.is_read_only,
-            seals_writes: Ability::Native,
-            verify: Ability::Native,
-            salvage: Ability::Native,
-            compare: Ability::Absent,
-            discard: Ability::Native,
-            write_zeroes: Ability::Native,
-            copy: Ability::Absent,
-            compare_and_write_blocks: 0,
-            write_uncorrectable: Ability::Native,
-            checksum: Ability::Native,
-            checksum_crc32c: Ability::Native,
-            repair: Ability::Absent,
-            block_status: Ability::Native,
-            reserved: Ability::Native,
-            bitmap_pages: self.layout.bitmap_pages(),
-            unmap_zeroes: true,
-            offloads: false,
-            // Without protection information too: each map entry has a CRC-32C of its block.
-            seals: true,
-            copies: false,
-            freshness: self.freshness(),
-        }
-    }
-
-    async fn execute(&self, request: Request) -> Outcome {
-        self.upkeep.note_request();
-        let _turn = self.turns.take(turns::weight(&request, self.geometry.block_size)).await;
-        let kind = request.kind();
-        if self.keeps_lost_log.get() && kind.changes_blocks() {
-            Box::pin(self.give_up_log()).await?;
-        }
-        let Request { operation, extents, durability } = request;
-        // What is rare is boxed, so that the future of a read or write has no room for it: it is moved several times on its way.
-        match operation {
-            Operation::Read(expectations) => self.read(extents.one(), &expectations).await,
-            Operation::Salvage => Box::pin(self.salvage(extents.one())).await,
-            Operation::Verify(expectations) => Box::pin(self.verify(extents.one(), &expectations)).await,
-            Operation::Write(data) => self.write(extents.one(), &data, durability).await,
-            Operation::Flush => self.flush().await,
-            Operation::Discard => Box::pin(self.discard(&extents)).await,
-            Operation::WriteZeroes { may_unmap } => {
-                Box::pin(self.write_zeroes(extents.one(), may_unmap, durability)).await
-            }
-            Operation::WriteUncorrectable => Box::pin(self.write_uncorrectable(extents.one(), durability)).await,
-            Operation::Checksum(kind, expectations) => {
-                Box::pin(self.checksum(extents.one(), kind, &expectations)).await
-            }
-            Operation::ReadReserved(area) => {
-                Ok(Response::Reserved(Box::pin(self.reserved.read(&self.medium, area)).await?))
-            }
-            Operation::WriteReserved(area, bytes) => {
-                let _change = self.begin_change()?;
-                let written = Box::pin(self.reserved.write(&self.medium, area, &bytes, || self.sync_or_fail())).await;
-                written.map(|()| Response::Done)
-            }
-            Operation::BlockStatus => Box::pin(self.allocation(extents.one())).await,
-            Operation::Copy { .. } | Operation::Compare(_) | Operation::CompareAndWrite(_) | Operation::Repair => {
-                Err(ErrorKind::Absent(kind).into())
-            }
         }
     }
 }

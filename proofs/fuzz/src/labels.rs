@@ -1,9 +1,9 @@
 //! Labels of mirrors and stripes.
 
-use sealblock_layers_mirror::assemble::{Assembly, ReplicaProbe, assemble};
+use sealblock_layers_mirror::label::assemble::{Assembly, ReplicaProbe, assemble};
 use sealblock_layers_mirror::label::{Label, ReplicaRecord, ReplicaState};
-use sealblock_layers_mirror::lineage::Lineage;
-use sealblock_layers_mirror::regions::{RegionMap, Regions};
+use sealblock_layers_mirror::label::lineage::Lineage;
+use sealblock_layers_mirror::label::regions::{RegionMap, Regions};
 use sealblock_layers_stripe::label::{Label as StripeLabel, MAX_MEMBERS};
 use sealblock_units::{BlockSize, ByteCount};
 

@@ -8,7 +8,7 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use sealblock_stack::leaves::leaves_at;
+use sealblock_stack::kernel::leaves::leaves_at;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{Cause, StackError, TargetIdentity, member_of, note};
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use sealblock_runtime_reactor::net::peer_process;
-use sealblock_stack::leaves::{Leaf, Storage};
+use sealblock_stack::kernel::leaves::{Leaf, Storage};
 
 /// Between two tries to connect to a socket whose queue is full.
 const PAUSE: Duration = Duration::from_millis(10);

@@ -7,15 +7,15 @@ use std::sync::Mutex;
 use futures_util::future::join_all;
 use sealblock_block::DynDevice;
 use sealblock_layers_mirror::label::ReplicaState;
-use sealblock_layers_mirror::name::MirrorName;
+use sealblock_layers_mirror::label::name::MirrorName;
 use sealblock_layers_mirror::{Answered, CreateOptions, MirrorInfo, OpenOptions, open_beside_lost};
 
 use super::replicas::{OpenMirror, OpenReplica, OpenedReplica, ReplicaOpener, mirror_error, replica_error};
 use crate::error::{Cause, StackError};
 use crate::failures::device_error;
-use crate::held::{Access, CloseHandle, Usage};
 use crate::identity::new_uuid;
-use crate::info::TargetInfo;
+use crate::opened::held::{Access, CloseHandle, Usage};
+use crate::opened::info::TargetInfo;
 use crate::opened::{OpenTarget, Opener};
 use crate::program::{ReactorClock, note};
 use crate::target::TargetName;

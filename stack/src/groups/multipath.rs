@@ -9,9 +9,9 @@ use sealblock_block::{DeviceOpener, DynDevice, Error, ErrorKind as BlockFailure}
 use sealblock_layers_multipath::{MultipathLayer, PathConfig, RetryPolicy};
 
 use crate::error::{Cause, StackError};
-use crate::held::{Access, CloseHandle, Members, Usage, close_all, forget_lost, lost_answers, received_bytes};
 use crate::identity::{hex, uuid_text};
-use crate::info::TargetInfo;
+use crate::opened::held::{Access, CloseHandle, Members, Usage, close_all, forget_lost, lost_answers, received_bytes};
+use crate::opened::info::TargetInfo;
 use crate::opened::{OpenTarget, Opener};
 use crate::program::ReactorClock;
 use crate::remote::{SHORT_TIMEOUT, is_remote, remotes, with_short_timeouts};

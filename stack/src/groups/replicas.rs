@@ -12,15 +12,15 @@ use sealblock_layers_mirror::{
 };
 use sealblock_media_file::Backing;
 
-use crate::damage_view::DamageView;
 use crate::error::{Cause, StackError};
 use crate::failures::OLDER;
-use crate::held::{Access, CloseHandle, Members, close_all, forget_lost, lost_answers, received_bytes};
+use crate::opened::damage_view::DamageView;
+use crate::opened::held::{Access, CloseHandle, Members, close_all, forget_lost, lost_answers, received_bytes};
+use crate::opened::target_identity::{TargetIdentity, TargetLabel, member_of};
 use crate::program::{ReactorClock, note};
 use crate::quantity::count;
 use crate::remote::{is_remote, with_short_timeouts};
 use crate::target::{GroupKind, TargetName};
-use crate::target_identity::{TargetIdentity, TargetLabel, member_of};
 
 /// What would make replicas fit.
 const SHOWN: &str = "use devices of one kind; serve a replica on another host with `--protection shown`";
@@ -575,8 +575,8 @@ pub(super) fn mirror_error(error: &MirrorError) -> StackError {
     if cause == Cause::Refused { failure.lasting() } else { failure }
 }
 
-fn advice(refusal: &sealblock_layers_mirror::assemble::AssembleError) -> (Cause, Option<&'static str>) {
-    use sealblock_layers_mirror::assemble::AssembleError;
+fn advice(refusal: &sealblock_layers_mirror::label::assemble::AssembleError) -> (Cause, Option<&'static str>) {
+    use sealblock_layers_mirror::label::assemble::AssembleError;
     match refusal {
         AssembleError::NoReplica | AssembleError::NewWithoutReplica { .. } | AssembleError::NoneInSync => {
             (Cause::Unreachable, Some("try again when the replicas are online"))

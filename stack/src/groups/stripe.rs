@@ -4,11 +4,11 @@ use futures_util::future::join_all;
 use sealblock_layers_stripe::{AssembleError, CHUNK, StripeLayer};
 use sealblock_units::ByteCount;
 
-use crate::damage_view::DamageView;
 use crate::error::{Cause, StackError};
-use crate::held::{Access, Usage, close_all};
 use crate::identity::new_uuid;
-use crate::info::TargetInfo;
+use crate::opened::damage_view::DamageView;
+use crate::opened::held::{Access, Usage, close_all};
+use crate::opened::info::TargetInfo;
 use crate::opened::{OpenTarget, Opener};
 use crate::target::{GroupKind, TargetName};
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
-use sealblock_layers_mirror::name::MirrorName;
+use sealblock_layers_mirror::label::name::MirrorName;
 use sealblock_stack::target::TargetName;
 
 /// Arguments of `mirror`.

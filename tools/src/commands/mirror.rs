@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use sealblock_layers_mirror::MirrorState;
 use sealblock_layers_mirror::label::ReplicaState;
-use sealblock_layers_mirror::name::MirrorName;
+use sealblock_layers_mirror::label::name::MirrorName;
 use sealblock_stack::target::{GroupKind, TargetName};
 use sealblock_stack::{
     Access, Cause, MirrorOptions, OpenMirror, OpenTarget, StackError, create_mirror, member_of, on_reactor, open,

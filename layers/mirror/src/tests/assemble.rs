@@ -1,10 +1,10 @@
 //! Assembly from labels alone: which replica counts, which is out of sync, which is refused.
 
-use crate::assemble::*;
+use crate::label::assemble::*;
+use crate::label::lineage::Lineage;
+use crate::label::regions::Regions;
 use crate::label::tests::label;
 use crate::label::{Label, ReplicaState};
-use crate::lineage::Lineage;
-use crate::regions::Regions;
 
 fn labelled(label: Label) -> ReplicaProbe {
     ReplicaProbe::Labelled(Box::new(label))

@@ -6,8 +6,8 @@ use sealblock_block::{Request, ReservedArea};
 use sealblock_runtime_memory::Slice;
 
 use super::*;
-use crate::assemble::AssembleError;
 use crate::label::ReplicaState;
+use crate::label::assemble::AssembleError;
 use crate::{CreateOptions, MirrorError, ReplicaError, create};
 
 fn try_create(replicas: &[&TestReplica], from: Option<usize>, force: bool) -> Option<Result<TestMirror, ReplicaError>> {
@@ -211,7 +211,7 @@ fn creating_a_mirror_of_replicas_of_others_says_what_they_are_and_keeps_the_only
 #[test]
 fn a_name_is_on_every_label_and_stays_through_openings_and_new_replicas() {
     let [a, b, c] = ["a", "b", "c"].map(|name| TestReplica::new(name, Some(TYPE1)));
-    let name: crate::name::MirrorName = "photos".parse().unwrap();
+    let name: crate::label::name::MirrorName = "photos".parse().unwrap();
     let options = CreateOptions { random: random(), name: Some(name), from: None, force: false };
     let sources = vec![a.source(), b.source()];
     let mirror = create(sources, StoppedClock, options).now_or_never().unwrap().unwrap().mirror;
@@ -328,19 +328,19 @@ fn a_replica_whose_removal_was_cut_short_makes_no_mirror_and_its_removal_is_fini
         let is_done = mirror.remove("c").now_or_never().is_some();
         std::mem::forget(mirror);
         labels_left.set(None);
-        let own = crate::probe::probe_device(&replicas[2].stack(), crate::Mutation::None)
+        let own = crate::mirror::probe::probe_device(&replicas[2].stack(), crate::Mutation::None)
             .now_or_never()
             .unwrap()
             .ok()
             .unwrap();
-        let crate::assemble::ReplicaProbe::Labelled(own) = own else { panic!("it has a label") };
+        let crate::label::assemble::ReplicaProbe::Labelled(own) = own else { panic!("it has a label") };
         if own.replicas[own.own_index].state != ReplicaState::Removed {
             continue;
         }
         seen += 1;
         let alone = [&replicas[2]];
-        let found: Vec<_> = alone.iter().map(|_| crate::assemble::ReplicaProbe::Labelled(own.clone())).collect();
-        assert_eq!(crate::assemble::assemble(&found), Err(AssembleError::NoneInSync));
+        let found: Vec<_> = alone.iter().map(|_| crate::label::assemble::ReplicaProbe::Labelled(own.clone())).collect();
+        assert_eq!(crate::label::assemble::assemble(&found), Err(AssembleError::NoneInSync));
         match try_open(&[&replicas[0], &replicas[1], &replicas[2]], false) {
             Ok(mirror) => assert_eq!(states(&mirror)[2], ReplicaState::Removed, "cut after {cut}"),
             Err(error) => assert!(error.to_string().contains("removed"), "{error}"),

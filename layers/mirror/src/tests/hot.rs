@@ -6,8 +6,8 @@ use futures_util::FutureExt;
 use sealblock_block::{Device, Request, RequestKind};
 
 use super::*;
-use crate::hot_groups::HotGroups;
-use crate::regions::{MAX_REGIONS, RegionMap};
+use crate::label::regions::{MAX_REGIONS, RegionMap};
+use crate::mirror::hot_groups::HotGroups;
 
 /// Blocks of a group of the usual test replicas, which have eight.
 const GROUP: u64 = 256;

@@ -9,11 +9,11 @@ use sealblock_units::BlockSize;
 use super::assemble::history;
 use super::*;
 use crate::Mirror;
-use crate::assemble::{AssembleError, Assembly, ReplicaProbe, assemble};
 use crate::label::ReplicaState;
+use crate::label::assemble::{AssembleError, Assembly, ReplicaProbe, assemble};
 use crate::label::tests::label;
 
-fn replica_of(mirror: &Mirror<StoppedClock>, at: usize) -> std::rc::Rc<crate::replica::Replica> {
+fn replica_of(mirror: &Mirror<StoppedClock>, at: usize) -> std::rc::Rc<crate::mirror::replica::Replica> {
     mirror.replicas.borrow()[at].clone()
 }
 
@@ -70,7 +70,7 @@ fn a_replica_that_cannot_be_asked_is_no_replica_that_has_lost_its_blocks() {
     assert!(matches!(error.kind(), ErrorKind::Unreachable { .. }), "{error}");
 }
 
-fn known(found: &[ReplicaProbe]) -> crate::assemble::ExistingMirror {
+fn known(found: &[ReplicaProbe]) -> crate::label::assemble::ExistingMirror {
     match assemble(found) {
         Ok(Assembly::Known(known)) => *known,
         other => panic!("not a mirror with a past but {other:?}"),

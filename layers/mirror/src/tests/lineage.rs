@@ -5,8 +5,8 @@ use futures_util::FutureExt;
 use sealblock_block::Request;
 
 use super::*;
-use crate::assemble::AssembleError;
 use crate::label::ReplicaState;
+use crate::label::assemble::AssembleError;
 use crate::{MirrorError, OpenOptions, mark_written_alone, open};
 
 fn close(mirror: &TestMirror) {

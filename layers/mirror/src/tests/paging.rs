@@ -7,7 +7,7 @@ use sealblock_runtime_memory::Slice;
 use super::*;
 use crate::Mutation;
 use crate::label::ReplicaState;
-use crate::regions::Regions;
+use crate::label::regions::Regions;
 
 /// 4 GiB: 65,536 regions of 64 KiB, more than a label has bits for.
 const LARGE_BLOCKS: u64 = 1 << 20;

@@ -8,8 +8,8 @@ use sealblock_block::{ErrorKind, Expectations, Request};
 use super::*;
 use crate::MirrorError;
 use crate::ReplicaError;
-use crate::assemble::AssembleError;
 use crate::label::ReplicaState;
+use crate::label::assemble::AssembleError;
 
 fn refusal(replicas: &[&TestReplica]) -> AssembleError {
     match try_open(replicas, false) {

@@ -6,10 +6,10 @@ use proptest::prelude::*;
 use sealblock_block::ReservedArea;
 use sealblock_units::BlockSize;
 
-use crate::codec::LabelReader;
+use crate::label::codec::LabelReader;
+use crate::label::regions::{MAX_BLOCKS, MAX_REGIONS, MAX_REGIONS_IN_LABEL, RegionMap, Regions};
+use crate::label::sets::{NoPages, PAGE_REGIONS, PageId, Pages, encode_paged, encode_plain, pages_of_set, pages_with};
 use crate::label::{LabelError, MAX_REPLICAS, MAX_SETS, max_set_bytes};
-use crate::regions::{MAX_BLOCKS, MAX_REGIONS, MAX_REGIONS_IN_LABEL, RegionMap, Regions};
-use crate::sets::{NoPages, PAGE_REGIONS, PageId, Pages, encode_paged, encode_plain, pages_of_set, pages_with};
 
 const UUID: [u8; 16] = [7; 16];
 

@@ -396,7 +396,7 @@ fn a_full_list_keeps_the_member_out_of_sync_and_says_so() {
     reattach(&mirror, &b).unwrap();
     let replica = mirror.replicas.borrow()[1].clone();
     // The list is full; one block of the device does not fit.
-    mirror.replicas.borrow()[0].stale.replace(crate::replica::StaleBlocks::new(&[0]));
+    mirror.replicas.borrow()[0].stale.replace(crate::mirror::replica::StaleBlocks::new(&[0]));
     mirror.resync(&replica).now_or_never().unwrap().unwrap_err();
     assert_eq!(replica.state.get(), ReplicaState::Resyncing);
     assert!(replica.last_error.borrow().contains("stale blocks"), "{}", replica.last_error.borrow());

@@ -220,7 +220,7 @@ fn data_that_are_not_there_make_all_notes_count_for_nothing() {
     let rig = noted(&copied(&medium));
     let pbn = rig.gate.device().lookup_cached(sealblock_units::Lba::new(104));
     drop(rig);
-    let Some(crate::map_page::MapLookup::Mapped(entry)) = pbn else { panic!("{pbn:?}") };
+    let Some(crate::map::map_page::MapLookup::Mapped(entry)) = pbn else { panic!("{pbn:?}") };
     let offset = Superblock::decode(&medium.bytes.borrow()).unwrap().layout.data_offset(&entry).unwrap() as usize;
     medium.bytes.borrow_mut()[offset + 9] ^= 1;
     assert!(matches!(answered(&medium, true), AnsweredChanges::MayBeLost(WhyLost::DataGone)));

@@ -7,7 +7,7 @@ use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
 use crate::format::{MapEntry, SUPERBLOCK_OFFSETS, Superblock};
-use crate::map_page::MapLookup;
+use crate::map::map_page::MapLookup;
 
 fn medium() -> TestMedium {
     created(BlockSize::B4096, 512, 256, protection(GuardKind::Crc32c, ProtectionType::Type1))

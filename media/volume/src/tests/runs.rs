@@ -282,6 +282,10 @@ fn what_is_left_of_a_volume_has_the_runs_of_its_log() {
     for lba in [99, 100, 299, 300, 301, 899, 900] {
         let has_no_second_copy = (100..900).contains(&lba) && lba != 300;
         let (located, _) = futures_executor::block_on(opened.volume.locate(Extent::from_raw(lba, 1).unwrap())).unwrap();
-        assert_eq!(matches!(located[0], crate::lookup::BlockLocation::Zeroes), has_no_second_copy, "block {lba}");
+        assert_eq!(
+            matches!(located[0], crate::requests::lookup::BlockLocation::Zeroes),
+            has_no_second_copy,
+            "block {lba}"
+        );
     }
 }

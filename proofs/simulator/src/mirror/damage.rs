@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use sealblock_block::{Device, Request};
 use sealblock_layers_mirror::MirrorError;
-use sealblock_layers_mirror::assemble::AssembleError;
+use sealblock_layers_mirror::label::assemble::AssembleError;
 use sealblock_units::{Extent, Lba};
 
 use super::machine::RunningMirror;

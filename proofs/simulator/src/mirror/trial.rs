@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use sealblock_layers_mirror::assemble::AssembleError;
+use sealblock_layers_mirror::label::assemble::AssembleError;
 use sealblock_layers_mirror::label::{Label, ReplicaState};
 use sealblock_layers_mirror::{MirrorError, Mutation};
 use sealblock_runtime_memory::Slice;

@@ -14,7 +14,7 @@ use sealblock_block::{Ability, Device, Durability, Medium, Request};
 use sealblock_integrity::{Tags, Unsealed};
 use sealblock_media_file::FileMedium;
 use sealblock_runtime_memory::{Buffer, Slice};
-use sealblock_stack::leaves::{Leaf, leaves_of};
+use sealblock_stack::kernel::leaves::{Leaf, leaves_of};
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
 use sealblock_stack::target::TargetName;

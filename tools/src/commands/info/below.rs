@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use sealblock_stack::below::{DeviceNode, NodeKind, SECTOR_BYTES, nodes_under};
+use sealblock_stack::kernel::below::{DeviceNode, NodeKind, SECTOR_BYTES, nodes_under};
 use sealblock_units::ByteCount;
 use serde_json::{Value, json};
 

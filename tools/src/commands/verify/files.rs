@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use sealblock_block::Device;
 use sealblock_stack::OpenTarget;
-use sealblock_stack::owners::{self, FilePlace, MAX_BLOCKS, Owners};
+use sealblock_stack::kernel::owners::{self, FilePlace, MAX_BLOCKS, Owners};
 use sealblock_stack::range::Run;
 use sealblock_stack::target::TargetName;
 

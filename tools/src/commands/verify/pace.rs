@@ -12,7 +12,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use sealblock_scrub::{Activity, PIECE_BYTES, PIECE_TIME, Pace};
-use sealblock_stack::below::disks_under;
+use sealblock_stack::kernel::below::disks_under;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{Cause, StackError};
 

@@ -1,0 +1,138 @@
+//! Replicas that come back: which device may be attached again as which replica.
+
+use std::rc::Rc;
+
+use sealblock_block::{Clock, DynDevice, ErrorKind, WhyOlder};
+
+use crate::label::assemble::{Assembly, ReplicaProbe, add_missed, assemble, is_still_new, needs_full_resync};
+use crate::label::{Label, ReplicaState};
+use crate::mirror::probe::{check_fit, default_name, probe_device, why_older};
+use crate::mirror::replica::{Replica, ReplicaSource};
+use crate::mirror::{Mirror, Mutation};
+
+impl<C: Clock> Mirror<C> {
+    /// Attaches a replica's device again, if it is that replica and was not changed without the others.
+    ///
+    /// # Errors
+    /// Why it cannot be attached.
+    pub(crate) async fn reattach(&self, replica: &Rc<Replica>, device: DynDevice) -> Result<(), String> {
+        let source = ReplicaSource { name: replica.name().to_string(), device: Ok(device.clone()), reopen: None };
+        check_fit(&source, self.geometry.block_size, self.geometry.capacity_blocks, self.geometry.protection)
+            .map_err(|error| error.to_string())?;
+        let found = probe_device(&device, self.mutation).await.map_err(|error| error.to_string())?;
+        let replica = &self.identify(replica, &found);
+        if let ReplicaProbe::Labelled(label) = &found {
+            self.adopt_label(replica, label, why_older(&device))?;
+            replica.is_name_assumed.set(false);
+        } else if replica.has_room || found.has_room() {
+            replica.is_unlabelled.set(true);
+            return Err("the device has no label, so it is not this replica; `sealblock mirror replace` makes it one"
+                .to_owned());
+        }
+        replica.stale.borrow_mut().withhold_again();
+        self.write_intent.is_stale_check_due.set(true);
+        replica.set_device(Some(device));
+        replica.last_error.borrow_mut().clear();
+        match replica.state.get() {
+            ReplicaState::OutOfSync => self.start_resync(replica),
+            // It was the last in-sync replica, and its device may have lost unflushed writes that no other replica is
+            // sure to have.
+            ReplicaState::InSync => {
+                self.writes_lost.set(self.writes_lost.get() || self.write_intent.has_unflushed());
+                self.mark_dirty_nosync();
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// The replica whose device was found under the name of `replica`. Replicas that were offline at the opening got
+    /// their places by the order of the names; now its label tells.
+    fn identify(&self, replica: &Rc<Replica>, found: &ReplicaProbe) -> Rc<Replica> {
+        let ReplicaProbe::Labelled(label) = found else { return replica.clone() };
+        if self.mutation.is(Mutation::TrustOrder) {
+            return replica.clone();
+        }
+        let id = label.replicas[label.own_index].id;
+        let is_away = |replica: &Rc<Replica>| replica.state.get() == ReplicaState::OutOfSync && !replica.is_online();
+        let replicas = self.replicas.borrow();
+        let index = |id: [u8; 16]| replicas.iter().position(|replica| replica.id == id);
+        let (Some(own), Some(other)) = (index(replica.id), index(id)) else { return replica.clone() };
+        if label.uuid != self.uuid || own == other || !is_away(replica) || !is_away(&replicas[other]) {
+            return replica.clone();
+        }
+        replica.swap_names(&replicas[other]);
+        if *replica.name() == *default_name(other) {
+            replica.set_name(default_name(own));
+        }
+        replicas[other].clone()
+    }
+
+    /// Records why the replica of this number cannot be reattached, and logs it if the reason is new.
+    pub(crate) fn set_last_error(&self, number: usize, reason: String) {
+        let replica = self.replicas.borrow().iter().find(|replica| replica.number.get() == number).cloned();
+        let Some(replica) = replica else { return };
+        let was = replica.last_error.replace(reason.clone());
+        if was != reason {
+            tracing::warn!(replica = %replica.name(), %reason, "cannot reattach replica");
+        }
+    }
+
+    /// Checks the label of a replica that is back, and updates its record from it.
+    fn adopt_label(&self, replica: &Replica, label: &Label, why_older: Option<WhyOlder>) -> Result<(), String> {
+        self.check_label(replica, label)?;
+        if let (Some(why), ReplicaState::InSync) = (why_older, replica.state.get()) {
+            return Err(format!("it was the last in-sync replica, and {}", ErrorKind::MayBeOlder(why)));
+        }
+        let lacks_everything = why_older.is_some() || needs_full_resync(&self.label(replica), label);
+        if lacks_everything && replica.state.get() == ReplicaState::InSync {
+            return Err("the device is an older image of the last in-sync replica, or was changed elsewhere".to_owned());
+        }
+        // What it lacks since it wrote a label of this opening is known exactly; and that label has all the groups in which changes wait
+        // for no label, of which most are durable.
+        let is_followed = label.events > self.opened_events
+            && [replica.acked_events.get(), replica.sent_events.get()].contains(&label.events);
+        replica.acked_events.set(replica.acked_events.get().max(label.events));
+        if label.events > self.write_intent.events.get() {
+            // Another opening used it without a change, and other replicas may know that label: labels with lower
+            // event counts would make it look like an older image.
+            self.write_intent.skip_events_past(label.events);
+        }
+        if replica.state.get() == ReplicaState::OutOfSync {
+            replica.is_new.set(is_still_new(replica.is_new.get(), label, lacks_everything));
+            let was_current = label.replicas[label.own_index].state == ReplicaState::InSync;
+            replica.is_listed_in_sync.set(replica.is_listed_in_sync.get() && was_current && !lacks_everything);
+            add_missed(&mut replica.out_of_sync.borrow_mut(), label, lacks_everything, is_followed);
+        }
+        Ok(())
+    }
+
+    /// Checks that this label is the replica's, and that the replica was not changed without the others.
+    fn check_label(&self, replica: &Replica, label: &Label) -> Result<(), String> {
+        if label.uuid != self.uuid {
+            return Err("the device belongs to another mirror".to_owned());
+        }
+        if label.replicas[label.own_index].id != replica.id && !self.mutation.is(Mutation::TrustOrder) {
+            return Err(
+                "the device never was a replica of this mirror, or was removed; `sealblock mirror replace` makes it one"
+                    .to_owned(),
+            );
+        }
+        if self.mutation.is(Mutation::ReattachDiverged) {
+            return Ok(());
+        }
+        // Also an in-sync replica that is offline now: the label that it would have tells what the others lack.
+        let replicas = self.replicas.borrow();
+        let mut others =
+            replicas.iter().filter(|other| other.state.get() == ReplicaState::InSync && other.id != replica.id);
+        let Some(other) = others.next() else { return Ok(()) };
+        let found = [self.label(other), label.clone()].map(|label| ReplicaProbe::Labelled(Box::new(label)));
+        match assemble(&found).map_err(|refusal| refusal.to_string())? {
+            Assembly::Known(known) if known.label.replicas[known.indices[0]].state == ReplicaState::InSync => Ok(()),
+            _ => {
+                Err("the device was changed elsewhere and has changes that this mirror lacks; reopen the mirror"
+                    .to_owned())
+            }
+        }
+    }
+}

@@ -1,0 +1,451 @@
+//! Opening a mirror: from what assembly makes of the labels of its devices, to the mirror and its worker.
+
+pub(crate) mod create;
+pub(crate) mod members;
+
+use std::rc::Rc;
+
+use futures_util::future::join_all;
+use sealblock_block::{Abilities, Clock, Device, DynDevice, ErrorKind, Freshness, Geometry, Limits, is_unwritten};
+use sealblock_units::BlockSize;
+
+use crate::background::Worker;
+use crate::error::MirrorError;
+use crate::label::assemble::{
+    Answered, AssembleError, Assembly, ExistingMirror, ReplicaProbe, assemble_beside, mark_out_of_sync, replica_id,
+};
+use crate::label::lineage::Lineage;
+use crate::label::name::MirrorName;
+use crate::label::regions::{MAX_REGIONS, MAX_REGIONS_IN_LABEL, RegionMap, Regions};
+use crate::label::{Label, LabelError, MAX_REPLICAS, ReplicaRecord, ReplicaState};
+use crate::mirror::probe::{
+    ProbeError, check_fit, check_pages, check_same_geometry, default_name, probe_device, why_older,
+};
+use crate::mirror::replica::{Replica, ReplicaSource, has_reserved_area};
+use crate::mirror::write_intent::{PriorState, WriteIntent};
+use crate::mirror::{Mirror, MirrorParts, Mutation, TestHooks, abilities};
+
+/// How to open a mirror.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    /// Changes nothing: no repair, no labels, no resync.
+    pub is_read_only: bool,
+    /// Random, drawn by the caller for each opening: the identity of a new mirror, and what tells its labels from
+    /// those of other openings.
+    pub random: [u8; 16],
+}
+
+/// A mirror and the worker that must run beside it.
+pub struct OpenMirror<C> {
+    /// The mirror.
+    pub mirror: Rc<Mirror<C>>,
+    /// Its background work; spawn [`Worker::run`].
+    pub worker: Worker<C>,
+}
+
+/// Opens a mirror of these devices: the mirror that their labels record, or a new one if no device has a label and
+/// all are blank. Offline replicas are out of sync if other labels know the mirror; so are devices without a label
+/// under the name of a replica that should have one.
+///
+/// # Errors
+/// See [`MirrorError`]. Then nothing was changed.
+pub async fn open<C: Clock>(
+    sources: Vec<ReplicaSource>,
+    clock: C,
+    options: OpenOptions,
+) -> Result<OpenMirror<C>, MirrorError> {
+    open_with_hooks(sources, clock, options, TestHooks::default()).await
+}
+
+/// The same, where devices may lack changes that were answered and not flushed, which `answered` says of each: the content of an in-sync one that lacks
+/// none counts, or the mirror may lack them, too ([`Mirror::may_be_lost`]).
+///
+/// # Errors
+/// As [`open`].
+pub async fn open_beside_lost<C: Clock>(
+    sources: Vec<ReplicaSource>,
+    answered: &[Answered],
+    clock: C,
+    options: OpenOptions,
+) -> Result<OpenMirror<C>, MirrorError> {
+    open_all(sources, answered, clock, options, TestHooks::default()).await
+}
+
+/// Opens a mirror with hooks for tests; see [`TestHooks`].
+///
+/// # Errors
+/// As [`open`].
+pub async fn open_with_hooks<C: Clock>(
+    sources: Vec<ReplicaSource>,
+    clock: C,
+    options: OpenOptions,
+    hooks: TestHooks,
+) -> Result<OpenMirror<C>, MirrorError> {
+    open_all(sources, &[], clock, options, hooks).await
+}
+
+async fn open_all<C: Clock>(
+    mut sources: Vec<ReplicaSource>,
+    answered: &[Answered],
+    clock: C,
+    options: OpenOptions,
+    hooks: TestHooks,
+) -> Result<OpenMirror<C>, MirrorError> {
+    if !(2..=MAX_REPLICAS).contains(&sources.len()) {
+        return Err(MirrorError::ReplicaCount(sources.len()));
+    }
+    let probed = join_all(sources.iter().map(|source| probe(source, hooks.mutation))).await;
+    let mut found = usable(&mut sources, probed)?;
+    if hooks.mutation.is(Mutation::SkipLineage) {
+        found.iter_mut().for_each(forget_lineage);
+    }
+    let older = older(&sources);
+    let assembly = assemble_beside(&found, &older, answered).map_err(|refusal| assemble_error(refusal, &sources))?;
+    let doubts = matches!(&assembly, Assembly::Known(known) if !older.is_empty() && !known.may_be_older);
+    let is_found_lost =
+        matches!(&assembly, Assembly::Known(known) if known.label.untold && answered.contains(&Answered::MayBeLost));
+    let labels_differ = matches!(&assembly, Assembly::Known(known) if known.labels_differ);
+    let is_new = assembly == Assembly::New;
+    let parts = match assembly {
+        Assembly::New => {
+            check_same_geometry(&sources)?;
+            if let Some(replica) = first_not_blank(&sources).await? {
+                return Err(assemble_error(AssembleError::NotCreated { replica }, &sources));
+            }
+            new_parts(sources, &found, None, (&options.random, None), &hooks)?
+        }
+        Assembly::Known(known) => existing_parts(sources, *known, &older, &options, &hooks)?,
+    };
+    let opened = start(clock, parts, options.is_read_only);
+    if is_new {
+        // From here on the replicas belong together, and no other device can take the place of one.
+        opened.mirror.write_labels().await.map_err(MirrorError::WriteLabels)?;
+    }
+    if doubts || is_found_lost {
+        // Replicas that get their content from one that lacks something do not know it by themselves. And a device that may lack something shows it until its first change, so the labels of the others show it from now on.
+        opened.mirror.write_labels().await.map_err(MirrorError::WriteLabels)?;
+    } else if labels_differ && let Err(error) = opened.mirror.write_equal_labels().await {
+        // Equal labels help to recognise older images. If they cannot be written, a request that needs them fails by
+        // itself.
+        tracing::debug!(%error, "cannot make the labels equal");
+    }
+    Ok(opened)
+}
+
+/// Which of these devices may lack what was written to them last.
+pub(crate) fn older(sources: &[ReplicaSource]) -> Vec<usize> {
+    let is_older = |source: &ReplicaSource| source.device.as_ref().is_ok_and(|device| why_older(device).is_some());
+    (0..sources.len()).filter(|at| is_older(&sources[*at])).collect()
+}
+
+/// Builds a mirror and its worker. It takes no writes while its content may be older than what was written.
+pub(crate) fn start<C: Clock>(clock: C, parts: MirrorParts, read_only: bool) -> OpenMirror<C> {
+    let read_only = read_only || !parts.freshness.is_current();
+    let of: Vec<Abilities> = devices(&parts.replicas).iter().map(Device::abilities).collect();
+    let mirror = Rc::new(Mirror::new(clock, parts, abilities(&of, read_only), read_only));
+    OpenMirror { worker: Worker::new(mirror.clone()), mirror }
+}
+
+fn devices(replicas: &[Rc<Replica>]) -> Vec<DynDevice> {
+    replicas.iter().filter_map(|replica| replica.device()).collect()
+}
+
+/// The first device that may hold data.
+async fn first_not_blank(sources: &[ReplicaSource]) -> Result<Option<usize>, MirrorError> {
+    for (at, source) in sources.iter().enumerate() {
+        let Ok(device) = &source.device else { continue };
+        // One that may lack something is not known to be blank.
+        let is_blank = if why_older(device).is_some() { Ok(false) } else { is_unwritten(device).await };
+        if !is_blank.map_err(|reason| MirrorError::Replica { replica: source.name.clone(), error: reason })? {
+            return Ok(Some(at));
+        }
+    }
+    Ok(None)
+}
+
+/// What was found on the devices. Beside a replica with a label, one whose label is damaged, cannot be read or is of a device of another size
+/// counts as offline:
+/// nothing is read from it or written to it, and `sealblock mirror replace` makes it a replica again.
+///
+/// # Errors
+/// What is wrong with a device, when no other has a label, or when its label is valid and not a mirror's that is known here.
+fn usable(
+    sources: &mut [ReplicaSource],
+    probed: Vec<Result<ReplicaProbe, MirrorError>>,
+) -> Result<Vec<ReplicaProbe>, MirrorError> {
+    let misfits: Vec<Option<MirrorError>> =
+        sources.iter().zip(&probed).map(|(source, found)| misfit(source, found.as_ref().ok()?)).collect();
+    let is_labelled = probed
+        .iter()
+        .zip(&misfits)
+        .any(|(found, misfit)| matches!(found, Ok(ReplicaProbe::Labelled(_))) && misfit.is_none());
+    let mut usable = Vec::with_capacity(probed.len());
+    for ((source, found), misfit) in sources.iter_mut().zip(probed).zip(misfits) {
+        let reason = match found {
+            Ok(_) if is_labelled && let Some(misfit) = &misfit => misfit.to_string(),
+            Ok(found) => {
+                usable.push(found);
+                continue;
+            }
+            Err(MirrorError::Label { error: error @ LabelError::Damaged, .. }) if is_labelled => error.to_string(),
+            Err(MirrorError::Replica { error, .. }) if is_labelled => error.to_string(),
+            Err(other) => return Err(other),
+        };
+        source.device = Err(format!("its label cannot be used: {reason}"));
+        usable.push(ReplicaProbe::Absent);
+    }
+    Ok(usable)
+}
+
+/// What is wrong with a device that has not the size that its own label says. Another format is how it is served, and an error.
+fn misfit(source: &ReplicaSource, found: &ReplicaProbe) -> Option<MirrorError> {
+    let ReplicaProbe::Labelled(label) = found else { return None };
+    let fit = check_fit(source, label.block_size, label.capacity_blocks, label.protection);
+    fit.err().filter(|misfit| matches!(misfit, MirrorError::Size { .. }))
+}
+
+/// Clears the lineage of a label.
+fn forget_lineage(found: &mut ReplicaProbe) {
+    if let ReplicaProbe::Labelled(label) = found {
+        label.lineage = Lineage::default();
+    }
+}
+
+/// Probes the device under the name of a replica.
+async fn probe(source: &ReplicaSource, mutation: Mutation) -> Result<ReplicaProbe, MirrorError> {
+    let Ok(device) = &source.device else { return Ok(ReplicaProbe::Absent) };
+    probe_device(device, mutation).await.map_err(|error| match error {
+        ProbeError::Label(reason) => MirrorError::Label { replica: source.name.clone(), error: reason },
+        ProbeError::Device(reason) => MirrorError::Replica { replica: source.name.clone(), error: reason },
+    })
+}
+
+pub(crate) fn assemble_error(refusal: AssembleError, sources: &[ReplicaSource]) -> MirrorError {
+    let names: &[usize] = match &refusal {
+        AssembleError::NoReplica | AssembleError::NoneInSync | AssembleError::NoRoom => &[],
+        AssembleError::NewWithoutReplica { replica }
+        | AssembleError::OtherMirror { replica }
+        | AssembleError::NotAReplica { replica }
+        | AssembleError::Removed { replica }
+        | AssembleError::NotCreated { replica } => &[*replica],
+        AssembleError::Duplicate { first, second } | AssembleError::SplitBrain { first, second } => &[*first, *second],
+    };
+    let whole = |source: &ReplicaSource| match &source.device {
+        Ok(_) => source.name.clone(),
+        Err(reason) => format!("{}: {reason}", source.name),
+    };
+    let replicas = match names {
+        [] => sources.iter().map(whole).collect(),
+        names => names.iter().filter_map(|at| sources.get(*at)).map(whole).collect(),
+    };
+    MirrorError::Assemble { error: refusal, replicas }
+}
+
+/// Builds the parts of a new mirror: of identical devices, or of one whose content counts and others that resync from
+/// it.
+pub(crate) fn new_parts(
+    sources: Vec<ReplicaSource>,
+    found: &[ReplicaProbe],
+    from: Option<usize>,
+    (random, name): (&[u8; 16], Option<MirrorName>),
+    hooks: &TestHooks,
+) -> Result<MirrorParts, MirrorError> {
+    let geometry = common_geometry(&sources);
+    let (block_size, capacity_blocks) = (geometry.block_size, geometry.capacity_blocks);
+    let map = choose_map(block_size, capacity_blocks, &sources, hooks)?;
+    let mut replicas = Vec::with_capacity(sources.len());
+    for (number, source) in sources.into_iter().enumerate() {
+        let id = replica_id(random, 0, number);
+        let is_new = from.is_some_and(|from| from != number);
+        let (state, out_of_sync) = match is_new {
+            true => (ReplicaState::OutOfSync, Regions::all(map.count())),
+            false => (ReplicaState::InSync, Regions::none(map.count())),
+        };
+        let has_room = found[number].has_room();
+        let record = ReplicaRecord {
+            id,
+            state,
+            has_room,
+            is_new,
+            out_of_sync,
+            stale: Vec::new(),
+            acked_events: 0,
+            sent_events: 0,
+        };
+        replicas.push(Rc::new(Replica::new(source, number, &record)));
+    }
+    let dirty = Regions::none(map.count());
+    let prior = PriorState { events: 0, lineage: Lineage::default(), changed: 0, is_tentative: false, dirty };
+    let write_intent = WriteIntent::new(prior, random);
+    Ok(MirrorParts {
+        geometry,
+        map,
+        uuid: *random,
+        name,
+        replicas,
+        authority: from.unwrap_or(0),
+        write_intent,
+        freshness: Freshness::Current,
+        untold: false,
+        is_labelled: false,
+        hooks: *hooks,
+    })
+}
+
+/// The finest regions for which all these devices have room, or those that a test wants.
+fn choose_map(
+    block_size: BlockSize,
+    capacity_blocks: u64,
+    sources: &[ReplicaSource],
+    hooks: &TestHooks,
+) -> Result<RegionMap, MirrorError> {
+    if let Some(shift) = hooks.region_shift {
+        let map = RegionMap::with_shift(block_size, capacity_blocks, shift);
+        return map.ok_or(MirrorError::Capacity { blocks: capacity_blocks });
+    }
+    let fine = RegionMap::new(block_size, capacity_blocks, MAX_REGIONS);
+    let has_pages = |map: &RegionMap| {
+        let devices = sources.iter().filter_map(|source| source.device.as_ref().ok());
+        devices.filter(|device| has_reserved_area(device)).all(|device| check_pages("", device, map).is_ok())
+    };
+    let map = fine.filter(has_pages).or_else(|| RegionMap::new(block_size, capacity_blocks, MAX_REGIONS_IN_LABEL));
+    map.ok_or(MirrorError::Capacity { blocks: capacity_blocks })
+}
+
+fn existing_parts(
+    mut sources: Vec<ReplicaSource>,
+    known: ExistingMirror,
+    older: &[usize],
+    options: &OpenOptions,
+    hooks: &TestHooks,
+) -> Result<MirrorParts, MirrorError> {
+    let ExistingMirror { mut label, indices, unused, may_be_older, .. } = known;
+    for replica in unused.iter().copied() {
+        let is_removed = label.replicas[indices[replica]].state == ReplicaState::Removed;
+        let reason = if is_removed { "it was removed from the mirror" } else { NO_LABEL };
+        sources[replica].device = Err(reason.to_owned());
+        sources[replica].reopen = None;
+    }
+    for source in &sources {
+        check_fit(source, label.block_size, label.capacity_blocks, label.protection)?;
+    }
+    let limits = common_geometry(&sources).limits;
+    let freshness = match may_be_older {
+        true => older.iter().fold(Freshness::Current, |all, at| all.and(freshness_of(&sources[*at]))),
+        false => Freshness::Current,
+    };
+    let doubted: Vec<(usize, String)> = match may_be_older {
+        true => Vec::new(),
+        false => older.iter().filter_map(|at| Some((indices[*at], doubt(&mut sources[*at], options)?))).collect(),
+    };
+    let dirty = label.dirty.clone();
+    let replicas = existing_replicas(sources, &indices, &mut label);
+    mark_assumed_names(&replicas, &unused);
+    doubted.into_iter().for_each(|(index, why)| drop(replicas[index].last_error.replace(why)));
+    let Label { map, capacity_blocks, block_size, protection, uuid, name, untold, own_index: authority, .. } = label;
+    let geometry = Geometry { block_size, capacity_blocks, protection, limits };
+    let prior = PriorState {
+        events: label.events,
+        lineage: label.lineage,
+        changed: label.changed,
+        is_tentative: label.is_tentative,
+        dirty,
+    };
+    let write_intent = WriteIntent::new(prior, &options.random);
+    // Labels that replicas write apart must differ from a label that was in flight when they parted.
+    if !hooks.mutation.is(Mutation::CountOn) {
+        write_intent.skip_events_past(label.events);
+    }
+    let (is_labelled, hooks) = (true, *hooks);
+    Ok(MirrorParts {
+        geometry,
+        map,
+        uuid,
+        name,
+        replicas,
+        authority,
+        write_intent,
+        freshness,
+        untold,
+        is_labelled,
+        hooks,
+    })
+}
+
+/// Why a device may lack what was written to it last, which another replica has. One that takes no writes cannot be resynchronised,
+/// and is not used.
+fn doubt(source: &mut ReplicaSource, options: &OpenOptions) -> Option<String> {
+    let device = source.device.as_ref().ok()?;
+    let why = ErrorKind::MayBeOlder(why_older(device)?).to_string();
+    if !options.is_read_only && !device.abilities().writable {
+        source.device = Err(format!("{why}; and it takes no writes, so that it cannot be resynchronised"));
+    }
+    Some(why)
+}
+
+fn freshness_of(source: &ReplicaSource) -> Freshness {
+    source.device.as_ref().map_or(Freshness::Current, |device| device.abilities().freshness)
+}
+
+/// The replicas in the order of their records: given ones, and those that were not given.
+fn existing_replicas(sources: Vec<ReplicaSource>, indices: &[usize], label: &mut Label) -> Vec<Rc<Replica>> {
+    let mut given: Vec<Option<(usize, ReplicaSource)>> = label.replicas.iter().map(|_| None).collect();
+    let mut next_number = sources.len();
+    for (number, (index, source)) in indices.iter().zip(sources).enumerate() {
+        given[*index] = Some((number, source));
+    }
+    let (dirty, mut replicas) = (&label.dirty, Vec::with_capacity(given.len()));
+    for (index, (given, record)) in given.into_iter().zip(&mut label.replicas).enumerate() {
+        let (number, source) = given.unwrap_or_else(|| {
+            next_number += 1;
+            let device = Err("it was not given".to_owned());
+            (next_number - 1, ReplicaSource { name: default_name(index), device, reopen: None })
+        });
+        let was_current = record.state == ReplicaState::InSync;
+        set_initial_state(record, source.device.is_ok(), dirty);
+        let replica = Replica::new(source, number, record);
+        replica.is_listed_in_sync.set(was_current && record.state != ReplicaState::InSync);
+        replicas.push(Rc::new(replica));
+    }
+    replicas
+}
+
+/// Marks offline replicas whose names are assumed: only labels could tell which is which, unless there is a single
+/// one.
+fn mark_assumed_names(replicas: &[Rc<Replica>], unused: &[usize]) {
+    let away =
+        || replicas.iter().filter(|replica| !replica.is_online() && replica.state.get() != ReplicaState::Removed);
+    let is_guessed = away().count() > 1;
+    for replica in away() {
+        replica.is_name_assumed.set(is_guessed);
+        replica.is_unlabelled.set(unused.contains(&replica.number.get()));
+    }
+}
+
+/// Why a device without a label is not used. A replica with a label is expected under its name.
+const NO_LABEL: &str = "no label of the mirror is on the device; `sealblock mirror replace` makes it a replica";
+
+/// Sets the state that a record starts with.
+fn set_initial_state(record: &mut ReplicaRecord, is_online: bool, dirty: &Regions) {
+    match (record.state, is_online) {
+        (ReplicaState::Removed | ReplicaState::OutOfSync, _) | (ReplicaState::InSync, true) => {}
+        // An offline replica lacks changes from here on, and its dirty regions are in doubt.
+        (ReplicaState::InSync | ReplicaState::Resyncing, false) => mark_out_of_sync(record, dirty),
+        (ReplicaState::Resyncing, true) => record.state = ReplicaState::OutOfSync,
+    }
+    if record.state == ReplicaState::OutOfSync {
+        record.out_of_sync.add(dirty);
+    }
+}
+
+/// Geometry of the first device with the lowest limits of all.
+fn common_geometry(sources: &[ReplicaSource]) -> Geometry {
+    let mut all = sources.iter().filter_map(|source| source.device.as_ref().ok()).map(|device| device.geometry());
+    let first = all.next().expect("a mirror is opened with a replica that is there").clone();
+    let limits = all.fold(first.limits, |lowest, Geometry { limits, .. }| Limits {
+        max_transfer_blocks: lowest.max_transfer_blocks.min(limits.max_transfer_blocks),
+        max_verify_blocks: lowest.max_verify_blocks.min(limits.max_verify_blocks),
+        max_zero_blocks: lowest.max_zero_blocks.min(limits.max_zero_blocks),
+    });
+    Geometry { limits, ..first }
+}

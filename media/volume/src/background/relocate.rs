@@ -1,0 +1,226 @@
+//! Relocation: moves the blocks of an extent together again after small overwrites have scattered them.
+//!
+//! A move is a read and a write of the volume's own. The data are checked against their map entry, the strongest check that
+//! it has; a block that does not check stays where it is. They are written to free physical blocks, and a map entry goes into
+//! the memtable that differs from the old one in its physical block alone: nothing is sealed. It does so only if the block's
+//! map entry is still the one that was read, so any write in between wins. From there on it is like any other map entry:
+//! made durable by a commit, and only then is the old physical block free.
+
+use futures_util::future::join_all;
+use sealblock_block::{BadBlock, Clock, Error, Medium, MediumError};
+use sealblock_integrity::{Sealed, Tags};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::{Extent, Lba};
+
+use crate::format::{MapEntry, MapEntryKind};
+use crate::map::map_page::MapLookup;
+use crate::options::Mutation;
+use crate::requests::lookup::{BlockLocation, LocatedBlocks, data_match, has_data_crc};
+use crate::space::Allocation;
+use crate::space::free_map::FreeMap;
+use crate::space::idle::IdlePeriod;
+use crate::volume::{Volume, VolumeState};
+
+/// A block that is to be moved: its offset in the extent, and its map entry.
+type Block = (u32, MapEntry);
+
+/// The result of moving one extent.
+#[derive(PartialEq, Eq)]
+enum RelocateStep {
+    /// The extent is as it should be, or cannot be made so.
+    Done,
+    /// There are no free physical blocks to move it to.
+    NoSpace,
+    /// A request came.
+    Interrupted,
+}
+
+impl<M: Medium, C: Clock> Volume<M, C> {
+    /// Brings together the extents of block groups that were written to, one after the other, while no request comes. Whether it came
+    /// to the end: nothing is left that could be moved now.
+    pub(crate) async fn relocate_all(&self, idle_period: &IdlePeriod<'_>) -> bool {
+        for group in self.allocator.groups() {
+            let (mut from, mut waited) = (0, false);
+            while let Some(extent) = self.allocator.with(group, |map| map.find_fragmented(from)).flatten() {
+                if !idle_period.lasts() || self.state.get() != VolumeState::Open {
+                    return false;
+                }
+                match self.relocate(group, extent, idle_period).await {
+                    Ok(RelocateStep::Done) => (from, waited) = (extent + 1, false),
+                    Ok(RelocateStep::NoSpace) if !waited && !self.memtable.is_empty() => {
+                        // Whether it failed shows when the extent is tried again.
+                        let _ = self.wait_for_commit().await;
+                        waited = true;
+                    }
+                    Ok(RelocateStep::NoSpace) => break,
+                    Ok(RelocateStep::Interrupted) => return false,
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot move blocks");
+                        self.allocator.with(group, |map| map.set_fragments(extent, 0));
+                    }
+                }
+            }
+        }
+        idle_period.lasts()
+    }
+
+    /// Brings one extent of a block group together.
+    async fn relocate(&self, group: u64, extent: u32, idle_period: &IdlePeriod<'_>) -> Result<RelocateStep, Error> {
+        let _change = self.begin_change()?;
+        self.prepare_notes(group).await?;
+        let place = self.extent_of(group, extent);
+        let (blocks, _reading) = loop {
+            // Physical blocks in use now stay so until this is dropped, so a map entry with the same physical block is about
+            // the same write until then.
+            let (_, reading) = self.locate(place).await?;
+            if let Some(blocks) = self.stored_entries_now(place) {
+                break (blocks, reading);
+            }
+        };
+        let fragments = fragments_of(&blocks);
+        let (misplaced, allowed, has_free_cluster) = self
+            .allocator
+            .with(group, |map| (misplaced_of(map, extent, &blocks), map.max_fragments(), map.has_free_cluster()))
+            .unwrap_or_default();
+        let (chosen, anew) = match fragments > allowed && has_free_cluster {
+            true => (blocks, true),
+            false => (misplaced, false),
+        };
+        if chosen.is_empty() {
+            return Ok(if fragments > allowed { RelocateStep::NoSpace } else { self.done(group, extent) });
+        }
+        let (chosen, data) = self.read_checked(place, chosen).await;
+        if !idle_period.lasts() {
+            return Ok(RelocateStep::Interrupted);
+        }
+        let offsets: Vec<u32> = chosen.iter().map(|(offset, _)| *offset).collect();
+        let taken = self.allocator.take_by(group, |map| match anew {
+            _ if offsets.is_empty() => None,
+            true => map.take_in_free_cluster(extent, &offsets),
+            false => map.take_at_home(extent, &offsets),
+        });
+        let Some(taken) = taken else {
+            // No block verifies, so nothing can be moved until a write.
+            return Ok(if offsets.is_empty() { self.done(group, extent) } else { RelocateStep::NoSpace });
+        };
+        self.write_moved(group, place, &chosen, &data, taken).await?;
+        Ok(self.done(group, extent))
+    }
+
+    /// Notes that an extent needs no move.
+    fn done(&self, group: u64, extent: u32) -> RelocateStep {
+        self.allocator.with(group, |map| map.set_fragments(extent, 0));
+        self.request_early_commit(group);
+        RelocateStep::Done
+    }
+
+    /// The blocks of an extent of a block group.
+    fn extent_of(&self, group: u64, extent: u32) -> Extent {
+        let size = u64::from(self.allocator.with(group, |map| map.extent_blocks()).unwrap_or(1));
+        let place = self.block_group(group);
+        let first = u64::from(extent) * size;
+        let blocks = size.min(place.blocks - first);
+        Extent::from_raw(place.first.get() + first, blocks).expect("extents lie in their block groups")
+    }
+
+    /// The map entry of a block, if it is stored and its map entry is beyond doubt; nothing at all when its page is not in memory.
+    pub(crate) fn stored_entry_now(&self, lba: Lba) -> Option<Option<MapEntry>> {
+        let entry = match self.memtable.get(lba) {
+            Some(entry) => Some(entry),
+            None => match self.lookup_cached(lba)? {
+                MapLookup::Mapped(entry) if self.layout.holds(&entry) => Some(entry),
+                _ => None,
+            },
+        };
+        Some(entry.filter(|entry| entry.kind == MapEntryKind::Stored))
+    }
+
+    /// The blocks of an extent that are stored, from memory alone; nothing when a page is not there.
+    fn stored_entries_now(&self, place: Extent) -> Option<Vec<Block>> {
+        let entries: Option<Vec<Option<MapEntry>>> = place.iter().map(|lba| self.stored_entry_now(lba)).collect();
+        Some((0..).zip(entries?).filter_map(|(offset, entry)| Some((offset, entry?))).collect())
+    }
+
+    /// Reads blocks of an extent, at their places in a buffer for all of it. Leaves out those that do not check, or that cannot
+    /// be checked because their guards were made wrong.
+    async fn read_checked(&self, place: Extent, mut blocks: Vec<Block>) -> (Vec<Block>, Slice) {
+        let shift = self.geometry.block_size.shift();
+        let has_data_crc = has_data_crc(self.geometry.protection);
+        blocks.retain(|(_, entry)| has_data_crc || !entry.guard_unverified);
+        let mut located: LocatedBlocks = place.iter().map(|_| BlockLocation::Zeroes).collect();
+        for (offset, entry) in &blocks {
+            located[*offset as usize] = BlockLocation::Stored(*entry);
+        }
+        let mut bad_blocks: Vec<BadBlock> = Vec::new();
+        let buffer = self.medium.buffer(place.bytes(self.geometry.block_size) as usize);
+        let data = self.collect(place, &self.pieces(place, &located), buffer, &mut bad_blocks).await.freeze();
+        blocks.retain_mut(|(offset, entry)| {
+            let block = &data[(*offset as usize) << shift..(*offset as usize + 1) << shift];
+            if self.mutation.is(Mutation::MoveUnchecked) {
+                // An injected fault: whatever was found is sealed anew.
+                self.seal_anew(entry, block);
+                return true;
+            }
+            let is_good = bad_blocks.iter().all(|bad_block| bad_block.lba != entry.lba)
+                && data_match(entry, self.geometry.protection, block);
+            if !is_good {
+                tracing::warn!(lba = entry.lba.get(), "block not moved: its data do not match its map entry");
+                self.upkeep.count(|counts| counts.blocks_unfit += 1);
+            }
+            is_good
+        });
+        (blocks, data)
+    }
+
+    /// Writes blocks to the physical blocks taken for them, and puts their map entries into the memtable where no write came in
+    /// between.
+    async fn write_moved(
+        &self,
+        group: u64,
+        place: Extent,
+        blocks: &[Block],
+        data: &Slice,
+        taken: Allocation<'_>,
+    ) -> Result<(), Error> {
+        let shift = self.geometry.block_size.shift();
+        let pbns: Vec<u32> = taken.runs().iter().flat_map(|&(start, len)| start..start + len).collect();
+        let targets: Vec<(u32, u32)> = blocks.iter().zip(&pbns).map(|(block, pbn)| (block.0, *pbn)).collect();
+        let follows = |a: &(u32, u32), b: &(u32, u32)| a.0 + 1 == b.0 && a.1 + 1 == b.1;
+        let writes = targets.chunk_by(follows).map(|run| {
+            let (from, to) = ((run[0].0 as usize) << shift, (run[0].0 as usize + run.len()) << shift);
+            self.medium.write(self.pbn_offset(group, run[0].1), data.slice(from..to))
+        });
+        if let Err(error) = join_all(writes).await.into_iter().collect::<Result<(), MediumError>>() {
+            taken.release();
+            return Err(error.into());
+        }
+        let is_here = |(_, entry): &Block| self.stored_entry_now(entry.lba).is_some();
+        while !blocks.iter().all(is_here) {
+            self.locate(place).await?;
+        }
+        taken.keep();
+        for ((_, read), pbn) in blocks.iter().zip(pbns) {
+            self.enter_moved(group, MapEntry { pbn, ..*read }.into(), read.pbn);
+        }
+        self.entered().await
+    }
+
+    /// An injected fault: a map entry is made to fit the data.
+    fn seal_anew(&self, entry: &mut MapEntry, block: &[u8]) {
+        let (size, format) = (self.geometry.block_size, self.geometry.protection);
+        let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: entry.lba.get() };
+        let sealed = Sealed::seal(Slice::copy_from(block), size, format, &tags);
+        self.fill_tuple(entry, sealed.iter().next().expect("one block was sealed"), sealed.has_verified_guards());
+    }
+}
+
+/// In how many fragments blocks lie.
+fn fragments_of(blocks: &[Block]) -> u32 {
+    let follows = |a: &Block, b: &Block| a.0 + 1 == b.0 && a.1.pbn + 1 == b.1.pbn;
+    blocks.chunk_by(follows).count() as u32
+}
+
+/// The blocks that do not lie at home.
+fn misplaced_of(map: &FreeMap, extent: u32, blocks: &[Block]) -> Vec<Block> {
+    blocks.iter().filter(|(_, entry)| !map.is_home(extent, entry.pbn)).copied().collect()
+}

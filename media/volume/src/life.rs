@@ -1,0 +1,331 @@
+//! Creating a volume and opening it.
+
+pub(crate) mod noted;
+pub(crate) mod recovery;
+pub(crate) mod resize;
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use sealblock_block::{Clock, Condition, Error, Freshness, Geometry, Limits, Medium, RangeLock, WhyOlder};
+use sealblock_integrity::PiFormat;
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::{BlockCount, BlockSize};
+
+use crate::background::Worker;
+use crate::format::{Answered, Layout, MapEntryRun, Seed, Superblock, TAIL_BYTES};
+use crate::life::noted::NotedChanges;
+use crate::life::recovery::Recovered;
+use crate::log::Log;
+use crate::log::notes::Notes;
+use crate::log::work_queue::{Checkpoints, CommitQueue};
+use crate::map::BlockMap;
+use crate::map::block_groups::BlockGroups;
+use crate::map::map_entries::MapEntries;
+use crate::map::memtable::Memtable;
+use crate::medium::identity::{IdentityError, Standing};
+use crate::medium::lost_copies::{LostCopies, MIN_AGREEING};
+use crate::medium::reserved::ReservedAreas;
+use crate::medium::superblocks::{self, COPIES, SuperblockCopy, SuperblockProbe};
+use crate::medium::{OneSync, padded};
+use crate::options::{Mutation, OpenOptions, VolumeError};
+use crate::space::BlockAllocator;
+use crate::space::idle::Upkeep;
+use crate::space::turns::Turns;
+use crate::volume::{AnsweredChanges, Volume, VolumeInfo, VolumeState, max_transfer_blocks};
+
+/// Blocks of one Verify at most, in transfers.
+const VERIFY_TRANSFERS: u32 = 16;
+
+/// A volume and the worker that must run beside it.
+pub struct OpenVolume<M, C> {
+    /// The volume.
+    pub volume: Rc<Volume<M, C>>,
+    /// Its background work; spawn [`Worker::run`].
+    pub worker: Worker<M, C>,
+    /// What was found.
+    pub description: VolumeInfo,
+}
+
+/// Reads a volume's superblock.
+///
+/// # Errors
+/// When there is no volume, or none that can be used.
+pub async fn probe<M: Medium>(medium: &M) -> Result<Superblock, VolumeError> {
+    Ok(superblocks::read(medium).await?.superblock)
+}
+
+/// Opens a volume, taking over what a crash left in its log.
+///
+/// # Errors
+/// See [`VolumeError`]. A volume that cannot be opened is left as it is.
+pub async fn open<M: Medium, C: Clock>(
+    medium: M,
+    clock: C,
+    options: &OpenOptions,
+) -> Result<OpenVolume<M, C>, VolumeError> {
+    let SuperblockProbe { superblock, copies, are_all_usable, standing } =
+        superblocks::read_as(&medium, options.identity).await?;
+    let layout = superblock.layout;
+    // Smaller sectors than the medium's can be read from it, and not be written without those beside them.
+    let unit_bytes = if options.read_only { medium.read_unit_bytes() } else { medium.sector_bytes() };
+    if unit_bytes > layout.sector_bytes() {
+        return Err(VolumeError::Sector { volume_bytes: layout.sector_bytes(), medium_bytes: medium.sector_bytes() });
+    }
+    if medium.len_bytes() < layout.medium_bytes() && !(options.truncated && options.read_only) {
+        return Err(VolumeError::Truncated { medium_bytes: medium.len_bytes(), needed_bytes: layout.medium_bytes() });
+    }
+    if medium.is_read_only() && !options.read_only {
+        return Err(VolumeError::ReadOnly);
+    }
+    if standing != Standing::Certain && !options.read_only {
+        return Err(IdentityError::Unproven(superblock.uuid).into());
+    }
+    if !options.read_only {
+        // An earlier process may have died and left writes that can be read and are not durable; what recovery decides from them
+        // must not outlive them.
+        medium.sync().await?;
+    }
+    let groups = BlockGroups::read(&medium, &superblock).await?;
+    let recovered = recovery::replay(&medium, &superblock, groups.initialized_count() > 0, options).await?;
+    if standing != Standing::Certain {
+        groups.assume_initialized();
+    }
+    let lost = groups.lost_copies();
+    recovered.foreign.iter().for_each(|(salt, found)| lost.add_foreign("the log", *salt, found.records));
+    if let (Some(sequence), false) = (recovered.first_lost, options.accept_older) {
+        return Err(VolumeError::LogDamaged { sequence, sectors: recovered.lost });
+    }
+    let is_kept = options.read_only || recovered.lost > 0;
+    if !is_kept {
+        groups.repair(&medium).await?;
+        wipe_foreign(&medium, &layout, &recovered).await?;
+    }
+    let noted = noted::read(&medium, &superblock, &recovered, options).await?;
+    let entries = recovered.entries.in_order();
+    let taken = entries.iter().map(|run| u64::from(run.blocks)).sum();
+    let description = describe(&superblock, &recovered, taken, copies, lost);
+    let (superblock, answered) = with_lost(superblock, &noted, options);
+    let description = VolumeInfo { standing, answered, ..description };
+    let is_answered_known = superblock.is_clean || !options.keeps_answered || superblock.answered == Answered::Durable;
+    let settled = are_all_usable && recovered.next == superblock.log_tail && is_answered_known;
+    let volume = Rc::new(assemble(medium, clock, superblock, options, &recovered, groups));
+    if is_kept {
+        volume.memtable.recover(newest_of(&noted.entries.in_order(), &entries));
+    } else if !settled {
+        // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
+        let recovered = take_over(&volume, &entries, &noted, options.keeps_answered).await;
+        recovered.map_err(|error| VolumeError::Recovery(error.to_string()))?;
+    }
+    Ok(OpenVolume { worker: Worker { volume: volume.clone() }, volume, description })
+}
+
+/// The superblock with what this opening found lost, which goes to the medium with whatever it writes; and what to say of changes that were
+/// answered, by this opening or by an earlier one whose finding nobody was told.
+fn with_lost(superblock: Superblock, noted: &NotedChanges, options: &OpenOptions) -> (Superblock, AnsweredChanges) {
+    let found = match noted.answered {
+        // Without a promise nobody is to be told, and the next opening will find the same.
+        AnsweredChanges::MayBeLost(why) if options.keeps_answered => Some(why),
+        _ => superblock.untold,
+    };
+    let said = superblock.untold.map_or_else(|| noted.answered.clone(), AnsweredChanges::MayBeLost);
+    let answered = found.map_or(said, AnsweredChanges::MayBeLost);
+    let is_forgotten = options.mutation.is(Mutation::ForgetLost);
+    (Superblock { untold: found.filter(|_| !is_forgotten), ..superblock }, answered)
+}
+
+/// Map entries of notes, and older ones of the log.
+fn newest_of(noted: &[MapEntryRun], logged: &[MapEntryRun]) -> MapEntries {
+    let mut newest = MapEntries::default();
+    noted.iter().chain(logged).for_each(|run| drop(newest.insert_older(*run)));
+    newest
+}
+
+/// Makes durable what the log and notes say: first the former, which empties the log, and then the latter, which go to the log first,
+/// as other map entries do.
+async fn take_over<M: Medium, C: Clock>(
+    volume: &Volume<M, C>,
+    logged: &[MapEntryRun],
+    noted: &NotedChanges,
+    keeps_answered: bool,
+) -> Result<(), Error> {
+    let answered = |answered| volume.superblock.set(Superblock { answered, ..volume.superblock.get() });
+    let all = if keeps_answered { Answered::Durable } else { Answered::Volatile };
+    if let Some(place) = noted.place {
+        answered(Answered::Noted(place));
+        volume.checkpoint_recovered(logged).await?;
+        let entries = noted.entries.in_order();
+        volume.commit_noted(&entries).await?;
+        answered(all);
+        return volume.checkpoint_recovered(&entries).await;
+    }
+    answered(all);
+    volume.checkpoint_recovered(logged).await
+}
+
+/// Zeroes what another volume has in the log. The copies that were there are lost either way, and it would be named as damage until the log
+/// has gone round.
+async fn wipe_foreign<M: Medium>(medium: &M, layout: &Layout, recovered: &Recovered) -> Result<(), VolumeError> {
+    let foreign = recovered.foreign.values().filter(|found| found.records >= MIN_AGREEING);
+    let offsets: Vec<u64> = foreign.flat_map(|found| found.offsets.iter().copied()).collect();
+    for offset in &offsets {
+        medium.write(*offset, padded(medium, &[], layout.sector_bytes() as usize)).await?;
+    }
+    if !offsets.is_empty() {
+        medium.sync().await?;
+    }
+    Ok(())
+}
+
+/// What was found when a volume was opened; `taken` blocks have map entries of the log.
+pub(crate) fn describe(
+    superblock: &Superblock,
+    recovered: &Recovered,
+    taken: u64,
+    copies: [SuperblockCopy; COPIES],
+    lost_copies: LostCopies,
+) -> VolumeInfo {
+    VolumeInfo {
+        uuid: superblock.uuid,
+        write_seq: superblock.write_seq,
+        is_clean: superblock.is_clean && !recovered.is_used && taken + recovered.discarded + recovered.lost == 0,
+        layout: superblock.layout,
+        recovered: taken,
+        dropped: recovered.discarded,
+        unreadable: recovered.unreadable.clone(),
+        log_lost: recovered.lost,
+        lost_copies,
+        standing: Standing::Unopposed,
+        answered: AnsweredChanges::AllDurable,
+        superblocks: copies,
+    }
+}
+
+/// The shape of the device, with limits that the volume can always meet.
+fn geometry(superblock: &Superblock, most_open: usize) -> Geometry {
+    let layout = &superblock.layout;
+    let transfer = max_transfer_blocks(layout);
+    let count = |blocks: u32| BlockCount::new(blocks).unwrap_or(BlockCount::ONE);
+    let limits = Limits {
+        max_transfer_blocks: transfer,
+        max_verify_blocks: count(transfer.get().saturating_mul(VERIFY_TRANSFERS)),
+        max_zero_blocks: count((most_open / 2) as u32),
+    };
+    Geometry {
+        block_size: layout.block_size(),
+        capacity_blocks: layout.capacity_blocks(),
+        protection: superblock.protection,
+        limits,
+    }
+}
+
+/// Puts a volume together from what was found.
+pub(crate) fn assemble<M: Medium, C: Clock>(
+    medium: M,
+    clock: C,
+    superblock: Superblock,
+    options: &OpenOptions,
+    recovered: &Recovered,
+    groups: BlockGroups,
+) -> Volume<M, C> {
+    let layout = superblock.layout;
+    let wanted = Rc::new(Condition::default());
+    let commits = CommitQueue::new(&layout, wanted.clone());
+    let geometry = geometry(&superblock, commits.max_uncommitted);
+    let reserved = ReservedAreas::new(&superblock, groups.lost_copies());
+    let log_freshness = match recovered.lost {
+        0 => Freshness::Current,
+        _ => Freshness::MayBeOlder(WhyOlder::LogLost),
+    };
+    Volume {
+        medium: OneSync::new(medium),
+        clock,
+        geometry,
+        layout,
+        seed: superblock.seed(),
+        is_read_only: options.read_only,
+        seal_in_flight_bytes: options.seal_in_flight_bytes,
+        mutation: options.mutation,
+        block_map: BlockMap::new(&superblock, groups, (recovered.end, recovered.next), options),
+        allocator: BlockAllocator::new(wanted, superblock.keeps_space),
+        turns: Turns::default(),
+        upkeep: Upkeep::new(options),
+        memtable: Memtable::default(),
+        notes: Notes::new(options),
+        log: Log::new(&superblock, recovered.next, options.mutation),
+        log_freshness: Cell::new(log_freshness),
+        keeps_lost_log: Cell::new(recovered.lost > 0 && !options.read_only),
+        commits,
+        marked: Cell::default(),
+        checkpoints: Checkpoints::default(),
+        reserved,
+        superblock: Cell::new(superblock),
+        loading_groups: RangeLock::default(),
+        new_groups: Cell::new(0),
+        state: Cell::new(VolumeState::Open),
+        keeps_free_space: Cell::new(false),
+        changes: Cell::new(0),
+        changed: Condition::default(),
+    }
+}
+
+/// Bytes written at once where zeroes are written.
+const CHUNK_BYTES: u64 = 1 << 20;
+
+/// The shape of a new volume.
+#[derive(Clone, Copy, Debug)]
+pub struct CreateOptions {
+    /// Size of a block.
+    pub block_size: BlockSize,
+    /// Number of blocks.
+    pub capacity_blocks: u64,
+    /// Format of the protection information, if any.
+    pub protection: Option<PiFormat>,
+    /// Identity; two volumes must not share one, because it salts their checksums.
+    pub uuid: [u8; 16],
+    /// Take the space of the whole volume at once, and never give it back.
+    pub preallocate: bool,
+}
+
+/// Makes an empty volume on a medium, whatever was there before. The medium must have [`Layout::medium_bytes`].
+///
+/// # Errors
+/// When the shape is impossible, the medium is too short, has not the space or cannot promise it, or fails. An earlier volume
+/// on it is gone then.
+pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<(), VolumeError> {
+    let layout = Layout::new(options.block_size, medium.sector_bytes(), options.capacity_blocks)?;
+    if medium.len_bytes() < layout.medium_bytes() {
+        return Err(VolumeError::Truncated { medium_bytes: medium.len_bytes(), needed_bytes: layout.medium_bytes() });
+    }
+    // The old superblocks go first: a volume that was half made must not look like the one that was there before.
+    superblocks::wipe(medium, &layout).await?;
+    medium.sync().await?;
+    if options.preallocate {
+        medium.reserve(0, layout.medium_bytes()).await?;
+    }
+    // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor find it full. The reserved
+    // areas with it: what an earlier volume has left there would be a witness for that one.
+    write_zeroes(medium, 0, layout.log_offset() + layout.log_bytes()).await?;
+    write_zeroes(medium, layout.tail_offset(), TAIL_BYTES).await?;
+    // Nothing but the group map says that nothing was written; what lies where the block map goes does not matter.
+    BlockGroups::uninitialized(layout, Seed::of(&options.uuid)).create(medium).await?;
+    medium.sync().await?;
+    let new = Superblock::new(options.uuid, layout, options.protection);
+    for write_seq in [0, 1] {
+        let superblock = Superblock { write_seq, keeps_space: options.preallocate, areas_were_zeroed: true, ..new };
+        superblocks::write(medium, &superblock).await?;
+    }
+    medium.sync().await?;
+    Ok(())
+}
+
+async fn write_zeroes<M: Medium>(medium: &M, offset: u64, length: u64) -> Result<(), VolumeError> {
+    let zeroes = Buffer::zeroed(CHUNK_BYTES.min(length) as usize).freeze();
+    let mut at = 0;
+    while at < length {
+        let chunk = CHUNK_BYTES.min(length - at);
+        medium.write(offset + at, zeroes.slice(..chunk as usize)).await?;
+        at += chunk;
+    }
+    Ok(())
+}

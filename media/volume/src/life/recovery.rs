@@ -1,0 +1,492 @@
+//! Recovery: which map entries of the log count after a crash.
+//!
+//! A sector is there if either of its places has it; where they differ, one has what the last commits have added. What only one
+//! of them has is there as well where the next sector repeats it; so no single fault takes away map entries before the newest
+//! durable_seq, and they count. Behind the mark, any subset of sectors may be there, and any of the data of their last commits
+//! may not: such a map entry counts only if the data in its physical block have its checksum. Of the map entries of one block
+//! that count, the newest wins; where none counts, the block is as the block map has it. Recovery never makes up a map entry,
+//! so damaged data are never sealed with a new tuple.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use futures_util::future::join;
+use sealblock_block::Medium;
+use sealblock_units::Lba;
+
+use crate::format::{
+    LOG_REGIONS, LogPosition, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Seed, Superblock,
+};
+use crate::map::map_entries::MapEntries;
+use crate::medium::read_sectors;
+use crate::options::{Mutation, OpenOptions, VolumeError};
+use crate::requests::lookup::{data_match, has_data_crc};
+
+/// Bytes of a region of the log read at once.
+const CHUNK_BYTES: u64 = 1 << 20;
+/// Salts of other volumes that are counted.
+const MAX_SALTS: usize = 4096;
+
+/// What recovery found.
+#[derive(Default)]
+pub(crate) struct Recovered {
+    /// The map entries to be taken over, by block.
+    pub entries: MapEntries,
+    /// Map entries that were not taken over because their data are not there.
+    pub discarded: u64,
+    /// The blocks of map entries that were taken over though their physical blocks cannot be read.
+    pub unreadable: Vec<Lba>,
+    /// Sectors before the durable_seq that are lost in every place.
+    pub lost: u64,
+    /// The first of them.
+    pub first_lost: Option<u64>,
+    /// The log has sectors from its tail on, with or without map entries.
+    pub is_used: bool,
+    /// What follows the last sector that was found.
+    pub end: u64,
+    /// A sequence number that no sector had before.
+    pub next: u64,
+    /// Records of other volumes in the log, by their salts.
+    pub foreign: BTreeMap<Seed, ForeignSectors>,
+    /// The own map entries of sectors that are not known to be durable as a whole, and of the last one that is.
+    pub tail: Vec<(LogPosition, MapEntryRun)>,
+    /// All own map entries before this are known to be durable.
+    pub durable_end: LogPosition,
+}
+
+/// What another volume has in the log.
+#[derive(Default)]
+pub(crate) struct ForeignSectors {
+    /// Sectors, and the map entries in them.
+    pub records: u64,
+    /// Where the sectors lie.
+    pub offsets: Vec<u64>,
+}
+
+/// One sector of the log, as far as it was found.
+#[derive(Default)]
+struct FoundSector {
+    /// Its own map entries.
+    own: Vec<MapEntryRun>,
+    /// How many of them, the first ones, were durable when it was written.
+    earlier: usize,
+    /// Those of the sector before, which were durable when this one was written.
+    repeats: Vec<MapEntryRun>,
+    /// They are all that the sector before has.
+    repeats_all: bool,
+}
+
+/// The log as read: by sequence number.
+struct LogScan<'a> {
+    superblock: &'a Superblock,
+    sectors: BTreeMap<u64, FoundSector>,
+    durable: u64,
+    /// What follows every sector found.
+    next: u64,
+    /// The highest number of a sector found, those before the tail included.
+    newest: Option<u64>,
+    /// Places that cannot be read.
+    unreadable: u64,
+    /// Sectors neither of whose places can be read.
+    unseen: Vec<u64>,
+    /// Records of other volumes, by their salts.
+    foreign: BTreeMap<Seed, ForeignSectors>,
+    /// How many own map entries the last sector has that is wholly in the block map, if it is there.
+    before_tail: usize,
+    /// An injected fault.
+    takes_less: bool,
+}
+
+/// Reads the log of a volume, some of whose block groups have map pages or none, and decides which map entries count.
+pub(crate) async fn replay<M: Medium>(
+    medium: &M,
+    superblock: &Superblock,
+    has_groups: bool,
+    options: &OpenOptions,
+) -> Result<Recovered, VolumeError> {
+    let mut scan = read_log(medium, superblock, options).await?;
+    let (lost, first_lost) = scan.lost(has_groups);
+    let is_used = scan.newest.is_some_and(|newest| newest >= superblock.log_tail);
+    let foreign = std::mem::take(&mut scan.foreign);
+    let (end, next, tail, durable_end) = (scan.next, scan.next(), scan.tail(), scan.durable_end());
+    let found = Recovered { end, next, is_used, lost, first_lost, ..Recovered::default() };
+    let mut recovered = Recovered { foreign, tail, durable_end, ..found };
+    if options.mutation.is(Mutation::RunsFirst) {
+        let found_sectors = scan.sectors.values().rev().flat_map(|found| &found.own);
+        found_sectors.filter(|run| run.blocks > 1).for_each(|run| drop(recovered.entries.insert_older(*run)));
+    }
+    // Newest first: the first map entry of a block that counts is the one.
+    for (&sequence, found) in scan.sectors.iter().rev() {
+        if options.mutation.is(Mutation::RepeatAsNew) {
+            recovered.take_all(&found.repeats);
+        }
+        let is_durable = sequence < scan.durable || options.mutation.is(Mutation::TrustLog);
+        let (durable, last) = found.own.split_at(if is_durable { found.own.len() } else { found.earlier });
+        recovered.take_all(durable);
+        for run in last {
+            recovered.take_if_data_present(medium, superblock, run).await?;
+        }
+        recovered.take_all(&found.repeats);
+    }
+    if scan.unreadable > 0 {
+        let (sectors, lost) = (scan.unreadable, recovered.lost);
+        tracing::warn!(sectors, lost, "cannot read sectors of the log");
+    }
+    Ok(recovered)
+}
+
+impl Recovered {
+    /// Takes map entries over whose data were durable.
+    fn take_all(&mut self, entries: &[MapEntryRun]) {
+        entries.iter().for_each(|run| drop(self.entries.insert_older(*run)));
+    }
+
+    /// Takes a map entry over if its data are on the medium.
+    async fn take_if_data_present<M: Medium>(
+        &mut self,
+        medium: &M,
+        superblock: &Superblock,
+        run: &MapEntryRun,
+    ) -> Result<(), VolumeError> {
+        let entry = &run.first;
+        if run.blocks == 1 && self.entries.get(entry.lba).is_some() {
+            return Ok(());
+        }
+        match has_data(medium, superblock, entry).await? {
+            DataPresence::No => {
+                self.discarded += 1;
+                return Ok(());
+            }
+            DataPresence::Unreadable => {
+                self.unreadable.push(entry.lba);
+                tracing::warn!(lba = %entry.lba, "cannot read the data of the block's last write; the block is unreadable");
+            }
+            DataPresence::Yes => {}
+        }
+        self.entries.insert_older(*run);
+        Ok(())
+    }
+}
+
+impl LogScan<'_> {
+    /// Whether all map entries of a sector were found, in it or behind it.
+    fn is_known(&self, sequence: u64) -> bool {
+        let is_repeated = || self.sectors.get(&(sequence + 1)).is_some_and(|found| found.repeats_all);
+        self.sectors.contains_key(&sequence) || is_repeated()
+    }
+
+    /// The sectors of which no copy is there, those that were durable and those that may have been: how many, and the first. A log
+    /// that the superblock calls empty has none of the latter.
+    ///
+    /// Those that were found are counted, and not those that are missing: with a superblock that is old or forged these are more
+    /// than anybody can count.
+    fn lost(&self, has_groups: bool) -> (u64, Option<u64>) {
+        if self.is_gone(has_groups) {
+            return (self.superblock.layout.log_sectors(), Some(self.superblock.log_tail));
+        }
+        let durable = self.superblock.log_tail..self.durable;
+        let found = self.sectors.iter().flat_map(|(&sequence, found)| {
+            let before = sequence.checked_sub(1).filter(|_| found.repeats_all);
+            before.into_iter().chain([sequence])
+        });
+        let mut known: Vec<u64> = found.filter(|sequence| durable.contains(sequence)).collect();
+        known.dedup();
+        let in_a_row = known.iter().zip(durable.clone()).take_while(|(known, sequence)| **known == *sequence).count();
+        let first = Some(durable.start + in_a_row as u64).filter(|first| durable.contains(first));
+        let unseen = || {
+            let may_be = |sequence: &u64| !self.superblock.is_clean && !durable.contains(sequence);
+            self.unseen.iter().copied().filter(may_be).filter(|sequence| !self.is_known(*sequence))
+        };
+        let count = durable.end - durable.start - known.len() as u64 + unseen().count() as u64;
+        (count, first.into_iter().chain(unseen()).min())
+    }
+
+    /// Whether a log that the superblock calls in use is not there at all, or is one of an earlier time.
+    ///
+    /// An anchored one has had a sector with the number before the tail or a later one ever since, and the tail itself where no checkpoint
+    /// was made since: a log of before, which the volume had when it was closed, ends with the number before the tail. One that an older program left was
+    /// used if it has begun anywhere but at its start, or if block groups have map pages, and then some sector of it is there.
+    fn is_gone(&self, has_groups: bool) -> bool {
+        let tail = self.superblock.log_tail;
+        match (self.superblock.is_clean, self.superblock.is_anchored, self.newest) {
+            (true, ..) => false,
+            (false, true, newest) => newest.is_none_or(|newest| newest + u64::from(!self.superblock.is_begun) < tail),
+            (false, false, newest) => newest.is_none() && (tail > 0 || has_groups),
+        }
+    }
+
+    /// The own map entries from the last sector on that is known to be durable as a whole, where they are.
+    fn tail(&self) -> Vec<(LogPosition, MapEntryRun)> {
+        let sectors = self.sectors.range(self.durable.saturating_sub(1)..);
+        let own = sectors
+            .flat_map(|(&sequence, found)| found.own.iter().zip(0..).map(move |(run, at)| ((sequence, at), *run)));
+        own.collect()
+    }
+
+    /// Behind the last own map entry that is known to be durable.
+    fn durable_end(&self) -> LogPosition {
+        let whole = self.durable.checked_sub(1).map(|last| {
+            let own = self.sectors.get(&last).map_or(self.before_tail, |found| found.own.len());
+            (last, own as u16)
+        });
+        let joined = self.sectors.range(self.durable..).map(|(&sequence, found)| (sequence, found.earlier as u16));
+        joined.filter(|(_, earlier)| *earlier > 0).chain(whole).max().unwrap_or_default()
+    }
+
+    /// Notes that a position of neither region can be read.
+    fn note_unreadable(&mut self, position: u64) {
+        let (tail, sectors) = (self.superblock.log_tail, self.superblock.layout.log_sectors());
+        let ahead = (position + sectors - tail % sectors) % sectors;
+        self.unseen.push(tail + ahead);
+    }
+
+    /// Where the log continues: at its tail if it is empty. Otherwise behind everything that may be in it, seen or not: a
+    /// place that cannot be read today must not hold another sector of the same number tomorrow.
+    fn next(&self) -> u64 {
+        match self.unreadable == 0 && self.next == self.superblock.log_tail {
+            true => self.next,
+            false => self.next + self.superblock.layout.log_sectors(),
+        }
+    }
+
+    /// Takes in one sector of the log, if it is one and lies where it should.
+    fn take(&mut self, position: u64, region: u64, bytes: &[u8]) {
+        let Ok(sector) = LogSector::decode(bytes, self.superblock.seed()) else {
+            return self.note_foreign(position, region, bytes);
+        };
+        let sequence = sector.header.sequence;
+        if sequence % self.superblock.layout.log_sectors() != position {
+            return;
+        }
+        self.next = self.next.max(sequence + 1);
+        self.newest = self.newest.max(Some(sequence));
+        if sequence < self.superblock.log_tail {
+            if sequence + 1 == self.superblock.log_tail {
+                self.before_tail = self.before_tail.max(sector.entries().len());
+            }
+            return;
+        }
+        // The sector's checksum is right, so a map entry that is not, or several of one block, were made so: by another program, or on
+        // purpose. Such a sector says nothing.
+        let (Some(own), Some(repeats)) = (self.entries(sector.entries()), self.entries(sector.repeats())) else {
+            return;
+        };
+        self.durable = self.durable.max(sector.header.durable_seq);
+        let repeats_all = !repeats.is_empty() && sector.header.left_out == 0;
+        let found = FoundSector { own, earlier: usize::from(sector.header.earlier), repeats, repeats_all };
+        // Of two copies, one may lack what the last commits have added. They say the same otherwise, unless one was made on purpose.
+        match self.sectors.entry(sequence) {
+            Entry::Vacant(place) => drop(place.insert(found)),
+            Entry::Occupied(mut place) => {
+                let has_more = found.own.len() > place.get().own.len();
+                if has_more != self.takes_less {
+                    place.insert(found);
+                }
+            }
+        }
+    }
+
+    /// Counts a sector of another volume that lies where it should, with the map entries that have its salt.
+    fn note_foreign(&mut self, position: u64, region: u64, bytes: &[u8]) {
+        let Some((sequence, salt)) = LogSector::trace_salt(bytes) else { return };
+        if sequence % self.superblock.layout.log_sectors() == position && self.foreign.len() < MAX_SALTS {
+            let entries = LogSector::decode(bytes, salt).map_or(0, |sector| {
+                sector.entries().iter().filter(|raw| MapEntryRun::decode(raw, salt).is_ok()).count()
+            });
+            let foreign = self.foreign.entry(salt).or_default();
+            foreign.records += 1 + entries as u64;
+            foreign.offsets.push(self.superblock.layout.log_sector_offset(position, region));
+        }
+    }
+
+    /// The own or the repeated map entries of a sector; nothing unless all can be, and no two are about one block.
+    fn entries(&self, raw: &[[u8; MAP_ENTRY_BYTES]]) -> Option<Vec<MapEntryRun>> {
+        let decode =
+            |raw| MapEntryRun::decode(raw, self.superblock.seed()).ok().filter(|run| fits(self.superblock, run));
+        let entries: Vec<MapEntryRun> = raw.iter().map(decode).collect::<Option<_>>()?;
+        let mut blocks: Vec<(u64, u64)> = entries.iter().map(|run| (run.start(), run.end())).collect();
+        blocks.sort_unstable();
+        blocks.windows(2).all(|pair| pair[0].1 <= pair[1].0).then_some(entries)
+    }
+}
+
+async fn read_log<'a, M: Medium>(
+    medium: &M,
+    superblock: &'a Superblock,
+    options: &OpenOptions,
+) -> Result<LogScan<'a>, VolumeError> {
+    let (layout, tail) = (&superblock.layout, superblock.log_tail);
+    let takes_less = options.mutation.is(Mutation::ShorterCopy);
+    let (sectors, unseen) = (BTreeMap::new(), Vec::new());
+    let (foreign, before_tail) = (BTreeMap::new(), 0);
+    let mut scan = LogScan {
+        superblock,
+        sectors,
+        durable: tail,
+        next: tail,
+        newest: None,
+        unreadable: 0,
+        unseen,
+        foreign,
+        before_tail,
+        takes_less,
+    };
+    let sector_bytes = layout.sector_bytes() as usize;
+    let chunk = CHUNK_BYTES / sector_bytes as u64;
+    for first in (0..layout.log_sectors()).step_by(chunk as usize) {
+        let length = chunk.min(layout.log_sectors() - first) as usize * sector_bytes;
+        let [a, b] =
+            [0, 1].map(|region| read_sectors(medium, layout.log_sector_offset(first, region), length, sector_bytes));
+        let (a, b) = join(a, b).await;
+        let regions = if options.mutation.is(Mutation::OneRegion) { 1 } else { LOG_REGIONS as usize };
+        let parts = [a?, b?];
+        let [(_, missing), (_, also)] = &parts;
+        missing
+            .iter()
+            .filter(|at| also.binary_search(at).is_ok())
+            .for_each(|at| scan.note_unreadable(first + *at as u64));
+        for (region, (bytes, unreadable)) in (0..).zip(parts.into_iter().take(regions)) {
+            scan.unreadable += unreadable.len() as u64;
+            let sectors = bytes.chunks_exact(sector_bytes);
+            (first..).zip(sectors).for_each(|(position, sector)| scan.take(position, region, sector));
+        }
+    }
+    Ok(scan)
+}
+
+/// Whether a map entry can be one of this volume.
+pub(crate) fn fits(superblock: &Superblock, run: &MapEntryRun) -> bool {
+    run.end() <= superblock.layout.capacity_blocks() && superblock.layout.holds(&run.first)
+}
+
+/// Whether the data of a map entry are on the medium.
+#[derive(PartialEq, Eq)]
+pub(crate) enum DataPresence {
+    Yes,
+    No,
+    /// An unreadable physical block proves nothing. The old mapping could lose a flushed write for good; so the map entry counts, and
+    /// the block is unreadable until it is written.
+    Unreadable,
+}
+
+/// Looks at the physical block of a map entry that [`fits`].
+pub(crate) async fn has_data<M: Medium>(
+    medium: &M,
+    superblock: &Superblock,
+    entry: &MapEntry,
+) -> Result<DataPresence, VolumeError> {
+    if entry.kind != MapEntryKind::Stored || entry.guard_unverified && !has_data_crc(superblock.protection) {
+        return Ok(DataPresence::Yes);
+    }
+    let offset = superblock.layout.data_offset(entry).expect("the map entry was found to fit the volume");
+    let length = superblock.layout.block_size().bytes();
+    let (data, missing) = read_sectors(medium, offset, length, length).await?;
+    Ok(match missing.is_empty() {
+        true if data_match(entry, superblock.protection, &data) => DataPresence::Yes,
+        true => DataPresence::No,
+        false => DataPresence::Unreadable,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use sealblock_units::BlockSize;
+
+    use super::*;
+    use crate::format::Layout;
+
+    fn superblock(log_tail: u64, clean: bool) -> Superblock {
+        let layout = Layout::new(BlockSize::B4096, 512, 1000).unwrap();
+        Superblock { is_clean: clean, log_tail, ..Superblock::new([7; 16], layout, None) }
+    }
+
+    /// What is lost where these sectors were found, of which the second repeat all of the one before.
+    fn lost(
+        superblock: &Superblock,
+        durable: u64,
+        found: &[u64],
+        repeating: &[u64],
+        unseen: &[u64],
+    ) -> (u64, Option<u64>) {
+        let sector = |repeats_all| FoundSector { repeats_all, ..FoundSector::default() };
+        let sectors = found.iter().map(|sequence| (*sequence, sector(false)));
+        let sectors = sectors.chain(repeating.iter().map(|sequence| (*sequence, sector(true)))).collect();
+        let (newest, unseen) = (Some(superblock.log_tail), unseen.to_vec());
+        let (foreign, before_tail, takes_less) = (BTreeMap::new(), 0, false);
+        let scan = LogScan {
+            superblock,
+            sectors,
+            durable,
+            next: 0,
+            newest,
+            unreadable: 0,
+            unseen,
+            foreign,
+            before_tail,
+            takes_less,
+        };
+        scan.lost(true)
+    }
+
+    #[test]
+    fn lost_sectors_are_those_that_were_durable_and_are_nowhere() {
+        let (dirty, clean) = (superblock(10, false), superblock(10, true));
+        assert_eq!(lost(&dirty, 10, &[], &[], &[]), (0, None));
+        assert_eq!(lost(&dirty, 14, &[10, 11, 12, 13], &[], &[]), (0, None));
+        assert_eq!(lost(&dirty, 14, &[10, 12, 13], &[], &[]), (1, Some(11)));
+        assert_eq!(lost(&dirty, 14, &[10, 13], &[12], &[]), (0, None), "12 has what 11 had");
+        assert_eq!(lost(&dirty, 14, &[10, 11], &[14], &[]), (1, Some(12)), "13 is repeated behind the mark");
+        assert_eq!(lost(&dirty, 14, &[], &[], &[]), (4, Some(10)));
+        assert_eq!(lost(&dirty, 12, &[10, 11], &[], &[13, 11]), (1, Some(13)), "11 was found elsewhere");
+        assert_eq!(lost(&clean, 12, &[10, 11], &[], &[13]), (0, None));
+        assert_eq!(lost(&superblock(0, false), 1, &[], &[1], &[]), (0, None));
+    }
+
+    #[test]
+    fn a_log_in_use_is_gone_where_nothing_is_as_new_as_its_anchor() {
+        let is_gone = |superblock: &Superblock, has_groups, newest| {
+            let (sectors, unseen) = (BTreeMap::new(), Vec::new());
+            let (durable, next) = (superblock.log_tail, superblock.log_tail);
+            let (foreign, before_tail, unreadable, takes_less) = (BTreeMap::new(), 0, 0, false);
+            let scan = LogScan {
+                superblock,
+                sectors,
+                durable,
+                next,
+                newest,
+                unreadable,
+                unseen,
+                foreign,
+                before_tail,
+                takes_less,
+            };
+            scan.lost(has_groups) == (superblock.layout.log_sectors(), Some(superblock.log_tail))
+        };
+        let of = |log_tail, is_clean, is_anchored| Superblock { is_anchored, ..superblock(log_tail, is_clean) };
+        for newest in [None, Some(0), Some(8), Some(9), Some(30)] {
+            assert!(
+                !is_gone(&of(10, true, false), true, newest),
+                "nothing is in the log of a closed volume: {newest:?}"
+            );
+            let is_old = newest.is_none_or(|newest| newest < 9);
+            assert_eq!(is_gone(&of(10, false, true), true, newest), is_old, "anchored: {newest:?}");
+            let begun = Superblock { is_begun: true, ..of(10, false, true) };
+            let is_older = newest.is_none_or(|newest| newest < 10);
+            assert_eq!(is_gone(&begun, true, newest), is_older, "the anchor is the tail: {newest:?}");
+            assert_eq!(
+                is_gone(&of(10, false, false), true, newest),
+                newest.is_none(),
+                "of an older program: {newest:?}"
+            );
+            assert_eq!(is_gone(&of(0, false, true), false, newest), newest.is_none(), "from the start: {newest:?}");
+            assert_eq!(is_gone(&of(0, false, false), true, newest), newest.is_none(), "with map pages: {newest:?}");
+            assert!(!is_gone(&of(0, false, false), false, newest), "perhaps nothing was written yet: {newest:?}");
+        }
+    }
+
+    #[test]
+    fn a_superblock_far_behind_its_log_is_counted_at_once() {
+        let far = 1 << 60;
+        assert_eq!(lost(&superblock(0, false), far, &[far - 1], &[far - 3], &[]), (far - 3, Some(0)));
+    }
+}

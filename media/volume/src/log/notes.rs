@@ -1,0 +1,208 @@
+//! Notes: changes that were answered and are not durable, for the case that this process dies.
+//!
+//! A change is in the memtable for up to a second before a commit writes its map entries to the log. Its data are on the medium by then,
+//! but no map entry that names them. So before a map entry is put into the memtable, it is noted: written through the page cache, which
+//! outlives the process, in free physical blocks that the superblock names. `recovery` takes notes over where they are all there, and
+//! of this boot of the machine. Where a medium takes no notes, changes are durable before they are answered.
+//!
+//! Invariants: data complete, then noted, then in the memtable, then answered; *every* map entry that is put into the memtable is noted,
+//! also that of a block that was moved, so the newest note of a block is its newest change. Notes of one memtable fill one half of the
+//! place, those of the next the other: when a commit takes a memtable over, the memtable before is durable, and so the half of that one
+//! is free. A half has at most half as many notes as a commit takes map entries, so a commit always takes all of a memtable.
+//!
+//! Shape: changes that are ready in one turn are noted together, by the first of them, which lets the others run before.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use sealblock_block::{Condition, RangeLock};
+
+use crate::format::{LogPosition, MapEntryRun, NOTE_PAGE_BYTES, NOTES_PER_PAGE, Note, NoteHead, NotesPlace, Seed};
+use crate::options::{Mutation, OpenOptions};
+use crate::space::free_map::Run;
+
+/// What becomes of a change before it is answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    /// It need not survive the process.
+    Memory,
+    /// The first change finds out.
+    Unknown,
+    /// It is noted.
+    Noted,
+    /// It is made durable.
+    Durable,
+}
+
+/// Map entries that are to be noted and put into the memtable.
+pub(crate) struct Pending {
+    pub group: u64,
+    pub entries: MapEntryRun,
+    pub data_crc: u32,
+    /// Of a block that is moved: where it was. Nothing is put where it is elsewhere by now.
+    pub moved_from: Option<u32>,
+}
+
+/// The half that is being filled.
+pub(crate) struct Half {
+    pub place: NotesPlace,
+    /// Which of the two.
+    pub number: u64,
+    pub base: LogPosition,
+    /// Its pages so far, as they are on the medium.
+    pub pages: Vec<u8>,
+    /// Notes in it.
+    pub len: usize,
+    /// The order of its first note.
+    pub first: u64,
+}
+
+/// The notes of an open volume.
+pub(crate) struct Notes {
+    pub way: Cell<Way>,
+    /// Bytes of a half at most.
+    pub half_bytes_max: u32,
+    pub half: RefCell<Option<Half>>,
+    pub pending: RefCell<VecDeque<Pending>>,
+    /// Counts map entries that were pending, and those that are in the memtable or were dropped.
+    pub asked: Cell<u64>,
+    pub done: Cell<u64>,
+    /// Someone is noting what is pending.
+    pub is_led: Cell<bool>,
+    /// Counts halves that were begun.
+    pub halves: Cell<u64>,
+    pub changed: Condition,
+    pub placing: RangeLock,
+    /// The physical blocks of the place, and their block group.
+    pub taken: Cell<Option<(u64, Run)>>,
+}
+
+/// The one that notes what is pending, until it is dropped.
+pub(crate) struct Leader<'a>(pub &'a Notes);
+
+impl Drop for Leader<'_> {
+    fn drop(&mut self) {
+        self.0.is_led.set(false);
+        self.0.changed.notify();
+    }
+}
+
+impl Notes {
+    /// For a volume that is opened like this.
+    pub fn new(options: &OpenOptions) -> Notes {
+        let way = if options.read_only || !options.keeps_answered { Way::Memory } else { Way::Unknown };
+        Notes {
+            way: Cell::new(way),
+            half_bytes_max: options.notes_half_bytes,
+            half: RefCell::default(),
+            pending: RefCell::default(),
+            asked: Cell::new(0),
+            done: Cell::new(0),
+            is_led: Cell::new(false),
+            halves: Cell::new(0),
+            changed: Condition::default(),
+            placing: RangeLock::default(),
+            taken: Cell::new(None),
+        }
+    }
+
+    /// Whether changes that are answered need not survive the process.
+    pub fn are_needless(&self) -> bool {
+        self.way.get() == Way::Memory
+    }
+
+    /// Whether what becomes of changes is not found out yet.
+    pub fn are_open(&self) -> bool {
+        self.way.get() == Way::Unknown
+    }
+
+    /// Whether changes are noted.
+    pub fn are_kept(&self) -> bool {
+        self.way.get() == Way::Noted
+    }
+
+    /// Whether what is answered must be durable.
+    pub fn answers_durable(&self) -> bool {
+        self.way.get() == Way::Durable
+    }
+
+    /// Physical blocks of a block group that the place of notes has.
+    pub fn blocks_taken(&self, group: u64) -> u32 {
+        self.taken.get().filter(|(of, _)| *of == group).map_or(0, |(_, (_, blocks))| blocks)
+    }
+
+    /// A commit has taken the memtable over, which ends in the log before `end`: further notes are about the next memtable.
+    pub fn begin_half(&self, end: LogPosition, mutation: Mutation) {
+        if let Some(half) = self.half.borrow_mut().as_mut() {
+            // An injected fault: the half of a memtable whose commit is in flight is written over.
+            half.number += u64::from(!mutation.is(Mutation::HalfEarly));
+            // An injected fault: notes count from the commit before.
+            half.base = if mutation.is(Mutation::BaseBehind) { half.base } else { end };
+            half.pages.clear();
+            half.first += half.len as u64;
+            half.len = 0;
+        }
+        self.halves.set(self.halves.get() + 1);
+        self.changed.notify();
+    }
+
+    /// Has whoever waits for a commit look again: there may be none any more.
+    pub fn wake(&self) {
+        self.changed.notify();
+    }
+
+    pub fn finish(&self, count: usize) {
+        self.done.set(self.done.get() + count as u64);
+        self.changed.notify();
+    }
+}
+
+impl Half {
+    /// Notes that there is room for.
+    pub fn room(&self) -> usize {
+        self.place.half_bytes as usize / NOTE_PAGE_BYTES * NOTES_PER_PAGE - self.len
+    }
+
+    /// Adds notes, for which there is room; gives where the pages that changed are on the medium, and which they are.
+    pub fn add<'a>(&mut self, pending: impl Iterator<Item = &'a Pending>, seed: Seed) -> (u64, Range<usize>) {
+        let first_page = self.len / NOTES_PER_PAGE;
+        for Pending { entries, data_crc, .. } in pending {
+            let (page, at) = (self.len / NOTES_PER_PAGE, self.len % NOTES_PER_PAGE);
+            if at == 0 {
+                self.pages.resize((page + 1) * NOTE_PAGE_BYTES, 0);
+            }
+            let note = Note { entries: *entries, data_crc: *data_crc };
+            note.encode(&mut self.pages[page * NOTE_PAGE_BYTES..], at);
+            self.len += 1;
+        }
+        (first_page..self.len.div_ceil(NOTES_PER_PAGE)).for_each(|page| self.seal(page, seed));
+        let pages = first_page * NOTE_PAGE_BYTES..self.pages.len();
+        let start = self.place.offset + self.number % 2 * u64::from(self.place.half_bytes);
+        (start + pages.start as u64, pages)
+    }
+
+    fn seal(&mut self, page: usize, seed: Seed) {
+        let before = page * NOTES_PER_PAGE;
+        let head = NoteHead {
+            run: self.place.run,
+            boot: self.place.boot,
+            base: self.base,
+            number: page as u32,
+            first: self.first + before as u64,
+        };
+        let notes = (self.len - before).min(NOTES_PER_PAGE);
+        head.seal(&mut self.pages[page * NOTE_PAGE_BYTES..], notes, seed);
+    }
+
+    /// Takes the last notes back, which could not be written: those that follow must follow the last one that was, or all count as lost.
+    /// The next ones seal their page anew.
+    pub fn take_back(&mut self, count: usize) {
+        self.len -= count;
+        self.pages.truncate(self.len.div_ceil(NOTES_PER_PAGE) * NOTE_PAGE_BYTES);
+        let (page, at) = (self.len / NOTES_PER_PAGE * NOTE_PAGE_BYTES, self.len % NOTES_PER_PAGE);
+        if at > 0 {
+            Note::clear_from(&mut self.pages[page..], at);
+        }
+    }
+}

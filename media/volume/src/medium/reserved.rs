@@ -1,0 +1,202 @@
+//! The reserved area: small durable areas beside the blocks, for the layers above: a group label and the state of scrubs.
+//!
+//! Each area has two places, written in turn, so one of them always holds something whole; and each place is there twice,
+//! behind a superblock and in the tail, so that the loss of either end of the volume costs nothing. Bitmap pages lie behind
+//! the log and are written in place; what a torn one holds is for its reader to find out.
+
+use std::cell::{Cell, RefCell};
+use std::ops::RangeInclusive;
+
+use sealblock_block::{Error, ErrorKind, Medium, RangeLock, ReservedArea};
+use sealblock_runtime_memory::Slice;
+
+use crate::format::{BITMAP_PAGE_BYTES, Layout, RESERVED_HEAD_BYTES, ReservedCopy, Seed, Superblock};
+use crate::medium::lost_copies::LostCopies;
+use crate::medium::padded;
+
+/// What there may be one of at a time: a read or write of an area, or a write of a bitmap page.
+const ALL: RangeInclusive<u64> = 0..=0;
+
+/// The areas of a volume.
+pub(crate) struct ReservedAreas {
+    layout: Layout,
+    seed: Seed,
+    /// They were zeroes when the volume was made.
+    were_zeroed: bool,
+    /// Labels that had been written, durably, when the superblock was.
+    labels_before: u64,
+    lost_copies: LostCopies,
+    turns: RangeLock,
+    write_seqs: [Cell<Option<u64>>; ReservedArea::ALL.len()],
+    /// Copies of the newest content that were found lost, and not written since.
+    lost: [Cell<u64>; ReservedArea::ALL.len()],
+    /// What the areas hold, once they have been read or written.
+    held: RefCell<[Option<Slice>; ReservedArea::ALL.len()]>,
+}
+
+impl ReservedAreas {
+    /// The areas of a volume with this superblock; copies found lost are counted.
+    pub fn new(superblock: &Superblock, lost_copies: LostCopies) -> ReservedAreas {
+        ReservedAreas {
+            layout: superblock.layout,
+            seed: superblock.seed(),
+            were_zeroed: superblock.areas_were_zeroed,
+            labels_before: superblock.labels_written,
+            lost_copies,
+            turns: RangeLock::default(),
+            write_seqs: Default::default(),
+            lost: Default::default(),
+            held: RefCell::default(),
+        }
+    }
+
+    /// What an area holds; empty when nothing was ever written to it.
+    ///
+    /// # Errors
+    /// When a label was written and no copy of it is left: a member of a group must not look like a device that never was one.
+    pub async fn read<M: Medium>(&self, medium: &M, area: ReservedArea) -> Result<Slice, Error> {
+        if let ReservedArea::Bitmap { page } = area {
+            let (read, bytes) = medium.read(self.bitmap_page(page)?, medium.buffer(BITMAP_PAGE_BYTES as usize)).await;
+            read?;
+            return Ok(bytes.freeze());
+        }
+        let _alone = self.turns.lock(ALL).await;
+        self.load(medium, area).await
+    }
+
+    async fn load<M: Medium>(&self, medium: &M, area: ReservedArea) -> Result<Slice, Error> {
+        if let Some(held) = &self.held.borrow()[area.index()] {
+            return Ok(held.clone());
+        }
+        let (mut write_seqs, mut failed, mut salts, mut traces) = ([None; 4], [0; 2], [None; 4], 0);
+        let mut newest: Option<ReservedCopy> = None;
+        for (at, offset) in [0, 1].into_iter().flat_map(|turn| self.layout.reserved_offsets(area, turn)).enumerate() {
+            let room = medium.buffer(area.max_bytes() + RESERVED_HEAD_BYTES);
+            let (read, bytes) = medium.read(offset, room).await;
+            // An unreadable copy is no more than a damaged one. Two copies of one place that are both unreadable may have been
+            // the newest, so the read fails.
+            failed[at / 2] += usize::from(read.is_err());
+            if let (Err(error), 2) = (&read, failed[at / 2]) {
+                let reason = format!("cannot read either copy of the reserved area: {error}");
+                return Err(ErrorKind::Media { reason }.into());
+            }
+            // The place of even numbers is written from the second write on, when the first is durable: no crash leaves its copies the
+            // only ones that hold something.
+            traces += usize::from(at < 2 && read.is_ok() && bytes.iter().any(|byte| *byte != 0));
+            salts[at] = ReservedCopy::trace_salt(&bytes, area, at as u64 / 2).filter(|_| read.is_ok());
+            let found = read.ok().and_then(|()| ReservedCopy::decode(&bytes, area, self.seed));
+            // A copy in the place of the other parity was misdirected or forged.
+            let Some(found) = found.filter(|found| found.write_seq % 2 == at as u64 / 2) else { continue };
+            write_seqs[at] = Some(found.write_seq);
+            if newest.as_ref().is_none_or(|newest| newest.write_seq < found.write_seq) {
+                newest = Some(found);
+            }
+        }
+        if let Some(newest) = &newest {
+            // One that is whole and older was not reached by the last write, which a crash may do; it is no loss.
+            let twins = &write_seqs[(newest.write_seq % 2 * 2) as usize..][..2];
+            let lost = twins.iter().filter(|write_seq| write_seq.is_none()).count() as u64;
+            self.lost_copies.add(lost);
+            self.lost[area.index()].set(lost);
+            // In places that were never written an earlier volume may have left something.
+            let salts = &salts[(newest.write_seq % 2 * 2) as usize..][..2];
+            let foreign = twins.iter().zip(salts).filter(|(write_seq, _)| write_seq.is_none());
+            foreign
+                .filter_map(|(_, salt)| *salt)
+                .for_each(|salt| self.lost_copies.add_foreign("the reserved areas", salt, 1));
+        }
+        let write_seq = newest.as_ref().map_or(0, |newest| newest.write_seq);
+        let due = if area == ReservedArea::GroupLabel { self.labels_before } else { 0 };
+        // The next one follows the last one that there ever was.
+        self.write_seqs[area.index()].set(Some(write_seq.max(due)));
+        // An earlier volume may have left something where the areas were not zeroed.
+        let is_lost = traces == 2 && self.were_zeroed && area == ReservedArea::GroupLabel;
+        let reason = match &newest {
+            Some(_) if write_seq < due => "the label of a group was put back to an earlier state",
+            None if due > 0 || is_lost => "every copy of the label of a group is lost, damaged or another volume's",
+            _ => return Ok(self.hold(area, newest)),
+        };
+        Err(ErrorKind::Media { reason: reason.to_owned() }.into())
+    }
+
+    /// Keeps what an area holds in memory.
+    fn hold(&self, area: ReservedArea, newest: Option<ReservedCopy>) -> Slice {
+        let held = Slice::copy_from(newest.as_ref().map_or(&[][..], |newest| &newest.bytes));
+        self.held.borrow_mut()[area.index()] = Some(held.clone());
+        held
+    }
+
+    /// How many labels were written, durably.
+    pub fn labels_written(&self) -> u64 {
+        self.write_seqs[ReservedArea::GroupLabel.index()].get().unwrap_or(0).max(self.labels_before)
+    }
+
+    /// Where a bitmap page lies.
+    fn bitmap_page(&self, page: u32) -> Result<u64, Error> {
+        let limit = u64::from(self.layout.bitmap_pages());
+        if u64::from(page) >= limit {
+            return Err(ErrorKind::Limit { what: "bitmap page", limit, actual: u64::from(page) }.into());
+        }
+        Ok(self.layout.bitmap_offset() + u64::from(page) * BITMAP_PAGE_BYTES)
+    }
+
+    /// Replaces what an area holds; durable in the end, after `sync` of the medium, which makes other writes durable, too, or loses
+    /// them.
+    pub async fn write<M: Medium>(
+        &self,
+        medium: &M,
+        area: ReservedArea,
+        bytes: &Slice,
+        sync: impl AsyncFnOnce() -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        if let ReservedArea::Bitmap { page } = area {
+            let bytes = padded(medium, bytes, BITMAP_PAGE_BYTES as usize);
+            {
+                let _in_order = self.turns.lock(ALL).await;
+                // As below: a dropped write is still in flight, and could land on this one.
+                medium.drain().await;
+                medium.write(self.bitmap_page(page)?, bytes).await?;
+            }
+            return sync().await;
+        }
+        let _alone = self.turns.lock(ALL).await;
+        // A dropped write is still in flight, and could land on the same copy.
+        medium.drain().await;
+        if self.write_seqs[area.index()].get().is_none() {
+            let loaded = self.load(medium, area).await;
+            // A label of which nothing is left may be replaced; one that cannot be read may be there.
+            if self.write_seqs[area.index()].get().is_none() {
+                loaded?;
+            }
+        }
+        let write_seq = self.write_seqs[area.index()].get().unwrap_or(0) + 1;
+        let copy = ReservedCopy { write_seq, bytes: bytes.to_vec() };
+        let encoded = copy.encode(area, self.seed);
+        let sector = self.layout.sector_bytes() as usize;
+        let bytes_written = padded(medium, &encoded, encoded.len().next_multiple_of(sector));
+        let [start, tail] = self.layout.reserved_offsets(area, write_seq);
+        medium.write(start, bytes_written.clone()).await?;
+        let second = medium.write(tail, bytes_written).await;
+        if let Err(error) = &second {
+            tracing::warn!(%error, "cannot write the second copy of the reserved area");
+        }
+        sync().await?;
+        // Both copies are new, in the other place: what was lost of the last content is of no use to anybody.
+        self.lost_copies.remove(self.lost[area.index()].replace(u64::from(second.is_err())));
+        self.lost_copies.add(u64::from(second.is_err()));
+        self.write_seqs[area.index()].set(Some(write_seq));
+        self.held.borrow_mut()[area.index()] = Some(Slice::copy_from(bytes));
+        Ok(())
+    }
+
+    /// Writes the areas again of which a copy was found lost.
+    pub async fn mend<M: Medium>(&self, medium: &M, sync: impl AsyncFn() -> Result<(), Error>) -> Result<(), Error> {
+        for area in ReservedArea::ALL.into_iter().filter(|area| self.lost[area.index()].get() > 0) {
+            let held = self.held.borrow()[area.index()].clone();
+            if let Some(held) = held {
+                self.write(medium, area, &held, &sync).await?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,318 @@
+//! The three copies of the superblock on a medium.
+//!
+//! Two lie at the start and are written in turn; the third lies at the end and is written with each of them, before the sync
+//! that frees log space. So the third is never older than what the log still has map entries for, and a volume whose first
+//! two were overwritten, or put back to what they were, opens from it as it is.
+
+use sealblock_block::{Medium, MediumError};
+use sealblock_runtime_memory::Slice;
+
+use crate::format::{Layout, SUPERBLOCK_OFFSETS, Superblock, SuperblockError, THIRD_FROM_END_BYTES, uuid_text};
+use crate::medium::identity::{self, Claim, Standing};
+use crate::medium::padded;
+use crate::options::VolumeError;
+
+/// Copies of a superblock.
+pub(crate) const COPIES: usize = 3;
+
+/// A copy of the superblock, as it was found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SuperblockCopy {
+    /// Where it lies, in bytes.
+    pub offset_bytes: u64,
+    /// Why it cannot be used, where it cannot.
+    pub lost: Option<String>,
+    /// That of another volume is there.
+    pub is_foreign: bool,
+}
+
+/// The copies of a volume of which none can be used.
+pub(crate) fn lost_copies(layout: &Layout) -> [SuperblockCopy; COPIES] {
+    let [a, b] = SUPERBLOCK_OFFSETS;
+    let lost = || Some("no superblock can be used".to_owned());
+    [a, b, layout.third_offset()].map(|offset_bytes| SuperblockCopy { offset_bytes, lost: lost(), is_foreign: false })
+}
+
+/// What the copies say together.
+pub(crate) struct SuperblockProbe {
+    /// The one that counts: the newest of the volume that has the medium.
+    pub superblock: Superblock,
+    /// Each of them.
+    pub copies: [SuperblockCopy; COPIES],
+    /// All are there and begin the log at the same place.
+    pub are_all_usable: bool,
+    /// How it was found out whose they are.
+    pub standing: Standing,
+}
+
+/// Why a copy cannot be used.
+#[derive(Debug, thiserror::Error)]
+enum CopyError {
+    #[error("{0}")]
+    Medium(MediumError),
+    #[error("{0}")]
+    Superblock(SuperblockError),
+    /// It is this many writes older than the others.
+    #[error("it missed {0} writes of the others")]
+    Behind(u64),
+    /// It is another volume's.
+    #[error("the superblock of another volume is there, {}", uuid_text(.0))]
+    Foreign([u8; 16]),
+}
+
+impl CopyError {
+    /// Whether it is a superblock all the same: one that is not understood. No other copy may be used in its stead.
+    fn is_unknown(&self) -> bool {
+        use SuperblockError::{Checksum, Features, Field, Layout, Magic, Place, Truncated, Version};
+        match self {
+            CopyError::Medium(_)
+            | CopyError::Behind(_)
+            | CopyError::Foreign(_)
+            | CopyError::Superblock(Magic | Truncated | Checksum | Place) => false,
+            CopyError::Superblock(Version(_) | Features(_) | Field { .. } | Layout(_)) => true,
+        }
+    }
+}
+
+impl From<CopyError> for VolumeError {
+    fn from(loss: CopyError) -> VolumeError {
+        match loss {
+            CopyError::Medium(error) => VolumeError::Medium(error),
+            CopyError::Superblock(error) => VolumeError::Superblock(error),
+            CopyError::Behind(_) | CopyError::Foreign(_) => VolumeError::Superblock(SuperblockError::Place),
+        }
+    }
+}
+
+/// Where the third copy is if a volume fills the medium.
+pub(crate) fn tail_offset<M: Medium>(medium: &M) -> Option<u64> {
+    (medium.len_bytes() / THIRD_FROM_END_BYTES).checked_sub(1).map(|tail| tail * THIRD_FROM_END_BYTES)
+}
+
+/// One copy as it was read.
+type ReadCopy = Result<Superblock, CopyError>;
+
+/// All copies of whatever volumes, before it is known whose they are.
+struct AllCopies {
+    at_start: [ReadCopy; 2],
+    /// Wherever the third may be, each with its place.
+    thirds: Vec<(u64, ReadCopy)>,
+}
+
+/// Reads the copies of a volume's superblock. Whose the medium is comes first: the newest copy of that volume counts, and no other's,
+/// whatever its sequence.
+///
+/// # Errors
+/// When there is none that can be used: what is wrong with the first one, unless only another begins like a superblock. When it cannot
+/// be told whose volume it is.
+pub(crate) async fn read<M: Medium>(medium: &M) -> Result<SuperblockProbe, VolumeError> {
+    read_as(medium, None).await
+}
+
+/// The same of a volume that is `chosen`, if one is.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) async fn read_as<M: Medium>(medium: &M, chosen: Option<[u8; 16]>) -> Result<SuperblockProbe, VolumeError> {
+    let all = AllCopies::read(medium).await;
+    let claims = all.claims();
+    let [first, second] = &all.at_start;
+    let is_unknown = matches!((first, second), (Err(a), Err(b)) if a.is_unknown() || b.is_unknown());
+    if claims.is_empty() || is_unknown {
+        let [first, second] = all.at_start;
+        return Err(reason(first, second));
+    }
+    let (uuid, standing) = identity::establish(medium, &claims, chosen).await?;
+    let (superblock, copies, are_all_usable) = all.of(&uuid).newest();
+    Ok(SuperblockProbe { superblock, copies, are_all_usable, standing })
+}
+
+impl AllCopies {
+    async fn read<M: Medium>(medium: &M) -> AllCopies {
+        let at_start = [read_at_start(medium, 0).await, read_at_start(medium, 1).await];
+        let said = at_start.iter().flatten().map(|superblock| superblock.layout.third_offset());
+        let mut offsets: Vec<u64> = said.chain(tail_offset(medium)).collect();
+        offsets.sort_unstable();
+        offsets.dedup();
+        let mut thirds = Vec::new();
+        for offset in offsets {
+            thirds.push((offset, read_third(medium, offset).await));
+        }
+        AllCopies { at_start, thirds }
+    }
+
+    /// Each copy that is one, with its place.
+    fn claims(&self) -> Vec<Claim> {
+        let at_start = SUPERBLOCK_OFFSETS.into_iter().zip(&self.at_start);
+        let thirds = self.thirds.iter().map(|(offset, copy)| (*offset, copy));
+        let all = at_start.chain(thirds);
+        all.filter_map(|(offset, copy)| Some(Claim { superblock: *copy.as_ref().ok()?, offset })).collect()
+    }
+
+    /// The same, those of other volumes as lost.
+    fn of(self, uuid: &[u8; 16]) -> AllCopies {
+        let own = |copy: ReadCopy| match copy {
+            Ok(found) if found.uuid != *uuid => Err(CopyError::Foreign(found.uuid)),
+            copy => copy,
+        };
+        let thirds = self.thirds.into_iter().map(|(offset, copy)| (offset, own(copy))).collect();
+        AllCopies { at_start: self.at_start.map(own), thirds }
+    }
+
+    /// The newest of one volume's copies, of which there is one at least; each copy as it was found; and whether all begin the log at the
+    /// same place.
+    fn newest(mut self) -> (Superblock, [SuperblockCopy; COPIES], bool) {
+        let by_sequence = |superblock: &&Superblock| superblock.write_seq;
+        let thirds = || self.thirds.iter().filter_map(|(_, copy)| copy.as_ref().ok());
+        let newest =
+            self.at_start.iter().flatten().max_by_key(by_sequence).or_else(|| thirds().max_by_key(by_sequence));
+        let mut newest = *newest.expect("the identity is that of a copy");
+        let is_third_of = |of: &Superblock| {
+            let third = thirds().find(|third| third.layout == of.layout);
+            third.is_some_and(|third| of.write_seq.saturating_sub(third.write_seq) <= 1)
+        };
+        // None is written before one of the first two tells of its size, so where a third one that tells of another size is ahead of
+        // them, older ones were put back.
+        let ahead = thirds().find(|third| third.write_seq > newest.write_seq);
+        if let Some(ahead) = ahead.filter(|_| !is_third_of(&newest)) {
+            newest = *ahead;
+        }
+        let offset = newest.layout.third_offset();
+        let found = self.thirds.iter().position(|(at, _)| *at == offset);
+        let third =
+            found.map_or(Err(CopyError::Superblock(SuperblockError::Magic)), |at| self.thirds.swap_remove(at).1);
+        let third = third.and_then(|third| third_of(&newest, third));
+        let superblock = third.as_ref().ok().filter(|third| third.write_seq > newest.write_seq).copied();
+        let superblock = superblock.unwrap_or(newest);
+        let serves = |copy: &ReadCopy| {
+            let serves = |copy: &Superblock| copy.log_tail == superblock.log_tail && copy.layout == superblock.layout;
+            copy.as_ref().is_ok_and(serves)
+        };
+        let [first, second] = self.at_start;
+        let are_all_usable = [&first, &second, &third].into_iter().all(serves);
+        let [a, b] = SUPERBLOCK_OFFSETS;
+        let copies = [(a, first), (b, second), (offset, third)];
+        (superblock, copies.map(|(offset, copy)| SuperblockCopy::found(offset, copy, &superblock)), are_all_usable)
+    }
+}
+
+impl SuperblockCopy {
+    /// A copy beside the one that counts.
+    fn found(offset_bytes: u64, copy: ReadCopy, newest: &Superblock) -> SuperblockCopy {
+        let missed = |copy: &Superblock| newest.write_seq.saturating_sub(copy.write_seq);
+        let loss = match copy {
+            // They take turns, and a crash may have come between a write of theirs and that of the third.
+            Ok(copy) => Some(missed(&copy)).filter(|missed| *missed > 2).map(CopyError::Behind),
+            Err(loss) => Some(loss),
+        };
+        let is_foreign = matches!(loss, Some(CopyError::Foreign(_)));
+        SuperblockCopy { offset_bytes, lost: loss.map(|loss| loss.to_string()), is_foreign }
+    }
+}
+
+/// The third copy beside the newest one. One that missed writes is as good as lost.
+fn third_of(newest: &Superblock, third: Superblock) -> ReadCopy {
+    match newest.write_seq.saturating_sub(third.write_seq) {
+        _ if third.layout != newest.layout => Err(CopyError::Superblock(SuperblockError::Place)),
+        // A crash may have come between the two writes.
+        0 | 1 => Ok(third),
+        missed => Err(CopyError::Behind(missed)),
+    }
+}
+
+/// What to say where no copy can be used.
+fn reason(first: ReadCopy, second: ReadCopy) -> VolumeError {
+    match (first, second) {
+        (Err(CopyError::Superblock(SuperblockError::Magic)), Err(second)) => second.into(),
+        (Err(first), Err(second)) if second.is_unknown() && !first.is_unknown() => second.into(),
+        (Err(first), _) => first.into(),
+        (Ok(_), Err(second)) => second.into(),
+        (Ok(_), Ok(_)) => SuperblockError::Magic.into(),
+    }
+}
+
+async fn read_copy<M: Medium>(medium: &M, offset: u64) -> ReadCopy {
+    let sector = medium.sector_bytes() as usize;
+    if offset + sector as u64 > medium.len_bytes() {
+        return Err(CopyError::Superblock(SuperblockError::Magic));
+    }
+    let (read, bytes) = medium.read(offset, medium.buffer(sector)).await;
+    read.map_err(CopyError::Medium)?;
+    Superblock::decode(&bytes).map_err(CopyError::Superblock)
+}
+
+/// One of the first two. They take turns, so one in the other's place is part of something else, such as of a volume that
+/// lies as a whole further on.
+async fn read_at_start<M: Medium>(medium: &M, copy: usize) -> ReadCopy {
+    let found = read_copy(medium, SUPERBLOCK_OFFSETS[copy]).await?;
+    if found.write_seq % 2 != copy as u64 {
+        return Err(CopyError::Superblock(SuperblockError::Place));
+    }
+    Ok(found)
+}
+
+/// A third one, if it says itself that it belongs there.
+async fn read_third<M: Medium>(medium: &M, offset: u64) -> ReadCopy {
+    let found = read_copy(medium, offset).await?;
+    if found.layout.third_offset() != offset {
+        return Err(CopyError::Superblock(SuperblockError::Place));
+    }
+    Ok(found)
+}
+
+/// Writes a superblock to the place of the older of the first two copies, and to that of the third.
+///
+/// # Errors
+/// When the former fails. Without the third the volume stays usable: the third counts only if the others are lost.
+pub(crate) async fn write<M: Medium>(medium: &M, superblock: &Superblock) -> Result<(), MediumError> {
+    write_at_start(medium, superblock).await?;
+    if let Err(error) = medium.write(superblock.layout.third_offset(), image(medium, superblock)).await {
+        tracing::warn!(%error, "cannot write the third copy of the superblock");
+    }
+    Ok(())
+}
+
+/// Writes a superblock to the place of the older of the first two copies alone: the first one that tells of a new size.
+///
+/// The third must not be ahead of the others: should these not tell of the new size, then on a medium longer than the volume,
+/// where the third is not found by itself, the volume would go on with the old size, and leave the third behind as it is.
+///
+/// # Errors
+/// When the medium fails.
+pub(crate) async fn write_at_start<M: Medium>(medium: &M, superblock: &Superblock) -> Result<(), MediumError> {
+    medium.write(SUPERBLOCK_OFFSETS[(superblock.write_seq % 2) as usize], image(medium, superblock)).await
+}
+
+/// Bytes that are written for one copy: a sector, of the volume or of the medium.
+fn copy_bytes<M: Medium>(medium: &M, layout: &Layout) -> usize {
+    layout.sector_bytes().max(medium.sector_bytes()) as usize
+}
+
+fn image<M: Medium>(medium: &M, superblock: &Superblock) -> Slice {
+    padded(medium, &superblock.encode(), copy_bytes(medium, &superblock.layout))
+}
+
+/// Makes the third copy of a layout unreadable: it must not be found where that layout is not the volume's any more.
+///
+/// # Errors
+/// When the medium fails.
+pub(crate) async fn wipe_third<M: Medium>(medium: &M, layout: &Layout) -> Result<(), MediumError> {
+    medium.write(layout.third_offset(), padded(medium, &[], copy_bytes(medium, layout))).await
+}
+
+/// Makes every copy that an earlier volume may have left on the medium unreadable, before a new one is laid out like this.
+///
+/// # Errors
+/// When the medium fails.
+pub(crate) async fn wipe<M: Medium>(medium: &M, layout: &Layout) -> Result<(), MediumError> {
+    // Of whatever volumes: which of them had the medium does not matter any more.
+    let old = AllCopies::read(medium).await.thirds;
+    let thirds = old.into_iter().map(|(offset, _)| offset).chain([layout.third_offset()]);
+    let sector = copy_bytes(medium, layout);
+    for offset in SUPERBLOCK_OFFSETS.into_iter().chain(thirds) {
+        if offset + sector as u64 <= medium.len_bytes() {
+            medium.write(offset, padded(medium, &[], sector)).await?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,272 @@
+//! Noting changes: how map entries get to the place of notes, and from there into the memtable. See `notes`.
+
+use std::ops::RangeInclusive;
+
+use sealblock_block::{Clock, Error, Medium, MediumError, NoteKeeping, yield_once};
+use sealblock_runtime_memory::Buffer;
+
+use crate::format::{Answered, MapEntryKind, MapEntryRun, NOTE_PAGE_BYTES, NotesPlace};
+use crate::log::notes::{Half, Leader, Pending, Way};
+use crate::options::Mutation;
+use crate::volume::Volume;
+
+/// The place of notes takes at most this part of the spare physical blocks of its block group.
+const SPARE_PART: u64 = 4;
+/// Bytes of zeroes written at a time.
+const ZEROES_BYTES: u64 = 1 << 20;
+/// The place is made by one at a time.
+const PLACE: RangeInclusive<u64> = 0..=0;
+
+/// What a step of the leader came to.
+enum Step {
+    /// Nothing is pending.
+    Done,
+    /// The half is full.
+    Full,
+    Failed(MediumError),
+}
+
+impl<M: Medium, C: Clock> Volume<M, C> {
+    /// Has the map entries of a change, whose data are complete, put into the memtable by [`Volume::entered`].
+    pub(crate) fn enter(&self, group: u64, entries: MapEntryRun, data_crc: u32) {
+        self.ask(Pending { group, entries, data_crc, moved_from: None });
+    }
+
+    /// The same of a block that was moved from a physical block.
+    pub(crate) fn enter_moved(&self, group: u64, entry: MapEntryRun, from: u32) {
+        self.ask(Pending { group, entries: entry, data_crc: 0, moved_from: Some(from) });
+    }
+
+    fn ask(&self, pending: Pending) {
+        if self.notes.way.get() != Way::Noted {
+            self.put(pending);
+            return self.commits.schedule();
+        }
+        self.notes.asked.set(self.notes.asked.get() + 1);
+        self.notes.pending.borrow_mut().push_back(pending);
+    }
+
+    /// Puts map entries into the memtable.
+    fn put(&self, Pending { group, entries, moved_from, .. }: Pending) {
+        match (moved_from, entries.first.kind) {
+            (Some(from), _) if !self.is_still_at(&entries, from) => {
+                self.allocator.give_back(group, &[(entries.first.pbn, 1)]);
+            }
+            (_, MapEntryKind::Stored) => {
+                self.replace(group, entries.first);
+                if moved_from.is_some() {
+                    self.upkeep.count(|counts| counts.blocks_moved += 1);
+                }
+            }
+            (_, MapEntryKind::Deallocated | MapEntryKind::Uncorrectable) => self.replace_run(group, entries),
+        }
+    }
+
+    /// Whether a block that was moved was not changed meanwhile.
+    fn is_still_at(&self, entry: &MapEntryRun, from: u32) -> bool {
+        let now = self.stored_entry_now(entry.first.lba).flatten();
+        now.is_some_and(|now| now.pbn == from) || self.mutation.is(Mutation::MoveOverNewer)
+    }
+
+    /// Ends when all map entries that were given to [`Volume::enter`] are noted and in the memtable.
+    pub(crate) async fn entered(&self) -> Result<(), Error> {
+        let (notes, asked) = (&self.notes, self.notes.asked.get());
+        if self.mutation.is(Mutation::NoteLate) && asked - notes.done.get() < 8 {
+            // An injected fault: changes are answered before they are noted.
+            return Ok(());
+        }
+        while notes.done.get() < asked {
+            if notes.is_led.replace(true) {
+                notes.changed.wait_until(|| notes.done.get() >= asked || !notes.is_led.get()).await;
+                continue;
+            }
+            let _leader = Leader(notes);
+            if self.changes.get() > 1 {
+                yield_once().await;
+            }
+            self.note_all().await?;
+        }
+        Ok(())
+    }
+
+    /// Notes everything that is pending and puts it into the memtable. Waits for commits where a half is full.
+    async fn note_all(&self) -> Result<(), Error> {
+        loop {
+            // What a failed volume notes may never be durable, and is not answered.
+            if self.has_failed() {
+                return Err(self.failed());
+            }
+            let halves = self.notes.halves.get();
+            match self.note_pending() {
+                Step::Done => return Ok(()),
+                Step::Full => {
+                    self.commits.request_space();
+                    let is_over = || self.notes.halves.get() != halves || self.has_failed();
+                    self.notes.changed.wait_until(is_over).await;
+                    if self.has_failed() {
+                        return Err(self.failed());
+                    }
+                }
+                Step::Failed(error) => {
+                    tracing::warn!(%error, "cannot note changes; they are made durable before they are answered from now on");
+                    // The usual write allocates nothing for what happens once.
+                    Box::pin(self.give_notes_up()).await?;
+                }
+            }
+        }
+    }
+
+    /// Notes as much as there is room for, and puts it into the memtable.
+    fn note_pending(&self) -> Step {
+        loop {
+            let front = self.notes.pending.borrow().front().map(|front| (front.entries, front.moved_from));
+            let Some((entries, moved_from)) = front else { return Step::Done };
+            // What a move is compared with is in the memtable: everything that was pending before.
+            if moved_from.is_some_and(|from| !self.is_still_at(&entries, from)) {
+                let lost = self.notes.pending.borrow_mut().pop_front();
+                lost.into_iter().for_each(|lost| self.put(lost));
+                self.commits.schedule();
+                self.notes.finish(1);
+                continue;
+            }
+            let count = match self.note_some() {
+                Ok(0) => return Step::Full,
+                Ok(count) => count,
+                Err(error) => return Step::Failed(error),
+            };
+            self.notes.pending.borrow_mut().drain(..count).for_each(|noted| self.put(noted));
+            self.commits.schedule();
+            self.notes.finish(count);
+        }
+    }
+
+    /// Notes what is pending, up to the next block that was moved, as far as there is room; gives how much that is.
+    fn note_some(&self) -> Result<usize, MediumError> {
+        let (pending, mut half) = (self.notes.pending.borrow(), self.notes.half.borrow_mut());
+        let half = half.as_mut().expect("there is a half while changes are noted");
+        let is_moved = |pending: &Pending| pending.moved_from.is_some();
+        let until_move = pending.iter().skip(1).position(is_moved).map_or(pending.len(), |at| at + 1);
+        let count = until_move.min(half.room());
+        if count > 0 {
+            let (offset, pages) = half.add(pending.iter().take(count), self.seed);
+            self.medium.note(offset, &half.pages[pages]).inspect_err(|_| half.take_back(count))?;
+        }
+        Ok(count)
+    }
+
+    /// Goes on without notes. What was noted is made durable before anything is put into the memtable that is not. Nothing is noted from
+    /// then on, whatever becomes of the superblock: a copy that says so may be on the medium although the others could not be written, and
+    /// one that still names the notes has recovery say that something may be lost.
+    async fn give_notes_up(&self) -> Result<(), Error> {
+        self.flush().await?;
+        self.notes.way.set(Way::Durable);
+        let pending = self.notes.pending.take();
+        let count = pending.len();
+        pending.into_iter().for_each(|pending| self.put(pending));
+        self.commits.schedule();
+        self.notes.finish(count);
+        match self.mark_answered(Answered::Durable).await {
+            Err(error) if !self.has_failed() => {
+                tracing::warn!(%error, "the superblock cannot say yet that changes are durable before they are answered");
+                Ok(())
+            }
+            marked => marked,
+        }
+    }
+
+    /// Finds out, before the first change, what becomes of changes; a block group whose map of free physical blocks is there may give
+    /// the place of notes.
+    ///
+    /// # Errors
+    /// When the medium fails.
+    pub(crate) async fn prepare_notes(&self, group: u64) -> Result<(), Error> {
+        if self.notes.way.get() != Way::Unknown {
+            return Ok(());
+        }
+        let _alone = self.notes.placing.lock(PLACE).await;
+        if self.notes.way.get() != Way::Unknown {
+            return Ok(());
+        }
+        let (way, answered) = match self.medium.note_keeping() {
+            NoteKeeping::Needless => (Way::Memory, Answered::Volatile),
+            NoteKeeping::None => (Way::Durable, Answered::Durable),
+            NoteKeeping::UntilReboot(boot) => match self.make_place(self.group_for_notes(group).await?, boot).await {
+                Some(place) => (Way::Noted, Answered::Noted(place)),
+                None => (Way::Durable, Answered::Durable),
+            },
+        };
+        if way != Way::Memory {
+            self.mark_answered(answered).await?;
+        }
+        if let Answered::Noted(place) = answered {
+            let (base, pages) = (self.log.position(), Vec::new());
+            *self.notes.half.borrow_mut() = Some(Half { place, number: 0, base, pages, len: 0, first: 0 });
+        }
+        self.notes.way.set(way);
+        Ok(())
+    }
+
+    /// The block group that has the place of notes: this one, which is written to, or the first one where this one lies far in, since a
+    /// sync that leaves notes out knows offsets of 32 bits.
+    async fn group_for_notes(&self, group: u64) -> Result<u64, Error> {
+        if self.block_group(group).end_offset <= u64::from(u32::MAX) {
+            return Ok(group);
+        }
+        self.load_group(0).await?;
+        Ok(0)
+    }
+
+    /// Takes free physical blocks of a block group for notes and fills them with zeroes, so that they have space and nothing of an
+    /// earlier opening.
+    async fn make_place(&self, group: u64, boot: [u8; 16]) -> Option<NotesPlace> {
+        let shift = self.geometry.block_size.shift();
+        let page_blocks = (NOTE_PAGE_BYTES >> shift).max(1) as u32;
+        let most = self.notes.half_bytes_max.min(NotesPlace::half_bytes_max(&self.layout));
+        let half_bytes = u64::from(most).min(self.spare_bytes_for_notes(group)) as u32;
+        let half_blocks = (half_bytes >> shift) / page_blocks * page_blocks;
+        let half_bytes = half_blocks << shift;
+        let taken = (half_blocks > 0)
+            .then(|| self.allocator.take_by(group, |map| map.take_from_end(2 * half_blocks, page_blocks)))
+            .flatten();
+        let Some(taken) = taken else {
+            tracing::debug!(group, "no room for notes; changes are made durable before they are answered");
+            return None;
+        };
+        let offset = self.pbn_offset(group, taken.runs()[0].0);
+        let run = self.superblock.get().write_seq + 1;
+        let place = NotesPlace { offset, half_bytes, run, boot, counted: None };
+        if let Err(error) = self.fill_place(&place).await {
+            tracing::debug!(%error, "no notes; changes are made durable before they are answered");
+            return None;
+        }
+        self.notes.taken.set(Some((group, taken.runs()[0])));
+        taken.keep();
+        Some(place)
+    }
+
+    /// Bytes of a half that the block group's spare physical blocks have room for beside a long write.
+    fn spare_bytes_for_notes(&self, group: u64) -> u64 {
+        let (spare, blocks) = (self.layout.spare_blocks(group), self.block_group(group).blocks);
+        let longest = u64::from(self.geometry.limits.max_transfer_blocks.get()).min(blocks);
+        let left = spare.saturating_sub(longest).min(spare / SPARE_PART);
+        (left << self.geometry.block_size.shift()) / 2
+    }
+
+    async fn fill_place(&self, place: &NotesPlace) -> Result<(), MediumError> {
+        let mut at = 0;
+        while at < place.bytes() {
+            let length = (place.bytes() - at).min(ZEROES_BYTES);
+            self.medium.write(place.offset + at, Buffer::zeroed(length as usize).freeze()).await?;
+            at += length;
+        }
+        // Whether notes work at all.
+        self.medium.note(place.offset, &[0; NOTE_PAGE_BYTES])
+    }
+
+    /// Gives the place of notes back: nothing changes any more, and everything is durable.
+    pub(crate) fn drop_notes(&self) {
+        if let Some((group, run)) = self.notes.taken.take() {
+            self.allocator.give_back(group, &[run]);
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! Write, Discard, WriteZeroes and WriteUncorrectable.
+
+use std::pin::pin;
+use std::task::Poll;
+
+use futures_util::future::join_all;
+use futures_util::poll;
+use sealblock_block::{Clock, Durability, Error, Medium, MediumError, Outcome, Response, WriteData};
+use sealblock_integrity::{PiFormat, Sealed, Tags, Tuple, Unsealed, guard};
+use sealblock_runtime_memory::Buffer;
+use sealblock_units::Extent;
+
+use crate::format::{MapEntry, MapEntryKind, MapEntryRun};
+use crate::map::map_page::{MapLookup, MapPage};
+use crate::options::Mutation;
+use crate::requests::lookup::has_data_crc;
+use crate::space::Allocation;
+use crate::space::free_map::Run;
+use crate::volume::{Volume, VolumeState};
+
+/// Commits that a long write waits for at most, so that it has a place of its own.
+const MAX_WAITS: u32 = 4;
+/// Blocks that lose their data before other requests have a turn. A long request comes in pieces, some of them at once, and each may do
+/// as much.
+const BLOCKS_PER_TURN: u64 = 1 << 11;
+
+/// Written blocks with their tags, and what their map entries say besides, as far as that took a pass over the data in flight.
+struct Written {
+    data: Sealed,
+    /// One for each block, or none.
+    facts: Vec<BlockFacts>,
+}
+
+/// What the map entry of a block says besides its tuple.
+#[derive(Clone, Copy)]
+struct BlockFacts {
+    /// The CRC-32C of the data, where the tuple has none that is as good.
+    data_crc: Option<u32>,
+    guard_unverified: bool,
+}
+
+impl<M: Medium, C: Clock> Volume<M, C> {
+    pub(crate) async fn write(&self, extent: Extent, data: &WriteData, durability: Durability) -> Outcome {
+        self.store(extent, data).await?;
+        self.written(durability).await
+    }
+
+    /// Answers a change that is in the memtable, once it is as durable as was asked for.
+    async fn written(&self, durability: Durability) -> Outcome {
+        match durability {
+            Durability::Volatile if !self.notes.answers_durable() => Ok(Response::Done),
+            Durability::Volatile | Durability::ForceUnitAccess => self.flush().await,
+        }
+    }
+
+    /// Writes blocks to free physical blocks and puts their map entries into the memtable.
+    pub(crate) async fn store(&self, extent: Extent, data: &WriteData) -> Result<(), Error> {
+        let _change = self.begin_change()?;
+        let mut from = 0;
+        for (group, piece) in self.layout.group_pieces(extent) {
+            if piece == extent {
+                return self.store_in_group(group, extent, data).await;
+            }
+            let blocks = piece.len() as usize;
+            Box::pin(self.store_in_group(group, piece, &data.slice(from, blocks))).await?;
+            from += blocks;
+        }
+        Ok(())
+    }
+
+    async fn store_in_group(&self, group: u64, extent: Extent, data: &WriteData) -> Result<(), Error> {
+        let taken = self.allocate(group, extent).await?;
+        if self.mutation.is(Mutation::NoteEarly) {
+            // An injected fault: blocks are noted and in the memtable before their data have arrived.
+            let sealed = Written { data: data.clone().into_sealed(), facts: Vec::new() };
+            self.entry(group, extent, &sealed, taken.runs());
+            self.entered().await?;
+            let written = self.write_runs(group, taken.runs(), data).await;
+            taken.keep();
+            return written.map_err(Error::from);
+        }
+        let is_long = extent.bytes(self.geometry.block_size) >= self.seal_in_flight_bytes;
+        let written = if is_long && self.takes_a_pass(data) {
+            Box::pin(self.seal_in_flight(group, taken.runs(), data)).await
+        } else {
+            let sealed = data.clone().into_sealed();
+            let written = self.write_runs(group, taken.runs(), data).await;
+            written.map(|()| Written { data: sealed, facts: Vec::new() })
+        };
+        match written {
+            Ok(written) => {
+                self.entry(group, extent, &written, taken.runs());
+                taken.keep();
+                self.entered().await
+            }
+            Err(error) => {
+                // Every write has ended, and no map entry names the physical blocks.
+                taken.release();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Whether there is anything to compute from the data.
+    fn takes_a_pass(&self, data: &WriteData) -> bool {
+        match data {
+            WriteData::Unsealed(_) => true,
+            WriteData::Sealed(data) => has_data_crc(self.geometry.protection) || !data.has_verified_guards(),
+        }
+    }
+
+    /// Writes data to runs of physical blocks. When this ends, every write has.
+    async fn write_runs(&self, group: u64, runs: &[Run], data: &WriteData) -> Result<(), MediumError> {
+        if let [(pbn, _)] = runs {
+            return self.medium.write_blocks(self.pbn_offset(group, *pbn), data).await;
+        }
+        let mut end = 0;
+        let writes = runs.iter().map(|&(pbn, blocks)| {
+            let part = data.slice(end, blocks as usize);
+            end += blocks as usize;
+            async move { self.medium.write_blocks(self.pbn_offset(group, pbn), &part).await }
+        });
+        Box::pin(join_all(writes)).await.into_iter().collect()
+    }
+
+    /// Writes data as [`Volume::write_runs`] does, and makes meanwhile what takes a pass over them: their tags, and what map entries need
+    /// besides. The data are immutable, so both are those of the bytes that are on their way. They are told to nobody before the writes
+    /// have ended well.
+    async fn seal_in_flight(&self, group: u64, runs: &[Run], data: &WriteData) -> Result<Written, MediumError> {
+        let mut writing = pin!(self.write_runs(group, runs, data));
+        let mut ended = poll!(writing.as_mut());
+        if ended.is_pending() {
+            self.medium.submitted().await;
+        } else if let Poll::Ready(Err(error)) = ended {
+            return Err(error);
+        }
+        let sealed = data.clone().into_sealed();
+        let is_verified = sealed.has_verified_guards();
+        let facts = match has_data_crc(self.geometry.protection) || !is_verified {
+            true => sealed.iter().map(|block| self.facts(block, is_verified)).collect(),
+            false => Vec::new(),
+        };
+        if ended.is_pending() && !self.mutation.is(Mutation::EntryInFlight) {
+            ended = Poll::Ready(writing.await);
+        }
+        match ended {
+            Poll::Ready(Err(error)) => Err(error),
+            _ => Ok(Written { data: sealed, facts }),
+        }
+    }
+
+    /// Takes physical blocks for an extent of a block group; waits for commits to free some when there are too few.
+    async fn allocate(&self, group: u64, extent: Extent) -> Result<Allocation<'_>, Error> {
+        if !self.allocator.is_loaded(group) {
+            Box::pin(self.load_group(group)).await?;
+        }
+        if self.notes.are_open() {
+            Box::pin(self.prepare_notes(group)).await?;
+        }
+        let (first, count) = (self.index_in_group(extent.start()), extent.len() as u32);
+        // Without a line, many that want much would take whatever becomes free before one that wants little is woken.
+        let mut place = (!self.allocator.queue.is_empty(group)).then(|| self.allocator.queue.join(group));
+        if let Some(place) = &place {
+            place.first().await;
+        }
+        let mut waits = 0;
+        loop {
+            self.check_writable()?;
+            // A long write waits for a commit that may make room for it in one piece.
+            let is_tight = || {
+                waits < MAX_WAITS
+                    && self.allocator.with(group, |map| map.is_tight(count, self.memtable.len())) == Some(true)
+            };
+            if !is_tight()
+                && self.memtable.active_weight() < self.commits.max_uncommitted
+                && let Some(taken) = self.allocator.take(group, first, count)
+            {
+                self.request_early_commit(group);
+                return Ok(taken);
+            }
+            let _place = place.get_or_insert_with(|| self.allocator.queue.join(group));
+            let since = self.commits.completed.get();
+            let _starved = self.commits.starve(self.memtable.active_len() > 0);
+            // Looked at anew each time: what makes it tight ends with a commit that may have been in flight already.
+            let room = || {
+                !is_tight()
+                    && self.allocator.free(group) >= count
+                    && self.memtable.active_weight() < self.commits.max_uncommitted
+            };
+            self.allocator.freed.wait_until(|| room() || self.has_ended_since(since)).await;
+            waits += 1;
+            if let Some(error) = self.commits.error_since(since) {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Asks for a commit before free physical blocks or room for map entries run out, so that writers need not wait for one,
+    /// and before extents run out of spare physical blocks at home. Not before it would free a good part of the physical
+    /// blocks: some may be out of use for good, named by damaged map entries, or hold notes.
+    pub(crate) fn request_early_commit(&self, group: u64) {
+        let open = self.memtable.active_len();
+        let spare = self.layout.spare_blocks(group) as u32;
+        let enough = (spare / 4 * 3).saturating_sub(self.notes.blocks_taken(group));
+        let are_blocks_low = self.allocator.free(group) < enough && open >= spare as usize / 8;
+        if are_blocks_low || self.memtable.active_weight() * 2 >= self.commits.max_uncommitted {
+            self.commits.request_space();
+        }
+    }
+
+    /// Has the map entries of written blocks put into the memtable, giving up the physical blocks of map entries they replace there.
+    fn entry(&self, group: u64, extent: Extent, written: &Written, runs: &[Run]) {
+        let Written { data, facts } = written;
+        let pbns = runs.iter().flat_map(|&(start, len)| start..start + len);
+        for (at, ((lba, block), pbn)) in extent.iter().zip(data.iter()).zip(pbns).enumerate() {
+            let mut entry = MapEntry { kind: MapEntryKind::Stored, pbn, ..MapEntry::deallocated(lba) };
+            let facts = facts.get(at).copied().unwrap_or_else(|| self.facts(block, data.has_verified_guards()));
+            facts.fill(&mut entry, block.1);
+            // Whether such data arrived their guard cannot tell, as that of others can.
+            let data_crc = if entry.guard_unverified { guard::crc32c(block.0) } else { 0 };
+            self.enter(group, entry.into(), data_crc);
+        }
+    }
+
+    /// Fills in the tuple of a map entry from a block and its tuple, whose guard is known to match if `is_verified`.
+    pub(crate) fn fill_tuple(&self, entry: &mut MapEntry, block: (&[u8], &[u8]), is_verified: bool) {
+        self.facts(block, is_verified).fill(entry, block.1);
+    }
+
+    /// What the map entry of a block with this tuple says besides, whose guard is known to match if `is_verified`.
+    fn facts(&self, (block, tuple): (&[u8], &[u8]), is_verified: bool) -> BlockFacts {
+        let protection = self.geometry.protection;
+        BlockFacts {
+            data_crc: has_data_crc(protection).then(|| guard::crc32c(block)),
+            guard_unverified: protection.is_some_and(|format| !is_verified && has_wrong_guard(format, tuple, block)),
+        }
+    }
+
+    /// Puts the map entry of a block with data into the memtable. A physical block named only by the map entry it replaces there is
+    /// deallocated at once: that map entry was never durable.
+    pub(crate) fn replace(&self, group: u64, entry: MapEntry) {
+        if self.mutation.is(Mutation::ReuseEarly) {
+            self.free_durable_early(group, &entry);
+        }
+        if let Some(old) = self.memtable.put(entry).filter(|old| old.kind == MapEntryKind::Stored) {
+            self.allocator.defer_free(group, (old.pbn, 1), false);
+        }
+    }
+
+    /// The same of a run of blocks without data; the space of physical blocks goes back to the medium.
+    pub(crate) fn replace_run(&self, group: u64, run: MapEntryRun) {
+        if self.mutation.is(Mutation::ReuseEarly) {
+            run.entries().for_each(|entry| self.free_durable_early(group, &entry));
+        }
+        let mut frees = self.allocator.frees(group);
+        let replaced = self.memtable.put_run(run).into_iter().filter(|old| old.kind == MapEntryKind::Stored);
+        replaced.for_each(|old| frees.add(old.pbn, true));
+    }
+
+    /// An injected fault: the physical block of the durable map entry is deallocated before the new map entry is durable.
+    fn free_durable_early(&self, group: u64, entry: &MapEntry) {
+        if self.memtable.get(entry.lba).is_none()
+            && let Some(MapLookup::Mapped(old)) = self.lookup_cached(entry.lba)
+            && old.kind == MapEntryKind::Stored
+        {
+            self.allocator.defer_free(group, (old.pbn, 1), false);
+        }
+    }
+
+    /// Deallocates blocks. They read as zeroes afterwards; their space goes back to the medium once the deallocation is durable.
+    pub(crate) async fn discard(&self, extents: &[Extent]) -> Outcome {
+        for extent in extents {
+            self.mark(*extent, MapEntryKind::Deallocated).await?;
+        }
+        self.written(Durability::Volatile).await
+    }
+
+    pub(crate) async fn write_zeroes(&self, extent: Extent, may_unmap: bool, durability: Durability) -> Outcome {
+        if may_unmap {
+            self.mark(extent, MapEntryKind::Deallocated).await?;
+        } else {
+            self.store_zeroes(extent).await?;
+        }
+        self.written(durability).await
+    }
+
+    /// Zeroes that keep their space are blocks like any other.
+    async fn store_zeroes(&self, extent: Extent) -> Result<(), Error> {
+        let (size, max) = (self.geometry.block_size, self.geometry.limits.max_transfer_blocks);
+        let zeroes = Buffer::zeroed(extent.bytes(size).min(max.bytes(size)) as usize).freeze();
+        for piece in extent.split_aligned(max) {
+            let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: piece.start().get() };
+            let data = zeroes.slice(..piece.bytes(size) as usize);
+            self.store(piece, &Unsealed::new(data, size, self.geometry.protection, tags).into()).await?;
+        }
+        Ok(())
+    }
+
+    /// Makes blocks unreadable. What they held is deallocated.
+    pub(crate) async fn write_uncorrectable(&self, extent: Extent, durability: Durability) -> Outcome {
+        self.commits.uncorrectable.set(true);
+        self.mark(extent, MapEntryKind::Uncorrectable).await?;
+        self.written(durability).await
+    }
+
+    /// Gives every block of an extent a map entry without data, of this kind, where it has none yet.
+    ///
+    /// Blocks that are of this kind already take nothing: neither space for their map pages, nor notes, nor a commit. So a block group that
+    /// was never written is not touched by a request that deallocates it.
+    ///
+    /// Page by page, so that one long extent holds neither many pages nor the core for long.
+    async fn mark(&self, extent: Extent, kind: MapEntryKind) -> Result<(), Error> {
+        let _change = self.begin_change()?;
+        for (group, in_group) in self.layout.group_pieces(extent) {
+            if kind == MapEntryKind::Deallocated && self.is_group_unwritten(group, in_group) {
+                self.leave_turn(1).await;
+                continue;
+            }
+            for (number, piece) in self.layout.page_pieces(in_group) {
+                self.leave_turn(piece.len()).await;
+                self.mark_in_page(group, number, piece, kind).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same of an extent that lies in one page.
+    async fn mark_in_page(&self, group: u64, number: u64, piece: Extent, kind: MapEntryKind) -> Result<(), Error> {
+        let unlike = async || {
+            let page = self.block_map.page(&self.medium, number).await?;
+            Ok::<_, Error>(self.runs_unlike(number, &page, piece, kind))
+        };
+        if unlike().await?.is_empty() {
+            return Ok(());
+        }
+        self.load_group(group).await?;
+        self.prepare_notes(group).await?;
+        self.wait_for_room().await?;
+        // Blocks may have changed meanwhile.
+        for run in unlike().await? {
+            self.enter(group, run, 0);
+        }
+        Box::pin(self.entered()).await
+    }
+
+    /// Lets others have their turns once so many blocks were looked at.
+    async fn leave_turn(&self, blocks: u64) {
+        let marked = self.marked.replace(self.marked.get() + blocks);
+        if marked + blocks > BLOCKS_PER_TURN {
+            self.marked.set(0);
+            self.medium.submitted().await;
+        }
+    }
+
+    /// Whether none of these blocks of a block group was ever written, as far as that is known without looking at the medium.
+    fn is_group_unwritten(&self, group: u64, extent: Extent) -> bool {
+        !self.block_map.groups.is_initialized(group)
+            && !self.memtable.meets(extent)
+            && !self.block_map.patches.has_any_of(self.layout.pages_of_group(group))
+    }
+
+    /// The runs of blocks of an extent in one page that are not known to be of a kind without data, as map entries of this kind.
+    fn runs_unlike(&self, number: u64, page: &MapPage, piece: Extent, kind: MapEntryKind) -> Vec<MapEntryRun> {
+        let mut runs: Vec<MapEntryRun> = Vec::new();
+        let has_newer = self.memtable.meets(piece);
+        self.lookup_each(number, page, piece, |lba, lookup| {
+            let newer = if has_newer { self.memtable.get(lba) } else { None };
+            let known = match (newer, lookup) {
+                (Some(entry), _) | (None, MapLookup::Mapped(entry)) => entry.kind == kind,
+                (None, MapLookup::Unwritten) => kind == MapEntryKind::Deallocated,
+                (None, MapLookup::Stale { .. } | MapLookup::Damaged(_) | MapLookup::Unreadable) => false,
+            };
+            match runs.last_mut().filter(|last| last.end() == lba.get()) {
+                _ if known => {}
+                Some(last) => last.blocks += 1,
+                None => runs.push(MapEntry { kind, ..MapEntry::deallocated(lba) }.into()),
+            }
+        });
+        runs
+    }
+
+    /// Waits until the memtable takes more map entries.
+    async fn wait_for_room(&self) -> Result<(), Error> {
+        loop {
+            self.check_writable()?;
+            if self.memtable.active_weight() < self.commits.max_uncommitted {
+                return Ok(());
+            }
+            self.wait_for_commit().await?;
+        }
+    }
+
+    /// Asks for a commit and waits for its end, or for that of the volume.
+    pub(crate) async fn wait_for_commit(&self) -> Result<(), Error> {
+        let since = self.commits.completed.get();
+        self.commits.request_space();
+        self.allocator.freed.wait_until(|| self.has_ended_since(since)).await;
+        self.commits.error_since(since).map_or(Ok(()), Err)
+    }
+
+    /// Whether a commit has ended since this count of them, or the volume takes no more changes.
+    fn has_ended_since(&self, since: u64) -> bool {
+        self.commits.completed.get() != since || self.state.get() != VolumeState::Open
+    }
+}
+
+impl BlockFacts {
+    /// Fills in the tuple of a map entry; it is empty on a volume without protection information.
+    fn fill(self, entry: &mut MapEntry, tuple: &[u8]) {
+        entry.tuple[..tuple.len()].copy_from_slice(tuple);
+        entry.guard_unverified = self.guard_unverified;
+        if let Some(crc) = self.data_crc {
+            entry.set_data_crc(crc);
+        }
+    }
+}
+
+/// Whether a host's guard does not match the data, which it may do where it asked for no check.
+fn has_wrong_guard(format: PiFormat, tags: &[u8], data: &[u8]) -> bool {
+    Tuple::read(format, tags).guard != guard::compute(format.guard(), data)
+}

@@ -1,0 +1,185 @@
+//! What a target is made of, for `info`.
+
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+
+use sealblock_integrity::PiFormat;
+use sealblock_layers_multipath::PathMonitor;
+use sealblock_media_file::{Backing, FileInfo as FileDescription, open_files};
+use sealblock_media_linux::{NvmeInfo, ScsiInfo, TagProfile};
+use sealblock_media_nbd::ConnectionInfo as NbdConnectionInfo;
+use sealblock_media_nvme_tcp::{ConnectionInfo as NvmeConnectionInfo, NvmeTcpDevice};
+use sealblock_media_volume::VolumeInfo as VolumeDescription;
+
+use crate::groups::replicas::OpenMirror;
+use crate::kernel::DeviceNumber;
+use crate::kernel::leaves::{Leaf, Storage, leaves_at, leaves_of_device};
+use crate::opened::damage_view::DamageView;
+use crate::opened::target_identity::TargetIdentity;
+use crate::target::{GroupKind, TargetName};
+
+/// How a drive of this machine is reached.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum DriveInfo {
+    /// Through NVMe passthrough.
+    Nvme {
+        /// What the drive reports.
+        info: NvmeInfo,
+        /// True if blocks are read and written the kernel's ordinary way.
+        ordinary: bool,
+    },
+    /// As a block device, with SCSI commands for what that has no request for. What the drive says.
+    Scsi(Box<ScsiInfo>),
+    /// As a block device that is made of drives, which verify its blocks.
+    Mapped {
+        /// The paths of the drives, by their numbers in what a Verify finds.
+        drives: Vec<String>,
+    },
+    /// As an ordinary block device, and why.
+    Ordinary {
+        /// Why the drive cannot do integrity work.
+        why: String,
+    },
+}
+
+/// Whether the tags of a block device travel with ordinary reads and writes, if its kernel knows of any.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum OrdinaryTags {
+    /// They do.
+    Travel(TagProfile),
+    /// They do not, and why.
+    Stay {
+        /// What the device or the kernel lacks.
+        why: String,
+    },
+}
+
+/// What a target is made of.
+#[derive(Clone, Debug)]
+pub struct TargetInfo {
+    /// The kind of device, as text.
+    pub kind: &'static str,
+    /// The volume, where it is one.
+    pub volume: Option<VolumeDescription>,
+    /// The file, where it lies in one.
+    pub file: Option<FileDescription>,
+    /// How it is reached, if it is a drive of this machine.
+    pub drive: Option<DriveInfo>,
+    /// Its tags, if it is a block device that has some and is read and written the kernel's ordinary way.
+    pub tags: Option<OrdinaryTags>,
+    /// The namespace and its controller, if it is remote.
+    pub remote: Option<NvmeConnectionInfo>,
+    /// The open namespace, if it is remote.
+    pub(crate) namespace: Option<NvmeTcpDevice>,
+    /// The export, where it is one over NBD.
+    pub export: Option<NbdConnectionInfo>,
+    /// The state of its paths, if it is multipath.
+    pub paths: Option<PathMonitor>,
+    /// The mirror, where it is one.
+    pub mirror: Option<Rc<OpenMirror>>,
+    /// The bad blocks that are known of the devices at the bottom, in its own addresses.
+    pub damage: DamageView,
+    /// The devices under it, if it is a layer, in order. Paths that could not be opened are left out.
+    pub inner: Vec<TargetInfo>,
+}
+
+impl TargetInfo {
+    /// What the target of this name was when it was opened.
+    pub fn identity(&self, target: &TargetName) -> TargetIdentity {
+        if let (Some(mirror), TargetName::Group { kind: GroupKind::Mirror, .. }) = (&self.mirror, target) {
+            return mirror.identity();
+        }
+        let opened = self.all();
+        TargetIdentity::with(target, &|path| {
+            let mut files = opened.iter().filter_map(|info| info.file.as_ref()).filter(|file| file.path == path);
+            files.next().map_or_else(|| leaves_at(path).unwrap_or_default(), leaves_of_open)
+        })
+    }
+
+    /// Only a kind.
+    pub fn plain(kind: &'static str) -> TargetInfo {
+        let (drive, paths, mirror, inner) = (None, None, None, Vec::new());
+        let (volume, file, tags, remote, namespace, export) = (None, None, None, None, None, None);
+        let damage = DamageView::all(Vec::new());
+        TargetInfo { kind, volume, file, drive, tags, remote, namespace, export, paths, mirror, damage, inner }
+    }
+
+    /// A layer.
+    pub fn over(kind: &'static str, below: impl IntoIterator<Item = TargetInfo>) -> TargetInfo {
+        let inner: Vec<TargetInfo> = below.into_iter().collect();
+        let damage = DamageView::all(inner.iter().map(|info| info.damage.clone()).collect());
+        TargetInfo { inner, damage, ..TargetInfo::plain(kind) }
+    }
+
+    /// True if it is a group, however many members are online.
+    pub fn is_group(&self) -> bool {
+        self.inner.len() > 1 || self.paths.is_some() || self.mirror.is_some()
+    }
+
+    /// This and all devices under it.
+    pub fn all(&self) -> Vec<&TargetInfo> {
+        std::iter::once(self).chain(self.inner.iter().flat_map(TargetInfo::all)).collect()
+    }
+
+    /// The files that it lies in, of this and all devices under it, as long as they are open.
+    pub fn open_files(&self) -> Vec<Weak<Backing>> {
+        let all = self.all();
+        let is_of = |open: &&Arc<Backing>| {
+            let mut files = all.iter().filter_map(|info| info.file.as_ref());
+            files.any(|file| file.path == open.path())
+        };
+        open_files().iter().filter(is_of).map(Arc::downgrade).collect()
+    }
+
+    /// Lost copies of superblocks, each with the path of its volume, as text.
+    pub fn lost_superblocks(&self) -> Vec<String> {
+        let each = self.all().into_iter().filter_map(|info| Some((info, info.volume.as_ref()?)));
+        let lost = each.flat_map(|(info, volume)| {
+            let path = info.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
+            volume.superblocks.iter().filter_map(move |copy| {
+                let why = copy.lost.as_ref()?;
+                Some(format!("the superblock{path} at byte {} is lost: {why}", copy.offset_bytes))
+            })
+        });
+        lost.collect()
+    }
+
+    /// How many other copies of metadata were found lost until now, for each volume that has lost any, and the records of other volumes, as
+    /// text.
+    pub fn lost_copies(&self) -> Vec<String> {
+        let each = self.all().into_iter().filter_map(|info| Some((info, info.volume.as_ref()?.lost_copies.count())));
+        let of =
+            |info: &TargetInfo| info.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
+        let lost = each.filter(|(_, count)| *count > 0).map(|(info, count)| {
+            format!("lost copies of metadata{}, of which the other copy is used: {count}", of(info))
+        });
+        let volumes = self.all().into_iter().filter_map(|info| Some((info, info.volume.as_ref()?)));
+        let foreign = volumes.flat_map(|(info, volume)| {
+            let places = volume.lost_copies.foreign().into_iter();
+            places.map(move |(place, records)| format!("records of another volume in {place}{}: {records}", of(info)))
+        });
+        lost.chain(foreign).collect()
+    }
+
+    /// Map entries that recovery dropped from the logs of volumes, because their data was not on the medium.
+    pub fn left_out(&self) -> u64 {
+        let here = self.volume.as_ref().map_or(0, |volume| volume.dropped);
+        here + self.inner.iter().map(TargetInfo::left_out).sum::<u64>()
+    }
+}
+
+/// The bytes of an open file or block device, whatever is at its path by now.
+fn leaves_of_open(file: &FileDescription) -> Vec<Leaf> {
+    match file.is_block_device {
+        true => leaves_of_device(DeviceNumber::from_raw(file.device)),
+        false => vec![Leaf::whole(Storage::File { device: file.device, inode: file.inode })],
+    }
+}
+
+/// A protection format in words.
+pub fn protection_text(format: Option<PiFormat>) -> String {
+    match format {
+        None => "no protection information".to_owned(),
+        Some(format) => format!("guard {}, Type {}", format.guard(), format.protection() as u8 + 1),
+    }
+}

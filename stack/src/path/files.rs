@@ -1,0 +1,318 @@
+//! Files and block devices: protected volumes, recognised by their superblock, and bytes without seals.
+//!
+//! The remains of a volume are neither: no command reads, writes or replaces them by accident. A plain file's bytes are blocks only
+//! as `raw:PATH`, so that a volume that is no longer recognised is never served or verified as a plain file.
+
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::LocalBoxFuture;
+use sealblock_block::Medium;
+use sealblock_media_file::{FileMedium, OpenError, Options, RawDevice};
+use sealblock_media_volume::{
+    Hints, Mutation, OpenOptions, Recognised, Remains, RemainsError, ResizeOptions, Resized, Standing, VolumeInfo,
+    open_remains, recognise, resize,
+};
+use sealblock_runtime_ioctl::range_lock::Use;
+use sealblock_units::BlockSize;
+
+use crate::error::{Cause, StackError};
+use crate::failures::{medium_error, open_error, resize_error, volume_error};
+use crate::groups::membership::bars_resizing;
+use crate::identity::uuid_text;
+use crate::kernel::claims::{Conflict, claim};
+use crate::opened::OpenTarget;
+use crate::opened::held::{Access, FileVolume};
+use crate::opened::info::TargetInfo;
+use crate::opened::out_of_sync::mark;
+use crate::program::ReactorClock;
+use crate::quantity::count;
+use crate::target::TargetName;
+
+/// The kind of a plain file's bytes.
+pub const RAW_FILE: &str = "raw file";
+/// Why no list of bad blocks is kept on a device without a reserved area.
+pub(crate) const NO_ROOM: &str = "the device has no reserved area";
+
+/// The content of a path.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum FileKind {
+    /// A protected volume, perhaps one that cannot be used.
+    Volume,
+    /// Remains of one, and which parts.
+    Remains(String),
+    /// No volume.
+    Raw,
+}
+
+/// An open volume, and what was found when it was opened.
+pub struct OpenVolume {
+    /// The volume.
+    pub volume: Rc<FileVolume>,
+    /// What was found.
+    pub description: VolumeInfo,
+    /// The file it lies in.
+    pub file: Option<sealblock_media_file::FileInfo>,
+}
+
+/// Recognises the content of a medium.
+///
+/// # Errors
+/// When it fails where it would be recognised.
+pub fn inspect(medium: &FileMedium) -> LocalBoxFuture<'_, Result<FileKind, StackError>> {
+    Box::pin(async move {
+        /// Parts that are named.
+        const NAMED: usize = 3;
+        match recognise(medium).await {
+            Ok(Recognised::Volume) => Ok(FileKind::Volume),
+            Ok(Recognised::Nothing) => Ok(FileKind::Raw),
+            Ok(Recognised::Remains(traces)) => {
+                let named: Vec<String> = traces.iter().take(NAMED).map(ToString::to_string).collect();
+                let more = if traces.len() > NAMED { ", and more" } else { "" };
+                Ok(FileKind::Remains(format!("{}{more}", named.join(", "))))
+            }
+            Err(error) => Err(medium_error("read", &error).on(medium.path().display())),
+        }
+    })
+}
+
+/// How long an open retries while another process has the file: more than the second by which Linux 6.1 closes the files of a ring late.
+const LOCK_TIMEOUT: Duration = Duration::from_millis(2500);
+/// The delay before a retry.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Opens a file or block device, waiting a moment for one that is in use. One that is opened for writing is alone on its bytes, and
+/// none that is opened for reading is beside a writer, whatever it is called; see `claims`.
+///
+/// After a kill the kernel keeps the files and locks of a process until its io_uring requests in flight have ended, for some time
+/// after the process is gone. A restart at once must not fail for that.
+pub fn open_medium(path: &Path, options: Options) -> LocalBoxFuture<'_, Result<FileMedium, OpenError>> {
+    Box::pin(async move {
+        let since = Instant::now();
+        loop {
+            match open_alone(path, options) {
+                Err(OpenError::InUse { .. } | OpenError::Shared { .. }) if since.elapsed() < LOCK_TIMEOUT => {
+                    sealblock_runtime_reactor::sleep(PAUSE).await
+                }
+                opened => return opened,
+            }
+        }
+    })
+}
+
+fn open_alone(path: &Path, options: Options) -> Result<FileMedium, OpenError> {
+    let mut medium = FileMedium::open(path, options)?;
+    let what = if medium.is_read_only() { Use::Read } else { Use::Write };
+    let claimed = claim(path, what).map_err(|conflict| match conflict {
+        Conflict::Opened(below) => OpenError::Shared { path: path.to_owned(), below },
+        Conflict::Mount { device, at } => OpenError::Mounted { path: path.to_owned(), device, at },
+    });
+    medium.keep(claimed?);
+    Ok(medium)
+}
+
+pub(crate) async fn medium_of(path: &Path, access: Access) -> Result<FileMedium, StackError> {
+    let options = if access.writes() { Options::WRITE } else { Options::READ };
+    open_medium(path, options).await.map_err(|error| open_error("open", &error))
+}
+
+pub(crate) async fn volume_as(
+    target: &TargetName,
+    medium: Rc<FileMedium>,
+    path: &Path,
+    access: Access,
+) -> Result<OpenTarget, StackError> {
+    let options = options(&medium, access);
+    Ok(whole(target, volume_on(medium, path, &options).await?).await)
+}
+
+/// Reopens a closed volume on its medium, which stayed open. The first open has checked its use.
+///
+/// # Errors
+/// Why it does not open.
+pub fn open_again(
+    target: &TargetName,
+    medium: Rc<FileMedium>,
+    access: Access,
+) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>> {
+    Box::pin(async move {
+        let path = medium.path().to_owned();
+        volume_as(target, medium, &path, access).await
+    })
+}
+
+/// Opens the volume at a path for reading, also if its medium was truncated, or its blocks may be older than
+/// what was written; as the volume with this identity, if one is given.
+///
+/// # Errors
+/// When there is none, or it cannot be opened.
+pub fn open_truncated<'a>(
+    target: &'a TargetName,
+    path: &'a Path,
+    identity: Option<[u8; 16]>,
+) -> LocalBoxFuture<'a, Result<OpenTarget, StackError>> {
+    Box::pin(async move {
+        let medium = medium_of(path, Access::ReadOlder).await?;
+        let options = OpenOptions { truncated: true, identity, ..options(&medium, Access::ReadOlder) };
+        Ok(mark(whole(target, volume_on(Rc::new(medium), path, &options).await?).await).await)
+    })
+}
+
+async fn whole(target: &TargetName, open: OpenVolume) -> OpenTarget {
+    let info = TargetInfo { volume: Some(open.description), file: open.file, ..TargetInfo::plain("protected volume") };
+    OpenTarget::volume(target, open.volume, info).await
+}
+
+/// Opens the bytes at a path as a device, if they are no volume's.
+pub(crate) async fn open_raw(target: &TargetName, path: &Path, access: Access) -> Result<OpenTarget, StackError> {
+    let medium = medium_of(path, access).await?;
+    match inspect(&medium).await? {
+        FileKind::Raw => raw(target, path, medium),
+        FileKind::Remains(parts) => Err(remains_error("open", path, &parts)),
+        FileKind::Volume => {
+            Err(StackError::new(Cause::Refused, "open", "it is a protected volume, whose blocks have seals")
+                .lasting()
+                .on(target)
+                .advise(TargetName::File(path.to_owned()).to_string()))
+        }
+    }
+}
+
+pub(crate) fn raw(target: &TargetName, path: &Path, medium: FileMedium) -> Result<OpenTarget, StackError> {
+    let block_size = raw_block_size(&medium);
+    let kind = if medium.is_block_device() { "raw block device" } else { RAW_FILE };
+    let info = TargetInfo { file: medium.describe().ok(), ..TargetInfo::plain(kind) };
+    let device = RawDevice::new(medium, block_size)
+        .map_err(|error| StackError::new(Cause::Unsuitable, "open", error).on(path.display()))?;
+    Ok(OpenTarget::leaf(target, device, info, Vec::new(), NO_ROOM))
+}
+
+pub(crate) fn plain_file(path: &Path) -> StackError {
+    StackError::new(Cause::Unsuitable, "open", "it is a plain file, not a protected volume").on(path.display()).advise(
+        format!(
+            "use raw:{} for its bytes as blocks without seals, or `sealblock create` for a new volume",
+            path.display()
+        ),
+    )
+}
+
+/// Remains of a volume without a usable superblock.
+pub fn remains_error(doing: &str, path: &Path, parts: &str) -> StackError {
+    let why = format!("it has the remains of a protected volume without a usable superblock: {parts}");
+    StackError::new(Cause::Damaged, doing, why)
+        .on(path.display())
+        .advise(format!("use `sealblock rescue {} TO`, or another copy of the data", path.display()))
+}
+
+/// Opens the remains of a volume without a superblock, for reading.
+///
+/// # Errors
+/// If no layout fits the remains, or the medium fails.
+pub fn open_shapeless<'a>(
+    target: &'a TargetName,
+    path: &'a Path,
+    hints: &'a Hints,
+) -> LocalBoxFuture<'a, Result<(OpenTarget, Remains), StackError>> {
+    Box::pin(async move {
+        const DOING: &str = "determine the layout";
+        const HINT: &str =
+            "give the capacity that the volume was created with as --capacity SIZE, or use another copy of the data";
+        let medium = medium_of(path, Access::Read).await?;
+        let file = medium.describe().ok();
+        let (opened, remains) = open_remains(Rc::new(medium), ReactorClock, hints, &OpenOptions::default())
+            .await
+            .map_err(|error| match error {
+                RemainsError::Volume(error) => volume_error(DOING, &error).on(path.display()),
+                RemainsError::Resized => StackError::new(Cause::Damaged, DOING, error)
+                    .on(path.display())
+                    .advise("use another copy of the data"),
+                RemainsError::Profile(why) => {
+                    let why = format!("no superblock is left, and {why}");
+                    StackError::new(Cause::Damaged, DOING, why).on(path.display()).advise(HINT)
+                }
+            })?;
+        let info = TargetInfo {
+            volume: Some(opened.description),
+            file,
+            ..TargetInfo::plain("the remains of a protected volume")
+        };
+        Ok((OpenTarget::volume(target, opened.volume, info).await, remains))
+    })
+}
+
+/// Opens the volume at a path; anything else there is refused.
+pub fn open_volume(path: &Path, access: Access) -> LocalBoxFuture<'_, Result<OpenVolume, StackError>> {
+    Box::pin(async move {
+        let medium = medium_of(path, access).await?;
+        match inspect(&medium).await? {
+            FileKind::Remains(parts) => Err(remains_error("open", path, &parts)),
+            FileKind::Volume | FileKind::Raw => {
+                let options = options(&medium, access);
+                volume_on(Rc::new(medium), path, &options).await
+            }
+        }
+    })
+}
+
+fn options(medium: &FileMedium, access: Access) -> OpenOptions {
+    OpenOptions {
+        read_only: !access.writes() || medium.is_read_only(),
+        accept_older: access.accepts_older(),
+        relocate: access.relocates(),
+        ..OpenOptions::default()
+    }
+}
+
+async fn volume_on(medium: Rc<FileMedium>, path: &Path, options: &OpenOptions) -> Result<OpenVolume, StackError> {
+    let file = medium.describe().ok();
+    let opened = sealblock_media_volume::open(medium, ReactorClock, options)
+        .await
+        .map_err(|error| volume_error("open", &error).on(path.display()))?;
+    if opened.description.log_lost > 0 {
+        let (path, sectors) = (path.display(), opened.description.log_lost);
+        tracing::warn!(
+            "{path}: {} of the log lost; blocks written last may be older than what was written",
+            count(sectors, "sector")
+        );
+    }
+    for (place, records) in opened.description.lost_copies.foreign() {
+        tracing::warn!("{}: {} of another volume in {place}", path.display(), count(records, "record"));
+    }
+    if opened.description.standing != Standing::Certain {
+        let (path, uuid) = (path.display(), uuid_text(&opened.description.uuid));
+        tracing::warn!("{path}: not proven to be volume {uuid}; unproven blocks read as damaged");
+    }
+    for lba in &opened.description.unreadable {
+        tracing::warn!("{}: block {lba} was written before a crash and is unreadable", path.display());
+    }
+    for copy in &opened.description.superblocks {
+        if let Some(why) = &copy.lost {
+            let (path, at) = (path.display(), copy.offset_bytes);
+            let then = if options.read_only { "the next open for writing rewrites it" } else { "it was rewritten" };
+            tracing::warn!("{path}: the superblock at byte {at} was lost ({why}); {then}");
+        }
+    }
+    drop(sealblock_runtime_reactor::spawn(opened.worker.run()));
+    Ok(OpenVolume { volume: opened.volume, description: opened.description, file })
+}
+
+/// Gives the volume on a medium that no volume is open on another capacity.
+///
+/// # Errors
+/// Why it keeps its own.
+pub fn resize_volume<'a>(
+    doing: &'a str,
+    medium: &'a Rc<FileMedium>,
+    capacity_blocks: u64,
+) -> LocalBoxFuture<'a, Result<Resized, StackError>> {
+    Box::pin(async move {
+        let options = ResizeOptions { capacity_blocks, bars: bars_resizing, mutation: Mutation::None };
+        resize(medium, ReactorClock, &options).await.map_err(|error| resize_error(doing, &error))
+    })
+}
+
+/// The size of the blocks that a medium without seals is parted into.
+pub(crate) fn raw_block_size(medium: &impl Medium) -> BlockSize {
+    if medium.sector_bytes() > 512 { BlockSize::B4096 } else { BlockSize::B512 }
+}
