@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use sealblock_layers_mirror::MirrorError;
-use sealblock_layers_mirror::label::assemble::AssembleError;
 use sealblock_layers_mirror::label::ReplicaState;
+use sealblock_layers_mirror::label::assemble::AssembleError;
 
 use super::machine::RunningMirror;
 use super::replica::Replica;

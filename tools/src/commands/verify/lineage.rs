@@ -9,8 +9,8 @@ use std::time::UNIX_EPOCH;
 
 use sealblock_block::Device;
 use sealblock_layers_mirror::label::ReplicaState;
-use sealblock_stack::kernel::below::nodes_under;
 use sealblock_stack::identity::{hex, uuid_text};
+use sealblock_stack::kernel::below::nodes_under;
 use sealblock_stack::{OpenTarget, TargetInfo, protection_text};
 
 use super::record::{Identity, MAX_IDS};

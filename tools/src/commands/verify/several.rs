@@ -11,8 +11,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use sealblock_stack::kernel::below::disks_under;
 use sealblock_stack::kernel::DeviceNumber;
+use sealblock_stack::kernel::below::disks_under;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{Cause, StackError};
 use serde::Serialize;

@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use sealblock_layers_mirror::label::{Label, ReplicaState};
 use sealblock_layers_mirror::label::lineage::Session;
+use sealblock_layers_mirror::label::{Label, ReplicaState};
 
 /// What a write put into its blocks; 0 is zeroes. No two writes have the same.
 pub type Stamp = u64;
