@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::Subcommand;
 use sealblock_exports_ublk::{HostGuard, Tampering};
-use sealblock_server::run::attach::{AttachEvent, AttachPlan};
 use sealblock_server::plan::BlockDevicePlan;
+use sealblock_server::run::attach::{AttachEvent, AttachPlan};
 use sealblock_stack::Usage;
 use sealblock_stack::target::TargetName;
 
