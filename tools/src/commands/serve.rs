@@ -14,7 +14,7 @@ use sealblock_scrub::Settings;
 use sealblock_server::exports::listeners::Inherited;
 use sealblock_server::plan::{NamespacePlan, Plan, SubsystemPlan, names};
 use sealblock_server::run::service::Hangups;
-use sealblock_server::{config, log, run::run as serve_plan};
+use sealblock_server::{log, plan::config, run::run as serve_plan};
 use sealblock_stack::quantity::Rate;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{
