@@ -279,7 +279,9 @@ fn what_is_neither_file_nor_block_device() {
             place.run(&command.replace(" v", " missing")).fails(3, &["missing", "o such file", "create"]);
         }
     }
-    place.run("create nowhere/v --size 1MiB").fails(3, &["nowhere/v", "there is no directory 'nowhere'", "try: give a path in an existing directory"]);
+    place
+        .run("create nowhere/v --size 1MiB")
+        .fails(3, &["nowhere/v", "there is no directory 'nowhere'", "try: give a path in an existing directory"]);
     place.run("verify data/v").fails(3, &["data/v", "ot a directory"]);
 }
 
