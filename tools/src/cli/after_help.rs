@@ -5,7 +5,7 @@
 //! paragraphs: line breaks in them mean nothing.
 //!
 //! The lines are broken here, and clap must not break them again: it breaks at spaces and counts them as it does, so all spaces of a
-//! laid-out text are [`HARD_SPACE`], which [`printed`] makes spaces.
+//! laid-out text are no-break spaces, which [`printed`] makes spaces.
 
 use clap::Command;
 

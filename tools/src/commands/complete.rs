@@ -1,7 +1,7 @@
 //! `sealblock completions`: what a shell loads; and the hidden `sealblock complete`, which that calls for each Tab.
 //!
 //! The program itself knows its commands, targets and running servers, so the scripts of bash, zsh and fish only pass the line to it and show
-//! what it answers. A Tab never waits: servers have [`PATIENCE`] to answer, and whatever fails is silent.
+//! what it answers. A Tab never waits: servers have less than a second to answer, and whatever fails is silent.
 
 use std::fs;
 use std::io::{self, Write};
