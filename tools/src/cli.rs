@@ -70,7 +70,7 @@ Example:
 
 /// Block storage that keeps a checksum, an address and a tag with every block.
 #[derive(Debug, Parser)]
-#[command(name = "sealblock", version = crate::VERSION, after_help = EXIT_STATUS, arg_required_else_help = true)]
+#[command(name = "sealblock", version = env!("SEALBLOCK_VERSION"), after_help = EXIT_STATUS, arg_required_else_help = true)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

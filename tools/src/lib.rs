@@ -3,9 +3,6 @@
 //! A library beside the binary, so that tests reach the commands. The files under `commands` do the work, one for each
 //! subcommand.
 
-/// The version, with the commit where the build knows it.
-pub const VERSION: &str = env!("SEALBLOCK_VERSION");
-
 pub mod cli;
 pub mod exit;
 pub mod findings;
