@@ -45,6 +45,6 @@ pub use late_writes::{LateWrites, WriteSet};
 pub use medium::{Medium, MediumError, MediumErrorKind, NOTE_PAGE_BYTES, NoteKeeping};
 pub use request::{CompareAndWrite, Durability, Extents, Operation, Request, RequestKind, ReservedArea};
 pub use response::{BlockState, Checksum, Outcome, Response, Salvaged, StatusRun, StatusRuns, VerifyStats};
-pub use sync::{Clock, Condition, RangeGuard, RangeLock, yield_once};
+pub use sync::{AsyncMutex, AsyncMutexGuard, Clock, Condition, RangeGuard, RangeLock, yield_once};
 pub use unwritten::is_unwritten;
 pub use write_data::WriteData;

@@ -1,4 +1,4 @@
-//! What concurrent requests of one device share: the range lock, a condition to wait for, and the clock.
+//! What concurrent requests of one device share: the range lock, a mutex to wait for, a condition to wait for, and the clock.
 //!
 //! Invariants of the range lock: while a range is locked exclusively, no other change of overlapping blocks is in flight; locks
 //! that overlap are granted in the order in which they were requested, so no request starves; a shared lock costs two atomic
@@ -9,7 +9,8 @@
 //! released. Either side writes before it reads: a shared lock counts itself and then looks for exclusive ones, an exclusive one
 //! announces itself and then looks at the counters. So one of them sees the other, which needs sequential consistency.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -106,37 +107,80 @@ impl RangeLock {
         self.lock_listed([one, other], true).await
     }
 
+    /// Waits until none of the exclusive locks that are held or waited for now has these blocks.
+    pub async fn wait_unlocked(&self, blocks: RangeInclusive<u64>) {
+        if self.is_idle() {
+            return;
+        }
+        let next = self.list().next + 1;
+        self.wait_until(|list| list.is_grantable(next, &blocks, false)).await;
+    }
+
+    /// True if no exclusive lock is held or waited for.
+    pub fn is_idle(&self) -> bool {
+        self.exclusive.load(Ordering::SeqCst) == 0
+    }
+
+    /// True if an exclusive lock of any of these blocks is held or waited for.
+    pub fn is_locked(&self, blocks: RangeInclusive<u64>) -> bool {
+        !self.is_idle() && !self.list().is_grantable(u64::MAX, &blocks, false)
+    }
+
     async fn lock_listed<const N: usize>(&self, ranges: [RangeInclusive<u64>; N], exclusive: bool) -> RangeGuard<'_> {
-        let id = {
+        let is_free = |list: &LockList, id| {
+            let is_grantable = ranges.iter().all(|blocks| list.is_grantable(id, blocks, exclusive));
+            is_grantable && (!exclusive || self.has_no_counted())
+        };
+        let (id, is_granted) = {
             let mut list = self.list();
             list.next += 1;
             let id = list.next;
-            list.locks.extend(ranges.clone().map(|blocks| ListedLock { id, blocks, exclusive }));
-            id
+            list.locks.extend(ranges.iter().map(|blocks| ListedLock { id, blocks: blocks.clone(), exclusive }));
+            (id, is_free(&list, id))
         };
         // Made before the wait, so that dropping the future removes the lock from the list.
         let guard = RangeGuard { lock: self, kind: RangeGuardKind::Listed { id, exclusive } };
+        if !is_granted {
+            self.wait_until(|list| is_free(list, id)).await;
+        }
+        guard
+    }
+
+    /// Waits until the list is as it has to be; looks at once, and each time a lock is released.
+    async fn wait_until(&self, ready: impl Fn(&LockList) -> bool) {
         poll_fn(|cx| {
             let mut list = self.list();
-            let is_grantable = ranges.iter().all(|blocks| list.is_grantable(id, blocks, exclusive));
-            if is_grantable && (!exclusive || self.has_no_counted()) {
+            if ready(&list) {
                 return Poll::Ready(());
             }
-            list.waiting.push(cx.waker().clone());
+            if !list.waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                list.waiting.push(cx.waker().clone());
+            }
             Poll::Pending
         })
         .await;
-        guard
     }
 
     fn has_no_counted(&self) -> bool {
         self.counted.iter().all(|shard| shard.0.load(Ordering::SeqCst) == 0)
     }
 
-    /// Wakes all waiting locks, which check again.
-    fn wake(&self) {
-        let waiting = std::mem::take(&mut self.list().waiting);
-        waiting.into_iter().for_each(Waker::wake);
+    /// Changes the list, and wakes all that wait for it, which check again.
+    fn change(&self, change: impl FnOnce(&mut LockList)) {
+        let mut waiting = {
+            let mut list = self.list();
+            change(&mut list);
+            std::mem::take(&mut list.waiting)
+        };
+        if waiting.capacity() == 0 {
+            return;
+        }
+        waiting.drain(..).for_each(Waker::wake);
+        // Its room is kept, so that waiting allocates nothing in the long run.
+        let mut list = self.list();
+        if list.waiting.capacity() == 0 {
+            list.waiting = waiting;
+        }
     }
 }
 
@@ -157,18 +201,17 @@ impl Drop for RangeGuard<'_> {
         match self.kind {
             RangeGuardKind::Counted(shard) => {
                 self.lock.counted[shard].0.fetch_sub(1, Ordering::SeqCst);
-                if self.lock.exclusive.load(Ordering::SeqCst) == 0 {
-                    return;
+                if !self.lock.is_idle() {
+                    self.lock.change(|_| ());
                 }
             }
-            RangeGuardKind::Listed { id, exclusive } => {
-                self.lock.list().locks.retain(|lock| lock.id != id);
+            RangeGuardKind::Listed { id, exclusive } => self.lock.change(|list| {
+                list.locks.retain(|lock| lock.id != id);
                 if exclusive {
                     self.lock.exclusive.fetch_sub(1, Ordering::SeqCst);
                 }
-            }
+            }),
         }
-        self.lock.wake();
     }
 }
 
@@ -216,6 +259,41 @@ impl Condition {
     }
 }
 
+/// Lets one task of a core in at a time, in the order in which they asked. What it protects stands beside it.
+#[derive(Default)]
+pub struct AsyncMutex {
+    /// Tickets of those that are in or wait, in the order in which they asked.
+    queue: RefCell<VecDeque<u64>>,
+    next_ticket: Cell<u64>,
+    left: Condition,
+}
+
+/// Being the one that is let in, until this is dropped.
+pub struct AsyncMutexGuard<'a> {
+    mutex: &'a AsyncMutex,
+    ticket: u64,
+}
+
+impl AsyncMutex {
+    /// Waits until all that asked before have left.
+    pub async fn lock(&self) -> AsyncMutexGuard<'_> {
+        let ticket = self.next_ticket.get();
+        self.next_ticket.set(ticket + 1);
+        self.queue.borrow_mut().push_back(ticket);
+        // Made before the wait, so that dropping the future gives its place up.
+        let guard = AsyncMutexGuard { mutex: self, ticket };
+        self.left.wait_until(|| self.queue.borrow().front() == Some(&ticket)).await;
+        guard
+    }
+}
+
+impl Drop for AsyncMutexGuard<'_> {
+    fn drop(&mut self) {
+        self.mutex.queue.borrow_mut().retain(|ticket| *ticket != self.ticket);
+        self.mutex.left.notify();
+    }
+}
+
 /// A source of delays: the reactor's clock, or the simulator's.
 pub trait Clock {
     /// Waits for `delay`.
@@ -225,6 +303,7 @@ pub trait Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::FutureExt;
     use std::future::Future;
     use std::pin::{Pin, pin};
     use std::task::Context;
@@ -343,5 +422,36 @@ mod tests {
             });
         });
         assert_eq!(*torn.lock().unwrap(), 600);
+    }
+
+    #[test]
+    fn a_reader_waits_for_earlier_exclusive_locks_of_its_blocks_only() {
+        let ranges = RangeLock::default();
+        let wait = |blocks| ranges.wait_unlocked(blocks).now_or_never().is_some();
+        assert!(wait(extent(0, 9)) && ranges.is_idle());
+        let held = poll(pin!(ranges.lock(extent(0, 4)))).expect("nothing is in the way");
+        assert!(!ranges.is_idle() && ranges.is_locked(extent(3, 9)) && !ranges.is_locked(extent(4, 9)));
+        assert!(!wait(extent(3, 9)) && wait(extent(4, 9)));
+        let mut reader = pin!(ranges.wait_unlocked(extent(0, 1)));
+        assert!(reader.as_mut().now_or_never().is_none());
+        let mut later = pin!(ranges.lock(extent(0, 4)));
+        assert!(poll(later.as_mut()).is_none());
+        drop(held);
+        assert!(reader.now_or_never().is_some(), "the second lock came after the reader");
+        assert!(poll(later.as_mut()).is_some_and(|_| !ranges.is_idle()));
+        assert!(ranges.is_idle() && !ranges.is_locked(extent(0, 100)));
+    }
+
+    #[test]
+    fn a_mutex_lets_in_one_after_the_other_and_forgets_who_gives_up() {
+        let mutex = AsyncMutex::default();
+        let first = mutex.lock().now_or_never().expect("nobody is in");
+        let (mut second, mut third) = (Box::pin(mutex.lock()), pin!(mutex.lock()));
+        assert!(second.as_mut().now_or_never().is_none() && third.as_mut().now_or_never().is_none());
+        drop(first);
+        assert!(third.as_mut().now_or_never().is_none(), "the second was first");
+        drop(second);
+        assert!(third.now_or_never().is_some());
+        assert!(mutex.queue.borrow().is_empty());
     }
 }

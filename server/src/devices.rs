@@ -1,5 +1,14 @@
 //! Open devices, each on a core of its own choice, and what closes them there.
 
+pub(crate) mod bad_runs;
+pub(crate) mod inspect;
+pub(crate) mod members;
+pub mod mirrors;
+pub(crate) mod observer;
+pub mod resize;
+pub(crate) mod scrub;
+pub(crate) mod waiting;
+
 use std::cell::RefCell;
 use std::pin::pin;
 use std::rc::{Rc, Weak};
@@ -16,13 +25,13 @@ use sealblock_stack::{Access, Cause, OpenTarget, ReadOnly, StackError, TargetLab
 use sealblock_units::ByteCount;
 
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind, RESIZING};
+use crate::devices::inspect::unresponsive;
+use crate::devices::mirrors::watch;
+use crate::devices::observer::{ReportTargets, RequestObserver};
+use crate::devices::resize::{LocalDevice, ResizeResult};
+use crate::devices::scrub::ScrubTask;
 use crate::events::{Event, EventSender};
-use crate::inspect::unresponsive;
-use crate::mirrors::watch;
-use crate::observer::{ReportTargets, RequestObserver};
 use crate::plan::NamespacePlan;
-use crate::resize::{LocalDevice, ResizeResult};
-use crate::scrub::ScrubTask;
 use crate::status::damage::DamageStatus;
 use crate::status::mirror::MirrorStatus;
 use crate::status::scrub::ScrubStatus;

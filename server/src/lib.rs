@@ -3,16 +3,22 @@
 //! It knows no command line and prints nothing for people: a program makes a [`plan::Plan`], hands it to [`run::run`], and gets
 //! [`events::Event`]s. The control socket's messages are those of `control`, for the server and for the commands that ask it; the
 //! states that they carry are those of `status`. Only the log is written here, by lines of `tracing` to standard error.
+//!
+//! A room is a file and the folder beside it:
+//!
+//! - [`plan`]: what is to be served, and the configuration file that says so.
+//! - [`devices`]: open targets, each on its own core, with what is done to them beside requests: scrubs, resizing, mirrors, retries.
+//! - [`exports`]: by which protocols they are offered, and where is listened.
+//! - `server`: the served state, and the change to a new plan. [`run`]: its main loop; [`run::attach`] serves one block device.
+//! - [`control`], [`status`]: the control socket, and what is reported. [`events`], [`log`], [`dates`]: for the program and people.
 
-pub mod attach;
-pub mod config;
 pub mod dates;
+pub mod devices;
 pub mod events;
 pub mod log;
-pub mod mirrors;
 pub mod plan;
-pub mod resize;
 pub mod run;
+mod server;
 
 /// The control socket: its messages, the client, and the server's side.
 pub mod control {
@@ -37,18 +43,11 @@ pub mod status {
     pub mod server_info;
 }
 
-mod bad_runs;
-pub mod block_device;
-mod block_devices;
-mod devices;
-mod inspect;
-pub mod listeners;
-mod members;
-mod nbd;
-mod observer;
-mod offered;
-mod scrub;
-mod served;
-mod server;
-pub mod service;
-mod waiting;
+/// What is offered, by which protocol, and where is listened.
+pub mod exports {
+    pub mod block_device;
+    pub(crate) mod block_devices;
+    pub mod listeners;
+    pub(crate) mod nbd;
+    pub(crate) mod offered;
+}

@@ -3,6 +3,8 @@
 //! NBD knows no names of hosts. So a namespace of a subsystem that is only for some hosts is offered over NBD only if the
 //! plan gives it a name there.
 
+pub mod config;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -17,7 +19,7 @@ use sealblock_scrub::Settings;
 use sealblock_stack::target::{NBD_PORT, NVME_TCP_PORT, TargetName, encode};
 use sealblock_stack::{Access, Cause, StackError, Usage};
 
-use crate::listeners::{Inherited, Place};
+use crate::exports::listeners::{Inherited, Place};
 
 /// What the names of subsystems that have none begin with.
 pub const NQN_PREFIX: &str = "nqn.2026-11.io.sealblock:";
@@ -375,7 +377,7 @@ fn address(text: &str, port: u16) -> Result<SocketAddr, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::parse;
+    use crate::plan::config::parse;
 
     fn named(targets: &[&str]) -> Vec<String> {
         let targets: Vec<TargetName> = targets.iter().map(|text| text.parse().unwrap()).collect();

@@ -1,5 +1,8 @@
 //! From start to end: what signals mean, and the watch over the files that are served.
 
+pub mod attach;
+pub mod service;
+
 use std::io;
 use std::num::NonZeroUsize;
 use std::thread::{self, available_parallelism};
@@ -11,17 +14,17 @@ use sealblock_runtime_reactor::{Config, Cores, Placement, Reactor, ShutdownSigna
 use sealblock_stack::StackError;
 use sealblock_units::ByteCount;
 
-use crate::block_device::{Ended, check_backend};
 use crate::control::protocol::{ControlError, RESIZING};
 use crate::control::responder::{Control, ResizeRequest};
 use crate::control::socket_path::ControlSocket;
+use crate::devices::mirrors::control_error;
+use crate::devices::waiting::OpenAttempt;
 use crate::events::{Event, EventSender, EventSink};
-use crate::mirrors::control_error;
+use crate::exports::block_device::{Ended, check_backend};
 use crate::plan::Plan;
+use crate::run::service::{Hangups, ServiceState, notify};
 use crate::server::Server;
-use crate::service::{Hangups, ServiceState, notify};
 use crate::status::server_info::started_unix_s;
-use crate::waiting::OpenAttempt;
 
 /// How long a core that was busy looks for work before it sleeps, in microseconds: longer than a host on a fast network takes to
 /// ask again. A core that finds none a few times in a row sleeps at once, so an idle server burns nothing.

@@ -3,6 +3,8 @@
 //! A change has two steps: first everything that can fail, while the old state is served; then subsystems are added and
 //! removed. So a plan that fails changes nothing. The first plan is a change from an empty server.
 
+mod served;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -15,18 +17,18 @@ use sealblock_runtime_reactor::{CoreHandle, now, sleep};
 use sealblock_stack::{Cause, StackError};
 use sealblock_units::ByteCount;
 
-use crate::block_device::{Ended, is_volatile};
-use crate::block_devices::{AttachedNamespace, BlockDevices, WantedBlockDevice};
 use crate::control::protocol::{RESIZING, ResizeReport};
+use crate::devices::members::{PlanMatch, fit, other_members_error};
+use crate::devices::resize::ResizeResult;
+use crate::devices::waiting::{OpenAttempt, Openings, Waiting};
 use crate::devices::{DeviceTable, ServedDevice};
 use crate::events::{EventSender, OpenedInfo};
-use crate::listeners::{BoundListener, Listeners, Place};
-use crate::members::{PlanMatch, fit, other_members_error};
-use crate::nbd::{NbdSide, Wanted};
-use crate::offered::{Identities, Offered, OfferedNamespace, serial_of, setup_error};
+use crate::exports::block_device::{Ended, is_volatile};
+use crate::exports::block_devices::{AttachedNamespace, BlockDevices, WantedBlockDevice};
+use crate::exports::listeners::{BoundListener, Listeners, Place};
+use crate::exports::nbd::{NbdSide, Wanted};
+use crate::exports::offered::{Identities, Offered, OfferedNamespace, serial_of, setup_error};
 use crate::plan::{NamespacePlan, Plan, export_name};
-use crate::resize::ResizeResult;
-use crate::waiting::{OpenAttempt, Openings, Waiting};
 
 /// How often a waiting task checks its condition.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(5);

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
+use std::ops::RangeInclusive;
 
 /// Bytes of data in one logical block, without any protection information.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -260,6 +261,13 @@ impl Extent {
             }
             Some(piece)
         })
+    }
+}
+
+/// Its addresses, from the first to the last.
+impl From<Extent> for RangeInclusive<u64> {
+    fn from(extent: Extent) -> RangeInclusive<u64> {
+        extent.start.0..=extent.last().0
     }
 }
 

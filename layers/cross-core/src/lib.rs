@@ -127,7 +127,7 @@ impl Attached {
     /// Waits until no other client changes these blocks, on any core, and locks them against changes until the result is dropped.
     /// Reads continue.
     pub async fn lock(&self, extent: Extent) -> Locked<'_> {
-        let range = self.device.state().range_lock.lock(extent.start().get()..=extent.last().get()).await;
+        let range = self.device.state().range_lock.lock(extent.into()).await;
         Locked { attached: self, extent, _range: range }
     }
 

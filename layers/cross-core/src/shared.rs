@@ -156,9 +156,7 @@ impl SharedDevice {
         let range_lock = &self.0.device.range_lock;
         let _range = match (request.changed().filter(|_| !is_locked), request.source()) {
             // Devices copy as if nobody wrote to either range meanwhile, and a Copy may be sent again.
-            (Some(blocks), Some(source)) => {
-                Some(range_lock.lock_both(source.start().get()..=source.last().get(), blocks).await)
-            }
+            (Some(blocks), Some(source)) => Some(range_lock.lock_both(source.into(), blocks).await),
             (Some(blocks), None) => Some(range_lock.lock_shared(blocks).await),
             (None, _) => None,
         };

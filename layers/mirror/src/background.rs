@@ -206,7 +206,7 @@ impl<C: Clock> Mirror<C> {
     async fn resync_region(&self, replica: &Rc<Replica>, region: u32) -> Result<LastCopy, Error> {
         let mut settled = LastCopy::Kept;
         for piece in self.map.extent(region).split_aligned(self.geometry.limits.max_transfer_blocks) {
-            let _guard = self.range_lock.lock(piece).await;
+            let _guard = self.range_lock.lock(piece.into()).await;
             // It may have failed and be back. Then its own label must be written again before anything is copied to
             // it.
             if replica.state.get() != ReplicaState::Resyncing || replica.lacks_own_label() || self.is_closing.get() {

@@ -5,14 +5,13 @@
 pub(crate) mod hot_groups;
 pub(crate) mod labels;
 pub(crate) mod probe;
-pub(crate) mod range_lock;
 pub(crate) mod replica;
 pub(crate) mod write_intent;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-use sealblock_block::{Abilities, Ability, Clock, Condition, Error, ErrorKind, Freshness, Geometry};
+use sealblock_block::{Abilities, Ability, Clock, Condition, Error, ErrorKind, Freshness, Geometry, RangeLock};
 use sealblock_units::Extent;
 use smallvec::SmallVec;
 
@@ -20,7 +19,6 @@ use crate::label::ReplicaState;
 use crate::label::name::MirrorName;
 use crate::label::regions::{RegionMap, Regions};
 use crate::mirror::hot_groups::HotGroups;
-use crate::mirror::range_lock::RangeLock;
 use crate::mirror::replica::Replica;
 use crate::mirror::write_intent::{SessionPhase, WriteIntent};
 

@@ -23,8 +23,8 @@ use std::cell::RefCell;
 use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt};
 use sealblock_block::{
-    Abilities, Ability, Device, Durability, Error, ErrorKind, Expectations, Freshness, Geometry, Limits, Operation,
-    Outcome, RangeLock, Request, RequestKind, ReservedArea, Response, WhyOlder, WriteData,
+    Abilities, Ability, AsyncMutex, Device, Durability, Error, ErrorKind, Expectations, Freshness, Geometry, Limits,
+    Operation, Outcome, Request, RequestKind, ReservedArea, Response, WhyOlder, WriteData,
 };
 use sealblock_integrity::{ChecksumKind, PiFormat};
 use sealblock_runtime_memory::Slice;
@@ -94,7 +94,7 @@ pub struct StripeLayer<D> {
     /// The members' labels, where they have some.
     labels: Option<RefCell<Vec<Label>>>,
     /// One label of an outer group is written at a time.
-    label_turns: RangeLock,
+    label_turns: AsyncMutex,
     /// A member was put back to what it was before.
     is_any_behind: bool,
 }
@@ -125,7 +125,7 @@ impl<D: Device> StripeLayer<D> {
         let stripe_map = StripeMap::new(members.len(), blocks.trailing_zeros());
         let geometry = geometry(&members, stripe_map, size, format)?;
         let merger = Merger { stripe_map, size, format };
-        let label_turns = RangeLock::default();
+        let label_turns = AsyncMutex::default();
         Ok(StripeLayer { members, merger, geometry, labels: None, label_turns, is_any_behind: false })
     }
 
@@ -160,7 +160,7 @@ impl<D: Device> StripeLayer<D> {
         let Some(labels) = &self.labels else { return self.members[0].execute(request).await };
         match request.operation {
             Operation::WriteReserved(_, bytes) => {
-                let _alone = self.label_turns.lock(0..=0).await;
+                let _alone = self.label_turns.lock().await;
                 let before = labels.borrow().clone();
                 let new = members::write_group_label(&self.members, &before, &bytes).await?;
                 labels.replace(new);

@@ -11,25 +11,22 @@ pub(crate) mod reserved;
 pub(crate) mod superblocks;
 
 use std::cell::RefCell;
-use std::ops::RangeInclusive;
 
-use sealblock_block::{Medium, MediumError, MediumErrorKind, NoteKeeping, RangeLock};
+use sealblock_block::{AsyncMutex, Medium, MediumError, MediumErrorKind, NoteKeeping};
 use sealblock_runtime_memory::{Buffer, Slice};
-
-/// What there may be one of at a time.
-const SYNC: RangeInclusive<u64> = 0..=0;
 
 /// A medium with syncs one at a time.
 pub(crate) struct OneSync<M> {
     medium: M,
-    turns: RangeLock,
+    /// One sync at a time.
+    syncing: AsyncMutex,
     failed: RefCell<Option<String>>,
 }
 
 impl<M> OneSync<M> {
     /// This medium, none of whose syncs has failed.
     pub fn new(medium: M) -> OneSync<M> {
-        OneSync { medium, turns: RangeLock::default(), failed: RefCell::default() }
+        OneSync { medium, syncing: AsyncMutex::default(), failed: RefCell::default() }
     }
 
     /// The medium itself.
@@ -84,7 +81,7 @@ impl<M: Medium> Medium for OneSync<M> {
     }
 
     async fn sync(&self) -> Result<(), MediumError> {
-        let _alone = self.turns.lock(SYNC).await;
+        let _alone = self.syncing.lock().await;
         if let Some(why) = &*self.failed.borrow() {
             let reason = format!("an earlier one failed: {why}");
             return Err(MediumError { kind: MediumErrorKind::Failed, doing: "sync", offset_bytes: 0, reason });

@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use anyhow::{Result, bail};
 use clap::Subcommand;
 use sealblock_exports_ublk::{HostGuard, Tampering};
-use sealblock_server::attach::{AttachEvent, AttachPlan};
 use sealblock_server::plan::BlockDevicePlan;
+use sealblock_server::run::attach::{AttachEvent, AttachPlan};
 use sealblock_stack::Usage;
 use sealblock_stack::target::TargetName;
 
@@ -155,7 +155,7 @@ fn tamper(target: &TargetName, guard: HostGuard, way: Tampering) -> Result<()> {
             println!("{}", serde_json::json!({ "path": info.path }));
         }
     };
-    match sealblock_server::attach::run(&plan, report) {
+    match sealblock_server::run::attach::run(&plan, report) {
         Ok(()) => Ok(()),
         Err(failure) => bail!("{failure}"),
     }

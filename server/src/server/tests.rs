@@ -17,7 +17,7 @@ use sealblock_stack::open_medium;
 use sealblock_units::BlockSize;
 
 use super::*;
-use crate::config::parse;
+use crate::plan::config::parse;
 
 /// A subsystem with one namespace and these lines about it.
 fn subsystem(name: &str, target: &str, more: &str) -> String {

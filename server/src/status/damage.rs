@@ -6,7 +6,7 @@ use sealblock_stack::DamageView;
 use sealblock_stack::quantity::count;
 use serde::{Deserialize, Serialize};
 
-use crate::bad_runs::blocks_text;
+use crate::devices::bad_runs::blocks_text;
 
 /// Runs of bad blocks that are listed.
 const MAX_RUNS: usize = 64;

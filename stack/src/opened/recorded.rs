@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use futures_util::future::LocalBoxFuture;
 use sealblock_block::{
-    Abilities, Condition, DamageRecord, Device, Geometry, Operation, Outcome, RangeLock, Request, ReservedArea,
+    Abilities, AsyncMutex, Condition, DamageRecord, Device, Geometry, Operation, Outcome, Request, ReservedArea,
     Response, WatchedRequest,
 };
 use sealblock_runtime_memory::Slice;
@@ -45,7 +45,7 @@ struct Keeper {
     /// True if it is not saved: what is there is of a later version, or cannot be read or written.
     is_given_up: Cell<bool>,
     /// Saves come one after the other: each has what was there before it.
-    turn: RangeLock,
+    turn: AsyncMutex,
     /// Notified of changes, and of the end.
     changed: Rc<Condition>,
 }
@@ -86,7 +86,7 @@ impl<D: Device + 'static> Recorded<D> {
             saved: Cell::new(record.generation()),
             state: RefCell::new(SavedState { damage: Vec::new(), ..state }),
             is_given_up: Cell::new(is_given_up),
-            turn: RangeLock::default(),
+            turn: AsyncMutex::default(),
             changed: Rc::clone(&changed),
         };
         let Abilities { writable: is_writable, copies, .. } = device.abilities();
@@ -114,7 +114,7 @@ impl<D: Device + 'static> Recorded<D> {
 
     /// Saves a state of the scrub with the list as it is now; the last state where there is none.
     async fn write(&self, keeper: &Keeper, state: Option<SavedState>) -> Outcome {
-        let _turn = keeper.turn.lock(0..=0).await;
+        let _turn = keeper.turn.lock().await;
         let state = state.unwrap_or_else(|| keeper.state.borrow().clone());
         let generation = self.record.generation();
         let blocks = self.device.geometry().capacity_blocks;

@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::thread::available_parallelism;
 
 use sealblock_exports_ublk::block_path;
-use sealblock_server::attach::{AttachEvent, AttachPlan, run as attach_plan};
 use sealblock_server::events::AttachedInfo;
 use sealblock_server::plan::BlockDevicePlan;
-use sealblock_server::{block_device, log};
+use sealblock_server::run::attach::{AttachEvent, AttachPlan, run as attach_plan};
+use sealblock_server::{exports::block_device, log};
 use sealblock_stack::StackError;
 use sealblock_stack::quantity::count;
 use serde::Serialize;

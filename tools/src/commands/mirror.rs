@@ -22,7 +22,7 @@ use crate::progress::{Progress, Show};
 use crate::report::{Lines, attributed, note_lost_answers, print_report, say};
 use sealblock_server::control::client::{FoundServer, find, find_to_change};
 use sealblock_server::control::protocol::{ControlCommand, TargetRef};
-use sealblock_server::mirrors::execute;
+use sealblock_server::devices::mirrors::execute;
 use sealblock_server::status::health::Health;
 use sealblock_server::status::mirror::{MirrorStatus, ReplicaStatus, state_text};
 

@@ -21,7 +21,7 @@ use crate::exit::Exit;
 use crate::report::{attributed, note_lost_answers_of, print_report};
 use sealblock_server::control::client::find_to_change;
 use sealblock_server::control::protocol::{RESIZING, ResizeReport};
-use sealblock_server::resize::blocks_of;
+use sealblock_server::devices::resize::blocks_of;
 
 /// Does it.
 pub fn run(arguments: &Resize) -> Result<Exit, StackError> {

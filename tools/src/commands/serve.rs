@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use sealblock_exports_nvme_tcp::Hosts;
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_scrub::Settings;
-use sealblock_server::listeners::Inherited;
+use sealblock_server::exports::listeners::Inherited;
 use sealblock_server::plan::{NamespacePlan, Plan, SubsystemPlan, names};
-use sealblock_server::service::Hangups;
-use sealblock_server::{config, log, run::run as serve_plan};
+use sealblock_server::run::service::Hangups;
+use sealblock_server::{log, plan::config, run::run as serve_plan};
 use sealblock_stack::quantity::Rate;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{

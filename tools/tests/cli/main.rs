@@ -18,6 +18,7 @@ mod hostile;
 mod identity;
 mod in_use;
 mod interrupted;
+mod json_keys;
 mod known_damage;
 mod log_level;
 mod lost_log;

@@ -82,7 +82,7 @@ impl<C: Clock> Mirror<C> {
         // Without the lock, two replicas could execute overlapping writes in different orders and differ for good.
         let _guard = match self.mutation.injected() {
             Mutation::Unordered => None,
-            _ => Some(self.range_lock.lock(extent).await),
+            _ => Some(self.range_lock.lock(extent.into()).await),
         };
         self.change_locked(extent, request).await
     }
@@ -267,7 +267,7 @@ impl<C: Clock> Mirror<C> {
     /// True if no change is in flight in these regions of a group, and all in-sync replicas have the same there.
     pub(crate) fn is_at_rest(&self, group: &RangeInclusive<u32>) -> bool {
         !self.write_intent.nosync.borrow().contains_any(group.clone())
-            && !self.range_lock.is_locked(self.map.group_extent(group))
+            && !self.range_lock.is_locked(self.map.group_extent(group).into())
     }
 
     /// Waits until the labels have room for the groups of an extent, unless none can leave.

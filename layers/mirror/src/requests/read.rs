@@ -20,7 +20,7 @@ impl<C: Clock> Mirror<C> {
     pub(crate) async fn read(&self, extent: Extent, expectations: &Expectations) -> Result<Sealed, Error> {
         // Otherwise one reader could see a change on a replica that has it, and a later reader the old content on
         // another.
-        self.range_lock.wait_unlocked(extent).await;
+        self.range_lock.wait_unlocked(extent.into()).await;
         self.reconcile_for_read(extent).await?;
         if self.is_read_only && self.is_nosync(extent) {
             return judged(extent, self.read_nosync(extent).await?, expectations);
@@ -65,7 +65,7 @@ impl<C: Clock> Mirror<C> {
     /// Reads blocks in place, where no reader has to wait and they are good on the replica whose turn it is.
     pub(crate) fn try_read(&self, request: &Request) -> Option<Outcome> {
         let extent = request.extent()?;
-        if self.range_lock.is_locked(extent) || self.is_nosync(extent) {
+        if self.range_lock.is_locked(extent.into()) || self.is_nosync(extent) {
             return None;
         }
         // One that meets bad blocks starts anew, and repairs them.
@@ -110,7 +110,7 @@ impl<C: Clock> Mirror<C> {
             Mutation::ReadResyncing => self.write_targets(),
             _ => self.in_sync(),
         };
-        let is_unstable = self.range_lock.is_locked(extent) || self.is_nosync(extent);
+        let is_unstable = self.range_lock.is_locked(extent.into()) || self.is_nosync(extent);
         if is_unstable {
             return replicas;
         }
@@ -134,7 +134,7 @@ impl<C: Clock> Mirror<C> {
     /// Rewrites a bad block from another replica; true if it is good now.
     pub(crate) async fn repair_block(&self, replica: &Replica, bad: &BadBlock) -> bool {
         let one = Extent::one(bad.lba);
-        let _guard = self.range_lock.lock(one).await;
+        let _guard = self.range_lock.lock(one.into()).await;
         let attach_count = replica.attach_count();
         // Not a read: a replica that is itself a mirror reads from any of its copies, and one of them may be bad.
         if replica.execute(Request::verify(one, Expectations::NONE)).await.is_ok() {

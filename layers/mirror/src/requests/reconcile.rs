@@ -98,7 +98,7 @@ impl<C: Clock> Mirror<C> {
     }
 
     async fn reconcile_piece(&self, piece: Extent) -> Result<(), Error> {
-        let _guard = self.range_lock.lock(piece).await;
+        let _guard = self.range_lock.lock(piece.into()).await;
         self.reconcile(piece).await?;
         let copied = self.write_intent.reconciled_count.get();
         if self.write_intent.reconciled_durable.get() < copied {

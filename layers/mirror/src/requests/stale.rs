@@ -210,7 +210,7 @@ impl<C: Clock> Mirror<C> {
     }
 
     async fn accept_one(&self, replica: &Rc<Replica>, one: Extent) -> Result<bool, Error> {
-        let _guard = self.range_lock.lock(one).await;
+        let _guard = self.range_lock.lock(one.into()).await;
         if replica.stale.borrow().within(one).is_empty() {
             return Ok(false);
         }

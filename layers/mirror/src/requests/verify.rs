@@ -256,7 +256,7 @@ impl<C: Clock> Mirror<C> {
                 }
                 return Ok(());
             }
-            let _guard = self.range_lock.lock(run).await;
+            let _guard = self.range_lock.lock(run.into()).await;
             // After a crash replicas may differ in changes that were in flight. These are reconciled, not reported.
             if !self.is_nosync(run) && self.differ(replicas, run, bad_blocks).await {
                 let bad = BadBlock::new(run.start(), BadBlockCause::Conflict, None, None);

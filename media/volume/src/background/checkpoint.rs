@@ -4,7 +4,6 @@
 //! meanwhile is durable in the log behind the place where the checkpoint lets the log begin, and may well be written with them.
 
 use std::cell::Cell;
-use std::ops::RangeInclusive;
 
 use futures_util::future::{join, join_all};
 use futures_util::stream::{self, StreamExt};
@@ -27,10 +26,6 @@ const MIN_APART_BYTES: usize = 4096;
 const MAX_UNINITIALIZED: u64 = 128;
 /// Blocks whose map entries go to the block map together, those of one long run more.
 const PORTION_BLOCKS: u64 = 1024;
-/// What there may be one of at a time: a checkpoint, and within it or beside it one write of superblocks.
-const CHECKPOINT: RangeInclusive<u64> = 0..=0;
-const SUPERBLOCKS: RangeInclusive<u64> = 1..=1;
-const GIVING_UP: RangeInclusive<u64> = 2..=2;
 
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// Makes checkpoints on request, until [`Checkpoints::stop`] or the volume has failed.
@@ -66,7 +61,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// could not. After a failed sync it is unknown which writes were lost, so no later one may build on them: the volume takes
     /// no more writes.
     pub(crate) async fn checkpoint(&self, clean: bool) -> Result<(), Error> {
-        let _alone = self.checkpoints.turns.lock(CHECKPOINT).await;
+        let _alone = self.checkpoints.writing_map.lock().await;
         let mut target = self.write_map_pages().await?;
         if self.mutation.is(Mutation::TailEarly) {
             target = self.log.take_applied();
@@ -90,7 +85,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// # Errors
     /// As [`Volume::checkpoint`].
     pub(crate) async fn drain_patches(&self) -> Result<(), Error> {
-        let _alone = self.checkpoints.turns.lock(CHECKPOINT).await;
+        let _alone = self.checkpoints.writing_map.lock().await;
         self.write_map_pages().await?;
         self.block_map.patches.end();
         Ok(())
@@ -180,7 +175,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         // A commit and a note may both be the first: the superblock of the one must not call a log anchored whose anchor the other one
         // is still writing, or could not make durable.
-        let _alone = self.checkpoints.turns.lock(SUPERBLOCKS).await;
+        let _alone = self.checkpoints.writing_superblock.lock().await;
         let before = self.superblock.get();
         if has_it(&before) {
             return Ok(());
@@ -204,7 +199,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Writes the next superblock; durable in the end.
     pub(crate) async fn change_superblock(&self, change: impl FnOnce(Superblock) -> Superblock) -> Result<(), Error> {
-        let _alone = self.checkpoints.turns.lock(SUPERBLOCKS).await;
+        let _alone = self.checkpoints.writing_superblock.lock().await;
         self.write_superblock(change(self.superblock.get())).await
     }
 
@@ -248,7 +243,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// begins anew. From here on nothing on the medium tells that blocks may be older; who opened the volume has recorded it.
     pub(crate) async fn give_up_log(&self) -> Result<(), Error> {
         let _change = self.begin_change()?;
-        let _alone = self.checkpoints.turns.lock(GIVING_UP).await;
+        let _alone = self.checkpoints.giving_up_log.lock().await;
         if !self.keeps_lost_log.get() {
             return Ok(());
         }

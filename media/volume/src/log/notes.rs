@@ -16,7 +16,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use sealblock_block::{Condition, RangeLock};
+use sealblock_block::{AsyncMutex, Condition};
 
 use crate::format::{LogPosition, MapEntryRun, NOTE_PAGE_BYTES, NOTES_PER_PAGE, Note, NoteHead, NotesPlace, Seed};
 use crate::options::{Mutation, OpenOptions};
@@ -73,7 +73,8 @@ pub(crate) struct Notes {
     /// Counts halves that were begun.
     pub halves: Cell<u64>,
     pub changed: Condition,
-    pub placing: RangeLock,
+    /// The place is made by one at a time.
+    pub placing: AsyncMutex,
     /// The physical blocks of the place, and their block group.
     pub taken: Cell<Option<(u64, Run)>>,
 }
@@ -102,7 +103,7 @@ impl Notes {
             is_led: Cell::new(false),
             halves: Cell::new(0),
             changed: Condition::default(),
-            placing: RangeLock::default(),
+            placing: AsyncMutex::default(),
             taken: Cell::new(None),
         }
     }

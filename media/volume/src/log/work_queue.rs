@@ -4,7 +4,7 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
-use sealblock_block::{Condition, Error, RangeLock};
+use sealblock_block::{AsyncMutex, Condition, Error};
 
 use crate::format::Layout;
 
@@ -137,8 +137,12 @@ pub(crate) struct Checkpoints {
     completed: Cell<u64>,
     last_error: RefCell<Option<Error>>,
     changed: Condition,
-    /// Checkpoints, and writes of superblocks, one at a time.
-    pub turns: RangeLock,
+    /// A checkpoint, or part of one: one at a time.
+    pub writing_map: AsyncMutex,
+    /// A write of the superblock, within a checkpoint or beside it.
+    pub writing_superblock: AsyncMutex,
+    /// Giving up a log of which sectors are lost. Held while a checkpoint is made.
+    pub giving_up_log: AsyncMutex,
 }
 
 impl Checkpoints {

@@ -5,17 +5,13 @@
 //! the log and are written in place; what a torn one holds is for its reader to find out.
 
 use std::cell::{Cell, RefCell};
-use std::ops::RangeInclusive;
 
-use sealblock_block::{Error, ErrorKind, Medium, RangeLock, ReservedArea};
+use sealblock_block::{AsyncMutex, Error, ErrorKind, Medium, ReservedArea};
 use sealblock_runtime_memory::Slice;
 
 use crate::format::{BITMAP_PAGE_BYTES, Layout, RESERVED_HEAD_BYTES, ReservedCopy, Seed, Superblock};
 use crate::medium::lost_copies::LostCopies;
 use crate::medium::padded;
-
-/// What there may be one of at a time: a read or write of an area, or a write of a bitmap page.
-const ALL: RangeInclusive<u64> = 0..=0;
 
 /// The areas of a volume.
 pub(crate) struct ReservedAreas {
@@ -26,7 +22,8 @@ pub(crate) struct ReservedAreas {
     /// Labels that had been written, durably, when the superblock was.
     labels_before: u64,
     lost_copies: LostCopies,
-    turns: RangeLock,
+    /// A read or write of an area, or a write of a bitmap page: one at a time.
+    turns: AsyncMutex,
     write_seqs: [Cell<Option<u64>>; ReservedArea::ALL.len()],
     /// Copies of the newest content that were found lost, and not written since.
     lost: [Cell<u64>; ReservedArea::ALL.len()],
@@ -43,7 +40,7 @@ impl ReservedAreas {
             were_zeroed: superblock.areas_were_zeroed,
             labels_before: superblock.labels_written,
             lost_copies,
-            turns: RangeLock::default(),
+            turns: AsyncMutex::default(),
             write_seqs: Default::default(),
             lost: Default::default(),
             held: RefCell::default(),
@@ -60,7 +57,7 @@ impl ReservedAreas {
             read?;
             return Ok(bytes.freeze());
         }
-        let _alone = self.turns.lock(ALL).await;
+        let _alone = self.turns.lock().await;
         self.load(medium, area).await
     }
 
@@ -152,14 +149,14 @@ impl ReservedAreas {
         if let ReservedArea::Bitmap { page } = area {
             let bytes = padded(medium, bytes, BITMAP_PAGE_BYTES as usize);
             {
-                let _in_order = self.turns.lock(ALL).await;
+                let _in_order = self.turns.lock().await;
                 // As below: a dropped write is still in flight, and could land on this one.
                 medium.drain().await;
                 medium.write(self.bitmap_page(page)?, bytes).await?;
             }
             return sync().await;
         }
-        let _alone = self.turns.lock(ALL).await;
+        let _alone = self.turns.lock().await;
         // A dropped write is still in flight, and could land on the same copy.
         medium.drain().await;
         if self.write_seqs[area.index()].get().is_none() {

@@ -1,7 +1,5 @@
 //! Noting changes: how map entries get to the place of notes, and from there into the memtable. See `notes`.
 
-use std::ops::RangeInclusive;
-
 use sealblock_block::{Clock, Error, Medium, MediumError, NoteKeeping, yield_once};
 use sealblock_runtime_memory::Buffer;
 
@@ -14,8 +12,6 @@ use crate::volume::Volume;
 const SPARE_PART: u64 = 4;
 /// Bytes of zeroes written at a time.
 const ZEROES_BYTES: u64 = 1 << 20;
-/// The place is made by one at a time.
-const PLACE: RangeInclusive<u64> = 0..=0;
 
 /// What a step of the leader came to.
 enum Step {
@@ -183,7 +179,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if self.notes.way.get() != Way::Unknown {
             return Ok(());
         }
-        let _alone = self.notes.placing.lock(PLACE).await;
+        let _alone = self.notes.placing.lock().await;
         if self.notes.way.get() != Way::Unknown {
             return Ok(());
         }

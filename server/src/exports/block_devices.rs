@@ -9,10 +9,10 @@ use sealblock_runtime_reactor::CoreHandle;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{Cause, StackError};
 
-use crate::block_device::{BlockDevice, Ended};
 use crate::control::protocol::RESIZING;
 use crate::devices::ServedDevice;
 use crate::events::AttachedInfo;
+use crate::exports::block_device::{BlockDevice, Ended};
 use crate::plan::BlockDevicePlan;
 
 const DOING: &str = "attach";

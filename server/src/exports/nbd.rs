@@ -14,7 +14,7 @@ use sealblock_stack::{Cause, StackError};
 
 use crate::devices::ServedDevice;
 use crate::events::NbdInfo;
-use crate::listeners::{BoundListener, Listeners, Place};
+use crate::exports::listeners::{BoundListener, Listeners, Place};
 use crate::plan::{NamespacePlan, Plan, SubsystemPlan, export_name, export_uri, nbd_limits, on_this_machine};
 
 /// Longest text about an export, in bytes ("String encoding" of the protocol).

@@ -10,7 +10,7 @@ use sealblock_layers_multipath::{PathMonitor, PathStatus as MultipathPathStatus}
 use sealblock_media_file::Backing;
 use sealblock_stack::{DamageView, OpenMirror, TargetInfo};
 
-use crate::scrub::ScrubTask;
+use crate::devices::scrub::ScrubTask;
 use crate::status::damage::DamageStatus;
 use crate::status::files::FileError;
 use crate::status::mirror::MirrorStatus;

@@ -12,7 +12,7 @@ fn with(lines: &str) -> String {
 
 #[test]
 fn the_documented_example_is_read_and_shows_the_defaults() {
-    let plan = parse(include_str!("../../../docs/sealblock.toml")).unwrap();
+    let plan = parse(include_str!("../../../../docs/sealblock.toml")).unwrap();
     assert_eq!(plan.limits, Limits::default());
     assert_eq!(plan.listeners, ["127.0.0.1:4420".parse().unwrap(), "[::1]:4420".parse().unwrap()]);
     assert_eq!(plan.nbd, ["127.0.0.1:10809".parse().unwrap()]);

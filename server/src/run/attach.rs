@@ -14,12 +14,12 @@ use sealblock_stack::target::TargetName;
 use sealblock_stack::{StackError, Usage};
 use serde::Serialize;
 
-use crate::block_device::{BlockDevice, Ended, check_backend};
 use crate::devices::{DeviceTable, ServedDevice};
 use crate::events::{AttachedInfo, Event, EventSender};
+use crate::exports::block_device::{BlockDevice, Ended, check_backend};
 use crate::plan::{BlockDevicePlan, NamespacePlan};
+use crate::run::service::{ServiceState, notify};
 use crate::run::{SHUTDOWN_GRACE, SPIN_US};
-use crate::service::{ServiceState, notify};
 
 /// What is to be attached, and how.
 #[derive(Clone, Debug)]

@@ -23,9 +23,9 @@ use sealblock_scrub::{
 use sealblock_stack::{DamageView, TargetLabel};
 use sealblock_units::Extent;
 
-use crate::bad_runs::{BadRun, bad_runs};
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind};
 use crate::dates::unix_s;
+use crate::devices::bad_runs::{BadRun, bad_runs};
 use crate::events::{Event, EventSender};
 use crate::status::damage::DamageStatus;
 use crate::status::scrub::{RunStatus, SavedWord, ScrubStatus};

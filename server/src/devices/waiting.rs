@@ -303,7 +303,7 @@ impl fmt::Display for Waiting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::parse;
+    use crate::plan::config::parse;
 
     fn waiting(failure: StackError) -> Waiting {
         let text = "[[subsystems]]\nname = \"a\"\n[[subsystems.namespaces]]\ntarget = \"v\"\n";

@@ -6,7 +6,7 @@ use sealblock_block::{
 };
 use sealblock_units::{Extent, Lba};
 
-use crate::bad_runs::BadRun;
+use crate::devices::bad_runs::BadRun;
 
 /// The bad blocks of the extent, repaired if the device can do that. A failing medium may not name blocks, so halves are tried, down
 /// to single blocks.
@@ -57,7 +57,7 @@ pub fn to_text(run: &BadRun) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bad_runs::bad_runs;
+    use crate::devices::bad_runs::bad_runs;
     use sealblock_block::BadBlockCause;
     use sealblock_integrity::Field;
 

@@ -18,8 +18,8 @@ use sealblock_runtime_reactor::now;
 use sealblock_stack::TargetLabel;
 use sealblock_units::Extent;
 
-use crate::bad_runs::{bad_runs, blocks_text};
 use crate::dates::unix_s;
+use crate::devices::bad_runs::{bad_runs, blocks_text};
 use crate::status::server::FailingStatus;
 
 /// How long a logged block is not logged again for the same client: hosts repeat failed requests in smaller pieces.

@@ -19,7 +19,7 @@ use sealblock_stack::{Cause, StackError};
 
 use crate::devices::ServedDevice;
 use crate::events::AttachedInfo;
-use crate::offered::derived_identity;
+use crate::exports::offered::derived_identity;
 use crate::plan::BlockDevicePlan;
 
 const DOING: &str = "attach";

@@ -25,10 +25,10 @@ use sealblock_stack::{
 use sealblock_units::{BlockSize, ByteCount};
 
 use crate::control::protocol::{ControlCommand, ControlError, ControlErrorKind, RESIZING, ResizeReport};
-use crate::inspect::InspectedDevice;
-use crate::mirrors::answer;
+use crate::devices::inspect::InspectedDevice;
+use crate::devices::mirrors::answer;
+use crate::devices::scrub::ScrubTask;
 use crate::plan::NamespacePlan;
-use crate::scrub::ScrubTask;
 use crate::status::mirror::MirrorStatus;
 use crate::status::server::DeviceSnapshot;
 

@@ -7,13 +7,13 @@ use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_stack::identity::uuid_text;
 use sealblock_stack::{TargetIdentity, protection_text};
 
+use crate::devices::waiting::Waiting;
 use crate::events::{NamespaceInfo, Serving, SubsystemInfo};
-use crate::offered::{Offered, OfferedNamespace};
+use crate::exports::offered::{Offered, OfferedNamespace};
 use crate::plan::{NamespacePlan, SubsystemPlan, export_name, namespace_uri, on_this_machine};
 use crate::server::Server;
 use crate::status::server::{DeviceStatus, ExportStatus};
 use crate::status::server_info::{NamespaceView, ServerInfo};
-use crate::waiting::Waiting;
 
 impl Server {
     /// What is served now.
