@@ -1,4 +1,4 @@
-//! A superblock as mkfs makes it passes; each field that is wrong is refused for what it is.
+//! A superblock as mkfs makes it passes; a superblock with one wrong field is refused for that field.
 
 use super::*;
 use crate::captured;

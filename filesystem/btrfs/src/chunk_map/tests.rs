@@ -1,4 +1,4 @@
-//! Places as they were read from devices that the kernel wrote, and properties of every profile.
+//! Places that were read from devices that the kernel wrote, and properties of every profile.
 
 use proptest::prelude::*;
 use sealblock_btrfs_format::items::chunk::{BlockGroupFlags, ChunkHead, Stripe};
