@@ -30,20 +30,20 @@ use crate::context::{OwnGuestContext, TestContext};
 pub struct Case {
     /// Its name, for the command line.
     pub name: &'static str,
-    /// What it shows, in a line.
+    /// Its purpose, in a line.
     pub about: &'static str,
-    /// The oldest kernel that can do it, and the one that no longer can, by major and minor version.
+    /// The oldest kernel that supports it, and the first one that no longer does, by major and minor version.
     pub kernels: Kernels,
     /// The test.
     pub run: Run,
 }
 
-/// A test, by the guest that it works with.
+/// A test, by the kind of its guest.
 #[derive(Clone, Copy)]
 pub enum Run {
-    /// The guest that the tests of a kernel share.
+    /// A test in the shared guest of a kernel.
     Shared(fn(&mut TestContext<'_>) -> anyhow::Result<()>),
-    /// One that it boots, with drives or programs that no other test needs.
+    /// A test that boots its own guest, with drives or programs that no other test needs.
     Own(fn(&OwnGuestContext<'_>) -> anyhow::Result<()>),
 }
 
@@ -53,18 +53,18 @@ type Kernels = (Version, Version);
 /// Every kernel.
 const ANY: Kernels = ((0, 0), (u32::MAX, 0));
 
-/// Those whose packages have ublk's driver, and the newest of what is no host.
+/// Kernels whose packages have ublk's driver; also the newest kernel, for tests that need no host.
 const DRIVERS: Kernels = ((6, 12), (u32::MAX, 0));
-/// Those with passthrough by io_uring that fio's checks of tags work with.
+/// Kernels with passthrough by io_uring that works with fio's checks of tags.
 const PASSTHROUGH: Kernels = ((6, 12), (u32::MAX, 0));
-/// The oldest that gets a server killed over and over.
+/// The oldest kernel for tests that kill a server again and again.
 const KILLS: Kernels = ((6, 12), (u32::MAX, 0));
-/// Tests that every kernel gets whatever the turn: how hosts take what comes and goes, and what they send, changed from version to
-/// version. What becomes of blocks did not, and takes the most time.
+/// Tests that run on every kernel in every turn: hosts' behaviour when devices come and go, and the commands that they
+/// send, changed between versions. The other tests are about data, which did not change, and take the most time.
 const ON_EVERY_KERNEL: [&str; 6] = ["identify", "statuses", "several", "reload", "namespaces", "returns"];
-/// Measurements, which run only if they are named.
+/// Measurements, which run only if they are named on the command line.
 const MEASUREMENTS: [&str; 1] = ["dix"];
-/// Those that give a namespace with metadata a capacity when it is behind TCP.
+/// Kernels that give a namespace with metadata over TCP a capacity.
 const BLOCK_LAYER: Kernels = ((0, 0), (6, 12));
 
 const fn case(
@@ -85,20 +85,20 @@ const fn own(
     Case { name, about, kernels, run: Run::Own(run) }
 }
 
-/// Which kernels get the tests.
+/// The choice of kernels for the tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Coverage {
-    /// Each kernel those that it can do, measurements too: they are named on the command line.
+    /// Each kernel runs the tests that it supports, with the measurements that are named on the command line.
     Named,
-    /// Each kernel those that it can do.
+    /// Each kernel runs the tests that it supports.
     EveryKernel,
-    /// What all kernels do alike, one of those that can: another one with the next number. After as many numbers as there are kernels
-    /// each had it.
+    /// Tests that are alike on all kernels run on one that supports them, chosen by the number. After as many numbers
+    /// as there are kernels, each kernel has run each test.
     Turn(u64),
 }
 
 impl Case {
-    /// Whether a kernel gets it that is one of these, by their versions.
+    /// True if a kernel runs the test, given the versions of all kernels.
     pub fn is_for(&self, version: Version, versions: &[Version], coverage: Coverage) -> bool {
         let is_everywhere = ON_EVERY_KERNEL.contains(&self.name);
         let able: Vec<Version> = versions.iter().copied().filter(|version| self.runs_on(*version)).collect();
@@ -106,7 +106,7 @@ impl Case {
             Coverage::Named => able.contains(&version),
             _ if MEASUREMENTS.contains(&self.name) => false,
             Coverage::Turn(turn) if !is_everywhere && !able.is_empty() => {
-                // Neighbours in the list go to different kernels, which run beside each other.
+                // Neighbours in the list run on different kernels, which run at the same time.
                 let place = CASES.iter().position(|case| case.name == self.name).unwrap_or_default() as u64;
                 able[(turn.wrapping_add(place) % able.len() as u64) as usize] == version
             }
@@ -114,13 +114,14 @@ impl Case {
         }
     }
 
-    /// True if a kernel of this version can do it.
+    /// True if a kernel of this version supports it.
     fn runs_on(&self, version: Version) -> bool {
         self.kernels.0 <= version && version < self.kernels.1
     }
 }
 
-/// All tests. Those that share a guest run in this order, and beside them those with guests of their own, in this order too.
+/// All tests. Those in the shared guest run in this order, and concurrently those with their own guests, in this order
+/// too.
 pub const CASES: &[Case] = &[
     case("identify", "discovery, what controllers and namespaces say, log pages, reset", ANY, identify::run),
     case(

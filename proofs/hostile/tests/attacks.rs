@@ -1,5 +1,5 @@
-//! Every attack once, with seed 1 and the least effort, every command as a flood, and our host device against a broken target. The binary makes longer
-//! runs.
+//! Every attack once, with seed 1 and the least effort, every command as a flood, and our host device against a broken
+//! target. The binary makes longer runs.
 
 use std::path::Path;
 use std::time::Duration;
@@ -72,7 +72,7 @@ fn what_is_torn_is_noticed() {
     write(&[&new[..2 * unit], &torn].concat(), 3);
     let error = checker.check_whole(whole, 2).unwrap_err();
     assert!(error.to_string().contains("0x282"), "{error:#}");
-    // A block that is half new, under tags that fit it.
+    // A half new block, with matching tags.
     let mut data = [&new[..2048], &old[2048..4096]].concat();
     let guard = guard::crc16(&data);
     data.extend(guard.to_be_bytes());

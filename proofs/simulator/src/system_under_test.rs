@@ -1,4 +1,4 @@
-//! What can be put to the test, by the names of the command line.
+//! The systems under test, by their names on the command line.
 
 use clap::ValueEnum;
 use sealblock_layers_mirror::Mutation as MirrorMutation;
@@ -9,7 +9,7 @@ use crate::system::Volumes;
 use crate::trial::{self, FailureReport, Report, TrialConfig};
 use crate::workload::Workload;
 
-/// A kind of device, and the fault that is put into it.
+/// A kind of device, and the injected defect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SystemUnderTest {
     /// Protected volumes.
@@ -86,10 +86,10 @@ fn find<T: Copy>(known: &[(&str, T)], name: &str) -> Result<T, String> {
 }
 
 impl SystemUnderTest {
-    /// The subject of this name, with this fault.
+    /// The system of this name, with the mutation of this name.
     ///
     /// # Errors
-    /// When there is none; the message says what there is.
+    /// When there is none; the message lists the names.
     pub fn new(system: &str, mutation: &str) -> Result<SystemUnderTest, String> {
         match system {
             "volume" => find(&OF_VOLUMES, mutation).map(SystemUnderTest::Volume),
@@ -99,7 +99,7 @@ impl SystemUnderTest {
         }
     }
 
-    /// The loads it is put under.
+    /// The loads of the system.
     pub fn loads(self) -> &'static [Workload] {
         match self {
             SystemUnderTest::Volume(_) => Workload::value_variants(),
@@ -111,7 +111,7 @@ impl SystemUnderTest {
     /// Runs one seed.
     ///
     /// # Errors
-    /// The first thing that must not be.
+    /// The first violation.
     pub fn run(self, config: TrialConfig) -> Result<Report, Box<FailureReport>> {
         match self {
             SystemUnderTest::Volume(mutation) => trial::run(&Volumes { mutation }, config),

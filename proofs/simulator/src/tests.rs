@@ -1,6 +1,6 @@
-//! The proofs of the proof: right devices pass, wrong ones are caught, and a seed is a run.
+//! Tests of the proof itself: correct devices pass, defective ones are detected, and a seed repeats a run.
 //!
-//! Long runs are the binary's work; these are short enough for every build.
+//! The binary makes longer runs; these are short enough for every build.
 
 use clap::ValueEnum;
 use sealblock_media_volume::Mutation;
@@ -10,7 +10,7 @@ use crate::system::{System, Volumes};
 use crate::trial::{FailureReport, Report, TrialConfig, run};
 use crate::workload::Workload;
 
-/// Runs seeds of one load until something is found.
+/// Runs seeds of one load until there is a finding.
 fn run_seeds(system: &impl System, workload: Workload, seeds: u64) -> Result<Report, Box<FailureReport>> {
     let mut total = Report::default();
     for seed in 1..=seeds {
@@ -24,10 +24,10 @@ fn first_finding(system: &impl System, loads: &[Workload], seeds: u64) -> Option
     loads.iter().find_map(|load| run_seeds(system, *load, seeds).err()).map(|failure| failure.finding)
 }
 
-/// A caught fault says which block, or that the volume cannot be opened.
+/// A detected defect names the block, or that the volume cannot be opened.
 fn assert_caught(system: &impl System, loads: &[Workload], seeds: u64) {
     let finding = first_finding(system, loads, seeds).expect("the fault is noticed");
-    // What a disk that was cut too early cannot hold any more shows when it is opened, or when its size is to change again.
+    // A disk that was truncated too early shows it at the next open, or at the next resize.
     let reasons = ["block", "open failed", "resize failed: the medium has", "no host was told"];
     assert!(reasons.iter().any(|reason| finding.contains(reason)), "{finding}");
 }
@@ -58,7 +58,7 @@ fn a_disk_that_lies_about_syncs_is_caught() {
 #[test]
 fn a_device_that_hangs_is_a_finding_and_no_hang() {
     let finding = first_finding(&ReferenceSystem { hang: true, ..ReferenceSystem::default() }, &[Workload::Forced], 20);
-    // With a reader that goes on beside it, the run has no end.
+    // With a reader that continues beside it, the run has no end.
     let is_hang = |finding: &str| finding.starts_with("deadlock: main") || finding.starts_with("no end");
     assert!(finding.as_deref().is_some_and(is_hang), "{finding:?}");
 }
@@ -101,7 +101,7 @@ fn a_volume_that_answers_before_the_tags_are_durable_is_caught() {
 fn a_volume_that_uses_slots_again_early_is_caught() {
     let finding = first_finding(&Volumes { mutation: Mutation::ReuseEarly }, &[Workload::Hot, Workload::Idle], 40);
     let finding = finding.expect("the fault is noticed");
-    // One whose physical blocks are in use twice may also wait for ever for a free one.
+    // If its physical blocks are in use twice, it may also wait forever for a free one.
     assert!(finding.contains("block") || finding.contains("no end after"), "{finding}");
 }
 
@@ -199,7 +199,7 @@ fn a_volume_that_punches_slots_in_use_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::PunchBeyond }, &[Workload::Trim, Workload::Idle], 40);
 }
 
-/// A seed of any load has a change of size now and then.
+/// A seed of any load has a resize sometimes.
 const RESIZING: [Workload; 4] = [Workload::Mixed, Workload::Trim, Workload::Forced, Workload::Hot];
 
 #[test]
@@ -217,7 +217,7 @@ fn a_volume_that_overwrites_zones_that_it_may_go_back_to_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::TailEarlier }, &RESIZING, 200);
 }
 
-/// Loads of small commits behind one another.
+/// Loads with consecutive small commits.
 const JOINING: [Workload; 3] = [Workload::Forced, Workload::Hot, Workload::Mixed];
 
 #[test]

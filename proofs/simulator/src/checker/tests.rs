@@ -1,4 +1,4 @@
-//! The checker's twins: what may be passes, what may not is named.
+//! Tests of the checker: permitted contents pass, others are reported.
 
 use sealblock_units::{BlockSize, Extent};
 
@@ -32,7 +32,7 @@ fn bytes(checker: &Checker, content: Content) -> Sealed {
     }
 }
 
-/// Whether a crash now may leave `content`.
+/// True if a crash now may leave `content`.
 fn survives(checker: &mut Checker, content: Content, is_durable: bool) -> bool {
     checker.crash();
     let found = bytes(checker, content);
@@ -49,7 +49,7 @@ const V1: Content = Content::Version(1);
 const V2: Content = Content::Version(2);
 const V3: Content = Content::Version(3);
 
-/// A checker after: version 1 flushed, version 2 answered and not flushed.
+/// A checker after: version 1 flushed, version 2 completed and not flushed.
 fn two_versions() -> Checker {
     let mut checker = checker();
     write(&mut checker, 1, false);
@@ -101,7 +101,7 @@ fn a_read_may_return_what_was_under_way_at_the_same_time() {
     checker.end_change(change, true);
     let (old, new) = (bytes(&checker, V2), bytes(&checker, V3));
     assert!(checker.end_read(read, &new).is_ok());
-    // The same again, with the older content: the version before is overtaken for later reads only.
+    // The same with the older content: the version before is overtaken only for later reads.
     let mut checker = two_versions();
     let read = checker.begin_read(extent());
     write(&mut checker, 3, true);

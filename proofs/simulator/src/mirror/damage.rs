@@ -17,7 +17,7 @@ use crate::damage::Damage;
 use crate::system::label_copies;
 
 impl Trial {
-    /// A block damaged on one replica or on all, or any sector of one replica spoilt.
+    /// Damages a block on one replica or on all, or corrupts any sector of one replica.
     pub fn damage(&mut self) -> Result<(), String> {
         let replicas: Vec<usize> = (0..self.replicas.len()).filter(|at| self.replicas[*at].is_in_use()).collect();
         if self.profile.protection.is_none() || !self.is_durable || !self.random.chance(60) {
@@ -77,7 +77,8 @@ impl Trial {
         result.refused.map_or(Ok(()), |error| Err(format!("with a lost block: {error}")))
     }
 
-    /// A block damaged on all replicas but one that was away while hosts wrote, there perhaps or elsewhere: a resync beside damage.
+    /// Damages a block on all replicas but one that was offline while hosts wrote, in this block or elsewhere: a resync
+    /// beside damage.
     fn damage_beside(&mut self, replicas: &[usize], away: usize) -> Result<(), String> {
         let mut present = self.all_present();
         present[away] = false;
@@ -114,8 +115,8 @@ impl Trial {
         result.refused.map_or(Ok(()), |error| Err(format!("with damage beside a resync: {error}")))
     }
 
-    /// Copies of the label of another replica's volume, of this one at some earlier stop, or of a blank one, in the place of a
-    /// replica's. What they say never counts for content: every read is right, or the mirror is refused with a reason.
+    /// Replaces copies of a replica's label by those of another replica's volume, of an earlier state, or of a blank
+    /// one. They must never decide content: every read is right, or the mirror is refused with a reason.
     fn label_of_another(&mut self, replicas: &[usize], replica: usize) -> Result<(), String> {
         let other = *self.random.pick(replicas);
         let (from, whose) = match self.random.below(3) {
@@ -127,7 +128,7 @@ impl Trial {
         let (Some(from), Some(image)) = (from, self.replicas[replica].image.as_mut()) else { return Ok(()) };
         let copies = label_copies(&profile, image);
         if copies != label_copies(&profile, &from) {
-            // It was resized since, and lies elsewhere.
+            // It was resized since, so its label is at another place.
             return Ok(());
         }
         let count = *self.random.pick(&[1, 2, 3, 4, 4]);
@@ -169,7 +170,7 @@ impl Trial {
         })?;
         self.report.decays += 1;
         match result.refused {
-            // Its label is gone, or cannot be read.
+            // Its label is missing or unreadable.
             None | Some(MirrorError::Label { .. } | MirrorError::Replica { .. }) => Ok(()),
             Some(MirrorError::Assemble { error: AssembleError::NotAReplica { replica: at }, .. }) if at <= replica => {
                 Ok(())
@@ -179,7 +180,7 @@ impl Trial {
     }
 }
 
-/// What blocks were certain to hold before a replica went away.
+/// The certain contents of blocks before a replica went offline.
 struct ContentBefore {
     content: BTreeMap<Lba, Content>,
 }
@@ -190,24 +191,24 @@ impl ContentBefore {
         ContentBefore { content: checker.touched().into_iter().filter_map(of).collect() }
     }
 
-    /// Whether a block could be read for certain. One that was never touched could.
+    /// True if a block could certainly be read. A block that was never written could.
     fn is_readable(&self, lba: Lba) -> bool {
         self.content.get(&lba).is_some_and(|content| *content != Content::Unreadable)
     }
 }
 
-/// A block that all replicas have lost but one that was away.
+/// A block that all replicas have lost except one that was offline.
 #[derive(Clone, Copy, Debug)]
 struct LostBlock {
     lba: Lba,
     away: usize,
-    /// The one that was away can read its copy, however old.
+    /// The offline replica can read its copy, however old.
     has_copy: bool,
-    /// That copy is the current one, and the stored guards of the others can tell.
+    /// That copy is current, and the others' stored guards prove it.
     is_proven: bool,
 }
 
-/// Changes blocks here and there and closes in good order.
+/// Changes some blocks and closes the mirror.
 async fn write_some(up: &RunningMirror) {
     for _ in 0..up.random.between(1, 6) {
         let blocks = up.random.between(1, up.client.capacity_blocks().min(8));
@@ -220,8 +221,8 @@ async fn write_some(up: &RunningMirror) {
     up.close().await;
 }
 
-/// The block that was lost is right or fails, at any time; the replica that was away keeps its copy where it fails; writing it
-/// ends that.
+/// Reads of the lost block are right or fail, at any time. The replica that was offline keeps its copy where reads
+/// fail. A write ends that.
 async fn beside(up: &RunningMirror, loss: &LostBlock) -> Result<(), Stop> {
     let pieces = up.client.pieces(&up.random);
     if up.random.chance(50) {
@@ -247,7 +248,7 @@ async fn beside(up: &RunningMirror, loss: &LostBlock) -> Result<(), Stop> {
     quiesce_and_compare(up).await
 }
 
-/// Everything is read as it was; a repair names the block, and mends it unless a read has.
+/// Every read is as before; a repair reports the block and repairs it, unless a read has.
 async fn check_repair(up: &RunningMirror, lba: Lba) -> Result<(), Stop> {
     if up.random.chance(50) {
         for piece in up.client.pieces(&up.random) {

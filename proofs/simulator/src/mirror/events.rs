@@ -19,7 +19,7 @@ pub(super) async fn disturb(up: RunningMirror, done: Rc<Cell<bool>>) {
             return;
         }
         let envs = up.in_use();
-        // When all replicas with labels are gone nothing can be noted, and the mirror waits for them.
+        // While all replicas with labels are offline no label can be written, and the mirror waits for them.
         let victims: Vec<_> =
             envs.iter().filter(|env| env.has_no_label || !up.harness.has_unlabelled_replica()).collect();
         let env = (*up.random.pick(&victims)).clone();
@@ -53,7 +53,7 @@ async fn release(env: Rc<ReplicaEnv>) {
     env.held.set(false);
 }
 
-/// After a while, lets the replica be opened again, unless something else has happened to it since.
+/// After a delay, lets the replica be opened again, unless another event has hit it since.
 fn later(up: &RunningMirror, env: &Rc<ReplicaEnv>, then: impl FnOnce(&Harness, &ReplicaEnv) + 'static) {
     let (harness, env, executor, epoch) = (up.harness.clone(), env.clone(), up.executor.clone(), env.epoch.get());
     let most = *up.random.pick(&[200, 5_000, 50_000, 2_000_000]);
@@ -97,7 +97,7 @@ async fn repair(up: &RunningMirror) {
     }
 }
 
-/// A device that is no replica and can be made one.
+/// A device that is not a replica and can become one.
 fn take_spare(up: &RunningMirror) -> Option<Rc<ReplicaEnv>> {
     let spare = up.harness.envs.borrow().iter().find(|env| env.is_spare.get()).cloned()?;
     spare.is_spare.set(false);
@@ -114,10 +114,10 @@ async fn add(up: &RunningMirror) {
     spare.is_member.set(added.is_ok());
 }
 
-/// Looks until a replica that is to take another one's place has everything.
+/// Waits until a replacement has all data.
 const LOOKS: usize = 500;
 
-/// Puts another device in the place of a replica: at once where that is not in sync, else when the new one has everything.
+/// Replaces a replica by another device: at once if it is not in sync, otherwise when the new one has all data.
 pub(super) async fn replace(up: &RunningMirror, old: &Rc<ReplicaEnv>) {
     let Some(mirror) = up.harness.mirror.borrow().clone() else { return };
     if up.harness.has_unlabelled_replica() || old.is_leaving.get() {

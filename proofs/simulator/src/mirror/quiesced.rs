@@ -1,4 +1,4 @@
-//! What must hold once the mirror is quiesced: all replicas are in sync, identical, and as the hosts left them.
+//! Requirements once the mirror is quiesced: all replicas are in sync, identical, and have the hosts' content.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::machine::RunningMirror;
 use super::replica_env::{ReplicaEnv, ReplicaLink};
 use crate::client::Stop;
 
-/// Looks that the mirror has to come to rest.
+/// The maximum number of checks until the mirror is quiesced.
 const LOOKS: usize = 2_000;
 
 /// Brings every replica online, waits until the mirror is quiesced, and compares the replicas.
@@ -39,7 +39,7 @@ pub(super) async fn quiesce(up: &RunningMirror) -> Result<(), Stop> {
         }
         make_replicas(up).await;
         if up.in_use().iter().any(|env| env.link.get() == ReplicaLink::Gone) {
-            // The mirror notices that a replica is offline when it sends it a request.
+            // The mirror notices an offline replica when it sends a request.
             let _ = up.client.verify(Extent::one(Lba::new(0))).await;
         }
         up.executor.delay(Duration::from_millis(1).max(Duration::from_millis(200) / up.factor)).await;
@@ -52,7 +52,7 @@ pub(super) async fn quiesce(up: &RunningMirror) -> Result<(), Stop> {
     Err(Stop)
 }
 
-/// Makes replicas of devices that are in the place of one and have no label of the mirror's.
+/// Adds devices that are in the place of a replica and have no label of the mirror.
 async fn make_replicas(up: &RunningMirror) {
     let (Some(description), Some(mirror)) = (up.harness.describe(), up.harness.mirror.borrow().clone()) else { return };
     for env in up.in_use() {
@@ -75,7 +75,7 @@ fn is_quiesced(up: &RunningMirror) -> bool {
     up.in_use().iter().all(is_current) && up.harness.describe().is_some_and(|now| now.dirty_bytes == 0)
 }
 
-/// True if the replicas' labels list no more older copies than are withheld: what was written over others is known to be durable.
+/// True if the replicas' labels list no more older copies than are withheld: their overwrites are known to be durable.
 async fn are_stale_lists_short(up: &RunningMirror) -> bool {
     let Some(description) = up.harness.describe() else { return false };
     let withheld: u64 = description.replicas.iter().map(|replica| replica.stale_blocks).sum();
@@ -153,8 +153,8 @@ async fn are_identical(up: &RunningMirror, extent: Extent) -> bool {
     true
 }
 
-/// True if the mirror refuses to read a block. Replicas that can read it keep an older copy, which is counted: the block was made
-/// unreadable while they were away. That may be so of each of them, as of different times.
+/// True if the mirror refuses to read a block. Replicas that can read it have an older copy, which is counted: the
+/// block was made unreadable while they were offline. That may be true of each replica, for different times.
 async fn is_kept(up: &RunningMirror, one: Extent, kept: &mut [u64]) -> bool {
     for env in up.in_use() {
         if read(&env, one).await.is_some() {

@@ -1,4 +1,4 @@
-//! Mirrors pass, and broken ones are caught. Long runs are the binary's work.
+//! Mirrors pass, and mirrors with defects are detected. The binary makes longer runs.
 
 use sealblock_layers_mirror::Mutation;
 
@@ -36,7 +36,7 @@ fn a_mirror_that_reads_legs_that_are_not_up_to_date_is_caught() {
     assert_caught(Mutation::ReadResyncing, Workload::Mixed, 20);
 }
 
-// Marks that leave the labels before they are flushed are caught by walks: here flushes come before groups make room.
+// Evicting marks before their flush is detected by walks: here flushes come before groups make room.
 
 #[test]
 fn a_mirror_that_lets_overlapping_changes_race_is_caught() {

@@ -48,7 +48,7 @@ pub fn run(mutation: Mutation, config: TrialConfig) -> Result<Report, Box<Failur
     let patterns = Patterns::new(random.word(), profile.block_size, profile.protection);
     let factor = *random.pick(&[1, 30, 300, 3_000]);
     let region_shift = random.between(1, 6) as u32;
-    // Often fewer than the device has, so that groups make room for others.
+    // Often fewer than the device has, so that groups evict others.
     let hot_groups = 1 + (config.seed % 9) as u32;
     let open_config = OpenConfig { mutation, region_shift, hot_groups, random: [7; 16], factor };
     let mut trial = Trial {
@@ -85,24 +85,24 @@ pub(super) struct Trial {
     pub report: Report,
     pub story: Vec<String>,
     pub replicas: Vec<Replica>,
-    /// At the last stop the power of every replica went, so what is found is durable.
+    /// All replicas had a power cut at the last stop, so the content is durable.
     pub is_durable: bool,
-    /// Changes that the mirror has answered so far.
+    /// Changes that the mirror has completed so far.
     pub changes: u64,
-    /// Starts and ends of I/Os that are left before the one at which the order wants a machine cut.
+    /// Remaining starts and ends of I/Os before the ordered stop of a machine.
     pub cut_at: Option<u64>,
 }
 
-/// What a machine is to be like.
+/// The plan of a machine.
 pub(super) struct MachinePlan {
     pub what: &'static str,
-    /// Which replicas are there.
+    /// The present replicas.
     pub present: Vec<bool>,
-    /// Whether it is to be stopped somewhere.
+    /// True if it is stopped at a random point.
     pub stops: bool,
-    /// At which start or end of an I/O of any replica, where that is given.
+    /// The start or end of an I/O of any replica at which it stops, if given.
     pub cut: Option<u64>,
-    /// Replicas are named in any order.
+    /// Replicas are named in random order.
     pub is_any_order: bool,
     /// A disk was damaged on purpose.
     pub is_damaged: bool,
@@ -117,7 +117,7 @@ pub(super) struct MachineResult {
     pub is_stopped: bool,
     /// True if a mirror was open.
     pub was_open: bool,
-    /// Starts and ends of I/Os that were left to come before it was to be cut.
+    /// Remaining starts and ends of I/Os before its stop.
     pub left: u64,
 }
 
@@ -126,7 +126,7 @@ impl Trial {
         let count = *self.random.pick(&[2, 2, 2, 3, 3, 4]);
         let (mut has_spare, mut has_unlabelled) = (self.random.chance(30), self.random.chance(15));
         if self.config.crash_at.is_some() {
-            // Cut first labellings and replacements is what is wanted.
+            // To stop during the first label writes and replacements is intended.
             (has_spare, has_unlabelled) = (true, false);
         }
         for number in 0..count + usize::from(has_spare) {
@@ -161,7 +161,7 @@ impl Trial {
         self.end()
     }
 
-    /// Books how far the machine came that the order wants cut.
+    /// Records the progress towards the ordered stop.
     pub fn spend(&mut self, cut: Option<u64>, left: u64, is_stopped: bool) {
         if cut.is_some() && self.cut_at.is_some() {
             self.report.first_crashed = is_stopped;
@@ -169,9 +169,10 @@ impl Trial {
         }
     }
 
-    /// Whether a refusal cannot be helped: the last label of a replica that is not in sync came before a change, may have been under
-    /// way, and calls another one missing that is in sync since. An image from just before that label, put back, would look
-    /// like those who went on without it, so they are refused together.
+    /// True if a refusal is correct although nothing was lost. The last label of an out-of-sync replica was written
+    /// before a change, may have been in flight, and lists another replica as out of sync that is in sync since. A
+    /// restored image from just before that label would look like replicas that continued without the others, so they
+    /// are refused together.
     pub fn is_in_doubt(&self, error: &MirrorError) -> bool {
         matches!(error, MirrorError::Assemble { error: AssembleError::SplitBrain { .. }, .. }) && self.has_doubt()
     }
@@ -190,7 +191,7 @@ impl Trial {
         others.filter_map(Replica::own_label).any(|label| lacks(&label))
     }
 
-    /// Whether a refusal says that a replica which was away may have more than its own label and the others say.
+    /// True if a refusal names an offline replica that may have more than its own label and the others show.
     pub fn is_none_in_sync(error: &MirrorError) -> bool {
         matches!(error, MirrorError::Assemble { error: AssembleError::NoneInSync, .. })
     }
@@ -211,7 +212,7 @@ impl Trial {
         vec![true; self.replicas.len()]
     }
 
-    /// Whether a replica is there that has everything and can say so.
+    /// True if a present replica has all data and its label proves it.
     pub fn has_everything(&self, present: &[bool]) -> bool {
         self.replicas
             .iter()
@@ -265,7 +266,7 @@ impl Trial {
         }
     }
 
-    /// Runs a machine with a mirror and books what it leaves.
+    /// Runs a machine with a mirror and records its result.
     pub fn machine<F: Future<Output = ()> + 'static>(
         &mut self,
         plan: MachinePlan,
@@ -282,7 +283,7 @@ impl Trial {
         Ok(MachineResult { refused: refused.take(), ..result })
     }
 
-    /// Runs a machine, whatever it does, and books what it leaves.
+    /// Runs any machine and records its result.
     pub fn stage<F: Future<Output = ()> + 'static>(
         &mut self,
         plan: MachinePlan,
@@ -303,7 +304,7 @@ impl Trial {
         harness.fuse.borrow_mut().clone_from(&fuse);
         self.place(&plan, &harness, &executor);
         let (random, mut open_config) = (self.random.fork("hosts"), self.open_config);
-        // All of it: the identity of a mirror, how far apart its labels are, and the identity of a session.
+        // All random identities: of a mirror, of how far apart its labels are, and of a session.
         open_config.random.as_chunks_mut::<8>().0.iter_mut().for_each(|part| *part = random.word().to_le_bytes());
         let stage = MachineSetup { harness: harness.clone(), executor: executor.clone(), random, open_config };
         let ended = executor.run(LIMITS, main(stage));
@@ -339,7 +340,7 @@ impl Trial {
         *harness.envs.borrow_mut() = envs.collect();
     }
 
-    /// Takes the replicas back, with what the stop has left.
+    /// Takes the replicas back, with what survived the stop.
     fn record_run(&mut self, plan: &MachinePlan, harness: &Rc<Harness>, ended: &RunEnd<()>) {
         let crashed = matches!(ended, RunEnd::Halted);
         self.report.crashes += u64::from(crashed);
@@ -379,14 +380,14 @@ impl Trial {
         if harness.quiesced_count.get() > 0 {
             self.report.recovery_crashes += u64::from(crashed);
         }
-        // Ends the circle of what knows of each other.
+        // Breaks the reference cycle.
         harness.envs.borrow_mut().clear();
         harness.mirror.borrow_mut().take();
     }
 
-    /// A replica was being taken out when the machine stopped: whether it is out depends on what was noted.
+    /// A removal was in progress when the machine stopped: the labels decide whether the replica is removed.
     fn decide_removal(&mut self, replica: usize) {
-        // Its own label says so first, and is believed.
+        // Its own label is written first, and is trusted.
         let is_told = self.replicas[replica].own_state() == Some(ReplicaState::Removed);
         let is_recorded =
             || self.replicas[replica].is_recorded_as(&self.replicas, |state| state == ReplicaState::Removed);
@@ -395,7 +396,7 @@ impl Trial {
         self.replicas[replica].is_current = self.replicas[replica].calls_itself_current() && !is_left;
     }
 
-    /// What a replica held at some earlier stop, by the sector.
+    /// The content of a replica at an earlier stop, by sector.
     pub fn earlier(&self, replica: usize) -> Vec<(u64, Slice)> {
         let older = self.replicas[replica].older.as_ref();
         older.map_or_else(Vec::new, |image| image.visible().map(|(at, bytes)| (at, bytes.clone())).collect())
@@ -423,7 +424,7 @@ async fn under_load(up: &RunningMirror, workload: Workload, is_durable: bool) {
     }
 }
 
-/// Every block: permitted, and clean by Verify.
+/// Reads every block: permitted, and clean by Verify.
 pub(super) async fn audit(up: &RunningMirror, is_durable: bool) -> Result<(), Stop> {
     let pieces = up.client.pieces(&up.random);
     for piece in &pieces {

@@ -1,4 +1,4 @@
-//! One opening of the mirror, what hosts do with it, and what happens to its replicas meanwhile.
+//! One open of the mirror: its hosts, and the events of its replicas.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -21,26 +21,26 @@ use super::replica::{BLOCKS, Image, Replica, ReplicaLink, SIZE, content, stamp_o
 use super::rules::{GoodCopies, adopt, check_in_sync, check_refusal};
 use crate::executor::Executor;
 
-/// How the mirror is opened.
+/// The plan of an open.
 #[derive(Clone, Debug)]
 pub struct SessionPlan {
-    /// The replicas that are named, in this order.
+    /// The named replicas, in this order.
     pub named: Vec<usize>,
-    /// Those of them that are there.
+    /// The present ones of them.
     pub present: Vec<usize>,
     pub read_only: bool,
-    /// It is made, of the content of the first.
+    /// The mirror is made, from the content of the first.
     pub creates: bool,
     pub hooks: TestHooks,
-    /// How much is done with it.
+    /// The number of steps.
     pub steps: u64,
-    /// It is closed in the end, and not just left.
+    /// It is closed at the end, not just dropped.
     pub closes: bool,
-    /// How many of a hundred steps damage something.
+    /// The percentage of steps with damage.
     pub damage_percent: u64,
 }
 
-/// A mirror that is open.
+/// An open mirror.
 pub struct Host {
     pub harness: Rc<Harness>,
     pub executor: Executor,
@@ -49,15 +49,15 @@ pub struct Host {
     pub plan: SessionPlan,
     /// Blocks that were changed or damaged in this step.
     touched: std::cell::RefCell<BTreeSet<usize>>,
-    /// Images that replicas had before.
+    /// Earlier images of replicas.
     pub older: Vec<(usize, Image)>,
 }
 
-/// What came of a session.
+/// The result of a session.
 #[derive(Default)]
 pub struct SessionResult {
     pub opened: bool,
-    /// Replicas that were added and taken out.
+    /// Replicas that were added and removed.
     pub added: Vec<usize>,
     pub removed: Vec<usize>,
 }
@@ -88,7 +88,7 @@ fn source(harness: &Rc<Harness>, replica: &Rc<Replica>, executor: &Executor) -> 
     ReplicaSource { name: replica.name.clone(), device, reopen: Some(again) }
 }
 
-/// Opens the mirror as planned and uses it. What came of it is noted in `came` as it comes, for the machine may stop.
+/// Opens the mirror as planned and uses it. Results are stored in `came` as they occur, because the machine may stop.
 pub async fn run(
     harness: Rc<Harness>,
     executor: Executor,
@@ -96,7 +96,7 @@ pub async fn run(
     older: Vec<(usize, Image)>,
     result: Rc<std::cell::RefCell<SessionResult>>,
 ) {
-    // What a session that stopped left waiting waits no more, on replicas that are added later as well.
+    // Ends the holds of a session that stopped, also on replicas that are added later.
     harness.replicas.iter().for_each(|replica| replica.held.set(None));
     for replica in plan.named.iter().map(|number| &harness.replicas[*number]) {
         replica.is_swapped.set(false);
@@ -114,7 +114,7 @@ pub async fn run(
     host.end().await;
 }
 
-/// Opens or makes the mirror. If it is refused, it must be right that it is.
+/// Opens or makes the mirror. A refusal must be correct.
 async fn open(harness: &Rc<Harness>, executor: &Executor, plan: &SessionPlan) -> Option<OpenMirror<Executor>> {
     let named = plan.named.iter().map(|number| &harness.replicas[*number]);
     let sources = named.map(|replica| source(harness, replica, executor)).collect();
@@ -131,7 +131,7 @@ async fn open(harness: &Rc<Harness>, executor: &Executor, plan: &SessionPlan) ->
     opened.map_err(|why| check_refusal(harness, &plan.named, &plan.present, &why)).ok()
 }
 
-/// Has a replica's label say that it was written by itself; `done` is set where that was answered.
+/// Marks a replica's label as written alone; `done` is set if that completed.
 pub async fn mark_alone(
     harness: Rc<Harness>,
     executor: Executor,
@@ -145,7 +145,7 @@ pub async fn mark_alone(
     }
 }
 
-/// The mirror as a device that its host shares with the walk.
+/// The mirror as a device, which its host shares with the walk.
 struct SharedMirror(MirrorHandle);
 
 impl Device for SharedMirror {
@@ -226,7 +226,7 @@ impl Host {
         Extent::from_raw(first, blocks).expect("a few of the replica's blocks are an extent")
     }
 
-    /// Whether a request may fail like this. `before` are the replicas that were well when it was asked.
+    /// True if a request may fail with this error. `before` are the replicas that were intact when it was sent.
     fn check_failure(&self, what: &str, error: &Error, before: &[(usize, u64)]) {
         self.harness.failed.set(self.harness.failed.get() + 1);
         let now = self.harness.well();
@@ -268,7 +268,7 @@ impl Host {
         self.change("zero", extent, 0, zero).await;
     }
 
-    /// Whether it was acknowledged.
+    /// True if it was acknowledged.
     async fn flush(&self) -> bool {
         let before = self.harness.well();
         match self.stack.execute(Request::flush()).await {
@@ -279,7 +279,7 @@ impl Host {
             }
             Err(error) => {
                 self.say(format!("flush fails: {error}"));
-                // That what was not flushed may be lost is said once.
+                // The possible loss of unflushed writes is reported once.
                 if !matches!(error.kind(), ErrorKind::Media { .. }) {
                     self.check_failure("flush", &error, &before);
                 }
@@ -297,7 +297,7 @@ impl Host {
             Ok(other) => self.harness.find(format!("a read was answered with {other:?}")),
             Err(error) => {
                 if self.plan.read_only && self.mirror.describe().dirty_bytes > 0 {
-                    // What the members have there differs, and the one that was read may be gone, or damaged since.
+                    // The members' contents differ there, and the one that was read may be gone, or damaged since.
                     before.clear();
                     had.clear();
                 }
@@ -311,7 +311,7 @@ impl Host {
         }
     }
 
-    /// A host sees a block.
+    /// A host reads a block.
     fn see(&self, lba: Lba, data: &[u8]) {
         let block = lba.get() as usize;
         let Some(stamp) = stamp_of(lba, data) else {
@@ -327,7 +327,7 @@ impl Host {
         }
     }
 
-    /// Which blocks are good on which replicas that are well, and of which opening.
+    /// The good blocks of intact replicas, with the epoch of the open.
     fn good_copies(&self) -> Vec<((usize, u64), usize)> {
         let of = |replica: (usize, u64)| {
             let copies = self.harness.copies(&self.harness.replicas[replica.0]).into_iter().enumerate();
@@ -336,7 +336,7 @@ impl Host {
         self.harness.well().into_iter().flat_map(of).collect()
     }
 
-    /// A block is said to be lost: no replica that was well all the time may have had it.
+    /// A block is reported as lost: no replica that was intact all the time may have had it.
     fn check_loss(&self, lba: Lba, had: &[((usize, u64), usize)]) {
         let now = self.harness.well();
         let is_it = |(replica, block): &&((usize, u64), usize)| *block == lba.get() as usize && now.contains(replica);
@@ -346,7 +346,7 @@ impl Host {
         }
     }
 
-    /// The mirror's background work goes on.
+    /// The mirror's background work runs.
     async fn time(&self) {
         self.wait(*self.harness.random.pick(&[1, 3, 6, 20])).await;
     }
@@ -393,7 +393,7 @@ impl Host {
         }
     }
 
-    /// Spoils blocks of one replica, or of all that are in sync.
+    /// Damages blocks of one replica, or of all in sync.
     fn damage(&self) {
         let extent = self.extent();
         let replicas = if self.harness.random.chance(40) { self.harness.in_sync() } else { vec![self.named()] };
@@ -481,7 +481,7 @@ impl Host {
         self.say(format!("{} is added: {:?}", replica.name, added.map_err(|error| error.to_string())));
     }
 
-    /// Another device in the place of a replica, or that replica's own where it was wiped.
+    /// Replaces a replica by another device, or by its own device after it was wiped.
     async fn replace(&self, result: &Rc<std::cell::RefCell<SessionResult>>) {
         let old = self.named();
         let is_wiped = old.link.get() != ReplicaLink::Gone && self.harness.labelled(old.number).is_none();
@@ -499,10 +499,10 @@ impl Host {
         }
     }
 
-    /// What a replica kept of lost blocks is taken for what they hold.
+    /// Accepts a replica's older copies of lost blocks as their content.
     async fn accept(&self) {
         let replica = self.named();
-        // What it has kept just now no label lists yet.
+        // No label lists the copies yet that it just kept.
         let kept = self.mirror.stale_blocks(&replica.name);
         let copy = |block: &Lba| Some((block.get() as usize, self.harness.copy(&replica, block.get() as usize)?));
         let taken: Vec<(usize, Stamp)> = kept.iter().filter_map(copy).collect();
@@ -538,7 +538,8 @@ impl Host {
         }
     }
 
-    /// True if labels list only replicas as in sync that are: one that is not has unflushed writes from before this open.
+    /// True if labels list only replicas as in sync that are: one that is not has unflushed writes from before this
+    /// open.
     fn has_gone_on(&self) -> bool {
         let in_sync: Vec<usize> = self.harness.in_sync().iter().map(|replica| replica.number).collect();
         let id = |number: usize| self.harness.labelled(number).map(|(_, label)| label.replicas[label.own_index].id);

@@ -1,4 +1,4 @@
-//! Walks pass, and broken mirrors do not. Long runs are the binary's work.
+//! Walks pass, and mirrors with defects are detected. The binary makes longer runs.
 
 use std::ops::RangeInclusive;
 
@@ -106,6 +106,6 @@ fn a_walk_is_what_its_seed_says() {
 
 #[test]
 fn answers_that_come_before_it_is_noted_who_is_missing_are_noticed() {
-    // Rare: the label must be in flight when all stops.
+    // Rare: the label must be in flight when the machine stops.
     assert_caught_in(Mutation::CompleteEarly, Workload::Mixed, 701..=900);
 }
