@@ -74,7 +74,7 @@ impl RunningMachine {
     pub async fn close(mut self) {
         if let Some(forget) = self.lost.take().filter(|_| self.random.fork("told").chance(50)) {
             // If the machine stops during this, both results are permitted.
-            self.client.context().checker.borrow_mut().told();
+            self.client.context().checker.borrow_mut().loss_reported();
             let forgotten = forget.await;
             let context = self.client.context();
             if let Err(error) = forgotten.map_err(|error| format!("forgetting what may be lost failed: {error}"))
@@ -109,12 +109,12 @@ impl<S: System> MachineConfig<'_, S> {
     }
 
     /// Resizes the device on `image`; sets `outcome` once the resize ended.
-    pub fn resize(&self, image: Image, capacity_blocks: u64, told: Rc<Cell<Option<Resizing>>>) -> MachineResult {
+    pub fn resize(&self, image: Image, capacity_blocks: u64, outcome: Rc<Cell<Option<Resizing>>>) -> MachineResult {
         self.run(image, |system, disk, executor, _, context| {
             let resizing = system.resize(disk, executor, capacity_blocks);
             async move {
                 match resizing.await {
-                    Ok(how) => told.set(Some(how)),
+                    Ok(how) => outcome.set(Some(how)),
                     Err(error) => {
                         context.find(format!("resize failed: {error}"));
                     }
@@ -136,8 +136,8 @@ impl<S: System> MachineConfig<'_, S> {
             async move {
                 match opening.await {
                     Ok(Session { stack, close, lost }) => {
-                        let said = context.checker.borrow_mut().says_lost(lost.is_some());
-                        if let Err(finding) = said.or_else(|finding| if decayed { Ok(()) } else { Err(finding) }) {
+                        let checked = context.checker.borrow_mut().check_loss_report(lost.is_some());
+                        if let Err(finding) = checked.or_else(|finding| if decayed { Ok(()) } else { Err(finding) }) {
                             context.find(finding);
                             return;
                         }
@@ -179,7 +179,7 @@ impl<S: System> MachineConfig<'_, S> {
             (None, RunEnd::Stuck(stuck)) => Err(stuck.to_string()),
         };
         match self.survival {
-            Survival::Kill if self.system.survives_kills() => self.checker.borrow_mut().die(),
+            Survival::Kill if self.system.survives_kills() => self.checker.borrow_mut().kill(),
             _ => self.checker.borrow_mut().crash(),
         }
         let image = disk.power_off(self.survival, &self.random.fork("survival"));

@@ -164,7 +164,7 @@ fn run_caught(system_under_test: SystemUnderTest, config: TrialConfig) -> Result
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
         let finding = format!("panic: {}", text.unwrap_or_default());
-        Err(Box::new(FailureReport { config, finding, story: Vec::new() }))
+        Err(Box::new(FailureReport { config, finding, log_lines: Vec::new() }))
     })
 }
 

@@ -341,10 +341,10 @@ impl System for Volumes {
             drop(executor.spawn("worker", opened.worker.run()));
             let volume = opened.volume;
             let stack = DynDevice::new("volume", volume.clone());
-            let told = volume.clone();
+            let handle = volume.clone();
             let lost: Option<BoxedWork<()>> = match opened.description.answered {
                 AnsweredChanges::MayBeLost(_) => {
-                    Some(Box::pin(async move { told.forget_lost().await.map_err(|error| error.to_string()) }))
+                    Some(Box::pin(async move { handle.forget_lost().await.map_err(|error| error.to_string()) }))
                 }
                 AnsweredChanges::AllDurable | AnsweredChanges::Noted(_) => None,
             };

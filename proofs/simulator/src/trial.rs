@@ -93,13 +93,13 @@ pub struct FailureReport {
     /// The violation.
     pub finding: String,
     /// The events before it, one line for each machine.
-    pub story: Vec<String>,
+    pub log_lines: Vec<String>,
 }
 
 impl fmt::Display for FailureReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "seed {} of {}: {}", self.config.seed, self.config.workload.name(), self.finding)?;
-        self.story.iter().try_for_each(|line| writeln!(f, "    {line}"))
+        self.log_lines.iter().try_for_each(|line| writeln!(f, "    {line}"))
     }
 }
 
@@ -123,7 +123,7 @@ pub fn run<S: System>(system: &S, config: TrialConfig) -> Result<Report, Box<Fai
         random,
         trace: Trace::default(),
         report: Report::default(),
-        story: vec![profile.to_string()],
+        log_lines: vec![profile.to_string()],
         is_durable: true,
         has_started: false,
         was_idle: false,
@@ -135,13 +135,13 @@ pub fn run<S: System>(system: &S, config: TrialConfig) -> Result<Report, Box<Fai
         capacities: vec![profile.capacity_blocks],
         undoable: Vec::new(),
     };
-    match trial.whole() {
+    match trial.run_all() {
         Ok(()) => {
             trial.report.blocks_checked = trial.checker.borrow().blocks_checked();
             trial.report.trace = trial.trace.hash();
             Ok(trial.report)
         }
-        Err(finding) => Err(Box::new(FailureReport { config, finding, story: trial.story })),
+        Err(finding) => Err(Box::new(FailureReport { config, finding, log_lines: trial.log_lines })),
     }
 }
 
@@ -153,7 +153,7 @@ struct Trial<'a, S> {
     random: Random,
     trace: Trace,
     report: Report,
-    story: Vec<String>,
+    log_lines: Vec<String>,
     /// True if the last machine under load had opened the device, so that its log has no older damage.
     has_started: bool,
     /// True if the last load had ended, and its machine was idle for a while, before it was stopped.
@@ -178,23 +178,23 @@ struct Trial<'a, S> {
 }
 
 impl<S: System> Trial<'_, S> {
-    fn whole(&mut self) -> Result<(), String> {
+    fn run_all(&mut self) -> Result<(), String> {
         let mut image = self.create()?;
-        let lives = self.random.between(1, 4);
-        for life in 0..lives {
-            if life + 1 == lives || self.random.chance(30) {
+        let machines = self.random.between(1, 4);
+        for machine in 0..machines {
+            if machine + 1 == machines || self.random.chance(30) {
                 self.earlier = image.visible().map(|(sector, bytes)| (sector, bytes.clone())).collect();
             }
-            image = self.load(image, life == 0)?;
+            image = self.load(image, machine == 0)?;
             self.corrupt_metadata(&mut image);
-            image = self.look(image)?;
+            image = self.check_read_only(image)?;
             image = self.recover(image)?;
             image = self.resize(image)?;
         }
         self.end(image)
     }
 
-    fn parts(&self, behaviour: Behaviour, survival: Survival) -> MachineConfig<'_, S> {
+    fn config(&self, behaviour: Behaviour, survival: Survival) -> MachineConfig<'_, S> {
         MachineConfig {
             system: self.system,
             profile: self.profile,
@@ -238,7 +238,7 @@ impl<S: System> Trial<'_, S> {
             self.undoable.clear();
         }
         let counts = result.counts;
-        self.story.push(format!(
+        self.log_lines.push(format!(
             "{what} {ended} after {} boundaries ({} I/Os, {} answered, {} failed); then {survival}",
             counts.boundaries, counts.ios, result.completed, result.failed
         ));
@@ -251,11 +251,11 @@ impl<S: System> Trial<'_, S> {
         if self.random.chance(10) {
             let survival = Survival::draw_of_process(&self.random);
             let crash_at = Some(self.random.between(1, 14));
-            let result = self.parts(self.behaviour(crash_at), survival).create(image);
+            let result = self.config(self.behaviour(crash_at), survival).create(image);
             image = self.record_run("a first attempt to create", survival, result)?.0;
         }
         let survival = Survival::Nothing;
-        let result = self.parts(self.behaviour(None), survival).create(image);
+        let result = self.config(self.behaviour(None), survival).create(image);
         Ok(self.record_run("creation", survival, result)?.0)
     }
 
@@ -267,14 +267,14 @@ impl<S: System> Trial<'_, S> {
         let mut behaviour = self.behaviour(crash_at);
         if workload == Workload::Faulty {
             behaviour.faults = draw_faults(&self.random);
-            self.story.extend(behaviour.faults.iter().map(|rule| format!("for the next machine, {rule}")));
+            self.log_lines.extend(behaviour.faults.iter().map(|rule| format!("for the next machine, {rule}")));
         }
         let (closes, rests, is_durable) = (self.random.chance(50), self.random.chance(50), self.is_durable);
         let is_faulty = !behaviour.faults.is_empty();
         let misreads = behaviour.faults.iter().any(|rule| rule.on == IoKind::Read);
         let has_started = Rc::new(Cell::new(false));
         let is_up = Rc::clone(&has_started);
-        let result = self.parts(behaviour, survival).run_machine(image, false, move |up| async move {
+        let result = self.config(behaviour, survival).run_machine(image, false, move |up| async move {
             is_up.set(true);
             if audit(&up, is_durable).await.is_err() {
                 return;
@@ -316,7 +316,7 @@ impl<S: System> Trial<'_, S> {
             return;
         }
         if let Some(what) = Damage::corrupt(image, &kinds[kind].runs, &single_copy, &self.earlier, &self.random) {
-            self.story.push(what);
+            self.log_lines.push(what);
             self.report.corrupted += 1;
             // The metadata that tells damaged data from writes that never arrived may be damaged too.
             self.long_durable.clear();
@@ -324,7 +324,7 @@ impl<S: System> Trial<'_, S> {
     }
 
     /// A read-only machine checks; then, in some seeds, damage is injected and a read-only machine must find it.
-    fn look(&mut self, mut image: Image) -> Result<Image, String> {
+    fn check_read_only(&mut self, mut image: Image) -> Result<Image, String> {
         if !self.random.chance(60) {
             return Ok(image);
         }
@@ -353,7 +353,7 @@ impl<S: System> Trial<'_, S> {
 
     fn look_only(&mut self, image: Image) -> Result<Image, String> {
         let (is_durable, survival) = (self.is_durable, Survival::Kill);
-        let result = self.parts(self.reader(), survival).run_machine(image, true, move |up| async move {
+        let result = self.config(self.reader(), survival).run_machine(image, true, move |up| async move {
             let _ = audit(&up, is_durable).await;
         });
         let (image, _) = self.record_run("a reader", survival, result)?;
@@ -366,7 +366,7 @@ impl<S: System> Trial<'_, S> {
     fn find(&mut self, image: Image, damage: &Damage, read_only: bool) -> Result<Image, String> {
         let (lba, survival, is_durable) = (damage.lba, Survival::Kill, self.is_durable);
         let behaviour = if read_only { self.reader() } else { self.behaviour(None) };
-        let result = self.parts(behaviour, survival).run_machine(image, read_only, move |up| async move {
+        let result = self.config(behaviour, survival).run_machine(image, read_only, move |up| async move {
             for piece in up.client.pieces(&up.random) {
                 if up.client.expect_damage(piece, lba).await.is_err() {
                     return;
@@ -389,12 +389,12 @@ impl<S: System> Trial<'_, S> {
             let crash_at = Some(self.random.between(1, 40));
             let is_durable = self.is_durable;
             let result =
-                self.parts(self.behaviour(crash_at), survival).run_machine(image, false, move |up| async move {
+                self.config(self.behaviour(crash_at), survival).run_machine(image, false, move |up| async move {
                     let _ = audit(&up, is_durable).await;
                 });
             let (left, end) = self.record_run("a recovery", survival, result)?;
             self.report.recovery_crashes += u64::from(end == MachineEnd::Crashed);
-            image = self.look(left)?;
+            image = self.check_read_only(left)?;
         }
         Ok(image)
     }
@@ -402,7 +402,7 @@ impl<S: System> Trial<'_, S> {
     /// Runs the last machine: all data are there, it is closed, and damage after that is found.
     fn end(&mut self, image: Image) -> Result<(), String> {
         let (is_durable, survival) = (self.is_durable, Survival::Nothing);
-        let result = self.parts(self.behaviour(None), survival).run_machine(image, false, move |up| async move {
+        let result = self.config(self.behaviour(None), survival).run_machine(image, false, move |up| async move {
             if audit(&up, is_durable).await.is_ok() {
                 up.close().await;
             }
@@ -425,10 +425,10 @@ impl<S: System> Trial<'_, S> {
             return Ok(());
         }
         let Some(what) = Damage::bit_rot(&mut image, &self.earlier, &self.random) else { return Ok(()) };
-        self.story.push(what);
+        self.log_lines.push(what);
         let read_only = self.random.chance(50);
         let behaviour = if read_only { self.reader() } else { self.behaviour(None) };
-        let parts = MachineConfig { decayed: true, ..self.parts(behaviour, Survival::Kill) };
+        let parts = MachineConfig { decayed: true, ..self.config(behaviour, Survival::Kill) };
         let result = parts.run_machine(image, read_only, move |up| async move {
             for piece in up.client.pieces(&up.random) {
                 if up.client.check_decayed(piece).await.is_err() {

@@ -116,14 +116,14 @@ impl Block {
     }
 
     /// The writes that a read issued now may return: those that no finished write has overtaken.
-    fn live_candidates(&self) -> impl Iterator<Item = &Candidate> {
+    fn current_candidates(&self) -> impl Iterator<Item = &Candidate> {
         let done = self.candidates.iter().filter(|one| one.done && !one.optional);
         let done: Vec<WriteOrder> = done.map(Candidate::order).collect();
         self.candidates.iter().filter(move |one| !one.is_overtaken_by_one_of(&done))
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
-        Snapshot { permitted: self.live_candidates().map(|candidate| candidate.content).collect() }
+        Snapshot { permitted: self.current_candidates().map(|candidate| candidate.content).collect() }
     }
 
     /// True if a read that was issued at `since` may return `content`.
@@ -157,7 +157,7 @@ impl Block {
     }
 
     /// Nothing is in flight any more; completed writes stay.
-    pub(super) fn die(&mut self, now: Moment) {
+    pub(super) fn kill(&mut self, now: Moment) {
         for candidate in &mut self.candidates {
             candidate.ended.get_or_insert(now);
         }
@@ -170,14 +170,14 @@ impl Block {
         for candidate in &mut self.candidates {
             candidate.done = candidate.durable;
         }
-        let back: Vec<Content> = self.live_candidates().map(|candidate| candidate.content).collect();
+        let back: Vec<Content> = self.current_candidates().map(|candidate| candidate.content).collect();
         self.issued.extend(back.into_iter().map(|content| (now, content)));
     }
 
     /// After a kill, `content` was found: it is the current content, but may be lost later without a Flush. Returns the
     /// request that a Flush would make durable.
     pub(super) fn find(&mut self, content: Content) -> Option<u64> {
-        let found = self.live_candidates().filter(|candidate| candidate.content == content).last()?.request_id;
+        let found = self.current_candidates().filter(|candidate| candidate.content == content).last()?.request_id;
         for candidate in &mut self.candidates {
             if candidate.request_id == found {
                 candidate.done = true;
@@ -221,6 +221,6 @@ impl Block {
 
     /// The permitted contents, for reports.
     pub(super) fn permitted(&self) -> Vec<Content> {
-        self.live_candidates().map(|candidate| candidate.content).collect()
+        self.current_candidates().map(|candidate| candidate.content).collect()
     }
 }

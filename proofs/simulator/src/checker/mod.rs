@@ -80,7 +80,7 @@ pub struct Checker {
     /// Blocks that may be damaged because reads of the medium failed.
     doubted: BTreeSet<Lba>,
     /// True if a machine found that changes may be lost, and has not reported it to hosts yet.
-    untold: bool,
+    must_report_loss: bool,
 }
 
 impl Checker {
@@ -96,7 +96,7 @@ impl Checker {
             newest_durable: 0,
             blocks_checked: 0,
             doubted: BTreeSet::new(),
-            untold: false,
+            must_report_loss: false,
         }
     }
 
@@ -224,23 +224,23 @@ impl Checker {
     }
 
     /// The process was killed, and its system runs on: all completed changes are there, and those in flight may be.
-    pub fn die(&mut self) {
+    pub fn kill(&mut self) {
         let now = self.tick();
-        self.blocks.values_mut().for_each(|block| block.die(now));
+        self.blocks.values_mut().for_each(|block| block.kill(now));
     }
 
     /// The device opened and reports, or not, that completed changes may be lost. It must report it until hosts know.
-    pub fn says_lost(&mut self, is_said: bool) -> Result<(), String> {
-        if self.untold && !is_said {
+    pub fn check_loss_report(&mut self, is_reported: bool) -> Result<(), String> {
+        if self.must_report_loss && !is_reported {
             return Err("changes may be lost, no host was told, and the device does not say so any more".to_owned());
         }
-        self.untold = is_said;
+        self.must_report_loss = is_reported;
         Ok(())
     }
 
     /// The loss was reported to hosts, or is being reported.
-    pub fn told(&mut self) {
-        self.untold = false;
+    pub fn loss_reported(&mut self) {
+        self.must_report_loss = false;
     }
 
     /// Unflushed writes may or may not be there from now on, while the machine runs on.

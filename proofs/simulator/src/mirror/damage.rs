@@ -41,11 +41,11 @@ impl Trial {
     fn damage_one(&mut self, replica: usize) -> Result<(), String> {
         let touched = self.checker.borrow().touched();
         let Some(damage) = self.inflict(replica, &touched) else { return Ok(()) };
-        self.story.push(format!("block {} of replica {replica} is damaged", damage.lba));
+        self.log_lines.push(format!("block {} of replica {replica} is damaged", damage.lba));
         let plan =
             MachinePlan { is_damaged: true, ..self.plan("a machine with damage on one replica", self.all_present()) };
-        let result = self.machine(plan, move |up| async move {
-            let _ = check_repair(&up, damage.lba).await;
+        let result = self.machine(plan, move |running| async move {
+            let _ = check_repair(&running, damage.lba).await;
         })?;
         self.report.damages_found += 1;
         result.refused.map_or(Ok(()), |error| Err(format!("with a damaged block: {error}")))
@@ -60,17 +60,19 @@ impl Trial {
                 return Ok(());
             }
         }
-        self.story.push(format!("block {lba} is damaged on all replicas"));
+        self.log_lines.push(format!("block {lba} is damaged on all replicas"));
         let plan = MachinePlan { is_damaged: true, ..self.plan("a machine with a lost block", self.all_present()) };
-        let result = self.machine(plan, move |up| async move {
-            for piece in up.client.pieces(&up.random) {
-                if up.client.expect_loss(piece, lba).await.is_err() {
+        let result = self.machine(plan, move |running| async move {
+            for piece in running.client.pieces(&running.random) {
+                if running.client.expect_loss(piece, lba).await.is_err() {
                     return;
                 }
             }
             let extent = Extent::one(lba);
-            if up.client.write(extent, true, &up.random).await.is_ok() && up.client.read(extent).await.is_ok() {
-                let _ = quiesce_and_compare(&up).await;
+            if running.client.write(extent, true, &running.random).await.is_ok()
+                && running.client.read(extent).await.is_ok()
+            {
+                let _ = quiesce_and_compare(&running).await;
             }
         })?;
         self.report.damages_found += 1;
@@ -87,7 +89,7 @@ impl Trial {
         }
         let before = ContentBefore::of(&self.checker.borrow());
         let plan = self.plan("a machine without one replica", present);
-        let result = self.machine(plan, |up| async move { write_some(&up).await })?;
+        let result = self.machine(plan, |running| async move { write_some(&running).await })?;
         let touched = self.checker.borrow().touched();
         let mut others = replicas.iter().copied().filter(|replica| *replica != away);
         let (None, true, Some(first)) = (result.refused, self.is_durable, others.next()) else { return Ok(()) };
@@ -104,12 +106,12 @@ impl Trial {
             is_proven: before.content.get(&lba).copied() == self.checker.borrow().certain(lba)
                 && self.profile.protection.is_some_and(|format| format.guard().bits() >= 32),
         };
-        self.story.push(format!("block {lba} is damaged on all replicas but replica {away}: {loss:?}"));
+        self.log_lines.push(format!("block {lba} is damaged on all replicas but replica {away}: {loss:?}"));
         self.replicas.iter_mut().for_each(Replica::allow_all);
         let plan =
             MachinePlan { is_damaged: true, ..self.plan("a machine with damage beside a resync", self.all_present()) };
-        let result = self.machine(plan, move |up| async move {
-            let _ = beside(&up, &loss).await;
+        let result = self.machine(plan, move |running| async move {
+            let _ = beside(&running, &loss).await;
         })?;
         self.report.damages_found += 1;
         result.refused.map_or(Ok(()), |error| Err(format!("with damage beside a resync: {error}")))
@@ -135,12 +137,12 @@ impl Trial {
         let first = self.random.below(4) as usize;
         let chosen: Vec<_> = copies.into_iter().cycle().skip(first).take(count).collect();
         Damage::transplant(image, &chosen, &from);
-        self.story.push(format!("{count} copies of the label of replica {replica} are {whose}"));
+        self.log_lines.push(format!("{count} copies of the label of replica {replica} are {whose}"));
         let plan =
             MachinePlan { is_damaged: true, ..self.plan("a machine with labels of another", self.all_present()) };
-        let result = self.machine(plan, move |up| async move {
-            for piece in up.client.pieces(&up.random) {
-                if up.client.read(piece).await.is_err() {
+        let result = self.machine(plan, move |running| async move {
+            for piece in running.client.pieces(&running.random) {
+                if running.client.read(piece).await.is_err() {
                     return;
                 }
             }
@@ -158,12 +160,12 @@ impl Trial {
         let earlier = self.earlier(replica);
         let Some(image) = self.replicas[replica].image.as_mut() else { return Ok(()) };
         let Some(what) = Damage::bit_rot(image, &earlier, &self.random) else { return Ok(()) };
-        self.story.push(format!("on replica {replica}, {what}"));
+        self.log_lines.push(format!("on replica {replica}, {what}"));
         let plan =
             MachinePlan { is_damaged: true, ..self.plan("a machine with a decayed replica", self.all_present()) };
-        let result = self.machine(plan, move |up| async move {
-            for piece in up.client.pieces(&up.random) {
-                if up.client.read(piece).await.is_err() {
+        let result = self.machine(plan, move |running| async move {
+            for piece in running.client.pieces(&running.random) {
+                if running.client.read(piece).await.is_err() {
                     return;
                 }
             }
@@ -209,60 +211,62 @@ struct LostBlock {
 }
 
 /// Changes some blocks and closes the mirror.
-async fn write_some(up: &RunningMirror) {
+async fn write_some(running: &RunningMirror) {
     for _ in 0..up.random.between(1, 6) {
-        let blocks = up.random.between(1, up.client.capacity_blocks().min(8));
-        let first = up.random.below(up.client.capacity_blocks() - blocks + 1);
+        let blocks = running.random.between(1, running.client.capacity_blocks().min(8));
+        let first = running.random.below(running.client.capacity_blocks() - blocks + 1);
         let Ok(extent) = Extent::from_raw(first, blocks) else { return };
-        if up.client.write(extent, up.random.chance(20), &up.random).await.is_err() {
+        if running.client.write(extent, running.random.chance(20), &running.random).await.is_err() {
             return;
         }
     }
-    up.close().await;
+    running.close().await;
 }
 
 /// Reads of the lost block are right or fail, at any time. The replica that was offline keeps its copy where reads
 /// fail. A write ends that.
-async fn beside(up: &RunningMirror, loss: &LostBlock) -> Result<(), Stop> {
-    let pieces = up.client.pieces(&up.random);
-    if up.random.chance(50) {
+async fn beside(running: &RunningMirror, loss: &LostBlock) -> Result<(), Stop> {
+    let pieces = running.client.pieces(&running.random);
+    if running.random.chance(50) {
         for piece in &pieces {
-            up.client.read_or_lose(*piece, loss.lba).await?;
+            running.client.read_or_lose(*piece, loss.lba).await?;
         }
     }
-    quiesce(up).await?;
+    quiesce(running).await?;
     for piece in pieces {
         match loss.is_proven {
-            true => up.client.read(piece).await?,
+            true => running.client.read(piece).await?,
             false => {
-                up.client.read_or_lose(piece, loss.lba).await?;
+                running.client.read_or_lose(piece, loss.lba).await?;
             }
         }
     }
     let one = Extent::one(loss.lba);
-    if loss.has_copy && !holds(up, loss.away, one).await {
-        up.harness.find(format!("the last readable copy of block {}, on replica {}, is gone", loss.lba, loss.away));
+    if loss.has_copy && !holds(running, loss.away, one).await {
+        running
+            .harness
+            .find(format!("the last readable copy of block {}, on replica {}, is gone", loss.lba, loss.away));
         return Err(Stop);
     }
-    up.client.write(one, true, &up.random).await?;
-    quiesce_and_compare(up).await
+    running.client.write(one, true, &running.random).await?;
+    quiesce_and_compare(running).await
 }
 
 /// Every read is as before; a repair reports the block and repairs it, unless a read has.
-async fn check_repair(up: &RunningMirror, lba: Lba) -> Result<(), Stop> {
-    if up.random.chance(50) {
-        for piece in up.client.pieces(&up.random) {
-            up.client.read(piece).await?;
+async fn check_repair(running: &RunningMirror, lba: Lba) -> Result<(), Stop> {
+    if running.random.chance(50) {
+        for piece in running.client.pieces(&running.random) {
+            running.client.read(piece).await?;
         }
     }
-    let stack = up.client.stack();
+    let stack = running.client.stack();
     let extent = Extent::one(lba);
     if let Err(error) = stack.execute(Request::repair(extent)).await {
         let faults = error.bad_blocks().map_or_else(Vec::new, |faults| faults.as_slice().to_vec());
         if faults.len() != 1 || faults[0].lba != lba || !faults[0].repaired {
-            up.harness.find(format!("the repair of damaged block {lba} said: {error}"));
+            running.harness.find(format!("the repair of damaged block {lba} said: {error}"));
             return Err(Stop);
         }
     }
-    quiesce_and_compare(up).await
+    quiesce_and_compare(running).await
 }

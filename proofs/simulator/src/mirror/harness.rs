@@ -38,7 +38,7 @@ pub(super) struct Harness {
     pub mirror: RefCell<Option<MirrorHandle>>,
     pub region_shift: u32,
     pub trace: Trace,
-    pub story: RefCell<Vec<String>>,
+    pub log_lines: RefCell<Vec<String>>,
     /// A disk was damaged on purpose.
     pub is_damaged: Cell<bool>,
     /// How often the only replica with all data was reopened, which may lose unflushed writes.
@@ -67,7 +67,7 @@ impl Harness {
             trace,
             envs: RefCell::default(),
             mirror: RefCell::default(),
-            story: RefCell::default(),
+            log_lines: RefCell::default(),
             is_damaged: Cell::default(),
             losses: Cell::default(),
             missed_writes: vec![false; replicas].into(),
@@ -84,8 +84,8 @@ impl Harness {
         self.context.find(finding);
     }
 
-    pub fn say(&self, line: String) {
-        self.story.borrow_mut().push(line);
+    pub fn log(&self, line: String) {
+        self.log_lines.borrow_mut().push(line);
     }
 
     /// The replicas that are meant to be in use.

@@ -68,7 +68,7 @@ impl Harness {
         let used = env.disk.borrow_mut().take();
         if let Some(used) = used {
             let survival = Survival::draw(&env.random);
-            self.say(format!("replica {} is opened anew after {survival}", env.number));
+            self.log(format!("replica {} is opened anew after {survival}", env.number));
             self.restarted(env);
             *env.image.borrow_mut() = Some(used.power_off(survival, &env.random.fork("survival")));
         }

@@ -95,7 +95,7 @@ impl MachineSetup {
             self.open_config.hooks(),
         )
         .await?;
-        Ok(self.up(opened))
+        Ok(self.start(opened))
     }
 
     /// Makes a mirror of the replicas that are meant to be in use, whatever is on them. `source` has the content that
@@ -104,7 +104,7 @@ impl MachineSetup {
         let options = CreateOptions { random: self.open_config.random, name: None, from, force: true };
         let opened =
             create_with_hooks(self.sources(false).await, self.clock(), options, self.open_config.hooks()).await?;
-        Ok(self.up(opened))
+        Ok(self.start(opened))
     }
 
     /// The replicas, in the order of their numbers or in random order.
@@ -126,7 +126,7 @@ impl MachineSetup {
         FasterClock { executor: self.executor.clone(), factor: self.open_config.factor }
     }
 
-    fn up(self, opened: OpenMirror<FasterClock>) -> RunningMirror {
+    fn start(self, opened: OpenMirror<FasterClock>) -> RunningMirror {
         let MachineSetup { harness, executor, random, open_config } = self;
         *harness.mirror.borrow_mut() = Some(opened.mirror.clone());
         drop(executor.spawn("mirror's worker", opened.worker.run()));

@@ -26,7 +26,7 @@ impl Trial {
     pub fn make(&mut self) -> Result<(), String> {
         if self.replicas.iter().any(|replica| replica.has_no_label) {
             let plan = self.plan("the first machine", self.all_present());
-            let result = self.machine(plan, |up| async move { up.close().await })?;
+            let result = self.machine(plan, |running| async move { running.close().await })?;
             return result.refused.map_or(Ok(()), |error| Err(format!("a mirror could not be made: {error}")));
         }
         let has_content = self.random.chance(60);
@@ -85,12 +85,12 @@ impl Trial {
                 false => stage.make(from).await.map_err(|error| error.to_string()),
             };
             match made {
-                Ok(up) if is_ordered => quiesce_and_close(&up).await.unwrap_or(()),
-                Ok(up) => first_steps(&up, is_durable).await,
+                Ok(running) if is_ordered => quiesce_and_close(&running).await.unwrap_or(()),
+                Ok(running) => first_steps(&running, is_durable).await,
                 Err(error) => harness.find(format!("a mirror that may have been cut short cannot be made: {error}")),
             }
         })?;
-        self.spend(cut, result.left, result.is_stopped);
+        self.record_cut(cut, result.left, result.is_stopped);
         if result.is_stopped && !result.was_open {
             self.update_from_labels(has_content);
         }
@@ -122,8 +122,8 @@ impl Trial {
             trial.replicas.iter_mut().for_each(Replica::allow_all);
             let (is_durable, checker) = (trial.is_durable, Rc::new(RefCell::new(trial.checker.borrow().clone())));
             let plan = MachinePlan { checker, ..trial.plan(what, present) };
-            let result = trial.machine(plan, move |up| async move {
-                let _ = audit(&up, is_durable).await;
+            let result = trial.machine(plan, move |running| async move {
+                let _ = audit(&running, is_durable).await;
             })?;
             match result.refused {
                 None => Ok(()),
@@ -157,24 +157,24 @@ async fn use_alone(stage: &MachineSetup, replica: usize) {
 }
 
 /// Everything that a mirror does by itself, so that it can be stopped at every point of it.
-pub(super) async fn quiesce_and_close(up: &RunningMirror) -> Result<(), Stop> {
-    quiesce_and_compare(up).await?;
-    up.close().await;
+pub(super) async fn quiesce_and_close(running: &RunningMirror) -> Result<(), Stop> {
+    quiesce_and_compare(running).await?;
+    running.close().await;
     Ok(())
 }
 
 /// Uses a mirror that was just made, briefly.
-async fn first_steps(up: &RunningMirror, is_durable: bool) {
-    if up.random.chance(60) && audit(up, is_durable).await.is_err() {
+async fn first_steps(running: &RunningMirror, is_durable: bool) {
+    if running.random.chance(60) && audit(running, is_durable).await.is_err() {
         return;
     }
-    if up.random.chance(30) {
-        workload::drive(Workload::Hot, &up.client, &up.executor, &up.random).await;
+    if running.random.chance(30) {
+        workload::drive(Workload::Hot, &running.client, &running.executor, &running.random).await;
     }
-    if up.random.chance(50) && quiesce_and_compare(up).await.is_err() {
+    if running.random.chance(50) && quiesce_and_compare(running).await.is_err() {
         return;
     }
-    if up.random.chance(60) {
-        up.close().await;
+    if running.random.chance(60) {
+        running.close().await;
     }
 }

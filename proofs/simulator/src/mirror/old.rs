@@ -37,7 +37,7 @@ impl Trial {
     }
 
     fn put_back(&mut self, OlderImage { at, before, after, image }: OlderImage) {
-        self.story.push(format!("replica {at} is put back to what it was at label {before}; it had label {after}"));
+        self.log_lines.push(format!("replica {at} is put back to what it was at label {before}; it had label {after}"));
         let replica = &mut self.replicas[at];
         (replica.is_current, replica.is_old, replica.image) = (false, true, Some(image));
         replica.older = None;
@@ -82,10 +82,10 @@ impl Trial {
             checker: self.blank_checker(),
             ..self.plan("a machine with an older image alone", self.alone(at))
         };
-        let result = self.machine(plan, |up| async move {
-            up.executor.delay(std::time::Duration::from_millis(up.random.below(30))).await;
-            if up.random.chance(50) {
-                up.close().await;
+        let result = self.machine(plan, |running| async move {
+            running.executor.delay(std::time::Duration::from_millis(running.random.below(30))).await;
+            if running.random.chance(50) {
+                running.close().await;
             }
         })?;
         if result.refused.is_some() {
@@ -94,9 +94,9 @@ impl Trial {
         let (is_durable, checker) = (self.is_durable, Rc::new(RefCell::new(self.checker.borrow().clone())));
         let plan =
             MachinePlan { checker, ..self.plan("a machine with all after one was looked at", self.all_present()) };
-        let result = self.machine(plan, move |up| async move {
-            if audit(&up, is_durable).await.is_ok() {
-                let _ = quiesce_and_compare(&up).await;
+        let result = self.machine(plan, move |running| async move {
+            if audit(&running, is_durable).await.is_ok() {
+                let _ = quiesce_and_compare(&running).await;
             }
         })?;
         match result.refused.filter(|error| !self.is_in_doubt(error)) {
@@ -116,7 +116,7 @@ impl Trial {
             checker: self.blank_checker(),
             ..self.plan("a machine with an older image alone", self.alone(at))
         };
-        let result = self.machine(plan, |up| async move { go_on_from_image(&up).await })?;
+        let result = self.machine(plan, |running| async move { go_on_from_image(&running).await })?;
         match result.refused {
             Some(MirrorError::Assemble {
                 error: AssembleError::NoneInSync | AssembleError::NotAReplica { .. } | AssembleError::Removed { .. },
@@ -139,14 +139,14 @@ impl Trial {
 }
 
 /// Uses an older image, sometimes with the others returning meanwhile.
-async fn go_on_from_image(up: &RunningMirror) {
-    if up.random.chance(40) {
-        let envs = up.in_use();
-        let (executor, delay) = (up.executor.clone(), up.random.below(20_000));
-        drop(up.executor.spawn("release", async move {
+async fn go_on_from_image(running: &RunningMirror) {
+    if running.random.chance(40) {
+        let envs = running.in_use();
+        let (executor, delay) = (running.executor.clone(), running.random.below(20_000));
+        drop(running.executor.spawn("release", async move {
             executor.delay(std::time::Duration::from_micros(delay)).await;
             envs.iter().for_each(|env| env.held.set(false));
         }));
     }
-    go_on_alone(up).await;
+    go_on_alone(running).await;
 }

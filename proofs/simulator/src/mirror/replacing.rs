@@ -32,23 +32,23 @@ impl Trial {
         let cut = self.draw_cut(LIKELY_BOUNDARIES);
         let (is_durable, is_all, is_ordered) = (self.is_durable, present[old], self.config.crash_at.is_some());
         let plan = MachinePlan { cut, ..self.plan("a machine in which a replica is replaced", present) };
-        let result = self.machine(plan, move |up| async move {
-            let env = up.harness.envs.borrow()[old].clone();
-            if !is_ordered && up.random.chance(30) && audit(&up, is_durable).await.is_err() {
+        let result = self.machine(plan, move |running| async move {
+            let env = running.harness.envs.borrow()[old].clone();
+            if !is_ordered && running.random.chance(30) && audit(&running, is_durable).await.is_err() {
                 return;
             }
-            replace(&up, &env).await;
+            replace(&running, &env).await;
             if is_ordered {
-                return quiesce_and_close(&up).await.unwrap_or(());
+                return quiesce_and_close(&running).await.unwrap_or(());
             }
-            if up.random.chance(30) {
-                workload::drive(Workload::Hot, &up.client, &up.executor, &up.random).await;
+            if running.random.chance(30) {
+                workload::drive(Workload::Hot, &running.client, &running.executor, &running.random).await;
             }
-            if up.random.chance(50) && quiesce_and_compare(&up).await.is_ok() && up.random.chance(60) {
-                up.close().await;
+            if running.random.chance(50) && quiesce_and_compare(&running).await.is_ok() && running.random.chance(60) {
+                running.close().await;
             }
         })?;
-        self.spend(cut, result.left, result.is_stopped);
+        self.record_cut(cut, result.left, result.is_stopped);
         if let Some(error) =
             result.refused.filter(|error| !self.is_in_doubt(error) && (is_all || !Trial::is_none_in_sync(error)))
         {

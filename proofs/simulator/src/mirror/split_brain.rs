@@ -56,7 +56,7 @@ impl Trial {
         self.replicas.iter_mut().for_each(Replica::allow_all);
         let plan =
             MachinePlan { checker: self.blank_checker(), ..self.plan("a machine without what is current", present) };
-        let result = self.machine(plan, move |up| async move { go_on_alone(&up).await })?;
+        let result = self.machine(plan, move |running| async move { go_on_alone(&running).await })?;
         match result.refused {
             // They may not know of a replica that was added since.
             Some(MirrorError::Assemble {
@@ -103,14 +103,14 @@ impl Trial {
 const ISOLATED_VERSIONS: u64 = 1 << 32;
 
 /// Accepts the current content, which must be valid, and changes it.
-pub(super) async fn go_on_alone(up: &RunningMirror) {
-    for piece in up.client.pieces(&up.random) {
-        if up.client.learn(piece).await.is_err() {
+pub(super) async fn go_on_alone(running: &RunningMirror) {
+    for piece in running.client.pieces(&running.random) {
+        if running.client.learn(piece).await.is_err() {
             return;
         }
     }
-    workload::drive(Workload::Hot, &up.client, &up.executor, &up.random).await;
-    if up.random.chance(50) {
-        up.close().await;
+    workload::drive(Workload::Hot, &running.client, &running.executor, &running.random).await;
+    if running.random.chance(50) {
+        running.close().await;
     }
 }

@@ -59,19 +59,22 @@ pub fn run(mutation: Mutation, config: TrialConfig) -> Result<Report, Box<Failur
         random,
         trace: Trace::default(),
         report: Report::default(),
-        story: vec![format!("{profile}, regions of {} blocks, clock times {factor}", 1u64 << open_config.region_shift)],
+        log_lines: vec![format!(
+            "{profile}, regions of {} blocks, clock times {factor}",
+            1u64 << open_config.region_shift
+        )],
         replicas: Vec::new(),
         is_durable: true,
         changes: 0,
         cut_at: config.crash_at,
     };
-    match trial.whole() {
+    match trial.run_all() {
         Ok(()) => {
             trial.report.blocks_checked = trial.checker.borrow().blocks_checked();
             trial.report.trace = trial.trace.hash();
             Ok(trial.report)
         }
-        Err(finding) => Err(Box::new(FailureReport { config, finding, story: trial.story })),
+        Err(finding) => Err(Box::new(FailureReport { config, finding, log_lines: trial.log_lines })),
     }
 }
 
@@ -83,7 +86,7 @@ pub(super) struct Trial {
     pub random: Random,
     pub trace: Trace,
     pub report: Report,
-    pub story: Vec<String>,
+    pub log_lines: Vec<String>,
     pub replicas: Vec<Replica>,
     /// All replicas had a power cut at the last stop, so the content is durable.
     pub is_durable: bool,
@@ -122,7 +125,7 @@ pub(super) struct MachineResult {
 }
 
 impl Trial {
-    fn whole(&mut self) -> Result<(), String> {
+    fn run_all(&mut self) -> Result<(), String> {
         let count = *self.random.pick(&[2, 2, 2, 3, 3, 4]);
         let (mut has_spare, mut has_unlabelled) = (self.random.chance(30), self.random.chance(15));
         if self.config.crash_at.is_some() {
@@ -135,7 +138,7 @@ impl Trial {
             let mut replica = Replica::create(profile, &self.random, &self.trace)?;
             replica.has_no_label = has_unlabelled && number == 1;
             if replica.has_no_label {
-                self.story.push("replica 1 keeps no label".to_owned());
+                self.log_lines.push("replica 1 keeps no label".to_owned());
             }
             if number == count {
                 (replica.is_spare, replica.is_member, replica.is_current) = (true, false, false);
@@ -162,7 +165,7 @@ impl Trial {
     }
 
     /// Records the progress towards the ordered stop.
-    pub fn spend(&mut self, cut: Option<u64>, left: u64, is_stopped: bool) {
+    pub fn record_cut(&mut self, cut: Option<u64>, left: u64, is_stopped: bool) {
         if cut.is_some() && self.cut_at.is_some() {
             self.report.first_crashed = is_stopped;
             self.cut_at = (!is_stopped).then_some(left);
@@ -238,8 +241,8 @@ impl Trial {
         let must_open = self.replicas.iter().zip(&present).all(|(replica, present)| *present || !replica.is_current);
         let (stops, is_any_order) = (self.random.chance(60), self.random.chance(50));
         let plan = MachinePlan { stops, is_any_order, ..self.plan("a machine under load", present) };
-        let result = self.machine(plan, move |up| async move {
-            under_load(&up, workload, is_durable).await;
+        let result = self.machine(plan, move |running| async move {
+            under_load(&running, workload, is_durable).await;
         })?;
         match result.refused {
             None => Ok(()),
@@ -254,9 +257,9 @@ impl Trial {
     fn end(&mut self) -> Result<(), String> {
         let is_durable = self.is_durable;
         let plan = MachinePlan { is_any_order: true, ..self.plan("the last machine", self.all_present()) };
-        let result = self.machine(plan, move |up| async move {
-            if audit(&up, is_durable).await.is_ok() && quiesce_and_compare(&up).await.is_ok() {
-                up.close().await;
+        let result = self.machine(plan, move |running| async move {
+            if audit(&running, is_durable).await.is_ok() && quiesce_and_compare(&running).await.is_ok() {
+                running.close().await;
             }
         })?;
         match result.refused {
@@ -273,11 +276,11 @@ impl Trial {
         hosts: impl FnOnce(RunningMirror) -> F + 'static,
     ) -> Result<MachineResult, String> {
         let refused: Rc<Cell<Option<MirrorError>>> = Rc::default();
-        let told = refused.clone();
+        let refusal = refused.clone();
         let result = self.stage(plan, move |stage| async move {
             match stage.open().await {
-                Ok(up) => hosts(up).await,
-                Err(error) => told.set(Some(error)),
+                Ok(running) => hosts(running).await,
+                Err(error) => refusal.set(Some(error)),
             }
         })?;
         Ok(MachineResult { refused: refused.take(), ..result })
@@ -347,9 +350,9 @@ impl Trial {
         self.report.completed += harness.context.completed.get();
         self.report.failed += harness.context.failed.get();
         let (all, is_kill) = (Survival::draw(&self.random), self.random.chance(15));
-        self.story.push(format!("{} with replicas {:?}", plan.what, plan.present));
-        self.story.append(&mut harness.story.borrow_mut());
-        self.story.push(format!("    it {}", if crashed { "was stopped" } else { "ended" }));
+        self.log_lines.push(format!("{} with replicas {:?}", plan.what, plan.present));
+        self.log_lines.append(&mut harness.log_lines.borrow_mut());
+        self.log_lines.push(format!("    it {}", if crashed { "was stopped" } else { "ended" }));
         self.is_durable = true;
         for (replica, env) in self.replicas.iter_mut().zip(harness.envs.borrow().iter()) {
             if self.random.chance(20) && replica.image.as_ref().is_none_or(|image| image.dirty_sectors() == 0) {
@@ -359,7 +362,7 @@ impl Trial {
             let survival = if self.random.chance(50) && !is_kill { Survival::draw(&self.random) } else { survival };
             self.report.ios += env.disk.borrow().as_ref().map_or(0, |disk| disk.counts().ios);
             replica.take_over(harness, env, survival);
-            self.story.push(format!("    replica {}: {survival}; current: {}", env.number, replica.is_current));
+            self.log_lines.push(format!("    replica {}: {survival}; current: {}", env.number, replica.is_current));
             self.is_durable &= replica.has_only_durable();
             if replica.older.is_none() && replica.has_only_durable() {
                 (replica.older, replica.older_at) = (replica.image.clone(), self.changes);
@@ -374,7 +377,7 @@ impl Trial {
         let coming: Vec<(usize, usize)> = harness.envs.borrow().iter().filter_map(replacing).collect();
         coming.into_iter().for_each(|(new, old)| self.decide_replacement(new, old));
         match is_kill {
-            true => plan.checker.borrow_mut().die(),
+            true => plan.checker.borrow_mut().kill(),
             false => plan.checker.borrow_mut().crash(),
         }
         if harness.quiesced_count.get() > 0 {
@@ -403,35 +406,35 @@ impl Trial {
     }
 }
 
-async fn under_load(up: &RunningMirror, workload: Workload, is_durable: bool) {
+async fn under_load(running: &RunningMirror, workload: Workload, is_durable: bool) {
     let done = Rc::new(Cell::new(false));
-    let early = up.random.chance(40);
-    let start = || up.executor.spawn("trouble", disturb(up.clone(), done.clone()));
+    let early = running.random.chance(40);
+    let start = || running.executor.spawn("trouble", disturb(running.clone(), done.clone()));
     let task = early.then(start);
-    if audit(up, is_durable).await.is_err() && up.harness.context.finding.borrow().is_some() {
-        return up.executor.halt();
+    if audit(running, is_durable).await.is_err() && running.harness.context.finding.borrow().is_some() {
+        return running.executor.halt();
     }
-    let task = if early || up.random.chance(20) { task } else { Some(start()) };
+    let task = if early || running.random.chance(20) { task } else { Some(start()) };
     for _ in 0..up.random.between(1, 2) {
-        workload::drive(workload, &up.client, &up.executor, &up.random).await;
+        workload::drive(workload, &running.client, &running.executor, &running.random).await;
     }
     done.set(true);
     if let Some(task) = task {
         task.await;
     }
-    if up.random.chance(45) && quiesce_and_compare(up).await.is_ok() && up.random.chance(60) {
-        up.close().await;
+    if running.random.chance(45) && quiesce_and_compare(running).await.is_ok() && running.random.chance(60) {
+        running.close().await;
     }
 }
 
 /// Reads every block: permitted, and clean by Verify.
-pub(super) async fn audit(up: &RunningMirror, is_durable: bool) -> Result<(), Stop> {
-    let pieces = up.client.pieces(&up.random);
+pub(super) async fn audit(running: &RunningMirror, is_durable: bool) -> Result<(), Stop> {
+    let pieces = running.client.pieces(&running.random);
     for piece in &pieces {
-        up.client.audit(*piece, is_durable).await?;
+        running.client.audit(*piece, is_durable).await?;
     }
     for piece in pieces {
-        up.client.verify(piece).await?;
+        running.client.verify(piece).await?;
     }
     Ok(())
 }

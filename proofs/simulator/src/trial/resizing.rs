@@ -56,9 +56,10 @@ impl<S: System> Trial<'_, S> {
     /// Discards the blocks from `to` on.
     fn vacate(&mut self, image: Image, to: u64, from: u64) -> Result<Image, String> {
         let (survival, is_durable) = (Survival::draw(&self.sizes), self.is_durable);
-        let (parts, before) = (self.parts(self.behaviour_by(&self.sizes, None), survival), self.sizes.fork("hosts"));
-        let parts = MachineConfig { random: &before, ..parts };
-        let result = parts.run_machine(image, false, move |up| async move {
+        let (machine, before) =
+            (self.machine(self.behaviour_by(&self.sizes, None), survival), self.sizes.fork("hosts"));
+        let machine = MachineConfig { random: &before, ..machine };
+        let result = machine.run_machine(image, false, move |up| async move {
             let Ok(extent) = Extent::from_raw(to, from - to) else { return };
             if audit(&up, is_durable).await.is_ok() && up.client.zeroes(extent, true, true).await.is_ok() {
                 up.close().await;
@@ -70,17 +71,18 @@ impl<S: System> Trial<'_, S> {
     fn resize_once(&mut self, image: Image, from: u64, to: u64) -> Result<Image, String> {
         let survival = Survival::draw(&self.sizes);
         let crash_at = self.sizes.chance(65).then(|| self.sizes.between(1, LIKELY_BOUNDARIES));
-        let told = Rc::new(Cell::new(None));
+        let outcome = Rc::new(Cell::new(None));
         let draws = self.sizes.fork("resizing");
-        let parts = MachineConfig { random: &draws, ..self.parts(self.behaviour_by(&self.sizes, crash_at), survival) };
-        let result = parts.resize(image, to, Rc::clone(&told));
+        let machine =
+            MachineConfig { random: &draws, ..self.machine(self.behaviour_by(&self.sizes, crash_at), survival) };
+        let result = machine.resize(image, to, Rc::clone(&outcome));
         let mut undoable = std::mem::take(&mut self.undoable);
         let (image, end) =
             self.record_run(&format!("a change of size from {from} to {to} blocks"), survival, result)?;
         self.report.resizings += 1;
         self.capacities.push(to);
         let now = self.system.capacity(&self.profile, &image);
-        let is_due = match told.get() {
+        let is_due = match outcome.get() {
             Some(Resizing::Done) => now == to,
             // Only blocks that were ever written can be in use.
             Some(Resizing::InUse) => {
@@ -90,10 +92,10 @@ impl<S: System> Trial<'_, S> {
             None => end == MachineEnd::Crashed && (now == from || now == to || undoable.contains(&now)),
         };
         if !is_due {
-            return Err(format!("a device of {now} blocks, resized from {from} to {to}: {:?}", told.get()));
+            return Err(format!("a device of {now} blocks, resized from {from} to {to}: {:?}", outcome.get()));
         }
         // A completed resize has synced the content that it found and that it wrote.
-        if !self.is_durable && told.get().is_none() {
+        if !self.is_durable && outcome.get().is_none() {
             undoable.extend((now != from).then_some(from));
             self.undoable = undoable;
         }

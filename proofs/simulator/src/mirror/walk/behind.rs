@@ -58,7 +58,7 @@ impl Host {
             }
             self.executor.delay(Duration::from_millis(50)).await;
         }
-        self.say(format!("{} has nothing to flush", replica.name));
+        self.log(format!("{} has nothing to flush", replica.name));
         false
     }
 }

@@ -46,7 +46,7 @@ pub struct Harness {
     stops_in: Cell<Option<u64>>,
     made: Cell<u64>,
     finding: RefCell<Option<String>>,
-    pub story: RefCell<Vec<String>>,
+    pub log_lines: RefCell<Vec<String>>,
     pub operations: Cell<u64>,
     pub completed: Cell<u64>,
     pub failed: Cell<u64>,
@@ -66,7 +66,7 @@ impl Harness {
             stops_in: Cell::default(),
             made: Cell::new(1),
             finding: RefCell::default(),
-            story: RefCell::default(),
+            log_lines: RefCell::default(),
             operations: Cell::default(),
             completed: Cell::default(),
             failed: Cell::default(),
@@ -89,8 +89,8 @@ impl Harness {
         self.finding.borrow().clone()
     }
 
-    pub fn say(&self, link: String) {
-        self.story.borrow_mut().push(link);
+    pub fn log(&self, link: String) {
+        self.log_lines.borrow_mut().push(link);
     }
 
     /// Makes the machine stop in the middle of its n-th operation on a replica from now on.
@@ -109,7 +109,7 @@ impl Harness {
     /// The machine stops.
     pub fn stop(&self, executor: &Executor) {
         self.stops_in.set(None);
-        self.say("    the machine stops in the middle of something".to_owned());
+        self.log("    the machine stops in the middle of something".to_owned());
         executor.halt();
     }
 
@@ -257,7 +257,7 @@ impl Harness {
     }
 
     /// Logs the labels of these replicas.
-    pub fn say_labels(&self, numbers: &[usize]) {
+    pub fn log_labels(&self, numbers: &[usize]) {
         for (number, (_, label)) in numbers.iter().filter_map(|number| Some((number, self.labelled(*number)?))) {
             let members = label.replicas.iter().enumerate().map(|(at, member)| {
                 let own = if at == label.own_index { "itself " } else { "" };
@@ -272,8 +272,8 @@ impl Harness {
             let tentative =
                 if label.is_tentative { format!("tentative, changed {}", label.changed) } else { "firm".to_owned() };
             let (name, events) = (&self.replicas[*number].name, label.events);
-            self.say(format!("      label {events} of {name}: {}", members.join(", ")));
-            self.say(format!("            {tentative}; sessions {}", sessions.join(", ")));
+            self.log(format!("      label {events} of {name}: {}", members.join(", ")));
+            self.log(format!("            {tentative}; sessions {}", sessions.join(", ")));
         }
     }
 

@@ -155,7 +155,7 @@ fn check_members(harness: &Harness, in_sync: &[Rc<Replica>]) {
 
 /// A mirror whose replicas have one history must open.
 pub fn check_refusal(harness: &Harness, named: &[usize], present: &[usize], why: &MirrorError) {
-    harness.say(format!("    refused: {why}"));
+    harness.log(format!("    refused: {why}"));
     // Others are blank or wiped, and do not prevent it.
     let given: Vec<_> = present.iter().filter_map(|number| harness.labelled(*number)).collect();
     let ids: BTreeSet<Id> = given.iter().map(|(_, label)| label.replicas[label.own_index].id).collect();

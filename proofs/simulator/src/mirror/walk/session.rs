@@ -108,7 +108,7 @@ pub async fn run(
     drop(executor.spawn("the mirror's worker", opened.worker.run()));
     let stack = DynDevice::new("mirror", SharedMirror(opened.mirror.clone()));
     let host = Host { harness, executor, stack, mirror: opened.mirror, plan, touched: Default::default(), older };
-    host.say_states();
+    host.log_states();
     check_in_sync(&host.harness);
     host.steps(&result).await;
     host.end().await;
@@ -163,11 +163,11 @@ impl Device for SharedMirror {
 }
 
 impl Host {
-    pub fn say(&self, link: String) {
-        self.harness.say(format!("    {link}"));
+    pub fn log(&self, link: String) {
+        self.harness.log(format!("    {link}"));
     }
 
-    fn say_states(&self) {
+    fn log_states(&self) {
         let description = self.mirror.describe();
         let replicas: Vec<String> = description
             .replicas
@@ -176,7 +176,7 @@ impl Host {
                 format!("{} {}{}", replica.name, replica.state.as_str(), if replica.is_online { "" } else { " (away)" })
             })
             .collect();
-        self.say(format!("{}; unsettled {} bytes", replicas.join(", "), description.dirty_bytes));
+        self.log(format!("{}; unsettled {} bytes", replicas.join(", "), description.dirty_bytes));
     }
 
     async fn steps(&self, result: &Rc<std::cell::RefCell<SessionResult>>) {
@@ -243,12 +243,12 @@ impl Host {
         self.harness.advance(|model, node, state| model.begin(node, state, &blocks));
         match self.stack.execute(request).await {
             Ok(_) => {
-                self.say(format!("{what} {stamp} to {extent}"));
+                self.log(format!("{what} {stamp} to {extent}"));
                 self.harness.completed.set(self.harness.completed.get() + 1);
                 self.harness.advance(|model, node, state| model.acknowledge(node, state, &blocks));
             }
             Err(error) => {
-                self.say(format!("{what} {stamp} to {extent} fails: {error}"));
+                self.log(format!("{what} {stamp} to {extent} fails: {error}"));
                 self.check_failure(what, &error, &before);
             }
         }
@@ -273,12 +273,12 @@ impl Host {
         let before = self.harness.well();
         match self.stack.execute(Request::flush()).await {
             Ok(_) => {
-                self.say("flush".to_owned());
+                self.log("flush".to_owned());
                 self.harness.advance(|model, node, state| model.flush(node, state));
                 true
             }
             Err(error) => {
-                self.say(format!("flush fails: {error}"));
+                self.log(format!("flush fails: {error}"));
                 // The possible loss of unflushed writes is reported once.
                 if !matches!(error.kind(), ErrorKind::Media { .. }) {
                     self.check_failure("flush", &error, &before);
@@ -353,8 +353,8 @@ impl Host {
 
     pub async fn wait(&self, seconds: u64) {
         self.executor.delay(Duration::from_secs(seconds)).await;
-        self.say(format!("{seconds} s later:"));
-        self.say_states();
+        self.log(format!("{seconds} s later:"));
+        self.log_states();
     }
 
     pub fn named(&self) -> Rc<Replica> {
@@ -365,7 +365,7 @@ impl Host {
         if replica.link.get() == ReplicaLink::Gone {
             return;
         }
-        self.say(format!("{} goes away", replica.name));
+        self.log(format!("{} goes away", replica.name));
         replica.break_link(ReplicaLink::Gone);
     }
 
@@ -377,18 +377,18 @@ impl Host {
         let images: Vec<&Image> =
             self.older.iter().filter(|(number, _)| *number == replica.number).map(|(_, image)| image).collect();
         if replica.link.get() == ReplicaLink::Gone && !images.is_empty() && random.chance(20) {
-            self.say(format!("{} is put back to an older image", replica.name));
+            self.log(format!("{} is put back to an older image", replica.name));
             self.touched.borrow_mut().extend(0..BLOCKS as usize);
             self.harness.put(replica.number, (*random.pick(&images)).clone());
         }
-        self.say(format!("{} is there again", replica.name));
+        self.log(format!("{} is there again", replica.name));
         replica.link.set(ReplicaLink::Up);
     }
 
     fn fill(&self) {
         let replica = self.named();
         if replica.link.get() == ReplicaLink::Up {
-            self.say(format!("{} fails changes", replica.name));
+            self.log(format!("{} fails changes", replica.name));
             replica.break_link(ReplicaLink::Full);
         }
     }
@@ -400,7 +400,7 @@ impl Host {
         for (replica, lba) in replicas.iter().flat_map(|replica| extent.iter().map(move |lba| (replica, lba))) {
             if replica.image.borrow_mut().damage(lba, &self.harness.random) {
                 self.touched.borrow_mut().insert(lba.get() as usize);
-                self.say(format!("block {lba} of {} is damaged", replica.name));
+                self.log(format!("block {lba} of {} is damaged", replica.name));
             }
         }
     }
@@ -413,7 +413,7 @@ impl Host {
         let (extent, before) = (self.whole(), self.harness.well());
         match self.stack.execute(Request::verify(extent, Expectations::NONE)).await {
             Ok(_) => {
-                self.say("verify: clean".to_owned());
+                self.log("verify: clean".to_owned());
                 for (number, _) in self.harness.well() {
                     let replica = &self.harness.replicas[number];
                     let bad = (0..BLOCKS as usize).find(|block| self.harness.copy(replica, *block).is_none());
@@ -423,7 +423,7 @@ impl Host {
                 }
             }
             Err(error) => {
-                self.say(format!("verify: {error}"));
+                self.log(format!("verify: {error}"));
                 if error.bad_blocks().is_none() {
                     self.check_failure("verify", &error, &before);
                 }
@@ -436,7 +436,7 @@ impl Host {
         let good = self.good_copies();
         let had: Vec<bool> = (0..BLOCKS as usize).map(|block| good.iter().any(|(_, other)| *other == block)).collect();
         let outcome = self.stack.execute(Request::repair(extent)).await;
-        self.say(format!("repair: {:?}", outcome.as_ref().map(|_| "clean").map_err(ToString::to_string)));
+        self.log(format!("repair: {:?}", outcome.as_ref().map(|_| "clean").map_err(ToString::to_string)));
         if let Err(error) = &outcome
             && error.bad_blocks().is_none()
         {
@@ -476,9 +476,9 @@ impl Host {
 
     async fn add(&self, result: &Rc<std::cell::RefCell<SessionResult>>) {
         let Some(replica) = self.newcomer(result) else { return };
-        self.say(format!("{} is being added", replica.name));
+        self.log(format!("{} is being added", replica.name));
         let added = self.mirror.add(source(&self.harness, &replica, &self.executor), true).await;
-        self.say(format!("{} is added: {:?}", replica.name, added.map_err(|error| error.to_string())));
+        self.log(format!("{} is added: {:?}", replica.name, added.map_err(|error| error.to_string())));
     }
 
     /// Replaces a replica by another device, or by its own device after it was wiped.
@@ -491,9 +491,9 @@ impl Host {
             self.prepare(&new, result);
         }
         let was_current = matches!(self.harness.replica_state(&old), Some((ReplicaState::InSync, true)));
-        self.say(format!("{} is being replaced by {}", old.name, new.name));
+        self.log(format!("{} is being replaced by {}", old.name, new.name));
         let done = self.mirror.replace(&old.name, source(&self.harness, &new, &self.executor), true).await;
-        self.say(format!("{} is replaced: {:?}", old.name, done.as_ref().map_err(ToString::to_string)));
+        self.log(format!("{} is replaced: {:?}", old.name, done.as_ref().map_err(ToString::to_string)));
         if done.is_ok() && !was_current && !is_wiped {
             result.borrow_mut().removed.push(old.number);
         }
@@ -511,7 +511,7 @@ impl Host {
         let done = self.mirror.accept_stale(&replica.name).await;
         if !kept.is_empty() || done.as_ref().is_ok_and(|blocks| *blocks > 0) {
             let done = done.as_ref().map_err(ToString::to_string);
-            self.say(format!("older copies of {kept:?} on {} are taken: {done:?}", replica.name));
+            self.log(format!("older copies of {kept:?} on {} are taken: {done:?}", replica.name));
         }
         if done.is_ok_and(|blocks| blocks == taken.len() as u64 && blocks > 0) {
             self.harness.advance(|model, node, state| model.acknowledge(node, state, &taken));
@@ -525,13 +525,13 @@ impl Host {
         if members < 3 || result.borrow().removed.contains(&replica.number) {
             return;
         }
-        self.say(format!("{} is being removed", replica.name));
+        self.log(format!("{} is being removed", replica.name));
         let replica_state = self.harness.replica_state(&replica);
         let is_told = replica.link.get() == ReplicaLink::Up
             && replica.is_reached()
             && matches!(replica_state, Some((ReplicaState::InSync | ReplicaState::Resyncing, true)));
         let removed = self.mirror.remove(&replica.name).await;
-        self.say(format!("{} is removed: {:?}", replica.name, removed.as_ref().map_err(ToString::to_string)));
+        self.log(format!("{} is removed: {:?}", replica.name, removed.as_ref().map_err(ToString::to_string)));
         if removed.is_ok() {
             replica.image.borrow_mut().known.is_removed |= is_told;
             result.borrow_mut().removed.push(replica.number);
@@ -557,17 +557,17 @@ impl Host {
             }
         }
         if !self.plan.closes {
-            self.say("it is left as it is".to_owned());
+            self.log("it is left as it is".to_owned());
             return self.executor.halt();
         }
         match self.mirror.close().await {
             Ok(()) => {
-                self.say("it is closed".to_owned());
+                self.log("it is closed".to_owned());
                 if !self.plan.read_only && self.has_gone_on() {
                     self.harness.advance(|model, node, state| model.flush(node, state));
                 }
             }
-            Err(error) => self.say(format!("it does not close: {error}")),
+            Err(error) => self.log(format!("it does not close: {error}")),
         }
     }
 }

@@ -52,7 +52,7 @@ pub fn run(mutation: Mutation, config: TrialConfig) -> Result<Report, Box<Failur
         images: Vec::new(),
         report: Report::default(),
     };
-    let done = walk.whole();
+    let done = walk.run_all();
     walk.report.ios = walk.harness.operations.get();
     walk.report.completed = walk.harness.completed.get();
     walk.report.failed = walk.harness.failed.get();
@@ -60,7 +60,7 @@ pub fn run(mutation: Mutation, config: TrialConfig) -> Result<Report, Box<Failur
     walk.report.trace = walk.trace.hash();
     match done {
         Ok(()) => Ok(walk.report),
-        Err(finding) => Err(Box::new(FailureReport { config, finding, story: walk.harness.story.take() })),
+        Err(finding) => Err(Box::new(FailureReport { config, finding, log_lines: walk.harness.log_lines.take() })),
     }
 }
 
@@ -80,8 +80,8 @@ struct Walk {
 }
 
 impl Walk {
-    fn whole(&mut self) -> Result<(), String> {
-        self.harness.say(format!(
+    fn run_all(&mut self) -> Result<(), String> {
+        self.harness.log(format!(
             "{:?}, regions of {} blocks",
             self.harness.format,
             1 << self.hooks.region_shift.unwrap_or(0)
@@ -143,7 +143,7 @@ impl Walk {
 
     fn write_to(&mut self, number: usize) -> Result<(), String> {
         let replica = self.harness.replicas[number].clone();
-        self.harness.say(format!("{} is written by itself", replica.name));
+        self.harness.log(format!("{} is written by itself", replica.name));
         replica.link.set(ReplicaLink::Up);
         let executor = Executor::new(self.random.fork("schedule"), self.trace.clone());
         let done = Rc::new(Cell::new(false));
@@ -249,7 +249,7 @@ impl Walk {
             return Ok(());
         }
         self.harness
-            .say(format!("an image of {} from before that is put in its place", self.harness.replicas[number].name));
+            .log(format!("an image of {} from before that is put in its place", self.harness.replicas[number].name));
         self.harness.put(number, image);
         for present in [vec![number], all.clone()] {
             self.session(SessionPlan { present, ..self.plan(all.clone()) }, None)?;
@@ -273,7 +273,7 @@ impl Walk {
     fn wipe_others(&mut self, present: &[usize]) {
         let winner = *self.random.pick(present);
         for number in present.iter().filter(|number| **number != winner) {
-            self.harness.say(format!("{} is abandoned and wiped", self.harness.replicas[*number].name));
+            self.harness.log(format!("{} is abandoned and wiped", self.harness.replicas[*number].name));
             self.harness.put(*number, Image::blank(ImageInfo::default()));
         }
     }
@@ -284,8 +284,8 @@ impl Walk {
             numbers.iter().map(|number| self.harness.replicas[*number].name.as_str()).collect::<Vec<_>>().join(",")
         };
         let how = if plan.read_only { ", for reading only" } else { "" };
-        self.harness.say(format!("mirror:{} with {} there{how}", names(&plan.named), names(&plan.present)));
-        self.harness.say_labels(&plan.present);
+        self.harness.log(format!("mirror:{} with {} there{how}", names(&plan.named), names(&plan.present)));
+        self.harness.log_labels(&plan.present);
         let executor = Executor::new(self.random.fork("schedule"), self.trace.clone());
         let mut acked = self.harness.acked.borrow_mut();
         acked.clear();
@@ -323,7 +323,7 @@ impl Walk {
         if self.harness.session.borrow().is_none() {
             return;
         }
-        self.harness.say(format!("    it {}", if is_power_cut { "loses power" } else { "ends" }));
+        self.harness.log(format!("    it {}", if is_power_cut { "loses power" } else { "ends" }));
         // Reads leave no trace: with other replicas another content may be read.
         let untouched = self.harness.session.borrow().as_ref().map(|session| session.opened.clone());
         if let Some(untouched) = untouched.filter(|_| is_stopped) {
@@ -364,7 +364,7 @@ impl Walk {
         }
         let mut image = self.harness.replicas[number].image.borrow().clone();
         image.flush();
-        self.harness.say(format!("an image of {} is kept", self.harness.replicas[number].name));
+        self.harness.log(format!("an image of {} is kept", self.harness.replicas[number].name));
         self.images.push((number, image));
         if self.images.len() > MAX_IMAGES {
             self.images.remove(0);
@@ -379,7 +379,7 @@ impl Walk {
         let (from, image) = self.random.pick(&self.images).clone();
         let to = if self.random.chance(90) { from } else { self.random.below(REPLICAS as u64) as usize };
         let name = |number: usize| &self.harness.replicas[number].name;
-        self.harness.say(format!("an old image of {} is put in the place of {}", name(from), name(to)));
+        self.harness.log(format!("an old image of {} is put in the place of {}", name(from), name(to)));
         self.harness.put(to, image);
     }
 
@@ -389,14 +389,14 @@ impl Walk {
         let (first, blocks) = (self.random.below(BLOCKS), self.random.between(1, 8));
         for block in first..(first + blocks).min(BLOCKS) {
             if replica.image.borrow_mut().damage(Lba::new(block), &self.random) {
-                self.harness.say(format!("block {block} of {} is damaged", replica.name));
+                self.harness.log(format!("block {block} of {} is damaged", replica.name));
             }
         }
     }
 
     fn blank(&mut self) {
         let number = self.random.below(REPLICAS as u64) as usize;
-        self.harness.say(format!("{} is wiped", self.harness.replicas[number].name));
+        self.harness.log(format!("{} is wiped", self.harness.replicas[number].name));
         self.harness.put(number, Image::blank(ImageInfo::default()));
     }
 
