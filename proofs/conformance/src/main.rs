@@ -39,7 +39,7 @@ struct Arguments {
     /// Use only kernels whose release begins with this, such as 6.1.
     #[arg(long, value_name = "RELEASE", default_value = "")]
     kernel: String,
-    /// Run tests that are alike on all kernels on one of them, chosen by this number [default: on all].
+    /// Run each test on one of the kernels that support it, chosen by this number [default: on all]
     #[arg(long, value_name = "NUMBER", conflicts_with = "names")]
     turn: Option<u64>,
     /// Keep also the folders of tests that passed.

@@ -59,10 +59,14 @@ const DRIVERS: Kernels = ((6, 12), (u32::MAX, 0));
 const PASSTHROUGH: Kernels = ((6, 12), (u32::MAX, 0));
 /// The oldest kernel for tests that kill a server again and again.
 const KILLS: Kernels = ((6, 12), (u32::MAX, 0));
+<<<<<<< HEAD
 /// Tests that run on every kernel in every turn: hosts' behaviour when devices come and go, and the commands that they
 /// send, changed between versions. The other tests are about data, which did not change, and take the most time.
 const ON_EVERY_KERNEL: [&str; 6] = ["identify", "statuses", "several", "reload", "namespaces", "returns"];
 /// Measurements, which run only if they are named on the command line.
+=======
+/// Measurements, which run only if they are named.
+>>>>>>> main
 const MEASUREMENTS: [&str; 1] = ["dix"];
 /// Kernels that give a namespace with metadata over TCP a capacity.
 const BLOCK_LAYER: Kernels = ((0, 0), (6, 12));
@@ -92,21 +96,29 @@ pub enum Coverage {
     Named,
     /// Each kernel runs the tests that it supports.
     EveryKernel,
+<<<<<<< HEAD
     /// Tests that are alike on all kernels run on one that supports them, chosen by the number. After as many numbers
     /// as there are kernels, each kernel has run each test.
+=======
+    /// One of those that can do it: another one with the next number. After as many numbers as there are kernels each had it.
+>>>>>>> main
     Turn(u64),
 }
 
 impl Case {
     /// True if a kernel runs the test, given the versions of all kernels.
     pub fn is_for(&self, version: Version, versions: &[Version], coverage: Coverage) -> bool {
-        let is_everywhere = ON_EVERY_KERNEL.contains(&self.name);
         let able: Vec<Version> = versions.iter().copied().filter(|version| self.runs_on(*version)).collect();
         match coverage {
             Coverage::Named => able.contains(&version),
             _ if MEASUREMENTS.contains(&self.name) => false,
+<<<<<<< HEAD
             Coverage::Turn(turn) if !is_everywhere && !able.is_empty() => {
                 // Neighbours in the list run on different kernels, which run at the same time.
+=======
+            Coverage::Turn(turn) if !able.is_empty() => {
+                // Neighbours in the list go to different kernels, which run beside each other.
+>>>>>>> main
                 let place = CASES.iter().position(|case| case.name == self.name).unwrap_or_default() as u64;
                 able[(turn.wrapping_add(place) % able.len() as u64) as usize] == version
             }
@@ -248,8 +260,7 @@ mod tests {
             for turn in 41..41 + able.len() as u64 {
                 let of_turn = able.iter().filter(|version| case.is_for(**version, &VERSIONS, Coverage::Turn(turn)));
                 let of_turn: Vec<Version> = of_turn.copied().collect();
-                let expected = if ON_EVERY_KERNEL.contains(&case.name) { able.len() } else { 1 };
-                assert_eq!(of_turn.len(), expected, "{} in turn {turn}", case.name);
+                assert_eq!(of_turn.len(), 1, "{} in turn {turn}", case.name);
                 had.extend(of_turn);
             }
             had.sort_unstable();
@@ -265,7 +276,6 @@ mod tests {
             let able: Vec<_> = CASES.iter().filter(|case| case.runs_on(version)).map(|case| case.name).collect();
             assert_eq!(named, able);
             assert_eq!(all, able.into_iter().filter(|name| !MEASUREMENTS.contains(name)).collect::<Vec<_>>());
-            assert!(ON_EVERY_KERNEL.iter().all(|name| gets(version, Coverage::Turn(0)).contains(name)));
             assert!(gets(version, Coverage::Turn(0)).len() < all.len());
         }
     }
