@@ -59,14 +59,7 @@ const DRIVERS: Kernels = ((6, 12), (u32::MAX, 0));
 const PASSTHROUGH: Kernels = ((6, 12), (u32::MAX, 0));
 /// The oldest kernel for tests that kill a server again and again.
 const KILLS: Kernels = ((6, 12), (u32::MAX, 0));
-<<<<<<< HEAD
-/// Tests that run on every kernel in every turn: hosts' behaviour when devices come and go, and the commands that they
-/// send, changed between versions. The other tests are about data, which did not change, and take the most time.
-const ON_EVERY_KERNEL: [&str; 6] = ["identify", "statuses", "several", "reload", "namespaces", "returns"];
 /// Measurements, which run only if they are named on the command line.
-=======
-/// Measurements, which run only if they are named.
->>>>>>> main
 const MEASUREMENTS: [&str; 1] = ["dix"];
 /// Kernels that give a namespace with metadata over TCP a capacity.
 const BLOCK_LAYER: Kernels = ((0, 0), (6, 12));
@@ -96,12 +89,8 @@ pub enum Coverage {
     Named,
     /// Each kernel runs the tests that it supports.
     EveryKernel,
-<<<<<<< HEAD
-    /// Tests that are alike on all kernels run on one that supports them, chosen by the number. After as many numbers
-    /// as there are kernels, each kernel has run each test.
-=======
-    /// One of those that can do it: another one with the next number. After as many numbers as there are kernels each had it.
->>>>>>> main
+    /// Each test runs on one kernel that supports it, chosen by the number. After as many numbers as there are kernels, each
+    /// kernel has run each test that it supports.
     Turn(u64),
 }
 
@@ -112,13 +101,8 @@ impl Case {
         match coverage {
             Coverage::Named => able.contains(&version),
             _ if MEASUREMENTS.contains(&self.name) => false,
-<<<<<<< HEAD
-            Coverage::Turn(turn) if !is_everywhere && !able.is_empty() => {
-                // Neighbours in the list run on different kernels, which run at the same time.
-=======
             Coverage::Turn(turn) if !able.is_empty() => {
                 // Neighbours in the list go to different kernels, which run beside each other.
->>>>>>> main
                 let place = CASES.iter().position(|case| case.name == self.name).unwrap_or_default() as u64;
                 able[(turn.wrapping_add(place) % able.len() as u64) as usize] == version
             }

@@ -212,7 +212,7 @@ struct LostBlock {
 
 /// Changes some blocks and closes the mirror.
 async fn write_some(running: &RunningMirror) {
-    for _ in 0..up.random.between(1, 6) {
+    for _ in 0..running.random.between(1, 6) {
         let blocks = running.random.between(1, running.client.capacity_blocks().min(8));
         let first = running.random.below(running.client.capacity_blocks() - blocks + 1);
         let Ok(extent) = Extent::from_raw(first, blocks) else { return };

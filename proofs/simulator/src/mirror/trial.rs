@@ -415,7 +415,7 @@ async fn under_load(running: &RunningMirror, workload: Workload, is_durable: boo
         return running.executor.halt();
     }
     let task = if early || running.random.chance(20) { task } else { Some(start()) };
-    for _ in 0..up.random.between(1, 2) {
+    for _ in 0..running.random.between(1, 2) {
         workload::drive(workload, &running.client, &running.executor, &running.random).await;
     }
     done.set(true);

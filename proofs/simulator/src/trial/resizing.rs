@@ -56,8 +56,7 @@ impl<S: System> Trial<'_, S> {
     /// Discards the blocks from `to` on.
     fn vacate(&mut self, image: Image, to: u64, from: u64) -> Result<Image, String> {
         let (survival, is_durable) = (Survival::draw(&self.sizes), self.is_durable);
-        let (machine, before) =
-            (self.machine(self.behaviour_by(&self.sizes, None), survival), self.sizes.fork("hosts"));
+        let (machine, before) = (self.config(self.behaviour_by(&self.sizes, None), survival), self.sizes.fork("hosts"));
         let machine = MachineConfig { random: &before, ..machine };
         let result = machine.run_machine(image, false, move |up| async move {
             let Ok(extent) = Extent::from_raw(to, from - to) else { return };
@@ -74,7 +73,7 @@ impl<S: System> Trial<'_, S> {
         let outcome = Rc::new(Cell::new(None));
         let draws = self.sizes.fork("resizing");
         let machine =
-            MachineConfig { random: &draws, ..self.machine(self.behaviour_by(&self.sizes, crash_at), survival) };
+            MachineConfig { random: &draws, ..self.config(self.behaviour_by(&self.sizes, crash_at), survival) };
         let result = machine.resize(image, to, Rc::clone(&outcome));
         let mut undoable = std::mem::take(&mut self.undoable);
         let (image, end) =
