@@ -215,7 +215,7 @@ mod tests {
     const KINDS: [Compression; 3] = [Compression::Zlib, Compression::Lzo, Compression::Zstd];
 
     #[test]
-    fn every_kind_gives_back_what_was_compressed_whatever_stands_behind() {
+    fn every_compression_is_reversed_whatever_follows_the_stream() {
         for kind in KINDS {
             for bytes in [1, 4095, 4096, 4097, 70_000, MAX_EXTENT_BYTES] {
                 let plain = text(bytes);
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_makes_no_more_than_the_extent() {
+    fn a_decompression_bomb_is_limited_to_the_extent() {
         // Half a gigabyte of zeroes; the stream is not read to its end.
         let bomb = compress(Compression::Zlib, &vec![0; 64 << 20]);
         let error = decompress(Compression::Zlib, &bomb, sizes(MAX_EXTENT_BYTES)).unwrap_err();

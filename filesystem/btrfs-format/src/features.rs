@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_read_and_written_whatever_compat_says() {
+    fn known_features_are_read_and_written_with_any_compat_bits() {
         let usual = features(0b1011, 0x371);
         assert_eq!((usual.check_reading(), usual.check_writing()), (Ok(()), Ok(())));
     }

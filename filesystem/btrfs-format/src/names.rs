@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_no_path_can_have_are_refused_for_what_they_are() {
+    fn invalid_names_are_refused_with_the_reason() {
         for good in [&b"a"[..], b"...", b".a", &[b'n'; 255], b"\xff\n"] {
             assert_eq!(check_file_name(good), Ok(()));
         }

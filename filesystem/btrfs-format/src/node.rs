@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_full_is_full_to_the_byte() {
+    fn nodes_are_filled_to_the_last_byte() {
         let leaf = |bytes| write_leaf(&header(0), [(key(0), &vec![1; bytes][..])], 4096, ChecksumType::Crc32c);
         let most = leaf_capacity(4096) - size_of::<ItemHead>();
         assert!(leaf(most).is_ok() && leaf(most + 1).is_err() && leaf(5000).is_err());

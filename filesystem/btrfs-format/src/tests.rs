@@ -73,7 +73,7 @@ proptest! {
     }
 
     #[test]
-    fn any_stream_is_refused_or_gives_what_was_asked_for(
+    fn any_stream_is_refused_or_fills_the_extent(
         bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 1..4_u8, plain_bytes in 0..=MAX_EXTENT_BYTES + 1
     ) {
         let kind = Compression::from_number(kind).unwrap();

@@ -95,7 +95,7 @@ fn sample(checksum: ChecksumType) -> Handmade {
 }
 
 #[test]
-fn what_was_put_together_is_read() {
+fn handmade_filesystems_are_read() {
     for checksum in ChecksumType::ALL {
         let found = walk(&open(&sample(checksum).build()).unwrap());
         assert_eq!(found.len(), 45, "{found:?}");
@@ -144,7 +144,7 @@ fn data_without_checksums_are_read_where_they_are_asked_for_and_named() {
 }
 
 #[test]
-fn paths_lead_where_they_say() {
+fn paths_are_resolved() {
     let filesystem = open(&sample(ChecksumType::Crc32c).build()).unwrap();
     let resolve = |path: &[u8]| block_on(filesystem.resolve(top(&filesystem), path, true));
     assert_eq!(resolve(b"folder/../folder/./file-3").unwrap().size(), 30);
@@ -156,7 +156,7 @@ fn paths_lead_where_they_say() {
 }
 
 #[test]
-fn one_damaged_copy_of_a_node_is_told_and_the_other_read() {
+fn one_damaged_copy_of_a_node_is_reported_and_the_other_read() {
     let good = sample(ChecksumType::Crc32c).build();
     let expected = walk(&open(&good).unwrap());
     let nodes = good.0.iter().filter(|(offset, _)| METADATA.contains(offset)).count();
@@ -175,7 +175,7 @@ fn one_damaged_copy_of_a_node_is_told_and_the_other_read() {
 }
 
 #[test]
-fn what_both_copies_of_a_node_had_is_lost_and_the_rest_read() {
+fn a_node_with_two_damaged_copies_is_lost_and_the_rest_is_read() {
     let good = sample(ChecksumType::Crc32c).build();
     let expected = walk(&open(&good).unwrap());
     let places: Vec<u64> =
@@ -283,7 +283,7 @@ fn directories_with_two_names_or_below_themselves_are_entered_once() {
 }
 
 #[test]
-fn names_that_no_path_holds_are_told_and_not_entered() {
+fn invalid_names_are_reported_and_not_entered() {
     let mut made = Handmade::new(4096, ChecksumType::Crc32c);
     let folder = made.directory(TOP, b"folder");
     made.file(folder, b"good", &content(5), Storage::Inline);
@@ -296,7 +296,7 @@ fn names_that_no_path_holds_are_told_and_not_entered() {
 }
 
 #[test]
-fn an_entry_that_leads_nowhere_is_damage() {
+fn an_entry_without_an_inode_is_damage() {
     let mut made = Handmade::new(4096, ChecksumType::Crc32c);
     made.put_entry(TOP, b"gone", 999, FileType::Regular);
     let found = walk(&open(&made.build()).unwrap());
@@ -326,7 +326,7 @@ fn parts_of_a_file_that_overlap_are_an_error_wherever_the_leaf_ends() {
 }
 
 #[test]
-fn holes_and_what_lies_behind_the_end_are_zeroes_and_nothing() {
+fn holes_read_as_zeroes_and_nothing_is_read_after_the_end() {
     let mut made = Handmade::new(4096, ChecksumType::Crc32c);
     let logical = made.store(&content(8192), true);
     let file = made.file(TOP, b"file", &content(20_000), Storage::Inline);

@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_finds_no_permit_waits_until_one_is_returned() {
+    fn a_call_without_a_permit_waits_for_one() {
         let permits = Permits::new(2);
         let (first, second) = (permits.take().unwrap(), permits.take().unwrap());
         let (send, receive) = mpsc::channel();

@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_or_makes_no_sense_is_not_found() {
+    fn absent_folders_are_not_found() {
         for absent in [&b"/mnt/a"[..], b"/mnt/a b", b"/mnt/a\\040b\\134", b"/mnt/c", b"/mnt/d", b""] {
             assert_eq!(find(TABLE, absent), None, "{}", absent.escape_ascii());
         }

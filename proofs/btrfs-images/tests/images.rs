@@ -129,7 +129,7 @@ fn read(images: &[PathBuf]) -> Manifest {
 }
 
 #[test]
-fn all_are_made_hold_what_they_are_for_and_show_the_same_twice() {
+fn all_filesystems_have_their_content_and_scan_the_same_twice() {
     if let Err(why) = has_mounts() {
         return skip(&why);
     }

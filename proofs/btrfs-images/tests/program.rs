@@ -39,7 +39,7 @@ fn a_manifest_is_shown_and_compared_with_the_folder() {
 }
 
 #[test]
-fn what_cannot_be_done_or_makes_no_sense_is_said() {
+fn errors_and_invalid_arguments_are_reported() {
     for (arguments, code, why) in [
         (&["show", "/no/such/folder"][..], 3, "/no/such/folder: No such file"),
         (&["compare", "/no/such/folder", "/proc/version"], 3, "/no/such/folder"),

@@ -192,7 +192,7 @@ fn fingerprint(image: &Path) -> u64 {
 }
 
 #[test]
-fn what_is_read_is_what_the_kernel_shows() {
+fn this_project_reads_what_the_kernel_shows() {
     if let Err(why) = has_mounts() {
         return skip(&why);
     }

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_out_is_in_the_last_line() {
+    fn skipped_tests_are_in_the_last_line() {
         assert_eq!(summary(7, 1.25, &[]), "7 tests passed in 1.2 s");
         let missing = ["the kernel of a (no server)".to_owned(), "the kernel of b (404)".to_owned()];
         assert_eq!(

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_flushed_or_found_ends_what_was_before() {
+    fn flushed_and_found_contents_replace_earlier_ones() {
         let (lba, mut model) = (Lba::new(1), Model::new(2));
         model.change(Extent::one(lba), Content::Version(1));
         assert!(model.permits(lba, Content::Zero) && model.permits(lba, Content::Version(1)));

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_content_is_named_where_record_and_generations_went_back_together_and_nowhere_else() {
+    fn an_older_content_is_reported_only_if_map_entry_and_generations_were_restored_together() {
         let stale = Outcome { stale: 2, findings: vec!["older".to_owned()], ..Outcome::default() };
         let tables = Cell { target: Target::Tables, reach: Reach::Sector, fault: Fault::Stale };
         assert!(is_named(tables, &stale) && !is_named(LOG, &stale));

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn one_in_a_thousand_may_exceed_what_is_told_as_high() {
+    fn one_in_a_thousand_may_exceed_the_high_value() {
         let ms = Duration::from_millis;
         let waits = Waits::of((1..=2000).rev().map(ms).collect());
         assert_eq!((waits.high, waits.worst, waits.requests), (ms(1998), ms(2000), 2000));

@@ -36,7 +36,7 @@ fn no_attack_succeeds() {
 }
 
 #[test]
-fn what_is_measured_is_seen() {
+fn usage_counts_memory_and_descriptors() {
     let target = target();
     let before: ProcessUsage = target.usage().unwrap();
     assert!(before.descriptors > 3 && before.resident_bytes > 1 << 20 && before.peak_bytes >= before.resident_bytes);
@@ -46,7 +46,7 @@ fn what_is_measured_is_seen() {
 
 /// The counterpart of the attack `cut`: checks that half-written blocks are detected in every form.
 #[test]
-fn what_is_torn_is_noticed() {
+fn half_written_blocks_are_detected() {
     let target = target();
     let context = TestContext { address: target.address, seed: 1, effort: 1, time: HANG_TIMEOUT };
     let kind = formats::of(GuardKind::Crc16, ProtectionType::Type1, BlockSize::B4096);
@@ -86,7 +86,7 @@ fn what_is_torn_is_noticed() {
 const MOST_MIB: u64 = 512;
 
 #[test]
-fn every_call_ends_whatever_is_answered() {
+fn every_call_ends_whatever_the_target_replies() {
     let target = Process::start_patient(Path::new(env!("CARGO_BIN_EXE_sealblock-hostile"))).unwrap();
     let summary = sessions(target.address, 1, 24).unwrap();
     assert!(summary.corrupted > 24 && summary.failed + summary.refused > 0, "{summary:?}");

@@ -56,7 +56,7 @@ fn a_disk_that_lies_about_syncs_is_caught() {
 }
 
 #[test]
-fn a_device_that_hangs_is_a_finding_and_no_hang() {
+fn a_device_that_hangs_is_a_finding() {
     let finding = first_finding(&ReferenceSystem { hang: true, ..ReferenceSystem::default() }, &[Workload::Forced], 20);
     // With a reader that continues beside it, the run has no end.
     let is_hang = |finding: &str| finding.starts_with("deadlock: main") || finding.starts_with("no end");
@@ -98,7 +98,7 @@ fn a_volume_that_answers_before_the_tags_are_durable_is_caught() {
 }
 
 #[test]
-fn a_volume_that_uses_slots_again_early_is_caught() {
+fn a_volume_that_reuses_physical_blocks_early_is_caught() {
     let finding = first_finding(&Volumes { mutation: Mutation::ReuseEarly }, &[Workload::Hot, Workload::Idle], 40);
     let finding = finding.expect("the fault is noticed");
     // If its physical blocks are in use twice, it may also wait forever for a free one.
@@ -136,7 +136,7 @@ fn a_volume_that_trusts_its_notes_after_the_loss_of_its_disk_is_caught() {
 }
 
 #[test]
-fn a_volume_that_says_once_that_changes_may_be_lost_is_caught() {
+fn a_volume_that_reports_a_possible_loss_only_once_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::ForgetLost }, &[Workload::Mixed, Workload::Hot], 60);
 }
 
@@ -151,7 +151,7 @@ fn a_volume_that_repeats_nothing_in_its_log_is_caught() {
 }
 
 #[test]
-fn a_volume_that_takes_repeated_records_for_new_ones_is_caught() {
+fn a_volume_that_takes_repeated_map_entries_for_new_ones_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::RepeatAsNew }, &[Workload::Forced, Workload::Hot], 60);
 }
 
@@ -166,7 +166,7 @@ fn a_volume_that_leaves_its_last_commit_in_one_place_is_caught() {
 }
 
 #[test]
-fn a_volume_that_calls_its_log_in_use_before_anything_is_in_it_is_caught() {
+fn a_volume_that_marks_an_empty_log_as_in_use_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::NoAnchor }, &[Workload::Mixed, Workload::Forced], 60);
 }
 
@@ -181,7 +181,7 @@ fn a_volume_that_lets_runs_win_over_later_writes_is_caught() {
 }
 
 #[test]
-fn a_volume_that_begins_its_log_behind_what_its_tables_lack_is_caught() {
+fn a_volume_that_frees_log_space_before_its_block_map_has_the_entries_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::TailEarly }, Workload::value_variants(), 60);
 }
 
@@ -195,7 +195,7 @@ fn a_volume_whose_moves_undo_writes_is_caught() {
 }
 
 #[test]
-fn a_volume_that_punches_slots_in_use_is_caught() {
+fn a_volume_that_punches_physical_blocks_in_use_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::PunchBeyond }, &[Workload::Trim, Workload::Idle], 40);
 }
 
@@ -213,7 +213,7 @@ fn a_volume_that_is_cut_early_is_caught() {
 }
 
 #[test]
-fn a_volume_that_overwrites_zones_that_it_may_go_back_to_is_caught() {
+fn a_volume_that_overwrites_block_groups_of_its_old_size_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::TailEarlier }, &RESIZING, 200);
 }
 
@@ -221,7 +221,7 @@ fn a_volume_that_overwrites_zones_that_it_may_go_back_to_is_caught() {
 const JOINING: [Workload; 3] = [Workload::Forced, Workload::Hot, Workload::Mixed];
 
 #[test]
-fn a_volume_that_joins_what_a_checkpoint_has_taken_is_caught() {
+fn a_volume_that_joins_a_sector_of_a_checkpoint_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::JoinTaken }, &JOINING, 200);
 }
 
@@ -241,7 +241,7 @@ fn a_volume_that_cuts_off_blocks_in_use_is_caught() {
 }
 
 #[test]
-fn a_volume_that_keeps_bits_of_zones_that_went_is_caught() {
+fn a_volume_that_keeps_bits_of_dropped_block_groups_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::KeepBits }, &RESIZING, 200);
 }
 

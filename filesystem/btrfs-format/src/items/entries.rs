@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_lists_come_back_and_cut_ones_are_refused_where_they_are_cut() {
+    fn complete_lists_decode_and_truncated_ones_are_refused_at_the_cut() {
         let bytes = b"\x03one\x00\x05three";
         let list = Entries::<Text>::decode(bytes).unwrap();
         assert_eq!(list.iter().collect::<Vec<_>>(), [Text(b"one"), Text(b""), Text(b"three")]);

@@ -38,7 +38,7 @@ fn check_all(seen: &Seen, wanted: &[ItemType]) {
 }
 
 #[test]
-fn what_mkfs_makes_passes_and_comes_back() {
+fn images_of_mkfs_pass_and_encode_to_the_same_bytes() {
     if !has_mkfs() {
         return;
     }
@@ -100,7 +100,7 @@ fn of_kernel(image: &Path, mebibytes: u64, format: &[&str], options: &str) -> Re
 }
 
 #[test]
-fn what_the_kernel_makes_passes_and_comes_back() {
+fn images_of_the_kernel_pass_and_encode_to_the_same_bytes() {
     if !has_mkfs() {
         return;
     }

@@ -65,7 +65,7 @@ fn parity_turns_with_the_rows() {
 }
 
 #[test]
-fn what_no_chunk_has_is_nowhere_and_chunks_do_not_overlap() {
+fn addresses_outside_all_chunks_have_no_place_and_chunks_do_not_overlap() {
     let mut map = map(Profile::Single, 1, 1 << 20);
     for logical in [0, LOGICAL - 1, LOGICAL + (1 << 20), u64::MAX] {
         assert_eq!(map.locate(logical, 1), Err(MapError::Unmapped(logical)));

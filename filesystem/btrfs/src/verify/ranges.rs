@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_many_ranges_are_cut_and_said_to_be() {
+    fn too_many_ranges_are_cut_and_reported() {
         let mut list = RangeList::new(3);
         (0..3).for_each(|at| list.add(at * 10, at * 10 + 5));
         list.sort_and_merge();

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_no_chunk_is_named_and_the_rest_is_not_lost() {
+    fn ranges_outside_all_chunks_are_named_and_the_rest_is_kept() {
         let (strips, unmapped) = strips(&map(0, 1, 1), (1 << 20) - 8 * KIB, (64 << 20) + 12 * KIB, 1 << 30);
         assert_eq!(
             strips.iter().map(|strip| (strip.place.offset, strip.bytes)).collect::<Vec<_>>(),

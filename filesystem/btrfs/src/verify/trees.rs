@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_tree_only_what_is_wanted_is_walked() {
+    fn only_wanted_ranges_of_a_tree_are_walked() {
         let root = TreeRoot { id: 5, bytenr: 0, level: 1, generation: 1 };
         let tree = Tree { root, wanted: vec![key(10)..=key(19), key(30)..=key(30)] };
         for (first, before, is_wanted) in [

@@ -82,7 +82,7 @@ fn a_damaged_copy_of_any_node_is_named_and_the_rest_is_not() {
 }
 
 #[test]
-fn a_lost_node_is_named_with_what_cannot_be_reached() {
+fn a_lost_node_is_named_with_its_unreachable_keys() {
     let Some(devices) = filled(Setup::SINGLE) else { return };
     let fs = devices.open();
     let sums = root(&fs, objectid::CSUM_TREE);
@@ -147,7 +147,7 @@ fn without_a_device_nothing_is_clean_and_the_other_copies_are_checked() {
 }
 
 #[test]
-fn what_a_device_missed_is_named() {
+fn missed_transactions_of_a_device_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let Some(images) = make(folder.path(), Setup::MIRRORED, fill) else { return };
     let old = copy_images(&images[1..], "old").unwrap().remove(0);
@@ -301,7 +301,7 @@ fn fill_shared(point: &Path) {
 }
 
 #[test]
-fn everything_that_shares_what_is_damaged_is_named() {
+fn all_files_that_share_damaged_data_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let Some(images) = make(folder.path(), Setup::SINGLE, fill_shared) else { return };
     let devices = Devices::load(&images, None);
@@ -428,7 +428,7 @@ fn of_a_subvolume_that_is_being_deleted_only_the_rest_is_checked() {
 }
 
 #[test]
-fn a_log_is_left_aside_and_said_to_be() {
+fn a_log_is_skipped_and_reported() {
     let folder = tempfile::tempdir().unwrap();
     let Some(images) = make(folder.path(), Setup::SINGLE, fill) else { return };
     let mount = Mount::new(&images, "noatime,commit=300").unwrap();
@@ -458,7 +458,7 @@ impl Watch for Stop {
 }
 
 #[test]
-fn limits_and_being_stopped_leave_nothing_clean() {
+fn nothing_is_clean_after_a_limit_or_a_stop() {
     let Some(devices) = filled(Setup::SINGLE) else { return };
     let with = |options, watch: &dyn Watch| now(verify(&devices.open(), options, watch)).unwrap();
     let default = VerifyOptions::default();

@@ -158,7 +158,7 @@ fn exactly_the_sectors_that_are_damaged_are_named_in_every_profile() {
 }
 
 #[test]
-fn every_checksum_finds_what_is_damaged() {
+fn every_checksum_finds_damage() {
     for checksum in ["xxhash", "sha256", "blake2"] {
         let folder = tempfile::tempdir().unwrap();
         let Some(images) = make(folder.path(), Setup { checksum, ..Setup::SINGLE }, fill) else { continue };

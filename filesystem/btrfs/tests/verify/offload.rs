@@ -70,7 +70,7 @@ fn fill_more(point: &Path) {
 }
 
 #[test]
-fn only_metadata_cross_and_of_data_what_differs() {
+fn only_metadata_and_differing_data_are_transferred() {
     for setup in [
         Setup::SINGLE,
         Setup::MIRRORED,

@@ -270,7 +270,7 @@ fn nothing_can_be_changed() {
 }
 
 #[test]
-fn many_read_at_once_and_one_that_waits_holds_nobody_up() {
+fn concurrent_reads_do_not_wait_for_a_slow_one() {
     if !can_mount() {
         return;
     }
@@ -322,7 +322,7 @@ fn no_more_calls_are_open_than_chosen() {
 }
 
 #[test]
-fn others_may_read_only_if_they_are_asked_for_and_what_they_are_permitted() {
+fn other_users_need_the_option_and_permissions() {
     if !can_mount() {
         return;
     }

@@ -35,7 +35,7 @@ fn unmount_when_idle(point: &Path) {
 }
 
 #[test]
-fn serving_ends_when_somebody_unmounts_which_waits_for_open_files() {
+fn unmounting_waits_for_open_files_and_ends_serving() {
     if !can_mount() {
         return;
     }
@@ -73,7 +73,7 @@ fn stopping_ends_open_files_and_reads_in_flight() {
 }
 
 #[test]
-fn stopping_ends_also_those_that_wait_for_their_turn() {
+fn stopping_ends_waiting_calls() {
     if !can_mount() {
         return;
     }
@@ -100,7 +100,7 @@ fn stopping_ends_also_those_that_wait_for_their_turn() {
 }
 
 #[test]
-fn what_else_was_mounted_on_the_folder_is_left_alone() {
+fn other_mounts_on_the_folder_stay() {
     if !can_mount() {
         return;
     }
@@ -175,7 +175,7 @@ fn a_process_that_is_terminated_unmounts_also_with_files_open() {
 }
 
 #[test]
-fn a_process_that_is_killed_leaves_nobody_waiting() {
+fn a_killed_process_leaves_no_waiting_readers() {
     if !can_mount() {
         return;
     }

@@ -126,7 +126,7 @@ fn try_seed(subject: &Subject, seed: u64, log: &mut KernelLog, tally: &mut Tally
 }
 
 #[test]
-fn damage_is_what_the_kernel_says_that_it_is() {
+fn damage_reports_match_the_kernels() {
     if let Err(why) = has_mounts().and_then(|()| has_known_scrub()) {
         return skip(&why);
     }

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_promised_is_there_and_each_way_to_lose_it_is_named() {
+    fn acknowledged_files_are_there_and_every_kind_of_loss_is_reported() {
         // In the build folder: on older kernels file systems in memory have no direct I/O.
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let writer = written(folder.path());

@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_fetched_is_read_and_told_from_what_is_there() {
+    fn downloads_are_parsed_and_existing_packages_are_skipped() {
         let line = "'http://a.test/debian/pool/main/f/fio/fio_3.33-3_amd64.deb' fio_3.33-3_amd64.deb 5 SHA256:00ff";
         let fio = Download::of(line).unwrap();
         assert_eq!((fio.package(), fio.bytes), ("fio", 5));
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_fetched_is_named() {
+    fn failed_downloads_are_named() {
         let said = "E: Failed to fetch http://a.test/pool/x_1_amd64.deb  404  Not Found [IP: 192.0.2.1 80]\n\
             E: Some files failed to download\n";
         assert_eq!(failed(said), "Failed to fetch http://a.test/pool/x_1_amd64.deb  404  Not Found [IP: 192.0.2.1 80]");

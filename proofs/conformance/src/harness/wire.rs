@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_refused() {
+    fn invalid_frames_are_refused() {
         for bytes in [&b"?\0\0\0\0"[..], b"O\xff\xff\xff\xff", b"X\x01\0\0\0\0", b"H\x01\0\0\0\xff"] {
             assert_eq!(Frame::read(&mut &*bytes).unwrap_err().kind(), io::ErrorKind::InvalidData, "{bytes:?}");
         }

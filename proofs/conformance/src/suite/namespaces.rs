@@ -23,12 +23,12 @@ fn configure(context: &TestContext<'_>, namespaces: &[(u32, &str)]) -> Result<()
 pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     context.sealblock.create("a", "4MiB", &[])?;
     context.sealblock.create("b", "1536KiB", &["--block-size", "512"])?;
-    others_come_and_go(context)?;
+    other_replicas_come_and_go(context)?;
     the_first_comes_and_goes(context)?;
     ["a", "b"].iter().try_for_each(|name| context.sealblock.succeed(&["verify", name]).map(drop))
 }
 
-fn others_come_and_go(context: &mut TestContext<'_>) -> Result<()> {
+fn other_replicas_come_and_go(context: &mut TestContext<'_>) -> Result<()> {
     let alone = [(1, "a")];
     let all = [&alone[..], &OTHERS].concat();
     let numbers: Vec<String> = OTHERS.iter().map(|(nsid, _)| nsid.to_string()).collect();

@@ -118,7 +118,7 @@ mod tests {
     use crate::group::damage::Instead;
 
     #[test]
-    fn a_row_has_all_that_stands_there_instead_and_both_sizes_of_mirrors() {
+    fn a_row_has_all_replacement_contents_and_both_sizes_of_mirrors() {
         let cell = Cell { what: What::Log, reach: Reach::Run, instead: Instead::Stale, on: On::One };
         let mut report = Report::default();
         report.take((Kind::Mirror2, cell), &Outcome { lost: 3, ..Outcome::default() });

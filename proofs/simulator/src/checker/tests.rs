@@ -94,7 +94,7 @@ fn a_read_returns_the_last_write_and_nothing_older() {
 }
 
 #[test]
-fn a_read_may_return_what_was_under_way_at_the_same_time() {
+fn a_read_may_return_a_concurrent_write() {
     let mut checker = two_versions();
     let read = checker.begin_read(extent());
     let change = checker.begin_change(vec![extent()], V3, false, true);
@@ -153,7 +153,7 @@ fn a_discard_permits_both_and_zeroes_are_a_write() {
 }
 
 #[test]
-fn what_a_power_cut_left_stays_and_what_a_kill_left_may_go() {
+fn content_after_a_power_cut_is_durable_and_content_after_a_kill_is_not() {
     let mut cut = two_versions();
     assert!(survives(&mut cut, V2, true));
     assert!(!survives(&mut cut, V1, true));
@@ -174,7 +174,7 @@ fn a_block_never_written_reads_as_zeroes() {
 }
 
 #[test]
-fn a_read_under_way_may_meet_what_a_loss_brings_back_and_a_later_one_only_what_was_written_since() {
+fn a_read_in_flight_may_return_content_that_a_loss_restores_and_a_later_read_may_not() {
     let mut checker = two_versions();
     let under_way = checker.begin_read(extent());
     checker.lose();
