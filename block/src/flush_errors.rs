@@ -111,10 +111,9 @@ impl FlushErrors {
         lock(&self.groups).earlier_since = None;
     }
 
-    /// A cursor in a group of its own.
+    /// A cursor in a group of its own, of no client that may have been here before: it learns of what it has written itself.
     pub fn alone(self: &Arc<Self>) -> FlushCursor {
-        let inherited = lock(&self.groups).inherited();
-        FlushGroup::new(self, None, inherited).join()
+        FlushGroup::new(self, None, None).join()
     }
 
     /// A cursor in the group of this name. The group outlives its last cursor while it has unflushed writes, so that a client
@@ -321,7 +320,8 @@ mod tests {
     fn after_an_unclean_start_the_first_flush_of_each_client_fails_once_and_of_none_that_comes_late() {
         let errors = Arc::<FlushErrors>::default();
         errors.unclean_start(&failed());
-        let (host, export) = (errors.join("host"), errors.alone());
+        assert!(flush(&errors.alone()), "no client had it before");
+        let (host, export) = (errors.join("host"), errors.join("export"));
         for cursor in [&host, &export] {
             let lost = cursor.flush_started().complete(Ok(Response::Done)).unwrap_err();
             assert!(lost.to_string().contains("said no"), "{lost}");

@@ -50,8 +50,9 @@ thread_local! {
 
 impl SharedDevice {
     /// Attaches the current core: the device itself on the owner core, a link to it on others. Never waits; if the owner core has
-    /// stopped, requests fail ([`sealblock_block::ErrorKind::Unreachable`]). The attachment has its own flush cursor: it learns,
-    /// once, of other clients' flushes that failed after it had written.
+    /// stopped, requests fail ([`sealblock_block::ErrorKind::Unreachable`]). The attachment is no client's, but that of the server
+    /// itself, with a flush cursor of its own: it learns, once, of flushes that failed after it had written, and not of what an earlier
+    /// server lost.
     ///
     /// # Panics
     /// Outside a reactor.

@@ -135,7 +135,7 @@ pub enum ReplicaError {
         /// Its name.
         replica: String,
         /// Why.
-        reason: String,
+        reason: LabelError,
     },
     /// The content of the device cannot count.
     #[error("{replica} cannot be what the others are made equal to: {reason}")]

@@ -37,8 +37,6 @@ pub const MAX_STALE_BYTES: usize = 6 << 10;
 const MAX_EVENTS: u64 = 1 << 62;
 
 const MAGIC: [u8; 8] = *b"SBMIRROR";
-/// What labels of stripes begin with.
-const STRIPE_MAGIC: [u8; 8] = *b"SBSTRIPE";
 const HEAD_BYTES: usize = 96;
 const RECORD_BYTES: usize = 48;
 
@@ -250,7 +248,7 @@ impl Label {
             return Ok(None);
         }
         if !bytes.starts_with(&MAGIC) {
-            return Err(if bytes.starts_with(&STRIPE_MAGIC) { LabelError::Stripe } else { LabelError::Other });
+            return Err(LabelError::Other(bytes.first_chunk().copied().unwrap_or_default()));
         }
         if bytes.len() < HEAD_BYTES {
             return Err(LabelError::Damaged);

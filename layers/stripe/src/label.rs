@@ -17,7 +17,8 @@ pub const MAX_MEMBERS: usize = 64;
 /// Bytes of a label without the group label that may follow.
 pub const HEAD_BYTES: usize = 64;
 
-const MAGIC: [u8; 8] = *b"SBSTRIPE";
+/// What a label begins with.
+pub const MAGIC: [u8; 8] = *b"SBSTRIPE";
 const VERSION: u64 = 1;
 const AT_VERSION: usize = 8;
 const AT_MEMBERS: usize = 10;

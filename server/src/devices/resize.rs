@@ -286,13 +286,9 @@ async fn check_label(shared: &SharedDevice) -> Result<(), StackError> {
 
 /// Holds back new requests and waits for those in flight. Returns the time since which requests wait, too.
 async fn drained(shared: &SharedDevice) -> Result<(Quiesced, Instant), StackError> {
-    // A flush before the quiesce shortens the flush during which requests wait. As every client it is told once of what failed before, or was
-    // lost by an earlier server, which is no reason not to resize: clients are told by their own flushes.
-    let attached = shared.attach();
-    let flushed = match attached.execute(Request::flush()).await {
-        Err(_) => attached.execute(Request::flush()).await,
-        flushed => flushed,
-    };
+    // A flush before the quiesce shortens the flush during which requests wait. It is no client's: what was lost before is no reason not
+    // to resize, and clients are told of it by their own flushes.
+    let flushed = shared.attach().execute(Request::flush()).await;
     flushed.map_err(|error| device_error("flush before the resize", &error))?;
     let since = now();
     let busy = || StackError::new(Cause::Refused, RESIZING, "another resize is in progress");

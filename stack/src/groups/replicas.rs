@@ -10,6 +10,7 @@ use sealblock_layers_mirror::label::{LabelError, ReplicaState};
 use sealblock_layers_mirror::{
     Answered, Mirror, MirrorError, MirrorInfo, MirrorState, Reopen, ReplicaError, ReplicaInfo, ReplicaSource,
 };
+use sealblock_layers_stripe::label::MAGIC as STRIPE_MAGIC;
 use sealblock_media_file::Backing;
 
 use crate::error::{Cause, StackError};
@@ -22,6 +23,8 @@ use crate::quantity::count;
 use crate::remote::{is_remote, with_short_timeouts};
 use crate::target::{GroupKind, TargetName};
 
+/// What is said of a device with the label of a stripe.
+const OF_A_STRIPE: &str = "it is a member of a stripe";
 /// What would make replicas fit.
 const SHOWN: &str = "use devices of one kind; serve a replica on another host with `--protection shown`";
 /// What is being done by a command for the replicas.
@@ -527,16 +530,21 @@ fn places_text(runs: &[(u64, u64)]) -> String {
     named.chain((runs.len() > MOST).then(|| "and more".to_owned())).collect::<Vec<_>>().join(", ")
 }
 
+/// Whether a device that is to be a replica has the label of a stripe, which only a stripe knows.
+fn is_stripe_label(why: &LabelError) -> bool {
+    matches!(why, LabelError::Other(STRIPE_MAGIC))
+}
+
 /// Why replicas make no mirror.
 pub(super) fn mirror_error(error: &MirrorError) -> StackError {
     let (cause, advice) = match error {
         MirrorError::ReplicaCount(_) => (Cause::Usage, None),
         MirrorError::Assemble { error: refusal, .. } => advice(refusal),
         // It is whole as what it is, and no copy of anything: creating something there would destroy its group.
-        MirrorError::Label { error: LabelError::Stripe, .. } => {
+        MirrorError::Label { error: why, .. } if is_stripe_label(why) => {
             (Cause::Refused, Some("use stripe:A,B with all members of the stripe in their order"))
         }
-        MirrorError::Label { error: LabelError::Other, .. } => {
+        MirrorError::Label { error: LabelError::Other(_), .. } => {
             (Cause::Refused, Some("give the replicas of one mirror"))
         }
         MirrorError::Label { .. } => {
@@ -553,7 +561,13 @@ pub(super) fn mirror_error(error: &MirrorError) -> StackError {
         MirrorError::Capacity { .. } | MirrorError::Pages { .. } => (Cause::Unsuitable, None),
         MirrorError::Protection { .. } => (Cause::Unsuitable, Some(SHOWN)),
     };
-    let failure = StackError::new(cause, "open", error).advise_if(advice);
+    let failure = match error {
+        MirrorError::Label { replica, error: why } if is_stripe_label(why) => {
+            StackError::new(cause, "open", format!("{replica}: {OF_A_STRIPE}"))
+        }
+        _ => StackError::new(cause, "open", error),
+    };
+    let failure = failure.advise_if(advice);
     // What labels forbid needs a command that changes replicas or labels.
     if cause == Cause::Refused { failure.lasting() } else { failure }
 }
@@ -601,7 +615,14 @@ pub(super) fn replica_error(error: &ReplicaError) -> StackError {
         ReplicaError::OutOfSync(_) => {
             failure(Cause::Refused).advise("try again after its resync, which `sealblock mirror status` shows")
         }
-        ReplicaError::BadLabel { .. } => failure(Cause::Refused).advise(
+        ReplicaError::BadLabel { replica, reason } => match is_stripe_label(reason) {
+            true => {
+                let why = format!("{replica} is a device whose label cannot be used: {OF_A_STRIPE}");
+                StackError::new(Cause::Refused, CHANGING, why)
+            }
+            false => failure(Cause::Refused),
+        }
+        .advise(
             "inspect its content (`sealblock copy`), which may be the only good copy, or use another device; --force erases it",
         ),
         ReplicaError::Unusable { .. } => failure(Cause::Older).advise(OLDER),

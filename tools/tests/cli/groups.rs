@@ -55,6 +55,8 @@ fn a_stripe_opens_only_as_it_was_made_and_says_how_that_was() {
     let refused = place.run("verify mirror:a,b");
     refused.fails(3, &["a: it is a member of a stripe", "try: use stripe:A,B with all members"]);
     assert!(!refused.stderr.contains("create"), "{}", refused.stderr);
+    let refused = place.run("mirror add mirror:m,n a");
+    refused.fails(3, &["a is a device whose label cannot be used: it is a member of a stripe"]);
     assert!(place.blocks("stripe:a,b", 0, 4095) == data);
 }
 

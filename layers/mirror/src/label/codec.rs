@@ -8,12 +8,9 @@ pub(crate) const VERSION: u64 = 2;
 /// Why bytes are no valid label.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LabelError {
-    /// They are the label of a stripe.
-    #[error("it is a member of a stripe")]
-    Stripe,
-    /// They are the label of something else that is unknown.
+    /// They are the label of something else, which begins like this.
     #[error("it has the label of another kind of group")]
-    Other,
+    Other([u8; 8]),
     /// They are cut off or damaged.
     #[error("the mirror's label is damaged")]
     Damaged,

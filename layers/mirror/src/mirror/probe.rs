@@ -190,11 +190,11 @@ impl Candidate {
                 }
                 label_text(label)
             }
-            (_, Some(LabelError::Stripe | LabelError::Other)) if is_replaced && force => {
+            (_, Some(LabelError::Other(_))) if is_replaced && force => {
                 return Err(ReplicaError::OnlyCopy { replica, what: "a member of another kind of group".to_owned() });
             }
             (_, Some(_)) if force => return Ok(()),
-            (_, Some(reason)) => return Err(ReplicaError::BadLabel { replica, reason: reason.to_string() }),
+            (_, Some(reason)) => return Err(ReplicaError::BadLabel { replica, reason }),
             (..) if self.is_written && is_replaced && !force => {
                 return Err(ReplicaError::NotBlank { replica });
             }
