@@ -1,6 +1,6 @@
-//! The label: mirror metadata on each replica, in its reserved area. Drawn in `docs/formats/mirror-label.md`.
+//! The label: mirror metadata on each replica, in its reserved area. Its format is in `docs/formats/mirror-label.md`.
 //!
-//! All bytes are hostile until their checksum and ranges were checked.
+//! All bytes are untrusted until their checksum and ranges were checked.
 
 pub mod assemble;
 pub(crate) mod codec;
@@ -138,7 +138,8 @@ pub struct Label {
     /// The last label before a change may have been in flight at a crash: nothing was changed after it unless all
     /// replicas that it calls in sync have it.
     pub is_tentative: bool,
-    /// Changes that were answered and not flushed may be lost, and hosts were not told yet. Programs that do not know it leave it out.
+    /// Completed but unflushed changes may be lost, and hosts do not know it yet. Programs that do not know the field
+    /// drop it.
     pub untold: bool,
     /// The sessions that changed the mirror.
     pub lineage: Lineage,

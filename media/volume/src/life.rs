@@ -82,8 +82,8 @@ pub async fn open<M: Medium, C: Clock>(
         return Err(IdentityError::Unproven(superblock.uuid).into());
     }
     if !options.read_only {
-        // An earlier process may have died and left writes that can be read and are not durable; what recovery decides from them
-        // must not outlive them.
+        // An earlier process may have died after writes that are visible and not durable; recovery must not base
+        // decisions on data that a power cut may undo.
         medium.sync().await?;
     }
     let groups = BlockGroups::read(&medium, &superblock).await?;
@@ -120,11 +120,11 @@ pub async fn open<M: Medium, C: Clock>(
     Ok(OpenVolume { worker: Worker { volume: volume.clone() }, volume, description })
 }
 
-/// The superblock with what this opening found lost, which goes to the medium with whatever it writes; and what to say of changes that were
-/// answered, by this opening or by an earlier one whose finding nobody was told.
+/// The superblock with the loss that this open found, which is written with the next superblock; and the state of
+/// completed changes to report, found by this open or by an earlier one that did not report it.
 fn with_lost(superblock: Superblock, noted: &NotedChanges, options: &OpenOptions) -> (Superblock, AnsweredChanges) {
     let found = match noted.answered {
-        // Without a promise nobody is to be told, and the next opening will find the same.
+        // Without the guarantee there is no report, and the next open will find the same.
         AnsweredChanges::MayBeLost(why) if options.keeps_answered => Some(why),
         _ => superblock.untold,
     };
@@ -141,8 +141,8 @@ fn newest_of(noted: &[MapEntryRun], logged: &[MapEntryRun]) -> MapEntries {
     newest
 }
 
-/// Makes durable what the log and notes say: first the former, which empties the log, and then the latter, which go to the log first,
-/// as other map entries do.
+/// Makes the content of the log and of notes durable: first the log, which is emptied, and then the notes, which go
+/// through the log like other map entries.
 async fn take_over<M: Medium, C: Clock>(
     volume: &Volume<M, C>,
     logged: &[MapEntryRun],
@@ -163,8 +163,8 @@ async fn take_over<M: Medium, C: Clock>(
     volume.checkpoint_recovered(logged).await
 }
 
-/// Zeroes what another volume has in the log. The copies that were there are lost either way, and it would be named as damage until the log
-/// has gone round.
+/// Zeroes sectors of another volume in the log. The former copies are lost either way, and these would be reported as
+/// damage until the log has wrapped around.
 async fn wipe_foreign<M: Medium>(medium: &M, layout: &Layout, recovered: &Recovered) -> Result<(), VolumeError> {
     let foreign = recovered.foreign.values().filter(|found| found.records >= MIN_AGREEING);
     let offsets: Vec<u64> = foreign.flat_map(|found| found.offsets.iter().copied()).collect();
@@ -297,17 +297,18 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
     if medium.len_bytes() < layout.medium_bytes() {
         return Err(VolumeError::Truncated { medium_bytes: medium.len_bytes(), needed_bytes: layout.medium_bytes() });
     }
-    // The old superblocks go first: a volume that was half made must not look like the one that was there before.
+    // The old superblocks are destroyed first: a half-made volume must not look like the previous one.
     superblocks::wipe(medium, &layout).await?;
     medium.sync().await?;
     if options.preallocate {
         medium.reserve(0, layout.medium_bytes()).await?;
     }
-    // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor find it full. The reserved
-    // areas with it: what an earlier volume has left there would be a witness for that one.
+    // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor fail
+    // because it is full. The reserved areas are written too: remains of an earlier volume there would count as
+    // witnesses for it.
     write_zeroes(medium, 0, layout.log_offset() + layout.log_bytes()).await?;
     write_zeroes(medium, layout.tail_offset(), TAIL_BYTES).await?;
-    // Nothing but the group map says that nothing was written; what lies where the block map goes does not matter.
+    // Only the group map tells which blocks were never written; the content of the block map's area does not matter.
     BlockGroups::uninitialized(layout, Seed::of(&options.uuid)).create(medium).await?;
     medium.sync().await?;
     let new = Superblock::new(options.uuid, layout, options.protection);

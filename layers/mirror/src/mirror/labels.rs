@@ -124,13 +124,14 @@ impl<C: Clock> Mirror<C> {
         written
     }
 
-    /// Whether changes that were answered and not flushed may be lost, of which hosts were not told yet: the content that counts lacks them.
+    /// True if completed but unflushed changes may be lost, and hosts do not know it yet: the authoritative content
+    /// lacks them.
     pub fn may_be_lost(&self) -> bool {
         self.untold.get()
     }
 
-    /// Changes that were answered and not flushed may be lost with the content that the mirror was made of. Replicas that get it from there
-    /// do not know that by themselves.
+    /// Records that completed but unflushed changes may be lost with the content that the mirror was made from.
+    /// Replicas that get this content do not know that themselves.
     ///
     /// # Errors
     /// When no label can be written.
@@ -139,10 +140,10 @@ impl<C: Clock> Mirror<C> {
         self.write_labels().await
     }
 
-    /// Hosts were told, or need not be. Does nothing to a mirror that is open for reading only.
+    /// Records that hosts know of the loss, or need not. Does nothing on a read-only mirror.
     ///
     /// # Errors
-    /// When no label can be written. Then later openings may say it again.
+    /// When no label can be written. Then later opens may report it again.
     pub async fn forget_lost(&self) -> Result<(), Error> {
         if self.is_read_only || !self.untold.get() {
             return Ok(());

@@ -1,5 +1,6 @@
 //! Reads of a mirror's blocks. A read goes to one replica; blocks that are bad there are read from another one and
-//! rewritten (read-repair). What the asker expects of tags is judged last, on good blocks: no replica is bad because of it.
+//! rewritten (read-repair). The caller's expectations of tags are checked last, on good blocks: they make no replica's
+//! block bad.
 
 use std::rc::Rc;
 
@@ -68,7 +69,7 @@ impl<C: Clock> Mirror<C> {
         if self.range_lock.is_locked(extent.into()) || self.is_nosync(extent) {
             return None;
         }
-        // One that meets bad blocks starts anew, and repairs them.
+        // A read that meets bad blocks starts over, and repairs them.
         let outcome = self.balance(self.in_sync()).first()?.try_execute(request).filter(Result::is_ok)?;
         self.count_turn();
         Some(outcome)
@@ -194,7 +195,7 @@ impl<C: Clock> Mirror<C> {
     }
 }
 
-/// The same blocks, which are good, if they are as the asker expects.
+/// Checks good blocks against the caller's expectations.
 fn judged(extent: Extent, data: Sealed, expectations: &Expectations) -> Result<Sealed, Error> {
     expectations.judge(extent, &data).map(|()| data)
 }
