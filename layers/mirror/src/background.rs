@@ -204,7 +204,7 @@ impl<C: Clock> Mirror<C> {
     }
 
     async fn resync_region(&self, replica: &Rc<Replica>, region: u32) -> Result<LastCopy, Error> {
-        let mut settled = LastCopy::Kept;
+        let mut last_copy = LastCopy::Kept;
         for piece in self.map.extent(region).split_aligned(self.geometry.limits.max_transfer_blocks) {
             let _guard = self.range_lock.lock(piece.into()).await;
             // It may have failed and returned. Then its own label must be written again before anything is copied to
@@ -233,11 +233,11 @@ impl<C: Clock> Mirror<C> {
                 let kept = self.keep_last_copy(replica, &sources, bad.lba).await;
                 self.fail_resync_on_error(replica, attach_count, kept.as_ref().map(drop).map_err(Clone::clone)).await?;
                 if kept? == LastCopy::NoRoom {
-                    settled = LastCopy::NoRoom;
+                    last_copy = LastCopy::NoRoom;
                 }
             }
         }
-        Ok(settled)
+        Ok(last_copy)
     }
 
     /// Marks a replica out of sync if `outcome`, of a request that its resync sent, is an error.

@@ -102,8 +102,7 @@ async fn open_all<C: Clock>(
     let older = older(&sources);
     let assembly = assemble_beside(&found, &older, answered).map_err(|refusal| assemble_error(refusal, &sources))?;
     let doubts = matches!(&assembly, Assembly::Known(known) if !older.is_empty() && !known.may_be_older);
-    let is_found_lost =
-        matches!(&assembly, Assembly::Known(known) if known.label.untold && answered.contains(&Answered::MayBeLost));
+    let is_found_lost = matches!(&assembly, Assembly::Known(known) if known.label.unreported_loss && answered.contains(&Answered::MayBeLost));
     let labels_differ = matches!(&assembly, Assembly::Known(known) if known.labels_differ);
     let is_new = assembly == Assembly::New;
     let parts = match assembly {
@@ -288,7 +287,7 @@ pub(crate) fn new_parts(
         authority: from.unwrap_or(0),
         write_intent,
         freshness: Freshness::Current,
-        untold: false,
+        unreported_loss: false,
         is_labelled: false,
         hooks: *hooks,
     })
@@ -344,7 +343,9 @@ fn existing_parts(
     let replicas = existing_replicas(sources, &indices, &mut label);
     mark_assumed_names(&replicas, &unused);
     doubted.into_iter().for_each(|(index, why)| drop(replicas[index].last_error.replace(why)));
-    let Label { map, capacity_blocks, block_size, protection, uuid, name, untold, own_index: authority, .. } = label;
+    let Label {
+        map, capacity_blocks, block_size, protection, uuid, name, unreported_loss, own_index: authority, ..
+    } = label;
     let geometry = Geometry { block_size, capacity_blocks, protection, limits };
     let prior = PriorState {
         events: label.events,
@@ -368,7 +369,7 @@ fn existing_parts(
         authority,
         write_intent,
         freshness,
-        untold,
+        unreported_loss,
         is_labelled,
         hooks,
     })

@@ -52,7 +52,7 @@ pub struct Mirror<C> {
     /// back, or an internal flush failed.
     pub(crate) writes_lost: Cell<bool>,
     /// The labels' record of a possible loss that was not reported to hosts.
-    pub(crate) untold: Cell<bool>,
+    pub(crate) unreported_loss: Cell<bool>,
     pub(crate) lost_blocks: Cell<u64>,
     /// Identity of the replica that serves nosync regions of a read-only mirror, once one was read: readers must not
     /// see two contents.
@@ -75,7 +75,7 @@ pub(crate) struct MirrorParts {
     /// Whether the authoritative content may be outdated.
     pub freshness: Freshness,
     /// It may lack completed but unflushed changes.
-    pub untold: bool,
+    pub unreported_loss: bool,
     /// Labels were found.
     pub is_labelled: bool,
     pub hooks: TestHooks,
@@ -232,7 +232,7 @@ pub struct ReplicaInfo {
 impl<C: Clock> Mirror<C> {
     pub(crate) fn new(clock: C, parts: MirrorParts, abilities: Abilities, read_only: bool) -> Mirror<C> {
         let MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, .. } = parts;
-        let MirrorParts { untold, is_labelled, hooks, .. } = parts;
+        let MirrorParts { unreported_loss, is_labelled, hooks, .. } = parts;
         let hot = HotGroups::new(&map, geometry.block_size, hooks.hot_groups);
         Mirror {
             clock,
@@ -252,7 +252,7 @@ impl<C: Clock> Mirror<C> {
             write_intent,
             hot: RefCell::new(hot),
             writes_lost: Cell::new(false),
-            untold: Cell::new(untold),
+            unreported_loss: Cell::new(unreported_loss),
             lost_blocks: Cell::new(0),
             nosync_source: Cell::new(None),
             next_read: Cell::new(0),

@@ -54,8 +54,8 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             volume.checkpoints.stop();
             is_closing
         };
-        // Upkeep has no end of its own. It counts as a change while it works, so it is idle when commits end.
-        let (work, upkeep) = (pin!(join(commits, volume.run_checkpoints())), pin!(volume.run_upkeep()));
+        // Idle work has no end of its own. It counts as a change while it works, so it is idle when commits end.
+        let (work, upkeep) = (pin!(join(commits, volume.run_checkpoints())), pin!(volume.run_idle_work()));
         let is_closing = match select(work, upkeep).await {
             Either::Left(((is_closing, ()), _)) => is_closing,
             Either::Right(((), _)) => false,
@@ -82,20 +82,20 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     async fn commits(&self) -> bool {
         let volume = &*self.volume;
         // Counted from the last commit, whatever else is done meanwhile.
-        let mut settle = pin!(self.second_copy_due());
+        let mut second_copy = pin!(self.second_copy_due());
         while volume.state.get() != VolumeState::Failed {
-            let wake = self.wait(settle.as_mut()).await;
+            let wake = self.wait(second_copy.as_mut()).await;
             if wake == WakeReason::SecondCopyDue {
                 if let Err(error) = volume.log.write_second_copy(&volume.medium).await {
                     volume.fail(&error);
                 }
-                settle.set(self.second_copy_due());
+                second_copy.set(self.second_copy_due());
                 continue;
             }
             let commits = volume.log.commits.get();
             let committed = self.commit().await;
             if volume.log.commits.get() != commits {
-                settle.set(self.second_copy_due());
+                second_copy.set(self.second_copy_due());
             }
             if volume.state.get() == VolumeState::Failed {
                 return false;
@@ -140,7 +140,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         let dropped = volume.allocator.take_dropped();
         if !dropped.is_empty() {
             volume.medium.drain().await;
-            dropped.iter().for_each(|(group, runs)| volume.allocator.give_back(*group, runs));
+            dropped.iter().for_each(|(group, runs)| volume.allocator.release(*group, runs));
         }
     }
 
@@ -189,7 +189,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     }
 
     /// Waits until there is something to do.
-    async fn wait(&self, mut settle: Pin<&mut impl Future<Output = ()>>) -> WakeReason {
+    async fn wait(&self, mut second_copy: Pin<&mut impl Future<Output = ()>>) -> WakeReason {
         let volume = &*self.volume;
         let due = || self.is_due();
         loop {
@@ -210,7 +210,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             volume.commits.idle.set(!has_records);
             let asked = volume.commits.wanted.wait_until(|| due() || (volume.memtable.active_len() > 0) != has_records);
             let timer = pin!(volume.clock.sleep(delay));
-            match select(pin!(asked), select(timer, settle.as_mut())).await {
+            match select(pin!(asked), select(timer, second_copy.as_mut())).await {
                 Either::Left(_) if due() => return WakeReason::CommitDue,
                 Either::Left(_) => {}
                 Either::Right((Either::Left(_), _)) => return wake,
@@ -233,7 +233,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     /// Resolves when the last commit has waited long enough for its second copy.
     async fn second_copy_due(&self) {
         let volume = &*self.volume;
-        if !volume.log.needs_second_copy() || volume.mutation.is(Mutation::NeverSettle) {
+        if !volume.log.needs_second_copy() || volume.mutation.is(Mutation::SkipSecondCopy) {
             return pending().await;
         }
         volume.clock.sleep(SECOND_COPY_AFTER).await;

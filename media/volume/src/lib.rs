@@ -49,9 +49,9 @@ pub use medium::lost_copies::LostCopies;
 pub use medium::recognise::{Recognised, Trace, recognise};
 pub use medium::superblocks::SuperblockCopy;
 pub use options::{Mutation, OpenOptions, VolumeError};
-pub use profile::{Hints, ProfileError, VolumeProfile};
+pub use profile::{Hints, LayoutGuess, ProfileError};
 pub use remains::{Remains, RemainsError, open_remains};
-pub use space::idle::UpkeepCounts;
+pub use space::idle::IdleWorkCounts;
 pub use volume::{AnsweredChanges, Volume, VolumeInfo};
 
 /// The volume on a medium in memory. Crashes are the simulator's business; here is what holds without them.

@@ -27,11 +27,11 @@ use crate::medium::identity::{IdentityError, Standing};
 use crate::medium::lost_copies::{LostCopies, MIN_AGREEING};
 use crate::medium::reserved::ReservedAreas;
 use crate::medium::superblocks::{self, COPIES, SuperblockCopy, SuperblockProbe};
-use crate::medium::{OneSync, padded};
+use crate::medium::{SerializedSync, padded};
 use crate::options::{Mutation, OpenOptions, VolumeError};
 use crate::space::BlockAllocator;
-use crate::space::idle::Upkeep;
-use crate::space::turns::Turns;
+use crate::space::idle::IdleWork;
+use crate::space::turns::InFlightBudget;
 use crate::volume::{AnsweredChanges, Volume, VolumeInfo, VolumeState, max_transfer_blocks};
 
 /// Blocks of one Verify at most, in transfers.
@@ -108,11 +108,11 @@ pub async fn open<M: Medium, C: Clock>(
     let (superblock, answered) = with_lost(superblock, &noted, options);
     let description = VolumeInfo { standing, answered, ..description };
     let is_answered_known = superblock.is_clean || !options.keeps_answered || superblock.answered == Answered::Durable;
-    let settled = are_all_usable && recovered.next == superblock.log_tail && is_answered_known;
+    let is_log_empty = are_all_usable && recovered.next == superblock.log_tail && is_answered_known;
     let volume = Rc::new(assemble(medium, clock, superblock, options, &recovered, groups));
     if is_kept {
         volume.memtable.recover(newest_of(&noted.entries.in_order(), &entries));
-    } else if !settled {
+    } else if !is_log_empty {
         // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
         let recovered = take_over(&volume, &entries, &noted, options.keeps_answered).await;
         recovered.map_err(|error| VolumeError::Recovery(error.to_string()))?;
@@ -126,12 +126,12 @@ fn with_lost(superblock: Superblock, noted: &NotedChanges, options: &OpenOptions
     let found = match noted.answered {
         // Without the guarantee there is no report, and the next open will find the same.
         AnsweredChanges::MayBeLost(why) if options.keeps_answered => Some(why),
-        _ => superblock.untold,
+        _ => superblock.unreported_loss,
     };
-    let said = superblock.untold.map_or_else(|| noted.answered.clone(), AnsweredChanges::MayBeLost);
+    let said = superblock.unreported_loss.map_or_else(|| noted.answered.clone(), AnsweredChanges::MayBeLost);
     let answered = found.map_or(said, AnsweredChanges::MayBeLost);
     let is_forgotten = options.mutation.is(Mutation::ForgetLost);
-    (Superblock { untold: found.filter(|_| !is_forgotten), ..superblock }, answered)
+    (Superblock { unreported_loss: found.filter(|_| !is_forgotten), ..superblock }, answered)
 }
 
 /// Map entries of notes, and older ones of the log.
@@ -238,7 +238,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         _ => Freshness::MayBeOlder(WhyOlder::LogLost),
     };
     Volume {
-        medium: OneSync::new(medium),
+        medium: SerializedSync::new(medium),
         clock,
         geometry,
         layout,
@@ -248,8 +248,8 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         mutation: options.mutation,
         block_map: BlockMap::new(&superblock, groups, (recovered.end, recovered.next), options),
         allocator: BlockAllocator::new(wanted, superblock.keeps_space),
-        turns: Turns::default(),
-        upkeep: Upkeep::new(options),
+        turns: InFlightBudget::default(),
+        upkeep: IdleWork::new(options),
         memtable: Memtable::default(),
         notes: Notes::new(options),
         log: Log::new(&superblock, recovered.next, options.mutation),

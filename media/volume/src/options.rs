@@ -154,7 +154,7 @@ pub enum Mutation {
     /// Recovery reads only one of the log's two regions.
     OneRegion,
     /// Small commits get no second copy if no other one follows.
-    NeverSettle,
+    SkipSecondCopy,
     /// A run of blocks is written to the log one block short.
     ShortRun,
     /// Recovery lets runs of blocks win over later map entries of single ones.

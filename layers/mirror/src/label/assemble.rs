@@ -179,7 +179,7 @@ pub fn assemble_beside(
     let mut label = authority.clone();
     let may_be_older = older.contains(&first);
     // Unknown does not count as complete if another replica shows that something was lost.
-    label.untold |= match answered_on(first) {
+    label.unreported_loss |= match answered_on(first) {
         Answered::AllThere => false,
         Answered::Unknown => answered.contains(&Answered::MayBeLost),
         Answered::MayBeLost => true,

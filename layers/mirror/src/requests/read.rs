@@ -24,7 +24,7 @@ impl<C: Clock> Mirror<C> {
         self.range_lock.wait_unlocked(extent.into()).await;
         self.reconcile_for_read(extent).await?;
         if self.is_read_only && self.is_nosync(extent) {
-            return judged(extent, self.read_nosync(extent).await?, expectations);
+            return check_expectations(extent, self.read_nosync(extent).await?, expectations);
         }
         let replicas = self.read_balance(extent);
         let mut met: MetBadBlocks = Vec::new();
@@ -60,7 +60,7 @@ impl<C: Clock> Mirror<C> {
         let (found, lost) = self.gather(&replicas, extent).await?;
         self.repair_met(&met).await;
         self.lost_blocks.set(self.lost_blocks.get() + lost.len() as u64);
-        judged(extent, join_or_fail(found, lost)?, expectations)
+        check_expectations(extent, join_or_fail(found, lost)?, expectations)
     }
 
     /// Reads blocks in place, where no reader has to wait and they are good on the replica whose turn it is.
@@ -196,8 +196,8 @@ impl<C: Clock> Mirror<C> {
 }
 
 /// Checks good blocks against the caller's expectations.
-fn judged(extent: Extent, data: Sealed, expectations: &Expectations) -> Result<Sealed, Error> {
-    expectations.judge(extent, &data).map(|()| data)
+fn check_expectations(extent: Extent, data: Sealed, expectations: &Expectations) -> Result<Sealed, Error> {
+    expectations.check(extent, &data).map(|()| data)
 }
 
 /// Joins the data, or fails with the bad blocks.

@@ -16,7 +16,7 @@ const MAX_PAGES_PER_BATCH: usize = 64;
 const LONG_COMMIT_BLOCKS: u64 = 1 << 14;
 
 /// A map entry, or a part of one, for blocks of one page.
-struct Piece {
+struct PagePart {
     page: u64,
     run: MapEntryRun,
     patch: Patch,
@@ -126,13 +126,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             if is_long {
                 self.medium.submitted().await;
             }
-            let (mut batch, mut pages) = (Vec::<Piece>::new(), 0);
-            let is_same_page = |batch: &[Piece], next: &Piece| batch.last().is_some_and(|last| last.page == next.page);
+            let (mut batch, mut pages) = (Vec::<PagePart>::new(), 0);
+            let is_same_page =
+                |batch: &[PagePart], next: &PagePart| batch.last().is_some_and(|last| last.page == next.page);
             while let Some(piece) = pieces.next_if(|next| pages < MAX_PAGES_PER_BATCH || is_same_page(&batch, next)) {
                 pages += usize::from(!is_same_page(&batch, &piece));
                 batch.push(piece);
             }
-            let page_batches: Vec<&[Piece]> = batch.chunk_by(|a, b| a.page == b.page).collect();
+            let page_batches: Vec<&[PagePart]> = batch.chunk_by(|a, b| a.page == b.page).collect();
             if defer_free && !self.mutation.is(Mutation::ReuseEarly) {
                 join_all(page_batches.iter().map(|pieces_of_page| self.defer_free_replaced(pieces_of_page))).await;
             }
@@ -143,7 +144,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// The parts of a map entry, each for one page.
-    fn page_parts<'a>(&'a self, (run, bytes): &'a Encoded) -> impl Iterator<Item = Piece> + 'a {
+    fn page_parts<'a>(&'a self, (run, bytes): &'a Encoded) -> impl Iterator<Item = PagePart> + 'a {
         self.layout.page_pieces(run.extent()).map(move |(page, piece)| {
             let part = run.part(piece.start().get(), piece.last().get() + 1);
             let index = self.block_map.locate(piece.start()).1 as u16;
@@ -151,17 +152,17 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 1 => Patch { index, blocks: 1, bytes: *bytes },
                 _ => Patch::new(index, &part, self.seed),
             };
-            Piece { page, run: part, patch }
+            PagePart { page, run: part, patch }
         })
     }
 
     /// Frees the physical blocks that map entries of one page replace. If the old map entry is unknown, its physical
     /// block stays in use until the block group's map pages are read the next time.
-    async fn defer_free_replaced(&self, pieces_of_page: &[Piece]) {
+    async fn defer_free_replaced(&self, pieces_of_page: &[PagePart]) {
         let number = pieces_of_page[0].page;
         let mut page = self.block_map.cached(number);
         let mut frees = self.allocator.frees(self.block_map.group_of(number));
-        for Piece { run, .. } in pieces_of_page {
+        for PagePart { run, .. } in pieces_of_page {
             let is_unmapped = run.first.kind != MapEntryKind::Stored;
             let mut free = |old| {
                 // Only a valid map entry frees its physical block: a stale one may name a block that is in use again.

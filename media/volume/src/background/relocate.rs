@@ -198,7 +198,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         while !blocks.iter().all(is_here) {
             self.locate(place).await?;
         }
-        taken.keep();
+        taken.commit();
         for ((_, read), pbn) in blocks.iter().zip(pbns) {
             self.enter_moved(group, MapEntry { pbn, ..*read }.into(), read.pbn);
         }

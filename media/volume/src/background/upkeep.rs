@@ -10,7 +10,7 @@ use sealblock_block::{Clock, Medium};
 use crate::options::Mutation;
 use crate::space::Allocation;
 use crate::space::free_map::PUNCH_BYTES;
-use crate::space::idle::{IdlePeriod, UpkeepCounts};
+use crate::space::idle::{IdlePeriod, IdleWorkCounts};
 use crate::volume::{Volume, VolumeState};
 
 /// The number of consecutive idle times after which free physical blocks are deallocated: those that are soon reused
@@ -21,12 +21,12 @@ const PUNCH_UNITS: u32 = 128;
 
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// The counters of this work since the volume was opened.
-    pub fn upkeep(&self) -> UpkeepCounts {
+    pub fn upkeep(&self) -> IdleWorkCounts {
         self.upkeep.counts.get()
     }
 
     /// Does this work whenever the volume is idle, for as long as it is polled.
-    pub(crate) async fn run_upkeep(&self) {
+    pub(crate) async fn run_idle_work(&self) {
         loop {
             self.allocator.touched.wait_until(|| self.allocator.changed.get()).await;
             let idle_period = self.upkeep.idle_period();

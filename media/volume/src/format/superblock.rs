@@ -51,7 +51,7 @@ const AT_NOTES_RUN: usize = 264;
 const AT_NOTES_NEWEST: usize = 272;
 const AT_NOTES_FLOOR: usize = 280;
 const AT_NOTES_COUNTED: usize = 290;
-const AT_UNTOLD: usize = 291;
+const AT_UNREPORTED_LOSS: usize = 291;
 const AT_NOTES_BOOT: usize = 296;
 const AT_LABELS: usize = 312;
 const AT_CHECKSUM: usize = 508;
@@ -199,7 +199,7 @@ pub struct Superblock {
     /// Completed changes may be lost, and their senders do not know it yet. The open that finds it records it here
     /// durably, before it replaces the proof; it stays, across opens, until they know. Programs that do not know it
     /// drop it.
-    pub untold: Option<WhyLost>,
+    pub unreported_loss: Option<WhyLost>,
 }
 
 /// Why these bytes are no superblock that can be used.
@@ -254,7 +254,7 @@ impl Superblock {
             initialized_groups: 0,
             answered: Answered::Volatile,
             labels_written: 0,
-            untold: None,
+            unreported_loss: None,
         }
     }
 
@@ -339,7 +339,7 @@ impl Superblock {
             }
         }
         put::<8>(&mut bytes, AT_LABELS, self.labels_written);
-        put::<1>(&mut bytes, AT_UNTOLD, self.untold.map_or(0, |why| why as u64));
+        put::<1>(&mut bytes, AT_UNREPORTED_LOSS, self.unreported_loss.map_or(0, |why| why as u64));
         let checksum = crc32c(&bytes[..AT_CHECKSUM]);
         put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
         bytes
@@ -402,7 +402,7 @@ impl Superblock {
             initialized_groups,
             answered: decode_answered(bytes, &layout),
             labels_written: get::<8>(bytes, AT_LABELS),
-            untold: WhyLost::of_code(get::<1>(bytes, AT_UNTOLD)),
+            unreported_loss: WhyLost::of_code(get::<1>(bytes, AT_UNREPORTED_LOSS)),
         })
     }
 }
@@ -573,12 +573,12 @@ mod tests {
     #[test]
     fn why_changes_may_be_lost_comes_back_and_an_unknown_reason_is_one() {
         for why in WhyLost::ALL.into_iter().map(Some).chain([None]) {
-            let superblock = Superblock { untold: why, ..superblock(1) };
+            let superblock = Superblock { unreported_loss: why, ..superblock(1) };
             assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
         }
-        let unknown = Superblock::decode(&forged::<1>(AT_UNTOLD, 99)).unwrap();
-        assert_eq!(unknown.untold, Some(WhyLost::Other));
-        assert_eq!(superblock(1).encode()[AT_UNTOLD], 0);
+        let unknown = Superblock::decode(&forged::<1>(AT_UNREPORTED_LOSS, 99)).unwrap();
+        assert_eq!(unknown.unreported_loss, Some(WhyLost::Other));
+        assert_eq!(superblock(1).encode()[AT_UNREPORTED_LOSS], 0);
     }
 
     #[test]

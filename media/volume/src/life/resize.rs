@@ -112,7 +112,7 @@ pub async fn resize<M: Medium + Clone, C: Clock>(
         capacity_blocks: layout.capacity_blocks(),
         before_medium_bytes: superblock.layout.medium_bytes(),
         medium_bytes: layout.medium_bytes(),
-        may_be_lost: superblock.untold,
+        may_be_lost: superblock.unreported_loss,
     })
 }
 

@@ -37,9 +37,9 @@ pub(crate) struct CommitQueue {
 }
 
 /// A writer that waits for physical blocks.
-pub(crate) struct Starved<'a>(&'a CommitQueue);
+pub(crate) struct SpaceWaiter<'a>(&'a CommitQueue);
 
-impl Drop for Starved<'_> {
+impl Drop for SpaceWaiter<'_> {
     fn drop(&mut self) {
         self.0.starved.set(self.0.starved.get() - 1);
     }
@@ -89,12 +89,12 @@ impl CommitQueue {
     /// Registers a writer that waits for physical blocks, until this is dropped. Commits are requested if there is
     /// something to commit, now or later: a commit of nothing frees no physical block, and requesting it repeatedly
     /// would keep the worker busy while the physical blocks' users are in flight.
-    pub fn starve(&self, has_work: bool) -> Starved<'_> {
+    pub fn register_space_waiter(&self, has_work: bool) -> SpaceWaiter<'_> {
         self.starved.set(self.starved.get() + 1);
         if has_work {
             self.request_space();
         }
-        Starved(self)
+        SpaceWaiter(self)
     }
 
     /// Writers need physical blocks or room in the memtable soon.
