@@ -208,11 +208,11 @@ sealblock copy offset:256..1279,$DEV - | cmp - data
 rm data json table
 "#;
 
-/// The kernel's commands for an operation, by their bytes (SBC-4). Zeroes: WRITE SAME (16), with UNMAP (bit 3 of byte
-/// 1) unless that is disabled. Discards: the same, since hosts are told that discarded blocks read as zeroes (with tags
-/// from the program, it writes tags after that). Flush: SYNCHRONIZE CACHE (10). Reads and writes of drives with
-/// protection information have RDPROTECT and WRPROTECT 001b, in Type 2 in the 32-byte form, if the host adapter
-/// transfers tags.
+/// The kernel's commands for an operation, by their bytes (SBC-4). Zeroes: WRITE SAME (16), with the UNMAP bit
+/// (byte 1, bit 3) unless that is disabled. Discards: the same, since hosts are told that discarded blocks read as
+/// zeroes (with tags from the program, it writes tags after that). Flush: SYNCHRONIZE CACHE (10). Reads and writes of
+/// drives with protection information have RDPROTECT and WRPROTECT 001b, in Type 2 in the 32-byte form, if the host
+/// adapter transfers tags.
 const SENT: &str = r#"
 drive $OPTIONS
 random 1048576 >data
