@@ -100,7 +100,10 @@ fn build(workspace: &Workspace, profile: Profile, log: &Path) -> Result<PathBuf>
         }
     };
     generate(&built.join("sealblock"), &built.join("package"), log)?;
-    docs::write(&workspace.root, &built.join("package/doc"))?;
+    let documents = built.join("package/doc");
+    docs::write(&workspace.root, &documents)?;
+    let changelogs = docs::write_changelogs(&workspace.root, &documents)?;
+    step::run(Command::new("gzip").arg("-9n").args(changelogs), log)?;
     let output = workspace.target.join("package");
     if output.exists() {
         fs::remove_dir_all(&output).with_context(|| format!("removing {}", output.display()))?;

@@ -1,5 +1,7 @@
 //! The documents of the package: the tree of the repository's documents, so that links between them lead to each other.
 //!
+//! Beside them lie the changelogs under the names that Debian has for them.
+//!
 //! What a link names and the package does not have, such as a folder of sources, loses its link and keeps its words.
 
 use std::collections::BTreeSet;
@@ -9,7 +11,7 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Context, Result};
 
 /// Files and folders of the repository that the package has.
-const PARTS: [&str; 5] = ["README.md", "CHANGELOG.md", "SECURITY.md", "docs", "packaging/README.md"];
+const PARTS: [&str; 4] = ["README.md", "SECURITY.md", "docs", "packaging/README.md"];
 
 /// Writes the documents of a repository below a folder.
 pub fn write(root: &Path, to: &Path) -> Result<()> {
@@ -32,6 +34,56 @@ pub fn write(root: &Path, to: &Path) -> Result<()> {
         written.with_context(|| format!("writing {}", target.display()))?;
     }
     Ok(())
+}
+
+/// Writes the two changelogs that Debian has, to be compressed: that of the program, and that of the package. Returns their paths.
+pub fn write_changelogs(root: &Path, to: &Path) -> Result<[PathBuf; 2]> {
+    let text = fs::read_to_string(root.join("CHANGELOG.md")).context("reading the changelog")?;
+    let package = fs::read_to_string(root.join("tools/Cargo.toml")).context("reading who maintains the package")?;
+    let maintainer = package.lines().find_map(|line| line.strip_prefix("maintainer = \"")?.strip_suffix('"'));
+    let debian = debian_changelog(&text, maintainer.context("tools/Cargo.toml names no maintainer")?)?;
+    let paths = [to.join("changelog"), to.join("changelog.Debian")];
+    for (path, text) in paths.iter().zip([text, debian]) {
+        fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
+    }
+    Ok(paths)
+}
+
+/// Debian's form of the versions in a changelog, the newest first. What changed is told in the changelog itself.
+fn debian_changelog(changelog: &str, maintainer: &str) -> Result<String> {
+    let mut out = String::new();
+    let released = changelog.lines().filter_map(|line| line.strip_prefix("## [")?.split_once("] - "));
+    for (version, date) in released {
+        let date = debian_date(date).with_context(|| format!("{date}, of version {version}, is no date"))?;
+        out += &format!("sealblock ({version}-1) unstable; urgency=medium\n\n  * Version {version} of the program: ");
+        out += &format!("changelog.gz says what changed.\n\n -- {maintainer}  {date} 00:00:00 +0000\n\n");
+    }
+    Ok(out)
+}
+
+/// `2026-11-28` as Debian writes it. The day of the week is computed as Sakamoto does.
+fn debian_date(date: &str) -> Option<String> {
+    const DAYS: [&str; 7] = ["Sun", "Mon", "Tue", "Wed", "Thu", "Fri", "Sat"];
+    const MONTHS: [(&str, u32); 12] = [
+        ("Jan", 0),
+        ("Feb", 3),
+        ("Mar", 2),
+        ("Apr", 5),
+        ("May", 0),
+        ("Jun", 3),
+        ("Jul", 5),
+        ("Aug", 1),
+        ("Sep", 4),
+        ("Oct", 6),
+        ("Nov", 2),
+        ("Dec", 4),
+    ];
+    let mut numbers = date.splitn(3, '-').map(|word| word.parse::<u32>().ok().filter(|number| *number < 10_000));
+    let (year, month, day) = (numbers.next()??, numbers.next()??, numbers.next()??);
+    let (name, offset) = MONTHS.get(month.checked_sub(1)? as usize)?;
+    let counted = if month < 3 { year.checked_sub(1)? } else { year };
+    let weekday = (counted + counted / 4 - counted / 100 + counted / 400 + offset + day) % 7;
+    (1..=31).contains(&day).then(|| format!("{}, {day:02} {name} {year}", DAYS[weekday as usize]))
 }
 
 /// The files at a path, or below it.
@@ -93,6 +145,22 @@ mod tests {
         let kept = "See [a](docs/a.md), `b`, ![c](docs/c.svg) and [d](https://d.example/#e).";
         assert_eq!(linked(text, |link| link != "../src"), kept);
         assert_eq!(linked("[open](", |_| false), "[open](");
+    }
+
+    #[test]
+    fn debian_has_every_released_version_with_its_day_of_the_week() {
+        let text = "# Changelog\n\n## [Unreleased]\n\n- new\n\n## [0.2.0] - 2026-11-28\n\n## [0.1.0] - 2024-02-29\n";
+        let told = debian_changelog(text, "A <a@b>").unwrap();
+        let lines: Vec<&str> =
+            told.lines().filter(|line| line.starts_with(['s', ' ']) && !line.contains('*')).collect();
+        let (newer, older) =
+            ("sealblock (0.2.0-1) unstable; urgency=medium", "sealblock (0.1.0-1) unstable; urgency=medium");
+        let dates = [" -- A <a@b>  Sat, 28 Nov 2026 00:00:00 +0000", " -- A <a@b>  Thu, 29 Feb 2024 00:00:00 +0000"];
+        assert_eq!(lines, [newer, dates[0], older, dates[1]]);
+        for wrong in ["today", "2026-13-01", "2026-00-01", "2026-01-32", "2026-01", "4294967295-01-01", "0-01-01"] {
+            assert_eq!(debian_date(wrong), None, "{wrong}");
+        }
+        assert!(debian_changelog("## [1.0.0] - soon", "A <a@b>").is_err());
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The life of a package: what an administrator does with it, from installation to removal.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -22,6 +23,15 @@ const UNIT_FILES: [&str; 5] = [
     "sealblock-verify@.service",
     "sealblock-verify@.timer",
 ];
+/// Some of the files that the package has.
+const FILES: [&str; 6] = [
+    "/usr/bin/sealblock",
+    "/usr/share/man/man1/sealblock-serve.1.gz",
+    "/etc/sealblock/sealblock.toml",
+    "/usr/share/doc/sealblock/copyright",
+    "/usr/share/doc/sealblock/changelog.gz",
+    "/usr/share/doc/sealblock/changelog.Debian.gz",
+];
 /// The volume that is made, which belongs to the administrator and not to the package.
 const VOLUME: &str = "/var/lib/sealblock/first.volume";
 /// The exposure that `systemd-analyze security` may find at most, in tenths of its unit: 2.0 of 10 is well confined.
@@ -29,21 +39,58 @@ const MOST_EXPOSURE: &str = "--threshold=20";
 
 /// Tries a package. Returns a line for people, which names what could not be tried.
 pub fn run(workspace: &Workspace, package: &Path, log: &Path) -> Result<String> {
+    let linted = lint(package)?;
     let root = Root::new()?;
     let printed = root.dpkg("--install", package)?;
     fs::write(log, printed).context("keeping the output of dpkg")?;
-    for file in ["/usr/bin/sealblock", "/usr/share/man/man1/sealblock-serve.1.gz", "/etc/sealblock/sealblock.toml"] {
+    for file in FILES {
         ensure!(root.path(file).is_file(), "the package has no {file}");
     }
     let units = units(&root)?;
     serve(&root)?;
     scheduled_verify(&root)?;
     without_uring(workspace, &root)?;
+    enable(&root, "timers.target.wants", "sealblock-verify@.timer", "sealblock-verify@dev-sdb.timer")?;
+    enable(&root, "multi-user.target.wants", "sealblock.service", "sealblock.service")?;
     root.dpkg("--purge", Path::new("sealblock"))?;
     let left = root.files()?;
     ensure!(left == [VOLUME], "after the package was purged there is {left:?}, and {VOLUME} should be");
     let bytes = fs::metadata(package).context("looking at the package")?.len();
-    Ok(format!("{} KiB; installed, served, reloaded, verified, removed; {units}", bytes >> 10))
+    Ok(format!("{} KiB; installed, served, reloaded, verified, removed; {linted}; {units}", bytes >> 10))
+}
+
+/// Has Debian's checker look at the package, where it is installed.
+fn lint(package: &Path) -> Result<String> {
+    if !step::is_installed("lintian") {
+        return Ok("not linted: there is no lintian".to_owned());
+    }
+    let mut lintian = Command::new("lintian");
+    // No settings of this user. What root is warned of is not about the package.
+    output_of(lintian.args(["--no-cfg", "--allow-root", "--fail-on", "error,warning"]).arg(package))?;
+    Ok("no error or warning of lintian".to_owned())
+}
+
+/// Enables a unit as `systemctl enable` does, by a link, which a purge has to remove.
+fn enable(root: &Root, by: &str, unit: &str, name: &str) -> Result<()> {
+    let folder = root.path("/etc/systemd/system").join(by);
+    fs::create_dir_all(&folder).context("making a folder of enabled units")?;
+    symlink(Path::new(UNITS).join(unit), folder.join(name)).with_context(|| format!("enabling {name}"))
+}
+
+/// Has systemd make the user that the service runs as, in a folder that stands for a root.
+fn user(root: &Root, service: &str) -> Result<()> {
+    let there = root.path("/tmp/users");
+    fs::create_dir_all(there.join("etc")).context("making a folder for users")?;
+    let described = root.path("/usr/lib/sysusers.d/sealblock.conf");
+    let described = File::open(&described).with_context(|| format!("opening {}", described.display()))?;
+    let mut sysusers = Command::new("systemd-sysusers");
+    let output = sysusers.arg("--root").arg(&there).arg("-").stdin(described).output().context("making the user")?;
+    let users = fs::read_to_string(there.join("etc/passwd")).unwrap_or_default();
+    let user = users.lines().find(|line| line.contains(":/var/lib/sealblock:")).and_then(|line| line.split(':').next());
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let user = user.with_context(|| format!("no user has the folder of volumes: {users}{errors}"))?;
+    ensure!(service.lines().any(|line| line == format!("User={user}")), "the service does not run as {user}");
+    fs::remove_dir_all(&there).context("removing users")
 }
 
 /// Has systemd look at the units, where it is installed.
@@ -65,6 +112,7 @@ fn units(root: &Root) -> Result<String> {
     // Of an unknown key systemd-analyze only warns.
     let printed = output_of(&mut verify)?;
     ensure!(printed.trim().is_empty(), "systemd-analyze verify prints:\n{printed}");
+    user(root, &fs::read_to_string(copies.join("sealblock.service")).context("reading the unit")?)?;
     for name in ["sealblock.service", "sealblock-verify@.service"] {
         let mut security = Command::new("systemd-analyze");
         security.args(["security", "--offline=true", "--no-pager", MOST_EXPOSURE]).arg(copies.join(name));

@@ -109,6 +109,8 @@ fn identify_namespace(namespace: &Namespace) -> NamespacePage {
     NamespacePage {
         nsze: blocks,
         ncap: blocks,
+        // All blocks count as used, always, and NSFEAT does not claim thin provisioning (THINP): with that bit, NUSE would have to
+        // follow every deallocation, and a volume keeps no count of its blocks in use: it loads its maps by need.
         nuse: blocks,
         nmic: Nmic::SHARED,
         mssrl: copy.range_blocks,

@@ -94,7 +94,8 @@ fn extensions(namespace: &Namespace) -> Extensions {
 }
 
 /// Returns the subsystem's counters since the target started. There is no sensor and no spare; fields without a source
-/// are 0.
+/// are 0. The composite temperature is one of them: any other value would be a measurement that nobody made, and hosts compare
+/// it with thresholds.
 fn health(controller: &Controller) -> Health {
     let traffic = controller.subsystem.traffic();
     let is_degraded = controller.subsystem.namespaces().values().any(|namespace| namespace.state.is_degraded());

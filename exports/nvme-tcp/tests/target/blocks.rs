@@ -3,6 +3,8 @@
 use crate::common::*;
 use sealblock_integrity::{Interleave, Tags, seal_interleaved};
 use sealblock_media_memory::Corruption;
+use sealblock_protocols_nvme::admin::Cns;
+use sealblock_protocols_nvme::identify::Namespace;
 use sealblock_protocols_nvme::nvm::{BlockCommand, DatasetManagement, DsmRange, IoCommand, Prchk, WriteZeroes};
 use sealblock_units::{BlockSize, Extent, Lba};
 
@@ -54,7 +56,7 @@ fn plain_blocks_come_back_and_their_commands_work() {
 fn zeroes_and_deallocated_blocks_read_as_zeroes() {
     run(|| async {
         let served = serve(short());
-        let (_admin, mut io) = Queue::pair(served.address, false).await;
+        let (mut admin, mut io) = Queue::pair(served.address, false).await;
         for deallocate in [false, true] {
             let range = blocks(8, 4);
             io.io(PLAIN, IoCommand::Write(range), Data::Write(pattern(16384, 1))).await.ok();
@@ -66,6 +68,7 @@ fn zeroes_and_deallocated_blocks_read_as_zeroes() {
         let held = served.plain.allocated_bytes();
         io.io(PLAIN, IoCommand::Write(blocks(256, 64)), Data::Write(pattern(262_144, 2))).await.ok();
         assert!(served.plain.allocated_bytes() > held);
+        every_block_counts_as_used(&mut admin).await;
         // As Linux does: a list of 4096 bytes for any NR.
         let range = DsmRange::new(Extent::from_raw(256, 64).unwrap());
         let mut list = vec![0; 4096];
@@ -74,9 +77,18 @@ fn zeroes_and_deallocated_blocks_read_as_zeroes() {
         let dsm = IoCommand::DatasetManagement(DatasetManagement::deallocate(1).unwrap());
         io.io(PLAIN, dsm, Data::Write(list.clone())).await.ok();
         assert!(served.plain.allocated_bytes() <= held, "the space is given back");
+        every_block_counts_as_used(&mut admin).await;
         list[8..16].copy_from_slice(&BLOCKS.to_le_bytes());
         assert_eq!(io.io(PLAIN, dsm, Data::Write(list)).await.status(), 0x080);
     });
+}
+
+/// NUSE follows no deallocation, so thin provisioning (NSFEAT bit 0) is not claimed, and NUSE is NCAP.
+async fn every_block_counts_as_used(admin: &mut Queue) {
+    for nsid in [PLAIN, PROTECTED] {
+        let page = Namespace::decode(&admin.identify(Cns::Namespace, nsid).await.ok().data).unwrap();
+        assert_eq!((page.nsze, page.ncap, page.nuse, page.nsfeat & 1), (BLOCKS, BLOCKS, BLOCKS, 0));
+    }
 }
 
 #[test]

@@ -87,6 +87,9 @@ fn features_logs_and_the_other_admin_commands() {
         let health = Health::decode(&admin.log(2, 512).await.ok().data).unwrap();
         assert_eq!((health.host_reads, health.host_writes, health.data_units_read), (1, 1, 1));
         assert_eq!(health.error_log_entries, 3);
+        let page = Controller::decode(&admin.identify(Cns::Controller, 0).await.ok().data).unwrap();
+        assert_eq!((page.wctemp, page.cctemp), (0, 0), "no threshold of a temperature that nobody measures");
+        assert_eq!((health.composite_temperature_kelvins, health.sensor_kelvins), (0, [0; 8]), "none is invented");
         let effects = EffectsLog::decode(&admin.log(5, 4096).await.ok().data).unwrap();
         assert_eq!((effects.io(0x0C).bits(), effects.io(0x19).bits()), (1, 3), "Verify and Copy");
         admin.log(3, 512).await.ok();
