@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 use std::io;
+use std::path::{Path, PathBuf};
 
 /// The cause of a failure.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -60,8 +61,26 @@ impl StackError {
 
     /// A failure of input or output. The cause, and advice where there is any, come from the kind of the error.
     pub fn io(action: impl Into<String>, error: &io::Error) -> StackError {
+        if let Some(why) = out_of_descriptors(error) {
+            return StackError::new(Cause::Io, action, why).advise(MORE_DESCRIPTORS);
+        }
         let (cause, advice) = classify(error.kind());
         StackError::new(cause, action, error).advise_if(advice)
+    }
+
+    /// A failure at a path. Of a path that leads nowhere it names what is missing: a directory on the way, or a device.
+    pub fn at_path(action: impl Into<String>, error: &io::Error, path: &Path) -> StackError {
+        let failure = StackError::io(action, error).on(path.display());
+        match missing_part(path).filter(|_| error.kind() == io::ErrorKind::NotFound) {
+            Some(MissingPart::Directory(folder)) => {
+                let folder = printable(&folder.to_string_lossy()).into_owned();
+                StackError { why: format!("there is no directory '{folder}'"), ..failure }
+                    .advise("check the path, or create the directory")
+            }
+            Some(MissingPart::Device) => StackError { why: "there is no such device".to_owned(), ..failure }
+                .advise("check the name; `lsblk` lists the block devices of this machine"),
+            None => failure,
+        }
     }
 
     /// On which target it happened.
@@ -131,7 +150,7 @@ impl StackError {
         let Some(target) = &self.target else { return format!("cannot {action}: {why}") };
         let takes_target = match action.rsplit_once(' ') {
             None => true,
-            Some((_, last)) => matches!(last, "on" | "to" | "from" | "with"),
+            Some((_, last)) => matches!(last, "on" | "to" | "from" | "with" | "at"),
         };
         format!("cannot {action}{} '{target}': {why}", if takes_target { "" } else { " of" })
     }
@@ -190,11 +209,41 @@ fn plain_text(text: &str) -> String {
     text
 }
 
+/// What helps where there is nothing at a path.
+pub(crate) const CHECK_PATH: &str = "check the path";
+/// What helps where no file can be opened any more.
+pub(crate) const MORE_DESCRIPTORS: &str = "a higher limit of open files: `ulimit -n 1024`, or LimitNOFILE= of the unit";
+
+/// Why no file can be opened any more, if the error says so.
+pub(crate) fn out_of_descriptors(error: &io::Error) -> Option<&'static str> {
+    match error.raw_os_error() {
+        Some(libc::EMFILE) => Some("this process has as many files open as its limit allows"),
+        Some(libc::ENFILE) => Some("this machine has as many files open as its limit allows"),
+        _ => None,
+    }
+}
+
+/// What is missing of a path that leads nowhere.
+enum MissingPart {
+    /// The first directory that is not there.
+    Directory(PathBuf),
+    /// A node among those of devices.
+    Device,
+}
+
+fn missing_part(path: &Path) -> Option<MissingPart> {
+    let folders: Vec<&Path> = path.ancestors().skip(1).filter(|folder| !folder.as_os_str().is_empty()).collect();
+    match folders.iter().rev().find(|folder| !folder.exists()) {
+        Some(folder) => Some(MissingPart::Directory(folder.to_path_buf())),
+        None => path.starts_with("/dev").then_some(MissingPart::Device),
+    }
+}
+
 /// What an error of the operating system means here, and what helps.
 fn classify(kind: io::ErrorKind) -> (Cause, Option<&'static str>) {
     use io::ErrorKind as Kind;
     match kind {
-        Kind::NotFound => (Cause::Unreachable, Some("check the path; `sealblock create` creates a volume")),
+        Kind::NotFound => (Cause::Unreachable, Some(CHECK_PATH)),
         Kind::PermissionDenied => (Cause::Refused, Some("check the permissions of the file")),
         Kind::ReadOnlyFilesystem => (Cause::Refused, Some("use a path on a writable file system")),
         Kind::ResourceBusy | Kind::WouldBlock => (Cause::Refused, Some("try again when no other process uses it")),
@@ -261,6 +310,24 @@ mod tests {
         let nested = StackError::new(Cause::Io, "open", "a: Broken pipe (os error 32); b: Is (os error 5)");
         assert_eq!(nested.in_short(), "cannot open: a: broken pipe; b: is");
         assert_eq!(StackError::new(Cause::Io, "open", "a (os error ").in_short(), "cannot open: a (os error ");
+    }
+
+    #[test]
+    fn what_is_missing_of_a_path_is_named() {
+        let missing = io::Error::from_raw_os_error(libc::ENOENT);
+        let of = |path: &str| StackError::at_path("create", &missing, Path::new(path)).to_string();
+        let folder = "there is no directory '/nowhere-at-all'\ntry: check the path, or create the directory";
+        assert_eq!(of("/nowhere-at-all/a/x"), format!("sealblock: cannot create '/nowhere-at-all/a/x': {folder}"));
+        assert!(of("/dev/nvme99n1").contains("'/dev/nvme99n1': there is no such device\ntry: check the name; `lsblk`"));
+        assert!(of("nothere").ends_with("'nothere': no such file\ntry: check the path"), "{}", of("nothere"));
+        let busy = io::Error::from_raw_os_error(libc::EBUSY);
+        assert!(!StackError::at_path("open", &busy, Path::new("/dev/x")).to_string().contains("no such device"));
+    }
+
+    #[test]
+    fn a_limit_of_open_files_is_called_so() {
+        let error = StackError::io("open", &io::Error::from_raw_os_error(libc::EMFILE)).on("v").to_string();
+        assert!(error.contains("as many files open as its limit allows\ntry: a higher limit of open files"), "{error}");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use sealblock_block::{Error, ErrorKind as BlockFailure, MediumError, MediumError
 use sealblock_media_file::OpenError;
 use sealblock_media_volume::{IdentityError, ResizeError, VolumeError};
 
-use crate::error::{Cause, StackError};
+use crate::error::{CHECK_PATH, Cause, StackError};
 use crate::kernel::holder::{in_use, in_use_below};
 
 /// What to try where what was written last may be missing.
@@ -47,10 +47,21 @@ pub fn open_error(doing: &str, error: &OpenError) -> StackError {
             .on(path.display())
             .advise(format!("`umount {at}`"))
         }
-        OpenError::Kind { path, kind } => StackError::new(Cause::Unsuitable, doing, format!("it is {kind}"))
-            .on(path.display())
-            .advise("give the path of a file or a block device"),
-        OpenError::System { path, source, .. } => StackError::io(doing, source).on(path.display()),
+        OpenError::Kind { path, kind } => {
+            let failure = StackError::new(Cause::Unsuitable, doing, format!("it is {kind}")).on(path.display());
+            failure.advise(match *kind {
+                "a character device" => {
+                    "give a file or a block device; `sealblock copy` reads and writes streams as `-`"
+                }
+                _ => "give the path of a file or a block device",
+            })
+        }
+        OpenError::System { path, source, .. } => {
+            let failure = StackError::at_path(doing, source, path);
+            // Where its folder is there, a volume can be made at the path.
+            let is_creatable = failure.advice() == Some(CHECK_PATH);
+            failure.advise_if(is_creatable.then_some("check the path; `sealblock create` creates a volume"))
+        }
     }
 }
 

@@ -40,13 +40,18 @@ pub fn hex(bytes: &[u8]) -> String {
 
 pub use sealblock_media_volume::format::uuid_text;
 
-/// The UUID in its form of 36 characters.
+/// The UUID in its form of 36 characters, or its 32 digits alone.
 pub fn uuid_from(text: &str) -> Option<[u8; 16]> {
     const DASHES: [usize; 4] = [8, 13, 18, 23];
-    let formed = text.len() == 36
-        && text.bytes().enumerate().all(|(i, b)| if DASHES.contains(&i) { b == b'-' } else { b.is_ascii_hexdigit() });
+    let is_formed = match text.len() {
+        36 => {
+            text.bytes().enumerate().all(|(i, b)| if DASHES.contains(&i) { b == b'-' } else { b.is_ascii_hexdigit() })
+        }
+        32 => text.bytes().all(|b| b.is_ascii_hexdigit()),
+        _ => false,
+    };
     let digits = text.replace('-', "");
-    formed.then(|| u128::from_str_radix(&digits, 16).ok().map(u128::to_be_bytes)).flatten()
+    is_formed.then(|| u128::from_str_radix(&digits, 16).ok().map(u128::to_be_bytes)).flatten()
 }
 
 #[cfg(test)]
@@ -68,7 +73,15 @@ mod tests {
     fn uuids_read_back_and_nothing_else_is_one() {
         let uuid = uuid_of(&["x"]);
         assert_eq!(uuid_from(&uuid_text(&uuid)), Some(uuid));
-        for text in ["", "1", &"0".repeat(36), &uuid_text(&uuid).replace('8', "g"), &format!("{}0", uuid_text(&uuid))] {
+        assert_eq!(uuid_from(&hex(&uuid).to_uppercase()), Some(uuid), "without dashes, too");
+        for text in [
+            "",
+            "1",
+            &"0".repeat(36),
+            &uuid_text(&uuid).replace('8', "g"),
+            &hex(&uuid).replace('8', "-"),
+            &format!("{}0", uuid_text(&uuid)),
+        ] {
             assert_eq!(uuid_from(text), None, "{text}");
         }
     }

@@ -12,7 +12,7 @@ use std::{fmt, fs};
 use sealblock_block::Clock;
 use sealblock_runtime_reactor::{Backend, Config, Reactor, StartError, UringUnavailable};
 
-use crate::error::{Cause, StackError};
+use crate::error::{Cause, MORE_DESCRIPTORS, StackError, out_of_descriptors};
 
 /// The setting that forbids io_uring since Linux 6.6: 0 for no process, 1 for all but root and a group, 2 for all processes.
 const SETTING: &str = "/proc/sys/kernel/io_uring_disabled";
@@ -96,7 +96,11 @@ pub fn start_error(error: &StartError) -> StackError {
             let remedy = remedy(refusal, fs::read_to_string(SETTING).ok().as_deref());
             failure.advise(format!("use {WITHOUT}, or allow io_uring: {remedy}"))
         }
-        _ => failure.advise(WITHOUT),
+        StartError::System { source, .. } => match out_of_descriptors(source) {
+            Some(why) => StackError::new(Cause::Io, "start", format!("{error}: {why}")).advise(MORE_DESCRIPTORS),
+            None => failure.advise(WITHOUT),
+        },
+        StartError::UnknownChoice(_) => failure.advise(WITHOUT),
     }
 }
 
@@ -134,6 +138,8 @@ fn remedy(refusal: &UringUnavailable, setting: Option<&str>) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sealblock_runtime_reactor::Attempt;
+
     use super::*;
 
     #[test]
@@ -169,6 +175,9 @@ mod tests {
         let failure = start_error(&StartError::Uring(UringUnavailable::Errno(libc::ENOSYS)));
         let said = failure.to_string();
         assert!(said.contains("ENOSYS") && said.contains("try: use SEALBLOCK_RUNTIME=syscalls, or"), "{said}");
+        let source = std::io::Error::from_raw_os_error(libc::EMFILE);
+        let said = start_error(&StartError::System { what: Attempt::CreateEvent, source }).to_string();
+        assert!(said.contains("its limit allows\ntry: a higher limit of open files"), "{said}");
         let failure = start_error(&StartError::UnknownChoice("ring".to_owned()));
         assert_eq!(failure.advice(), Some(WITHOUT));
     }

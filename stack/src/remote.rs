@@ -8,9 +8,10 @@ use std::time::Duration;
 use futures_util::future::LocalBoxFuture;
 use sealblock_media_nbd::{Address as NbdPeer, ConnectError as NbdConnectError, NbdDevice, Options as NbdOptions};
 use sealblock_media_nvme_tcp::{ConnectError, HostPort as Peer, NvmeTcpDevice, Options, PiSource, Reconnect};
-use sealblock_protocols_nvme::StatusCode;
+use sealblock_protocols_nvme::fabrics::InvalidParameter;
 use sealblock_protocols_nvme::logs::DiscoveryEntry;
 use sealblock_protocols_nvme::nqn::{Nqn, UUID_PREFIX};
+use sealblock_protocols_nvme::{Status, StatusCode};
 
 use crate::error::{Cause, StackError};
 use crate::identity::{uuid_from, uuid_of};
@@ -134,6 +135,11 @@ pub(crate) fn is_remote(target: &TargetName) -> bool {
     !remotes(target).is_empty()
 }
 
+/// True if Connect was refused for the subsystem that it named.
+fn is_of_subsystem(status: Status, detail: &str) -> bool {
+    status.code() == StatusCode::CONNECT_INVALID_PARAMETERS && detail.contains(&InvalidParameter::SUBNQN.to_string())
+}
+
 /// A failure to connect as a failure of a command.
 fn connect_error(doing: &str, error: &ConnectError) -> StackError {
     const CHECK: &str = "check that the server is running, and its address and port";
@@ -146,6 +152,12 @@ fn connect_error(doing: &str, error: &ConnectError) -> StackError {
             Cause::Refused,
             Some("use ?hostnqn=NQN with a name that the server allows, or add it with the server's --allow-host"),
         ),
+        // The same answer for a subsystem that is not there and one that is for other hosts: a server does not tell which.
+        ConnectError::Refused { status, detail, .. } if is_of_subsystem(*status, detail) => {
+            let why = "the server has no such subsystem, or does not admit this host to it";
+            return StackError::new(Cause::Refused, doing, why)
+                .advise("`sealblock discover` lists the subsystems for this host; ?hostnqn=NQN names another host");
+        }
         ConnectError::Refused { .. } => (Cause::Refused, Some("`sealblock discover` lists the subsystems")),
         ConnectError::NoDigest(_) => (Cause::Absent, Some("omit the digest option")),
         ConnectError::AuthenticationRequired => (Cause::Refused, None),

@@ -3,6 +3,7 @@
 //! Only what is parsed lives here. A value that can be wrong is parsed into its own type, so that bad usage ends with exit
 //! status 2 before anything is opened. The doc comments of commands and options are their help.
 
+pub mod after_help;
 mod attach;
 mod bench;
 mod fs;
@@ -54,13 +55,14 @@ Targets:
   mirror:A,B stripe:A,B multipath:A,B a group of targets as one device; stripe-16KiB:A,B sets the chunk size,
                                       stripe-nolabel:A,B is for members without labels
   mirror:[stripe:A,B],C               groups nest in brackets
-  nvme+tcp://HOST[:PORT]/NQN[/NSID]   a namespace over NVMe/TCP; ?hdgst&ddgst&pract=1&queues=4&depth=64&hostnqn=NQN,
-                                      ?timeout=5s&keepalive=5s&reconnect=0s&attempts=3
+  nvme+tcp://HOST[:PORT]/NQN[/NSID]   a namespace over NVMe/TCP; options behind it: ?hdgst ?ddgst ?pract=1 ?queues=4 ?depth=64
+                                      ?hostnqn=NQN ?timeout=5s ?keepalive=5s ?reconnect=0s ?attempts=3, joined by &
   nbd://HOST[:PORT]/EXPORT            a network block device; ?connections=4
   nbd+unix:///EXPORT?socket=PATH      the same on a Unix socket of this machine; &connections=4
   /dev/nvmeXnY /dev/ngXnY /dev/sdX    a local drive; verification is offloaded to it where it can
 
 Sizes are 4096, 4KiB, 1GiB, 1.5GiB or 1GB: KiB, MiB, GiB, TiB, PiB and EiB are powers of 1024, KB to EB powers of 1000.
+
 Ranges are FIRST..LAST with both ends included, FIRST.., ..LAST or one number.
 
 Example:
@@ -68,7 +70,7 @@ Example:
 
 /// Block storage that keeps a checksum, an address and a tag with every block.
 #[derive(Debug, Parser)]
-#[command(name = "sealblock", version, after_help = EXIT_STATUS, arg_required_else_help = true)]
+#[command(name = "sealblock", version = env!("SEALBLOCK_VERSION"), after_help = EXIT_STATUS, arg_required_else_help = true)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]
@@ -149,6 +151,9 @@ pub enum Command {
     Bench(Bench),
     /// Print shell completions.
     Completions(Completions),
+    /// Complete a command line: for the scripts of `completions`.
+    #[command(hide = true)]
+    Complete(Complete),
     /// Write the manual pages into a directory.
     Man(Man),
 }
@@ -359,6 +364,7 @@ const COPY_HELP: &str = "\
 Examples:
   sealblock copy photos.tar v
   sealblock copy v - | sha256sum
+  sealblock copy v /dev/null           # reads everything, writes nothing
 
 FROM and TO may be plain files of any length. A destination file is created, truncated or extended to the length of the
 data, and has holes for zeroes. A volume or another device keeps its size, and its content after the data.
@@ -404,8 +410,10 @@ Examples:
 
 VOLUME is never written. One of the three copies of its superblock is enough. Where none is left, the layout of the volume is
 determined from its records and the length of the medium; if the volume does not fill the medium, give its size by --capacity.
+
 Lost blocks become unreadable in a TO that supports that, such as a protected volume. A plain file, standard output and local
 devices without seals get zeroes; any other device keeps its old content in these blocks.
+
 The exit status is 1 if blocks are lost or no superblock was left; standard output lists them.";
 
 /// Arguments of `resize`.
@@ -486,11 +494,28 @@ pub struct Demo {
 
 /// Arguments of `completions`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example:\n  sealblock completions bash > ~/.local/share/bash-completion/completions/sealblock")]
+#[command(
+    after_help = "Examples:\n  sealblock completions bash > ~/.local/share/bash-completion/completions/sealblock\n  sealblock completions fish > ~/.config/fish/completions/sealblock.fish\n\nCompletes commands, options, files, kinds of targets, and the names of what servers of this machine serve."
+)]
 pub struct Completions {
     /// The shell.
     #[arg(value_name = "SHELL", value_enum)]
     pub shell: Shell,
+}
+
+/// Arguments of `complete`.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  sealblock complete bash sealblock")]
+pub struct Complete {
+    /// The shell.
+    #[arg(value_name = "SHELL", value_enum)]
+    pub shell: Shell,
+    /// The command line up to the cursor.
+    #[arg(value_name = "LINE", allow_hyphen_values = true)]
+    pub line: String,
+    /// Characters that part words in this shell, besides spaces.
+    #[arg(value_name = "BREAKS", allow_hyphen_values = true)]
+    pub breaks: Option<String>,
 }
 
 /// Arguments of `man`.

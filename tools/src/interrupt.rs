@@ -19,6 +19,8 @@ use sealblock_stack::range::BlockRange;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::{flag, low_level};
 
+use crate::progress;
+
 /// How long requests in flight may take to complete.
 const GRACE: Duration = Duration::from_secs(5);
 /// How often a waiting task checks for a signal.
@@ -55,6 +57,7 @@ pub fn came() -> bool {
 
 /// Ends the process by the signal that came, or else with the status that a shell shows for it.
 pub fn end() -> ! {
+    progress::erase();
     let signal = FLAGS.get().map_or(0, |flags| flags.signal.load(Ordering::Relaxed)) as i32;
     let signal = if signal == 0 { SIGINT } else { signal };
     let _ = low_level::emulate_default_handler(signal);
@@ -63,6 +66,7 @@ pub fn end() -> ! {
 
 /// Prints on standard error how far the work came and how to resume it.
 pub fn report(what: impl fmt::Display, how_far: impl fmt::Display, go_on: impl fmt::Display) {
+    progress::erase();
     // A closed standard error is no failure of the work.
     writeln!(io::stderr(), "sealblock: {what}: interrupted {how_far}\ntry: {go_on}").ok();
 }

@@ -11,12 +11,14 @@ pub mod new_file;
 pub mod progress;
 pub mod report;
 pub mod tally;
+pub mod terminal;
 
 /// What the commands do.
 pub mod commands {
     pub mod attach;
     pub mod bench;
     pub mod compare;
+    pub mod complete;
     pub mod copy;
     pub mod corrupt;
     pub mod create;
@@ -63,7 +65,8 @@ pub mod commands {
             Command::Corrupt(arguments) => corrupt::run(arguments),
             Command::Demo(arguments) => demo::run(arguments),
             Command::Bench(arguments) => bench::run(arguments),
-            Command::Completions(arguments) => man::completions(arguments),
+            Command::Completions(arguments) => complete::script_of(arguments),
+            Command::Complete(arguments) => complete::run(arguments),
             Command::Man(arguments) => man::run(arguments),
         }
     }

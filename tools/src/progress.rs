@@ -2,15 +2,20 @@
 //!
 //! Shown on standard error, only on a terminal, and only when the work has taken longer than a second: short work stays
 //! silent, and so do pipes, `--json` and `--quiet`. Counting continues meanwhile, so that the bar is right when it appears.
+//!
+//! Each picture is one line of the terminal as it is then: what is wider than the terminal would stay behind when it is erased.
 
-use std::fmt::Write;
-use std::io::{self, IsTerminal};
+use std::fmt::{self, Write as _};
+use std::io::{self, IsTerminal, Write as _};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
-use indicatif::{HumanBytes, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle, TermLike};
 use sealblock_units::ByteCount;
+
+use crate::tally::rate;
+use crate::terminal::columns;
 
 /// Work that is done sooner shows nothing.
 const SHOW_DELAY: Duration = Duration::from_secs(1);
@@ -18,12 +23,20 @@ const SHOW_DELAY: Duration = Duration::from_secs(1);
 const DRAWS_PER_SECOND: u8 = 10;
 
 /// The lines of the terminal: work on several targets has one each.
-static LINES: LazyLock<MultiProgress> =
-    LazyLock::new(|| MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND)));
+static LINES: LazyLock<MultiProgress> = LazyLock::new(|| {
+    MultiProgress::with_draw_target(ProgressDrawTarget::term_like_with_hz(Box::<Screen>::default(), DRAWS_PER_SECOND))
+});
 
-const BOUNDED: &str = "{prefix} {bar:30} {bytes}/{total_bytes} {rate} {eta} left{msg}";
-const UNBOUNDED: &str = "{prefix} {spinner} {bytes} {rate}{msg}";
-const STEPS: &str = "{elapsed} {msg}";
+const PICTURE: &str = "{picture}";
+const STEPS: &str = "{elapsed} {wide_msg}";
+/// The columns of a bar, of the least one that is shown, and of a name that is cut to make room for it.
+const BAR: usize = 30;
+const MIN_BAR: usize = 8;
+const MIN_NAME: usize = 12;
+/// Columns that stay free: a terminal shows a Ctrl-C as `^C` behind the picture, and where that begins a line the picture above it stays.
+const MARGIN: usize = 3;
+/// Where the width of the terminal cannot be read.
+const COLUMNS: usize = 80;
 
 /// Whether progress may be shown at all.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -38,7 +51,7 @@ pub enum Show {
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,
-    bad_blocks: AtomicU64,
+    bad_blocks: Arc<AtomicU64>,
     /// Bytes that were read or written: what the rate counts, since holes are covered in no time.
     moved: Arc<AtomicU64>,
     /// When the bar may appear; nothing once it has, or when it never will.
@@ -56,19 +69,22 @@ impl Progress {
 
     fn due_at(what: &str, total: Option<ByteCount>, due: Option<Instant>) -> Progress {
         let bar = ProgressBar::with_draw_target(total.map(ByteCount::get), ProgressDrawTarget::hidden());
-        let template = if total.is_some() { BOUNDED } else { UNBOUNDED };
-        let moved = Arc::new(AtomicU64::new(0));
-        let counted = Arc::clone(&moved);
-        let rate = move |state: &ProgressState, words: &mut dyn Write| {
-            let rate = counted.load(Ordering::Relaxed) as f64 / state.elapsed().as_secs_f64().max(1e-3);
-            // Infallible for the text that it goes to.
-            let _ = write!(words, "{}/s", HumanBytes(rate as u64));
-        };
-        let style = ProgressStyle::with_template(template).expect("the templates above are well formed");
-        bar.set_style(style.with_key("rate", rate));
-        bar.set_prefix(what.to_owned());
+        let (moved, bad_blocks) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let (counted, bad, name) = (Arc::clone(&moved), Arc::clone(&bad_blocks), what.to_owned());
+        bar.set_style(drawn_by(move |state, width| {
+            let bad = bad.load(Ordering::Relaxed);
+            let picture = Picture {
+                name: &name,
+                done: state.pos(),
+                total: state.len(),
+                rate: rate(counted.load(Ordering::Relaxed), state.elapsed()),
+                left: state.eta(),
+                bad: if bad > 0 { format!(", {bad} bad") } else { String::new() },
+            };
+            picture.line(width)
+        }));
         let waiting = AtomicBool::new(due.is_some());
-        Progress { bar, bad_blocks: AtomicU64::new(0), moved, due: Mutex::new(due), waiting }
+        Progress { bar, bad_blocks, moved, due: Mutex::new(due), waiting }
     }
 
     /// This much more data is done, and was read or written for it.
@@ -87,8 +103,8 @@ impl Progress {
 
     /// This many more blocks are bad.
     pub fn bad(&self, blocks: u64) {
-        let bad = self.bad_blocks.fetch_add(blocks, Ordering::Relaxed).saturating_add(blocks);
-        self.bar.set_message(format!(", {bad} bad"));
+        self.bad_blocks.fetch_add(blocks, Ordering::Relaxed);
+        self.bar.tick();
     }
 
     /// Bytes done so far.
@@ -128,6 +144,159 @@ impl Drop for Progress {
         self.bar.finish_and_clear();
         LINES.remove(&self.bar);
     }
+}
+
+/// Erases what is shown, for the last words of a process that ends before its work does.
+pub fn erase() {
+    // What cannot be erased is on no terminal.
+    let _ = LINES.clear();
+    LINES.set_draw_target(ProgressDrawTarget::hidden());
+}
+
+/// A style whose whole line is made for the width of the terminal as it is when it is drawn.
+fn drawn_by(line: impl Fn(&ProgressState, usize) -> String + Clone + Send + Sync + 'static) -> ProgressStyle {
+    let picture = move |state: &ProgressState, words: &mut dyn fmt::Write| {
+        let width = columns(io::stderr()).unwrap_or(COLUMNS).saturating_sub(MARGIN);
+        // Infallible for the text that it goes to.
+        let _ = words.write_str(&line(state, width));
+    };
+    ProgressStyle::with_template(PICTURE).expect("the template above is well formed").with_key("picture", picture)
+}
+
+/// Standard error, on which pictures are drawn. The library fills each line with spaces to have the next one begin; here the cursor stays
+/// behind the text of the last one, see [`MARGIN`].
+#[derive(Debug, Default)]
+struct Screen(Mutex<Drawing>);
+
+#[derive(Debug, Default)]
+struct Drawing {
+    text: String,
+    /// Whether a line is full, so that what follows is on the next one.
+    is_full: bool,
+}
+
+impl Screen {
+    fn put(&self, words: fmt::Arguments<'_>) -> io::Result<()> {
+        let mut drawing = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        drawing.text.write_fmt(words).map_err(io::Error::other)
+    }
+
+    fn take(&self) -> String {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())).text
+    }
+}
+
+impl TermLike for Screen {
+    fn width(&self) -> u16 {
+        u16::try_from(columns(io::stderr()).unwrap_or(COLUMNS)).unwrap_or(u16::MAX)
+    }
+
+    fn move_cursor_up(&self, lines: usize) -> io::Result<()> {
+        if lines > 0 { self.put(format_args!("\x1b[{lines}A")) } else { Ok(()) }
+    }
+
+    fn move_cursor_down(&self, lines: usize) -> io::Result<()> {
+        if lines > 0 { self.put(format_args!("\x1b[{lines}B")) } else { Ok(()) }
+    }
+
+    fn move_cursor_right(&self, columns: usize) -> io::Result<()> {
+        if columns > 0 { self.put(format_args!("\x1b[{columns}C")) } else { Ok(()) }
+    }
+
+    fn move_cursor_left(&self, columns: usize) -> io::Result<()> {
+        if columns > 0 { self.put(format_args!("\x1b[{columns}D")) } else { Ok(()) }
+    }
+
+    fn write_line(&self, text: &str) -> io::Result<()> {
+        self.put(format_args!("{text}\n"))
+    }
+
+    fn write_str(&self, text: &str) -> io::Result<()> {
+        let mut drawing = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if text.trim_matches(' ').is_empty() {
+            drawing.is_full = true;
+            return Ok(());
+        }
+        if std::mem::take(&mut drawing.is_full) {
+            drawing.text.push('\n');
+        }
+        drawing.text.push_str(text);
+        Ok(())
+    }
+
+    fn clear_line(&self) -> io::Result<()> {
+        self.put(format_args!("\r\x1b[2K"))
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        io::stderr().write_all(self.take().as_bytes())
+    }
+}
+
+/// What is shown of a piece of work.
+struct Picture<'a> {
+    name: &'a str,
+    done: u64,
+    total: Option<u64>,
+    rate: String,
+    left: Duration,
+    bad: String,
+}
+
+impl Picture<'_> {
+    /// All of it in at most so many columns: first the bar goes, then a part of the name.
+    fn line(&self, width: usize) -> String {
+        let Picture { name, done, total, rate, left, bad } = self;
+        let bytes = |bytes: u64| ByteCount::new(bytes).to_string();
+        let numbers = match total {
+            Some(total) => {
+                format!("{} of {} {rate}, {} left{bad}", bytes(*done), bytes(*total), short(*left))
+            }
+            None => format!("{} {rate}{bad}", bytes(*done)),
+        };
+        let room = width.saturating_sub(numbers.chars().count() + 1);
+        let name_length = name.chars().count();
+        let bar = match total {
+            Some(_) => {
+                room.saturating_sub(name_length.min(room.saturating_sub(MIN_BAR + 1).max(MIN_NAME)) + 1).min(BAR)
+            }
+            None => 0,
+        };
+        let bar = if bar < MIN_BAR { 0 } else { bar };
+        let name = shortened(name, if bar == 0 { room } else { room - bar - 1 });
+        let line = match (bar, total) {
+            (1.., Some(total)) => {
+                let filled = (u128::from(*done) * bar as u128 / u128::from(*total).max(1)) as usize;
+                let filled = filled.min(bar);
+                format!("{name} {}{} {numbers}", "█".repeat(filled), "░".repeat(bar - filled))
+            }
+            _ => format!("{name} {numbers}"),
+        };
+        line.chars().take(width).collect()
+    }
+}
+
+/// A time in its two largest units.
+fn short(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{:02}s", seconds / 60, seconds % 60),
+        3600..86_400 => format!("{}h{:02}m", seconds / 3600, seconds / 60 % 60),
+        _ => format!("{}d{:02}h", seconds / 86_400, seconds / 3600 % 24),
+    }
+}
+
+/// A name in at most so many columns: its middle goes.
+fn shortened(name: &str, columns: usize) -> String {
+    let length = name.chars().count();
+    if length <= columns {
+        return name.to_owned();
+    }
+    let kept = columns.saturating_sub(1);
+    let head = kept / 2;
+    let tail = name.chars().skip(length - (kept - head));
+    name.chars().take(head).chain((columns > 0).then_some('…')).chain(tail).collect()
 }
 
 /// The progress of work that has steps and no bytes: time so far, and what is done now. Dropping it clears the screen line.
@@ -179,7 +348,20 @@ mod tests {
         progress.bad(2);
         assert_eq!((progress.done_bytes(), progress.bad_blocks()), (42, 3));
         assert!(progress.bar.is_hidden());
-        assert_eq!(progress.bar.message(), ", 3 bad");
+    }
+
+    #[test]
+    fn the_cursor_stays_behind_the_last_line() {
+        let screen = Screen::default();
+        for text in ["one", "    ", "two", "   "] {
+            screen.write_str(text).unwrap();
+        }
+        assert_eq!(screen.take(), "one\ntwo");
+        screen.write_str("\r").unwrap();
+        screen.clear_line().unwrap();
+        screen.move_cursor_up(0).unwrap();
+        screen.move_cursor_up(2).unwrap();
+        assert_eq!(screen.take(), "\r\r\x1b[2K\x1b[2A");
     }
 
     #[test]
@@ -195,9 +377,29 @@ mod tests {
     }
 
     #[test]
-    fn both_pictures_are_well_formed() {
-        for total in [None, Some(ByteCount::new(1))] {
-            assert_eq!(Progress::due_at("x", total, None).bar.prefix(), "x");
+    fn a_picture_fits_the_terminal() {
+        let picture = |name, total| Picture {
+            name,
+            done: 5 << 30,
+            total,
+            rate: "512 MiB/s".to_owned(),
+            left: Duration::from_secs(90),
+            bad: ", 3 bad".to_owned(),
+        };
+        let uri = "verifying nvme+tcp://192.0.2.7:4420/nqn.2026-11.io.sealblock:photos";
+        for total in [Some(10 << 30), Some(0), None] {
+            for width in 1..200 {
+                for name in [uri, "verifying v"] {
+                    let line = picture(name, total).line(width);
+                    assert!(line.chars().count() <= width, "{width}: {line}");
+                }
+            }
         }
+        let line = picture("verifying v", Some(10 << 30)).line(79);
+        assert_eq!(line, "verifying v ███████████░░░░░░░░░░░ 5 GiB of 10 GiB 512 MiB/s, 1m30s left, 3 bad");
+        let line = picture(uri, Some(10 << 30)).line(59);
+        assert_eq!(line, "verify…:photos 5 GiB of 10 GiB 512 MiB/s, 1m30s left, 3 bad");
+        assert_eq!([59, 3600, 90_000].map(|s| short(Duration::from_secs(s))), ["59s", "1h00m", "1d01h"]);
+        assert_eq!(shortened("abcdef", 3), "a…f");
     }
 }

@@ -20,7 +20,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Time, bytes and rate: `in 2.00 s (1 GiB read, 512 MB/s)`.
+    /// Time, bytes and rate: `in 2.00 s (1 GiB read, 512 MiB/s)`.
     pub fn to_text(&self) -> String {
         let moved = [(self.read, "read"), (self.written, "written")].into_iter().filter(|(bytes, _)| *bytes > 0);
         let parts: Vec<String> = moved.map(|(bytes, how)| format!("{} {how}", ByteCount::new(bytes))).collect();
@@ -33,14 +33,16 @@ impl Tally {
     }
 }
 
-/// A rate in words; the least time that counts is a microsecond.
-fn rate(bytes: u64, elapsed: Duration) -> String {
-    let per_second = bytes as f64 / elapsed.as_secs_f64().max(1e-6);
-    match per_second {
-        0.0..1e6 => format!("{:.1} kB/s", per_second / 1e3),
-        1e6..1e7 => format!("{:.1} MB/s", per_second / 1e6),
-        _ => format!("{:.0} MB/s", per_second / 1e6),
-    }
+/// A rate in words, in the unit of `--rate`; the least time that counts is a microsecond.
+pub fn rate(bytes: u64, elapsed: Duration) -> String {
+    const MIB: f64 = (1 << 20) as f64;
+    let per_second = bytes as f64 / elapsed.as_secs_f64().max(1e-6) / MIB;
+    let decimals = match per_second {
+        0.0..1.0 => 2,
+        1.0..10.0 => 1,
+        _ => 0,
+    };
+    format!("{per_second:.decimals$} MiB/s")
 }
 
 #[cfg(test)]
@@ -52,10 +54,10 @@ mod tests {
         let elapsed = Duration::from_secs(2);
         let words = |read, written| Tally { read, written, elapsed }.to_text();
         assert_eq!(words(0, 0), "in 2.00 s");
-        assert_eq!(words(1 << 30, 0), "in 2.00 s (1 GiB read, 537 MB/s)");
-        assert_eq!(words(4096, 8192), "in 2.00 s (4 KiB read, 8 KiB written, 4.1 kB/s)");
-        assert_eq!(words(0, 3_000_000), "in 2.00 s (2.9 MiB written, 1.5 MB/s)");
+        assert_eq!(words(1 << 30, 0), "in 2.00 s (1 GiB read, 512 MiB/s)");
+        assert_eq!(words(4096, 8192), "in 2.00 s (4 KiB read, 8 KiB written, 0.00 MiB/s)");
+        assert_eq!(words(0, 3_000_000), "in 2.00 s (2.9 MiB written, 1.4 MiB/s)");
         let at_once = Tally { read: 1, written: 0, elapsed: Duration::ZERO };
-        assert_eq!(at_once.to_text(), "in 0.00 s (1 B read, 1.0 MB/s)");
+        assert_eq!(at_once.to_text(), "in 0.00 s (1 B read, 0.95 MiB/s)");
     }
 }

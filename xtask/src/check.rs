@@ -3,7 +3,7 @@
 //! Everything that runs is built once, in the dev profile and for all packages together: with `--package`, Cargo chooses other
 //! features of what they share and builds that again. What needs no programs, or only programs, runs at the lowest priority
 //! beside the steps that wait for the clock, so that no core is idle. A step that passed with the same [`inputs`](crate::inputs) is left out,
-//! and what all kernels do alike runs on one of them, by turns; both are said, and both can be switched off.
+//! and each test of conformance runs on one kernel, by turns; both are said, and both can be switched off.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -227,11 +227,15 @@ fn find_btrfs_progs(workspace: &Workspace, command: &mut Command) {
     }
 }
 
+/// How many tests run at once, for each CPU: most wait for programs and disks.
+const TESTS_PER_CPU: usize = 2;
+
 /// All tests but those in documentation, which nextest does not run. Adds the times of tests to `times`.
 fn tests(workspace: &Workspace, log: &Path, times: &mut Vec<TestTime>) -> Result<Done> {
     let nextest = cargo(["nextest", "--version"]).output().is_ok_and(|output| output.status.success());
+    let threads = std::thread::available_parallelism().map_or(1, usize::from) * TESTS_PER_CPU;
     let mut command_line = match nextest {
-        true => cargo(["nextest", "run", "--workspace", "--no-fail-fast"]),
+        true => cargo(["nextest", "run", "--workspace", "--no-fail-fast", "--test-threads", &threads.to_string()]),
         false => cargo(["test", "--workspace", "--all-targets", "--no-fail-fast"]),
     };
     find_btrfs_progs(workspace, &mut command_line);

@@ -127,6 +127,10 @@ fn put_table(content: &mut String, table: &Value) -> Result<()> {
     }
     writeln!(content, "\n| --- |{}", " ---: |".repeat(columns.len()))?;
     for row in list(table, "rows")? {
+        // The baseline measured a second time is in the verdicts, as what it misses itself by.
+        if text(row, "/name")?.ends_with(" again") {
+            continue;
+        }
         write!(content, "| {} |", cell(text(row, "/name")?))?;
         for figure in list(row, "cells")? {
             write!(content, " {} |", cell(text(figure, "/text")?))?;
@@ -188,7 +192,8 @@ mod tests {
                 "tables": [{
                     "title": "A table", "rows_are": "way",
                     "columns": [{"name": "time", "unit": "s"}, {"name": "times", "unit": ""}],
-                    "rows": [{"name": "a|b", "cells": [{"text": "1.00"}, {"text": "6.00"}]}]
+                    "rows": [{"name": "a|b", "cells": [{"text": "1.00"}, {"text": "6.00"}]},
+                             {"name": "a|b, again", "cells": [{"text": "1.01"}, {"text": "6.06"}]}]
                 }],
                 "plots": [{"name": "c-time", "title": "Time"}],
                 "verdicts": [{"ruling": "holds", "sentence": "times: 6.00: holds; counted"}],
@@ -207,7 +212,7 @@ mod tests {
         );
         assert!(new.ends_with("![Time](figures/c-time.svg)\n<!-- end of figures -->\nafter\n"), "{new}");
         let table = "\nA table:\n\n| way | time, s | times |\n| --- | ---: | ---: |\n| a\\|b | 1.00 | 6.00 |\n";
-        assert!(new.contains(table) && !new.contains("stale"), "{new}");
+        assert!(new.contains(table) && !new.contains("stale") && !new.contains("again"), "{new}");
         assert!(
             new.contains("- times: 6.00: **holds**; counted.\n")
                 && new.contains("- Published: 5.97 times (a letter).\n")

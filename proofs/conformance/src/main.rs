@@ -39,7 +39,7 @@ struct Arguments {
     /// Only kernels whose release begins so, such as 6.1.
     #[arg(long, value_name = "RELEASE", default_value = "")]
     kernel: String,
-    /// Run what all kernels do alike on one of them, another one for each number; on all of them unless given.
+    /// Run each test on one of the kernels that can do it, another one for each number [default: on all]
     #[arg(long, value_name = "NUMBER", conflicts_with = "names")]
     turn: Option<u64>,
     /// Keep the folders of tests that passed, too.

@@ -59,9 +59,6 @@ const DRIVERS: Kernels = ((6, 12), (u32::MAX, 0));
 const PASSTHROUGH: Kernels = ((6, 12), (u32::MAX, 0));
 /// The oldest that gets a server killed over and over.
 const KILLS: Kernels = ((6, 12), (u32::MAX, 0));
-/// Tests that every kernel gets whatever the turn: how hosts take what comes and goes, and what they send, changed from version to
-/// version. What becomes of blocks did not, and takes the most time.
-const ON_EVERY_KERNEL: [&str; 6] = ["identify", "statuses", "several", "reload", "namespaces", "returns"];
 /// Measurements, which run only if they are named.
 const MEASUREMENTS: [&str; 1] = ["dix"];
 /// Those that give a namespace with metadata a capacity when it is behind TCP.
@@ -92,20 +89,18 @@ pub enum Coverage {
     Named,
     /// Each kernel those that it can do.
     EveryKernel,
-    /// What all kernels do alike, one of those that can: another one with the next number. After as many numbers as there are kernels
-    /// each had it.
+    /// One of those that can do it: another one with the next number. After as many numbers as there are kernels each had it.
     Turn(u64),
 }
 
 impl Case {
     /// Whether a kernel gets it that is one of these, by their versions.
     pub fn is_for(&self, version: Version, versions: &[Version], coverage: Coverage) -> bool {
-        let is_everywhere = ON_EVERY_KERNEL.contains(&self.name);
         let able: Vec<Version> = versions.iter().copied().filter(|version| self.runs_on(*version)).collect();
         match coverage {
             Coverage::Named => able.contains(&version),
             _ if MEASUREMENTS.contains(&self.name) => false,
-            Coverage::Turn(turn) if !is_everywhere && !able.is_empty() => {
+            Coverage::Turn(turn) if !able.is_empty() => {
                 // Neighbours in the list go to different kernels, which run beside each other.
                 let place = CASES.iter().position(|case| case.name == self.name).unwrap_or_default() as u64;
                 able[(turn.wrapping_add(place) % able.len() as u64) as usize] == version
@@ -247,8 +242,7 @@ mod tests {
             for turn in 41..41 + able.len() as u64 {
                 let of_turn = able.iter().filter(|version| case.is_for(**version, &VERSIONS, Coverage::Turn(turn)));
                 let of_turn: Vec<Version> = of_turn.copied().collect();
-                let expected = if ON_EVERY_KERNEL.contains(&case.name) { able.len() } else { 1 };
-                assert_eq!(of_turn.len(), expected, "{} in turn {turn}", case.name);
+                assert_eq!(of_turn.len(), 1, "{} in turn {turn}", case.name);
                 had.extend(of_turn);
             }
             had.sort_unstable();
@@ -264,7 +258,6 @@ mod tests {
             let able: Vec<_> = CASES.iter().filter(|case| case.runs_on(version)).map(|case| case.name).collect();
             assert_eq!(named, able);
             assert_eq!(all, able.into_iter().filter(|name| !MEASUREMENTS.contains(name)).collect::<Vec<_>>());
-            assert!(ON_EVERY_KERNEL.iter().all(|name| gets(version, Coverage::Turn(0)).contains(name)));
             assert!(gets(version, Coverage::Turn(0)).len() < all.len());
         }
     }

@@ -30,6 +30,8 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 const SEARCH_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a resize may take, behind earlier ones.
 const RESIZE_TIMEOUT: Duration = Duration::from_secs(120);
+/// Between why and what to try in the one text of [`StackError::reason`].
+const ADVICE_MARK: &str = "; try: ";
 const ASKING: &str = "query the server";
 const LOOKING: &str = "find the server";
 /// Sockets of other users that are named.
@@ -319,7 +321,7 @@ pub fn server_of_file(pid: u32, path: &Path) -> Option<(String, String)> {
     };
     let target = &device.target;
     let advice = format!(
-        "`sealblock verify {uri}` or `sealblock scrub start {target}` while it is served; `sealblock status {pid}` shows more"
+        "{uri} in its place while it is served (`sealblock scrub start {target}` checks it there); `sealblock status {pid}` shows more"
     );
     Some((format!("which serves {target} as {uri}"), advice))
 }
@@ -345,7 +347,12 @@ fn refused(doing: &str, result: ControlResult) -> StackError {
             ControlError::new(ControlErrorKind::Failed, why)
         }
     };
-    let failure = |cause| StackError::new(cause, doing, &problem.why);
+    // A server sends why and what to try in one text; what to try has a line of its own here.
+    let (why, advice) = match problem.why.rsplit_once(ADVICE_MARK) {
+        Some((why, advice)) => (why, Some(advice)),
+        None => (&*problem.why, None),
+    };
+    let failure = |cause| StackError::new(cause, doing, why).advise_if(advice);
     match problem.kind {
         ControlErrorKind::Usage => failure(Cause::Usage),
         ControlErrorKind::AmbiguousTarget => failure(Cause::Usage).advise("use its NQN and namespace: NQN/NSID"),

@@ -188,7 +188,7 @@ impl OpenMirror {
             }
             let replica = OpenReplica::new(new, self.access(), &self.opener);
             let replaced = async {
-                let device = replica.open().await?;
+                let device = replica.open().await.map_err(|failure| self.advise_blank(new, failure))?;
                 let replaced = self.mirror.replace(&name, replica.source(Ok(device)), force).await;
                 self.take_in(replica, replaced).await
             };
@@ -204,6 +204,23 @@ impl OpenMirror {
             }
             replaced
         })
+    }
+
+    /// Where what is left of a volume cannot be opened at a path, the command that makes a blank one of this mirror's format there.
+    fn advise_blank(&self, new: &TargetName, failure: StackError) -> StackError {
+        let TargetName::File(path) = new else { return failure };
+        if failure.cause() != Cause::Unsuitable || !path.exists() {
+            return failure;
+        }
+        let geometry = self.mirror.geometry();
+        let (size, block) = (geometry.capacity_bytes(), geometry.block_size.bytes());
+        let format = geometry.protection.map_or("--guard none".to_owned(), |format| {
+            format!("--guard {} --type {}", format.guard(), format.protection() as u8 + 1)
+        });
+        failure.advise(format!(
+            "`sealblock create {new} --size {size} --block-size {block} {format} --force` makes it a blank volume that fits; then repeat \
+             the command"
+        ))
     }
 
     /// Keeps a replica that the mirror has added, and closes one that it has refused.
@@ -644,6 +661,11 @@ pub(super) fn replica_error(error: &ReplicaError) -> StackError {
         ReplicaError::Unfit(MirrorError::ReplicaCount(_)) => failure(Cause::Usage),
         ReplicaError::Unfit(error @ MirrorError::Assemble { .. }) => mirror_error(error),
         ReplicaError::Unfit(MirrorError::Protection { .. }) => failure(Cause::Unsuitable).advise(SHOWN),
+        // Only a new mirror refuses a device that is larger than others.
+        ReplicaError::Unfit(MirrorError::Size { expected, actual, .. }) if actual > expected => {
+            failure(Cause::Unsuitable)
+                .advise("use devices of one size for a new mirror; `sealblock mirror add` adds a larger one to a mirror")
+        }
         ReplicaError::Unfit(_) => failure(Cause::Unsuitable)
             .advise("use devices of the same block size, protection information and size; a new replica may be larger"),
         ReplicaError::Unknown(_) => failure(Cause::Usage).advise("`sealblock mirror status` lists the replicas"),

@@ -59,6 +59,36 @@ fn of_holder(path: &Path, failure: impl Fn(String) -> StackError) -> StackError 
     }
 }
 
+/// Whether another process has a file in use and goes on running, so that waiting for it is useless.
+pub fn held_by_live_process(path: &Path) -> bool {
+    matches!(holder_of(path), Holder::Others(pids) if pids.iter().any(|pid| goes_on(*pid)))
+}
+
+/// Whether a process is there, and neither is ending nor has been sent SIGKILL.
+fn goes_on(pid: u32) -> bool {
+    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    is_running(&read("stat")) && !is_killed(&read("status"))
+}
+
+/// Whether `/proc/PID/stat` is of a process that is not ending.
+fn is_running(stat: &str) -> bool {
+    const PF_EXITING: u64 = 0x4;
+    // The name before may hold blanks and brackets itself.
+    let Some((_, fields)) = stat.rsplit_once(')') else { return false };
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    let [state, _, _, _, _, _, flags, ..] = fields[..] else { return false };
+    !matches!(state, "Z" | "X" | "x") && flags.parse().is_ok_and(|flags: u64| flags & PF_EXITING == 0)
+}
+
+/// Whether SIGKILL waits for the process of `/proc/PID/status`.
+fn is_killed(status: &str) -> bool {
+    let pending = |line: &str| {
+        let mask = line.strip_prefix("SigPnd:").or_else(|| line.strip_prefix("ShdPnd:"))?;
+        u64::from_str_radix(mask.trim(), 16).ok()
+    };
+    status.lines().filter_map(pending).any(|mask| mask >> (libc::SIGKILL - 1) & 1 == 1)
+}
+
 fn holder_of(path: &Path) -> Holder {
     let Ok(there) = fs::metadata(path) else { return Holder::Unknown };
     let canonical = path.canonicalize().unwrap_or_else(|_| path.to_owned());
@@ -152,6 +182,34 @@ mod tests {
         assert_eq!(lock_owners(LOCKS, (0xfe, 0), 7), [] as [u32; 0], "of another namespace");
         assert_eq!(lock_owners(LOCKS, (0x103, 2), 8), [5]);
         assert_eq!(lock_owners("", (0, 0), 0), [] as [u32; 0]);
+    }
+
+    #[test]
+    fn a_process_that_ends_is_told_from_one_that_goes_on() {
+        let stat = |state: &str, flags: u64| format!("7 (a b) c) {state} 1 7 7 0 -1 {flags} 100 0 0");
+        assert!(is_running(&stat("S", 0x40_4000)) && is_running(&stat("D", 0)));
+        assert!(!is_running(&stat("Z", 0)) && !is_running(&stat("D", 0x40_4004)) && !is_running(""));
+        let status = |thread: &str, all: &str| {
+            format!("Name:\tx\nSigPnd:\t{thread}\nShdPnd:\t{all}\nSigBlk:\t0000000000000100\n")
+        };
+        assert!(!is_killed(&status("0000000000004000", "0000000000000000")), "SIGTERM alone");
+        assert!(is_killed(&status("0000000000000100", "0")) && is_killed(&status("0", "0000000000004100")));
+        assert!(goes_on(std::process::id()) && !goes_on(u32::MAX));
+    }
+
+    #[test]
+    fn a_file_that_another_process_has_locked_is_held_until_that_one_ends() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut flock = std::process::Command::new("flock");
+        flock.arg("--close").arg(file.path()).args(["sh", "-c", "echo locked; read line"]);
+        let piped = std::process::Stdio::piped;
+        let mut process = flock.stdin(piped()).stdout(piped()).spawn().unwrap();
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(process.stdout.take().unwrap()), &mut line).unwrap();
+        assert!(held_by_live_process(file.path()), "{line}");
+        drop(process.stdin.take());
+        process.wait().unwrap();
+        assert!(!held_by_live_process(file.path()));
     }
 
     #[test]

@@ -21,6 +21,7 @@ use crate::failures::{medium_error, open_error, resize_error, volume_error};
 use crate::groups::membership::bars_resizing;
 use crate::identity::uuid_text;
 use crate::kernel::claims::{Conflict, claim};
+use crate::kernel::holder::held_by_live_process;
 use crate::opened::OpenTarget;
 use crate::opened::held::{Access, FileVolume};
 use crate::opened::info::TargetInfo;
@@ -75,10 +76,14 @@ pub fn inspect(medium: &FileMedium) -> LocalBoxFuture<'_, Result<FileKind, Stack
     })
 }
 
-/// How long an open retries while another process has the file: more than the second by which Linux 6.1 closes the files of a ring late.
+/// How long an open retries while the process that has the file is ending, or is not found: more than the second by which Linux 6.1
+/// closes the files of a ring late.
 const LOCK_TIMEOUT: Duration = Duration::from_millis(2500);
-/// The delay before a retry.
+/// How long it retries while a process has the file that goes on running.
+const LIVE_HOLDER_TIMEOUT: Duration = Duration::from_millis(300);
+/// The delay before a retry, and that once the process is looked for before each.
 const PAUSE: Duration = Duration::from_millis(10);
+const LONG_PAUSE: Duration = Duration::from_millis(50);
 
 /// Opens a file or block device, waiting a moment for one that is in use. One that is opened for writing is alone on its bytes, and
 /// none that is opened for reading is beside a writer, whatever it is called; see `claims`.
@@ -89,11 +94,21 @@ pub fn open_medium(path: &Path, options: Options) -> LocalBoxFuture<'_, Result<F
     Box::pin(async move {
         let since = Instant::now();
         loop {
-            match open_alone(path, options) {
-                Err(OpenError::InUse { .. } | OpenError::Shared { .. }) if since.elapsed() < LOCK_TIMEOUT => {
-                    sealblock_runtime_reactor::sleep(PAUSE).await
-                }
+            let error = match open_alone(path, options) {
+                Err(error) => error,
                 opened => return opened,
+            };
+            let used = match &error {
+                OpenError::InUse { .. } => path,
+                OpenError::Shared { below, .. } => below,
+                _ => return Err(error),
+            };
+            match since.elapsed() {
+                waited if waited < LIVE_HOLDER_TIMEOUT => sealblock_runtime_reactor::sleep(PAUSE).await,
+                waited if waited < LOCK_TIMEOUT && !held_by_live_process(used) => {
+                    sealblock_runtime_reactor::sleep(LONG_PAUSE).await
+                }
+                _ => return Err(error),
             }
         }
     })

@@ -9,7 +9,7 @@ use sealblock_stack::target::TargetName;
 /// Arguments of `mirror`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Examples:\n  sealblock mirror create a b                        # then use mirror:a,b\n  sealblock mirror replace mirror:a,b b /srv/new && sealblock mirror status mirror:a,/srv/new"
+    after_help = "Examples:\n  sealblock mirror create a b              # then use mirror:a,b\n  sealblock mirror status mirror:a,b\n  sealblock mirror replace mirror:a,b b c  # then use mirror:a,c"
 )]
 pub struct Mirror {
     /// What to do.
@@ -59,6 +59,9 @@ pub struct MirrorCreate {
 
 /// Arguments of `mirror status`.
 #[derive(Args, Debug)]
+#[command(
+    after_help = "Example:\n  sealblock mirror status mirror:a,b --json\n\nThe exit status is 1 if blocks are lost, and 4 if the mirror is degraded or not compared after a crash."
+)]
 pub struct MirrorStatus {
     /// The mirror, as mirror:A,B.
     #[arg(value_name = "TARGET")]
@@ -73,6 +76,9 @@ pub struct MirrorStatus {
 
 /// Arguments of `mirror add`.
 #[derive(Args, Debug)]
+#[command(
+    after_help = "Examples:\n  sealblock mirror add v copy          # makes a mirror of the volume v; then use mirror:v,copy\n  sealblock mirror add mirror:a,b c    # then use mirror:a,b,c\n\nA new mirror needs devices of one size; a replica that is added to a mirror may be larger. An interrupted resync continues when the mirror is next opened for writing or served."
+)]
 pub struct MirrorAdd {
     /// The mirror, as mirror:A,B; or a volume that becomes the first replica of one.
     #[arg(value_name = "TARGET")]
@@ -90,6 +96,7 @@ pub struct MirrorAdd {
 
 /// Arguments of `mirror remove`.
 #[derive(Args, Debug)]
+#[command(after_help = "Example:\n  sealblock mirror remove mirror:a,b,c c    # then use mirror:a,b")]
 pub struct MirrorRemove {
     /// The mirror, as mirror:A,B.
     #[arg(value_name = "TARGET")]
@@ -109,7 +116,7 @@ pub struct MirrorRemove {
 /// Arguments of `mirror accept-stale`.
 #[derive(Args, Debug)]
 #[command(
-    after_help = "Example:\n  sealblock verify mirror:a,b            # block 5: stale on b: an older copy is kept here\n  sealblock mirror accept-stale mirror:a,b b\n\nThe lost data may be newer than these copies; `sealblock verify` lists the blocks."
+    after_help = "Example:\n  sealblock verify mirror:a,b              # block 5: stale on b: an older copy is kept here\n  sealblock mirror accept-stale mirror:a,b b\n\nThe lost data may be newer than these copies; `sealblock verify` lists the blocks."
 )]
 pub struct MirrorAcceptStale {
     /// The mirror, as mirror:A,B.
@@ -125,6 +132,9 @@ pub struct MirrorAcceptStale {
 
 /// Arguments of `mirror replace`.
 #[derive(Args, Debug)]
+#[command(
+    after_help = "Examples:\n  sealblock mirror replace mirror:a,b b c  # then use mirror:a,c\n  sealblock mirror replace mirror:a,b b    # another device now has the name b"
+)]
 pub struct MirrorReplace {
     /// The mirror, as mirror:A,B.
     #[arg(value_name = "TARGET")]

@@ -9,7 +9,7 @@ use clap::Args;
 use sealblock_server::control::protocol::LogLevel;
 
 use super::scrub::ServedName;
-use super::values::{LOG_LEVELS, one_of};
+use super::values::level_before_server;
 
 const HELP: &str = "\
 Examples:
@@ -47,7 +47,7 @@ pub struct Status {
 )]
 pub struct Log {
     /// New level. [default: print the current level]
-    #[arg(value_name = "LEVEL", value_parser = one_of(LOG_LEVELS))]
+    #[arg(value_name = "LEVEL", value_parser = level_before_server())]
     pub level: Option<LogLevel>,
     /// The server: its process ID, an address that it listens on, its control socket, or anything that it serves.
     /// [default: the only server]

@@ -168,6 +168,8 @@ fn bad_usage_has_exit_status_2_and_says_why() {
         ("serve v --scrub-every soon", "500ms or 7d"),
         ("serve v --scrub-every 999ms", "at least 1s"),
         ("serve v --scrub-rate 50MiB", "100MiB/s"),
+        ("log 4711", "'4711' is not a log level: off, error, warn, info, debug"),
+        ("log 4711 debug", "The level comes first: sealblock log LEVEL [SERVER]"),
         ("scrub v", "unrecognized subcommand"),
         ("scrub start", "TARGET"),
         ("scrub start v --from x", "from 0 to 2^64 - 1"),

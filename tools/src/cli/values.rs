@@ -1,11 +1,13 @@
 //! Values of options: each with its own type, so that a wrong one is bad usage.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use clap::{Args, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Arg, Args, Command, ValueEnum};
 use sealblock_exports_nvme_tcp::PiVisibility;
 use sealblock_exports_ublk::HostGuard;
 use sealblock_integrity::{GuardKind, ProtectionType};
@@ -83,13 +85,41 @@ pub(super) const VISIBILITIES: &Names<PiVisibility> = &[
 ];
 
 /// How much a server logs besides events.
-pub(super) const LOG_LEVELS: &Names<LogLevel> = &[
+pub(super) const LOG_LEVELS: &[(&str, &str, LogLevel); 5] = &[
     ("off", "Nothing", LogLevel::Off),
     ("error", "Permanent failures", LogLevel::Error),
     ("warn", "Problems that may need attention", LogLevel::Warn),
     ("info", "Normal operation", LogLevel::Info),
     ("debug", "Also ended connections and failed requests, each with its reason", LogLevel::Debug),
 ];
+
+/// Reads the level of `sealblock log`, which comes before the server.
+pub(super) fn level_before_server() -> impl TypedValueParser<Value = LogLevel> {
+    LevelParser
+}
+
+#[derive(Clone)]
+struct LevelParser;
+
+impl TypedValueParser for LevelParser {
+    type Value = LogLevel;
+
+    fn parse_ref(&self, command: &Command, _: Option<&Arg>, value: &OsStr) -> Result<LogLevel, clap::Error> {
+        let level = LOG_LEVELS.iter().find(|(name, ..)| value == OsStr::new(name));
+        level.map(|(.., level)| *level).ok_or_else(|| {
+            let (given, names) = (value.to_string_lossy(), LOG_LEVELS.map(|(name, ..)| name).join(", "));
+            let why = format!(
+                "'{given}' is not a log level: {names}\n\nThe level comes first: sealblock log LEVEL [SERVER]. `sealblock status \
+                 {given}` shows the level of a server.\n"
+            );
+            clap::Error::raw(ErrorKind::ValueValidation, why).with_cmd(command)
+        })
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(LOG_LEVELS.iter().map(|(name, help, _)| PossibleValue::new(*name).help(*help))))
+    }
+}
 
 /// A server that can list its exports.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -115,7 +115,7 @@ fn begun(path: &Path) -> Result<NewFile, StackError> {
 }
 
 fn failed(error: &io::Error, path: &Path) -> StackError {
-    StackError::io("write results to", error).on(path.display())
+    StackError::at_path("write results to", error, path)
 }
 
 fn write_json(report: &Report, file: NewFile) -> io::Result<()> {

@@ -177,9 +177,15 @@ async fn copy(arguments: &Copy, source: &Source, sink: &Sink) -> Result<Report, 
 /// What helps against a block that cannot be read.
 fn advise(failure: StackError, arguments: &Copy) -> StackError {
     let is_read = failure.in_short().starts_with("cannot read");
-    let is_bad = failure.cause() == Cause::Damaged || failure.cause() == Cause::Io && is_read;
-    match is_bad && !arguments.salvage {
-        true => failure.advise("use --salvage to copy all readable blocks; `sealblock verify` lists the damaged ones"),
-        false => failure,
+    match failure.cause() {
+        _ if arguments.salvage => failure,
+        Cause::Damaged => {
+            failure.advise("use --salvage to copy all readable blocks; `sealblock verify` lists the damaged ones")
+        }
+        // A medium that failed once need not fail again, and the blocks are then good.
+        Cause::Io if is_read => {
+            failure.advise("repeat the command; if it fails again, use --salvage to copy all readable blocks")
+        }
+        _ => failure,
     }
 }

@@ -38,7 +38,7 @@ const DAMAGE: [(u64, CorruptionKind, &str); 6] = [
 /// Shows the main job.
 pub fn run(arguments: &Demo) -> Result<Exit, StackError> {
     let path = arguments.dir.join(NAME);
-    fs::create_dir_all(&arguments.dir).map_err(|error| StackError::io("create", &error).on(arguments.dir.display()))?;
+    fs::create_dir_all(&arguments.dir).map_err(|error| StackError::at_path("create", &error, &arguments.dir))?;
     // Only a demonstration makes a file of this name, so an earlier one's may go.
     match fs::remove_file(&path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

@@ -182,7 +182,7 @@ fn default_volume() -> Result<TargetName, StackError> {
 
 /// Makes it under another name first, so that a half-made volume never has this one.
 fn make_default(path: &Path) -> Result<(), StackError> {
-    let failed = |error: &std::io::Error| StackError::io("create", error).on(path.display());
+    let failed = |error: &std::io::Error| StackError::at_path("create", error, path);
     fs::create_dir_all(FOLDER).map_err(|error| failed(&error))?;
     let draft = path.with_extension(format!("volume.{}", std::process::id()));
     create::make(&draft, &create::default_options(DEFAULT_SIZE)?, false)?;

@@ -60,7 +60,8 @@ fn look(packed: &[u8], target: &str) -> Row {
         name: String::new(),
         verify: verify.status,
         copy: copy.status,
-        after: after.status,
+        // Whether a resync ends before the command that began it is chance.
+        after: if (verify.status, after.status) == (4, 4) { 0 } else { after.status },
         digest,
         target: target.to_owned(),
     }
@@ -88,7 +89,8 @@ fn golden_images_of_every_set_are_opened_read_and_written() {
     let mut cases = 0;
     for set in fs::read_dir(pack::sets()).unwrap().map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()) {
         let rows = pack::table(&set);
-        let images = fs::read_dir(&set).unwrap().count() - 1;
+        let is_image = |path: &std::path::Path| path.extension().is_some_and(|extension| extension == "gz");
+        let images = fs::read_dir(&set).unwrap().filter(|entry| is_image(&entry.as_ref().unwrap().path())).count();
         assert_eq!(images, rows.len(), "{}: every image has a row, and every row an image", set.display());
         for row in rows {
             let packed = fs::read(set.join(format!("{}.gz", row.name))).unwrap();
@@ -203,6 +205,21 @@ fn a_scrub_state_of_a_later_version_is_kept_as_it_is() {
         answer.text(),
         answer.stderr
     );
+}
+
+/// A record is about one state of one file, so of an earlier machine it is read, named and not used.
+#[test]
+fn records_of_verify_of_every_set_are_read() {
+    for (set, why) in
+        [("0.1.0", "an earlier version"), ("0.2.0", "it is another target now"), ("0.2.0", "damaged before: blocks 5")]
+    {
+        let place = Place::in_memory();
+        place.run("create v --size 64MiB").succeeds();
+        place.write("record", &fs::read(pack::sets().join(set).join("verify-resume")).unwrap());
+        let answer = place.run("verify v --resume record");
+        answer.succeeds();
+        assert!(answer.stderr.contains("v starts over: ") && answer.stderr.contains(why), "{set}: {}", answer.stderr);
+    }
 }
 
 #[test]

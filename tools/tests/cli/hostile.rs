@@ -269,7 +269,7 @@ fn what_is_neither_file_nor_block_device() {
     fs::create_dir(place.path("folder")).unwrap();
     place.write("data", &noise(1, 4096));
     assert!(Command::new("mkfifo").arg(place.path("fifo")).status().unwrap().success());
-    for (name, what) in [("folder", "a directory"), ("/dev/null", "a character device"), ("fifo", "a pipe")] {
+    for (name, what) in [("folder", "a directory"), ("/dev/zero", "a character device"), ("fifo", "a pipe")] {
         for command in COMMANDS {
             place.run(&command.replace(" v", &format!(" {name}"))).fails(3, &[name, what]);
         }
@@ -279,7 +279,9 @@ fn what_is_neither_file_nor_block_device() {
             place.run(&command.replace(" v", " missing")).fails(3, &["missing", "o such file", "create"]);
         }
     }
-    place.run("create nowhere/v --size 1MiB").fails(3, &["nowhere/v", "o such file", "directory"]);
+    place
+        .run("create nowhere/v --size 1MiB")
+        .fails(3, &["nowhere/v", "there is no directory 'nowhere'", "try: give a path in an existing directory"]);
     place.run("verify data/v").fails(3, &["data/v", "ot a directory"]);
 }
 

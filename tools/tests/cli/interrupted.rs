@@ -74,7 +74,7 @@ fn a_verify_tells_runs_as_they_end() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "blocks 5..7: guard: does not match");
     assert!(lines[1].starts_with("block 300: guard: expected 0x") && lines[1].contains(", found 0x"), "{text}");
-    assert!(lines[2].starts_with("v: 4096 blocks verified in ") && lines[2].ends_with(" MB/s): 4 damaged"), "{text}");
+    assert!(lines[2].starts_with("v: 4096 blocks verified in ") && lines[2].ends_with(" MiB/s): 4 damaged"), "{text}");
     assert_eq!(lines.len(), 3);
     // One block, and a volume of which nothing was ever written: nothing is read, and there is no speed.
     place.run("create w --size 4KiB").succeeds();

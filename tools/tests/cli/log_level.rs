@@ -55,7 +55,7 @@ fn debug_tells_of_commands_that_fail_and_the_socket_chooses_the_server() {
     let said = place.run("log debug --control c1 --json").succeeds().json();
     assert_eq!(said, json!({"pid": one.pid(), "before": "warn", "level": "debug"}));
     for server in [&one, &two] {
-        place.run(&format!("info {}-none", server.target("mem"))).fails(3, &["refused"]);
+        place.run(&format!("info {}-none", server.target("mem"))).fails(3, &["no such subsystem"]);
     }
     place.run("log debug --control nowhere").fails(3, &["nowhere", "give the socket of a running server"]);
     three.stop().is_clean();

@@ -78,7 +78,7 @@ fn who_is_refused_is_told_and_who_comes_and_goes_on_request() {
         let mem = server.target("mem");
         place.run(&format!("info {mem}?hostnqn={HOST}")).succeeds();
         place.run(&format!("info {mem}?hostnqn=nqn.2026-01.org.example:other")).ends_with(3);
-        place.run(&format!("info {}?hostnqn={HOST}", server.target("nothing"))).fails(3, &["refused"]);
+        place.run(&format!("info {}?hostnqn={HOST}", server.target("nothing"))).fails(3, &["no such subsystem"]);
         let ended = server.stop();
         let refused = ended.is_clean().told_of("host refused: not allowed to connect to this subsystem");
         assert_eq!(refused.len(), 1, "{}", ended.stderr);

@@ -26,6 +26,14 @@ fn typed(document: &str, heading: &str) -> Vec<Typed> {
     lines
 }
 
+/// The lines with a `$` in all console blocks of a document, but those that say that a test cannot run them.
+fn typed_everywhere(document: &str) -> Vec<Typed> {
+    let blocks = document.split("```console\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    let blocks = blocks.filter(|block| !block.starts_with("# Not run by the test: "));
+    let lines = blocks.flat_map(str::lines);
+    lines.map(|line| of_line(line.strip_prefix("$ ").unwrap_or_else(|| panic!("'{line}' is no command")))).collect()
+}
+
 fn of_line(line: &str) -> Typed {
     let (command, comment) = line.split_once(" # ").unwrap_or((line, ""));
     let status = comment.split("exit status ").nth(1).and_then(|rest| rest.chars().next()?.to_digit(10));
@@ -105,6 +113,17 @@ fn the_tour_runs_as_written() {
     }
 }
 
+#[test]
+fn the_operations_guide_runs_as_written() {
+    let document = document("docs/operations.md");
+    let lines = typed_everywhere(&document);
+    assert!(lines.len() > 60, "only {} lines were found", lines.len());
+    let Some(said) = run(&lines) else { return };
+    for words in ["block 7: guard", "1 damaged, 1 repaired", "split brain", "1 block of v lost", "degraded", "96 MiB"] {
+        assert!(said.contains(words), "'{words}' is not in:\n{said}");
+    }
+}
+
 /// Numbers, and identities that are drawn, are others each time.
 fn without_numbers(line: &str) -> String {
     let mut text = String::new();
@@ -168,4 +187,41 @@ fn faults_do_what_is_written() {
         let name = rule.split('=').next().unwrap();
         assert!(named.iter().any(|named| named.split('=').next() == Some(name)), "{rule} is not in docs/targets.md");
     }
+}
+
+/// All sources of programs, with texts over several lines in one.
+fn sources(folder: &Path, text: &mut String) {
+    for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() && !name.starts_with('.') && !["target", "xtask", "proofs", "tests"].contains(&name.as_str()) {
+            sources(&path, text);
+        } else if name.ends_with(".rs") {
+            let mut lines = fs::read_to_string(&path).unwrap();
+            while let Some(at) = lines.find("\\\n") {
+                let rest = lines[at + 2..].trim_start().to_owned();
+                lines.truncate(at);
+                lines += &rest;
+            }
+            *text += &lines;
+        }
+    }
+}
+
+#[test]
+fn messages_of_the_troubleshooting_guide_are_those_of_the_program() {
+    /// What the kernel says.
+    const FOREIGN: [&str; 2] = ["connection refused", "address already in use"];
+    let mut text = String::new();
+    sources(Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap(), &mut text);
+    let document = document("docs/troubleshooting.md");
+    let messages = document.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+    let mut checked = 0;
+    for part in messages.flat_map(|message| message.split('…')) {
+        let part = part.trim_matches(|char: char| " ;:,()".contains(char));
+        if part.len() > 5 && !FOREIGN.contains(&part) {
+            assert!(text.contains(part), "no source has '{part}'");
+            checked += 1;
+        }
+    }
+    assert!(checked > 25, "only {checked} parts of messages were found");
 }

@@ -231,7 +231,8 @@ pub(crate) fn default_name(index: usize) -> String {
     format!("replica {index}")
 }
 
-/// An identity in hexadecimal digits.
+/// An identity in its form of 36 characters.
 pub(crate) fn uuid_to_text(uuid: &[u8; 16]) -> String {
-    uuid.iter().map(|byte| format!("{byte:02x}")).collect()
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hex).join("-")
 }

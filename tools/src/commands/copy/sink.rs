@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::ops::Range;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use sealblock_block::{Ability, Device, Durability, Medium, Request};
@@ -86,6 +86,8 @@ pub(in crate::commands) enum Sink {
     Plain { name: String, medium: FileMedium },
     /// Standard output.
     Output(RefCell<io::Stdout>),
+    /// `/dev/null`: whatever is written is gone, and nothing is written.
+    Null,
 }
 
 /// What becomes of blocks that could not be read.
@@ -98,6 +100,8 @@ pub(in crate::commands) enum Losing {
     Unwritten,
     /// They are zeroes: the destination has no seals that would vouch for them.
     Zeroes,
+    /// Nothing is kept there, neither them nor others.
+    Discarded,
 }
 
 /// What a command may overwrite that copies `source` to `to`. The source is only asked for its format where the destination has one.
@@ -134,10 +138,14 @@ impl Sink {
             TargetName::File(path) | TargetName::Raw(path) | TargetName::Linux { path, .. } => path,
             _ => return Ok(Sink::device(Box::new(overwrite_device(target, overwriting, usage).await?))),
         };
-        if matches!(target, TargetName::File(_) | TargetName::Raw(_)) && !path.exists() {
+        let is_file = matches!(target, TargetName::File(_) | TargetName::Raw(_));
+        if is_file && is_null(path) {
+            return Ok(Sink::Null);
+        }
+        if is_file && !path.exists() {
             check_new(path).map_err(|failure| failure.on(target))?;
             let made = File::options().write(true).create(true).truncate(false).open(path);
-            made.map_err(|error| StackError::io("create", &error).on(target))?;
+            made.map_err(|error| StackError::at_path("create", &error, path))?;
         }
         match overwrite(target, path, overwriting, usage).await? {
             Overwritten::Device(opened) => Ok(Sink::device(opened)),
@@ -153,7 +161,7 @@ impl Sink {
     pub fn room_bytes(&self) -> Option<u64> {
         match self {
             Sink::Device(opened) => Some(opened.device.geometry().capacity_bytes()),
-            Sink::Plain { .. } | Sink::Output(_) => None,
+            Sink::Plain { .. } | Sink::Output(_) | Sink::Null => None,
         }
     }
 
@@ -179,6 +187,7 @@ impl Sink {
                 output.borrow_mut().write_all(data).map_err(|error| output_error(&error))?;
                 Ok(data.len() as u64)
             }
+            Sink::Null => Ok(0),
         }
     }
 
@@ -190,7 +199,7 @@ impl Sink {
                 return Ok(0);
             }
             // The file was empty, and gets its length in the end.
-            Sink::Plain { .. } => return Ok(0),
+            Sink::Plain { .. } | Sink::Null => return Ok(0),
             Sink::Device(_) | Sink::Output(_) => {}
         }
         let zeroes = Buffer::zeroed(length.min(ZEROES_BYTES) as usize).freeze();
@@ -204,7 +213,11 @@ impl Sink {
 
     /// What becomes of bytes that could not be read.
     pub fn losing(&self) -> Losing {
-        let Sink::Device(opened) = self else { return Losing::Zeroes };
+        let opened = match self {
+            Sink::Device(opened) => opened,
+            Sink::Null => return Losing::Discarded,
+            Sink::Plain { .. } | Sink::Output(_) => return Losing::Zeroes,
+        };
         let abilities = opened.device.abilities();
         let is_remote = opened.received_bytes().is_some();
         let has_seals = abilities.seals || is_remote || opened.device.geometry().protection.is_some();
@@ -228,7 +241,7 @@ impl Sink {
     /// Writes a chunk of which runs of bytes are lost: ranges from the start of all data, each of [`Sink::losing_bytes`] or
     /// a multiple. They are never written as if they were data that was read, where anything makes a seal for it.
     pub async fn write_around(&self, offset: u64, data: &Slice, lost: &[Range<u64>]) -> Result<u64, StackError> {
-        if self.losing() == Losing::Zeroes {
+        if matches!(self.losing(), Losing::Zeroes | Losing::Discarded) {
             return self.write(offset, data).await;
         }
         let (mut at, mut written) = (offset, 0);
@@ -264,6 +277,7 @@ impl Sink {
                 medium.sync().await.map_err(failed)
             }
             Sink::Output(output) => output.borrow_mut().flush().map_err(|error| output_error(&error)),
+            Sink::Null => Ok(()),
         }
     }
 
@@ -276,7 +290,7 @@ impl Sink {
     pub async fn close<T>(self, result: Result<T, StackError>) -> Result<T, StackError> {
         match self {
             Sink::Device(opened) => opened.close(result).await,
-            Sink::Plain { .. } | Sink::Output(_) => result,
+            Sink::Plain { .. } | Sink::Output(_) | Sink::Null => result,
         }
     }
 }
@@ -320,6 +334,7 @@ impl Losing {
             Losing::Unreadable => "they are unreadable there, too",
             Losing::Unwritten => "they were not written and keep their old content",
             Losing::Zeroes => "they are zeroes",
+            Losing::Discarded => "nothing is kept",
         }
     }
 }
@@ -328,6 +343,13 @@ impl Finding for Lost {
     fn line(run: &Run<Lost>) -> String {
         format!("{} lost: {}", run.place(), run.what.why)
     }
+}
+
+/// Whether a path is `/dev/null`, by any name: it is the device that counts. Other character devices are no destination.
+fn is_null(path: &Path) -> bool {
+    let about = fs::metadata(path).ok().filter(|about| about.file_type().is_char_device());
+    let null = fs::metadata("/dev/null").ok();
+    about.zip(null).is_some_and(|(about, null)| about.rdev() == null.rdev())
 }
 
 fn output_error(error: &io::Error) -> StackError {

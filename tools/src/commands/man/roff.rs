@@ -1,5 +1,7 @@
 //! A manual page being written: lines of man(7).
 
+use crate::cli::after_help::{Part, parts_of};
+
 /// Text that grows.
 #[derive(Default)]
 pub struct Page {
@@ -49,11 +51,36 @@ impl Page {
         self.line(&escape(words));
     }
 
+    /// What `--help` shows behind the options, as sections. What comes before the first heading goes into a section of its own.
+    pub fn sections(&mut self, text: &str) {
+        let parts = parts_of(text);
+        if parts.first().is_some_and(|part| !matches!(part, Part::Heading(_))) {
+            self.heading("Notes");
+        }
+        for part in parts {
+            match part {
+                Part::Heading(title) => self.heading(&title),
+                Part::Row(name, text) => self.entry(&name, &text),
+                Part::Example(line) => self.example(&line),
+                Part::Paragraph(words) => {
+                    self.paragraph();
+                    self.text(&words);
+                }
+            }
+        }
+        self.close_example();
+    }
+
     /// Ends lines that stay lines.
     pub fn close_example(&mut self) {
         if std::mem::take(&mut self.is_in_example) {
             self.line(".EE");
         }
+    }
+
+    /// Whether it has a section of this title.
+    pub fn has(&self, title: &str) -> bool {
+        self.text.contains(&format!(".SH {title}\n"))
     }
 
     /// All of it.
@@ -77,6 +104,30 @@ pub fn escape(words: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn sections(text: &str) -> String {
+        let mut page = Page::default();
+        page.sections(text);
+        page.into_text()
+    }
+
+    #[test]
+    fn tables_become_lists_and_examples_keep_their_lines() {
+        let text = "Targets:\n  PATH           a volume; for copy\n                 also a file\n  a:A,B b:A,B c: \
+                    one of many\n\nSizes are 4096.\nRanges are more.\n\nExample:\n  a b && c\n  .d";
+        assert_eq!(
+            sections(text),
+            ".SH TARGETS\n.TP\n\\fBPATH\\fR\na volume; for copy also a file\n.TP\n\\fBa:A,B b:A,B c:\\fR\none of many\n.PP\n\
+             Sizes are 4096. Ranges are more.\n.SH EXAMPLES\n.EX\na b && c\n\\&.d\n.EE\n"
+        );
+    }
+
+    #[test]
+    fn text_without_a_heading_has_a_section() {
+        assert_eq!(sections("Only\nwords."), ".SH NOTES\n.PP\nOnly words.\n");
+        let text = "Example:\n  a\n\nExit status 1: bad.";
+        assert_eq!(sections(text), ".SH EXAMPLES\n.EX\na\n.EE\n.PP\nExit status 1: bad.\n");
+    }
 
     #[test]
     fn words_stay_as_they_are() {

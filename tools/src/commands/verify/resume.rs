@@ -249,7 +249,7 @@ fn refused(cause: Cause, path: &Path, why: impl std::fmt::Display) -> StackError
 }
 
 fn failure(error: &io::Error, path: &Path) -> StackError {
-    StackError::io(format!("read or write the resume file {}", path.display()), error)
+    StackError::at_path("use the resume file at", error, path)
 }
 
 #[cfg(test)]
