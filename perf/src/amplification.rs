@@ -1,12 +1,13 @@
 //! Bytes written to the medium per byte of application data, for random writes of 4 KiB.
 //!
-//! Claim: at most 1.10 up to 64 GiB and 1.20 above, and 1.15 for one writer that flushes after each write. Counted on a medium
-//! in memory that counts every byte and forgets the data, from the opening of a new volume through its close, so log, tables,
-//! superblocks and the checkpoints that close it are all in. Only bytes matter here, so time stands for nothing, and the count
-//! is the same on every run but for the order of wake-ups.
+//! Threshold: at most 1.10 up to 64 GiB and 1.20 above, and 1.15 for one writer that flushes after each write. Counted
+//! on a medium in memory that counts every byte and drops the data, from the opening of a new volume to its close. So
+//! log, tables, superblocks and the checkpoints at the close are included. Only bytes matter here, so the clock is not
+//! used, and the count is the same on every run except for the order of wake-ups.
 //!
-//! "half" is the second half of the writes by itself, without what closing writes: tables that are made once, and the last
-//! checkpoint, which is of however little has been gathered, are no part of it. It is right to a checkpoint more or less.
+//! "half" is the second half of the writes by itself, without the writes of the close: tables that are made once, and
+//! the last checkpoint, which is written however few entries there are, are not included. It is accurate to one
+//! checkpoint.
 
 use std::rc::Rc;
 
@@ -22,19 +23,19 @@ use crate::load::{self, Load, Until};
 use crate::medium::AnyMedium;
 use crate::setup::{PerfVolume, Turn, TurnClock};
 
-/// What volumes up to [`LARGE_BYTES`] have to keep, larger ones, and any with one flushing writer.
+/// The thresholds: for volumes up to [`LARGE_BYTES`], for larger ones, and for any with one flushing writer.
 const THRESHOLDS: [f64; 3] = [1.10, 1.20, 1.15];
 const LARGE_BYTES: u64 = 64 << 30;
-/// Sectors of the media on which this is counted.
+/// Sector size of the counted media.
 pub const SECTOR_BYTES: u32 = 512;
 
-/// A new volume of so many bytes, open.
+/// An open new volume of a given size.
 pub struct Setup {
     /// The volume.
     pub gate: Rc<Gate<Rc<PerfVolume>>>,
     /// Its worker.
     pub worker: JoinHandle<()>,
-    /// What goes to its medium.
+    /// The counters of its medium.
     pub counts: Counts,
 }
 
@@ -57,22 +58,23 @@ pub async fn set_up(cache_bytes: Option<u64>, bytes: u64) -> anyhow::Result<Setu
     Ok(Setup { gate: Rc::new(Gate::new("volume", opened.volume)), worker, counts })
 }
 
-/// Bytes for each byte of data.
+/// Bytes written for each byte of data.
 #[derive(Clone, Copy, Debug)]
 pub struct Amplified {
     /// Written to the log.
     pub log: f64,
     /// Written to map pages.
     pub tables: f64,
-    /// Written in all.
+    /// Total written.
     pub whole: f64,
-    /// Written in all in the second half of the writes.
+    /// Total written in the second half of the writes.
     pub steady: f64,
     /// Read.
     pub read: f64,
 }
 
-/// Counts what a new volume of so many bytes writes for so many writes of 4 KiB, with so many in flight and a flush now and then.
+/// Counts the bytes that a new volume of this size writes for a number of writes of 4 KiB, with `depth` in flight and a
+/// flush at intervals.
 pub async fn count(
     cache_bytes: Option<u64>,
     bytes: u64,
@@ -97,7 +99,7 @@ pub async fn count(
     })
 }
 
-/// What a volume of so many bytes has to keep with so many writes in flight.
+/// The threshold for a volume of this size with this queue depth.
 pub fn threshold(bytes: u64, depth: u64) -> f64 {
     THRESHOLDS[if depth == 1 { 2 } else { usize::from(bytes > LARGE_BYTES) }]
 }

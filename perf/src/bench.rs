@@ -1,8 +1,8 @@
-//! `sealblock bench`: claims that others have published, measured on this machine.
+//! `sealblock bench`: measures published claims on this machine.
 //!
-//! A claim is an entry of [`CLAIMS`] with a function that measures it. The frame calls the functions one after the other, names the machine,
-//! and hands on what came out: [`Report`]. How that is shown is the business of [`text`], [`plot`] and [`html`]; the JSON is the report itself.
-//! A claim that cannot be measured is reported as such, and the others are measured all the same.
+//! A claim is an entry of [`CLAIMS`] with a function that measures it. This module calls the functions in order,
+//! describes the machine, and returns the results: [`Report`]. [`text`], [`plot`] and [`html`] display them; the JSON
+//! is the report itself. A claim that cannot be measured is reported as such, and the others are measured.
 //!
 //! To add one: a file with a `pub const CLAIM: Claim`, and a line in [`CLAIMS`].
 
@@ -52,21 +52,21 @@ pub fn find(name: &str) -> Option<&'static Claim> {
     CLAIMS.iter().copied().find(|claim| claim.name == name)
 }
 
-/// What the user says of the size of measurements; what is left out is each claim's own default.
+/// The user's size of measurements; options that are not given have each claim's own default.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Wishes {
     /// Bytes of each device.
     pub size: Option<ByteCount>,
-    /// Seconds of one turn of one contender, where a turn is not a fixed amount of work.
+    /// Seconds of one turn of one contender, if a turn is not a fixed amount of work.
     pub seconds: Option<f64>,
-    /// Rounds, in each of which every contender has a turn.
+    /// Rounds; every contender has a turn in each.
     pub rounds: Option<u32>,
     /// Folder for temporary files.
     pub dir: PathBuf,
 }
 
 impl Wishes {
-    /// How large the measurement of a claim is.
+    /// The size of a claim's measurement.
     fn scale(&self, claim: &Claim) -> Scale {
         Scale {
             size: self.size.unwrap_or(claim.defaults.size),
@@ -77,50 +77,50 @@ impl Wishes {
     }
 }
 
-/// What came out of a run.
+/// The result of a run.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Report {
-    /// The version of this form.
+    /// The version of this format.
     pub version: u32,
-    /// Where it ran.
+    /// The machine.
     pub machine: Machine,
-    /// When it began, in seconds since 1970.
+    /// The start, in seconds since 1970.
     pub started_unix_s: u64,
-    /// How long it took, in seconds.
+    /// The duration, in seconds.
     pub elapsed_s: f64,
-    /// Whether a signal ended it: claims that were not measured to the end are left out.
+    /// True if a signal ended it: claims that were not completely measured are omitted.
     pub interrupted: bool,
     /// The claims, in the order in which they were measured.
     pub claims: Vec<Measured>,
 }
 
-/// A claim, and what came out.
+/// A claim and its result.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Measured {
-    /// What the command line calls it.
+    /// Its name on the command line.
     pub name: &'static str,
-    /// What is claimed.
+    /// The claim.
     pub claim: &'static str,
     /// The published figures.
     pub published: Vec<Published>,
     /// Bytes of each device.
     pub size_bytes: u64,
-    /// Seconds of one turn of one contender, where a turn was not a fixed amount of work.
+    /// Seconds of one turn of one contender, if a turn was not a fixed amount of work.
     pub seconds: f64,
-    /// Rounds, in each of which every contender had a turn.
+    /// Rounds; every contender had a turn in each.
     pub rounds: u32,
     /// How long the measurement took, in seconds.
     pub elapsed_s: f64,
-    /// Why it could not be measured; nothing if it was.
+    /// Why it could not be measured; `None` if it was.
     pub failure: Option<String>,
-    /// What came out; empty if it could not be measured.
+    /// The result; empty if it could not be measured.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
 #[cfg(test)]
 impl Measured {
-    /// A claim with this outcome, for tests of what shows it.
+    /// A claim with this result, for tests of the displays.
     fn sample(outcome: Outcome) -> Measured {
         Measured {
             name: "claim",
@@ -137,13 +137,13 @@ impl Measured {
 }
 
 impl Report {
-    /// Whether a claim could not be measured.
+    /// True if a claim could not be measured.
     pub fn has_failed(&self) -> bool {
         self.claims.iter().any(|claim| claim.failure.is_some())
     }
 }
 
-/// Measures these claims, one after the other. `listener` is told each step, and ends the run by its answer.
+/// Measures these claims in order. `listener` is called at each step, and can end the run.
 pub fn measure(claims: &[&'static Claim], wishes: &Wishes, listener: &Arc<Listener>) -> Report {
     let started_unix_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
     let (watch, machine) = (Instant::now(), Machine::this());
@@ -181,7 +181,8 @@ fn one(claim: &'static Claim, scale: &Scale, listener: &Arc<Listener>) -> Result
     })
 }
 
-/// Measures a claim, unless it makes files and its folder takes none: nothing is measured that would be lost by that.
+/// Measures a claim. If it makes files and its folder does not accept any, it fails first, so that no measurement is
+/// lost.
 fn checked(claim: &Claim, scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
     if claim.makes_files {
         setup::takes_files(&scale.dir)?;

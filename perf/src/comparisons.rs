@@ -1,4 +1,4 @@
-//! Parts of this project compared with baselines and with other builds of themselves: the program `sealblock-perf`.
+//! Compares parts of this project with baselines and with other builds: the program `sealblock-perf`.
 
 mod against;
 mod amplification;
@@ -48,11 +48,11 @@ pub enum Claim {
     Volume(FileOptions),
     /// Bytes written to the medium per byte of application data.
     Amplification(AmplificationOptions),
-    /// Writes that are noted before they are answered, so that they survive the process, against writes kept in memory alone.
+    /// Writes that are noted before they complete, so that they survive the process, against writes in memory alone.
     Notes(FileOptions),
     /// The latency of one client beside floods of others, on a volume.
     Fairness(FileOptions),
-    /// How long a volume takes to be served again after a crash, and how much memory serving it takes.
+    /// Time until a volume is served again after a crash, and the memory of the server.
     Restart(RestartOptions),
     /// Verify of a cached volume against plain reading and memory.
     Verify(FileOptions),
@@ -70,7 +70,7 @@ pub enum Claim {
     NvmeTcp(RemoteOptions),
     /// Our NBD server over memory, against nbdkit and qemu-nbd.
     Nbd(NbdOptions),
-    /// Another build of this program against this one, in turns, at one of the claims above.
+    /// Another build of this program against this one, alternating, for one of the claims above.
     Against {
         /// The other program.
         other: PathBuf,
@@ -83,7 +83,7 @@ pub enum Claim {
     },
 }
 
-/// Does what the command line of `sealblock-perf` asks, and prints what came out.
+/// Runs the command line of `sealblock-perf`, and prints the results.
 pub fn run(command: Command) -> anyhow::Result<()> {
     match command.claim {
         Claim::Guards => print!("{}", guards::run()?),

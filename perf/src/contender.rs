@@ -15,15 +15,15 @@ use crate::setup::Turn;
 
 /// One side of a comparison.
 pub struct Contender {
-    /// What tables call it.
+    /// Its name in tables.
     pub name: String,
     /// The namespace.
     pub gate: Rc<Gate<NvmeTcpDevice>>,
-    /// The core of our target; that of another one is none of this process.
+    /// The core of our target; another target has none in this process.
     pub target: Option<CoreHandle>,
-    /// For what the target does on its own account.
+    /// Enables the target's background work.
     pub on_turn: Turn,
-    /// The format of the host's tags, where it is another one than that of the wire.
+    /// The format of the host's tags, if it differs from that of the wire.
     pub host: Option<PiFormat>,
 }
 
@@ -34,11 +34,11 @@ pub struct Measured {
     pub turn: Sample,
     /// CPU seconds of the host.
     pub host_cpu: f64,
-    /// Those of them in which tags of the host's own became those of the wire, or the other way round.
+    /// The part of them for converting tags between the host's format and that of the wire.
     pub boundary_cpu: f64,
-    /// CPU seconds of the target, where they can be had.
+    /// CPU seconds of the target, if known.
     pub target_cpu: Option<f64>,
-    /// Bytes that the host summed for each byte of data moved.
+    /// Bytes that the host checksummed for each byte of data moved.
     pub host_summed: f64,
 }
 
@@ -55,7 +55,7 @@ impl Contender {
         Ok(Contender { name, gate: Rc::new(Gate::new("remote", device)), target, on_turn, host: None })
     }
 
-    /// The first protected namespace of our own target, to a host with tags of its own.
+    /// The first protected namespace of our own target, for a host with tags of its own.
     pub async fn tagged(name: String, serving: &Serving, host: Option<PiFormat>) -> anyhow::Result<Contender> {
         Ok(Contender { host, ..Contender::ours(name, serving, (1, View::Tagged), false).await? })
     }

@@ -1,4 +1,4 @@
-//! A medium that counts what is written to it, by the part of the volume that it belongs to.
+//! A medium that counts written bytes by the part of the volume.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -23,7 +23,7 @@ pub enum Part {
     Slots,
 }
 
-/// What was counted. Clones are the same counters.
+/// The counters. Clones are the same counters.
 #[derive(Clone, Default)]
 pub struct Counts(Rc<Counters>);
 
@@ -51,34 +51,34 @@ impl Counts {
         self.0.read_bytes.get()
     }
 
-    /// Seconds that writes of data spent at the medium since this was last asked, all of them added up.
+    /// The total seconds of data writes at the medium since the last call.
     pub fn take_data_write_seconds(&self) -> f64 {
         self.0.data_write_seconds.take()
     }
 
-    /// Milliseconds of each sync since this was last asked.
+    /// Milliseconds of each sync since the last call.
     pub fn take_sync_ms(&self) -> Vec<f64> {
         self.0.sync_seconds.take().into_iter().map(|seconds| seconds * 1e3).collect()
     }
 }
 
-/// A medium with counters. With `drop_data`, data are not stored, so that large volumes fit into memory: nothing that
-/// reads them can be measured then.
+/// A medium with counters. With `drop_data`, data are not stored, so that large volumes fit into memory: then no load
+/// that reads them can be measured.
 pub struct Counted {
     medium: AnyMedium,
-    /// Of the volume on it; without one nothing is counted.
+    /// The layout of its volume; without one nothing is counted.
     layout: Option<Layout>,
     drop_data: bool,
     counts: Counts,
 }
 
 impl Counted {
-    /// Counts what goes to `medium`, which holds a volume laid out like this.
+    /// Counts the I/O of `medium`, which has a volume with this layout.
     pub fn new(medium: AnyMedium, layout: Layout, drop_data: bool) -> Counted {
         Counted { medium, layout: Some(layout), drop_data, counts: Counts::default() }
     }
 
-    /// The medium as it is: nothing is counted.
+    /// The medium without counting.
     pub fn not(medium: AnyMedium) -> Counted {
         Counted { medium, layout: None, drop_data: false, counts: Counts::default() }
     }

@@ -1,4 +1,4 @@
-//! CPUs and their time, which other tasks of the machine do not change, and work over memory that is measured by it.
+//! CPUs and CPU time, which other tasks of the machine do not affect, and work over memory that is measured in it.
 
 use std::hint::black_box;
 use std::thread::available_parallelism;
@@ -9,20 +9,20 @@ use rustix::thread::{CpuSet, sched_getaffinity};
 use rustix::time::{ClockId, clock_gettime};
 use sealblock_runtime_reactor::CoreHandle;
 
-/// What the working set is aligned to.
+/// The alignment of the working set.
 const PAGE_BYTES: usize = 4096;
 
-/// Something that goes over the whole working set once and returns what it found, so that it cannot be left out.
+/// Work that passes over the whole working set once and returns a result, so that the compiler cannot remove it.
 pub type Pass<'a> = Box<dyn FnMut() -> u64 + 'a>;
 
-/// A buffer that starts on a page, filled with bytes that differ.
+/// A page-aligned buffer, filled with varying bytes.
 pub struct Memory {
     bytes: Vec<u8>,
     start: usize,
 }
 
 impl Memory {
-    /// Takes and fills so many bytes.
+    /// Allocates and fills this many bytes.
     pub fn new(bytes: usize) -> anyhow::Result<Memory> {
         let mut memory = Vec::new();
         memory.try_reserve_exact(bytes + PAGE_BYTES).context("no memory for a working set that no cache holds")?;
@@ -37,7 +37,7 @@ impl Memory {
     }
 }
 
-/// CPU seconds of one pass, averaged over a turn, so that what others take of the CPU does not count.
+/// CPU seconds of one pass, averaged over a turn, so that other tasks do not count.
 pub fn cpu_seconds(pass: &mut Pass<'_>, turn: Duration) -> f64 {
     let (start, cpu, mut passes) = (Instant::now(), thread_cpu(), 0_u32);
     loop {
@@ -60,7 +60,7 @@ pub async fn core_cpu(core: &CoreHandle) -> anyhow::Result<f64> {
     core.call(|| async { thread_cpu() }).await.context("the target's core is gone")
 }
 
-/// CPUs that this process may use: one for a host, and another one for a target where there is one.
+/// CPUs that this process may use: one for a host, and another one for a target if there is one.
 pub fn two_cpus() -> (usize, usize) {
     let allowed = sched_getaffinity(None).ok();
     let is_allowed = |cpu: &usize| allowed.as_ref().is_none_or(|set| set.is_set(*cpu));

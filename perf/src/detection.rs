@@ -1,8 +1,9 @@
-//! Which faults guards do not see: injected from seeds, counted, and set beside what mathematics says.
+//! Undetected faults of guards: injected from seeds, counted, and compared with theory.
 //!
-//! The same faults are injected for all guards. A trial takes some tens of nanoseconds, because no guard of a block is computed for it (see
-//! [`residues`]), so that even what a guard of 16 bits misses once in 65,536 times is seen more than a thousand times. Trials are split into parts,
-//! each with a seed of its own, and as many threads as there are CPUs take the next part, so counts do not depend on the machine.
+//! The same faults are injected for all guards. A trial takes some tens of nanoseconds, because no guard of a block is
+//! computed for it (see [`residues`]); so even faults that a 16-bit guard misses once in 65,536 times occur more than a
+//! thousand times. Trials are split into parts, each with a seed of its own, and as many threads as there are CPUs take
+//! the next part, so counts do not depend on the machine.
 
 mod count;
 mod faults;
@@ -21,20 +22,20 @@ pub use count::Count;
 pub use faults::Fault;
 pub use places::{Displaced, Seen};
 
-/// Parts into which the trials of one kind of fault are split.
+/// The number of parts of the trials of one kind of fault.
 const PARTS: u64 = 64;
 
-/// What one guard did not see of one kind of fault.
+/// The undetected faults of one guard and kind.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Measured {
-    /// What was counted.
+    /// The count.
     pub count: Count,
-    /// The rate that mathematics gives.
+    /// The theoretical rate.
     pub theory: f64,
 }
 
 impl Measured {
-    /// Whether the count is one that the theory allows.
+    /// True if the count fits the theory.
     pub fn fits(&self) -> bool {
         self.count.fits(self.theory)
     }
@@ -57,7 +58,8 @@ impl Detection {
         Fault::all(self.size.bytes())
     }
 
-    /// Injects at least so many faults of one kind, and counts for each guard, in the order of [`GuardKind::ALL`].
+    /// Injects at least this number of faults of one kind; returns the counts of each guard, in the order of
+    /// [`GuardKind::ALL`].
     pub fn inject(&self, fault: Fault, trials: u64) -> Vec<Measured> {
         let next = AtomicU64::new(0);
         let counts = Mutex::new([Count::default(); GuardKind::ALL.len()]);
@@ -84,7 +86,7 @@ impl Detection {
     }
 
     fn part(&self, fault: Fault, part: u64, trials: u64) -> [Count; GuardKind::ALL.len()] {
-        // A seed for each part of each kind; the number of a kind is its place in the list of the larger blocks.
+        // A seed for each part of each kind; the number of a kind is its index in the list of the larger blocks.
         let kinds = Fault::all(BlockSize::B4096.bytes());
         let kind = kinds.iter().position(|other| *other == fault).unwrap_or(kinds.len()) as u64;
         let seed = (kind << 32 | part << 16) + self.size.bytes() as u64;
@@ -96,7 +98,7 @@ impl Detection {
         undetected.map(|undetected| Count { trials, undetected })
     }
 
-    /// Puts so many whole blocks into the wrong place, for each guard in the order of [`GuardKind::ALL`].
+    /// Puts this number of whole blocks into wrong places, for each guard in the order of [`GuardKind::ALL`].
     pub fn displace(&self, displaced: Displaced, trials: u64) -> Vec<Seen> {
         let inject = |(seed, kind)| places::inject(displaced, kind, self.size, trials, seed);
         (1..).zip(GuardKind::ALL).map(inject).collect()

@@ -1,4 +1,4 @@
-//! A boundary at which tags of the host become those of the device, in the pass that checks them.
+//! A boundary at which one pass checks the host's tags and makes those of the device.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -12,10 +12,10 @@ use sealblock_units::{Extent, Lba};
 
 use crate::cpu::thread_cpu;
 
-/// One conversion of so many is timed, because to ask for CPU time takes as long as to convert a few blocks.
+/// One conversion in this many is timed, because reading the CPU time takes as long as converting a few blocks.
 const TIMED: u64 = 16;
 
-/// A device to a host with a guard of its own.
+/// A device for a host with a guard of its own.
 pub struct HostGuarded<D> {
     device: Rc<D>,
     geometry: Geometry,
@@ -25,19 +25,19 @@ pub struct HostGuarded<D> {
 }
 
 impl<D: Device> HostGuarded<D> {
-    /// The device, whose blocks have tags, to a host with tags of this format.
+    /// The device, whose blocks have tags, for a host with tags of this format.
     pub fn new(device: Rc<D>, host: PiFormat) -> HostGuarded<D> {
         let geometry = Geometry { protection: Some(host), ..device.geometry().clone() };
         HostGuarded { device, geometry, host, conversions: Cell::default(), timed_seconds: Cell::default() }
     }
 
-    /// CPU seconds that conversions have taken so far, from those that were timed.
+    /// CPU seconds of all conversions so far, extrapolated from the timed ones.
     pub fn boundary_cpu(&self) -> f64 {
         let conversions = self.conversions.get();
         self.timed_seconds.get() * conversions as f64 / conversions.div_ceil(TIMED).max(1) as f64
     }
 
-    /// Converts, and times it now and then.
+    /// Converts, and times it at intervals.
     fn converted(&self, blocks: &Sealed, to: PiFormat, extent: Extent) -> Result<Sealed, Error> {
         let number = self.conversions.replace(self.conversions.get() + 1);
         if !number.is_multiple_of(TIMED) {
@@ -49,7 +49,7 @@ impl<D: Device> HostGuarded<D> {
         rebased
     }
 
-    /// The same blocks with tags of another format; the old ones are checked in the same pass.
+    /// The same blocks with tags of another format; the same pass checks the old ones.
     fn rebased(&self, blocks: &Sealed, to: PiFormat, extent: Extent) -> Result<Sealed, Error> {
         let from = blocks.format().ok_or_else(|| missing(extent))?;
         let (size, first) = (self.geometry.block_size, extent.start());
@@ -87,7 +87,7 @@ impl<D: Device> Device for HostGuarded<D> {
     }
 
     fn abilities(&self) -> Abilities {
-        // Tags are the host's own, made in its format before they come here.
+        // The tags are the host's own, made in its format before this point.
         Abilities { seals_writes: Ability::Absent, ..self.device.abilities() }
     }
 

@@ -1,4 +1,4 @@
-//! How long requests took, in little memory and without sorting.
+//! Durations of requests, in little memory and without sorting.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ pub struct Latencies {
     sum_ns: u64,
 }
 
-/// Latencies in microseconds; 0 where none were measured.
+/// Latencies in microseconds; 0 if none were measured.
 #[derive(Clone, Copy, PartialEq, Default, Debug)]
 pub struct Summary {
-    /// The mean, in which time that others took from the machine shows.
+    /// The mean, which includes the time of other tasks of the machine.
     pub mean_us: f64,
-    /// The middle one, in which it does not.
+    /// The median, which hardly does.
     pub median_us: f64,
-    /// Of all but the slowest of a hundred.
+    /// The 99th percentile.
     pub p99_us: f64,
 }
 
@@ -30,7 +30,7 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// Counts one more.
+    /// Counts one duration.
     pub fn add(&mut self, latency: Duration) {
         let ns = latency.as_nanos() as u64;
         self.counts[step(ns)] += 1;
@@ -38,7 +38,7 @@ impl Latencies {
         self.sum_ns += ns;
     }
 
-    /// All of them in short.
+    /// A summary of all.
     pub fn summary(&self) -> Summary {
         if self.count == 0 {
             return Summary::default();
@@ -59,7 +59,7 @@ impl Latencies {
     }
 }
 
-/// Which step a duration belongs to.
+/// The step of a duration.
 fn step(ns: u64) -> usize {
     if ns < STEPS {
         return ns as usize;

@@ -1,10 +1,11 @@
-//! Benchmarks, one per claim. See `docs/performance.md` for what came out.
+//! Benchmarks, one per claim. `docs/performance.md` has the results.
 //!
-//! Two programs are made of it. `sealblock bench` measures what others have published, for users: [`mod@bench`]. `sealblock-perf` compares parts of this
-//! project with baselines and with other builds of itself, for those who work on it: [`comparisons`]. The product does without it: it is compiled with the
-//! feature `comparisons`, as it is by default, and `sealblock` asks for none.
+//! Two programs use this crate. `sealblock bench` measures published claims, for users: [`mod@bench`]. `sealblock-perf`
+//! compares parts of this project with baselines and with other builds, for its developers: [`comparisons`]. The
+//! product does not need the latter: it is compiled with the feature `comparisons`, which is on by default and which
+//! `sealblock` turns off.
 
-// Figures that are taken for both programs, and read by the comparisons alone.
+// Figures for both programs that only the comparisons read.
 #![cfg_attr(not(feature = "comparisons"), allow(dead_code))]
 
 pub mod bench;

@@ -19,16 +19,16 @@ use crate::latency::{Latencies, Summary};
 /// The largest request, in bytes.
 pub const PAYLOAD_BYTES: usize = 1 << 20;
 
-/// What is asked of a device.
+/// A load: the requests to a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Load {
-    /// What tables call it.
+    /// Its name in tables.
     pub name: &'static str,
     /// Writes or reads.
     pub write: bool,
     /// Blocks of a request.
     pub blocks: u64,
-    /// At random multiples of the request's size, or one after the other and round again.
+    /// True for random multiples of the request's size, false for sequential addresses that wrap around.
     pub random: bool,
     /// Requests in flight.
     pub depth: u64,
@@ -36,7 +36,7 @@ pub struct Load {
     pub flush_every: u64,
 }
 
-/// When a turn is over.
+/// The end of a turn.
 #[derive(Clone, Copy)]
 pub enum Until {
     /// After this time.
@@ -48,15 +48,15 @@ pub enum Until {
 /// The result of a turn.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Sample {
-    /// Requests answered.
+    /// Completed requests.
     pub requests: u64,
-    /// Bytes they moved.
+    /// Bytes moved.
     pub bytes: u64,
-    /// How long it took, for writes with a flush at the end.
+    /// The duration, for writes with a flush at the end.
     pub seconds: f64,
-    /// Time the process spent on CPUs, kernel threads that work for it included.
+    /// CPU time of the process, including its kernel threads.
     pub cpu_seconds: f64,
-    /// From asking to answer.
+    /// From request to reply.
     pub latency: Summary,
 }
 
@@ -67,19 +67,19 @@ impl Sample {
     }
 }
 
-/// Measures wall and CPU time of something.
+/// Measures wall and CPU time.
 pub struct Stopwatch {
     wall: Instant,
     cpu: Duration,
 }
 
 impl Stopwatch {
-    /// Begins.
+    /// Starts.
     pub fn start() -> Stopwatch {
         Stopwatch { wall: Instant::now(), cpu: cpu_time() }
     }
 
-    /// Ends; `requests` of `request_bytes` each were answered.
+    /// Ends; `requests` of `request_bytes` each completed.
     pub fn stop(&self, requests: u64, request_bytes: u64) -> Sample {
         let cpu_seconds = (cpu_time() - self.cpu).as_secs_f64();
         let seconds = self.wall.elapsed().as_secs_f64();
@@ -92,14 +92,14 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Bytes to be written, out of the reactor's registered memory, so that no side copies.
+/// Bytes to be written, from the reactor's registered memory, so that no side copies.
 pub fn payload() -> Slice {
     let mut buffer = pool().take(PAYLOAD_BYTES);
     Rng::with_seed(0).fill(&mut buffer);
     buffer.freeze()
 }
 
-/// Asks about all of so many blocks, from the first to the last, `piece` blocks at a time and with so many requests in flight.
+/// Sends requests for the first `blocks` of a device, `piece` blocks at a time and with a number of requests in flight.
 pub async fn in_pieces(
     blocks: u64,
     piece: u64,
@@ -118,18 +118,18 @@ pub async fn in_pieces(
     Ok(())
 }
 
-/// Zeroes to be written, out of the reactor's registered memory.
+/// Zeroes to be written, from the reactor's registered memory.
 pub fn zeroes() -> Slice {
     let mut buffer = pool().take(PAYLOAD_BYTES);
     buffer.fill(0);
     buffer.freeze()
 }
 
-/// Blocks of the requests by which a whole device is written, and how many are in flight.
+/// Blocks of one request for writing a whole device, and the number in flight.
 const WRITE_BLOCKS: u64 = 256;
 const WRITE_DEPTH: usize = 8;
 
-/// Writes so many blocks of a device from `first` on, each with a part of the payload, and flushes.
+/// Writes this number of blocks of a device from `first` on, each with a part of the payload, and flushes.
 pub async fn write_all<D: Device>(device: &D, first: u64, blocks: u64, payload: &Slice) -> anyhow::Result<()> {
     let geometry = device.geometry();
     in_pieces(blocks, WRITE_BLOCKS, WRITE_DEPTH, async |piece| {
@@ -163,7 +163,7 @@ struct Shared {
 }
 
 impl Shared {
-    /// The next extent, while the turn lasts.
+    /// The next extent, until the end of the turn.
     fn next(&self, now: Instant) -> Option<Extent> {
         let over = self.left.get() == 0 || self.end.is_some_and(|end| now >= end);
         if over || self.failure.borrow().is_some() {
@@ -179,7 +179,7 @@ impl Shared {
     }
 }
 
-/// One turn of `load` on `device`; `seed` makes random addresses differ from turn to turn.
+/// One turn of `load` on `device`; with `seed`, random addresses differ from turn to turn.
 pub async fn drive(
     device: impl Device + Clone + 'static,
     load: Load,
@@ -234,7 +234,7 @@ async fn worker(device: impl Device, shared: Rc<Shared>) {
 async fn request<D: Device>(device: &D, shared: &Shared, extent: Extent) -> anyhow::Result<()> {
     let geometry = device.geometry();
     let operation = if shared.load.write {
-        // Making the tags is part of what is measured.
+        // Making the tags is included in the measurement.
         write_of(geometry, extent, &shared.payload)
     } else {
         Request::read(extent, Expectations::NONE)

@@ -1,4 +1,4 @@
-//! `sealblock-perf`: benchmarks for those who work on sealblock.
+//! `sealblock-perf`: benchmarks for developers of sealblock.
 
 use clap::Parser;
 use sealblock_perf::comparisons::{Command, run};

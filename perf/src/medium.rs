@@ -1,6 +1,7 @@
-//! The medium and the clock of every volume that is measured here: a file, memory, or memory with a speed; and time that passes in turns.
+//! The medium and the clock of every measured volume: a file, memory, or memory with a delay; and a clock that runs
+//! only in a contender's turns.
 //!
-//! One type, so that a volume, the largest part of the program, is compiled once for all of them. To tell them apart costs a comparison for
+//! One type for all, so that a volume, the largest part of the program, is compiled once. The cost is a comparison for
 //! each operation.
 
 use std::rc::Rc;
@@ -17,12 +18,12 @@ use sealblock_runtime_reactor::sleep;
 
 /// A step of the clock of volumes.
 const TICK: Duration = Duration::from_millis(20);
-/// Whether it is a contender's turn; set from the core that measures.
+/// True during a contender's turn; set from the measuring core.
 #[derive(Clone, Default)]
 pub struct Turn(Arc<AtomicBool>);
 
 impl Turn {
-    /// One that never ends.
+    /// A turn that never ends.
     pub fn endless() -> Turn {
         Turn(Arc::new(AtomicBool::new(true)))
     }
@@ -37,7 +38,7 @@ impl Turn {
     }
 }
 
-/// A clock that stands still while it is not its owner's turn, so that no contender works on another's time.
+/// A clock that stands still outside its owner's turn, so that no contender uses another's time.
 #[derive(Clone)]
 pub struct TurnClock(Option<Turn>);
 
@@ -45,7 +46,7 @@ impl TurnClock {
     /// The time of the reactor.
     pub const REAL: TurnClock = TurnClock(None);
 
-    /// A clock that goes while `on_turn` is set.
+    /// A clock that runs while `on_turn` is set.
     pub fn new(on_turn: Turn) -> TurnClock {
         TurnClock(Some(on_turn))
     }
@@ -64,7 +65,7 @@ impl Clock for TurnClock {
     }
 }
 
-/// Memory that takes a time of its own for each write.
+/// Memory with a delay for each write.
 pub type PacedMemory = FaultMedium<Rc<MemoryMedium>, TurnClock>;
 
 /// A medium.
@@ -73,11 +74,11 @@ pub enum AnyMedium {
     File(FileMedium),
     /// Memory.
     Memory(MemoryMedium),
-    /// Memory with a speed.
+    /// Memory with a delay.
     Paced(PacedMemory),
 }
 
-/// Calls the same method of whichever it is.
+/// Calls the same method of each variant.
 macro_rules! of_each {
     ($medium:expr, $inner:ident => $call:expr) => {
         match $medium {

@@ -1,7 +1,7 @@
 //! Our target on one core, our host on another, over loopback.
 //!
-//! All namespaces of a run are there from the start, on one target: only what is asked of makes work. Each device is
-//! served twice, as plain blocks and, where it has protection information, with it.
+//! All namespaces of a run exist from the start, on one target: only the requested one causes work. Each device is
+//! served twice, as plain blocks and, if it has protection information, with it.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -27,29 +27,29 @@ use crate::setup::{self, Protection, Turn, open_volume};
 
 /// The subsystem of our target.
 pub const NQN: &str = "nqn.2026-11.org.sealblock:perf";
-/// Commands in flight of a queue; one less than a queue of 256 entries holds.
+/// Commands in flight of a queue; one less than the entries of a queue of 256.
 const DEPTH: u16 = 255;
-/// How long an idle end looks for work, in microseconds, as that of `sealblock serve` does.
+/// How long an idle end polls, in microseconds, as in `sealblock serve`.
 pub const SPIN_US: u32 = 50;
 const FILL_BLOCKS: u64 = 256;
 
-/// What is behind a namespace.
+/// The storage of a namespace.
 #[derive(Clone)]
 pub enum Store {
     /// Nothing.
     Null,
-    /// RAM, written all over.
+    /// RAM, completely written.
     Memory,
-    /// A protected volume in RAM, written all over, with its worker at work.
+    /// A protected volume in RAM, completely written, with its worker running.
     MemoryVolume,
-    /// This file, past the page cache.
+    /// This file, with direct I/O.
     File(PathBuf),
-    /// A protected volume in this file, past the page cache, with its worker at work in its turns.
+    /// A protected volume in this file, with direct I/O, whose worker runs in its turns.
     Volume(PathBuf, Turn),
 }
 
 impl Store {
-    /// When its worker may be at work, if it has one.
+    /// When its worker may run, if it has one.
     fn turn(&self) -> Turn {
         match self {
             Store::Volume(_, on_turn) => on_turn.clone(),
@@ -61,18 +61,18 @@ impl Store {
 /// A device of the target.
 #[derive(Clone)]
 pub struct Served {
-    /// Where the blocks are.
+    /// Its storage.
     pub store: Store,
-    /// Their tags.
+    /// Its tags.
     pub protection: Protection,
-    /// How many there are.
+    /// Its number of blocks.
     pub blocks: u64,
 }
 
 /// How a host uses a device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum View {
-    /// As plain blocks; tags, if there are any, are made and checked by the target.
+    /// As plain blocks; the target makes and checks tags, if there are any.
     Plain,
     /// With tags, which the host makes and checks.
     Tagged,
@@ -83,9 +83,9 @@ pub enum View {
 pub struct Serving {
     /// The core.
     pub core: CoreHandle,
-    /// Where it listens.
+    /// Its address.
     pub address: SocketAddr,
-    /// Whose turn it is, for each device.
+    /// The turn of each device.
     pub turns: Vec<Turn>,
 }
 
@@ -96,7 +96,7 @@ pub fn core(cpu: usize, spin_us: u32) -> anyhow::Result<(Cores, CoreHandle)> {
     Ok((cores, handle))
 }
 
-/// Runs something on the main thread, which does nothing but wait.
+/// Runs work on the main thread, which only waits.
 pub fn wait<T>(work: impl Future<Output = T>) -> anyhow::Result<T> {
     Ok(Reactor::new(Config { pool_arena_bytes: 0, ..Config::default() })?.block_on(work))
 }
@@ -132,7 +132,7 @@ async fn serve(devices: Vec<Served>) -> anyhow::Result<SocketAddr> {
     Ok(address)
 }
 
-/// The namespace of a device, by its place in the list.
+/// The namespace of a device, by its index in the list.
 pub fn nsid(index: usize, view: View) -> u32 {
     index as u32 * 2 + if view == View::Plain { 1 } else { 2 }
 }
@@ -184,7 +184,7 @@ pub async fn connect(
         header_digest: digests,
         data_digest: digests,
         protection: Makes::Host,
-        // A peer that is stopped between its turns answers nothing.
+        // A peer that is stopped between its turns does not reply.
         keep_alive: Duration::ZERO,
         ..Options::default()
     };

@@ -1,11 +1,11 @@
-//! What figures are over rounds in which every contender has its turn: medians, and how they are printed.
+//! Figures over rounds in which every contender has its turn: medians, and their text form.
 
 use fastrand::Rng;
 
 /// One figure with its spread over the rounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Spread {
-    /// The middle one.
+    /// The median.
     pub median: f64,
     /// The least.
     pub least: f64,
@@ -14,7 +14,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// From at least one value.
     pub fn of(values: impl Iterator<Item = f64>) -> Spread {
         let mut values: Vec<f64> = values.collect();
         values.sort_by(f64::total_cmp);
@@ -28,18 +28,18 @@ impl Spread {
     }
 }
 
-/// As parts of a hundred.
+/// As percentages.
 impl std::fmt::Display for Spread {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:5.1} % [{:5.1} .. {:5.1}]", self.median * 100.0, self.least * 100.0, self.most * 100.0)
     }
 }
 
-/// Has each of so many contenders take its turn in each round, in a new order each time. `begin` is called before a round, `turn` with the contender
-/// and the round; rounds are counted from 1. The result has a list for each round, in the order of contenders.
+/// Gives each contender its turn in each round, in a new order each time. Calls `begin` before a round, and `turn` with
+/// the contender and the round; rounds are counted from 1. Returns a list for each round, in the order of contenders.
 ///
 /// # Errors
-/// The first of `begin` or `turn`.
+/// The first error of `begin` or `turn`.
 pub async fn interleaved<T>(
     rounds: u32,
     contenders: usize,
@@ -66,7 +66,7 @@ pub fn shuffled(count: usize, rng: &mut Rng) -> Vec<usize> {
     order
 }
 
-/// A number with some three digits, or all of them before the point.
+/// A number with about three digits, or all of them before the point.
 pub fn number(value: f64) -> String {
     let size = value.abs();
     match size {

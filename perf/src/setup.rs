@@ -1,4 +1,4 @@
-//! Files to be measured: raw ones and protected volumes, both in the same state of preallocation.
+//! Files for measurements: raw ones and protected volumes, both in the same state of preallocation.
 
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -20,7 +20,7 @@ pub use crate::medium::{Turn, TurnClock};
 
 /// Sectors of media in memory.
 const MEMORY_SECTOR_BYTES: u32 = 512;
-/// Salts checksums; files of one run need not differ in it.
+/// The salt of checksums; files of one run may share it.
 const UUID: [u8; 16] = *b"sealblock-perf!!";
 
 /// A guard kind in Type 1, or none.
@@ -28,11 +28,11 @@ const UUID: [u8; 16] = *b"sealblock-perf!!";
 pub struct Protection(pub Option<PiFormat>);
 
 impl Protection {
-    /// What `sealblock create` makes unless told otherwise.
+    /// The default of `sealblock create`.
     pub const CRC32C: Protection =
         Protection(Some(PiFormat::with_default_storage_tag(GuardKind::Crc32c, ProtectionType::Type1)));
 
-    /// What tables call it.
+    /// Its name in tables.
     pub fn name(self) -> &'static str {
         self.0.map_or("none", |format| format.guard().as_str())
     }
@@ -49,7 +49,7 @@ impl FromStr for Protection {
     }
 }
 
-/// What was done to the blocks of a file before the measurement.
+/// The state of a file's blocks before the measurement.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Prepared {
     /// Space is reserved (`fallocate`); no block was ever written.
@@ -58,27 +58,27 @@ pub enum Prepared {
     Written,
 }
 
-/// A file that goes away with this.
+/// A file that is removed on drop.
 pub struct Scratch(pub PathBuf);
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed is left for its owner to find.
+        // If it cannot be removed, it is left for its owner.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// Every volume that is measured.
+/// The type of every measured volume.
 pub type PerfVolume = Volume<Counted, TurnClock>;
 
 /// An open protected volume with its worker.
 pub struct OpenVolume {
     /// The volume.
     pub gate: Rc<Gate<Rc<PerfVolume>>>,
-    /// Whether its clock goes.
+    /// True while its clock runs.
     pub on_turn: Turn,
     worker: JoinHandle<()>,
-    /// What goes to its medium and comes from there.
+    /// The counters of its medium.
     pub counts: Counts,
 }
 
@@ -111,13 +111,13 @@ pub async fn new_file(path: &Path, bytes: u64, prepared: Prepared) -> anyhow::Re
     Ok(medium)
 }
 
-/// Gives every byte of a file its space without writing it.
+/// Reserves space for every byte of a file without writing it.
 fn reserve(path: &Path, bytes: u64) -> anyhow::Result<()> {
     let file = std::fs::OpenOptions::new().write(true).open(path)?;
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).context("reserving space")
 }
 
-/// A new volume on a new file, whose space is reserved or written, slots never used included.
+/// A new volume on a new file, whose space is reserved or written, including physical blocks that are never used.
 pub async fn new_volume(path: &Path, blocks: u64, guard: Protection, prepared: Prepared) -> anyhow::Result<Layout> {
     // Only an open file has a sector size, and the length depends on it.
     let sector_bytes = new_file(path, 1 << 20, Prepared::Reserved).await?.sector_bytes();
@@ -126,13 +126,13 @@ pub async fn new_volume(path: &Path, blocks: u64, guard: Protection, prepared: P
     let medium = AnyMedium::File(new_file(path, layout.medium_bytes(), prepared).await?);
     let shape = shape(blocks, guard);
     create(&medium, &shape).await?;
-    // Making a volume punches holes where its tables will be.
+    // Making a volume punches holes for its tables.
     reserve(path, layout.medium_bytes())?;
     medium.sync().await?;
     Ok(layout)
 }
 
-/// A new volume on a new file that has space for nothing that was not written.
+/// A new volume on a new sparse file, which gets space only for written blocks.
 pub async fn sparse_volume(path: &Path, blocks: u64, guard: Protection) -> anyhow::Result<()> {
     let medium = FileMedium::open(path, Options::CREATE)?;
     let layout = Layout::new(BlockSize::B4096, medium.sector_bytes(), blocks)?;
@@ -142,7 +142,7 @@ pub async fn sparse_volume(path: &Path, blocks: u64, guard: Protection) -> anyho
     Ok(medium.sync().await?)
 }
 
-/// A volume in memory with every block written, and its worker at work until its core is dropped.
+/// A volume in memory with every block written, whose worker runs until its core is dropped.
 pub async fn memory_volume(blocks: u64, guard: Protection) -> anyhow::Result<DynDevice> {
     let layout = Layout::new(BlockSize::B4096, MEMORY_SECTOR_BYTES, blocks)?;
     let medium = AnyMedium::Memory(MemoryMedium::new(layout.medium_bytes(), MEMORY_SECTOR_BYTES));
@@ -161,17 +161,17 @@ fn shape(capacity_blocks: u64, guard: Protection) -> CreateOptions {
     CreateOptions { block_size, capacity_blocks, protection, uuid: UUID, preallocate: false }
 }
 
-/// Makes a file in this folder, and removes it.
+/// Makes and removes a file in this folder.
 ///
 /// # Errors
-/// Why the folder takes no files.
+/// Why the folder does not accept files.
 pub fn takes_files(dir: &Path) -> anyhow::Result<()> {
     let scratch = new_path(dir, "folder")?;
     std::fs::File::create(&scratch.0).with_context(|| format!("making a file in {}", dir.display()))?;
     Ok(())
 }
 
-/// Whether files in this folder can be used past the page cache. Not to be called from a reactor.
+/// True if files in this folder support direct I/O. Must not be called from a reactor.
 pub fn has_direct_io(dir: &Path) -> anyhow::Result<bool> {
     let scratch = new_path(dir, "direct")?;
     let opened = Reactor::new(Config::default())?.block_on(async {
@@ -217,7 +217,7 @@ pub async fn filled_volume(
     Ok((scratch, layout))
 }
 
-/// Opens a volume for writing and starts its worker, whose clock goes while `on_turn` is set.
+/// Opens a volume for writing and starts its worker, whose clock runs while `on_turn` is set.
 pub async fn open_volume(path: &Path, on_turn: Turn) -> anyhow::Result<OpenVolume> {
     let medium = AnyMedium::File(FileMedium::open(path, Options::WRITE)?);
     let layout = probe(&medium).await?.layout;

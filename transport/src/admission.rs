@@ -4,43 +4,44 @@
 //! those that have not introduced themselves, one address has at most a quarter once half of the limit is taken. At the limit, the
 //! oldest connection that has not introduced itself makes room for an address that has none.
 //!
-//! Shape: a pure decision over the list of connections, looked at once for each connection that is accepted. Connections without an
-//! address, on Unix sockets, have no share: the permissions of the socket say who may connect.
+//! Shape: a pure decision over the list of connections, made once for each connection that is accepted. Connections on
+//! Unix sockets have no address and no share: the permissions of the socket decide who may connect.
 
 use std::net::IpAddr;
 use std::net::Ipv6Addr;
 
 /// Parts of the limit that one address has at most: three quarters.
 const MOST_OF_ONE: (usize, usize) = (3, 4);
-/// The part of the limit that connections of one address which have not introduced themselves have at most.
+/// The largest part of the limit for connections of one address that have not introduced themselves.
 const SILENT_PART: usize = 4;
-/// Such connections of one address are not limited while fewer than this part of the limit is taken.
+/// Connections of one address that have not introduced themselves are not limited while less than this part of the
+/// limit is taken.
 const BUSY_PART: usize = 2;
 
-/// A connection that is served, as far as it matters for the next one.
+/// A connection that is served, as far as the decision about the next one needs it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Admitted {
-    /// Its number; older ones have lower numbers.
+    /// Its number; older connections have lower numbers.
     pub(crate) number: u64,
-    /// Where it is from.
+    /// The address of its peer.
     pub(crate) from: Option<IpAddr>,
-    /// It has introduced itself: by a Connect that succeeded, or by the choice of an export.
+    /// True if it has introduced itself: by a Connect that succeeded, or by the choice of an export.
     pub(crate) is_introduced: bool,
 }
 
-/// What becomes of a new connection.
+/// The decision about a new connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Admission {
     /// It is served.
     Admit,
-    /// It is served in place of this one, which is ended.
+    /// It is served in place of this connection, which is ended.
     InPlaceOf(u64),
     /// It is closed.
     Refuse,
 }
 
-/// The address that counts: that of an IPv4 host, also where it comes through IPv6, or the network of 64 bits of an IPv6 host, which has as
-/// many addresses in it as it likes.
+/// The address that a connection counts for: that of an IPv4 host, also where it comes through IPv6, or the 64-bit
+/// network of an IPv6 host, which can have any number of addresses in it.
 pub(crate) fn origin(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
@@ -53,7 +54,7 @@ pub(crate) fn decide(admitted: &[Admitted], limit: usize, from: Option<IpAddr>) 
     let count = |wanted: &dyn Fn(&&Admitted) -> bool| admitted.iter().filter(wanted).count();
     let own = from.map_or(0, |from| count(&|other| other.from == Some(from)));
     let silent = from.map_or(0, |from| count(&|other| other.from == Some(from) && !other.is_introduced));
-    // A limit of a few connections is no place for shares.
+    // A limit of a few connections has no shares.
     let (most, most_silent) = (share(limit, MOST_OF_ONE), share(limit, (1, SILENT_PART)));
     let is_busy = admitted.len() >= limit.div_ceil(BUSY_PART);
     if own >= most || is_busy && silent >= most_silent {
@@ -70,7 +71,7 @@ pub(crate) fn decide(admitted: &[Admitted], limit: usize, from: Option<IpAddr>) 
     }
 }
 
-/// This part of the limit; all of a limit of a few connections.
+/// This part of the limit; the whole limit if it is a few connections.
 fn share(limit: usize, (part, of): (usize, usize)) -> usize {
     const FEW: usize = 16;
     if limit < FEW { limit } else { limit * part / of }
@@ -90,7 +91,7 @@ mod tests {
         (0..count as u64).map(|number| Admitted { number, from, is_introduced }).collect()
     }
 
-    /// Connections from one address until it is refused.
+    /// The number of connections from one address that are served before one is refused.
     fn crowd(from: Option<IpAddr>, is_introduced: bool) -> Vec<Admitted> {
         let mut admitted = Vec::new();
         while decide(&admitted, LIMIT, from) == Admission::Admit {

@@ -1,11 +1,12 @@
 //! Changes that a client has sent and that have not ended, so that none of them undoes a newer one.
 //!
-//! A change ends when its reply arrives. One whose session is lost, or whose future is dropped, may still be executed by the peer:
-//! it is late, and other changes of its blocks wait ([`LateWrites`]). A dropped one ends with its reply after all; a lost one when a later session says
-//! that the peer has fenced the lost one, or when the peer has had the protocol's time to end it.
+//! A change ends when its reply arrives. If its session is lost, or its future is dropped, the peer may still execute
+//! it: the change is late, and other changes of its blocks wait ([`LateWrites`]). A change whose future was dropped
+//! ends with its reply. A change whose session was lost ends when the peer reports on a later session that it has
+//! fenced the lost one, or after the time that the protocol allows the peer.
 //!
-//! Invariants: a change is listed from before it is sent until it has ended; handles of it are held by its future and by the
-//! connection that waits for the reply, so that the last of them removes it; nothing is scanned while nothing is late.
+//! Invariants: a change is listed from before it is sent until it has ended. Its future and the connection that waits
+//! for the reply hold handles of it; the last handle removes it. No list is scanned while no change is late.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,7 +18,7 @@ use slab::Slab;
 #[derive(Default)]
 pub(crate) struct Changes {
     state: RefCell<ChangesState>,
-    /// Notified when something is late no more, and when a session was lost.
+    /// Notified when a late change has ended, and when a session was lost.
     ended: Condition,
 }
 
@@ -39,7 +40,7 @@ struct Sent {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// A caller waits for it.
+    /// In flight: a caller waits for it.
     InFlight,
     /// Late, until its reply arrives.
     Abandoned,
@@ -61,18 +62,18 @@ impl Changes {
         state.requests
     }
 
-    /// True if a request may change this: no late change of another one overlaps.
+    /// True if the request may change these blocks: no late change of another request overlaps.
     pub(crate) fn permits(&self, request_id: u64, write_set: &WriteSet) -> bool {
         let state = self.state.borrow();
         state.late.is_empty() || state.late.permits(request_id, write_set)
     }
 
-    /// Waits until `ready`, which is looked at again whenever something is late no more or a session was lost.
+    /// Waits until `ready` returns true. It is called again whenever a late change has ended or a session was lost.
     pub(crate) async fn wait_until(&self, ready: impl FnMut() -> bool) {
         self.ended.wait_until(ready).await;
     }
 
-    /// Has those that wait look again.
+    /// Makes the waiters of [`Changes::wait_until`] check again.
     pub(crate) fn notify(&self) {
         self.ended.notify();
     }
@@ -97,13 +98,13 @@ impl Changes {
         !self.state.borrow().late.is_empty()
     }
 
-    /// A session can deliver nothing more.
+    /// Removes the late changes of a session that can deliver nothing more.
     pub(crate) fn clear(&self, session: u64) {
         self.state.borrow_mut().late.clear(session);
         self.notify();
     }
 
-    /// The peer has fenced all sessions before this one.
+    /// Removes the late changes of all sessions before this one, which the peer has fenced.
     pub(crate) fn clear_before(&self, session: u64) {
         self.state.borrow_mut().late.clear_before(session);
         self.notify();
@@ -121,13 +122,13 @@ impl ChangesState {
 }
 
 impl SentChange {
-    /// Its connection was lost before its reply arrived. Those that wait must be told ([`Changes::notify`]).
+    /// Marks the change late because its connection was lost. The caller must wake the waiters ([`Changes::notify`]).
     pub(crate) fn lost(self) -> Rc<Changes> {
         self.changes.state.borrow_mut().set_late(self.key, Stage::Lost);
         Rc::clone(&self.changes)
     }
 
-    /// No caller waits for it any more. If it was sent, it may still be executed.
+    /// Marks the change late because no caller waits for it any more. If it was sent, the peer may still execute it.
     fn abandoned(self) {
         let mut state = self.changes.state.borrow_mut();
         if state.sent[self.key].handles > 1 {
@@ -164,7 +165,7 @@ impl Drop for SentChange {
 pub(crate) struct AwaitedChange(pub(crate) Option<SentChange>);
 
 impl AwaitedChange {
-    /// The change has an outcome, or was lost.
+    /// Drops the handle: the change has an outcome, or was lost.
     pub(crate) fn end(mut self) {
         drop(self.0.take());
     }

@@ -69,25 +69,25 @@ pub trait ClientCore: 'static {
     fn request_name(&self) -> String;
 }
 
-/// What a core tells.
+/// An event of a core.
 pub enum ClientEvent<R> {
-    /// The request at this place ended.
+    /// The request at this place has ended.
     Completed {
         /// See [`ClientCore::submit`].
         place: usize,
-        /// Its end.
+        /// The end of the request.
         reply: R,
     },
-    /// The negotiation went on, or the connection was closed.
+    /// The negotiation made progress, or the connection was closed.
     Progress,
 }
 
-/// Why a core did not take a request.
+/// Why a core did not accept a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SubmitError {
     /// The connection is not open for requests.
     Closed,
-    /// The peer takes no such request, and why.
+    /// The peer does not support this request; the reason.
     Refused(String),
 }
 
@@ -96,18 +96,18 @@ pub enum SubmitError {
 #[error("{0}")]
 pub struct ConnectionLost(pub Rc<str>);
 
-/// Why a request has no reply.
+/// Why a request got no reply.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RequestError {
     /// Its connection ended.
     #[error(transparent)]
     Lost(#[from] ConnectionLost),
-    /// It was not sent, and why.
+    /// The request was not sent; the reason.
     #[error("{0}")]
     NotSent(String),
 }
 
-/// For callers that give the connection up then.
+/// For callers that then close the connection.
 impl From<RequestError> for ConnectionLost {
     fn from(error: RequestError) -> ConnectionLost {
         match error {
@@ -117,10 +117,10 @@ impl From<RequestError> for ConnectionLost {
     }
 }
 
-/// A connection, as its owners hold it: the last one that drops it ends it.
+/// An owner's handle of a connection. The connection ends when the last one is dropped.
 pub struct Connection<C: ClientCore>(Rc<Link<C>>);
 
-/// A connection, as its tasks hold it.
+/// The connection as its two tasks share it.
 struct Link<C: ClientCore> {
     stream: Stream,
     core: RefCell<C>,
@@ -183,12 +183,12 @@ impl<C: ClientCore> Connection<C> {
         self.execute_change(request, None)
     }
 
-    /// The same for a request that changes something, which is listed until its reply arrives.
+    /// The same for a request that changes blocks. The change is listed until its reply arrives.
     pub fn execute_change(&self, request: C::Request, change: Option<SentChange>) -> RequestFuture<'_, C> {
         RequestFuture { link: &self.0, stage: RequestStage::New(request), has_no_timeout: false, change }
     }
 
-    /// The same for a request that may take any time.
+    /// The same for a request without a timeout.
     pub fn execute_without_timeout(&self, request: C::Request) -> RequestFuture<'_, C> {
         RequestFuture { link: &self.0, stage: RequestStage::New(request), has_no_timeout: true, change: None }
     }
@@ -220,8 +220,8 @@ impl<C: ClientCore> Drop for Connection<C> {
     }
 }
 
-/// Ends each connection on which a request is in flight for longer than `limit`, up to an eighth of it late. The owner runs it
-/// in a task, and aborts that task together with the connections.
+/// Ends each connection on which a request is in flight for longer than `limit`, at most an eighth of the limit late.
+/// The owner runs it in a task, and aborts that task together with the connections.
 pub async fn end_late_requests<C: ClientCore>(connections: Vec<Rc<Connection<C>>>, limit: Duration) {
     loop {
         sleep((limit / TICKS).max(Duration::from_millis(1))).await;
@@ -385,7 +385,7 @@ pub struct RequestFuture<'a, C: ClientCore> {
     link: &'a Link<C>,
     stage: RequestStage<C::Request>,
     has_no_timeout: bool,
-    /// What it changes; moves to the connection when it is submitted.
+    /// The blocks that it changes; moves to the connection when the request is submitted.
     change: Option<SentChange>,
 }
 
@@ -396,7 +396,7 @@ impl<C: ClientCore> RequestFuture<'_, C> {
         Ok(())
     }
 
-    /// Submits the request when it is its turn. True if it is in flight.
+    /// Submits the request if the connection has room and no earlier request waits. True if it is in flight.
     fn advance(&mut self, cx: &mut Context<'_>) -> Result<bool, RequestError> {
         match std::mem::replace(&mut self.stage, RequestStage::Ended) {
             RequestStage::New(request) => {

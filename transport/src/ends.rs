@@ -1,14 +1,15 @@
 //! Ends of connections that have arrived and were not read yet.
 //!
-//! A client that closes a connection with unanswered changes sends them again on another one, and newer changes after them. All of it arrives in
-//! that order; but each core reads its own connections in its own time, and would execute what lies unread on the old one last.
-//! So a receiver first checks whether the end of another connection of its client has arrived, and waits until that one
-//! can execute nothing more.
+//! A client that closes a connection with unanswered changes sends them again on another one, and newer changes after
+//! them. They arrive in that order. But each core reads its own connections in its own time, and would execute the
+//! unread requests of the old connection last. So a receiver first checks whether the end of another connection of its
+//! client has arrived, and waits until that connection can execute nothing more.
 //!
-//! Invariants: a connection is watched from before its first change until its changes in flight are fenced. What was received after its end
-//! arrived is executed after that.
+//! Invariants: a connection is watched from before its first change until its changes in flight are fenced. Requests
+//! that were received after its end arrived are executed after that.
 //!
-//! What has not arrived cannot be seen: bytes that are still on their way when newer ones arrive on another connection.
+//! Limit: bytes that have not arrived cannot be seen. Those of an old connection may still be in the network when newer
+//! ones arrive on another connection.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,21 +23,22 @@ use sealblock_runtime_reactor::{now, sleep};
 use crate::serving::Registration;
 use crate::signal::{ControlSignal, Signals};
 
-/// First and longest pause between two looks whether the other connections have ended.
+/// The first and the longest pause between two checks whether the other connections have ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Time that a closed connection gets to execute what lies unread; then it is aborted. Its client is not there to be answered.
+/// Time that a closed connection gets to execute its unread requests; then it is aborted. Its client is no longer there
+/// to read replies.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The watched connections of a server. `C` tells which of them may be one client's.
+/// The watched connections of a server. `C` decides which of them may belong to one client.
 pub struct Ends<C> {
     members: Mutex<Members<C>>,
-    /// Different owners among the members.
+    /// The number of different owners among the members.
     owners: AtomicUsize,
 }
 
 struct Members<C> {
-    /// A descriptor: made with the first member, and closed behind the last one.
+    /// An epoll descriptor: opened with the first member, and closed after the last one.
     hangups: Option<Hangups>,
     by_number: BTreeMap<u64, Member<C>>,
 }

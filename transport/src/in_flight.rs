@@ -23,7 +23,7 @@ struct Entry<R> {
     state: RequestState<R>,
     /// Tick at which the request was submitted; `None` for a request without a timeout.
     sent_tick: Option<u32>,
-    /// What it changes, while it is in flight.
+    /// The change, while the request is in flight.
     change: Option<SentChange>,
 }
 

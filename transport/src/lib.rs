@@ -1,11 +1,11 @@
 //! Connections of block protocols, whatever the protocol.
 //!
-//! The client's side: a [`Connection`] moves requests and replies between its owners and a socket, by way of the
-//! protocol's [`ClientCore`]; [`Reconnecting`] replaces the session to an [`Endpoint`] when one of its connections is lost, and keeps
-//! newer changes behind those that the lost one may still deliver.
+//! The client's side: a [`Connection`] moves requests and replies between its owners and a socket, through the
+//! protocol's [`ClientCore`]. [`Reconnecting`] replaces the session to an [`Endpoint`] when one of its connections is
+//! lost, and delays newer changes until the lost one can deliver no older ones.
 //!
-//! The server's side: [`Serving`] accepts connections, spreads them over cores and ends them, by way of a [`ControlSignal`] to
-//! each; a connection's [`Turns`] let one task receive, execute and send in batches.
+//! The server's side: [`Serving`] accepts connections, spreads them over cores and ends them, through a
+//! [`ControlSignal`] to each. A connection's [`SendScheduler`] lets one task receive, execute and send in batches.
 
 mod admission;
 mod changes;
@@ -30,10 +30,10 @@ pub use lineage::Lineage;
 pub use reconnecting::{Attempt, AttemptError, Endpoint, ReconnectLimits, Reconnecting, Sending};
 pub use serving::{Registration, Serving};
 pub use signal::{ControlSignal, Signals};
-pub use turns::{Batch, STAGING_BYTES, Sender, Turns, configure_socket, lingering_close, next_turn};
+pub use turns::{ReplyBatch, STAGING_BYTES, SendScheduler, Sender, configure_socket, lingering_close, next_poll};
 pub use work::{HeldBytes, WorkQueue, work_budget};
 
-/// 16 random bytes, others at each call: an identity of a client.
+/// 16 random bytes, different at each call, to identify a client.
 pub fn random_id() -> [u8; 16] {
     let half = || RandomState::new().hash_one(std::process::id()).to_le_bytes();
     let mut id = [0; 16];

@@ -1,12 +1,12 @@
-//! What outlives a client's device: its identity at the peer, and changes that may still be executed.
+//! State that outlives a client's device: its identity at the peer, and changes that may still be executed.
 //!
-//! A device that is closed with unanswered changes, because its sessions were lost for too long, is often opened again: a mirror brings
-//! its replica back, a multipath device its path. The new device must not write over blocks that the old one's changes may still reach.
-//! So it goes on with the lineage of the old one: a peer that fences sessions is told of the old ones, and for another peer
-//! the new device waits as the old one would have.
+//! A device that is closed with unanswered changes, because its sessions were lost for too long, is often opened again:
+//! a mirror reattaches its replica, a multipath device its path. The new device must not write to blocks that the old
+//! device's changes may still reach. So it continues the lineage of the old device: a peer that fences sessions gets
+//! the numbers of the old ones, and for another peer the new device waits as long as the old one would have.
 //!
-//! Shape: lineages that wait for their next device are kept for the reactor's thread, by what they are connected to, and only while
-//! changes are late. A device that is open keeps its own, so two devices to one peer never share one.
+//! Shape: lineages that wait for their next device are kept in a list of the reactor's thread, by peer, and only while
+//! changes are late. An open device keeps its own lineage, so two devices to one peer never share one.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -17,34 +17,35 @@ use sealblock_runtime_reactor::{now, sleep, spawn};
 use crate::changes::Changes;
 use crate::random_id;
 
-/// Most lineages that wait for their next device. More than that, the oldest is forgotten.
+/// The maximum number of lineages that wait for their next device. Above it the oldest is dropped.
 const MAX_KEPT: usize = 1024;
 
 thread_local! {
     static KEPT: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The parts of a lineage whose device is gone.
+/// The state of a lineage whose device is closed.
 struct Kept {
     peer: String,
     client: [u8; 16],
     sessions: u64,
     changes: Rc<Changes>,
     ended: Vec<u16>,
-    /// When nothing of it is late any more.
+    /// When none of its changes is late any more.
     until: Instant,
 }
 
-/// See the module's header. Dropped while changes are late, it is kept for the next device to its peer.
+/// The lineage of a device; see the module's header. If it is dropped while changes are late, it is kept for the next
+/// device to its peer.
 pub struct Lineage {
     peer: String,
     quiesce: Duration,
     client: [u8; 16],
     sessions: Cell<u64>,
     pub(crate) changes: Rc<Changes>,
-    /// What the peer calls the sessions that have ended and may still be alive to it.
+    /// The peer's identifiers of the sessions that have ended and that it may still take for alive.
     ended: RefCell<Vec<u16>>,
-    /// When nothing is late any more of the devices before this one; `None` once this one has had a session.
+    /// When no change of earlier devices is late any more; `None` once this device has had a session.
     until: Cell<Option<Instant>>,
 }
 
@@ -71,33 +72,33 @@ impl Lineage {
         Lineage { peer, quiesce, client, sessions, changes, ended, until: Cell::new(Some(until)) }
     }
 
-    /// The client, at its peer.
+    /// The client's identity at its peer.
     pub fn client(&self) -> [u8; 16] {
         self.client
     }
 
-    /// A number for a session, higher than those before.
+    /// A session number that is higher than all before.
     pub fn next_session(&self) -> u64 {
         self.sessions.set(self.sessions.get() + 1);
         self.sessions.get()
     }
 
-    /// A session of this device accepts requests.
+    /// Records that a session of this device accepts requests.
     pub(crate) fn session_started(&self) {
         self.until.set(None);
     }
 
-    /// Sessions that have ended, as the peer calls them, but for [`Lineage::are_ended`].
+    /// The peer's identifiers of the sessions that have ended, without those of [`Lineage::are_ended`].
     pub fn ended(&self) -> Vec<u16> {
         self.ended.borrow().clone()
     }
 
-    /// A session has ended that the peer may still take for alive.
+    /// Records a session that has ended and that the peer may still take for alive.
     pub fn add_ended(&self, session: u16) {
         self.ended.borrow_mut().push(session);
     }
 
-    /// The peer has ended these too.
+    /// Records that the peer has ended these sessions too.
     pub fn are_ended(&self, sessions: &[u16]) {
         self.ended.borrow_mut().retain(|session| !sessions.contains(session));
     }
@@ -136,7 +137,7 @@ mod tests {
 
     const QUIESCE: Duration = Duration::from_secs(60);
 
-    /// Has a device to a peer lose a change on its first session, and closes it; returns its client.
+    /// Opens a device to a peer, loses a change on its first session, and closes the device; returns its client.
     fn lose(peer: &str, quiesce: Duration) -> [u8; 16] {
         let lineage = Lineage::of(peer.to_owned(), quiesce);
         let number = lineage.next_session();
@@ -158,7 +159,7 @@ mod tests {
         run(async || {
             let old = lose("peer", QUIESCE);
             assert_ne!(to("another peer").client(), old);
-            // An attempt that fails leaves it to the next.
+            // A failed attempt leaves the lineage to the next one.
             drop(to("peer"));
             let new = to("peer");
             assert_eq!((new.client(), new.next_session()), (old, 2));

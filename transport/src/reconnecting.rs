@@ -1,8 +1,9 @@
 //! A client's session, opened again when one of its connections is lost, until the limits of reconnecting are reached.
 //!
-//! Invariants: a request waits for a session, or fails once reconnecting has failed; a new session is to the same device as
-//! the first; a change is not sent while a lost session may still deliver another one of its blocks ([`Changes`]); the limits of the [`Endpoint`] bound every attempt, pause and repetition; writes of a session that was lost are
-//! not made durable by a Flush of a later one ([`FlushEpochs`]).
+//! Invariants: a request waits for a session, or fails once reconnecting has failed. A new session is to the same
+//! device as the first. A change is not sent while a lost session may still deliver another change of its blocks
+//! ([`Changes`]). The limits of the [`Endpoint`] bound every attempt, pause and repetition. A Flush of a later session
+//! does not make writes of a lost session durable ([`FlushEpochs`]).
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -19,53 +20,54 @@ use crate::changes::{AwaitedChange, Changes, SentChange};
 use crate::connection::{ConnectionLost, RequestError};
 use crate::lineage::Lineage;
 
-/// What a client is connected to: opens sessions, and keeps what outlives them.
+/// The peer of a client: opens sessions, and keeps the state that outlives them.
 pub trait Endpoint: Sized + 'static {
     /// Connections that accept requests.
     type Session: 'static;
-    /// Where the peer is.
+    /// The address of the peer.
     type Address: fmt::Display;
     /// Why a session cannot be opened.
     type OpenError: fmt::Display;
 
-    /// For errors and log lines.
+    /// The peer's name in errors and log lines.
     fn address(&self) -> &Self::Address;
-    /// What outlives the device.
+    /// The state that outlives the device.
     fn lineage(&self) -> &Lineage;
     /// The limits of reconnecting.
     fn limits(&self) -> ReconnectLimits;
     /// True if a write is volatile until a Flush.
     fn is_volatile(&self) -> bool;
-    /// Opens another session, of this number ([`Lineage::next_session`]), and checks that it is to the same device as the first.
+    /// Opens another session with this number ([`Lineage::next_session`]), and checks that it is to the same device as
+    /// the first.
     fn reopen(&self, number: u64) -> impl Future<Output = Result<Self::Session, Self::OpenError>>;
     /// True if no later attempt can succeed.
     fn is_final(error: &Self::OpenError) -> bool;
-    /// Why a connection of the session has ended, if one has.
+    /// Why a connection of the session has ended; `None` while all are open.
     fn lost(session: &Self::Session) -> Option<ConnectionLost>;
-    /// True if the peer has said that nothing of earlier sessions is executed after the requests of this one.
+    /// True if the peer has promised to execute nothing of earlier sessions after the requests of this one.
     fn is_fenced(_session: &Self::Session) -> bool {
         false
     }
-    /// A session accepts requests from now on.
+    /// Called when a session accepts requests.
     fn session_started(_: &Rc<Reconnecting<Self>>, _: &Rc<Self::Session>) {}
-    /// Ends a session: its connections and tasks. Its counters are read here for the last time.
+    /// Ends a session: its connections and tasks. This is the last time that its counters are read.
     fn end_session(&self, session: &Self::Session, reason: &str);
 }
 
-/// How long and how often a client tries.
+/// How long and how often a client retries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ReconnectLimits {
     /// Limits of reconnecting after one loss.
     pub reconnect: Reconnect,
     /// Connections that one request may lose before it fails: a request that crashes its peer must not be sent forever.
     pub max_losses: u8,
-    /// Time after which a lost session can deliver nothing more, to a peer that fences none.
+    /// Time after which a lost session can deliver nothing more, at a peer that does not fence sessions.
     pub quiesce: Duration,
-    /// Time that a request waits at most for what a lost session may still deliver to its blocks.
+    /// The maximum time that a request waits for changes of its blocks that a lost session may still deliver.
     pub late_wait: Duration,
 }
 
-/// The session of this moment.
+/// The current session.
 enum SessionState<S> {
     Connected(Rc<S>, u64),
     /// A new session is being opened.
@@ -74,7 +76,7 @@ enum SessionState<S> {
     Failed(Rc<str>),
 }
 
-/// An endpoint, and a session to it that is replaced when it is lost. Reads as the endpoint.
+/// An endpoint, and a session to it that is replaced when it is lost. Dereferences to the endpoint.
 pub struct Reconnecting<E: Endpoint> {
     endpoint: E,
     /// Which writes a Flush makes durable.
@@ -84,7 +86,7 @@ pub struct Reconnecting<E: Endpoint> {
     reconnects: Cell<u64>,
 }
 
-/// What an attempt gets besides its session.
+/// The arguments of an attempt besides its session.
 pub struct Sending {
     /// The session's [`FlushEpochs::epoch`].
     pub epoch: u64,
@@ -100,7 +102,7 @@ pub enum Attempt<T> {
     Again(Duration),
 }
 
-/// Why a request came to no outcome.
+/// Why a request has no outcome.
 pub enum AttemptError {
     /// The session was lost; the request is sent again on the next one.
     Lost(ConnectionLost),
@@ -183,13 +185,13 @@ impl<E: Endpoint> Reconnecting<E> {
         }
     }
 
-    /// Times that a session was replaced.
+    /// The number of times that a session was replaced.
     pub fn reconnects(&self) -> u64 {
         self.reconnects.get()
     }
 
-    /// Executes an idempotent request that changes `write_set`: `attempt` sends it on the current session, and again on the next
-    /// one when that is lost.
+    /// Executes an idempotent request that changes `write_set`: `attempt` sends it on the current session, and again on
+    /// the next one if that session is lost.
     ///
     /// # Errors
     /// Those of `attempt`; [`ErrorKind::Unreachable`] once the limits are reached.
@@ -226,7 +228,8 @@ impl<E: Endpoint> Reconnecting<E> {
         }
     }
 
-    /// Waits until no late change of another request overlaps, or until this session is lost: it may be that nothing else notices.
+    /// Waits until no late change of another request overlaps, or until this session is lost, which no other task may
+    /// notice.
     #[cold]
     async fn wait_for_late(
         self: &Rc<Self>,
@@ -323,7 +326,7 @@ impl<E: Endpoint> Reconnecting<E> {
     }
 }
 
-/// Ends the wait for what a lost session may deliver to a peer that fences none.
+/// Clears the changes of a lost session once it can deliver nothing more, at a peer that does not fence sessions.
 async fn clear_later(changes: Weak<Changes>, number: u64, quiesce: Duration) {
     sleep(quiesce).await;
     if let Some(changes) = changes.upgrade() {
@@ -335,7 +338,7 @@ impl<E: Endpoint> Drop for Reconnecting<E> {
     fn drop(&mut self) {
         let state = std::mem::replace(self.state.get_mut(), SessionState::Failed("it was dropped".into()));
         if let SessionState::Connected(session, _) = &state {
-            // What is in flight becomes late.
+            // The requests in flight become late.
             self.endpoint.end_session(session, "closed by this host");
         }
         drop(state);

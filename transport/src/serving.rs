@@ -1,7 +1,7 @@
 //! A server's listeners and connections, on all its cores: accepts, limits, spreads and ends them.
 //!
-//! Invariants: a connection counts against the limit until its [`Registration`] is dropped, or until it was ended for another one; an
-//! order to all reaches those that register later too, and none is withdrawn.
+//! Invariants: a connection counts against the limit until its [`Registration`] is dropped, or until it was ended in
+//! favour of another one. A signal to all also reaches those that register later, and is never withdrawn.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Time that connections get to end after they were aborted.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What all cores of a server share of its connections.
+/// The state of a server's connections that its cores share.
 pub struct Serving {
     max_connections: usize,
     drain: Duration,
@@ -35,7 +35,7 @@ pub struct Serving {
 
 #[derive(Default)]
 struct Members {
-    /// What was sent to all.
+    /// The flags that were sent to all.
     order: Option<Signals>,
     next: u64,
     connections: BTreeMap<u64, Member>,
@@ -46,21 +46,21 @@ struct Members {
 struct Member {
     signal: Arc<ControlSignal>,
     admitted: Admitted,
-    /// It was ended for another one, and does not count any more.
+    /// It was ended in favour of another connection, and does not count any more.
     is_replaced: bool,
 }
 
 /// A core that serves connections.
 struct ServingCore {
     address: CoreAddress,
-    /// Connections on this core, without those that cost little.
+    /// The number of connections on this core, without those that are excluded from its load.
     load: AtomicUsize,
 }
 
 /// Registers a listener or connection for signals, until it is dropped.
 pub struct Registration {
     serving: Arc<Serving>,
-    /// Unique among the listeners and connections of a server; grows from one to the next.
+    /// Unique among the listeners and connections of a server; later ones have higher numbers.
     pub number: u64,
     /// The signal to its task.
     pub signal: Arc<ControlSignal>,
@@ -70,7 +70,7 @@ pub struct Registration {
 }
 
 impl Registration {
-    /// Counts the connection as no load of its core from now on.
+    /// Excludes the connection from the load of its core from now on.
     pub fn exclude_from_load(&self) {
         if let Some((cores, index)) = &self.core
             && self.counts_as_load.replace(false)
@@ -79,7 +79,7 @@ impl Registration {
         }
     }
 
-    /// The peer has introduced itself: its connection has a use, and does not make room for others any more.
+    /// Records that the peer has introduced itself: this connection is no longer ended in favour of others.
     pub fn set_introduced(&self) {
         if let Some(member) = self.serving.members().connections.get_mut(&self.number) {
             member.admitted.is_introduced = true;
@@ -103,8 +103,9 @@ impl Drop for Registration {
 }
 
 impl Serving {
-    /// Connections above `max_connections`, and those of an address above its share (`admission`), are closed as soon as they are
-    /// accepted. When the server stops, requests in flight get `drain`, and again as long for their replies; then connections are aborted.
+    /// Connections above `max_connections`, and those of an address above its share (`admission`), are closed as soon
+    /// as they are accepted. When the server stops, requests in flight get the time `drain`, and their replies the same
+    /// time again; then connections are aborted.
     pub fn new(max_connections: usize, drain: Duration) -> Arc<Serving> {
         Arc::new(Serving {
             max_connections,
@@ -213,7 +214,7 @@ impl Serving {
         Some((cores, index))
     }
 
-    /// Takes no more connections and requests, on any core. [`Serving::serve`] returns when the server has stopped.
+    /// Stops accepting connections and requests, on all cores. [`Serving::serve`] returns when the server has stopped.
     pub fn stop(&self) {
         self.signal_all(Signals::DRAIN);
     }
@@ -223,7 +224,7 @@ impl Serving {
         self.members().connections.len()
     }
 
-    /// Sends an order to all listeners and connections, now and later.
+    /// Sends flags to all listeners and connections, also to later ones.
     fn signal_all(&self, order: Signals) {
         let signals: Vec<Arc<ControlSignal>> = {
             let mut members = self.members();
@@ -257,7 +258,7 @@ impl Serving {
 }
 
 impl Members {
-    /// The number of the next listener or connection, and its signal, which has the order that was sent to all.
+    /// The number of the next listener or connection, and its signal, with the flags that were sent to all.
     fn next_signal(&mut self) -> (u64, Arc<ControlSignal>) {
         let signal = Arc::new(ControlSignal::default());
         if let Some(order) = self.order {
@@ -270,7 +271,7 @@ impl Members {
 
 /// Begins to serve a connection on its core.
 fn hand_to_core(stream: Stream, registration: Registration, begin: impl FnOnce(Stream, Registration) + Send + 'static) {
-    // Without it a small reply waits for an acknowledgement. A socket that fails here is about to close.
+    // Without this option a small reply waits for an acknowledgement. A socket that fails here is about to close.
     let _ = stream.set_nodelay(true);
     let Some(address) = registration.core_address().filter(|address| !address.is_here()).cloned() else {
         return begin(stream, registration);

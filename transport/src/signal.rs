@@ -1,7 +1,7 @@
 //! The signal to a listener or a connection on another core, and a rate limit for log lines that peers can cause.
 //!
-//! Invariants: the task that listens to a signal sees every flag that was sent, once it next runs; sending a flag twice before
-//! is the same as once; no order to drain or to abort is withdrawn.
+//! Invariants: the task that listens to a signal sees every flag that was sent, once it next runs. Sending a flag twice
+//! before that is the same as once. A flag to drain or to abort is never withdrawn.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 pub struct Signals(u8);
 
 impl Signals {
-    /// Take no more requests, complete those in flight, then end.
+    /// Stop receiving requests, complete those in flight, then end.
     pub const DRAIN: Signals = Signals(1);
     /// End at once; includes [`Signals::DRAIN`].
     pub const ABORT: Signals = Signals(1 << 1 | Signals::DRAIN.0);
     /// Reset the timer.
     pub const TIMER: Signals = Signals(1 << 2);
-    /// Look up what is served again.
+    /// Look up the served devices again.
     pub const CHANGED: Signals = Signals(1 << 3);
 
     /// True if all of these flags are set.
@@ -28,7 +28,7 @@ impl Signals {
     }
 }
 
-// A cache line of its own: the owner writes to it with every request, which must not slow other cores down.
+// A cache line of its own: the owner writes to it with every request, which would slow other cores down.
 /// A signal to one task.
 #[repr(align(64))]
 #[derive(Default)]
@@ -46,14 +46,14 @@ impl ControlSignal {
     pub fn send(&self, signals: Signals) {
         self.sent.fetch_or(signals.0, Ordering::SeqCst);
         self.pending.fetch_or(signals.0, Ordering::SeqCst);
-        // The task may wait for another order after this one, so its waker stays.
+        // The task may wait for another flag after this one, so its waker stays.
         let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(waker) = waker {
             waker.wake();
         }
     }
 
-    /// Has flags that are sent from now on wake this task.
+    /// Makes flags that are sent from now on wake this task.
     pub fn listen(&self, waker: &Waker) {
         let before = self.waker.lock().unwrap_or_else(PoisonError::into_inner).replace(waker.clone());
         drop(before);

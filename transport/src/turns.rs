@@ -12,7 +12,7 @@ use std::time::Duration;
 use sealblock_runtime_reactor::Notify;
 use sealblock_runtime_reactor::net::Stream;
 
-/// Bytes that are received at once: the requests of a deep queue, with short data.
+/// Bytes of one receive: the requests of a deep queue, with short data.
 pub const STAGING_BYTES: usize = 256 << 10;
 /// Socket buffer size each way, in bytes: the data of a deep queue of reads, so that a send does not stop half way and
 /// wait for the peer. Automatic tuning grows socket buffers only after they were too small.
@@ -21,7 +21,7 @@ const SOCKET_BYTES: usize = 2 << 20;
 const LINGERING_CLOSE: Duration = Duration::from_secs(1);
 /// Bytes that are received and discarded at once meanwhile.
 const LINGERING_CLOSE_BYTES: usize = 4096;
-/// The minimum number of requests, and the maximum of bytes that they read, before their replies are sent.
+/// The smallest batch of requests, and the most bytes that it reads, before its replies are sent.
 const BATCH_REQUESTS: usize = 16;
 const BATCH_BYTES: u64 = 256 << 10;
 
@@ -41,13 +41,13 @@ pub async fn lingering_close(stream: &Stream) {
 }
 
 /// Completes at the next poll of the task.
-pub async fn next_turn() {
+pub async fn next_poll() {
     let mut has_waited = false;
     poll_fn(|_| if std::mem::replace(&mut has_waited, true) { Poll::Ready(()) } else { Poll::Pending }).await
 }
 
-/// Which half of a connection runs next.
-pub struct Turns {
+/// Runs the two halves of a connection in its one task: the half that receives and executes, and the sender.
+pub struct SendScheduler {
     /// The connection's task.
     task: RefCell<Waker>,
     /// Notified when there is something to send, or sending must end.
@@ -67,7 +67,7 @@ pub struct Sender<'a, F> {
 }
 
 impl<'a, F: Future<Output = ()>> Sender<'a, F> {
-    /// Sends by `future`, which completes once [`Turns::output`] has returned `false`.
+    /// A sender that runs `future`, which completes once [`SendScheduler::output`] has returned `false`.
     pub fn new(future: Pin<&'a mut F>) -> Sender<'a, F> {
         Sender { future, is_over: false }
     }
@@ -79,9 +79,9 @@ impl<'a, F: Future<Output = ()>> Sender<'a, F> {
     }
 }
 
-impl Default for Turns {
-    fn default() -> Turns {
-        Turns {
+impl Default for SendScheduler {
+    fn default() -> SendScheduler {
+        SendScheduler {
             task: RefCell::new(Waker::noop().clone()),
             output: Notify::default(),
             is_polling: Cell::new(false),
@@ -91,8 +91,8 @@ impl Default for Turns {
     }
 }
 
-impl Turns {
-    /// Polls `work`, and the sender after it, and both again as long as `work` lets the sender run first; until `work` is done.
+impl SendScheduler {
+    /// Polls `work`, then the sender, and both again as long as `work` lets the sender run first; until `work` is done.
     pub async fn run<T, F: Future<Output = ()>>(&self, sender: &mut Sender<'_, F>, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         let mut is_known = false;
@@ -127,7 +127,7 @@ impl Turns {
         self.task.borrow()
     }
 
-    /// Has the connection's task send, or check its state.
+    /// Wakes the connection's task to send, or to check its state.
     pub fn wake(&self) {
         self.output.notify_self();
         if !self.is_polling.get() {
@@ -135,7 +135,7 @@ impl Turns {
         }
     }
 
-    /// Has the task poll both halves once more before it sleeps.
+    /// Makes the task poll both halves once more before it sleeps.
     pub fn run_again(&self) {
         self.sends_first.set(true);
     }
@@ -144,10 +144,10 @@ impl Turns {
     pub async fn send_first(&self) {
         self.output.notify_self();
         self.sends_first.set(true);
-        next_turn().await
+        next_poll().await
     }
 
-    /// For the sender without output: waits until there may be more; `false` when there was the last.
+    /// Waits in the sender, which has no output, until there may be more; `false` if there will be no more.
     pub async fn output(&self) -> bool {
         if self.is_finishing.get() {
             return false;
@@ -157,23 +157,23 @@ impl Turns {
     }
 }
 
-/// Requests that were received together, and when to send their replies.
-pub struct Batch {
+/// Requests that were received together; decides when their replies are sent.
+pub struct ReplyBatch {
     max_requests: usize,
     requests: usize,
     read_bytes: u64,
     total: usize,
 }
 
-impl Batch {
-    /// Of `received_bytes`, in which a request without data has `request_bytes`.
-    pub fn new(received_bytes: usize, request_bytes: usize) -> Batch {
+impl ReplyBatch {
+    /// The batch of `received_bytes`, in which a request without data has `request_bytes`.
+    pub fn new(received_bytes: usize, request_bytes: usize) -> ReplyBatch {
         // At least two parts for requests without data.
         let max_requests = (received_bytes / request_bytes / 2).max(BATCH_REQUESTS);
-        Batch { max_requests, requests: 0, read_bytes: 0, total: 0 }
+        ReplyBatch { max_requests, requests: 0, read_bytes: 0, total: 0 }
     }
 
-    /// Counts a request that reads so many bytes. True if replies are to be sent before the next.
+    /// Counts a request that reads `read_bytes`. True if replies must be sent before the next request.
     pub fn add(&mut self, read_bytes: u64) -> bool {
         self.total += 1;
         self.requests += 1;
@@ -185,7 +185,7 @@ impl Batch {
         is_full
     }
 
-    /// True if there was one request. A peer with queue depth 1 sends its next one as soon as it has the reply.
+    /// True if there was only one request. A peer with queue depth 1 sends its next one as soon as it has the reply.
     pub fn was_single(&self) -> bool {
         self.total == 1
     }

@@ -1,9 +1,11 @@
-//! Memory that a server's commands need besides their data: the pieces of a Copy, what a Compare reads, what a device without Verify reads, zeroes
-//! that are written. A command begins once it has this memory, and waits in order for it, on its connection and over all connections. Long commands
-//! take some of it although they need none, so that only some of them begin at a time, and what has not begun when its client is gone never does.
+//! Memory that a server's commands need besides their data: the pieces of a Copy, the blocks that a Compare reads, the
+//! blocks that Verify reads from a device without that command, zeroes that are written. A command begins once it has
+//! this memory, and waits in order for it, on its connection and over all connections. Long commands take some of it
+//! although they need none, so that only a few of them begin at a time. A command that has not begun when its client
+//! disconnects never does.
 //!
-//! Invariants: a command that has the memory completes without more of it, so those that wait are started in the end. What a command has is
-//! given back when it is dropped, however it ends.
+//! Invariants: a command that has the memory completes without more of it, so waiting commands start in the end. A
+//! command returns its memory when it is dropped, however it ends.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -13,15 +15,15 @@ use std::task::Waker;
 
 use sealblock_runtime_reactor::{Budget, Share};
 
-/// What commands hold besides their data, such as the pieces of a Copy, is at most this part of the bytes in flight over all connections.
-const PART: usize = 8;
+/// The share of the bytes in flight over all connections that commands hold besides their data.
+const SHARE_OF_IN_FLIGHT: usize = 8;
 
-/// The memory of the commands of a server that allows so many bytes in flight, besides these.
+/// The additional memory for the commands of a server that allows `total_bytes_in_flight`.
 pub fn work_budget(total_bytes_in_flight: usize) -> Arc<Budget> {
-    Budget::new(total_bytes_in_flight / PART, 0)
+    Budget::new(total_bytes_in_flight / SHARE_OF_IN_FLIGHT, 0)
 }
 
-/// Memory that a command has, until it is dropped.
+/// The memory of a command; returned on drop.
 pub struct HeldBytes {
     held: Rc<Cell<usize>>,
     bytes: usize,
@@ -33,38 +35,38 @@ impl Drop for HeldBytes {
     }
 }
 
-/// The memory of the commands of one connection, and the commands that wait for some.
+/// The memory of the commands of one connection, and the commands that wait for it.
 pub struct WorkQueue<W> {
     share: Share,
     held: Rc<Cell<usize>>,
     limit: usize,
-    /// Each with the bytes that it needs.
+    /// Each command with the bytes that it needs.
     waiting: RefCell<VecDeque<(usize, W)>>,
 }
 
 impl<W> WorkQueue<W> {
-    /// A queue whose commands together have at most `limit` bytes of the budget, or one of them what it needs.
+    /// A queue whose commands together hold at most `limit` bytes of the budget; a single command may hold more.
     pub fn new(budget: &Arc<Budget>, limit: usize) -> WorkQueue<W> {
         WorkQueue { share: Share::new(budget), held: Rc::default(), limit, waiting: RefCell::default() }
     }
 
-    /// Number of commands that wait.
+    /// The number of waiting commands.
     pub fn waiting(&self) -> usize {
         self.waiting.borrow().len()
     }
 
-    /// Takes the commands that wait, which never begin.
+    /// Removes the waiting commands; they never begin.
     pub fn take_waiting(&self) -> impl Iterator<Item = W> + use<W> {
         self.waiting.take().into_iter().map(|(_, work)| work)
     }
 
-    /// Adds a command that needs so many bytes behind those that wait.
+    /// Adds a command that needs `bytes` at the end of the queue.
     pub fn add(&self, work: W, bytes: usize) {
         self.waiting.borrow_mut().push_back((bytes, work));
     }
 
-    /// Takes the next command and its memory, if there is enough. If not, `waker` is woken when a retry may succeed; memory that
-    /// commands of this connection give back wakes no waiter.
+    /// Removes the next command with its memory, if there is enough. If not, `waker` is woken when a retry may succeed.
+    /// Memory that commands of this connection return wakes no waiter.
     pub fn next(&self, waker: &Waker) -> Option<(W, HeldBytes)> {
         let (held, bytes) = (self.held.get(), self.waiting.borrow().front().map(|(bytes, _)| *bytes));
         self.share.set_in_flight(held);

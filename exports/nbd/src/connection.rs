@@ -5,7 +5,7 @@
 //! replies are sent as far as the client still receives. They hold their blocks against later changes of anyone, because the client
 //! may send them again.
 //!
-//! Shape: each poll of the task ([`Turns`]) checks again what may have changed: replies were sent, requests completed, or
+//! Shape: each poll of the task ([`SendScheduler`]) checks again what may have changed: replies were sent, requests completed, or
 //! other connections released bytes in flight.
 
 use std::cell::{Cell, RefCell};
@@ -26,8 +26,8 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{Share, now, pool, shutdown_requested, sleep, sleep_until, spawn, timeout};
 use sealblock_transport::{
-    Batch, HeldBytes, Registration, STAGING_BYTES, Sender, Signals, Turns, WatchedEnd, WorkQueue, configure_socket,
-    lingering_close, next_turn,
+    HeldBytes, Registration, ReplyBatch, STAGING_BYTES, SendScheduler, Sender, Signals, WatchedEnd, WorkQueue,
+    configure_socket, lingering_close, next_poll,
 };
 
 use crate::shared::{ChosenExport, ServerState};
@@ -59,7 +59,7 @@ pub(crate) struct Connection {
     share: Share,
     /// Long requests that have not begun.
     work: WorkQueue<(Rc<OpenExport>, Ticket, RemainingWork)>,
-    turns: Turns,
+    scheduler: SendScheduler,
     /// Bytes that came and went.
     moved_bytes: Cell<u64>,
     /// A reply is being sent.
@@ -109,7 +109,7 @@ impl Connection {
             open_export: RefCell::default(),
             session: ClientSession::begin(),
             watched_end: RefCell::default(),
-            turns: Turns::default(),
+            scheduler: SendScheduler::default(),
             moved_bytes: Cell::default(),
             is_sending: Cell::new(false),
             is_watched: Cell::new(false),
@@ -137,7 +137,7 @@ impl Connection {
         let drain = self.server.limits.drain;
         let sending = pin!(self.send());
         let mut sender = Sender::new(sending);
-        self.turns.run(&mut sender, self.with_work(self.until(Signals::DRAIN, self.receive()))).await;
+        self.scheduler.run(&mut sender, self.with_work(self.until(Signals::DRAIN, self.receive()))).await;
         match self.is_lost() {
             true => self.fence().await,
             // Everything was received, and nothing of it will be sent again.
@@ -148,11 +148,11 @@ impl Connection {
         for (_, ticket, _) in self.work.take_waiting() {
             self.complete(ticket, Err(ErrorCode::Shutdown.into()));
         }
-        self.turns.run(&mut sender, self.until(Signals::ABORT, timeout(drain, self.process_batch(0)))).await;
+        self.scheduler.run(&mut sender, self.until(Signals::ABORT, timeout(drain, self.process_batch(0)))).await;
         self.core.borrow_mut().close();
-        self.turns.run(&mut sender, self.until(Signals::ABORT, timeout(drain, self.wait_idle()))).await;
+        self.scheduler.run(&mut sender, self.until(Signals::ABORT, timeout(drain, self.wait_idle()))).await;
         self.fence().await;
-        self.until(Signals::ABORT, timeout(drain, self.turns.finish(&mut sender))).await;
+        self.until(Signals::ABORT, timeout(drain, self.scheduler.finish(&mut sender))).await;
         if !self.is_gone.get() {
             self.until(Signals::ABORT, lingering_close(&self.stream)).await;
         }
@@ -256,7 +256,7 @@ impl Connection {
             }
             // Does not wait for bytes that were released while the last replies were sent.
             if !self.has_room.take() {
-                next_turn().await;
+                next_poll().await;
             }
             self.process_batch(0).await;
         }
@@ -267,7 +267,7 @@ impl Connection {
         loop {
             let bytes = self.core.borrow_mut().transmit(&mut slices);
             if bytes == 0 {
-                if !self.turns.output().await {
+                if !self.scheduler.output().await {
                     return;
                 }
                 continue;
@@ -322,7 +322,7 @@ impl Connection {
                     return it.is_watched.set(false);
                 }
                 let is_slow = it.moved_bytes.get() - before < LEAST_BYTES;
-                if is_slow && was_waiting && waits_for_client(&it) && it.share.others_wait(&it.turns.task()) {
+                if is_slow && was_waiting && waits_for_client(&it) && it.share.others_wait(&it.scheduler.task()) {
                     tracing::info!(
                         from = it.from(),
                         "NBD connection closed: others wait for the memory of a request that its client does not go on with"
@@ -340,14 +340,14 @@ impl Connection {
         core.grant(self.share.held_bytes());
         if core.is_full() {
             self.has_room.set(true);
-            self.turns.run_again();
+            self.scheduler.run_again();
         }
     }
 
     /// Waits until no request is in flight.
     async fn wait_idle(self: &Rc<Self>) {
         while self.core.borrow().requests_in_flight() > 0 && !self.is_gone.get() {
-            next_turn().await;
+            next_poll().await;
         }
     }
 
@@ -357,12 +357,12 @@ impl Connection {
         self.core.borrow_mut().close();
         // Fails only if the client has already closed.
         let _ = self.stream.shutdown(Shutdown::Both);
-        self.turns.run_again();
+        self.scheduler.run_again();
     }
 
     /// Executes what was received, and sends replies in batches.
     pub(crate) async fn process_batch(self: &Rc<Self>, received_bytes: usize) {
-        let mut batch = Batch::new(received_bytes, REQUEST_BYTES);
+        let mut batch = ReplyBatch::new(received_bytes, REQUEST_BYTES);
         while let Some(event) = self.next_event() {
             let read_bytes = read_bytes_of(&event);
             if let Event::Chosen(index) = event {
@@ -371,11 +371,11 @@ impl Connection {
             }
             self.on_event(event);
             if batch.add(read_bytes) {
-                self.turns.send_first().await;
+                self.scheduler.send_first().await;
             }
         }
         self.stream.set_busy_poll(batch.was_single());
-        self.turns.send_first().await;
+        self.scheduler.send_first().await;
     }
 
     /// Returns the next event. A request that exceeds this connection's share waits until its share can grow.
@@ -386,7 +386,7 @@ impl Connection {
                 return Some(event);
             }
             let (need, now) = (core.wanted_bytes()?, core.bytes_in_flight());
-            if !self.share.grow(now, need.saturating_sub(now), &self.turns.task()) {
+            if !self.share.grow(now, need.saturating_sub(now), &self.scheduler.task()) {
                 return None;
             }
             core.grant(self.share.held_bytes());
@@ -460,7 +460,7 @@ impl Connection {
 
     /// Begins long requests that wait, as far as there is memory for them.
     fn start_work(self: &Rc<Self>) {
-        while let Some(((open_export, ticket, work), held)) = self.work.next(&self.turns.task()) {
+        while let Some(((open_export, ticket, work), held)) = self.work.next(&self.scheduler.task()) {
             drop(spawn(Rc::clone(self).execute(open_export, ticket, work, Some(held))));
         }
     }
@@ -477,7 +477,7 @@ impl Connection {
         // Gives what this connection needs no more back to others, too.
         self.start_work();
         self.complete(ticket, outcome);
-        self.turns.wake();
+        self.scheduler.wake();
     }
 
     fn complete(&self, ticket: Ticket, outcome: Result<Reply, FailedRequest>) {

@@ -1,5 +1,5 @@
-//! Items as the kernel wrote them, from small filesystems that Linux 6.18 filled. Most are of one with CRC-32C, nodes of 16 KiB and no
-//! skinny metadata or quota, others of ones with these.
+//! Items as the kernel wrote them, from small filesystems that Linux 6.18 filled. Most come from a filesystem with
+//! CRC-32C, nodes of 16 KiB and neither skinny metadata nor quota, the others from filesystems with these.
 
 use crate::key::{ItemType, Key};
 
@@ -101,7 +101,7 @@ const SUPERBLOCK: &str = "\
     0*5 01 0*620 \
 ";
 
-/// An item with the tree it is of.
+/// An item, with its tree.
 #[derive(Clone, Debug)]
 pub struct Captured {
     /// The tree.
@@ -122,7 +122,7 @@ pub fn all() -> Vec<Captured> {
     ITEMS.iter().map(item).collect()
 }
 
-/// The only one of this type, or the one of this type and size.
+/// The only item of this type, or the only item of this type and size.
 pub fn one(item_type: ItemType, size: usize) -> Captured {
     all().into_iter().find(|item| item.key.item_type == item_type && item.data.len() == size).unwrap()
 }

@@ -1,6 +1,8 @@
-//! Whether a node is to be believed: it is the one that was asked for, it is built as nodes are, and all its items keep the rules.
+//! Checks of a node before it is used: it is the node that was requested, its structure is valid, and all its items
+//! keep the rules.
 //!
-//! The same check stands behind every read and before every write. What passes is a [`CheckedNode`]; nothing else makes one.
+//! The same check runs after every read and before every write. A node that passes is a [`CheckedNode`]; nothing else
+//! makes one.
 
 use std::ops::Deref;
 
@@ -11,7 +13,7 @@ use crate::node::{Node, flags, leaf_capacity};
 use crate::refusal::{Refusal, Rule, aligned, same, within};
 use crate::superblock::{Geometry, MAX_LEVELS};
 
-/// What a parent, a root item or a superblock says of a node before it is read.
+/// The expectation that a parent, a root item or a superblock gives for a node before it is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Expected {
     /// Its address.
@@ -22,7 +24,7 @@ pub struct Expected {
     pub level: u8,
     /// The transaction that wrote it.
     pub generation: u64,
-    /// Its first key; a root node has none to be compared with.
+    /// Its first key; `None` for a root node, which has no parent to compare with.
     pub first_key: Option<Key>,
 }
 
@@ -39,14 +41,14 @@ impl<'a> Deref for CheckedNode<'a> {
 }
 
 impl CheckedNode<'_> {
-    /// What is expected of the child behind a pointer.
+    /// The expectation for the child of a pointer.
     pub fn child(&self, slot: usize, owner: u64) -> Option<Expected> {
         Expected::of_child(self, slot, owner)
     }
 }
 
 impl Expected {
-    /// What a node, which was checked, says of the child behind one of its pointers, in the tree `owner`.
+    /// The expectation that a checked node of the tree `owner` gives for the child of one of its pointers.
     pub fn of_child(node: &Node, slot: usize, owner: u64) -> Option<Expected> {
         let pointer = node.pointers().get(slot)?;
         Some(Expected {
@@ -62,7 +64,7 @@ impl Expected {
 /// Checks a node.
 ///
 /// # Errors
-/// With the first rule that it breaks, and where.
+/// The first rule that it breaks, and where.
 pub fn check_node<'a>(
     bytes: &'a [u8],
     geometry: &Geometry,
@@ -82,10 +84,11 @@ pub fn check_node<'a>(
     Ok(CheckedNode(node))
 }
 
-/// Checks that a node which passed before is the one that is expected now: a node that several trees share is read once.
+/// Checks that a node which passed before is the node that is expected now: a node that several trees share is read
+/// once.
 ///
 /// # Errors
-/// With the rule that it breaks.
+/// The rule that it breaks.
 pub fn check_identity(node: &Node, geometry: &Geometry, expected: &Expected) -> Result<(), Box<Refusal>> {
     let refuse =
         |rule| Box::new(Refusal { bytenr: expected.bytenr, owner: expected.owner, slot: None, key: None, rule });
@@ -110,7 +113,7 @@ fn check_header(node: &Node, geometry: &Geometry, expected: &Expected) -> Result
         return Err(Rule::Contradiction("the node says it was never written"));
     }
     let owner = header.owner.get();
-    // Subvolumes share nodes, which have the number of the one that they were made for.
+    // Subvolumes share nodes. Such a node has the number of the subvolume for which it was made.
     if !(objectid::is_subvolume(expected.owner) && objectid::is_subvolume(owner)) {
         same("tree", owner, expected.owner)?;
     }
@@ -125,7 +128,7 @@ fn check_header(node: &Node, geometry: &Geometry, expected: &Expected) -> Result
     }
 }
 
-/// Whether a tree may have no item at all.
+/// True if a tree may have no items at all.
 fn may_be_empty(owner: u64, geometry: &Geometry) -> bool {
     let is_new_layout = geometry.features.incompat.contains(Incompat::EXTENT_TREE_V2);
     match owner {

@@ -1,7 +1,7 @@
 //! The four checksums of nodes, superblocks and data, and the CRC from which hashes are made.
 //!
-//! A field for a checksum has 32 bytes in a node and in a superblock, of which the type uses the first ones; items of the checksum
-//! tree have only as many bytes as the type has.
+//! The checksum field has 32 bytes in a node and in a superblock; the type uses the first ones. Items of the checksum
+//! tree have only as many bytes as the type needs.
 
 use blake2::digest::consts::U32 as Bytes32;
 use blake2::{Blake2b, Digest};
@@ -12,7 +12,7 @@ use twox_hash::XxHash64;
 /// Bytes of the field for a checksum in nodes and superblocks.
 pub const FIELD_BYTES: usize = 32;
 
-/// How checksums are computed, for a whole filesystem.
+/// How a filesystem computes all its checksums.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ChecksumType {
     /// CRC-32C, 4 bytes.
@@ -64,7 +64,7 @@ impl ChecksumType {
     /// Checks a block that begins with the field for its checksum, which is over all that follows the field.
     ///
     /// # Errors
-    /// When the checksum is another one, or there is no whole field.
+    /// When the checksum differs, or the field is cut off.
     pub fn verify(self, block: &[u8]) -> Result<(), ChecksumMismatch> {
         let none = ChecksumMismatch { stored: self.compute(&[]), computed: self.compute(&[]) };
         let (field, covered) = block.split_first_chunk::<FIELD_BYTES>().ok_or(none)?;
@@ -72,8 +72,8 @@ impl ChecksumType {
         if stored.as_bytes() == computed.as_bytes() { Ok(()) } else { Err(ChecksumMismatch { stored, computed }) }
     }
 
-    /// Sets the checksum of such a block. Bytes of the field that the type does not use become zero. A block that is shorter than
-    /// the field stays as it is.
+    /// Sets the checksum of a block. Bytes of the field that the type does not use become zero. A block that is shorter
+    /// than the field stays unchanged.
     pub fn seal(self, block: &mut [u8]) {
         if let Some((field, covered)) = block.split_first_chunk_mut::<FIELD_BYTES>() {
             *field = self.compute(covered).field;
@@ -89,7 +89,7 @@ pub struct Checksum {
 }
 
 impl Checksum {
-    /// One that is stored somewhere; bytes behind the longest there is do not count.
+    /// The checksum in these bytes; bytes after the longest possible checksum are ignored.
     pub fn stored(stored: &[u8]) -> Checksum {
         let bytes = stored.len().min(FIELD_BYTES);
         let mut field = [0; FIELD_BYTES];
@@ -114,17 +114,17 @@ impl std::fmt::Debug for Checksum {
     }
 }
 
-/// A checksum that is not that of the bytes.
+/// A stored checksum that differs from that of the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("checksum {stored:?}, computed {computed:?}")]
 pub struct ChecksumMismatch {
-    /// The checksum that is stored, which the bytes should have.
+    /// The stored checksum.
     pub stored: Checksum,
-    /// The checksum that the bytes have.
+    /// The checksum of the bytes.
     pub computed: Checksum,
 }
 
-/// Goes on with a CRC-32C from `seed` over `bytes`, without any inversion: what hashes of names and references are made of.
+/// Continues a CRC-32C from `seed` over `bytes`, without any inversion: the base of the hashes of names and references.
 pub fn raw_crc32c(seed: u32, bytes: &[u8]) -> u32 {
     !guard::crc32c_append(!seed, bytes)
 }
@@ -139,7 +139,8 @@ mod tests {
 
     #[test]
     fn published_vectors() {
-        // RFC 3720 for the check value of CRC-32C, FIPS 180-4 and RFC 7693 for "abc"; xxHash64 of nothing with seed 0.
+        // Vectors: RFC 3720 for the check value of CRC-32C, FIPS 180-4 and RFC 7693 for "abc"; xxHash64 of no bytes
+        // with seed 0.
         assert_eq!(hex(ChecksumType::Crc32c.compute(b"123456789")), "839206e3");
         assert_eq!(hex(ChecksumType::XxHash64.compute(b"")), "99e9d85137db46ef");
         assert_eq!(

@@ -1,8 +1,8 @@
-//! Compressed extents: zlib, LZO and Zstandard, into a buffer whose size is known before.
+//! Compressed extents: zlib, LZO and Zstandard, decompressed into a buffer of known size.
 //!
-//! What an extent says of its size is not believed: a stream that continues after it, or that ends a sector or more before it, is
-//! refused. The extent is at most 128 KiB uncompressed, so no stream makes more than that much memory; behind the stream the
-//! last sector is filled with whatever it has, which is not looked at.
+//! The size that an extent records is not trusted: a stream that continues after it, or that ends a sector or more
+//! before it, is refused. An extent has at most 128 KiB uncompressed, so no stream takes more memory than that. After
+//! the stream, the rest of the last sector may have any content, which is ignored.
 
 use std::io::Read;
 
@@ -11,19 +11,19 @@ use ruzstd::decoding::StreamingDecoder;
 
 use crate::items::file_extent::Compression;
 
-/// The most that a compressed extent holds, uncompressed, and the most that it takes.
+/// The maximum bytes of a compressed extent, uncompressed and as stored.
 pub const MAX_EXTENT_BYTES: usize = 128 << 10;
 /// The largest window of a Zstandard stream.
 const MAX_WINDOW_BYTES: u64 = 128 << 10;
-/// Bytes of a length in a stream of LZO.
+/// Bytes of a length field in an LZO stream.
 const LZO_LENGTH_BYTES: usize = 4;
 
-/// What an extent says of itself.
+/// The sizes that an extent records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sizes {
     /// Bytes of the whole extent, uncompressed.
     pub plain_bytes: usize,
-    /// Bytes of a sector: what the last part may be short of, and what a segment of LZO holds.
+    /// Bytes of a sector: the limit for the missing end of the last part, and the size of an LZO segment.
     pub sector_bytes: usize,
 }
 
@@ -33,7 +33,7 @@ pub enum CompressError {
     /// The extent is not compressed.
     #[error("the extent is not compressed")]
     NotCompressed,
-    /// The extent says it is larger than any is, or empty, or its sectors have no size.
+    /// The extent records a size that is too large or zero, or its sectors have no size.
     #[error("a compressed extent of {0} bytes: from 1 to 131072 there can be")]
     Extent(usize),
     /// The stream is damaged.
@@ -44,28 +44,29 @@ pub enum CompressError {
     Short {
         /// The compression.
         kind: Compression,
-        /// What the extent says.
+        /// The size that the extent records.
         expected: usize,
-        /// What came.
+        /// The bytes that were decompressed.
         found: usize,
     },
-    /// The stream is longer.
+    /// The stream is longer than the extent.
     #[error("{0:?}: more than the {1} bytes that the extent has")]
     Long(Compression, usize),
     /// Lengths of LZO segments contradict each other.
     #[error("LZO: a segment at {at} of {length} bytes")]
     Segment {
-        /// Where it begins.
+        /// Where the segment begins.
         at: usize,
-        /// Bytes that it says it has.
+        /// The bytes that it records.
         length: usize,
     },
 }
 
-/// The uncompressed bytes of an extent; those missing in its last sector are zero, so there are always `plain_bytes`.
+/// The uncompressed bytes of an extent: always `plain_bytes`, because a missing end of the last sector is filled with
+/// zeroes.
 ///
 /// # Errors
-/// When the stream is damaged or of another size than the extent says.
+/// When the stream is damaged, or of another size than the extent records.
 pub fn decompress(kind: Compression, stored: &[u8], sizes: Sizes) -> Result<Vec<u8>, CompressError> {
     let plain_bytes = sizes.plain_bytes;
     if !(1..=MAX_EXTENT_BYTES).contains(&plain_bytes) || sizes.sector_bytes == 0 {
@@ -90,7 +91,7 @@ pub fn decompress(kind: Compression, stored: &[u8], sizes: Sizes) -> Result<Vec<
     Ok(plain)
 }
 
-/// Returns how many bytes came, at most as many as there is room for.
+/// Returns the number of bytes that were decompressed, at most the size of the output.
 fn inflate(stored: &[u8], plain: &mut [u8]) -> Result<usize, CompressError> {
     let mut stream = Decompress::new(true);
     let status = stream.decompress(stored, plain, FlushDecompress::Finish);
@@ -117,8 +118,9 @@ fn unpack_zstd(stored: &[u8], plain: &mut [u8]) -> Result<usize, CompressError> 
     Ok(found)
 }
 
-/// A total length, then segments of a length and that many bytes, each of a sector. A length never crosses the border of a stored
-/// sector: where there is no room for it, it stands behind the border. The total counts itself and these gaps.
+/// Format: a total length, then segments, each with a length and the compressed bytes of one sector. A length field
+/// never crosses the border of a stored sector: if there is no room for it, it is behind the border. The total includes
+/// itself and these gaps.
 fn unpack_lzo(stored: &[u8], plain: &mut [u8], sizes: Sizes) -> Result<usize, CompressError> {
     let total = length_at(stored, 0).filter(|total| (LZO_LENGTH_BYTES..=stored.len()).contains(total));
     let total = total.ok_or(CompressError::Damaged(Compression::Lzo, 0))?;
@@ -170,7 +172,7 @@ mod tests {
         Sizes { plain_bytes, sector_bytes: SECTOR }
     }
 
-    /// Text that compresses, and is different everywhere.
+    /// Compressible text without repetition.
     fn text(bytes: usize) -> Vec<u8> {
         let mut text = Vec::new();
         (0..).take_while(|number: &u32| *number < bytes as u32).for_each(|number| {
@@ -213,7 +215,7 @@ mod tests {
     const KINDS: [Compression; 3] = [Compression::Zlib, Compression::Lzo, Compression::Zstd];
 
     #[test]
-    fn every_kind_gives_back_what_was_compressed_whatever_stands_behind() {
+    fn every_compression_is_reversed_whatever_follows_the_stream() {
         for kind in KINDS {
             for bytes in [1, 4095, 4096, 4097, 70_000, MAX_EXTENT_BYTES] {
                 let plain = text(bytes);
@@ -247,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bomb_makes_no_more_than_the_extent() {
+    fn a_decompression_bomb_is_limited_to_the_extent() {
         // Half a gigabyte of zeroes; the stream is not read to its end.
         let bomb = compress(Compression::Zlib, &vec![0; 64 << 20]);
         let error = decompress(Compression::Zlib, &bomb, sizes(MAX_EXTENT_BYTES)).unwrap_err();

@@ -1,14 +1,14 @@
-//! What is wrong with bytes that have the wrong shape, and how fixed parts are cut from a slice.
+//! Errors of bytes with a wrong shape, and how fixed parts are cut from a slice.
 //!
-//! Shape is all that decoding looks at: whether the parts that lengths announce are there. Whether values make sense is the
-//! business of the checker, so that what a checker refuses can still be decoded, printed and saved.
+//! Decoding checks only the shape: all parts that lengths announce must be there. The checker checks the values, so
+//! items that it refuses can still be decoded, printed and saved.
 
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
-/// Bytes that are not the structure they were taken for.
+/// The bytes are not the expected structure.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DecodeError {
-    /// The structure has one size, and this is another.
+    /// The structure has a fixed size, and the bytes have another.
     #[error("{what}: {found} bytes instead of {expected}")]
     Size {
         /// The structure.
@@ -30,7 +30,7 @@ pub enum DecodeError {
         /// Bytes that there are from there on.
         left: usize,
     },
-    /// A list of parts of one size whose last part is cut off, or that has none.
+    /// A list of parts of one size is empty, or its last part is cut off.
     #[error("{what}: {found} bytes are not one or more parts of {unit}")]
     Parts {
         /// The structure.
@@ -40,7 +40,7 @@ pub enum DecodeError {
         /// Bytes that there are.
         found: usize,
     },
-    /// A field that says how the structure goes on has a value for which nothing is defined.
+    /// A field that decides the rest of the structure has an undefined value.
     #[error("{what}: {field} is {value}, whose layout is undefined")]
     Layout {
         /// The structure.
@@ -52,7 +52,7 @@ pub enum DecodeError {
     },
 }
 
-/// A list or a name is longer than the field for its length can say.
+/// A list or a name is too long for its length field.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{what} of {length} bytes: at most {most} can be stored")]
 pub struct TooLong {
@@ -60,11 +60,11 @@ pub struct TooLong {
     pub what: &'static str,
     /// Its length.
     pub length: usize,
-    /// The most there is room for.
+    /// The maximum of the length field.
     pub most: usize,
 }
 
-/// What a length field of 16 bits says.
+/// The value of a 16-bit length field.
 pub(crate) fn length_u16(what: &'static str, length: usize) -> Result<u16, TooLong> {
     u16::try_from(length).map_err(|_| TooLong { what, length, most: usize::from(u16::MAX) })
 }

@@ -1,8 +1,8 @@
 //! The order of references to an extent, and the hash under which references of files are sorted.
 //!
-//! References stand behind the extent's item, by rising type, and within a type by falling *sequence*: the hash for a reference
-//! of a file, else the number that the reference has (a tree, or the address of a node). Those for which there is no
-//! room have items of their own, whose keys end in that same number.
+//! References follow the extent's item, by ascending type, and within a type by descending *sequence*: the hash for a
+//! reference of a file, otherwise the number of the reference (a tree, or the address of a node). References without
+//! room there have items of their own, whose keys end with the same number.
 
 use std::cmp::Reverse;
 
@@ -18,7 +18,7 @@ pub fn data_ref_hash(root: u64, objectid: u64, offset: u64) -> u64 {
     u64::from(high) << 31 ^ u64::from(low)
 }
 
-/// Where a reference stands among those behind an extent's item: sorts as these are sorted.
+/// The sort position of a reference among those after an extent's item.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct RefOrder {
     item_type: ItemType,
@@ -26,7 +26,7 @@ pub struct RefOrder {
 }
 
 impl RefOrder {
-    /// The place of a reference of this type with this sequence.
+    /// The position of a reference of this type with this sequence.
     pub fn new(item_type: ItemType, sequence: u64) -> RefOrder {
         RefOrder { item_type, sequence: Reverse(sequence) }
     }

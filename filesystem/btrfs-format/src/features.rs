@@ -1,7 +1,7 @@
-//! What a filesystem uses: three words of feature bits, and what follows from bits that are unknown or not supported.
+//! The features of a filesystem: three words of feature bits, and the effect of bits that are unknown or not supported.
 //!
-//! Unknown bits survive decoding and encoding. An unknown `compat` bit means nothing; an unknown `compat_ro` bit forbids writing,
-//! an unknown `incompat` bit forbids reading.
+//! Unknown bits survive decoding and encoding. An unknown `compat` bit has no effect, an unknown `compat_ro` bit
+//! forbids writing, an unknown `incompat` bit forbids reading.
 
 use std::fmt;
 
@@ -32,9 +32,9 @@ bitflags::bitflags! {
     /// Features that a program has to know before it reads.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Incompat: u64 {
-        /// References to extents as they have been since the first release.
+        /// References to extents in the format since the first release.
         const MIXED_BACKREF = 1;
-        /// Another subvolume than the first is the default one.
+        /// The default subvolume is not the first one.
         const DEFAULT_SUBVOL = 1 << 1;
         /// Data and metadata share block groups.
         const MIXED_GROUPS = 1 << 2;
@@ -42,7 +42,7 @@ bitflags::bitflags! {
         const COMPRESS_LZO = 1 << 3;
         /// Zstandard is used.
         const COMPRESS_ZSTD = 1 << 4;
-        /// Nodes may be larger than a page of the machine that made them.
+        /// Nodes may be larger than a page of the machine that created them.
         const BIG_METADATA = 1 << 5;
         /// Long back references of inodes.
         const EXTENDED_IREF = 1 << 6;
@@ -52,7 +52,7 @@ bitflags::bitflags! {
         const SKINNY_METADATA = 1 << 8;
         /// Holes of files need no item.
         const NO_HOLES = 1 << 9;
-        /// Nodes carry another UUID than the one that is shown.
+        /// Nodes have another UUID than the filesystem's public one.
         const METADATA_UUID = 1 << 10;
         /// Block groups with three or four copies.
         const RAID1C34 = 1 << 11;
@@ -62,16 +62,17 @@ bitflags::bitflags! {
         const EXTENT_TREE_V2 = 1 << 13;
         /// Experimental: a tree of stripes.
         const RAID_STRIPE_TREE = 1 << 14;
-        /// Quota groups that count who made an extent.
+        /// Quota groups that count the creators of extents.
         const SIMPLE_QUOTA = 1 << 16;
         /// Experimental: a tree of remapped block groups.
         const REMAP_TREE = 1 << 17;
     }
 }
 
-/// What can be read here: experimental layouts, and zones with their own place for the superblock, cannot.
+/// The features that can be read here. Not included: experimental layouts, and zoned devices, which have the superblock
+/// in another place.
 pub const READABLE: Incompat = Incompat::from_bits_retain(0x1_0fff);
-/// What can be written here.
+/// The features that can be written here.
 pub const WRITABLE: Incompat =
     READABLE.difference(Incompat::RAID56).difference(Incompat::ZONED).difference(Incompat::SIMPLE_QUOTA);
 
@@ -89,13 +90,13 @@ pub struct Features {
 /// Why a filesystem is not read, or not written, because of its features.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Unsupported {
-    /// Bits without which nothing can be read.
+    /// Unsupported bits that a program must know to read.
     #[error("it uses what this program cannot read: {}", Bits(.0.bits(), name_of_incompat))]
     Reading(Incompat),
-    /// Bits with which it can be read only.
+    /// Unsupported bits that allow only reading.
     #[error("it uses what this program can read and not write: {}", Bits(.0.bits(), name_of_incompat))]
     Writing(Incompat),
-    /// Bits that a program has to know before it writes.
+    /// Unsupported bits that a program must know before it writes.
     #[error("it uses what this program can read and not write: {}", Bits(.0.bits(), name_of_compat_ro))]
     WritingRo(CompatRo),
     /// Features that only occur together with others.
@@ -104,10 +105,10 @@ pub enum Unsupported {
 }
 
 impl Features {
-    /// Whether it can be read.
+    /// Checks that the filesystem can be read.
     ///
     /// # Errors
-    /// With the bits for which it cannot.
+    /// The bits that prevent it.
     pub fn check_reading(&self) -> Result<(), Unsupported> {
         let unread = self.incompat.difference(READABLE).difference(Incompat::empty());
         if !unread.is_empty() {
@@ -121,10 +122,10 @@ impl Features {
         Ok(())
     }
 
-    /// Whether it can be written.
+    /// Checks that the filesystem can be written.
     ///
     /// # Errors
-    /// With the bits for which it cannot.
+    /// The bits that prevent it.
     pub fn check_writing(&self) -> Result<(), Unsupported> {
         self.check_reading()?;
         let unwritten = self.incompat.difference(WRITABLE);
@@ -136,7 +137,7 @@ impl Features {
     }
 }
 
-/// The bits of a word by their names, and by their numbers where they have none.
+/// The bits of a word by name, and by number where they have no name.
 struct Bits(u64, fn(u64) -> Option<&'static str>);
 
 impl fmt::Display for Bits {
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_read_and_written_whatever_compat_says() {
+    fn known_features_are_read_and_written_with_any_compat_bits() {
         let usual = features(0b1011, 0x371);
         assert_eq!((usual.check_reading(), usual.check_writing()), (Ok(()), Ok(())));
     }

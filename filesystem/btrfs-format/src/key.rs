@@ -1,7 +1,7 @@
 //! Keys: object, type of item, offset. Every tree is sorted by them, in this order.
 //!
-//! A [`Key`] is a value that sorts; a [`DiskKey`] is the same in the 17 bytes that are stored. What the offset means follows
-//! from the type. Types and objects of unknown kinds are kept as they are.
+//! A [`Key`] is a value that sorts; a [`DiskKey`] is its stored form of 17 bytes. The type decides the meaning of the
+//! offset. Unknown types and objects are kept unchanged.
 
 use std::fmt;
 
@@ -40,11 +40,11 @@ pub mod objectid {
     pub const DEV_ITEMS: u64 = 1;
     /// The state of a balance.
     pub const BALANCE: u64 = -4_i64 as u64;
-    /// What is to be deleted.
+    /// Inodes to be deleted.
     pub const ORPHAN: u64 = -5_i64 as u64;
     /// Trees of the log.
     pub const TREE_LOG: u64 = -6_i64 as u64;
-    /// Names that the log's replay mends.
+    /// Names that the replay of the log repairs.
     pub const TREE_LOG_FIXUP: u64 = -7_i64 as u64;
     /// Trees of a relocation.
     pub const TREE_RELOC: u64 = -8_i64 as u64;
@@ -63,7 +63,7 @@ pub mod objectid {
     /// All chunks, in the chunk tree.
     pub const FIRST_CHUNK_TREE: u64 = 256;
 
-    /// Whether this is a tree of files: the first subvolume, or one of those made later.
+    /// True for a tree of files: the first subvolume, or a later one.
     ///
     /// The high 16 bits are the level of a quota group, which a subvolume does not have.
     pub fn is_subvolume(id: u64) -> bool {
@@ -75,14 +75,14 @@ pub mod objectid {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ItemType(pub u8);
 
-/// Writes the constants and their names once.
+/// Writes each constant and its name once.
 macro_rules! item_types {
     ($($(#[$doc:meta])* $name:ident = $value:literal;)*) => {
         #[allow(missing_docs, reason = "the names are those of the format, and the items say what they are")]
         impl ItemType {
             $($(#[$doc])* pub const $name: ItemType = ItemType($value);)*
 
-            /// The name of the format, of a type that has one.
+            /// The name that the format gives a type, if it has one.
             pub fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($value => Some(stringify!($name)),)*
@@ -163,7 +163,7 @@ pub struct Key {
     pub objectid: u64,
     /// What the item is.
     pub item_type: ItemType,
-    /// What it means follows from the type.
+    /// Its meaning follows from the type.
     pub offset: u64,
 }
 

@@ -1,22 +1,22 @@
-//! The structures of Btrfs: bytes to values, values to the same bytes, and the rules by which they are checked.
+//! The structures of Btrfs: bytes to values, values to the same bytes, and the rules that they must keep.
 //!
-//! Pure: no I/O, no clock, nothing that waits. `docs/formats/btrfs.md` draws what is here.
+//! Pure: no I/O, no clock, no waiting. `docs/formats/btrfs.md` describes the format.
 //!
 //! From the bottom up:
-//! - [`key`], [`features`], [`checksum`], [`names`], [`extent_refs`]: what everything else is made of.
+//! - [`key`], [`features`], [`checksum`], [`names`], [`extent_refs`]: the parts of all other structures.
 //! - [`items`]: the data of each type of item, borrowed from the leaf.
 //! - [`superblock`], [`node`]: the blocks that items and pointers are in.
-//! - [`compress`]: compressed extents, into buffers of a size that is known before.
-//! - [`checker`], [`checker_items`]: the rules of nodes and of items; [`refusal`] says which one is broken, and where.
+//! - [`compress`]: compressed extents, decompressed into buffers of known size.
+//! - [`checker`], [`checker_items`]: the rules of nodes and of items; [`refusal`] has the broken rule and its place.
 //!
 //! Invariants:
-//! - No bytes make anything here panic, loop, or allocate more than their own number, and for a compressed extent 128 KiB.
-//! - Decoding looks at shape only, and what was decoded encodes to the same bytes: reserved bytes and unknown flags are kept, and
-//!   nothing is refused because they are not zero.
+//! - No input makes this crate panic, loop, or allocate more than its own size, except 128 KiB for a compressed extent.
+//! - Decoding checks only the shape, and a decoded value encodes to the same bytes: reserved bytes and unknown flags
+//!   are kept, and nonzero ones are not refused.
 //!
-//! Names of structures and fields are those of the format, as Linux and btrfs-progs use them, and sizes carry their unit. Numbers in
-//! borrowed structures are little-endian types with `get`; lengths and counts that follow from content are not fields but are written
-//! from it.
+//! Structures and fields have the names of the format, as in Linux and btrfs-progs, and sizes have a unit. Numbers in
+//! borrowed structures are little-endian types with `get`. Lengths and counts that follow from the content are no
+//! fields; they are computed when the content is written.
 //!
 //! # Examples
 //!

@@ -1,14 +1,14 @@
-//! Hashes of names: where an entry of a directory, an extended attribute and a long back reference are sorted.
+//! Hashes of names: the sort keys of directory entries, extended attributes and long back references.
 //!
-//! The hash of a name is the offset of its item's key. Names with one hash share an item, so a look-up compares the
-//! names in it. The hash is no defence: anyone can make names that have the same one.
+//! The hash of a name is the offset of its item's key. Names with the same hash share an item, so a look-up compares
+//! the names in it. The hash is no protection: names with the same hash are easy to make.
 
 use crate::checksum::raw_crc32c;
 
 /// The longest name of a file, a subvolume or an extended attribute, in bytes.
 pub const MAX_NAME_BYTES: usize = 255;
 
-/// What the CRC of a name starts from.
+/// The initial value of a name's CRC.
 const NAME_SEED: u32 = 0xffff_fffe;
 
 /// The hash of a name in a directory, or of an extended attribute.
@@ -21,7 +21,7 @@ pub fn extref_hash(parent: u64, name: &[u8]) -> u64 {
     u64::from(raw_crc32c(parent as u32, name))
 }
 
-/// Why a name cannot be that of a file.
+/// Why a name is not valid for a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum NameError {
     /// No bytes, or more than [`MAX_NAME_BYTES`].
@@ -35,10 +35,11 @@ pub enum NameError {
     Dots,
 }
 
-/// Checks a name of a file. What is stored may hold others: they cannot be opened, and are not to be handed to anyone who builds paths.
+/// Checks a name of a file. Stored names may be invalid: they cannot be opened, and must not be given to code that
+/// builds paths.
 ///
 /// # Errors
-/// When no path can name it.
+/// When it is not valid.
 pub fn check_file_name(name: &[u8]) -> Result<(), NameError> {
     if !(1..=MAX_NAME_BYTES).contains(&name.len()) {
         return Err(NameError::Length(name.len()));
@@ -79,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_no_path_can_have_are_refused_for_what_they_are() {
+    fn invalid_names_are_refused_with_the_reason() {
         for good in [&b"a"[..], b"...", b".a", &[b'n'; 255], b"\xff\n"] {
             assert_eq!(check_file_name(good), Ok(()));
         }
@@ -97,7 +98,7 @@ mod tests {
 
     #[test]
     fn different_names_can_have_one_hash() {
-        // Among half a million names some thirty pairs are to be expected.
+        // Among half a million names about thirty pairs are expected.
         let mut seen = HashMap::new();
         let name = |number: u64| format!("{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let pair = (1..500_000_u64).find_map(|number| {

@@ -5,8 +5,7 @@
 //! inner   | header 101 | pointer 33 | pointer 33 | ...                                       |
 //! ```
 //!
-//! [`Node::decode`] checks no more than that counted parts are there; the checker makes nodes whose
-//! rules have been checked.
+//! [`Node::decode`] checks only that the counted parts are there. The checker makes nodes whose rules were checked.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -15,7 +14,7 @@ use crate::checksum::{ChecksumType, FIELD_BYTES};
 use crate::error::{DecodeError, TooLong, head};
 use crate::key::{DiskKey, Key};
 
-/// What every node begins with, 101 bytes.
+/// The header of every node, 101 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Header {
@@ -48,7 +47,7 @@ pub mod flags {
     pub const WRITTEN: u64 = 1;
     /// It belongs to a relocation.
     pub const RELOC: u64 = 1 << 1;
-    /// The revision of references that is not from before the first release.
+    /// The revision of references since the first release.
     pub const MIXED_BACKREF: u64 = 1 << 56;
 }
 
@@ -94,18 +93,18 @@ impl KeyPointer {
         KeyPointer { key: key.into(), blockptr: blockptr.into(), generation: generation.into() }
     }
 
-    /// The first key of the node.
+    /// The first key of the child.
     pub fn key(&self) -> Key {
         self.key.get()
     }
 }
 
-/// Bytes of a leaf of this size that items may take, with their heads.
+/// The bytes that a leaf of this size has for items and their heads.
 pub const fn leaf_capacity(node_bytes: u32) -> usize {
     (node_bytes as usize).saturating_sub(HEADER_BYTES)
 }
 
-/// Pointers that a node of this size has room for.
+/// The number of pointers that fit into a node of this size.
 pub const fn pointer_capacity(node_bytes: u32) -> usize {
     leaf_capacity(node_bytes) / size_of::<KeyPointer>()
 }
@@ -120,10 +119,10 @@ pub struct Node<'a> {
 }
 
 impl<'a> Node<'a> {
-    /// Reads a node. Its checksum and all that its parts say is not looked at.
+    /// Reads a node. Its checksum and the values of its parts are not checked.
     ///
     /// # Errors
-    /// When there is no room for the header, or for as many items or pointers as it counts.
+    /// When it is too small for the header, or for the items or pointers that it counts.
     pub fn decode(bytes: &'a [u8]) -> Result<Node<'a>, DecodeError> {
         let (header, body) = head::<Header>("node", bytes, 0)?;
         let count = header.nritems.get() as usize;
@@ -162,35 +161,35 @@ impl<'a> Node<'a> {
         self.pointers
     }
 
-    /// The data of an item, if they lie in the leaf, behind all heads.
+    /// The data of an item, if they are in the leaf, behind all heads.
     pub fn data(&self, item: &ItemHead) -> Option<&'a [u8]> {
         let start = item.offset.get() as usize;
         let end = start.checked_add(item.size.get() as usize)?;
         if start < size_of_val(self.items) { None } else { self.body.get(start..end) }
     }
 
-    /// The first key, of a node that has any.
+    /// The first key, if the node has any.
     pub fn first_key(&self) -> Option<Key> {
         self.items.first().map(ItemHead::key).or_else(|| self.pointers.first().map(KeyPointer::key))
     }
 
-    /// The last key, of a node that has any.
+    /// The last key, if the node has any.
     pub fn last_key(&self) -> Option<Key> {
         self.items.last().map(ItemHead::key).or_else(|| self.pointers.last().map(KeyPointer::key))
     }
 
-    /// Keys with data, up to the first item whose data do not lie in the leaf.
+    /// Keys with data, up to the first item whose data are not in the leaf.
     pub fn entries(&self) -> impl Iterator<Item = (Key, &'a [u8])> + use<'a> {
         let node = *self;
         self.items.iter().map_while(move |item| Some((item.key(), node.data(item)?)))
     }
 }
 
-/// Writes a leaf: heads from the front, data packed from the end, zeroes between them. The header's count and checksum become
-/// right, its level 0.
+/// Writes a leaf: heads from the front, data packed from the end, zeroes between them. Sets the header's count,
+/// checksum and level 0.
 ///
 /// # Errors
-/// When the items have no room.
+/// When the items do not fit.
 pub fn write_leaf<'a>(
     header: &Header,
     items: impl IntoIterator<Item = (Key, &'a [u8])>,
@@ -217,10 +216,10 @@ pub fn write_leaf<'a>(
     finish(node, Header { nritems: nritems.into(), level: 0, ..*header }, checksum)
 }
 
-/// Writes an inner node. The header's count and checksum become right.
+/// Writes an inner node. Sets the header's count and checksum.
 ///
 /// # Errors
-/// When the pointers have no room.
+/// When the pointers do not fit.
 pub fn write_inner(
     header: &Header,
     pointers: &[KeyPointer],
@@ -284,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_full_is_full_to_the_byte() {
+    fn nodes_are_filled_to_the_last_byte() {
         let leaf = |bytes| write_leaf(&header(0), [(key(0), &vec![1; bytes][..])], 4096, ChecksumType::Crc32c);
         let most = leaf_capacity(4096) - size_of::<ItemHead>();
         assert!(leaf(most).is_ok() && leaf(most + 1).is_err() && leaf(5000).is_err());

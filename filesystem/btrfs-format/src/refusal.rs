@@ -1,15 +1,15 @@
-//! Why a node is not believed: which rule is broken, by which field of which item of which node.
+//! Why a node is refused: the broken rule, and the field, item and node that break it.
 //!
-//! Rules are few and fields are many, so a rule has the field as its parameter.
+//! There are few rules and many fields, so the field is a parameter of the rule.
 
 use crate::checksum::ChecksumMismatch;
 use crate::error::DecodeError;
 use crate::key::Key;
 
-/// A rule that is broken.
+/// A broken rule.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Rule {
-    /// It has not the shape that its type has.
+    /// It does not have the shape of its type.
     #[error(transparent)]
     Shape(#[from] DecodeError),
     /// The checksum is wrong.
@@ -18,7 +18,7 @@ pub enum Rule {
     /// The node is of another filesystem.
     #[error("it is of another filesystem")]
     ForeignNode,
-    /// A field has another value than it must have here.
+    /// A field does not have the required value.
     #[error("{field} is {found} instead of {expected}")]
     Other {
         /// The field.
@@ -28,7 +28,7 @@ pub enum Rule {
         /// What it is.
         found: u64,
     },
-    /// A key is another than the one that was to be found.
+    /// A key is not the expected one.
     #[error("{field} is {found} instead of {expected}")]
     OtherKey {
         /// Which key.
@@ -43,14 +43,14 @@ pub enum Rule {
     Range {
         /// The field.
         field: &'static str,
-        /// The least it can be.
+        /// The minimum.
         least: u64,
-        /// The most it can be.
+        /// The maximum.
         most: u64,
         /// What it is.
         found: u64,
     },
-    /// A field is no multiple of what it has to be a multiple of.
+    /// A field is not a multiple of its unit.
     #[error("{field} is {found}, not a multiple of {unit}")]
     Alignment {
         /// The field.
@@ -60,7 +60,7 @@ pub enum Rule {
         /// What it is.
         found: u64,
     },
-    /// A field has bits, or a number, for which nothing is defined.
+    /// A field has undefined bits, or an undefined number.
     #[error("{field} is {found:#x}, which means nothing known")]
     Unknown {
         /// The field.
@@ -68,10 +68,10 @@ pub enum Rule {
         /// What it is.
         found: u64,
     },
-    /// Fields contradict each other, or lead out of the numbers there are.
+    /// Fields contradict each other, or a sum exceeds 64 bits.
     #[error("{0}")]
     Contradiction(&'static str),
-    /// Something begins before what precedes it has ended.
+    /// Something overlaps what precedes it.
     #[error("{what} begins at {start}, and the one before ends at {end}")]
     Overlap {
         /// What overlaps.
@@ -81,16 +81,16 @@ pub enum Rule {
         /// Where this one begins.
         start: u64,
     },
-    /// Keys do not rise.
+    /// Keys are not in ascending order.
     #[error("it follows {0}, which does not come before it")]
     KeyOrder(Key),
-    /// It belongs to an inode, and follows an item of another object.
+    /// It belongs to an inode, but follows an item of another object.
     #[error("it follows {0}, which is nothing of its inode")]
     Detached(Key),
     /// References behind an extent are not sorted.
     #[error("references are not in their order")]
     ReferenceOrder,
-    /// A feature is used that the filesystem does not have.
+    /// It uses a feature that the filesystem does not have.
     #[error("the filesystem has not the feature {0}")]
     Feature(&'static str),
 }
@@ -103,7 +103,7 @@ pub struct Refusal {
     pub bytenr: u64,
     /// The tree.
     pub owner: u64,
-    /// The item or pointer, counted from 0, if it is about one.
+    /// The index of the item or pointer, from 0, if the rule is about one.
     pub slot: Option<usize>,
     /// Its key.
     pub key: Option<Key>,
@@ -130,7 +130,7 @@ pub(crate) fn within(field: &'static str, found: impl Into<u64>, least: u64, mos
     if (least..=most).contains(&found) { Ok(()) } else { Err(Rule::Range { field, least, most, found }) }
 }
 
-/// The unit is a power of two.
+/// Checks a multiple of the unit, which is a power of two.
 pub(crate) fn aligned(field: &'static str, found: u64, unit: u32) -> Result<(), Rule> {
     let unit = u64::from(unit);
     if found.is_multiple_of(unit) { Ok(()) } else { Err(Rule::Alignment { field, unit, found }) }
@@ -144,12 +144,12 @@ pub(crate) fn consistent(holds: bool, contradiction: &'static str) -> Result<(),
     if holds { Ok(()) } else { Err(Rule::Contradiction(contradiction)) }
 }
 
-/// The sum of two numbers of a range, which ends within the numbers there are.
+/// The end of a range, if it does not exceed 64 bits.
 pub(crate) fn end(start: u64, length: u64, contradiction: &'static str) -> Result<u64, Rule> {
     start.checked_add(length).ok_or(Rule::Contradiction(contradiction))
 }
 
-/// What begins where the one before has ended, or behind that.
+/// Checks that something begins at or after the end of what precedes it.
 pub(crate) fn behind(what: &'static str, start: u64, end: u64) -> Result<(), Rule> {
     if start >= end { Ok(()) } else { Err(Rule::Overlap { what, end, start }) }
 }

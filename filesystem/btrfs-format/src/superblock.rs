@@ -1,7 +1,7 @@
-//! The superblock: where the first trees are, what the filesystem uses, and the device it lies on.
+//! The superblock: the first trees, the features of the filesystem, and the device.
 //!
-//! Each device has up to three copies at fixed places. All bytes are kept, also those of unknown bits and reserved ones, so that
-//! decoding and encoding never change a superblock. [`Superblock::check`] is what makes it trusted.
+//! Each device has up to three copies at fixed places. All bytes are kept, also unknown bits and reserved bytes, so
+//! decoding and encoding never change a superblock. Only [`Superblock::check`] makes it trusted.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -17,7 +17,7 @@ use crate::key::{DiskKey, ItemType, Key};
 pub const SUPERBLOCK_BYTES: usize = 4096;
 /// Where the copies of a device are, in bytes.
 pub const COPY_OFFSETS: [u64; 3] = [64 << 10, 64 << 20, 256 << 30];
-/// What a superblock of Btrfs has in front of its generation.
+/// The magic number of a Btrfs superblock.
 pub const MAGIC: [u8; 8] = *b"_BHRfS_M";
 /// Levels of a tree: 0 is a leaf.
 pub const MAX_LEVELS: u8 = 8;
@@ -26,7 +26,7 @@ const MIN_SECTOR_BYTES: u32 = 4096;
 /// The largest sector, and the largest node.
 pub const MAX_NODE_BYTES: u32 = 64 << 10;
 
-/// The offsets of the copies that a device of this size has: those that end before its end.
+/// The offsets of the copies that a device of this size has: those that fit.
 pub fn copy_offsets(device_bytes: u64) -> impl Iterator<Item = u64> {
     COPY_OFFSETS.into_iter().filter(move |offset| offset + (SUPERBLOCK_BYTES as u64) < device_bytes)
 }
@@ -67,7 +67,7 @@ pub struct BackupRoot {
 pub struct Superblock {
     /// The checksum of all that follows.
     pub csum: [u8; FIELD_BYTES],
-    /// The UUID that is shown.
+    /// The public UUID.
     pub fsid: [u8; 16],
     /// The offset of this copy.
     pub bytenr: U64,
@@ -101,7 +101,7 @@ pub struct Superblock {
     pub leaf_bytes: U32,
     /// As bytes of a sector, or 4096; unused.
     pub stripe_bytes: U32,
-    /// Bytes of `sys_chunk_array` that count.
+    /// The used bytes of `sys_chunk_array`.
     pub sys_chunk_array_bytes: U32,
     /// The transaction that wrote the root node of the chunk tree.
     pub chunk_root_generation: U64,
@@ -123,9 +123,9 @@ pub struct Superblock {
     pub dev_item: DevItem,
     /// A name, ended by a zero.
     pub label: [u8; 256],
-    /// The transaction up to which the space cache of version 1 is right.
+    /// The transaction up to which the space cache of version 1 is valid.
     pub cache_generation: U64,
-    /// The transaction up to which the UUID tree is right.
+    /// The transaction up to which the UUID tree is valid.
     pub uuid_tree_generation: U64,
     /// The UUID that nodes carry, with METADATA_UUID.
     pub metadata_uuid: [u8; 16],
@@ -147,9 +147,9 @@ pub mod flags {
     pub const WRITTEN: u64 = 1;
     /// Set in a superblock after an error.
     pub const ERROR: u64 = 1 << 2;
-    /// A seed: only to be read, and the base of another filesystem.
+    /// A seed device: read-only, and the base of another filesystem.
     pub const SEEDING: u64 = 1 << 32;
-    /// An image of metadata without data, in whose chunks logical addresses are places.
+    /// An image of metadata without data, whose chunks map logical addresses to the same places.
     pub const METADUMP: u64 = 1 << 33;
     /// An image of metadata without data.
     pub const METADUMP_V2: u64 = 1 << 34;
@@ -157,7 +157,7 @@ pub mod flags {
     pub const CHANGING_FSID: u64 = 1 << 35 | 1 << 36;
 }
 
-/// What has to be known of a filesystem to read its nodes. Only a checked superblock gives it.
+/// What is needed to read a filesystem's nodes. Only a checked superblock gives it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
     /// Bytes of a sector.
@@ -174,46 +174,46 @@ pub struct Geometry {
     pub generation: u64,
 }
 
-/// Why bytes are no superblock to be trusted.
+/// Why a superblock is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SuperblockError {
     /// Too few bytes, or too many.
     #[error(transparent)]
     Decode(#[from] DecodeError),
-    /// No superblock of Btrfs.
+    /// Not a superblock of Btrfs.
     #[error("no magic of Btrfs")]
     Magic,
-    /// A copy that belongs elsewhere.
+    /// A copy that belongs to another offset.
     #[error("it says that it is the copy at {found}, and was read at {expected}")]
     Offset {
-        /// Where it was read.
+        /// The offset where it was read.
         expected: u64,
-        /// Where it says it is.
+        /// The offset that it records.
         found: u64,
     },
-    /// A type of checksum of unknown kinds.
+    /// An unknown checksum type.
     #[error("checksum type {0} is unknown")]
     ChecksumType(u16),
     /// The checksum is wrong.
     #[error(transparent)]
     Checksum(#[from] ChecksumMismatch),
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("{field} is {value}: {rule}")]
     Field {
         /// The field.
         field: &'static str,
         /// Its value.
         value: u64,
-        /// What it has to be.
+        /// The requirement.
         rule: &'static str,
     },
-    /// The device's item is of another filesystem.
+    /// The device's item belongs to another filesystem.
     #[error("the device's item is of another filesystem")]
     DeviceUuid,
 }
 
 impl Superblock {
-    /// Takes bytes as a superblock, checking nothing but their number.
+    /// Takes bytes as a superblock; checks only their number.
     ///
     /// # Errors
     /// When there are not 4096.
@@ -221,10 +221,10 @@ impl Superblock {
         whole("superblock", bytes)
     }
 
-    /// Checks the copy that was read at an offset of a device. What features mean is the caller's question.
+    /// Checks the copy that was read at an offset of a device. The caller checks the features.
     ///
     /// # Errors
-    /// When it is no superblock, or one that contradicts itself.
+    /// When it is not a superblock, or contradicts itself.
     pub fn check(&self, read_at: u64) -> Result<Geometry, SuperblockError> {
         if self.magic != MAGIC {
             return Err(SuperblockError::Magic);
@@ -311,7 +311,7 @@ impl Superblock {
         self.label.split(|byte| *byte == 0).next().unwrap_or_default()
     }
 
-    /// The chunks that the chunk tree lies in, with their keys. Ends with the first error.
+    /// The chunks of the chunk tree, with their keys. Ends with the first error.
     pub fn sys_chunks(&self) -> impl Iterator<Item = Result<(Key, Chunk<'_>), DecodeError>> {
         let length = self.sys_chunk_array.len().min(self.sys_chunk_array_bytes.get() as usize);
         let all = &self.sys_chunk_array[..length];
@@ -326,20 +326,20 @@ impl Superblock {
         })
     }
 
-    /// Which of the backup roots is the one of the newest transaction; the next one, cyclically, is to be replaced.
+    /// The index of the newest backup root; the next one, cyclically, is replaced next.
     pub fn newest_backup(&self) -> usize {
         let newest = |index: &usize| self.backup_roots[*index].tree_root_generation.get();
         (0..self.backup_roots.len()).max_by_key(newest).unwrap_or(0)
     }
 
-    /// True if another copy of the same device says the same but for where it lies. The log does not count: a sync between transactions
-    /// writes it to the first copy alone.
+    /// True if another copy of the same device is equal but for its place. The log is ignored: a sync between
+    /// transactions writes it to the first copy only.
     pub fn says_the_same_as(&self, other: &Superblock) -> bool {
         let Superblock { csum, bytenr, log_root, log_root_transid, log_root_level, .. } = *self;
         *self == Superblock { csum, bytenr, log_root, log_root_transid, log_root_level, ..*other }
     }
 
-    /// Sets the checksum, where its type is known.
+    /// Sets the checksum, if its type is known.
     pub fn seal(&mut self) {
         if let Some(checksum) = ChecksumType::from_number(self.csum_type.get()) {
             checksum.seal(self.as_mut_bytes());

@@ -1,5 +1,5 @@
-//! Properties of all structures: any bytes are refused or come back as they were, and items as the kernel made them are what they
-//! are known to be.
+//! Properties of all structures: any bytes are refused or encode to the same bytes again, and items of the kernel
+//! decode to their known values.
 
 use proptest::prelude::*;
 
@@ -10,13 +10,13 @@ use crate::key::{DiskKey, ItemType, Key, objectid};
 use crate::node::Node;
 use crate::superblock::{SUPERBLOCK_BYTES, Superblock};
 
-/// Every type that has a name, and one that has none.
+/// Every type with a name, and one without.
 fn types() -> impl Strategy<Value = ItemType> {
     let named: Vec<ItemType> = (0..=u8::MAX).map(ItemType).filter(|one| one.name().is_some()).collect();
     prop_oneof![9 => proptest::sample::select(named), 1 => Just(ItemType(99))]
 }
 
-/// Keys of these types, often of an object that gives the type another meaning.
+/// Keys of these types, often of an object that changes the meaning of the type.
 fn keys() -> impl Strategy<Value = Key> {
     let special = proptest::sample::select(vec![0, 5, 257, objectid::BALANCE, objectid::FREE_SPACE]);
     let object = prop_oneof![3 => special, 1 => any::<u64>()];
@@ -27,7 +27,7 @@ fn keys() -> impl Strategy<Value = Key> {
     })
 }
 
-/// Bytes in which small numbers are frequent, so that lengths fit and kinds are known.
+/// Bytes in which small numbers are frequent, so that lengths fit and types are known.
 fn bytes() -> impl Strategy<Value = Vec<u8>> {
     let byte = prop_oneof![6 => Just(0_u8), 3 => 0..9_u8, 1 => any::<u8>()];
     let sizes = prop_oneof![
@@ -73,7 +73,7 @@ proptest! {
     }
 
     #[test]
-    fn any_stream_is_refused_or_gives_what_was_asked_for(
+    fn any_stream_is_refused_or_fills_the_extent(
         bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 1..4_u8, plain_bytes in 0..=MAX_EXTENT_BYTES + 1
     ) {
         let kind = Compression::from_number(kind).unwrap();

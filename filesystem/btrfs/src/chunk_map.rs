@@ -1,10 +1,10 @@
-//! Where logical addresses are on devices, for every profile.
+//! From logical addresses to places on devices, for every profile.
 //!
-//! A chunk is a range of logical addresses on some stripes, ranges of devices. Profiles with stripes cut the chunk into pieces of 64 KiB
-//! and lay them in rows, one piece on each stripe or pair of stripes. A look-up answers for one piece at most, so what it says is
-//! contiguous on each device.
+//! A chunk maps a range of logical addresses to stripes, which are ranges of devices. Profiles with stripes cut the
+//! chunk into pieces of 64 KiB and lay them in rows, one piece on each stripe or pair of stripes. A look-up returns one
+//! piece at most, so its result is contiguous on each device.
 //!
-//! The map is a value: it grows while the chunk tree is read, and its users share one that does not change.
+//! The map is a value: it grows while the chunk tree is read; after that its users share one that does not change.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -19,24 +19,25 @@ use crate::parity::Role;
 pub struct Place {
     /// The device's number.
     pub devid: u64,
-    /// The byte on it.
+    /// The byte offset on the device.
     pub offset: u64,
 }
 
-/// Where the bytes from a logical address on are.
+/// The places of the bytes from a logical address on.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Located {
-    /// So many bytes are there, one after the other: at most as many as were asked for, and never more than there are up to the end of the
-    /// piece, or of the chunk.
+    /// The number of contiguous bytes: at most the number requested, and at most up to the end of the piece or of the
+    /// chunk.
     pub bytes: u64,
-    /// Every copy. With parity the only one.
+    /// Every copy. With parity there is one.
     pub copies: SmallVec<[Place; 4]>,
-    /// With parity the whole row: where each piece of it has the bytes that belong together, and which piece is the one that was asked for.
+    /// With parity the whole row: the place of the corresponding bytes in each piece, and the index of the requested
+    /// piece.
     pub row: Option<Row>,
 }
 
 impl Located {
-    /// Where a part of the bytes is: `bytes` of them, which have to be there, from `offset` on.
+    /// The place of a part: `bytes` bytes from `offset` on, which must be within.
     pub(crate) fn part(&self, offset: u64, bytes: u64) -> Located {
         debug_assert!(offset + bytes <= self.bytes);
         let at = |place: &Place| Place { offset: place.offset + offset, ..*place };
@@ -51,32 +52,32 @@ impl Located {
 /// The pieces of a row with parity.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Row {
-    /// Which of the data pieces was asked for.
+    /// The index of the requested data piece.
     pub wanted: usize,
-    /// The data pieces in their order, then P, then Q where there is one.
+    /// The data pieces in order, then P, then Q if there is one.
     pub pieces: SmallVec<[(Role, Place); 6]>,
 }
 
-/// Why there is no place.
+/// Why an address has no place.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MapError {
     /// No chunk has the address.
     #[error("no chunk has the logical address {0}")]
     Unmapped(u64),
-    /// A chunk lies over another one.
+    /// Two chunks overlap.
     #[error("the chunk at {logical} lies over the one at {other}")]
     Overlap {
         /// The new chunk.
         logical: u64,
-        /// The one that is there.
+        /// The existing chunk.
         other: u64,
     },
-    /// A chunk has flags, sizes or stripes that no chunk can have; a checked one never.
+    /// A chunk has invalid flags, sizes or stripes; never a checked chunk.
     #[error("the chunk at {0} is none: its flags, size or stripes contradict each other")]
     Impossible(u64),
 }
 
-/// A chunk, as much of it as places follow from.
+/// The parts of a chunk from which places follow.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Mapped {
     bytes: u64,
@@ -91,11 +92,11 @@ pub struct ChunkMap {
 }
 
 impl ChunkMap {
-    /// Adds the chunk at a logical address. The same one again, as the superblock and the chunk tree have those of the chunk tree,
-    /// changes nothing.
+    /// Adds the chunk at a logical address. Adding the same chunk again changes nothing; chunks of the chunk tree are
+    /// in the superblock and in the chunk tree.
     ///
     /// # Errors
-    /// When it lies over another one, or is none.
+    /// When it overlaps another one, or is invalid.
     pub fn add(&mut self, logical: u64, chunk: &Chunk) -> Result<(), MapError> {
         let bytes = chunk.head.length.get();
         let impossible = MapError::Impossible(logical);
@@ -110,7 +111,7 @@ impl ChunkMap {
         };
         let stripes = chunk.stripes.iter().map(place).collect::<Option<_>>().ok_or(impossible)?;
         let mapped = Mapped { bytes, profile, stripes };
-        // The last one that begins before this one ends is the only one that can lie over it.
+        // Only the last chunk that begins before the end of this one can overlap it.
         if let Some((other, there)) = self.chunks.range(..end).next_back() {
             if (*other, there) == (logical, &mapped) {
                 return Ok(());
@@ -123,7 +124,7 @@ impl ChunkMap {
         Ok(())
     }
 
-    /// Where the first of `bytes` bytes from a logical address on are. Asking again for the rest gives the rest.
+    /// The places of the first of `bytes` bytes from a logical address on. Call again for the rest.
     ///
     /// # Errors
     /// When no chunk has the address.
@@ -137,12 +138,12 @@ impl ChunkMap {
         Ok(chunk.locate(offset, bytes.min(chunk.bytes - offset)))
     }
 
-    /// The first address behind this one at which a chunk begins.
+    /// The start of the next chunk after this address.
     pub fn next_chunk(&self, logical: u64) -> Option<u64> {
         self.chunks.range((Bound::Excluded(logical), Bound::Unbounded)).next().map(|(start, _)| *start)
     }
 
-    /// Logical ranges that have a place, as first addresses and bytes.
+    /// The logical ranges of all chunks, as first addresses and bytes.
     pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> {
         self.chunks.iter().map(|(logical, chunk)| (*logical, chunk.bytes))
     }
@@ -152,14 +153,14 @@ impl ChunkMap {
         self.chunks.len()
     }
 
-    /// Whether there is no chunk.
+    /// True if there is no chunk.
     pub fn is_empty(&self) -> bool {
         self.chunks.is_empty()
     }
 }
 
 impl Mapped {
-    /// Where bytes are that lie in this chunk.
+    /// The places of bytes of this chunk.
     fn locate(&self, offset: u64, bytes: u64) -> Located {
         let count = self.stripes.len();
         let (piece, within) = (offset / STRIPE_BYTES, offset % STRIPE_BYTES);
@@ -183,7 +184,7 @@ impl Mapped {
         }
     }
 
-    /// With parity each row begins one stripe further than the one before, and P and Q follow its data.
+    /// With parity each row begins one stripe later than the row before, and P and Q follow its data.
     fn locate_in_row(&self, piece: u64, within: u64, bytes: u64, parities: usize) -> Located {
         let (count, data) = (self.stripes.len(), self.stripes.len() - parities);
         let (row, wanted) = divide(piece, data);
@@ -200,7 +201,7 @@ impl Mapped {
         Located { bytes, copies: SmallVec::from_iter([pieces[wanted].1]), row: Some(Row { wanted, pieces }) }
     }
 
-    /// A byte of a stripe; that it ends before the numbers do was seen when the chunk was added.
+    /// The offset of a byte of a stripe; it cannot overflow, which was checked when the chunk was added.
     fn at(&self, index: usize, offset: u64) -> Place {
         let stripe = self.stripes[index];
         Place { offset: stripe.offset + offset, ..stripe }

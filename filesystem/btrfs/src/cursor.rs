@@ -1,9 +1,8 @@
-//! Going through the items of a tree in the order of their keys, from any key on.
+//! Iterates over the items of a tree in key order, from any key on.
 //!
 //! Invariants:
-//! - Keys only ascend, also from one node to the next, so no tree, whatever it holds, makes a cursor go round in circles or see a
-//!   node twice.
-//! - A node that is lost ends nothing: [`Cursor::next`] reports it once and continues after it.
+//! - Keys only ascend, also from one node to the next, so no tree makes a cursor loop or return a node twice.
+//! - A lost node does not end the iteration: [`Cursor::next`] reports it once and continues after it.
 
 use std::ops::RangeInclusive;
 use std::rc::Rc;
@@ -15,52 +14,52 @@ use sealblock_btrfs_format::checker::Expected;
 use crate::error::FsError;
 use crate::nodes::{LoadedNode, NodeCache};
 
-/// Leaves that are read at once while a cursor goes on.
+/// Leaves that are read ahead together.
 const READ_AHEAD: usize = 16;
 
-/// Where a tree begins.
+/// The root of a tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TreeRoot {
     /// The tree's number.
     pub id: u64,
     /// The logical address of its root node.
     pub bytenr: u64,
-    /// The level of that.
+    /// The level of the root node.
     pub level: u8,
     /// The transaction that wrote it.
     pub generation: u64,
 }
 
 impl TreeRoot {
-    /// What is expected of its root node.
+    /// The expectation for its root node.
     pub fn expected(&self) -> Expected {
         let TreeRoot { id, bytenr, level, generation } = *self;
         Expected { bytenr, owner: id, level, generation, first_key: None }
     }
 }
 
-/// A node on the way to a leaf, and where the cursor is in it.
+/// A node on the path to a leaf, and the position of the cursor in it.
 struct Step {
     node: Rc<LoadedNode>,
     slot: usize,
-    /// The first key of what follows the node in its tree.
+    /// The first key after the node in its tree.
     before: Option<Key>,
 }
 
-/// A place in a tree.
+/// A position in a tree.
 pub struct Cursor<'a> {
     nodes: &'a NodeCache,
     root: TreeRoot,
     /// From the root node to the leaf; empty before the first step and behind the last one.
     path: Vec<Step>,
     range: RangeInclusive<Key>,
-    /// True if the cursor begins at the last item that is not behind the first key.
+    /// True if the cursor begins at the last item that is not after the first key.
     from_floor: bool,
-    /// True once the way to the first item was looked for.
+    /// True once the path to the first item was searched.
     is_placed: bool,
     /// True once an item was returned.
     is_reading: bool,
-    /// True once another leaf was wanted behind items that were returned: more are likely to be.
+    /// True once a second leaf was needed: more leaves are likely to follow.
     is_sequential: bool,
 }
 
@@ -79,8 +78,8 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The same, and before them the last item whose key is less than all of the range, if the first of the range is not there. What an item begins may
-    /// reach into the range.
+    /// The items of a range. If the first key of the range is absent, the last item before the range comes first: it
+    /// may reach into the range.
     pub fn from_floor(nodes: &'a NodeCache, root: TreeRoot, range: RangeInclusive<Key>) -> Cursor<'a> {
         Cursor { from_floor: true, ..Cursor::new(nodes, root, range) }
     }
@@ -93,7 +92,7 @@ impl<'a> Cursor<'a> {
     /// The next item.
     ///
     /// # Errors
-    /// When a node on the way is lost. The next call continues after it.
+    /// When a node on the path is lost. The next call continues after it.
     pub async fn next(&mut self) -> Result<Option<(Key, &[u8])>, FsError> {
         if !self.is_placed {
             self.is_placed = true;
@@ -149,13 +148,13 @@ impl<'a> Cursor<'a> {
                 };
                 return Ok(());
             }
-            // The last child that begins at the key or before it, since the key may lie within.
+            // The last child that begins at or before the key, because the key may be within it.
             step.slot = view.pointers().partition_point(|pointer| pointer.key() <= *first).saturating_sub(1);
             self.descend().await?;
         }
     }
 
-    /// Puts the child of the last node on the path. A child that is lost is passed over.
+    /// Adds the child of the last node to the path. A lost child is skipped.
     async fn descend(&mut self) -> Result<(), FsError> {
         let (expected, before) = self.child(0).expect("the slot is one of the node's");
         let step = self.path.last_mut().expect("a node with a child");
@@ -175,7 +174,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// The child of the last node that is `ahead` slots from its own one, and the first key of what follows the child.
+    /// The child `ahead` slots after the current one in the last node, and the first key after that child.
     fn child(&self, ahead: usize) -> Option<(Expected, Option<Key>)> {
         let step = self.path.last()?;
         let slot = step.slot + ahead;
@@ -183,14 +182,14 @@ impl<'a> Cursor<'a> {
         Some((expected, step.node.view().pointers().get(slot + 1).map(|next| next.key()).or(step.before)))
     }
 
-    /// Reads the leaves that follow, several at once.
+    /// Reads the following leaves, several at once.
     async fn read_ahead(&self) {
         let in_range = |one: &(Expected, _)| one.0.first_key.is_none_or(|first| first <= *self.range.end());
         let children = (0..READ_AHEAD).map_while(|ahead| self.child(ahead)).take_while(in_range);
         let absent: Vec<Expected> =
             children.map(|(expected, _)| expected).take_while(|one| !self.nodes.has(one.bytenr)).collect();
         if absent.len() > 1 {
-            // One that is lost is reported when the cursor comes to it.
+            // A lost leaf is reported when the cursor comes to it.
             join_all(absent.iter().map(|expected| self.nodes.load(expected))).await;
         }
     }

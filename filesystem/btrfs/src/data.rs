@@ -1,10 +1,10 @@
-//! Reading the data of files: every sector from a copy that its checksum vouches for, several requests at once.
+//! Reads the data of files: every sector from a copy that matches its checksum, with several requests at once.
 //!
 //! Invariants:
-//! - A sector without a checksum is returned only of files that have none (NODATASUM). For any other file a checksum that is not there is damage, as
-//!   it is for Linux. [`Filesystem::read_any`] alone returns such sectors, and says which they are.
-//! - A sector that does not fit the checksum that it has is never returned.
-//! - Bytes behind the end of a file never leave it, whatever the extent has there.
+//! - A sector without a checksum is returned only from files without checksums (NODATASUM). In any other file a missing
+//!   checksum is damage, as in Linux. Only [`Filesystem::read_any`] returns such sectors, and lists them.
+//! - A sector that does not match its checksum is never returned.
+//! - Bytes after the end of a file are never returned, whatever the extent has there.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -22,7 +22,7 @@ use crate::filesystem::Filesystem;
 use crate::inode::{FileKind, Inode};
 use crate::replicas::{Check, MAX_READ_BYTES};
 
-/// The most bytes that one [`Filesystem::read`] returns.
+/// The maximum bytes of one [`Filesystem::read`].
 pub const MAX_FILE_READ_BYTES: usize = 16 << 20;
 /// Requests for the data of one read that are in flight at once.
 const IN_FLIGHT: usize = 8;
@@ -31,9 +31,9 @@ pub const ORDERED_STEP_BYTES: u64 = 1 << 20;
 /// Steps that are in flight at once.
 const ORDERED_IN_FLIGHT: usize = 12;
 
-/// Bytes of a read that come from one place.
+/// The source of some bytes of a read.
 enum Source {
-    /// A run of stored sectors; `skip` bytes of them are before what is wanted.
+    /// A run of stored sectors; the first `skip` bytes of them precede the wanted bytes.
     Stored { logical: u64, bytes: u64, skip: usize },
     /// A part of a compressed extent.
     Compressed { stored: Stored, skip: usize },
@@ -41,7 +41,7 @@ enum Source {
     Inline { data: Vec<u8>, compression: Compression, plain_bytes: u64, skip: usize },
 }
 
-/// A source, and which bytes of the read it is for.
+/// A source, and the bytes of the read that it has.
 struct Step {
     at: usize,
     bytes: usize,
@@ -62,11 +62,11 @@ impl Filesystem {
         Box::pin(async move { self.read_as(inode, offset, bytes, None).await })
     }
 
-    /// The same, and sectors whose checksums are absent or lost are returned as they are stored: what to do where the alternative is none at
-    /// all. The bytes of the file that nothing vouches for are named beside the data, in no order.
+    /// The same, but sectors whose checksums are absent or lost are returned as they are stored: for callers that
+    /// prefer unchecked data to none. Returns also the unchecked bytes of the file, in no order.
     ///
     /// # Errors
-    /// As [`Filesystem::read`], but for checksums that cannot be had.
+    /// The errors of [`Filesystem::read`], except for missing checksums.
     pub fn read_any<'a>(
         &'a self,
         inode: &'a Inode,
@@ -80,7 +80,7 @@ impl Filesystem {
         })
     }
 
-    /// Reads bytes of a file. With a list, sectors without checksums are returned, too, and entered in it.
+    /// Reads bytes of a file. With a list, sectors without checksums are returned as well, and added to it.
     async fn read_as(
         &self,
         inode: &Inode,
@@ -116,9 +116,10 @@ impl Filesystem {
         Ok(out.unwrap_or_else(|| Buffer::zeroed(length)).freeze())
     }
 
-    /// Some bytes of a file in steps of [`ORDERED_STEP_BYTES`], several of which are read at once: where each begins, and its data.
+    /// Some bytes of a file in steps of [`ORDERED_STEP_BYTES`], several of which are read at once: the start of each
+    /// step, and its data.
     ///
-    /// A step of data that lie together is one request to a device, and its data are the buffer in which they arrived.
+    /// A step with contiguous data is one request to a device, and its data stay in the buffer in which they arrived.
     pub fn read_in_order<'a>(
         &'a self,
         inode: &'a Inode,
@@ -132,14 +133,14 @@ impl Filesystem {
         stream::iter(starts).map(read).buffered(ORDERED_IN_FLIGHT)
     }
 
-    /// What is to be read for the bytes of a part that lie from `from` up to `to`.
+    /// What must be read for the bytes of a part from `from` up to `to`.
     fn add_steps(&self, steps: &mut Vec<Step>, part: Part, from: u64, to: u64) {
         let (first, last) = (part.start.max(from), part.end().min(to));
         if first >= last {
             return;
         }
         let (at, bytes) = ((first - from) as usize, (last - first) as usize);
-        // How far into the part the wanted bytes begin.
+        // The offset of the wanted bytes in the part.
         let into = first - part.start;
         match part.content {
             Content::Hole | Content::Prealloc(_) => {}
@@ -167,7 +168,7 @@ impl Filesystem {
         }
     }
 
-    /// Reads a step of a read that begins at a byte of the file.
+    /// Reads one step of a read, which begins at a byte of the file.
     async fn read_step(
         &self,
         inode: &Inode,
@@ -177,7 +178,7 @@ impl Filesystem {
     ) -> Result<Slice, FsError> {
         let (start, end) = (offset + step.at as u64, offset + (step.at + step.bytes) as u64);
         let cut = |data: &[u8], skip: usize| {
-            // What an item says of its length may be more than it has; the rest reads as zeroes.
+            // An item may have fewer bytes than it records; the rest reads as zeroes.
             let end = data.len().min(skip + step.bytes);
             Slice::copy_from(&data[skip.min(end)..end])
         };
@@ -185,7 +186,7 @@ impl Filesystem {
             Source::Stored { logical, bytes, skip } => {
                 let (data, without) = self.read_stored(inode, *logical, *bytes, unverified.is_some()).await?;
                 if let Some(list) = unverified {
-                    // Sectors begin before the wanted bytes, and may end behind them.
+                    // Sectors begin before the wanted bytes, and may end after them.
                     let in_file = |at: u64| (start + (at - logical)).saturating_sub(*skip as u64).clamp(start, end);
                     list.borrow_mut().extend(without.iter().map(|range| in_file(range.start)..in_file(range.end)));
                 }
@@ -205,7 +206,7 @@ impl Filesystem {
         }
     }
 
-    /// Stored sectors, and the logical addresses of those for which no checksum could be had, where these are taken.
+    /// Stored sectors, and the logical addresses of those without a usable checksum, if these are allowed.
     async fn read_stored(
         &self,
         inode: &Inode,
@@ -221,7 +222,7 @@ impl Filesystem {
         }
     }
 
-    /// Stored sectors, checked where their checksums can be read, and the addresses of the others.
+    /// Stored sectors, checked if their checksums can be read, and the addresses of the others.
     async fn read_summed_and_unsummed(&self, logical: u64, bytes: u64) -> Result<(Slice, Vec<Range<u64>>), FsError> {
         let geometry = self.storage().geometry();
         let (sector, sum) = (u64::from(geometry.sector_bytes), geometry.checksum.bytes());
@@ -279,7 +280,7 @@ impl Filesystem {
         }
     }
 
-    /// A whole compressed extent, decompressed, and true unless some of it had no checksum.
+    /// A whole compressed extent, decompressed; true unless a part of it had no checksum.
     async fn read_plain(
         &self,
         inode: &Inode,
@@ -292,7 +293,7 @@ impl Filesystem {
         }
         let (data, without) = self.read_stored(inode, stored.logical, stored.stored_bytes, takes_unsummed).await?;
         let plain = Rc::new(self.decompress(stored.compression, &data, stored.plain_bytes, stored.logical)?);
-        // What is kept is handed out as checked.
+        // Cached extents are returned as checked.
         if without.is_empty() {
             self.plain.put(stored.logical, &plain);
         }
@@ -301,7 +302,7 @@ impl Filesystem {
 
     fn decompress(&self, kind: Compression, data: &[u8], plain_bytes: u64, logical: u64) -> Result<Vec<u8>, FsError> {
         let fail = |why| FsError::Compressed { logical, why };
-        // The checker bounds it, too, and it is a length to allocate.
+        // The checker bounds it as well; this bounds an allocation.
         let plain_bytes = usize::try_from(plain_bytes).ok().filter(|bytes| *bytes <= MAX_EXTENT_BYTES);
         let plain_bytes = plain_bytes.ok_or_else(|| fail(CompressError::Extent(usize::MAX)))?;
         let sector_bytes = self.storage().geometry().sector_bytes as usize;

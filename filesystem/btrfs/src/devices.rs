@@ -1,10 +1,11 @@
-//! The devices of a filesystem: which targets belong together, which superblock counts, what is missing and what is old.
+//! The devices of a filesystem: which targets belong together, which superblock is used, which devices are missing or
+//! stale.
 //!
 //! Invariants:
-//! - All devices of a set carry the same UUID, and each number once. A device that is given twice, or of which an older copy is given
-//!   beside it, is refused, since no rule could say which one is right.
-//! - The superblock of the set is the newest intact one. A device whose own one is older missed at least one transaction: what is read from it is
-//!   believed only where a checksum says so ([`Device::is_stale`]).
+//! - All devices of a set have the same UUID, and each number occurs once. A device that is given twice, or together
+//!   with an older copy, is refused, because no rule could decide which one is right.
+//! - The set uses its newest intact superblock. A device with an older superblock missed at least one transaction: its
+//!   data are used only if a checksum proves them ([`Device::is_stale`]).
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -18,13 +19,13 @@ use sealblock_units::Extent;
 use crate::chunk_map::Place;
 use crate::error::{BadCopy, CopyFault, FsError};
 
-/// The most devices of one filesystem that are opened.
+/// The maximum number of devices of one filesystem.
 pub const MAX_DEVICES: usize = 256;
 
 /// A target that may be a device of a filesystem.
 #[derive(Clone)]
 pub struct Candidate {
-    /// What errors call it.
+    /// Its name in errors.
     pub name: String,
     /// Its blocks.
     pub device: DynDevice,
@@ -32,20 +33,20 @@ pub struct Candidate {
 
 /// A device of a filesystem.
 pub struct Device {
-    /// What errors call it.
+    /// Its name in errors.
     pub name: String,
     /// Its blocks.
     pub device: DynDevice,
-    /// What its own superblock says of it.
+    /// Its item in its own superblock.
     pub item: DevItem,
     /// The transaction of its newest superblock.
     pub generation: u64,
-    /// True if another device is of a later transaction.
+    /// True if another device has a later transaction.
     pub is_stale: bool,
 }
 
 impl Device {
-    /// True if it checks its blocks by what it stores beside them.
+    /// True if it checks its blocks against protection information that it stores.
     pub fn has_seals(&self) -> bool {
         self.device.geometry().protection.is_some() || self.device.abilities().seals
     }
@@ -60,7 +61,7 @@ pub struct DeviceSet {
     transferred_bytes: Cell<u64>,
 }
 
-/// The newest intact superblock of a target, and what is wrong with the others.
+/// The newest intact superblock of a target, and the faults of the others.
 struct Found {
     superblock: Box<Superblock>,
     geometry: Geometry,
@@ -68,10 +69,11 @@ struct Found {
 }
 
 impl DeviceSet {
-    /// Recognises targets as the devices of one filesystem.
+    /// Opens targets as the devices of one filesystem.
     ///
     /// # Errors
-    /// When a target is none, when they do not belong together, or when the filesystem is one that cannot be read here.
+    /// When a target is not a device of a filesystem, when they do not belong together, or when the filesystem is not
+    /// supported.
     pub async fn open(candidates: Vec<Candidate>) -> Result<DeviceSet, FsError> {
         if candidates.is_empty() || candidates.len() > MAX_DEVICES {
             let count = candidates.len();
@@ -117,35 +119,36 @@ impl DeviceSet {
         &self.superblock
     }
 
-    /// What that says of how nodes are read.
+    /// What is needed to read its nodes.
     pub fn geometry(&self) -> &Geometry {
         &self.geometry
     }
 
-    /// True if it is an image of metadata, whose data are not there.
+    /// True if it is an image of metadata, without the data.
     pub fn is_metadata_image(&self) -> bool {
         self.superblock.flags.get() & flags::METADUMP_V2 != 0
     }
 
-    /// The device with this number, if it is there.
+    /// The device with this number, if it is present.
     pub fn get(&self, devid: u64) -> Option<&Device> {
         self.devices.get(&devid)
     }
 
-    /// All devices that are there, by their numbers.
+    /// All present devices, by number.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &Device)> {
         self.devices.iter().map(|(devid, device)| (*devid, device))
     }
 
-    /// Copies of superblocks that are damaged, of which a newer one is elsewhere on the device, or that differ from the one that counts.
+    /// Copies of superblocks that are damaged, that are older than another one of the device, or that differ from the
+    /// used one.
     pub fn bad_superblocks(&self) -> &[BadCopy] {
         &self.bad_superblocks
     }
 
-    /// Reads bytes of a device, checked by whatever the device has to check.
+    /// Reads bytes of a device, which checks them if it can.
     ///
     /// # Errors
-    /// Why there are none.
+    /// Why they cannot be read.
     pub async fn read(&self, place: Place, bytes: u64) -> Result<Slice, CopyFault> {
         let device = self.get(place.devid).ok_or(CopyFault::Missing)?;
         let data = read_bytes(&device.device, place.offset, bytes).await?;
@@ -153,18 +156,18 @@ impl DeviceSet {
         Ok(data)
     }
 
-    /// Bytes of data that crossed from the devices to this host since the set was opened, superblocks aside.
+    /// Bytes of data that were transferred from the devices to this host since the set was opened, without superblocks.
     pub fn transferred_bytes(&self) -> u64 {
         self.transferred_bytes.get()
     }
 
-    /// Counts bytes that crossed in the course of a request that returns no data.
+    /// Counts bytes that a request without data transferred.
     pub(crate) fn add_transferred(&self, bytes: u64) {
         self.transferred_bytes.set(self.transferred_bytes.get() + bytes);
     }
 }
 
-/// Refuses a device that is of another filesystem than the one before, or of another history of the same.
+/// Refuses a device of another filesystem than the one before, or of another history of the same filesystem.
 fn check_belongs(
     (before, of_before, other): (&Superblock, &Geometry, &str),
     (superblock, geometry, name): (&Superblock, &Geometry, &str),
@@ -189,7 +192,8 @@ fn check_belongs(
     Ok(())
 }
 
-/// What all superblocks of one transaction agree on. A log is written between transactions, and a crash may leave it to some of them.
+/// The fields in which all superblocks of one transaction agree. A log is written between transactions, and a crash may
+/// leave it on some devices only.
 fn trees_of(superblock: &Superblock) -> [u64; 5] {
     let Superblock { root, chunk_root, chunk_root_generation, bytes_used, num_devices, .. } = superblock;
     [root, chunk_root, chunk_root_generation, bytes_used, num_devices].map(|field| field.get())
@@ -210,7 +214,7 @@ fn check_readable(superblock: &Superblock, geometry: &Geometry) -> Result<(), Fs
     Ok(())
 }
 
-/// The extent of some bytes of a device, where blocks begin and end there.
+/// The extent of blocks that contains some bytes of a device.
 pub(crate) fn extent_of(device: &DynDevice, offset: u64, bytes: u64) -> Option<Extent> {
     let size = device.geometry().block_size;
     let is_whole = (offset | bytes).is_multiple_of(size.bytes() as u64);
@@ -233,7 +237,8 @@ async fn superblock_at(device: &DynDevice, offset: u64) -> Result<(Box<Superbloc
     Ok((Box::new(*superblock), geometry))
 }
 
-/// The newest intact superblock of a device, of several the first one. A copy of another filesystem, which the one that is there now did not overwrite, does not count.
+/// The newest intact superblock of a device; of several the first one. A copy of an older filesystem, which the current
+/// one did not overwrite, is ignored.
 async fn find_superblock(name: &str, device: &DynDevice) -> Result<Found, FsError> {
     let (mut intact, mut bad) = (Vec::new(), Vec::new());
     for (index, offset) in copy_offsets(device.geometry().capacity_bytes()).enumerate() {
@@ -246,7 +251,7 @@ async fn find_superblock(name: &str, device: &DynDevice) -> Result<Found, FsErro
         name: name.to_owned(),
         why: bad.into_iter().next().map_or(CopyFault::NoBlock, |(_, _, fault)| fault),
     };
-    // The first copy decides which filesystem it is, where it is intact.
+    // The first copy, if intact, decides which filesystem it is.
     let first =
         intact.iter().find(|(_, mirror, ..)| *mirror == 1).or_else(|| intact.iter().max_by_key(|one| one.3.generation));
     let Some(fsid) = first.map(|(_, _, superblock, _)| superblock.fsid) else { return Err(none(bad)) };
@@ -258,7 +263,7 @@ async fn find_superblock(name: &str, device: &DynDevice) -> Result<Found, FsErro
             bad.push((offset, mirror, CopyFault::Old { found: geometry.generation, newest }));
             continue;
         }
-        // All copies are written in one transaction, so of those that differ one was changed, and nothing says which.
+        // All copies are written in one transaction. If they differ, one was changed, and nothing tells which.
         match &found {
             None => found = Some((mirror, superblock, geometry)),
             Some((first, counts, _)) if !counts.says_the_same_as(&superblock) => {

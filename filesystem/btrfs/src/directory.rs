@@ -1,4 +1,4 @@
-//! Directories: their entries in the order in which they were made, an entry by its name, and the way from a path to an inode.
+//! Directories: their entries in the order of creation, an entry by its name, and the inode of a path.
 
 use futures_util::future::LocalBoxFuture;
 use sealblock_btrfs_format::items::Item;
@@ -12,12 +12,12 @@ use crate::filesystem::Filesystem;
 use crate::inode::{FileKind, Inode};
 use crate::subvolumes::Subvolume;
 
-/// Symbolic links that are followed on one way, as many as Linux follows.
+/// The maximum number of symbolic links in one look-up, as in Linux.
 pub const MAX_LINKS: usize = 40;
-/// Directories between the first subvolume and a file, and subvolumes between them: enough for the longest path there can be.
+/// The maximum depth of directories below the first subvolume, and of subvolumes: enough for the longest possible path.
 const MAX_DEPTH: usize = 4096;
 
-/// What an entry leads to.
+/// The target of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
     /// An inode of the same subvolume.
@@ -29,13 +29,13 @@ pub enum Target {
 /// An entry of a directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DirEntry {
-    /// Its name: any bytes, of which the checker saw the number only.
+    /// Its name: any bytes; the checker checked only their number.
     pub name: Vec<u8>,
-    /// Its place in the order, which no other entry ever had; 0 where it was found by name.
+    /// Its index, which no other entry ever had; 0 if it was found by name.
     pub index: u64,
     /// Its target.
     pub target: Target,
-    /// What that is.
+    /// The type of its target.
     pub kind: FileType,
 }
 
@@ -50,10 +50,10 @@ impl DirEntry {
 }
 
 impl Filesystem {
-    /// At most `most` entries of a directory whose index is `from` or more, in the order of their indices.
+    /// At most `most` entries of a directory with index `from` or higher, in the order of their indices.
     ///
     /// # Errors
-    /// When a leaf is lost. The entries before it are not returned; those behind it begin at a later index.
+    /// When a leaf is lost. The entries before it are not returned; those after it begin at a later index.
     pub fn entries<'a>(
         &'a self,
         directory: &'a Inode,
@@ -76,10 +76,10 @@ impl Filesystem {
         })
     }
 
-    /// All entries of a directory that can be reached, and what is lost of it.
+    /// All readable entries of a directory, and its lost parts.
     ///
     /// # Errors
-    /// When it is no directory.
+    /// When it is not a directory.
     pub fn reachable_entries<'a>(&'a self, directory: &'a Inode) -> FsFuture<'a, (Vec<DirEntry>, Vec<FsError>)> {
         Box::pin(async move {
             require_directory(directory)?;
@@ -99,10 +99,10 @@ impl Filesystem {
         })
     }
 
-    /// The entry of this name, if there is one.
+    /// The entry of this name, if it exists.
     ///
     /// # Errors
-    /// When it is no directory, or cannot be read.
+    /// When it is not a directory, or cannot be read.
     pub fn entry<'a>(
         &'a self,
         directory: &'a Inode,
@@ -125,10 +125,11 @@ impl Filesystem {
         })
     }
 
-    /// The inode that an entry leads to. None for a subvolume that lies elsewhere: a snapshot shows an empty directory in its place.
+    /// The inode of an entry. `None` for a subvolume that is elsewhere: a snapshot shows an empty directory in its
+    /// place.
     ///
     /// # Errors
-    /// When it is not there, or cannot be read.
+    /// When it does not exist, or cannot be read.
     pub async fn follow(&self, directory: &Inode, entry: &DirEntry) -> Result<Option<Inode>, FsError> {
         match entry.target {
             Target::Inode(ino) => self.inode(directory.tree, ino).await.map(Some),
@@ -150,11 +151,11 @@ impl Filesystem {
         self.inode(subvolume.root, subvolume.root_dirid).await
     }
 
-    /// The inode at a path below a directory. Symbolic links on the way are followed within the filesystem, an absolute one from this directory
-    /// on; one at the end if `follow_last`.
+    /// The inode at a path below a directory. Symbolic links in it are followed within the filesystem, absolute ones
+    /// from this directory; a link at the end if `follow_last`.
     ///
     /// # Errors
-    /// When a part is not there or is no directory, or cannot be read.
+    /// When a part does not exist, is not a directory, or cannot be read.
     pub fn resolve<'a>(
         &'a self,
         top: Inode,
@@ -172,7 +173,7 @@ impl Filesystem {
             let (mut way, mut rest, mut links) = (vec![top], split(path), 0);
             while let Some(part) = rest.pop() {
                 if part == b".." {
-                    // Above the top is the top.
+                    // The parent of the top is the top.
                     if way.len() > 1 {
                         way.pop();
                     }
@@ -217,10 +218,10 @@ impl Filesystem {
         })
     }
 
-    /// Every path of an inode from the top of its subvolume on.
+    /// Every path of an inode from the top of its subvolume.
     ///
     /// # Errors
-    /// When a name on the way cannot be read.
+    /// When a name of the path cannot be read.
     pub async fn paths(&self, tree: TreeRoot, ino: u64) -> Result<Vec<Vec<u8>>, FsError> {
         let mut paths = Vec::new();
         for name in self.names(tree, ino).await? {
@@ -232,10 +233,11 @@ impl Filesystem {
         Ok(paths)
     }
 
-    /// The path of a directory from the top of its subvolume on: nothing for the top itself, and a slash before each name.
+    /// The path of a directory from the top of its subvolume: empty for the top itself, and with a slash before each
+    /// name.
     ///
     /// # Errors
-    /// When a name on the way cannot be read, or the way does not end.
+    /// When a name of the path cannot be read, or the path does not end.
     pub async fn path_of_directory(&self, tree: TreeRoot, ino: u64) -> Result<Vec<u8>, FsError> {
         let (mut parts, mut at) = (Vec::new(), ino);
         while at != objectid::FIRST_FREE {
@@ -256,10 +258,10 @@ impl Filesystem {
         Ok(parts.iter().rev().flat_map(|part| std::iter::once(b'/').chain(part.iter().copied())).collect())
     }
 
-    /// The path of a subvolume from the top of the first one on, in the same form.
+    /// The path of a subvolume from the top of the first one, in the same form.
     ///
     /// # Errors
-    /// When a name on the way cannot be read, or the way does not end.
+    /// When a name of the path cannot be read, or the path does not end.
     pub async fn path_of_subvolume(&self, id: u64) -> Result<Vec<u8>, FsError> {
         let (mut path, mut at, mut depth) = (Vec::new(), id, 0);
         while at != objectid::FS_TREE {

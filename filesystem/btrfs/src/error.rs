@@ -1,7 +1,7 @@
-//! Why something of a filesystem cannot be had, and what is wrong with a copy of it.
+//! Why data or metadata of a filesystem cannot be read, and what is wrong with a copy.
 //!
-//! A copy that is not believed is a [`BadCopy`], whether another one was or not. An [`FsError`] is what nothing could be read for: no
-//! copy was good, an item is not there, or the filesystem is one that is not read here.
+//! A bad copy is a [`BadCopy`], whether another copy was good or not. An [`FsError`] means that nothing could be read:
+//! no copy was good, an item is absent, or the filesystem is not supported.
 
 use std::fmt;
 
@@ -17,56 +17,56 @@ use sealblock_btrfs_format::superblock::SuperblockError;
 use crate::chunk_map::{MapError, Place};
 use crate::parity::ParityError;
 
-/// Why a copy is not believed.
+/// What is wrong with a copy.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CopyFault {
-    /// Its device is not there.
+    /// Its device is missing.
     #[error("the device is missing")]
     Missing,
-    /// Its device missed transactions, and the data have no checksum by which they could be told from older ones.
+    /// Its device missed transactions, and the data have no checksum that tells them from older data.
     #[error("the device is of an older transaction, and the data have no checksum")]
     Stale,
-    /// The device says that it is damaged or cannot be read.
+    /// The device reports that it is damaged or cannot be read.
     #[error("{0}")]
     Unreadable(Error),
-    /// A place that no device can have: not a multiple of its blocks, or behind all of them.
+    /// An impossible place of a device: not a multiple of its blocks, or after its end.
     #[error("no block of the device begins there")]
     NoBlock,
     /// A node that breaks a rule.
     #[error("{0}")]
     Node(Box<Refusal>),
-    /// A node or superblock that passes by itself, and is another one than the copy with this number, which passes too.
+    /// A node or superblock that is valid, but differs from the copy with this number, which is valid too.
     #[error("it is valid, but differs from copy {0}, which is valid, too")]
     Differs(usize),
-    /// Data whose checksum is another one.
+    /// The data do not match their checksum.
     #[error("{0}")]
     Checksum(ChecksumMismatch),
-    /// Other pieces of the row, from which it is restored, are not there either.
+    /// Other pieces of the row, from which it would be restored, are missing or damaged too.
     #[error("{0}")]
     Parity(ParityError),
-    /// A superblock of an earlier transaction than another one of its device.
+    /// A superblock that is older than another one of its device.
     #[error("it is of transaction {found}, and another copy of {newest}")]
     Old {
         /// Its transaction.
         found: u64,
-        /// That of the newest one.
+        /// The transaction of the newest one.
         newest: u64,
     },
-    /// A superblock that is not one.
+    /// Not a valid superblock.
     #[error("{0}")]
     Superblock(SuperblockError),
 }
 
-/// A copy that is not believed.
+/// A bad copy.
 #[derive(Clone, Debug)]
 pub struct BadCopy {
-    /// The first logical address of it; of a superblock none.
+    /// Its first logical address; `None` for a superblock.
     pub logical: Option<u64>,
-    /// Where it is.
+    /// Its place.
     pub place: Place,
-    /// Which copy it is, counted from 1. Behind the copies come those that are restored from parity.
+    /// The number of the copy, from 1. Numbers after the copies are restored from parity.
     pub mirror: usize,
-    /// Why.
+    /// What is wrong.
     pub fault: CopyFault,
 }
 
@@ -82,7 +82,7 @@ impl fmt::Display for BadCopy {
 pub struct Lost {
     /// The first logical address.
     pub logical: u64,
-    /// How many bytes from there on.
+    /// The number of bytes.
     pub bytes: u64,
     /// What is wrong with each copy.
     pub copies: Vec<BadCopy>,
@@ -95,10 +95,10 @@ impl fmt::Display for Lost {
     }
 }
 
-/// A call of this crate: one box, so that its body is compiled here and not with every caller.
+/// A boxed future, so that its body is compiled in this crate and not with every caller.
 pub type FsFuture<'a, T> = LocalBoxFuture<'a, Result<T, FsError>>;
 
-/// Why something cannot be had.
+/// Why a read failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum FsError {
     /// A target without a superblock.
@@ -106,16 +106,16 @@ pub enum FsError {
     NoSuperblock {
         /// The target.
         name: String,
-        /// What is where the first one would be.
+        /// What is wrong with its first superblock.
         why: CopyFault,
     },
-    /// Targets that do not belong together, or do not suffice.
+    /// Targets that do not belong together, or are too few.
     #[error("{0}")]
     Devices(String),
-    /// Features that are not read here.
+    /// Features that are not supported.
     #[error(transparent)]
     Unsupported(#[from] Unsupported),
-    /// Something else about the filesystem that is not read here.
+    /// Another property of the filesystem that is not supported.
     #[error("it is not read here: {0}")]
     NotReadable(&'static str),
     /// No copy is good.
@@ -124,23 +124,23 @@ pub enum FsError {
     /// A logical address that no chunk has.
     #[error(transparent)]
     Map(#[from] MapError),
-    /// A node whose keys do not lie between those of its neighbours.
+    /// A node whose keys are not between those of its neighbours.
     #[error("the node at {bytenr} has the key {key}, which belongs behind it, at {before} or later")]
     KeyOrder {
         /// Its logical address.
         bytenr: u64,
         /// Its last key.
         key: Key,
-        /// The first key of what follows it.
+        /// The first key after the node in its tree.
         before: Key,
     },
-    /// Something that others refer to is not there.
+    /// A referenced object does not exist.
     #[error("there is no {0}")]
     Absent(String),
-    /// Something is not of the kind that it would have to be.
+    /// An object does not have the required type.
     #[error("{0}")]
     Kind(String),
-    /// An item contradicts what others say.
+    /// An item contradicts other items.
     #[error("{what} contradicts itself: {why}")]
     Contradiction {
         /// What.
@@ -154,7 +154,7 @@ pub enum FsError {
         /// Its logical address.
         logical: u64,
     },
-    /// The checksums of data cannot be read, so nothing vouches for what is stored.
+    /// The checksums of data cannot be read, so the data cannot be checked.
     #[error("the checksums of the data at the logical address {logical} cannot be read: {why}")]
     SumsLost {
         /// The first address of the data.
@@ -162,10 +162,10 @@ pub enum FsError {
         /// Why.
         why: Box<FsError>,
     },
-    /// A compressed extent cannot be decompressed, though its checksum may be right.
+    /// A compressed extent cannot be decompressed, although its checksum may match.
     #[error("the extent at the logical address {logical}: {why}")]
     Compressed {
-        /// Its logical address; 0 for one within an item.
+        /// Its logical address; 0 for an inline extent.
         logical: u64,
         /// Why.
         why: CompressError,
@@ -173,7 +173,7 @@ pub enum FsError {
 }
 
 impl FsError {
-    /// True if the filesystem is damaged, rather than something not being there or not being supported.
+    /// True if the filesystem is damaged; false if an object does not exist or is not supported.
     pub fn is_damage(&self) -> bool {
         match self {
             FsError::Lost(_)

@@ -1,4 +1,4 @@
-//! Where the data of a file are: its extents from any byte on, and the checksums of what is stored.
+//! The data of a file: its extents from any byte on, and the checksums of stored data.
 
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::file_extent::{Compression, ExtentLocation, FileExtent, FileExtentHead};
@@ -9,12 +9,12 @@ use crate::error::FsError;
 use crate::filesystem::Filesystem;
 use crate::inode::Inode;
 
-/// What a part of a file is.
+/// The content of a part of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Content {
-    /// Nothing is stored, and zeroes are read.
+    /// A hole; reads as zeroes.
     Hole,
-    /// Space that was never written; zeroes are read.
+    /// Allocated space that was never written; reads as zeroes.
     Prealloc(Stored),
     /// Bytes within the item, as stored.
     Inline {
@@ -27,7 +27,7 @@ pub enum Content {
     Stored(Stored),
 }
 
-/// A part of an extent outside of the item.
+/// A part of an extent outside the item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stored {
     /// The logical address of the whole extent.
@@ -45,18 +45,18 @@ pub struct Stored {
 /// A part of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Part {
-    /// The first byte of the file that it is about.
+    /// The first byte of the file that it covers.
     pub start: u64,
-    /// How many bytes from there on.
+    /// The number of bytes.
     pub bytes: u64,
     /// The transaction that was open when they were written.
     pub generation: u64,
-    /// What they are.
+    /// The content.
     pub content: Content,
 }
 
 impl Part {
-    /// The first byte of the file behind it. The checker saw that there is one.
+    /// The first byte of the file after it. The checker ensured that it does not overflow.
     pub fn end(&self) -> u64 {
         self.start.saturating_add(self.bytes)
     }
@@ -71,10 +71,10 @@ pub struct Sums {
     pub bytes: Vec<u8>,
 }
 
-/// A part as an item of the file says it.
+/// The part that an item of the file describes.
 fn part_of(start: u64, extent: &FileExtent) -> Result<Part, FsError> {
     let head = extent.head();
-    // The checker refuses compressions that it does not know.
+    // The checker refuses unknown compressions.
     let compression = Compression::from_number(head.compression).unwrap_or(Compression::None);
     let content = match extent {
         FileExtent::Inline(_, data) => Content::Inline { compression, data: data.to_vec() },
@@ -96,7 +96,7 @@ fn stored(head: &FileExtentHead, location: &ExtentLocation, compression: Compres
 }
 
 impl Filesystem {
-    /// The parts of a file that overlap the bytes from `from` up to `to`, in order. What lies between them is a hole.
+    /// The parts of a file that overlap the bytes from `from` up to `to`, in order. Gaps between them are holes.
     ///
     /// # Errors
     /// When a leaf is lost, or parts overlap.
@@ -124,8 +124,8 @@ impl Filesystem {
         Ok(parts)
     }
 
-    /// The next run of bytes of a file from `from` on that are stored, as its first byte and the one behind it: what lies between runs are holes and space
-    /// that was never written. A run is cut at `most` bytes, and may end behind the file.
+    /// The next run of stored bytes of a file from `from` on, as its first byte and the byte after it. Holes and never
+    /// written space separate runs. A run is cut at `most` bytes, and may end after the end of the file.
     ///
     /// # Errors
     /// When a leaf is lost, or parts overlap.
@@ -150,15 +150,15 @@ impl Filesystem {
         Ok(run.map(|(start, end)| (start, end.min(start.saturating_add(most)))))
     }
 
-    /// What errors call an inode.
+    /// The name of an inode in errors.
     pub(crate) fn name_of(&self, inode: &Inode) -> String {
         format!("inode {} in subvolume {}", inode.ino, inode.tree.id)
     }
 
-    /// The checksums of stored sectors, in runs without gaps. Sectors that have none are in no run.
+    /// The checksums of stored sectors, in runs without gaps. Sectors without checksums are in no run.
     ///
     /// # Errors
-    /// When a leaf of the checksum tree is lost, or there is no such tree.
+    /// When a leaf of the checksum tree is lost, or there is no checksum tree.
     pub async fn sums(&self, logical: u64, bytes: u64) -> Result<Vec<Sums>, FsError> {
         match self.sums_left(logical, bytes).await {
             (runs, None) => Ok(runs),
@@ -166,7 +166,7 @@ impl Filesystem {
         }
     }
 
-    /// The same, with those checksums that can be read, and the first thing that is wrong with the others.
+    /// The same with all readable checksums, and the first error of the others.
     pub(crate) async fn sums_left(&self, logical: u64, bytes: u64) -> (Vec<Sums>, Option<FsError>) {
         let tree = match self.csum_tree().await {
             Ok(tree) => tree,
@@ -188,7 +188,7 @@ impl Filesystem {
                     continue;
                 }
             };
-            // The checker saw that a run ends below the last address.
+            // The checker ensured that a run ends below the last address.
             let found_end = found.offset + (data.len() / sum) as u64 * sector;
             let (from, to) = (found.offset.max(expected), found_end.min(end));
             if from >= to {

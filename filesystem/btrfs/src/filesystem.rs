@@ -1,7 +1,7 @@
-//! A filesystem that is open for reading: its devices, its chunks, and where its trees begin.
+//! A filesystem that is open for reading: its devices, its chunks, and the roots of its trees.
 //!
-//! Opening reads the superblocks, the chunks that these hold, and with them the chunk tree. What is lost of the chunk tree is a
-//! finding and not the end: whatever lies in the chunks that are known can still be reached.
+//! Opening reads the superblocks, their chunks, and with these the chunk tree. A lost part of the chunk tree is a
+//! finding and does not prevent opening: everything in the known chunks can still be read.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -27,15 +27,15 @@ use crate::nodes::{DEFAULT_CACHE_BYTES, NodeCache};
 use crate::replicas::Storage;
 use crate::roots::{self, Chosen, RootSource, Roots, RootsFrom, add_chunks_of_devices};
 
-/// Decompressed extents that are kept: a reader in small steps meets each several times.
+/// The number of decompressed extents in the cache: a reader in small steps needs each several times.
 const PLAIN_EXTENTS: usize = 32;
 
-/// How a filesystem is opened.
+/// Options for opening a filesystem.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
-    /// Bytes of nodes that are kept.
+    /// The size of the node cache in bytes.
     pub cache_bytes: usize,
-    /// Which roots it is opened from.
+    /// The roots from which it is opened.
     pub roots: RootsFrom,
 }
 
@@ -45,23 +45,23 @@ impl Default for OpenOptions {
     }
 }
 
-/// A device that the chunk tree has.
+/// A device in the chunk tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KnownDevice {
-    /// What the chunk tree says of it.
+    /// Its item in the chunk tree.
     pub item: DevItem,
-    /// True if none of the targets is it.
+    /// True if none of the targets is this device.
     pub is_missing: bool,
 }
 
-/// A device that ends before the filesystem says that it does: it was cut, or copied to where it has no room.
+/// A device that is smaller than the filesystem records: it was truncated, or copied to a smaller one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ShortDevice {
     /// Its number.
     pub devid: u64,
-    /// The bytes that it has.
+    /// Its size in bytes.
     pub bytes: u64,
-    /// The bytes that it should have.
+    /// The size in bytes that it should have.
     pub wanted_bytes: u64,
 }
 
@@ -72,7 +72,7 @@ impl fmt::Display for ShortDevice {
     }
 }
 
-/// Extents that were decompressed last, by their logical addresses.
+/// The extents that were decompressed last, by logical address.
 pub(crate) struct PlainExtents(RefCell<LruCache<u64, Rc<Vec<u8>>>>);
 
 impl PlainExtents {
@@ -92,14 +92,14 @@ impl PlainExtents {
 /// An open filesystem.
 pub struct Filesystem {
     nodes: NodeCache,
-    /// The devices that the chunk tree has.
+    /// The devices in the chunk tree.
     known: BTreeMap<u64, KnownDevice>,
     roots: Roots,
-    /// What was lost of the chunk tree.
+    /// The lost parts of the chunk tree.
     lost_chunks: Vec<FsError>,
-    /// Copies of the root of all trees that pass and are not what the first one is.
+    /// Copies of the root node of the tree of trees that are valid but differ from the first one.
     differing_roots: Vec<BadCopy>,
-    /// The checksum tree, once it was looked for.
+    /// The checksum tree, once it was searched.
     csum_tree: Cell<Option<TreeRoot>>,
     pub(crate) plain: PlainExtents,
 }
@@ -108,7 +108,7 @@ impl Filesystem {
     /// Opens the filesystem on these devices.
     ///
     /// # Errors
-    /// When they are not devices of one filesystem, when it is of a kind that cannot be read here, or no chunk is left.
+    /// When they are not devices of one filesystem, when it is not supported, or when no chunk is left.
     pub fn open(
         candidates: Vec<Candidate>,
         options: OpenOptions,
@@ -138,7 +138,7 @@ impl Filesystem {
                 if chunks_of_devices > 0 {
                     storage = Storage { devices: nodes.into_devices(), map: chunks.map.clone() };
                     nodes = NodeCache::new(storage, options.cache_bytes);
-                    // A newer root may lie in one of them.
+                    // One of them may have a newer root.
                     trees = choose_trees(&nodes, &superblock, options.roots, &chunks).await?;
                 }
             }
@@ -156,7 +156,7 @@ impl Filesystem {
         })
     }
 
-    /// Its nodes.
+    /// The source of its nodes.
     pub fn nodes(&self) -> &NodeCache {
         &self.nodes
     }
@@ -171,18 +171,18 @@ impl Filesystem {
         self.storage().devices.superblock()
     }
 
-    /// The devices that it has, by their numbers, those that are missing too.
+    /// Its devices by number, with the missing ones.
     pub fn known_devices(&self) -> &BTreeMap<u64, KnownDevice> {
         &self.known
     }
 
-    /// Devices that are there and end too early. Images of metadata have no data and may be of any size.
+    /// Present devices that are too small. Images of metadata have no data and may have any size.
     pub fn short_devices(&self) -> Vec<ShortDevice> {
         if self.storage().devices.is_metadata_image() {
             return Vec::new();
         }
         let short = self.storage().devices.iter().filter_map(|(devid, device)| {
-            // Where the newest chunk tree is lost, the device says it of itself.
+            // If the newest chunk tree is lost, the device's own item has its size.
             let known = self.known.get(&devid).filter(|_| self.roots.chunks.source == RootSource::Superblock);
             let item = known.map_or(&device.item, |known| &known.item);
             let (bytes, wanted_bytes) = (device.device.geometry().capacity_bytes(), item.total_bytes.get());
@@ -191,17 +191,19 @@ impl Filesystem {
         short.collect()
     }
 
-    /// What was lost of the chunk tree.
+    /// The lost parts of the chunk tree.
     pub fn lost_chunks(&self) -> &[FsError] {
         &self.lost_chunks
     }
 
-    /// Copies of the root node of all trees that pass and differ from the one before them on the same device, which is read.
+    /// Copies of the root node of the tree of trees that are valid but differ from the copy before them on the same
+    /// device, which is used.
     pub fn differing_roots(&self) -> &[BadCopy] {
         &self.differing_roots
     }
 
-    /// True if there is a log of what was synced after the last transaction. It is not replayed: what is read is the last transaction.
+    /// True if there is a log of syncs after the last transaction. It is not replayed: reads return the last
+    /// transaction.
     pub fn has_log(&self) -> bool {
         self.superblock().log_root.get() != 0
     }
@@ -216,12 +218,13 @@ impl Filesystem {
         self.roots.trees.root
     }
 
-    /// Which roots it was opened from.
+    /// The roots from which it was opened.
     pub fn roots(&self) -> &Roots {
         &self.roots
     }
 
-    /// The roots of one of the two trees that the superblock has, the newest first, and what is wrong with those that cannot be read.
+    /// The roots of one of the two trees in the superblock, the newest first, and the errors of those that cannot be
+    /// read.
     pub fn root_candidates(&self, tree: u64) -> LocalBoxFuture<'_, Vec<(Chosen, Option<FsError>)>> {
         Box::pin(async move {
             let mut all = Vec::new();
@@ -238,7 +241,7 @@ impl Filesystem {
         Cursor::new(&self.nodes, root, range)
     }
 
-    /// Where a tree begins, if there is such a tree.
+    /// The root of a tree, if the tree exists.
     ///
     /// # Errors
     /// When the tree of trees is lost there.
@@ -254,7 +257,7 @@ impl Filesystem {
     /// The tree of checksums.
     ///
     /// # Errors
-    /// When there is none, or the tree of trees is lost there.
+    /// When it does not exist, or the tree of trees is lost there.
     pub async fn csum_tree(&self) -> Result<TreeRoot, FsError> {
         if let Some(tree) = self.csum_tree.get() {
             return Ok(tree);
@@ -265,7 +268,8 @@ impl Filesystem {
         Ok(tree)
     }
 
-    /// All trees: those of the superblock, and those that the tree of trees has. What is lost of that is returned beside them.
+    /// All trees: those in the superblock, and those in the tree of trees. Returns also the lost parts of the tree of
+    /// trees.
     pub async fn trees(&self) -> (Vec<TreeRoot>, Vec<FsError>) {
         let (mut trees, mut lost) = (vec![self.root_tree(), self.chunk_root()], Vec::new());
         let mut cursor = Cursor::all(&self.nodes, self.root_tree());
@@ -278,17 +282,18 @@ impl Filesystem {
         }
     }
 
-    /// Copies that did not pass, of nodes that were read since the last call.
+    /// Bad copies of nodes that were read since the last call.
     pub fn take_bad_copies(&self) -> Vec<BadCopy> {
         self.nodes.take_bad_copies()
     }
 }
 
-/// Refuses devices that were written apart from each other, as degraded mounts of each leave them: as many transactions later both are of the same one, and every node
-/// of either passes. The root of all trees is rewritten in each transaction, so its copies tell. Copies that differ on one device are no two histories but
-/// damage: the first one is read, and the others are returned.
+/// Refuses devices that were written independently, as happens when each is mounted degraded: after the same number of
+/// transactions both have the same one, and every node of either is valid. The root node of the tree of trees is
+/// rewritten in each transaction, so its copies show this. Copies that differ on one device are damage and not two
+/// histories: the first one is used, and the others are returned.
 async fn check_history(nodes: &NodeCache, root_tree: TreeRoot) -> Result<Vec<BadCopy>, FsError> {
-    // What is lost is reported where it is read.
+    // A lost node is reported where it is read.
     let Ok(copies) = nodes.read_copies(&root_tree.expected()).await else { return Ok(Vec::new()) };
     let places = nodes.storage().map.locate(root_tree.bytenr, 1)?.copies;
     let (mut on_one, mut of_two) = (Vec::new(), None);
@@ -310,7 +315,7 @@ async fn check_history(nodes: &NodeCache, root_tree: TreeRoot) -> Result<Vec<Bad
     }
 }
 
-/// What is read of the chunk tree.
+/// The content of the chunk tree.
 struct Chunks {
     map: ChunkMap,
     known: BTreeMap<u64, KnownDevice>,
@@ -319,7 +324,7 @@ struct Chunks {
 }
 
 impl Chunks {
-    /// Reads the chunk tree, from whichever root is chosen, and returns that and what is lost of the tree.
+    /// Reads the chunk tree from the chosen root. Returns the root and the lost parts of the tree.
     async fn read(
         &mut self,
         nodes: &NodeCache,
@@ -348,7 +353,7 @@ impl Chunks {
         for leaf in found.iter().filter(|node| node.level == 0) {
             let Ok(node) = nodes.load(&leaf.expected()).await else { continue };
             for (key, data) in node.view().entries() {
-                // What is there already is newer.
+                // The existing chunk is newer.
                 if !matches!(Item::decode(key, data), Ok(Item::Device(item)) if self.known.contains_key(&item.devid.get()))
                 {
                     let _ = self.add(key, data);
@@ -366,7 +371,7 @@ impl Chunks {
         }
     }
 
-    /// Takes what is needed of an item of the chunk tree.
+    /// Adds the relevant parts of an item of the chunk tree.
     fn add(&mut self, key: Key, data: &[u8]) -> Result<(), FsError> {
         // The checker decoded every item of the node.
         match Item::decode(key, data) {
@@ -385,7 +390,7 @@ impl Chunks {
     }
 }
 
-/// The root of the tree of trees that is begun from; the newest one where none can be read.
+/// The root of the tree of trees that is used; the newest one if none can be read.
 async fn choose_trees(
     nodes: &NodeCache,
     superblock: &Superblock,
@@ -401,7 +406,7 @@ async fn choose_trees(
     }
 }
 
-/// Finds out which devices are missing, and refuses those that are others than the chunk tree has.
+/// Determines which devices are missing, and refuses devices that differ from those in the chunk tree.
 fn check_devices(
     devices: &DeviceSet,
     known: &mut BTreeMap<u64, KnownDevice>,

@@ -1,4 +1,4 @@
-//! Inodes: what stat(2) says of them, their attributes, their names, and the targets of symbolic links.
+//! Inodes: their attributes as in stat(2), extended attributes, names, and the targets of symbolic links.
 
 use futures_util::future::LocalBoxFuture;
 use sealblock_btrfs_format::items::Item;
@@ -9,12 +9,12 @@ use crate::cursor::TreeRoot;
 use crate::error::FsError;
 use crate::filesystem::Filesystem;
 
-/// The longest target of a symbolic link: what Linux can resolve.
+/// The longest target of a symbolic link that Linux can resolve.
 pub const MAX_LINK_BYTES: u64 = 4095;
 /// The bits of a mode for the file type.
 const KIND_MASK: u32 = 0o170_000;
 
-/// What a file is.
+/// The type of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FileKind {
     /// A file with data.
@@ -34,7 +34,7 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// What a mode says.
+    /// The file type of a mode.
     pub fn of_mode(mode: u32) -> Option<FileKind> {
         Some(match mode & KIND_MASK {
             0o100_000 => FileKind::Regular,
@@ -56,9 +56,9 @@ pub struct Inode {
     pub tree: TreeRoot,
     /// Its number, which is unique in the subvolume.
     pub ino: u64,
-    /// What it is.
+    /// Its type.
     pub kind: FileKind,
-    /// What is stored of it.
+    /// Its item.
     pub item: InodeItem,
 }
 
@@ -110,7 +110,7 @@ impl Filesystem {
     /// An inode of a subvolume.
     ///
     /// # Errors
-    /// When it is not there, or cannot be read.
+    /// When it does not exist, or cannot be read.
     pub fn inode(&self, tree: TreeRoot, ino: u64) -> LocalBoxFuture<'_, Result<Inode, FsError>> {
         Box::pin(async move {
             let mut cursor = self.cursor(tree, items_of(ino, ItemType::INODE_ITEM));
@@ -124,7 +124,7 @@ impl Filesystem {
         })
     }
 
-    /// The extended attributes of an inode, as they are stored.
+    /// The extended attributes of an inode, as stored.
     ///
     /// # Errors
     /// When they cannot be read.
@@ -166,7 +166,7 @@ impl Filesystem {
     /// The target of a symbolic link.
     ///
     /// # Errors
-    /// When it is no link, or cannot be read.
+    /// When it is not a symbolic link, or cannot be read.
     pub fn read_link<'a>(&'a self, inode: &'a Inode) -> LocalBoxFuture<'a, Result<Vec<u8>, FsError>> {
         Box::pin(async move {
             if inode.kind != FileKind::Symlink {

@@ -1,14 +1,15 @@
-//! Btrfs on its devices, read: filesystems of one or several devices, their trees, directories and files, and what of them is damaged.
+//! Btrfs on its devices, read-only: filesystems of one or several devices, their trees, directories and files, and
+//! their damage.
 //!
-//! `sealblock-btrfs-format` says what single structures are; here is what follows from many of them together. Requests to devices are
-//! reads, verifications and checksums; nothing is written.
+//! `sealblock-btrfs-format` has single structures; this crate has the rules between many of them. Requests to devices
+//! are reads, verifications and checksums; nothing is written.
 //!
-//! - [`Filesystem::open`]: from devices to trees; [`Candidate`] is a device that may be one of it.
+//! - [`Filesystem::open`]: from devices to trees; a [`Candidate`] is a device that may belong to the filesystem.
 //! - [`Cursor`]: the items of a tree in order, past nodes that are lost.
 //! - [`walk::Walk`], [`Filesystem::resolve`], [`Filesystem::read`]: directories, paths, and the data of files.
 //! - [`verify`]: every copy of everything that is in use.
 //! - [`chunk_map`]: from a logical address to every copy of it, for all nine profiles.
-//! - [`parity`]: the pieces of a row of RAID5 or RAID6 that are absent or damaged, from those that are there.
+//! - [`parity`]: restores missing or damaged pieces of a row of RAID5 or RAID6 from the others.
 //!
 //! | profile | devices of a byte | of them may be lost |
 //! | --- | --- | --- |
@@ -19,16 +20,17 @@
 //! | RAID5, RAID6 | 1, and its row | 1, 2 of the row |
 //!
 //! Invariants:
-//! - A map holds only chunks that can be and that do not overlap, so a look-up neither fails but for an address that no chunk has nor
-//!   leads out of a stripe.
-//! - No node and no sector is handed out that did not pass its check; a sector without a checksum only of a file that has none.
-//! - Whatever a filesystem holds, each of its nodes and directories is gone through once, and lengths have limits.
-//! - What is restored is as long as what it is restored from. Whether it is right only its checksum can say, because a damaged piece that
-//!   was taken for a good one makes other damage.
+//! - A map holds only valid chunks that do not overlap, so a look-up fails only for an address outside all chunks, and
+//!   never leaves a stripe.
+//! - Only nodes and sectors that passed their check are returned; a sector without a checksum only from a file without
+//!   checksums.
+//! - Whatever a filesystem holds, each of its nodes and directories is visited once, and lengths have limits.
+//! - Restored data have the length of their sources. Only a checksum can tell whether they are right, because a damaged
+//!   source gives wrong data.
 //!
 //! # Examples
 //!
-//! A piece of RAID6 whose device is gone, with another one whose checksum was wrong:
+//! Restores a piece of RAID6 whose device is missing, while another piece has a wrong checksum:
 //!
 //! ```
 //! use sealblock_btrfs::parity;
@@ -41,7 +43,7 @@
 //! # Ok::<(), parity::ParityError>(())
 //! ```
 //!
-//! The place of a byte in a chunk that lies on one device twice:
+//! The places of a byte in a chunk with two copies on one device:
 //!
 //! ```
 //! use sealblock_btrfs::chunk_map::{ChunkMap, Place};

@@ -1,8 +1,8 @@
-//! Nodes in memory: each is read and checked once, and kept while there is room.
+//! Nodes in memory: each is read and checked once, and cached while there is room.
 //!
 //! Invariants:
-//! - A node that is handed out passed the checker as the one that its parent, its root item or the superblock names.
-//! - What is kept is bounded ([`NodeCache::new`]); nodes in use live on beyond that, at most eight for each cursor.
+//! - A node that is returned passed the checker as the node that its parent, its root item or the superblock names.
+//! - The size of the cache is bounded ([`NodeCache::new`]); nodes in use outlive it, at most eight for each cursor.
 
 use std::cell::{Cell, RefCell};
 use std::num::NonZeroUsize;
@@ -19,7 +19,7 @@ use crate::devices::DeviceSet;
 use crate::error::{BadCopy, CopyFault, FsError};
 use crate::replicas::Storage;
 
-/// Bytes of nodes that are kept by default.
+/// The default size of the cache in bytes.
 pub const DEFAULT_CACHE_BYTES: usize = 64 << 20;
 
 /// A node that passed the checker.
@@ -28,12 +28,12 @@ pub struct LoadedNode {
 }
 
 impl LoadedNode {
-    /// Its parts.
+    /// Its decoded form.
     pub fn view(&self) -> Node<'_> {
         Node::decode(&self.bytes).expect("it was decoded when it was checked")
     }
 
-    /// Checks that it ends before what follows it in its tree begins.
+    /// Checks that it ends before the next node of its tree begins.
     pub(crate) fn check_end(&self, before: Option<Key>) -> Result<(), FsError> {
         let view = self.view();
         match (view.last_key(), before) {
@@ -44,23 +44,23 @@ impl LoadedNode {
         }
     }
 
-    /// What is expected of the child behind a pointer, in the tree `owner`.
+    /// The expectation for the child of a pointer, in the tree `owner`.
     pub fn child(&self, slot: usize, owner: u64) -> Option<Expected> {
         Expected::of_child(&self.view(), slot, owner)
     }
 }
 
-/// What came of reading every copy of a node.
+/// The result of reading every copy of a node.
 pub struct NodeCopies {
-    /// The node, unless it is lost: from the first copy that passed, or restored from parity.
+    /// The node, from the first copy that passed, or restored from parity; `None` if it is lost.
     pub node: Option<Rc<LoadedNode>>,
     /// Copies that did not pass.
     pub bad: Vec<BadCopy>,
-    /// How many copies there are.
+    /// The number of copies.
     pub count: usize,
 }
 
-/// Storage, and nodes that were read from it.
+/// Storage, and a cache of its nodes.
 pub struct NodeCache {
     storage: Storage,
     nodes: RefCell<LruCache<u64, Rc<LoadedNode>>>,
@@ -68,13 +68,13 @@ pub struct NodeCache {
     read_nodes: Cell<u64>,
 }
 
-/// Nodes that are kept at least.
+/// The minimum number of cached nodes.
 const MIN_NODES: usize = 64;
-/// Damaged copies of nodes that are kept until a caller takes them.
+/// The maximum number of damaged copies that are remembered until a caller takes them.
 const MAX_BAD_COPIES: usize = 10_000;
 
 impl NodeCache {
-    /// Keeps at most `cache_bytes` of nodes, and at least 64 nodes: more than a cursor reads at once.
+    /// A cache of at most `cache_bytes` of nodes, and at least 64 nodes: more than a cursor reads at once.
     pub fn new(storage: Storage, cache_bytes: usize) -> NodeCache {
         let most = cache_bytes / storage.geometry().node_bytes as usize;
         let most = NonZeroUsize::new(most.max(MIN_NODES)).expect("it is not 0");
@@ -86,32 +86,32 @@ impl NodeCache {
         }
     }
 
-    /// Where nodes are read from.
+    /// The source of the nodes.
     pub fn storage(&self) -> &Storage {
         &self.storage
     }
 
-    /// The devices again, without what is kept.
+    /// The same devices with an empty cache.
     pub(crate) fn into_devices(self) -> DeviceSet {
         self.storage.devices
     }
 
-    /// How many nodes were read.
+    /// The number of nodes that were read.
     pub fn read_nodes(&self) -> u64 {
         self.read_nodes.get()
     }
 
-    /// True if a node is kept.
+    /// True if a node is in the cache.
     pub fn has(&self, bytenr: u64) -> bool {
         self.nodes.borrow().contains(&bytenr)
     }
 
-    /// Damaged copies that were met since the last call, though another copy was good. Some of them, if there are very many.
+    /// Damaged copies since the last call, whose other copies were good. If there are very many, only some of them.
     pub fn take_bad_copies(&self) -> Vec<BadCopy> {
         std::mem::take(&mut self.bad_copies.borrow_mut())
     }
 
-    /// The node that is expected.
+    /// The expected node.
     ///
     /// # Errors
     /// When no copy of it passes the checker.
@@ -123,7 +123,7 @@ impl NodeCache {
                 Ok(()) => return Ok(node),
                 Err(refusal) => CopyFault::Node(refusal),
             };
-            // The copy that passed is not the node that is expected now; another copy may be.
+            // The valid copy is not the expected node; another copy may be.
             tracing::debug!(bytenr = expected.bytenr, %wrong, "a node that is kept is not the one that is expected");
         }
         let check = |bytes: &[u8]| check_node(bytes, geometry, expected).map(drop).map_err(CopyFault::Node);
@@ -141,7 +141,8 @@ impl NodeCache {
         all.extend(bad.into_iter().take(room));
     }
 
-    /// Reads every copy of a node, side by side. Of copies that pass and differ the first one counts, and the others are bad. What is restored from parity is no copy of its own, and is tried only where no copy passes.
+    /// Reads every copy of a node, concurrently. If valid copies differ, the first one is used and the others are bad.
+    /// A node restored from parity is no copy; it is tried only if no copy passes.
     ///
     /// # Errors
     /// When the node has no place.

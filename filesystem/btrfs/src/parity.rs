@@ -1,9 +1,10 @@
-//! P and Q of RAID5 and RAID6, and pieces that are restored from them.
+//! P and Q of RAID5 and RAID6, and the pieces that they restore.
 //!
-//! Bytes are elements of the field of 256 with the polynomial 11Dh. P is the sum of all data pieces, which is their exclusive or; Q is the
-//! sum of the pieces times 2 to the power of their number. One missing piece follows from either, two from both.
+//! Bytes are elements of the field of 256 with the polynomial 11Dh. P is the sum of all data pieces, which is their
+//! exclusive or. Q is the sum of the pieces times 2 to the power of their number. One missing piece follows from either
+//! of them, two from both.
 
-/// What a piece of a row is.
+/// The role of a piece in its row.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Role {
     /// Data, with its number in the row.
@@ -14,7 +15,7 @@ pub enum Role {
     Q,
 }
 
-/// The pieces that are there do not suffice.
+/// The available pieces do not suffice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ParityError {
     /// More pieces are missing than there is parity.
@@ -22,18 +23,18 @@ pub enum ParityError {
     TooFew {
         /// Data pieces that are missing.
         missing: usize,
-        /// Pieces of parity that are there.
+        /// Available pieces of parity.
         parities: usize,
     },
-    /// Pieces are of different lengths, or there is no such piece.
+    /// The pieces have different lengths, or the requested piece does not exist.
     #[error("the pieces of a row do not fit together")]
     Shape,
 }
 
-/// Two to the power of 8 elements have so many powers of 2 that differ.
+/// The number of different powers of 2 in a field of 256 elements.
 const ORDER: usize = 255;
 
-/// Powers of 2, twice in a row, and for each element but 0 which power it is.
+/// Powers of 2, twice in a row, and the logarithm of each element but 0.
 struct Tables {
     power: [u8; 2 * ORDER],
     logarithm: [u8; 256],
@@ -69,7 +70,7 @@ fn multiply(a: u8, b: u8) -> u8 {
     TABLES.power[usize::from(TABLES.logarithm[usize::from(a)]) + usize::from(TABLES.logarithm[usize::from(b)])]
 }
 
-/// The element that times `a` is 1; `a` is not 0.
+/// The inverse of `a`, which is not 0.
 fn inverse(a: u8) -> u8 {
     TABLES.power[ORDER - usize::from(TABLES.logarithm[usize::from(a)])]
 }
@@ -83,25 +84,25 @@ fn add_to(sum: &mut [u8], piece: &[u8], factor: u8) {
     }
 }
 
-/// P of all data pieces of a row, which have one length.
+/// P of all data pieces of a row, which have the same length.
 pub fn p(data: &[&[u8]]) -> Vec<u8> {
     let mut sum = vec![0; data.first().map_or(0, |piece| piece.len())];
     data.iter().for_each(|piece| add_to(&mut sum, piece, 1));
     sum
 }
 
-/// Q of all data pieces of a row, which have one length.
+/// Q of all data pieces of a row, which have the same length.
 pub fn q(data: &[&[u8]]) -> Vec<u8> {
     let mut sum = vec![0; data.first().map_or(0, |piece| piece.len())];
     data.iter().enumerate().for_each(|(number, piece)| add_to(&mut sum, piece, power(number)));
     sum
 }
 
-/// The data piece with this number, from what is there of its row: all data pieces in order, and parity. A piece that is `None` is absent, or was found to be
-/// damaged. Whether the result is right is for its checksum to say.
+/// Restores the data piece with this number from its row: all data pieces in order, and parity. A `None` piece is
+/// missing or damaged. Only a checksum can tell whether the result is right.
 ///
 /// # Errors
-/// When too much is missing, or the pieces are no row.
+/// When too many pieces are missing, or the pieces do not form a row.
 pub fn restore(
     wanted: usize,
     data: &[Option<&[u8]>],
@@ -120,7 +121,7 @@ pub fn restore(
         return Err(ParityError::Shape);
     }
     let present = || data.iter().enumerate().filter_map(|(number, piece)| Some((number, (*piece)?)));
-    // What the missing pieces add to P and to Q.
+    // The contribution of the missing pieces to P and to Q.
     let rest_of = |parity: &[u8], weight: fn(usize) -> u8| {
         let mut rest = parity.to_vec();
         present().for_each(|(number, piece)| add_to(&mut rest, piece, weight(number)));
@@ -187,7 +188,7 @@ mod tests {
         ) {
             let pieces: Vec<&[u8]> = data.iter().map(|piece| &piece[..]).collect();
             let (p, q) = (p(&pieces), q(&pieces));
-            // Numbers 8 and 9 are P and Q, whatever number of data pieces there is.
+            // Numbers 8 and 9 are P and Q, for any number of data pieces.
             let there: Vec<Option<&[u8]>> =
                 pieces.iter().enumerate().map(|(number, piece)| Some(*piece).filter(|_| !lost.contains(&number))).collect();
             let (p, q) = (Some(&p[..]).filter(|_| !lost.contains(&8)), Some(&q[..]).filter(|_| !lost.contains(&9)));

@@ -1,13 +1,13 @@
-//! Reading a logical range from whichever copy verifies.
+//! Reads a logical range from the first copy that passes its check.
 //!
-//! Each piece of a range has *mirrors*: its copies, and with parity the ways to restore it from the rest of its row. They are tried one after
-//! the other, those on devices that are of the newest transaction first, until one passes the caller's check. What did not pass is
-//! returned beside the data, so that a report can name it.
+//! Each piece of a range has *mirrors*: its copies, and with parity the ways to restore it from the rest of its row.
+//! They are tried in order, those on devices of the newest transaction first, until one passes the caller's check.
+//! Mirrors that failed are returned with the data, so that a report can name them.
 //!
 //! Invariants:
-//! - Data that are returned passed the check. Without a checksum ([`Check::None`]) that is whatever the device says, and copies on a stale
-//!   device do not count: they may be older than what was written.
-//! - A piece that is restored from parity is checked as any other, because a damaged piece that was taken for a good one makes other damage.
+//! - Returned data passed the check. Without a checksum ([`Check::None`]) any data that the device returns pass, and
+//!   copies on a stale device are not used: they may be older than the last write.
+//! - A piece that is restored from parity is checked like any other, because a damaged source gives a wrong piece.
 
 use sealblock_btrfs_format::checksum::{Checksum, ChecksumMismatch, ChecksumType};
 use sealblock_btrfs_format::superblock::Geometry;
@@ -18,45 +18,45 @@ use crate::devices::DeviceSet;
 use crate::error::{BadCopy, CopyFault, FsError, Lost};
 use crate::parity::{self, Role};
 
-/// The most bytes that one request to a device asks for.
+/// The maximum bytes of one request to a device.
 pub const MAX_READ_BYTES: u64 = 1 << 20;
 
-/// Devices, and what lies where on them.
+/// Devices, and the map of logical addresses.
 pub struct Storage {
     /// The devices.
     pub devices: DeviceSet,
-    /// Where logical addresses are.
+    /// The places of logical addresses.
     pub map: ChunkMap,
 }
 
-/// How data are checked.
+/// The check of data.
 #[derive(Clone, Copy)]
 pub enum Check<'a> {
-    /// Each sector has a checksum, one after the other, of the filesystem's type.
+    /// One checksum for each sector, in order, of the filesystem's type.
     Sums(&'a [u8]),
-    /// There is none.
+    /// No check.
     None,
 }
 
-/// Data, and the copies that were tried before those that they are from.
+/// Data, and the copies that failed before.
 pub struct Verified {
     /// The data.
     pub data: Slice,
-    /// Copies that did not pass.
+    /// The copies that failed.
     pub bad: Vec<BadCopy>,
 }
 
 impl Storage {
-    /// How nodes and data are read.
+    /// The node size, sector size and checksum type.
     pub fn geometry(&self) -> &Geometry {
         self.devices.geometry()
     }
 
-    /// How many mirrors a piece has.
+    /// The number of mirrors of a piece.
     pub fn mirrors(located: &Located) -> usize {
         match &located.row {
             None => located.copies.len(),
-            // The piece itself, by P alone, by Q alone, and by both without one other piece each.
+            // The piece itself, restored with P, with Q, and with both without one other piece each.
             Some(row) => match parities(row) {
                 1 => 2,
                 _ => 3 + data_pieces(row) - 1,
@@ -67,7 +67,7 @@ impl Storage {
     /// Reads a piece from one of its mirrors, counted from 0, unchecked.
     ///
     /// # Errors
-    /// Why it is not there.
+    /// Why it cannot be read.
     pub async fn read_mirror(&self, located: &Located, mirror: usize) -> Result<Slice, CopyFault> {
         match (&located.row, mirror) {
             (Some(row), 1..) => self.restore(row, located.bytes, mirror).await,
@@ -75,7 +75,8 @@ impl Storage {
         }
     }
 
-    /// Restores the wanted piece of a row. Mirror 1 takes P, 2 takes Q, and each further one both, and does without another piece.
+    /// Restores the requested piece of a row. Mirror 1 uses P, 2 uses Q, and each further one both, without one other
+    /// piece.
     async fn restore(&self, row: &Row, bytes: u64, mirror: usize) -> Result<Slice, CopyFault> {
         let other = |index: usize| if index < row.wanted { index } else { index + 1 };
         let without = mirror.checked_sub(3).map(other);
@@ -86,7 +87,7 @@ impl Storage {
                 Role::P => mirror != 2,
                 Role::Q => mirror != 1,
             };
-            // A piece that is not there may be one that is not needed; whether enough are there is seen at the end.
+            // A missing piece may not be needed; the end of this function checks that there are enough.
             let piece = if is_used { self.devices.read(*place, bytes).await.ok() } else { None };
             match role {
                 Role::Data(index) => data[*index] = piece,
@@ -99,7 +100,7 @@ impl Storage {
         Ok(Slice::copy_from(&restored))
     }
 
-    /// The mirrors of a piece in the order in which they are tried: those on devices of the newest transaction first.
+    /// The order in which the mirrors of a piece are tried: those on devices of the newest transaction first.
     fn order(&self, located: &Located) -> impl Iterator<Item = usize> + use<'_> {
         let is_stale = |mirror: &usize| {
             let place = located.copies.get(*mirror);
@@ -124,8 +125,8 @@ impl Storage {
         BadCopy { logical: Some(logical), place, mirror: mirror + 1, fault }
     }
 
-    /// Reads a node, or whatever else passes a check as a whole, from the first mirror that does. A range over several pieces takes the
-    /// same mirror of each.
+    /// Reads a node, or other data with one check, from the first mirror that passes. For a range over several pieces,
+    /// all pieces come from the same mirror.
     ///
     /// # Errors
     /// When no mirror passes, or the range has no place.
@@ -147,14 +148,14 @@ impl Storage {
         Err(FsError::Lost(Box::new(Lost { logical, bytes, copies: bad })))
     }
 
-    /// The pieces of a range, none longer than a request.
+    /// The pieces of a range, none longer than one request.
     pub(crate) fn pieces(&self, logical: u64, bytes: u64) -> Result<Vec<(u64, Located)>, FsError> {
         let (mut pieces, mut at, mut left) = (Vec::new(), logical, bytes);
         while left > 0 {
             let located = self.map.locate(at, left.min(MAX_READ_BYTES))?;
             let length = located.bytes;
             pieces.push((at, located));
-            // A place that was found lies below the end of all addresses.
+            // A place that was found is below the end of all addresses.
             (at, left) = (at + length, left - length);
         }
         Ok(pieces)
@@ -171,10 +172,10 @@ impl Storage {
         Ok(Slice::copy_from(&data))
     }
 
-    /// Reads data that begin and end with sectors. Each sector is from a mirror in which it passes.
+    /// Reads data of whole sectors. Each sector comes from a mirror in which it passes.
     ///
     /// # Errors
-    /// With the first sector that passes in no mirror, or when the range has no place.
+    /// The first sector that passes in no mirror, or a range that has no place.
     pub async fn read_data(&self, logical: u64, bytes: u64, check: Check<'_>) -> Result<Verified, FsError> {
         let pieces = self.pieces(logical, bytes)?;
         let mut all = Verified { data: Slice::empty(), bad: Vec::new() };
@@ -204,7 +205,7 @@ impl Storage {
                     None => return Ok(Verified { data, bad }),
                     Some(_) => return self.read_sectors(logical, located, check, bad).await,
                 },
-                // A device that cannot read the piece as a whole may read most of its sectors.
+                // A device that cannot read a whole piece may be able to read most of its sectors.
                 Err(CopyFault::Unreadable(_)) if located.bytes > u64::from(self.geometry().sector_bytes) => {
                     return self.read_sectors(logical, located, check, bad).await;
                 }
@@ -273,7 +274,7 @@ impl Check<'_> {
         }
     }
 
-    /// What is wrong with the first sector that does not pass.
+    /// The fault of the first sector that fails.
     pub(crate) fn first_bad(self, data: &[u8], geometry: &Geometry) -> Option<ChecksumMismatch> {
         match self {
             Check::None => None,
@@ -287,7 +288,7 @@ impl Check<'_> {
     }
 }
 
-/// The checksum that is stored for a sector, and the one that it has, where these differ.
+/// The stored and the computed checksum of a sector, if they differ.
 pub(crate) fn mismatch(kind: ChecksumType, data: &[u8], stored: &[u8]) -> Option<ChecksumMismatch> {
     let computed = kind.compute(data);
     (computed.as_bytes() != stored).then(|| ChecksumMismatch { stored: Checksum::stored(stored), computed })

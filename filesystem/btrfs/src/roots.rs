@@ -1,12 +1,13 @@
-//! Where the chunk tree and the tree of trees begin: the roots that a superblock has, and what is left where these are lost.
+//! The roots of the chunk tree and of the tree of trees: those in a superblock, and substitutes if they are lost.
 //!
-//! Each of the two is chosen by itself, as the first that can be read, in this order: the root of the superblock; those of its four backups, the newest one first; and
-//! for the tree of trees the newest root node that a search of the block groups finds. In place of the chunk tree all leaves of it are taken that a search of the
-//! system chunks finds, the newest first. What chunks are still unknown then follows from the tree of devices, where the order of stripes does not matter.
+//! Each of the two trees uses the first root that can be read, in this order: the root in the superblock; those in its
+//! four backups, the newest first; and for the tree of trees the newest root node that a search of the block groups
+//! finds. In place of a lost chunk tree, a search of the system chunks uses all its leaves, the newest first. Chunks
+//! that are still unknown follow from the device tree, for profiles in which the order of stripes does not matter.
 //!
 //! Invariants:
-//! - Older roots are only begun from where the caller asks for it ([`RootsFrom`]), and [`Roots`] says so.
-//! - An older statement never replaces a newer one: chunks and devices are added, and those that are there stay.
+//! - Older roots are used only if the caller asks for them ([`RootsFrom`]), and [`Roots`] reports it.
+//! - An older item never replaces a newer one: chunks and devices are added, and existing ones stay.
 //! - A search keeps at most 100000 nodes, the newest ones.
 
 use std::collections::BTreeMap;
@@ -26,24 +27,24 @@ use crate::cursor::{Cursor, TreeRoot};
 use crate::error::{CopyFault, FsError};
 use crate::nodes::NodeCache;
 
-/// Nodes that a search keeps.
+/// The maximum number of nodes in a search result.
 const MOST_FOUND: usize = 100_000;
 /// Nodes that a search reads at once.
 const SEARCHED_AT_ONCE: usize = 32;
 
-/// Which roots a filesystem is opened from.
+/// The roots from which a filesystem is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum RootsFrom {
-    /// Those of the superblock, and no others.
+    /// Only the roots in the superblock.
     #[default]
     Newest,
-    /// Those of a backup in the superblock: 0 for the newest one, up to 3.
+    /// The roots in a backup of the superblock: 0 for the newest one, up to 3.
     Backup(usize),
-    /// The newest ones that can be read.
+    /// The newest readable roots.
     Best,
 }
 
-/// Where a root is from.
+/// The source of a root.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RootSource {
     /// The superblock.
@@ -64,34 +65,34 @@ impl fmt::Display for RootSource {
     }
 }
 
-/// A root, and where it is from.
+/// A root and its source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Chosen {
-    /// Where it is from.
+    /// The source.
     pub source: RootSource,
     /// The root.
     pub root: TreeRoot,
 }
 
-/// The roots that a filesystem was opened from.
+/// The roots from which a filesystem was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Roots {
     /// That of the chunk tree.
     pub chunks: Chosen,
     /// That of the tree of trees.
     pub trees: Chosen,
-    /// Chunks that only the tree of devices has.
+    /// The number of chunks that only the device tree has.
     pub chunks_of_devices: usize,
 }
 
 impl Roots {
-    /// True if both are those of the superblock.
+    /// True if both are in the superblock.
     pub fn are_newest(&self) -> bool {
         [self.chunks, self.trees].iter().all(|chosen| chosen.source == RootSource::Superblock)
     }
 }
 
-/// The roots that a superblock has for one of the two trees, the newest first, each once.
+/// The roots of one of the two trees in a superblock, the newest first, without duplicates.
 pub(crate) fn candidates(superblock: &Superblock, tree: u64) -> Vec<Chosen> {
     let is_chunks = tree == objectid::CHUNK_TREE;
     let of = |bytenr: u64, level, generation| TreeRoot { id: tree, bytenr, level, generation };
@@ -119,7 +120,7 @@ fn backup_of(superblock: &Superblock, index: usize) -> &BackupRoot {
     &superblock.backup_roots[(superblock.newest_backup() + count - index) % count]
 }
 
-/// The root of one of the two trees that is begun from: the newest one, that of a backup, or the first that can be read.
+/// The root of one of the two trees that is used: the newest one, that of a backup, or the first that can be read.
 ///
 /// # Errors
 /// When there is no such backup.
@@ -156,7 +157,8 @@ pub(crate) async fn choose(
     }
 }
 
-/// The nodes of a tree that lie in ranges of logical addresses, the newest first; those of one transaction by their levels, the highest first.
+/// The nodes of a tree within ranges of logical addresses, the newest first; those of one transaction by level, the
+/// highest first.
 pub(crate) async fn search(nodes: &NodeCache, ranges: &[(u64, u64)], tree: u64) -> Vec<TreeRoot> {
     let bytes = u64::from(nodes.storage().geometry().node_bytes);
     let addresses = ranges.iter().flat_map(|(start, length)| {
@@ -181,7 +183,7 @@ fn keep_newest(found: &mut Vec<TreeRoot>) {
     found.truncate(MOST_FOUND);
 }
 
-/// The node at an address, if it is one of the tree and passes.
+/// The node at an address, if it belongs to the tree and passes.
 async fn node_at(nodes: &NodeCache, bytenr: u64, tree: u64) -> Option<TreeRoot> {
     let geometry = nodes.storage().geometry();
     let of_tree = |bytes: &[u8]| {
@@ -199,7 +201,8 @@ async fn node_at(nodes: &NodeCache, bytenr: u64, tree: u64) -> Option<TreeRoot> 
     of_tree(&read.data)
 }
 
-/// The root of the tree of trees that a search finds: of the level that the superblock says, where there is one, and otherwise of whichever is newest.
+/// The root of the tree of trees that a search finds: at the level that the superblock records, if there is one,
+/// otherwise the newest.
 pub(crate) async fn find_root_tree(
     nodes: &NodeCache,
     superblock: &Superblock,
@@ -210,13 +213,14 @@ pub(crate) async fn find_root_tree(
     of_level.or(found.first()).map(|root| Chosen { source: RootSource::Search, root: *root })
 }
 
-/// Adds chunks that the tree of devices has and the map has not. Returns how many. What cannot be read of that tree adds nothing.
+/// Adds chunks that are in the device tree and not in the map. Returns their number. Unreadable parts of that tree add
+/// nothing.
 pub(crate) async fn add_chunks_of_devices(nodes: &NodeCache, root_tree: TreeRoot, map: &mut ChunkMap) -> usize {
     let has_own = nodes.storage().geometry().features.compat_ro.contains(CompatRo::BLOCK_GROUP_TREE);
     let of_groups = if has_own { objectid::BLOCK_GROUP_TREE } else { objectid::EXTENT_TREE };
     let Ok(Some(devices)) = find_tree(nodes, root_tree, objectid::DEV_TREE).await else { return 0 };
     let Ok(Some(groups)) = find_tree(nodes, root_tree, of_groups).await else { return 0 };
-    // The pieces of each unknown chunk, and the bytes of one.
+    // The pieces of each unknown chunk, and their size in bytes.
     let mut unknown: BTreeMap<u64, (u64, Vec<Stripe>)> = BTreeMap::new();
     let mut cursor = Cursor::all(nodes, devices);
     loop {
@@ -242,7 +246,7 @@ pub(crate) async fn add_chunks_of_devices(nodes: &NodeCache, root_tree: TreeRoot
         let Ok(Some((key, data))) = cursor.next().await else { continue };
         let Ok(Item::BlockGroup(group)) = Item::decode(key, data) else { continue };
         let flags = BlockGroupFlags::from_bits_retain(group.flags.get());
-        // Of profiles with stripes the order of these is in the chunk alone.
+        // For profiles with stripes only the chunk has the order of its pieces.
         let has_no_order = matches!(
             flags.profile(),
             Some(Profile::Single | Profile::Dup | Profile::Raid1 | Profile::Raid1C3 | Profile::Raid1C4)
@@ -269,7 +273,7 @@ fn head_of(bytes: u64, flags: BlockGroupFlags, stripes: usize) -> ChunkHead {
     }
 }
 
-/// Where a tree begins, if the tree of trees has it.
+/// The root of a tree, if the tree of trees has it.
 ///
 /// # Errors
 /// When the tree of trees is lost there.
@@ -283,7 +287,7 @@ pub(crate) async fn find_tree(nodes: &NodeCache, root_tree: TreeRoot, id: u64) -
     Ok(found)
 }
 
-/// Where the tree of a root item begins, unless it has no node left.
+/// The root of the tree of a root item, unless it has no node left.
 pub(crate) fn tree_root(key: Key, data: &[u8]) -> Option<TreeRoot> {
     match Item::decode(key, data) {
         Ok(Item::Root(root)) if key.item_type == ItemType::ROOT_ITEM && root.head.bytenr != 0 => Some(TreeRoot {

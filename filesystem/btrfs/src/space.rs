@@ -1,4 +1,4 @@
-//! What space is given to data and to trees, how it lies on devices, and how much of it is used.
+//! The space of data and trees, its profiles, and its use.
 
 use std::collections::BTreeMap;
 
@@ -18,12 +18,12 @@ pub struct Space {
     pub total_bytes: u64,
     /// Bytes on devices.
     pub device_bytes: u64,
-    /// Logical bytes that are used.
+    /// Used logical bytes.
     pub used_bytes: u64,
 }
 
 impl Filesystem {
-    /// The space by the bits that say what it is for and how it lies ([`BlockGroupFlags`]).
+    /// The space by use and profile ([`BlockGroupFlags`]).
     ///
     /// # Errors
     /// When the chunk tree, or the tree with block groups, cannot be read.
@@ -42,7 +42,8 @@ impl Filesystem {
         let has_own = self.storage().geometry().features.compat_ro.contains(CompatRo::BLOCK_GROUP_TREE);
         let id = if has_own { objectid::BLOCK_GROUP_TREE } else { objectid::EXTENT_TREE };
         let tree = self.tree(id).await?.ok_or_else(|| FsError::Absent("tree with block groups".into()))?;
-        // The key of a block group is its address and its length: one look-up for each, rather than a walk over all extents.
+        // The key of a block group is its address and its length: one look-up for each is cheaper than a walk over all
+        // extents.
         for (logical, bytes) in self.storage().map.ranges() {
             let key = Key::new(logical, ItemType::BLOCK_GROUP_ITEM, bytes);
             let mut cursor = self.cursor(tree, key..=key);
@@ -61,7 +62,7 @@ fn of_use(flags: BlockGroupFlags) -> u64 {
     flags.intersection(BlockGroupFlags::TYPES | BlockGroupFlags::PROFILES).bits()
 }
 
-/// What a profile is called.
+/// The name of a profile.
 pub fn profile_name(profile: Profile) -> &'static str {
     match profile {
         Profile::Single => "single",
@@ -76,7 +77,7 @@ pub fn profile_name(profile: Profile) -> &'static str {
     }
 }
 
-/// What block groups are for.
+/// The name of a block group's use.
 pub fn kind_name(flags: BlockGroupFlags) -> &'static str {
     let mixed = BlockGroupFlags::DATA | BlockGroupFlags::METADATA;
     match flags.intersection(BlockGroupFlags::TYPES) {

@@ -1,4 +1,4 @@
-//! Subvolumes: which there are, where they lie in each other, and which one is the default.
+//! Subvolumes: a list of them, their positions in each other, and the default one.
 
 use std::collections::BTreeMap;
 
@@ -14,15 +14,15 @@ use crate::error::FsError;
 use crate::filesystem::Filesystem;
 use crate::roots::tree_root;
 
-/// The name of the entry that leads to the default subvolume.
+/// The name of the entry for the default subvolume.
 const DEFAULT_NAME: &[u8] = b"default";
 
-/// Where a subvolume lies in another one.
+/// The position of a subvolume in another one.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Parent {
     /// The outer subvolume.
     pub id: u64,
-    /// The directory in that.
+    /// The directory in it.
     pub dirid: u64,
     /// The name in that directory.
     pub name: Vec<u8>,
@@ -31,28 +31,28 @@ pub struct Parent {
 /// A subvolume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Subvolume {
-    /// Its tree, which has its number.
+    /// Its tree, which has the same number.
     pub root: TreeRoot,
     /// The inode of its top directory.
     pub root_dirid: u64,
-    /// True if it is not to be written.
+    /// True if it is read-only.
     pub is_read_only: bool,
-    /// True if it is being deleted: some of it may be gone, and the space may be used for something else.
+    /// True if it is being deleted: parts of it may be gone, and their space reused.
     pub is_dead: bool,
-    /// Its UUID; zero for one that has none.
+    /// Its UUID; zero if it has none.
     pub uuid: [u8; 16],
-    /// That of the one that it is a snapshot of; zero for none.
+    /// UUID of the source of this snapshot; zero for none.
     pub parent_uuid: [u8; 16],
-    /// That of the one that it was received from; zero for none.
+    /// UUID of the subvolume from which it was received; zero for none.
     pub received_uuid: [u8; 16],
-    /// When it was made, if that is known.
+    /// Its creation time, if known.
     pub created: Option<Timespec>,
-    /// Where it lies; the first one lies in none, and neither does one that is being deleted.
+    /// Its position; `None` for the first subvolume and for one that is being deleted.
     pub parent: Option<Parent>,
 }
 
 impl Filesystem {
-    /// All subvolumes, by their numbers. What is lost of the tree of trees is returned beside them.
+    /// All subvolumes, by number. Returns also the lost parts of the tree of trees.
     pub fn subvolumes(&self) -> LocalBoxFuture<'_, (BTreeMap<u64, Subvolume>, Vec<FsError>)> {
         Box::pin(async move {
             let (mut all, mut lost) = (BTreeMap::<u64, Subvolume>::new(), Vec::new());
@@ -70,7 +70,7 @@ impl Filesystem {
     /// A subvolume.
     ///
     /// # Errors
-    /// When there is none with this number, or it cannot be read.
+    /// When it does not exist, or cannot be read.
     pub fn subvolume(&self, id: u64) -> LocalBoxFuture<'_, Result<Subvolume, FsError>> {
         Box::pin(async move {
             let absent = || FsError::Absent(format!("subvolume {id}"));
@@ -86,7 +86,7 @@ impl Filesystem {
         })
     }
 
-    /// The number of the subvolume that is mounted where none is named.
+    /// The number of the subvolume that a mount without a choice uses.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -104,8 +104,8 @@ impl Filesystem {
         })
     }
 
-    /// True if the entry by which a subvolume is found is the one that it lies at. A snapshot has the entries of the subvolumes that lay in
-    /// its source and not these themselves.
+    /// True if the entry for a subvolume is at its recorded position. A snapshot has entries for the subvolumes that
+    /// were in its source, but not these subvolumes.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -122,7 +122,7 @@ impl Filesystem {
     }
 }
 
-/// Takes what an item of the tree of trees says of a subvolume.
+/// Adds an item of the tree of trees to the subvolumes.
 fn add(all: &mut BTreeMap<u64, Subvolume>, key: Key, data: &[u8]) {
     if !objectid::is_subvolume(key.objectid) {
         return;
@@ -145,7 +145,7 @@ fn add(all: &mut BTreeMap<u64, Subvolume>, key: Key, data: &[u8]) {
             all.insert(key.objectid, subvolume);
         }
         Ok(Item::RootRef(found)) if key.item_type == ItemType::ROOT_BACKREF => {
-            // A root item stands before the references of its tree.
+            // A root item precedes the references of its tree.
             if let Some(subvolume) = all.get_mut(&key.objectid) {
                 subvolume.parent = Some(Parent { id: key.offset, dirid: found.dirid, name: found.name.to_vec() });
             }

@@ -1,14 +1,15 @@
-//! Checking a filesystem, or files of it: every copy of every node, every copy of all data, and parity.
+//! Checks a filesystem, or files of it: every copy of every node, every copy of all data, and parity.
 //!
-//! In this order: superblocks and devices; the nodes of all trees, those of subvolumes last, whose leaves say what should have
-//! checksums; data that have checksums, in the order of the tree that holds these; data that have none; parity. In the end the
-//! trees of subvolumes are gone through for the files that use what is damaged.
+//! The order: superblocks and devices; the nodes of all trees, those of subvolumes last, whose leaves show which data
+//! should have checksums; data with checksums, in the order of the checksum tree; data without; parity. At the end the
+//! trees of subvolumes are searched for the files that use damaged data.
 //!
 //! Invariants:
-//! - Clean is said only where every copy of everything that is in use was checked against a checksum or a seal. What could not be checked
-//!   is counted by why ([`WhyUnchecked`]), and what has no checksum is never called clean because it could be read.
+//! - The verdict is "clean" only if every copy of everything in use was checked against a checksum or a seal. Data that
+//!   could not be checked are counted by reason ([`WhyUnchecked`]). Data without a checksum are never clean merely
+//!   because they could be read.
 //! - Nothing is written.
-//! - What is remembered is bounded ([`VerifyOptions`]); what had no room is not checked rather than forgotten.
+//! - Memory is bounded ([`VerifyOptions`]); what does not fit is counted as unchecked.
 
 mod copies;
 mod data;
@@ -48,7 +49,7 @@ use walk::{Seen, find_sharers, walk};
 /// Checks a whole filesystem.
 ///
 /// # Errors
-/// When devices are to compute the checksums ([`Mode::Offload`]) and one cannot. Everything else is in the report.
+/// When devices must compute the checksums ([`Mode::Offload`]) and one cannot. Everything else is in the report.
 pub fn verify<'a>(
     fs: &'a Filesystem,
     options: VerifyOptions,
@@ -71,10 +72,10 @@ async fn scan(session: &Session<'_>) -> Result<(), Stopped> {
     let mut subvolumes: Vec<TreeRoot> = of_files.iter().map(|tree| tree.root).collect();
     let (mut seen, mut leaves) = (Seen::new(session.options.most_nodes), Leaves::new(session.options.most_ranges));
     if sums.is_none() {
-        // It is in the tree of trees, so that is damaged.
+        // It is an item of the tree of trees, so that tree is damaged.
         leaves.lost_sums.add(0, u64::MAX);
     }
-    // The tree of checksums before all that has files, also the tree of trees.
+    // The checksum tree comes before all trees with files, which include the tree of trees.
     let (sum_trees, others): (Vec<_>, Vec<_>) =
         of_storage.into_iter().partition(|tree| tree.root.id == objectid::CSUM_TREE);
     walk(session, &mut seen, sum_trees, &mut leaves).await?;
@@ -98,7 +99,7 @@ async fn scan(session: &Session<'_>) -> Result<(), Stopped> {
     finish(session, &subvolumes).await
 }
 
-/// Says of superblocks and devices what was found when they were opened, and what is left aside.
+/// Reports the faults of superblocks and devices from opening, and the parts that are not checked.
 fn note_devices(session: &Session<'_>) {
     let fs = session.fs;
     let devices = &fs.storage().devices;
@@ -123,7 +124,7 @@ fn note_devices(session: &Session<'_>) {
     }
 }
 
-/// Adds to what was found the trees and files that it concerns.
+/// Adds the affected trees and files to the findings.
 async fn finish(session: &Session<'_>, trees: &[TreeRoot]) -> Result<(), Stopped> {
     let mut findings = session.take_findings();
     for finding in &mut findings {

@@ -1,7 +1,7 @@
-//! Going through a directory and all that lies below it, subvolumes too, as a mount shows it.
+//! Walks a directory and everything below it, subvolumes included, as a mount shows it.
 //!
-//! Invariant: each directory is gone through once. One that has a second name, or lies below itself, is reported and not entered again, so no
-//! filesystem makes a walk endless. What is lost is reported where it would have been, and the walk continues.
+//! Invariant: each directory is visited once. A directory with a second name, or within itself, is reported and not
+//! entered again, so every walk ends. Lost entries are reported in their place, and the walk continues.
 
 use std::collections::HashSet;
 
@@ -12,34 +12,34 @@ use crate::error::FsError;
 use crate::filesystem::Filesystem;
 use crate::inode::{FileKind, Inode};
 
-/// What a walk meets.
+/// What a walk finds.
 #[derive(Debug)]
 pub enum Met {
     /// An inode.
     Inode(Inode),
-    /// The place of a subvolume that lies elsewhere: an empty directory with the owner of the one that it is in.
+    /// An empty directory in place of a subvolume that is elsewhere, with the owner of its parent.
     EmptyDirectory {
         /// Owner.
         uid: u32,
         /// Group.
         gid: u32,
     },
-    /// Something that cannot be had: an entry whose inode is lost, or a part of a directory.
+    /// Something unreadable: an entry whose inode is lost, or a part of a directory.
     Lost(FsError),
-    /// An entry whose name no path can hold; it is passed over.
+    /// An entry whose name is not valid in a path; it is skipped.
     BadName(NameError),
 }
 
-/// Something that a walk met, and where.
+/// A result of a walk, and its path.
 #[derive(Debug)]
 pub struct Visit {
-    /// The path from where the walk began, without a slash before it; empty for that itself.
+    /// The path from the start of the walk, without a leading slash; empty for the start itself.
     pub path: Vec<u8>,
-    /// What is there.
+    /// The result.
     pub met: Met,
 }
 
-/// A directory that is gone through.
+/// A directory whose entries are visited.
 struct Open {
     path: Vec<u8>,
     inode: Inode,
@@ -51,19 +51,19 @@ pub struct Walk<'a> {
     filesystem: &'a Filesystem,
     is_recursive: bool,
     open: Vec<Open>,
-    /// What is to be told before the next entry.
+    /// Results to return before the next entry.
     pending: Vec<Visit>,
     seen: HashSet<(u64, u64)>,
 }
 
 impl<'a> Walk<'a> {
-    /// A walk from an inode on. If it is a directory, through its entries, and if `is_recursive`, through all below them.
+    /// A walk from an inode. For a directory, its entries, and if `is_recursive`, everything below them.
     pub fn new(filesystem: &'a Filesystem, start: Inode, is_recursive: bool) -> Walk<'a> {
         let first = Visit { path: Vec::new(), met: Met::Inode(start) };
         Walk { filesystem, is_recursive, open: Vec::new(), pending: vec![first], seen: HashSet::new() }
     }
 
-    /// What comes next; a directory before what lies in it.
+    /// The next result; a directory comes before its entries.
     pub async fn next(&mut self) -> Option<Visit> {
         loop {
             if let Some(visit) = self.pending.pop() {
@@ -116,7 +116,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// An inode that is not there is damage where an entry leads to it.
+/// An inode that does not exist is damage if an entry refers to it.
 fn of_entry(entry: &DirEntry, error: FsError) -> FsError {
     match (&error, entry.target) {
         (FsError::Absent(what), Target::Inode(_) | Target::Subvolume(_)) => FsError::Contradiction {

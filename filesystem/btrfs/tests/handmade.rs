@@ -1,5 +1,5 @@
-//! Filesystems that no program makes: damaged copies, directories in circles, names that no path holds, items that contradict each
-//! other. What is good is read, what is not is told, and nothing is endless.
+//! Filesystems that no program creates: damaged copies, loops of directories, invalid names, items that contradict each
+//! other. Good data are read, bad data are reported, and every operation ends.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
 const TOP: u64 = objectid::FIRST_FREE;
-/// Where the second copies of nodes are, from the first ones on.
+/// The distance from the first copies of nodes to the second ones.
 const SECOND_COPY: u64 = 4 << 20;
 const METADATA: std::ops::Range<u64> = 4 << 20..8 << 20;
 
@@ -57,7 +57,7 @@ fn top(filesystem: &Filesystem) -> Inode {
     block_on(filesystem.top(&subvolume)).unwrap()
 }
 
-/// Paths with what is there: the content of files, or what is wrong.
+/// Paths with their content, or their fault.
 fn walk(filesystem: &Filesystem) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let mut walk = Walk::new(filesystem, top(filesystem), true);
@@ -95,7 +95,7 @@ fn sample(checksum: ChecksumType) -> Handmade {
 }
 
 #[test]
-fn what_was_put_together_is_read() {
+fn handmade_filesystems_are_read() {
     for checksum in ChecksumType::ALL {
         let found = walk(&open(&sample(checksum).build()).unwrap());
         assert_eq!(found.len(), 45, "{found:?}");
@@ -108,7 +108,7 @@ fn what_was_put_together_is_read() {
 #[test]
 fn data_without_checksums_are_read_where_they_are_asked_for_and_named() {
     let mut made = Handmade::new(4096, ChecksumType::Crc32c);
-    // Items of checksums have those of 32 sectors.
+    // Each checksum item covers 32 sectors.
     let (sectors, sector) = (80, SECTOR_BYTES as u64);
     made.file(TOP, b"summed", &content(sectors * SECTOR_BYTES - 5), Storage::Summed);
     let (whole, bytes) = (made.clone(), sectors * SECTOR_BYTES);
@@ -129,12 +129,12 @@ fn data_without_checksums_are_read_where_they_are_asked_for_and_named() {
         (&data[..], &unverified[..]),
         (&content(bytes - 5)[..], std::slice::from_ref(&(32 * sector..64 * sector)))
     );
-    // A part that begins and ends within sectors.
+    // A range that begins and ends within sectors.
     let (_, any) = read(&pieces, 40 * sector + 7, 9000);
     let range = 40 * sector + 7..40 * sector + 9007;
     assert_eq!(any.unwrap().1, std::slice::from_ref(&range));
 
-    // A sector that does not fit the checksum that it has is not given, and one without is as it is stored.
+    // A sector that does not match its checksum is not returned; a sector without a checksum is returned as stored.
     let data = pieces.0.iter_mut().find(|(at, _)| *at == DATA_START).unwrap();
     data.1[70 * SECTOR_BYTES] ^= 1;
     data.1[40 * SECTOR_BYTES] ^= 1;
@@ -144,7 +144,7 @@ fn data_without_checksums_are_read_where_they_are_asked_for_and_named() {
 }
 
 #[test]
-fn paths_lead_where_they_say() {
+fn paths_are_resolved() {
     let filesystem = open(&sample(ChecksumType::Crc32c).build()).unwrap();
     let resolve = |path: &[u8]| block_on(filesystem.resolve(top(&filesystem), path, true));
     assert_eq!(resolve(b"folder/../folder/./file-3").unwrap().size(), 30);
@@ -156,7 +156,7 @@ fn paths_lead_where_they_say() {
 }
 
 #[test]
-fn one_damaged_copy_of_a_node_is_told_and_the_other_read() {
+fn one_damaged_copy_of_a_node_is_reported_and_the_other_read() {
     let good = sample(ChecksumType::Crc32c).build();
     let expected = walk(&open(&good).unwrap());
     let nodes = good.0.iter().filter(|(offset, _)| METADATA.contains(offset)).count();
@@ -168,14 +168,14 @@ fn one_damaged_copy_of_a_node_is_told_and_the_other_read() {
         let filesystem = open(&pieces).unwrap();
         assert_eq!(walk(&filesystem), expected);
         let bad = filesystem.take_bad_copies();
-        // A tree that nobody asked for was not read.
+        // A tree that was not requested was not read.
         assert!(bad.len() <= 1, "{bad:?}");
         assert!(bad.iter().all(|copy| copy.mirror == 1 && matches!(copy.fault, CopyFault::Node(_))), "{bad:?}");
     }
 }
 
 #[test]
-fn what_both_copies_of_a_node_had_is_lost_and_the_rest_read() {
+fn a_node_with_two_damaged_copies_is_lost_and_the_rest_is_read() {
     let good = sample(ChecksumType::Crc32c).build();
     let expected = walk(&open(&good).unwrap());
     let places: Vec<u64> =
@@ -203,9 +203,10 @@ fn what_both_copies_of_a_node_had_is_lost_and_the_rest_read() {
     assert!(losses > 20, "{losses}");
 }
 
-/// The same device after the second copy of the node at a place was changed: it passes, and says something else.
+/// The same device after a change of the second copy of the node at a place: the copy is valid, but its content
+/// differs.
 fn with_another_second_copy(good: &Pieces, place: u64) -> Pieces {
-    /// Where a node has the UUID of the chunk tree, which no rule is about.
+    /// The offset in a node of the UUID of the chunk tree, which no rule covers.
     const CHUNK_TREE_UUID: usize = 64;
     let mut pieces = good.clone();
     let (_, node) = pieces.0.iter_mut().find(|(offset, _)| *offset == place + SECOND_COPY).unwrap();
@@ -282,7 +283,7 @@ fn directories_with_two_names_or_below_themselves_are_entered_once() {
 }
 
 #[test]
-fn names_that_no_path_holds_are_told_and_not_entered() {
+fn invalid_names_are_reported_and_not_entered() {
     let mut made = Handmade::new(4096, ChecksumType::Crc32c);
     let folder = made.directory(TOP, b"folder");
     made.file(folder, b"good", &content(5), Storage::Inline);
@@ -295,7 +296,7 @@ fn names_that_no_path_holds_are_told_and_not_entered() {
 }
 
 #[test]
-fn an_entry_that_leads_nowhere_is_damage() {
+fn an_entry_without_an_inode_is_damage() {
     let mut made = Handmade::new(4096, ChecksumType::Crc32c);
     made.put_entry(TOP, b"gone", 999, FileType::Regular);
     let found = walk(&open(&made.build()).unwrap());
@@ -316,7 +317,7 @@ fn parts_of_a_file_that_overlap_are_an_error_wherever_the_leaf_ends() {
         }
         let filesystem = open(&made.build()).unwrap();
         let subvolume = block_on(filesystem.subvolume(objectid::FS_TREE)).unwrap();
-        // The checker refuses the leaf where both are in one, perhaps with the inode.
+        // If both items are in one leaf, perhaps with the inode, the checker refuses it.
         let Ok(file) = block_on(filesystem.inode(subvolume.root, file)) else { continue };
         let error = block_on(filesystem.read(&file, 0, 1 << 20)).unwrap_err();
         contradictions += usize::from(matches!(error, FsError::Contradiction { .. }));
@@ -325,7 +326,7 @@ fn parts_of_a_file_that_overlap_are_an_error_wherever_the_leaf_ends() {
 }
 
 #[test]
-fn holes_and_what_lies_behind_the_end_are_zeroes_and_nothing() {
+fn holes_read_as_zeroes_and_nothing_is_read_after_the_end() {
     let mut made = Handmade::new(4096, ChecksumType::Crc32c);
     let logical = made.store(&content(8192), true);
     let file = made.file(TOP, b"file", &content(20_000), Storage::Inline);

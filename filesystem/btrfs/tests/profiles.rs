@@ -1,7 +1,8 @@
-//! Filesystems of several devices as the kernel fills them, for every profile: a file is read from the devices by the map of chunks, once from each
-//! copy and, with parity, once without each device; all that is read is what was written, node by node and sector by sector.
+//! Filesystems of several devices as the kernel fills them, for every profile. A file is read through the chunk map,
+//! once from each copy and, with parity, once without each device. All data must equal what was written, node by node
+//! and sector by sector.
 //!
-//! Needs root, loop devices, `mkfs.btrfs` and the filesystem. What is absent is said and left out.
+//! Needs root, loop devices, `mkfs.btrfs` and the filesystem. Tests without these print it and are skipped.
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -21,12 +22,12 @@ use sealblock_proofs_btrfs_images::skip;
 
 const FILE_BYTES: usize = 5 << 20;
 
-/// What the file holds: every eight bytes say where they are.
+/// The content of the file: every eight bytes have their offset.
 fn content() -> Vec<u8> {
     (0..FILE_BYTES as u64 / 8).flat_map(|word| (word * 8 + 1).to_le_bytes()).collect()
 }
 
-/// Makes a filesystem on so many images and writes the file.
+/// Makes a filesystem on this number of images and writes the file.
 fn make(folder: &Path, profile: &str, devices: usize) -> Result<Vec<PathBuf>, String> {
     let images: Vec<PathBuf> = (0..devices).map(|number| folder.join(format!("{profile}-{number}"))).collect();
     mkfs(&images, 256, &["-m", "raid1", "-d", profile])?;

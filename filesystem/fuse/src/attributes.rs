@@ -1,7 +1,8 @@
-//! Values of the filesystem in those of the protocol: inode numbers, attributes and times.
+//! Values of the filesystem as values of the protocol: inode numbers, attributes and times.
 //!
-//! The protocol calls the root 1 and nothing 0. So the root's own number becomes 1 where the kernel names an inode, and other inodes may
-//! not have these numbers, nor the root's: an entry with the root's number would be a directory that contains itself, which is damage.
+//! In the protocol the root has number 1, and 0 means none. So the root's own number becomes 1 in the kernel's
+//! requests. Other inodes must not have the numbers 0, 1 or the root's: an entry with the root's number would be a
+//! directory that contains itself, which is damage.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,12 +13,12 @@ use crate::interface::{Attributes, Kind, Time};
 
 const NANOSECONDS: u32 = 1_000_000_000;
 
-/// The number by which the filesystem knows what the kernel names.
+/// The filesystem's number for an inode number of the kernel.
 pub fn ino_of(node: INodeNo, root: u64) -> u64 {
     if node == INodeNo::ROOT { root } else { node.0 }
 }
 
-/// Refuses the number of an entry that means something else.
+/// Refuses the number of an entry if it has another meaning.
 pub fn check_ino(ino: u64, root: u64) -> Result<(), FsError> {
     if ino <= INodeNo::ROOT.0 || ino == root {
         return Err(FsError::Damaged(format!("an entry with the inode number {ino}")));
@@ -28,17 +29,17 @@ pub fn check_ino(ino: u64, root: u64) -> Result<(), FsError> {
 /// The attributes of an entry that is not the root.
 ///
 /// # Errors
-/// Its number means something else.
+/// Its number has another meaning.
 pub fn entry(attributes: &Attributes, root: u64) -> Result<FileAttr, FsError> {
     check_ino(attributes.ino, root).map(|()| file_attr(attributes))
 }
 
-/// What stands for a name that does not exist, which the kernel may keep, too.
+/// The reply for a name that does not exist, which the kernel may cache as well.
 pub fn no_entry() -> FileAttr {
     unknown(0, Kind::Regular)
 }
 
-/// What is told of an inode of which nothing is known but its number and its type.
+/// The attributes of an inode of which only the number and the type are known.
 pub fn unknown(ino: u64, kind: Kind) -> FileAttr {
     let time = Time::default();
     let nothing = Attributes {
@@ -59,7 +60,7 @@ pub fn unknown(ino: u64, kind: Kind) -> FileAttr {
     file_attr(&nothing)
 }
 
-/// Attributes as the protocol has them.
+/// Attributes in the form of the protocol.
 pub fn file_attr(attributes: &Attributes) -> FileAttr {
     FileAttr {
         ino: INodeNo(attributes.ino),
@@ -80,7 +81,7 @@ pub fn file_attr(attributes: &Attributes) -> FileAttr {
     }
 }
 
-/// The type as the protocol has it.
+/// The type in the form of the protocol.
 pub fn file_type(kind: Kind) -> FileType {
     match kind {
         Kind::Regular => FileType::RegularFile,
@@ -93,7 +94,7 @@ pub fn file_type(kind: Kind) -> FileType {
     }
 }
 
-/// A time, which may be any that is stored: nanoseconds beyond a second count as the last of it.
+/// Any stored time: more nanoseconds than a second has count as the last one.
 fn system_time(time: Time) -> SystemTime {
     let nanoseconds = Duration::from_nanos(u64::from(time.nanoseconds.min(NANOSECONDS - 1)));
     let whole = Duration::from_secs(time.seconds.unsigned_abs());

@@ -1,8 +1,8 @@
-//! Calls of the kernel on their way to the core of the filesystem, and how many may be on it.
+//! Requests of the kernel on their way to the core of the filesystem, and a limit for their number.
 //!
-//! Invariants: a call carries its reply, which answers EIO when it is dropped unanswered, so no program waits for ever; and a permit, which is
-//! taken before the call is sent and returned when it was answered or dropped, so never more calls wait than the limit. A thread that
-//! finds no permit waits, and with it the kernel's queue.
+//! Invariants: a call carries its reply, which sends EIO if it is dropped unanswered, so no program waits forever. It
+//! also carries a permit, which is taken before the call is sent and returned when it was answered or dropped, so the
+//! number of waiting calls never exceeds the limit. A thread without a permit waits, and with it the kernel's queue.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -13,9 +13,9 @@ use fuser::{
 
 use crate::interface::Seek;
 
-/// What is asked, with where the answer goes. Inode numbers are the filesystem's.
+/// A request, with its reply. Inode numbers are the filesystem's.
 #[derive(Debug)]
-pub enum Question {
+pub enum FsRequest {
     Lookup {
         parent: u64,
         name: Vec<u8>,
@@ -78,11 +78,11 @@ pub enum Question {
     },
 }
 
-/// A question on its way.
+/// A request in flight.
 #[derive(Debug)]
 pub struct Call {
-    /// What is asked.
-    pub question: Question,
+    /// The request.
+    pub request: FsRequest,
     /// Returned when the call was answered or dropped.
     pub permit: Permit,
 }
@@ -100,23 +100,23 @@ struct PermitState {
     is_closed: bool,
 }
 
-/// One call's share of the limit.
+/// A permit for one call.
 #[derive(Debug)]
 pub struct Permit(Arc<Permits>);
 
 impl Permits {
-    /// So many permits; one at least.
+    /// A number of permits, at least one.
     pub fn new(limit: usize) -> Arc<Permits> {
         let state = Mutex::new(PermitState { available: limit.max(1), is_closed: false });
         Arc::new(Permits { state, returned: Condvar::new() })
     }
 
     fn lock(&self) -> MutexGuard<'_, PermitState> {
-        // Only numbers change under the lock, so a panic leaves nothing half done.
+        // Only numbers change under the lock, so a panic leaves no inconsistent state.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a permit. `None` once they are closed.
+    /// Waits for a permit; `None` once closed.
     pub fn take(self: &Arc<Self>) -> Option<Permit> {
         let mut state = self.lock();
         while state.available == 0 && !state.is_closed {
@@ -129,7 +129,7 @@ impl Permits {
         Some(Permit(Arc::clone(self)))
     }
 
-    /// Gives no further permit, also not to those that wait.
+    /// Gives no further permit, and ends the waiting.
     pub fn close(&self) {
         self.lock().is_closed = true;
         self.returned.notify_all();
@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_that_finds_no_permit_waits_until_one_is_returned() {
+    fn a_call_without_a_permit_waits_for_one() {
         let permits = Permits::new(2);
         let (first, second) = (permits.take().unwrap(), permits.take().unwrap());
         let (send, receive) = mpsc::channel();

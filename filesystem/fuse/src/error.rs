@@ -1,20 +1,20 @@
-//! Why a question has no answer, and the error number that a program gets for it.
+//! Errors of requests, and the error number that a program gets for them.
 
 use fuser::Errno;
 
-/// Why a filesystem does not answer.
+/// Why a filesystem cannot answer a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FsError {
     /// There is no such name or inode.
     #[error("no such file or directory")]
     NotFound,
-    /// Something that only a directory has was asked of another inode.
+    /// The request needs a directory, and the inode is not one.
     #[error("not a directory")]
     NotADirectory,
-    /// Something that a directory does not have was asked of one.
+    /// The request does not apply to a directory, and the inode is one.
     #[error("a directory")]
     IsADirectory,
-    /// The inode is of another type than the question is about.
+    /// The inode does not have the type that the request needs.
     #[error("not possible for this type of file")]
     WrongKind,
     /// The inode has no attribute of this name.
@@ -26,16 +26,16 @@ pub enum FsError {
     /// The file is not open.
     #[error("the file is not open")]
     BadHandle,
-    /// As many files are open as may be.
+    /// The maximum number of files is open.
     #[error("too many open files")]
     TooManyOpen,
-    /// What there is exceeds what the protocol can carry.
+    /// The result is larger than the protocol allows.
     #[error("more than can be returned")]
     TooLarge,
-    /// The filesystem does not do this at all, so it need not be asked again.
+    /// The filesystem does not implement this request; the kernel need not send it again.
     #[error("not implemented")]
     NotImplemented,
-    /// What is stored is damaged, or its devices cannot be read; the text says what and where.
+    /// Stored data are damaged, or their devices cannot be read; the text has what and where.
     #[error("{0}")]
     Damaged(String),
 }
@@ -58,16 +58,16 @@ impl FsError {
         }
     }
 
-    /// The number for programs. Says of damage what it is, since the number does not.
-    pub(crate) fn report(&self, asked: &str, ino: u64) -> Errno {
+    /// The number for programs. Logs damage with its text, because the number does not show it.
+    pub(crate) fn report(&self, operation: &str, ino: u64) -> Errno {
         if let FsError::Damaged(what) = self {
-            tracing::warn!(ino, asked, %what, "damage");
+            tracing::warn!(ino, operation, %what, "damage");
         }
         self.errno()
     }
 }
 
-/// Why nothing was mounted, or serving ended otherwise than by unmounting.
+/// Why a mount failed, or serving ended otherwise than by unmounting.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
     /// The kernel or the mount point refuses.
@@ -76,17 +76,17 @@ pub enum MountError {
          is needed"
     )]
     Mount {
-        /// Where.
+        /// The mount point.
         point: String,
-        /// Why.
+        /// The reason.
         source: std::io::Error,
     },
     /// The session with the kernel ended with an error.
     #[error("the session of the mount on {point} failed: {source}")]
     Session {
-        /// Where.
+        /// The mount point.
         point: String,
-        /// Why.
+        /// The reason.
         source: std::io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! The side of the filesystem: calls are answered on its core, each as far as it gets, in any order.
+//! The side of the filesystem: requests are answered on its core, concurrently and in any order.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -9,29 +9,29 @@ use fuser::{
 };
 
 use crate::attributes::{check_ino, entry, file_attr, file_type, no_entry, unknown};
-use crate::call::{Call, Question};
+use crate::call::{Call, FsRequest};
 use crate::error::FsError;
 use crate::interface::{DirectoryEntry, Kind, MAX_COOKIE, MAX_NAME_BYTES, MAX_XATTR_BYTES, ReadFs, Seek, Statistics};
 
-/// How long the kernel keeps what it received. Nothing changes, so this is only as long as a mount is expected to last.
-const KEPT: Duration = Duration::from_secs(365 * 86400);
-/// Nothing is ever another inode with a number that was used before.
+/// How long the kernel caches replies. Nothing changes, so this only has to exceed the life of a mount.
+const CACHE_TIMEOUT: Duration = Duration::from_secs(365 * 86400);
+/// The generation of all inodes: no inode number is ever reused.
 const GENERATION: Generation = Generation(0);
-/// Entries that are read together before their attributes are.
-const BATCH: usize = 64;
+/// The number of entries that are read before their attributes.
+const ENTRY_BATCH: usize = 64;
 
 /// Answers one call.
 pub async fn answer<F: ReadFs>(fs: &F, call: Call) {
-    let Call { question, permit } = call;
-    match question {
-        Question::Lookup { parent, name, reply } => lookup(fs, parent, &name, reply).await,
-        Question::ReadDirectory { ino, cookie, reply } => read_directory(fs, ino, cookie, reply).await,
-        Question::ReadDirectoryPlus { ino, cookie, reply } => read_directory_plus(fs, ino, cookie, reply).await,
-        Question::Xattr { ino, name, size_bytes, reply } => {
+    let Call { request, permit } = call;
+    match request {
+        FsRequest::Lookup { parent, name, reply } => lookup(fs, parent, &name, reply).await,
+        FsRequest::ReadDirectory { ino, cookie, reply } => read_directory(fs, ino, cookie, reply).await,
+        FsRequest::ReadDirectoryPlus { ino, cookie, reply } => read_directory_plus(fs, ino, cookie, reply).await,
+        FsRequest::Xattr { ino, name, size_bytes, reply } => {
             let value = fs.xattr(ino, &name).await;
             answer_xattr(value, size_bytes, ("an attribute", ino), reply);
         }
-        Question::Xattrs { ino, size_bytes, reply } => {
+        FsRequest::Xattrs { ino, size_bytes, reply } => {
             let names = fs.xattrs(ino).await.map(|names| names.into_iter().flat_map(|name| [name, vec![0]].concat()));
             answer_xattr(names.map(Iterator::collect), size_bytes, ("attributes", ino), reply);
         }
@@ -40,51 +40,51 @@ pub async fn answer<F: ReadFs>(fs: &F, call: Call) {
     drop(permit);
 }
 
-/// Questions whose answer is what the filesystem says.
-async fn answer_plain<F: ReadFs>(fs: &F, question: Question) {
-    match question {
-        Question::Attributes { ino, reply } => match fs.attributes(ino).await {
-            Ok(attributes) => reply.attr(&KEPT, &file_attr(&attributes)),
+/// Requests whose reply is the filesystem's result.
+async fn answer_plain<F: ReadFs>(fs: &F, request: FsRequest) {
+    match request {
+        FsRequest::Attributes { ino, reply } => match fs.attributes(ino).await {
+            Ok(attributes) => reply.attr(&CACHE_TIMEOUT, &file_attr(&attributes)),
             Err(error) => reply.error(error.report("attributes", ino)),
         },
-        Question::Open { ino, reply } => match fs.open(ino).await {
+        FsRequest::Open { ino, reply } => match fs.open(ino).await {
             Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH),
-            // To the kernel it would mean that it need not open at all.
+            // The kernel would take this error to mean that files need no open.
             Err(FsError::NotImplemented) => reply.error(Errno::EOPNOTSUPP),
             Err(error) => reply.error(error.report("open", ino)),
         },
-        Question::Release { ino, handle, reply } => {
+        FsRequest::Release { ino, handle, reply } => {
             fs.release(ino, handle).await;
             reply.ok();
         }
-        Question::Read { ino, handle, offset, size_bytes, reply } => {
+        FsRequest::Read { ino, handle, offset, size_bytes, reply } => {
             match fs.read(ino, handle, offset, size_bytes).await {
                 Ok(data) if data.len() <= size_bytes as usize => reply.data(&data),
                 Ok(_) => reply.error(Errno::EIO),
                 Err(error) => reply.error(error.report("read", ino)),
             }
         }
-        Question::Seek { ino, offset, what, reply } => match seek(fs, ino, offset, what).await {
+        FsRequest::Seek { ino, offset, what, reply } => match seek(fs, ino, offset, what).await {
             Ok(offset) => reply.offset(offset),
             Err(error) => reply.error(error.report("seek", ino)),
         },
-        Question::ReadLink { ino, reply } => match fs.read_link(ino).await {
+        FsRequest::ReadLink { ino, reply } => match fs.read_link(ino).await {
             Ok(target) => reply.data(&target),
             Err(error) => reply.error(error.report("read link", ino)),
         },
-        Question::Statistics { reply } => match fs.statistics().await {
+        FsRequest::Statistics { reply } => match fs.statistics().await {
             Ok(Statistics { block_size_bytes, blocks, free_blocks, available_blocks, inodes: (inodes, free) }) => {
                 let (size, name_bytes) = (block_size_bytes, MAX_NAME_BYTES as u32);
                 reply.statfs(blocks, free_blocks, available_blocks, inodes, free, size, name_bytes, size);
             }
             Err(error) => reply.error(error.report("statistics", fs.root())),
         },
-        // Answered by the caller.
-        Question::Lookup { .. }
-        | Question::ReadDirectory { .. }
-        | Question::ReadDirectoryPlus { .. }
-        | Question::Xattr { .. }
-        | Question::Xattrs { .. } => {}
+        // The caller answers these.
+        FsRequest::Lookup { .. }
+        | FsRequest::ReadDirectory { .. }
+        | FsRequest::ReadDirectoryPlus { .. }
+        | FsRequest::Xattr { .. }
+        | FsRequest::Xattrs { .. } => {}
     }
 }
 
@@ -93,9 +93,9 @@ async fn lookup<F: ReadFs>(fs: &F, parent: u64, name: &[u8], reply: ReplyEntry) 
         return reply.error(Errno::ENAMETOOLONG);
     }
     match fs.lookup(parent, name).await.and_then(|attributes| entry(&attributes, fs.root())) {
-        Ok(attr) => reply.entry(&KEPT, &attr, GENERATION),
-        // It keeps this, too.
-        Err(FsError::NotFound) => reply.entry(&KEPT, &no_entry(), GENERATION),
+        Ok(attr) => reply.entry(&CACHE_TIMEOUT, &attr, GENERATION),
+        // The kernel caches this reply as well.
+        Err(FsError::NotFound) => reply.entry(&CACHE_TIMEOUT, &no_entry(), GENERATION),
         Err(error) => reply.error(error.report("lookup", parent)),
     }
 }
@@ -112,21 +112,21 @@ async fn read_directory<F: ReadFs>(fs: &F, ino: u64, cookie: u64, mut reply: Rep
         count += usize::from(!is_full);
         !is_full
     });
-    // What was read in front of damage is returned; the next call begins with the damage.
+    // Entries before damage are returned; the next call begins with the damage.
     match read.await {
         Err(error) if count == 0 => reply.error(error.report("read directory", ino)),
         _ => reply.ok(),
     }
 }
 
-/// Reads entries, with the attributes of each. An inode that has none because it is damaged is listed all the same: with attributes
-/// that the kernel does not keep, so it asks for them and gets the error.
+/// Reads entries with attributes. An inode whose attributes are damaged is listed as well, with attributes that the
+/// kernel does not cache, so it requests them and gets the error.
 async fn read_directory_plus<F: ReadFs>(fs: &F, ino: u64, mut cookie: u64, mut reply: ReplyDirectoryPlus) {
     let mut is_first = true;
     loop {
-        let mut batch: Vec<(u64, Kind, Vec<u8>, u64)> = Vec::with_capacity(BATCH);
+        let mut batch: Vec<(u64, Kind, Vec<u8>, u64)> = Vec::with_capacity(ENTRY_BATCH);
         let read = checked_entries(fs, ino, cookie, |one| {
-            let has_room = batch.len() < BATCH;
+            let has_room = batch.len() < ENTRY_BATCH;
             if has_room {
                 batch.push((one.ino, one.kind, one.name.to_vec(), one.next_cookie));
             }
@@ -140,7 +140,7 @@ async fn read_directory_plus<F: ReadFs>(fs: &F, ino: u64, mut cookie: u64, mut r
         for (ino, kind, name, next_cookie) in batch {
             let known = fs.attributes(ino).await.ok().filter(|known| known.ino == ino);
             let (kept, attr) = match known {
-                Some(attributes) => (KEPT, file_attr(&attributes)),
+                Some(attributes) => (CACHE_TIMEOUT, file_attr(&attributes)),
                 None => (Duration::ZERO, unknown(ino, kind)),
             };
             if reply.add(INodeNo(ino), next_cookie, OsStr::from_bytes(&name), &kept, &attr, GENERATION) {
@@ -151,7 +151,7 @@ async fn read_directory_plus<F: ReadFs>(fs: &F, ino: u64, mut cookie: u64, mut r
     }
 }
 
-/// Reads entries, and stops at the first that cannot be one.
+/// Reads entries, and stops at the first invalid one.
 async fn checked_entries<F: ReadFs>(
     fs: &F,
     ino: u64,
@@ -167,11 +167,11 @@ async fn checked_entries<F: ReadFs>(
     read.and(wrong)
 }
 
-/// Refuses what the kernel would refuse the whole directory for.
+/// Refuses entries for which the kernel would refuse the whole directory.
 fn check_entry(one: &DirectoryEntry<'_>, root: u64) -> Result<(), FsError> {
     let is_name = (1..=MAX_NAME_BYTES).contains(&one.name.len()) && !one.name.iter().any(|byte| b"/\0".contains(byte));
     match (is_name, one.next_cookie) {
-        // A directory names itself and the one above.
+        // A directory has entries for itself and its parent.
         (true, 1..=MAX_COOKIE) if matches!(one.name, b"." | b"..") => Ok(()),
         (true, 1..=MAX_COOKIE) => check_ino(one.ino, root),
         (false, _) => {
@@ -181,7 +181,7 @@ fn check_entry(one: &DirectoryEntry<'_>, root: u64) -> Result<(), FsError> {
     }
 }
 
-/// What a program gets that asks for an attribute, or for all names, and has room for so many bytes: 0 asks for the size.
+/// The answer to a request for an attribute, or for all names, with room for `size_bytes`: 0 requests the size.
 #[derive(Debug, PartialEq, Eq)]
 enum XattrAnswer {
     Size(u32),
@@ -200,11 +200,11 @@ fn xattr_answer(value: Result<Vec<u8>, FsError>, size_bytes: u32) -> XattrAnswer
     }
 }
 
-fn answer_xattr(value: Result<Vec<u8>, FsError>, size_bytes: u32, (asked, ino): (&str, u64), reply: ReplyXattr) {
+fn answer_xattr(value: Result<Vec<u8>, FsError>, size_bytes: u32, (operation, ino): (&str, u64), reply: ReplyXattr) {
     match xattr_answer(value, size_bytes) {
         XattrAnswer::Size(size) => reply.size(size),
         XattrAnswer::Data(value) => reply.data(&value),
-        XattrAnswer::Refused(error) => reply.error(error.report(asked, ino)),
+        XattrAnswer::Refused(error) => reply.error(error.report(operation, ino)),
         XattrAnswer::NoRoom => reply.error(Errno::ERANGE),
     }
 }

@@ -1,17 +1,17 @@
-//! What a filesystem must answer to be mounted, without a word of the protocol.
+//! The interface of a filesystem that can be mounted, independent of the protocol.
 //!
-//! Shape: inodes are named by numbers that the filesystem chooses and that mean the same as long as it is mounted; the kernel keeps
-//! what it received, because nothing changes. Everything is asked on one core, and several questions may be open at once.
+//! Shape: the filesystem chooses the numbers of inodes, which stay valid as long as it is mounted. The kernel caches
+//! replies, because nothing changes. All requests are sent on one core, and several may be in flight at once.
 
 use crate::error::FsError;
 
-/// The most bytes that are read at once.
+/// The maximum bytes of a read.
 pub const MAX_READ_BYTES: u32 = 1 << 20;
-/// The most bytes of a name.
+/// The maximum bytes of a name.
 pub const MAX_NAME_BYTES: usize = 255;
-/// The most bytes of the value of an attribute, and of all names of the attributes of an inode with a zero behind each (Linux).
+/// The maximum bytes of an attribute's value, and of all attribute names of an inode with a zero after each (Linux).
 pub const MAX_XATTR_BYTES: usize = 64 << 10;
-/// The highest cookie of a directory: the kernel keeps it in a signed number.
+/// The highest cookie of a directory: the kernel stores it in a signed number.
 pub const MAX_COOKIE: u64 = i64::MAX as u64;
 
 /// The types of inodes.
@@ -27,7 +27,7 @@ pub enum Kind {
     BlockDevice,
 }
 
-/// Seconds since 1970, before it if negative, and nanoseconds after that second.
+/// Seconds since 1970, negative before that, and nanoseconds after that second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Time {
     /// Seconds since 1970.
@@ -36,16 +36,16 @@ pub struct Time {
     pub nanoseconds: u32,
 }
 
-/// What is known of an inode besides its content.
+/// The attributes of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
-    /// Its number: not 0 and not 1, which mean something else in the protocol.
+    /// Its number: not 0 and not 1, which the protocol reserves.
     pub ino: u64,
-    /// What it is.
+    /// Its type.
     pub kind: Kind,
-    /// Permissions, and the bits for setting user and group, and the sticky bit: the lowest 12 bits.
+    /// Permissions, the set-user-ID and set-group-ID bits, and the sticky bit: the lowest 12 bits.
     pub mode: u16,
-    /// How many names it has.
+    /// The number of its names.
     pub links: u32,
     /// Owner.
     pub uid: u32,
@@ -53,11 +53,11 @@ pub struct Attributes {
     pub gid: u32,
     /// Size in bytes.
     pub size_bytes: u64,
-    /// What it occupies, in units of 512 bytes.
+    /// The space that it occupies, in units of 512 bytes.
     pub blocks: u64,
-    /// The size of a read that suits the filesystem, in bytes.
+    /// The preferred size of a read in bytes.
     pub block_size_bytes: u32,
-    /// The device that a node stands for, as Linux packs major and minor number into 32 bits.
+    /// The device number of a device node, as Linux packs major and minor number into 32 bits.
     pub device: u32,
     /// Last access.
     pub atime: Time,
@@ -72,12 +72,12 @@ pub struct Attributes {
 pub struct DirectoryEntry<'a> {
     /// The inode.
     pub ino: u64,
-    /// What it is.
+    /// Its type.
     pub kind: Kind,
     /// 1 to 255 bytes without `/` and zero.
     pub name: &'a [u8],
-    /// Where reading continues after this entry. It stays valid as long as the filesystem is mounted, and is not 0, which is the
-    /// beginning.
+    /// The cookie to continue after this entry. It stays valid as long as the filesystem is mounted, and is not 0,
+    /// which is the beginning.
     pub next_cookie: u64,
 }
 
@@ -90,25 +90,25 @@ pub struct Statistics {
     pub blocks: u64,
     /// Blocks that are free.
     pub free_blocks: u64,
-    /// Blocks that users may still use.
+    /// Free blocks that users can use.
     pub available_blocks: u64,
-    /// Inodes, and free ones; 0 where there is no such limit.
+    /// The number of inodes, and of free ones; 0 without a limit.
     pub inodes: (u64, u64),
 }
 
-/// What a seek looks for.
+/// The target of a seek.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seek {
-    /// The first byte at or behind the offset that is in no hole.
+    /// The first byte of data at or after the offset.
     Data,
-    /// The first byte at or behind the offset that is in a hole; the end of the file is one.
+    /// The first byte of a hole at or after the offset; the end of the file is a hole.
     Hole,
 }
 
-/// A filesystem that can be read. Its futures run on the core that serves it and need not be `Send`; each is dropped at an `await` when
-/// serving ends before it.
+/// A filesystem for reading. Its futures run on the core that serves it and need not be `Send`. Each is dropped at an
+/// `await` if serving ends before it.
 ///
-/// All take inode numbers that an earlier answer had, or the root's; but who keeps a number longer than the filesystem does must expect
+/// All methods take inode numbers of earlier replies, or the root's. For a number that no longer exists they return
 /// [`FsError::NotFound`].
 pub trait ReadFs {
     /// The inode number of the root directory.
@@ -117,11 +117,11 @@ pub trait ReadFs {
     /// The inode with this name in a directory.
     fn lookup(&self, parent: u64, name: &[u8]) -> impl Future<Output = Result<Attributes, FsError>>;
 
-    /// What is known of an inode.
+    /// The attributes of an inode.
     fn attributes(&self, ino: u64) -> impl Future<Output = Result<Attributes, FsError>>;
 
-    /// Gives entries of a directory, `.` and `..` among them, from a cookie on (0 is the beginning), until `add` returns false: then the
-    /// entry was not taken, and comes again.
+    /// Passes entries of a directory, with `.` and `..`, from a cookie on (0 is the beginning), to `add` until that
+    /// returns false: then it did not accept the entry, which comes again.
     fn read_directory(
         &self,
         ino: u64,
@@ -129,13 +129,13 @@ pub trait ReadFs {
         add: &mut dyn FnMut(DirectoryEntry<'_>) -> bool,
     ) -> impl Future<Output = Result<(), FsError>>;
 
-    /// Opens a regular file. Returns a number of the filesystem's choice that stands for it until it is released.
+    /// Opens a regular file. Returns a handle of the filesystem's choice, which is valid until it is released.
     fn open(&self, ino: u64) -> impl Future<Output = Result<u64, FsError>>;
 
-    /// Ends what [`ReadFs::open`] began. Files that are open when serving ends are not released.
+    /// Releases a handle of [`ReadFs::open`]. Files that are open when serving ends are not released.
     fn release(&self, ino: u64, handle: u64) -> impl Future<Output = ()>;
 
-    /// Reads at most so many bytes, never more than [`MAX_READ_BYTES`]; fewer only at the end of the file.
+    /// Reads at most `size_bytes`, never more than [`MAX_READ_BYTES`]; fewer only at the end of the file.
     fn read(
         &self,
         ino: u64,
@@ -144,14 +144,14 @@ pub trait ReadFs {
         size_bytes: u32,
     ) -> impl Future<Output = Result<Vec<u8>, FsError>>;
 
-    /// Where data or a hole begins in an open file; [`FsError::NoSuchOffset`] behind the last. A filesystem that does not implement it has
-    /// no holes for callers.
+    /// The start of data or of a hole in an open file; [`FsError::NoSuchOffset`] after the last. A filesystem without
+    /// an implementation shows no holes.
     fn seek(&self, ino: u64, offset: u64, what: Seek) -> impl Future<Output = Result<u64, FsError>> {
         let _ = (ino, offset, what);
         std::future::ready(Err(FsError::NotImplemented))
     }
 
-    /// Where a symbolic link points.
+    /// The target of a symbolic link.
     fn read_link(&self, ino: u64) -> impl Future<Output = Result<Vec<u8>, FsError>>;
 
     /// The value of an extended attribute.

@@ -1,6 +1,7 @@
-//! The side of the kernel: its requests, on threads of their own, become calls; what would change something is refused.
+//! The side of the kernel: its requests, on threads of their own, become calls; changes are refused.
 //!
-//! The mount is read-only, so the kernel refuses changes itself. Those that come nevertheless get the same answer.
+//! The mount is read-only, so the kernel refuses changes itself. Changes that arrive anyway are refused with the same
+//! error.
 
 use std::ffi::OsStr;
 use std::io;
@@ -17,30 +18,30 @@ use fuser::{
 use sealblock_runtime_reactor::Mailbox;
 
 use crate::attributes::ino_of;
-use crate::call::{Call, Permits, Question};
+use crate::call::{Call, FsRequest, Permits};
 use crate::interface::{MAX_READ_BYTES, Seek};
 
-/// Requests of readahead and of asynchronous reads that the kernel sends before it waits for answers.
+/// The number of readahead and asynchronous read requests that the kernel sends before it waits for replies.
 const MAX_BACKGROUND: u16 = 64;
 /// Values of lseek(2).
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
-/// What takes the kernel's requests.
+/// Receives the kernel's requests.
 pub struct KernelSide {
     /// The inode number of the root, which the kernel calls 1.
     pub root: u64,
-    /// To the core of the filesystem.
+    /// The channel to the core of the filesystem.
     pub calls: Arc<Mailbox<Call>>,
-    /// For calls on their way.
+    /// Permits for calls.
     pub permits: Arc<Permits>,
 }
 
 impl KernelSide {
-    /// Sends a question. One that cannot be sent any more is dropped, which answers it with an error.
-    fn ask(&self, question: Question) {
+    /// Sends a request. A request that cannot be sent any more is dropped, which replies with an error.
+    fn ask(&self, request: FsRequest) {
         if let Some(permit) = self.permits.take() {
-            drop(self.calls.push(Call { question, permit }));
+            drop(self.calls.push(Call { request, permit }));
         }
     }
 
@@ -51,9 +52,9 @@ impl KernelSide {
 
 impl Filesystem for KernelSide {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // What a kernel does not have it does without.
+        // If a kernel lacks a capability, the mount works without it.
         for wanted in [
-            // It asks for attributes with entries where programs then ask for them.
+            // The kernel requests attributes with entries when programs need them.
             InitFlags::FUSE_DO_READDIRPLUS | InitFlags::FUSE_READDIRPLUS_AUTO,
             InitFlags::FUSE_PARALLEL_DIROPS,
             InitFlags::FUSE_CACHE_SYMLINKS,
@@ -62,7 +63,7 @@ impl Filesystem for KernelSide {
         ] {
             let _ = config.add_capabilities(wanted);
         }
-        // Of both it takes what is nearest; the number of pages of a read follows from them.
+        // The kernel uses the nearest value of both; the number of pages of a read follows from them.
         let _ = config.set_max_write(MAX_READ_BYTES);
         if let Err(most) = config.set_max_readahead(MAX_READ_BYTES) {
             let _ = config.set_max_readahead(most);
@@ -72,22 +73,22 @@ impl Filesystem for KernelSide {
     }
 
     fn lookup(&self, _request: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.ask(Question::Lookup { parent: self.ino(parent), name: name.as_bytes().to_vec(), reply });
+        self.ask(FsRequest::Lookup { parent: self.ino(parent), name: name.as_bytes().to_vec(), reply });
     }
 
     fn getattr(&self, _request: &Request, ino: INodeNo, _handle: Option<FileHandle>, reply: ReplyAttr) {
-        self.ask(Question::Attributes { ino: self.ino(ino), reply });
+        self.ask(FsRequest::Attributes { ino: self.ino(ino), reply });
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
-        self.ask(Question::ReadLink { ino: self.ino(ino), reply });
+        self.ask(FsRequest::ReadLink { ino: self.ino(ino), reply });
     }
 
     fn open(&self, _request: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         if flags.acc_mode() != OpenAccMode::O_RDONLY {
             return reply.error(Errno::EROFS);
         }
-        self.ask(Question::Open { ino: self.ino(ino), reply });
+        self.ask(FsRequest::Open { ino: self.ino(ino), reply });
     }
 
     fn read(
@@ -101,11 +102,11 @@ impl Filesystem for KernelSide {
         _owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        // A shorter answer would say that the file ends; the kernel was told not to ask for more.
+        // A shorter reply would mean the end of the file; the kernel was configured not to request more.
         if size_bytes > MAX_READ_BYTES {
             return reply.error(Errno::EINVAL);
         }
-        self.ask(Question::Read { ino: self.ino(ino), handle: handle.0, offset, size_bytes, reply });
+        self.ask(FsRequest::Read { ino: self.ino(ino), handle: handle.0, offset, size_bytes, reply });
     }
 
     fn release(
@@ -118,11 +119,11 @@ impl Filesystem for KernelSide {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
-        self.ask(Question::Release { ino: self.ino(ino), handle: handle.0, reply });
+        self.ask(FsRequest::Release { ino: self.ino(ino), handle: handle.0, reply });
     }
 
     fn flush(&self, _request: &Request, _ino: INodeNo, _handle: FileHandle, _owner: LockOwner, reply: ReplyEmpty) {
-        // So that it does not ask again.
+        // So that the kernel does not ask again.
         reply.error(Errno::ENOSYS);
     }
 
@@ -131,7 +132,7 @@ impl Filesystem for KernelSide {
     }
 
     fn readdir(&self, _request: &Request, ino: INodeNo, _handle: FileHandle, cookie: u64, reply: ReplyDirectory) {
-        self.ask(Question::ReadDirectory { ino: self.ino(ino), cookie, reply });
+        self.ask(FsRequest::ReadDirectory { ino: self.ino(ino), cookie, reply });
     }
 
     fn readdirplus(
@@ -142,7 +143,7 @@ impl Filesystem for KernelSide {
         cookie: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        self.ask(Question::ReadDirectoryPlus { ino: self.ino(ino), cookie, reply });
+        self.ask(FsRequest::ReadDirectoryPlus { ino: self.ino(ino), cookie, reply });
     }
 
     fn releasedir(&self, _request: &Request, _ino: INodeNo, _handle: FileHandle, _flags: OpenFlags, reply: ReplyEmpty) {
@@ -150,15 +151,15 @@ impl Filesystem for KernelSide {
     }
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
-        self.ask(Question::Statistics { reply });
+        self.ask(FsRequest::Statistics { reply });
     }
 
     fn getxattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, size_bytes: u32, reply: ReplyXattr) {
-        self.ask(Question::Xattr { ino: self.ino(ino), name: name.as_bytes().to_vec(), size_bytes, reply });
+        self.ask(FsRequest::Xattr { ino: self.ino(ino), name: name.as_bytes().to_vec(), size_bytes, reply });
     }
 
     fn listxattr(&self, _request: &Request, ino: INodeNo, size_bytes: u32, reply: ReplyXattr) {
-        self.ask(Question::Xattrs { ino: self.ino(ino), size_bytes, reply });
+        self.ask(FsRequest::Xattrs { ino: self.ino(ino), size_bytes, reply });
     }
 
     fn lseek(
@@ -176,7 +177,7 @@ impl Filesystem for KernelSide {
             _ => return reply.error(Errno::EINVAL),
         };
         match u64::try_from(offset) {
-            Ok(offset) => self.ask(Question::Seek { ino: self.ino(ino), offset, what, reply }),
+            Ok(offset) => self.ask(FsRequest::Seek { ino: self.ino(ino), offset, what, reply }),
             Err(_) => reply.error(Errno::ENXIO),
         }
     }

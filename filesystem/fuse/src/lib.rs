@@ -1,4 +1,4 @@
-//! Any filesystem that can be read ([`ReadFs`]), as a mount of this machine's kernel.
+//! Mounts any readable filesystem ([`ReadFs`]) with this machine's kernel.
 //!
 //! ```no_run
 //! use std::path::Path;
@@ -13,27 +13,29 @@
 //! }
 //! ```
 //!
-//! The kernel keeps what it received for as long as the mount lasts: attributes, names and also that there is no such name, targets of
-//! links, directories, and content. So a filesystem may answer differently only after it was mounted again.
+//! The kernel caches replies as long as the mount lasts: attributes, names (also absent ones), targets of links,
+//! directories, and content. So replies of a filesystem may change only after it was mounted again.
 //!
 //! Invariants:
-//! - Nothing is ever changed: the mount is read-only, and every request for a change is refused besides.
-//! - The filesystem is used on one core, by futures that need not be `Send`. Requests come on threads of the session, and a
-//!   mailbox of the reactor carries them; replies are given where the answer is.
-//! - The number of calls at once, and with it the memory for data, has a limit; the kernel waits when it is reached.
-//! - Every request is answered once. One that is dropped, because its future panicked or serving ended, is answered with EIO.
+//! - Nothing is ever changed: the mount is read-only, and every request for a change is refused as well.
+//! - The filesystem is used on one core, by futures that need not be `Send`. Requests arrive on threads of the session,
+//!   and a mailbox of the reactor carries them; replies are sent on the core.
+//! - The number of calls in flight, and with it the memory for data, has a limit; at the limit the kernel waits.
+//! - Every request gets one reply. If a request is dropped, because its future panicked or serving ended, the reply is
+//!   EIO.
 //!
-//! Shape: the protocol and the device of the kernel are `fuser`'s, without libfuse. It stands behind the trait, so that a session of our own
-//! can take its place; no type of it is in this interface.
+//! Shape: `fuser` implements the protocol and the kernel's device, without libfuse. It is hidden behind the trait, so
+//! that our own session can replace it; none of its types is in this interface.
 //!
-//! Every file uses only those of the lines above its own:
+//! Every file uses only the files above it:
 //! - `interface.rs` (the trait) with `error.rs`
-//! - `attributes.rs` (values in those of the protocol), `call.rs` (what crosses), `mounts.rs` (the kernel's table)
-//! - `kernel.rs` (takes requests), `home.rs` (answers them)
+//! - `attributes.rs` (values of the protocol), `call.rs` (requests between threads), `mounts.rs` (the kernel's mount
+//!   table)
+//! - `kernel.rs` (receives requests), `home.rs` (answers them)
 //! - `session.rs` (mounts, serves, unmounts)
 //!
-//! The process that serves must not use its own mount from the thread of the core that answers: it would wait for itself. When a
-//! process dies without unmounting, the kernel answers ENOTCONN for its mount until it is unmounted it (`umount -l`).
+//! The serving process must not use its own mount from the thread of the core that answers: it would wait for itself.
+//! If a process dies without unmounting, the kernel returns ENOTCONN for its mount until it is unmounted (`umount -l`).
 
 mod attributes;
 mod call;

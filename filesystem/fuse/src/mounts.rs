@@ -1,7 +1,9 @@
-//! Mounts: making one, which of the kernel's table it is, so that nothing else is unmounted, its readahead, and its end.
+//! Mounts: mounts a filesystem, identifies the mount in the kernel's table so that no other is unmounted, sets
+//! readahead, and unmounts.
 //!
-//! `fuser` can mount, too, and unmounts when its session ends; but by the path, so it unmounts another mount that was made there since
-//! ([`unmount`] does not). So it does that only for users who are not root, who need a program for both.
+//! `fuser` can mount as well, and unmounts by path when its session ends, so it may unmount another mount that was made
+//! there later ([`unmount`] does not). So `fuser` does that only for users who are not root, who need a helper program
+//! for both.
 
 use std::ffi::CString;
 use std::fs::{self, OpenOptions};
@@ -14,24 +16,24 @@ use std::path::Path;
 use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::process::{getgid, getuid};
 
-/// What the kernel calls the type of our mounts; it takes `fuse` from it.
+/// The kernel's type name of our mounts; the kernel derives it from `fuse`.
 const TYPE: &str = "fuse.sealblock";
-/// The flags of a mount for reading, on which nothing is trusted more than elsewhere.
+/// The flags of a read-only mount, without devices and set-user-ID programs.
 const FLAGS: [MountFlags; 4] = [MountFlags::RDONLY, MountFlags::NODEV, MountFlags::NOSUID, MountFlags::NOATIME];
 
-/// What the table says of a mount.
+/// An entry of the mount table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountEntry {
-    /// Its number, which no other has at the same time.
+    /// Its number, unique at any time.
     pub id: u64,
     /// Major and minor number of its device, as `MAJOR:MINOR`.
     pub device: String,
 }
 
-/// Mounts on a folder, and returns what the session with the kernel goes through. `options` are those of FUSE, separated by commas.
+/// Mounts on a directory, and returns the session's file descriptor. `options` are those of FUSE, separated by commas.
 ///
 /// # Errors
-/// The kernel refuses; `PermissionDenied` if the user may not mount.
+/// The kernel refuses it; `PermissionDenied` if the user may not mount.
 pub fn mount(point: &Path, source: &str, options: &str) -> io::Result<OwnedFd> {
     let device = OpenOptions::new().read(true).write(true).open("/dev/fuse")?;
     let (number, mode) = (device.as_raw_fd(), fs::metadata(point)?.mode());
@@ -43,22 +45,24 @@ pub fn mount(point: &Path, source: &str, options: &str) -> io::Result<OwnedFd> {
     Ok(device.into())
 }
 
-/// Ends the connection with the kernel, which refuses what is in flight and what comes, and unmounts though files are open.
+/// Ends the connection with the kernel, which refuses requests in flight and later ones, and unmounts although files
+/// are open.
 pub fn unmount(point: &Path) -> io::Result<()> {
     Ok(rustix::mount::unmount(point, UnmountFlags::FORCE | UnmountFlags::DETACH)?)
 }
 
-/// The uppermost mount on a folder, given as an absolute path without links; `None` if there is none or the table cannot be read.
+/// The uppermost mount on a directory, given as an absolute path without links; `None` if there is none or the table
+/// cannot be read.
 pub fn mount_on(point: &Path) -> Option<MountEntry> {
     find(&fs::read("/proc/self/mountinfo").ok()?, point.as_os_str().as_bytes())
 }
 
-/// Has the kernel read ahead so much, which it only lets root choose beyond its default of 128 KiB.
+/// Sets the kernel's readahead. Only root may exceed the default of 128 KiB.
 pub fn set_readahead(mount: &MountEntry, kibibytes: u32) -> io::Result<()> {
     fs::write(format!("/sys/class/bdi/{}/read_ahead_kb", mount.device), kibibytes.to_string())
 }
 
-/// Finds a folder in a table (proc_pid_mountinfo(5)): number, parent, device, root, folder, and more.
+/// Finds a directory in a table (proc_pid_mountinfo(5)): number, parent, device, root, directory, and more.
 fn find(table: &[u8], point: &[u8]) -> Option<MountEntry> {
     let lines = table.split(|byte| *byte == b'\n').rev();
     lines.filter_map(|line| entry(line, point)).next()
@@ -75,7 +79,7 @@ fn entry(line: &[u8], point: &[u8]) -> Option<MountEntry> {
     (is_device && folder == point).then(|| MountEntry { id, device: device.to_owned() })
 }
 
-/// Spaces, tabs, line ends and backslashes are written as a backslash and three octal digits.
+/// Decodes spaces, tabs, line ends and backslashes, which the table has as a backslash and three octal digits.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let (mut bytes, mut rest) = (Vec::with_capacity(field.len()), field);
     while let [first, tail @ ..] = rest {
@@ -114,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_or_makes_no_sense_is_not_found() {
+    fn absent_folders_are_not_found() {
         for absent in [&b"/mnt/a"[..], b"/mnt/a b", b"/mnt/a\\040b\\134", b"/mnt/c", b"/mnt/d", b""] {
             assert_eq!(find(TABLE, absent), None, "{}", absent.escape_ascii());
         }

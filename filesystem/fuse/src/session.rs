@@ -1,13 +1,13 @@
 //! Mounting, serving and unmounting.
 //!
-//! Invariants: the kernel's requests are taken by threads of the session, the filesystem is used on the core that serves, and only
-//! [`Call`]s cross, which the reactor's mailbox carries. When serving ends, for whatever reason, what was not answered is refused,
-//! nothing stays mounted, and the threads have ended.
+//! Invariants: threads of the session receive the kernel's requests, the filesystem is used on the core that serves,
+//! and only [`Call`]s move between them, through the reactor's mailbox. When serving ends, for any reason, open
+//! requests are refused, nothing stays mounted, and the threads have ended.
 //!
-//! Unmounting here is never polite: who stops the program wants it to end, so files that are still open get an error when they are
-//! read (ENOTCONN). Who wants them read to their end unmounts with `umount`, which waits until nothing is open; serving ends by itself
-//! then. A mount that another one covers cannot be unmounted, nor can its connection be ended: serving continues until it is uncovered and
-//! unmounted.
+//! Unmounting here does not wait for open files: they get an error when they are read (ENOTCONN), because a stop must
+//! end the program. To let programs finish reading, use `umount`, which waits until no file is open; then serving ends
+//! by itself. A mount that is covered by another one cannot be unmounted, and its connection cannot be ended: serving
+//! continues until it is uncovered and unmounted.
 
 use std::io::ErrorKind;
 use std::panic::AssertUnwindSafe;
@@ -29,25 +29,26 @@ use crate::interface::{MAX_READ_BYTES, ReadFs};
 use crate::kernel::KernelSide;
 use crate::mounts::{self, MountEntry, mount_on, set_readahead};
 
-/// Calls that may be on their way or being answered at once, unless chosen otherwise. With it, data in memory is at most 64 MiB.
+/// The default maximum of calls in flight. It bounds data in memory to 64 MiB.
 pub const DEFAULT_CALLS: usize = 64;
-/// The most calls that can be chosen.
+/// The upper limit of that maximum.
 pub const MAX_CALLS: usize = 4096;
-/// Threads that take requests; they only hand them over.
+/// Threads that receive requests; they only pass them on.
 const THREADS: usize = 2;
 
-/// How to mount.
+/// Options of a mount.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What the table of mounts calls the source.
+    /// The source in the mount table.
     pub source: String,
-    /// Other users may use the mount, too, as far as permissions allow. Without it only its owner may, whatever they are.
+    /// Other users may use the mount as well, as far as permissions allow. Without it only its owner may, whatever the
+    /// permissions are.
     pub allow_other: bool,
-    /// Calls at once, 1 to [`MAX_CALLS`]; others become the nearest of these.
+    /// The maximum of calls in flight, 1 to [`MAX_CALLS`]; other values become the nearest of these.
     pub calls: usize,
 }
 
-/// How serving ended.
+/// Why serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// It was unmounted.
@@ -56,16 +57,16 @@ pub enum Ended {
     Stopped,
 }
 
-/// A filesystem that is mounted. Dropping it unmounts.
+/// A mounted filesystem. Dropping it unmounts.
 pub struct Session {
     point: PathBuf,
-    /// The mount in the kernel's table, as far as it can be read.
+    /// The mount in the kernel's table, if it can be read.
     mount: Option<MountEntry>,
-    /// The helper program by which a user who is not root has mounted, needed to unmount.
+    /// The helper program with which a user who is not root has mounted, needed to unmount.
     helper: Option<SessionUnmounter>,
     calls: Arc<Mailbox<Call>>,
     permits: Arc<Permits>,
-    /// Runs the threads of the session; `None` once it was joined.
+    /// The thread that runs the session; `None` once it was joined.
     thread: Option<JoinHandle<std::io::Result<()>>>,
 }
 
@@ -79,8 +80,8 @@ impl Drop for FinishGuard {
 }
 
 impl Session {
-    /// Mounts on a folder, for reading. Users of the mount wait until [`Session::serve`] runs. `root` is the inode number of the root
-    /// directory of what will be served.
+    /// Mounts read-only on a directory. Users of the mount wait until [`Session::serve`] runs. `root` is the inode
+    /// number of the filesystem's root directory.
     ///
     /// # Errors
     /// [`MountError::Mount`].
@@ -96,7 +97,7 @@ impl Session {
             session.run()
         };
         let thread = thread::Builder::new().name("fuse".to_owned()).spawn(run).or_else(|error| {
-            // What did not start will not unmount.
+            // A session that did not start does not unmount.
             if helper.is_none() { mounts::unmount(&canonical).and(Err(error)) } else { Err(error) }
         });
         let thread = thread.map_err(failed)?;
@@ -110,17 +111,17 @@ impl Session {
         Ok(session)
     }
 
-    /// Where it is mounted, as an absolute path without links.
+    /// Its mount point, as an absolute path without links.
     pub fn point(&self) -> &Path {
         &self.point
     }
 
-    /// Answers the kernel until it is unmounted, or `stop` is ready; then everything that is still asked is refused, and nothing is
-    /// mounted any more. Runs on any reactor, which answers nothing while another task there blocks; a task that uses the mount itself
-    /// blocks for ever.
+    /// Serves the kernel until it is unmounted or `stop` is ready; then open requests are refused, and nothing stays
+    /// mounted. Runs on any reactor. While another task of that core blocks, no request is answered; a task that uses
+    /// the mount itself blocks forever.
     ///
     /// # Errors
-    /// [`MountError::Session`]: the session with the kernel failed. Nothing is mounted then, either.
+    /// [`MountError::Session`]: the session with the kernel failed. Nothing stays mounted then, either.
     pub async fn serve<F: ReadFs>(mut self, fs: &F, stop: impl Future<Output = ()>) -> Result<Ended, MountError> {
         let mut stop = pin!(stop);
         let (mut answers, mut batch) = (FuturesUnordered::new(), Vec::new());
@@ -128,14 +129,14 @@ impl Session {
         std::future::poll_fn(|cx| {
             if is_open && ended == Ended::Unmounted && stop.as_mut().poll(cx).is_ready() {
                 ended = Ended::Stopped;
-                // A thread that waits for a permit would not see that the connection has ended.
+                // A thread that waits for a permit would not notice the end of the connection.
                 if self.unmount() {
                     self.permits.close();
                 }
             }
             if is_open {
                 is_open = self.take_calls(cx, &mut batch);
-                // A panic ends this answer alone, and the reply that it drops says so.
+                // A panic ends only this request, and the dropped reply sends the error.
                 answers.extend(batch.drain(..).map(|call| AssertUnwindSafe(answer(fs, call)).catch_unwind()));
             }
             while let Poll::Ready(Some(_)) = answers.poll_next_unpin(cx) {}
@@ -146,18 +147,18 @@ impl Session {
         drop(answers);
         let session = self.join();
         if session.is_err() {
-            // It was not the unmounting that ended it.
+            // The session ended for another reason than unmounting.
             self.unmount();
         }
         session.map_err(|source| MountError::Session { point: self.point.display().to_string(), source })?;
         Ok(ended)
     }
 
-    /// Takes the calls that are there. False if there are none and none will come.
+    /// Starts the calls that have arrived. False if none will come any more.
     fn take_calls(&self, cx: &mut Context<'_>, batch: &mut Vec<Call>) -> bool {
         match self.calls.poll_take(cx, batch) {
             Poll::Ready(true) => {
-                // Others of this core have their turn between batches.
+                // Other tasks of this core run between batches.
                 cx.waker().wake_by_ref();
                 true
             }
@@ -166,7 +167,7 @@ impl Session {
         }
     }
 
-    /// True if what is mounted on the folder now is what was mounted here.
+    /// True if the uppermost mount on the directory is this session's.
     fn is_mounted(&self) -> bool {
         match &self.mount {
             Some(mount) => mount_on(&self.point).as_ref() == Some(mount),
@@ -174,16 +175,16 @@ impl Session {
         }
     }
 
-    /// Ends the connection with the kernel and unmounts. True if nothing is asked any more.
+    /// Ends the connection with the kernel and unmounts. True if no more requests can come.
     fn unmount(&mut self) -> bool {
         if !self.is_mounted() {
-            // Ended already, or covered by another mount, without which the kernel finds no way to it.
+            // It has ended already, or is covered by another mount, so the kernel has no path to it.
             tracing::debug!(point = %self.point.display(), "what is mounted there is not this");
             return false;
         }
         let (unmounted, is_over) = match &mut self.helper {
             None => (mounts::unmount(&self.point), true),
-            // It leaves open files as they are: serving continues until they are closed.
+            // It does not close open files: serving continues until they are closed.
             Some(helper) => (helper.unmount(), false),
         };
         if let Err(error) = &unmounted {
@@ -204,12 +205,13 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Threads that wait for a permit would never end; and what they have read is refused with what waits.
+        // Threads that wait for a permit would never end; requests that they have read are refused like the waiting
+        // ones.
         self.permits.close();
         drop(self.calls.close());
         let Some(thread) = &self.thread else { return };
         if !thread.is_finished() && !self.unmount() {
-            // Waiting for it could take for ever. Until it is unmounted or the process ends it refuses everything.
+            // Waiting for it could take forever. It refuses every request until it is unmounted or the process ends.
             tracing::warn!(point = %self.point.display(), "still mounted");
             return;
         }
@@ -226,7 +228,7 @@ impl Default for Options {
     }
 }
 
-/// Mounts, and exchanges greetings with the kernel.
+/// Mounts, and negotiates with the kernel.
 fn begin(
     point: &Path,
     side: KernelSide,

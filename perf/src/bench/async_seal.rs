@@ -1,10 +1,13 @@
 //! The claim `async-seal`: a volume that seals a write while it is in flight, against one that seals before it submits the write.
 //!
-//! Sequential writes of 1 MiB, one at a time, to a protected volume in memory which takes a time of its own for each write, so that it is a device of a known
-//! speed. The time of a write is that below which a quarter of the writes of a turn were: what else runs on the machine only makes writes longer. What can be gained is known as well: a write takes m + c + d if sealing comes first, and m + max(c, d) if it goes on beside the device, where
-//! d is the time of the device, c that of sealing and m that of all else, most of it memory. So nothing is gained on a device that answers at once, little on one
-//! that is slow against sealing, and most where both take equally long. All three are measured in the same rounds as the volumes: d is what a paced device takes beyond memory,
-//! c is sealing by itself, and m is what a volume without tags takes beyond d ([`Model`]).
+//! Sequential writes of 1 MiB, one at a time, to a protected volume in memory with an added delay for each write, which
+//! makes it a device of known speed. The time of a write is the lower quartile of the writes of a turn, because other
+//! load on the machine only makes writes longer. The possible gain is known as well. A write takes m + c + d if sealing
+//! comes first, and m + max(c, d) if it runs concurrently, where d is the time of the device, c that of sealing and m
+//! that of all else, mostly memory. So there is no gain on a device without a delay, little on one that is slow
+//! compared with sealing, and most if both take equally long. All three are measured in the same rounds as the volumes:
+//! d is the additional time of a paced device compared with memory, c is sealing by itself, and m is the time of a
+//! volume without tags beyond d ([`Model`]).
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -22,16 +25,17 @@ use sealblock_runtime_reactor::{Config, JoinHandle, Reactor, spawn};
 use sealblock_units::{BlockSize, ByteCount, Extent};
 
 use super::outcome::{Axis, Cell, Claim, Curve, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Table};
-use super::verdict::{Bar, Round, Verdict};
+use super::verdict::{Round, Threshold, Verdict};
 use crate::counted::Counted;
 use crate::load::{self, PAYLOAD_BYTES, Until};
 use crate::medium::{AnyMedium, PacedMemory};
 use crate::report::Spread;
 use crate::setup::{FILL, PerfVolume, Protection, TurnClock};
 
-/// Of the gain that the model allows.
+/// The part of the model's gain that is claimed.
 const OF_MODEL: f64 = 0.9;
-/// What the device takes for each write, besides what its memory takes. The last one is memory as it is.
+/// The delay of the device for each write, in addition to the time of its memory. The last one is memory without a
+/// delay.
 const DELAYS_US: [u32; 6] = [2000, 1000, 500, 250, 125, 0];
 
 /// The claim.
@@ -58,7 +62,7 @@ const UUID: [u8; 16] = *b"sealed in flight";
 /// Blocks of a write of 1 MiB.
 const WRITE_BLOCKS: u64 = (PAYLOAD_BYTES / BlockSize::B4096.bytes()) as u64;
 
-/// What has a turn in each round.
+/// The contenders of each round.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Turn {
     Before,
@@ -73,7 +77,7 @@ enum Turn {
 const TURNS: [Turn; 7] =
     [Turn::Before, Turn::BeforeAgain, Turn::InFlight, Turn::WithoutTags, Turn::Device, Turn::Memory, Turn::Sealing];
 
-/// Seconds that a write of 1 MiB takes, by its parts.
+/// Seconds of a write of 1 MiB, by its parts.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Model {
     /// All but sealing and the device: copies, map entries, system calls.
@@ -85,7 +89,7 @@ struct Model {
 }
 
 impl Model {
-    /// Of what was measured in one round: a volume without tags, a paced device, the same without its pace, and sealing.
+    /// From the times of one round: a volume without tags, a paced device, the same without its delay, and sealing.
     fn fitted(without_tags: f64, device: f64, memory: f64, sealing: f64) -> Model {
         let device = (device - memory).max(0.0);
         Model { memory: (without_tags - device).max(0.0), sealing, device }
@@ -96,18 +100,18 @@ impl Model {
         self.memory + self.sealing + self.device
     }
 
-    /// If both go on at the same time.
+    /// If both are concurrent.
     fn in_flight(self) -> f64 {
         self.memory + self.sealing.max(self.device)
     }
 
-    /// By how much more is written in the same time, as a part of 1.
+    /// The gain in throughput, as a part of 1.
     fn gain(self) -> f64 {
         self.before() / self.in_flight() - 1.0
     }
 }
 
-/// What was measured on a device of one speed: seconds for 1 MiB, by round and turn.
+/// The times on a device of one speed: seconds for 1 MiB, by round and turn.
 struct Measured {
     delay_us: u32,
     turns: Vec<Vec<f64>>,
@@ -118,7 +122,7 @@ impl Measured {
         Spread::of(self.turns.iter().map(|round| of(round)))
     }
 
-    /// The model of one round. Memory as it is has no device behind it.
+    /// The model of one round. Memory without a delay has no device.
     fn model(&self, round: &[f64]) -> Model {
         let of = |turn: Turn| round[turn as usize];
         let device = if self.delay_us == 0 { Turn::Memory } else { Turn::Device };
@@ -134,14 +138,14 @@ impl Measured {
     }
 }
 
-/// Memory of so many bytes, which takes so long for each write.
+/// Memory of this size, with this delay for each write.
 fn paced(bytes: u64, delay_us: u32) -> anyhow::Result<PacedMemory> {
     let memory = Rc::new(MemoryMedium::new(bytes, SECTOR_BYTES));
     let rules: Rules = format!("delay={delay_us}us").parse().context("the rule of the delay")?;
     Ok(FaultMedium::new(memory, rules, TurnClock::REAL))
 }
 
-/// Memory with an empty volume, which takes so long for each write.
+/// Memory with an empty volume, with this delay for each write.
 async fn memory(capacity_blocks: u64, guard: Protection, delay_us: u32) -> anyhow::Result<AnyMedium> {
     let layout = Layout::new(BlockSize::B4096, SECTOR_BYTES, capacity_blocks)?;
     let medium = AnyMedium::Paced(paced(layout.medium_bytes(), delay_us)?);
@@ -152,7 +156,7 @@ async fn memory(capacity_blocks: u64, guard: Protection, delay_us: u32) -> anyho
     Ok(medium)
 }
 
-/// A device that makes no tags, so that its gate makes them before it gets a write.
+/// A device that makes no tags, so that its gate makes them before a write.
 struct SealedBefore<D>(D);
 
 impl<D: Device> Device for SealedBefore<D> {
@@ -180,7 +184,7 @@ struct Opened {
 }
 
 impl Opened {
-    /// Opens the volume on this medium and writes each of its blocks.
+    /// Opens the volume on this medium and writes all blocks.
     async fn filled(medium: AnyMedium) -> anyhow::Result<Opened> {
         let opened = open(Counted::not(medium), TurnClock::REAL, &OpenOptions::default()).await?;
         let worker = spawn(opened.worker.run());
@@ -245,7 +249,7 @@ async fn of_speed(delay_us: u32, scale: &Scale, progress: &Progress) -> anyhow::
     Ok(Measured { delay_us, turns: turns? })
 }
 
-/// Seconds of a write of the payload to a volume, one after the other.
+/// Seconds of a write of the payload to a volume, one at a time.
 async fn written(volume: &DynDevice, payload: &Slice, time: Duration) -> anyhow::Result<f64> {
     let geometry = volume.geometry();
     let places = geometry.capacity_blocks / WRITE_BLOCKS;
@@ -272,7 +276,7 @@ async fn sealed(format: Option<PiFormat>, payload: &Slice, time: Duration) -> an
     .await
 }
 
-/// Does something again and again for a turn; the seconds below which a quarter of the times were.
+/// Repeats work for a turn; returns the lower quartile of the times in seconds.
 async fn typical(time: Duration, what: impl AsyncFn(u64) -> anyhow::Result<()>) -> anyhow::Result<f64> {
     let (start, mut seconds) = (Instant::now(), Vec::new());
     while seconds.is_empty() || start.elapsed() < time {
@@ -283,7 +287,7 @@ async fn typical(time: Duration, what: impl AsyncFn(u64) -> anyhow::Result<()>) 
     Ok(lower_quartile(seconds))
 }
 
-/// What a quarter of the values are below; not a number if there are none.
+/// The lower quartile of the values; NaN if there are none.
 fn lower_quartile(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 4).copied().unwrap_or(f64::NAN)
@@ -333,7 +337,8 @@ fn outcome(measured: &[Measured]) -> Outcome {
     }
 }
 
-/// The speed in flight, as a part of what it were with 90 % of the model's gain. Memory as it is has nothing in flight, so the model is about no such thing.
+/// The speed in flight, relative to the speed with 90 % of the model's gain. Memory without a delay has no time in
+/// flight, so the model does not cover it.
 fn verdicts(measured: &[Measured]) -> Vec<Verdict> {
     let paced = measured.iter().filter(|speed| speed.delay_us > 0);
     let verdict = |speed: &Measured| {
@@ -343,7 +348,7 @@ fn verdicts(measured: &[Measured]) -> Vec<Verdict> {
         };
         let rounds: Vec<Round> = speed.turns.iter().map(round).collect();
         let what = format!("device of {} us for 1 MiB: speed to that with 90 % of the model's gain", speed.delay_us);
-        Verdict::timed(what, Bar::AtLeast(1.0), &rounds)
+        Verdict::timed(what, Threshold::AtLeast(1.0), &rounds)
     };
     paced.map(verdict).collect()
 }
@@ -417,7 +422,7 @@ mod tests {
         assert!(refused.contains("use --size 64MiB"), "{refused}");
     }
 
-    /// Rounds in which sealing in flight gains so much of what the model allows.
+    /// Rounds in which sealing in flight gains this part of the model's gain.
     fn measured(part: f64, noise: f64) -> Measured {
         let round = |again: f64| {
             let (before, model) = (625.0, Model::fitted(600.0, 560.0, 60.0, 25.0));

@@ -1,8 +1,8 @@
-//! What zeroing in the background costs a load in the foreground, on one device.
+//! The cost of background zeroing for a foreground load on the same device.
 //!
-//! The load writes 64 KiB at random to the lower half of the device, four at a time. Meanwhile the upper half, which was written all over just before,
-//! is zeroed once, 1 MiB at a time and evenly over the turn: by Write Zeroes that may unmap, or by writing zeroes. The load alone is the
-//! baseline and has two turns in a round.
+//! The load writes 64 KiB at random to the lower half of the device, four at a time. Meanwhile the upper half, which
+//! was completely written just before, is zeroed once, 1 MiB at a time and evenly over the turn: by Write Zeroes that
+//! may unmap, or by writing zeroes. The load alone is the baseline and has two turns in a round.
 
 use std::cell::Cell as Counter;
 use std::rc::Rc;
@@ -15,18 +15,18 @@ use sealblock_runtime_reactor::{Config, Reactor, now, sleep_until, spawn};
 use sealblock_units::{Extent, Lba};
 
 use super::outcome::{Cell, Outcome, Progress, Scale, Table};
-use super::verdict::{Bar, Round, Verdict};
+use super::verdict::{Round, Threshold, Verdict};
 use crate::load::{self, Load, Sample, Until, payload, write_all, zeroes};
 use crate::report::Spread;
 use crate::setup;
 
-/// What is left of the bandwidth, as it was published.
+/// The published remaining part of the bandwidth.
 const LEFT: f64 = 0.999;
 /// Blocks that are zeroed at once.
 const PIECE_BLOCKS: u64 = 256;
 const LOAD: Load = Load { name: "foreground", write: true, blocks: 16, random: true, depth: 4, flush_every: 0 };
 
-/// What goes on beside the load.
+/// The work in the background of the load.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Background {
     Nothing,
@@ -40,7 +40,7 @@ const BACKGROUNDS: [(Background, &str); 4] = [
     (Background::Unmapping, "beside zero"),
     (Background::Writing, "beside written zeroes"),
 ];
-/// The place of what is claimed in [`BACKGROUNDS`].
+/// The index of the claimed one in [`BACKGROUNDS`].
 const CLAIMED: usize = 2;
 
 /// A turn of the load.
@@ -93,7 +93,7 @@ impl Halves {
     }
 
     async fn turn(&self, background: Background, turn: Duration, round: u32) -> anyhow::Result<Turned> {
-        // Before every turn, so that all find the device alike.
+        // Before every turn, so that the device is in the same state for all.
         write_all(&self.whole, self.half, self.half, &payload()).await?;
         let is_over = Rc::new(Counter::new(false));
         let zeroing = spawn(zero(Rc::clone(&self.whole), self.half, background, turn, Rc::clone(&is_over)));
@@ -104,7 +104,7 @@ impl Halves {
     }
 }
 
-/// Zeroes the upper half evenly over the turn, and says how much of it was done when the turn was over.
+/// Zeroes the upper half evenly over the turn; returns how much was done at its end.
 async fn zero(
     device: Rc<DynDevice>,
     half: u64,
@@ -171,5 +171,5 @@ fn verdict(name: &str, rounds: &[Vec<Turned>]) -> Verdict {
         Round::of(alone, again, beside)
     });
     let what = format!("{name}: bandwidth of a load beside zero, as a part of that alone");
-    Verdict::timed(what, Bar::AtLeast(LEFT), &ratios.collect::<Vec<_>>())
+    Verdict::timed(what, Threshold::AtLeast(LEFT), &ratios.collect::<Vec<_>>())
 }

@@ -1,33 +1,34 @@
-//! The part of the claim `dix-guard` that says what the cheap guard costs in faults that nobody sees.
+//! The part of the claim `dix-guard` about undetected faults with a cheap guard.
 //!
-//! A table for each size of blocks has, for each guard, the rate that was counted with its interval of 95 % confidence, and the rate of theory. None of
-//! N is shown as less than 3/N. A further table is of whole blocks in the wrong place: no guard sees these, and reference tags do. The verdict counts cells whose
-//! count is none that the theory makes, with a chance of one in a million for each that it is called so wrongly.
+//! A table for each block size has, for each guard, the counted rate with its 95 % confidence interval, and the
+//! theoretical rate. None of N is shown as less than 3/N. Another table has whole blocks in the wrong place: no guard
+//! detects these, and reference tags do. The verdict counts cells whose count does not fit the theory, with a chance of
+//! one in a million for each to be rejected wrongly.
 
 use sealblock_integrity::GuardKind;
 use sealblock_units::BlockSize;
 
 use super::outcome::{Axis, Cell, Drawing, Outcome, Plot, Progress, Scale, Series, Table};
-use super::verdict::{Bar, Verdict};
+use super::verdict::{Threshold, Verdict};
 use crate::detection::{Count, Detection, Displaced, Fault, Measured, Seen};
 use crate::report::number;
 
-/// Faults of each kind for each second of a turn: a turn of one second is the complete run.
+/// Faults of each kind for each second of a turn: with turns of one second the run is complete.
 const TRIALS_A_SECOND: f64 = 1e8;
-/// Fewer say nothing of a guard of 16 bits.
+/// Fewer are not enough for a guard of 16 bits.
 const MIN_TRIALS: u64 = 1_000_000;
-/// Whole blocks, which are sealed and verified as they are.
+/// Whole blocks, which are actually sealed and verified.
 const DISPLACED_TRIALS: u64 = 20_000;
 /// The order of columns: weak guards first.
 const GUARDS: [GuardKind; 4] = [GuardKind::IpChecksum, GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64];
 
-/// A kind of fault, and what each guard missed, in the order of [`GuardKind::ALL`].
+/// A kind of fault, and the undetected ones of each guard, in the order of [`GuardKind::ALL`].
 struct Line {
     fault: Fault,
     measured: Vec<Measured>,
 }
 
-/// Injects faults, and adds tables, a plot and verdicts to the outcome.
+/// Injects faults, and adds tables, a plot and verdicts to the result.
 pub fn measure(scale: &Scale, progress: &Progress, outcome: &mut Outcome) -> anyhow::Result<()> {
     let trials = ((scale.seconds * TRIALS_A_SECOND) as u64).max(MIN_TRIALS);
     let (mut cells, mut unfit) = (0, 0);
@@ -55,7 +56,7 @@ pub fn measure(scale: &Scale, progress: &Progress, outcome: &mut Outcome) -> any
         }
     }
     let what = format!("rates of undetected faults, of {cells}, that do not fit the theory");
-    outcome.verdicts.push(Verdict::counted(what, Bar::AtMost(0.0), unfit as f64));
+    outcome.verdicts.push(Verdict::counted(what, Threshold::AtMost(0.0), unfit as f64));
     outcome.notes.push(format!(
         "At least {} faults of each kind, the same ones in every run; --seconds 1 is the complete run with 100,000,000. Bursts are runs in the order in which \
          a guard takes bits in. A CRC of n bits sees every burst of up to n bits; the Internet checksum does not see words that change places, nor zeroes that \

@@ -1,11 +1,14 @@
-//! The claim `dix-guard`: a cheap guard between host and boundary in place of the CRC of the wire. What it saves, and which faults it does not see.
+//! The claim `dix-guard`: a cheap guard between host and boundary instead of the CRC of the wire: its savings, and the
+//! faults that it does not detect.
 //!
-//! Cost: our host and target over NVMe/TCP, a core each, a namespace in memory with CRC-64 tags. The host makes and checks tags of its own guard. At the boundary they
-//! become those of the wire in the pass that checks them. A network adapter or a target does that for those who published the claim; here the host's core
-//! does it, and its time is told apart. A guard by itself is measured too, since the rest of a request takes ten times as long.
+//! Cost: our host and target over NVMe/TCP, a core each, a namespace in memory with CRC-64 tags. The host makes and
+//! checks tags with its own guard. At the boundary one pass checks them and makes those of the wire. In the published
+//! claim a network adapter or a target does that; here the host's core does it, and its time is reported separately.
+//! Each guard is measured by itself as well, because the rest of a request takes ten times as long.
 //!
-//! Detection is the other side of it ([`crate::detection`]): seeded faults are injected for all guards alike, as many for each second of a turn as the complete
-//! run has for one second, and what goes undetected is set beside theory.
+//! Detection is the other side ([`crate::detection`]): the same seeded faults are injected for all guards, with their
+//! number proportional to the seconds of a turn (complete for one second), and the undetected rate is compared with
+//! theory.
 
 use std::time::Duration;
 
@@ -14,7 +17,7 @@ use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Tags, sea
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
 use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
-use super::verdict::{Bar, Round, Verdict};
+use super::verdict::{Round, Threshold, Verdict};
 use crate::contender::{Contender, Measured};
 use crate::cpu::{Memory, Pass, cpu_seconds, two_cpus};
 use crate::load::{Load, Until};
@@ -23,9 +26,9 @@ use crate::report::Spread;
 use crate::setup::Protection;
 
 const GIB: f64 = (1_u64 << 30) as f64;
-/// Bytes of the requests that guards by themselves are measured with.
+/// Size of the requests for the measurement of guards by themselves.
 const REQUEST_BYTES: usize = 256 << 10;
-/// How a request of [`REQUEST_BYTES`] is called in the names of loads.
+/// The name of a request of [`REQUEST_BYTES`] in the names of loads.
 const LARGE: &str = "256 KiB";
 
 /// The claim.
@@ -66,18 +69,18 @@ const LOADS: [Load; 8] = [
     load("write 256 KiB, QD 32", true, 64, 32),
 ];
 
-/// Tags with a guard of this kind, as all of this has them.
+/// The tag format with a guard of this kind, as used in this file.
 const fn format(guard: GuardKind) -> PiFormat {
     PiFormat::with_default_storage_tag(guard, ProtectionType::Type1)
 }
 
 /// The guard of the wire in the host, twice, and then the others.
 const CONTENDERS: [GuardKind; 5] = [HOSTS[0], HOSTS[0], HOSTS[1], HOSTS[2], HOSTS[3]];
-/// Where the Internet checksum is among them, and the CRCs.
+/// The indices of the Internet checksum and of the CRCs.
 const INTERNET: usize = 2;
 const CRCS: [usize; 3] = [0, 3, 4];
 
-/// A host with this guard. That of the namespace goes through no boundary.
+/// A host with this guard. If it is the namespace's own guard, there is no boundary.
 async fn host(guard: GuardKind, serving: &Serving) -> anyhow::Result<Contender> {
     let own = (guard != HOSTS[0]).then(|| format(guard));
     Contender::tagged(guard.to_string(), serving, own).await
@@ -203,8 +206,8 @@ fn alone_table(alone: &[Alone]) -> Table {
     table
 }
 
-/// The Internet checksum against the CRC that is the cheapest one by the median over rounds, in each round. The least of three in each round would be
-/// less than any of them, by as much as they are noisy.
+/// The Internet checksum compared with the CRC with the lowest median over rounds, in each round. The minimum of three
+/// in each round would be lower than any of them, because of noise.
 fn against_cheapest(rounds: &[Vec<f64>]) -> Vec<Round> {
     let median = |index: usize| Spread::of(rounds.iter().map(|round| round[index])).median;
     let cheapest = CRCS.into_iter().min_by(|a, b| median(*a).total_cmp(&median(*b))).unwrap_or(0);
@@ -214,7 +217,7 @@ fn against_cheapest(rounds: &[Vec<f64>]) -> Vec<Round> {
 
 fn alone_verdict(alone: &Alone) -> Verdict {
     let what = format!("{}: CPU time of the Internet checksum to that of the cheapest CRC", alone.work);
-    Verdict::timed(what, Bar::AtMost(1.0), &against_cheapest(&alone.rounds))
+    Verdict::timed(what, Threshold::AtMost(1.0), &against_cheapest(&alone.rounds))
 }
 
 fn cost_verdict(cost: &Cost) -> Verdict {
@@ -223,7 +226,7 @@ fn cost_verdict(cost: &Cost) -> Verdict {
         "{}: CPU time of the host with the Internet checksum to that with the cheapest CRC, without the boundary",
         cost.load
     );
-    Verdict::timed(what, Bar::AtMost(1.0), &against_cheapest(&rounds))
+    Verdict::timed(what, Threshold::AtMost(1.0), &against_cheapest(&rounds))
 }
 
 fn cost_tables(costs: &[Cost]) -> Vec<Table> {
@@ -290,7 +293,7 @@ mod tests {
         assert_eq!(alone_verdict(&alone(0.012, 1.02)).ruling, Ruling::Holds);
         assert_eq!(alone_verdict(&alone(0.025, 1.02)).ruling, Ruling::DoesNotHold);
         assert_eq!(alone_verdict(&alone(0.0215, 1.05)).ruling, Ruling::TooNoisy);
-        // Cheaper than one CRC and dearer than another is not the cheapest.
+        // Cheaper than one CRC and more expensive than another is not the cheapest.
         assert_eq!(against_cheapest(&[vec![0.03, 0.03, 0.02, 0.01, 0.03]])[0].claim, 2.0);
     }
 

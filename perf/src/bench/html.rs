@@ -1,6 +1,6 @@
-//! A report as one HTML file that needs nothing else: pictures and style are in it, and there is no script.
+//! A report as one self-contained HTML file: pictures and style are embedded, and there is no script.
 //!
-//! Colours follow what the reader's system prefers. Whatever comes from a measurement is escaped.
+//! Colours follow the reader's preference. All text from a measurement is escaped.
 
 use std::fmt::{self, Write};
 
@@ -23,7 +23,7 @@ th { white-space: normal; vertical-align: bottom } th:first-child, td:first-chil
 svg { width: 100%; height: auto }
 ";
 
-/// All of a report.
+/// The whole report.
 ///
 /// # Errors
 /// If a plot cannot be drawn.
@@ -118,7 +118,7 @@ fn put_table(page: &mut String, table: &Table) -> fmt::Result {
     writeln!(page, "</table></div>")
 }
 
-/// As text in HTML, also between double quotes.
+/// Escapes text for HTML, also between double quotes.
 fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
     use crate::bench::machine::Machine;
     use crate::bench::outcome::{Axis, Cell, Drawing, Outcome, Plot, Series};
-    use crate::bench::verdict::{Bar, Verdict};
+    use crate::bench::verdict::{Threshold, Verdict};
 
     fn sample() -> Report {
         let mut table = Table::new("A <table>", "way", &[("time", "s"), ("times", "")]);
@@ -141,7 +141,7 @@ mod tests {
             y: Axis::linear("y", "s"),
             drawing: Drawing::Bars { groups: vec!["g".to_owned()], series },
         };
-        let verdicts = vec![Verdict::counted("ratio", Bar::AtLeast(6.0), 5.0)];
+        let verdicts = vec![Verdict::counted("ratio", Threshold::AtLeast(6.0), 5.0)];
         let outcome = Outcome { tables: vec![table], plots: vec![plot], verdicts, notes: vec!["Quiet.".to_owned()] };
         let claim = Measured::sample(outcome);
         let failed = Measured { failure: Some("no <disk>".to_owned()), outcome: Outcome::default(), ..claim.clone() };

@@ -1,7 +1,7 @@
-//! The machine that figures are of.
+//! The measured machine.
 //!
-//! A figure without its machine means nothing, and neither does one of a build without optimisation. What the system does not tell is
-//! `unknown`, and never guessed.
+//! A figure is meaningless without its machine, and so is one of a build without optimisation. Values that the system
+//! does not report are `unknown`, and never guessed.
 
 use std::fmt::{Display, Formatter};
 use std::fs;
@@ -21,18 +21,18 @@ pub struct Machine {
     pub memory_bytes: u64,
     /// Its kernel with its version.
     pub kernel: String,
-    /// Tasks that wanted to run in the minute before the measurement; nothing if unknown.
+    /// The load average of the minute before the measurement; `None` if unknown.
     pub load: Option<f64>,
     /// The version of sealblock.
     pub sealblock: &'static str,
-    /// `release` or `debug`; figures of a debug build say nothing of the software that is installed.
+    /// `release` or `debug`; figures of a debug build do not apply to the installed software.
     pub build: &'static str,
-    /// All of that in a line for people.
+    /// All of it in a line for people.
     pub text: String,
 }
 
 impl Machine {
-    /// This one.
+    /// This machine.
     pub fn this() -> Machine {
         let machine = Machine {
             cpu: field(&read("/proc/cpuinfo"), "model name").unwrap_or_else(|| "unknown".to_owned()),
@@ -65,24 +65,25 @@ pub fn memory_bytes() -> Option<u64> {
     field(&read("/proc/meminfo"), "MemTotal").as_deref().and_then(kibibytes)
 }
 
-/// What is mounted where a folder is.
+/// The mount of a folder.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mount {
-    /// Major and minor number of its device, as in `254:0`; of some file systems one that is no block device.
+    /// Major and minor number of its device, as in `254:0`; for some file systems it is not a block device.
     device: String,
     kind: String,
-    /// What is unmapped there is discarded on the disk at once, which takes the disk's time.
+    /// True if unmapped space is discarded on the disk at once, which takes the disk's time.
     discards: bool,
 }
 
-/// The file system that a folder is on, if the system tells.
+/// The file system of a folder, if the system reports it.
 pub fn mount_of(dir: &Path) -> Option<Mount> {
     let dir = dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     mounted(&read("/proc/self/mountinfo"), &dir)
 }
 
-/// What is mounted at the longest mount point above a path: the last one of that, since later mounts hide earlier ones. A line is, among
-/// others, the device's numbers, the mount point, and behind a dash the kind, the source and the options of the file system.
+/// The mount at the longest mount point above a path; the last one, since later mounts hide earlier ones. A line has,
+/// among others, the device's numbers, the mount point, and after a dash the type, the source and the options of the
+/// file system.
 fn mounted(mountinfo: &str, path: &Path) -> Option<Mount> {
     let mounts = mountinfo.lines().filter_map(|line| {
         let (mount, file_system) = line.split_once(" - ")?;
@@ -106,17 +107,17 @@ impl Display for Mount {
     }
 }
 
-/// Discards that a disk has carried out, whoever asked for them.
+/// Discards that a disk has executed, for any process.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Discards {
-    /// How many.
+    /// Their number.
     pub requests: u64,
-    /// Milliseconds that they took, each from its submission to its end.
+    /// Their total time in milliseconds, each from its submission to its end.
     pub milliseconds: u64,
 }
 
 impl Discards {
-    /// Those since an earlier count.
+    /// The difference to an earlier count.
     pub fn since(self, before: Discards) -> Discards {
         Discards {
             requests: self.requests.saturating_sub(before.requests),
@@ -131,13 +132,13 @@ impl Mount {
         discards(&read(&self.statistics()))
     }
 
-    /// Where the kernel counts what its disk does.
+    /// The path of the disk's statistics.
     pub fn statistics(&self) -> String {
         format!("/sys/dev/block/{}/stat", self.device)
     }
 }
 
-/// The fields of a disk's statistics that are of discards: the 12th is how many there were, the 15th their time.
+/// The discard fields of a disk's statistics: the 12th is their number, the 15th their time.
 fn discards(stat: &str) -> Option<Discards> {
     let fields: Vec<u64> = stat.split_whitespace().map_while(|field| field.parse().ok()).collect();
     Some(Discards { requests: *fields.get(11)?, milliseconds: *fields.get(14)? })

@@ -1,9 +1,10 @@
 //! The claim `one-pass`: tags and the data digest of a transfer from one pass over the data, against a pass for each.
 //!
-//! A transfer of 128 KiB gets its tags and its digest, or has both checked. In two passes the digest is computed over the whole transfer, and the
-//! guards over each block; in one pass the CRC-32C of each block is its guard, and the digest of the transfer is joined of these. Nothing but this work is
-//! measured, which is the integrity part of a write or a read, and only CPU time, so that other tasks of the machine hardly count. Data are in the cache, as
-//! they are for whoever has just received them, or come from memory, in which case loading them is a part of each pass.
+//! A transfer of 128 KiB gets its tags and its digest, or has both checked. In two passes the digest is computed over
+//! the whole transfer, and the guards over each block. In one pass the CRC-32C of each block is its guard, and the
+//! digest of the transfer is combined from these. Only this work is measured, which is the integrity part of a write or
+//! a read, and only its CPU time, so that other tasks of the machine hardly count. Data are in the cache, as after
+//! receiving them, or come from memory, in which case loading them is a part of each pass.
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -15,14 +16,14 @@ use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
 use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Scale, Series, Table};
-use super::verdict::{Bar, Round, Verdict};
+use super::verdict::{Round, Threshold, Verdict};
 use crate::cpu::{Memory, Pass, cpu_seconds};
 use crate::remote;
 use crate::report::Spread;
 
 /// Bytes of a transfer, which has one digest.
 const TRANSFER_BYTES: usize = 128 << 10;
-/// Of the CPU time of separate passes.
+/// The claimed part of the CPU time of separate passes.
 const AT_MOST: f64 = 0.6;
 const GIB: f64 = (1_u64 << 30) as f64;
 
@@ -36,17 +37,17 @@ pub const CLAIM: Claim = Claim {
     measure,
 };
 
-/// What is compared: its name, the place of the two passes among [`passes`], and that of the one pass from their end.
+/// A comparison: its name, the index of the two passes in [`passes`], and that of the one pass from the end.
 const WORK: [(&str, usize, usize); 2] = [("seal", 0, 2), ("verify", 1, 1)];
-/// Contenders of each work: two passes, again, one pass, and two passes with the other guards.
+/// Contenders of each work: two passes, the same again, one pass, and two passes with the other guards.
 const CONTENDERS: [&str; 5] = ["two passes", "two passes, again", "one pass", "two passes, crc16", "two passes, crc64"];
 
-/// What was measured of one work: CPU seconds for 1 GiB, by round and contender.
+/// The times of one kind of work: CPU seconds for 1 GiB, by round and contender.
 struct Measured {
     name: String,
-    /// What the axis of a picture calls it.
+    /// Its label in a picture.
     short_name: String,
-    has_bar: bool,
+    has_threshold: bool,
     turns: Vec<Vec<f64>>,
 }
 
@@ -69,7 +70,7 @@ fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
                     Ok(cpu_seconds(pass, Duration::from_secs_f64(scale.seconds)) * GIB / set_bytes as f64)
                 };
                 let turns = remote::wait(progress.rounds(&name, scale.rounds, CONTENDERS.len(), turn))??;
-                measured.push(Measured { name, short_name, has_bar: size == BlockSize::B4096, turns });
+                measured.push(Measured { name, short_name, has_threshold: size == BlockSize::B4096, turns });
             }
         }
     }
@@ -85,8 +86,8 @@ fn transfers(set: &[u8]) -> Vec<Slice> {
     set.chunks_exact(TRANSFER_BYTES).map(Slice::copy_from).collect()
 }
 
-/// Plain data that gets tags and a digest, or has both checked, by every way there is. Sealing and verifying take turns; crc32c apart comes first, and
-/// crc32c in one pass last.
+/// Plain data that gets tags and a digest, or has both checked, in all ways. Sealing and verifying alternate; crc32c
+/// apart comes first, and crc32c in one pass last.
 fn passes(slices: &[Slice], size: BlockSize) -> Vec<(&'static str, Pass<'_>)> {
     let digest = InterleavedCrc::new(size, 0);
     let mut contenders: Vec<(&'static str, Pass<'_>)> = Vec::new();
@@ -136,8 +137,8 @@ fn separate_verify(data: &Slice, tags: &Slice, format: PiFormat, size: BlockSize
     u64::from(digest) ^ sealed.blocks() as u64
 }
 
-/// The CRCs of the blocks, and the digest combined from them. Each is joined while the next one is made: a join takes its time in waiting for
-/// the one before.
+/// The CRCs of the blocks, and the digest combined from them. Each is combined while the next one is computed, because
+/// combining mostly waits for the previous one.
 fn checksums(data: &[u8], size: BlockSize, digest: &InterleavedCrc) -> (Vec<u32>, u32) {
     let (mut crcs, mut joined) = (Vec::with_capacity(data.len() / size.bytes()), 0);
     for block in data.chunks_exact(size.bytes()) {
@@ -178,9 +179,13 @@ fn outcome(measured: &[Measured]) -> Outcome {
         let part = Spread::of(work.turns.iter().map(|round| round[2] / round[0] * 100.0));
         table.push(&work.name, vec![ms(0), ms(2), Cell::measured(part), ms(3), ms(4)]);
     }
-    let verdicts = measured.iter().filter(|work| work.has_bar).map(|work| {
+    let verdicts = measured.iter().filter(|work| work.has_threshold).map(|work| {
         let rounds: Vec<Round> = work.turns.iter().map(|round| Round::of(round[0], round[1], round[2])).collect();
-        Verdict::timed(format!("{}: CPU time of one pass to that of two", work.name), Bar::AtMost(AT_MOST), &rounds)
+        Verdict::timed(
+            format!("{}: CPU time of one pass to that of two", work.name),
+            Threshold::AtMost(AT_MOST),
+            &rounds,
+        )
     });
     let note =
         "In memory each pass also waits for the data, so a pass that is saved saves less than a pass of the CPU does.";
@@ -217,12 +222,12 @@ mod tests {
     use super::*;
     use crate::bench::verdict::Ruling;
 
-    fn work(has_bar: bool, one: f64) -> Measured {
+    fn work(has_threshold: bool, one: f64) -> Measured {
         let round = |noise: f64| vec![0.040, 0.040 * noise, 0.040 * one, 0.050, 0.045];
         Measured {
             name: "seal".to_owned(),
             short_name: "seal".to_owned(),
-            has_bar,
+            has_threshold,
             turns: [0.99, 1.0, 1.01].map(round).to_vec(),
         }
     }

@@ -1,7 +1,7 @@
-//! What a claim is, how large its measurement is to be, and what comes out: tables, plots and verdicts.
+//! A claim, the size of its measurement, and its result: tables, plots and verdicts.
 //!
-//! An outcome holds figures only, and no layout: text, JSON, plots and HTML are made of the same values. Each cell of a table carries the
-//! text that people are shown beside its numbers, so that no reader of the JSON formats them in another way.
+//! A result has figures only, and no layout: text, JSON, plots and HTML come from the same values. Each cell of a table
+//! has the text for people beside its numbers, so that readers of the JSON need not format them.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -14,51 +14,51 @@ use serde::Serialize;
 use super::verdict::Verdict;
 use crate::report::{Spread, interleaved, number};
 
-/// A claim that somebody has published, and how it is measured here.
+/// A published claim, and its measurement.
 #[derive(Debug)]
 pub struct Claim {
-    /// What the command line calls it.
+    /// Its name on the command line.
     pub name: &'static str,
-    /// What is claimed, in one sentence.
+    /// The claim, in one sentence.
     pub sentence: &'static str,
     /// The published figures.
     pub published: &'static [Published],
-    /// How large the measurement is unless the user says otherwise.
+    /// The default size of the measurement.
     pub defaults: Defaults,
-    /// Whether files are made, which the folder of the scale must take.
+    /// True if it makes files, which the folder of the scale must accept.
     pub makes_files: bool,
     /// Measures it. Files are made in the folder of the scale and are removed before this returns.
     pub measure: fn(&Scale, &Progress) -> anyhow::Result<Outcome>,
 }
 
-/// A figure that others have published.
+/// A published figure.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 pub struct Published {
-    /// What was measured, and the figures with their units.
+    /// The subject, and the figures with their units.
     pub figure: &'static str,
-    /// Who published it, in words.
+    /// The publisher.
     pub source: &'static str,
 }
 
-/// How large a measurement is unless the user says otherwise: together some 80 seconds on two cores.
+/// The default size of a measurement: all together take about 80 seconds on two cores.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Defaults {
     /// Bytes of each device.
     pub size: ByteCount,
-    /// Seconds of one turn of one contender, where a turn is not a fixed amount of work.
+    /// Seconds of one turn of one contender, if a turn is not a fixed amount of work.
     pub seconds: f64,
-    /// Rounds, in each of which every contender has a turn and the baseline has two.
+    /// Rounds; every contender has a turn in each, and the baseline has two.
     pub rounds: u32,
 }
 
-/// How large the measurement of a claim is, and where its files are made.
+/// The size of a claim's measurement, and the folder of its files.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Scale {
     /// Bytes of each device.
     pub size: ByteCount,
-    /// Seconds of one turn of one contender, where a turn is not a fixed amount of work.
+    /// Seconds of one turn of one contender, if a turn is not a fixed amount of work.
     pub seconds: f64,
-    /// Rounds, in each of which every contender has a turn and the baseline has two.
+    /// Rounds; every contender has a turn in each, and the baseline has two.
     pub rounds: u32,
     /// Folder for temporary files.
     pub dir: PathBuf,
@@ -71,23 +71,23 @@ impl Scale {
     }
 }
 
-/// Where a measurement is.
+/// The progress of a measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Step<'a> {
     /// The claim.
     pub claim: &'static str,
     /// The part of its measurement.
     pub part: &'a str,
-    /// The round that begins, counted from 1.
+    /// The starting round, counted from 1.
     pub round: u32,
-    /// How many rounds this part has.
+    /// The number of rounds of this part.
     pub of: u32,
 }
 
-/// Is told each step, on whatever thread measures, and says whether to go on.
+/// Called at each step, on the measuring thread; decides whether to continue.
 pub type Listener = dyn Fn(&Step) -> ControlFlow<()> + Send + Sync;
 
-/// Tells how far the measurement of a claim is.
+/// Reports the progress of a claim's measurement.
 #[derive(Clone)]
 pub struct Progress {
     claim: &'static str,
@@ -95,15 +95,15 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// That of a claim.
+    /// For this claim.
     pub fn new(claim: &'static str, listener: Arc<Listener>) -> Progress {
         Progress { claim, listener }
     }
 
-    /// Tells that a round of `part` begins, counted from 1.
+    /// Reports the start of a round of `part`, counted from 1.
     ///
     /// # Errors
-    /// [`Interrupted`] if the measurement is to end: what it has made is removed on the way out.
+    /// [`Interrupted`] if the measurement must end: its files are removed on return.
     pub fn step(&self, part: &str, round: u32, of: u32) -> Result<(), Interrupted> {
         match (self.listener)(&Step { claim: self.claim, part, round, of }) {
             ControlFlow::Continue(()) => Ok(()),
@@ -111,7 +111,7 @@ impl Progress {
         }
     }
 
-    /// Rounds of `part`, each told: every contender has a turn in each, in a new order each time.
+    /// Runs the rounds of `part`, and reports each: every contender has a turn in each, in a new order each time.
     ///
     /// # Errors
     /// [`Interrupted`], or the first error of a turn.
@@ -138,27 +138,27 @@ impl fmt::Display for Interrupted {
 
 impl std::error::Error for Interrupted {}
 
-/// What came out of a measurement.
+/// The result of a measurement.
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Outcome {
     /// The figures.
     pub tables: Vec<Table>,
     /// Pictures of them.
     pub plots: Vec<Plot>,
-    /// What follows of the claim.
+    /// The verdicts on the claim.
     pub verdicts: Vec<Verdict>,
-    /// What a reader has to know of these figures: what was left out on this machine and why, what limits them.
+    /// Notes on the figures: parts that were skipped on this machine and why, and limits.
     pub notes: Vec<String>,
 }
 
 /// A table of figures.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Table {
-    /// What it shows.
+    /// Its title.
     pub title: String,
-    /// What its rows are.
+    /// The meaning of its rows.
     pub rows_are: String,
-    /// Its columns, the one with the names of rows left out.
+    /// Its columns, without the one with the names of rows.
     pub columns: Vec<Column>,
     /// Its rows.
     pub rows: Vec<Row>,
@@ -167,7 +167,7 @@ pub struct Table {
 /// A column of figures.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Column {
-    /// What it shows.
+    /// Its title.
     pub name: String,
     /// The unit of its figures; empty for plain numbers and words.
     pub unit: String,
@@ -176,18 +176,18 @@ pub struct Column {
 /// A row of figures.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Row {
-    /// What these figures are of.
+    /// The name of the row.
     pub name: String,
     /// One for each column.
     pub cells: Vec<Cell>,
 }
 
-/// A figure, or words in place of one.
+/// A figure, or text instead of one.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Cell {
-    /// As people are shown it, without the unit.
+    /// The text for people, without the unit.
     pub text: String,
-    /// The median over rounds, or the figure itself where it was counted.
+    /// The median over rounds, or the counted figure.
     pub median: Option<f64>,
     /// The least over rounds.
     pub least: Option<f64>,
@@ -221,12 +221,12 @@ impl Cell {
         Cell { text, median: Some(median), least: Some(least), most: Some(most) }
     }
 
-    /// A figure that was counted: no machine and no round changes it.
+    /// A counted figure: the same on every machine and in every round.
     pub fn counted(value: f64) -> Cell {
         Cell { text: number(value), median: Some(value), least: None, most: None }
     }
 
-    /// Words in place of a figure.
+    /// Text instead of a figure.
     pub fn words(text: impl Into<String>) -> Cell {
         Cell { text: text.into(), median: None, least: None, most: None }
     }
@@ -235,15 +235,15 @@ impl Cell {
 /// A picture of figures.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Plot {
-    /// The name of its file, without an ending.
+    /// The name of its file, without an extension.
     pub name: String,
-    /// What it shows.
+    /// Its title.
     pub title: String,
-    /// The axis to the right.
+    /// The horizontal axis.
     pub x: Axis,
-    /// The axis upwards.
+    /// The vertical axis.
     pub y: Axis,
-    /// What is drawn.
+    /// The drawing.
     #[serde(flatten)]
     pub drawing: Drawing,
 }
@@ -251,21 +251,21 @@ pub struct Plot {
 /// An axis.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Axis {
-    /// What it shows.
+    /// Its name.
     pub name: String,
     /// Its unit; empty for plain numbers and names.
     pub unit: String,
-    /// Whether equal lengths are equal ratios.
+    /// True for a logarithmic axis.
     pub logarithmic: bool,
 }
 
 impl Axis {
-    /// An axis on which equal lengths are equal differences.
+    /// A linear axis.
     pub fn linear(name: &str, unit: &str) -> Axis {
         Axis { name: name.to_owned(), unit: unit.to_owned(), logarithmic: false }
     }
 
-    /// An axis on which equal lengths are equal ratios; what is not above 0 is not drawn.
+    /// A logarithmic axis; values that are not above 0 are not drawn.
     pub fn logarithmic(name: &str, unit: &str) -> Axis {
         Axis { logarithmic: true, ..Axis::linear(name, unit) }
     }
@@ -281,7 +281,7 @@ impl fmt::Display for Axis {
     }
 }
 
-/// What a plot draws.
+/// The drawing of a plot.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Drawing {
@@ -299,7 +299,7 @@ pub enum Drawing {
 /// Bars of one colour.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Series {
-    /// What it shows.
+    /// Its name.
     pub name: String,
     /// A value for each group.
     pub values: Vec<f64>,
@@ -308,9 +308,9 @@ pub struct Series {
 /// Points of one colour, joined in their order.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Curve {
-    /// What it shows.
+    /// Its name.
     pub name: String,
-    /// Right and up.
+    /// Horizontal and vertical values.
     pub points: Vec<(f64, f64)>,
 }
 

@@ -1,9 +1,10 @@
 //! Overwrites with O_DSYNC of extents that were written, against extents that are only allocated.
 //!
-//! A filesystem keeps of an allocated extent that it was never written, and reads it as zeroes. The first write of each block changes that, and with
-//! O_DSYNC the change has to be durable before the write is answered. That is why zeroes that count as written (`FALLOC_FL_WRITE_ZEROES`) are worth having.
-//! Four threads overwrite 4 KiB, one block after the other, each in its own quarter of a file, until the time is over or the file is. Written
-//! extents are the baseline and have two turns in a round.
+//! A filesystem records that an allocated extent was never written, and reads it as zeroes. The first write of each
+//! block changes that record, and with O_DSYNC the change must be durable before the write completes. So zeroes that
+//! count as written (`FALLOC_FL_WRITE_ZEROES`) are useful. Four threads overwrite 4 KiB, one block after the other,
+//! each in its own quarter of a file, until the end of the time or of the file. Written extents are the baseline and
+//! have two turns in a round.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -22,10 +23,10 @@ use crate::setup::{self, Scratch};
 
 const THREADS: u64 = 4;
 const BLOCK: [u8; 4096] = [0x5a; 4096];
-/// The largest file: more than is overwritten in a turn.
+/// The maximum size of the file: more than a turn overwrites.
 const MAX_BYTES: u64 = 256 << 20;
 const STATES: [&str; 3] = ["written", "written, again", "unwritten"];
-/// The place of unwritten extents in [`STATES`].
+/// The index of unwritten extents in [`STATES`].
 const UNWRITTEN: usize = 2;
 
 /// Measures it, or notes that the file system cannot allocate space without writing.
@@ -67,7 +68,7 @@ fn write(path: &Path, bytes: u64) -> anyhow::Result<()> {
     file.sync_all().with_context(doing)
 }
 
-/// A new file whose space is allocated and unwritten; nothing where there is no such thing.
+/// A new file whose space is allocated and unwritten; `None` if the file system does not support it.
 fn allocated(dir: &Path, bytes: u64) -> anyhow::Result<Option<Scratch>> {
     let scratch = setup::new_path(dir, "unwritten")?;
     let doing = || format!("allocating {}", scratch.0.display());
@@ -80,7 +81,7 @@ fn allocated(dir: &Path, bytes: u64) -> anyhow::Result<Option<Scratch>> {
     Ok(Some(scratch))
 }
 
-/// Overwrites a second, by all threads together.
+/// Overwrites per second, of all threads together.
 fn overwrite(path: &Path, bytes: u64, turn: Duration) -> anyhow::Result<f64> {
     let file = OpenOptions::new().write(true).custom_flags(OFlags::DSYNC.bits() as i32).open(path);
     let file = file.with_context(|| format!("opening {}", path.display()))?;

@@ -1,7 +1,7 @@
 //! Plots as SVG, for white and for dark pages.
 //!
-//! There is no background, and words, lines and bars have colours of a middle tone, which read on both. A plot has its unit at each
-//! axis that has one, and a legend above the drawing, where it hides nothing.
+//! The background is transparent, and text, lines and bars have medium colours, which are readable on both. Each axis
+//! has its unit, and the legend is above the drawing.
 
 use std::ops::Range;
 
@@ -25,22 +25,22 @@ const SIZE: (u32, u32) = (800, 420);
 /// Pixels of the title and of a line of the legend.
 const TITLE_HEIGHT: u32 = 34;
 const LEGEND_HEIGHT: u32 = 22;
-/// Pixels of a letter of the legend, about.
+/// The approximate width of a letter of the legend, in pixels.
 const LETTER: i32 = 7;
 const FONT: &str = "sans-serif";
-/// Pixels around the drawing, and those of the numbers beside it.
+/// The margins of the drawing in pixels, and those of the numbers beside it.
 const MARGIN: u32 = 8;
 const RIGHT_MARGIN: u32 = 16;
 const NUMBERS_WIDTH: u32 = 72;
-/// The width of a letter, about, as a part of the size of its font.
+/// The approximate width of a letter, relative to its font size.
 const LETTER_PART: f64 = 0.46;
-/// Sizes of the fonts of names under an axis and of values above bars, and the least that can be read.
+/// Font sizes of names under an axis and of values above bars, and the smallest readable one.
 const NAME_SIZE: u32 = 13;
 const VALUE_SIZE: u32 = 11;
 const LEAST_SIZE: u32 = 8;
-/// 4.5 to 1 on white and 4.2 to 1 on #111.
+/// Contrast: 4.5 to 1 on white and 4.2 to 1 on #111.
 const INK: RGBColor = RGBColor(0x77, 0x77, 0x77);
-/// Colours that differ from each other for most colour-blind readers, too.
+/// Colours that most colour-blind readers can distinguish as well.
 const PALETTE: [RGBColor; 6] = [
     RGBColor(0x3b, 0x82, 0xc4),
     RGBColor(0xd9, 0x82, 0x2b),
@@ -52,7 +52,7 @@ const PALETTE: [RGBColor; 6] = [
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// The plot as a whole file.
+/// The plot as a complete file.
 ///
 /// # Errors
 /// If there is nothing to draw: no value, or none above 0 for a logarithmic axis.
@@ -81,7 +81,7 @@ fn words(size: u32, across: HPos, down: VPos) -> TextStyle<'static> {
     (FONT, size).into_font().color(&INK).pos(Pos::new(across, down))
 }
 
-/// The size of a font in which words are no wider than so many pixels, if it can be read.
+/// The font size in which the words fit into this number of pixels, if it is readable.
 fn fitting(words: &str, width: f64, most: u32) -> Option<u32> {
     let size = (width / (LETTER_PART * words.chars().count().max(1) as f64)) as u32;
     (size >= LEAST_SIZE).then_some(size.min(most))
@@ -91,7 +91,7 @@ fn colour(index: usize) -> ShapeStyle {
     PALETTE[index % PALETTE.len()].filled()
 }
 
-/// Draws a square and a name for each series, and returns the area below.
+/// Draws a square and a name for each series; returns the area below.
 fn legend<'a>(area: &Area<'a>, names: &[&str]) -> anyhow::Result<Area<'a>> {
     let (mut at, mut places) = ((70, 4), Vec::new());
     for name in names {
@@ -110,7 +110,7 @@ fn legend<'a>(area: &Area<'a>, names: &[&str]) -> anyhow::Result<Area<'a>> {
     Ok(chart)
 }
 
-/// From where to where an axis goes, for these values.
+/// The range of an axis, for these values.
 fn range(axis: &Axis, values: impl Iterator<Item = f64>) -> anyhow::Result<(f64, f64)> {
     let is_drawn = |value: &f64| value.is_finite() && (!axis.logarithmic || *value > 0.0);
     let (least, most) = values
@@ -124,7 +124,7 @@ fn range(axis: &Axis, values: impl Iterator<Item = f64>) -> anyhow::Result<(f64,
     })
 }
 
-/// An axis with a place of width 1 for each group of bars, and a name in its middle.
+/// An axis with a slot of width 1 for each group of bars, with its name in the middle.
 struct Groups(usize);
 
 impl Ranged for Groups {
@@ -166,7 +166,7 @@ fn bars(area: &Area, plot: &Plot, groups: &[String], series: &[Series]) -> anyho
     }
 }
 
-/// Bars from `floor` upwards, with their values above them where there is room: a little more than the bar.
+/// Bars from `floor` upwards, with their values above them if there is room: a little more than the bar.
 fn bars_in<'a, 'b, X, Y>(
     chart: &mut ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>,
     series: &[Series],
@@ -233,10 +233,10 @@ fn builder<'a, 'b>(area: &'a Area<'b>) -> ChartBuilder<'a, 'b, SVGBackend<'b>> {
     builder
 }
 
-/// What stands under an axis.
+/// The labels under an axis.
 struct Names<'a> {
     of: &'a dyn Fn(&f64) -> String,
-    /// The size of the font.
+    /// The font size.
     size: u32,
     has_lines_upwards: bool,
 }
@@ -319,7 +319,7 @@ mod tests {
             let error = svg(&plot(logarithmic, bars_of(values))).unwrap_err();
             assert!(format!("{error:#}").contains("drawing p: there is no value for the axis 'time, ms'"), "{error:#}");
         }
-        // Bars that are 0 are bars.
+        // Bars of 0 are drawn.
         assert!(svg(&plot(false, bars_of(&[0.0]))).is_ok());
     }
 }

@@ -7,7 +7,7 @@ use sealblock_units::ByteCount;
 use super::outcome::Table;
 use super::{Measured, Report};
 
-/// All of a report.
+/// The whole report.
 pub fn report(report: &Report) -> String {
     let mut text = format!("{}\n", report.machine.text);
     for claim in &report.claims {
@@ -74,13 +74,13 @@ fn write_table(text: &mut String, table: &Table) -> fmt::Result {
 mod tests {
     use super::*;
     use crate::bench::outcome::{Cell, Outcome};
-    use crate::bench::verdict::{Bar, Verdict};
+    use crate::bench::verdict::{Threshold, Verdict};
 
     fn measured() -> Measured {
         let mut table = Table::new("memory", "way", &[("time", "s"), ("ratio", "")]);
         table.push("by reading", vec![Cell::counted(1.5), Cell::words("baseline")]);
         table.push("offloaded", vec![Cell::counted(0.25), Cell::counted(6.0)]);
-        let verdicts = vec![Verdict::counted("ratio", Bar::AtLeast(6.0), 6.0)];
+        let verdicts = vec![Verdict::counted("ratio", Threshold::AtLeast(6.0), 6.0)];
         let notes = vec!["quiet".to_owned()];
         Measured::sample(Outcome { tables: vec![table], verdicts, notes, plots: Vec::new() })
     }

@@ -1,30 +1,32 @@
-//! Whether a claim holds, by what was measured: *holds*, *does not hold* or *too noisy to tell*.
+//! The verdict on a claim from its measurement: *holds*, *does not hold* or *too noisy to tell*.
 //!
-//! A machine is never quiet, so a ratio by itself says little. In each round the baseline has two turns, and its second turn as a part of its
-//! first one, `again`, is 1 but for noise. Whatever `again` misses 1 by, the median of any other ratio of these rounds may be wrong by as well. So a
-//! claim holds only if the median of its ratios beats the bar by more than that, and fails only if it misses the bar by more.
+//! A machine always has other load, so a ratio by itself is not enough. In each round the baseline has two turns. Its
+//! second turn as a part of its first one, `again`, is 1 except for noise. The median of any other ratio of these
+//! rounds may be wrong by as much as `again` differs from 1. So a claim holds only if the median of its ratios exceeds
+//! the threshold by more than that, and fails only if it misses the threshold by more.
 //!
-//! The greatest miss counts; of many rounds, where one that was disturbed says little of a median, the greatest that is left when one is left out for every
-//! four rounds beyond the least number of rounds. A claim that is exactly at its bar is then decided by noise, as
-//! tests make it up, in at most 6 % of runs with three rounds and 1.5 % with seven.
+//! The largest deviation counts; with many rounds, the largest one after one round is left out for every four rounds
+//! beyond the minimum, because one disturbed round hardly affects a median. For a claim that is exactly at its
+//! threshold noise alone decides, in simulations, at most 6 % of runs with three rounds and 1.5 % with seven.
 //!
-//! Three further rules keep a verdict from saying more than was seen. Fewer than three rounds have no spread that means anything. A round
-//! whose ratio is not a number above 0 has measured nothing, so nothing is said. And at most one round in four may be on the other side of the bar.
+//! Three more rules prevent unfounded verdicts. Fewer than three rounds have no meaningful spread. A round whose ratio
+//! is not a number above 0 has measured nothing, so there is no verdict. And at most one round in four may be on the
+//! other side of the threshold.
 //!
-//! What was counted and not timed has no noise: [`Verdict::counted`].
+//! A count has no noise: [`Verdict::counted`].
 
 use serde::Serialize;
 
 use crate::report::{Spread, number};
 
-/// Fewer rounds do not decide.
+/// The minimum number of rounds for a verdict.
 const MIN_ROUNDS: usize = 3;
-/// One round in so many may be on the other side of the bar.
+/// One round in this many may be on the other side of the threshold.
 const DISSENT: usize = 4;
-/// For so many rounds beyond [`MIN_ROUNDS`] one is left out where the baseline missed itself most.
+/// For this many rounds beyond [`MIN_ROUNDS`] one is left out, that with the largest deviation of the baseline.
 const LEFT_OUT: usize = 4;
 
-/// What follows of the figures.
+/// The verdict.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 pub enum Ruling {
     /// The claim holds here.
@@ -33,13 +35,13 @@ pub enum Ruling {
     /// It does not hold here.
     #[serde(rename = "does not hold")]
     DoesNotHold,
-    /// This run does not decide.
+    /// This run is not decisive.
     #[serde(rename = "too noisy to tell")]
     TooNoisy,
 }
 
 impl Ruling {
-    /// In words.
+    /// As text.
     pub const fn as_str(self) -> &'static str {
         match self {
             Ruling::Holds => "holds",
@@ -49,39 +51,39 @@ impl Ruling {
     }
 }
 
-/// On which side of the bar a claim has to be.
+/// The threshold of a claim, and its side.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Bar {
-    /// At this or above.
+pub enum Threshold {
+    /// At least this.
     AtLeast(f64),
-    /// At this or below.
+    /// At most this.
     AtMost(f64),
 }
 
-impl Bar {
-    /// Whether a value that has no noise is on the right side.
+impl Threshold {
+    /// True if a value without noise is on the right side.
     fn is_kept_by(self, value: f64) -> bool {
         match self {
-            Bar::AtLeast(bar) => value >= bar,
-            Bar::AtMost(bar) => value <= bar,
+            Threshold::AtLeast(threshold) => value >= threshold,
+            Threshold::AtMost(threshold) => value <= threshold,
         }
     }
 
-    /// The same bar, harder to keep by a factor above 1, or easier by one below.
-    fn harder(self, factor: f64) -> Bar {
+    /// The same threshold, harder to reach by a factor above 1, or easier by one below.
+    fn harder(self, factor: f64) -> Threshold {
         match self {
-            Bar::AtLeast(bar) => Bar::AtLeast(bar * factor),
-            Bar::AtMost(bar) => Bar::AtMost(bar / factor),
+            Threshold::AtLeast(threshold) => Threshold::AtLeast(threshold * factor),
+            Threshold::AtMost(threshold) => Threshold::AtMost(threshold / factor),
         }
     }
 }
 
-impl std::fmt::Display for Bar {
+impl std::fmt::Display for Threshold {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match *self {
-            Bar::AtLeast(bar) => write!(f, "at least {}", number(bar)),
-            Bar::AtMost(bar) => write!(f, "at most {}", number(bar)),
+            Threshold::AtLeast(threshold) => write!(f, "at least {}", number(threshold)),
+            Threshold::AtMost(threshold) => write!(f, "at most {}", number(threshold)),
         }
     }
 }
@@ -89,14 +91,14 @@ impl std::fmt::Display for Bar {
 /// Ratios of one round.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Round {
-    /// What is claimed, as a part of the baseline in the same round.
+    /// The claim, as a part of the baseline in the same round.
     pub claim: f64,
     /// The baseline's second turn as a part of its first one.
     pub again: f64,
 }
 
 impl Round {
-    /// Of what was measured in one round, in any unit that all three have: the baseline, the baseline again, and what is claimed.
+    /// From the results of one round, in the same unit: the baseline, the baseline again, and the claim.
     pub fn of(baseline: f64, again: f64, claimed: f64) -> Round {
         Round { claim: claimed / baseline, again: again / baseline }
     }
@@ -106,69 +108,74 @@ impl Round {
     }
 }
 
-/// A claim with its figures and what follows of them.
+/// A claim with its figures and the verdict.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Verdict {
-    /// What the ratio is of, in words.
+    /// The meaning of the ratio.
     pub what: String,
-    /// The bar.
-    pub bar: Bar,
-    /// The median of the ratios, or the counted figure.
+    /// The threshold.
+    #[serde(rename = "bar")]
+    pub threshold: Threshold,
+    /// The median of the ratios, or the count.
     pub median: f64,
     /// The least ratio.
     pub least: f64,
     /// The greatest ratio.
     pub most: f64,
-    /// How many rounds there were; 0 for what was counted.
+    /// The number of rounds; 0 for a count.
     pub rounds: usize,
-    /// By what factor the baseline missed itself, rounds left out apart; nothing for what was counted, and where a round has measured nothing.
-    pub yardstick_factor: Option<f64>,
-    /// What follows.
+    /// The factor by which the baseline deviates from itself, without the rounds left out; `None` for a count, and if a
+    /// round has measured nothing.
+    #[serde(rename = "yardstick_factor")]
+    pub baseline_factor: Option<f64>,
+    /// The verdict.
     pub ruling: Ruling,
-    /// All of that in a sentence.
+    /// All of it in a sentence.
     pub sentence: String,
 }
 
 impl Verdict {
-    /// By ratios that were timed.
-    pub fn timed(what: impl Into<String>, bar: Bar, rounds: &[Round]) -> Verdict {
+    /// From timed ratios.
+    pub fn timed(what: impl Into<String>, threshold: Threshold, rounds: &[Round]) -> Verdict {
         let ratios = Spread::of(rounds.iter().map(|round| round.claim));
-        let factor = yardstick_factor(rounds);
+        let factor = baseline_factor(rounds);
         let verdict = Verdict {
             what: what.into(),
-            bar,
+            threshold,
             median: ratios.median,
             least: ratios.least,
             most: ratios.most,
             rounds: rounds.len(),
-            yardstick_factor: factor,
-            ruling: ruling(bar, rounds, factor, ratios.median),
+            baseline_factor: factor,
+            ruling: ruling(threshold, rounds, factor, ratios.median),
             sentence: String::new(),
         };
         Verdict { sentence: sentence(&verdict), ..verdict }
     }
 
-    /// By a figure that was counted, which no machine changes. What is no number cannot be compared with a bar.
-    pub fn counted(what: impl Into<String>, bar: Bar, value: f64) -> Verdict {
-        let ruling = match (value.is_nan(), bar.is_kept_by(value)) {
+    /// From a count, which is the same on every machine. A NaN cannot be compared with a threshold.
+    pub fn counted(what: impl Into<String>, threshold: Threshold, value: f64) -> Verdict {
+        let ruling = match (value.is_nan(), threshold.is_kept_by(value)) {
             (true, _) => Ruling::TooNoisy,
             (false, true) => Ruling::Holds,
             (false, false) => Ruling::DoesNotHold,
         };
         let (median, least, most) = (value, value, value);
         let (what, sentence) = (what.into(), String::new());
-        let verdict = Verdict { what, bar, median, least, most, rounds: 0, yardstick_factor: None, ruling, sentence };
+        let verdict =
+            Verdict { what, threshold, median, least, most, rounds: 0, baseline_factor: None, ruling, sentence };
         Verdict { sentence: sentence_of_count(&verdict), ..verdict }
     }
 }
 
-/// The rounds, of so many, that say nothing of the baseline's noise.
+/// The number of rounds, of this total, that are left out for the baseline's noise.
 const fn left_out(rounds: usize) -> usize {
     rounds.saturating_sub(MIN_ROUNDS) / LEFT_OUT
 }
 
-/// The greatest factor by which the baseline missed itself in rounds that are not left out; nothing if a round has measured nothing or there is none.
-fn yardstick_factor(rounds: &[Round]) -> Option<f64> {
+/// The largest factor by which the baseline deviates from itself in the remaining rounds; `None` if a round has
+/// measured nothing or there is none.
+fn baseline_factor(rounds: &[Round]) -> Option<f64> {
     if rounds.is_empty() || !rounds.iter().all(|round| round.is_measured()) {
         return None;
     }
@@ -177,13 +184,13 @@ fn yardstick_factor(rounds: &[Round]) -> Option<f64> {
     factors.get(factors.len() - 1 - left_out(factors.len())).copied()
 }
 
-fn ruling(bar: Bar, rounds: &[Round], factor: Option<f64>, median: f64) -> Ruling {
+fn ruling(threshold: Threshold, rounds: &[Round], factor: Option<f64>, median: f64) -> Ruling {
     let Some(factor) = factor.filter(|_| rounds.len() >= MIN_ROUNDS) else { return Ruling::TooNoisy };
-    let kept = rounds.iter().filter(|round| bar.is_kept_by(round.claim)).count();
+    let kept = rounds.iter().filter(|round| threshold.is_kept_by(round.claim)).count();
     let missed = rounds.len() - kept;
-    if bar.harder(factor).is_kept_by(median) && missed * DISSENT <= rounds.len() {
+    if threshold.harder(factor).is_kept_by(median) && missed * DISSENT <= rounds.len() {
         Ruling::Holds
-    } else if !bar.harder(1.0 / factor).is_kept_by(median) && kept * DISSENT <= rounds.len() {
+    } else if !threshold.harder(1.0 / factor).is_kept_by(median) && kept * DISSENT <= rounds.len() {
         Ruling::DoesNotHold
     } else {
         Ruling::TooNoisy
@@ -191,9 +198,9 @@ fn ruling(bar: Bar, rounds: &[Round], factor: Option<f64>, median: f64) -> Rulin
 }
 
 fn sentence(verdict: &Verdict) -> String {
-    let Verdict { what, bar, median, least, most, rounds, ruling, .. } = verdict;
+    let Verdict { what, threshold, median, least, most, rounds, ruling, .. } = verdict;
     let (median, least, most) = (number(*median), number(*least), number(*most));
-    let why = match verdict.yardstick_factor {
+    let why = match verdict.baseline_factor {
         None => "a round measured nothing that can be compared".to_owned(),
         Some(_) if *rounds < MIN_ROUNDS => format!("{rounds} rounds, {MIN_ROUNDS} are needed"),
         Some(factor) => {
@@ -205,12 +212,12 @@ fn sentence(verdict: &Verdict) -> String {
             format!("the baseline against itself is off by up to {percent} %{apart}")
         }
     };
-    format!("{what}: {median} [{least} .. {most}], threshold {bar}: {}; {why}", ruling.as_str())
+    format!("{what}: {median} [{least} .. {most}], threshold {threshold}: {}; {why}", ruling.as_str())
 }
 
 fn sentence_of_count(verdict: &Verdict) -> String {
-    let Verdict { what, bar, median, ruling, .. } = verdict;
-    format!("{what}: {}, threshold {bar}: {}; counted, so there is no noise", number(*median), ruling.as_str())
+    let Verdict { what, threshold, median, ruling, .. } = verdict;
+    format!("{what}: {}, threshold {threshold}: {}; counted, so there is no noise", number(*median), ruling.as_str())
 }
 
 #[cfg(test)]
@@ -221,42 +228,42 @@ mod tests {
         ratios.iter().map(|&(claim, again)| Round { claim, again }).collect()
     }
 
-    fn ruled(bar: Bar, ratios: &[(f64, f64)]) -> Ruling {
-        Verdict::timed("ratio", bar, &rounds(ratios)).ruling
+    fn ruled(threshold: Threshold, ratios: &[(f64, f64)]) -> Ruling {
+        Verdict::timed("ratio", threshold, &rounds(ratios)).ruling
     }
 
     #[test]
     fn a_claim_holds_that_beats_the_bar_by_more_than_noise() {
         let good = [(8.0, 1.02), (8.4, 0.97), (7.9, 1.0), (8.1, 1.01)];
-        assert_eq!(ruled(Bar::AtLeast(6.0), &good), Ruling::Holds);
-        assert_eq!(ruled(Bar::AtMost(9.0), &good), Ruling::Holds);
+        assert_eq!(ruled(Threshold::AtLeast(6.0), &good), Ruling::Holds);
+        assert_eq!(ruled(Threshold::AtMost(9.0), &good), Ruling::Holds);
     }
 
     #[test]
     fn a_claim_fails_that_misses_the_bar_by_more_than_noise() {
         let bad = [(4.0, 1.02), (4.4, 0.97), (3.9, 1.0), (4.1, 1.01)];
-        assert_eq!(ruled(Bar::AtLeast(6.0), &bad), Ruling::DoesNotHold);
-        assert_eq!(ruled(Bar::AtMost(3.0), &bad), Ruling::DoesNotHold);
+        assert_eq!(ruled(Threshold::AtLeast(6.0), &bad), Ruling::DoesNotHold);
+        assert_eq!(ruled(Threshold::AtMost(3.0), &bad), Ruling::DoesNotHold);
     }
 
     #[test]
-    fn a_yardstick_that_misses_itself_decides_nothing() {
+    fn a_baseline_that_misses_itself_decides_nothing() {
         let near = |again| [(6.5, 1.0), (6.6, again), (6.4, 1.0), (6.5, 1.0)];
-        assert_eq!(ruled(Bar::AtLeast(6.0), &near(1.05)), Ruling::Holds);
-        // As much below 1 as above: both are noise.
-        assert_eq!(ruled(Bar::AtLeast(6.0), &near(1.2)), Ruling::TooNoisy);
-        assert_eq!(ruled(Bar::AtLeast(6.0), &near(1.0 / 1.2)), Ruling::TooNoisy);
-        assert_eq!(ruled(Bar::AtLeast(7.0), &near(1.05)), Ruling::DoesNotHold);
-        assert_eq!(ruled(Bar::AtLeast(7.0), &near(1.2)), Ruling::TooNoisy);
-        // Noise is a factor, so a claim that is far off is decided all the same.
-        assert_eq!(ruled(Bar::AtLeast(2.0), &near(3.0)), Ruling::Holds);
+        assert_eq!(ruled(Threshold::AtLeast(6.0), &near(1.05)), Ruling::Holds);
+        // Deviations below 1 count like those above: both are noise.
+        assert_eq!(ruled(Threshold::AtLeast(6.0), &near(1.2)), Ruling::TooNoisy);
+        assert_eq!(ruled(Threshold::AtLeast(6.0), &near(1.0 / 1.2)), Ruling::TooNoisy);
+        assert_eq!(ruled(Threshold::AtLeast(7.0), &near(1.05)), Ruling::DoesNotHold);
+        assert_eq!(ruled(Threshold::AtLeast(7.0), &near(1.2)), Ruling::TooNoisy);
+        // Noise is a factor, so a claim that is far off is decided nevertheless.
+        assert_eq!(ruled(Threshold::AtLeast(2.0), &near(3.0)), Ruling::Holds);
     }
 
     #[test]
     fn a_disturbed_round_among_many_says_nothing_of_the_noise() {
         let disturbed = |count: usize, rounds: usize| {
             let round = |at: usize| if at < count { (6.5, 3.0) } else { (6.5, 1.02) };
-            Verdict::timed("ratio", Bar::AtLeast(6.0), &self::rounds(&(0..rounds).map(round).collect::<Vec<_>>()))
+            Verdict::timed("ratio", Threshold::AtLeast(6.0), &self::rounds(&(0..rounds).map(round).collect::<Vec<_>>()))
         };
         let ruled = |count, rounds| disturbed(count, rounds).ruling;
         assert_eq!([ruled(1, 3), ruled(1, 6), ruled(1, 7)], [Ruling::TooNoisy, Ruling::TooNoisy, Ruling::Holds]);
@@ -268,8 +275,8 @@ mod tests {
         );
     }
 
-    /// A claim that is exactly at its bar is the worst case: whatever is said of it is noise. Every turn is off by a factor of its own, and in
-    /// one round of eight all turns behind some moment are off by half as well.
+    /// A claim that is exactly at its threshold is the worst case: any verdict comes from noise. Every turn is off by a
+    /// factor of its own, and in one round of eight all turns after some moment are also off by half.
     #[test]
     fn noise_alone_decides_few_runs() {
         const RUNS: usize = 10_000;
@@ -287,7 +294,7 @@ mod tests {
                     order.shuffle(&mut times);
                     Round::of(times[0], times[1], times[2])
                 });
-                Verdict::timed("ratio", Bar::AtLeast(1.0), &ratios.collect::<Vec<_>>()).ruling
+                Verdict::timed("ratio", Threshold::AtLeast(1.0), &ratios.collect::<Vec<_>>()).ruling
             };
             let decided = (0..RUNS).filter(|_| run() != Ruling::TooNoisy).count();
             assert!(decided * 1000 < RUNS * of_a_thousand, "{decided} of {RUNS} runs with {rounds} rounds");
@@ -297,17 +304,17 @@ mod tests {
     #[test]
     fn rounds_that_contradict_each_other_decide_nothing() {
         let split = [(9.0, 1.0), (9.0, 1.0), (9.0, 1.0), (3.0, 1.0), (3.0, 1.0)];
-        assert_eq!(ruled(Bar::AtLeast(6.0), &split), Ruling::TooNoisy);
+        assert_eq!(ruled(Threshold::AtLeast(6.0), &split), Ruling::TooNoisy);
         let one_of_five = [(9.0, 1.0), (9.0, 1.0), (9.0, 1.0), (9.0, 1.0), (3.0, 1.0)];
-        assert_eq!(ruled(Bar::AtLeast(6.0), &one_of_five), Ruling::Holds);
+        assert_eq!(ruled(Threshold::AtLeast(6.0), &one_of_five), Ruling::Holds);
     }
 
     #[test]
     fn too_few_rounds_decide_nothing() {
         for ratios in [&[][..], &[(100.0, 1.0)], &[(100.0, 1.0), (100.0, 1.0)]] {
-            assert_eq!(ruled(Bar::AtLeast(6.0), ratios), Ruling::TooNoisy, "{ratios:?}");
+            assert_eq!(ruled(Threshold::AtLeast(6.0), ratios), Ruling::TooNoisy, "{ratios:?}");
         }
-        let one = Verdict::timed("ratio", Bar::AtLeast(6.0), &rounds(&[(100.0, 1.0)]));
+        let one = Verdict::timed("ratio", Threshold::AtLeast(6.0), &rounds(&[(100.0, 1.0)]));
         assert!(one.sentence.ends_with("too noisy to tell; 1 rounds, 3 are needed"), "{}", one.sentence);
     }
 
@@ -315,8 +322,8 @@ mod tests {
     fn rounds_that_measured_nothing_decide_nothing() {
         for broken in [f64::NAN, 0.0, -1.0, f64::INFINITY] {
             for bad in [(broken, 1.0), (8.0, broken)] {
-                let verdict = Verdict::timed("ratio", Bar::AtLeast(6.0), &rounds(&[(8.0, 1.0), bad, (8.0, 1.0)]));
-                assert_eq!((verdict.ruling, verdict.yardstick_factor), (Ruling::TooNoisy, None), "{bad:?}");
+                let verdict = Verdict::timed("ratio", Threshold::AtLeast(6.0), &rounds(&[(8.0, 1.0), bad, (8.0, 1.0)]));
+                assert_eq!((verdict.ruling, verdict.baseline_factor), (Ruling::TooNoisy, None), "{bad:?}");
                 assert!(verdict.sentence.contains("measured nothing"), "{}", verdict.sentence);
             }
         }
@@ -326,20 +333,20 @@ mod tests {
 
     #[test]
     fn counts_have_no_noise() {
-        assert_eq!(Verdict::counted("bytes", Bar::AtLeast(1000.0), 1000.0).ruling, Ruling::Holds);
-        assert_eq!(Verdict::counted("bytes", Bar::AtLeast(1000.0), 999.0).ruling, Ruling::DoesNotHold);
-        assert_eq!(Verdict::counted("rate", Bar::AtMost(0.0), 0.0).ruling, Ruling::Holds);
-        assert_eq!(Verdict::counted("rate", Bar::AtMost(0.5), f64::NAN).ruling, Ruling::TooNoisy);
-        assert_eq!(Verdict::counted("bytes", Bar::AtLeast(1000.0), f64::INFINITY).ruling, Ruling::Holds);
+        assert_eq!(Verdict::counted("bytes", Threshold::AtLeast(1000.0), 1000.0).ruling, Ruling::Holds);
+        assert_eq!(Verdict::counted("bytes", Threshold::AtLeast(1000.0), 999.0).ruling, Ruling::DoesNotHold);
+        assert_eq!(Verdict::counted("rate", Threshold::AtMost(0.0), 0.0).ruling, Ruling::Holds);
+        assert_eq!(Verdict::counted("rate", Threshold::AtMost(0.5), f64::NAN).ruling, Ruling::TooNoisy);
+        assert_eq!(Verdict::counted("bytes", Threshold::AtLeast(1000.0), f64::INFINITY).ruling, Ruling::Holds);
     }
 
     #[test]
     fn the_sentence_has_the_figures_of_the_verdict() {
         let verdict =
-            Verdict::timed("times as fast", Bar::AtLeast(6.0), &rounds(&[(8.0, 1.1), (9.0, 1.0), (7.0, 1.0)]));
+            Verdict::timed("times as fast", Threshold::AtLeast(6.0), &rounds(&[(8.0, 1.1), (9.0, 1.0), (7.0, 1.0)]));
         let words = "times as fast: 8.00 [7.00 .. 9.00], threshold at least 6.00: holds; the baseline against itself is off by up to 10.0 %";
         assert_eq!(verdict.sentence, words);
-        let counted = Verdict::counted("of the bytes", Bar::AtMost(0.6), 0.75);
+        let counted = Verdict::counted("of the bytes", Threshold::AtMost(0.6), 0.75);
         assert_eq!(
             counted.sentence,
             "of the bytes: 0.750, threshold at most 0.600: does not hold; counted, so there is no noise"

@@ -1,11 +1,12 @@
 //! The claim `verify-offload`: Verify at the target that holds the data, against Verify of the same blocks by reading them.
 //!
-//! Host and target are ours, over NVMe/TCP on loopback, a core each. Both ways check guard and reference tag of every block of one namespace,
-//! at the target or at the host. Reading is done by eight readers and by one, requests of 1 MiB each; Verify goes in commands of up to 16 MiB, eight
-//! and one at a time. Each way of reading is a baseline, so each has two turns in a round.
+//! Host and target are ours, over NVMe/TCP on loopback, a core each. Both ways check guard and reference tag of every
+//! block of one namespace, at the target or at the host. Eight readers and one reader read in requests of 1 MiB each;
+//! Verify uses commands of up to 16 MiB, eight and one at a time. Each way of reading is a baseline, so each has two
+//! turns in a round.
 //!
-//! CPU time is that of the host's thread and of the target's. An end that has nothing to do looks for work for 50 us before it sleeps, as in
-//! `sealblock serve`, and that is a part of it. Bytes moved are payload, and for each command the 96 bytes of its capsules.
+//! CPU time is that of the host's thread and of the target's. An idle end polls for 50 us before it sleeps, as in
+//! `sealblock serve`, which is included. Bytes moved are the payload, and 96 bytes of capsules for each command.
 
 use std::path::Path;
 use std::time::Instant;
@@ -18,22 +19,22 @@ use sealblock_units::ByteCount;
 
 use super::machine::memory_bytes;
 use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
-use super::verdict::{Bar, Round, Verdict};
+use super::verdict::{Round, Threshold, Verdict};
 use crate::cpu::{core_cpu, thread_cpu, two_cpus};
 use crate::load::{Stopwatch, in_pieces};
 use crate::remote::{self, NQN, SPIN_US, Served, Store, View};
 use crate::report::Spread;
 use crate::setup::{self, Prepared, Protection, Scratch, Turn};
 
-/// How many times as fast, on media that cost the target next to nothing or a read of memory.
+/// The claimed speed-up, on media that cost the target next to nothing or a read of memory.
 const FASTER: f64 = 6.0;
-/// How many times fewer bytes.
+/// The claimed reduction of bytes.
 const FEWER: f64 = 1000.0;
 /// Requests in flight.
 const DEPTH: usize = 8;
-/// Blocks of 4 KiB that one request is about, if the device takes as many.
+/// Blocks of 4 KiB of one request, if the device supports as many.
 const OFFLOADED_BLOCKS: u64 = 4096;
-/// Blocks of 4 KiB that one request is about, where they are read.
+/// Blocks of 4 KiB of one read.
 const READ_BLOCKS: u64 = 256;
 /// A command's capsule of 72 bytes and its response of 24.
 const CAPSULES_BYTES: u64 = 96;
@@ -52,7 +53,7 @@ pub const CLAIM: Claim = Claim {
     measure,
 };
 
-/// What the target keeps its blocks in.
+/// The target's storage.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Medium {
     Null,
@@ -73,8 +74,8 @@ impl Medium {
         }
     }
 
-    /// Whether something is claimed of it. A volume is as fast as its medium.
-    const fn has_bar(self) -> bool {
+    /// True if the claim covers it. A volume is as fast as its medium.
+    const fn has_threshold(self) -> bool {
         matches!(self, Medium::Null | Medium::Memory)
     }
 }
@@ -99,11 +100,11 @@ const WAYS: [Way; 6] = [
     way("Verify, 8 at a time", true, DEPTH),
     way("Verify, 1 at a time", true, 1),
 ];
-/// Each baseline, its second turn, and what is compared with it.
+/// Each baseline, its second turn, and the way that is compared with it.
 const COMPARED: [(usize, usize, usize, &str); 2] =
     [(0, 1, 4, "Verify, 8 at a time, against 8 readers"), (2, 3, 5, "Verify, 1 at a time, against 1 reader")];
 
-/// A turn, for each GiB of data.
+/// The result of a turn, for each GiB of data.
 #[derive(Clone, Copy)]
 struct Turned {
     seconds: f64,
@@ -112,11 +113,11 @@ struct Turned {
     moved_bytes: f64,
 }
 
-/// A device without some of its abilities, so that the gate in front of it has to emulate them.
+/// A device with fewer abilities, so that its gate must emulate them.
 struct Lacking<D> {
     /// The device.
     inner: D,
-    /// What is left of its abilities.
+    /// The remaining abilities.
     left: fn(Abilities) -> Abilities,
 }
 
@@ -137,21 +138,22 @@ impl<D: Device> Device for Lacking<D> {
 /// A device that does not verify, so that its gate reads.
 type Reading = Gate<Lacking<NvmeTcpDevice>>;
 
-/// The same device, read by this host instead of verified by itself.
+/// The same device, read by this host instead of verified by the target.
 fn by_reading(device: NvmeTcpDevice) -> Reading {
     let left = |abilities| Abilities { verify: Ability::Absent, ..abilities };
     Gate::new("emulated", Lacking { inner: device, left })
 }
 
-/// One Verify of everything.
+/// One Verify of all blocks.
 struct Pass {
-    /// How long it took.
+    /// Its duration.
     seconds: f64,
-    /// Bytes of payload and capsules that crossed.
+    /// Transferred bytes of payload and capsules.
     bytes_moved: u64,
 }
 
-/// Verifies all of a device, `piece` blocks and so many requests at a time. `device` is what the gate stands before.
+/// Verifies a whole device, `piece` blocks at a time with this number of requests in flight. `device` is the device
+/// behind the gate.
 async fn pass<D: Device>(gate: &D, device: &NvmeTcpDevice, piece: u64, in_flight: usize) -> anyhow::Result<Pass> {
     let geometry = gate.geometry();
     geometry.protection.context("there are tags to verify")?;
@@ -223,7 +225,7 @@ fn filled_volume(dir: &Path, blocks: u64) -> anyhow::Result<Scratch> {
     Ok(Reactor::new(Config::default())?.block_on(filled)?.0)
 }
 
-/// Both ways to one namespace.
+/// Both ways for one namespace.
 struct Host {
     device: NvmeTcpDevice,
     offloaded: Gate<NvmeTcpDevice>,
@@ -244,7 +246,7 @@ async fn rounds(
         target: serving.core,
         device,
     };
-    // Brings tables of volumes into memory, and the code of both ways.
+    // Loads tables of volumes and the code of both ways.
     for way in [WAYS[0], WAYS[4]] {
         host.turn(way, 0.0).await?;
     }
@@ -255,7 +257,7 @@ async fn rounds(
 }
 
 impl Host {
-    /// Passes over all blocks, for at least so many seconds and at least one.
+    /// Passes over all blocks, for at least this many seconds and at least once.
     async fn turn(&self, way: Way, seconds: f64) -> anyhow::Result<Turned> {
         let target_before = core_cpu(&self.target).await?;
         let (host_before, watch) = (thread_cpu(), Instant::now());
@@ -317,19 +319,19 @@ fn table(medium: Medium, turns: &[Vec<Turned>]) -> Table {
 
 fn verdicts(medium: Medium, turns: &[Vec<Turned>]) -> Vec<Verdict> {
     let mut verdicts = Vec::new();
-    if medium.has_bar() {
+    if medium.has_threshold() {
         for (baseline, again, claimed, what) in COMPARED {
             let speed = |round: &[Turned], way: usize| 1.0 / round[way].seconds;
             let ratios =
                 turns.iter().map(|round| Round::of(speed(round, baseline), speed(round, again), speed(round, claimed)));
             let what = format!("{}: {what}, times as fast", medium.name());
-            verdicts.push(Verdict::timed(what, Bar::AtLeast(FASTER), &ratios.collect::<Vec<_>>()));
+            verdicts.push(Verdict::timed(what, Threshold::AtLeast(FASTER), &ratios.collect::<Vec<_>>()));
         }
     }
-    // The same commands in every round, so this is counted.
+    // Every round has the same commands, so this is a count.
     let moved = |way: usize| spread(turns, way, |turn| turn.moved_bytes);
     let what = format!("{}: bytes moved by 8 readers, times those of Verify", medium.name());
-    verdicts.push(Verdict::counted(what, Bar::AtLeast(FEWER), moved(0).least / moved(4).most));
+    verdicts.push(Verdict::counted(what, Threshold::AtLeast(FEWER), moved(0).least / moved(4).most));
     verdicts
 }
 

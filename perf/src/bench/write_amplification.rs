@@ -1,26 +1,27 @@
-//! The claim `write-amplification`: bytes that reach the medium for each byte of random writes of 4 KiB.
+//! The claim `write-amplification`: bytes on the medium for each byte of random writes of 4 KiB.
 //!
-//! Volumes are counted, from their opening through their close, on a medium in memory that counts every byte: log, map pages, superblocks and data. No machine
-//! changes that. What others write is calculated, from what they have published of their formats, and every assumption is in the notes: dm-integrity
-//! by its modes ([`DmIntegrity`]), and a filesystem with and without a checksum tree by the totals that were published.
+//! Volumes are counted, from their opening to their close, on a medium in memory that counts every byte: log, map
+//! pages, superblocks and data. The count is the same on every machine. The writes of other systems are calculated from
+//! their published formats, and every assumption is in the notes: dm-integrity by its modes ([`DmIntegrity`]), and a
+//! filesystem with and without a checksum tree by the published totals.
 
 use anyhow::ensure;
 use sealblock_runtime_reactor::{Config, Reactor};
 use sealblock_units::ByteCount;
 
 use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
-use super::verdict::{Bar, Verdict};
+use super::verdict::{Threshold, Verdict};
 use crate::amplification::{Amplified, count, threshold};
 use crate::report::number;
 
-/// Published: 120 G of random writes, and what was written besides with a checksum tree and without.
+/// Published: 120 G of random writes, and the additional writes with a checksum tree and without.
 const WRITTEN_G: f64 = 120.0;
 const EXTRA_WITH_TREE_G: f64 = 66.0;
 const EXTRA_OFFLOADED_G: f64 = 9.0;
-/// Each load writes so much of the largest volume: at the default size 2 GiB.
+/// The part of the largest volume that each load writes: at the default size 2 GiB.
 const PART_WRITTEN: u64 = 8;
 
-/// The smallest volume that has a sixteenth part worth counting.
+/// The smallest volume of which a sixteenth is enough to count.
 const MIN_SIZE: ByteCount = ByteCount::new(256 << 20);
 
 /// The claim.
@@ -49,7 +50,7 @@ struct Line {
     values: Vec<Amplified>,
 }
 
-/// What is asked: its name, requests in flight, and after how many writes a flush comes.
+/// A load: its name, requests in flight, and the number of writes between flushes.
 const LOADS: [(&str, u64, u64); 4] = [
     ("volume, 32 writers, no flush", 32, 0),
     ("volume, 32 writers, a flush every 1024 writes", 32, 1024),
@@ -77,45 +78,46 @@ fn measure(scale: &Scale, progress: &Progress) -> anyhow::Result<Outcome> {
     Ok(outcome(&sizes, writes, &lines))
 }
 
-/// The ways of dm-integrity to keep data and tag of a block together.
+/// The modes of dm-integrity for data and tag of a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
-    /// Data and tags go to a journal first.
+    /// Data and tags are written to a journal first.
     Journal,
-    /// Data and tags go to their places; a bitmap says where both may not fit after a crash.
+    /// Data and tags are written in place; a bitmap marks where they may not match after a crash.
     Bitmap,
-    /// Data and tags go to their places, and nothing makes them fit after a crash.
+    /// Data and tags are written in place, and may not match after a crash.
     Direct,
-    /// Tags are in the metadata of a device that is formatted for them.
+    /// Tags are in the metadata of a device with that format.
     Inline,
 }
 
-/// What dm-integrity writes for random writes of whole blocks.
+/// The writes of dm-integrity for random writes of whole blocks.
 struct DmIntegrity {
     block_bytes: f64,
     tag_bytes: f64,
     /// Bytes of data over which writes are spread.
     volume_bytes: f64,
-    /// Writes between two times that tags are written out.
+    /// Writes between two write-outs of tags.
     batch: f64,
 }
 
 impl DmIntegrity {
-    /// A sector of the journal keeps 8 bytes for itself, which hold for data and entries.
+    /// Each sector of the journal has 8 bytes of its own, which cover data and entries.
     const SECTOR_BYTES: f64 = 512.0;
     const SECTOR_ROOM_BYTES: f64 = 504.0;
-    /// A section of the journal begins with so many sectors of entries.
+    /// A section of the journal begins with this number of sectors of entries.
     const ENTRY_SECTORS: f64 = 8.0;
     /// Entries are multiples of this.
     const ENTRY_UNIT_BYTES: f64 = 8.0;
-    /// Tags are kept in buffers, of which the part from the first to the last new tag is written, in units.
+    /// Tags are in buffers, of which the part from the first to the last new tag is written, in units.
     const UNIT_BYTES: f64 = 4096.0;
     const BUFFER_UNITS: i32 = 16;
-    /// A bit of the bitmap is for so much data, and a page of bits is the least that is written, once a batch to set bits and once to clear them.
+    /// The data of a bit of the bitmap, and the smallest write of the bitmap: one page, once a batch to set bits and
+    /// once to clear them.
     const BITMAP_BIT_BYTES: f64 = 32768.0 * 512.0;
     const PAGE_BITS: f64 = 4096.0 * 8.0;
 
-    /// Blocks of 4 KiB with CRC-32C, spread over so many bytes.
+    /// Blocks of 4 KiB with CRC-32C, spread over this many bytes.
     fn new(volume_bytes: u64) -> DmIntegrity {
         DmIntegrity { block_bytes: 4096.0, tag_bytes: 4.0, volume_bytes: volume_bytes as f64, batch: 8192.0 }
     }
@@ -130,8 +132,8 @@ impl DmIntegrity {
         }
     }
 
-    /// Bytes of the journal: the block, and its part of the entries of its section. The entry of a block has its address, the last 8 bytes of each
-    /// of its sectors, whose places in the journal hold something else, and its tag.
+    /// Bytes of the journal: the block, and its part of the entries of its section. The entry of a block has its
+    /// address, the last 8 bytes of each of its sectors, whose places in the journal have other content, and its tag.
     fn journal(&self) -> f64 {
         let sectors = self.block_bytes / Self::SECTOR_BYTES;
         let entry = 8.0 + 8.0 * sectors + self.tag_bytes;
@@ -141,13 +143,14 @@ impl DmIntegrity {
         section * Self::SECTOR_BYTES / (entries * self.block_bytes)
     }
 
-    /// Bytes of tags: for each buffer, the units from the first to the last one with a new tag, as a mean over all ways in which random
-    /// writes of a batch meet it.
+    /// Bytes of tags: for each buffer, the units from the first to the last one with a new tag, averaged over all
+    /// distributions of a batch of random writes.
     fn tags(&self) -> f64 {
         let tags = self.volume_bytes / self.block_bytes;
         let unit_tags = Self::UNIT_BYTES / self.tag_bytes;
         let units = (tags / unit_tags).max(1.0);
-        // That a unit stays as it is, which is independent of others where writes are many and units are.
+        // The probability that a unit stays unchanged, which is independent of others if there are many writes and
+        // units.
         let untouched = (-self.batch / units).exp();
         let touched = 1.0 - untouched;
         let mut written = 0.0;
@@ -168,7 +171,7 @@ impl DmIntegrity {
     }
 }
 
-/// What is calculated: its name, and its amplification on a volume of so many bytes.
+/// A calculated system: its name, and its amplification on a volume of this size.
 type Calculated = (&'static str, fn(u64) -> f64);
 
 fn calculated() -> [Calculated; 6] {
@@ -182,7 +185,7 @@ fn calculated() -> [Calculated; 6] {
     ]
 }
 
-/// What the picture shows, and what it calls it.
+/// A picture and its name.
 const DRAWN: [(&str, &str); 6] = [
     (LOADS[0].0, "volume"),
     (LOADS[3].0, "volume, flushing"),
@@ -218,7 +221,7 @@ fn outcome(sizes: &[u64], writes: u64, lines: &[Line]) -> Outcome {
     Outcome { verdicts: verdicts(sizes, lines), tables, plots: vec![plot], notes: notes(writes) }
 }
 
-/// Where the bytes of the largest volume go.
+/// The destination of the bytes of the largest volume.
 fn parts(bytes: u64, lines: &[Line]) -> Table {
     let columns =
         [("data", ""), ("log", ""), ("map pages", ""), ("in all", ""), ("second half of the writes", ""), ("read", "")];
@@ -237,7 +240,7 @@ fn verdicts(sizes: &[u64], lines: &[Line]) -> Vec<Verdict> {
     for line in lines {
         for (bytes, value) in sizes.iter().zip(&line.values) {
             let what = format!("{}, {}: bytes for each byte", line.name, ByteCount::new(*bytes));
-            verdicts.push(Verdict::counted(what, Bar::AtMost(threshold(*bytes, line.depth)), value.whole));
+            verdicts.push(Verdict::counted(what, Threshold::AtMost(threshold(*bytes, line.depth)), value.whole));
         }
     }
     verdicts
@@ -278,10 +281,10 @@ mod tests {
 
     #[test]
     fn tags_are_between_all_of_a_buffer_and_a_unit_each() {
-        // So few blocks that every unit has new tags: all 16 units of the buffer, 64 MiB of data.
+        // Few blocks, so every unit has new tags: all 16 units of the buffer, 64 MiB of data.
         let dense = DmIntegrity { batch: 1e6, ..DmIntegrity::new(1 << 26) };
         assert!(is_near(dense.tags(), 65536.0 / (1e6 * 4096.0)), "{}", dense.tags());
-        // So many that hardly a buffer has two: a unit for each block.
+        // So many that hardly any buffer has two: a unit for each block.
         let sparse = DmIntegrity::new(1 << 50);
         assert!((sparse.tags() - 1.0).abs() < 0.01, "{}", sparse.tags());
         let between = DmIntegrity::new(1 << 34).tags();

@@ -1,11 +1,12 @@
 //! The claim `write-zeroes`: zeroing by a command of the device, against writing zeroes.
 //!
-//! All of a device is zeroed: by plain writes of zeroes, eight of 1 MiB in flight, which is the baseline and has two turns in a round; by `dd`, where it
-//! is installed and the device is a file; by Write Zeroes that keeps the space; and by Write Zeroes that may unmap, as `sealblock zero` does. Each
-//! turn ends with a flush. What Write Zeroes finds was written all over just before, and that is no part of its turn. Of a file, both kinds of Write Zeroes have
-//! a verdict. Where the disk discards while zeroes are made that may unmap, the kernel's count of that time is told beside the figures.
+//! A whole device is zeroed: by plain writes of zeroes, eight of 1 MiB in flight, which is the baseline and has two
+//! turns in a round; by `dd`, if it is installed and the device is a file; by Write Zeroes that keeps the space; and by
+//! Write Zeroes that may unmap, as `sealblock zero` does. Each turn ends with a flush. Before Write Zeroes all blocks
+//! are written, outside its turn. For a file, both kinds of Write Zeroes have a verdict. If the disk discards during
+//! zeroing that may unmap, the kernel's count of that time is reported beside the figures.
 //!
-//! Of what zeroing costs others, and of what the state of extents costs, see [`beside`] and [`overwrite`].
+//! For the cost of zeroing to other load, and the cost of the state of extents, see [`beside`] and [`overwrite`].
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -20,7 +21,7 @@ use sealblock_units::ByteCount;
 
 use super::machine::{Discards, Mount, mount_of};
 use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
-use super::verdict::{Bar, Round, Verdict};
+use super::verdict::{Round, Threshold, Verdict};
 use super::{beside, overwrite};
 use crate::cpu::two_cpus;
 use crate::load::{Sample, Stopwatch, in_pieces, payload, write_all, zeroes};
@@ -28,9 +29,9 @@ use crate::remote::{self, NQN, SPIN_US, Served, Store, View};
 use crate::report::{Spread, number};
 use crate::setup::{self, Prepared, Protection, Turn};
 
-/// How many times as fast as written zeroes, on devices of this machine.
+/// The claimed speed-up over written zeroes, on devices of this machine.
 const FASTER: f64 = 10.0;
-/// Blocks of one Write Zeroes, and how many are in flight: as `sealblock zero` has them.
+/// Blocks of one Write Zeroes, and their number in flight, as in `sealblock zero`.
 const ZERO_BLOCKS: u64 = 1 << 16;
 const ZERO_DEPTH: usize = 4;
 const GIB: f64 = (1_u64 << 30) as f64;
@@ -54,7 +55,7 @@ pub const CLAIM: Claim = Claim {
     measure,
 };
 
-/// How blocks become zeroes.
+/// The ways to zero blocks.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Way {
     Written,
@@ -70,30 +71,31 @@ const WAYS: [(Way, &str); 5] = [
     (Way::Unmapping, "zero"),
     (Way::Dd, "dd oflag=direct"),
 ];
-/// The place in [`WAYS`] of zeroing that may unmap, which is claimed of all devices of this machine.
+/// The index in [`WAYS`] of zeroing that may unmap, for which the claim covers all devices of this machine.
 const UNMAPPING: usize = 3;
-/// The place in [`WAYS`] of zeroing that keeps the space, which is claimed of files: a volume writes such zeroes as any other blocks.
+/// The index in [`WAYS`] of zeroing that keeps the space, for which the claim covers files: a volume writes such zeroes
+/// like other blocks.
 const KEEPING_SPACE: usize = 2;
 
-/// What is zeroed: one device that is only ever written, and one that is zeroed by command.
+/// The devices: one that is only written, and one that is zeroed by command.
 struct Pair {
     written: Rc<DynDevice>,
     zeroed: Rc<DynDevice>,
-    /// The file behind `written`, if it has no other content than the device.
+    /// The file of `written`, if its only content is the device.
     file: Option<PathBuf>,
-    /// What the file behind `zeroed` lies on, if it has no other content than the device.
+    /// The mount of the file of `zeroed`, if its only content is the device.
     mount: Option<Mount>,
-    /// Discards of the disk while zeroes were made that may unmap, and the seconds that these took.
+    /// Discards of the disk during zeroing that may unmap, and their seconds.
     discards: RefCell<Vec<(Discards, f64)>>,
 }
 
-/// A part of the measurement, and what came out.
+/// A part of the measurement, and its result.
 struct Part {
     name: &'static str,
-    /// The places in [`WAYS`] of what is claimed of it.
+    /// The indices in [`WAYS`] that the claim covers.
     claimed: &'static [usize],
     rounds: Vec<Vec<Sample>>,
-    /// Discards of the disk while zeroes were made that may unmap, and the seconds that these took.
+    /// Discards of the disk during zeroing that may unmap, and their seconds.
     discards: Vec<(Discards, f64)>,
 }
 
@@ -183,7 +185,7 @@ fn remote(scale: &Scale, progress: &Progress) -> anyhow::Result<Part> {
 }
 
 impl Pair {
-    /// Devices that are more than a file each.
+    /// Devices other than single files.
     fn new(written: Rc<DynDevice>, zeroed: Rc<DynDevice>) -> Pair {
         Pair { written, zeroed, file: None, mount: None, discards: RefCell::default() }
     }
@@ -198,7 +200,7 @@ impl Pair {
                 Way::Unmapping => self.zero(true, &data).await,
                 Way::Dd => match self.dd() {
                     Ok(turn) => Ok(turn),
-                    // A signal to all of a terminal ends it as well.
+                    // A signal to a terminal's process group ends it as well.
                     Err(error) => progress.step(name, round, scale.rounds).map_err(Into::into).and(Err(error)),
                 },
             })
@@ -231,7 +233,7 @@ impl Pair {
         Ok(turn)
     }
 
-    /// CPU time of another process is not ours to measure here, so it has none.
+    /// CPU time of another process is not measured here, so it is empty.
     fn dd(&self) -> anyhow::Result<Sample> {
         let bytes = self.written.geometry().capacity_bytes();
         let path = self.file.as_ref().context("dd takes a file")?;
@@ -275,17 +277,17 @@ fn table(part: &Part, scale: &Scale) -> Table {
     table
 }
 
-/// One for each way of zeroing that is claimed.
+/// One for each claimed way of zeroing.
 fn verdicts(part: &Part) -> impl Iterator<Item = Verdict> {
     part.claimed.iter().map(move |&way| {
         let speed = |turn: &Sample| 1.0 / turn.seconds;
         let ratios = part.rounds.iter().map(|round| Round::of(speed(&round[0]), speed(&round[1]), speed(&round[way])));
         let what = format!("{}: {}, times as fast as written zeroes", part.name, WAYS[way].1);
-        Verdict::timed(what, Bar::AtLeast(FASTER), &ratios.collect::<Vec<_>>())
+        Verdict::timed(what, Threshold::AtLeast(FASTER), &ratios.collect::<Vec<_>>())
     })
 }
 
-/// What the disk did while zeroes were made that may unmap, where it discarded at all.
+/// The disk's discards during zeroing that may unmap, if there were any.
 fn discards_note(part: &Part, mount: &Mount) -> Option<String> {
     if part.discards.iter().all(|(discards, _)| discards.requests == 0) {
         return None;

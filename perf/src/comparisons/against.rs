@@ -1,4 +1,4 @@
-//! Compares another build of this program with this one, in turns: the effect of a change.
+//! Compares another build of this program with this one, alternating: the effect of a change.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,10 +8,10 @@ use anyhow::{Context, bail, ensure};
 use super::rounds::verdict;
 use crate::report::Spread;
 
-/// The least part of the other's rate that keeps the claim.
-const BAR: f64 = 0.95;
+/// The threshold: the smallest part of the other's rate.
+const THRESHOLD: f64 = 0.95;
 
-/// One contender under one load, in one turn.
+/// The result of one contender under one load in one turn.
 #[derive(Clone, PartialEq, Debug)]
 struct Figure {
     load: String,
@@ -20,7 +20,7 @@ struct Figure {
     cpu_us: f64,
 }
 
-/// Runs both builds `turns` times, each going first in every other turn, and prints what they have in common.
+/// Runs both builds `turns` times, alternating which one is first, and prints the common contenders.
 pub fn run(other: &Path, turns: u32, words: &[String]) -> anyhow::Result<()> {
     ensure!(turns > 0, "at least one turn is needed");
     let this = std::env::current_exe().context("where this program is")?;
@@ -49,7 +49,8 @@ fn measure(program: &Path, words: &[String]) -> anyhow::Result<Vec<Figure>> {
     Ok(figures)
 }
 
-/// The rates in what a benchmark prints: a load at the beginning of a line, and below it a line for each contender.
+/// Parses the rates in the output of a benchmark: a load at the start of a line, and below it a line for each
+/// contender.
 fn figures(text: &str) -> Vec<Figure> {
     let (mut load, mut found) = (String::new(), Vec::new());
     for line in text.lines() {
@@ -70,7 +71,7 @@ fn figures(text: &str) -> Vec<Figure> {
     found
 }
 
-/// A line for each contender and load that both builds have, the raw files left out.
+/// Prints a line for each contender and load of both builds, without raw files.
 fn print(pairs: &[[Vec<Figure>; 2]]) {
     let mut load = "";
     for first in pairs.iter().take(1).flat_map(|[this, _]| this) {
@@ -96,7 +97,7 @@ fn print(pairs: &[[Vec<Figure>; 2]]) {
             rate.least * 100.0,
             rate.most * 100.0,
             cpu.median * 100.0,
-            verdict(rate.median, Some(BAR)),
+            verdict(rate.median, Some(THRESHOLD)),
         );
     }
 }

@@ -1,5 +1,5 @@
-//! Bytes written to the medium per byte of application data, for more loads and sizes than `sealblock bench write-amplification` has, and for
-//! Write Zeroes. How it is counted: [`crate::amplification`].
+//! Bytes written to the medium per byte of application data, for more loads and sizes than `sealblock bench
+//! write-amplification` has, and for Write Zeroes. For the method see [`crate::amplification`].
 
 use std::rc::Rc;
 
@@ -16,7 +16,7 @@ use crate::load::{self, Load, Until};
 const LOADS: [(u64, u64, bool); 6] =
     [(32, 0, true), (32, 1024, true), (32, 32, true), (32, 1, true), (1, 1, true), (32, 1024, false)];
 
-/// Blocks of a long write, and bytes that are zeroed at most.
+/// Blocks of a long write, and the maximum bytes that are zeroed.
 const LONG_BLOCKS: u64 = 256;
 const MAX_ZEROED_BYTES: u64 = 1 << 30;
 
@@ -63,7 +63,7 @@ async fn one(options: &AmplificationOptions, bytes: u64, load: (u64, u64, bool))
     Ok(())
 }
 
-/// What Write Zeroes with deallocation costs, over blocks all of which were written.
+/// The cost of Write Zeroes with deallocation, over written blocks.
 async fn zeroes(options: &AmplificationOptions, bytes: u64) -> anyhow::Result<()> {
     let Setup { gate, worker, counts } = set_up(options.cache.map(ByteCount::get), bytes).await?;
     let blocks = (bytes.min(MAX_ZEROED_BYTES)) >> BlockSize::B4096.shift();

@@ -1,8 +1,9 @@
 //! Reading a Btrfs filesystem in this process against the kernel's mount of the same image.
 //!
-//! Claim: one large file is read at no less than 80 % of the speed of the kernel, and a tree of small files is listed, with all that stat(2) says of each,
-//! at no less than 50 %. Both begin cold in every turn: the kernel mounts the image anew, on a loop device past the page cache, which is
-//! dropped; ours is a process of its own, which reads the image past the page cache. Needs root, loop devices and `btrfs-progs`.
+//! Threshold: one large file is read at 80 % of the speed of the kernel or more, and a tree of small files is listed,
+//! with all attributes of stat(2), at 50 % or more. Both begin cold in every turn: the kernel mounts the image again,
+//! on a loop device with direct I/O, whose cache is dropped; ours is a process of its own, which reads the image with
+//! direct I/O. Needs root, loop devices and `btrfs-progs`.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -17,9 +18,9 @@ use super::verify_linux::{Loop, Turn, turn, words};
 use crate::report::{Spread, shuffled};
 use crate::setup::Scratch;
 
-/// Bytes that are written at a time.
+/// Bytes of one write.
 const PIECE_BYTES: usize = 1 << 20;
-/// Small files of a directory.
+/// Small files in a directory.
 const FILES_OF_DIRECTORY: u64 = 1000;
 
 /// Measures both and prints it.
@@ -28,7 +29,7 @@ pub fn run(options: &BtrfsOptions) -> anyhow::Result<()> {
     let point = options.dir.join("sealblock-perf-btrfs-mount");
     fs::create_dir_all(&point).with_context(|| format!("making {}", point.display()))?;
     let made = fill(options, &image.0, &point).and_then(|()| compare(options, &image.0, &point));
-    // Where it is still mounted, it is left for its owner to find.
+    // If it is still mounted, it is left for its owner.
     let _ = fs::remove_dir(&point);
     made
 }
@@ -54,7 +55,7 @@ fn fill(options: &BtrfsOptions, image: &Path, point: &Path) -> anyhow::Result<()
         rng.fill(&mut piece);
         file.write_all(&piece)?;
     }
-    // What is open cannot be unmounted.
+    // A mount with open files cannot be unmounted.
     drop(file);
     for number in 0..options.files {
         let folder = point.join(format!("small/{}", number / FILES_OF_DIRECTORY));
@@ -72,7 +73,7 @@ fn compare(options: &BtrfsOptions, image: &Path, point: &Path) -> anyhow::Result
     let (point_text, ours) = (point.to_str().context("the path is text")?, options.binary.to_string_lossy());
     let from = format!("if={point_text}/large");
     let (large, small) = (format!("raw:{path}/large"), format!("raw:{path}/small"));
-    // Through a shell, because what a turn prints goes through a pipe, as nothing of `dd` does.
+    // Through a shell, because the output of a turn goes through a pipe, and `dd` has none.
     let cat = format!("exec '{ours}' fs cat '{large}' >/dev/null");
     let loads = [
         ("one large file", words("dd", &[&from, "of=/dev/null", "bs=1M"]), words("sh", &["-c", &cat]), 0.8),
@@ -83,7 +84,7 @@ fn compare(options: &BtrfsOptions, image: &Path, point: &Path) -> anyhow::Result
             0.5,
         ),
     ];
-    for (what, kernel, ours, bar) in loads {
+    for (what, kernel, ours, threshold) in loads {
         let (mut rounds, mut rng) = (Vec::new(), Rng::with_seed(1));
         for _ in 0..options.rounds {
             let mut turns = [None; 2];
@@ -104,12 +105,12 @@ fn compare(options: &BtrfsOptions, image: &Path, point: &Path) -> anyhow::Result
             }
             rounds.push(turns.map(|turn| turn.expect("both had their turn")));
         }
-        print(options, what, &rounds, bar);
+        print(options, what, &rounds, threshold);
     }
     Ok(())
 }
 
-fn print(options: &BtrfsOptions, what: &str, rounds: &[[Turn; 2]], bar: f64) {
+fn print(options: &BtrfsOptions, what: &str, rounds: &[[Turn; 2]], threshold: f64) {
     let of = |value: &dyn Fn(&[Turn; 2]) -> f64| Spread::of(rounds.iter().map(value));
     let speed = of(&|round| round[0].seconds / round[1].seconds);
     println!("{what}, {} and {} files, {} rounds", options.size, options.files, rounds.len());
@@ -117,7 +118,7 @@ fn print(options: &BtrfsOptions, what: &str, rounds: &[[Turn; 2]], bar: f64) {
         let (seconds, cpu) = (of(&|round| round[number].seconds).median, of(&|round| round[number].cpu_seconds).median);
         println!("  {name:10} {seconds:7.2} s {cpu:7.2} s CPU of the process");
     }
-    println!("  {:10} speed {speed}{}", "", verdict(speed.median, Some(bar)));
+    println!("  {:10} speed {speed}{}", "", verdict(speed.median, Some(threshold)));
 }
 
 fn drop_caches() -> anyhow::Result<()> {

@@ -16,10 +16,10 @@ use crate::setup::{
     FILL, OpenVolume, Prepared, Protection, Scratch, Turn, new_file, new_path, new_volume, open_volume,
 };
 
-/// A device whose reads touch every byte of the data.
+/// A device whose reads load every byte of the data.
 ///
-/// A raw file as a baseline would return data that no core ever loads, which no user of data does. The cost of loading the
-/// data, before any checksum, shows against this.
+/// A raw file as a baseline would return data that no core ever loads, which real users do. The difference shows the
+/// cost of loading the data, before any checksum.
 pub struct Touched<D>(pub D);
 
 impl<D: Device> Device for Touched<D> {
@@ -49,7 +49,7 @@ enum Measured {
 
 /// One side of a comparison.
 pub struct Contender {
-    /// What tables call it.
+    /// Its name in tables.
     pub name: String,
     device: Measured,
     _scratch: Scratch,
@@ -64,7 +64,7 @@ impl Contender {
         Contender { name: name.to_owned(), device, _scratch: scratch }.filled(options, prepared).await
     }
 
-    /// A raw file whose reader touches the data.
+    /// A raw file whose reader loads the data.
     pub async fn touched(options: &FileOptions, prepared: Prepared) -> anyhow::Result<Contender> {
         let name = "raw, data loaded".to_owned();
         let scratch = new_path(&options.dir, "touched")?;
@@ -83,7 +83,7 @@ impl Contender {
         Contender { name, device, _scratch: scratch }.filled(options, prepared).await
     }
 
-    /// All sides hold the same data, because disks may treat zeroes in a way of their own.
+    /// All sides have the same data, because disks may treat zeroes specially.
     async fn filled(self, options: &FileOptions, prepared: Prepared) -> anyhow::Result<Contender> {
         if prepared == Prepared::Written {
             self.turn(FILL, Until::Asked(options.blocks() / FILL.blocks), 1).await?;
@@ -105,7 +105,7 @@ impl Contender {
         }
     }
 
-    /// Leaves a volume alone, with its clock going.
+    /// Leaves a volume idle, with its clock running.
     pub async fn sleep(&self, time: Duration) {
         let Measured::Volume(volume) = &self.device else { return };
         volume.on_turn.set(true);
@@ -113,7 +113,7 @@ impl Contender {
         volume.on_turn.set(false);
     }
 
-    /// What went to the medium of a volume; nothing is counted of a raw file.
+    /// The counters of a volume's medium; a raw file has none.
     pub fn counts(&self) -> Option<&Counts> {
         match &self.device {
             Measured::Raw(_) | Measured::Touched(_) => None,

@@ -1,6 +1,6 @@
 //! The latency of one client beside floods of others, on a protected volume in a file.
 //!
-//! Claim: no request waits more than 20 times its quiet latency, or 100 ms, for requests of others, whatever they are. A
+//! Threshold: no request waits more than 20 times its quiet latency, or 100 ms, because of requests of others. A
 //! neighbour reads, writes or flushes one small block after another, alone first and then beside each flood.
 
 use std::cell::Cell;
@@ -18,22 +18,22 @@ use super::options::FileOptions;
 use crate::load;
 use crate::setup::{self, Prepared, Protection};
 
-/// The longest wait allowed, whatever the quiet latency.
+/// The limit of a wait, whatever the quiet latency.
 const MAX_DELAY: Duration = Duration::from_millis(100);
-/// The longest wait allowed, in quiet latencies.
+/// The limit of a wait, as a multiple of the quiet latency.
 const MAX_RATIO: u32 = 20;
 /// Blocks of a request of a flood: 1 MiB.
 const FLOOD_BLOCKS: u64 = 256;
-/// How long the neighbour rests between two requests.
+/// The pause of the neighbour between two requests.
 const REST: Duration = Duration::from_millis(1);
-/// How long a flood lasts before the neighbour is looked at.
+/// The duration of a flood before the neighbour is measured.
 const RAMP: Duration = Duration::from_millis(300);
 
-/// What others ask for, all the time.
+/// The requests of a flood.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Flood {
     Nothing,
-    /// Write Zeroes that may unmap, and writes of the same blocks in between, so that there is something to zero.
+    /// Write Zeroes that may unmap, and writes of the same blocks in between, so that there is data to zero.
     Zero,
     /// Write Zeroes that keep their space.
     ZeroKept,
@@ -56,7 +56,7 @@ const FLOODS: [(Flood, u64, &str); 8] = [
     (Flood::Flush, 16, "16 writers that flush"),
 ];
 
-/// What the neighbour asks for.
+/// The request of the neighbour.
 #[derive(Clone, Copy, Debug)]
 enum Neighbour {
     Read,
@@ -87,7 +87,7 @@ async fn all(options: &FileOptions, guard: Protection) -> anyhow::Result<()> {
         }
         let mut cells = Vec::new();
         for (index, (neighbour, _)) in NEIGHBOURS.into_iter().enumerate() {
-            // A volume of its own for each cell: what one flood leaves behind is not another's burden.
+            // A new volume for each cell, so that one flood does not affect the next.
             let waits = one(options, guard, flood, depth, neighbour).await?;
             let (median, worst) = (waits[waits.len() / 2], waits[waits.len() - 1]);
             if flood == Flood::Nothing {
@@ -156,7 +156,7 @@ async fn neighbour_waits<D: Device>(device: &D, neighbour: Neighbour, time: Dura
     Ok(waits)
 }
 
-/// Asks again and again, until it is over.
+/// Sends requests until the flood ends.
 async fn flooder<D: Device>(device: Rc<D>, flood: Flood, number: u64, over: Rc<Cell<bool>>) -> anyhow::Result<()> {
     let blocks = device.geometry().capacity_blocks;
     let mut rng = Rng::with_seed(number);

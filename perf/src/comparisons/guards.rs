@@ -1,10 +1,10 @@
-//! How fast guards are made and checked, against the memory of the same machine in the same run.
+//! The speed of making and checking guards, compared with the memory of the same machine in the same run.
 //!
-//! Claims: each CRC reaches at least 90 % of what `crc-fast` makes alone; verifying blocks costs little more than
-//! their checksum; the IP checksum makes at least 50 GB/s over warm blocks of 4 KiB on a machine with AVX-512. All
-//! contenders of a row take turns in short rounds, and each is given its best round, so that a disturbance hits them
-//! alike and a slow spell of the machine hurts none. GB are 10^9 bytes of data; tags are not counted. Seconds are of CPU time,
-//! so that other tasks which want the CPU do not count.
+//! Thresholds: each CRC reaches at least 90 % of `crc-fast` alone; verifying blocks costs little more than their
+//! checksum; the IP checksum reaches at least 50 GB/s over warm blocks of 4 KiB on a machine with AVX-512. All
+//! contenders of a row alternate in short rounds, and the best round of each counts, so that a disturbance affects all
+//! of them, and a slow period of the machine none. GB are 10^9 bytes of data; tags are not counted. Seconds are CPU
+//! time, so that other tasks do not count.
 
 use std::fmt;
 use std::hint::black_box;
@@ -21,7 +21,7 @@ use sealblock_units::{BlockSize, Lba};
 
 use crate::cpu::{Memory, Pass, thread_cpu};
 
-/// Checksummed at once, in bytes.
+/// Bytes of one checksum.
 const SIZES: [usize; 3] = [512, 4096, 65536];
 /// Bytes that fit into the first-level cache, unless one checksum alone takes more.
 const WARM_BYTES: usize = 16 << 10;
@@ -29,16 +29,16 @@ const WARM_BYTES: usize = 16 << 10;
 const COLD_BYTES: usize = 256 << 20;
 /// Turns of each contender.
 const ROUNDS: usize = 9;
-/// The least CPU time of a turn.
+/// The minimum CPU time of a turn.
 const TURN: Duration = Duration::from_millis(4);
 
-/// What was measured, in GB/s, for one working set.
+/// The result for one working set, in GB/s.
 pub struct Speed {
-    /// What was done.
+    /// The operation.
     pub name: String,
-    /// Bytes that were checksummed, copied or read at once.
+    /// Bytes of one checksum, copy or read.
     pub chunk_bytes: usize,
-    /// Bytes that were gone through over and over.
+    /// Bytes of the working set.
     pub set_bytes: usize,
     /// 10^9 bytes a second of CPU time, the best round.
     pub gb_s: f64,
@@ -46,11 +46,11 @@ pub struct Speed {
     pub ratio: Option<(f64, &'static str)>,
 }
 
-/// All that [`run`] measured.
+/// All results of [`run`].
 pub struct Report {
     /// Throughput, in the order of measurement.
     pub speeds: Vec<Speed>,
-    /// Nanoseconds of one operation that has no throughput.
+    /// Nanoseconds of one operation without a throughput.
     pub nanoseconds: Vec<(&'static str, f64)>,
 }
 
@@ -72,7 +72,7 @@ pub fn run() -> anyhow::Result<Report> {
     Ok(report)
 }
 
-/// Lets the contenders take turns over a set; GB of each in a second of CPU time.
+/// Alternates the contenders over a set; returns GB of each in a second of CPU time.
 pub fn race(set_bytes: usize, contenders: &mut [Pass<'_>]) -> Vec<f64> {
     let mut best = vec![f64::INFINITY; contenders.len()];
     for _ in 0..ROUNDS {
@@ -83,7 +83,7 @@ pub fn race(set_bytes: usize, contenders: &mut [Pass<'_>]) -> Vec<f64> {
     best.iter().map(|seconds| set_bytes as f64 / seconds / 1e9).collect()
 }
 
-/// CPU seconds of one pass, averaged over a turn of CPU time. The clock is asked rarely enough not to count.
+/// CPU seconds of one pass, averaged over a turn of CPU time. The clock is read rarely enough not to count.
 fn turn(pass: &mut Pass<'_>) -> f64 {
     let (start, mut passes) = (thread_cpu(), 0_u32);
     let mut batch = 1;
@@ -179,7 +179,7 @@ fn whole_tuples(set: &[u8], size: BlockSize, kind: GuardKind) -> [Pass<'_>; 3] {
     ]
 }
 
-/// What a guard is held against: `crc-fast` itself, or plain reading where it has no such checksum.
+/// The baseline of a guard: `crc-fast` itself, or plain reading if it has no such checksum.
 fn baseline(set: &[u8], chunk_bytes: usize, kind: GuardKind) -> Pass<'_> {
     match kind {
         GuardKind::Crc16 => chunks(set, chunk_bytes, |c| crc_fast::checksum(CrcAlgorithm::Crc16T10Dif, c)),
@@ -189,7 +189,7 @@ fn baseline(set: &[u8], chunk_bytes: usize, kind: GuardKind) -> Pass<'_> {
     }
 }
 
-/// One pass that checks and converts, against the two passes that it replaces.
+/// One pass that checks and converts, compared with the two passes that it replaces.
 fn measure_rebase(report: &mut Report, set: &[u8]) {
     let size = BlockSize::B4096;
     for (from, to) in [
@@ -223,7 +223,7 @@ fn measure_rebase(report: &mut Report, set: &[u8]) {
     }
 }
 
-/// Joins that depend on each other, as those of one digest do.
+/// Combinations that depend on each other, like those of one digest.
 fn measure_combine(report: &mut Report) {
     const JOINS: u32 = 1024;
     let crcs: Vec<u32> = (0..JOINS).map(|i| i.wrapping_mul(0x9E37_79B9)).collect();

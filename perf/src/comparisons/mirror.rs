@@ -1,12 +1,12 @@
 //! A mirror of two replicas against the same devices without a mirror, both at once.
 //!
-//! Claims: writing to the mirror keeps 90 % of what the slower of both replicas does while both are written to, since a mirror
-//! has to do just that (`in step` asks both replicas with nothing in between, and shows what it costs alone that each request
-//! waits for its slower replica); and a Verify of the mirror has both replicas verify at once, so that where replicas have
-//! latencies of their own it takes no longer than one replica by itself takes for the same blocks, and half as long as one
-//! replica after the other. Replicas are protected volumes in files, which share a disk here; memory in which every request
-//! takes 2 ms, as it does away or on a slow disk; and memory itself, where everything is the CPU's work on one core: a write to
-//! the mirror is two there, so that half of one replica is the most that could be.
+//! Thresholds: writing to the mirror reaches 90 % of the slower of both replicas while both are written, because a
+//! mirror must do just that. (`in step` writes to both replicas with nothing in between, which shows the cost of each
+//! request's wait for its slower replica.) A Verify of the mirror has both replicas verify at once, so with replicas
+//! that have latencies of their own it takes no longer than one replica by itself for the same blocks, and half as long
+//! as one replica after the other. Replicas are protected volumes in files, which share a disk here; memory in which
+//! every request takes 2 ms, like a remote or slow disk; and plain memory, where all work is on one core: a write to
+//! the mirror is two writes there, so half of one replica is the possible maximum.
 
 use std::rc::Rc;
 
@@ -27,7 +27,7 @@ use crate::setup::{
     FILL, OpenVolume, Prepared, Protection, Scratch, Turn, TurnClock, new_path, new_volume, open_volume,
 };
 
-const BAR: f64 = 0.90;
+const THRESHOLD: f64 = 0.90;
 const IDENTITY: [u8; 16] = *b"a mirror in perf";
 
 const fn load(name: &'static str, write: bool, blocks: u64, depth: u64) -> Load {
@@ -88,18 +88,18 @@ impl Setup {
         Setup::new([a, b], volumes, scratch).await
     }
 
-    /// Replicas each request of which takes a while.
+    /// Replicas with a latency for each request.
     async fn slow(options: &FileOptions, guard: Protection) -> anyhow::Result<Setup> {
         let replica = || -> anyhow::Result<DynDevice> {
             let memory = Gate::new("memory", MemoryDevice::new(BlockSize::B4096, options.blocks() / 2, guard.0));
             Ok(DynDevice::new("slow", FaultLayer::new(memory, "delay=2ms".parse()?, TurnClock::REAL)))
         };
         let setup = Setup::new([replica()?, replica()?], Vec::new(), Vec::new()).await?;
-        // Few enough that what the CPU does for them counts little beside the wait.
+        // So few that their CPU time is small compared with the wait.
         Ok(Setup { piece: BlockCount::new(32).expect("not zero"), ..setup })
     }
 
-    /// One turn of a contender, by its place in [`NAMES`].
+    /// One turn of a contender, by its index in [`NAMES`].
     async fn turn(&self, contender: usize, load: Load, until: Until, seed: u64) -> anyhow::Result<Sample> {
         match contender {
             BOTH => {
@@ -114,12 +114,12 @@ impl Setup {
         }
     }
 
-    /// Blocks that are verified, from the first on.
+    /// The number of blocks to verify, from the first on.
     fn verified(&self) -> u64 {
         self.mirror.geometry().capacity_blocks.min(VERIFIES * u64::from(self.piece.get()))
     }
 
-    /// Verifies blocks of the mirror, or the same blocks of replicas, by the contender's place in [`VERIFY_NAMES`].
+    /// Verifies blocks of the mirror, or the same blocks of replicas, by the contender's index in [`VERIFY_NAMES`].
     async fn verify(&self, contender: usize) -> anyhow::Result<Sample> {
         let blocks = self.verified();
         let replica = |at: usize| verify(&self.replicas[at], blocks, self.piece);
@@ -161,10 +161,10 @@ const IN_STEP: usize = 2;
 const MIRROR: usize = 3;
 const NAMES: [&str; 4] = ["slower of both", "one replica alone", "in step", "mirror"];
 const VERIFY_NAMES: [&str; 4] = ["one replica", "one by one", "both at once", "mirror"];
-/// The most Verify requests of a turn.
+/// The maximum number of Verify requests of a turn.
 const VERIFIES: u64 = 512;
 
-/// Requests to both replicas at once and nothing else: the lower bound of a mirror.
+/// Requests to both replicas at once and nothing else: the minimum cost of a mirror.
 struct InStep([DynDevice; 2]);
 
 impl Device for InStep {
@@ -192,9 +192,9 @@ pub fn run(options: &FileOptions) -> anyhow::Result<()> {
     reactor.block_on(async {
         for &guard in &options.guards {
             println!("\nvolumes, {}, {} in all", guard.name(), options.size);
-            measure(options, Setup::volumes(options, guard).await?, BOTH, Some(BAR)).await?;
+            measure(options, Setup::volumes(options, guard).await?, BOTH, Some(THRESHOLD)).await?;
             println!("\nmemory, 2 ms a request, {}, {} in all", guard.name(), options.size);
-            measure(options, Setup::slow(options, guard).await?, BOTH, Some(BAR)).await?;
+            measure(options, Setup::slow(options, guard).await?, BOTH, Some(THRESHOLD)).await?;
             println!("\nmemory, {}, {} in all", guard.name(), options.size);
             measure(options, Setup::memory(options, guard).await?, ALONE, None).await?;
         }
@@ -202,7 +202,8 @@ pub fn run(options: &FileOptions) -> anyhow::Result<()> {
     })
 }
 
-/// Measures against a baseline. A device that never waits cannot serve two loads at once: the first would have all the time.
+/// Measures against a baseline. A device that never waits cannot serve two loads at once: the first would take all the
+/// time.
 async fn measure(options: &FileOptions, setup: Setup, baseline: usize, threshold: Option<f64>) -> anyhow::Result<()> {
     let contenders = if baseline == BOTH { vec![BOTH, ALONE, IN_STEP, MIRROR] } else { vec![ALONE, IN_STEP, MIRROR] };
     let names: Vec<String> = contenders.iter().map(|contender| NAMES[*contender].to_owned()).collect();
@@ -223,7 +224,7 @@ async fn measure(options: &FileOptions, setup: Setup, baseline: usize, threshold
         println!("  mirror of both replicas{}", verdict(rounds.ratio(mirror).median, threshold));
         println!("  mirror of in step   {:.1} %", rounds.ratio_to(mirror, mirror - 1).median * 100.0);
     }
-    // Replicas that were written to by themselves differ, so all is written once more.
+    // Replicas that were written separately differ, so all blocks are written once more.
     let blocks = setup.mirror.geometry().capacity_blocks;
     drive(Rc::clone(&setup.mirror), FILL, Until::Asked(blocks / FILL.blocks), 2).await?;
     setup.mirror.execute(Request::flush()).await?;

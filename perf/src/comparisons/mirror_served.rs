@@ -1,9 +1,9 @@
-//! Random 4 KiB writes over NVMe/TCP to a mirror and to two volumes at once, which programs serve that are built from any version.
+//! Random 4 KiB writes over NVMe/TCP to a mirror and to two volumes at once, served by programs of any version.
 //!
-//! The claims are those of [`crate::mirror_size`], and that a later program has the rates of an earlier one. Each turn has a server of its own,
-//! on one core, so that no contender works on another's time; it ends before the next one starts. So a mirror begins each turn with nothing
-//! marked, and a volume reads what it needs of its map: the first part of a turn is printed by itself. Bytes are those that the kernel counts
-//! for the server's process; none where files are in memory.
+//! The thresholds are those of [`crate::mirror_size`], and that a later program reaches the rates of an earlier one.
+//! Each turn has a server of its own, on one core, so that no contender uses another's time; it ends before the next
+//! one starts. So a mirror begins each turn without dirty regions, and a volume loads its map: the first part of a turn
+//! is printed separately. Bytes are those that the kernel counts for the server's process; none if files are in memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ const VOLUMES: usize = 0;
 const MIRROR: usize = 1;
 /// The first part of a turn.
 const FIRST: Duration = Duration::from_secs(1);
-/// The least part of the rate of an earlier program that keeps the claim.
+/// The threshold: the smallest part of an earlier program's rate.
 const OLD_BAR: f64 = 0.95;
 
 /// One turn.
@@ -44,7 +44,7 @@ struct Turn {
     bytes_a_write: f64,
 }
 
-/// The files of one program: two volumes, the two replicas of a mirror, and what is served of them.
+/// The files of one program: two volumes, the two replicas of a mirror, and the targets.
 struct Files {
     program: PathBuf,
     paths: Vec<Scratch>,
@@ -70,7 +70,7 @@ fn measure(options: &MirrorSizeOptions, size: ByteCount, depth: u64) -> Result<(
         // Contenders are the volumes and the mirror of the first program, then those of the second, and so on.
         let mut turns: Vec<Option<Turn>> = (0..2 * files.len()).map(|_| None).collect();
         for next in shuffled(turns.len(), &mut rng) {
-            // What is written no more need not be closed: on a large volume that takes longer than all turns.
+            // After the last turn a server is killed: on a large volume a close takes longer than all turns.
             let end = if number + 1 == u64::from(options.rounds) { Signal::KILL } else { Signal::TERM };
             turns[next] = Some(files[next / 2].turn(next % 2, (load, options.turn()), 2 * number, end)?);
         }
@@ -171,7 +171,7 @@ async fn drive_served(server: &Server, contender: usize, load: Load, time: Durat
     Ok(Turn { first, rest, bytes_a_write })
 }
 
-/// Writes to all devices at once. The requests are those of the device with the fewest; those of all are given besides.
+/// Writes to all devices at once. Returns the requests of the device with the fewest, and those of all.
 async fn drive_all(
     devices: &[Rc<Gate<NvmeTcpDevice>>],
     load: Load,
@@ -180,7 +180,7 @@ async fn drive_all(
 ) -> Result<(Sample, u64)> {
     let watch = Stopwatch::start();
     let each = devices.iter().zip(0..).map(|(device, at)| {
-        // Two volumes have requests of their own.
+        // The two volumes have separate requests.
         drive(Rc::clone(device), load, Until::Passed(time), seed + (at << 32))
     });
     let samples = try_join_all(each).await?;

@@ -1,12 +1,13 @@
 //! Random 4 KiB writes to mirrors of different sizes, against two volumes of that size written to at once, without a mirror.
 //!
-//! Claims: whatever its size, up to 64 GiB, a mirror writes at least 70 % of what each of two volumes does that are written to side by
-//! side on the same disk, and at most 5 % more bytes for each write; and after a crash it compares no more than it says. A mirror waits
-//! for a label where it writes for the first time, so its first turn, which begins with nothing marked, is printed by itself.
+//! Thresholds: up to 64 GiB, a mirror of any size reaches at least 70 % of the writes of each of two volumes that are
+//! written side by side on the same disk, with at most 5 % more bytes for each write; and after a crash it compares no
+//! more than its label lists. A mirror waits for a label when it writes to a region for the first time, so its first
+//! turn, which begins without dirty regions, is printed separately.
 //!
-//! Volumes are sparse files, all alike. Clocks stand still while it is not their owner's turn. For the crash the mirror is left as it
-//! is and reopened on the same volumes, and nothing else is done until all that was marked is reconciled. Bytes are counted at the
-//! files; of volumes of a target on another core they are not.
+//! Volumes are sparse files of the same size. A contender's clock stands still outside its turn. For the crash the
+//! mirror is dropped and reopened on the same volumes, and nothing else is done until all dirty regions are reconciled.
+//! Bytes are counted at the files, but not for volumes of a target on another core.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -26,12 +27,12 @@ use crate::remote::{self, Served, Store, View, connect, nsid};
 use crate::report::{Spread, number, shuffled};
 use crate::setup::{OpenVolume, Protection, Scratch, Turn, TurnClock, new_path, open_volume, sparse_volume};
 
-/// The least part of the rate of each of two volumes that keeps the claim.
+/// The threshold: the smallest part of the rate of each of two volumes.
 pub const RATE_BAR: f64 = 0.70;
 const IDENTITY: [u8; 16] = *b"a mirror in perf";
 const VOLUMES: usize = 0;
 const MIRROR: usize = 1;
-/// How long the one core of a target and of a host looks for work before it sleeps.
+/// How long the one core of a target and of a host polls before it sleeps.
 const SPIN_US: u32 = 50;
 
 /// Measures everything and prints it.
@@ -50,7 +51,7 @@ pub fn run(options: &MirrorSizeOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where four volumes are: two by themselves, and two replicas.
+/// The place of four volumes: two by themselves, and two replicas.
 struct Setup {
     scratch: Vec<Scratch>,
     place: Place,
@@ -94,7 +95,7 @@ impl Setup {
     }
 }
 
-/// What is measured: each of two volumes, and a mirror of two others.
+/// The contenders: each of two volumes, and a mirror of two others.
 struct Contenders {
     volumes: [DynDevice; 2],
     replicas: [DynDevice; 2],
@@ -131,7 +132,7 @@ impl Contenders {
     }
 }
 
-/// A mirror that can be left as a crash leaves it.
+/// A mirror that can be dropped as in a crash.
 struct OpenMirror {
     mirror: Rc<Gate<Rc<Mirror<TurnClock>>>>,
     worker: JoinHandle<()>,
@@ -218,7 +219,7 @@ fn print(rounds: &[[(Sample, u64); 2]]) {
     }
 }
 
-/// Leaves the mirror as it is, opens it anew, and waits until the replicas are the same.
+/// Drops the mirror, reopens it, and waits until the replicas are identical.
 async fn crash(contenders: &Contenders, open: OpenMirror) -> anyhow::Result<()> {
     let OpenMirror { mirror, worker } = open;
     worker.abort();

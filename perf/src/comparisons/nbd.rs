@@ -1,11 +1,13 @@
 //! Our NBD server over memory on one CPU, a small client on another, and nbdkit and qemu-nbd in the same rounds.
 //!
-//! Claim: whatever is asked, our server answers at least as many requests as either. All three are asked by the same client
-//! (`nbd/client.rs`): one thread, one connection, simple replies. nbdkit serves its memory plugin, qemu-nbd a raw file on
-//! `/dev/shm`; all of them are written all over before. A server that idles sleeps, so none stands in another's way.
+//! Threshold: for every load, our server completes at least as many requests as either. All three have the same client
+//! (`nbd/client.rs`): one thread, one connection, simple replies. nbdkit serves its memory plugin, qemu-nbd a raw file
+//! on `/dev/shm`; all of them are completely written before. An idle server sleeps, so servers do not disturb each
+//! other.
 //!
-//! The CPU time of other processes on the servers' CPU is printed too: beside a process that always runs, a server gets more of it the
-//! more threads it has. What each spends on a request says then which is cheaper, and the rates do not.
+//! The CPU time of other processes on the servers' CPU is printed as well: beside a process that always runs, a server
+//! with more threads gets more of the CPU. Then the CPU time per request shows which server is cheaper, and the rates
+//! do not.
 
 pub mod client;
 mod servers;
@@ -23,8 +25,8 @@ use crate::report::{Spread, shuffled};
 use client::{Client, Load};
 use servers::Served;
 
-/// Our rate is at least this part of each other's.
-const BAR: f64 = 1.0;
+/// The threshold: our rate as a part of each other's.
+const THRESHOLD: f64 = 1.0;
 
 const fn small(name: &'static str, write: bool, depth: u32) -> Load {
     Load { name, write, bytes: 4096, is_random: true, depth }
@@ -51,14 +53,14 @@ struct Sample {
     rate: f64,
     /// Microseconds of CPU time of the server a request.
     server_us: f64,
-    /// Part of the servers' CPU that others took.
+    /// The part of the servers' CPU that other processes used.
     others: f64,
 }
 
 /// Measures everything and prints it.
 pub fn run(options: &NbdOptions) -> Result<()> {
     let servers = servers::start(options)?;
-    // Whatever this thread starts from here on stays on the client's CPU as well.
+    // All threads that this thread starts from here on run on the client's CPU as well.
     let mut cpus = CpuSet::new();
     cpus.set(options.client_cpu);
     sched_setaffinity(None, &cpus).context("staying on the client's CPU")?;
@@ -96,7 +98,7 @@ fn turn(served: &Served, client: &mut Client, load: Load, options: &NbdOptions, 
     Ok(Sample { rate: requests as f64 / seconds, server_us: cpu * 1e6 / requests as f64, others: others_s / seconds })
 }
 
-/// Rates, and what part of each other's ours is.
+/// Prints rates, and ours as a part of each other's.
 fn print(load: &str, servers: &[Served], rounds: &[Vec<Sample>]) {
     println!("{load}");
     for (index, served) in servers.iter().enumerate() {
@@ -113,7 +115,7 @@ fn print(load: &str, servers: &[Served], rounds: &[Vec<Sample>]) {
             ratio.median * 100.0,
             ratio.least * 100.0,
             ratio.most * 100.0,
-            verdict(ratio.median, Some(BAR))
+            verdict(ratio.median, Some(THRESHOLD))
         );
     }
 }

@@ -1,9 +1,9 @@
-//! What it costs that a write which was answered survives the death of the process: volumes that note what they answer, against volumes
-//! that keep it in memory alone.
+//! The cost of writes that survive the death of the process: volumes that note completed writes, against volumes that
+//! keep them in memory alone.
 //!
-//! Claim: random writes of 4 KiB at a queue depth of 32 lose at most a tenth by it. All contenders are volumes on files of one folder,
-//! written all over, and take turns; the second of two equal ones, `in memory again`, shows how much the ratios mean. A flush after every
-//! write shows what note pages cost that a sync writes out with the log.
+//! Threshold: random writes of 4 KiB at a queue depth of 32 lose at most a tenth. All contenders are volumes on files
+//! of one folder, completely written, and alternate; the second of two equal ones, `in memory again`, shows the noise
+//! of the ratios. A flush after every write shows the cost of note pages that a sync writes out with the log.
 
 use std::rc::Rc;
 
@@ -21,14 +21,14 @@ use crate::medium::AnyMedium;
 use crate::report::shuffled;
 use crate::setup::{FILL, PerfVolume, Prepared, Protection, Scratch, TurnClock, new_path, new_volume};
 
-/// A tenth of random writes at a queue depth of 32.
-const BAR: f64 = 0.90;
+/// The threshold for random writes at a queue depth of 32.
+const THRESHOLD: f64 = 0.90;
 
 const fn load(name: &'static str, blocks: u64, depth: u64, flush_every: u64) -> Load {
     Load { name, write: true, blocks, random: true, depth, flush_every }
 }
 
-/// The loads, and whether the bar is theirs.
+/// The loads, and whether the threshold applies.
 const LOADS: &[(Load, bool)] = &[
     (load("write 4 KiB, random, QD 1, no flush", 1, 1, 0), false),
     (load("write 4 KiB, random, QD 32, no flush", 1, 32, 0), true),
@@ -48,7 +48,7 @@ struct Contender {
 }
 
 impl Contender {
-    /// A new volume, each of whose blocks was written.
+    /// A new volume with all blocks written.
     async fn new(options: &FileOptions, guard: Protection, name: &str) -> anyhow::Result<Contender> {
         let scratch = new_path(&options.dir, &format!("notes {} {name}", guard.name()))?;
         new_volume(&scratch.0, options.blocks(), guard, Prepared::Written).await?;
@@ -93,7 +93,7 @@ pub fn run(options: &FileOptions) -> anyhow::Result<()> {
 
 /// All loads.
 async fn measure(options: &FileOptions, contenders: &[Contender]) -> anyhow::Result<()> {
-    for (load, has_bar) in LOADS.iter().filter(|(load, _)| load.name.contains(&options.only)) {
+    for (load, has_threshold) in LOADS.iter().filter(|(load, _)| load.name.contains(&options.only)) {
         let mut rounds = Rounds::default();
         for number in 0..options.rounds {
             let mut turns = vec![Sample::default(); NAMES.len()];
@@ -105,7 +105,7 @@ async fn measure(options: &FileOptions, contenders: &[Contender]) -> anyhow::Res
             rounds.0.push(turns);
         }
         rounds.print(load.name, &NAMES.map(str::to_owned), None);
-        println!("  noted against in memory{}", verdict(rounds.ratio(2).median, has_bar.then_some(BAR)));
+        println!("  noted against in memory{}", verdict(rounds.ratio(2).median, has_threshold.then_some(THRESHOLD)));
     }
     Ok(())
 }

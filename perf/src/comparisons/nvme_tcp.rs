@@ -1,9 +1,9 @@
 //! Our target and our host over loopback, each on one core, and targets of others in the same rounds.
 //!
-//! Claims: tags made by the target cost at most 10 % of the requests a second without any; whatever the depth, our target
-//! answers as many requests as any other, and as soon. CPU time is that of the host's thread and of the target's; an end that
-//! looks for work before it sleeps spends time on looking, so with spare time these figures say little (`--spin-us 0` shows
-//! what work alone takes). Header and data digests go together.
+//! Thresholds: tags made by the target cost at most 10 % of the requests per second without any; at any depth, our
+//! target completes as many requests as any other, with the same latency. CPU time is that of the host's thread and of
+//! the target's. An end that polls before it sleeps spends time on polling, so with spare time these figures mean
+//! little (`--spin-us 0` shows the cost of the work alone). Header and data digests are used together.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,9 +23,9 @@ use crate::remote::{self, NQN, Served, Serving, Store, View};
 use crate::report::{Spread, interleaved};
 use crate::setup::{self, Prepared, Protection, Scratch, Turn};
 
-/// Tags made by the target leave at least this part of the requests.
+/// The threshold: the part of the requests that remains with tags made by the target.
 const MADE: f64 = 0.9;
-/// What a peer gets to wake up before its turn.
+/// Time for a peer to wake up before its turn.
 const WAKE: Duration = Duration::from_millis(20);
 
 const fn small(name: &'static str, write: bool, depth: u64) -> Load {
@@ -51,7 +51,7 @@ const LOADS: &[Load] = &[
     large("write 128 KiB, sequential, QD 32", true, 32),
 ];
 
-/// One side of a comparison. A peer's process is stopped while it is not its turn.
+/// One side of a comparison. A peer's process is stopped outside its turn.
 struct Side {
     contender: Contender,
     peer: Option<Peer>,
@@ -168,7 +168,7 @@ fn announce(serving: &Serving, served: &[Served], seconds: u64) -> anyhow::Resul
     remote::wait(async move { sleep(Duration::from_secs(seconds)).await })
 }
 
-/// What a list of `off` and `on` asks for.
+/// The values of a list of `off` and `on`.
 fn switches(names: &[String]) -> anyhow::Result<Vec<bool>> {
     let switch = |name: &String| match name.as_str() {
         "off" => Ok(false),
@@ -178,7 +178,7 @@ fn switches(names: &[String]) -> anyhow::Result<Vec<bool>> {
     names.iter().map(switch).collect()
 }
 
-/// All contenders of our own: the one without tags first.
+/// All of our own contenders: the one without tags first.
 async fn ours(options: &RemoteOptions, serving: &Serving, digests: bool) -> anyhow::Result<Vec<Side>> {
     let mut contenders = Vec::new();
     let wants = |tags: &str| options.tags.iter().any(|wanted| wanted == tags);
@@ -221,7 +221,7 @@ async fn peers(options: &RemoteOptions, digests: bool) -> anyhow::Result<Vec<Sid
 async fn bench(options: RemoteOptions, serving: Serving, digests: bool) -> anyhow::Result<()> {
     let mut contenders = ours(&options, &serving, digests).await?;
     for contender in &contenders {
-        // Brings the tables of volumes into memory.
+        // Loads the tables of volumes.
         contender.turn(WARM_UP, Until::Asked(options.blocks() / WARM_UP.blocks), 1).await?;
     }
     contenders.extend(peers(&options, digests).await?);
@@ -253,7 +253,7 @@ async fn rounds(options: &RemoteOptions, contenders: &[Side], load: Load) -> any
     .await
 }
 
-/// The middle of something over the rounds.
+/// The median of a value over the rounds.
 fn median(rounds: &[Vec<Measured>], index: usize, of: impl Fn(&Measured) -> f64) -> f64 {
     Spread::of(rounds.iter().map(|round| of(&round[index]))).median
 }

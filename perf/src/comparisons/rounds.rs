@@ -34,7 +34,7 @@ impl Rounds {
         Spread::of(self.0.iter().map(|round| per_request(&round[contender]))).median
     }
 
-    /// Prints one line per contender. `threshold` is the least ratio that keeps the claim.
+    /// Prints one line per contender. `threshold` is the smallest ratio that passes.
     pub fn print(&self, load: &str, names: &[String], threshold: Option<f64>) {
         println!("{load}");
         for (contender, name) in names.iter().enumerate() {

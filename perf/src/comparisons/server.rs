@@ -1,4 +1,4 @@
-//! `sealblock serve` in a process of its own: nothing of this process is in its figures.
+//! `sealblock serve` in a process of its own, so the figures contain nothing of this process.
 
 use std::fs::read_to_string;
 use std::io::{BufRead, BufReader};
@@ -9,19 +9,19 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What is before the first address of each protocol in what a server says when it is ready.
+/// The text before the first address of each protocol in the server's ready message.
 const NVME: &str = "\"listeners\":[\"";
 const NBD: &str = "\"nbd\":{\"listeners\":[\"";
 
-/// A server that accepts connections. It is killed when this is dropped.
+/// A server that accepts connections. Dropping it kills it.
 pub struct Server {
     child: Child,
-    /// What it said when it was ready.
+    /// Its ready message.
     ready: String,
 }
 
 impl Server {
-    /// Starts `program serve` with these arguments besides, and waits until it is ready.
+    /// Starts `program serve` with these additional arguments, and waits until it is ready.
     pub fn start(program: &Path, arguments: &[&str]) -> Result<Server> {
         let mut child = Command::new(program)
             .arg("serve")
@@ -33,17 +33,17 @@ impl Server {
             .with_context(|| format!("starting {}", program.display()))?;
         let output = child.stdout.take().context("it was given a pipe")?;
         let mut server = Server { child, ready: String::new() };
-        // What it says later goes nowhere; it takes no harm from that.
+        // Later output fails, which does not affect the server.
         BufReader::new(output).read_line(&mut server.ready)?;
         Ok(server)
     }
 
-    /// Where it listens for NVMe/TCP.
+    /// Its address for NVMe/TCP.
     pub fn nvme(&self) -> Result<SocketAddr> {
         self.listener(NVME)
     }
 
-    /// Where it listens for NBD.
+    /// Its address for NBD.
     pub fn nbd(&self) -> Result<SocketAddr> {
         self.listener(NBD)
     }
@@ -53,18 +53,18 @@ impl Server {
             .with_context(|| format!("the server is not ready: it said '{}'", self.ready.trim_end()))
     }
 
-    /// Seconds of CPU time that it has spent, and the most memory that it ever had, in MiB.
+    /// Its CPU seconds so far, and its peak memory, in MiB.
     pub fn cost(&self) -> Result<(f64, u64)> {
         let kib = self.number("status", "VmHWM:")?;
         Ok((process_cpu(self.child.id()), kib >> 10))
     }
 
-    /// Bytes that it had the kernel write to disks. None where its files are in memory.
+    /// Bytes that it caused the kernel to write to disks. None if its files are in memory.
     pub fn written_bytes(&self) -> Result<u64> {
         self.number("io", "write_bytes:")
     }
 
-    /// What the kernel reports of the process by this name.
+    /// The kernel's value of this name for the process.
     fn number(&self, file: &str, name: &str) -> Result<u64> {
         let text = read_to_string(format!("/proc/{}/{file}", self.child.id()))?;
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next());
@@ -88,7 +88,7 @@ impl Drop for Server {
     }
 }
 
-/// The address behind `before`.
+/// The address after `before`.
 fn listener(ready: &str, before: &str) -> Option<SocketAddr> {
     let (_, rest) = ready.split_once(before)?;
     rest.split('"').next()?.parse().ok()

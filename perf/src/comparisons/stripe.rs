@@ -1,9 +1,9 @@
 //! A stripe of two members against both members by themselves, at the same time.
 //!
-//! Claim: the stripe keeps 90 % of what its members do together, on files, which share a disk here, and on two devices that each
-//! have a speed of their own. The baseline loads both members at once, each with half of the depth; the stripe is loaded with
-//! all of it. Everything is on one core, so members in memory, which have no latency, show what the layer itself
-//! costs: no threshold applies there.
+//! Threshold: the stripe reaches 90 % of its members together, on files, which share a disk here, and on two devices
+//! with a speed of their own. The baseline loads both members at once, each with half of the depth; the stripe gets the
+//! whole depth. All work is on one core, so members in memory, which have no latency, show the cost of the layer
+//! itself: no threshold applies there.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -24,7 +24,7 @@ use crate::load::{Load, Sample, Stopwatch, Until, drive};
 use crate::report::shuffled;
 use crate::setup::{FILL, Prepared, Protection, Scratch, new_file, new_path};
 
-const BAR: f64 = 0.90;
+const THRESHOLD: f64 = 0.90;
 /// Speed of a device with a speed of its own: 256 MiB/s.
 const PACE: u64 = 256 << 20;
 
@@ -82,7 +82,7 @@ impl Setup {
         Setup::new([a, b], scratch).await
     }
 
-    /// One turn of a contender, by its place in [`NAMES`].
+    /// One turn of a contender, by its index in [`NAMES`].
     async fn turn(&self, contender: usize, load: Load, until: Until, seed: u64) -> anyhow::Result<Sample> {
         match contender {
             0 => {
@@ -106,10 +106,10 @@ pub fn run(options: &FileOptions) -> anyhow::Result<()> {
     println!("{}", reactor.backend());
     reactor.block_on(async {
         println!("\nraw files, {} in all", options.size);
-        measure(options, &Setup::files(options).await?, Some(BAR)).await?;
+        measure(options, &Setup::files(options).await?, Some(THRESHOLD)).await?;
         for &guard in &options.guards {
             println!("\nmemory at 256 MiB/s a member, {}, {} in all", guard.name(), options.size);
-            measure(options, &Setup::paced(options, guard).await?, Some(BAR)).await?;
+            measure(options, &Setup::paced(options, guard).await?, Some(THRESHOLD)).await?;
             println!("\nmemory, {}, {} in all", guard.name(), options.size);
             measure(options, &Setup::memory(options, guard).await?, None).await?;
         }
@@ -135,7 +135,7 @@ async fn measure(options: &FileOptions, setup: &Setup, threshold: Option<f64>) -
     Ok(())
 }
 
-/// A device that takes time for every byte, one request after the other, as a disk of its own does.
+/// A device that takes time for every byte, one request after the other, like a separate disk.
 ///
 /// Two files on one disk are not faster than one file. Two of these are.
 pub struct Paced<D> {

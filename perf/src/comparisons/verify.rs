@@ -1,9 +1,9 @@
 //! Verify of a volume in the page cache, against plain reading of the same file and against memory.
 //!
-//! Claim: checking costs no more than reading, so that a scrub of cached data runs at the speed of memory. On one core and
-//! on two: every core opens the volume for itself, read-only and buffered, and verifies its own half. Plain reading is
-//! `pread` of the same file's data in pieces of 1 MiB into one buffer per thread, on as many threads; memory is reading 256
-//! MiB per thread that no cache holds.
+//! Threshold: checking costs no more than reading, so that a scrub of cached data runs at the speed of memory. On one
+//! core and on two: every core opens the volume for itself, read-only and buffered, and verifies its own half. Plain
+//! reading is `pread` of the same file's data in pieces of 1 MiB into one buffer per thread, on as many threads; memory
+//! is reading 256 MiB per thread that no cache holds.
 
 use std::fs::File;
 use std::hint::black_box;
@@ -31,8 +31,8 @@ const PIECE_BYTES: usize = 1 << 20;
 const MEMORY_BYTES: usize = 256 << 20;
 /// A piece of a Verify, in blocks; the volume cuts it into transfers itself.
 const VERIFY_BLOCKS: u32 = 4096;
-/// Enough of memory speed: what plain reading reaches, less a margin for the checksums.
-const BAR: f64 = 0.9;
+/// The threshold: the part of plain reading's speed, with a margin for the checksums.
+const THRESHOLD: f64 = 0.9;
 
 /// Measures everything and prints it.
 pub fn run(options: &FileOptions) -> anyhow::Result<()> {
@@ -69,7 +69,7 @@ fn one(
     let running = Cores::start(Placement::Count(cores), Config::default())?;
     let handles = running.handles();
     let mut rounds = Rounds::default();
-    // The first round brings the file and the tables into memory.
+    // The first round loads the file and the tables into memory.
     for round in 0..=options.rounds {
         let turns = vec![
             plain(path, layout, cores)?,
@@ -81,7 +81,7 @@ fn one(
         }
     }
     let load = format!("guard {}, {cores} core(s), {}", guard.name(), options.size);
-    rounds.print(&load, &["pread", "verify", "memory read"].map(str::to_owned), Some(BAR));
+    rounds.print(&load, &["pread", "verify", "memory read"].map(str::to_owned), Some(THRESHOLD));
     let _stopped = running.shutdown(Duration::from_secs(1));
     Ok(())
 }

@@ -1,8 +1,9 @@
-//! Verify of what has no seals, a plain file and a loop device, against the tools that administrators use for it.
+//! Verify of targets without seals, a plain file and a loop device, against administrators' tools.
 //!
-//! Claim: `sealblock verify --mode emulate` takes no longer than `dd iflag=direct bs=1M`, and at most half of its CPU time for each GiB. All read every
-//! byte past the page cache; `badblocks -sv` is there for comparison. The loop device goes past the page cache, too. CPU time is that of the
-//! processes, as the kernel adds it up for children that have ended, in hundredths of a second; the kernel's own threads are in none.
+//! Threshold: `sealblock verify --mode emulate` takes no longer than `dd iflag=direct bs=1M`, and at most half of its
+//! CPU time for each GiB. All read every byte with direct I/O; `badblocks -sv` is there for comparison. The loop device
+//! uses direct I/O as well. CPU time is that of the processes, as the kernel sums it for ended children, in hundredths
+//! of a second; the kernel's own threads are not included.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -18,7 +19,7 @@ use super::rounds::verdict;
 use crate::report::{Spread, shuffled};
 use crate::setup::Scratch;
 
-/// Bytes that are written at a time.
+/// Bytes of one write.
 const PIECE_BYTES: usize = 1 << 20;
 /// Clock ticks of `/proc/PID/stat` in a second: `USER_HZ`, which is 100 on every architecture that this runs on.
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -45,7 +46,7 @@ pub fn run(options: &VerifyLinuxOptions) -> anyhow::Result<()> {
     }
 }
 
-/// Every byte is written: what was only reserved is read without the disk.
+/// Every byte is written: reserved space is read without the disk.
 fn fill(path: &Path, bytes: u64) -> anyhow::Result<()> {
     ensure!(bytes.is_multiple_of(PIECE_BYTES as u64) && bytes > 0, "the size is a multiple of 1 MiB");
     let mut file = File::create(path).with_context(|| format!("making {}", path.display()))?;
@@ -110,7 +111,7 @@ fn has(program: &str) -> bool {
     Command::new(program).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
 }
 
-/// Runs a command to its end, which has to be good.
+/// Runs a command, which must succeed.
 pub(crate) fn turn(words: &[String]) -> anyhow::Result<Turn> {
     let before = children_cpu_seconds()?;
     let start = Instant::now();
@@ -132,7 +133,7 @@ fn children_cpu_seconds() -> anyhow::Result<f64> {
     Ok(ticks as f64 / TICKS_PER_SECOND)
 }
 
-/// A loop device past the page cache, detached in the end.
+/// A loop device with direct I/O; detached on drop.
 pub(crate) struct Loop(pub(crate) String);
 
 impl Loop {
@@ -145,7 +146,7 @@ impl Loop {
 
 impl Drop for Loop {
     fn drop(&mut self) {
-        // What cannot be detached is left for its owner to find.
+        // If it cannot be detached, it is left for its owner.
         let _ = Command::new("losetup").args(["--detach", &self.0]).status();
     }
 }

@@ -1,11 +1,11 @@
 //! A protected volume against a raw file.
 //!
-//! Claims: sequential reads and writes of 1 MiB keep 90 % of the raw file's throughput, random reads of 4 KiB 85 %, random
-//! writes 75 %. Both sides go through the same reactor, gate and file medium, with direct I/O, on files of the same file
-//! system in the same state: every byte written before (`steady`), or only reserved (`first`). Making the tags of writes
-//! and checking those of reads is part of the volume's time, and so is a flush at the end of a turn of writes, on both
-//! sides. A second raw file runs along as if it were a contender and shows how much the ratios mean; a third
-//! one's reader loads the data, as every user of data does.
+//! Thresholds: sequential reads and writes of 1 MiB reach 90 % of the raw file's throughput, random reads of 4 KiB 85
+//! %, random writes 75 %. Both sides use the same reactor, gate and file medium, with direct I/O, on files of the same
+//! file system in the same state: every byte written before (`steady`), or only reserved (`first`). The volume's time
+//! includes making the tags of writes and checking those of reads; on both sides it includes a flush at the end of a
+//! turn of writes. A second raw file is treated like a contender and shows the noise of the ratios; a third one's
+//! reader loads the data, as every user of data does.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ const fn large(name: &'static str, write: bool) -> Load {
     Load { name, write, blocks: 256, random: false, depth: 8, flush_every: 0 }
 }
 
-/// Loads on written files, with their bars.
+/// Loads on written files, with their thresholds.
 const STEADY: &[(Load, f64)] = &[
     (large("read 1 MiB, sequential, QD 8", false), SEQUENTIAL),
     (large("write 1 MiB, sequential, QD 8", true), SEQUENTIAL),
@@ -49,7 +49,7 @@ const STEADY: &[(Load, f64)] = &[
 /// Overwrites that scatter the blocks of a volume: as many as it has, anywhere.
 const SCATTER: Load = small("overwrite", true, 32, 0);
 
-/// Loads on files that were overwritten at random all over just before: with their bars at once and after idle time.
+/// Loads on files that were randomly overwritten just before: with their thresholds immediately and after idle time.
 const SCATTERED: &[([Load; 2], f64, f64)] = &[
     (
         [
@@ -103,7 +103,7 @@ fn names(contenders: &[Contender]) -> Vec<String> {
     contenders.iter().map(|contender| contender.name.clone()).collect()
 }
 
-/// One round: every contender has a turn, in another order each time.
+/// One round: every contender has a turn, in a new order each time.
 async fn round(contenders: &[Contender], load: Load, until: Until, number: u32) -> anyhow::Result<Vec<Sample>> {
     let mut turns = vec![Sample::default(); contenders.len()];
     let mut rng = Rng::with_seed(u64::from(number));
@@ -117,7 +117,7 @@ async fn steady(options: &FileOptions) -> anyhow::Result<()> {
     println!("\nsteady: every byte of every file was written before; {} a file", options.size);
     let contenders = contenders(options, Prepared::Written).await?;
     for counts in contenders.iter().filter_map(Contender::counts) {
-        // What filling cost is no part of any load.
+        // The cost of filling is not included in any load.
         counts.take_sync_ms();
         counts.take_data_write_seconds();
     }
@@ -136,7 +136,8 @@ async fn steady(options: &FileOptions) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Each round of each of these loads finds the volumes overwritten at random all over; the second of a pair after idle time.
+/// In each round of each of these loads the volumes were randomly overwritten; for the second of a pair they were idle
+/// after that.
 async fn scattered(options: &FileOptions, contenders: &[Contender]) -> anyhow::Result<()> {
     let idle = Duration::from_secs_f64(options.idle);
     for ([at_once, after], first_threshold, second_threshold) in SCATTERED {
@@ -159,13 +160,13 @@ async fn scattered(options: &FileOptions, contenders: &[Contender]) -> anyhow::R
     Ok(())
 }
 
-/// Overwrites the volumes at random; raw files are as they were after that. Then leaves the volumes alone.
+/// Overwrites the volumes at random, which changes raw files no further. Then leaves the volumes idle.
 async fn scatter(options: &FileOptions, contenders: &[Contender], number: u32, idle: Duration) -> anyhow::Result<()> {
     for contender in contenders.iter().filter(|contender| contender.counts().is_some()) {
         contender.turn(SCATTER, Until::Asked(options.blocks()), u64::from(number) + 1000).await?;
         contender.sleep(idle).await;
     }
-    // What this cost is no part of a load.
+    // This cost is not included in a load.
     for counts in contenders.iter().filter_map(Contender::counts) {
         counts.take_sync_ms();
         counts.take_data_write_seconds();
@@ -173,7 +174,7 @@ async fn scatter(options: &FileOptions, contenders: &[Contender], number: u32, i
     Ok(())
 }
 
-/// What the volumes' media saw of a load: syncs, how long they took, and how many writes of data were there at once.
+/// The counters of the volumes' media for a load: syncs, their duration, and the number of concurrent data writes.
 fn print_media(contenders: &[Contender], rounds: &Rounds) {
     for (index, contender) in contenders.iter().enumerate() {
         let Some(counts) = contender.counts() else { continue };

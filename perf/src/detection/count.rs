@@ -1,41 +1,43 @@
 //! Faults counted: rates with their confidence interval, and whether a count fits an expected rate.
 //!
-//! Injected faults are independent trials, so a count of undetected ones is binomial, and everything here is exact for that distribution, also
-//! where a handful or none of many were undetected. What was never seen is not called impossible: none of N is shown as less than 3/N, which is the
-//! greatest rate that leaves a chance of 5 % to see none.
+//! Injected faults are independent trials, so the count of undetected ones is binomial, and everything here is exact
+//! for that distribution, also with few or no undetected faults. A rate is never shown as 0: none of N is shown as less
+//! than 3/N, the largest rate with a chance of 5 % to see none.
 
 use statrs::distribution::{Beta, Binomial, ContinuousCDF, DiscreteCDF};
 
-/// Part of all experiments whose interval does not hold the true rate.
+/// The part of all experiments whose interval does not contain the true rate.
 const OUTSIDE: f64 = 0.05;
-/// A count so far from the expected one that chance would make fewer than one in a million like it does not match. A run has a few hundred counts.
+/// A count does not fit if chance would produce one as far from the expected count in fewer than one of a million
+/// cases. A run has a few hundred counts.
 const UNLIKELY: f64 = 1e-6;
-/// Until the interval of a rate is far smaller than any rate that so many faults could show.
+/// Steps until the interval of a rate is far smaller than any rate that this many faults could show.
 const HALVINGS: u32 = 80;
 
-/// How many of so many injected faults a guard did not see.
+/// The number of undetected faults among the injected ones.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Count {
     /// Injected faults, each of which changed the block.
     pub trials: u64,
-    /// Those after which the guard was that of the changed block.
+    /// Those whose guard equals that of the changed block.
     pub undetected: u64,
 }
 
 impl Count {
-    /// Adds what another run has counted.
+    /// Adds the counts of another run.
     pub fn add(&mut self, other: Count) {
         self.trials += other.trials;
         self.undetected += other.undetected;
     }
 
-    /// Undetected faults as a part of all; not a number if there were none.
+    /// Undetected faults as a part of all; NaN if there were none.
     pub fn rate(self) -> f64 {
         self.undetected as f64 / self.trials as f64
     }
 
-    /// The least and the greatest rate of which this count is no surprise, with a confidence of 95 % (Clopper and Pearson). Where no fault or every
-    /// one was undetected, one side is certain, and all of the doubt is on the other.
+    /// The smallest and the largest rate that are compatible with this count, with a confidence of 95 % (Clopper and
+    /// Pearson). If no fault or every one was undetected, one bound is certain, and the whole error probability is on
+    /// the other.
     pub fn interval(self) -> (f64, f64) {
         let (trials, seen) = (self.trials as f64, self.undetected as f64);
         match (self.undetected, self.trials - self.undetected) {
@@ -49,7 +51,7 @@ impl Count {
         }
     }
 
-    /// Whether the count is one that this rate makes now and then. A rate of 0 or 1 allows no exception.
+    /// True if this rate plausibly produces the count. A rate of 0 or 1 allows no exception.
     pub fn fits(self, rate: f64) -> bool {
         if rate <= 0.0 {
             return rate == 0.0 && self.undetected == 0;
@@ -61,7 +63,7 @@ impl Count {
     }
 }
 
-/// The rate below which this part of a beta distribution lies, by halving the interval that it is in.
+/// The quantile of a beta distribution, by bisection.
 fn quantile(a: f64, b: f64, part: f64) -> f64 {
     let Ok(beta) = Beta::new(a, b) else { return f64::NAN };
     let (mut low, mut high) = (0.0, 1.0);

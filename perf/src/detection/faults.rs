@@ -1,9 +1,10 @@
-//! The faults that are injected into a block, drawn from a seed, and which guards do not see them.
+//! The faults that are injected into a block, drawn from a seed, and the guards that do not detect them.
 //!
-//! A block is random, and a fault is drawn with those bits of it that it reads or changes; no other bit counts (see [`crate::detection::residues`]). Faults of
-//! a few bits are drawn anew for each trial. Faults of whole sectors and blocks change contents that are renewed by one word of 64 random bits for each
-//! trial: the residue of such a word is random in as many bits as a CRC has, and stays so whatever is added to it, so residues of one trial say
-//! nothing of those of another, as if all of the contents were new. A fault that would change nothing is drawn again.
+//! A block is random, and a fault is drawn together with the bits of it that it reads or changes; no other bit matters
+//! (see [`crate::detection::residues`]). Faults of a few bits are drawn anew for each trial. Faults of whole sectors
+//! and blocks change contents of which one word of 64 random bits is renewed for each trial. The residue of such a word
+//! is random in as many bits as a CRC has, whatever is added to it, so the residues of two trials are independent, as
+//! if all of the contents were new. A fault that would change nothing is drawn again.
 
 use fastrand::Rng;
 use sealblock_integrity::GuardKind;
@@ -12,20 +13,20 @@ use super::residues::{BitResidues, Change, ONES, Residues, Shifts};
 
 /// Bytes of a sector.
 pub const SECTOR_BYTES: usize = 512;
-/// The largest run of words that turns from zeroes into ones.
+/// The longest run of words that turns from zeroes into ones.
 pub const ONES_WORDS: usize = 8;
-/// Bits of a short run that is lost.
+/// Bits of a short lost run.
 pub const LOST_BITS: usize = 128;
 const WORD_BITS: usize = 16;
 
 /// A kind of fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// So many bits, anywhere in the block, are wrong.
+    /// This number of bits, anywhere in the block, are wrong.
     Flips(usize),
-    /// At least one bit is wrong, and all that are lie within so many bits.
+    /// At least one bit is wrong, and all wrong bits are within this many bits.
     Burst(usize),
-    /// Two words of 16 bits that differ have changed places.
+    /// Two different words of 16 bits have changed places.
     SwappedWords,
     /// 16 bytes at a multiple of two read as zeroes.
     LostBytes,
@@ -40,7 +41,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// All that are injected into blocks of so many bytes.
+    /// All faults for blocks of this size.
     pub fn all(block_bytes: usize) -> Vec<Fault> {
         let mut all: Vec<Fault> = [1, 2, 3].map(Fault::Flips).to_vec();
         all.extend([16, 32, 64, 65].map(Fault::Burst));
@@ -52,7 +53,8 @@ impl Fault {
         all
     }
 
-    /// The changes of a fault of a few bits in a block of so many bits, and how many they are; nothing for a fault of whole sectors or blocks.
+    /// The changes of a fault of a few bits in a block of this many bits, and their number; `None` for a fault of whole
+    /// sectors or blocks.
     fn changes(self, bits: usize, rng: &mut Rng) -> Option<([Change; 3], usize)> {
         let mut changes = [Change::default(); 3];
         let run = |start: usize, width: usize, before: u128, after: u128| Change { start, width, before, after };
@@ -97,7 +99,7 @@ impl Fault {
         Some((changes, 1))
     }
 
-    /// What tables call it.
+    /// Its name in tables.
     pub fn name(self) -> String {
         match self {
             Fault::Flips(1) => "1 bit flipped".to_owned(),
@@ -112,7 +114,7 @@ impl Fault {
         }
     }
 
-    /// What the axis of a picture calls it, in a few letters.
+    /// Its short label in a picture.
     pub fn short_name(self) -> String {
         match self {
             Fault::Flips(1) => "1 flip".to_owned(),
@@ -128,10 +130,10 @@ impl Fault {
     }
 }
 
-/// Which guards did not see a fault, in the order of [`GuardKind::ALL`].
+/// For each guard, in the order of [`GuardKind::ALL`], whether it missed a fault.
 pub type Unseen = [bool; GuardKind::ALL.len()];
 
-/// Which guards do not see differences of the CRCs, and of the sums of words, which are those of other data than zeroes.
+/// The guards that miss a difference of the CRCs and of the sums of words, for data other than zeroes.
 fn unseen(residues: Residues, growth: u64) -> Unseen {
     GuardKind::ALL.map(|kind| residues.of(kind).map_or(growth.is_multiple_of(ONES), |difference| difference == 0))
 }
@@ -141,11 +143,11 @@ pub struct Injector<'a> {
     fault: Fault,
     tables: &'a Tables,
     rng: Rng,
-    /// Contents of what has two sides: the sectors that are swapped, the data that are there and those that should be.
+    /// The contents of faults with two sides: the swapped sectors, or the present data and the right ones.
     contents: [Contents; 2],
 }
 
-/// What all injectors for blocks of one size share.
+/// The shared state of all injectors for blocks of one size.
 pub struct Tables {
     block: BitResidues,
     sector: BitResidues,
@@ -153,7 +155,7 @@ pub struct Tables {
 }
 
 impl Tables {
-    /// For blocks of so many bytes, a whole number of sectors.
+    /// For blocks of this size, a whole number of sectors.
     pub fn new(block_bytes: usize) -> Tables {
         Tables {
             block: BitResidues::new(block_bytes),
@@ -164,7 +166,7 @@ impl Tables {
 }
 
 impl<'a> Injector<'a> {
-    /// Injects `fault`; the seed decides about everything that is random.
+    /// Injects `fault`; all randomness comes from the seed.
     pub fn new(fault: Fault, tables: &'a Tables, seed: u64) -> Injector<'a> {
         let mut rng = Rng::with_seed(seed);
         let table = if fault == Fault::OtherData { &tables.block } else { &tables.sector };
@@ -172,7 +174,7 @@ impl<'a> Injector<'a> {
         Injector { fault, tables, rng, contents }
     }
 
-    /// Injects one fault, and says which guards do not see it.
+    /// Injects one fault; returns which guards miss it.
     pub fn inject(&mut self) -> Unseen {
         if let Some((changes, count)) = self.fault.changes(self.tables.block.bits(), &mut self.rng) {
             let changes = &changes[..count];
@@ -205,7 +207,7 @@ impl<'a> Injector<'a> {
         let part = self.rng.usize(..shifts.parts());
         let mut unseen = unseen(shifts.to_part(part, lost.residues), lost.sum);
         if shifts.parts() == 1 {
-            // Nothing but zeroes is left, whose sum is 0 and no multiple of FFFFh.
+            // Only zeroes are left, whose sum is 0 and not a multiple of FFFFh.
             let is_seen = |kind: GuardKind| kind == GuardKind::IpChecksum;
             GuardKind::ALL.iter().zip(&mut unseen).for_each(|(kind, unseen)| *unseen &= !is_seen(*kind));
         }
@@ -217,7 +219,7 @@ impl<'a> Injector<'a> {
         let ([one, other], shifts) = (&self.contents, &self.tables.sectors);
         let (first, second) = two_of(shifts.parts(), &mut self.rng);
         let differ = one.residues.and(other.residues);
-        // What one place gains in the sum, the other loses.
+        // The sum gains in one place what it loses in the other.
         unseen(shifts.to_part(first, differ).and(shifts.to_part(second, differ)), 0)
     }
 }
@@ -239,7 +241,7 @@ impl Contents {
         contents
     }
 
-    /// Draws one word anew, the one that has been there for longest.
+    /// Draws the oldest word again.
     fn renew(&mut self, table: &BitResidues, rng: &mut Rng) {
         let new = rng.u64(..);
         let old = std::mem::replace(&mut self.words[self.next], new);
@@ -250,7 +252,7 @@ impl Contents {
     }
 }
 
-/// Draws until there is something.
+/// Draws until there is a value.
 fn drawn<T>(mut draw: impl FnMut() -> Option<T>) -> T {
     loop {
         if let Some(drawn) = draw() {
@@ -280,7 +282,7 @@ mod tests {
         }
     }
 
-    /// Whether a guard is the same before and after changes of a block of random bytes.
+    /// True if a guard is the same before and after changes of a block of random bytes.
     fn is_unseen(kind: GuardKind, changes: &[Change], block_bytes: usize, rng: &mut Rng) -> bool {
         let mut block: Vec<u8> = (0..block_bytes).map(|_| rng.u8(..)).collect();
         changes.iter().for_each(|change| change.prepare(BitOrder::of(kind), &mut block));
@@ -303,7 +305,7 @@ mod tests {
                 let unseen = unseen(residues, changes.iter().map(Change::growth).sum());
                 for (index, kind) in GuardKind::ALL.into_iter().enumerate() {
                     let checks = &mut checked[index][usize::from(unseen[index])];
-                    // Plain guards take long; some of each kind will do.
+                    // Computing plain guards is slow, so only some of each kind are tested.
                     if *checks < 20 {
                         *checks += 1;
                         let plain = is_unseen(kind, changes, 512, &mut rng);
@@ -362,7 +364,8 @@ mod tests {
 
     #[test]
     fn a_block_of_zeroes_has_the_other_zero() {
-        // A sum of FFFFh is that of no zeroes, so the Internet checksum sees a whole block that is lost, but not a sector of a larger one.
+        // A sum of FFFFh never comes from zeroes, so the Internet checksum detects a whole lost block, but not a lost
+        // sector of a larger one.
         let mut block = [0; 512];
         block[..4].copy_from_slice(&[0x12, 0x34, 0xED, 0xCB]);
         assert_ne!(guard::ip_checksum(&block), guard::ip_checksum(&[0; 512]));

@@ -1,8 +1,10 @@
-//! Whole blocks in the wrong place or of the wrong time: their guard is right, so what sees them, if anything, is the reference tag.
+//! Whole blocks in the wrong place or of the wrong time: their guard is right, so only the reference tag can detect
+//! them.
 //!
-//! Unlike faults within a block these go through sealing and verifying as they are, twice: once with the guard checked alone, once with guard and
-//! reference tag as a read of Type 1 checks them. Addresses are drawn from all that 32 bits can tell apart, which is the size of the reference
-//! tag of a 16-bit guard: a block that is misdirected by a multiple of 2^32 blocks is seen by no such tag.
+//! Unlike faults within a block, these blocks are actually sealed and verified, twice: once with a check of the guard
+//! alone, once of guard and reference tag as a read of Type 1 checks them. Addresses are random 32-bit numbers, the
+//! size of the reference tag of a 16-bit guard: no such tag detects a block that is misdirected by a multiple of 2^32
+//! blocks.
 
 use fastrand::Rng;
 use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Tags, seal, verify};
@@ -15,9 +17,9 @@ use super::count::Count;
 pub enum Displaced {
     /// Two blocks have changed places, with their tags.
     Swapped,
-    /// A write for another block landed here, with its tag.
+    /// A write for another block was stored here, with its tag.
     Misdirected,
-    /// The last write was lost, so the version before it is there, with its tag.
+    /// The last write was lost, so the previous version is there, with its tag.
     Stale,
 }
 
@@ -25,7 +27,7 @@ impl Displaced {
     /// All of them.
     pub const ALL: [Displaced; 3] = [Displaced::Swapped, Displaced::Misdirected, Displaced::Stale];
 
-    /// What tables call it.
+    /// Its name in tables.
     pub fn name(self) -> &'static str {
         match self {
             Displaced::Swapped => "two blocks swapped, with their tags",
@@ -34,7 +36,7 @@ impl Displaced {
         }
     }
 
-    /// What part mathematics says goes undetected, with the guard alone and with the reference tag.
+    /// The theoretical undetected part, with the guard alone and with the reference tag.
     pub fn theory(self) -> (f64, f64) {
         match self {
             Displaced::Swapped | Displaced::Misdirected => (1.0, 0.0),
@@ -43,16 +45,16 @@ impl Displaced {
     }
 }
 
-/// What was counted for one guard.
+/// The counts for one guard.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Seen {
-    /// With the guard checked alone.
+    /// With a check of the guard alone.
     pub guard: Count,
-    /// With the reference tag checked too.
+    /// With a check of the reference tag as well.
     pub with_ref_tag: Count,
 }
 
-/// Injects so many faults into blocks with tags of this guard.
+/// Injects this number of faults into blocks with tags of this guard.
 pub fn inject(displaced: Displaced, kind: GuardKind, size: BlockSize, trials: u64, seed: u64) -> Seen {
     let format = PiFormat::with_default_storage_tag(kind, ProtectionType::Type1);
     let mut rng = Rng::with_seed(seed);
@@ -62,7 +64,7 @@ pub fn inject(displaced: Displaced, kind: GuardKind, size: BlockSize, trials: u6
         let here = u64::from(rng.u32(..));
         let elsewhere = u64::from((here as u32).wrapping_add(rng.u32(1..)));
         let [first, second] = &mut written;
-        // What is read at which address.
+        // The content that is read at each address.
         let reads: [(&Written, u64); 2] = match displaced {
             Displaced::Swapped => {
                 first.write(here, &mut rng);
@@ -85,7 +87,7 @@ pub fn inject(displaced: Displaced, kind: GuardKind, size: BlockSize, trials: u6
     seen
 }
 
-/// A block with its tag, as a medium keeps it.
+/// A block with its tag, as stored on a medium.
 struct Written {
     format: PiFormat,
     size: BlockSize,
@@ -105,7 +107,7 @@ impl Written {
         seal(self.format, self.size, &self.data, &mut self.tag, &tags);
     }
 
-    /// Whether a read of an address is content with this.
+    /// True if a read of this address accepts the block.
     fn verifies(&self, lba: u64, with_ref_tag: bool) -> bool {
         let all = Checks::full(self.format, Lba::new(lba));
         let checks = if with_ref_tag { all } else { Checks { initial_ref_tag: None, ..all } };

@@ -14,7 +14,7 @@ use sealblock_integrity::{GuardKind, guard};
 
 /// The modulus of the Internet checksum.
 pub const ONES: u64 = 0xFFFF;
-/// Where the CRCs lie in a [`Residues`].
+/// The indices of the CRCs in a [`Residues`].
 const CRC32C_SHIFT: u32 = 64;
 const CRC16_SHIFT: u32 = 96;
 
@@ -27,7 +27,7 @@ impl Residues {
         Residues(u128::from(crc16) << CRC16_SHIFT | u128::from(crc32c) << CRC32C_SHIFT | u128::from(crc64))
     }
 
-    /// The difference of the CRC of this kind; nothing for the Internet checksum, which is no CRC.
+    /// The difference of the CRC of this kind; `None` for the Internet checksum, which is not a CRC.
     pub fn of(self, kind: GuardKind) -> Option<u64> {
         match kind {
             GuardKind::Crc16 => Some(u64::from((self.0 >> CRC16_SHIFT) as u16)),
@@ -37,29 +37,30 @@ impl Residues {
         }
     }
 
-    /// The difference that both changes together make.
+    /// The difference of both changes together.
     pub fn and(self, other: Residues) -> Residues {
         Residues(self.0 ^ other.0)
     }
 }
 
-/// A run of at most 128 bits of a block, and what becomes of it.
+/// A run of at most 128 bits of a block, and its change.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Change {
     /// The first bit.
     pub start: usize,
-    /// How many there are.
+    /// The number of bits.
     pub width: usize,
-    /// Their values, the first bit the most significant of so many.
+    /// Their values; the first bit is the most significant.
     pub before: u128,
-    /// Their values afterwards.
+    /// Their new values.
     pub after: u128,
 }
 
 impl Change {
-    /// By how much the sum of the block's words grows, modulo FFFFh.
+    /// The change of the sum of the block's words, modulo FFFFh.
     pub fn growth(&self) -> u64 {
-        // Bits that follow each other weigh half of the one before, and behind the last bit of a word, modulo FFFFh, the first one of the next.
+        // Each following bit weighs half of the one before; modulo FFFFh, this also holds from the last bit of a word
+        // to the first one of the next.
         let last = 15 - (self.start + self.width - 1) % 16;
         let sum = |bits: u128| (0..8).map(|word| u64::from((bits >> (word * 16)) as u16)).sum::<u64>();
         let growth = sum(self.after) + 8 * ONES - sum(self.before);
@@ -67,7 +68,7 @@ impl Change {
     }
 }
 
-/// What blocks that are computed in full need, with which tests compare this.
+/// For tests that compare with fully computed blocks.
 #[cfg(test)]
 impl Change {
     /// Makes the change in a block whose bits have this order.
@@ -80,7 +81,7 @@ impl Change {
         }
     }
 
-    /// Puts what was there before into a block whose bits have this order.
+    /// Restores the earlier bits in a block whose bits have this order.
     pub fn prepare(&self, order: BitOrder, block: &mut [u8]) {
         for index in 0..self.width {
             let (byte, mask) = order.place(self.start + index);
@@ -90,7 +91,7 @@ impl Change {
     }
 }
 
-/// With which bit of each byte a guard begins.
+/// The first bit of each byte for a guard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BitOrder {
     /// The most significant one.
@@ -108,7 +109,7 @@ impl BitOrder {
         }
     }
 
-    /// The byte of a bit, and the bit in it.
+    /// The byte of a bit, and its number in it.
     fn place(self, bit: usize) -> (usize, u8) {
         match self {
             BitOrder::MostFirst => (bit / 8, 0x80 >> (bit % 8)),
@@ -121,7 +122,7 @@ impl BitOrder {
 pub struct BitResidues(Vec<Residues>);
 
 impl BitResidues {
-    /// For blocks of so many bytes: each bit by itself goes through the plain guards.
+    /// For blocks of this size: each single bit goes through the plain guards.
     pub fn new(block_bytes: usize) -> BitResidues {
         let mut block = vec![0; block_bytes];
         let unchanged = GuardKind::ALL.map(|kind| guard::compute(kind, &block));
@@ -143,7 +144,7 @@ impl BitResidues {
         self.0.len()
     }
 
-    /// The difference that one change makes.
+    /// The difference of one change.
     #[inline]
     pub fn of(&self, change: &Change) -> Residues {
         let (mut differ, last) = (change.before ^ change.after, change.start + change.width - 1);
@@ -160,18 +161,18 @@ impl BitResidues {
 pub struct Shifts(Vec<(Combiner<Crc16>, Combiner<Crc32c>, Combiner<Crc64>)>);
 
 impl Shifts {
-    /// For blocks of so many parts of so many bytes.
+    /// For blocks of this number of parts of this size.
     pub fn new(part_bytes: usize, parts: usize) -> Shifts {
         let by = |parts: usize| (parts * part_bytes) as u64;
         Shifts((0..parts).map(|n| (Combiner::new(by(n)), Combiner::new(by(n)), Combiner::new(by(n)))).collect())
     }
 
-    /// How many parts a block has.
+    /// The number of parts of a block.
     pub fn parts(&self) -> usize {
         self.0.len()
     }
 
-    /// The difference that a change of the last part makes if it is in part `part` instead, counted from 0.
+    /// The difference of a change of the last part if it were in part `part` instead, counted from 0.
     pub fn to_part(&self, part: usize, last: Residues) -> Residues {
         let (crc16, crc32c, crc64) = &self.0[self.0.len() - 1 - part];
         let value = |kind: GuardKind| last.of(kind).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! What mathematics says of the part of faults that guards do not see, on random data.
+//! The theoretical rate of faults that guards do not detect, on random data.
 //!
 //! A CRC of `n` bits does not see an error if its polynomial divides that of the error. So it sees every error of one bit, every burst of up to `n`
 //! bits, and every error of two bits that are closer than the order of x modulo the polynomial; of longer bursts, in which every pattern is as likely as
@@ -18,7 +18,7 @@ const WORD_BITS: usize = 16;
 /// A polynomial over the field of two elements, bit `i` for x^i.
 type Polynomial = u128;
 
-/// The part of faults of this kind that a guard does not see in blocks of so many bytes.
+/// The part of faults of this kind that a guard does not detect in blocks of this size.
 pub fn undetected(kind: GuardKind, fault: Fault, block_bytes: usize) -> f64 {
     match polynomial(kind) {
         Some(polynomial) => crc(polynomial, fault, block_bytes * 8),
@@ -26,7 +26,8 @@ pub fn undetected(kind: GuardKind, fault: Fault, block_bytes: usize) -> f64 {
     }
 }
 
-/// The polynomial of a CRC: CRC-16 of T10 SBC, CRC-32C of RFC 3720, CRC-64 of the NVM Command Set specification. Nothing for the Internet checksum.
+/// The polynomial of a CRC: CRC-16 of T10 SBC, CRC-32C of RFC 3720, CRC-64 of the NVM Command Set specification. `None`
+/// for the Internet checksum.
 fn polynomial(kind: GuardKind) -> Option<Polynomial> {
     match kind {
         GuardKind::Crc16 => Some(0x1_8BB7),
@@ -54,7 +55,7 @@ fn remainder(mut value: Polynomial, modulus: Polynomial) -> Polynomial {
     value
 }
 
-/// The degree of what divides both polynomials; that of the other one if one is 0.
+/// The degree of the greatest common divisor of both polynomials; that of the other one if one is 0.
 fn common_degree(mut a: Polynomial, mut b: Polynomial) -> u32 {
     while b != 0 {
         (a, b) = (b, remainder(a, b));
@@ -67,7 +68,7 @@ fn powers(modulus: Polynomial) -> impl Iterator<Item = Polynomial> {
     std::iter::successors(Some(1), move |power| Some(times_x(*power, modulus)))
 }
 
-/// The part of all non-zero patterns of so many bits that a polynomial of this degree divides.
+/// The part of all non-zero patterns of this many bits that a polynomial of this degree divides.
 fn multiples(bits: u32, degree: u32) -> f64 {
     match bits.checked_sub(degree) {
         None | Some(0) => 0.0,
@@ -99,7 +100,7 @@ fn crc(polynomial: Polynomial, fault: Fault, bits: usize) -> f64 {
     }
 }
 
-/// Ways to take `of` things from `count`.
+/// The number of ways to choose `of` from `count`.
 fn choose(count: usize, of: usize) -> f64 {
     (0..of).map(|taken| (count - taken) as f64 / (taken + 1) as f64).product()
 }
@@ -110,9 +111,9 @@ fn pairs(polynomial: Polynomial, bits: usize) -> f64 {
     distances.map(|(distance, _)| (bits - distance) as f64).sum()
 }
 
-/// Triples of bits the sum of which the polynomial divides: x^0 + x^i + x^j at each place where they fit.
+/// Triples of bits whose sum the polynomial divides: x^0 + x^i + x^j at each position where they fit.
 fn triples(polynomial: Polynomial, bits: usize) -> f64 {
-    // How many powers are this one.
+    // How many powers equal this one.
     let mut places: HashMap<Polynomial, usize> = HashMap::new();
     let mut found = 0.0;
     for (last, power) in powers(polynomial).take(bits).enumerate().skip(1) {
@@ -123,7 +124,8 @@ fn triples(polynomial: Polynomial, bits: usize) -> f64 {
     found
 }
 
-/// The mean over all pairs of units that change places of what is missed if so much of the polynomial also divides x^d + 1.
+/// The average missed part over all pairs of units that change places, if this part of the polynomial also divides x^d
+/// + 1.
 fn swapped(polynomial: Polynomial, unit_bits: usize, units: usize, missed: impl Fn(u32) -> f64) -> f64 {
     let steps = powers(polynomial).step_by(unit_bits).take(units).enumerate().skip(1);
     let of_distance = |(distance, power): (usize, Polynomial)| {
@@ -137,16 +139,16 @@ fn internet_checksum(fault: Fault, bits: usize) -> f64 {
     match fault {
         Fault::Flips(count) => flips(count, bits / WORD_BITS),
         Fault::Burst(burst) => bursts(burst),
-        // Words that change places leave their sum as it is, and FFFFh is 0.
+        // Words that change places leave their sum unchanged, and FFFFh is 0.
         Fault::SwappedWords | Fault::SwappedSectors | Fault::ZeroesAsOnes => 1.0,
-        // A block of zeroes has another zero for its sum.
+        // A block of zeroes has the other zero as its sum.
         Fault::LostSector if bits == SECTOR_BYTES * 8 => 0.0,
-        // Sums of several random words are any number modulo FFFFh, to within 2^-100 of the same chance.
+        // The sum of several random words is any number modulo FFFFh, with equal probability to within 2^-100.
         Fault::LostBytes | Fault::LostSector | Fault::OtherData => 1.0 / ones,
     }
 }
 
-/// Of flips of so many bits in so many words: all weights of the bits, with all signs.
+/// For flips of this number of bits in this number of words: all weights of the bits, with all signs.
 fn flips(count: usize, words: usize) -> f64 {
     let mut missed = 0.0;
     for combination in 0..32_usize.pow(count as u32) {
@@ -167,8 +169,8 @@ fn flips(count: usize, words: usize) -> f64 {
     missed / (0..count).map(|taken| 2.0 * (words * WORD_BITS - taken) as f64).product::<f64>()
 }
 
-/// Of bursts of up to so many bits: the chance of each difference, bit by bit. Each bit stays as it was with a chance of one half, and grows or
-/// shrinks with one of a quarter.
+/// For bursts of up to this many bits: the probability of each difference, bit by bit. Each bit stays unchanged with
+/// probability one half, and grows or shrinks with one quarter.
 fn bursts(bits: usize) -> f64 {
     let modulus = ONES as usize;
     let mut chances = vec![0.0; modulus];
@@ -181,7 +183,7 @@ fn bursts(bits: usize) -> f64 {
         };
         chances = (0..modulus).map(chance).collect();
     }
-    // All patterns but the one without an error.
+    // All patterns except the one without an error.
     let none = 2.0_f64.powi(-(bits as i32));
     (chances[0] - none) / (1.0 - none)
 }
@@ -261,7 +263,7 @@ mod tests {
         assert_eq!(internet_checksum_of_all(12, |error| error != 0), 0.0);
         assert!(bursts(12).abs() < 1e-15, "{}", bursts(12));
         assert!(is_near(bursts(16), 2.0 * 2.0_f64.powi(-16) / 65535.0), "{}", bursts(16));
-        // Two bits are missed in one column of two words, if one was set and the other was not.
+        // Two bits in one column of two words are missed if one was set and the other was not.
         assert!(is_near(flips(2, 2), 16.0 / choose(32, 2) / 2.0), "{}", flips(2, 2));
         assert!((flips(2, 2048) - 0.0312).abs() < 1e-4, "{}", flips(2, 2048));
         assert_eq!(flips(1, 256), 0.0);

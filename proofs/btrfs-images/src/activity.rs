@@ -1,7 +1,7 @@
 //! Random activity on a mounted filesystem, the same for the same seed: files and directories are created, written at random places,
 //! cut, punched, allocated, renamed, linked, removed, shared; attributes are set and removed; snapshots taken and deleted.
 //!
-//! What is done depends on the seed and on what was done before, and never on time; so a failure comes again with its seed. An
+//! Operations depend on the seed and on earlier operations, never on time, so a failure repeats with its seed. An
 //! operation that the filesystem refuses, such as sharing a file with one that has no checksums, is no failure.
 
 use std::ffi::OsStr;
@@ -16,14 +16,14 @@ use rustix::fs::{FallocateFlags, IFlags, XattrFlags, copy_file_range, fallocate,
 use crate::content::{noise, text};
 use crate::programs::run;
 
-/// The largest offset at which is written.
+/// The maximum offset of a write.
 const MAX_OFFSET: u64 = 2 << 20;
-/// The most that is written at once.
+/// The maximum bytes of a write.
 const MAX_WRITE: usize = 200_000;
-/// The most snapshots at a time.
+/// The maximum number of snapshots.
 const MAX_SNAPSHOTS: usize = 4;
 
-/// How often each operation is done, of all these numbers together.
+/// The weight of each operation.
 const OPERATIONS: [(u32, Operation); 15] = [
     (12, Activity::create),
     (30, Activity::write),
@@ -44,7 +44,7 @@ const OPERATIONS: [(u32, Operation); 15] = [
 
 type Operation = fn(&mut Activity) -> io::Result<()>;
 
-/// What exists, and what comes next.
+/// The existing files, and the state of the sequence.
 struct Activity {
     rng: Rng,
     root: PathBuf,
@@ -52,11 +52,11 @@ struct Activity {
     files: Vec<PathBuf>,
     directories: Vec<PathBuf>,
     snapshots: Vec<PathBuf>,
-    /// For names, which are never used again but by renaming.
+    /// A counter for names, which are reused only by renaming.
     next_name: u64,
 }
 
-/// Does this many operations in a subvolume that is made in the folder. Returns how many the filesystem refused.
+/// Runs this number of operations in a new subvolume of the folder. Returns how many the filesystem refused.
 ///
 /// # Errors
 /// The subvolume cannot be made.
@@ -88,7 +88,8 @@ const ROUNDS: u64 = 3;
 /// Operations of each of its two processes in a round.
 const STRESS_OPERATIONS: &str = "400";
 
-/// Has a program (`fsstress`) work in a subvolume that is made in the folder, and takes a snapshot after each round. One of the first ones is deleted again.
+/// Runs a program (`fsstress`) in a new subvolume of the folder, and takes a snapshot after each round. One of the
+/// first snapshots is deleted again.
 ///
 /// # Errors
 /// The program cannot be started or fails, or a snapshot cannot be taken.
@@ -116,7 +117,7 @@ impl Activity {
         self.directories[number].join(format!("{}{}", self.next_name, "-".repeat(padding)))
     }
 
-    /// Any of the files; an error if there is none.
+    /// A random file; an error if there is none.
     fn any_file(&mut self) -> io::Result<PathBuf> {
         if self.files.is_empty() {
             return Err(io::Error::other("no file yet"));
@@ -129,7 +130,7 @@ impl Activity {
         OpenOptions::new().read(true).write(true).open(self.any_file()?)
     }
 
-    /// Bytes that get smaller when compressed, or do not.
+    /// Bytes that compress well, or not at all.
     fn content(&mut self) -> Vec<u8> {
         let bytes = if self.rng.bool() { self.rng.usize(..MAX_WRITE) } else { self.rng.usize(..5000) };
         if self.rng.bool() { text(bytes) } else { noise(bytes, self.rng.u64(..)) }
@@ -180,10 +181,10 @@ impl Activity {
 
     fn rename(&mut self) -> io::Result<()> {
         let from = self.any_file()?;
-        // Onto another one, which is then gone, or to a new name.
+        // Renames over an existing file or to a new name.
         let to = if self.rng.u32(..4) == 0 { self.any_file()? } else { self.new_path() };
         fs::rename(&from, &to)?;
-        // Two names of one inode both stay.
+        // Both names of one inode stay.
         self.files.retain(|file| *file != to && (*file != from || from.exists()));
         self.files.push(to);
         Ok(())
@@ -223,7 +224,7 @@ impl Activity {
 
     fn directory(&mut self) -> io::Result<()> {
         let path = self.new_path();
-        // Their paths stay short of what the system takes.
+        // Their paths stay below the system's limit.
         if path.as_os_str().len() > 1500 {
             return Ok(());
         }
@@ -270,7 +271,7 @@ impl Activity {
 mod tests {
     use super::*;
 
-    /// What is done, without a filesystem that shares or snapshots: those are refused, alike.
+    /// Runs the operations on a filesystem without sharing or snapshots, which are refused, the same each time.
     fn paths(seed: u64) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().to_owned();

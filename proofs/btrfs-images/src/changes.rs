@@ -1,4 +1,5 @@
-//! Changes of a whole filesystem: a balance that is interrupted, another identity, other devices, what was another filesystem before, and a seed.
+//! Changes of a whole filesystem: an interrupted balance, another identity, other devices, a conversion from another
+//! filesystem, and a seed device.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -13,27 +14,28 @@ use crate::programs::{Loops, Mount, run, sparse};
 
 /// Bytes of data that a balance moves: several chunks of a small filesystem.
 const BALANCED_BYTES: usize = 120 << 20;
-/// How often an interruption is tried.
+/// The number of attempts to interrupt it.
 const TRIES: usize = 20;
-/// How long between two looks whether a balance runs.
+/// The pause between two checks whether a balance runs.
 const PAUSE: Duration = Duration::from_millis(2);
-/// More looks than there are before a balance has begun.
+/// The maximum number of checks before a balance must have begun.
 const MOST_LOOKS: u32 = 1000;
 
 fn plain<T>(result: std::io::Result<T>) -> Result<T, String> {
     result.map_err(|error| error.to_string())
 }
 
-/// What the program says of a tree of an image.
+/// The program's dump of a tree of an image.
 fn dump(image: &Path, tree: &str) -> Result<String, String> {
     let command = ["inspect-internal", "dump-tree", "-t", tree].map(OsStr::new);
     run("btrfs", command.into_iter().chain([image.as_os_str()]))
 }
 
-/// Begins to copy the data of an image to chunks of another profile, and unmounts it while that is paused: the filesystem has a balance that goes on
-/// with the next mount for writing, and chunks of both profiles.
+/// Begins to convert the data of an image to chunks of another profile, and unmounts it while that is paused: the
+/// filesystem has a balance that continues with the next writable mount, and chunks of both profiles.
 ///
-/// The kernel pauses between two chunks, so this tries several times, there and back. Returns false if it was always done before.
+/// The kernel pauses only between two chunks, so this is tried several times, in both directions. Returns false if the
+/// balance was always complete before.
 ///
 /// # Errors
 /// A program refuses.
@@ -50,7 +52,7 @@ pub fn pause_balance(images: &[PathBuf]) -> Result<bool, String> {
         balance.args(arguments).arg(mount.path("")).stdout(Stdio::null()).stderr(Stdio::null());
         let mut balance = plain(balance.spawn())?;
         let is_running = || {
-            // The status is 1 while there is one.
+            // The status is 1 while a balance exists.
             run("btrfs", ["balance".as_ref(), "status".as_ref(), mount.path("").as_os_str()])
                 .is_err_and(|said| said.contains("is running"))
         };
@@ -60,7 +62,7 @@ pub fn pause_balance(images: &[PathBuf]) -> Result<bool, String> {
             is_running || balance.try_wait().is_ok_and(|ended| ended.is_some())
         });
         if has_begun {
-            // It may have ended by itself.
+            // It may have completed by itself.
             let _ = run("btrfs", ["balance".as_ref(), "pause".as_ref(), mount.path("").as_os_str()]);
         }
         plain(balance.wait())?;
@@ -72,7 +74,7 @@ pub fn pause_balance(images: &[PathBuf]) -> Result<bool, String> {
     Ok(false)
 }
 
-/// True if an image has a balance that is not done, and chunks of two profiles for data.
+/// True if an image has an incomplete balance, and chunks of two profiles for data.
 ///
 /// # Errors
 /// The program refuses.
@@ -82,7 +84,7 @@ pub fn is_balance_paused(image: &Path) -> Result<bool, String> {
     Ok(has_both && dump(image, "root")?.contains("(BALANCE TEMPORARY_ITEM 0)"))
 }
 
-/// Gives an image another UUID, while its nodes keep the one that they have.
+/// Gives an image another UUID, while its nodes keep the old one.
 ///
 /// # Errors
 /// The program refuses.
@@ -90,7 +92,7 @@ pub fn change_uuid(image: &Path) -> Result<(), String> {
     run("btrfstune", ["-f".as_ref(), "-m".as_ref(), image.as_os_str()]).map(drop)
 }
 
-/// Makes a seed of an image: a filesystem that is only read, and the base of others.
+/// Makes a seed of an image: a read-only filesystem, and the base of others.
 ///
 /// # Errors
 /// The program refuses.
@@ -98,7 +100,7 @@ pub fn make_seed(image: &Path) -> Result<(), String> {
     run("btrfstune", ["-f".as_ref(), "-S".as_ref(), "1".as_ref(), image.as_os_str()]).map(drop)
 }
 
-/// Adds a device to a seed, by which it becomes another filesystem that has both, with a file of its own.
+/// Adds a device to a seed, which makes another filesystem on both devices, with a file of its own.
 ///
 /// # Errors
 /// A program refuses.
@@ -114,7 +116,8 @@ pub fn grow(seed: &Path, added: &Path, mebibytes: u64) -> Result<(), String> {
     mount.unmount()
 }
 
-/// Adds a device to a filesystem and makes it smaller there, and takes its first device away. Returns the images that are left; their numbers begin with 2.
+/// Adds a device to a filesystem, shrinks it, and removes the first device. Returns the remaining images; their numbers
+/// begin with 2.
 ///
 /// # Errors
 /// A program refuses.
@@ -122,7 +125,7 @@ pub fn exchange_devices(images: &[PathBuf], mebibytes: u64) -> Result<Vec<PathBu
     let first = images.first().ok_or("no image")?;
     let added = first.with_extension("added");
     sparse(&added, mebibytes)?;
-    // Detached behind the mount that uses it.
+    // The mount still uses the device while its loop device is detached.
     let new = Loops::attach(std::slice::from_ref(&added), false)?;
     let mount = Mount::new(images, "noatime")?;
     let point = mount.path("");
@@ -137,10 +140,11 @@ pub fn exchange_devices(images: &[PathBuf], mebibytes: u64) -> Result<Vec<PathBu
     Ok(left)
 }
 
-/// Makes a filesystem of another kind (ext4) with a folder's files in it, and converts it where it is: its blocks stay, as an image in a subvolume of their own.
+/// Makes a filesystem of another type (ext4) with the files of a folder, and converts it in place: its blocks stay, as
+/// an image in a subvolume of their own.
 ///
 /// # Errors
-/// A program refuses or is not there.
+/// A program refuses or is missing.
 pub fn convert(image: &Path, mebibytes: u64) -> Result<(), String> {
     let folder = image.with_extension("folder");
     plain(fs::create_dir_all(&folder))?;

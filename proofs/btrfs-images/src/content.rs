@@ -1,17 +1,18 @@
-//! What files hold, and the digest by which contents are compared.
+//! The content of files, and the digest by which contents are compared.
 //!
-//! A digest must not depend on how a file is stored: whether zeroes are a hole, an extent that was never written, or sectors of
-//! zeroes. And a file of 20 GiB with a few bytes in it must not take as long as 20 GiB. So files of up to [`WHOLE_BYTES`] have the
-//! SHA-256 that every program computes, and of larger ones only blocks that are not all zeroes go into it, each with its number.
+//! A digest must not depend on how a file is stored: zeroes may be a hole, an extent that was never written, or sectors
+//! of zeroes. And a file of 20 GiB with a few bytes must not take as long as 20 GiB of data. So files of up to
+//! [`WHOLE_BYTES`] have the usual SHA-256, and for larger ones only blocks that are not all zeroes are hashed, each
+//! with its number.
 
 use sha2::{Digest, Sha256};
 
 /// Files up to this size have the SHA-256 of all their bytes.
 pub const WHOLE_BYTES: u64 = 64 << 20;
-/// The unit in which zeroes of larger files are left out.
+/// The unit in which zeroes of larger files are skipped.
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// The text that all compressed files begin with; a longer one begins with a shorter one.
+/// The text at the start of all compressed files; any text is a prefix of a longer one.
 pub fn text(bytes: usize) -> Vec<u8> {
     let mut text = Vec::with_capacity(bytes + 32);
     let mut number = 0_u64;
@@ -23,30 +24,30 @@ pub fn text(bytes: usize) -> Vec<u8> {
     text
 }
 
-/// Bytes that no compression makes smaller, the same for the same seed.
+/// Incompressible bytes, the same for the same seed.
 pub fn noise(bytes: usize, seed: u64) -> Vec<u8> {
     let mut noise = vec![0; bytes];
     fastrand::Rng::with_seed(seed).fill(&mut noise);
     noise
 }
 
-/// Computes the digest of a file from its bytes in their order.
+/// Computes the digest of a file from its bytes in order.
 pub struct ContentDigest {
     sha: Sha256,
     size_bytes: u64,
-    /// How much was given so far.
+    /// The number of bytes so far.
     position: u64,
-    /// The block that is not complete, of a file larger than [`WHOLE_BYTES`].
+    /// The incomplete block of a file larger than [`WHOLE_BYTES`].
     block: Vec<u8>,
 }
 
 impl ContentDigest {
-    /// Begins a file of this size.
+    /// Starts a file of this size.
     pub fn new(size_bytes: u64) -> ContentDigest {
         ContentDigest { sha: Sha256::new(), size_bytes, position: 0, block: Vec::new() }
     }
 
-    /// Takes the next bytes.
+    /// Adds the next bytes.
     pub fn bytes(&mut self, mut bytes: &[u8]) {
         if self.size_bytes <= WHOLE_BYTES {
             self.sha.update(bytes);
@@ -64,7 +65,7 @@ impl ContentDigest {
         }
     }
 
-    /// Takes this many zeroes. In a large file whole blocks of them cost nothing.
+    /// Adds this many zeroes. In a large file whole blocks of zeroes cost nothing.
     pub fn zeroes(&mut self, count: u64) {
         static ZEROES: [u8; BLOCK_BYTES] = [0; BLOCK_BYTES];
         let mut left = count;
@@ -92,7 +93,7 @@ impl ContentDigest {
     /// The digest.
     ///
     /// # Errors
-    /// Other than the announced number of bytes was given.
+    /// The number of bytes differs from the announced size.
     pub fn finish(mut self) -> Result<[u8; 32], String> {
         if self.position != self.size_bytes {
             return Err(format!("{} bytes were read of a file of {}", self.position, self.size_bytes));

@@ -1,5 +1,5 @@
-//! Files by how their data is stored: inline and in extents, compressed, overwritten in part, shared, allocated and not written,
-//! with holes, without checksums.
+//! Files with all forms of storage: inline and in extents, compressed, partly overwritten, shared, allocated and not
+//! written, with holes, without checksums.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -12,7 +12,7 @@ use crate::content::{noise, text};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-/// The unit of extents on the machines that this runs on.
+/// The unit of extents on the machines that run this.
 const SECTOR: u64 = 4 * KIB;
 
 /// Makes all of them in a folder.
@@ -32,27 +32,27 @@ pub fn fill(folder: &Path) -> io::Result<()> {
     shared(&folder.join("shared"))
 }
 
-/// A file of this content, open for more.
+/// A file with this content, open for further changes.
 fn create(path: &Path, content: &[u8]) -> io::Result<File> {
     let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
     file.write_all_at(content, 0)?;
     Ok(file)
 }
 
-/// A new folder, and the paths in it.
+/// Makes a folder; returns its path.
 fn folder(path: &Path) -> io::Result<impl Fn(&str) -> PathBuf> {
     fs::create_dir(path)?;
     let path = path.to_owned();
     Ok(move |name: &str| path.join(name))
 }
 
-/// Writes into a file that is on the disk already, so that the earlier extent stays in part.
+/// Overwrites a part of a file that was already committed, so that the rest of the earlier extent stays in use.
 fn overwrite(file: &File, content: &[u8], offset: u64) -> io::Result<()> {
     file.sync_data()?;
     file.write_all_at(content, offset)
 }
 
-/// Sizes around those at which a file is no longer stored inline, and files that were inline and grew or shrank.
+/// Sizes around the limit for inline files, and inline files that grew or shrank.
 fn inline(path: &Path) -> io::Result<()> {
     let path = folder(path)?;
     for bytes in [0, 1, 100, 2047, 2048, 2049, 3900, 4095, 4096, 4097] {
@@ -76,12 +76,12 @@ fn set_compression(path: &Path, algorithm: &str) -> io::Result<()> {
     Ok(rustix::fs::setxattr(path, "btrfs.compression", algorithm.as_bytes(), XattrFlags::empty())?)
 }
 
-/// Inline and not, of one extent and many, with parts that do not get smaller, overwritten, cut, with holes.
+/// Inline and not, of one extent and many, with incompressible parts, overwritten, truncated, with holes.
 fn compressed(path: &Path, algorithm: &str) -> io::Result<()> {
     let folder_path = path.to_owned();
     let path = folder(path)?;
     set_compression(&folder_path, algorithm)?;
-    // Up to what fits inline when it is compressed, to the limit of one extent, and beyond.
+    // Up to the limit for compressed inline data, to the limit of one extent, and beyond.
     for bytes in [300, 3000, 4096, 5000, 131_072, 131_073, 700_001] {
         create(&path(&format!("size-{bytes}")), &text(bytes))?;
     }
@@ -100,7 +100,7 @@ fn compressed(path: &Path, algorithm: &str) -> io::Result<()> {
     let inline = create(&path("inline-then-grown"), &text(3000))?;
     overwrite(&inline, &text(20_000), 8192)?;
     inline.sync_data()?;
-    // Slices of compressed extents, from their middle and across their border.
+    // Parts of compressed extents, from the middle and across the border.
     let source = create(&path("source"), &text(400_000))?;
     source.sync_data()?;
     let slices = create(&path("slices"), &[])?;
@@ -110,7 +110,7 @@ fn compressed(path: &Path, algorithm: &str) -> io::Result<()> {
     overwrite(&slices, &noise(100, 4), 2 * SECTOR + 5)
 }
 
-/// Space that is allocated and not written: all of it, behind the end, written in pieces, cut.
+/// Space that is allocated and not written: completely, after the end, written in pieces, truncated.
 fn preallocated(path: &Path) -> io::Result<()> {
     let path = folder(path)?;
     let allocate = |name: &str, flags, offset, bytes| -> io::Result<File> {
@@ -139,7 +139,7 @@ fn preallocated(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Ranges without data: at the front, between, at the end, punched, of 20 GiB.
+/// Ranges without data: at the start, in the middle, at the end, punched, of 20 GiB.
 fn holes(path: &Path) -> io::Result<()> {
     let path = folder(path)?;
     create(&path("nothing-else"), &[])?.set_len(10 * MIB + 1)?;
@@ -165,7 +165,7 @@ fn holes(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Without copies on write, and so without checksums and compression.
+/// Without copy on write, and so without checksums and compression.
 fn without_cow(path: &Path) -> io::Result<()> {
     let folder_path = path.to_owned();
     let path = folder(path)?;
@@ -202,7 +202,7 @@ fn bookends(path: &Path) -> io::Result<()> {
     comb.sync_data()
 }
 
-/// Has a range of a file share its extents with another. Offsets and lengths are multiples of a sector.
+/// Shares a range of a file's extents with another file. Offsets and lengths are multiples of a sector.
 fn clone_range(from: &File, mut from_offset: u64, to: &File, mut to_offset: u64, bytes: u64) -> io::Result<()> {
     let mut left = bytes as usize;
     while left > 0 {
@@ -221,7 +221,7 @@ fn shared(path: &Path) -> io::Result<()> {
     let path = folder(path)?;
     let source = create(&path("source"), &noise(300_000, 22))?;
     source.sync_data()?;
-    // More than there is room for behind the item of the extent.
+    // More references than the item of the extent has room for.
     for number in 0..150 {
         rustix::fs::ioctl_ficlone(File::create(path(&format!("copy-{number}")))?, &source)?;
     }

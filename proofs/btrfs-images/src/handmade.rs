@@ -1,7 +1,9 @@
-//! Filesystems that are put together item by item, without any program: for tests that need no privilege, and for what no program would make.
+//! Filesystems that are built item by item, without any program: for tests without privileges, and for states that no
+//! program creates.
 //!
-//! One device, system and metadata twice on it, data once. Trees are cut into leaves of so many items, with inner nodes above them, and every node has its
-//! checksum, so that whatever an item says is met by readers and not by the checksum before them.
+//! One device, with system and metadata chunks in two copies, and data in one. Trees are cut into leaves of a few
+//! items, with inner nodes above them. Every node has a valid checksum, so that readers see the content of items, and
+//! the checksum does not stop them first.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -27,7 +29,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Bytes of the device.
 pub const DEVICE_BYTES: u64 = 64 << 20;
-/// Where the data of files begin, by logical address and on the device.
+/// The start of file data, by logical address and on the device.
 pub const DATA_START: u64 = 16 << 20;
 /// The transaction that made everything.
 pub const GENERATION: u64 = 9;
@@ -39,7 +41,7 @@ const METADATA: (u64, u64, [u64; 2]) = (4 << 20, 4 << 20, [4 << 20, 8 << 20]);
 const DATA_BYTES: u64 = DEVICE_BYTES - DATA_START;
 const FSID: [u8; 16] = *b"made by hand....";
 const DEVICE_UUID: [u8; 16] = *b"the only device.";
-/// Items of a leaf, at most; pointers of an inner node, too. Few, so that trees have levels.
+/// The maximum number of items of a leaf and of pointers of an inner node. Few, so that trees have several levels.
 const MOST_ITEMS: usize = 12;
 
 /// How the data of a file are stored.
@@ -53,7 +55,7 @@ pub enum Storage {
     Unsummed,
 }
 
-/// A filesystem that is being put together.
+/// A filesystem under construction.
 #[derive(Clone)]
 pub struct Handmade {
     checksum: ChecksumType,
@@ -64,15 +66,15 @@ pub struct Handmade {
     next_ino: u64,
 }
 
-/// What is on the device: runs of bytes and where they are; all else is zero.
+/// The content of the device: runs of bytes with their offsets; the rest is zero.
 #[derive(Clone, Debug, Default)]
 pub struct Pieces(pub Vec<(u64, Vec<u8>)>);
 
 impl Pieces {
-    /// Writes a device's file.
+    /// Writes the file of the device.
     ///
     /// # Errors
-    /// Those of the file.
+    /// The errors of the file.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         let file = File::create(path)?;
         file.set_len(DEVICE_BYTES)?;
@@ -108,7 +110,7 @@ impl Handmade {
         made
     }
 
-    /// Puts an item into a tree, in place of the one that has its key.
+    /// Adds an item to a tree; replaces the one with the same key.
     pub fn put(&mut self, tree: u64, key: Key, bytes: Vec<u8>) {
         self.trees.entry(tree).or_default().insert(key, bytes);
     }
@@ -153,7 +155,7 @@ impl Handmade {
         self.put(objectid::FS_TREE, Key::new(ino, ItemType::INODE_REF, parent), bytes);
     }
 
-    /// Puts an entry into a directory; its target need not be there.
+    /// Adds an entry to a directory; its target may be absent.
     pub fn put_entry(&mut self, parent: u64, name: &[u8], ino: u64, file_type: FileType) {
         let location = Key::new(ino, ItemType::INODE_ITEM, 0);
         let entry = DirEntry { location, transid: GENERATION, kind: file_type as u8, name, data: b"" };
@@ -163,7 +165,7 @@ impl Handmade {
         let indices = Key::new(parent, ItemType::DIR_INDEX, 0)..=Key::new(parent, ItemType::DIR_INDEX, u64::MAX);
         let index = tree.range(indices).next_back().map_or(2, |(key, _)| key.offset + 1);
         tree.insert(Key::new(parent, ItemType::DIR_INDEX, index), bytes.clone());
-        // Names of one hash share an item.
+        // Names with the same hash share an item.
         tree.entry(Key::new(parent, ItemType::DIR_ITEM, name_hash(name))).or_default().extend(bytes);
     }
 
@@ -196,7 +198,7 @@ impl Handmade {
         ino
     }
 
-    /// Puts a part of a file at a byte of it.
+    /// Adds a part of a file at an offset.
     pub fn put_extent(&mut self, ino: u64, at: u64, extent: &[u8]) {
         self.put(objectid::FS_TREE, Key::new(ino, ItemType::EXTENT_DATA, at), extent.to_vec());
     }
@@ -212,7 +214,7 @@ impl Handmade {
             self.data.extend_from_slice(&sector);
         }
         assert!(self.data.len() as u64 <= DATA_BYTES, "tests store little");
-        // As many as surely fit into an item of a small leaf.
+        // As many as certainly fit into an item of a small leaf.
         let per_item = 32;
         for (index, run) in sums.chunks(per_item * self.checksum.bytes()).enumerate().filter(|_| with_sums) {
             let at = logical + (index * per_item * SECTOR_BYTES) as u64;
@@ -222,7 +224,7 @@ impl Handmade {
         logical
     }
 
-    /// Everything on its device.
+    /// Writes everything to its device.
     pub fn build(&self) -> Pieces {
         let mut nodes = Nodes { made: self, next: METADATA.0, written: Vec::new() };
         let mut roots = BTreeMap::new();
@@ -288,7 +290,7 @@ impl Handmade {
     }
 }
 
-/// Nodes of trees that are written one after the other.
+/// Writes the nodes of trees, one after the other.
 struct Nodes<'a> {
     made: &'a Handmade,
     next: u64,
@@ -302,7 +304,7 @@ impl Nodes<'_> {
         let (mut rest, mut pointers, mut level) = (items.iter().collect::<Vec<_>>(), Vec::new(), 0);
         loop {
             let header = self.header(owner, level);
-            // As many items as fit; at least none, of a tree that has none.
+            // As many items as fit; none for an empty tree.
             let (mut count, mut leaf) = (0, write_leaf(&header, [], node_bytes, checksum));
             while count < rest.len().min(MOST_ITEMS) {
                 let longer = rest[..=count].iter().map(|(key, bytes)| (**key, &bytes[..]));
@@ -313,7 +315,7 @@ impl Nodes<'_> {
             }
             let first = rest.first().map_or(Key::MIN, |(key, _)| **key);
             pointers.push((first, self.write(leaf.expect("an empty leaf fits"))));
-            // An item that fits into no leaf is left out, which a test that puts one will notice.
+            // An item that fits into no leaf is omitted; a test that adds one will notice.
             rest.drain(..count.max(1).min(rest.len()));
             if rest.is_empty() {
                 break;
@@ -386,7 +388,7 @@ fn head(kind: u8, plain_bytes: u64) -> FileExtentHead {
     }
 }
 
-/// A part of a file within its item.
+/// An inline part of a file.
 pub fn inline(content: &[u8]) -> Vec<u8> {
     [head(kind::INLINE, content.len() as u64).as_bytes(), content].concat()
 }

@@ -1,5 +1,5 @@
-//! Inodes and names: every type of file, owners, modes and times at their limits, attributes, many links, names of any bytes, names of
-//! one hash, deep and crowded directories.
+//! Inodes and names: every type of file, owners, modes and times at their limits, attributes, many links, names with
+//! any bytes, names with the same hash, deep and large directories.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -16,11 +16,11 @@ use sealblock_btrfs_format::names::name_hash;
 
 use crate::content::{noise, text};
 
-/// How many links a name of 200 bytes takes beyond what one item holds, for every size of nodes.
+/// The number of links with names of 200 bytes that exceed one item, for all node sizes.
 const LONG_LINKS: usize = 400;
-/// The entries of a directory before most of them are removed.
+/// The number of entries of a directory before most of them are removed.
 const CROWD: usize = 10_000;
-/// Every so many of them stays.
+/// One in this many entries stays.
 const CROWD_LEFT: usize = 150;
 
 /// Makes all of them in a folder.
@@ -43,7 +43,7 @@ fn set_xattr(path: &Path, name: &str, value: &[u8]) -> io::Result<()> {
     Ok(rustix::fs::lsetxattr(path, name, value, XattrFlags::empty())?)
 }
 
-/// A new folder, and the paths in it.
+/// Makes a folder; returns its path.
 fn folder(path: &Path) -> io::Result<impl Fn(&str) -> PathBuf> {
     fs::create_dir(path)?;
     let path = path.to_owned();
@@ -66,7 +66,7 @@ fn types(path: &Path) -> io::Result<()> {
     }
     symlink("file", path("link"))?;
     symlink("no/such/file\nat all", path("dangling"))?;
-    // As long as a target can be, but for a little; small nodes do not hold it.
+    // Slightly shorter than the longest target; small nodes cannot hold it.
     let long = |bytes: usize| symlink("x/".repeat(bytes / 2), path("long-link"));
     if let Err(error) = long(4000) {
         if error.kind() != io::ErrorKind::InvalidFilename {
@@ -139,7 +139,7 @@ fn attributes(path: &Path) -> io::Result<()> {
     set_xattr(&path("file"), "user.small", b"value")?;
     set_xattr(&path("file"), "user.empty", b"")?;
     set_xattr(&path("file"), "user.binary", &noise(256, 1))?;
-    // Nearly what a leaf of 4 KiB holds besides it.
+    // Nearly the space that a leaf of 4 KiB has besides it.
     set_xattr(&path("file"), "user.large", &noise(3500, 2))?;
     set_xattr(&path("file"), &format!("user.{}", "n".repeat(250)), b"long name")?;
     set_xattr(&path("file"), "security.something", b"of a module")?;
@@ -153,7 +153,7 @@ fn attributes(path: &Path) -> io::Result<()> {
     let _ = set_xattr(&path("largest"), "user.largest", &noise(16_000, 4));
     set_xattr(&path("acl"), "system.posix_acl_access", &acl(1234, 5678))?;
     set_xattr(&path("dir"), "system.posix_acl_default", &acl(77, 88))?;
-    // Has its list from the directory.
+    // Inherits its list from the directory.
     fs::write(path("dir/inherits"), b"x")
 }
 
@@ -171,7 +171,7 @@ fn links(path: &Path) -> io::Result<()> {
     }
     symlink("target", path("link"))?;
     rustix::fs::linkat(CWD, path("link"), CWD, path("a/same-link"), AtFlags::empty())?;
-    // One of three that goes again, and one that moves.
+    // One of three links is removed, and one is moved.
     fs::remove_file(path("b/one"))?;
     fs::rename(path("b/another"), path("moved"))
 }
@@ -202,7 +202,7 @@ fn names(path: &Path) -> io::Result<()> {
     fs::write(path.join(OsStr::from_bytes(b"d\xff\n/in\xfe")), b"x")
 }
 
-/// Names that have one hash, with this in front of them.
+/// Names with the same hash and this prefix.
 pub fn colliding(prefix: &str) -> [String; 2] {
     let name = |number: u64| format!("{prefix}{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let mut seen = HashMap::new();
@@ -213,7 +213,7 @@ pub fn colliding(prefix: &str) -> [String; 2] {
     pair.expect("there are more names than hashes")
 }
 
-/// Entries of a directory and attributes that share an item.
+/// Directory entries and attributes that share an item.
 fn collisions(path: &Path) -> io::Result<()> {
     let path = folder(path)?;
     for name in colliding("") {
@@ -226,7 +226,7 @@ fn collisions(path: &Path) -> io::Result<()> {
     for name in colliding("user.") {
         set_xattr(&path("attributes"), &name, name.as_bytes())?;
     }
-    // One of two that goes again.
+    // One of two is removed again.
     let [gone, stays] = colliding("gone-");
     fs::write(path(&gone), b"x")?;
     fs::write(path(&stays), b"x")?;
@@ -261,7 +261,7 @@ pub fn many(folder: &Path, files: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// A directory that had 10,000 entries and lost most, so that its indexes have gaps and its leaves were emptied.
+/// A directory that had 10,000 entries and lost most of them, so that its indexes have gaps and leaves were emptied.
 ///
 /// # Errors
 /// Something cannot be made.

@@ -1,5 +1,5 @@
-//! Filesystems that have every type of item: the kernel writes into a mount what makes it, and `mkfs.btrfs --rootdir` takes a part of
-//! that from a folder. What is compressed begins with [`text`], so that a proof can tell what an extent must hold.
+//! Filesystems with every type of item: the kernel creates them through a mount, and `mkfs.btrfs --rootdir` creates a
+//! part of them from a folder. Compressed files begin with [`text`], so that a proof knows the content of an extent.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -13,7 +13,7 @@ use crate::inodes::colliding;
 use crate::programs::{Mount, run};
 use crate::subvolumes::send;
 
-/// Fills a folder with what any filesystem can hold: small and large files, holes, links, attributes, special names.
+/// Fills a folder with content for any filesystem: small and large files, holes, links, attributes, special names.
 ///
 /// # Errors
 /// Something cannot be made.
@@ -30,14 +30,14 @@ pub fn fill_folder(folder: &Path) -> io::Result<()> {
     sparse.seek(SeekFrom::Start(1 << 20))?;
     sparse.write_all(b"behind a hole")?;
     for (name, value) in [("user.small", &b"value"[..]), ("user.large", &[b'v'; 3000])] {
-        // Folders for temporary files may not take attributes.
+        // Temporary folders may not support attributes.
         let _ = setxattr(folder.join("file-100"), name, value, XattrFlags::empty());
     }
     Ok(())
 }
 
-/// Fills what is mounted with everything that makes other items. An inode without a name stays while what is returned is open, and
-/// what was written last is in a log.
+/// Fills a mount with content that creates all other items. An inode without a name exists while the returned value is
+/// open, and the last writes are in a log.
 ///
 /// # Errors
 /// Something cannot be made.
@@ -62,7 +62,7 @@ fn files(mount: &Mount) -> io::Result<()> {
         let folder = mount.path(&format!("by-{compression}"));
         fs::create_dir(&folder)?;
         setxattr(&folder, "btrfs.compression", compression.as_bytes(), XattrFlags::empty())?;
-        // The first is small enough to be stored inline, compressed.
+        // The first is small enough to be stored inline and compressed.
         for bytes in [3000, 50_000, 400_001] {
             fs::write(folder.join(format!("file-{bytes}")), text(bytes))?;
         }
@@ -75,9 +75,9 @@ fn files(mount: &Mount) -> io::Result<()> {
     for number in 0..300 {
         fs::hard_link(mount.path("linked"), mount.path(&format!("{number:0>200}")))?;
     }
-    // Large enough for a block group of which the first version of the space cache is kept.
+    // Large enough for a block group that has a space cache of version 1.
     fs::write(mount.path("large"), vec![7; 12 << 20])?;
-    // Every second of many small extents goes, so that free space is in pieces.
+    // Every second one of many small extents is removed, so that free space is fragmented.
     fs::create_dir(mount.path("pieces"))?;
     (0..400).try_for_each(|number| fs::write(mount.path(&format!("pieces/{number}")), text(4096)))
 }
@@ -100,7 +100,7 @@ fn subvolumes(mount: &Mount) -> Result<(), String> {
     btrfs(&["delete", "--commit-after"], &["snapshot-7"])
 }
 
-/// One extent with more references than there is room for behind its item.
+/// One extent with more references than its item has room for.
 fn reflinks(mount: &Mount) -> Result<(), String> {
     let copy = || {
         fs::write(mount.path("source"), text(16_384))?;

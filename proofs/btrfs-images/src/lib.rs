@@ -1,4 +1,5 @@
-//! Btrfs filesystems that `mkfs.btrfs` and the kernel make, and what the kernel's own mount shows of them: what a reader is proven with.
+//! Btrfs filesystems that `mkfs.btrfs` and the kernel make, and their content through the kernel's own mount: the
+//! reference for readers.
 //!
 //! ```no_run
 //! use sealblock_proofs_btrfs_images::{sets, skip};
@@ -17,12 +18,12 @@
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! Everything is made through system calls and programs, so this needs Linux, root, loop devices, `btrfs-progs` and the filesystem in the
-//! kernel. A test that finds one of these absent says so and passes; a test that finds them all must not skip, which
-//! [`has_mounts`] tells.
+//! Everything is made through system calls and programs, so this needs Linux, root, loop devices, `btrfs-progs` and the
+//! filesystem in the kernel. A test without one of these prints it and passes; [`has_mounts`] tells whether all are
+//! there, and then a test must not skip.
 
-// From the bottom up: `content` and `manifest` know nothing of Btrfs, `programs` makes and mounts it empty, and what fills it
-// is put together in `sets`.
+// From the bottom up: `content` and `manifest` do not depend on Btrfs, `programs` makes and mounts empty filesystems,
+// the other modules fill them, and `sets` combines them.
 pub mod activity;
 pub mod changes;
 pub mod content;
@@ -38,22 +39,22 @@ pub mod subvolumes;
 
 use programs::{Mount, mkfs, run};
 
-/// Says what a test leaves out on this machine, and why.
+/// Prints what a test skips on this machine, and why.
 pub fn skip(why: &str) {
     eprintln!("skipped: {why}");
 }
 
-/// True if `mkfs.btrfs` is installed; says so if it is not.
+/// True if `mkfs.btrfs` is installed; prints it if not.
 pub fn has_mkfs() -> bool {
     let version = run("mkfs.btrfs", ["--version"]);
     version.as_ref().err().into_iter().for_each(|why| skip(why));
     version.is_ok()
 }
 
-/// Whether images can be made and mounted here, found by doing it with the smallest one.
+/// Checks whether images can be made and mounted here, by trying it with the smallest one.
 ///
 /// # Errors
-/// What is absent.
+/// The missing requirement.
 pub fn has_mounts() -> Result<(), String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let image = [folder.path().join("probe")];

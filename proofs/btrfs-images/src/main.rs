@@ -1,5 +1,5 @@
-//! Makes filesystems of the chosen set to keep, writes manifests, and compares them: for what a test of this workspace does not reach, such
-//! as a mount that another process serves.
+//! Makes filesystems of the chosen set to keep, writes manifests, and compares them: for uses outside a test of this
+//! workspace, such as a mount that another process serves.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,13 +15,13 @@ sealblock-proofs-btrfs-images compare EXPECTED FOUND   two manifests, each of a 
 
 Exit status: 0 when all is well or equal, 1 for a difference, 2 for a wrong command line, 3 for what cannot be done.";
 
-/// What ends the program otherwise than well.
+/// Exit statuses of failures.
 enum Failure {
-    /// There are differences.
+    /// The manifests differ.
     Differs,
-    /// Something cannot be done.
+    /// An operation failed.
     Cannot(String),
-    /// The command line makes no sense.
+    /// The command line is invalid.
     Usage,
 }
 
@@ -68,7 +68,7 @@ fn make(folder: &Path, names: &[&str]) -> Result<(), Failure> {
                 written.map_err(|error| format!("{}: {error}", manifest.display()))?;
                 println!("{}: {} devices, {} paths", recipe.name, made.images.len(), made.manifest.entries.len());
             }
-            // One that this machine cannot make is no reason not to make the others, unless it was asked for.
+            // A filesystem that this machine cannot make does not prevent the others, unless it was named.
             Err(why) if names.is_empty() => skip(&why),
             Err(why) => return Err(Failure::Cannot(why)),
         }
@@ -87,7 +87,7 @@ fn compare(expected: &Path, found: &Path) -> Result<(), Failure> {
     if lines.is_empty() { Ok(()) } else { Err(Failure::Differs) }
 }
 
-/// The manifest of a folder, or in a file.
+/// The manifest of a folder, or from a file.
 fn manifest(path: &Path) -> Result<Manifest, Failure> {
     if path.is_dir() {
         return Ok(Manifest::scan(path)?);

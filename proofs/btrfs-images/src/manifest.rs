@@ -1,8 +1,8 @@
-//! What a folder shows: every path below it with everything that a user can ask of it.
+//! The content of a folder: every path below it with all attributes that a user can read.
 //!
-//! The manifest of the kernel's mount of an image is what a reader of the same image must show. It holds nothing that depends on how
-//! the filesystem is read: no inode numbers, which a reader may choose, but which paths are one inode; no blocks, but a digest of the
-//! content ([`crate::content`]).
+//! A reader of an image must show the manifest of the kernel's mount of it. The manifest has nothing that depends on
+//! the reader: no inode numbers, which a reader may choose, but which paths are the same inode; no blocks, but a digest
+//! of the content ([`crate::content`]).
 
 pub mod difference;
 mod lines;
@@ -26,7 +26,7 @@ pub enum Kind {
     BlockDevice,
 }
 
-/// Seconds since 1970, before it if negative, and nanoseconds after that second.
+/// Seconds since 1970, negative before that, and nanoseconds after that second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Time {
     /// Seconds since 1970.
@@ -35,20 +35,20 @@ pub struct Time {
     pub nanoseconds: u32,
 }
 
-/// What one path shows.
+/// The attributes of one path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// What it is.
+    /// Its type.
     pub kind: Kind,
-    /// Permissions, and the bits for setting user and group, and the sticky bit.
+    /// Permissions, the set-user-ID and set-group-ID bits, and the sticky bit.
     pub mode: u32,
     /// Owner.
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// How many names the inode says that it has.
+    /// The inode's link count.
     pub nlink: u64,
-    /// Size in bytes, as the inode says it.
+    /// Size in bytes.
     pub size: u64,
     /// Last access.
     pub atime: Time,
@@ -58,13 +58,13 @@ pub struct Entry {
     pub ctime: Time,
     /// Major and minor number of a device.
     pub device: (u32, u32),
-    /// Where a symbolic link points.
+    /// The target of a symbolic link.
     pub target: Option<Vec<u8>>,
     /// The digest of the content of a regular file.
     pub content: Option<[u8; 32]>,
     /// Extended attributes by name.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// The first path, in the order of bytes, that is the same inode; `None` if that is this one.
+    /// The first path, in byte order, of the same inode; `None` if that is this one.
     pub same_as: Option<Vec<u8>>,
 }
 
@@ -76,7 +76,7 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// The part below one of its folders, as if that had been read.
+    /// The part below one of its folders, as if that had been scanned.
     pub fn below(&self, folder: &[u8]) -> Manifest {
         let relative = |path: &[u8]| -> Option<Vec<u8>> {
             match path.strip_prefix(folder)? {

@@ -1,7 +1,7 @@
-//! Programs of the system, filesystems in sparse files, loop devices over these, and mounts; all undone when dropped.
+//! Programs of the system, filesystems in sparse files, loop devices over these, and mounts; all are undone on drop.
 //!
-//! What is absent on a machine is an error here, and a line that [`crate::skip`] writes in a test: proofs with images need root, loop
-//! devices, `mkfs.btrfs`, `btrfs` and the filesystem in the kernel.
+//! A missing requirement is an error here, and a line that [`crate::skip`] prints in a test: proofs with images need
+//! root, loop devices, `mkfs.btrfs`, `btrfs` and the filesystem in the kernel.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -10,10 +10,10 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-/// Runs a program and returns what it wrote to standard output; what it says when it fails goes into the error.
+/// Runs a program and returns its standard output; the error has its messages.
 ///
 /// # Errors
-/// The program cannot be started, or ends with another status than 0.
+/// The program cannot be started, or ends with a status other than 0.
 pub fn run<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S>) -> Result<String, String> {
     let output = Command::new(program).args(arguments).output().map_err(|error| format!("{program}: {error}"))?;
     if output.status.success() {
@@ -35,11 +35,11 @@ pub fn sparse(image: &Path, mebibytes: u64) -> Result<(), String> {
 /// Makes a filesystem on sparse files of this size, one for each device.
 ///
 /// # Errors
-/// Files or loop devices cannot be made, or `mkfs.btrfs` refuses, for instance an option that it does not know.
+/// Files or loop devices cannot be made, or `mkfs.btrfs` refuses, for instance an unknown option.
 pub fn mkfs(images: &[PathBuf], mebibytes: u64, options: &[&str]) -> Result<(), String> {
     images.iter().try_for_each(|image| sparse(image, mebibytes))?;
     let arguments = ["-q", "-f", "-K", "-L", "a label"].iter().chain(options).map(OsStr::new);
-    // Of one device it needs no block device, and so no root.
+    // With one device it needs no block device, and so no root.
     if let [image] = images {
         return run("mkfs.btrfs", arguments.chain([image.as_os_str()])).map(drop);
     }
@@ -53,7 +53,8 @@ pub struct Loops {
 }
 
 impl Loops {
-    /// Attaches a loop device to each image. What is written to an image later is what its device shows, as long as nothing is mounted.
+    /// Attaches a loop device to each image. Later writes to an image show on its device, as long as nothing is
+    /// mounted.
     ///
     /// # Errors
     /// `losetup` refuses; it says why.
@@ -72,7 +73,7 @@ impl Loops {
         &self.devices
     }
 
-    /// Tells the kernel which devices belong to one filesystem.
+    /// Registers the devices of one filesystem with the kernel.
     fn scan(&self) -> Result<(), String> {
         run("btrfs", ["device", "scan"].into_iter().chain(self.devices.iter().map(String::as_str))).map(drop)
     }
@@ -81,8 +82,8 @@ impl Loops {
 impl Drop for Loops {
     fn drop(&mut self) {
         for device in &self.devices {
-            // Or the kernel keeps what it has learnt of a device whose name the next one may have. It knows nothing of one that was not
-            // scanned or mounted, which is no fault.
+            // Otherwise the kernel keeps its record of a device whose name may be reused. An error is ignored: the
+            // kernel has no record of a device that was not scanned or mounted.
             let _ = run("btrfs", ["device", "scan", "--forget", device]);
             if let Err(why) = run("losetup", ["-d", device]) {
                 eprintln!("{device} stays: {why}");
@@ -91,27 +92,28 @@ impl Drop for Loops {
     }
 }
 
-/// A mounted filesystem. Dropping it unmounts, which writes everything.
+/// A mounted filesystem. Dropping it unmounts, which writes all data.
 pub struct Mount {
     point: PathBuf,
     is_mounted: bool,
-    /// Detached after it is unmounted, since fields are dropped later; none if the devices stay attached.
+    /// Detached after the unmount, since fields are dropped later; `None` if the devices stay attached.
     _loops: Option<Loops>,
 }
 
 impl Mount {
-    /// Mounts the filesystem on these devices for writing, on a folder beside the first that is made for it.
+    /// Mounts the filesystem on these devices for writing, on a new folder beside the first image.
     ///
     /// # Errors
-    /// There is no image, or one of the programs refuses; it says why.
+    /// There is no image, or a program refuses; the error has its message.
     pub fn new(images: &[PathBuf], options: &str) -> Result<Mount, String> {
-        // Nothing here outlives a crash of the machine, so waiting for the disk below the images proves nothing; and what is
-        // no longer used should stay as it was, since a reader must not take it for what is.
+        // Nothing here must survive a crash of the machine, so barriers to the disk below the images are not needed.
+        // Discard is off: unused blocks should keep their old content, because a reader must not mistake it for current
+        // data.
         Mount::of(images, &format!("nobarrier,nodiscard,{options}"), false)
     }
 
-    /// Mounts for reading, from devices that cannot be written, and as the last commit left it: a log is not replayed.
-    /// `subvolume` is an id; 5 is the uppermost, and without one it is the default.
+    /// Mounts read-only, from read-only devices, at the last commit: a log is not replayed. `subvolume` is an id; 5 is
+    /// the top one, and `None` is the default subvolume.
     ///
     /// # Errors
     /// As [`Mount::new`].
@@ -120,7 +122,8 @@ impl Mount {
         Mount::of(images, &format!("ro,rescue=nologreplay{subvolume}"), true)
     }
 
-    /// Mounts the filesystem on devices that are attached already, and stay so, on a folder that is there. The kernel learns from the options which devices belong to it.
+    /// Mounts the filesystem on attached devices, which stay attached, on an existing folder. The options list the
+    /// devices of the filesystem for the kernel.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -146,20 +149,20 @@ impl Mount {
         Ok(mount)
     }
 
-    /// Where something in it is; the filesystem itself for an empty name.
+    /// The path of an entry; for an empty name the mount point.
     pub fn path(&self, name: &str) -> PathBuf {
         if name.is_empty() { self.point.clone() } else { self.point.join(name) }
     }
 
-    /// Has the kernel commit what was written.
+    /// Makes the kernel commit all writes.
     ///
     /// # Errors
-    /// It cannot.
+    /// The kernel cannot.
     pub fn sync(&self) -> Result<(), String> {
         run("sync", ["-f".as_ref(), self.point.as_os_str()]).map(drop)
     }
 
-    /// Unmounts it, which writes everything.
+    /// Unmounts it, which writes all data.
     ///
     /// # Errors
     /// It is in use, or cannot be written.
@@ -170,8 +173,8 @@ impl Mount {
     }
 }
 
-/// Unmounts a folder. A process that another thread is just starting has all files of this one until it runs its program, also those that are closed here
-/// meanwhile, so a mount in use is tried again for a while.
+/// Unmounts a folder. A process that another thread is just starting has all files of this process until it runs its
+/// program, even those that are closed here meanwhile. So a busy mount is retried for a while.
 fn unmount(point: &Path) -> Result<(), String> {
     const TRIES: u32 = 50;
     const PAUSE: Duration = Duration::from_millis(100);
@@ -195,7 +198,7 @@ impl Drop for Mount {
     }
 }
 
-/// Copies images while they are in use, as a crash would leave them.
+/// Copies images in use, which gives the state after a crash.
 ///
 /// # Errors
 /// `cp` refuses.

@@ -1,6 +1,8 @@
-//! The kernel's own verification of a mounted filesystem: what its scrub counts for each device, and what the kernel writes into its log.
+//! The kernel's own verification of a mounted filesystem: the counts of its scrub for each device, and its log
+//! messages.
 //!
-//! The scrub reads only (`btrfs scrub start -r`), so it counts a copy as corrected where another one is good, and writes neither.
+//! The scrub is read-only (`btrfs scrub start -r`), so it counts a copy as corrected if another one is good, and writes
+//! nothing.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -11,44 +13,44 @@ use std::process::Command;
 
 use rustix::fs::OFlags;
 
-/// The folder in which the program keeps how far each scrub came, in files that the UUID of the filesystem names.
+/// The folder in which the program keeps the progress of each scrub, in files named by the UUID of the filesystem.
 const STATUS_FOLDER: &str = "/var/lib/btrfs";
-/// More than any record of the log has.
+/// More than the size of any log record.
 const RECORD_BYTES: usize = 8 << 10;
 
-/// The oldest kernel whose scrub counts as [`Counts`] says; earlier ones count nodes otherwise.
+/// The oldest kernel whose scrub counts as [`Counts`] describes; earlier kernels count nodes differently.
 const OLDEST_KERNEL: (u32, u32) = (6, 18);
 
-/// What a scrub counted on one device. Copies of data and nodes count in sectors of 4 KiB.
+/// The counts of a scrub on one device. Copies of data and nodes count in sectors of 4 KiB.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Counts {
-    /// Sectors of data with another checksum than they should have.
+    /// Sectors of data with a wrong checksum.
     pub csum: u64,
-    /// Sectors of nodes that do not pass.
+    /// Sectors of invalid nodes.
     pub verify: u64,
-    /// Copies of the superblock that are none.
+    /// Invalid copies of the superblock.
     pub superblocks: u64,
     /// Sectors that could not be read.
     pub read: u64,
-    /// Bad sectors that another copy has.
+    /// Bad sectors with another good copy.
     pub corrected: u64,
-    /// Bad sectors that no other copy has.
+    /// Bad sectors without another good copy.
     pub uncorrectable: u64,
 }
 
-/// What came of a scrub.
+/// The result of a scrub.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Scrub {
-    /// By the number of the device.
+    /// By device number.
     pub devices: BTreeMap<u64, Counts>,
-    /// False if it ended before it had seen everything, as it does where a node that it needs is lost.
+    /// False if it ended early, as it does if a node that it needs is lost.
     pub is_finished: bool,
 }
 
-/// Whether this machine's kernel counts as [`Counts`] says.
+/// True if this machine's kernel counts as [`Counts`] describes.
 ///
 /// # Errors
-/// It is an older one, or says nothing that is a version.
+/// It is older, or its version cannot be parsed.
 pub fn has_known_scrub() -> Result<(), String> {
     let file = "/proc/sys/kernel/osrelease";
     let release = fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
@@ -67,28 +69,28 @@ fn check_release(release: &str) -> Result<(), String> {
     }
 }
 
-/// Has the kernel check every copy of what is mounted there, without writing.
+/// Makes the kernel check every copy of the mounted filesystem, without writing.
 ///
 /// # Errors
-/// The program cannot be started, or says nothing that is understood.
+/// The program cannot be started, or its output cannot be parsed.
 pub fn scrub(mount: &Path) -> Result<Scrub, String> {
     let arguments = ["scrub", "start", "-B", "-r", "-R", "-d"];
     let output =
         Command::new("btrfs").args(arguments).arg(mount).output().map_err(|error| format!("btrfs: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
     let said = String::from_utf8_lossy(&output.stderr);
-    // The folder itself can be behind a node that is lost.
+    // The folder itself can be below a lost node.
     if text.trim().is_empty() && said.contains("Input/output error") {
         return Ok(Scrub::default());
     }
-    // The status is 3 where something cannot be corrected, and 1 where the scrub ended early.
+    // The status is 3 if something cannot be corrected, and 1 if the scrub ended early.
     parse(&text).map_err(|why| format!("btrfs scrub: {why}: {text}{said}"))
 }
 
-/// Removes what the program remembers of scrubs of a filesystem.
+/// Removes the program's records of scrubs of a filesystem.
 pub fn forget(uuid: &str) {
     for kind in ["status", "progress"] {
-        // Where there was no scrub there is no file.
+        // Without a scrub there is no file.
         let _ = fs::remove_file(Path::new(STATUS_FOLDER).join(format!("scrub.{kind}.{uuid}")));
     }
 }
@@ -141,7 +143,7 @@ impl KernelLog {
         ready.map(|file| KernelLog { file }).map_err(|error| format!("/dev/kmsg: {error}"))
     }
 
-    /// The messages since it was asked last. Those that the kernel overwrote meanwhile are left out.
+    /// The messages since the last call, without those that the kernel has overwritten.
     ///
     /// # Errors
     /// It cannot be read.
@@ -151,7 +153,7 @@ impl KernelLog {
             let length = match self.file.read(&mut record) {
                 Ok(length) => length,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(messages),
-                // The next read goes on with the oldest one that is left.
+                // The next read continues with the oldest remaining one.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => continue,
                 Err(error) => return Err(format!("/dev/kmsg: {error}")),
             };
@@ -163,7 +165,7 @@ impl KernelLog {
     }
 }
 
-/// The device and the byte on it that a message of a scrub is about: of the stripe of 64 KiB in which a bad copy is.
+/// The device and the byte offset in a message of a scrub: those of the 64 KiB stripe with the bad copy.
 pub fn place_of(message: &str) -> Option<(&str, u64)> {
     let (_, rest) = message.split_once("scrub: ")?;
     let (_, rest) = rest.split_once(" on dev ")?;

@@ -1,7 +1,7 @@
-//! The filesystems that readers are proven with: how each is made and filled, and what the kernel's own mount shows of it.
+//! The filesystems for tests of readers: how each is made and filled, and its content through the kernel's own mount.
 //!
-//! The standard set has every format, profile and kind of content once, and takes seconds. [`LARGE`] in the environment chooses a set that
-//! takes some ten minutes.
+//! The standard set has every format, profile and kind of content once, and takes seconds. The large set, which
+//! [`LARGE`] in the environment chooses, takes some ten minutes.
 
 use std::fs;
 use std::io;
@@ -14,19 +14,22 @@ use crate::programs::{Mount, copy_images, mkfs};
 use crate::subvolumes::{half_drop, make_default};
 use crate::{files, inodes, items, subvolumes};
 
-/// The variable that is `large` for the large set, and `standard` for all of the standard one also where a test takes a part of it.
+/// The environment variable for the set: `large`, or `standard` for all of the standard set even if a test uses only a
+/// part of it.
 pub const LARGE: &str = "SEALBLOCK_BTRFS_IMAGES";
-/// The variable that has the seed of random activity.
+/// The variable with the seed of random activity.
 pub const SEED: &str = "SEALBLOCK_BTRFS_SEED";
 
-/// The variable that names the program that makes more filesystems, each by another seed; none if it is not set.
+/// The variable with the path of the program that makes additional filesystems, each with another seed; none if it is
+/// not set.
 pub const FSSTRESS: &str = "SEALBLOCK_FSSTRESS";
-/// The variable that has the beginnings of names, with commas between them, of the filesystems that are wanted alone.
+/// The variable with prefixes of names, separated by commas, to choose filesystems.
 pub const ONLY: &str = "SEALBLOCK_BTRFS_ONLY";
-/// Filesystems that the program of [`FSSTRESS`] makes.
+/// The number of filesystems that the program of [`FSSTRESS`] makes.
 const STRESSED: u64 = 20;
 
-/// Profiles of data, each with a number of devices, that of metadata, and how many devices may be absent.
+/// Profiles of data, each with a number of devices, the profile of metadata, and the number of devices that may be
+/// missing.
 pub const PROFILES: [(&str, usize, &str, usize); 8] = [
     ("raid0", 3, "raid1", 0),
     ("raid1", 2, "raid1", 1),
@@ -38,7 +41,8 @@ pub const PROFILES: [(&str, usize, &str, usize); 8] = [
     ("single", 2, "raid1", 0),
 ];
 
-/// Formats: what `mkfs.btrfs` is told, one list for each generation of the program if they differ, and options of the mount.
+/// Formats: options of `mkfs.btrfs`, one list for each generation of the program if they differ, and options of the
+/// mount.
 const FORMATS: [(&str, &[&[&str]], &str); 9] = [
     ("crc32c", &[&["--csum", "crc32c"]], "noatime"),
     ("xxhash-4k", &[&["--csum", "xxhash", "-n", "4096"]], "relatime"),
@@ -55,61 +59,61 @@ const FORMATS: [(&str, &[&[&str]], &str); 9] = [
     ("quota-single", &[&["-O", "quota", "-m", "single"], &["-R", "quota", "-m", "single"]], "compress=lzo"),
 ];
 
-/// What a filesystem is filled with.
+/// The content of a filesystem.
 #[derive(Clone, Debug)]
 pub enum Fill {
     /// Every kind of file, inode and subvolume.
     Everything,
     /// Every kind of file.
     Files,
-    /// Subvolumes of which one is the default and, with small nodes, one half deleted.
+    /// Subvolumes; one is the default and, with small nodes, one is half deleted.
     Subvolumes,
-    /// So many small files.
+    /// This number of small files.
     Many(usize),
     /// A directory that lost most of its entries.
     Crowd,
     /// Random activity: seed, and number of operations.
     Activity(u64, u32),
-    /// What a program makes that exercises filesystems (`fsstress`), and snapshots of it: the program, and its seed.
+    /// The content that a stress program (`fsstress`) makes, with snapshots: the program, and its seed.
     Stress(PathBuf, u64),
-    /// Every type of item; and the images are copied before they are unmounted, with a log.
+    /// Every type of item; the images are copied before they are unmounted, with a log.
     Log,
-    /// Every kind of file; and a balance is half done.
+    /// Every kind of file; a balance is incomplete.
     Balance,
-    /// Every kind of file; and the filesystem has another UUID than its nodes.
+    /// Every kind of file; the filesystem has another UUID than its nodes.
     NewUuid,
-    /// Every kind of file; and it is a seed.
+    /// Every kind of file; it is a seed.
     Seed,
-    /// Every kind of file; and its first device was taken away after another was added.
+    /// Every kind of file; a device was added and the first one removed.
     Devices,
-    /// It was another filesystem (ext4) with plain files, which still lies in it.
+    /// Converted from another filesystem (ext4) with plain files, whose image is still in it.
     Converted,
 }
 
 /// How a filesystem is made.
 #[derive(Clone, Debug)]
 pub struct Recipe {
-    /// What it is called, and its images.
+    /// Its name, and the prefix of its images.
     pub name: String,
-    /// How many devices it has.
+    /// The number of devices.
     pub devices: usize,
     /// The size of each device.
     pub mebibytes: u64,
-    /// Options of `mkfs.btrfs`; the first list that it knows is used.
+    /// Options of `mkfs.btrfs`; the first list that it supports is used.
     pub mkfs: Vec<Vec<&'static str>>,
     /// Options of the mount through which it is filled.
     pub mount: &'static str,
-    /// What it holds.
+    /// Its content.
     pub fill: Fill,
 }
 
 /// A filesystem that was made.
 pub struct Made {
-    /// Its images, in the order in which `mkfs.btrfs` had them.
+    /// Its images, in the order of `mkfs.btrfs`.
     pub images: Vec<PathBuf>,
-    /// What the kernel shows of it from the uppermost subvolume, with all other ones in it.
+    /// The kernel's manifest of it from the top subvolume, with all other ones in it.
     pub manifest: Manifest,
-    /// Where in it the default subvolume is: empty if that is the uppermost.
+    /// The path of the default subvolume in it; empty for the top one.
     pub default_path: Vec<u8>,
 }
 
@@ -119,11 +123,11 @@ impl Recipe {
         Recipe { name: name.to_owned(), devices: 1, mebibytes: 512, mkfs, mount, fill }
     }
 
-    /// Makes and fills the filesystem in a folder, and reads it through the kernel.
+    /// Makes and fills the filesystem in a folder, and scans it through the kernel.
     ///
     /// # Errors
-    /// The machine cannot, or the programs do not know an option. Where there is a mount, whatever is then refused is no lack of the
-    /// machine; but that is for the caller to decide, since the error says what failed.
+    /// A requirement is missing, or the programs do not support an option. If mounts work, other refusals are not a
+    /// lack of the machine; the caller decides that by the error.
     pub fn make(&self, folder: &Path) -> Result<Made, String> {
         self.try_make(folder).map_err(|error| format!("{}: {error}", self.name))
     }
@@ -159,7 +163,7 @@ impl Recipe {
         Ok(Made { images, manifest, default_path })
     }
 
-    /// Has `mkfs.btrfs` make it, with the first options that it knows.
+    /// Runs `mkfs.btrfs` with the first options that it supports.
     fn make_empty(&self, images: &[PathBuf]) -> Result<(), String> {
         let mut made = Err("no options of mkfs.btrfs".to_owned());
         for options in &self.mkfs {
@@ -171,7 +175,7 @@ impl Recipe {
         made
     }
 
-    /// Fills it through a mount, and returns the images that have it then.
+    /// Fills it through a mount, and returns its images after that.
     fn fill(&self, images: Vec<PathBuf>) -> Result<Vec<PathBuf>, String> {
         let mount = Mount::new(&images, self.mount)?;
         let root = mount.path("");
@@ -197,7 +201,7 @@ impl Recipe {
             mount.unmount()?;
             return Ok(images);
         }
-        // What is in the log must not be committed by the unmounting, which happens after the copy.
+        // The copy is made first, because unmounting would commit the content of the log.
         let crashed = copy_images(&images, "crashed")?;
         mount.unmount()?;
         images.iter().try_for_each(|image| plain(fs::remove_file(image)))?;
@@ -214,7 +218,7 @@ fn everything(mount: &Mount) -> Result<(), String> {
     plain(files::fill(&root.join("files")))?;
     plain(inodes::fill(&root.join("inodes")))?;
     subvolumes::fill(&root.join("subvolumes"))?;
-    // In nodes of another owner.
+    // In nodes with another owner.
     plain(inodes::fill(&root.join("subvolumes/orphaned/inodes")))
 }
 
@@ -223,15 +227,15 @@ pub fn seed() -> u64 {
     std::env::var(SEED).ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
 }
 
-/// True if the environment names a set or filesystems, all of which are wanted.
+/// True if the environment names a set or filesystems, all of which are then wanted.
 pub fn is_named() -> bool {
     [LARGE, ONLY, FSSTRESS].iter().any(|variable| std::env::var_os(variable).is_some())
 }
 
-/// The set that the environment chooses.
+/// The set of the environment.
 ///
 /// # Panics
-/// It names one that there is not.
+/// It names an unknown set.
 pub fn chosen() -> Vec<Recipe> {
     let mut recipes = match std::env::var(LARGE).as_deref() {
         Ok("large") => large(),
@@ -247,7 +251,7 @@ pub fn chosen() -> Vec<Recipe> {
     recipes
 }
 
-/// What a program makes by as many seeds, on each format in turn.
+/// Content of a stress program for a number of seeds, on each format in turn.
 fn stressed(program: &Path) -> Vec<Recipe> {
     let formats = FORMATS.iter().cycle();
     let of = |(seed, (format, mkfs, mount)): (u64, &(&str, &[&[&'static str]], &'static str))| {
@@ -262,7 +266,8 @@ fn stressed(program: &Path) -> Vec<Recipe> {
 pub fn standard() -> Vec<Recipe> {
     let of_format = |(name, mkfs, mount): &(&str, &[&[&'static str]], &'static str)| {
         let recipe = Recipe::new(name, mkfs, mount, Fill::Everything);
-        // The kernel keeps caches of the first version only of groups of at least 100 MiB, a tenth of the device at most.
+        // The kernel keeps space caches of version 1 only for groups of at least 100 MiB, a tenth of the device at
+        // most.
         let mebibytes = if mount.contains("space_cache=v1") { 2048 } else { recipe.mebibytes };
         Recipe { mebibytes, ..recipe }
     };
@@ -290,7 +295,7 @@ pub fn standard() -> Vec<Recipe> {
     recipes
 }
 
-/// More of everything: a million files, long activity on every format and profile, formats with every size of nodes.
+/// More of everything: a million files, long activity on every format and profile, formats with every node size.
 pub fn large() -> Vec<Recipe> {
     let mut recipes = standard();
     let named = |recipe: Recipe, prefix: &str| Recipe { name: format!("{prefix}-{}", recipe.name), ..recipe };

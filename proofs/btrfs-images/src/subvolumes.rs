@@ -1,5 +1,5 @@
-//! Subvolumes: in each other, snapshots of them and of these, read-only and received ones, one that is the default, one that is half
-//! deleted.
+//! Subvolumes: nested, snapshots of them and of snapshots, read-only and received ones, a default one, a half deleted
+//! one.
 
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
@@ -15,7 +15,7 @@ use crate::content::{noise, text};
 use crate::inodes;
 use crate::programs::{Mount, run};
 
-/// Files of the subvolume that is deleted. Their inline data makes thousands of nodes.
+/// The number of files in the deleted subvolume. Their inline data make thousands of nodes.
 const DROPPED_FILES: usize = 12_000;
 
 fn plain<T>(result: std::io::Result<T>) -> Result<T, String> {
@@ -46,7 +46,7 @@ pub fn fill(folder: &Path) -> Result<(), String> {
     }
     plain(fs::write(path("outer/inner/dir/innermost/file"), b"innermost"))?;
     plain(fs::hard_link(path("outer/file"), path("outer/linked")))?;
-    // In it, the place of `inner` is an empty directory, whose owner is that of the directory around it.
+    // In the snapshot, an empty directory is in place of `inner`, with the owner of its parent.
     plain(rustix::fs::chown(path("outer"), Some(Uid::from_raw(1234)), Some(Gid::from_raw(5678))).map_err(Into::into))?;
     subvolume(&["snapshot"], &[path("outer"), path("snapshot")])?;
     subvolume(&["snapshot", "-r"], &[path("outer"), path("read-only")])?;
@@ -55,20 +55,20 @@ pub fn fill(folder: &Path) -> Result<(), String> {
     subvolume(&["snapshot", "-r"], &[path("outer"), path("read-only-later")])?;
     plain(fs::write(path("snapshot/only-here"), b"in the snapshot"))?;
     plain(fs::remove_file(path("snapshot-of-snapshot/shared")))?;
-    // A snapshot within its source, and one whose source goes.
+    // A snapshot within its source, and one whose source is deleted.
     subvolume(&["snapshot"], &[path("outer"), path("outer/within")])?;
     subvolume(&["create"], &[path("source")])?;
     plain(fs::write(path("source/file"), text(30_000)))?;
     subvolume(&["snapshot"], &[path("source"), path("orphaned")])?;
     subvolume(&["delete"], &[path("source")])?;
-    // A subvolume moves and is renamed like a directory.
+    // A subvolume can be moved and renamed like a directory.
     subvolume(&["create"], &[path("before")])?;
     plain(fs::create_dir(path("elsewhere")))?;
     plain(fs::rename(path("before"), path("elsewhere/after")))?;
     plain(fs::write(path("elsewhere/after/file"), b"moved"))
 }
 
-/// Changes files of a subvolume after it was snapshot.
+/// Changes files of a subvolume after a snapshot of it.
 fn change(folder: &Path) -> Result<(), String> {
     let mut file = plain(OpenOptions::new().write(true).open(folder.join("file")))?;
     plain(file.write_all_at(&noise(5000, 2), 20_000))?;
@@ -77,7 +77,7 @@ fn change(folder: &Path) -> Result<(), String> {
     plain(fs::write(folder.join("later"), text(10)))
 }
 
-/// Sends a read-only snapshot and receives it in another folder, which gives the copy the identity of the sent one.
+/// Sends a read-only snapshot and receives it in another folder; the copy has the identity of the sent one.
 ///
 /// # Errors
 /// A program refuses.
@@ -86,7 +86,7 @@ pub fn send(from: &Path, into: &Path) -> Result<(), String> {
     run("sh", ["-c".as_ref(), script.as_ref(), "sh".as_ref(), from.as_os_str(), into.as_os_str()]).map(drop)
 }
 
-/// Has another subvolume than the uppermost be mounted when none is named.
+/// Makes another subvolume than the top one the default.
 ///
 /// # Errors
 /// The program refuses.
@@ -98,8 +98,8 @@ pub fn make_default(mount: &Mount, name: &str) -> Result<(), String> {
 
 /// Deletes a subvolume of an unmounted image, and unmounts while the kernel drops its nodes.
 ///
-/// The kernel drops it in the background, as fast as it can, so this tries several times, waiting less or more; with a subvolume
-/// for each try. Returns false if the kernel was always either done or had not begun.
+/// The kernel drops it in the background, as fast as it can, so this is tried several times with different waits, and
+/// with one subvolume for each try. Returns false if the kernel was always done or had not begun.
 ///
 /// # Errors
 /// A program refuses.
@@ -112,7 +112,7 @@ pub fn half_drop(images: &[PathBuf], tries: u32) -> Result<bool, String> {
         mount.unmount()?;
         let mount = Mount::new(images, "commit=300")?;
         subvolume(&["delete", "--commit-after"], &[mount.path(&name(number))])?;
-        // It wakes what drops subvolumes, which saves how far it got when it is interrupted.
+        // Syncing wakes the task that drops subvolumes, which saves its progress when it is interrupted.
         run("btrfs", ["filesystem".as_ref(), "sync".as_ref(), mount.path("").as_os_str()])?;
         sleep(Duration::from_millis(u64::from(number) * 3));
         mount.unmount()?;
@@ -123,7 +123,7 @@ pub fn half_drop(images: &[PathBuf], tries: u32) -> Result<bool, String> {
     Ok(false)
 }
 
-/// True if the root of a deleted subvolume says at which key the kernel goes on dropping it.
+/// True if the root of a deleted subvolume has the key at which the kernel continues to drop it.
 ///
 /// # Errors
 /// The program refuses.

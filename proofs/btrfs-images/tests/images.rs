@@ -1,7 +1,7 @@
-//! Every filesystem of the chosen set is made, holds what it is there for, and shows the same when it is read again, also by a manifest
-//! that was written and read. A change that is made to one of them is found.
+//! Every filesystem of the chosen set is made, has its intended content, and shows the same when it is scanned again,
+//! also through a written and parsed manifest. A change of one of them is detected.
 //!
-//! Needs root, loop devices, `btrfs-progs` and the filesystem. What is absent is said and left out.
+//! Needs root, loop devices, `btrfs-progs` and the filesystem. Tests without these print it and are skipped.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -15,18 +15,18 @@ use sealblock_proofs_btrfs_images::programs::{Mount, run};
 use sealblock_proofs_btrfs_images::sets::{self, Fill, Made, Recipe};
 use sealblock_proofs_btrfs_images::{has_mounts, skip};
 
-/// What the program says of all trees of a filesystem, as far as it says it of one device.
+/// The program's dump of all trees of a filesystem, as far as one device allows it.
 fn dump(image: &Path) -> String {
     let arguments = ["inspect-internal".as_ref(), "dump-tree".as_ref(), image.as_os_str()];
     run("btrfs", arguments).unwrap()
 }
 
-/// What the program says of the superblock.
+/// The program's dump of the superblock.
 fn superblock(image: &Path) -> String {
     run("btrfs", ["inspect-internal".as_ref(), "dump-super".as_ref(), image.as_os_str()]).unwrap()
 }
 
-/// Words of the dump that say what files are made of, for a filesystem with everything.
+/// Words of the dump for the kinds of content, for a filesystem with everything.
 const EVERYTHING: [&str; 16] = [
     "compression 1 (zlib)",
     "compression 2 (lzo)",
@@ -64,7 +64,7 @@ fn holds_everything(made: &Made) {
     assert!(entry("inodes/types/long-link").target.as_ref().is_some_and(|target| target.len() >= 3900));
     assert_eq!(entry("inodes/types/highest-device").device, (4095, 0xf_ffff));
     assert!(manifest.entries.keys().any(|path| std::str::from_utf8(path).is_err()));
-    // Where a subvolume was when the snapshot was taken.
+    // In place of a subvolume that existed when the snapshot was taken.
     assert_eq!(entry("subvolumes/snapshot/inner").mtime, Default::default());
     assert_eq!(entry("subvolumes/outer/inner/dir/innermost/file").size, 9);
     assert_ne!(entry("subvolumes/outer/file").content, entry("subvolumes/snapshot/file").content);
@@ -77,7 +77,7 @@ fn holds_what_it_is_for(recipe: &Recipe, made: &Made) {
         Fill::Everything => {
             holds_everything(made);
             let dump = dump(image);
-            // A file of the root tree for each group of blocks.
+            // The root tree has a file for each block group.
             assert_eq!(
                 dump.contains("(FREE_SPACE UNTYPED "),
                 recipe.mount.contains("space_cache=v1"),
@@ -123,26 +123,26 @@ fn holds_what_it_is_for(recipe: &Recipe, made: &Made) {
     }
 }
 
-/// The manifest of the image as it is now.
+/// The current manifest of the image.
 fn read(images: &[PathBuf]) -> Manifest {
     Manifest::scan(&Mount::read_only(images, Some(5)).unwrap().path("")).unwrap()
 }
 
 #[test]
-fn all_are_made_hold_what_they_are_for_and_show_the_same_twice() {
+fn all_filesystems_have_their_content_and_scan_the_same_twice() {
     if let Err(why) = has_mounts() {
         return skip(&why);
     }
     let mut made_count = 0;
     let recipes = sets::chosen();
-    // Older programs do not know some formats.
+    // Older programs do not support some formats.
     let expected = recipes.len().min(20);
     for recipe in recipes {
         let folder = tempfile::tempdir().unwrap();
         let start = Instant::now();
         let made = match recipe.make(folder.path()) {
             Ok(made) => made,
-            // The only thing that machines with all programs differ in.
+            // The only difference between machines that have all programs.
             Err(why) if why.contains("mkfs.btrfs: ") => {
                 skip(&why);
                 continue;

@@ -24,7 +24,7 @@ fn a_manifest_is_shown_and_compared_with_the_folder() {
     let (tree, file) = (folder.path().join("tree"), folder.path().join("manifest"));
     fs::create_dir(&tree).unwrap();
     fs::write(tree.join("file"), b"content").unwrap();
-    // Reading it may be an access, so the first time does not count.
+    // Reading may update the access time, so the first read is not compared.
     run(&["show", name(&tree)]);
     let shown = run(&["show", name(&tree)]);
     assert!(shown.status.success() && text(&shown.stdout).starts_with("sealblock manifest 1\n-e dir "));
@@ -39,7 +39,7 @@ fn a_manifest_is_shown_and_compared_with_the_folder() {
 }
 
 #[test]
-fn what_cannot_be_done_or_makes_no_sense_is_said() {
+fn errors_and_invalid_arguments_are_reported() {
     for (arguments, code, why) in [
         (&["show", "/no/such/folder"][..], 3, "/no/such/folder: No such file"),
         (&["compare", "/no/such/folder", "/proc/version"], 3, "/no/such/folder"),

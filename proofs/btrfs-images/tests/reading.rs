@@ -1,7 +1,8 @@
-//! What this project reads of a filesystem is what the kernel shows of it: every path with all that can be asked of it, and every byte. Of
-//! filesystems with copies or parity also with as many devices away as the profile allows, whichever they are; and not one byte of an image changes.
+//! This project reads a filesystem exactly as the kernel shows it: every path with all its attributes, and every byte.
+//! Filesystems with copies or parity are also read with as many missing devices as the profile allows, in all
+//! combinations. No byte of an image changes.
 //!
-//! Needs root, loop devices, `btrfs-progs` and the filesystem. What is absent is said and left out.
+//! Needs root, loop devices, `btrfs-progs` and the filesystem. Tests without these print it and are skipped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -48,7 +49,7 @@ fn kind(kind: FileKind) -> Kind {
     }
 }
 
-/// The place of a subvolume that lies elsewhere, as the kernel shows it.
+/// A folder in place of a subvolume that is elsewhere, as the kernel shows it.
 fn empty_directory(uid: u32, gid: u32) -> Entry {
     Entry {
         kind: Kind::Directory,
@@ -89,7 +90,7 @@ async fn digest(filesystem: &Filesystem, inode: &Inode) -> [u8; 32] {
 async fn entry(filesystem: &Filesystem, inode: &Inode) -> Entry {
     let item = &inode.item;
     let is_device = matches!(inode.kind, FileKind::CharDevice | FileKind::BlockDevice);
-    // The kernel's own form: 20 bits of a minor number below those of the major one.
+    // The kernel's own form: 20 bits of a minor number below those of the major number.
     let rdev = if is_device { item.rdev.get() } else { 0 };
     Entry {
         kind: kind(inode.kind),
@@ -137,7 +138,7 @@ async fn scan(filesystem: &Filesystem, top: Inode) -> Manifest {
     Manifest { entries }
 }
 
-/// Reads a filesystem from its first subvolume on, and, where that is another one, from the default subvolume.
+/// Reads a filesystem from its first subvolume, and from the default subvolume if that is another one.
 fn read(images: &[PathBuf]) -> (Manifest, Manifest) {
     let scanned = on_reactor(async {
         name(images)
@@ -162,7 +163,7 @@ fn read(images: &[PathBuf]) -> (Manifest, Manifest) {
     scanned.unwrap_or_else(|error| panic!("{images:?}: {error}"))
 }
 
-/// Requires that nothing of a filesystem is called damaged, and that what is left unchecked are data without checksums, a log, and trees of a balance.
+/// Requires a report without damage, in which only data without checksums, a log, and trees of a balance are unchecked.
 fn assert_not_damaged(recipe: &str, images: &[PathBuf]) {
     let verified = on_reactor(async {
         let open = name(images).open(OpenOptions::default()).await?;
@@ -176,7 +177,7 @@ fn assert_not_damaged(recipe: &str, images: &[PathBuf]) {
     assert!(report.unchecked.keys().all(is_known), "{recipe}: {:?}", report.unchecked);
 }
 
-/// Something that changes when a byte of an image does.
+/// A value that changes with any byte of an image.
 fn fingerprint(image: &Path) -> u64 {
     let mut file = File::open(image).unwrap();
     let (mut buffer, mut all) = (vec![0; 1 << 20], 0_u64);
@@ -191,7 +192,7 @@ fn fingerprint(image: &Path) -> u64 {
 }
 
 #[test]
-fn what_is_read_is_what_the_kernel_shows() {
+fn this_project_reads_what_the_kernel_shows() {
     if let Err(why) = has_mounts() {
         return skip(&why);
     }
@@ -224,7 +225,7 @@ fn what_is_read_is_what_the_kernel_shows() {
     assert!(made_count > 0, "this machine mounts filesystems, and none was made");
 }
 
-/// Reads a filesystem without so many of its devices, in every choice of them.
+/// Reads a filesystem without this number of its devices, in all combinations.
 fn read_without(images: &[PathBuf], away: usize, manifest: &Manifest) {
     for chosen in 0..1_usize << images.len() {
         if away == 0 || chosen.count_ones() as usize != images.len() - away {
@@ -241,8 +242,8 @@ fn read_without(images: &[PathBuf], away: usize, manifest: &Manifest) {
     }
 }
 
-/// Devices with copies of each other that were mounted degraded and written, each alone, until both are of the same transaction: either has a filesystem, and both together
-/// have none.
+/// Devices with copies of each other that were mounted degraded and written, each alone, up to the same transaction:
+/// each has a filesystem, and both together have none.
 #[test]
 fn devices_that_were_written_apart_are_refused_together() {
     if let Err(why) = has_mounts() {
@@ -278,7 +279,8 @@ fn devices_that_were_written_apart_are_refused_together() {
     assert!(refused.to_string().contains("written apart from each other"), "{refused}");
 }
 
-/// A seed can be read, and so can what another filesystem that grew from it has on its own device; both together are refused by name.
+/// A seed can be read, and so can the device of another filesystem that grew from it; both together are refused by
+/// name.
 #[test]
 fn a_seed_and_what_grew_from_it_are_refused_together() {
     if let Err(why) = has_mounts() {
@@ -298,7 +300,7 @@ fn a_seed_and_what_grew_from_it_are_refused_together() {
     assert!(refused.to_string().contains("a seed and what grew from it are not read together"), "{refused}");
 }
 
-/// The nodes and items of all trees are those that the program of Btrfs finds.
+/// The nodes and items of all trees are those that the Btrfs program finds.
 #[test]
 fn trees_are_those_that_dump_tree_shows() {
     if let Err(why) = has_mounts() {
@@ -316,7 +318,7 @@ fn trees_are_those_that_dump_tree_shows() {
         let image = &made.images[0];
         let arguments = ["inspect-internal".as_ref(), "dump-tree".as_ref(), image.as_os_str()];
         let dumped = run("btrfs", arguments).unwrap();
-        // A log and the trees of a relocation are not in the root tree.
+        // The root tree does not have a log or the trees of a relocation.
         let theirs = heads_of_dump(&dumped);
         let ours = on_reactor(async {
             name(&made.images)
@@ -339,7 +341,7 @@ fn trees_are_those_that_dump_tree_shows() {
     }
 }
 
-/// What each leaf and item is: where, how many, of which size; and how often it is met, since trees share nodes.
+/// The address, count and size of each leaf and item; and how often it is visited, since trees share nodes.
 type Heads = BTreeMap<String, usize>;
 
 async fn heads(filesystem: &Filesystem) -> Heads {
@@ -374,7 +376,7 @@ fn heads_of_dump(dump: &str) -> Heads {
     for line in dump.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
-            // A tree begins with what it is called.
+            // The dump of a tree begins with its name.
             _ if !line.starts_with(['\t', ' ']) && words.contains(&"tree") => is_log = words[0] == "log",
             _ if is_log => {}
             ["leaf", bytenr, "items", items, "free", "space", _, "generation", generation, ..] => {

@@ -1,4 +1,4 @@
-//! What a test works with: a guest on one side, `sealblock` on the other.
+//! The context of a test: a guest on one side, `sealblock` on the other.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,31 +8,31 @@ use anyhow::{Result, bail};
 use crate::harness::{Drive, Extras, Guest, Kernel, Parts, ScriptOutput};
 use crate::served::{Sealblock, Server};
 
-/// The longest that one script may take. Emulated machines are slow, and so are machines of continuous integration.
+/// Time limit of a script. Emulated machines are slow, and so are machines of continuous integration.
 pub const LIMIT: Duration = Duration::from_secs(150);
 
-/// The information of a kernel about its own faults, of tasks that hang, and of effects of commands that it does not expect.
+/// Kernel messages about its own faults, about hanging tasks, and about unexpected effects of commands.
 const COMPLAINTS: &str = "WARNING:|BUG:|Oops|Call Trace|blocked for more than|unusual effects";
 
 /// Both sides of a test.
 pub struct TestContext<'a> {
-    /// The host under its own kernel.
+    /// The host, with its own kernel.
     pub guest: &'a mut Guest,
-    /// Volumes and servers, in a folder of the test's own.
+    /// Volumes and servers, in a folder of the test.
     pub sealblock: Sealblock,
     /// Major and minor version of the guest's kernel.
     pub version: (u32, u32),
-    /// How often tests kill a server that they kill over and over.
+    /// The number of kills in tests that kill a server again and again.
     pub kills: u32,
 }
 
-/// What a test works with that boots a guest of its own, which has a `sealblock` in it.
+/// The context of a test that boots its own guest, with a `sealblock` in it.
 pub struct OwnGuestContext<'a> {
-    /// What the guest is made from.
+    /// The parts from which the guest is made.
     pub parts: &'a Parts,
     /// Its kernel.
     pub kernel: &'a Kernel,
-    /// Volumes and servers of this machine, in a folder of the test's own.
+    /// Volumes and servers on this machine, in a folder of the test.
     pub sealblock: Sealblock,
     /// Major and minor version of the kernel.
     pub version: (u32, u32),
@@ -44,10 +44,10 @@ impl OwnGuestContext<'_> {
         self.sealblock.folder.join("guest")
     }
 
-    /// Boots the guest, with these drives and so many processors.
+    /// Boots the guest, with these drives and this number of processors.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// If it does not start.
     pub fn boot(&self, drives: Vec<Drive>, processors: u32) -> Result<Guest> {
         let extras = Extras { processors, drives, programs: vec![("sealblock", self.sealblock.program.clone())] };
         Guest::boot_with(self.parts, self.kernel, &self.guest_folder(), &extras)
@@ -55,7 +55,7 @@ impl OwnGuestContext<'_> {
 }
 
 impl TestContext<'_> {
-    /// Runs a script in the guest, with `PORT` and `NBD_PORT` set to the server's. Answers with its output.
+    /// Runs a script in the guest, with `PORT` and `NBD_PORT` set to the server's. Returns its output.
     ///
     /// # Errors
     /// If its status is not 0, with its output and the kernel's last messages.
@@ -75,7 +75,7 @@ impl TestContext<'_> {
         Ok(said.output)
     }
 
-    /// The same for a script whose status is of interest.
+    /// The same for a script that may fail: returns its status as well.
     ///
     /// # Errors
     /// If the guest dies.
@@ -84,10 +84,10 @@ impl TestContext<'_> {
     }
 }
 
-/// Bails unless two things are equal.
+/// Fails unless two values are equal.
 ///
 /// # Errors
-/// With both, if they differ.
+/// If they differ, with both values.
 pub fn expect<T: PartialEq + std::fmt::Debug>(what: &str, got: &T, wanted: &T) -> Result<()> {
     if got != wanted {
         bail!("{what}: got {got:?}, wanted {wanted:?}");
@@ -95,7 +95,7 @@ pub fn expect<T: PartialEq + std::fmt::Debug>(what: &str, got: &T, wanted: &T) -
     Ok(())
 }
 
-/// Runs a script in a guest that has its own sealblock. Answers with its output.
+/// Runs a script in a guest with its own sealblock. Returns its output.
 ///
 /// # Errors
 /// If its status is not 0, with its output and the kernel's last messages.
@@ -114,10 +114,10 @@ pub fn succeed(guest: &mut Guest, script: &str) -> Result<String> {
     Ok(said.output)
 }
 
-/// Bails if the guest's kernel has found fault with itself or with the target, which is no test's aim.
+/// Fails if the guest's kernel reports a fault of itself or of the target, which no test causes on purpose.
 ///
 /// # Errors
-/// What it says.
+/// The kernel's message.
 pub fn quiet(guest: &mut Guest) -> Result<()> {
     let said = guest.run(&format!("dmesg | grep -E '{COMPLAINTS}'"), Duration::from_secs(60))?;
     if said.status != 1 {

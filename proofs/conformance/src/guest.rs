@@ -1,5 +1,5 @@
-//! What this program does inside a guest: the agent that runs scripts, and probes for what the guest's other programs cannot
-//! do, or not block by block.
+//! The part of this program that runs inside a guest: the agent that runs scripts, and probes that the guest's other
+//! programs cannot do, or not for single blocks.
 
 mod agent;
 mod blocks;
@@ -50,7 +50,8 @@ pub enum GuestCommand {
         /// How many.
         bytes: u64,
     },
-    /// Attach a target as `sealblock attach --pi GUARD` does, and change a bit of each request between the kernel and the checks.
+    /// Attach a target as `sealblock attach --pi GUARD` does, and change a bit of each request between the kernel and
+    /// the checks.
     Tamper {
         /// The target.
         target: TargetName,
@@ -70,18 +71,18 @@ pub enum GuestCommand {
         /// How many times.
         times: u64,
     },
-    /// Write files with fsync, and check them on request, until CONTROL.ask says `end`.
+    /// Write files with fsync, and check them on request, until CONTROL.ask has `end`.
     WriteFiles {
-        /// Where, on the file system under test.
+        /// The folder, on the file system under test.
         folder: PathBuf,
-        /// The beginning of the names of files for requests and answers, elsewhere.
+        /// The prefix of the files for requests and answers, on another file system.
         control: PathBuf,
-        /// What chance is made from.
+        /// The seed of the random choices.
         seed: u64,
     },
-    /// Check files that `write-files` has left.
+    /// Check files that `write-files` left.
     CheckFiles {
-        /// Where they are.
+        /// Their folder.
         folder: PathBuf,
         /// CONTROL.list of `write-files`.
         list: PathBuf,
@@ -90,20 +91,20 @@ pub enum GuestCommand {
     Fallocate {
         /// The device.
         device: PathBuf,
-        /// What to do: punch-hole, zero-range, write-zeroes.
+        /// The operation: punch-hole, zero-range, write-zeroes.
         #[arg(value_parser = blocks::mode)]
         mode: rustix::fs::FallocateFlags,
-        /// Where, in bytes.
+        /// Offset in bytes.
         offset_bytes: u64,
-        /// How much, in bytes.
+        /// Length in bytes.
         length_bytes: u64,
     },
 }
 
-/// Does it.
+/// Runs the command.
 ///
 /// # Errors
-/// Those of the command.
+/// The errors of the command.
 pub fn run(command: &GuestCommand) -> Result<()> {
     match command {
         GuestCommand::Agent { port } => agent::run(port),
@@ -121,13 +122,13 @@ pub fn run(command: &GuestCommand) -> Result<()> {
     }
 }
 
-/// Reads a guard's name.
+/// Parses a guard's name.
 fn guard(text: &str) -> Result<HostGuard, String> {
     let named = HostGuard::ALL.into_iter().find(|guard| guard.as_str() == text);
     named.ok_or_else(|| format!("no guard {text}"))
 }
 
-/// Reads which way is tampered with.
+/// Parses the direction to corrupt.
 fn way(text: &str) -> Result<Tampering, String> {
     match text {
         "reads" => Ok(Tampering::Reads),
@@ -136,7 +137,8 @@ fn way(text: &str) -> Result<Tampering, String> {
     }
 }
 
-/// A server of block devices that changes what passes through it, so that whoever has to find that out is seen to. Attaches until a signal, and prints the path of the block device as `sealblock attach --json` does.
+/// A server of block devices that corrupts requests, to test that the checks detect it. It is attached until a signal,
+/// and prints the path of the block device as `sealblock attach --json` does.
 fn tamper(target: &TargetName, guard: HostGuard, way: Tampering) -> Result<()> {
     let plan = AttachPlan {
         target: target.clone(),

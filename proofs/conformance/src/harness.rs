@@ -1,9 +1,9 @@
-//! Guests: stock Linux kernels under QEMU, with everything they need made from packages.
+//! Guests: stock Linux kernels under QEMU, made from packages with everything they need.
 //!
-//! A guest is booted once and runs many scripts: a script goes in through a serial port, its output and exit status come back.
-//! So the host side of a test can stop and start servers between two scripts, and a boot is paid once.
+//! A guest is booted once and runs many scripts: a script is sent through a serial port, and its output and exit status
+//! come back. So the host side of a test can stop and start servers between two scripts without another boot.
 //!
-//! Everything made stays in one folder below the target folder; nothing of the machine is changed.
+//! All results are in one folder below the target folder; nothing on the machine is changed.
 
 mod cpio;
 mod guest;
@@ -25,17 +25,18 @@ pub use packages::Unavailable;
 pub use programs::Programs;
 pub use qemu::{Drive, Qemu};
 
-/// Kernels, the oldest first, as suites of the package archive: the oldest that is held to the suite, one between, and the newest that is
-/// packaged. The number is how many processors the guest has that tests share: hosts with one queue and with several are held to the
-/// suite, and emulating a second processor takes half as much time again.
+/// Kernels, the oldest first, as suites of the package archive: the oldest supported one, one between, and the newest
+/// packaged one. The number is how many processors the shared guest has: hosts with one queue and with several are
+/// tested, and emulating a second processor takes half as much time again.
 pub const KERNELS: [(&str, u32); 3] = [("bookworm", 1), ("trixie", 1), ("sid", 2)];
 
-/// Unpacks packages of the oldest suite into a folder, anew if something is there. Package lists are kept below `home`.
+/// Unpacks packages of the oldest suite into a folder, which is replaced if it exists. Package lists are kept below
+/// `home`.
 ///
 /// # Errors
 /// [`Unavailable`] if they cannot be fetched.
 pub fn unpack(packages: &[String], home: &Path, into: &Path) -> Result<()> {
-    // Unpacked elsewhere first, so that what is there is whole.
+    // Unpacked elsewhere first, so that an existing folder is complete.
     let partial = into.with_extension("partial");
     for folder in [&partial, into] {
         fs::remove_dir_all(folder).or_else(|error| match error.kind() {
@@ -47,7 +48,7 @@ pub fn unpack(packages: &[String], home: &Path, into: &Path) -> Result<()> {
     fs::rename(&partial, into).with_context(|| format!("making {}", into.display()))
 }
 
-/// All that guests are made from.
+/// The parts from which guests are made.
 pub struct Parts {
     /// The emulator.
     pub qemu: Qemu,
@@ -55,16 +56,16 @@ pub struct Parts {
     pub programs: Programs,
     /// Kernels, the oldest first.
     pub kernels: Vec<Kernel>,
-    /// Kernels that could not be fetched, each with the reason.
+    /// Kernels that could not be fetched, with the reasons.
     pub missing: Vec<String>,
     home: PathBuf,
 }
 
 impl Parts {
-    /// Finds or makes everything, in the folder `home`. Another process that does so is waited for.
+    /// Finds or makes everything, in the folder `home`. Waits for another process that does the same.
     ///
     /// # Errors
-    /// [`Unavailable`] where the machine has no way to get what is missing.
+    /// [`Unavailable`] if the machine cannot fetch missing parts.
     pub fn prepare(home: &Path) -> Result<Parts> {
         if cfg!(not(all(target_os = "linux", target_arch = "x86_64"))) {
             anyhow::bail!(Unavailable("guests are made for Linux on x86-64 only".to_owned()));
@@ -79,23 +80,23 @@ impl Parts {
         Ok(Parts { qemu, programs, kernels, missing, home: home.to_owned() })
     }
 
-    /// Where the parts are.
+    /// The folder of the parts.
     pub fn home(&self) -> &Path {
         &self.home
     }
 }
 
-/// Those that are there, and what is said of those that could not be fetched.
+/// The available kernels, and the reasons for the others.
 ///
 /// # Errors
-/// [`Unavailable`] if there is none, and whatever else went wrong with one.
+/// [`Unavailable`] if there is none, and any other error.
 fn available<T>(all: impl IntoIterator<Item = (&'static str, Result<T>)>) -> Result<(Vec<T>, Vec<String>)> {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for (suite, kernel) in all {
         match kernel {
             Ok(kernel) => found.push(kernel),
             Err(error) if error.is::<Unavailable>() => {
-                // One line, whatever a server says.
+                // One line, whatever the server's message is.
                 let why: Vec<String> = error.to_string().lines().map(|line| line.trim().to_owned()).collect();
                 missing.push(format!("the kernel of {suite} ({})", why.join("; ")));
             }

@@ -1,10 +1,10 @@
-//! Conformance: what hosts that are not ours do with what sealblock serves.
+//! Conformance: tests foreign hosts against sealblock's servers.
 //!
-//! Stock Linux kernels run under QEMU ([`harness`]), connect to `sealblock serve` on this machine, and do what hosts do
-//! ([`suite`]). The same program is in the guests ([`guest`]) and carries out there what no other program does.
+//! Stock Linux kernels run under QEMU ([`harness`]), connect to `sealblock serve` on this machine, and use it as hosts
+//! do ([`suite`]). The same program is in the guests ([`guest`]) for operations that no other program has.
 //!
-//! A test is a function that goes back and forth between the two sides: it serves a volume, has the guest use it, damages it
-//! or kills the server, and looks at the guest again.
+//! A test is a function that alternates between the two sides: it serves a volume, has the guest use it, damages it or
+//! kills the server, and checks the guest again.
 //!
 //! `cargo run -p sealblock-proofs-conformance -- --list` prints the tests.
 
@@ -25,33 +25,33 @@ use harness::{Parts, Unavailable};
 use runner::RunPlan;
 use suite::Coverage;
 
-/// Stock Linux kernels as hosts of `sealblock serve`.
+/// Tests stock Linux kernels as hosts of `sealblock serve`.
 #[derive(Parser)]
 struct Arguments {
     #[command(subcommand)]
     role: Option<Role>,
-    /// Only these tests.
+    /// Run only these tests.
     #[arg(value_name = "NAME", value_parser = suite::names())]
     names: Vec<String>,
     /// Print the tests.
     #[arg(long)]
     list: bool,
-    /// Only kernels whose release begins so, such as 6.1.
+    /// Use only kernels whose release begins with this, such as 6.1.
     #[arg(long, value_name = "RELEASE", default_value = "")]
     kernel: String,
-    /// Run each test on one of the kernels that can do it, another one for each number [default: on all]
+    /// Run each test on one of the kernels that support it, chosen by this number [default: on all]
     #[arg(long, value_name = "NUMBER", conflicts_with = "names")]
     turn: Option<u64>,
-    /// Keep the folders of tests that passed, too.
+    /// Keep also the folders of tests that passed.
     #[arg(long)]
     keep: bool,
-    /// How often `kills` kills each of its servers.
+    /// Number of kills of each server in `kills`.
     #[arg(long, value_name = "COUNT", default_value_t = 4)]
     kills: u32,
-    /// The program to serve with; built unless given.
+    /// The program to test [default: build it].
     #[arg(long, value_name = "PATH")]
     sealblock: Option<PathBuf>,
-    /// Where kernels, programs and logs are kept; target/conformance unless given.
+    /// Folder for kernels, programs and logs [default: target/conformance].
     #[arg(long, value_name = "DIR")]
     home: Option<PathBuf>,
 }
@@ -60,7 +60,7 @@ struct Arguments {
 enum Role {
     /// Unpack Debian packages into a folder, for tests on this machine that need their programs.
     Unpack {
-        /// The packages. What they depend on is not unpacked.
+        /// The packages. Their dependencies are not unpacked.
         #[arg(value_name = "PACKAGE", required = true)]
         packages: Vec<String>,
         /// The folder.
@@ -100,7 +100,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     let program = std::env::current_exe().context("finding this program")?;
     let folder = program.parent().context("finding the folder of this program")?;
     let home = match &arguments.home {
-        // apt-get looks for what has no absolute path below its own folders.
+        // apt-get resolves relative paths below its own folders.
         Some(home) => std::path::absolute(home).with_context(|| format!("finding {}", home.display()))?,
         None => folder.parent().context("finding the target folder")?.join("conformance"),
     };
@@ -124,7 +124,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     runner::run(&parts, &plan)
 }
 
-/// Builds `sealblock` beside this program.
+/// Builds `sealblock` in the folder of this program.
 fn built(folder: &std::path::Path) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);

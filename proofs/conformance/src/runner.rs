@@ -1,9 +1,9 @@
-//! Runs the tests: all kernels at once, each in two lanes. In one lane a guest runs one test after the other; beside it tests that boot
-//! a guest of their own run one after the other. So at most two guests of a kernel run at once: six with three kernels, of 1 GiB of
-//! memory and 256 MiB of translated code each.
+//! Runs the tests: all kernels at once, each in two lanes. In one lane a shared guest runs one test after the other; in
+//! the other, tests that boot their own guest run one after the other. So at most two guests of a kernel run at once:
+//! six with three kernels, with 1 GiB of memory and 256 MiB of translated code each.
 //!
-//! A test that fails is followed by a new guest, so that it leaves nothing to the next one. A test whose guest died is tried
-//! once more: emulated machines do that, rarely, and a fault of ours does it again.
+//! After a failed test a new guest is started, so that the next test is not affected. A test whose guest died is
+//! retried once: emulated machines die at times, and a fault of ours would repeat.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,31 +18,31 @@ use crate::harness::{Guest, GuestDied, Kernel, Parts, longest_script};
 use crate::served::Sealblock;
 use crate::suite::{CASES, Case, Coverage, Run, Version};
 
-/// What to run, and how.
+/// The configuration of a run.
 #[derive(Clone, Debug)]
 pub struct RunPlan {
     /// The program under test.
     pub sealblock: PathBuf,
-    /// Names of tests; all if empty.
+    /// Names of tests; empty for all.
     pub names: Vec<String>,
-    /// Which kernels get them.
+    /// The kernels that run them.
     pub coverage: Coverage,
-    /// What the release of a kernel has to begin with.
+    /// The required beginning of a kernel's release.
     pub kernel: String,
-    /// True if folders of tests that passed stay.
+    /// True if folders of tests that passed are kept.
     pub keep: bool,
-    /// How often a server is killed by tests that kill it over and over.
+    /// Number of kills in tests that kill a server again and again.
     pub kills: u32,
 }
 
-/// How a test ended on a kernel.
+/// The result of a test on a kernel.
 struct TestResult {
     kernel: String,
     case: &'static str,
     failed: bool,
 }
 
-/// Runs them all. Prints a line for each.
+/// Runs all tests. Prints a line for each.
 ///
 /// # Errors
 /// If one fails.
@@ -83,22 +83,22 @@ fn summary(tests: usize, seconds: f64, missing: &[String]) -> String {
     format!("{tests} tests passed in {seconds:.1} s{}", without(missing))
 }
 
-/// What was left out and why, behind a sentence.
+/// The skipped tests and the reasons, after a sentence.
 fn without(missing: &[String]) -> String {
     if missing.is_empty() { String::new() } else { format!(", without {}", missing.join(" and ")) }
 }
 
-/// The tests of a kernel, by the lane that they run in.
+/// The tests of a kernel, by lane.
 #[derive(Default)]
 struct Lanes<'a> {
-    /// One after the other in one guest.
+    /// In one guest, one after the other.
     shared: Vec<&'a Case>,
-    /// One after the other too, each in a guest of its own.
+    /// Each in its own guest, one after the other.
     own: Vec<&'a Case>,
 }
 
 impl<'a> Lanes<'a> {
-    /// Those of these tests that a kernel gets.
+    /// The tests that a kernel runs.
     fn of(cases: &[&'a Case], version: Version, versions: &[Version], coverage: Coverage) -> Lanes<'a> {
         let cases = cases.iter().copied().filter(|case| case.is_for(version, versions, coverage));
         let (shared, own) = cases.partition(|case| matches!(case.run, Run::Shared(_)));
@@ -111,18 +111,18 @@ struct Lane<'a> {
     parts: &'a Parts,
     plan: &'a RunPlan,
     kernel: &'a Kernel,
-    /// What the kernel is called in messages and folders.
+    /// The kernel's name in messages and folders.
     short: String,
     home: &'a Path,
     results: &'a Mutex<Vec<TestResult>>,
-    /// The guest of tests that share one.
+    /// The shared guest.
     guest: Option<Guest>,
 }
 
 fn on(parts: &Parts, plan: &RunPlan, kernel: &Kernel, cases: &[&Case], results: &Mutex<Vec<TestResult>>) -> Result<()> {
     let short = format!("{}.{}", kernel.version().0, kernel.version().1);
     let home = parts.home().join("runs").join(&short);
-    // Before either lane begins: folders of tests lie side by side in it.
+    // Made before both lanes begin: each test has a folder in it.
     fs::remove_dir_all(&home).or_else(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Ok(()),
         _ => Err(error),
@@ -139,7 +139,7 @@ fn on(parts: &Parts, plan: &RunPlan, kernel: &Kernel, cases: &[&Case], results: 
 }
 
 impl Lane<'_> {
-    /// Runs a test and says how it ended.
+    /// Runs a test and prints its result.
     fn one(&mut self, case: &Case) {
         let started = Instant::now();
         let cpu_before_s = self.guest.as_ref().map_or(0.0, Guest::cpu_s);
@@ -148,7 +148,7 @@ impl Lane<'_> {
         let cpu_s = self.guest.as_ref().map(|guest| guest.cpu_s() - cpu_before_s);
         let cpu = cpu_s.map(|cpu_s| format!("  {cpu_s:>6.1} s CPU of the guest")).unwrap_or_default();
         let result = TestResult { kernel: self.short.clone(), case: case.name, failed: outcome.is_err() };
-        // One call for each line, since the other lane prints too.
+        // One call for each line, because the other lane prints as well.
         match outcome {
             Ok(()) => println!("{:<5} {:<12} ok     {seconds:>6.1} s{cpu}", self.short, case.name),
             Err(error) => println!("{:<5} {:<12} FAILED {seconds:>6.1} s\n{error:#}\n", self.short, case.name),
@@ -171,7 +171,7 @@ impl Lane<'_> {
         outcome
     }
 
-    /// The test in a folder of its own, which gets the end of the guest's console.
+    /// Runs the test in a folder of its own, which gets the end of the guest's console.
     fn once(&mut self, case: &Case, folder: &Path) -> Result<()> {
         if folder.exists() {
             fs::remove_dir_all(folder).context("removing what an earlier try left")?;
@@ -194,7 +194,8 @@ impl Lane<'_> {
         outcome.map_err(|error| error.context(format!("the guest's console ends:\n{tail}\n")))
     }
 
-    /// The test in the guest that is there or a new one, and what the kernel has to say of it. The guest of one that fails is not kept.
+    /// Runs the test in the existing guest or a new one, and checks the kernel's messages. After a failure the guest is
+    /// dropped.
     fn shared(
         &mut self,
         run: fn(&mut TestContext<'_>) -> Result<()>,
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_out_is_in_the_last_line() {
+    fn skipped_tests_are_in_the_last_line() {
         assert_eq!(summary(7, 1.25, &[]), "7 tests passed in 1.2 s");
         let missing = ["the kernel of a (no server)".to_owned(), "the kernel of b (404)".to_owned()];
         assert_eq!(

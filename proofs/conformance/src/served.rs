@@ -1,4 +1,4 @@
-//! `sealblock` on this machine: volumes, and the server that shows them to guests.
+//! `sealblock` on this machine: volumes, and the server for the guests.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// From the start of a server until it listens, and from the signal until it has ended.
+/// Time limit from the start of a server until it listens, and from the signal until it has ended.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The program under test, and a folder for its volumes and logs.
@@ -35,7 +35,7 @@ impl Sealblock {
         command.output().with_context(|| format!("starting {}", self.program.display()))
     }
 
-    /// Runs a command that has to succeed.
+    /// Runs a command that must succeed.
     ///
     /// # Errors
     /// If it does not.
@@ -56,7 +56,7 @@ impl Sealblock {
         self.succeed(&[&["create", name, "--size", size], options].concat()).map(drop)
     }
 
-    /// Bytes that a volume's file takes on this machine.
+    /// Bytes that a volume's file occupies on this machine.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -83,18 +83,18 @@ impl Sealblock {
         fs::write(self.folder.join("serve.toml"), text).context("writing the configuration")
     }
 
-    /// Serves what the configuration says.
+    /// Serves the configuration.
     ///
     /// # Errors
-    /// If the server does not come up.
+    /// If the server does not start.
     pub fn serve_configured(&self) -> Result<Server> {
         self.serve(&[], &["--config", "serve.toml"])
     }
 
-    /// Serves volumes, each as a subsystem named after it.
+    /// Serves volumes, each as a subsystem with its name.
     ///
     /// # Errors
-    /// If the server does not come up.
+    /// If the server does not start.
     pub fn serve(&self, volumes: &[&str], options: &[&str]) -> Result<Server> {
         let words = [&["serve"], volumes, options].concat();
         let mut server = Server {
@@ -110,24 +110,24 @@ impl Sealblock {
     }
 }
 
-/// A server. It is killed when this is dropped.
+/// A server. Dropping it kills it.
 pub struct Server {
     sealblock: Sealblock,
     words: Vec<String>,
-    /// Where it listens, on loopback.
+    /// Its port, on loopback.
     pub port: u16,
-    /// Where it listens for NBD clients, on loopback; 0 if it does not.
+    /// Its port for NBD clients, on loopback; 0 if it has none.
     pub nbd_port: u16,
     child: Option<Child>,
     events: Option<Receiver<String>>,
 }
 
 impl Server {
-    /// Starts the server: the first time at a port of the system's choice, later at the same one. For NBD it is another one
-    /// each time.
+    /// Starts the server: the first time on a port that the system chooses, later on the same port. The NBD port is
+    /// different each time.
     ///
     /// # Errors
-    /// If it does not come up.
+    /// If it does not start.
     pub fn start(&mut self) -> Result<()> {
         let log = File::options().create(true).append(true).open(self.sealblock.folder.join("serve.log"));
         let mut command = Command::new(&self.sealblock.program);
@@ -143,7 +143,7 @@ impl Server {
             let mut said = String::new();
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 said = said + &line + "\n";
-                // The copy is for people; the test goes on without it.
+                // The copy is for people; the test does not need it.
                 let _ = fs::write(&copy, &said);
                 let _ = sender.send(line);
             }
@@ -168,10 +168,10 @@ impl Server {
         bail!("`sealblock {}` does not say {}; {}", self.words.join(" "), names.join(" or "), self.log())
     }
 
-    /// Has the server read its configuration again, which has to succeed.
+    /// Makes the server reload its configuration, which must succeed.
     ///
     /// # Errors
-    /// If the server stays as it was.
+    /// If the server rejects it.
     pub fn reload(&mut self) -> Result<()> {
         self.signal(Signal::HUP)?;
         let event = self.event(&["reloaded", "reload_failed"])?;
@@ -181,10 +181,10 @@ impl Server {
         Ok(())
     }
 
-    /// Has the server read its configuration again, which it has to refuse; returns the reason.
+    /// Makes the server reload its configuration, which it must reject; returns the reason.
     ///
     /// # Errors
-    /// If the server takes it.
+    /// If the server accepts it.
     pub fn reload_refused(&mut self) -> Result<String> {
         self.signal(Signal::HUP)?;
         let event = self.event(&["reloaded", "reload_failed"])?;
@@ -194,13 +194,13 @@ impl Server {
         }
     }
 
-    /// What the server wrote to standard error.
+    /// The server's standard error.
     pub fn log(&self) -> String {
         let log = fs::read_to_string(self.sealblock.folder.join("serve.log")).unwrap_or_default();
         format!("its log: {}", log.trim())
     }
 
-    /// Ends the server as a crash does.
+    /// Kills the server, as in a crash.
     ///
     /// # Errors
     /// If it has ended before.
@@ -213,10 +213,10 @@ impl Server {
         child.wait().context("waiting for the server").map(drop)
     }
 
-    /// Asks the server to end, and waits until it has.
+    /// Stops the server, and waits until it has ended.
     ///
     /// # Errors
-    /// If it has ended before, or ends with another status than 0.
+    /// If it has ended before, or ends with a status other than 0.
     pub fn stop(&mut self) -> Result<()> {
         self.signal(Signal::TERM)?;
         let Some(mut child) = self.child.take() else { bail!("there is no server to stop") };
@@ -235,7 +235,7 @@ impl Server {
     /// Sends a signal.
     ///
     /// # Errors
-    /// If there is no server.
+    /// If the server is not running.
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         let child = self.child.as_mut().context("there is no server")?;
         if let Some(status) = child.try_wait().context("looking at the server")? {
@@ -245,7 +245,7 @@ impl Server {
         kill_process(pid, signal).context("sending a signal")
     }
 
-    /// The target's name of a volume that is served, for commands of `sealblock`.
+    /// The target name of a served volume, for commands of `sealblock`.
     pub fn target(&self, volume: &str) -> String {
         format!("nvme+tcp://127.0.0.1:{}/{}/1", self.port, nqn(volume))
     }
@@ -261,13 +261,13 @@ impl Drop for Server {
     }
 }
 
-/// The name of the subsystem that `serve` makes of a volume.
+/// The name of the subsystem of a volume.
 pub fn nqn(volume: &str) -> String {
     let name = Path::new(volume).file_name().unwrap_or_default().to_string_lossy().into_owned();
     format!("nqn.2026-11.io.sealblock:{name}")
 }
 
-/// The port in the event that says that the server is ready, or in what it says of NBD.
+/// The port in the event that the server is ready, or in the event of NBD.
 fn listening_port(event: &Value) -> Option<u16> {
     let address = event.get("listeners")?.get(0)?.as_str()?;
     address.rsplit_once(':')?.1.parse().ok().filter(|port| *port != 0)

@@ -30,20 +30,20 @@ use crate::context::{OwnGuestContext, TestContext};
 pub struct Case {
     /// Its name, for the command line.
     pub name: &'static str,
-    /// What it shows, in a line.
+    /// Its purpose, in a line.
     pub about: &'static str,
-    /// The oldest kernel that can do it, and the one that no longer can, by major and minor version.
+    /// The oldest kernel that supports it, and the first one that no longer does, by major and minor version.
     pub kernels: Kernels,
     /// The test.
     pub run: Run,
 }
 
-/// A test, by the guest that it works with.
+/// A test, by the kind of its guest.
 #[derive(Clone, Copy)]
 pub enum Run {
-    /// The guest that the tests of a kernel share.
+    /// A test in the shared guest of a kernel.
     Shared(fn(&mut TestContext<'_>) -> anyhow::Result<()>),
-    /// One that it boots, with drives or programs that no other test needs.
+    /// A test that boots its own guest, with drives or programs that no other test needs.
     Own(fn(&OwnGuestContext<'_>) -> anyhow::Result<()>),
 }
 
@@ -53,15 +53,15 @@ type Kernels = (Version, Version);
 /// Every kernel.
 const ANY: Kernels = ((0, 0), (u32::MAX, 0));
 
-/// Those whose packages have ublk's driver, and the newest of what is no host.
+/// Kernels whose packages have ublk's driver; also the newest kernel, for tests that need no host.
 const DRIVERS: Kernels = ((6, 12), (u32::MAX, 0));
-/// Those with passthrough by io_uring that fio's checks of tags work with.
+/// Kernels with passthrough by io_uring that works with fio's checks of tags.
 const PASSTHROUGH: Kernels = ((6, 12), (u32::MAX, 0));
-/// The oldest that gets a server killed over and over.
+/// The oldest kernel for tests that kill a server again and again.
 const KILLS: Kernels = ((6, 12), (u32::MAX, 0));
-/// Measurements, which run only if they are named.
+/// Measurements, which run only if they are named on the command line.
 const MEASUREMENTS: [&str; 1] = ["dix"];
-/// Those that give a namespace with metadata a capacity when it is behind TCP.
+/// Kernels that give a namespace with metadata over TCP a capacity.
 const BLOCK_LAYER: Kernels = ((0, 0), (6, 12));
 
 const fn case(
@@ -82,19 +82,20 @@ const fn own(
     Case { name, about, kernels, run: Run::Own(run) }
 }
 
-/// Which kernels get the tests.
+/// The choice of kernels for the tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Coverage {
-    /// Each kernel those that it can do, measurements too: they are named on the command line.
+    /// Each kernel runs the tests that it supports, with the measurements that are named on the command line.
     Named,
-    /// Each kernel those that it can do.
+    /// Each kernel runs the tests that it supports.
     EveryKernel,
-    /// One of those that can do it: another one with the next number. After as many numbers as there are kernels each had it.
+    /// Each test runs on one kernel that supports it, chosen by the number. After as many numbers as there are kernels, each
+    /// kernel has run each test that it supports.
     Turn(u64),
 }
 
 impl Case {
-    /// Whether a kernel gets it that is one of these, by their versions.
+    /// True if a kernel runs the test, given the versions of all kernels.
     pub fn is_for(&self, version: Version, versions: &[Version], coverage: Coverage) -> bool {
         let able: Vec<Version> = versions.iter().copied().filter(|version| self.runs_on(*version)).collect();
         match coverage {
@@ -109,13 +110,14 @@ impl Case {
         }
     }
 
-    /// True if a kernel of this version can do it.
+    /// True if a kernel of this version supports it.
     fn runs_on(&self, version: Version) -> bool {
         self.kernels.0 <= version && version < self.kernels.1
     }
 }
 
-/// All tests. Those that share a guest run in this order, and beside them those with guests of their own, in this order too.
+/// All tests. Those in the shared guest run in this order, and concurrently those with their own guests, in this order
+/// too.
 pub const CASES: &[Case] = &[
     case("identify", "discovery, what controllers and namespaces say, log pages, reset", ANY, identify::run),
     case(

@@ -1,7 +1,7 @@
 //! The content that a block may hold, by the history of its changes.
 //!
-//! A change may be the content unless another one that counts started after it had completed. Changes in flight at the same time have no
-//! order. A kill is the end of a process and not of its machine, so whatever was answered counts, flushed or not.
+//! A change may be the content unless another change that counts started after it had completed. Concurrent changes
+//! have no order. A kill ends a process and not its machine, so every completed change counts, flushed or not.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -84,15 +84,15 @@ impl History {
         self.now
     }
 
-    /// The number of changes, and how many of them are durable.
+    /// The number of changes, and of durable ones.
     pub fn counts(&self) -> (usize, usize) {
         (self.changes.len(), self.changes.iter().filter(|record| record.is_durable).count())
     }
 
-    /// Checks the content of a block after a kill, when it held `before` at the start.
+    /// Checks the content of a block after a kill, if it held `before` at the start.
     ///
     /// # Errors
-    /// A [`FailureReport`] when it may not hold that.
+    /// A [`FailureReport`] if the content is not permitted.
     pub fn check(&self, lba: Lba, before: Content, found: Content) -> Result<(), FailureReport> {
         self.check_by(lba, before, found, |record| record.done.is_some())
     }
@@ -100,7 +100,7 @@ impl History {
     /// Checks the result of a read that started at `moment`. For a read, a change counts as soon as it has completed.
     ///
     /// # Errors
-    /// A [`FailureReport`] when the block could not hold that.
+    /// A [`FailureReport`] if the content was not possible.
     pub fn check_read(&self, lba: Lba, found: Content, moment: Moment) -> Result<(), FailureReport> {
         self.check_by(lba, Content::Zeroes, found, |record| record.done.is_some_and(|done| done <= moment))
     }
@@ -149,7 +149,7 @@ mod tests {
         history
     }
 
-    /// Which of zeroes and versions 1 to 3 the block may hold that held zeroes before.
+    /// The contents that the block may hold, of zeroes and versions 1 to 3, if it held zeroes before.
     fn permitted(events: &[Event]) -> Vec<u64> {
         let history = history(events);
         let content = |version| if version == 0 { Content::Zeroes } else { Content::Written(version) };
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(flushed.check(BLOCK, Content::Zeroes, Content::Written(1)), Ok(()));
         let lost = flushed.check(BLOCK, Content::Zeroes, Content::Zeroes).unwrap_err();
         assert_eq!((lost.lba, lost.found, lost.permitted), (BLOCK, Content::Zeroes, vec![Content::Written(1)]));
-        // A neighbour that was never written must still be as it was.
+        // A neighbour that was never written must be unchanged.
         assert_eq!(flushed.check(Lba::new(7), Content::Written(3), Content::Written(3)), Ok(()));
         assert!(flushed.check(Lba::new(7), Content::Written(3), Content::Written(1)).is_err());
     }

@@ -13,13 +13,13 @@ use sealblock_media_volume::Mutation;
 struct Arguments {
     #[command(subcommand)]
     role: Option<Role>,
-    /// How often.
+    /// Number of kills.
     #[arg(long, default_value_t = 1000)]
     rounds: u64,
-    /// The seed of every draw.
+    /// Seed of all random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where the volumes are made; a temporary folder unless given.
+    /// Folder for the volumes [default: a temporary folder].
     #[arg(long)]
     dir: Option<PathBuf>,
     /// A mutation of the volume: skip-sync, late-tags, reuse-early or trust-log.
@@ -29,7 +29,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Role {
-    /// Be the process that is killed.
+    /// Run as the process that is killed.
     #[command(hide = true)]
     Worker {
         volume: PathBuf,

@@ -1,8 +1,8 @@
 //! The process that kills: starts a worker, kills it at a drawn moment, and checks every block.
 //!
-//! Rounds alternate between volumes of different formats and between both runtimes, and each volume goes from crash to crash
-//! without ever being closed. The content that a round finds is the start of the next one: opening a volume must not change a
-//! block.
+//! Rounds alternate between volumes of different formats and between both runtimes, and each volume is crashed again
+//! and again without ever being closed. The content that a round finds is the start of the next one: opening a volume
+//! must not change a block.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -26,27 +26,28 @@ use crate::history::History;
 use crate::pattern::{Content, recognise, rng};
 use crate::report::Event;
 
-/// The volumes that rounds alternate between: the small ones have no room for notes, and make changes durable before they answer.
+/// The volumes that rounds alternate between: the small ones have no room for notes, and make changes durable before
+/// they complete.
 const VOLUME_OPTIONS: [&str; 4] = [
     "--size 4MiB --guard crc16 --block-size 512",
     "--size 4MiB --guard crc64 --block-size 4096",
     "--size 1MiB --guard crc16 --block-size 4096",
     "--size 4MiB --guard crc64 --block-size 512",
 ];
-/// Longest life of a worker after its volume is open, and of one that is killed while it opens the volume.
+/// Maximum time of a worker after its volume is open, and of one that is killed while it opens the volume.
 const LIFE_US: u64 = 40_000;
 const OPENING_US: u64 = 20_000;
 /// One in this many workers is killed without waiting until its volume is open.
 const EARLY_ONCE_IN: u64 = 6;
 
-/// What to run.
+/// The configuration of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The program that is started as `PROGRAM worker VOLUME SEED ROUND MUTATION`, and runs [`crate::worker::run`].
     pub program: PathBuf,
-    /// Where the volumes are made.
+    /// The folder of the volumes.
     pub folder: PathBuf,
-    /// How often a worker is killed.
+    /// The number of kills.
     pub rounds: u64,
     /// The seed of every draw.
     pub seed: u64,
@@ -54,12 +55,12 @@ pub struct Plan {
     pub mutation: Mutation,
 }
 
-/// Totals of a run, to show that it has tested something.
+/// Totals of a run, which show that it has tested something.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Totals {
     /// Changes that workers started.
     pub changes: usize,
-    /// Of them, those that were durable.
+    /// The durable ones of them.
     pub durable: usize,
     /// Workers killed before they had opened their volume.
     pub early: u64,
@@ -86,7 +87,7 @@ const MUTATIONS: [(&str, Mutation); 6] = [
 /// Returns the mutation of this name.
 ///
 /// # Errors
-/// When there is none.
+/// If there is none.
 pub fn mutation(name: &str) -> Result<Mutation> {
     let known = MUTATIONS.iter().find(|known| known.0 == name);
     known.map(|known| known.1).with_context(|| format!("'{name}' is no mutation"))

@@ -25,7 +25,7 @@ use crate::report::{Change, Event};
 const TASKS: u64 = 6;
 /// Maximum blocks of one change.
 const BLOCKS_MAX: u64 = 8;
-/// Most changes concern these first blocks, so that they overlap.
+/// Most changes are in these first blocks, so that they overlap.
 const CROWDED_BLOCKS: u64 = 48;
 /// Changes of one task; then the worker ends by itself, in case no parent kills it.
 const CHANGES_MAX: u64 = 100_000;
@@ -54,7 +54,7 @@ pub fn run(path: &Path, seed: u64, round: u64, mutation: Mutation) -> Result<()>
     .context("the worker failed")
 }
 
-/// Opens the volume as the command line does, but for the mutation.
+/// Opens the volume as the command line does, except for the mutation.
 async fn open(path: &Path, mutation: Mutation) -> Result<Rc<FileVolume>, StackError> {
     let medium = open_medium(path, Options::WRITE).await.map_err(|error| open_error("open", &error))?;
     let options = OpenOptions { mutation, ..OpenOptions::default() };

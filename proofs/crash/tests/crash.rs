@@ -1,6 +1,7 @@
-//! Two hundred kills; and tasks on several cores that write the same few blocks at once, while others read and verify them.
+//! Two hundred kills; and tasks on several cores that write the same few blocks at once, while others read and verify
+//! them.
 //!
-//! There, one core owns the volume and the others call into it. Bounded by counts: it ends when the work is done.
+//! In the second test, one core owns the volume and the others call it. It is bounded by counts and not by time.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -25,7 +26,7 @@ use sealblock_units::Extent;
 const CORES: usize = 3;
 const TASKS_PER_CORE: u64 = 4;
 const REQUESTS_PER_TASK: u64 = 250;
-/// Few enough that nearly every request meets another one.
+/// So few that nearly every request overlaps another one.
 const BLOCKS: u64 = 12;
 
 thread_local! {
@@ -54,7 +55,7 @@ async fn change(history: Shared, request_id: u64, extent: Extent, change: Change
     history.lock().unwrap().record(Event::Done { request_id });
 }
 
-/// Reads blocks: each is whole, and not older than changes that completed before.
+/// Reads blocks: each is complete, and not older than changes that completed before.
 async fn read(history: Shared, extent: Extent) {
     let open_volume = volume();
     let started = history.lock().unwrap().now();
@@ -139,7 +140,7 @@ fn stress(runtime: BackendChoice, options: &str) {
     run("verify VOLUME --quiet", &path);
 }
 
-/// Runs a command, which must end clean.
+/// Runs a command, which must succeed.
 fn run(arguments: &str, path: &Path) {
     use clap::Parser;
     let words = arguments.split(' ').map(|word| if word == "VOLUME" { path.to_str().unwrap() } else { word });
@@ -177,13 +178,13 @@ fn no_change_that_was_answered_is_lost_in_200_kills() {
         panic!("{error:?}\nthe volume is kept in {}", folder.keep().display());
     });
     println!("{totals:?}");
-    // A loop that kills before anything happens shows nothing.
+    // Workers that are killed before any change would test nothing.
     assert!(totals.changes > 2000 && totals.durable > 500, "{totals:?}");
     assert!(totals.changes > totals.durable, "some changes were in flight when the worker was killed: {totals:?}");
 }
 
-/// The twins: a volume that answers changes before they are noted is detected, and a small one that has no notes and completes flushes
-/// before the tags are durable.
+/// The counterparts: a volume that completes changes before they are noted is detected, and so is a small one without
+/// notes that completes flushes before the tags are durable.
 #[test]
 fn answers_that_come_too_early_are_detected() {
     for mutation in [Mutation::NoteLate, Mutation::LateTags] {

@@ -1,52 +1,52 @@
-//! What the program is asked for, and how it tells what was found.
+//! The program's arguments, and its report of failed trials.
 
 use clap::Parser;
 
-/// Broken trials of one kind of damage that are told; the others are counted.
+/// The maximum number of failed trials in the report of one kind of damage; the others are counted.
 const MAX_REPORTED: usize = 2;
 
-/// Damages protected volumes, one region at a time, and tells what it costs.
+/// Damages protected volumes, one region at a time, and prints the cost.
 #[derive(Parser)]
 #[command(after_help = "Example: sealblock-fragility --trials 2000\n\n\
     Exit status: 0 every bound holds, 1 one is broken, 2 bad usage.")]
 pub struct Arguments {
-    /// Trials to run.
+    /// Number of trials.
     #[arg(long, default_value_t = 2000)]
     pub trials: u64,
-    /// What everything is drawn from.
+    /// Seed of all random choices.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// One trial only, and everything it finds.
+    /// Run only this trial, and print all its findings.
     #[arg(long)]
     pub trial: Option<u64>,
     /// Only damage to regions whose name contains this.
     #[arg(long)]
     pub region: Option<String>,
-    /// Damages mirrors and stripes of volumes, and not volumes.
+    /// Damage mirrors and stripes of volumes, not single volumes.
     #[arg(long, conflicts_with_all = ["states", "short"])]
     pub groups: bool,
-    /// A line for each state of the volume, not one for all.
+    /// Print a line for each state of the volume, not one for all.
     #[arg(long)]
     pub states: bool,
-    /// A short table: all copies of a region, and all that is done to as many bytes, in one line.
+    /// Print a short table: one line for all copies of a region and all kinds of damage of one size.
     #[arg(long, conflicts_with = "states")]
     pub short: bool,
-    /// Threads; each runs volumes of its own.
+    /// Number of threads; each runs its own volumes.
     #[arg(long, default_value_t = 2)]
     pub jobs: usize,
 }
 
-/// A trial in which something was found that must not be.
+/// A trial with a violation.
 pub struct Broken {
     /// Its number.
     pub trial: u64,
-    /// What was damaged, and how.
+    /// The damage.
     pub what: String,
-    /// What was found.
+    /// The violations.
     pub findings: Vec<String>,
 }
 
-/// Tells of the broken trials of one kind of damage, and how to see each again.
+/// Prints the failed trials of one kind of damage, and how to repeat each.
 pub fn print_broken(broken: &[Broken], arguments: &Arguments) {
     let most = if arguments.trial.is_some() { usize::MAX } else { MAX_REPORTED };
     for Broken { trial, what, findings } in broken.iter().take(most) {
@@ -63,7 +63,7 @@ pub fn print_broken(broken: &[Broken], arguments: &Arguments) {
     }
 }
 
-/// What a panic says.
+/// The message of a panic.
 pub fn to_text(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Damage: what is done to which bytes.
+//! Damage: the changed bytes, and their new content.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,26 +12,26 @@ use crate::specimen::{Range, Specimen};
 /// Bytes of a long run.
 const RUN_BYTES: u64 = 64 << 10;
 
-/// What is done to bytes.
+/// The change of the bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Fault {
-    /// One bit is turned over.
+    /// One bit is flipped.
     Flipped,
-    /// They are zeroes.
+    /// Zeroes.
     Zeroed,
-    /// They are noise.
+    /// Random bytes.
     Random,
-    /// They are what they were before.
+    /// Their earlier content.
     Stale,
-    /// They are those of another volume of this shape, which was used longer.
+    /// The content of another volume of this shape, which was used longer.
     Foreign,
-    /// They are those of another volume of this shape, which is new.
+    /// The content of another volume of this shape, which is new.
     Blank,
     /// They cannot be read.
     Unreadable,
 }
 
-/// How many bytes are damaged.
+/// The size of the damage.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Reach {
     /// One sector, or one bit of it.
@@ -45,13 +45,13 @@ pub enum Reach {
 }
 
 impl Reach {
-    /// Whether no copy of anything is out of its reach: then the volume may be refused, and may have older contents, if it says that
-    /// something is wrong.
+    /// True if it may reach every copy of a record: then the volume may be refused, or may have older contents if it
+    /// reports an error.
     pub fn is_more_than_one_fault(self) -> bool {
         matches!(self, Reach::Region | Reach::Copies)
     }
 
-    /// In words.
+    /// As text.
     pub fn name(self) -> &'static str {
         match self {
             Reach::Sector => "sector",
@@ -62,23 +62,24 @@ impl Reach {
     }
 }
 
-/// Where damage is done.
+/// The place of the damage.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Target {
     /// In one region.
     Region(RegionKind),
-    /// The sector of a block's map entry and that of its generation, in all copies: more than one sector, and more than one run.
+    /// The sectors with a block's map entry and with its generation, in all copies: more than one sector, and more than
+    /// one run.
     Tables,
 }
 
 /// One row of the result table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Cell {
-    /// Where.
+    /// The place.
     pub target: Target,
-    /// How much.
+    /// The size.
     pub reach: Reach,
-    /// What.
+    /// The change.
     pub fault: Fault,
 }
 
@@ -92,7 +93,7 @@ impl fmt::Display for Target {
 }
 
 impl Target {
-    /// What is damaged, whichever copy of it.
+    /// The damaged region, without the number of its copy.
     pub fn class(&self) -> &'static str {
         match self {
             Target::Region(kind) => kind.name(),
@@ -102,7 +103,7 @@ impl Target {
 }
 
 impl Cell {
-    /// What is done, in words.
+    /// The change, as text.
     pub fn damage(&self) -> String {
         let done = match self.fault {
             Fault::Flipped => return "one bit".to_owned(),
@@ -116,7 +117,7 @@ impl Cell {
         format!("{} {done}", self.reach.name())
     }
 
-    /// Every damage there is for a volume: each kind of region, each reach, each way.
+    /// Every kind of damage of a volume: each kind of region, each size, each change.
     pub fn all(specimen: &Specimen) -> Vec<Cell> {
         const WAYS: [Fault; 7] = [
             Fault::Flipped,
@@ -153,12 +154,12 @@ impl Cell {
 /// Damage to one volume.
 #[derive(Clone, Debug)]
 pub struct Damage {
-    /// The bytes that are damaged.
+    /// The damaged bytes.
     pub ranges: Vec<Range>,
     fault: Fault,
-    /// A draw for what is random in it.
+    /// The seed of its random content.
     word: u64,
-    /// Which of the earlier contents stale bytes have.
+    /// The index of the earlier contents that stale bytes have.
     earlier: usize,
     is_multiple: bool,
 }
@@ -170,7 +171,7 @@ impl Damage {
         Damage { ranges: Vec::new(), fault: Fault::Zeroed, word: 0, earlier: 0, is_multiple: false }
     }
 
-    /// Draws one; nothing where it would change nothing, such as an older content where there is none.
+    /// Draws damage; `None` if it would change nothing, such as an earlier content where there is none.
     pub fn draw(cell: Cell, specimen: &Specimen, random: &Random) -> Option<Damage> {
         let earlier = random.below(specimen.earlier.len() as u64) as usize;
         let ranges = match cell.target {
@@ -196,17 +197,17 @@ impl Damage {
         damage.changes(specimen).then_some(damage)
     }
 
-    /// Whether what it hits cannot be read any more.
+    /// True if the damaged bytes become unreadable.
     pub fn is_unreadable(&self) -> bool {
         self.fault == Fault::Unreadable
     }
 
-    /// Whether it is of the kind that puts back what was there before.
+    /// True if it restores an earlier content.
     pub fn is_stale(&self) -> bool {
         self.fault == Fault::Stale
     }
 
-    /// Whether it is more than one fault.
+    /// True if it is more than one fault.
     pub fn is_multiple(&self) -> bool {
         self.is_multiple
     }
@@ -219,7 +220,7 @@ impl Damage {
         !self.ranges.is_empty() && self.ranges.iter().any(differs)
     }
 
-    /// What stands in the range afterwards; nothing for what cannot be read.
+    /// The content of the range after the damage; `None` for unreadable bytes.
     fn bytes(&self, range: Range, specimen: &Specimen) -> Option<Vec<u8>> {
         let mut new = bytes(&specimen.image, range).to_vec();
         match self.fault {
@@ -237,7 +238,7 @@ impl Damage {
         Some(new)
     }
 
-    /// Does it.
+    /// Applies the damage.
     pub fn inflict(&self, specimen: &Specimen, overlay: &Overlay) {
         for range in &self.ranges {
             match self.bytes(*range, specimen) {
@@ -252,10 +253,10 @@ fn bytes(image: &[u8], range: Range) -> &[u8] {
     &image[range.0 as usize..range.1 as usize]
 }
 
-/// The sector of a region that is hit: any, one that is not blank, one that is in use, or one that was something else.
+/// The damaged sector of a region: any, one that is not blank, one in use, or one whose content was different before.
 fn sector(region: &Region, cell: Cell, earlier: usize, specimen: &Specimen, random: &Random) -> u64 {
     let sector_bytes = u64::from(specimen.shape.sector_bytes);
-    // A region may be smaller than a sector or begin within one: nothing smaller than a sector goes bad.
+    // A region may be smaller than a sector or begin within one; damage always covers whole sectors.
     let first = region.start / sector_bytes;
     let sectors = region.end.div_ceil(sector_bytes) - first;
     let range = |sector: u64| (sector * sector_bytes, (sector + 1) * sector_bytes);
@@ -288,7 +289,7 @@ fn whole(region: &Region, specimen: &Specimen) -> Range {
     (region.start / sector_bytes * sector_bytes, region.end.next_multiple_of(sector_bytes))
 }
 
-/// The bytes that are hit, given one sector that must be.
+/// The damaged bytes, given one sector that they must contain.
 fn reach(sector: u64, cell: Cell, specimen: &Specimen, random: &Random) -> Range {
     let sector_bytes = u64::from(specimen.shape.sector_bytes);
     let end = specimen.layout.medium_bytes();
@@ -307,7 +308,7 @@ fn reach(sector: u64, cell: Cell, specimen: &Specimen, random: &Random) -> Range
     }
 }
 
-/// The sectors of the map entry and the generation of one block, of every copy there is.
+/// The sectors of the map entry and the generation of one block, in every copy.
 fn tables(specimen: &Specimen, random: &Random) -> Vec<Range> {
     let (layout, sector_bytes) = (&specimen.layout, u64::from(specimen.shape.sector_bytes));
     let written: Vec<_> = specimen.found.keys().filter(|lba| specimen.model.is_touched(**lba)).collect();

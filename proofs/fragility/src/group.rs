@@ -1,8 +1,9 @@
-//! Groups, which are mirrors and stripes of protected volumes: members of which records are damaged, put back, or another's.
+//! Groups of protected volumes, which are mirrors and stripes: records of members are damaged, restored to an earlier
+//! state, or replaced by another member's.
 //!
-//! A [`specimen`] is a group in a known state, with every content that its blocks ever had, and with what its members were before.
-//! A [`trial`] changes records of one member or of all ([`damage`]), opens the group by the product's own opening code, first for
-//! reading and then for writing, and looks at all that it gives ([`open`]).
+//! A [`specimen`] is a group in a known state, with every content that its blocks ever had, and with the earlier states
+//! of its members. A [`trial`] changes records of one member or of all ([`damage`]), opens the group with the product's
+//! own code, first read-only and then writable, and reads everything ([`open`]).
 
 pub mod damage;
 pub mod open;
@@ -28,21 +29,21 @@ use crate::group::shape::Kind;
 use crate::group::specimen::{GroupSpecimen, State};
 use crate::group::trial::Outcome;
 
-/// Trials that share a group.
+/// The number of trials with one group.
 const PER_GROUP: u64 = 48;
-/// Draws of a damage that changes something.
+/// The number of attempts to draw damage that changes something.
 const DRAWS: u64 = 4;
 
 #[derive(Default)]
 struct Totals {
     report: Report,
     broken: BTreeMap<(Kind, Cell), Vec<Broken>>,
-    /// Groups that were not as they should be before anything was damaged, by their first trial.
+    /// Groups with faults before any damage, by their first trial.
     unmade: Vec<(u64, String)>,
     void: u64,
 }
 
-/// Runs the trials that are asked for, and tells what they gave.
+/// Runs the requested trials, and prints their results.
 pub fn main(arguments: &Arguments) -> ExitCode {
     let wanted = match arguments.trial {
         Some(trial) => trial..trial.saturating_add(1),
@@ -85,7 +86,7 @@ fn run_group(arguments: &Arguments, group: u64, trials: Range<u64>, totals: &Mut
         cells.retain(|cell| cell.to_string().contains(part));
     }
     for trial in trials.take_while(|_| !cells.is_empty()) {
-        // Each group begins elsewhere, so that all kinds and states meet all damage.
+        // The first trial of each group is shifted, so that all kinds and states meet all damage.
         let cell = cells[((trial % PER_GROUP + group * 31) % cells.len() as u64) as usize];
         let outcome = run_trial(&specimen, cell, seed, trial);
         add(&mut |totals| match &outcome {
@@ -102,7 +103,7 @@ fn run_group(arguments: &Arguments, group: u64, trials: Range<u64>, totals: &Mut
     }
 }
 
-/// One trial; nothing where there was nothing to damage. A panic is a finding like any other.
+/// Runs one trial; `None` if there was nothing to damage. A panic is a violation like any other.
 fn run_trial(specimen: &GroupSpecimen, cell: Cell, seed: u64, trial: u64) -> Option<(Damage, Outcome)> {
     let random = Random::new(mix(seed ^ trial.rotate_left(32)));
     let damage = (0..DRAWS).find_map(|_| Damage::draw(cell, specimen, &random))?;

@@ -1,4 +1,5 @@
-//! What an opening must not overwrite: every sector that held a good record of the volume holds one afterwards, of the same volume.
+//! Records that an open must preserve: every sector with a good record of the volume has a good one afterwards, of the
+//! same volume.
 
 use sealblock_block::ReservedArea;
 use sealblock_media_volume::format::{
@@ -9,7 +10,7 @@ use sealblock_media_volume::format::{
 use crate::medium::Overlay;
 use crate::specimen::Specimen;
 
-/// A place with a record in it, and what makes it the volume's.
+/// The place of a record, and how to recognise the volume's.
 enum Record {
     Superblock,
     Reserved(ReservedArea),
@@ -18,7 +19,7 @@ enum Record {
     Generations(u64),
 }
 
-/// The records that lie where the volume has them, good ones of its own.
+/// The volume's own good records in their places.
 pub struct Kept {
     uuid: [u8; 16],
     layout: Layout,
@@ -26,7 +27,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// All places of an undamaged volume that hold a record after the damage.
+    /// All places of an undamaged volume that still have a record after the damage.
     pub fn before(specimen: &Specimen, damaged: &Overlay) -> Kept {
         let mut kept = Kept { uuid: specimen.shape.uuid, layout: specimen.layout, places: Vec::new() };
         for region in specimen.layout.regions() {
@@ -79,7 +80,7 @@ impl Kept {
     }
 }
 
-/// Whether a good record of the volume lies there.
+/// True if a good record of the volume is there.
 fn is_own(medium: &Overlay, at: u64, record: &Record, uuid: &[u8; 16], layout: &Layout) -> bool {
     let seed = Seed::of(uuid);
     let length = match record {

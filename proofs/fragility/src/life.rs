@@ -1,7 +1,7 @@
-//! How a specimen is made: on the simulator's disk, used, and stopped. Everything follows from one seed.
+//! Makes a specimen: on the simulator's disk, used, and stopped. Everything follows from one seed.
 //!
-//! A volume lives through several machines, each opening what the one before left, and its bytes are kept after each: they
-//! are what stale sectors are taken from. The last machine stops in the state that is asked for.
+//! A volume is used by several machines; each opens the state that the one before left, and its bytes are saved after
+//! each, as the content of stale sectors. The last machine stops in the requested state.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -25,26 +25,26 @@ use crate::model::Model;
 use crate::scan;
 use crate::specimen::{IDLE, Places, Specimen, State};
 
-/// Blocks changed by one request at most.
+/// The maximum number of blocks of one request.
 const MOST_AT_ONCE: u64 = 48;
-/// Machines that another volume lives through: more than a specimen.
+/// The number of machines of another volume: more than those of a specimen.
 const LONGER: u64 = 8;
-/// Bytes of a volume that has bitmap pages, and is looked at only where it was written to.
+/// The size of a volume with bitmap pages, of which only written parts are read.
 const LARGE_BYTES: u64 = 514 << 20;
 
 impl Specimen {
     /// Makes the volume of this seed.
     ///
     /// # Errors
-    /// When the volume itself, undamaged, is not as it should be.
+    /// When the undamaged volume has a fault.
     pub fn make(seed: u64, state: State, large: bool) -> Result<Specimen, String> {
         let first_share = Random::new(seed).fork("size").between(20, 80);
         let shares = [first_share];
         Specimen::grown(seed, state, large, if state == State::Resized { &shares } else { &[] })
     }
 
-    /// The same of a volume that was created with about the first of these shares of its blocks, in percent, and resized to the
-    /// others, and to all; before it was used, but for [`State::Resized`].
+    /// The same for a volume that was created with about the first of these percentages of its blocks, and resized to
+    /// the others, and to all; before its use, or for [`State::Resized`] after it.
     ///
     /// # Errors
     /// As [`Specimen::make`].
@@ -83,7 +83,7 @@ impl Specimen {
         Ok(specimen)
     }
 
-    /// Opens the undamaged volume: every block must be as the model permits.
+    /// Opens the undamaged volume: the model must permit every block.
     fn control(&self) -> Result<BTreeMap<Lba, Content>, String> {
         let overlay = Overlay::new(&self.image, self.shape.sector_bytes, true);
         let seen = look(self, &overlay).map_err(|error| format!("the undamaged volume does not open: {error}"))?;
@@ -152,7 +152,7 @@ fn watched(model: &Model, large: bool, random: &Random) -> Vec<Extent> {
     pieces.filter(|piece| !large || random.chance(2) || piece.iter().any(|lba| model.is_touched(lba))).collect()
 }
 
-/// A volume through its machines.
+/// A volume between its machines.
 struct Life {
     shape: VolumeProfile,
     patterns: Patterns,
@@ -162,7 +162,7 @@ struct Life {
     random: Random,
 }
 
-/// Two other volumes of the same shape: one that was used longer, and one that was not. Large ones are blank.
+/// Two other volumes of the same shape: one that was used longer, and one that was never used. Large ones are blank.
 fn others(
     [created, shape]: [VolumeProfile; 2],
     layout: Layout,
@@ -193,14 +193,14 @@ fn others(
 }
 
 impl Life {
-    /// A volume that is to be created, and to have this shape in the end.
+    /// A volume that will be created, and will finally have this shape.
     fn of(created: VolumeProfile, shape: VolumeProfile, layout: Layout, patterns: Patterns, random: Random) -> Life {
         let image = Image::blank(shape.sector_bytes, layout.medium_bytes());
         let model = Rc::new(RefCell::new(Model::new(created.capacity_blocks)));
         Life { shape, patterns, model, version: 1, image, random }
     }
 
-    /// Runs one machine on the disk; then its power is cut in the way given.
+    /// Runs one machine on the disk, which then loses power in the given way.
     fn on<T: 'static, F: Future<Output = Result<T, String>> + 'static>(
         &mut self,
         survival: Survival,
@@ -222,7 +222,7 @@ impl Life {
         self.on(Survival::Everything, move |disk, _| Volumes::default().create(disk, shape))
     }
 
-    /// Changes the size; where everything lies then.
+    /// Resizes the volume; returns its new layout.
     fn resize(&mut self, before: &Layout, capacity_blocks: u64) -> Result<Layout, String> {
         let resize = move |disk, executor| Volumes::default().resize(disk, executor, capacity_blocks);
         match self.on(Survival::Nothing, resize)? {
@@ -234,7 +234,7 @@ impl Life {
         }
     }
 
-    /// All machines before the last one, with the changes of size; what they have left.
+    /// Runs all machines before the last one, with the resizes; returns the states that they left.
     fn before(&mut self, state: State, sizes: &[u64], layout: &mut Layout) -> Result<Vec<Vec<u8>>, String> {
         let mut earlier = Vec::new();
         if state == State::Resized {
@@ -246,12 +246,12 @@ impl Life {
         for machine in 0..self.random.between(2, 4) {
             self.live_before(machine == 0 && earlier.is_empty(), &mut earlier)?;
         }
-        // What lay behind the end then was blank, or nothing.
+        // The bytes after the former end were blank or absent.
         earlier.iter_mut().for_each(|image| image.resize(layout.medium_bytes() as usize, 0));
         Ok(earlier)
     }
 
-    /// A machine before the last one, and what it has left.
+    /// Runs a machine before the last one; returns the state that it left.
     fn live_before(&mut self, is_first: bool, earlier: &mut Vec<Vec<u8>>) -> Result<(), String> {
         let ends = *self.random.pick(&[State::Clean, State::Clean, State::Crashed, State::Idle]);
         self.run_server(is_first, ends)?;
@@ -259,7 +259,7 @@ impl Life {
         Ok(())
     }
 
-    /// One machine: opens what is there, changes blocks, and stops.
+    /// Runs one machine: opens the volume, changes blocks, and stops.
     fn run_server(&mut self, is_first: bool, ends: State) -> Result<(), String> {
         let survival = match ends {
             State::Clean | State::Idle | State::Crashed | State::Resized => Survival::Nothing,
@@ -282,21 +282,21 @@ impl Life {
 
 /// The only user of a device.
 pub struct Host {
-    /// What makes contents.
+    /// Makes contents.
     pub patterns: Patterns,
-    /// What its blocks may hold.
+    /// The possible contents of its blocks.
     pub model: Rc<RefCell<Model>>,
     /// The last version that was written.
     pub version: u64,
-    /// What is drawn from.
+    /// Random choices.
     pub random: Random,
 }
 
 impl Host {
-    /// Uses a device, and leaves it in the state that is asked for; the last version that was written.
+    /// Uses a device, and leaves it in the requested state; returns the last version that was written.
     ///
     /// # Errors
-    /// What the device refused.
+    /// The error of a refused request.
     pub async fn work(
         mut self,
         session: Session,
@@ -318,7 +318,7 @@ impl Host {
         match ends {
             State::Clean | State::Resized => close.await?,
             State::Idle => executor.delay(IDLE).await,
-            // Some are left alone for a moment, shorter than the time until a checkpoint.
+            // Sometimes the device is idle for a moment, shorter than the time until a checkpoint.
             State::Crashed => executor.delay(Duration::from_millis(self.random.below(2) * 1000)).await,
             State::Torn => {
                 for _ in 0..self.random.between(1, 20) {
@@ -332,7 +332,7 @@ impl Host {
         Ok(self.version)
     }
 
-    /// Takes what is there for what is there: a crash may have kept or dropped what was not flushed.
+    /// Records the present content: a crash may have kept or dropped unflushed writes.
     async fn learn(&self, stack: &DynDevice) -> Result<(), String> {
         let blocks = self.model.borrow().blocks();
         for lba in (0..blocks).map(Lba::new) {
@@ -348,7 +348,7 @@ impl Host {
         Ok(())
     }
 
-    /// Writes most of the volume once, in order, as a copy would.
+    /// Writes most of the volume once, in order, like a copy.
     async fn fill(&mut self, stack: &DynDevice) -> Result<(), String> {
         let blocks = self.model.borrow().blocks().min(8192);
         let end = blocks * self.random.between(30, 100) / 100;
@@ -365,7 +365,7 @@ impl Host {
     async fn change(&mut self, stack: &DynDevice) -> Result<(), String> {
         let blocks = self.model.borrow().blocks();
         let length = if self.random.chance(50) { 1 } else { self.random.between(1, MOST_AT_ONCE) };
-        // Now and then far out, mostly where all the others are.
+        // Sometimes far away, mostly near the other writes.
         let near = if self.random.chance(5) { blocks } else { blocks.min(8192) };
         let extent = extent(self.random.below(near - length), length)?;
         match self.random.below(20) {
@@ -388,7 +388,7 @@ impl Host {
     async fn write(&mut self, stack: &DynDevice, extent: Extent) -> Result<(), String> {
         self.version += 1;
         let data = self.patterns.sealed(extent, self.version);
-        // What was asked for may be there even if no response arrived.
+        // A write without a response may have been executed.
         self.model.borrow_mut().change(extent, Content::Version(self.version));
         let operation = Request::write(extent, data, Durability::Volatile);
         stack.execute(operation).await.map(drop).map_err(|error| error.to_string())

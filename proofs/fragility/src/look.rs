@@ -1,4 +1,4 @@
-//! What a damaged volume gives: opened for reading, every block read by itself, and what Verify says of it.
+//! Reads a damaged volume: opens it read-only, reads every block by itself, and runs Verify.
 
 use std::collections::BTreeSet;
 
@@ -16,44 +16,44 @@ use crate::medium::Overlay;
 use crate::model::Model;
 use crate::specimen::Specimen;
 
-/// How much one machine may do before it counts as stuck.
+/// The work of one machine before it counts as stuck.
 pub const LIMITS: RunLimits = RunLimits { steps: 20_000_000, seconds: 3600 };
 
-/// What a read of one block gave.
+/// The result of reading one block.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Seen {
     /// This content, with its tags.
     Content(Content),
-    /// An error, which names the block.
+    /// An error for this block.
     Lost(String),
-    /// Bytes that no client wrote, though their 16-bit guard is that of what was: one damaged block in 65,536 is like that.
+    /// Bytes that no client wrote, but with a matching 16-bit guard: this happens for one damaged block in 65,536.
     Collision,
-    /// Bytes that no client wrote, or tags that are not theirs.
+    /// Bytes that no client wrote, or wrong tags.
     Foreign(String),
 }
 
-/// What a look at a volume gave.
+/// The result of reading a volume.
 pub struct Looked {
-    /// Every block that is watched.
+    /// The content of every tested block.
     pub blocks: Vec<(Lba, Seen)>,
-    /// The blocks that Verify names.
+    /// The blocks in Verify's report.
     pub named: BTreeSet<Lba>,
-    /// Verify or the opening says that something is wrong: bad blocks, lost copies, or a check that is not complete.
+    /// True if Verify or the open reports an error: bad blocks, lost copies, or an incomplete check.
     pub is_told: bool,
 }
 
-/// A volume that is open.
+/// An open volume.
 pub struct Open {
     /// The volume, behind its gate.
     pub stack: DynDevice,
     /// Closes it in good order.
     pub close: BoxedWork<()>,
-    /// What the opening found, and what reading finds.
+    /// The findings of the open and of reads.
     pub description: VolumeInfo,
 }
 
 impl Open {
-    /// Looks at the blocks, and at what is said of them.
+    /// Reads the blocks, and collects the reports.
     pub async fn look(&self, checker: &BlockChecker, watched: &[Extent]) -> Looked {
         let mut looked = checker.look(&self.stack, watched).await;
         let info = &self.description;
@@ -81,7 +81,7 @@ pub async fn start(overlay: &Overlay, executor: &Executor, read_only: bool) -> R
 /// Runs `work` to its end.
 ///
 /// # Errors
-/// When it has none.
+/// When it does not end.
 pub fn on_executor<T: 'static, F: Future<Output = T> + 'static>(work: impl FnOnce(Executor) -> F) -> Result<T, String> {
     let executor = Executor::new(Random::new(1), Trace::default());
     match executor.run(LIMITS, work(executor.clone())) {
@@ -91,7 +91,7 @@ pub fn on_executor<T: 'static, F: Future<Output = T> + 'static>(work: impl FnOnc
     }
 }
 
-/// Opens a volume for reading and looks at it.
+/// Opens a volume read-only and reads it.
 ///
 /// # Errors
 /// Why it is refused.
@@ -103,7 +103,7 @@ pub fn look(specimen: &Specimen, overlay: &Overlay) -> Result<Looked, String> {
     })?
 }
 
-/// What recognises contents.
+/// Recognises contents.
 #[derive(Clone)]
 pub struct BlockChecker {
     patterns: Patterns,
@@ -112,12 +112,12 @@ pub struct BlockChecker {
 }
 
 impl BlockChecker {
-    /// Of the blocks of this volume.
+    /// For the blocks of this volume.
     pub fn of(specimen: &Specimen) -> BlockChecker {
         BlockChecker::new(specimen.patterns, &specimen.model, specimen.shape.protection)
     }
 
-    /// Of blocks that may hold this, with protection information of this format.
+    /// For blocks with these possible contents, in this format of protection information.
     pub fn new(patterns: Patterns, model: &Model, protection: Option<PiFormat>) -> BlockChecker {
         let has_short_guard = protection.map(|format| format.guard()) == Some(GuardKind::Crc16);
         BlockChecker { patterns, model: model.clone(), has_short_guard }
@@ -141,7 +141,7 @@ impl BlockChecker {
         Looked { blocks, named, is_told }
     }
 
-    /// Reads blocks; where that fails, one by one.
+    /// Reads blocks; one by one if that fails.
     pub async fn see(&self, stack: &DynDevice, extent: Extent) -> Vec<(Lba, Seen)> {
         if let Ok(data) = read(stack, extent).await
             && let Ok(contents) = self.patterns.contents(extent, &data)

@@ -1,11 +1,14 @@
-//! `sealblock-fragility`: many trials, the table of what each region costs, and for a broken bound how to see it again.
+//! `sealblock-fragility`: runs many trials, prints the cost of damage to each region, and for each violation how to
+//! repeat it.
 //!
-//! A [`specimen`] is a volume in a known state, with every content its blocks ever had. A [`trial`] damages one part of it
-//! ([`damage`]), opens it for reading and then for writing, reads every block, writes some, and opens it again. Allowed is
-//! the loss of the blocks whose every map entry, or whose data, lay in the damaged bytes ([`specimen::Places`]); not a
-//! refusal, not bytes that no client wrote, and no older content but where the table of [`report`] names it.
+//! A [`specimen`] is a volume in a known state, with every content that its blocks ever had. A [`trial`] damages one
+//! part of it ([`damage`]), opens it read-only and then writable, reads every block, writes some, and opens it again.
+//! Blocks may be lost if the damage covered all places of their map entry, or their data ([`specimen::Places`]).
+//! Refused opens and bytes that no client wrote are violations, and so is an older content, except where the table of
+//! [`report`] lists it.
 //!
-//! Nothing here knows where a volume keeps what: regions come from its own layout, map entries are found by a scan.
+//! This program does not know the volume's format: regions come from the volume's own layout, and map entries are found
+//! by a scan.
 
 mod arguments;
 mod damage;
@@ -37,18 +40,19 @@ use crate::report::{Key, Report};
 use crate::specimen::{Specimen, State};
 use crate::trial::Outcome;
 
-/// Trials that share a volume.
+/// The number of trials with one volume.
 const PER_VOLUME: u64 = 96;
 const STATES: u64 = State::ALL.len() as u64;
-/// Of so many volumes one is large enough to have bitmap pages. No multiple of the states, so that there are such in each.
+/// One in this many volumes is large enough to have bitmap pages. It is no multiple of the number of states, so that
+/// large ones occur in each.
 const VOLUMES_PER_LARGE: u64 = 41;
-/// Draws of a damage that changes something.
+/// The number of attempts to draw damage that changes something.
 const DRAWS: u64 = 4;
 #[derive(Default)]
 struct Totals {
     report: Report,
     broken: BTreeMap<(Cell, State), Vec<Broken>>,
-    /// Volumes that were not as they should be before anything was damaged, by their first trial.
+    /// Volumes with faults before any damage, by their first trial.
     unmade: Vec<(u64, String)>,
     void: u64,
 }
@@ -81,7 +85,7 @@ fn main() -> ExitCode {
     print(&arguments, &totals, started.elapsed().as_secs_f64())
 }
 
-/// Runs the trials that share a volume.
+/// Runs the trials of one volume.
 fn run_volume(arguments: &Arguments, volume: u64, trials: std::ops::Range<u64>, totals: &Mutex<Totals>) {
     let state = State::ALL[(volume % STATES) as usize];
     let is_large = volume % VOLUMES_PER_LARGE == VOLUMES_PER_LARGE - 1;
@@ -94,7 +98,7 @@ fn run_volume(arguments: &Arguments, volume: u64, trials: std::ops::Range<u64>, 
     };
     let cells = cells(arguments, &specimen, is_large);
     for trial in trials.take_while(|_| !cells.is_empty()) {
-        // Each volume begins elsewhere, so that all states and shapes meet all damage.
+        // The first trial of each volume is shifted, so that all states and shapes meet all damage.
         let cell = cells[((trial % PER_VOLUME + volume / STATES * 41) % cells.len() as u64) as usize];
         let outcome = run_trial(&specimen, cell, seed, trial);
         let key = Key { cell, state, sector_bytes: specimen.shape.sector_bytes };
@@ -111,7 +115,7 @@ fn run_volume(arguments: &Arguments, volume: u64, trials: std::ops::Range<u64>, 
     }
 }
 
-/// The damage that a volume is put to.
+/// The kinds of damage of a volume.
 fn cells(arguments: &Arguments, specimen: &Specimen, is_large: bool) -> Vec<Cell> {
     let mut cells = Cell::all(specimen);
     if is_large {
@@ -123,12 +127,12 @@ fn cells(arguments: &Arguments, specimen: &Specimen, is_large: bool) -> Vec<Cell
     cells
 }
 
-/// Only bitmap pages and the log are worth the time that a large volume takes.
+/// A large volume takes long, so only its bitmap pages and log are damaged.
 fn is_of_large(cell: Cell) -> bool {
     matches!(cell.target, Target::Region(RegionKind::BitmapPages | RegionKind::Log(_)))
 }
 
-/// One trial; nothing where there was nothing to damage. A panic of the volume is a finding like any other.
+/// Runs one trial; `None` if there was nothing to damage. A panic of the volume is a violation like any other.
 fn run_trial(specimen: &Specimen, cell: Cell, seed: u64, trial: u64) -> Option<(Damage, Outcome)> {
     let random = Random::new(mix(seed ^ trial.rotate_left(32)));
     let damage = (0..DRAWS).find_map(|_| Damage::draw(cell, specimen, &random))?;

@@ -1,6 +1,7 @@
-//! A medium in RAM that starts as a snapshot and shares it: only what differs is copied, so that a trial costs what it changes.
+//! A medium in RAM that starts as a snapshot and shares it: only changed parts are copied, so a trial costs only its
+//! changes.
 //!
-//! Sectors can be made unreadable. As on a disk that has spare sectors, writing over one makes it readable again.
+//! Sectors can be made unreadable. As on a disk with spare sectors, a write makes a sector readable again.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -9,7 +10,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use sealblock_block::{Medium, MediumError, MediumErrorKind};
 use sealblock_runtime_memory::{Buffer, Slice};
 
-/// Bytes that are copied when one of them is changed.
+/// The unit of copying, in bytes.
 const PAGE_BYTES: usize = 4096;
 /// Unit of reads, writes and unreadable places.
 const UNIT_BYTES: u64 = 512;
@@ -28,7 +29,7 @@ struct State {
 }
 
 impl Overlay {
-    /// The snapshot, in sectors of this size, for reading only or for everything.
+    /// A medium over this snapshot with sectors of this size, read-only or writable.
     pub fn new(base: &Rc<Vec<u8>>, sector_bytes: u32, read_only: bool) -> Overlay {
         Overlay(Rc::new(State {
             base: Rc::clone(base),
@@ -40,7 +41,7 @@ impl Overlay {
         }))
     }
 
-    /// The same bytes, changes and unreadable places, to be changed on their own.
+    /// A copy with the same bytes, changes and unreadable places, which can be changed independently.
     pub fn fork(&self, read_only: bool) -> Overlay {
         Overlay(Rc::new(State {
             base: Rc::clone(&self.0.base),
@@ -52,17 +53,17 @@ impl Overlay {
         }))
     }
 
-    /// Writes, zeroings and punches asked for, refused ones too.
+    /// The number of writes, zeroings and punches, with refused ones.
     pub fn changes(&self) -> u64 {
         self.0.changes.get()
     }
 
-    /// Makes these bytes unreadable, to whole sectors of 512 bytes.
+    /// Makes these bytes unreadable, in whole sectors of 512 bytes.
     pub fn spoil(&self, start: u64, end: u64) {
         self.0.unreadable.borrow_mut().extend(start / UNIT_BYTES..end.div_ceil(UNIT_BYTES));
     }
 
-    /// All bytes as they are now.
+    /// All current bytes.
     pub fn flatten(&self) -> Vec<u8> {
         let mut bytes = self.0.base.to_vec();
         for (page, changed) in self.0.pages.borrow().iter() {
@@ -73,7 +74,7 @@ impl Overlay {
         bytes
     }
 
-    /// Copies bytes out, whether they can be read or not.
+    /// Copies bytes out, even unreadable ones.
     pub fn peek(&self, offset: u64, into: &mut [u8]) {
         let (pages, base) = (self.0.pages.borrow(), &self.0.base);
         each_page(offset as usize, into.len(), |page, within, range| {
@@ -86,7 +87,7 @@ impl Overlay {
         });
     }
 
-    /// Changes bytes, whatever the medium takes.
+    /// Changes bytes, even on a read-only medium.
     pub fn poke(&self, offset: u64, from: &[u8]) {
         self.change(offset as usize, from.len(), |range, into| into.copy_from_slice(&from[range]));
     }
@@ -118,7 +119,7 @@ impl Overlay {
         Ok(())
     }
 
-    /// Checks a change, and makes the sectors that it covers readable again.
+    /// Checks a change, and makes its sectors readable again.
     fn begin_change(&self, doing: &'static str, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
         self.0.changes.set(self.0.changes.get() + 1);
         if self.0.read_only {
@@ -135,7 +136,8 @@ impl Overlay {
     }
 }
 
-/// Calls `part` with each page of a range: its number, where the range begins in it, and which part of the range it is.
+/// Calls `part` with each page of a range: its number, the offset of the range in it, and the part of the range that it
+/// has.
 fn each_page(offset: usize, length: usize, mut part: impl FnMut(usize, usize, std::ops::Range<usize>)) {
     let mut done = 0;
     while done < length {
@@ -172,7 +174,7 @@ impl Medium for Overlay {
         if !unreadable.is_empty() && unreadable.iter().any(|unit| units.contains(unit)) {
             let reason = "unrecovered read error".to_owned();
             let error = MediumError { kind: MediumErrorKind::Failed, doing: "read", offset_bytes, reason };
-            // What a failed read leaves behind is no one's data.
+            // After a failed read the buffer has no valid data.
             into.fill(0xa5);
             return (Err(error), into);
         }
@@ -190,7 +192,7 @@ impl Medium for Overlay {
         Ok(())
     }
 
-    /// A write is over before its future can be dropped.
+    /// A write completes before its future can be dropped.
     async fn drain(&self) {}
 
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {

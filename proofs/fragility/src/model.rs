@@ -1,4 +1,5 @@
-//! What every block held, and what it may hold: the rules of a disk with a volatile cache, for one host that waits.
+//! The past and possible contents of every block: the rules of a disk with a volatile cache, for one host that waits
+//! for each reply.
 
 use sealblock_simulator::checker::Content;
 use sealblock_units::{Extent, Lba};
@@ -7,11 +8,11 @@ use sealblock_units::{Extent, Lba};
 #[derive(Clone, Debug)]
 struct History {
     contents: Vec<Content>,
-    /// The newest that is known to be durable; the block holds it or a later one.
+    /// The newest content that is known to be durable; the block has it or a later one.
     durable: usize,
 }
 
-/// What every block of a volume held.
+/// The contents of every block of a volume.
 #[derive(Clone, Debug)]
 pub struct Model(Vec<History>);
 
@@ -21,50 +22,50 @@ impl Model {
         Model(vec![History { contents: vec![Content::Zero], durable: 0 }; blocks as usize])
     }
 
-    /// The volume has so many blocks now; new ones are all zeroes.
+    /// The volume has this number of blocks now; new ones are zeroes.
     pub fn resize(&mut self, blocks: u64) {
         self.0.resize(blocks as usize, History { contents: vec![Content::Zero], durable: 0 });
     }
 
-    /// A change was answered.
+    /// A change completed.
     pub fn change(&mut self, extent: Extent, content: Content) {
         extent.iter().for_each(|lba| self.0[lba.get() as usize].contents.push(content));
     }
 
-    /// A flush was answered: all changes are durable.
+    /// A flush completed: all changes are durable.
     pub fn flushed(&mut self) {
         self.0.iter_mut().for_each(|block| block.durable = block.contents.len() - 1);
     }
 
-    /// This was found after a crash, and is durable.
+    /// This content was found after a crash, and is durable.
     pub fn found(&mut self, lba: Lba, content: Content) {
         let block = &mut self.0[lba.get() as usize];
         block.contents.push(content);
         block.durable = block.contents.len() - 1;
     }
 
-    /// Whether a block may hold this.
+    /// True if a block may have this content.
     pub fn permits(&self, lba: Lba, content: Content) -> bool {
         self.permitted(lba).contains(&content)
     }
 
-    /// What a block may hold: the newest last.
+    /// The possible contents of a block, the newest last.
     pub fn permitted(&self, lba: Lba) -> &[Content] {
         let block = &self.0[lba.get() as usize];
         &block.contents[block.durable..]
     }
 
-    /// Whether a block ever held this.
+    /// True if a block ever had this content.
     pub fn held(&self, lba: Lba, content: Content) -> bool {
         self.0[lba.get() as usize].contents.contains(&content)
     }
 
-    /// Blocks of the volume.
+    /// The number of blocks.
     pub fn blocks(&self) -> u64 {
         self.0.len() as u64
     }
 
-    /// Whether a block was ever changed.
+    /// True if a block was ever changed.
     pub fn is_touched(&self, lba: Lba) -> bool {
         self.0[lba.get() as usize].contents.len() > 1
     }
@@ -75,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_flushed_or_found_ends_what_was_before() {
+    fn flushed_and_found_contents_replace_earlier_ones() {
         let (lba, mut model) = (Lba::new(1), Model::new(2));
         model.change(Extent::one(lba), Content::Version(1));
         assert!(model.permits(lba, Content::Zero) && model.permits(lba, Content::Version(1)));

@@ -1,4 +1,4 @@
-//! What all trials gave: a line for each region, damage and state.
+//! The results of all trials: a line for each region, damage and state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -10,43 +10,43 @@ use crate::trial::Outcome;
 /// A line of the result table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Key {
-    /// Where and what.
+    /// The place and the kind of damage.
     pub cell: Cell,
-    /// In which state.
+    /// The state.
     pub state: State,
     /// Bytes of a sector.
     pub sector_bytes: u32,
 }
 
-/// What the trials of a line gave.
+/// The results of the trials of a line.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Line {
     /// Trials.
     pub trials: u64,
-    /// Of which the volume did not open for reading.
+    /// Trials in which the volume did not open read-only.
     pub refused: u64,
-    /// Of which it opened for reading and could not be written to.
+    /// Trials in which it opened read-only but could not be written.
     pub unwritable: u64,
-    /// Of which a block had bytes that no client wrote, or read as never written.
+    /// Trials in which a block had bytes that no client wrote, or read as never written.
     pub wrong: u64,
-    /// Of which a block had an older content.
+    /// Trials in which a block had an older content.
     pub stale: u64,
-    /// Of which a block of the last commit before a crash had an older content.
+    /// Trials in which a block of the last commit before a crash had an older content.
     pub window: u64,
-    /// Of which a 16-bit guard was met by chance.
+    /// Trials in which a 16-bit guard matched by chance.
     pub collisions: u64,
-    /// Of which a block was lost that need not be.
+    /// Trials in which a block was lost without need.
     pub beyond: u64,
-    /// Blocks lost at most.
+    /// The maximum number of lost blocks.
     pub worst: u64,
-    /// Blocks that could be lost at most.
+    /// The maximum number of blocks that the damage could lose.
     pub bound: u64,
-    /// Trials in which something was found that must not be.
+    /// Trials with violations.
     pub broken: u64,
 }
 
 impl Line {
-    /// That of one trial.
+    /// The result of one trial.
     fn of(outcome: &Outcome, is_broken: bool) -> Line {
         Line {
             trials: 1,
@@ -79,8 +79,8 @@ impl Line {
     }
 }
 
-/// What no check can tell, which is said in the format. Older contents: the map entry and every copy of the generation of a block put back
-/// together. A smaller volume: all superblocks put back to before it grew.
+/// True if the damage cannot be detected, as the format documents. Older contents: the map entry and every copy of the
+/// generation of a block restored together. A smaller volume: all superblocks restored to a state before it grew.
 pub fn is_named(cell: Cell, outcome: &Outcome) -> bool {
     let is_all_of = |class: &str| cell.reach == Reach::Copies && cell.target.class() == class;
     if is_all_of("superblock") && cell.fault == Fault::Stale {
@@ -108,7 +108,7 @@ impl Report {
         is_broken
     }
 
-    /// All trials in one line.
+    /// The totals of all trials, in one line.
     pub fn total(&self) -> Line {
         self.sum(|_| true)
     }
@@ -119,7 +119,8 @@ impl Report {
         sum
     }
 
-    /// The table, in Markdown: a line for each region and damage; with `states`, one for each state of the volume too.
+    /// The table, in Markdown: a line for each region and damage; with `states`, one for each state of the volume as
+    /// well.
     pub fn table(&self, states: bool) -> String {
         let mut text = head();
         let cells: BTreeSet<(Target, Reach, Fault)> =
@@ -138,7 +139,7 @@ impl Report {
         text
     }
 
-    /// The same with all copies of a region, and all that is done to as many bytes, in one line.
+    /// The same, with one line for all copies of a region and all kinds of damage of one size.
     pub fn summary(&self) -> String {
         let mut text = head();
         let class = |key: &Key| (key.cell.target.class(), key.cell.reach, key.cell.fault == Fault::Flipped);
@@ -184,7 +185,7 @@ impl Report {
     }
 }
 
-/// Where among all regions those of this name come first.
+/// The position of the first region with this name.
 fn first_of(report: &Report, class: &str) -> Option<usize> {
     report.lines.keys().position(|key| key.cell.target.class() == class)
 }
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_content_is_named_where_record_and_generations_went_back_together_and_nowhere_else() {
+    fn an_older_content_is_reported_only_if_map_entry_and_generations_were_restored_together() {
         let stale = Outcome { stale: 2, findings: vec!["older".to_owned()], ..Outcome::default() };
         let tables = Cell { target: Target::Tables, reach: Reach::Sector, fault: Fault::Stale };
         assert!(is_named(tables, &stale) && !is_named(LOG, &stale));

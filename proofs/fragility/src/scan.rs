@@ -1,8 +1,8 @@
-//! Where on the medium the map entries and the data of each block lie.
+//! Finds the places of the map entries and the data of each block on the medium.
 //!
-//! Found by looking, not by knowing: every 32 bytes of the medium that check as a map entry of a block and describe what the block
-//! holds are a place of that map entry, wherever they lie. Of the log only the live sectors count, and each of them as a whole,
-//! since one checksum covers it.
+//! Found by a scan, without knowledge of the layout: every 32 bytes that are a valid map entry of a block and describe
+//! its content are a place of that map entry. In the log only the live sectors count, and each as a whole, because one
+//! checksum covers it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,19 +20,19 @@ use crate::specimen::{Places, Range, Specimen};
 /// Bytes of a block's generation.
 const GENERATION_BYTES: u64 = 2;
 
-/// A sector of the log that counts.
+/// A live sector of the log.
 struct Live {
     range: Range,
     sequence: u64,
     is_durable: bool,
-    /// The map entries of blocks, each with its bytes: those of runs have them in common.
+    /// The map entries of blocks, each with its bytes; the blocks of a run share them.
     entries: Vec<(MapEntry, [u8; MAP_ENTRY_BYTES])>,
 }
 
 /// Finds everything of an undamaged volume.
 ///
 /// # Errors
-/// When it has no superblock, or a block whose map entry is nowhere.
+/// When it has no superblock, or a block has no map entry.
 pub fn find(specimen: &Specimen) -> Result<Places, String> {
     let overlay = Overlay::new(&specimen.image, specimen.shape.sector_bytes, true);
     let superblock = on_executor(|_| async move { probe(&overlay).await })?.map_err(|error| error.to_string())?;
@@ -53,7 +53,7 @@ pub fn find(specimen: &Specimen) -> Result<Places, String> {
 impl Places {
     fn take_log(&mut self, specimen: &Specimen, live: &[Live]) {
         let entries = || live.iter().flat_map(|sector| sector.entries.iter().map(move |entry| (sector, entry)));
-        // The newest map entry of a block that describes what it holds, by sequence number.
+        // The newest map entry, by sequence number, that describes the content of a block.
         let mut newest: BTreeMap<Lba, (u64, [u8; MAP_ENTRY_BYTES])> = BTreeMap::new();
         for (sector, (entry, bytes)) in entries() {
             let is_newer = newest.get(&entry.lba).is_none_or(|(sequence, _)| *sequence < sector.sequence);
@@ -74,8 +74,8 @@ impl Places {
         }
     }
 
-    /// Map entries in the tables: those of notes, in free physical blocks, count only after the death of a process. One of a block that
-    /// reads as zeroes counts only if the log has none.
+    /// Map entries in the tables. Those of notes, in free physical blocks, count only after the death of a process.
+    /// That of a block that reads as zeroes counts only if the log has none.
     fn take_tables(&mut self, specimen: &Specimen, seed: Seed) {
         let in_log: BTreeSet<Lba> = self.entries.keys().copied().collect();
         let is_table = |region: &&Region| matches!(region.kind, RegionKind::MapEntries(_));
@@ -108,13 +108,13 @@ impl Places {
             places.push(place);
         }
         if let (MapEntryKind::Stored, Some(range)) = (entry.kind, data_range(specimen, entry)) {
-            // The newest comes first: where a block was moved, its older physical block may still hold the same.
+            // The newest comes first: if a block was moved, its older physical block may still have the same content.
             self.data.entry(entry.lba).or_insert(range);
         }
     }
 }
 
-/// The sectors of the log that count after a crash, of all its copies.
+/// The sectors of the log that count after a crash, in all its copies.
 fn live_log(specimen: &Specimen, superblock: &Superblock) -> Vec<Live> {
     let sector_bytes = specimen.shape.sector_bytes as usize;
     let (mut live, mut mark) = (Vec::new(), superblock.log_tail);
@@ -126,7 +126,7 @@ fn live_log(specimen: &Specimen, superblock: &Superblock) -> Vec<Live> {
                 continue;
             }
             mark = mark.max(found.header.durable_seq);
-            // What it repeats, and what earlier commits put there, is in two places.
+            // Its repetition and the content of earlier commits have two places.
             let (earlier, last) = found.entries().split_at(usize::from(found.header.earlier));
             let decode = |bytes: &[u8; MAP_ENTRY_BYTES]| {
                 let (run, bytes) = (MapEntryRun::decode(bytes, superblock.seed()).ok(), *bytes);
@@ -142,12 +142,12 @@ fn live_log(specimen: &Specimen, superblock: &Superblock) -> Vec<Live> {
             }
         }
     }
-    // The sector before the mark may have the last commit that was answered, where only a later part of another one is there.
+    // The sector before the mark may contain the last completed commit, if only a later part of another one is there.
     live.iter_mut().for_each(|sector| sector.is_durable |= sector.sequence + 1 < mark);
     live
 }
 
-/// Whether a map entry says what its block holds.
+/// True if a map entry describes the content of its block.
 fn describes(specimen: &Specimen, entry: &MapEntry) -> bool {
     let (Some(&content), Some(format)) = (specimen.found.get(&entry.lba), specimen.shape.protection) else {
         return false;
@@ -164,7 +164,7 @@ fn describes(specimen: &Specimen, entry: &MapEntry) -> bool {
     }
 }
 
-/// Where the data of a map entry lie.
+/// The places of the data of a map entry.
 fn data_range(specimen: &Specimen, entry: &MapEntry) -> Option<Range> {
     let start = specimen.layout.data_offset(entry)?;
     Some((start, start + specimen.layout.block_size().bytes() as u64))

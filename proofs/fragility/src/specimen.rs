@@ -1,5 +1,5 @@
-//! A volume in a known state, and all that is known of it: also what a damage may cost, the blocks of which it hit every place
-//! of the map entry or of the generation, or the data.
+//! A volume in a known state, with everything known about it: also the blocks that damage may cost, because it covers
+//! every place of their map entry or generation, or their data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,18 +13,18 @@ use sealblock_units::{Extent, Lba};
 
 use crate::model::Model;
 
-/// Time after which a volume that is left alone has written its block map by a checkpoint.
+/// Time after which an idle volume has written its block map by a checkpoint.
 pub const IDLE: Duration = Duration::from_secs(60);
 /// The state in which a volume is damaged.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum State {
     /// Closed.
     Clean,
-    /// In use and left alone: the log is empty, the volume was not closed.
+    /// In use and idle: the log is empty, the volume was not closed.
     Idle,
-    /// The power went with flushed writes in the log, and no others.
+    /// A power cut with flushed writes in the log, and no others.
     Crashed,
-    /// The power went in the middle of writes and of a commit.
+    /// A power cut in the middle of writes and of a commit.
     Torn,
     /// Used, grown by an odd number of blocks, used again, and stopped in one of the other ways.
     Resized,
@@ -47,31 +47,31 @@ impl fmt::Display for State {
     }
 }
 
-/// A volume in a state, and all that is known of it.
+/// A volume in a state, with everything known about it.
 pub struct Specimen {
-    /// How it stopped.
+    /// Its state.
     pub state: State,
     /// Its shape.
     pub shape: VolumeProfile,
-    /// Where everything lies.
+    /// Its layout.
     pub layout: Layout,
-    /// What makes and recognises contents.
+    /// Makes and recognises contents.
     pub patterns: Patterns,
-    /// What its blocks may hold.
+    /// The possible contents of its blocks.
     pub model: Model,
     /// Its bytes.
     pub image: Rc<Vec<u8>>,
-    /// What it was before, oldest first.
+    /// Its earlier states, oldest first.
     pub earlier: Vec<Vec<u8>>,
     /// Another volume of the same shape, with another identity, and used longer.
     pub foreign: Vec<u8>,
-    /// Another volume of the same shape that nothing was ever written to.
+    /// Another volume of the same shape that was never written.
     pub blank: Vec<u8>,
-    /// What its blocks hold: as far as a crash left a choice, what came of it.
+    /// The contents of its blocks; where a crash left a choice, the actual one.
     pub found: BTreeMap<Lba, Content>,
-    /// Where map entries and data lie.
+    /// The places of map entries and data.
     pub places: Places,
-    /// The blocks that are looked at: all, or those of a large volume that were changed and some others.
+    /// The tested blocks: all, or those of a large volume that were changed and some others.
     pub watched: Vec<Extent>,
 }
 
@@ -81,35 +81,36 @@ impl fmt::Display for Specimen {
     }
 }
 
-/// Bytes of the medium: the first, and the one behind the last.
+/// A range of bytes of the medium: the first, and the one after the last.
 pub type Range = (u64, u64);
 
-/// Where everything of the blocks lies.
+/// The places of the blocks' records and data.
 #[derive(Default)]
 pub struct Places {
-    /// The places of a block's map entry: it is lost when all of them are hit.
+    /// The places of a block's map entry: it is lost if the damage covers all of them.
     pub entries: BTreeMap<Lba, Vec<Range>>,
-    /// The places of a block's generation. They alone say that a block was never written, and which map entry is the right one.
+    /// The places of a block's generation. Only these tell that a block was never written, and which map entry is the
+    /// right one.
     pub generations: BTreeMap<Lba, Vec<Range>>,
     /// The data of a block.
     pub data: BTreeMap<Lba, Range>,
-    /// Blocks written by the last commit before a crash: their map entries count only if their data are there, so damage to
-    /// these data cannot be told from a write that never arrived.
+    /// Blocks written by the last commit before a crash: their map entries count only if their data are there, so
+    /// damage to these data looks like a write that never arrived.
     pub window: BTreeSet<Lba>,
-    /// The physical blocks that such map entries name and that hold something else. One that cannot be read may be that of a
-    /// write which was flushed, so its block is lost, whatever it held before.
+    /// Physical blocks that such map entries name and that have another content. An unreadable one may be that of a
+    /// flushed write, so its block is lost, whatever it had before.
     pub missing: Vec<(Lba, Range)>,
-    /// Where map entries and data begin that are in use, in order.
+    /// The starts of map entries and data in use, in order.
     pub hot: Vec<u64>,
 }
 
-/// Whether two ranges share a byte.
+/// True if two ranges share a byte.
 fn meet(a: Range, b: Range) -> bool {
     a.0 < b.1 && b.0 < a.1
 }
 
 impl Places {
-    /// The blocks that a damage to these bytes may cost, `gone` if they cannot be read any more.
+    /// The blocks that damage of these bytes may cost; `gone` if they become unreadable.
     pub fn allowed(&self, hits: &[Range], gone: bool) -> BTreeSet<Lba> {
         let is_hit = |range: &Range| hits.iter().any(|hit| meet(*hit, *range));
         let all_hit = |(_, places): &(&Lba, &Vec<Range>)| places.iter().all(is_hit);
@@ -120,7 +121,7 @@ impl Places {
         entries.chain(generations).chain(data).chain(missing).collect()
     }
 
-    /// Where map entries and data begin that are in use and lie in this region.
+    /// The starts of map entries and data in use in this region.
     pub fn hot(&self, region: &Region) -> &[u64] {
         let first = self.hot.partition_point(|at| *at < region.start);
         let end = self.hot.partition_point(|at| *at < region.end);

@@ -1,4 +1,4 @@
-//! One trial: a volume, one damage, and what becomes of it, read only and in use.
+//! One trial: a volume, one damage, and the result, read-only and in use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,50 +14,50 @@ use crate::look::{BlockChecker, Looked, Open, Seen, look, on_executor, start};
 use crate::medium::Overlay;
 use crate::specimen::{IDLE, Specimen};
 
-/// First version of what a trial writes: above all that its volume ever held.
+/// First version that a trial writes: above all versions of its volume.
 const FIRST_VERSION: u64 = 1 << 32;
-/// Blocks that one write of a trial changes at most.
+/// The maximum number of blocks of one write of a trial.
 const MOST_AT_ONCE: u64 = 16;
 
-/// What a block turned out to be.
+/// The verdict on a block.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum Verdict {
-    /// As the model permits.
+    /// The model permits it.
     Right,
     /// An error.
     Lost,
-    /// Content that the block had before.
+    /// An earlier content of the block.
     Stale,
-    /// As [`Verdict::Stale`], of a block written by the last commit before a crash.
+    /// As [`Verdict::Stale`], for a block written by the last commit before a crash.
     Window,
-    /// Bytes that a 16-bit guard cannot tell from the right ones.
+    /// Wrong bytes with a matching 16-bit guard.
     Collision,
     /// Anything else.
     Wrong(String),
 }
 
-/// What a trial found.
+/// The result of a trial.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Why the volume did not open for reading.
     pub refused: Option<String>,
-    /// Why it did not open for writing, or took no writes.
+    /// Why it did not open writable, or refused writes.
     pub unwritable: Option<String>,
     /// Blocks with bytes that no client wrote, or that read as never written.
     pub wrong: u64,
-    /// Blocks with content that they had before the last flush.
+    /// Blocks with content from before the last flush.
     pub stale: u64,
     /// As `stale`, within the last commit before a crash.
     pub window: u64,
-    /// Blocks that a 16-bit guard takes for right.
+    /// Blocks with wrong bytes and a matching 16-bit guard.
     pub collisions: u64,
     /// Blocks that cannot be read.
     pub lost: u64,
     /// Blocks that may be lost.
     pub bound: u64,
-    /// Blocks lost that may not be.
+    /// Blocks lost without need.
     pub beyond: u64,
-    /// Everything that must not be, in words.
+    /// All violations, as text.
     pub findings: Vec<String>,
 }
 
@@ -69,7 +69,7 @@ struct Trial<'a> {
     outcome: Outcome,
 }
 
-/// Runs a trial. What is random in it follows from `random`.
+/// Runs a trial. All its random choices come from `random`.
 pub fn run(specimen: &Specimen, damage: &Damage, random: &Random) -> Outcome {
     let allowed = specimen.places.allowed(&damage.ranges, damage.is_unreadable());
     let mut trial = Trial { specimen, damage, allowed, outcome: Outcome::default() };
@@ -91,7 +91,7 @@ impl Trial<'_> {
         }
     }
 
-    /// Opens the volume for reading, which must work, and reads everything.
+    /// Opens the volume read-only, which must succeed, and reads everything.
     fn read_only(&mut self, overlay: &Overlay) -> Option<BTreeMap<Lba, Verdict>> {
         let looked = match look(self.specimen, overlay) {
             Ok(looked) => looked,
@@ -112,7 +112,7 @@ impl Trial<'_> {
         Some(verdicts)
     }
 
-    /// Verify names the blocks that cannot be read, and no others.
+    /// Verify reports exactly the unreadable blocks.
     fn check_names(&mut self, looked: &Looked) {
         let failed = looked.blocks.iter().filter(|(_, seen)| matches!(seen, Seen::Lost(_)));
         let failed: BTreeSet<Lba> = failed.map(|(lba, _)| *lba).collect();
@@ -143,8 +143,8 @@ impl Trial<'_> {
         }
     }
 
-    /// Whether damage to this block cannot be told from a write that never arrived: it is one of the last commit, and its
-    /// data, or every place of its map entry, were hit.
+    /// True if damage to this block looks like a write that never arrived: the block is in the last commit, and the
+    /// damage covers its data, or every place of its map entry.
     fn is_in_window(&self, lba: Lba) -> bool {
         self.specimen.places.window.contains(&lba) && self.allowed.contains(&lba)
     }
@@ -178,7 +178,7 @@ impl Trial<'_> {
         }
     }
 
-    /// Opens the volume for writing, which must work, writes some, ends in one way or another, and looks again.
+    /// Opens the volume writable, which must succeed, writes some blocks, ends in one of several ways, and reads again.
     fn in_use(&mut self, overlay: &Overlay, before: Option<&BTreeMap<Lba, Verdict>>, random: &Random) {
         let (checker, watched) = (BlockChecker::of(self.specimen), self.specimen.watched.clone());
         let host = Host::draw(self.specimen, random);
@@ -209,7 +209,7 @@ impl Trial<'_> {
         self.look_again(overlay, &open, &writes);
     }
 
-    /// Opens once more for reading: what was written is there, and nothing else has changed but for the better.
+    /// Opens read-only once more: the writes are there, and other blocks have only improved.
     fn look_again(&mut self, overlay: &Overlay, open: &BTreeMap<Lba, Verdict>, writes: &[(Extent, u64)]) {
         let reader = overlay.fork(true);
         let again = match look(self.specimen, &reader) {
@@ -236,7 +236,7 @@ impl Trial<'_> {
         self.compare("opened again", open, &after, &due.into_keys().collect());
     }
 
-    /// Nothing gets worse from one opening to the next.
+    /// No block gets worse from one open to the next.
     fn compare(
         &mut self,
         when: &str,
@@ -261,16 +261,16 @@ impl Trial<'_> {
     }
 }
 
-/// Who uses the volume after the damage.
+/// The machine that uses the volume after the damage.
 struct Host {
     writes: Vec<(Extent, u64)>,
     patterns: sealblock_simulator::checker::Patterns,
-    /// 0: closes; 1: leaves it alone; 2: the process ends after a flush.
+    /// 0: closes; 1: stays idle; 2: the process ends after a flush.
     ends: u64,
 }
 
 impl Host {
-    /// Draws what is written: near what is damaged, and anywhere.
+    /// Draws the writes: near the damage, and anywhere.
     fn draw(specimen: &Specimen, random: &Random) -> Host {
         let mut writes = Vec::new();
         for version in FIRST_VERSION..FIRST_VERSION + random.between(1, 12) {
@@ -384,7 +384,7 @@ mod tests {
     fn a_volume_that_lies_is_caught() {
         let mut specimen = Specimen::make(6, State::Clean, false).unwrap();
         let (&lba, _) = specimen.found.iter().find(|(_, content)| **content != Content::Zero).unwrap();
-        // The host believes that it wrote something since, and that it is durable: the volume gives an older content.
+        // The host assumes that a later write is durable: the volume returns an older content.
         specimen.model.found(lba, Content::Version(FIRST_VERSION - 1));
         let outcome = run(&specimen, &Damage::none(), &Random::new(1));
         assert_eq!((outcome.stale, outcome.wrong), (1, 0));

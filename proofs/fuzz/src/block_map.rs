@@ -10,7 +10,8 @@ const UUID: [u8; 16] = [9; 16];
 /// Bytes in front of what a sector of metadata holds.
 const HEAD: usize = 32;
 
-/// Generations, block group maps and reserved areas: any bytes are refused or mean what writing them again would mean.
+/// Generations, block group maps and reserved areas: any bytes are refused, or decode to a value that encodes and
+/// decodes to itself.
 pub fn try_block_map(input: &[u8]) {
     let mut pieces = Pieces::new(input);
     let (kind, place, more) = (pieces.byte(), pieces.word(), pieces.byte());
@@ -19,7 +20,7 @@ pub fn try_block_map(input: &[u8]) {
     check(kind, rest, place, more);
     match kind % 3 {
         0 => {
-            // No more blocks than have room, and at least one.
+            // At least one block, and at most as many as fit.
             let blocks = (u64::from(more) * 8 + 1).min((sector_bytes - HEAD) as u64 / 2);
             let mut page = Generations::unwritten(Lba::new(place), blocks);
             (page.sequence, page.of_blocks[0]) = (place, 7);
@@ -40,7 +41,7 @@ pub fn try_block_map(input: &[u8]) {
     }
 }
 
-/// A good sector with the first bytes changed, its checksum right.
+/// A valid sector with the first bytes changed, and its checksum updated.
 fn changed_sector(kind: u8, mut sector: Vec<u8>, rest: &[u8], place: u64, more: u8) {
     let mut pieces = Pieces::new(rest);
     while !pieces.is_empty() {
@@ -51,7 +52,7 @@ fn changed_sector(kind: u8, mut sector: Vec<u8>, rest: &[u8], place: u64, more: 
     check(kind, &sector, place, more);
 }
 
-/// A valid copy of an area with some of its head changed, its checksum right.
+/// A valid copy of an area with a part of its head changed, and its checksum updated.
 fn changed_reserved_area(kind: u8, rest: &[u8], place: u64, more: u8) {
     let area = ReservedArea::ALL[usize::from(more) % ReservedArea::ALL.len()];
     let held = rest[..rest.len().min(area.max_bytes())].to_vec();
@@ -74,7 +75,7 @@ fn check(kind: u8, bytes: &[u8], place: u64, more: u8) {
     }
 }
 
-/// Decoded at the place that it names, and at another.
+/// Decoded at its own place, and at another.
 fn check_generations(bytes: &[u8], place: u64, blocks: u64) {
     let seed = Seed::of(&UUID);
     for first in Generations::trace(bytes).into_iter().chain([Lba::new(place)]) {

@@ -1,6 +1,7 @@
 //! Structures of Btrfs: superblocks, nodes, items and compressed extents.
 //!
-//! Checksums are forged, so that what lies behind them is tried too; nodes are also built from the input, so that items are reached.
+//! Checksums are forged, so that the code after the check is tested too; nodes are also built from the input, so that
+//! items are reached.
 
 use sealblock_btrfs_format::checker::{Expected, check_node};
 use sealblock_btrfs_format::checker_items::{Context, check_chunk, check_item};
@@ -75,7 +76,7 @@ fn key(pieces: &mut Pieces) -> Key {
     Key::new(objectid, item_type, offset)
 }
 
-/// Nodes: the rest of the input as it is, and as items or pointers.
+/// Nodes: the rest of the input as raw bytes, and as items or pointers.
 pub fn try_node(input: &[u8]) {
     let mut pieces = Pieces::new(input);
     let (level, owner, is_raw) = (pieces.byte() % 9, u64::from(pieces.short()), pieces.byte() % 4 == 0);
@@ -132,7 +133,7 @@ fn built(header: &Header, mut pieces: Pieces) -> Option<Vec<u8>> {
     }
 }
 
-/// Items: a key, a split, and the data of one or of two items that follow each other.
+/// Items: a key, a split, and the data of one item or of two consecutive ones.
 pub fn try_item(input: &[u8]) {
     let _ = Node::decode(input);
     let mut pieces = Pieces::new(input);

@@ -1,7 +1,7 @@
-//! Whole filesystems of Btrfs, put together by hand and then changed by the input: items, keys, the superblock, and bytes of the device. Nodes
-//! have their checksums, so that readers meet what items say.
+//! Whole filesystems of Btrfs, built by hand and then changed by the input: items, keys, the superblock, and bytes of
+//! the device. Nodes have valid checksums, so that readers see the content of items.
 //!
-//! Whatever was changed, opening and reading end, and never with a panic.
+//! Whatever was changed, opening and reading end without a panic.
 
 use std::sync::LazyLock;
 
@@ -22,9 +22,9 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::Pieces;
 
-/// Changes of one input, at most.
+/// The maximum number of changes of one input.
 const MAX_CHANGES: usize = 32;
-/// Reads of one file, and runs that are looked for.
+/// The number of reads of one file, and of runs that are searched.
 const MAX_STEPS: usize = 16;
 
 static SAMPLE: LazyLock<Handmade> = LazyLock::new(|| {
@@ -84,7 +84,7 @@ fn change_item(made: &mut Handmade, kind: u8, pieces: &mut Pieces) {
             items.remove(&key);
         }
         3 => {
-            // The same item elsewhere.
+            // The same item at another place.
             let bytes = items.get(&key).cloned().unwrap_or_default();
             let other = Key::new(key.objectid, key.item_type, key.offset.wrapping_add(u64::from(pieces.short()) << 12));
             items.insert(other, bytes);

@@ -1,4 +1,4 @@
-//! A whole NVMe/TCP target on a loopback socket, and a host whose commands are what the input says.
+//! A whole NVMe/TCP target on a loopback socket, and a host that sends the commands in the input.
 //!
 //! The target, its reactor and its devices are made once and live as long as the process. Each input is a host of its own: it
 //! connects an admin queue and, mostly, an I/O queue, then sends commands without waiting. Each command must complete
@@ -30,7 +30,7 @@ use zerocopy::FromBytes;
 use crate::Pieces;
 
 const SUBNQN: &str = "nqn.2026-11.org.example:fuzz";
-/// Far above what any command takes, so that only a hang reaches it.
+/// Far above the time of any command, so that only a hang reaches it.
 const HANG: Duration = Duration::from_secs(20);
 const ASYNCHRONOUS_EVENT_REQUEST: u8 = 0x0C;
 const EVENT_REQUESTS: usize = 4;
@@ -45,9 +45,9 @@ thread_local! {
     static HARNESS: OnceCell<&'static Harness> = const { OnceCell::new() };
 }
 
-/// One input: see the head of this file.
+/// Runs one input: see the head of this file.
 pub fn try_controller(input: &[u8]) {
-    // Never dropped: a reactor at the end of a thread would have no thread left that runs it.
+    // Never dropped: a reactor at the end of a thread would have no thread that runs it.
     let harness = HARNESS.with(|harness| *harness.get_or_init(|| Box::leak(Box::new(start()))));
     let mut pieces = Pieces::new(input);
     harness.reactor.block_on(async {
@@ -98,11 +98,11 @@ struct Queue {
     /// Opcodes of the commands in flight.
     open: HashMap<u16, u8>,
     last: Option<Completion>,
-    /// Event requests that may stay in flight.
+    /// Event requests, which may stay in flight.
     open_ended: usize,
-    /// Bytes were sent that are no PDU, so the target may wait for more of what they began.
+    /// Bytes were sent that are not a PDU, so the target may wait for the rest of it.
     noisy: bool,
-    /// The last command is the first of a fused pair, which completes when the next one has come.
+    /// The last command is the first of a fused pair, which completes when the second one has arrived.
     half: bool,
 }
 
@@ -172,7 +172,7 @@ fn write(bytes: &[u8]) -> HostData {
     HostData::Write(Slice::copy_from(bytes).into())
 }
 
-/// A command that makes some sense, with fields that may not.
+/// A mostly plausible command, with random fields.
 fn command(pieces: &mut Pieces) -> Command {
     const OPCODES: [u8; 16] = [0, 1, 2, 4, 5, 8, 9, 0x0C, 0x0D, 0x19, 0x06, 0x0A, 0x18, 0x86, FABRICS_OPCODE, 0xC0];
     let choice = pieces.byte();
@@ -189,7 +189,7 @@ fn command(pieces: &mut Pieces) -> Command {
         command.nsid = (u32::from(small & 7)).into();
     }
     command.cdw10 = (u32::from(small >> 2) | u32::from(pieces.byte()) << 16).into();
-    // Features and log pages of vendors, which the six bits above cannot name.
+    // Vendor-specific features and log pages, whose numbers do not fit in the six bits above.
     if flags & 7 == 7 {
         command.cdw10 = (command.cdw10.get() | 0xC0).into();
     }
@@ -280,7 +280,7 @@ impl Queue {
         true
     }
 
-    /// Submits a command and returns its completion if that says success.
+    /// Submits a command and returns its completion if it succeeded.
     async fn call(&mut self, command: Command, data: HostData) -> Option<Completion> {
         let cid = self.host.submit(command, data).ok()?.0;
         self.open.insert(cid, command.opcode);
@@ -310,7 +310,7 @@ impl Queue {
         }
     }
 
-    /// Bytes that are no PDU of this host.
+    /// Bytes that are not a PDU of a host.
     async fn noise(&mut self, bytes: &[u8]) {
         if !bytes.is_empty() {
             self.noisy = true;
@@ -319,10 +319,10 @@ impl Queue {
         }
     }
 
-    /// Waits until every command has completed but those that may stay in flight.
+    /// Waits until every command has completed, except those that may stay in flight.
     async fn drain(&mut self) {
         if self.noisy {
-            // The target may wait for nothing but the end of the connection.
+            // The target may wait only for the end of the connection.
             let _ = self.stream.shutdown(std::net::Shutdown::Write);
         }
         if self.half {
@@ -339,7 +339,7 @@ impl Queue {
 
     fn end(self, resets: bool) {
         if resets {
-            // Whether this succeeds makes no difference to the target.
+            // The result makes no difference to the target.
             let _ = self.stream.abort();
         }
     }

@@ -1,4 +1,4 @@
-//! A small volume, its metadata overwritten by an input, and what opening it may and may not do.
+//! A small volume, its metadata overwritten by an input, and the rules for opening it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,7 +22,7 @@ use crate::{Pieces, forge_log_sector, forge_map_entry, forge_sector, forge_super
 
 const UUID: [u8; 16] = *b"fuzzed volume  1";
 const SECTOR: usize = 512;
-/// Few, since every input reads all of them four times over.
+/// Few, because every input reads all of them four times.
 const BLOCKS: u64 = 16;
 const LIMITS: RunLimits = RunLimits { steps: 200_000, seconds: 3600 };
 
@@ -42,7 +42,7 @@ fn shape() -> VolumeProfile {
     }
 }
 
-/// Runs `work` on a disk with this image and gives what it returns, and the image.
+/// Runs `work` on a disk with this image; returns its result and the image.
 fn on<T: 'static, F: Future<Output = T> + 'static>(
     image: Image,
     forbid_writes: bool,
@@ -96,7 +96,7 @@ fn template(sizes: &[u64]) -> Template {
     Template { layout, sectors: image.visible().map(|(sector, bytes)| (sector, bytes.to_vec())).collect() }
 }
 
-/// Writes to a volume in two sessions, of which only the first one closes it.
+/// Writes to a volume in two sessions; only the first one closes it.
 async fn use_twice(disk: SimDisk, executor: Executor) {
     for close in [true, false] {
         let opening = Volumes::default().open(disk.clone(), executor.clone(), shape(), false);
@@ -123,9 +123,9 @@ async fn write(stack: &DynDevice, lba: Lba) -> Result<(), Error> {
     stack.execute(Request::write(extent, data, durability)).await.map(|_| ())
 }
 
-/// The image with the input's changes: each names a kind, a place, and bytes. Only one copy of the block group map gets past
-/// its checksum: what both call unwritten was never written, whatever lies there, until the block group gets its map pages
-/// around it.
+/// The image with the input's changes: each has a kind, a place, and bytes. For the block group map only one copy gets
+/// a valid checksum: blocks that both copies call unwritten read as zeroes whatever the medium has, until the block
+/// group gets its map pages.
 fn forged(template: &Template, input: &[u8]) -> Image {
     let (layout, mut pieces) = (&template.layout, Pieces::new(input));
     let mut forged_map = None;
@@ -164,7 +164,7 @@ fn forged(template: &Template, input: &[u8]) -> Image {
     image
 }
 
-/// What each block of an open volume reads as; nothing where it fails.
+/// The content of each block of an open volume; `None` for a failed read.
 type Seen = Vec<Option<Vec<u8>>>;
 
 async fn see(stack: &DynDevice) -> Seen {
@@ -183,7 +183,7 @@ async fn see(stack: &DynDevice) -> Seen {
     seen
 }
 
-/// What is written to a volume that could be opened can be read.
+/// Writes to a volume that could be opened can be read back.
 async fn use_it(stack: &DynDevice, round: u64) {
     for step in 0..6 {
         let lba = Lba::new((round + step * 7) % stack.geometry().capacity_blocks.min(BLOCKS));
@@ -202,8 +202,8 @@ async fn use_it(stack: &DynDevice, round: u64) {
     stack.execute(Request::flush()).await.expect("the disk works");
 }
 
-/// Takes the superblocks from an image made from `input` and opens what is left: no panic, no hang and no write, and Read and
-/// Verify agree on every block.
+/// Removes the superblocks of an image made from `input` and opens the rest: no panic, no hang and no write, and Read
+/// and Verify agree on every block.
 pub fn try_remains(input: &[u8]) {
     let mut image = forged(plain(), input);
     let sectors = [0, SUPERBLOCK_OFFSETS[1], plain().layout.third_offset()].map(|offset| offset / SECTOR as u64);
@@ -216,13 +216,13 @@ pub fn try_remains(input: &[u8]) {
     });
 }
 
-/// Opens an image made from `input` for reading and for writing: no panic, no hang, no write by the reader, and where
-/// both come up they read the same.
+/// Opens an image made from `input` read-only and writable: no panic, no hang, no write by the reader, and if both
+/// succeed they read the same.
 pub fn try_image(input: &[u8]) {
     try_forged(plain(), input);
 }
 
-/// The same of a volume that was resized.
+/// The same for a volume that was resized.
 pub fn try_resized(input: &[u8]) {
     try_forged(grown(), input);
 }
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn changed_entries_get_past_their_checksums() {
-        // The guard of the first entry, in the log as in the block map: the block must fail and no other.
+        // The guard of the first entry, in the log and in the block map: exactly this block must fail.
         let entry = [2, 0, 0, 0, 2, 0xaa, 0xbb];
         for template in [plain(), grown()] {
             let seen = seen(template, &entry);

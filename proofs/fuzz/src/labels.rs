@@ -9,8 +9,8 @@ use sealblock_units::{BlockSize, ByteCount};
 
 use crate::{Pieces, forge_label, forge_stripe_label};
 
-/// Labels of mirrors: any bytes are refused or mean what writing them again would mean, and any labels together are assembled
-/// or refused.
+/// Labels of mirrors: any bytes are refused, or decode to a value that encodes and decodes to itself; any set of labels
+/// is assembled or refused.
 pub fn try_mirror_label(input: &[u8]) {
     check_mirror_label(input);
     let mut pieces = Pieces::new(input);
@@ -32,7 +32,7 @@ pub fn try_mirror_label(input: &[u8]) {
     }
 }
 
-/// A valid label of three replicas with some bytes changed, its checksum right.
+/// A valid label of three replicas with some bytes changed, and its checksum updated.
 fn changed(pieces: &mut Pieces, own: usize) -> Vec<u8> {
     let map = RegionMap::with_shift(BlockSize::B4096, 64 * 256, 8).expect("64 regions");
     let replica = |at: usize, pieces: &mut Pieces| ReplicaRecord {
@@ -72,7 +72,7 @@ fn changed(pieces: &mut Pieces, own: usize) -> Vec<u8> {
     bytes
 }
 
-/// Up to three sessions, some of them of one identity.
+/// Up to three sessions, some with the same identity.
 fn lineage(pieces: &mut Pieces) -> Lineage {
     let mut lineage = Lineage::default();
     for _ in 0..pieces.byte() % 4 {
@@ -91,10 +91,10 @@ fn check_mirror_label(bytes: &[u8]) -> Option<Label> {
     Some(label)
 }
 
-/// Labels of stripes: any bytes are refused, are no label, or mean what writing them again would mean.
+/// Labels of stripes: any bytes are refused, are no label, or decode to a value that encodes and decodes to itself.
 pub fn try_stripe_label(input: &[u8]) {
     check_stripe_label(input);
-    // A good label with some bytes changed, its checksum right.
+    // A valid label with some bytes changed, and its checksum updated.
     let mut pieces = Pieces::new(input);
     let members = usize::from(pieces.byte()) % MAX_MEMBERS + 1;
     let label = StripeLabel {

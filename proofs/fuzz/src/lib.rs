@@ -1,7 +1,7 @@
-//! What the targets share: reading their input piece by piece, and forging metadata that pass their checksums.
+//! Shared code of the targets: reading their input piece by piece, and forging metadata with valid checksums.
 //!
-//! A mutated byte in metadata fails the checksum and goes no further, so a target that only mutates tests the checksum.
-//! The forging functions make the checksum right again, and what lies behind it is tested too.
+//! A changed byte in metadata fails the checksum, so a target that only mutates tests the checksum alone. The forging
+//! functions update the checksum, so that the code after the check is tested too.
 
 pub mod block_map;
 pub mod btrfs;
@@ -16,7 +16,7 @@ pub mod volume;
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, guard};
 use sealblock_media_volume::format::{MAP_ENTRY_BYTES, RESERVED_HEAD_BYTES};
 
-/// Takes an input apart. At the end of the input it gives zeroes, so that any input is a whole one.
+/// Splits an input into pieces. After the end of the input it returns zeroes, so any input is complete.
 pub struct Pieces<'a>(&'a [u8]);
 
 impl<'a> Pieces<'a> {
@@ -25,12 +25,12 @@ impl<'a> Pieces<'a> {
         Pieces(input)
     }
 
-    /// True if all was taken.
+    /// True at the end of the input.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// What is left.
+    /// The rest of the input.
     pub fn rest(self) -> &'a [u8] {
         self.0
     }
@@ -77,13 +77,13 @@ fn put_checksum(bytes: &mut [u8], at: usize, checksum: u32) {
     bytes[at..at + 4].copy_from_slice(&checksum.to_le_bytes());
 }
 
-/// Makes the checksum of a superblock right.
+/// Updates the checksum of a superblock.
 pub fn forge_superblock(bytes: &mut [u8]) {
     let checksum = guard::crc32c(&bytes[..508]);
     put_checksum(bytes, 508, checksum);
 }
 
-/// Makes the checksum of a mirror's label right, if it is long enough to have one.
+/// Updates the checksum of a mirror's label, if it is long enough to have one.
 pub fn forge_label(bytes: &mut [u8]) {
     if bytes.len() >= 16 {
         let checksum = guard::crc32c(&bytes[16..]);
@@ -91,7 +91,7 @@ pub fn forge_label(bytes: &mut [u8]) {
     }
 }
 
-/// Makes the checksum of a stripe's label right, if it is long enough to have one.
+/// Updates the checksum of a stripe's label, if it is long enough to have one.
 pub fn forge_stripe_label(bytes: &mut [u8]) {
     if bytes.len() >= 16 {
         let checksum = guard::crc32c(&bytes[..12]) ^ guard::crc32c(&bytes[16..]).rotate_left(1);
@@ -99,13 +99,13 @@ pub fn forge_stripe_label(bytes: &mut [u8]) {
     }
 }
 
-/// Makes the checksum of a map entry of the volume `uuid` right.
+/// Updates the checksum of a map entry of the volume `uuid`.
 pub fn forge_map_entry(bytes: &mut [u8], uuid: &[u8; 16]) {
     let checksum = guard::crc32c(&bytes[..28]) ^ guard::crc32c(uuid);
     put_checksum(bytes, 28, checksum);
 }
 
-/// Makes the checksums of a log sector of the volume `uuid`, and of all map entries in it, right.
+/// Updates the checksums of a log sector of the volume `uuid`, and of all map entries in it.
 pub fn forge_log_sector(bytes: &mut [u8], uuid: &[u8; 16]) {
     bytes[..4].copy_from_slice(b"SLOG");
     for entry in bytes[32..].chunks_exact_mut(MAP_ENTRY_BYTES) {
@@ -114,7 +114,7 @@ pub fn forge_log_sector(bytes: &mut [u8], uuid: &[u8; 16]) {
     forge_sector(bytes, uuid);
 }
 
-/// Makes the checksum of a copy of a reserved area of the volume `uuid` right, if it is long enough to have one.
+/// Updates the checksum of a copy of a reserved area of the volume `uuid`, if it is long enough to have one.
 pub fn forge_reserved_area(bytes: &mut [u8], uuid: &[u8; 16]) {
     let Some(length) = bytes.get(16..20).map(|length| u32::from_le_bytes([length[0], length[1], length[2], length[3]]))
     else {
@@ -125,7 +125,7 @@ pub fn forge_reserved_area(bytes: &mut [u8], uuid: &[u8; 16]) {
     put_checksum(bytes, 4, checksum);
 }
 
-/// Makes the checksum of a sector of metadata of the volume `uuid` right: of generations, of the block group map, or of the log.
+/// Updates the checksum of a metadata sector of the volume `uuid`: generations, block group map, or log.
 pub fn forge_sector(bytes: &mut [u8], uuid: &[u8; 16]) {
     let checksum = guard::crc32c(&bytes[8..]) ^ guard::crc32c(uuid);
     put_checksum(bytes, 4, checksum);

@@ -1,7 +1,8 @@
-//! NVMe structures from untrusted peers: commands as a target reads them, pages as a host reads them from a hostile target.
+//! NVMe structures from untrusted peers: commands as a target decodes them, pages as a host decodes them from a hostile
+//! target.
 //!
-//! Whatever is read must, written again, read as the same. What a page leads on to (names, addresses, ranges, formats)
-//! is computed as well, because that is what its reader does.
+//! A decoded structure must encode to bytes that decode to the same. Derived values of a page (names, addresses,
+//! ranges, formats) are computed as well, as its readers do.
 
 use sealblock_protocols_nvme::admin::AdminCommand;
 use sealblock_protocols_nvme::extensions::{Extensions, ExtensionsLog, ReservedArea, ReservedHeader};
@@ -24,7 +25,7 @@ use sealblock_protocols_nvme::{Command, Completion, Count8, StatusCode};
 
 use crate::{Pieces, format};
 
-/// A structure of fixed layout: refused only if it is too short, and otherwise a fixed point of reading and writing.
+/// A structure of fixed layout: refused only if it is too short, and otherwise encoded and decoded to itself.
 macro_rules! fixed {
     ($bytes:expr; $($kind:ident),*) => {$(
         match $kind::decode($bytes) {
@@ -34,7 +35,7 @@ macro_rules! fixed {
     )*};
 }
 
-/// Reads the input as commands, or as pages, as its first byte says.
+/// Decodes the input as commands or as pages, as its first byte selects.
 pub fn try_structures(input: &[u8]) {
     let mut pieces = Pieces::new(input);
     match pieces.byte() {
@@ -95,7 +96,7 @@ fn lba_status(ask: &GetLbaStatus, capacity: u64) {
     assert!(ask.answer_bytes(4096) <= 4096);
 }
 
-/// The checks that a target makes before it executes an I/O command.
+/// The checks of a target before it executes an I/O command.
 fn validate(io: &IoCommand, pieces: &mut Pieces) {
     let (capacity, format) = (pieces.word(), format(pieces));
     if io.validate(capacity, format).is_err() {
@@ -197,7 +198,7 @@ fn logs(page: &[u8]) {
     lists_log_page(page, page.first().copied().unwrap_or(0));
 }
 
-/// Only bits that the page has are reported, and the content of an area can be written again.
+/// Only bits that the page has are reported, and the content of an area can be encoded again.
 fn extensions(page: &[u8]) {
     let (nsid, both) =
         (ExtensionsLog::decode(page).map_or(1, |log| log.nsid), Extensions::CHECKSUM | Extensions::RESERVED);
@@ -257,7 +258,7 @@ pub fn try_name(input: &[u8]) {
     in_uri(&name);
 }
 
-/// A name that is valid can be written into a URI that leads to it.
+/// A valid name can be written into a URI, which parses to the same name.
 fn in_uri(name: &Nqn) {
     let escaped: String = name.as_str().bytes().map(|byte| format!("%{byte:02X}")).collect();
     match format!("nvme+tcp://[::1]:4420/{escaped}/7").parse() {

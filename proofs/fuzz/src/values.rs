@@ -1,4 +1,4 @@
-//! Tuples, structures of SCSI, and what is written as text: names of targets, fault rules, and the file of a verify that goes on later.
+//! Tuples, SCSI structures, and text: target names, fault rules, and the resume file of a verify.
 
 use std::fmt::{Debug, Display};
 use std::str::FromStr;
@@ -15,7 +15,7 @@ use sealblock_units::BlockSize;
 
 use crate::{Pieces, format};
 
-/// Tuples and checks: any bytes can be checked in any format, and what was sealed passes.
+/// Tuples and checks: any bytes can be checked in any format, and sealed blocks pass.
 pub fn try_tags(input: &[u8]) {
     let mut pieces = Pieces::new(input);
     let Some(format) = format(&mut pieces) else { return };
@@ -57,8 +57,8 @@ pub fn try_tags(input: &[u8]) {
     assert_eq!(verify(format, size, &data, &tags, &due, &mut |mismatch| panic!("{mismatch:?}")), 0);
 }
 
-/// The file of `verify --resume`: any bytes, raw and under a right checksum, are refused or have parts that follow each other, and what is read
-/// writes and reads as the same run.
+/// The file of `verify --resume`: any bytes, raw and with a valid checksum, are refused or have consecutive parts, and
+/// a parsed file writes and parses as the same run.
 pub fn try_resume(input: &[u8]) {
     let _ = Record::decode(input);
     let Ok(record) = Record::decode(&Record::framed(input)) else { return };
@@ -68,25 +68,25 @@ pub fn try_resume(input: &[u8]) {
     assert_eq!((&again.asked, again.next(), &again.errors), (&record.asked, record.next(), &record.errors));
 }
 
-/// Names of targets: any text is refused or prints as a text that reads as the same target.
+/// Target names: any text is refused or prints as text that parses to the same target.
 pub fn try_target(input: &[u8]) {
     try_text::<TargetName>(input);
 }
 
-/// Fault rules: any text is refused or prints as a text that reads as the same rules.
+/// Fault rules: any text is refused or prints as text that parses to the same rules.
 pub fn try_rules(input: &[u8]) {
     try_text::<Rules>(input);
 }
 
 fn try_text<T: FromStr + Display + PartialEq + Debug>(input: &[u8]) {
-    // The text before the first byte that is none.
+    // The text before the first invalid byte.
     let text = input.utf8_chunks().next().map_or("", |chunk| chunk.valid());
     let Ok(value) = text.parse::<T>() else { return };
     let printed = value.to_string();
     assert_eq!(printed.parse::<T>().ok().as_ref(), Some(&value), "{printed}");
 }
 
-/// What a SCSI device or an initiator sends, the input as each structure in turn. The first byte is the page code that it is read under.
+/// Data from a SCSI device or an initiator: the input as each structure in turn. The first byte is the page code.
 pub fn try_scsi(input: &[u8]) {
     let Some((&code, bytes)) = input.split_first() else { return };
     if let Ok(command) = Command::decode(bytes) {

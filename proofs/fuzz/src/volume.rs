@@ -10,16 +10,16 @@ use crate::{Pieces, forge_log_sector, forge_map_entry, forge_superblock, format}
 
 const UUID: [u8; 16] = [9; 16];
 
-/// Superblocks: any bytes are refused or mean what writing them again would mean.
+/// Superblocks: any bytes are refused, or decode to a value that encodes and decodes to itself.
 pub fn try_superblock(input: &[u8]) {
     check_superblock(input);
-    // A good superblock with some bytes changed, its checksum right.
+    // A valid superblock with some bytes changed, and its checksum updated.
     let mut pieces = Pieces::new(input);
     let size = if pieces.byte() & 1 == 0 { BlockSize::B512 } else { BlockSize::B4096 };
     let sector_bytes = if pieces.byte() & 1 == 0 { 512 } else { 4096 };
     let Ok(mut layout) = Layout::new(size, sector_bytes, pieces.word() >> (pieces.byte() % 64)) else { return };
     for _ in 0..pieces.byte() % 20 {
-        // Resized a few times; what was laid out stays.
+        // Resized a few times; existing segments stay.
         let capacity = pieces.word() >> (pieces.byte() % 64);
         let Ok(next) = layout.with_capacity(capacity) else { continue };
         let kept = layout.block_groups().min(next.block_groups());
@@ -55,7 +55,7 @@ pub fn try_superblock(input: &[u8]) {
     check_superblock(&bytes);
 }
 
-/// Segments follow one another, and the last one has the last block.
+/// Segments are contiguous, and the last one has the last block.
 fn check_segments(layout: &Layout) {
     let (mut first, mut first_group, mut offset) = (0, 0, layout.groups_offset());
     for segment in layout.segments() {
@@ -88,7 +88,7 @@ fn check_superblock(bytes: &[u8]) {
     assert!(!Superblock::is_trace_at(bytes, 0) || Superblock::is_trace(bytes));
 }
 
-/// Log sectors and map entries: any bytes are refused or mean what writing them again would mean.
+/// Log sectors and map entries: any bytes are refused, or decode to a value that encodes and decodes to itself.
 pub fn try_log(input: &[u8]) {
     check_entry(input);
     check_sector(input);

@@ -1,8 +1,8 @@
-//! How long a neighbour waits beside floods: one command at a time by many queues, on a server with its usual limits.
+//! Waits of neighbours during floods: one kind of command on many queues, on a server with its usual limits.
 //!
-//! For each I/O command, kind of device and number in flight, neighbours read and write one block after another, and flush behind
-//! a write, on the flooded device and on another one of its kind. What they touch, no flood touches, so that no wait is for
-//! a lock of the same blocks. Waits are printed, and marked above the limit; nothing is asserted.
+//! For each I/O command, kind of device and number in flight, neighbours read and write one block after another, and
+//! flush after a write, on the flooded device and on another one of its kind. No flood uses the neighbours' blocks, so
+//! no wait is for a lock of the same blocks. Waits are printed, and marked above the limit; nothing is asserted.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -20,29 +20,29 @@ use crate::floods::{self, Effort, FLOODS, Flood, Kind, QUEUES, Queues, Set, nvme
 use crate::served::Program;
 use crate::wire::{Data, Peer, SUBNQN};
 
-/// The longest wait allowed of 999 in 1,000, whatever the quiet wait.
+/// The limit for 999 in 1,000 waits, whatever the quiet wait.
 const MAX_WAIT: Duration = Duration::from_millis(100);
-/// The longest wait allowed of 999 in 1,000, in median quiet ones.
+/// The limit for 999 in 1,000 waits, as a multiple of the median quiet one.
 const MAX_RATIO: u32 = 20;
-/// Where the neighbours' blocks begin: behind all that a flood touches.
+/// The start of the neighbours' blocks: after all blocks of floods.
 const START_BYTES: u64 = 72 << 30;
 /// Bytes that a neighbour uses.
 const AREA_BYTES: u64 = 16 << 20;
 /// Bytes of each of its requests.
 const REQUEST_BYTES: u64 = 4096;
-/// How long it rests between two requests.
+/// The pause between two requests.
 const REST: Duration = Duration::from_micros(500);
-/// How long a flood lasts before neighbours are looked at.
+/// The duration of a flood before neighbours are measured.
 const RAMP: Duration = Duration::from_millis(500);
 /// Commands outstanding on each of the [`QUEUES`] queues: 64 and 256 in flight.
 const DEPTHS: [u16; 2] = [8, 32];
 
-/// What a neighbour asks for.
+/// The request of a neighbour.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Neighbour {
     Read,
     Write,
-    /// A flush behind a write of its own. The write is not in its wait: that of [`Neighbour::Write`] counts.
+    /// A flush after a write. The time of the write is not included: [`Neighbour::Write`] measures it.
     Flush,
 }
 
@@ -53,7 +53,7 @@ const NEIGHBOURS: [Neighbour; 3] = [Neighbour::Read, Neighbour::Write, Neighbour
 struct Waits {
     requests: usize,
     median: Duration,
-    /// What at most one in 1,000 exceeds; the worst one where there were fewer.
+    /// The wait that at most one in 1,000 exceeds; the longest one if there were fewer.
     high: Duration,
     worst: Duration,
 }
@@ -125,7 +125,7 @@ fn joined(waits: &[Waits], quiet: &[Waits], missed: &mut usize) -> String {
 
 /// The waits of the neighbours on the flooded device, then of those on the other one; and how many commands of the flood completed.
 fn row(program: &Program, flood: Option<&'static Flood>, kind: Kind, effort: &Effort) -> Result<(Vec<Waits>, u64)> {
-    // A server and files of its own for each row: what one flood leaves behind is not another's burden.
+    // A server and files of its own for each row, so that one flood does not affect the next.
     let folder = tempfile::tempdir().context("making a folder")?;
     let mut process = floods::serve(program, folder.path(), &effort.limits)?;
     for nsid in [kind.nsid(), kind.other_nsid()] {
@@ -149,7 +149,7 @@ fn row(program: &Program, flood: Option<&'static Flood>, kind: Kind, effort: &Ef
         queues.cut();
     }
     process.check_alive()?;
-    // By force: what a flood has left to write takes a while, and nobody needs it.
+    // Killed: the remaining writes of a flood take a while, and nothing needs them.
     process.kill()?;
     Ok((waits?, completed))
 }
@@ -202,7 +202,7 @@ fn start(
     }))
 }
 
-/// How long the neighbour waits for one request, and for no other before it.
+/// The time of one request of the neighbour, without those before it.
 fn wait(
     neighbour: Neighbour,
     blocks: BlockCommand,
@@ -210,7 +210,7 @@ fn wait(
 ) -> Result<Duration> {
     let data = [0xA5; REQUEST_BYTES as usize];
     if neighbour == Neighbour::Flush {
-        // Only a flush behind a write has something to do.
+        // Only a flush after a write has work to do.
         call(IoCommand::Write(blocks), Data::Write(&data))?;
     }
     let start = Instant::now();
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn one_in_a_thousand_may_exceed_what_is_told_as_high() {
+    fn one_in_a_thousand_may_exceed_the_high_value() {
         let ms = Duration::from_millis;
         let waits = Waits::of((1..=2000).rev().map(ms).collect());
         assert_eq!((waits.high, waits.worst, waits.requests), (ms(1998), ms(2000), 2000));

@@ -1,9 +1,9 @@
-//! Floods: one command at a time, by many queues at once, on a server with its usual limits.
+//! Floods: one kind of command, on many queues at once, on a server with its usual limits.
 //!
-//! For each command of the admin, Fabrics and NVM sets and of NBD, and each kind of device, eight hosts' queues keep as many commands
-//! outstanding as they are told to, first completing them and then without receiving anything. Measured from outside: how far resident
-//! memory grows above what it was, how long the same host's next controller takes to become ready once the queues are cut
-//! off, and how long the server takes to stop. Only the bound on memory is asserted; times are printed.
+//! For each command of the admin, Fabrics and NVM sets and of NBD, and each kind of device, the queues of eight hosts
+//! keep a given number of commands outstanding, first completing them and then without receiving. Measured from
+//! outside: the growth of resident memory, the time until the same host's next controller is ready once the queues are
+//! cut off, and the time until the server has stopped. Only the bound on memory is asserted; times are printed.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -28,30 +28,31 @@ pub use commands::{AREA_BYTES, FLOODS, Flood, Kind, Set};
 use queues::OVERHEAD_BYTES;
 pub use queues::{Effort, QUEUES, Queues};
 
-/// How long a server may take to stop before the measurement gives up.
+/// The time limit for a server to stop.
 const MAX_STOP: Duration = Duration::from_secs(60);
 /// Bytes of each namespace, most of which are never written: room for the longest Dataset Management.
 const NAMESPACE_BYTES: u64 = 80 << 30;
 /// The same of a raw file.
 const RAW_BYTES: u64 = 80 << 30;
-/// What a flood did to the server.
+/// The effect of a flood on the server.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured {
     /// Commands that completed.
     pub completed: u64,
-    /// The status of one that failed; 0 if none did.
+    /// The status of a failed command; 0 if none failed.
     pub status: u16,
-    /// Growth of resident memory, at most, in bytes.
+    /// The maximum growth of resident memory, in bytes.
     pub grown_bytes: u64,
 }
 
-/// The growth of memory that the limits allow so many connections: data, staging buffers and slots of commands.
+/// The growth of memory that the limits allow for this number of connections: data, staging buffers and slots of
+/// commands.
 pub fn allowed_bytes(limits: &Limits, connections: usize) -> u64 {
     let each = (512 << 10) + usize::from(limits.commands) * (8192 + 4096);
     (limits.total_bytes_in_flight + limits.total_bytes_in_flight / 8 + connections * each) as u64 + OVERHEAD_BYTES
 }
 
-/// Serves two namespaces of each kind with these limits, from a folder: those that are flooded, and others.
+/// Serves two namespaces of each kind with these limits, from a folder: flooded ones, and others.
 ///
 /// # Errors
 /// When the program fails.
@@ -90,7 +91,8 @@ pub fn serve(program: &Program, folder: &Path, limits: &Limits) -> Result<Proces
     program.serve_configured(&path)
 }
 
-/// Floods a server for some time with the queues that `start` opens, then falls silent for a moment, and measures. The queues stay.
+/// Floods a server for some time with the queues that `start` opens, then falls silent for a moment, and measures. The
+/// queues stay open.
 ///
 /// # Errors
 /// When the server ends or refuses a queue.
@@ -115,7 +117,7 @@ pub fn flood(
 /// The table: every flood on every kind of device, each on a server of its own.
 ///
 /// # Errors
-/// When a flood makes the server hold more than its limits allow, or ends it.
+/// When a flood makes the server exceed its memory limits, or ends it.
 pub fn table(program: &Program, effort: &Effort, wanted: impl Fn(&str) -> bool) -> Result<()> {
     let folder = tempfile::tempdir().context("making a folder")?;
     let socket = nbd_socket(folder.path());
@@ -172,7 +174,7 @@ pub fn table(program: &Program, effort: &Effort, wanted: impl Fn(&str) -> bool) 
     Ok(())
 }
 
-/// Where the flooded server listens for NBD clients.
+/// The address of the flooded server for NBD clients.
 pub fn nbd_socket(folder: &Path) -> PathBuf {
     folder.join("nbd.sock")
 }
@@ -180,11 +182,11 @@ pub fn nbd_socket(folder: &Path) -> PathBuf {
 /// A row of the table.
 struct Row {
     measured: Measured,
-    /// How long the server took to stop while the flood's hosts were connected.
+    /// The time until the server stopped while the flood's hosts were connected.
     stopped: Duration,
-    /// How long the host's next controller took to become ready, or the next NBD client to read a block.
+    /// The time until the host's next controller was ready, or until the next NBD client had read a block.
     ready: Duration,
-    /// How long the server took to stop behind that.
+    /// The time until the server stopped after that.
     stopped_then: Duration,
 }
 

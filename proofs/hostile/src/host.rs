@@ -38,7 +38,7 @@ pub struct Summary {
 }
 
 /// Returns options with short timeouts for a target that falls silent. A correct target behind a proxy that corrupts
-/// nothing is slow only when the machine is, so it gets the maximum time.
+/// nothing is slow only if the machine is, so it gets the maximum time.
 fn options(random: &mut Rng, is_clean: bool) -> Options {
     let options = Options {
         queues: 1 + random.u16(..2),

@@ -26,34 +26,34 @@ use sealblock_units::BlockSize;
 struct Arguments {
     #[command(subcommand)]
     role: Option<Role>,
-    /// What random attacks are drawn from; counts up with each round.
+    /// The seed of random attacks; incremented with each round.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Rounds of all attacks go on for this long; one round at least.
+    /// Duration of rounds of all attacks; at least one round.
     #[arg(long, default_value_t = 0)]
     seconds: u64,
-    /// How often attacks that repeat themselves do so; 50 makes the flood one of 100,000 connections, 500 one of a million.
+    /// Repetitions of attacks that repeat; 50 makes the flood one of 100,000 connections, 500 one of a million.
     #[arg(long, default_value_t = 5)]
     effort: usize,
-    /// Seconds after which a flood ends, however far it got.
+    /// Seconds after which a flood ends, whatever its progress.
     #[arg(long, default_value_t = 150)]
     flood_seconds: u64,
-    /// How often each attack is made in turns with quiet, for the bystander's speed with it and without.
+    /// How often each attack alternates with a quiet time, to measure the bystander's speed with it and without.
     #[arg(long, default_value_t = 3)]
     turns: usize,
-    /// These attacks alone.
+    /// Run only these attacks.
     #[arg(long = "attack")]
     attacks: Vec<String>,
-    /// So many sessions of our own host with a target that answers wrongly, in place of the attacks.
+    /// Run this number of sessions of our own host with a target that replies wrongly, instead of the attacks.
     #[arg(long)]
     sessions: Option<u64>,
-    /// Kills `sealblock serve` so often under the load of our own host, in place of the attacks.
+    /// Kill `sealblock serve` this number of times under the load of our own host, instead of the attacks.
     #[arg(long)]
     kills: Option<u64>,
-    /// Floods a server with each command and prints a table of its memory and of the time that it takes to stop, in place of the attacks.
+    /// Flood a server with each command and print a table of its memory and stop times, instead of the attacks.
     #[arg(long)]
     floods: bool,
-    /// Floods a server with each I/O command and prints a table of how long neighbours wait, in place of the attacks.
+    /// Flood a server with each I/O command and print a table of the waits of neighbours, instead of the attacks.
     #[arg(long)]
     fairness: bool,
     /// Commands outstanding on each queue of a flood.
@@ -62,23 +62,23 @@ struct Arguments {
     /// Milliseconds that a flood lasts.
     #[arg(long, default_value_t = 2000)]
     flood_ms: u64,
-    /// Says which attacks there are.
+    /// List the attacks.
     #[arg(long)]
     list: bool,
-    /// Attacks what this program, `sealblock`, serves, in place of a target of the library.
+    /// Attack this program's `sealblock serve`, instead of a target of the library.
     #[arg(long)]
     sealblock: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
 enum Role {
-    /// Be the target that is attacked.
+    /// Run as the target under attack.
     #[command(hide = true)]
     Target {
         #[arg(long)]
         patient: bool,
     },
-    /// Be `sealblock`, with a command line of its own.
+    /// Run as `sealblock`, with a command line of its own.
     #[command(hide = true)]
     Sealblock {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

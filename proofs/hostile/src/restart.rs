@@ -113,7 +113,7 @@ pub fn run(config: &RestartConfig) -> Result<Summary> {
     let worked = reactor.block_on(run_host(config, address, &signals));
     signals.is_ending.store(true, Ordering::SeqCst);
     let server = killer.join().map_err(|_| anyhow!("the killer panicked"))?;
-    // Without a server the host cannot have worked: that it did not start says more.
+    // Without a server the host cannot have worked; the server's error is the cause.
     let server = server?;
     let summary = worked?;
     server.stop().context("the last server stops")?;

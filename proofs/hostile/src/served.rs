@@ -65,7 +65,7 @@ impl Program {
         succeeds(self.command("create").arg(volume).arg("--size").arg(bytes.to_string()))
     }
 
-    /// Serves what a configuration says, until killed or told to stop.
+    /// Serves a configuration until killed or stopped.
     ///
     /// # Errors
     /// When the program does not start to accept connections.
@@ -81,8 +81,7 @@ impl Program {
         patiently(|| succeeds(self.command("verify").arg(volume(folder, kind))))
     }
 
-    /// Serves the volumes of these kinds, and the memory namespaces of the library's target, until killed or told to
-    /// stop.
+    /// Serves the volumes of these kinds, and the memory namespaces of the library's target, until killed or stopped.
     ///
     /// # Errors
     /// When the program does not start to accept connections.

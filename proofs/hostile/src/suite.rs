@@ -43,7 +43,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// The bystander's operations per second by turns: quiet, attacked, quiet, attacked and so on, and quiet in the end.
+/// The bystander's operations per second, alternately quiet and attacked, with a quiet time at the end.
 #[derive(Default)]
 struct Pace {
     quiet: Vec<f64>,

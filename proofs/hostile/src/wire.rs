@@ -118,12 +118,12 @@ pub fn connect(subnqn: &str, queue: u16, entries: u32, cntlid: u16, keep_alive_m
     (command, data.encode().to_vec())
 }
 
-/// A command that carries its data in the capsule.
+/// A command with its data in the capsule.
 pub fn in_capsule(command: Command, data: &[u8]) -> Command {
     command.with_data(DataPointer::InCapsule { offset_bytes: 0, length_bytes: data.len() as u32 })
 }
 
-/// A command whose data, of this length, is transferred by the transport.
+/// A command with data of this length, transferred by the transport.
 pub fn transport(command: Command, length_bytes: usize) -> Command {
     command.with_data(DataPointer::Transport { length_bytes: length_bytes as u32 })
 }

@@ -1,5 +1,5 @@
-//! Every attack once, with seed 1 and the least effort, every command as a flood, and our host device against a broken target. The binary makes longer
-//! runs.
+//! Every attack once, with seed 1 and the least effort, every command as a flood, and our host device against a broken
+//! target. The binary makes longer runs.
 
 use std::path::Path;
 use std::time::Duration;
@@ -36,7 +36,7 @@ fn no_attack_succeeds() {
 }
 
 #[test]
-fn what_is_measured_is_seen() {
+fn usage_counts_memory_and_descriptors() {
     let target = target();
     let before: ProcessUsage = target.usage().unwrap();
     assert!(before.descriptors > 3 && before.resident_bytes > 1 << 20 && before.peak_bytes >= before.resident_bytes);
@@ -46,7 +46,7 @@ fn what_is_measured_is_seen() {
 
 /// The counterpart of the attack `cut`: checks that half-written blocks are detected in every form.
 #[test]
-fn what_is_torn_is_noticed() {
+fn half_written_blocks_are_detected() {
     let target = target();
     let context = TestContext { address: target.address, seed: 1, effort: 1, time: HANG_TIMEOUT };
     let kind = formats::of(GuardKind::Crc16, ProtectionType::Type1, BlockSize::B4096);
@@ -72,7 +72,7 @@ fn what_is_torn_is_noticed() {
     write(&[&new[..2 * unit], &torn].concat(), 3);
     let error = checker.check_whole(whole, 2).unwrap_err();
     assert!(error.to_string().contains("0x282"), "{error:#}");
-    // A block that is half new, under tags that fit it.
+    // A half new block, with matching tags.
     let mut data = [&new[..2048], &old[2048..4096]].concat();
     let guard = guard::crc16(&data);
     data.extend(guard.to_be_bytes());
@@ -86,7 +86,7 @@ fn what_is_torn_is_noticed() {
 const MOST_MIB: u64 = 512;
 
 #[test]
-fn every_call_ends_whatever_is_answered() {
+fn every_call_ends_whatever_the_target_replies() {
     let target = Process::start_patient(Path::new(env!("CARGO_BIN_EXE_sealblock-hostile"))).unwrap();
     let summary = sessions(target.address, 1, 24).unwrap();
     assert!(summary.corrupted > 24 && summary.failed + summary.refused > 0, "{summary:?}");

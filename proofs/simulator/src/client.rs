@@ -14,13 +14,13 @@ use crate::checker::{Change, Checker, Content};
 use crate::executor::Executor;
 use crate::random::Random;
 
-/// A request failed and its task should end: there is a finding, or the device failed as planned.
+/// A request failed and its task must end: there is a finding, or a planned fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stop;
 
-/// What the hosts of one machine share.
+/// The state that the hosts of one machine share.
 pub struct RunContext {
-    /// What every block may hold. Outlives the machine.
+    /// The checker; it outlives the machine.
     pub checker: Rc<RefCell<Checker>>,
     /// True if faults are planned, so that requests may fail.
     pub faults_planned: bool,
@@ -34,18 +34,18 @@ pub struct RunContext {
     pub completed: Cell<u64>,
     /// Requests that failed with an error that a planned fault explains.
     pub failed: Cell<u64>,
-    /// The machine: once it has stopped, nobody hears its answers.
+    /// The machine: after it has stopped, no host receives replies.
     pub executor: Option<Executor>,
 }
 
 impl RunContext {
-    /// A ledger for one machine.
+    /// A context for one machine.
     pub fn new(checker: Rc<RefCell<Checker>>, faults_planned: bool) -> RunContext {
         let (decayed, finding, completed, failed) = Default::default();
         RunContext { checker, faults_planned, misreads: false, decayed, finding, completed, failed, executor: None }
     }
 
-    /// An answer has come; never returns where the machine stopped in the same moment.
+    /// A reply has arrived; never returns if the machine stopped at the same moment.
     async fn heard<T>(&self, answer: T) -> T {
         match self.executor.as_ref().is_some_and(Executor::is_halted) {
             true => std::future::pending().await,
@@ -83,7 +83,7 @@ impl Client {
         &self.stack
     }
 
-    /// What the hosts share.
+    /// The state that the hosts share.
     pub fn context(&self) -> &RunContext {
         &self.context
     }
@@ -95,8 +95,8 @@ impl Client {
             | ErrorKind::NoSpace { .. }
             | ErrorKind::ReadOnly
             | ErrorKind::Unreachable { .. } => true,
-            // A block that could not be read; a block that was read and is wrong is never explained, unless what tells right
-            // from wrong could not be read before.
+            // Explained: a block that could not be read. Never explained: a block that was read and is wrong, unless
+            // the metadata that tells right from wrong could not be read.
             ErrorKind::Integrity(bad_blocks) => {
                 self.context.misreads
                     || bad_blocks.as_slice().iter().all(|bad_block| bad_block.cause == BadBlockCause::Media)
@@ -114,7 +114,7 @@ impl Client {
         self.context.completed.set(self.context.completed.get() + 1);
     }
 
-    /// Writes one version over an extent, sealed or to be sealed by the device; now and then the version that is there already.
+    /// Writes one version over an extent, sealed or to be sealed by the device; sometimes the existing version again.
     pub async fn write(&self, extent: Extent, force_unit_access: bool, random: &Random) -> Result<(), Stop> {
         let (change, data) = {
             let mut checker = self.context.checker.borrow_mut();
@@ -140,7 +140,7 @@ impl Client {
         self.change(change, request, &format!("zeroing of {extent}")).await
     }
 
-    /// Makes blocks unreadable, on a device that can; zeroes on another.
+    /// Makes blocks unreadable; zeroes them on a device that cannot.
     pub async fn spoil(&self, extent: Extent, force_unit_access: bool) -> Result<(), Stop> {
         if self.stack.abilities().of(RequestKind::WriteUncorrectable) == Ability::Absent {
             return self.zeroes(extent, true, force_unit_access).await;
@@ -157,8 +157,7 @@ impl Client {
         extent.iter().filter(|lba| checker.may_be_unreadable(*lba)).collect()
     }
 
-    /// Whether an error names blocks as unreadable that may have been made so when the request was issued or since, and
-    /// no others.
+    /// True if an error names only blocks that may have been made unreadable when the request was issued or since.
     fn is_made_unreadable(&self, error: &Error, before: &[Lba]) -> bool {
         let checker = self.context.checker.borrow();
         error.bad_blocks().is_some_and(|bad_blocks| {
@@ -216,7 +215,7 @@ impl Client {
                 let checked = self.context.checker.borrow_mut().end_failed_read(read);
                 checked.map_err(|violation| self.context.find(format!("{what}: {violation}")))
             }
-            // Which of the others are good shows when they are read alone.
+            // Reads of single blocks show which of the others are good.
             Err(error) if self.is_made_unreadable(&error, &unreadable) => {
                 for lba in extent.iter() {
                     Box::pin(self.read(Extent::one(lba))).await?;
@@ -253,7 +252,7 @@ impl Client {
         Ok(())
     }
 
-    /// Repairs blocks of a device that holds copies: nothing is damaged but what was made unreadable.
+    /// Repairs blocks of a device that holds copies: only blocks that were made unreadable may be damaged.
     pub async fn repair(&self, extent: Extent) -> Result<(), Stop> {
         let unreadable = self.unreadable(extent);
         match self.stack.execute(Request::repair(extent)).await {
@@ -264,7 +263,7 @@ impl Client {
         Ok(())
     }
 
-    /// Compares a block with what it must hold, if that is certain, and with what it cannot hold.
+    /// Compares a block with its certain content, if there is one, and with a content that it cannot have.
     pub async fn compare(&self, lba: Lba) -> Result<(), Stop> {
         let extent = Extent::one(lba);
         let (certain, patterns) = {
@@ -273,7 +272,7 @@ impl Client {
         };
         let Some(Content::Version(version)) = certain else { return self.verify(extent).await };
         let outcome = self.compare_with(extent, patterns.sealed(extent, version)).await;
-        // Another host may have written meanwhile; then nothing can be said.
+        // If another host may have written meanwhile, no result is certain.
         if self.context.checker.borrow().certain(lba) != certain {
             return Ok(());
         }
@@ -292,7 +291,7 @@ impl Client {
         self.stack.execute(Request::compare(extent, data)).await.map(|_| ())
     }
 
-    /// Reads blocks after a crash; see [`Checker::audit`]. Gives the answer where it is an error.
+    /// Reads blocks after a crash; see [`Checker::audit`]. Returns the reply if it is an error.
     pub async fn audit(&self, extent: Extent, is_durable: bool) -> Result<(), Stop> {
         let unreadable = self.unreadable(extent);
         match self.stack.execute(Request::read(extent, Expectations::NONE)).await {
@@ -315,7 +314,7 @@ impl Client {
         }
     }
 
-    /// Takes what blocks hold for right, if it is content at all.
+    /// Accepts the current content of blocks as right, if it is a content at all.
     pub async fn learn(&self, extent: Extent) -> Result<(), Stop> {
         for lba in extent.iter() {
             let extent = Extent::one(lba);
@@ -333,7 +332,7 @@ impl Client {
         Ok(())
     }
 
-    /// Requires that reads fail at just the block that no copy has, and at those that were made unreadable.
+    /// Requires that reads fail for exactly the block without a copy, and for those that were made unreadable.
     pub async fn expect_loss(&self, extent: Extent, lost: Lba) -> Result<(), Stop> {
         match self.read_or_lose(extent, lost).await? || !extent.contains(lost) {
             true => Ok(()),
@@ -341,7 +340,8 @@ impl Client {
         }
     }
 
-    /// Requires that each block is read as it must be, but for one that may have no copy and fails alone then; whether it does.
+    /// Requires the right content of each block, except for one that may have no copy, which may fail alone; returns
+    /// whether it fails.
     pub async fn read_or_lose(&self, extent: Extent, lost: Lba) -> Result<bool, Stop> {
         for one in extent.iter().filter(|lba| *lba != lost).map(Extent::one) {
             self.read(one).await?;
@@ -385,7 +385,7 @@ impl Client {
         Ok(())
     }
 
-    /// Reads blocks of a disk that has decayed: each must hold what is permitted, or fail its check.
+    /// Reads blocks of a disk with bit rot: each must have a permitted content, or fail its check.
     pub async fn check_decayed(&self, extent: Extent) -> Result<(), Stop> {
         for lba in extent.iter() {
             let extent = Extent::one(lba);
@@ -402,7 +402,7 @@ impl Client {
         Ok(())
     }
 
-    /// The device in pieces that one request takes, or only the neighbourhood of what was written on a large one.
+    /// The device in pieces of one request; on a large one only the neighbourhood of writes.
     pub fn pieces(&self, random: &Random) -> Vec<Extent> {
         const SMALL_BLOCKS: u64 = 2048;
         let most = BlockCount::new(random.between(1, 64) as u32).unwrap_or(BlockCount::ONE);

@@ -9,10 +9,10 @@ use crate::checker::{Checker, Content};
 use crate::disk::Image;
 use crate::random::Random;
 
-/// What one fault may reach, in bytes.
+/// The maximum extent of one fault, in bytes.
 const RUN_BYTES: u64 = 64 << 10;
 
-/// One damaged sector, and how it was before.
+/// One damaged sector, and its earlier content.
 #[derive(Debug)]
 pub struct Damage {
     /// The block whose data were damaged.
@@ -22,7 +22,7 @@ pub struct Damage {
 }
 
 impl Damage {
-    /// Changes one byte of a drawn block among `candidates` whose content is certain and lies on the disk exactly once.
+    /// Changes one byte of a random block among `candidates` whose content is certain and is on the disk exactly once.
     pub fn inflict(image: &mut Image, checker: &Checker, candidates: &[Lba], random: &Random) -> Option<Damage> {
         let stored: Vec<_> = candidates
             .iter()
@@ -40,21 +40,21 @@ impl Damage {
         let part = random.below((bytes.len() / sector_bytes) as u64) as usize;
         let good = bytes[part * sector_bytes..(part + 1) * sector_bytes].to_vec();
         let mut places = image.visible().filter(|(_, content)| content[..] == good[..]).map(|(sector, _)| sector);
-        // A second copy is a slot that was abandoned; which of the two is in use cannot be seen from here.
+        // A second copy is an abandoned physical block; which of the two is in use is not visible here.
         let (Some(sector), None) = (places.next(), places.next()) else { return None };
         drop(places);
         let mut bad = good.clone();
         let at = random.below(bad.len() as u64) as usize;
-        // One byte: no guard may miss that. (0 for 255 and the reverse is the one change the IP checksum cannot see
-        // in a whole word, and a single byte is never a whole word.)
+        // Every guard detects a changed byte. (The IP checksum cannot detect one change of a whole word, 0 to FFFFh or
+        // the reverse, and a single byte is never a whole word.)
         bad[at] ^= random.between(1, 255) as u8;
         image.damage_sector(sector, &bad);
         Some(Damage { lba, sector, good })
     }
 
-    /// Spoils any sector that holds something, metadata or data: decay. Says what was done.
+    /// Corrupts any sector with content, metadata or data: bit rot. Returns a description.
     ///
-    /// `earlier` is what the disk held once: putting an old sector back is a lost write.
+    /// `earlier` is an earlier state of the disk: restoring an old sector is a lost write.
     pub fn bit_rot(image: &mut Image, earlier: &[(u64, Slice)], random: &Random) -> Option<String> {
         let sectors: Vec<u64> = image.visible().map(|(sector, _)| sector).collect();
         let sector = *sectors.get(random.below(sectors.len() as u64) as usize)?;
@@ -87,10 +87,10 @@ impl Damage {
         Some(format!("sector {sector} {how}"))
     }
 
-    /// Spoils one sector of one of these runs, or all of it within `RUN_BYTES`, but nothing that is `exposed`. Says what was
-    /// done.
+    /// Corrupts one sector of one of these runs, or all of it within `RUN_BYTES`, but nothing that is `exposed`.
+    /// Returns a description.
     ///
-    /// `earlier` is what the disk held once.
+    /// `earlier` is an earlier state of the disk.
     pub fn corrupt(
         image: &mut Image,
         runs: &[Range<u64>],
@@ -127,7 +127,8 @@ impl Damage {
         Some(format!("sectors {} to {} of metadata {words}", run.start, run.end - 1))
     }
 
-    /// Puts what another disk, or this one earlier, holds in these runs of sectors in their place; zeroes for what it holds nothing of.
+    /// Replaces these runs of sectors by those of another disk, or by earlier ones of this disk; zeroes where there is
+    /// none.
     pub fn transplant(image: &mut Image, runs: &[Range<u64>], from: &Image) {
         for sector in runs.iter().flat_map(Range::clone) {
             let mut bytes = vec![0; image.sector_bytes() as usize];

@@ -1,9 +1,9 @@
-//! A single-threaded executor whose schedule and time are drawn.
+//! A single-threaded executor with random scheduling and virtual time.
 //!
-//! Which of the ready tasks runs next is a draw, and time stands still until no task is ready (now and then a timer goes
-//! off early, as if the ready tasks were slow). A run ends when its main task does, when it is halted (a power cut), or
-//! when it can be seen to go nowhere: no ready task and no timer, or more steps or time than a run may take. Ending
-//! drops every task, so nothing of a machine survives its run.
+//! The next ready task is chosen at random, and time stands still until no task is ready (sometimes a timer fires
+//! early, as if the ready tasks were slow). A run ends when its main task ends, when it is halted (a power cut), or
+//! when it cannot end: no ready task and no timer, or more steps or time than the limit. Ending drops every task, so
+//! nothing of a machine survives its run.
 //!
 //! Invariant: no task is polled, spawned or dropped while the task table is borrowed, since any of these may reenter.
 
@@ -24,10 +24,10 @@ use sealblock_block::Clock;
 
 use crate::random::{Random, Trace};
 
-/// Of a hundred steps, this many let a timer go off although tasks are ready.
+/// The percentage of steps in which a timer fires although tasks are ready.
 const EARLY_TIMER_PERCENT: u64 = 3;
 
-/// How much a run may take before it counts as going nowhere.
+/// The limits of a run; above them it counts as endless.
 #[derive(Clone, Copy, Debug)]
 pub struct RunLimits {
     /// Polls of tasks.
@@ -39,25 +39,25 @@ pub struct RunLimits {
 /// How a run ended.
 #[derive(Debug)]
 pub enum RunEnd<T> {
-    /// The main task finished with this.
+    /// The main task finished with this result.
     Finished(T),
     /// [`Executor::halt`] was called.
     Halted,
-    /// It went nowhere.
+    /// It cannot end.
     Stuck(Stuck),
 }
 
-/// Why a run went nowhere.
+/// Why a run cannot end.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stuck {
     /// The main task waits, no task is ready, and there is no timer.
     Deadlock {
-        /// Names of the tasks that wait.
+        /// Names of the waiting tasks.
         waiting: Vec<&'static str>,
     },
-    /// More polls or more virtual time than the run may take.
+    /// More polls or more virtual time than the limit.
     Endless {
-        /// Names of the tasks that are left.
+        /// Names of the remaining tasks.
         waiting: Vec<&'static str>,
         /// Polls so far.
         steps: u64,
@@ -83,13 +83,13 @@ type BoxedTask = Pin<Box<dyn Future<Output = ()>>>;
 
 struct TaskSlot {
     name: &'static str,
-    /// Nothing while the task is being polled and once it is done.
+    /// `None` while the task is being polled and once it is done.
     future: Option<BoxedTask>,
     waker: Waker,
     handle: Arc<TaskHandle>,
 }
 
-/// What a waker knows. Wakers must be `Send` by their type, so this is, though nothing here leaves its thread.
+/// The state of a waker. `Waker` requires `Send`, so this is `Send`, although it never leaves its thread.
 struct TaskHandle {
     id: usize,
     queued: AtomicBool,
@@ -125,7 +125,7 @@ struct ExecutorState {
 pub struct Executor(Rc<ExecutorState>);
 
 impl Executor {
-    /// A machine whose schedule is drawn from `random`.
+    /// A machine whose schedule comes from `random`.
     pub fn new(random: Random, trace: Trace) -> Executor {
         Executor(Rc::new(ExecutorState {
             random,
@@ -140,7 +140,7 @@ impl Executor {
         }))
     }
 
-    /// Starts a task; `name` is what a report of a deadlock calls it. Dropping the result leaves the task running.
+    /// Starts a task; `name` is for the report of a deadlock. Dropping the result leaves the task running.
     pub fn spawn<T: 'static>(&self, name: &'static str, future: impl Future<Output = T> + 'static) -> Task<T> {
         let join = Rc::new(Join { value: Cell::new(None), waiting: Cell::new(None) });
         let task = Task(Rc::clone(&join));
@@ -160,7 +160,7 @@ impl Executor {
         task
     }
 
-    /// Runs `main` and everything it spawns to the end of `main`, then drops what is left.
+    /// Runs `main` and all spawned tasks to the end of `main`, then drops the rest.
     pub fn run<T: 'static>(&self, limits: RunLimits, main: impl Future<Output = T> + 'static) -> RunEnd<T> {
         let main = self.spawn("main", main);
         let end = loop {
@@ -187,7 +187,7 @@ impl Executor {
         self.0.halted.set(true);
     }
 
-    /// Whether the run ends with the poll that is under way.
+    /// True if the run ends with the current poll.
     pub fn is_halted(&self) -> bool {
         self.0.halted.get()
     }
@@ -211,7 +211,7 @@ impl Executor {
         Sleep { executor: self.clone(), key: (at_ns, made), set: false }
     }
 
-    /// Lets the other ready tasks have a turn.
+    /// Lets the other ready tasks run.
     pub async fn yield_now(&self) {
         let mut yielded = false;
         std::future::poll_fn(|cx| {
@@ -225,7 +225,7 @@ impl Executor {
         .await;
     }
 
-    /// One poll or one timer; false when there is neither.
+    /// One poll or one timer; false if there is neither.
     fn step(&self) -> bool {
         let picked = {
             let mut ready = self.0.ready.lock().unwrap_or_else(PoisonError::into_inner);
@@ -257,7 +257,7 @@ impl Executor {
         }
     }
 
-    /// Moves time on to the next timer and wakes who waits for it; false without a timer.
+    /// Advances time to the next timer and wakes its waiter; false without a timer.
     fn fire(&self) -> bool {
         let Some(((at_ns, _), waker)) = self.0.timers.borrow_mut().pop_first() else { return false };
         self.0.now_ns.set(self.0.now_ns.get().max(at_ns));
@@ -283,7 +283,7 @@ impl Clock for Executor {
     }
 }
 
-/// The future of [`Executor::delay`]. A dropped one leaves no timer behind.
+/// The future of [`Executor::delay`]. Dropping it removes its timer.
 pub struct Sleep {
     executor: Executor,
     key: (u64, u64),
@@ -318,7 +318,7 @@ struct Join<T> {
     waiting: Cell<Option<Waker>>,
 }
 
-/// A started task, to be waited for.
+/// A started task, whose end can be awaited.
 pub struct Task<T>(Rc<Join<T>>);
 
 impl<T> Future for Task<T> {

@@ -1,11 +1,11 @@
 //! The stack on a simulated disk, clock and scheduler, from one seed.
 //!
-//! A [`trial`] makes a device, lets hosts use it, stops its machine at a drawn start or end of an I/O, keeps a drawn part
-//! of what was not durable, and looks at what is left: every block must hold something that the rules of a disk with a
-//! volatile cache permit, with tags that match, and damage must be found where it was done and nowhere else.
+//! A [`trial`] makes a device, lets hosts use it, stops its machine at a random start or end of an I/O, keeps a random
+//! part of the unflushed writes, and checks the rest. Every block must have a content that the rules of a disk with a
+//! volatile cache permit, with matching tags. Damage must be found where it was injected and nowhere else.
 //!
-//! Nothing here reads a clock, a random source of the system or the order of a hash table, so a seed is a run. The parts
-//! know nothing of protected volumes; [`system`] is where they come in.
+//! Nothing here reads a clock, the system's random numbers or the order of a hash table, so a seed repeats a run. Only
+//! [`system`] depends on protected volumes.
 
 pub mod checker;
 pub mod client;
@@ -14,11 +14,11 @@ pub mod disk;
 pub mod executor;
 pub mod machine;
 pub mod mirror {
-    //! Mirrors of protected volumes, each on its own disk, whose links break, whose power fails and whose content decays.
+    //! Mirrors of protected volumes, each on its own disk, with broken links, power cuts and bit rot.
     //!
-    //! A seed draws 2 to 4 replicas and several machines. While hosts use the mirror, replicas go away, hang, fail changes, come back on
-    //! what a kill or a power cut has left of them, are added and taken out; a machine stops at any start or end of an I/O of
-    //! any replica, and the next one finds any subset of replicas. The rules are in the README.
+    //! A seed draws 2 to 4 replicas and several machines. While hosts use the mirror, replicas go offline, hang, fail
+    //! changes, return after a kill or a power cut, are added and removed. A machine stops at any start or end of an
+    //! I/O of any replica, and the next one finds any subset of replicas. The rules are in the README.
 
     mod damage;
     mod events;
@@ -36,19 +36,22 @@ pub mod mirror {
     mod tests;
     mod trial;
     pub mod walk {
-        //! Walks: mirrors of replicas in RAM, whose images are kept, put back, exchanged, wiped and damaged between openings.
+        //! Walks: mirrors of replicas in RAM, whose images are saved, restored, exchanged, wiped and damaged between
+        //! opens.
         //!
-        //! The simulation beside this one has disks that lose and tear; here what is drawn is the history: which replicas are there,
-        //! in which order, which of them is an older image or a copy, who was written without whom, where labels are cut off. A model
-        //! knows everything that was acknowledged, in every history, and to which of them each image belongs. The rules:
+        //! The simulation beside this one has disks that lose and tear writes. A walk draws the history instead: which
+        //! replicas are present, in which order, which of them is an older image or a copy, which were written without
+        //! others, where labels are cut off. A model has everything that was acknowledged, in every history, and the
+        //! history of each image. The rules:
         //!
-        //! - A read gives the newest acknowledged content of the one history that the open mirror represents, or fails; it fails only
-        //!   if no replica in sync has the block.
-        //! - A mirror neither opens nor reattaches a replica if a replica that is online holds acknowledged and flushed writes that the
-        //!   mirror would not have.
-        //! - It opens if all replicas that are there have one history, one of them has all of it, and no label knows of more.
+        //! - A read returns the newest acknowledged content of the one history that the open mirror represents, or
+        //!   fails; it fails only if no replica in sync has the block.
+        //! - A mirror neither opens nor reattaches a replica if an online replica has acknowledged and flushed writes
+        //!   that the mirror would lose.
+        //! - It opens if all present replicas have one history, one of them has all of it, and no label proves later
+        //!   writes.
         //! - The last good copy of a block is never destroyed, nor the last readable one.
-        //! - Replicas in sync with nothing unsettled are the same and as the model says; what verify calls clean is.
+        //! - Replicas in sync without dirty regions are identical and match the model; a clean verify is right.
 
         mod behind;
         mod harness;

@@ -1,4 +1,4 @@
-//! One machine from start to stop: a disk, a device, and what its hosts do until they end or the power goes.
+//! One machine from start to stop: a disk, a device, and its hosts, until they end or the power fails.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -10,53 +10,53 @@ use crate::executor::{Executor, RunEnd, RunLimits};
 use crate::random::{Random, Trace};
 use crate::system::{BoxedWork, Resizing, Session, System, VolumeProfile};
 
-/// More than any machine takes; a run that goes nowhere ends here.
+/// More than any machine needs; an endless run ends here.
 const LIMITS: RunLimits = RunLimits { steps: 3_000_000, seconds: 24 * 3600 };
 
-/// How a machine's life ended.
+/// How a machine ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MachineEnd {
-    /// All was done.
+    /// It finished its work.
     Finished,
-    /// It was made to stop.
+    /// It was stopped.
     Crashed,
 }
 
-/// What a machine leaves.
+/// The result of a machine.
 pub struct MachineResult {
     /// How it ended; an error is a finding.
     pub end: Result<MachineEnd, String>,
     /// The disk, after the drawn loss.
     pub image: Image,
-    /// What it asked of the disk.
+    /// The counters of its disk.
     pub counts: IoCounts,
-    /// Requests answered well.
+    /// Requests that completed.
     pub completed: u64,
-    /// Requests that failed as planned.
+    /// Requests that failed by a planned fault.
     pub failed: u64,
 }
 
-/// What a machine is made of.
+/// The configuration of a machine.
 pub struct MachineConfig<'a, S> {
-    /// What makes the device.
+    /// Makes the device.
     pub system: &'a S,
     /// Its shape.
     pub profile: VolumeProfile,
-    /// How the disk behaves.
+    /// The behaviour of the disk.
     pub behaviour: Behaviour,
-    /// What survives when the machine stops.
+    /// The kind of survival when the machine stops.
     pub survival: Survival,
-    /// What every block may hold.
+    /// The checker of all blocks.
     pub checker: &'a Rc<RefCell<Checker>>,
-    /// The disk has decayed, so the device may refuse to come up.
+    /// The disk has bit rot, so the device may refuse to open.
     pub decayed: bool,
-    /// Where draws come from.
+    /// Random choices.
     pub random: &'a Random,
-    /// What the run is recorded in.
+    /// Records the run.
     pub trace: &'a Trace,
 }
 
-/// A machine that is up, as its hosts see it.
+/// A running machine, as its hosts see it.
 pub struct RunningMachine {
     /// A host of the device.
     pub client: Client,
@@ -69,12 +69,12 @@ pub struct RunningMachine {
 }
 
 impl RunningMachine {
-    /// Closes the device; now and then all hosts were told before that what they had not flushed may be lost. Where faults are planned it may
-    /// fail.
+    /// Closes the device; sometimes the possible loss of unflushed writes was reported to all hosts before. With
+    /// planned faults it may fail.
     pub async fn close(mut self) {
         if let Some(forget) = self.lost.take().filter(|_| self.random.fork("told").chance(50)) {
-            // Stopped meanwhile, it says so later or not.
-            self.client.context().checker.borrow_mut().told();
+            // If the machine stops during this, both results are permitted.
+            self.client.context().checker.borrow_mut().loss_reported();
             let forgotten = forget.await;
             let context = self.client.context();
             if let Err(error) = forgotten.map_err(|error| format!("forgetting what may be lost failed: {error}"))
@@ -108,13 +108,13 @@ impl<S: System> MachineConfig<'_, S> {
         })
     }
 
-    /// Changes the size of the device on `image`, and says in `told` how that ended, if it did.
-    pub fn resize(&self, image: Image, capacity_blocks: u64, told: Rc<Cell<Option<Resizing>>>) -> MachineResult {
+    /// Resizes the device on `image`; sets `outcome` once the resize ended.
+    pub fn resize(&self, image: Image, capacity_blocks: u64, outcome: Rc<Cell<Option<Resizing>>>) -> MachineResult {
         self.run(image, |system, disk, executor, _, context| {
             let resizing = system.resize(disk, executor, capacity_blocks);
             async move {
                 match resizing.await {
-                    Ok(how) => told.set(Some(how)),
+                    Ok(how) => outcome.set(Some(how)),
                     Err(error) => {
                         context.find(format!("resize failed: {error}"));
                     }
@@ -136,8 +136,8 @@ impl<S: System> MachineConfig<'_, S> {
             async move {
                 match opening.await {
                     Ok(Session { stack, close, lost }) => {
-                        let said = context.checker.borrow_mut().says_lost(lost.is_some());
-                        if let Err(finding) = said.or_else(|finding| if decayed { Ok(()) } else { Err(finding) }) {
+                        let checked = context.checker.borrow_mut().check_loss_report(lost.is_some());
+                        if let Err(finding) = checked.or_else(|finding| if decayed { Ok(()) } else { Err(finding) }) {
                             context.find(finding);
                             return;
                         }
@@ -179,7 +179,7 @@ impl<S: System> MachineConfig<'_, S> {
             (None, RunEnd::Stuck(stuck)) => Err(stuck.to_string()),
         };
         match self.survival {
-            Survival::Kill if self.system.survives_kills() => self.checker.borrow_mut().die(),
+            Survival::Kill if self.system.survives_kills() => self.checker.borrow_mut().kill(),
             _ => self.checker.borrow_mut().crash(),
         }
         let image = disk.power_off(self.survival, &self.random.fork("survival"));

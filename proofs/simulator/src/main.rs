@@ -1,4 +1,5 @@
-//! `sealblock-simulator`: many seeds, one line for each load, and for a failure what to run to see it again.
+//! `sealblock-simulator`: runs many seeds, prints one line for each load, and for a failure the command that repeats
+//! it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -11,40 +12,40 @@ use sealblock_simulator::system_under_test::SystemUnderTest;
 use sealblock_simulator::trial::{FailureReport, Report, TrialConfig};
 use sealblock_simulator::workload::Workload;
 
-/// Runs protected volumes, or mirrors of them, on simulated disks that lose, tear and reorder, and checks what is left after
-/// crashes.
+/// Runs protected volumes, or mirrors of them, on simulated disks that lose, tear and reorder writes, and checks the
+/// content after crashes.
 #[derive(Parser)]
 #[command(after_help = "Example: sealblock-simulator --seeds 100 --workload laps\n\n\
     Exit status: 0 nothing found, 1 something found, 2 bad usage.")]
 struct Arguments {
-    /// Seeds to run for each load.
+    /// Number of seeds for each load.
     #[arg(long, default_value_t = 20)]
     seeds: u64,
     /// The first seed.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// One load only; all of them unless given.
+    /// Run only this load [default: all].
     #[arg(long, value_enum)]
     workload: Option<Workload>,
-    /// What is put to the test: volume, mirror, or walk (mirrors through histories of their replicas).
+    /// The system under test: volume, mirror, or walk (mirrors through histories of their replicas).
     #[arg(long, default_value = "volume")]
     system: String,
-    /// A fault to put into it; a wrong name lists those of volumes or mirrors. Mirrors and walks: none,
-    /// skip-mark, answer-early, read-rebuilding, clear-unflushed, unordered, spoil-last-copy, forget-stale, forget-flushing,
-    /// forget-missed, skip-lineage, untold, remove-untold, forget-sessions, believe-order, take-anybody, late-label, count-on,
-    /// believe-pages.
+    /// A defect to inject, by the name of its mutation; a wrong name lists those of volumes or mirrors. Mirrors and
+    /// walks: none, skip-mark, complete-early, read-resyncing, clear-unflushed, evict-unflushed, unordered,
+    /// poison-last-copy, forget-stale, forget-flushing, forget-out-of-sync, skip-lineage, skip-own-label,
+    /// skip-removed-label, forget-sessions, trust-order, reattach-diverged, late-label, count-on, trust-pages.
     #[arg(long, default_value = "none")]
     mutation: String,
     /// Stop the first loaded machine at its n-th start or end of an I/O.
     #[arg(long, conflicts_with = "every_boundary")]
     crash_at: Option<u64>,
-    /// Run each seed once for every start and end of an I/O of its first load, stopping there.
+    /// Run each seed once for every start and end of an I/O of its first load, and stop there.
     #[arg(long)]
     every_boundary: bool,
-    /// Threads; each runs seeds of its own.
+    /// Number of threads; each runs its own seeds.
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// Go on after a finding, and report all.
+    /// Continue after a finding, and report all.
     #[arg(long)]
     keep_going: bool,
 }
@@ -69,7 +70,7 @@ fn main() -> ExitCode {
     if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Runs all seeds of one load and prints its line; whether nothing was found.
+/// Runs all seeds of one load and prints its line; true without a finding.
 fn run_load(arguments: &Arguments, system_under_test: SystemUnderTest, workload: Workload) -> bool {
     let (next, stop, started) = (AtomicU64::new(arguments.seed), AtomicBool::new(false), Instant::now());
     let (total, failures) = (Mutex::new((0, Report::default())), Mutex::new(Vec::new()));
@@ -124,7 +125,7 @@ fn line(workload: Workload, runs: u64, report: &Report, elapsed_s: f64, failures
     )
 }
 
-/// Runs a seed, at all its boundaries if asked.
+/// Runs a seed; with `--boundaries`, at all of them.
 fn run_seed(
     arguments: &Arguments,
     system_under_test: SystemUnderTest,
@@ -163,7 +164,7 @@ fn run_caught(system_under_test: SystemUnderTest, config: TrialConfig) -> Result
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
         let finding = format!("panic: {}", text.unwrap_or_default());
-        Err(Box::new(FailureReport { config, finding, story: Vec::new() }))
+        Err(Box::new(FailureReport { config, finding, log_lines: Vec::new() }))
     })
 }
 

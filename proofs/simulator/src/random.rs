@@ -1,12 +1,12 @@
-//! Every draw of a run, from one seed.
+//! All random choices of a run, from one seed.
 //!
-//! SplitMix64: one word of state, no weak seeds, and good enough to choose schedules with. Parts of a run fork their own
+//! SplitMix64: one word of state, no weak seeds, and good enough to choose schedules. Parts of a run fork their own
 //! generators by name, so that a draw added to one part does not change the draws of another.
 
 use std::cell::Cell;
 use std::rc::Rc;
 
-/// A generator of draws. Interior mutability lets the parts of one machine share it; it never leaves its thread.
+/// A random generator. Interior mutability lets the parts of one machine share it; it never leaves its thread.
 #[derive(Debug)]
 pub struct Random(Cell<u64>);
 
@@ -49,7 +49,7 @@ impl Random {
         first + self.below(last.saturating_sub(first) + 1)
     }
 
-    /// True in `percent` of a hundred cases.
+    /// True with a probability of `percent`.
     pub fn chance(&self, percent: u64) -> bool {
         self.below(100) < percent
     }
@@ -57,19 +57,19 @@ impl Random {
     /// One of `choices`.
     ///
     /// # Panics
-    /// When there is no choice.
+    /// When `choices` is empty.
     pub fn pick<'a, T>(&self, choices: &'a [T]) -> &'a T {
         &choices[self.below(choices.len() as u64) as usize]
     }
 }
 
-/// A running hash of every event of a run, in order, which the parts of the run share: two runs are the same exactly if their
-/// hashes are equal.
+/// A running hash of every event of a run, in order, which its parts share: two runs are equal exactly if their hashes
+/// are.
 #[derive(Clone, Debug, Default)]
 pub struct Trace(Rc<Cell<u64>>);
 
 impl Trace {
-    /// Adds an event: what it was, and two numbers that describe it.
+    /// Adds an event: its kind, and two numbers that describe it.
     pub fn note(&self, what: u8, first: u64, second: u64) {
         let word = mix(self.0.get() ^ u64::from(what)) ^ first;
         self.0.set(mix(mix(word) ^ second));

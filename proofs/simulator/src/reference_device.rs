@@ -1,7 +1,7 @@
-//! A device simple enough to be right by inspection: an append-only log of blocks, to test the simulator with.
+//! A device simple enough to verify by reading: an append-only log of blocks, to test the simulator with.
 //!
-//! Each block written becomes one entry, a sector of header and the block, at the end of what was ever written. The entry
-//! with the highest number whose checksum holds is the block. Space is never used again.
+//! Each written block becomes one entry, a sector of header and the block, at the end of the log. The content of a
+//! block is its entry with the highest number and a valid checksum. Space is never reused.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -29,7 +29,7 @@ pub(crate) struct ReferenceSystem {
     pub(crate) skip_sync: bool,
     /// Entries count although their data did not arrive.
     pub(crate) trust: bool,
-    /// The disk does nothing for so many of a hundred syncs.
+    /// The disk does nothing for this percentage of syncs.
     pub(crate) lie_percent: u64,
     /// Flushes never end.
     pub(crate) hang: bool,
@@ -81,7 +81,7 @@ impl ReferenceDevice {
         Ok(device)
     }
 
-    /// Takes in an entry found on the disk.
+    /// Adds an entry found on the disk.
     fn take(&self, offset_bytes: u64, entry: &[u8]) {
         let word =
             |i: usize| u64::from_le_bytes(*entry[i * 8..].first_chunk().expect("entries are longer than headers"));

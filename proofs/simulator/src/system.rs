@@ -32,13 +32,13 @@ pub struct VolumeProfile {
     pub capacity_blocks: u64,
     /// Format of the protection information.
     pub protection: Option<PiFormat>,
-    /// Memory for what the device caches, in bytes.
+    /// Cache size of the device in bytes.
     pub cache_bytes: usize,
-    /// How long it must be left alone to be idle, in microseconds.
+    /// Time without requests after which it is idle, in microseconds.
     pub idle_us: u64,
-    /// Bytes from which on a write is sealed while it is in flight.
+    /// Minimum bytes of a write that is sealed while it is in flight.
     pub seal_in_flight_bytes: u64,
-    /// Bytes of a half of the place for notes, at most.
+    /// Maximum bytes of a half of the area for notes.
     pub notes_half_bytes: u32,
     /// Identity of the device.
     pub uuid: [u8; 16],
@@ -59,9 +59,9 @@ impl VolumeProfile {
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&random.word().to_le_bytes());
         let cache_bytes = *random.pick(&[0, 64 << 10, 1 << 20]);
-        // Idle between one request and the next, now and then, and never.
+        // Sometimes idle between two requests, and never.
         let idle_us = *random.pick(&[1, 200, 5_000, 100_000]);
-        // All writes, those of some blocks, long ones, and none.
+        // All writes, some, only long ones, and none.
         let seal_in_flight_bytes = *random.pick(&[0, 4096, 64 << 10, u64::MAX]);
         VolumeProfile {
             idle_us,
@@ -76,7 +76,7 @@ impl VolumeProfile {
         }
     }
 
-    /// Now and then with room for notes, which small ones have not: beside a longest write.
+    /// Sometimes with room for notes, which small devices do not have: beside a longest write.
     pub fn with_notes(self, workload: Workload, random: &Random) -> VolumeProfile {
         let notes_half_bytes = *random.pick(&[4096, 8192, 1 << 20]);
         if matches!(workload, Workload::Zones | Workload::Wide | Workload::Laps) || random.chance(50) {
@@ -123,57 +123,57 @@ pub struct Session {
     pub stack: DynDevice,
     /// Closes it in good order.
     pub close: BoxedWork<()>,
-    /// Where changes that were answered may be lost, and hosts were not told: has it forget that.
+    /// If completed changes may be lost and hosts do not know: clears that record.
     pub lost: Option<BoxedWork<()>>,
 }
 
-/// How a change of size ended.
+/// The result of a resize.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resizing {
     /// The device has the new size.
     Done,
     /// Blocks behind the new end hold data.
     InUse,
-    /// The disk has not the room, or the device cannot say where it would lie.
+    /// The disk is too small, or the device cannot record the new layout.
     NoRoom,
 }
 
-/// Sectors with metadata of which there is another copy.
+/// Sectors of metadata with another copy.
 #[derive(Clone, Debug)]
 pub struct Redundant {
-    /// Runs of sectors. A fault may reach all of a run.
+    /// Runs of sectors. One fault may cover a whole run.
     pub runs: Vec<Range<u64>>,
-    /// True if the open repairs a lost copy. Otherwise the repair waits until a read needs the copy, and faults that damage one
-    /// kind and then another that waits have damaged both copies.
+    /// True if an open repairs a lost copy. Otherwise the repair waits until a read needs the copy; until then a fault
+    /// in another kind of metadata would be a second fault.
     pub is_repaired_at_open: bool,
 }
 
-/// A system that makes a device of a disk.
+/// A system that makes a device on a disk.
 pub trait System {
     /// Bytes of the disk that a device of this shape needs.
     fn disk_bytes(&self, profile: &VolumeProfile) -> u64;
 
-    /// Whether damage to long durable data is found, and not taken for data that never arrived.
+    /// True if damage to data that have been durable for long is found, and not taken for data that never arrived.
     fn finds_damage(&self) -> bool {
         true
     }
 
-    /// Whether everything that was answered is there after the program was killed.
+    /// True if all completed changes are there after the process was killed.
     fn survives_kills(&self) -> bool {
         false
     }
 
-    /// How many of a hundred syncs the disk only pretends to do. For tests of the tests.
+    /// The percentage of syncs that the disk only pretends to do. For tests of the tests.
     fn lie_percent(&self) -> u64 {
         0
     }
 
-    /// Kinds of metadata that the device keeps so that no one fault there costs anything that was durable.
+    /// Kinds of metadata that the device stores twice, so that one fault there costs nothing durable.
     fn redundant(&self, _shape: &VolumeProfile, _image: &Image) -> Vec<Redundant> {
         Vec::new()
     }
 
-    /// Whether devices can change their size.
+    /// True if devices can be resized.
     fn resizes(&self) -> bool {
         false
     }
@@ -183,12 +183,12 @@ pub trait System {
         profile.capacity_blocks
     }
 
-    /// Changes the size of a device that is not up.
+    /// Resizes a device that is not open.
     fn resize(&self, _disk: SimDisk, _executor: Executor, _capacity_blocks: u64) -> BoxedWork<Resizing> {
         Box::pin(async { Err("it keeps its size".to_owned()) })
     }
 
-    /// The sectors of the log that hold the only copy of something which may be durable: of the last small commit.
+    /// The sectors of the log with the only copy of possibly durable entries: those of the last small commit.
     fn single_copy(&self, _shape: &VolumeProfile, _image: &Image) -> Vec<u64> {
         Vec::new()
     }
@@ -196,7 +196,7 @@ pub trait System {
     /// Makes an empty device, durable once this returns.
     fn create(&self, disk: SimDisk, profile: VolumeProfile) -> BoxedWork<()>;
 
-    /// Brings the device up.
+    /// Opens the device.
     fn open(&self, disk: SimDisk, executor: Executor, profile: VolumeProfile, read_only: bool) -> BoxedWork<Session>;
 }
 
@@ -212,7 +212,7 @@ fn layout_of(profile: &VolumeProfile) -> Layout {
     layout.expect("drawn shapes are possible")
 }
 
-/// The layout of the volume on a disk, as its superblocks have it; that of a new one where there is none.
+/// The layout of the volume in the superblocks of a disk; that of a new one if there is none.
 fn layout_on(profile: &VolumeProfile, image: &Image) -> Layout {
     let read = |offset: u64| {
         let mut bytes = vec![0; image.sector_bytes() as usize];
@@ -223,7 +223,7 @@ fn layout_on(profile: &VolumeProfile, image: &Image) -> Layout {
     newest.map_or_else(|| layout_of(profile), |superblock| superblock.layout)
 }
 
-/// The sectors of each copy of the label of a group on a volume, in the order of the places.
+/// The sectors of each copy of the group label on a volume, in order of the places.
 pub(crate) fn label_copies(profile: &VolumeProfile, image: &Image) -> [Range<u64>; 4] {
     let layout = layout_on(profile, image);
     let sector = u64::from(layout.sector_bytes());
@@ -298,8 +298,8 @@ impl System for Volumes {
                 repeated.insert(found.header.sequence - 1);
             }
         }
-        // The last commit that was answered is the one before the newest mark where a part of another one is there, else the
-        // one that has it. Only one place has it: the one that has most.
+        // The last completed commit is the one before the newest mark if a part of another commit is there, otherwise
+        // the one with that mark. Only one place has it: the one with the most sectors.
         let last = places.into_iter().filter(|(sequence, _)| sequence + 1 >= mark && !repeated.contains(sequence));
         let only = last.filter_map(|(_, mut places)| {
             places.sort_unstable();
@@ -341,10 +341,10 @@ impl System for Volumes {
             drop(executor.spawn("worker", opened.worker.run()));
             let volume = opened.volume;
             let stack = DynDevice::new("volume", volume.clone());
-            let told = volume.clone();
+            let handle = volume.clone();
             let lost: Option<BoxedWork<()>> = match opened.description.answered {
                 AnsweredChanges::MayBeLost(_) => {
-                    Some(Box::pin(async move { told.forget_lost().await.map_err(|error| error.to_string()) }))
+                    Some(Box::pin(async move { handle.forget_lost().await.map_err(|error| error.to_string()) }))
                 }
                 AnsweredChanges::AllDurable | AnsweredChanges::Noted(_) => None,
             };

@@ -1,4 +1,4 @@
-//! What can be put to the test, by the names of the command line.
+//! The systems under test, by their names on the command line.
 
 use clap::ValueEnum;
 use sealblock_layers_mirror::Mutation as MirrorMutation;
@@ -9,7 +9,7 @@ use crate::system::Volumes;
 use crate::trial::{self, FailureReport, Report, TrialConfig};
 use crate::workload::Workload;
 
-/// A kind of device, and the fault that is put into it.
+/// A kind of device, and the injected defect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SystemUnderTest {
     /// Protected volumes.
@@ -59,24 +59,24 @@ const OF_VOLUMES: [(&str, VolumeMutation); 33] = [
 const OF_MIRRORS: [(&str, MirrorMutation); 20] = [
     ("none", MirrorMutation::None),
     ("skip-mark", MirrorMutation::SkipMark),
-    ("answer-early", MirrorMutation::CompleteEarly),
-    ("read-rebuilding", MirrorMutation::ReadResyncing),
+    ("complete-early", MirrorMutation::CompleteEarly),
+    ("read-resyncing", MirrorMutation::ReadResyncing),
     ("clear-unflushed", MirrorMutation::ClearUnflushed),
     ("evict-unflushed", MirrorMutation::EvictUnflushed),
     ("unordered", MirrorMutation::Unordered),
-    ("spoil-last-copy", MirrorMutation::PoisonLastCopy),
+    ("poison-last-copy", MirrorMutation::PoisonLastCopy),
     ("forget-stale", MirrorMutation::ForgetStale),
     ("forget-flushing", MirrorMutation::ForgetFlushing),
-    ("forget-missed", MirrorMutation::ForgetOutOfSync),
+    ("forget-out-of-sync", MirrorMutation::ForgetOutOfSync),
     ("skip-lineage", MirrorMutation::SkipLineage),
-    ("untold", MirrorMutation::SkipOwnLabel),
-    ("remove-untold", MirrorMutation::SkipRemovedLabel),
+    ("skip-own-label", MirrorMutation::SkipOwnLabel),
+    ("skip-removed-label", MirrorMutation::SkipRemovedLabel),
     ("forget-sessions", MirrorMutation::ForgetSessions),
-    ("believe-order", MirrorMutation::TrustOrder),
-    ("take-anybody", MirrorMutation::ReattachDiverged),
+    ("trust-order", MirrorMutation::TrustOrder),
+    ("reattach-diverged", MirrorMutation::ReattachDiverged),
     ("late-label", MirrorMutation::LateLabel),
     ("count-on", MirrorMutation::CountOn),
-    ("believe-pages", MirrorMutation::TrustPages),
+    ("trust-pages", MirrorMutation::TrustPages),
 ];
 
 fn find<T: Copy>(known: &[(&str, T)], name: &str) -> Result<T, String> {
@@ -86,10 +86,10 @@ fn find<T: Copy>(known: &[(&str, T)], name: &str) -> Result<T, String> {
 }
 
 impl SystemUnderTest {
-    /// The subject of this name, with this fault.
+    /// The system of this name, with the mutation of this name.
     ///
     /// # Errors
-    /// When there is none; the message says what there is.
+    /// When there is none; the message lists the names.
     pub fn new(system: &str, mutation: &str) -> Result<SystemUnderTest, String> {
         match system {
             "volume" => find(&OF_VOLUMES, mutation).map(SystemUnderTest::Volume),
@@ -99,7 +99,7 @@ impl SystemUnderTest {
         }
     }
 
-    /// The loads it is put under.
+    /// The loads of the system.
     pub fn loads(self) -> &'static [Workload] {
         match self {
             SystemUnderTest::Volume(_) => Workload::value_variants(),
@@ -111,7 +111,7 @@ impl SystemUnderTest {
     /// Runs one seed.
     ///
     /// # Errors
-    /// The first thing that must not be.
+    /// The first violation.
     pub fn run(self, config: TrialConfig) -> Result<Report, Box<FailureReport>> {
         match self {
             SystemUnderTest::Volume(mutation) => trial::run(&Volumes { mutation }, config),
@@ -125,8 +125,30 @@ impl SystemUnderTest {
 mod tests {
     use super::*;
 
+    /// `TrustOrder` becomes `trust-order`.
+    fn kebab_case(mutation: impl std::fmt::Debug) -> String {
+        let mut name = String::new();
+        for letter in format!("{mutation:?}").chars() {
+            if letter.is_uppercase() && !name.is_empty() {
+                name.push('-');
+            }
+            name.extend(letter.to_lowercase());
+        }
+        name
+    }
+
     #[test]
-    fn names_are_told_apart() {
+    fn the_names_of_mutations_are_those_in_the_code() {
+        for (name, mutation) in OF_VOLUMES {
+            assert_eq!(name, kebab_case(mutation));
+        }
+        for (name, mutation) in OF_MIRRORS {
+            assert_eq!(name, kebab_case(mutation));
+        }
+    }
+
+    #[test]
+    fn names_of_one_system_are_unknown_to_another() {
         assert_eq!(SystemUnderTest::new("mirror", "unordered"), Ok(SystemUnderTest::Mirror(MirrorMutation::Unordered)));
         assert_eq!(SystemUnderTest::new("volume", "none"), Ok(SystemUnderTest::Volume(VolumeMutation::None)));
         assert!(SystemUnderTest::new("volume", "unordered").is_err() && SystemUnderTest::new("disk", "none").is_err());

@@ -1,6 +1,6 @@
-//! The proofs of the proof: right devices pass, wrong ones are caught, and a seed is a run.
+//! Tests of the proof itself: correct devices pass, defective ones are detected, and a seed repeats a run.
 //!
-//! Long runs are the binary's work; these are short enough for every build.
+//! The binary makes longer runs; these are short enough for every build.
 
 use clap::ValueEnum;
 use sealblock_media_volume::Mutation;
@@ -10,7 +10,7 @@ use crate::system::{System, Volumes};
 use crate::trial::{FailureReport, Report, TrialConfig, run};
 use crate::workload::Workload;
 
-/// Runs seeds of one load until something is found.
+/// Runs seeds of one load until there is a finding.
 fn run_seeds(system: &impl System, workload: Workload, seeds: u64) -> Result<Report, Box<FailureReport>> {
     let mut total = Report::default();
     for seed in 1..=seeds {
@@ -24,10 +24,10 @@ fn first_finding(system: &impl System, loads: &[Workload], seeds: u64) -> Option
     loads.iter().find_map(|load| run_seeds(system, *load, seeds).err()).map(|failure| failure.finding)
 }
 
-/// A caught fault says which block, or that the volume cannot be opened.
+/// A detected defect names the block, or that the volume cannot be opened.
 fn assert_caught(system: &impl System, loads: &[Workload], seeds: u64) {
     let finding = first_finding(system, loads, seeds).expect("the fault is noticed");
-    // What a disk that was cut too early cannot hold any more shows when it is opened, or when its size is to change again.
+    // A disk that was truncated too early shows it at the next open, or at the next resize.
     let reasons = ["block", "open failed", "resize failed: the medium has", "no host was told"];
     assert!(reasons.iter().any(|reason| finding.contains(reason)), "{finding}");
 }
@@ -56,9 +56,9 @@ fn a_disk_that_lies_about_syncs_is_caught() {
 }
 
 #[test]
-fn a_device_that_hangs_is_a_finding_and_no_hang() {
+fn a_device_that_hangs_is_a_finding() {
     let finding = first_finding(&ReferenceSystem { hang: true, ..ReferenceSystem::default() }, &[Workload::Forced], 20);
-    // With a reader that goes on beside it, the run has no end.
+    // With a reader that continues beside it, the run has no end.
     let is_hang = |finding: &str| finding.starts_with("deadlock: main") || finding.starts_with("no end");
     assert!(finding.as_deref().is_some_and(is_hang), "{finding:?}");
 }
@@ -98,10 +98,10 @@ fn a_volume_that_answers_before_the_tags_are_durable_is_caught() {
 }
 
 #[test]
-fn a_volume_that_uses_slots_again_early_is_caught() {
+fn a_volume_that_reuses_physical_blocks_early_is_caught() {
     let finding = first_finding(&Volumes { mutation: Mutation::ReuseEarly }, &[Workload::Hot, Workload::Idle], 40);
     let finding = finding.expect("the fault is noticed");
-    // One whose physical blocks are in use twice may also wait for ever for a free one.
+    // If its physical blocks are in use twice, it may also wait forever for a free one.
     assert!(finding.contains("block") || finding.contains("no end after"), "{finding}");
 }
 
@@ -136,7 +136,7 @@ fn a_volume_that_trusts_its_notes_after_the_loss_of_its_disk_is_caught() {
 }
 
 #[test]
-fn a_volume_that_says_once_that_changes_may_be_lost_is_caught() {
+fn a_volume_that_reports_a_possible_loss_only_once_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::ForgetLost }, &[Workload::Mixed, Workload::Hot], 60);
 }
 
@@ -151,7 +151,7 @@ fn a_volume_that_repeats_nothing_in_its_log_is_caught() {
 }
 
 #[test]
-fn a_volume_that_takes_repeated_records_for_new_ones_is_caught() {
+fn a_volume_that_takes_repeated_map_entries_for_new_ones_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::RepeatAsNew }, &[Workload::Forced, Workload::Hot], 60);
 }
 
@@ -166,7 +166,7 @@ fn a_volume_that_leaves_its_last_commit_in_one_place_is_caught() {
 }
 
 #[test]
-fn a_volume_that_calls_its_log_in_use_before_anything_is_in_it_is_caught() {
+fn a_volume_that_marks_an_empty_log_as_in_use_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::NoAnchor }, &[Workload::Mixed, Workload::Forced], 60);
 }
 
@@ -181,7 +181,7 @@ fn a_volume_that_lets_runs_win_over_later_writes_is_caught() {
 }
 
 #[test]
-fn a_volume_that_begins_its_log_behind_what_its_tables_lack_is_caught() {
+fn a_volume_that_frees_log_space_before_its_block_map_has_the_entries_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::TailEarly }, Workload::value_variants(), 60);
 }
 
@@ -195,11 +195,11 @@ fn a_volume_whose_moves_undo_writes_is_caught() {
 }
 
 #[test]
-fn a_volume_that_punches_slots_in_use_is_caught() {
+fn a_volume_that_punches_physical_blocks_in_use_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::PunchBeyond }, &[Workload::Trim, Workload::Idle], 40);
 }
 
-/// A seed of any load has a change of size now and then.
+/// A seed of any load has a resize sometimes.
 const RESIZING: [Workload; 4] = [Workload::Mixed, Workload::Trim, Workload::Forced, Workload::Hot];
 
 #[test]
@@ -213,15 +213,15 @@ fn a_volume_that_is_cut_early_is_caught() {
 }
 
 #[test]
-fn a_volume_that_overwrites_zones_that_it_may_go_back_to_is_caught() {
+fn a_volume_that_overwrites_block_groups_of_its_old_size_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::TailEarlier }, &RESIZING, 200);
 }
 
-/// Loads of small commits behind one another.
+/// Loads with consecutive small commits.
 const JOINING: [Workload; 3] = [Workload::Forced, Workload::Hot, Workload::Mixed];
 
 #[test]
-fn a_volume_that_joins_what_a_checkpoint_has_taken_is_caught() {
+fn a_volume_that_joins_a_sector_of_a_checkpoint_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::JoinTaken }, &JOINING, 200);
 }
 
@@ -241,7 +241,7 @@ fn a_volume_that_cuts_off_blocks_in_use_is_caught() {
 }
 
 #[test]
-fn a_volume_that_keeps_bits_of_zones_that_went_is_caught() {
+fn a_volume_that_keeps_bits_of_dropped_block_groups_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::KeepBits }, &RESIZING, 200);
 }
 

@@ -1,4 +1,4 @@
-//! One seed from beginning to end: create a device, use it, stop the machine, check, and continue with what is on the disk.
+//! One seed from beginning to end: create a device, use it, stop the machine, check, and continue with the disk.
 //!
 //! Everything is drawn from the seed: profile, disk, loads, where each machine stops, what survives, how often recovery is
 //! itself stopped, and where damage is injected. In some seeds a read-only machine checks first after each stop; later machines must
@@ -23,29 +23,29 @@ use crate::random::{Random, Trace};
 use crate::system::{System, VolumeProfile};
 use crate::workload::{self, Workload};
 
-/// So long, and so many times, does a machine go on without requests in some seeds: everything is committed then and has its
-/// second copy. A timer may go off before its time while tasks are ready; that all of them do before the worker has run is next
-/// to impossible.
+/// The length and number of idle times of a machine in some seeds: after them everything is committed and has its
+/// second copy. A timer may fire early while tasks are ready; that all of them do before the worker has run is next to
+/// impossible.
 const REST: Duration = Duration::from_millis(500);
 const RESTS: usize = 8;
 
-/// What to run.
+/// The configuration of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TrialConfig {
-    /// Everything is drawn from this.
+    /// The seed of all random choices.
     pub seed: u64,
     /// The load.
     pub workload: Workload,
-    /// Where the first loaded machine stops, instead of at a drawn place: its n-th start or end of an I/O.
+    /// The stop of the first loaded machine, if not at random: its n-th start or end of an I/O.
     pub crash_at: Option<u64>,
 }
 
-/// What was run.
+/// The counters of a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Report {
-    /// Machines that were stopped in the middle of something.
+    /// Machines that were stopped.
     pub crashes: u64,
-    /// Of these, machines that were stopped while they recovered from an earlier crash.
+    /// The part of them that was stopped during recovery from an earlier crash.
     pub recovery_crashes: u64,
     /// I/Os of all machines.
     pub ios: u64,
@@ -53,19 +53,19 @@ pub struct Report {
     pub completed: u64,
     /// Requests that failed by a planned fault.
     pub failed: u64,
-    /// Blocks whose content was compared with what is permitted.
+    /// Blocks whose content was compared with the permitted ones.
     pub blocks_checked: u64,
-    /// Damage that was done and found.
+    /// Injected damage that was found.
     pub damages_found: u64,
-    /// Disks that were made to decay, and whose blocks were all right or found to be damaged.
+    /// Disks with injected bit rot, whose blocks were all right or found to be damaged.
     pub decays: u64,
-    /// Changes of size that were begun.
+    /// Resizes that were started.
     pub resizings: u64,
     /// Logs and other metadata that were damaged between a crash and the next start.
     pub corrupted: u64,
-    /// Whether the first loaded machine stopped where it was told to.
+    /// True if the first loaded machine stopped at the ordered point.
     pub first_crashed: bool,
-    /// The hash of everything that happened.
+    /// The hash of all events.
     pub trace: u64,
 }
 
@@ -88,18 +88,18 @@ impl std::ops::AddAssign for Report {
 /// A violation, and the events before it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FailureReport {
-    /// What to run to reproduce it.
+    /// The command that reproduces it.
     pub config: TrialConfig,
-    /// What was found.
+    /// The violation.
     pub finding: String,
-    /// What happened before, one line for each machine.
-    pub story: Vec<String>,
+    /// The events before it, one line for each machine.
+    pub log_lines: Vec<String>,
 }
 
 impl fmt::Display for FailureReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "seed {} of {}: {}", self.config.seed, self.config.workload.name(), self.finding)?;
-        self.story.iter().try_for_each(|line| writeln!(f, "    {line}"))
+        self.log_lines.iter().try_for_each(|line| writeln!(f, "    {line}"))
     }
 }
 
@@ -109,11 +109,11 @@ impl fmt::Display for FailureReport {
 /// The first violation.
 pub fn run<S: System>(system: &S, config: TrialConfig) -> Result<Report, Box<FailureReport>> {
     let random = Random::new(config.seed ^ ((config.workload as u64) << 56));
-    // Draws of their own, so that a seed is for the rest what it is without notes.
+    // A separate generator, so that the rest of a seed is the same without notes.
     let notes = Random::new(config.seed ^ ((config.workload as u64) << 48) ^ (1 << 41));
     let profile = VolumeProfile::draw(config.workload, &random).with_notes(config.workload, &notes);
     let patterns = Patterns::new(random.word(), profile.block_size, profile.protection);
-    // Draws of their own, so that a seed without changes of size is what it is without them.
+    // A separate generator, so that a seed without resizes is the same.
     let sizes = Random::new(config.seed ^ ((config.workload as u64) << 48) ^ (1 << 40));
     let mut trial = Trial {
         system,
@@ -123,7 +123,7 @@ pub fn run<S: System>(system: &S, config: TrialConfig) -> Result<Report, Box<Fai
         random,
         trace: Trace::default(),
         report: Report::default(),
-        story: vec![profile.to_string()],
+        log_lines: vec![profile.to_string()],
         is_durable: true,
         has_started: false,
         was_idle: false,
@@ -135,13 +135,13 @@ pub fn run<S: System>(system: &S, config: TrialConfig) -> Result<Report, Box<Fai
         capacities: vec![profile.capacity_blocks],
         undoable: Vec::new(),
     };
-    match trial.whole() {
+    match trial.run_all() {
         Ok(()) => {
             trial.report.blocks_checked = trial.checker.borrow().blocks_checked();
             trial.report.trace = trial.trace.hash();
             Ok(trial.report)
         }
-        Err(finding) => Err(Box::new(FailureReport { config, finding, story: trial.story })),
+        Err(finding) => Err(Box::new(FailureReport { config, finding, log_lines: trial.log_lines })),
     }
 }
 
@@ -153,48 +153,48 @@ struct Trial<'a, S> {
     random: Random,
     trace: Trace,
     report: Report,
-    story: Vec<String>,
-    /// The last machine under load had come up, so that its log has no older damage.
+    log_lines: Vec<String>,
+    /// True if the last machine under load had opened the device, so that its log has no older damage.
     has_started: bool,
-    /// The last load had ended, and its machine went on for a while, before it was stopped.
+    /// True if the last load had ended, and its machine was idle for a while, before it was stopped.
     was_idle: bool,
-    /// The last stop was a power cut, so what is found on the disk is durable.
+    /// True if the last stop was a power cut, so the content of the disk is durable.
     is_durable: bool,
-    /// Blocks that nothing was in flight about when the last load ended: damage to them must be found.
+    /// Blocks without a write in flight when the last load ended: damage to them must be found.
     long_durable: Vec<Lba>,
-    /// The kind of metadata a copy of which may still be lost from an earlier damage; another one that waits to be repaired is not
-    /// to be damaged then.
+    /// The kind of metadata with a copy that may still be lost from an earlier damage; no other kind may be damaged
+    /// while the repair waits.
     damaged_kind: Option<usize>,
-    /// What the disk held before the last load.
+    /// The content of the disk before the last load.
     earlier: Vec<(u64, Slice)>,
-    /// Draws for changes of size.
+    /// Random choices for resizes.
     sizes: Random,
-    /// The sizes that the device has had, in blocks.
+    /// All sizes of the device so far, in blocks.
     capacities: Vec<u64>,
-    /// Those from before changes that were seen after a kill, and that a power cut may undo.
+    /// Sizes from before resizes that were seen after a kill, and that a power cut may undo.
     undoable: Vec<u64>,
-    /// The disk keeps its length, and is longer than the device.
+    /// True if the disk keeps its length, and is longer than the device.
     keeps_length: bool,
 }
 
 impl<S: System> Trial<'_, S> {
-    fn whole(&mut self) -> Result<(), String> {
+    fn run_all(&mut self) -> Result<(), String> {
         let mut image = self.create()?;
-        let lives = self.random.between(1, 4);
-        for life in 0..lives {
-            if life + 1 == lives || self.random.chance(30) {
+        let machines = self.random.between(1, 4);
+        for machine in 0..machines {
+            if machine + 1 == machines || self.random.chance(30) {
                 self.earlier = image.visible().map(|(sector, bytes)| (sector, bytes.clone())).collect();
             }
-            image = self.load(image, life == 0)?;
+            image = self.load(image, machine == 0)?;
             self.corrupt_metadata(&mut image);
-            image = self.look(image)?;
+            image = self.check_read_only(image)?;
             image = self.recover(image)?;
             image = self.resize(image)?;
         }
         self.end(image)
     }
 
-    fn parts(&self, behaviour: Behaviour, survival: Survival) -> MachineConfig<'_, S> {
+    fn config(&self, behaviour: Behaviour, survival: Survival) -> MachineConfig<'_, S> {
         MachineConfig {
             system: self.system,
             profile: self.profile,
@@ -217,7 +217,7 @@ impl<S: System> Trial<'_, S> {
         Behaviour { crash_at, slow_percent, lie_percent, keeps_length, ..Behaviour::default() }
     }
 
-    /// Books what a machine left.
+    /// Records the result of a machine.
     fn record_run(
         &mut self,
         what: &str,
@@ -238,24 +238,24 @@ impl<S: System> Trial<'_, S> {
             self.undoable.clear();
         }
         let counts = result.counts;
-        self.story.push(format!(
+        self.log_lines.push(format!(
             "{what} {ended} after {} boundaries ({} I/Os, {} answered, {} failed); then {survival}",
             counts.boundaries, counts.ios, result.completed, result.failed
         ));
         Ok((result.image, result.end?))
     }
 
-    /// Makes the device; now and then the first attempt is stopped.
+    /// Makes the device; sometimes the first attempt is stopped.
     fn create(&mut self) -> Result<Image, String> {
         let mut image = Image::blank(self.profile.sector_bytes, self.disk_bytes());
         if self.random.chance(10) {
             let survival = Survival::draw_of_process(&self.random);
             let crash_at = Some(self.random.between(1, 14));
-            let result = self.parts(self.behaviour(crash_at), survival).create(image);
+            let result = self.config(self.behaviour(crash_at), survival).create(image);
             image = self.record_run("a first attempt to create", survival, result)?.0;
         }
         let survival = Survival::Nothing;
-        let result = self.parts(self.behaviour(None), survival).create(image);
+        let result = self.config(self.behaviour(None), survival).create(image);
         Ok(self.record_run("creation", survival, result)?.0)
     }
 
@@ -267,14 +267,14 @@ impl<S: System> Trial<'_, S> {
         let mut behaviour = self.behaviour(crash_at);
         if workload == Workload::Faulty {
             behaviour.faults = draw_faults(&self.random);
-            self.story.extend(behaviour.faults.iter().map(|rule| format!("for the next machine, {rule}")));
+            self.log_lines.extend(behaviour.faults.iter().map(|rule| format!("for the next machine, {rule}")));
         }
         let (closes, rests, is_durable) = (self.random.chance(50), self.random.chance(50), self.is_durable);
         let is_faulty = !behaviour.faults.is_empty();
         let misreads = behaviour.faults.iter().any(|rule| rule.on == IoKind::Read);
         let has_started = Rc::new(Cell::new(false));
         let is_up = Rc::clone(&has_started);
-        let result = self.parts(behaviour, survival).run_machine(image, false, move |up| async move {
+        let result = self.config(behaviour, survival).run_machine(image, false, move |up| async move {
             is_up.set(true);
             if audit(&up, is_durable).await.is_err() {
                 return;
@@ -301,30 +301,30 @@ impl<S: System> Trial<'_, S> {
         Ok(image)
     }
 
-    /// Damages the log that the last machine left, or other metadata that is there twice. Nothing that was durable may be lost by
-    /// that, but for the last small commit of a machine that had no time to write its second copy.
+    /// Damages the log of the last machine, or other metadata with two copies. This must not lose anything durable,
+    /// except the last small commit of a machine that had no time to write its second copy.
     fn corrupt_metadata(&mut self, image: &mut Image) {
         let kinds = self.system.redundant(&self.profile, image);
         if kinds.is_empty() || !self.is_durable || !self.has_started || !self.random.chance(60) {
             return;
         }
         let single_copy = if self.was_idle { Vec::new() } else { self.system.single_copy(&self.profile, image) };
-        // The first kind is the log, which nothing is exempt from that is damaged after a rest.
+        // The first kind is the log; after an idle time no part of it is exempt from damage.
         let is_log = self.was_idle && self.random.chance(75);
         let kind = if is_log { 0 } else { self.random.below(kinds.len() as u64) as usize };
         if !kinds[kind].is_repaired_at_open && *self.damaged_kind.get_or_insert(kind) != kind {
             return;
         }
         if let Some(what) = Damage::corrupt(image, &kinds[kind].runs, &single_copy, &self.earlier, &self.random) {
-            self.story.push(what);
+            self.log_lines.push(what);
             self.report.corrupted += 1;
-            // What tells damage to data from writes that never arrived may be gone with it.
+            // The metadata that tells damaged data from writes that never arrived may be damaged too.
             self.long_durable.clear();
         }
     }
 
-    /// A reader looks; then, in some seeds, damage is done and a reader must find it.
-    fn look(&mut self, mut image: Image) -> Result<Image, String> {
+    /// A read-only machine checks; then, in some seeds, damage is injected and a read-only machine must find it.
+    fn check_read_only(&mut self, mut image: Image) -> Result<Image, String> {
         if !self.random.chance(60) {
             return Ok(image);
         }
@@ -353,11 +353,11 @@ impl<S: System> Trial<'_, S> {
 
     fn look_only(&mut self, image: Image) -> Result<Image, String> {
         let (is_durable, survival) = (self.is_durable, Survival::Kill);
-        let result = self.parts(self.reader(), survival).run_machine(image, true, move |up| async move {
+        let result = self.config(self.reader(), survival).run_machine(image, true, move |up| async move {
             let _ = audit(&up, is_durable).await;
         });
         let (image, _) = self.record_run("a reader", survival, result)?;
-        // A reader writes nothing, so the doubt about what is durable is as it was.
+        // A read-only machine writes nothing, so the state of durability is unchanged.
         self.is_durable = is_durable;
         Ok(image)
     }
@@ -366,7 +366,7 @@ impl<S: System> Trial<'_, S> {
     fn find(&mut self, image: Image, damage: &Damage, read_only: bool) -> Result<Image, String> {
         let (lba, survival, is_durable) = (damage.lba, Survival::Kill, self.is_durable);
         let behaviour = if read_only { self.reader() } else { self.behaviour(None) };
-        let result = self.parts(behaviour, survival).run_machine(image, read_only, move |up| async move {
+        let result = self.config(behaviour, survival).run_machine(image, read_only, move |up| async move {
             for piece in up.client.pieces(&up.random) {
                 if up.client.expect_damage(piece, lba).await.is_err() {
                     return;
@@ -382,27 +382,27 @@ impl<S: System> Trial<'_, S> {
         Ok(image)
     }
 
-    /// Machines that are stopped while they recover.
+    /// Runs machines that are stopped during recovery.
     fn recover(&mut self, mut image: Image) -> Result<Image, String> {
         while self.random.chance(35) {
             let survival = Survival::draw_of_process(&self.random);
             let crash_at = Some(self.random.between(1, 40));
             let is_durable = self.is_durable;
             let result =
-                self.parts(self.behaviour(crash_at), survival).run_machine(image, false, move |up| async move {
+                self.config(self.behaviour(crash_at), survival).run_machine(image, false, move |up| async move {
                     let _ = audit(&up, is_durable).await;
                 });
             let (left, end) = self.record_run("a recovery", survival, result)?;
             self.report.recovery_crashes += u64::from(end == MachineEnd::Crashed);
-            image = self.look(left)?;
+            image = self.check_read_only(left)?;
         }
         Ok(image)
     }
 
-    /// The last machine: all there, closed in good order, and damage found that comes after.
+    /// Runs the last machine: all data are there, it is closed, and damage after that is found.
     fn end(&mut self, image: Image) -> Result<(), String> {
         let (is_durable, survival) = (self.is_durable, Survival::Nothing);
-        let result = self.parts(self.behaviour(None), survival).run_machine(image, false, move |up| async move {
+        let result = self.config(self.behaviour(None), survival).run_machine(image, false, move |up| async move {
             if audit(&up, is_durable).await.is_ok() {
                 up.close().await;
             }
@@ -419,16 +419,16 @@ impl<S: System> Trial<'_, S> {
         Ok(())
     }
 
-    /// On a disk with a spoilt sector, no block may read as anything that was never there.
+    /// On a disk with a corrupted sector, no block may read as a content that it never had.
     fn bit_rot(&mut self, mut image: Image) -> Result<(), String> {
         if self.profile.protection.is_none() || !self.system.finds_damage() {
             return Ok(());
         }
         let Some(what) = Damage::bit_rot(&mut image, &self.earlier, &self.random) else { return Ok(()) };
-        self.story.push(what);
+        self.log_lines.push(what);
         let read_only = self.random.chance(50);
         let behaviour = if read_only { self.reader() } else { self.behaviour(None) };
-        let parts = MachineConfig { decayed: true, ..self.parts(behaviour, Survival::Kill) };
+        let parts = MachineConfig { decayed: true, ..self.config(behaviour, Survival::Kill) };
         let result = parts.run_machine(image, read_only, move |up| async move {
             for piece in up.client.pieces(&up.random) {
                 if up.client.check_decayed(piece).await.is_err() {
@@ -442,7 +442,7 @@ impl<S: System> Trial<'_, S> {
     }
 }
 
-/// Every block: readable, permitted, and clean by Verify.
+/// Reads every block: readable, permitted, and clean by Verify.
 async fn audit(up: &RunningMachine, is_durable: bool) -> Result<(), Stop> {
     let pieces = up.client.pieces(&up.random);
     for piece in &pieces {
@@ -472,7 +472,7 @@ fn draw_faults(random: &Random) -> Vec<FaultRule> {
     use sealblock_block::MediumErrorKind::{Failed, NoSpace};
     let rule = |_| {
         let on = *random.pick(&[IoKind::Write, IoKind::Write, IoKind::Sync, IoKind::Sync, IoKind::Punch, IoKind::Read]);
-        // A machine makes fewer syncs than writes; a fault beyond the last one is none.
+        // A machine makes fewer syncs than writes; a fault after the last one has no effect.
         let last = if on == IoKind::Sync { 40 } else { 120 };
         FaultRule {
             on,

@@ -21,7 +21,7 @@ pub enum Workload {
     Mixed,
     /// Every write with force unit access.
     Forced,
-    /// The whole device overwritten in order, again and again, with few free slots left.
+    /// The whole device overwritten in order, again and again, with few free physical blocks left.
     Laps,
     /// Many hosts on few blocks.
     Hot,
@@ -31,17 +31,17 @@ pub enum Workload {
     Crowd,
     /// Both sides of the border between two block groups.
     Zones,
-    /// All over a device whose tables are larger than what may be kept of them in memory.
+    /// The whole device, with tables larger than the cache.
     Wide,
     /// Pauses, in which timers commit.
     Idle,
-    /// Blocks made unreadable, and made good by writes, discards and zeroes.
+    /// Blocks made unreadable, and restored by writes, discards and zeroes.
     Spoil,
-    /// Like mixed, on a disk whose writes and syncs fail now and then.
+    /// Like mixed, on a disk whose writes and syncs fail sometimes.
     Faulty,
 }
 
-/// How often hosts do what, out of the sum of all.
+/// The weight of each operation.
 #[derive(Clone, Copy, Debug)]
 struct OpMix {
     write: u64,
@@ -55,20 +55,20 @@ struct OpMix {
     idle: u64,
 }
 
-/// How hosts behave.
+/// The behaviour of hosts.
 #[derive(Clone, Copy, Debug)]
 struct ClientProfile {
     hosts: u64,
     readers: u64,
-    /// Changes per host, at most.
+    /// The maximum number of changes per host.
     steps: u64,
     mix: OpMix,
     blocks_max: u64,
-    /// How many of a hundred changes have force unit access.
+    /// The percentage of changes with force unit access.
     forced_percent: u64,
-    /// Writes go on where the last one ended.
+    /// Each write begins at the end of the last one.
     in_order: bool,
-    /// Only the first so many blocks of the region are used.
+    /// Only this number of blocks of the region is used.
     region_blocks: u64,
 }
 
@@ -95,7 +95,7 @@ impl Workload {
         match self {
             Workload::Mixed | Workload::Zones => HABITS,
             Workload::Wide => ClientProfile { forced_percent: 30, mix: OpMix { write: 75, ..MIX }, ..HABITS },
-            // Many commits, so that logs go round and checkpoints fail too.
+            // Many commits, so that logs wrap around and checkpoints fail as well.
             Workload::Faulty => ClientProfile { forced_percent: 40, steps: 90, ..HABITS },
             Workload::Forced => ClientProfile { forced_percent: 100, ..HABITS },
             Workload::Laps => ClientProfile {
@@ -117,7 +117,7 @@ impl Workload {
         }
     }
 
-    /// Starts and ends of I/Os that one life of this load is likely to have: where to stop a machine is drawn from these.
+    /// The usual number of starts and ends of I/Os of one machine with this load, from which stops are drawn.
     pub const fn likely_boundaries(self) -> u64 {
         let habits = self.habits();
         habits.hosts * habits.steps * 4
@@ -177,7 +177,7 @@ struct Host {
     random: Random,
     habits: ClientProfile,
     region: Region,
-    /// Where a host that works in order goes on.
+    /// The next block of a host that works in order.
     at: Cell<u64>,
 }
 
@@ -190,7 +190,8 @@ impl Host {
         }
     }
 
-    /// Whether to end: something was found. A planned fault alone does not end a host; the device may recover.
+    /// True if the host must end because there is a finding. A planned fault alone does not end it; the device may
+    /// recover.
     fn is_over(&self) -> bool {
         let over = self.client.context().finding.borrow().is_some();
         if over {

@@ -1,9 +1,9 @@
-//! Clients that send changes again, over NBD and NVMe/TCP, on one path and on several: a first copy that is executed late, because it
-//! still runs at the server or lies unread in a socket, undoes nothing newer.
+//! Clients that send changes again, over NBD and NVMe/TCP, on one path and on several. The first copy is executed late,
+//! because it still runs at the server or lies unread in a socket. It must not undo a newer change.
 //!
-//! Each test stops the first copy of a write at some place, loses its connection, and has the client write again and something newer
-//! behind it. Only when the newer write was acknowledged, or after [`NEWER_MAY_TAKE`] because it waits as it should, does the first copy
-//! go on. The newer content must be there at the end.
+//! Each test stops the first copy of a write at some point, loses its connection, and has the client write again and
+//! then send a newer write. The first copy continues only once the newer write was acknowledged, or after
+//! [`NEWER_MAY_TAKE`], because the newer write should wait. The newer content must be there at the end.
 
 mod proxy;
 mod servers;
@@ -27,9 +27,9 @@ use sealblock_units::{BlockSize, Extent};
 use proxy::{End, Proxy};
 use servers::{HeldWrite, Protocol, Settings, open, serve};
 
-/// Time after which the first copy goes on although no newer write was acknowledged.
+/// Time after which the first copy continues although no newer write was acknowledged.
 const NEWER_MAY_TAKE: Duration = Duration::from_millis(150);
-/// Time after which clients take it that a foreign server has ended a connection: much longer.
+/// Time after which clients assume that a foreign server has ended a connection: much longer.
 const QUIESCE: Duration = Duration::from_secs(3);
 /// Longer than any step takes.
 const LATE: Duration = Duration::from_secs(60);
@@ -75,7 +75,7 @@ impl Setup {
         Setup { held, proxy, device }
     }
 
-    /// Executes the write of 1, and then that of 2 and a Flush: as somebody does who waits for each.
+    /// Writes 1, then 2, and sends a Flush, and waits for each of them.
     fn both(&self) -> Newer {
         let device = self.device.clone();
         Newer::begin(async move {
@@ -84,12 +84,12 @@ impl Setup {
         })
     }
 
-    /// Lets the first copy go on and looks at what is there in the end.
+    /// Lets the first copy continue, and reads the final content.
     async fn end(self, newer: Newer, go_on: impl AsyncFnOnce(&Setup)) {
         newer.wait_a_moment().await;
         go_on(&self).await;
         newer.finish().await.unwrap();
-        // What is late may come now.
+        // Late requests may arrive now.
         sleep(Duration::from_millis(30)).await;
         assert_eq!(first_byte(&self.device).await, 2, "the newer write was undone");
         assert_eq!(self.held.content(), 2, "the newer write was undone");
@@ -151,7 +151,8 @@ fn a_write_that_still_runs_undoes_nothing_newer() {
     }
 }
 
-/// The connection is lost for the client, and the server has not read the write yet; it takes the connection for alive.
+/// The connection is lost for the client. The server has not read the write yet, and its side of the connection is
+/// open.
 async fn unread(protocol: Protocol, end: End) {
     let setup = Setup::new(protocol).await;
     setup.proxy.hold();
@@ -170,7 +171,7 @@ fn a_write_that_was_not_read_yet_undoes_nothing_newer() {
     }
 }
 
-/// Nobody waits for the write any more; its connection is alive.
+/// No caller waits for the write any more; its connection is open.
 async fn dropped(protocol: Protocol, is_lost: bool) {
     let setup = Setup::new(protocol).await;
     setup.held.arm();
@@ -193,7 +194,7 @@ fn a_write_whose_future_was_dropped_undoes_nothing_newer() {
     }
 }
 
-/// A server that says nothing of fences is waited for, and for no longer than the limit.
+/// The client waits for a server that does not fence sessions, but no longer than the limit.
 #[test]
 fn a_change_that_waits_too_long_for_a_late_one_fails_and_says_why() {
     run(|| async {
@@ -209,7 +210,7 @@ fn a_change_that_waits_too_long_for_a_late_one_fails_and_says_why() {
         wait_until("the write runs", || held.is_held()).await;
         proxy.cut(End::Close);
         first.finish().await.unwrap();
-        // Others are not held back.
+        // Other blocks are not delayed.
         let beside = Request::write_zeroes(Extent::from_raw(9, 1).unwrap(), false, Durability::Volatile);
         device.execute(beside).await.unwrap();
         assert_eq!(first_byte(&device).await, 1);
@@ -251,7 +252,7 @@ async fn several_paths(protocol: Protocol, lose: impl AsyncFnOnce(&[Proxy; 2], &
     for proxy in &proxies {
         proxy.deliver(End::Close).await;
     }
-    // The flush fails where a path was lost with unflushed writes, and says so.
+    // The flush fails where a path was lost with unflushed writes, and reports it.
     let _ = newer.finish().await;
     sleep(Duration::from_millis(30)).await;
     assert_eq!(held.content(), 2, "the newer write was undone");

@@ -25,7 +25,7 @@ pub struct Proxy {
 struct Link {
     client: Stream,
     server: Stream,
-    /// Bytes for the server are kept.
+    /// Bytes for the server are held back.
     is_held: Cell<bool>,
     /// The client is gone.
     is_cut: Cell<bool>,
@@ -55,7 +55,7 @@ impl Proxy {
         self.links.borrow().iter().filter(|link| !link.is_cut.get()).for_each(|link| act(link));
     }
 
-    /// Ends the connections that are there, for both sides.
+    /// Ends the open connections, for both sides.
     pub fn cut(&self, end: End) {
         self.each(|link| {
             link.is_cut.set(true);
@@ -64,7 +64,7 @@ impl Proxy {
         });
     }
 
-    /// Keeps bytes for the server from now on, on the connections that are there.
+    /// Holds back bytes for the server from now on, on the open connections.
     pub fn hold(&self) {
         self.each(|link| link.is_held.set(true));
     }
@@ -73,7 +73,7 @@ impl Proxy {
         self.links.borrow().iter().any(|link| !link.held.borrow().is_empty())
     }
 
-    /// Ends these connections for the client, while the server takes them for alive.
+    /// Ends these connections for the client; they stay open for the server.
     pub fn cut_clients(&self) {
         self.each(|link| {
             link.is_cut.set(true);
@@ -81,7 +81,7 @@ impl Proxy {
         });
     }
 
-    /// Sends what was kept, and ends these connections for the server too.
+    /// Sends the bytes that were held back, and ends these connections for the server too.
     pub async fn deliver(&self, end: End) {
         let links = self.links.borrow().clone();
         for link in links.iter().filter(|link| link.is_held.get()) {
@@ -96,7 +96,7 @@ impl Proxy {
 /// Ends a stream for its peer. Fails only if it is closed already.
 fn finish(stream: &Stream, end: End) {
     if matches!(end, End::Reset) {
-        // What was sent before is delivered all the same, or not: either is a loss.
+        // Bytes that were sent before are delivered or not: either is a loss.
         let _ = stream.reset();
     }
     let _ = stream.shutdown(Shutdown::Both);

@@ -1,4 +1,5 @@
-//! What is served: a device that can hold one write, over each protocol, by servers of ours and by one that knows no sessions.
+//! The servers of the tests: a device that can hold one write, over each protocol, by our servers and by one without
+//! sessions.
 
 use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -21,12 +22,12 @@ use sealblock_units::{BlockSize, Extent};
 const SUBNQN: &str = "nqn.2026-11.org.example:resend";
 const BLOCKS: u64 = 256;
 
-/// Who serves.
+/// The kind of server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Protocol {
     Nbd,
     Nvme,
-    /// A server that executes requests side by side, and knows neither sessions nor fences.
+    /// A server that executes requests concurrently, without sessions and fences.
     ForeignNbd,
 }
 
@@ -34,7 +35,7 @@ impl Protocol {
     pub const ALL: [Protocol; 3] = [Protocol::Nbd, Protocol::Nvme, Protocol::ForeignNbd];
 }
 
-/// A device in memory of which one write, the first of 1 after [`HeldWrite::arm`], waits until it is released.
+/// A device in memory that holds one write, the first of 1 after [`HeldWrite::arm`], until it is released.
 #[derive(Clone)]
 pub struct HeldWrite(Rc<HeldState>);
 
@@ -59,7 +60,7 @@ impl HeldWrite {
         self.0.is_released.set(true);
     }
 
-    /// The first byte of what was written last.
+    /// The first byte of the last write.
     pub fn content(&self) -> u8 {
         self.0.content.get()
     }
@@ -152,7 +153,7 @@ pub async fn open(protocol: Protocol, address: SocketAddr, settings: Settings) -
     }
 }
 
-/// Serves one connection: each request in a task of its own, which goes on when the connection has ended.
+/// Serves one connection: each request in a task of its own, which continues when the connection has ended.
 async fn serve_foreign(stream: Stream, device: DynDevice) {
     let export = nbd::Export {
         name: "disk".into(),

@@ -199,7 +199,7 @@ impl Connection {
         }
         fetching[token.place()] = Some((token, prepared));
         drop(fetching);
-        self.turns.wake();
+        self.scheduler.wake();
     }
 
     pub(crate) fn take_fetching(&self, token: Token) -> Option<PreparedCommand> {
@@ -304,7 +304,7 @@ impl Connection {
         if let Err(error) = sent {
             tracing::debug!(%error, "completion dropped: connection closed");
         }
-        self.turns.wake();
+        self.scheduler.wake();
     }
 
     fn log_error(&self, command: &Command, error: &CommandError) -> Status {

@@ -102,7 +102,7 @@ impl Connection {
     /// A command that no slot counts has ended.
     pub(crate) fn command_ended(&self) {
         self.running.set(self.running.get() - 1);
-        self.turns.wake();
+        self.scheduler.wake();
     }
 
     /// Completes the oldest request with an event, if there are both. Else says when the event is due that waits for its interval.

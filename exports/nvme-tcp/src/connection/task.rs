@@ -4,7 +4,7 @@
 //! It ends when the peer closes it, violates the protocol or is silent too long, when its controller ends, or when the
 //! target stops. Commands in flight complete, and their completions are dropped unless the target drains.
 //!
-//! Shape: one poll of the task ([`Turns`]) executes what was received together before it receives more, so that completions
+//! Shape: one poll of the task ([`SendScheduler`]) executes what was received together before it receives more, so that completions
 //! leave first, in batches.
 
 use std::cell::{Cell, RefCell};
@@ -26,7 +26,8 @@ use sealblock_runtime_memory::{Buffer, Pool};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{Share, now, pool, spawn, timeout};
 use sealblock_transport::{
-    Batch, Registration, STAGING_BYTES, Sender, Turns, WatchedEnd, WorkQueue, configure_socket, lingering_close,
+    Registration, ReplyBatch, STAGING_BYTES, SendScheduler, Sender, WatchedEnd, WorkQueue, configure_socket,
+    lingering_close,
 };
 
 use crate::command::fused::FusedPairs;
@@ -105,7 +106,7 @@ pub(crate) struct Connection {
     pub(crate) role: RefCell<Role>,
     /// Of an I/O queue, until what is in flight is fenced.
     watched_end: RefCell<Option<Rc<WatchedEnd<Arc<Controller>>>>>,
-    pub(crate) turns: Turns,
+    pub(crate) scheduler: SendScheduler,
     /// Commands whose data is being fetched, by the index of their token.
     pub(crate) fetching: RefCell<Vec<Option<(Token, PreparedCommand)>>>,
     /// Fused pairs that are not complete yet.
@@ -161,7 +162,7 @@ impl Connection {
             stream,
             role: RefCell::new(Role::New),
             watched_end: RefCell::default(),
-            turns: Turns::default(),
+            scheduler: SendScheduler::default(),
             fetching: RefCell::default(),
             pairs: FusedPairs::default(),
             waiting: RefCell::default(),
@@ -234,14 +235,14 @@ impl Connection {
     async fn transfer(self: &Rc<Self>) {
         let sending = pin!(self.send());
         let mut sender = Sender::new(sending);
-        self.turns.run(&mut sender, self.with_slots(self.receive())).await;
+        self.scheduler.run(&mut sender, self.with_slots(self.receive())).await;
         if self.is_draining() {
-            self.turns.run(&mut sender, self.with_slots(self.drain())).await;
+            self.scheduler.run(&mut sender, self.with_slots(self.drain())).await;
         } else if self.core.borrow().closed().is_none() {
             self.core.borrow_mut().close();
         }
         self.fence().await;
-        let sent = self.with_slots(timeout(self.target.limits.drain, self.turns.finish(&mut sender))).await;
+        let sent = self.with_slots(timeout(self.target.limits.drain, self.scheduler.finish(&mut sender))).await;
         self.detach();
         if sent.is_ok() {
             self.with_slots(self.linger_close()).await;
@@ -310,7 +311,7 @@ impl Connection {
             self.start_work();
             self.stop_receiving_if_drained();
             if bytes == 0 {
-                if !self.turns.output().await {
+                if !self.scheduler.output().await {
                     return;
                 }
                 continue;
@@ -340,7 +341,7 @@ impl Connection {
         self.core.borrow_mut().close();
         // Fails only if the peer has already closed.
         let _ = self.stream.shutdown(Shutdown::Both);
-        self.turns.wake();
+        self.scheduler.wake();
     }
 
     /// Keeps newer changes behind the commands of an I/O queue that are in flight when it ends: its host may send them again.
@@ -403,7 +404,7 @@ impl Connection {
     /// Executes what was received, and sends completions in batches, at least two for reads. Completions without data
     /// are short, so that those of writes, whose commands are longer, are sent together.
     pub(crate) async fn process_batch(self: &Rc<Self>, received_bytes: usize) {
-        let mut batch = Batch::new(received_bytes, CAPSULE_BYTES);
+        let mut batch = ReplyBatch::new(received_bytes, CAPSULE_BYTES);
         while let Some(event) = self.next_event() {
             let before = self.read_bytes.get();
             self.on_event(event);
@@ -418,7 +419,7 @@ impl Connection {
     /// Lets the sender run first.
     async fn send_first(self: &Rc<Self>) {
         self.stop_receiving_if_drained();
-        self.turns.send_first().await;
+        self.scheduler.send_first().await;
     }
 }
 

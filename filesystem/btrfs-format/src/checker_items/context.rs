@@ -20,14 +20,15 @@ pub struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// The item before it, if it is of this type and its shape is right.
+    /// The item before it, if that has this type and a valid shape.
     pub(crate) fn previous_of(&self, item_type: ItemType) -> Option<(Key, Item<'a>)> {
         let (key, bytes) = self.previous.filter(|(key, _)| key.item_type == item_type)?;
         Some((key, Item::decode(key, bytes).ok()?))
     }
 
-    /// In a subvolume an item of an inode follows another one of it, unless it is the first of its leaf. The tree of trees has a name
-    /// of the default subvolume without an inode, and logs have what changed.
+    /// In a subvolume, an item of an inode follows another item of the same inode, unless it is the first of its leaf.
+    /// Exceptions: the tree of trees has a name of the default subvolume without an inode, and logs hold only what
+    /// changed.
     pub(crate) fn check_attached(&self) -> Result<(), Rule> {
         match self.previous {
             Some((key, _)) if key.objectid != self.key.objectid && objectid::is_subvolume(self.owner) => {
@@ -37,18 +38,18 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Nothing can be from a later transaction than the one that is open.
+    /// Checks that a transaction is not later than the open one.
     pub(crate) fn check_generation(&self, field: &'static str, generation: u64) -> Result<(), Rule> {
         within(field, generation, 0, self.geometry.generation.saturating_add(1))
     }
 
-    /// Whether the filesystem has a feature.
+    /// True if the filesystem has a feature.
     pub(crate) fn has(&self, feature: Incompat) -> bool {
         self.geometry.features.incompat.contains(feature)
     }
 }
 
-/// An inode's number: one of those that are given to files, or one of the two that are not.
+/// Checks an inode number: a number of the range for files, or one of the two reserved numbers that are allowed.
 pub(crate) fn check_inode_number(field: &'static str, ino: u64) -> Result<(), Rule> {
     match ino {
         objectid::ROOT_TREE_DIR | objectid::FREE_INO => Ok(()),

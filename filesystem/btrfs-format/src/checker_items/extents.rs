@@ -70,7 +70,7 @@ fn check_inline_refs(context: &Context, extent: &ExtentItem, is_node: bool) -> R
             }
             InlineRef::Data(data) => check_data_ref(context, data)?,
         }
-        // Two are the same only by their order: files whose references have one hash may follow each other.
+        // Duplicates show only by their order: files whose references have the same hash may follow each other.
         let order = one.order();
         if before.replace(order).is_some_and(|before| before > order) {
             return Err(Rule::ReferenceOrder);
@@ -95,7 +95,8 @@ fn check_data_ref(context: &Context, data: &ExtentDataRef) -> Result<(), Rule> {
     within("count of a reference", data.count.get(), 1, u64::from(u32::MAX))
 }
 
-/// The hash is not compared with the key: where two files have the same one, the item of the second has the next free number.
+/// The hash is not compared with the key: if two files have the same hash, the item of the second file has the next
+/// free number.
 pub(super) fn check_data_refs(context: &Context, refs: &Entries<&ExtentDataRef>) -> Result<(), Rule> {
     aligned("address", context.key.objectid, context.geometry.sector_bytes)?;
     refs.iter().try_for_each(|data| check_data_ref(context, data))
@@ -133,7 +134,7 @@ pub(super) fn check_free_space_bitmap(context: &Context, bitmap: &[u8]) -> Resul
     check_free_before(context)
 }
 
-/// What a key says alone: references to nodes, and runs of free space.
+/// Rules of items that consist of the key only: references to nodes, and runs of free space.
 pub(super) fn check_empty(context: &Context) -> Result<(), Rule> {
     match context.key.item_type {
         ItemType::TREE_BLOCK_REF => aligned("address", context.key.objectid, context.geometry.sector_bytes),
@@ -157,7 +158,8 @@ fn check_free_range(context: &Context) -> Result<(), Rule> {
     end(start, bytes, "free space behind the last address").map(drop)
 }
 
-/// Runs of free space, and bitmaps, follow each other; what is in front of the first of a block group begins where it may begin.
+/// Checks that runs of free space and bitmaps do not overlap the item before. The item before the first one of a block
+/// group ends where free space may begin.
 fn check_free_before(context: &Context) -> Result<(), Rule> {
     match context.previous {
         Some((key, _)) if matches!(key.item_type, ItemType::FREE_SPACE_EXTENT | ItemType::FREE_SPACE_BITMAP) => {

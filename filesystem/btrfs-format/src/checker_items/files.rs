@@ -12,7 +12,7 @@ use crate::names::{MAX_NAME_BYTES, extref_hash, name_hash};
 use crate::node::{ItemHead, leaf_capacity};
 use crate::refusal::{Rule, aligned, behind, consistent, end, known, same, within};
 
-/// The bits of a mode for the file type, and the kinds there are.
+/// The bits of a mode for the file type, and the valid types.
 const KIND_MASK: u32 = 0o170_000;
 const DIRECTORY: u32 = 0o040_000;
 const KINDS: [u32; 7] = [0o010_000, 0o020_000, DIRECTORY, 0o060_000, 0o100_000, 0o120_000, 0o140_000];

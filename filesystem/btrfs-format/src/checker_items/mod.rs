@@ -1,15 +1,16 @@
-//! The rules of items. One file for each thing that items are about.
+//! The rules of items. Each file has the rules of one area.
 //!
-//! A rule is here if a program that reads or changes a filesystem relies on it. Items that no program relies on only have their shape;
-//! those of unknown types have none.
+//! A rule is here if a program that reads or changes a filesystem relies on it. For items that no program relies on,
+//! only the shape is checked; for items of unknown types, nothing.
 //!
 //! - `files`: inodes, names, attributes, file extents, checksums.
 //! - `extents`: extents, references to them, block groups, free space.
 //! - `volumes`: chunks, devices, device extents.
 //! - `roots`: trees, where subvolumes lie, UUIDs, quota.
 //!
-//! An item is judged by itself and by the one before it in its leaf. What only a whole tree or several trees can show, such as two
-//! extents of one file in different leaves, or a count of references, is not seen here.
+//! An item is checked by itself and against the item before it in its leaf. Errors that show only in a whole tree or in
+//! several trees are not found here, such as two overlapping extents of one file in different leaves, or a wrong count
+//! of references.
 
 mod context;
 mod extents;
@@ -30,7 +31,7 @@ use crate::refusal::Rule;
 /// Checks the item of the context's key.
 ///
 /// # Errors
-/// With the rule that it breaks.
+/// The rule that it breaks.
 pub fn check_item(context: &Context, bytes: &[u8]) -> Result<(), Rule> {
     match Item::decode(context.key, bytes)? {
         Item::Inode(inode) => files::check_inode(context, inode),

@@ -1,4 +1,5 @@
-//! Rules of the tree of trees and of those about subvolumes: roots, where subvolumes lie, their UUIDs, and quota.
+//! Rules of the tree of trees and of the trees about subvolumes: roots, positions of subvolumes, their UUIDs, and
+//! quota.
 
 use zerocopy::little_endian::U64;
 
@@ -47,14 +48,14 @@ pub(super) fn check_uuid(subvolumes: &[U64]) -> Result<(), Rule> {
     consistent(all, "a UUID of a tree that is no subvolume")
 }
 
-/// Its flags are known: on, a rescan runs, inconsistent, simple.
+/// Checks that its flags are known: on, rescan in progress, inconsistent, simple.
 pub(super) fn check_quota(context: &Context, status: &QgroupStatus) -> Result<(), Rule> {
     same("version", status.head.version.get(), 1_u64)?;
     known("flags", status.head.flags.get(), 0xf)?;
     context.check_generation("generation", status.head.generation.get())
 }
 
-/// Its state is one of never started, started, finished, cancelled, suspended.
+/// Checks that its state is one of: never started, started, finished, cancelled, suspended.
 pub(super) fn check_replacement(replacement: &DevReplaceItem) -> Result<(), Rule> {
     within("state", replacement.replace_state.get(), 0, 4)
 }

@@ -1,4 +1,4 @@
-//! Twins: items of the kernel pass, and with one field changed they are refused for that field.
+//! Items of the kernel pass, and with one changed field they are refused for that field.
 
 use super::*;
 use crate::captured::{Captured, all, one};
@@ -7,7 +7,7 @@ use crate::features::{Compat, CompatRo, Features, Incompat};
 use crate::key::{ItemType, Key};
 use crate::superblock::Geometry;
 
-/// A filesystem with everything but parity, in its hundredth transaction.
+/// A filesystem with all features but parity, in its hundredth transaction.
 pub fn geometry() -> Geometry {
     Geometry {
         sector_bytes: 4096,
@@ -38,7 +38,7 @@ fn items_of_the_kernel_pass_and_come_back() {
     }
 }
 
-/// An item by type and size, where it is changed and to what, and what the error has to say.
+/// An item by type and size, the offset and the value of the change, and the expected error text.
 type Change = (ItemType, usize, usize, &'static [u8], &'static str);
 
 fn refuse_all(changes: &[Change]) {

@@ -1,4 +1,4 @@
-//! Rules of chunks, devices, and what devices hold of chunks.
+//! Rules of chunks, devices, and device extents.
 
 use super::context::Context;
 use crate::features::Incompat;
@@ -12,7 +12,7 @@ use crate::superblock::Geometry;
 /// Checks a chunk of the chunk tree, or of the superblock's array, under its key.
 ///
 /// # Errors
-/// With the rule that it breaks.
+/// The rule that it breaks.
 pub fn check_chunk(geometry: &Geometry, key: Key, chunk: &Chunk) -> Result<(), Rule> {
     let (sector, logical, bytes) = (geometry.sector_bytes, key.offset, chunk.head.length.get());
     same("object of the key", key.objectid, objectid::FIRST_CHUNK_TREE)?;
@@ -35,7 +35,7 @@ pub fn check_chunk(geometry: &Geometry, key: Key, chunk: &Chunk) -> Result<(), R
     })
 }
 
-/// The flags of a chunk or of a block group, which have at most one profile and a type that there is.
+/// Checks the flags of a chunk or of a block group: at most one profile, and a valid type.
 pub(super) fn check_flags(geometry: &Geometry, bits: u64) -> Result<Profile, Rule> {
     known("flags", bits, BlockGroupFlags::all().bits())?;
     let flags = BlockGroupFlags::from_bits_retain(bits);

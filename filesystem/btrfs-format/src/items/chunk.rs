@@ -1,4 +1,4 @@
-//! Chunks: which bytes of which devices a range of logical addresses is, and what block groups and free space say of it.
+//! Chunks: the ranges of devices for a range of logical addresses; block groups, and the form of their free space.
 
 use bitflags::bitflags;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -10,7 +10,7 @@ use crate::error::{DecodeError, TooLong, head, length_u16};
 pub const STRIPE_BYTES: u64 = 64 << 10;
 
 bitflags! {
-    /// What a block group is for, and how it lies on devices. Without a bit of a profile it lies on one device once.
+    /// The use and the profile of a block group. Without a profile bit it is on one device, once.
     #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
     pub struct BlockGroupFlags: u64 {
         /// Data of files.
@@ -41,17 +41,17 @@ bitflags! {
 impl BlockGroupFlags {
     /// The bits for its use.
     pub const TYPES: BlockGroupFlags = BlockGroupFlags::from_bits_retain(0x7);
-    /// The bits that say how it lies.
+    /// The bits for its profile.
     pub const PROFILES: BlockGroupFlags = BlockGroupFlags::from_bits_retain(0x7f8);
 
-    /// The profile, if at most one bit says one.
+    /// The profile, if at most one of its bits is set.
     pub fn profile(self) -> Option<Profile> {
         let bits = self.intersection(BlockGroupFlags::PROFILES);
         Profile::ALL.into_iter().find(|profile| profile.flag() == bits)
     }
 }
 
-/// How a block group lies on devices.
+/// How a block group is placed on devices.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Profile {
     /// Once, on one device.
@@ -103,7 +103,7 @@ impl Profile {
         }
     }
 
-    /// Whether a chunk can have so many stripes.
+    /// True if a chunk of this profile can have this number of stripes.
     pub fn allows_stripes(self, stripes: u16) -> bool {
         match self {
             Profile::Single => stripes == 1,
@@ -117,7 +117,8 @@ impl Profile {
         }
     }
 
-    /// Stripes whose data differ, of so many: the rest are copies or parity. Only for numbers that the profile allows.
+    /// The number of stripes with data, out of `stripes`: the rest are copies or parity. Only for numbers that the
+    /// profile allows.
     pub fn data_stripes(self, stripes: u16) -> u16 {
         match self {
             Profile::Single | Profile::Dup | Profile::Raid1 | Profile::Raid1C3 | Profile::Raid1C4 => 1,
@@ -129,7 +130,7 @@ impl Profile {
     }
 }
 
-/// What every chunk begins with, 48 bytes.
+/// The fixed first part of a chunk, 48 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ChunkHead {
@@ -145,7 +146,7 @@ pub struct ChunkHead {
     pub io_align: U32,
     /// A hint.
     pub io_width: U32,
-    /// The least that a device of it writes.
+    /// The smallest write of its devices.
     pub sector_size: U32,
     /// Stripes that follow.
     pub num_stripes: U16,
@@ -168,7 +169,7 @@ pub struct Stripe {
 /// A chunk with its stripes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Chunk<'a> {
-    /// What it always has. Its count of stripes is that of `stripes`.
+    /// The fixed part. Its stripe count equals that of `stripes`.
     pub head: &'a ChunkHead,
     /// Its stripes.
     pub stripes: &'a [Stripe],
@@ -209,7 +210,7 @@ impl<'a> Chunk<'a> {
         Ok((Chunk { head: fixed, stripes }, rest))
     }
 
-    /// What it is for and how it lies, unknown bits too.
+    /// Its use and profile, with unknown bits.
     pub fn flags(&self) -> BlockGroupFlags {
         BlockGroupFlags::from_bits_retain(self.head.flags.get())
     }
@@ -217,7 +218,7 @@ impl<'a> Chunk<'a> {
     /// Appends its bytes; the count is that of the stripes.
     ///
     /// # Errors
-    /// When there are more stripes than can be said.
+    /// When there are more stripes than the count can hold.
     pub fn write(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
         let num_stripes = length_u16("chunk", self.stripes.len())?.into();
         out.extend_from_slice(ChunkHead { num_stripes, ..*self.head }.as_bytes());
@@ -238,7 +239,7 @@ pub struct BlockGroupItem {
     pub flags: U64,
 }
 
-/// In which form the free space of a block group is written down, 8 bytes.
+/// The form in which the free space of a block group is stored, 8 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct FreeSpaceInfo {
@@ -249,7 +250,7 @@ pub struct FreeSpaceInfo {
 }
 
 impl FreeSpaceInfo {
-    /// The bit that says that free space is in bitmaps.
+    /// The bit for free space in bitmaps.
     pub const USING_BITMAPS: u32 = 1;
 }
 

@@ -1,6 +1,7 @@
-//! Devices, what they hold of chunks, and what is remembered of long operations: balance, replacement, quota.
+//! Devices, device extents, and the state of long operations: balance, replacement, quota.
 //!
-//! Most of these are plain structures of one size. Those that may have grown at their end keep what follows the known part.
+//! Most of these are structures of a fixed size. Those that newer kernels may have extended keep the bytes after the
+//! known part.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -22,7 +23,7 @@ pub struct DevItem {
     pub io_align: U32,
     /// A hint.
     pub io_width: U32,
-    /// The least that it writes.
+    /// The smallest write.
     pub sector_size: U32,
     /// 0.
     pub flags: U64,
@@ -42,7 +43,7 @@ pub struct DevItem {
     pub fsid: [u8; 16],
 }
 
-/// What a range of a device belongs to, 48 bytes.
+/// The owner of a range of a device, 48 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DevExtent {
@@ -58,17 +59,17 @@ pub struct DevExtent {
     pub chunk_tree_uuid: [u8; 16],
 }
 
-/// How far the replacement of a device has come, 72 bytes.
+/// The progress of the replacement of a device, 72 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DevReplaceItem {
-    /// The device that goes.
+    /// The device that is replaced.
     pub src_devid: U64,
     /// All before this has been copied.
     pub cursor_left: U64,
     /// Nothing behind this has been copied.
     pub cursor_right: U64,
-    /// Whether the device that goes is read where there are copies.
+    /// Whether the replaced device is read although there are other copies.
     pub cont_reading_from_srcdev_mode: U64,
     /// 0 never started, 1 started, 2 finished, 3 cancelled, 4 suspended.
     pub replace_state: U64,
@@ -82,7 +83,7 @@ pub struct DevReplaceItem {
     pub num_uncorrectable_read_errors: U64,
 }
 
-/// What to balance of one kind of block group, 136 bytes.
+/// What a balance does with one kind of block group, 136 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct BalanceArgs {
@@ -133,19 +134,19 @@ pub struct BalanceItem {
 /// The state of quota, 32 bytes, and 8 more with simple quotas.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct QgroupStatus<'a> {
-    /// What it always has.
+    /// The fixed part.
     pub head: &'a QgroupStatusHead,
     /// The transaction since which simple quotas count; absent in older items.
     pub enable_generation: Option<U64>,
 }
 
-/// What the state of quota always has.
+/// The fixed part of the quota state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct QgroupStatusHead {
     /// 1.
     pub version: U64,
-    /// The transaction that wrote it; numbers of an older one are out of date.
+    /// The transaction that wrote it; the numbers of an older one are out of date.
     pub generation: U64,
     /// Bit 0 on, bit 1 a rescan runs, bit 2 inconsistent, bit 3 simple.
     pub flags: U64,

@@ -1,7 +1,7 @@
 //! Entries of directories, and extended attributes, which have the same shape.
 //!
-//! An entry stands twice in its directory: by the hash of its name, together with all others of that hash, and alone by its
-//! index, in the order in which entries were made.
+//! A directory has each entry twice: by the hash of its name, together with all others of that hash, and alone by its
+//! index, in the order of creation.
 
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -13,10 +13,10 @@ use crate::key::{DiskKey, Key};
 /// Bytes of an entry before its name.
 pub const ENTRY_HEAD_BYTES: usize = 30;
 
-/// What an entry is, as far as its kind says.
+/// The type of an entry, as its number tells.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum FileType {
-    /// Not said.
+    /// Unknown.
     Unknown,
     /// A regular file.
     Regular,
@@ -50,7 +50,7 @@ impl FileType {
         FileType::Xattr,
     ];
 
-    /// The bit beside the kind that says that the name is encrypted; no released kernel makes it.
+    /// The bit for an encrypted name; no released kernel sets it.
     pub const ENCRYPTED: u8 = 0x80;
 
     /// The kind with this number.
@@ -70,7 +70,7 @@ pub struct DirEntry<'a> {
     pub kind: u8,
     /// The name.
     pub name: &'a [u8],
-    /// The value of an attribute; empty else.
+    /// The value of an attribute; empty for others.
     pub data: &'a [u8],
 }
 
@@ -114,7 +114,7 @@ impl<'a> Entry<'a> for DirEntry<'a> {
 }
 
 impl DirEntry<'_> {
-    /// What it is, where the number is known.
+    /// The type, if the number is known.
     pub fn file_type(&self) -> Option<FileType> {
         FileType::from_number(self.kind)
     }

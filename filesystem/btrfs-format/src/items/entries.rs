@@ -1,14 +1,14 @@
 //! Lists of entries that follow each other without gaps until the item ends: names with the same hash, links of one inode in one
 //! directory, references of files.
 //!
-//! Decoding walks the whole list once, so iterating it afterwards finds every entry whole.
+//! Decoding checks the whole list once, so iterating over it afterwards finds every entry complete.
 
 use std::fmt;
 use std::marker::PhantomData;
 
 use crate::error::{DecodeError, TooLong};
 
-/// One entry of a list: a fixed part and, behind it, what its lengths announce.
+/// An entry of a list: a fixed part, and the parts whose lengths it has.
 pub trait Entry<'a>: Sized {
     /// What error messages call it.
     const WHAT: &'static str;
@@ -22,7 +22,7 @@ pub trait Entry<'a>: Sized {
     /// Appends its bytes.
     ///
     /// # Errors
-    /// When a part is longer than can be said.
+    /// When a part is too long for its length field.
     fn write(&self, out: &mut Vec<u8>) -> Result<(), TooLong>;
 }
 
@@ -68,7 +68,7 @@ impl<'a, E: Entry<'a>> Entries<'a, E> {
     /// Appends the bytes of all entries.
     ///
     /// # Errors
-    /// When a part of one is longer than can be said.
+    /// When a part of an entry is too long for its length field.
     pub fn write(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
         self.iter().try_for_each(|entry| entry.write(out))
     }
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_lists_come_back_and_cut_ones_are_refused_where_they_are_cut() {
+    fn complete_lists_decode_and_truncated_ones_are_refused_at_the_cut() {
         let bytes = b"\x03one\x00\x05three";
         let list = Entries::<Text>::decode(bytes).unwrap();
         assert_eq!(list.iter().collect::<Vec<_>>(), [Text(b"one"), Text(b""), Text(b"three")]);

@@ -1,7 +1,7 @@
-//! Extents, and who refers to them: the extent tree.
+//! Extents and their references: the extent tree.
 //!
-//! The item of an extent counts its references and names as many of them as there is room for; the rest have items of their own.
-//! An extent is data, or a node of a tree.
+//! The item of an extent counts its references and lists as many as there is room for; the rest have items of their
+//! own. An extent is data, or a node of a tree.
 
 use bitflags::bitflags;
 use zerocopy::little_endian::{U32, U64};
@@ -25,11 +25,11 @@ bitflags! {
     }
 }
 
-/// What every extent's item begins with, 24 bytes.
+/// The fixed first part of an extent's item, 24 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ExtentHead {
-    /// References, all counted, wherever they are written down.
+    /// The number of all references, wherever they are stored.
     pub refs: U64,
     /// The transaction that allocated it.
     pub generation: U64,
@@ -88,7 +88,7 @@ impl<'a> Entry<'a> for &'a ExtentDataRef {
     }
 }
 
-/// How often a leaf, which the key names, refers to an extent, 4 bytes.
+/// The number of references from a leaf, which the key gives, to an extent, 4 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct SharedDataRef {
@@ -96,7 +96,7 @@ pub struct SharedDataRef {
     pub count: U32,
 }
 
-/// A reference that stands behind an extent's item.
+/// A reference after an extent's item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InlineRef<'a> {
     /// A node of the tree with this number.
@@ -105,9 +105,9 @@ pub enum InlineRef<'a> {
     SharedBlock(u64),
     /// Data of a file.
     Data(&'a ExtentDataRef),
-    /// Data to which the leaf with this address refers, so often.
+    /// Data to which the leaf with this address refers, with the number of references.
     SharedData(u64, &'a SharedDataRef),
-    /// Not a reference but the tree that made the extent, for simple quotas.
+    /// Not a reference: the tree that created the extent, for simple quotas.
     Owner(u64),
 }
 
@@ -164,7 +164,7 @@ impl<'a> Entry<'a> for InlineRef<'a> {
 }
 
 impl InlineRef<'_> {
-    /// The type of the item that the same reference would have on its own.
+    /// The type of the item that the same reference would have as an item of its own.
     pub fn item_type(&self) -> ItemType {
         match self {
             InlineRef::TreeBlock(_) => ItemType::TREE_BLOCK_REF,
@@ -175,7 +175,7 @@ impl InlineRef<'_> {
         }
     }
 
-    /// How many references it is.
+    /// The number of references that it counts for.
     pub fn count(&self) -> u32 {
         match self {
             InlineRef::TreeBlock(_) | InlineRef::SharedBlock(_) => 1,
@@ -185,7 +185,7 @@ impl InlineRef<'_> {
         }
     }
 
-    /// Its place among the others.
+    /// Its sort position among the others.
     pub fn order(&self) -> RefOrder {
         let sequence = match self {
             InlineRef::TreeBlock(number) | InlineRef::SharedBlock(number) | InlineRef::Owner(number) => *number,
@@ -196,19 +196,19 @@ impl InlineRef<'_> {
     }
 }
 
-/// An extent, with the references that stand behind it.
+/// An extent, with the references after it.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct ExtentItem<'a> {
-    /// What it always has.
+    /// The fixed part.
     pub head: &'a ExtentHead,
-    /// Of a node without SKINNY_METADATA.
+    /// For a node without SKINNY_METADATA.
     pub tree_block: Option<&'a TreeBlockInfo>,
     /// References behind it, if there are any.
     pub refs: Option<Entries<'a, InlineRef<'a>>>,
 }
 
 impl<'a> ExtentItem<'a> {
-    /// Reads the item whose key has this type: only under EXTENT_ITEM a node's first key and level are in it.
+    /// Reads the item whose key has this type. Only with EXTENT_ITEM it has a node's first key and level.
     ///
     /// # Errors
     /// When a part is cut off, or a reference has an unknown type.

@@ -1,4 +1,4 @@
-//! Where the data of a file are: in the item itself, in an extent, nowhere, or in an extent that was allocated and never written.
+//! The data of a file: in the item itself, in an extent, a hole, or an extent that was allocated and never written.
 
 use zerocopy::little_endian::{U16, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -8,7 +8,7 @@ use crate::error::{DecodeError, head, whole};
 /// How the data of an extent are compressed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Compression {
-    /// As they are.
+    /// Not compressed.
     None,
     /// Deflate in the frame of RFC 1950.
     Zlib,
@@ -28,7 +28,7 @@ impl Compression {
     }
 }
 
-/// What all file extents begin with, 21 bytes.
+/// The fixed first part of all file extents, 21 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct FileExtentHead {
@@ -54,27 +54,27 @@ pub struct ExtentLocation {
     pub disk_bytenr: U64,
     /// Bytes of the whole extent, as stored.
     pub disk_num_bytes: U64,
-    /// The first byte that belongs here, counted in the uncompressed extent.
+    /// The first byte of the extent that the file uses, counted in the uncompressed extent.
     pub offset: U64,
-    /// Bytes from there on that belong here, uncompressed.
+    /// The number of bytes from there that the file uses, uncompressed.
     pub num_bytes: U64,
 }
 
 impl ExtentLocation {
-    /// Whether there are no data, and zeroes are read.
+    /// True if it has no data and reads as zeroes.
     pub fn is_hole(&self) -> bool {
         self.disk_bytenr.get() == 0
     }
 }
 
-/// What a file has from the key's offset on.
+/// The content of a file from the key's offset on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileExtent<'a> {
     /// Data within the item, as stored: compressed if the head says so.
     Inline(&'a FileExtentHead, &'a [u8]),
     /// Data in an extent, or a hole.
     Regular(&'a FileExtentHead, &'a ExtentLocation),
-    /// An extent that was allocated; zeroes are read.
+    /// An allocated extent that was never written; reads as zeroes.
     Prealloc(&'a FileExtentHead, &'a ExtentLocation),
 }
 
@@ -94,7 +94,7 @@ impl<'a> FileExtent<'a> {
     /// Reads the item.
     ///
     /// # Errors
-    /// When the kind is unknown, or a kind with a location has more or fewer bytes than 53.
+    /// When the kind is unknown, or a kind with a location has not 53 bytes.
     pub fn decode(bytes: &'a [u8]) -> Result<FileExtent<'a>, DecodeError> {
         let (fixed, rest) = head::<FileExtentHead>(Self::WHAT, bytes, 0)?;
         match fixed.kind {
@@ -105,14 +105,14 @@ impl<'a> FileExtent<'a> {
         }
     }
 
-    /// What all kinds have.
+    /// The fixed part.
     pub fn head(&self) -> &'a FileExtentHead {
         match self {
             FileExtent::Inline(head, _) | FileExtent::Regular(head, _) | FileExtent::Prealloc(head, _) => head,
         }
     }
 
-    /// Where the data are, if not in the item.
+    /// The location of the data, if not in the item.
     pub fn location(&self) -> Option<&'a ExtentLocation> {
         match self {
             FileExtent::Inline(..) => None,
@@ -120,7 +120,7 @@ impl<'a> FileExtent<'a> {
         }
     }
 
-    /// Bytes of the file that it is about; of an inline one as many as it says it has uncompressed.
+    /// The number of bytes of the file that it covers; for an inline extent the uncompressed size that it records.
     pub fn file_bytes(&self) -> u64 {
         self.location().map_or(self.head().ram_bytes, |location| location.num_bytes).get()
     }

@@ -15,19 +15,19 @@ bitflags! {
         const NODATASUM = 1;
         /// Data are overwritten in place where no snapshot has them.
         const NODATACOW = 1 << 1;
-        /// Not to be written.
+        /// It must not be written.
         const READONLY = 1 << 2;
-        /// Not to be compressed.
+        /// It must not be compressed.
         const NOCOMPRESS = 1 << 3;
         /// It has extents that were allocated before they are written.
         const PREALLOC = 1 << 4;
         /// Every write is synchronous.
         const SYNC = 1 << 5;
-        /// Nothing of it may change.
+        /// It must not change.
         const IMMUTABLE = 1 << 6;
         /// It may only grow.
         const APPEND = 1 << 7;
-        /// Left out by dump.
+        /// Dump skips it.
         const NODUMP = 1 << 8;
         /// Access is not recorded.
         const NOATIME = 1 << 9;
@@ -35,14 +35,14 @@ bitflags! {
         const DIRSYNC = 1 << 10;
         /// To be compressed.
         const COMPRESS = 1 << 11;
-        /// Of the inode within a root item: its flags are set.
+        /// In the inode of a root item: its flags are valid.
         const ROOT_ITEM_INIT = 1 << 31;
         /// It has fs-verity.
         const VERITY = 1 << 32;
     }
 }
 
-/// Seconds since 1970, which may be before it, and nanoseconds.
+/// Seconds since 1970, negative before that, and nanoseconds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Timespec {
@@ -132,7 +132,7 @@ impl<'a> Entry<'a> for InodeRef<'a> {
     }
 }
 
-/// A name of an inode in the directory `parent`, when there was no room in the item for [`InodeRef`]s.
+/// A name of an inode in the directory `parent`, if the item for [`InodeRef`]s has no room for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InodeExtref<'a> {
     /// The directory.
@@ -181,7 +181,7 @@ pub struct VerityDescriptor {
     pub encryption: u8,
 }
 
-/// The end of what a log says of a directory, 8 bytes.
+/// The end of a range that a log has for a directory, 8 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DirLogItem {

@@ -1,7 +1,7 @@
-//! Items: what each type of key is followed by. One file for each thing that items are about.
+//! Items: the data of each key type. Each file has the items of one area.
 //!
-//! [`Item::decode`] borrows from the leaf and checks shape only. Encoding gives the same bytes again: reserved bytes and unknown
-//! flags are kept, and an item of an unknown type is its bytes.
+//! [`Item::decode`] borrows from the leaf and checks only the shape. Encoding gives the same bytes again: reserved
+//! bytes and unknown flags are kept, and an item of an unknown type is kept as bytes.
 
 pub mod chunk;
 pub mod device;
@@ -49,9 +49,9 @@ pub enum Item<'a> {
     VerityDescriptor(&'a [u8]),
     /// Bytes of a Merkle tree from the key's offset on.
     VerityMerkle(&'a [u8]),
-    /// The key says all.
+    /// No data; the key has everything.
     Empty,
-    /// Up to where a log has the entries of a directory.
+    /// The end of the range for which a log has the entries of a directory.
     DirLog(&'a DirLogItem),
     /// Data of a file.
     FileExtent(FileExtent<'a>),
@@ -59,13 +59,13 @@ pub enum Item<'a> {
     Csums(&'a [u8]),
     /// A tree.
     Root(RootItem<'a>),
-    /// Where a subvolume lies.
+    /// The position of a subvolume.
     RootRef(RootRef<'a>),
     /// An extent.
     Extent(ExtentItem<'a>),
-    /// References of files that have no room behind the extent's item.
+    /// References of files, if the extent's item has no room for them.
     ExtentDataRefs(Entries<'a, &'a ExtentDataRef>),
-    /// A reference of a leaf that has no room behind the extent's item.
+    /// A reference of a leaf, if the extent's item has no room for it.
     SharedDataRef(&'a SharedDataRef),
     /// The tree that made the extent.
     ExtentOwner(&'a U64),
@@ -97,7 +97,7 @@ pub enum Item<'a> {
     DevReplace(&'a DevReplaceItem),
     /// Subvolumes with the key's UUID.
     UuidSubvolumes(&'a [U64]),
-    /// Anything else, as it is.
+    /// Any other item, as bytes.
     Opaque(&'a [u8]),
 }
 
@@ -105,7 +105,7 @@ impl<'a> Item<'a> {
     /// Reads the item of this key.
     ///
     /// # Errors
-    /// When it has not the shape that its type has.
+    /// When it does not have the shape of its type.
     pub fn decode(key: Key, bytes: &'a [u8]) -> Result<Item<'a>, DecodeError> {
         Ok(match key.item_type {
             ItemType::UNTYPED if key.objectid == objectid::FREE_SPACE => {
@@ -131,7 +131,7 @@ impl<'a> Item<'a> {
         })
     }
 
-    /// Reads items of the trees that are not about files.
+    /// Reads items of the trees that do not hold files.
     fn decode_of_storage(key: Key, bytes: &'a [u8]) -> Result<Item<'a>, DecodeError> {
         Ok(match key.item_type {
             ItemType::EXTENT_ITEM | ItemType::METADATA_ITEM => Item::Extent(ExtentItem::decode(key.item_type, bytes)?),
@@ -160,7 +160,7 @@ impl<'a> Item<'a> {
     /// Its bytes.
     ///
     /// # Errors
-    /// When a part is longer than can be said; never for what was decoded.
+    /// When a part is too long for its length field; never for a decoded item.
     pub fn encode(&self) -> Result<Vec<u8>, TooLong> {
         let mut out = Vec::new();
         match self {

@@ -1,4 +1,4 @@
-//! Items of the tree of trees: where each tree's root node is, and which subvolume lies in which.
+//! Items of the tree of trees: the root node of each tree, and the positions of subvolumes.
 
 use bitflags::bitflags;
 use zerocopy::little_endian::{U16, U32, U64};
@@ -19,11 +19,11 @@ bitflags! {
     }
 }
 
-/// What every root item has, 239 bytes.
+/// The fixed first part of every root item, 239 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RootHead {
-    /// An inode without meaning, but for its flags.
+    /// An inode of which only the flags have a meaning.
     pub inode: InodeItem,
     /// The transaction that wrote the root node.
     pub generation: U64,
@@ -49,17 +49,18 @@ pub struct RootHead {
     pub level: u8,
 }
 
-/// What root items have since subvolumes have UUIDs and times, 200 bytes. Reserved bytes are kept.
+/// The second part of root items since subvolumes have UUIDs and times, 200 bytes. Reserved bytes are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RootTail {
-    /// Equal to the generation, or a program that did not know this part has written since and it counts no more.
+    /// Equal to the generation. If not, a program that does not know this part wrote the item later, and this part is
+    /// invalid.
     pub generation_v2: U64,
-    /// Of the subvolume; zero for other trees.
+    /// UUID of the subvolume; zero for other trees.
     pub uuid: [u8; 16],
-    /// Of the one that it is a snapshot of.
+    /// UUID of the source of this snapshot.
     pub parent_uuid: [u8; 16],
-    /// Of the one that it was received from.
+    /// UUID of the subvolume from which it was received.
     pub received_uuid: [u8; 16],
     /// The transaction of the last change.
     pub ctransid: U64,
@@ -84,9 +85,9 @@ pub struct RootTail {
 /// A tree's root.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RootItem<'a> {
-    /// What it always has.
+    /// The fixed part.
     pub head: &'a RootHead,
-    /// What it has unless a very old program made it.
+    /// The second part; absent only if a very old program wrote the item.
     pub tail: Option<&'a RootTail>,
 }
 
@@ -94,14 +95,14 @@ impl<'a> RootItem<'a> {
     /// Reads the item.
     ///
     /// # Errors
-    /// When it has neither of its two sizes, 239 and 439 bytes.
+    /// When it has neither of the two sizes, 239 and 439 bytes.
     pub fn decode(bytes: &'a [u8]) -> Result<RootItem<'a>, DecodeError> {
         let (head, rest) = head::<RootHead>("root item", bytes, 0)?;
         let tail = if rest.is_empty() { None } else { Some(whole("second part of a root item", rest)?) };
         Ok(RootItem { head, tail })
     }
 
-    /// The second part, where it counts.
+    /// The second part, if it is valid.
     pub fn valid_tail(&self) -> Option<&'a RootTail> {
         self.tail.filter(|tail| tail.generation_v2 == self.head.generation)
     }
@@ -118,7 +119,8 @@ impl<'a> RootItem<'a> {
     }
 }
 
-/// Where a subvolume lies in another: in both directions the same bytes, under keys whose object and offset are exchanged.
+/// The position of a subvolume in another one. Both directions have the same bytes, under keys with object and offset
+/// exchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RootRef<'a> {
     /// The directory of the outer subvolume.
@@ -156,7 +158,7 @@ impl<'a> RootRef<'a> {
     /// Appends its bytes.
     ///
     /// # Errors
-    /// When the name is longer than can be said.
+    /// When the name is too long for its length field.
     pub fn write(&self, out: &mut Vec<u8>) -> Result<(), TooLong> {
         let name_bytes = length_u16("name", self.name.len())?.into();
         let fixed = RootRefHead { dirid: self.dirid.into(), sequence: self.sequence.into(), name_bytes };

@@ -1,4 +1,4 @@
-//! A superblock as mkfs makes it passes; each field that is wrong is refused for what it is.
+//! A superblock as mkfs makes it passes; a superblock with one wrong field is refused for that field.
 
 use super::*;
 use crate::captured;
@@ -66,7 +66,7 @@ fn fields_lie_where_the_format_has_them() {
 }
 
 #[test]
-fn whatever_contradicts_itself_is_refused_by_the_name_of_its_field() {
+fn contradictions_are_refused_with_the_name_of_the_field() {
     type Change = fn(&mut Superblock);
     let changes: [(&str, Change); 14] = [
         ("sector size", |sb| sb.sector_bytes = 2048.into()),
@@ -94,7 +94,7 @@ fn whatever_contradicts_itself_is_refused_by_the_name_of_its_field() {
 }
 
 #[test]
-fn one_that_the_kernel_wrote_passes_and_every_bit_of_it_counts() {
+fn a_superblock_of_the_kernel_passes_and_every_changed_bit_is_refused() {
     let bytes = captured::superblock();
     let superblock = Superblock::decode(&bytes).unwrap();
     let geometry = superblock.check(COPY_OFFSETS[0]).unwrap();
@@ -194,7 +194,7 @@ fn the_newest_backup_is_the_one_of_the_highest_transaction() {
 }
 
 #[test]
-fn copies_say_the_same_but_for_their_places_and_the_log() {
+fn copies_agree_but_for_place_and_log() {
     let base = good();
     let mut changed = base;
     changed.bytenr = COPY_OFFSETS[1].into();

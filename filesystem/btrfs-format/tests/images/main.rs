@@ -1,7 +1,8 @@
 //! Filesystems as mkfs and the kernel make them: every node of every tree passes the checker, and encodes to the bytes it was decoded
 //! from, item by item and as a whole.
 //!
-//! Needs `mkfs.btrfs`; images of the kernel need root, loop devices and the filesystem. What is absent is said and left out.
+//! Needs `mkfs.btrfs`; images of the kernel need root, loop devices and the filesystem. Tests without these print it
+//! and are skipped.
 
 mod walker;
 
@@ -14,7 +15,7 @@ use sealblock_proofs_btrfs_images::{has_mkfs, skip};
 
 use walker::{Seen, walk};
 
-/// Options of mkfs that change what is written; a program that does not know some says so.
+/// Options of mkfs that change the layout; if the program does not know one, the test prints it.
 const FORMATS: [&[&str]; 13] = [
     &[],
     &["--csum", "xxhash"],
@@ -37,7 +38,7 @@ fn check_all(seen: &Seen, wanted: &[ItemType]) {
 }
 
 #[test]
-fn what_mkfs_makes_passes_and_comes_back() {
+fn images_of_mkfs_pass_and_encode_to_the_same_bytes() {
     if !has_mkfs() {
         return;
     }
@@ -83,7 +84,8 @@ const MOUNTED: [(u64, &[&str], &str); 7] = [
     (256, &["-n", "65536", "-O", "block-group-tree"], "commit=1"),
 ];
 
-/// What the kernel makes of a new filesystem: the image after it was unmounted, and a copy from before, with its log.
+/// A new filesystem after use by the kernel: the image after it was unmounted, and a copy from before that, with its
+/// log.
 fn of_kernel(image: &Path, mebibytes: u64, format: &[&str], options: &str) -> Result<Seen, String> {
     let images: [PathBuf; 1] = [image.to_owned()];
     mkfs(&images, mebibytes, format)?;
@@ -98,7 +100,7 @@ fn of_kernel(image: &Path, mebibytes: u64, format: &[&str], options: &str) -> Re
 }
 
 #[test]
-fn what_the_kernel_makes_passes_and_comes_back() {
+fn images_of_the_kernel_pass_and_encode_to_the_same_bytes() {
     if !has_mkfs() {
         return;
     }

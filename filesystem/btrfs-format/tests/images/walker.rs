@@ -1,7 +1,7 @@
-//! Walks every tree of an image by its raw pointers, and requires of each node and item that it passes the checker and encodes to
-//! the bytes it was decoded from.
+//! Walks every tree of an image by its raw pointers, and requires that each node and item passes the checker and
+//! encodes to the same bytes again.
 //!
-//! It knows where a block is only for chunks that lie on one device without stripes, which is what the images have.
+//! It can locate only blocks of chunks that are on one device without stripes. The images have no others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -19,7 +19,7 @@ use sealblock_btrfs_format::node::{HEADER_BYTES, ItemHead, write_inner, write_le
 use sealblock_btrfs_format::superblock::{COPY_OFFSETS, Geometry, SUPERBLOCK_BYTES, Superblock};
 use sealblock_proofs_btrfs_images::content::text;
 
-/// What was seen in an image, or in several.
+/// Statistics of one image or of several.
 #[derive(Default, Debug)]
 pub struct Seen {
     /// Nodes.
@@ -30,9 +30,9 @@ pub struct Seen {
     pub items: BTreeMap<ItemType, usize>,
     /// Sectors whose checksum was compared with the data.
     pub sectors: usize,
-    /// Extents that were decompressed, and compared with what the file has.
+    /// Extents that were decompressed, and compared with the file's content.
     pub decompressed: BTreeMap<u8, usize>,
-    /// The most names of one hash in one item.
+    /// The maximum number of names with the same hash in one item.
     pub most_entries: usize,
     /// Kinds of file extents.
     pub extent_kinds: BTreeSet<u8>,
@@ -41,7 +41,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Adds what was seen elsewhere.
+    /// Adds the statistics of another image.
     pub fn add(&mut self, other: Seen) {
         self.nodes += other.nodes;
         self.height = self.height.max(other.height);
@@ -54,13 +54,13 @@ impl Seen {
     }
 }
 
-/// An image that is walked.
+/// The image that is walked.
 struct Walker {
     file: File,
     geometry: Geometry,
-    /// Logical start of a chunk: bytes, and where its first stripe begins.
+    /// By the logical start of a chunk: bytes, and the offset of its first stripe.
     chunks: BTreeMap<u64, (u64, u64)>,
-    /// Checksums of data that are still to be compared.
+    /// Checksums of data that were not compared yet.
     csums: Vec<(u64, Vec<u8>)>,
     seen: Seen,
 }
@@ -68,7 +68,7 @@ struct Walker {
 /// Walks all trees of an image.
 ///
 /// # Panics
-/// When anything of it is refused or encodes to other bytes.
+/// When a part of it is refused or encodes to other bytes.
 pub fn walk(image: &Path) -> Seen {
     let file = File::open(image).unwrap();
     let mut bytes = vec![0; SUPERBLOCK_BYTES];
@@ -143,7 +143,7 @@ impl Walker {
             _ => write_inner(node.header(), node.pointers(), node_bytes, checksum),
         };
         let mut again = again.unwrap();
-        // mkfs leaves what was there before between heads and data, and the kernel zeroes.
+        // mkfs leaves old bytes between heads and data; the kernel zeroes them.
         let (front, back) = match (node.items(), node.pointers()) {
             (items, []) => (size_of_val(items), items.last().map_or(again.len() - HEADER_BYTES, data_offset)),
             (_, pointers) => (size_of_val(pointers), again.len() - HEADER_BYTES),

@@ -1,4 +1,4 @@
-//! Places as they were read from devices that the kernel wrote, and properties of every profile.
+//! Places that were read from devices that the kernel wrote, and properties of every profile.
 
 use proptest::prelude::*;
 use sealblock_btrfs_format::items::chunk::{BlockGroupFlags, ChunkHead, Stripe};
@@ -65,7 +65,7 @@ fn parity_turns_with_the_rows() {
 }
 
 #[test]
-fn what_no_chunk_has_is_nowhere_and_chunks_do_not_overlap() {
+fn addresses_outside_all_chunks_have_no_place_and_chunks_do_not_overlap() {
     let mut map = map(Profile::Single, 1, 1 << 20);
     for logical in [0, LOGICAL - 1, LOGICAL + (1 << 20), u64::MAX] {
         assert_eq!(map.locate(logical, 1), Err(MapError::Unmapped(logical)));

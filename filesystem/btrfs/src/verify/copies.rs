@@ -1,8 +1,7 @@
-//! Copies of data without checksums, compared with each other: nothing says which of them is right, but copies that differ are
-//! never all right.
+//! Compares copies of data without checksums. Nothing tells which of them is right, but copies that differ are damage.
 //!
-//! A copy on a device with seals is checked by these, and one that cannot be looked at is counted as such; only the other
-//! copies are read and compared, and they still count as not checked: that they are equal proves nothing.
+//! A copy on a device with seals is checked against these, and a copy that cannot be read is counted as such. Only the
+//! other copies are compared, and they still count as unchecked: equal copies prove nothing.
 
 use futures_util::future::join_all;
 use sealblock_runtime_memory::Slice;
@@ -12,7 +11,8 @@ use super::session::{Session, copy_of_data, is_unreachable};
 use crate::chunk_map::{Located, Place};
 use crate::error::CopyFault;
 
-/// The copies of a piece that can be compared, counted from 0; none where there are fewer than two. With parity a piece has one copy.
+/// The indices of the comparable copies of a piece; empty if there are fewer than two. With parity a piece has one
+/// copy.
 pub(super) fn comparable(session: &Session<'_>, located: &Located) -> Vec<usize> {
     let devices = &session.fs.storage().devices;
     let is_plain =
@@ -22,7 +22,7 @@ pub(super) fn comparable(session: &Session<'_>, located: &Located) -> Vec<usize>
     if plain.len() > 1 { plain } else { Vec::new() }
 }
 
-/// Reads these copies of a part of a piece, which is no longer than one request, and compares them sector by sector.
+/// Reads these copies of a part of a piece, at most one request long, and compares them sector by sector.
 pub(super) async fn compare(session: &Session<'_>, logical: u64, part: &Located, mirrors: &[usize]) {
     let sector = u64::from(session.fs.storage().geometry().sector_bytes);
     let read = |mirror: &usize| {
@@ -30,7 +30,7 @@ pub(super) async fn compare(session: &Session<'_>, logical: u64, part: &Located,
         async move { (mirror, read_sectors(session, logical, part, mirror).await) }
     };
     let copies: Vec<(usize, Vec<Option<Slice>>)> = join_all(mirrors.iter().map(read)).await;
-    // The first differing sector that is not yet told, and the copies of it.
+    // The start of the differing sectors that were not reported yet, and their copies.
     let mut run: Option<(u64, u64, Vec<usize>)> = None;
     for (index, at) in (0..part.bytes).step_by(sector as usize).enumerate() {
         let there: Vec<(usize, &Slice)> =
@@ -53,7 +53,7 @@ pub(super) async fn compare(session: &Session<'_>, logical: u64, part: &Located,
     run.into_iter().for_each(|run| tell(session, logical, part, run));
 }
 
-/// Takes sectors of which copies differ.
+/// Reports sectors whose copies differ.
 fn tell(session: &Session<'_>, logical: u64, part: &Located, (at, bytes, mirrors): (u64, u64, Vec<usize>)) {
     let place = |mirror: usize| {
         let Place { devid, offset } = part.copies[mirror];
@@ -64,7 +64,7 @@ fn tell(session: &Session<'_>, logical: u64, part: &Located, (at, bytes, mirrors
     session.found(Finding::Data(Box::new(data)));
 }
 
-/// The sectors of a copy, without those that cannot be read.
+/// The sectors of a copy, without the unreadable ones.
 async fn read_sectors(session: &Session<'_>, logical: u64, part: &Located, mirror: usize) -> Vec<Option<Slice>> {
     let (devices, place) = (&session.fs.storage().devices, part.copies[mirror]);
     let sector = u64::from(session.fs.storage().geometry().sector_bytes);

@@ -1,11 +1,12 @@
-//! Every copy of data, against checksums or seals.
+//! Checks every copy of data against checksums or seals.
 //!
-//! A run of sectors is cut into strips, several of which are checked at once. A device that computes CRC-32C without the data crossing
-//! is asked for that of a strip, which is compared with what the sectors' checksums combine to; a strip that differs is halved down
-//! to [`DIRECT_BYTES`], and only that is read. Any other strip is read and its sectors are checked one by one.
+//! A run of sectors is cut into strips, several of which are checked at once. A device that can compute CRC-32C itself
+//! is asked for the checksum of a strip, which is compared with the combined checksums of the sectors. A strip that
+//! differs is halved down to [`DIRECT_BYTES`], and only that part is read. Any other strip is read and its sectors are
+//! checked one by one.
 //!
-//! Data without checksums are verified by the device where it has seals; elsewhere they are read, their copies are compared, and they
-//! count as not checked.
+//! The device verifies data without checksums if it has seals. Otherwise they are read, their copies are compared, and
+//! they count as unchecked.
 
 use std::rc::Rc;
 
@@ -28,20 +29,20 @@ use crate::devices::{Device, extent_of};
 use crate::error::{CopyFault, FsError};
 use crate::replicas::{MAX_READ_BYTES, mismatch};
 
-/// Strips that are checked at once.
+/// The maximum number of strips in flight.
 const STRIPS_IN_FLIGHT: usize = 16;
-/// The longest strip that a device checks by itself, and the longest run.
+/// The maximum length of a strip that a device checks, and of a run.
 const MAX_OFFLOAD_BYTES: u64 = 64 << 20;
-/// A strip of which a device computes another checksum is halved down to so many bytes, which are then read.
+/// A strip with a wrong checksum is halved down to this size, which is then read.
 const DIRECT_BYTES: u64 = 64 << 10;
 
-/// Sectors that follow each other, and their checksums.
+/// Consecutive sectors, and their checksums.
 pub(super) struct Run {
     /// The logical address of the first.
     pub logical: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: u64,
-    /// The checksums, one after the other; none of data that have no checksums.
+    /// The checksums, in order; empty for data without checksums.
     pub sums: Option<Vec<u8>>,
 }
 
@@ -60,7 +61,7 @@ impl<'s, 'a> Pipeline<'s, 'a> {
         Pipeline { session, in_flight: FuturesUnordered::new(), most_bytes }
     }
 
-    /// Begins to check a run, once there is room.
+    /// Starts to check a run, once there is room.
     pub async fn push(&mut self, run: Run) -> Result<(), Stopped> {
         let session = self.session;
         let (strips, unmapped) = strips(&session.fs.storage().map, run.logical, run.bytes, self.most_bytes);
@@ -77,7 +78,7 @@ impl<'s, 'a> Pipeline<'s, 'a> {
         Ok(())
     }
 
-    /// Begins to check a piece of data without checksums that has several copies which only comparing can tell apart.
+    /// Starts to check a piece of data without checksums whose copies can only be compared.
     async fn push_compared(&mut self, logical: u64, located: Located, mirrors: Rc<[usize]>) -> Result<(), Stopped> {
         let session = self.session;
         let others = strips(&session.fs.storage().map, logical, located.bytes, self.most_bytes).0;
@@ -96,7 +97,7 @@ impl<'s, 'a> Pipeline<'s, 'a> {
         Ok(())
     }
 
-    /// Waits until another strip may begin.
+    /// Waits until another strip may start.
     async fn make_room(&mut self) -> Result<(), Stopped> {
         while self.in_flight.len() >= STRIPS_IN_FLIGHT {
             self.in_flight.next().await;
@@ -105,7 +106,7 @@ impl<'s, 'a> Pipeline<'s, 'a> {
         Ok(())
     }
 
-    /// Waits for what was begun.
+    /// Waits for the strips in flight.
     pub async fn drain(&mut self) -> Result<(), Stopped> {
         while self.in_flight.next().await.is_some() {
             self.session.step().await?;
@@ -114,7 +115,7 @@ impl<'s, 'a> Pipeline<'s, 'a> {
     }
 }
 
-/// Checks all data that have checksums, in the order of the tree that has these.
+/// Checks all data with checksums, in the order of the checksum tree.
 pub(super) async fn check_sums(session: &Session<'_>, tree: TreeRoot) -> Result<(), Stopped> {
     let geometry = session.fs.storage().geometry();
     let (sector, sum) = (u64::from(geometry.sector_bytes), geometry.checksum.bytes());
@@ -125,7 +126,7 @@ pub(super) async fn check_sums(session: &Session<'_>, tree: TreeRoot) -> Result<
         let (key, sums) = match cursor.next().await {
             Ok(None) => break,
             Ok(Some((key, sums))) if key.item_type == ItemType::EXTENT_CSUM => (key, sums),
-            // What is lost was reported when the nodes were checked.
+            // Lost nodes were reported when the nodes were checked.
             Ok(Some(_)) | Err(_) => continue,
         };
         let (logical, bytes) = (key.offset, (sums.len() / sum) as u64 * sector);
@@ -158,7 +159,7 @@ pub(super) async fn check_unsummed(
     let map = &session.fs.storage().map;
     let mut pipeline = Pipeline::new(session);
     for (start, end) in ranges {
-        // What lies before `at` and is not yet begun begins at `from`.
+        // The data before `at` that were not started begin at `from`.
         let (mut from, mut at) = (start, start);
         while at < end {
             let most = (end - at).min(MAX_OFFLOAD_BYTES);
@@ -199,7 +200,7 @@ async fn check_strip(session: &Session<'_>, run: &Run, strip: &Strip) {
     }
 }
 
-/// Compares a strip with its checksums where the data are.
+/// Has a device compare a strip with its checksums.
 async fn check_by_device(session: &Session<'_>, device: &Device, run: &Run, strip: &Strip) {
     let sector = u64::from(session.fs.storage().geometry().sector_bytes);
     let mut pending = vec![(0, strip.bytes)];
@@ -278,7 +279,7 @@ async fn check_by_reading(session: &Session<'_>, run: &Run, strip: &Strip, from:
     }
 }
 
-/// Reads a part of a strip that could not be read as a whole.
+/// Reads a part of a strip that cannot be read as a whole.
 async fn read_sectors(session: &Session<'_>, run: &Run, strip: &Strip, from: u64, to: u64) {
     let sector = u64::from(session.fs.storage().geometry().sector_bytes);
     for (at, logical) in strip.sectors(from, to, sector) {
@@ -289,7 +290,7 @@ async fn read_sectors(session: &Session<'_>, run: &Run, strip: &Strip, from: u64
     }
 }
 
-/// Checks sectors that were read, from a byte of a strip on.
+/// Checks sectors that were read, from a byte offset of a strip on.
 fn check_read(session: &Session<'_>, run: &Run, strip: &Strip, from: u64, data: &[u8]) {
     if run.sums.is_none() {
         session.unchecked(WhyUnchecked::NoChecksum, data.len() as u64);
@@ -309,7 +310,7 @@ fn check_read(session: &Session<'_>, run: &Run, strip: &Strip, from: u64, data: 
     }
 }
 
-/// Has a device verify a strip by its own seals.
+/// Has a device verify a strip against its own seals.
 async fn check_seals(session: &Session<'_>, device: &Device, strip: &Strip) {
     let (logical, devices) =
         (strip.sectors(0, 1, 1).next().map_or(0, |(_, logical)| logical), &session.fs.storage().devices);
@@ -346,7 +347,7 @@ async fn check_seals(session: &Session<'_>, device: &Device, strip: &Strip) {
     }
 }
 
-/// Takes bad blocks of a strip: each sector that has some is damaged, and the others are good.
+/// Reports bad blocks of a strip: sectors that contain some are damaged, and the others are good.
 fn take_bad_blocks(session: &Session<'_>, device: &Device, strip: &Strip, blocks: &[BadBlock]) {
     let sector = u64::from(session.fs.storage().geometry().sector_bytes);
     let shift = device.device.geometry().block_size.shift();

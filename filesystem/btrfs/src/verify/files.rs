@@ -1,7 +1,8 @@
-//! Checking a file, or all files below a directory: every copy of what is stored of them, and every copy of the nodes that lead to it.
+//! Checks a file, or all files below a directory: every copy of their data, and every copy of the nodes that lead to
+//! them.
 //!
-//! First the inodes are gathered, and what is stored of each; then the parts of trees that they and their checksums are in are walked; then
-//! data are checked, each once, whatever number of files share them.
+//! First it collects the inodes and their data; then it walks the parts of trees with them and their checksums; then it
+//! checks data, each once, even if several files share them.
 
 use std::collections::BTreeMap;
 
@@ -23,16 +24,17 @@ use crate::filesystem::Filesystem;
 use crate::inode::{FileKind, Inode};
 use crate::walk::{Met, Walk};
 
-/// Bytes of data whose checksums are looked up at once.
+/// The bytes of data whose checksums are looked up at once.
 const STEP_BYTES: u64 = 16 << 20;
 
-/// Checks a file, or a directory and all that lies below it, other subvolumes too: all that is stored of each file, also behind its end, and
-/// the nodes that the items of inodes and the checksums are in.
+/// Checks a file, or a directory with everything below it, other subvolumes included: all stored data of each file,
+/// also after its end, and the nodes with the inodes' items and the checksums.
 ///
-/// What led to `start`, directories and the nodes of the chunk tree, was read before, from copies that passed; their other copies are not read.
+/// The path to `start`, its directories and the nodes of the chunk tree, was read before, from copies that passed;
+/// their other copies are not read.
 ///
 /// # Errors
-/// When devices are to compute the checksums and one cannot. Everything else is in the report.
+/// When devices must compute the checksums and one cannot. Everything else is in the report.
 pub async fn verify_files(
     fs: &Filesystem,
     start: Inode,
@@ -40,19 +42,19 @@ pub async fn verify_files(
     watch: &dyn Watch,
 ) -> Result<Report, FsError> {
     let session = Session::new(fs, options, watch)?;
-    // Those that were met on the way here.
+    // Bad copies of nodes that led to the file.
     let mut met = fs.take_bad_copies();
     session.note_copies_below();
     if let Err(Stopped) = scan(&session, start).await {
         session.unchecked(WhyUnchecked::Stopped, 0);
     }
-    // And those that were met when directories were read.
+    // Bad copies of nodes of directories.
     met.extend(fs.take_bad_copies());
     note_met(&session, met);
     Ok(session.finish())
 }
 
-/// Takes damaged copies of nodes that led to the file, but for those that were checked with it.
+/// Reports damaged copies of nodes on the path to the file, without those that were checked with it.
 fn note_met(session: &Session<'_>, met: Vec<BadCopy>) {
     let findings = session.take_findings();
     let is_known = |copy: &BadCopy| {
@@ -78,7 +80,7 @@ fn note_met(session: &Session<'_>, met: Vec<BadCopy>) {
     }
 }
 
-/// The inodes that are checked, and what is stored of them.
+/// The inodes to check, and their data.
 struct Files {
     /// The numbers of inodes in each subvolume.
     inodes: BTreeMap<u64, (TreeRoot, RangeList)>,
@@ -89,7 +91,7 @@ struct Files {
 }
 
 impl Files {
-    /// An inode, or all below a directory.
+    /// Collects an inode, or everything below a directory.
     async fn below(session: &Session<'_>, start: Inode) -> Result<Files, Stopped> {
         let list = || RangeList::new(session.options.most_ranges);
         let mut files = Files { inodes: BTreeMap::new(), summed: list(), unsummed: list() };
@@ -140,7 +142,7 @@ impl Files {
         Ok(())
     }
 
-    /// The parts of the trees of subvolumes that the inodes are in.
+    /// The parts of the trees of subvolumes with the items of the inodes.
     fn trees(&self) -> impl Iterator<Item = Tree> + use<'_> {
         self.inodes.values().map(|(root, inodes)| {
             let first = |ino| Key::new(ino, ItemType(0), 0);
@@ -154,7 +156,8 @@ async fn scan(session: &Session<'_>, start: Inode) -> Result<(), Stopped> {
     let fs = session.fs;
     let files = Files::below(session, start).await?;
     let roots = Tree { root: fs.root_tree(), wanted: files.inodes.keys().map(|id| root_items(*id)).collect() };
-    // What leaves say of data is of no use here, since they hold items of other files, too; but what is lost of the checksums is.
+    // The references in these leaves are not used, because the leaves also hold items of other files; lost checksums
+    // are.
     let (mut seen, mut leaves) = (Seen::new(session.options.most_nodes), Leaves::new(session.options.most_ranges));
     walk(session, &mut seen, [roots].into_iter().chain(files.trees()).collect(), &mut leaves).await?;
     let key = |offset| Key::new(objectid::EXTENT_CSUM, ItemType::EXTENT_CSUM, offset);
@@ -184,7 +187,7 @@ async fn scan(session: &Session<'_>, start: Inode) -> Result<(), Stopped> {
     uses::attribute(session, files.trees()).await
 }
 
-/// Begins to check data that should have checksums.
+/// Starts to check data that should have checksums.
 async fn push(session: &Session<'_>, pipeline: &mut Pipeline<'_, '_>, logical: u64, bytes: u64) -> Result<(), Stopped> {
     let runs = match session.fs.sums(logical, bytes).await {
         Ok(runs) => runs,

@@ -1,8 +1,8 @@
-//! What leaves say of data: which sectors have checksums, which are used by files without, and which of files that should have some have
-//! none.
+//! Information of leaves about data: which sectors have checksums, which files use sectors without, and which sectors
+//! lack checksums that they should have.
 //!
-//! Leaves come in any order, but those of the tree of checksums come before those of files: what a file uses is compared with the
-//! checksums there are when its leaf comes.
+//! Leaves come in any order, but those of the checksum tree come before those of files: the data of a file are compared
+//! with the checksums that are known when its leaf comes.
 
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::items::file_extent::FileExtent;
@@ -15,26 +15,26 @@ use super::report::WhyUnchecked;
 use super::session::Session;
 use super::trees::Tree;
 
-/// Ranges of data, by what vouches for them.
+/// Ranges of data, by how they can be checked.
 pub(super) struct Leaves {
     /// Sectors that have checksums.
     pub summed: RangeList,
     /// Sectors whose checksums are lost, if they had any.
     pub lost_sums: RangeList,
-    /// Those of them whose checksums are damaged, and not on a device that is missing.
+    /// The part of them whose checksums are damaged, and not on a missing device.
     pub damaged_sums: RangeList,
-    /// Sectors of files with checksums that cannot be read because these are damaged.
+    /// Sectors of files with checksums that cannot be read because their checksums are damaged.
     pub unreadable: RangeList,
     /// Sectors of files without checksums.
     pub unsummed: RangeList,
-    /// Sectors that should have checksums and have none.
+    /// Sectors that should have checksums but have none.
     pub holes: RangeList,
-    /// Sectors of inodes that are lost, and that have no checksums.
+    /// Sectors without checksums of lost inodes.
     pub unknown: RangeList,
 }
 
 impl Leaves {
-    /// None yet.
+    /// Empty lists.
     pub fn new(most: usize) -> Leaves {
         let list = || RangeList::new(most);
         Leaves {
@@ -56,13 +56,13 @@ impl Leaves {
             .for_each(RangeList::sort_and_merge);
     }
 
-    /// True if some ranges had no room.
+    /// True if some ranges did not fit.
     pub fn is_cut(&self) -> bool {
         let Leaves { summed, lost_sums, damaged_sums, unreadable, unsummed, holes, unknown } = self;
         [summed, lost_sums, damaged_sums, unreadable, unsummed, holes, unknown].into_iter().any(RangeList::is_cut)
     }
 
-    /// Takes that a part of a tree cannot be reached, be it because it is damaged or because a device is missing.
+    /// Records that a part of a tree cannot be read, because it is damaged or because a device is missing.
     pub fn lost(&mut self, tree: &Tree, from: Option<Key>, before: Option<Key>, is_damaged: bool) {
         if tree.root.id == objectid::CSUM_TREE {
             let (start, end) = (from.map_or(0, |key| key.offset), before.map_or(u64::MAX, |key| key.offset));
@@ -73,11 +73,11 @@ impl Leaves {
         }
     }
 
-    /// Takes a leaf.
+    /// Adds a leaf.
     pub async fn take(&mut self, session: &Session<'_>, tree: &Tree, view: &Node<'_>) {
         match tree.root.id {
             objectid::CSUM_TREE => self.take_sums(session, view),
-            // Its files are space caches of version 1.
+            // The files of this tree are space caches of version 1.
             objectid::ROOT_TREE => self.take_files(session, tree, view).await,
             id if objectid::is_subvolume(id) => self.take_files(session, tree, view).await,
             _ => {}
@@ -88,7 +88,7 @@ impl Leaves {
         let geometry = session.fs.storage().geometry();
         let (sector, sum) = (u64::from(geometry.sector_bytes), geometry.checksum.bytes());
         for (key, data) in view.entries().filter(|(key, _)| key.item_type == ItemType::EXTENT_CSUM) {
-            // The checker saw that a run ends below the last address.
+            // The checker ensured that a run ends below the last address.
             self.summed.add(key.offset, key.offset.saturating_add((data.len() / sum) as u64 * sector));
         }
     }
@@ -110,7 +110,7 @@ impl Leaves {
             let flags = match inode {
                 Some((ino, flags)) if ino == key.objectid => flags,
                 _ => {
-                    // The item of the inode is in a leaf before this one.
+                    // The item of the inode is in an earlier leaf.
                     let found = session.fs.inode(tree.root, key.objectid).await.ok();
                     let flags = found.map(|inode| inode.item.flags());
                     inode = Some((key.objectid, flags));
@@ -136,7 +136,7 @@ impl Leaves {
         }
     }
 
-    /// Counts what has nothing that vouches for it.
+    /// Counts data that cannot be checked.
     pub fn count_unchecked(&self, session: &Session<'_>) {
         let bytes: u64 = self.unknown.iter().map(|(start, end)| end - start).sum();
         if bytes > 0 {
@@ -151,7 +151,7 @@ impl Leaves {
     }
 }
 
-/// The stored sectors that an extent of a file uses: of a compressed one all that is stored. None for a hole, for an inline extent, and for
+/// The stored sectors that an extent of a file uses; all of a compressed one. `None` for a hole, an inline extent, and
 /// one that was never written.
 pub(super) fn stored_range(extent: &FileExtent) -> Option<(u64, u64)> {
     let FileExtent::Regular(head, location) = extent else { return None };

@@ -1,25 +1,26 @@
-//! Logical ranges that were met in any order, sorted and joined: which sectors have checksums, which are used without.
+//! Logical ranges, added in any order, then sorted and joined: sectors with checksums, and sectors that are used
+//! without.
 //!
-//! Invariant: at most a named number of ranges is kept once they are joined. When more are met the list says that it does not know
-//! all, and never that there are no others.
+//! Invariant: a list keeps at most a given number of ranges after they are joined. If there are more, it records that
+//! it is incomplete.
 
-/// The most ranges that are kept: 64 MiB of them.
+/// The maximum number of ranges: 64 MiB of them.
 pub const MAX_RANGES: usize = 4 << 20;
-/// Ranges that are gathered before they are joined.
+/// Ranges that are collected before they are joined.
 const BATCH: usize = 4096;
 
-/// Ranges, each as its first address and the one behind its last.
+/// Ranges, each as its first address and the address after its last.
 #[derive(Clone, Debug)]
 pub(super) struct RangeList {
     ranges: Vec<(u64, u64)>,
-    /// So many of them, from the first on, are sorted and apart from each other.
+    /// The first `merged_len` ranges are sorted and do not touch each other.
     merged_len: usize,
     most: usize,
     is_cut: bool,
 }
 
 impl RangeList {
-    /// A list that keeps at most so many ranges.
+    /// A list of at most `most` ranges.
     pub fn new(most: usize) -> RangeList {
         RangeList { ranges: Vec::new(), merged_len: 0, most, is_cut: false }
     }
@@ -38,7 +39,7 @@ impl RangeList {
         }
     }
 
-    /// Sorts and joins what was added.
+    /// Sorts and joins the added ranges.
     pub fn sort_and_merge(&mut self) {
         self.ranges.sort_unstable();
         let mut kept = 0;
@@ -57,18 +58,18 @@ impl RangeList {
         self.merged_len = self.ranges.len();
     }
 
-    /// True if there were more ranges than are kept.
+    /// True if some ranges did not fit.
     pub fn is_cut(&self) -> bool {
         self.is_cut
     }
 
-    /// The ranges, in order. Only of a settled list.
+    /// The ranges, in order. Only after [`RangeList::sort_and_merge`].
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> + use<'_> {
         debug_assert_eq!(self.merged_len, self.ranges.len());
         self.ranges.iter().copied()
     }
 
-    /// The parts of a range that lie in one of the list. Only of a settled list.
+    /// The parts of a range that are in the list. Only after [`RangeList::sort_and_merge`].
     pub fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64)> + use<'_> {
         debug_assert_eq!(self.merged_len, self.ranges.len());
         let first = self.ranges.partition_point(|range| range.1 <= start);
@@ -76,7 +77,7 @@ impl RangeList {
         overlapping.map(move |range| (range.0.max(start), range.1.min(end)))
     }
 
-    /// The parts of a range that lie in none of the list. Only of a settled list.
+    /// The parts of a range that are not in the list. Only after [`RangeList::sort_and_merge`].
     pub fn gaps(&self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let (mut gaps, mut at) = (Vec::new(), start);
         for (from, to) in self.within(start, end) {
@@ -101,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_many_ranges_are_cut_and_said_to_be() {
+    fn too_many_ranges_are_cut_and_reported() {
         let mut list = RangeList::new(3);
         (0..3).for_each(|at| list.add(at * 10, at * 10 + 5));
         list.sort_and_merge();

@@ -1,8 +1,8 @@
-//! What a verification found: what is damaged, what could not be checked, and how much was checked.
+//! The report of a verification: damage, unchecked data, and how much was checked.
 //!
 //! Invariants:
-//! - Everything that is damaged counts, and the first [`VerifyOptions::most_listed`](super::VerifyOptions) of it are listed.
-//! - What could not be checked is no damage, and what was not checked is never called clean.
+//! - All damage is counted, and the first [`VerifyOptions::most_listed`](super::VerifyOptions) findings are listed.
+//! - Data that could not be checked are not damage, and unchecked data are never clean.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,68 +14,68 @@ use crate::error::{BadCopy, CopyFault, FsError, Lost};
 use crate::filesystem::ShortDevice;
 use crate::parity::Role;
 
-/// The most files that are listed for one damaged place.
+/// The maximum number of files that are listed for one finding.
 pub const MAX_FILES_LISTED: usize = 100;
 
-/// A part of a file that something damaged is used for.
+/// A part of a file that uses damaged data.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct FileUse {
     /// The subvolume; 1 for a space cache, which is a file of the tree of trees.
     pub subvolume: u64,
-    /// Where that lies, from the top of the first subvolume on; none where it cannot be found.
+    /// The subvolume's path from the top of the first subvolume; `None` if it cannot be found.
     pub subvolume_path: Option<Vec<u8>>,
     /// The inode.
     pub ino: u64,
-    /// The first byte of the file that is concerned.
+    /// The first affected byte of the file.
     pub offset: u64,
-    /// How many bytes: of a compressed extent all that the file has of it.
+    /// The number of bytes: for a compressed extent all that the file uses of it.
     pub bytes: u64,
-    /// Every path of the inode from the top of the subvolume on; empty where none can be found.
+    /// Every path of the inode from the top of the subvolume; empty if none can be found.
     pub paths: Vec<Vec<u8>>,
 }
 
-/// Files that something is used for.
+/// The files that use damaged data.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Uses {
     /// The first [`MAX_FILES_LISTED`].
     pub files: Vec<FileUse>,
-    /// How many more there are.
+    /// The number of further files.
     pub more: u64,
 }
 
-/// A node of which no copy can be had.
+/// A node without a good copy.
 #[derive(Clone, Debug)]
 pub struct LostNode {
-    /// The trees that it is of, those that share it too.
+    /// The trees that contain it, including those that share it.
     pub trees: Vec<u64>,
     /// Its level: 0 for a leaf.
     pub level: u8,
-    /// The first key that can no longer be reached; none for the root node of a tree, all of which is lost.
+    /// The first key that can no longer be reached; `None` for the root node of a tree, which is lost as a whole.
     pub from: Option<Key>,
-    /// The first key behind it that can be reached.
+    /// The first key after it that can be reached.
     pub before: Option<Key>,
-    /// What is wrong with each copy.
+    /// The fault of each copy.
     pub lost: Lost,
 }
 
-/// What is wrong with data.
+/// The fault of data.
 #[derive(Clone, Debug)]
 pub enum DataFault {
-    /// A copy is not what its checksum says, or cannot be read.
+    /// A copy does not match its checksum, or cannot be read.
     Copy {
         /// The copy.
         copy: BadCopy,
-        /// True if the data cannot be had from anywhere else either.
+        /// True if the data cannot be restored either.
         is_lost: bool,
     },
-    /// A file uses them that should have checksums, and they have none.
+    /// A file uses them, and they lack the checksums that they should have.
     NoSum,
     /// Their checksums are lost, so they cannot be read from any copy.
     SumsLost,
-    /// They are in no chunk.
+    /// They are outside all chunks.
     Unmapped(MapError),
-    /// Copies of data without checksums are not the same, and nothing says which one is right. Each is named by its number, counted
-    /// from 1, and its place; copies that were checked by seals, or could not be read, are not among them.
+    /// Copies of data without checksums differ, and nothing tells which one is right. Lists number, from 1, and place
+    /// of each compared copy. Copies that were checked against seals or could not be read are not among them.
     CopiesDiffer(Vec<(usize, Place)>),
 }
 
@@ -84,26 +84,26 @@ pub enum DataFault {
 pub struct BadData {
     /// Their logical address.
     pub logical: u64,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: u64,
-    /// What is wrong.
+    /// The fault.
     pub fault: DataFault,
     /// The files that use them.
     pub uses: Uses,
 }
 
-/// Something that is damaged.
+/// A finding.
 #[derive(Clone, Debug)]
 pub enum Finding {
-    /// A copy of a superblock, or all of a device that missed transactions.
+    /// A copy of a superblock, or a whole device that missed transactions.
     Superblock(BadCopy),
-    /// A device that ends before it should.
+    /// A device that is too small.
     ShortDevice(ShortDevice),
-    /// A copy of a node of which another copy, or its parity, is good.
+    /// A copy of a node whose other copy or parity is good.
     Node {
-        /// The tree by which it was reached first.
+        /// The first tree in which it was found.
         tree: u64,
-        /// Its level, where it was read as a part of a tree that is checked.
+        /// Its level, if it was read as a part of a tree.
         level: Option<u8>,
         /// The copy.
         copy: BadCopy,
@@ -114,28 +114,28 @@ pub enum Finding {
     Tree {
         /// The tree.
         tree: u64,
-        /// How.
+        /// The contradiction.
         error: FsError,
     },
     /// Data.
     Data(Box<BadData>),
-    /// Parity that does not fit the data of its row, which are good.
+    /// Parity that does not match the good data of its row.
     Parity {
         /// The logical address of the row's first byte.
         logical: u64,
-        /// Which of the two.
+        /// P or Q.
         role: Role,
-        /// Where it is.
+        /// Its place.
         place: Place,
-        /// How many bytes.
+        /// The number of bytes.
         bytes: u64,
-        /// Why it could not be read, if that is it.
+        /// The error if it could not be read.
         fault: Option<CopyFault>,
     },
 }
 
 impl Finding {
-    /// What findings are sorted by: superblocks, then nodes and trees, then data by their addresses, then parity.
+    /// The sort key of findings: superblocks, then nodes and trees, then data by address, then parity.
     pub(super) fn order(&self) -> (u8, u64, usize, u64) {
         match self {
             Finding::Superblock(copy) => (0, copy.place.devid, copy.mirror, copy.place.offset),
@@ -213,7 +213,7 @@ fn list(trees: &[u64]) -> String {
     trees.iter().map(u64::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Why something was not checked.
+/// Why data were not checked.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum WhyUnchecked {
     /// A device is missing.
@@ -226,21 +226,21 @@ pub enum WhyUnchecked {
     NoChecksum,
     /// Data whose checksums are lost.
     ChecksumsLost,
-    /// Data of an inode that is lost, so it is unknown whether they should have checksums.
+    /// Data of a lost inode: it is unknown whether they should have checksums.
     InodeLost,
-    /// A device that holds copies of its own did not check all of them.
+    /// A device with copies of its own did not check all of them.
     CopiesBelow,
     /// Parity of a row of which a piece is damaged or missing.
     Parity,
-    /// The log of what was synced after the last transaction, which is left aside.
+    /// The log of syncs after the last transaction, which is not checked.
     LogTree,
-    /// Trees of an interrupted balance, which are left aside.
+    /// Trees of an interrupted balance, which are not checked.
     Relocation,
-    /// More nodes than are remembered.
+    /// More nodes than the limit.
     TooManyNodes,
-    /// More scattered ranges than are remembered.
+    /// More scattered ranges than the limit.
     TooManyRanges,
-    /// It was stopped before it came to an end.
+    /// The verification was stopped.
     Stopped,
 }
 
@@ -287,38 +287,38 @@ impl fmt::Display for WhyUnchecked {
     }
 }
 
-/// What can be said in the end.
+/// The verdict.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// Every copy of everything that is in use was checked against a checksum or a seal, and all of them are good.
     Clean,
-    /// Nothing is damaged as far as it was checked.
+    /// No damage in what was checked.
     Incomplete,
-    /// Something is damaged.
+    /// Damage was found.
     Damaged,
 }
 
 /// The outcome of a verification.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Nodes that were checked, each once, whatever number of copies it has.
+    /// Nodes that were checked, each counted once.
     pub nodes_verified: u64,
     /// Bytes that were checked, each copy counted: of nodes, of data, of parity.
     pub bytes_verified: u64,
-    /// Bytes that crossed from devices to this host.
+    /// Bytes that were transferred from devices to this host.
     pub bytes_transferred: u64,
-    /// True if devices computed checksums of data where these are.
+    /// True if devices computed checksums of data.
     pub is_offloaded: bool,
-    /// What is damaged; the rest of more than are listed only counts.
+    /// The findings, up to the limit of listed ones.
     pub findings: Vec<Finding>,
-    /// How much is damaged, listed or not.
+    /// The number of findings, listed or not.
     pub damage_count: u64,
-    /// Why something was not checked, and how many bytes of it, as far as that is known.
+    /// Unchecked bytes by reason, as far as known.
     pub unchecked: BTreeMap<WhyUnchecked, u64>,
 }
 
 impl Report {
-    /// What can be said.
+    /// The verdict.
     pub fn verdict(&self) -> Verdict {
         match (self.damage_count, self.unchecked.is_empty()) {
             (0, true) => Verdict::Clean,

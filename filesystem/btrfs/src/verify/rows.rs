@@ -1,8 +1,8 @@
-//! Parity of RAID5 and RAID6, where something of its row is in use.
+//! Checks the parity of RAID5 and RAID6 rows that are in use.
 //!
-//! Parity is that of the sectors of its row that lie beside each other. It is checked where one of these is in use and all of them can be
-//! read, also those that are free: what a write does not replace of a row stays in its parity. Where a piece of the row is known to be
-//! damaged nothing can be said of the parity, and that counts as not checked.
+//! Parity covers the sectors of its row at the same offset. It is checked where one of them is in use and all can be
+//! read, free ones included: sectors that a write does not replace stay in the parity. If a piece of the row is known
+//! to be damaged, the parity cannot be checked, and counts as unchecked.
 
 use futures_util::StreamExt;
 use futures_util::future::join_all;
@@ -22,7 +22,7 @@ use crate::parity::{Role, p, q};
 /// Rows that are read at once.
 const ROWS_IN_FLIGHT: usize = 4;
 
-/// Logical ranges of chunks with parity, and how many data pieces a row of each has.
+/// Logical ranges of chunks with parity, and the number of data pieces in a row.
 fn chunks(session: &Session<'_>) -> Vec<(u64, u64, u64)> {
     let map = &session.fs.storage().map;
     let data_pieces = |row: &Row| row.pieces.iter().filter(|(role, _)| matches!(role, Role::Data(_))).count() as u64;
@@ -58,7 +58,7 @@ pub(super) async fn check_parity(session: &Session<'_>, seen: &Seen, leaves: &Le
     let rows = chunks.into_iter().flat_map(|(start, end, data)| {
         let row_bytes = data * STRIPE_BYTES;
         let starts = (start..end).step_by(row_bytes as usize);
-        // Chunks end with whole rows, unless they were made otherwise.
+        // Chunks end with whole rows, unless another program made them.
         starts.map(move |at| (at, end.min(at.saturating_add(row_bytes))))
     });
     let in_use = rows.filter(|(start, end)| used.within(*start, *end).next().is_some());
@@ -80,7 +80,7 @@ async fn check_row(session: &Session<'_>, start: u64, end: u64, used: &RangeList
         match (role, read) {
             (Role::Data(_), Ok(bytes)) => data.push(bytes),
             (Role::P | Role::Q, read) => parities.push((*role, *place, read)),
-            // That the piece is bad or missing was found when it was checked itself.
+            // A bad or missing piece was reported when it was checked itself.
             (Role::Data(_), Err(_)) => return session.unchecked(WhyUnchecked::Parity, STRIPE_BYTES),
         }
     }
@@ -103,7 +103,7 @@ async fn check_row(session: &Session<'_>, start: u64, end: u64, used: &RangeList
     }
 }
 
-/// What is known of the sectors beside each other.
+/// The sectors at one offset of a row, as far as known.
 #[derive(Clone, Copy, Default)]
 struct Sectors {
     is_used: bool,

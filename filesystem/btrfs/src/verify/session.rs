@@ -14,37 +14,37 @@ use crate::devices::Device;
 use crate::error::{BadCopy, CopyFault, FsError};
 use crate::filesystem::Filesystem;
 
-/// The most nodes that are remembered as checked: 16 million, of 16 KiB each 256 GiB.
+/// The maximum number of nodes that are remembered as checked: 16 million, of 16 KiB each 256 GiB.
 pub const MAX_NODES: usize = 16 << 20;
-/// The most damages that are listed by default.
+/// The default limit of listed findings.
 pub const MAX_LISTED: usize = 10_000;
-/// Bytes after which the watcher is asked whether to continue.
+/// The observer is called after this number of bytes.
 const STEP_BYTES: u64 = 1 << 20;
-/// Nodes or inodes after which it is asked where no bytes are checked.
+/// The observer is called after this number of nodes or inodes, if no bytes are checked.
 const STEP_TURNS: u64 = 64;
 
 /// Who computes checksums of data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mode {
-    /// Devices that can do it without the data crossing, and this host for the others.
+    /// Devices that can do it without a transfer of the data, and this host for the others.
     #[default]
     Auto,
-    /// Devices; it is an error if one cannot.
+    /// Devices; an error if one cannot.
     Offload,
     /// This host.
     Emulate,
 }
 
-/// How a verification is done.
+/// Options of a verification.
 #[derive(Clone, Copy, Debug)]
 pub struct VerifyOptions {
     /// Who computes checksums of data.
     pub mode: Mode,
-    /// How many damages are listed.
+    /// The limit of listed findings.
     pub most_listed: usize,
-    /// How many nodes are remembered as checked, so that those that several trees share are checked once.
+    /// The limit of nodes that are remembered as checked, so that shared nodes are checked once.
     pub most_nodes: usize,
-    /// How many scattered ranges of data are remembered.
+    /// The limit of scattered ranges of data that are remembered.
     pub most_ranges: usize,
 }
 
@@ -54,20 +54,20 @@ impl Default for VerifyOptions {
     }
 }
 
-/// How far a verification is.
+/// The progress of a verification.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Progress {
-    /// Bytes that were checked, or found to be not checkable, each copy counted.
+    /// Bytes that were checked, or could not be checked, each copy counted.
     pub bytes: u64,
-    /// How many there are, as far as it can be guessed before.
+    /// An estimate of the total.
     pub expected_bytes: u64,
-    /// Damages so far.
+    /// Findings so far.
     pub damage_count: u64,
 }
 
-/// An observer of the progress, which may stop or slow down the verification.
+/// Observes the progress; can stop or slow down the verification.
 pub trait Watch {
-    /// Called between pieces. False stops the verification.
+    /// Called between pieces. Return false to stop the verification.
     fn go_on(&self, progress: Progress) -> LocalBoxFuture<'_, bool>;
 }
 
@@ -91,7 +91,7 @@ pub(super) struct Session<'a> {
     watch: &'a dyn Watch,
     report: RefCell<Report>,
     expected_bytes: u64,
-    /// Bytes that were unchecked count for the progress.
+    /// Unchecked bytes that count as progress.
     progressed_bytes: Cell<u64>,
     step_at: Cell<u64>,
     turns: Cell<u64>,
@@ -101,7 +101,7 @@ pub(super) struct Session<'a> {
 
 impl<'a> Session<'a> {
     /// # Errors
-    /// When devices are to compute checksums and one cannot.
+    /// When devices must compute checksums and one cannot.
     pub fn new(fs: &'a Filesystem, options: VerifyOptions, watch: &'a dyn Watch) -> Result<Session<'a>, FsError> {
         let devices = &fs.storage().devices;
         let session = Session {
@@ -129,7 +129,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Says of devices that hold copies of their own that only one of each was read.
+    /// Reports devices with copies of their own, of which only one was read.
     pub fn note_copies_below(&self) {
         let mut devices = self.fs.storage().devices.iter();
         if devices.any(|(_, device)| device.device.abilities().copies) {
@@ -137,7 +137,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// True if a device compares data with their checksums without the data crossing.
+    /// True if a device can compare data with their checksums without a transfer of the data.
     pub fn offloads(&self, device: &Device) -> bool {
         let abilities = device.device.abilities();
         self.options.mode != Mode::Emulate
@@ -146,12 +146,12 @@ impl<'a> Session<'a> {
             && abilities.checksum_crc32c == Ability::Native
     }
 
-    /// Joins checksums of sectors.
+    /// Combines checksums of sectors.
     pub fn combiner(&self) -> &Combiner<Crc32c> {
         self.combiner.get_or_init(|| Combiner::new(u64::from(self.fs.storage().geometry().sector_bytes)))
     }
 
-    /// Takes a damage.
+    /// Adds a finding.
     pub fn found(&self, finding: Finding) {
         let mut report = self.report.borrow_mut();
         report.damage_count += 1;
@@ -160,7 +160,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Takes a copy of data that is not believed.
+    /// Reports a bad copy of data.
     pub fn bad_data(&self, copy: BadCopy, bytes: u64) {
         let logical = copy.logical.unwrap_or_default();
         match why_unchecked(&copy.fault) {
@@ -173,13 +173,13 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Counts what was not checked.
+    /// Counts unchecked bytes.
     pub fn unchecked(&self, why: WhyUnchecked, bytes: u64) {
         *self.report.borrow_mut().unchecked.entry(why).or_default() += bytes;
         self.progressed_bytes.set(self.progressed_bytes.get() + bytes);
     }
 
-    /// Counts bytes that were checked, good or not.
+    /// Counts checked bytes, good or bad.
     pub fn verified(&self, bytes: u64) {
         self.report.borrow_mut().bytes_verified += bytes;
         self.progressed_bytes.set(self.progressed_bytes.get() + bytes);
@@ -190,13 +190,13 @@ impl<'a> Session<'a> {
         self.report.borrow_mut().nodes_verified += 1;
     }
 
-    /// Counts bytes that a device checked where they are.
+    /// Counts bytes that a device checked.
     pub fn verified_by_device(&self, bytes: u64) {
         self.report.borrow_mut().is_offloaded = true;
         self.verified(bytes);
     }
 
-    /// Copies of data that are bad, as addresses and bytes; none if not all of them are listed.
+    /// Bad copies of data, as addresses and bytes; `None` if not all of them are listed.
     pub fn bad_ranges(&self) -> Option<Vec<(u64, u64)>> {
         let report = self.report.borrow();
         let ranges = report.findings.iter().filter_map(|finding| match finding {
@@ -211,7 +211,7 @@ impl<'a> Session<'a> {
         (report.damage_count == report.findings.len() as u64).then(|| ranges.collect())
     }
 
-    /// Lets the watcher know how far it is, now and then.
+    /// Calls the observer at intervals.
     pub async fn step(&self) -> Result<(), Stopped> {
         let bytes = self.progressed_bytes.get();
         if bytes < self.step_at.get() {
@@ -221,7 +221,7 @@ impl<'a> Session<'a> {
         self.ask().await
     }
 
-    /// As [`Session::step`], between nodes or inodes that are looked at without checking bytes.
+    /// As [`Session::step`], between nodes or inodes that need no check of bytes.
     pub async fn turn(&self) -> Result<(), Stopped> {
         self.turns.set(self.turns.get() + 1);
         if self.turns.get().is_multiple_of(STEP_TURNS) { self.ask().await } else { Ok(()) }
@@ -237,18 +237,18 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The findings, to add to them what can be known only in the end.
+    /// Takes the findings, for additions at the end.
     pub fn take_findings(&self) -> Vec<Finding> {
         std::mem::take(&mut self.report.borrow_mut().findings)
     }
 
-    /// Puts them back.
+    /// Returns them.
     pub fn put_findings(&self, mut findings: Vec<Finding>) {
         findings.sort_by_key(Finding::order);
         self.report.borrow_mut().findings = findings;
     }
 
-    /// The outcome.
+    /// The report.
     pub fn finish(self) -> Report {
         let mut report = self.report.into_inner();
         report.bytes_transferred = self.fs.storage().devices.transferred_bytes() - self.transferred_before;
@@ -256,7 +256,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Why a copy could not be checked, if that is what is wrong with it.
+/// The reason if a copy could not be checked, rather than being damaged.
 pub fn why_unchecked(fault: &CopyFault) -> Option<WhyUnchecked> {
     match fault {
         CopyFault::Missing => Some(WhyUnchecked::MissingDevice),
@@ -266,7 +266,7 @@ pub fn why_unchecked(fault: &CopyFault) -> Option<WhyUnchecked> {
     }
 }
 
-/// True if a device did not answer, rather than saying that something is wrong.
+/// True if a device did not respond, rather than reporting an error.
 pub(super) fn is_unreachable(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unreachable { .. })
 }
@@ -276,8 +276,8 @@ pub(super) fn copy_of_data(logical: u64, place: Place, mirror: usize, fault: Cop
     BadCopy { logical: Some(logical), place, mirror: mirror + 1, fault }
 }
 
-/// Bytes that a verification of a whole filesystem checks, each copy counted, as far as that can be guessed: what the superblock says is
-/// used, times as many copies as chunks have on average.
+/// An estimate of the bytes that a verification of a whole filesystem checks, each copy counted: the used bytes in the
+/// superblock, times the average number of copies of a chunk.
 pub fn expected_bytes(fs: &Filesystem) -> u64 {
     let map = &fs.storage().map;
     let (mut bytes, mut stored) = (0_u128, 0_u128);

@@ -1,30 +1,31 @@
-//! A run of logical addresses as strips: what of it lies on one device in one piece, for each copy.
+//! A run of logical addresses as strips: for each copy, contiguous ranges of one device.
 //!
-//! Where chunks are striped, pieces of 64 KiB that lie behind each other on a device are far apart in logical addresses. A strip has them
-//! together, so that one request to the device covers them.
+//! In a striped chunk, pieces of 64 KiB that follow each other on a device are far apart in logical addresses. A strip
+//! joins them, so that one request to the device covers them.
 
 use smallvec::SmallVec;
 
 use crate::chunk_map::{ChunkMap, MapError, Place};
 
-/// Strips that may still grow while a run is cut: those of the devices of a chunk.
+/// The number of strips that may still grow while a run is cut: one for each device of a chunk.
 const OPEN_STRIPS: usize = 64;
 
-/// What lies on one device in one piece.
+/// A contiguous range of one device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Strip {
     /// The copy, counted from 0.
     pub mirror: usize,
-    /// Where it begins.
+    /// Its place.
     pub place: Place,
-    /// How many bytes.
+    /// The number of bytes.
     pub bytes: u64,
-    /// Logical addresses and bytes of what lies there, in the order of the device.
+    /// The logical addresses and bytes of its parts, in the order of the device.
     parts: SmallVec<[(u64, u64); 2]>,
 }
 
 impl Strip {
-    /// Its sectors from a byte on, up to another one, which are both at sectors: where each is in the strip, and its logical address.
+    /// Its sectors from one byte offset to another, both at sector borders: the offset of each in the strip, and its
+    /// logical address.
     pub fn sectors(&self, from: u64, to: u64, sector: u64) -> impl Iterator<Item = (u64, u64)> + use<'_> {
         let mut at = 0;
         let parts = self.parts.iter().map(move |(logical, bytes)| {
@@ -44,7 +45,8 @@ impl Strip {
     }
 }
 
-/// The strips of a run, none longer than `most` bytes, and what of it is in no chunk: first addresses, bytes, and why.
+/// The strips of a run, none longer than `most` bytes, and the parts outside all chunks: first addresses, bytes, and
+/// why.
 pub(super) fn strips(map: &ChunkMap, logical: u64, bytes: u64, most: u64) -> (Vec<Strip>, Vec<(u64, u64, MapError)>) {
     let (mut strips, mut unmapped) = (Vec::<Strip>::new(), Vec::new());
     let (mut at, mut left) = (logical, bytes);
@@ -91,7 +93,7 @@ mod tests {
 
     const KIB: u64 = 1024;
 
-    /// A chunk of data of 64 MiB at the logical address 1 MiB, with stripes at 1 MiB of so many devices.
+    /// A chunk of data of 64 MiB at the logical address 1 MiB, with stripes at 1 MiB of this number of devices.
     fn map(flags: u64, stripes: u16, sub_stripes: u16) -> ChunkMap {
         let mut bytes = vec![0; 48];
         bytes[..8].copy_from_slice(&(64_u64 << 20).to_le_bytes());
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_no_chunk_is_named_and_the_rest_is_not_lost() {
+    fn ranges_outside_all_chunks_are_named_and_the_rest_is_kept() {
         let (strips, unmapped) = strips(&map(0, 1, 1), (1 << 20) - 8 * KIB, (64 << 20) + 12 * KIB, 1 << 30);
         assert_eq!(
             strips.iter().map(|strip| (strip.place.offset, strip.bytes)).collect::<Vec<_>>(),

@@ -1,4 +1,4 @@
-//! Which trees there are, and what of each is wanted.
+//! The trees of a verification, and the key ranges of each.
 
 use std::ops::RangeInclusive;
 
@@ -12,10 +12,10 @@ use crate::cursor::{Cursor, TreeRoot};
 use crate::nodes::LoadedNode;
 use crate::roots::tree_root;
 
-/// A tree, or what of it is wanted.
+/// A tree, or key ranges of it.
 pub(super) struct Tree {
     pub root: TreeRoot,
-    /// Sorted, apart from each other, and not empty.
+    /// Sorted, disjoint and not empty.
     pub wanted: Vec<RangeInclusive<Key>>,
 }
 
@@ -25,13 +25,13 @@ impl Tree {
         Tree { root, wanted: vec![Key::MIN..=Key::MAX] }
     }
 
-    /// True if a key from the first one up to the one before `before` is wanted.
+    /// True if the ranges contain a key from `first` up to the one before `before`.
     pub fn wants(&self, first: Key, before: Option<Key>) -> bool {
         let index = self.wanted.partition_point(|range| *range.end() < first);
         self.wanted.get(index).is_some_and(|range| before.is_none_or(|before| *range.start() < before))
     }
 
-    /// The children of a node that are wanted, the last one first, each with the first key of what follows it in the tree.
+    /// The children of a node within the ranges, the last one first, each with the first key after it in the tree.
     pub fn children<'a>(
         &'a self,
         node: &'a LoadedNode,
@@ -45,7 +45,7 @@ impl Tree {
         })
     }
 
-    /// True if all of it is wanted.
+    /// True if the ranges are the whole tree.
     pub fn is_whole(&self) -> bool {
         self.wanted == [Key::MIN..=Key::MAX]
     }
@@ -53,15 +53,15 @@ impl Tree {
 
 /// The trees of a filesystem.
 pub(super) struct Trees {
-    /// Those that are not about files: the tree of trees and the one of checksums are among them.
+    /// The trees without files, the tree of trees and the checksum tree among them.
     pub of_storage: Vec<Tree>,
-    /// Those of subvolumes.
+    /// The trees of subvolumes.
     pub of_files: Vec<Tree>,
 }
 
 impl Trees {
-    /// All trees that are in use. Of a subvolume that is being deleted what is not yet deleted, since the space of the rest may be used for
-    /// something else. Damage of the tree of trees is found when that is walked.
+    /// All trees in use. For a subvolume that is being deleted the remaining part, because the space of the rest may be
+    /// reused. Damage of the tree of trees is reported when that tree is walked.
     pub async fn of(session: &Session<'_>) -> Trees {
         let fs = session.fs;
         let mut trees =
@@ -88,7 +88,7 @@ impl Trees {
     }
 }
 
-/// The key of a subvolume's root item, from the first to the last there can be.
+/// The key of a subvolume's root item, from the lowest to the highest possible.
 pub(super) fn root_items(id: u64) -> RangeInclusive<Key> {
     Key::new(id, ItemType::ROOT_ITEM, 0)..=Key::new(id, ItemType::ROOT_ITEM, u64::MAX)
 }
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_tree_only_what_is_wanted_is_walked() {
+    fn only_wanted_ranges_of_a_tree_are_walked() {
         let root = TreeRoot { id: 5, bytenr: 0, level: 1, generation: 1 };
         let tree = Tree { root, wanted: vec![key(10)..=key(19), key(30)..=key(30)] };
         for (first, before, is_wanted) in [

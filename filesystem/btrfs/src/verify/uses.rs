@@ -1,7 +1,7 @@
-//! Which files use what is damaged.
+//! Finds the files that use damaged data.
 //!
-//! The trees of all subvolumes are gone through once more, since references in the tree of extents may be damaged themselves. A
-//! leaf that several subvolumes share and that has nothing damaged is read once.
+//! The trees of all subvolumes are searched again, because references in the extent tree may be damaged themselves. A
+//! leaf that several subvolumes share and that has no damage is read once.
 
 use std::collections::{HashMap, HashSet};
 
@@ -21,9 +21,9 @@ use crate::error::FsError;
 use crate::filesystem::Filesystem;
 use crate::replicas::Check;
 
-/// Damaged data, sorted, so that an extent finds those within it.
+/// Damaged data, sorted, so that an extent finds the findings within it.
 struct Damage {
-    /// Logical address, bytes, and which finding it is.
+    /// Logical address, bytes, and the index of the finding.
     ranges: Vec<(u64, u64, usize)>,
     longest: u64,
 }
@@ -40,7 +40,7 @@ impl Damage {
         Damage { ranges, longest }
     }
 
-    /// The ones that overlap a range.
+    /// The entries that overlap a range.
     fn within(&self, start: u64, end: u64) -> impl Iterator<Item = (u64, u64, usize)> + use<'_> {
         let first = self.ranges.partition_point(|range| range.0.saturating_add(self.longest) <= start);
         let near = self.ranges[first..].iter().take_while(move |range| range.0 < end).copied();
@@ -48,7 +48,8 @@ impl Damage {
     }
 }
 
-/// Finds the files that use damaged data, in what is wanted of the trees of subvolumes, and whether these data can be had from anywhere.
+/// Finds the files that use damaged data, in the key ranges of the trees of subvolumes, and whether these data can be
+/// restored.
 pub(super) async fn attribute(session: &Session<'_>, trees: impl Iterator<Item = Tree>) -> Result<(), Stopped> {
     let mut findings = session.take_findings();
     let damage = Damage::of(&findings);
@@ -66,7 +67,7 @@ pub(super) async fn attribute(session: &Session<'_>, trees: impl Iterator<Item =
     ended
 }
 
-/// Adds an extent of a file to the damages within it; true if there are any.
+/// Adds an extent of a file to the findings within it; true if there are any.
 fn take_extent(findings: &mut [Finding], damage: &Damage, subvolume: u64, key: Key, data: &[u8]) -> bool {
     let Ok(extent) = FileExtent::decode(data) else { return false };
     let mut has_some = false;
@@ -89,7 +90,7 @@ async fn add_names(fs: &Filesystem, trees: &[TreeRoot], names: &mut Names, findi
     }
 }
 
-/// Goes through what is wanted of a tree, several nodes at once.
+/// Walks the key ranges of a tree, several nodes at once.
 async fn search(
     session: &Session<'_>,
     tree: &Tree,
@@ -112,7 +113,7 @@ async fn search(
         }
         let Some((expected, before, node)) = in_flight.next().await else { return Ok(()) };
         session.turn().await?;
-        // What is lost was reported before.
+        // Lost nodes were reported before.
         let Ok(node) = node else { continue };
         let view = node.view();
         if view.header().level > 0 {
@@ -125,14 +126,14 @@ async fn search(
                 is_harmless &= !take_extent(findings, damage, tree.root.id, key, data);
             }
         }
-        // Of a tree that is wanted in part, another one may want the rest.
+        // If only parts of a tree are wanted, another tree may want the rest.
         if is_harmless && tree.is_whole() && harmless.len() < session.options.most_nodes {
             harmless.insert(expected.bytenr);
         }
     }
 }
 
-/// The bytes of a file that a damaged range is for: of a compressed extent all.
+/// The bytes of a file that a damaged range affects: all of a compressed extent.
 fn concerned(start: u64, extent: &FileExtent, logical: u64, bytes: u64) -> (u64, u64) {
     let (FileExtent::Regular(head, location), Some((first, end))) = (extent, stored_range(extent)) else {
         return (start, extent.file_bytes());
@@ -154,7 +155,7 @@ fn add_use(finding: &mut Finding, subvolume: u64, ino: u64, offset: u64, bytes: 
     }
 }
 
-/// Paths that were found, since damaged sectors of one file follow each other.
+/// A cache of paths, because damaged sectors of one file follow each other.
 #[derive(Default)]
 struct Names {
     subvolumes: HashMap<u64, Option<Vec<u8>>>,
@@ -185,7 +186,7 @@ impl Names {
     }
 }
 
-/// Finds out which damaged data no copy and no parity gives back.
+/// Determines which damaged data neither a copy nor parity can restore.
 async fn find_lost(fs: &Filesystem, findings: &mut [Finding]) {
     let mut last = None;
     for finding in findings {

@@ -1,10 +1,10 @@
-//! Every node of a tree, and every copy of each, several at once.
+//! Checks every copy of every node of a tree, several at once.
 //!
 //! Invariants:
-//! - A node that several trees share is read once, as long as all of them expect the same of it. One that another tree expects something
-//!   else of is checked against that, too.
-//! - Nodes that wait are those below the path to one of them, so their number is bounded by the height of a tree times the pointers
-//!   of a node, for each of the nodes in flight. Nodes that were seen are bounded by a number.
+//! - A node that several trees share is read once, as long as all of them expect the same. If another tree expects
+//!   something else of a node, it is checked against that as well.
+//! - Waiting nodes are below the path to one of them, so their number is bounded by the height of a tree times the
+//!   pointers of a node, for each of the nodes in flight. A limit bounds the number of visited nodes.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -23,10 +23,10 @@ use crate::cursor::TreeRoot;
 use crate::error::Lost;
 use crate::nodes::{LoadedNode, NodeCopies};
 
-/// Nodes that are read at once.
+/// The maximum number of nodes in flight.
 pub(super) const NODES_IN_FLIGHT: usize = 32;
 
-/// Nodes that were checked, with what was expected of each.
+/// Checked nodes, with the expectation that each met.
 pub(super) struct Seen {
     nodes: HashMap<u64, u64>,
     most: usize,
@@ -41,7 +41,7 @@ enum Entered {
 }
 
 impl Seen {
-    /// Remembers at most so many nodes.
+    /// Remembers at most `most` nodes.
     pub fn new(most: usize) -> Seen {
         Seen { nodes: HashMap::new(), most, hasher: RandomState::new() }
     }
@@ -66,7 +66,7 @@ impl Seen {
         }
     }
 
-    /// Has a node be checked again where another tree has it, since not all of it was walked.
+    /// Removes a node, so that another tree checks it again: not all of it was walked.
     fn forget(&mut self, bytenr: u64) {
         self.nodes.remove(&bytenr);
     }
@@ -77,15 +77,15 @@ impl Seen {
     }
 }
 
-/// A node that is to be checked.
+/// A node to check.
 struct Task {
     expected: Expected,
-    /// The first key of what follows it in its tree.
+    /// The first key after it in its tree.
     before: Option<Key>,
     tree: Rc<Tree>,
 }
 
-/// Checks every copy of every node of trees, and hands leaves on.
+/// Checks every copy of every node of trees, and passes leaves to a callback.
 pub(super) async fn walk(
     session: &Session<'_>,
     seen: &mut Seen,
@@ -136,7 +136,7 @@ pub(super) async fn walk(
     }
 }
 
-/// Takes what came of reading a node, and returns the node where there is one.
+/// Reports the faults of a node's copies; returns the node if a copy is good.
 fn take_copies(session: &Session<'_>, task: &Task, copies: NodeCopies, leaves: &mut Leaves) -> Option<Rc<LoadedNode>> {
     let bytes = u64::from(session.fs.storage().geometry().node_bytes);
     let (tree, level) = (task.tree.root.id, task.expected.level);
@@ -155,7 +155,7 @@ fn take_copies(session: &Session<'_>, task: &Task, copies: NodeCopies, leaves: &
         None => {
             let copies: Vec<_> = bad.collect();
             leaves.lost(&task.tree, task.expected.first_key, task.before, !copies.is_empty());
-            // A node all of whose copies are on missing devices is not damaged.
+            // A node whose copies are all on missing devices is not damaged.
             if !copies.is_empty() {
                 let lost = Lost { logical: task.expected.bytenr, bytes, copies };
                 let (from, before) = (task.expected.first_key, task.before);
@@ -174,7 +174,7 @@ fn push_children(pending: &mut Vec<Task>, task: &Task, node: &LoadedNode) -> boo
     pending.len() - queued == node.view().pointers().len()
 }
 
-/// Adds to a lost node of a subvolume the other subvolumes that share it. A tree has it where its keys lead to it.
+/// Adds to a lost node of a subvolume the other subvolumes that share it: those whose keys lead to it.
 pub(super) async fn find_sharers(session: &Session<'_>, node: &mut LostNode, trees: &[TreeRoot]) {
     if !node.trees.iter().all(|id| objectid::is_subvolume(*id)) {
         return;

@@ -1,4 +1,4 @@
-//! Damage of anything but the data of files; what cannot be checked; and limits.
+//! Damage of anything but file data; unchecked data; limits.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ fn filled(setup: Setup) -> Option<Devices> {
     make(folder.path(), setup, fill).map(|images| Devices::load(&images, None))
 }
 
-/// Checks while these places are damaged.
+/// Verifies with these places damaged.
 fn damaged(devices: &Devices, places: &[Place]) -> Report {
     places.iter().for_each(|place| devices.damage(place.devid, place.offset + 700));
     let report = checked(&devices.open());
@@ -49,7 +49,7 @@ fn damaged(devices: &Devices, places: &[Place]) -> Report {
     report
 }
 
-/// What a verification of all below a place in the first subvolume finds.
+/// The report of a verification below a path in the first subvolume.
 fn checked_below(fs: &Filesystem, path: &[u8]) -> Report {
     let top = now(fs.top(&now(fs.subvolume(5)).unwrap())).unwrap();
     let start = now(fs.resolve(top, path, true)).unwrap();
@@ -63,7 +63,7 @@ fn a_damaged_copy_of_any_node_is_named_and_the_rest_is_not() {
         let fs = devices.open();
         let trees = [1, 2, 3, 4, 5, 7, 10].map(|id| root(&fs, id));
         let mut nodes: Vec<(u64, u64, u8)> = trees.iter().map(|tree| (tree.id, tree.bytenr, tree.level)).collect();
-        // A leaf that holds the data of files within their items.
+        // A leaf with inline data.
         let of_files = now(fs.nodes().load(&root(&fs, 5).expected())).unwrap();
         assert!(!of_files.view().pointers().is_empty(), "the tree of files has several leaves");
         nodes.push((5, of_files.view().pointers()[1].blockptr.get(), 0));
@@ -82,7 +82,7 @@ fn a_damaged_copy_of_any_node_is_named_and_the_rest_is_not() {
 }
 
 #[test]
-fn a_lost_node_is_named_with_what_cannot_be_reached() {
+fn a_lost_node_is_named_with_its_unreachable_keys() {
     let Some(devices) = filled(Setup::SINGLE) else { return };
     let fs = devices.open();
     let sums = root(&fs, objectid::CSUM_TREE);
@@ -147,7 +147,7 @@ fn without_a_device_nothing_is_clean_and_the_other_copies_are_checked() {
 }
 
 #[test]
-fn what_a_device_missed_is_named() {
+fn missed_transactions_of_a_device_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let Some(images) = make(folder.path(), Setup::MIRRORED, fill) else { return };
     let old = copy_images(&images[1..], "old").unwrap().remove(0);
@@ -301,7 +301,7 @@ fn fill_shared(point: &Path) {
 }
 
 #[test]
-fn everything_that_shares_what_is_damaged_is_named() {
+fn all_files_that_share_damaged_data_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let Some(images) = make(folder.path(), Setup::SINGLE, fill_shared) else { return };
     let devices = Devices::load(&images, None);
@@ -332,7 +332,7 @@ fn everything_that_shares_what_is_damaged_is_named() {
     let uses: Vec<_> = data.uses.files.iter().map(|file| (file.subvolume, file.offset, file.bytes)).collect();
     assert_eq!(uses, [(256, part.start, part.bytes), (257, part.start, part.bytes)]);
 
-    // A leaf that the snapshot shares is lost for both.
+    // A shared leaf is lost for the snapshot too.
     let node = |id| now(fs.nodes().load(&root(&fs, id).expected())).unwrap();
     let leaves = |id| node(id).view().pointers().iter().map(|pointer| pointer.blockptr.get()).collect::<Vec<_>>();
     let (ours, theirs) = (leaves(256), leaves(257));
@@ -376,7 +376,7 @@ fn all_below_a_directory_is_checked_once_and_its_files_are_named() {
     assert_clean(&checked_below(&devices.open(), b"sub/packed"), "another file");
     devices.damage(1, copy.place);
 
-    // Nothing below a directory is called clean if an entry leads to an inode that is lost.
+    // A directory is not clean if an entry refers to a lost inode.
     let leaf =
         now(fs.nodes().load(&root(&fs, 256).expected())).unwrap().view().pointers().last().unwrap().blockptr.get();
     places(&fs, leaf).iter().for_each(|place| devices.damage(place.devid, place.offset + 500));
@@ -428,7 +428,7 @@ fn of_a_subvolume_that_is_being_deleted_only_the_rest_is_checked() {
 }
 
 #[test]
-fn a_log_is_left_aside_and_said_to_be() {
+fn a_log_is_skipped_and_reported() {
     let folder = tempfile::tempdir().unwrap();
     let Some(images) = make(folder.path(), Setup::SINGLE, fill) else { return };
     let mount = Mount::new(&images, "noatime,commit=300").unwrap();
@@ -458,7 +458,7 @@ impl Watch for Stop {
 }
 
 #[test]
-fn limits_and_being_stopped_leave_nothing_clean() {
+fn nothing_is_clean_after_a_limit_or_a_stop() {
     let Some(devices) = filled(Setup::SINGLE) else { return };
     let with = |options, watch: &dyn Watch| now(verify(&devices.open(), options, watch)).unwrap();
     let default = VerifyOptions::default();
@@ -505,7 +505,7 @@ fn one_file_is_checked_in_all_its_copies() {
         assert_clean(&verify_one(&devices, b"large"), "another file");
         devices.damage(copy.devid, copy.place);
     }
-    // A node that only led to the file: the one in which the entries of its directory are.
+    // A node that is only on the path to the file: the one with the entries of its directory.
     let fs = devices.open();
     let first = now(fs.nodes().load(&root(&fs, 5).expected())).unwrap().view().pointers()[0].blockptr.get();
     let first = places(&fs, first)[0];

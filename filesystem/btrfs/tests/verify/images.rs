@@ -1,5 +1,5 @@
-//! Filesystems that the kernel fills, in memory: their devices, and where each sector of each file lies on them, found without any of
-//! the code under test, by what the sectors hold.
+//! Filesystems that the kernel fills, in memory: their devices, and the place of each sector of each file, found by its
+//! content and without any of the code under test.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -19,7 +19,7 @@ use sealblock_units::{BlockSize, Extent, Lba};
 const IMAGE_BYTES: u64 = 256 << 20;
 pub const SECTOR: usize = 4096;
 
-/// How a filesystem is made.
+/// The options of a filesystem.
 #[derive(Clone, Copy)]
 pub struct Setup {
     pub data: &'static str,
@@ -33,7 +33,7 @@ impl Setup {
     pub const MIRRORED: Setup = Setup { data: "raid1", metadata: "raid1", devices: 2, checksum: "crc32c" };
 }
 
-/// Makes a filesystem in files and has it filled; says on standard error where that cannot be done.
+/// Makes a filesystem in files and fills it; prints to standard error if it cannot.
 pub fn make(folder: &Path, setup: Setup, fill: impl Fn(&Path)) -> Option<Vec<PathBuf>> {
     let images: Vec<PathBuf> = (0..setup.devices).map(|number| folder.join(format!("image-{number}"))).collect();
     let options = ["-d", setup.data, "-m", setup.metadata, "--csum", setup.checksum];
@@ -41,14 +41,14 @@ pub fn make(folder: &Path, setup: Setup, fill: impl Fn(&Path)) -> Option<Vec<Pat
     made.map_err(|why| skip(&format!("{}: {why}", setup.data))).ok().map(|()| images)
 }
 
-/// Mounts the filesystem in files, has something done with it, and unmounts it.
+/// Mounts the filesystem in files, runs an action on it, and unmounts it.
 pub fn mounted(images: &[PathBuf], fill: impl Fn(&Path)) -> Result<(), String> {
     let mount = Mount::new(images, "noatime")?;
     fill(&mount.path(""));
     mount.unmount()
 }
 
-/// What file `number` holds: every eight bytes say where they are.
+/// The content of file `number`: every eight bytes have their offset.
 pub fn content(number: u64, bytes: usize) -> Vec<u8> {
     let words = (0..bytes.div_ceil(8) as u64).flat_map(|word| (number << 40 | (word * 8 + 1)).to_le_bytes());
     words.take(bytes).collect()
@@ -140,7 +140,7 @@ impl Devices {
     }
 }
 
-/// The file and the byte in it that a sector is of, if all of it says so.
+/// The file and the byte of a sector, if all of the sector agrees.
 fn file_of(sector: &[u8]) -> Option<(u64, u64)> {
     let word = u64::from_le_bytes(*sector.first_chunk()?);
     let (file, offset) = (word >> 40, (word & ((1 << 40) - 1)).checked_sub(1)?);

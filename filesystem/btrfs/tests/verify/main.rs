@@ -1,7 +1,7 @@
-//! Verification of filesystems that the kernel made: what is whole is called clean, and of what is damaged exactly the damaged copies are
-//! named, with the files that use them.
+//! Verification of filesystems that the kernel made: intact ones are clean, and of damaged ones exactly the damaged
+//! copies are reported, with the files that use them.
 //!
-//! Needs root, loop devices, `mkfs.btrfs` and the filesystem. What is absent is said and left out.
+//! Needs root, loop devices, `mkfs.btrfs` and the filesystem. Tests without these print it and are skipped.
 
 mod damage;
 mod images;
@@ -16,11 +16,11 @@ use sealblock_btrfs::{CopyFault, Filesystem, Place};
 
 use images::{Devices, Random, SECTOR, SectorCopy, Setup, content, make, now};
 
-/// Files that begin at sectors, with their sizes.
+/// Files that begin at sector borders, with their sizes.
 pub const FILES: [(u64, &str, usize); 4] =
     [(1, "large", 3 << 20), (2, "odd", 777_777), (3, "folder/deep", 64 << 10), (4, "sector", SECTOR)];
 
-/// Fills a filesystem: files whose sectors say where they are, a second name, and files within items.
+/// Fills a filesystem: files whose sectors have their offsets, a second name, and inline files.
 pub fn fill(point: &Path) {
     fs::create_dir_all(point.join("folder")).unwrap();
     for (number, name, bytes) in FILES {
@@ -30,7 +30,7 @@ pub fn fill(point: &Path) {
     (0..300).for_each(|number| fs::write(point.join(format!("inline-{number}")), [b'i'; 500]).unwrap());
 }
 
-/// What a verification of all of it finds.
+/// The report of a verification of everything.
 pub fn checked(fs: &Filesystem) -> Report {
     now(verify(fs, VerifyOptions::default(), &Unwatched)).unwrap()
 }
@@ -40,7 +40,7 @@ pub fn name_of(file: u64) -> &'static str {
     FILES.iter().find(|(number, ..)| *number == file).unwrap().1
 }
 
-/// The damaged copies of data that a report names, each with its only file; nothing else may be in the report.
+/// The damaged copies of data in a report, each with its only file; the report may have nothing else.
 pub fn sectors_of(report: &Report) -> BTreeSet<(u64, u64, String, u64)> {
     let of = |finding: &Finding| {
         let Finding::Data(data) = finding else { panic!("{finding}") };
@@ -56,13 +56,13 @@ pub fn sectors_of(report: &Report) -> BTreeSet<(u64, u64, String, u64)> {
     report.findings.iter().map(of).collect()
 }
 
-/// Requires that nothing was found and everything was checked.
+/// Requires a report without findings, and with everything checked.
 pub fn assert_clean(report: &Report, what: &str) {
     assert!(report.findings.is_empty(), "{what}: {}", report.findings[0]);
     assert_eq!((report.verdict(), report.damage_count), (Verdict::Clean, 0), "{what}: {:?}", report.unchecked);
 }
 
-/// Where every copy of every node that is in use lies.
+/// The place of every copy of every node in use.
 fn nodes_of(fs: &Filesystem) -> Vec<Place> {
     let (trees, lost) = now(fs.trees());
     assert!(lost.is_empty());
@@ -76,7 +76,7 @@ fn nodes_of(fs: &Filesystem) -> Vec<Place> {
     nodes.into_iter().flat_map(|bytenr| map.locate(bytenr, 16_384).unwrap().copies).collect()
 }
 
-/// Damages random sectors, and sometimes a copy of a node, and requires that exactly these are named.
+/// Damages random sectors, and sometimes a copy of a node, and requires exactly these in the report.
 fn damage_and_compare(devices: &Devices, what: &str, seeds: std::ops::Range<u64>, is_restorable: bool) {
     let nodes = nodes_of(&devices.open());
     for seed in seeds {
@@ -84,7 +84,7 @@ fn damage_and_compare(devices: &Devices, what: &str, seeds: std::ops::Range<u64>
         let count = 1 + random.below(5);
         let mut damaged: BTreeSet<SectorCopy> =
             (0..count).map(|_| devices.sectors[random.below(devices.sectors.len())]).collect();
-        // Sometimes all copies of one of them.
+        // Sometimes all copies of a sector.
         if random.below(2) == 0 {
             let one = *damaged.first().unwrap();
             damaged.extend(devices.sectors.iter().filter(|other| (other.file, other.offset) == (one.file, one.offset)));
@@ -158,7 +158,7 @@ fn exactly_the_sectors_that_are_damaged_are_named_in_every_profile() {
 }
 
 #[test]
-fn every_checksum_finds_what_is_damaged() {
+fn every_checksum_finds_damage() {
     for checksum in ["xxhash", "sha256", "blake2"] {
         let folder = tempfile::tempdir().unwrap();
         let Some(images) = make(folder.path(), Setup { checksum, ..Setup::SINGLE }, fill) else { continue };
@@ -176,14 +176,14 @@ fn parity_that_does_not_fit_is_named_and_damaged_data_are_told_from_it() {
         let Some(images) = make(folder.path(), setup, fill) else { continue };
         let mut devices = Devices::load(&images, None);
         assert_clean(&checked(&devices.open()), data);
-        // Where the rest of a row is zero, parity holds what the data hold; such sectors are left out.
+        // If the rest of a row is zero, parity equals the data; such sectors are skipped.
         let of_file = |one: &SectorCopy, other: &SectorCopy| (one.file, one.offset) == (other.file, other.offset);
         let all = devices.sectors.clone();
         devices.sectors.retain(|one| all.iter().filter(|other| of_file(one, other)).count() == 1);
         assert!(devices.sectors.len() > whole_sectors() * 3 / 4);
         damage_and_compare(&devices, data, 0..15, true);
 
-        // A row that is in use has its parity beside its data: the one of the same offset on another device that holds no data.
+        // A row in use has its parity beside its data: at the same offset of another device, without data.
         let fs = devices.open();
         let address = now(fs.sums(0, u64::MAX)).unwrap()[0].logical;
         let row = fs.storage().map.locate(address, SECTOR as u64).unwrap().row.unwrap();

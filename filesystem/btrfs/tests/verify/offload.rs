@@ -1,4 +1,4 @@
-//! Devices that compute checksums without the data crossing: only metadata cross, and damage is found all the same.
+//! Devices that compute checksums themselves: only metadata are transferred, and all damage is found.
 
 use std::cell::Cell;
 use std::fs;
@@ -16,14 +16,14 @@ use sealblock_units::Extent;
 use crate::images::{Devices, SECTOR, SectorCopy, Setup, content, make, now};
 use crate::{assert_clean, fill, name_of, sectors_of};
 
-/// What crossed from a device, and how many checksums it computed.
+/// The transferred bytes of a device, and the number of checksums that it computed.
 #[derive(Default)]
 struct Counted {
     read_bytes: Cell<u64>,
     checksums: Cell<u64>,
 }
 
-/// A device as one on another machine.
+/// A device that behaves like one on another machine.
 struct Remote {
     device: Rc<MemoryDevice>,
     counted: Rc<Counted>,
@@ -70,7 +70,7 @@ fn fill_more(point: &Path) {
 }
 
 #[test]
-fn only_metadata_cross_and_of_data_what_differs() {
+fn only_metadata_and_differing_data_are_transferred() {
     for setup in [
         Setup::SINGLE,
         Setup::MIRRORED,
@@ -86,7 +86,7 @@ fn only_metadata_cross_and_of_data_what_differs() {
         let nodes = report.nodes_verified * 2 * 16_384;
         assert!(report.bytes_transferred < 2 * nodes, "{} of {nodes}", report.bytes_transferred);
         assert!(report.bytes_verified > nodes + (24 << 20));
-        // A device in memory takes 1 MiB at a time; by stripes of 64 KiB it would be several hundred.
+        // A device in memory accepts 1 MiB at a time; with stripes of 64 KiB there would be several hundred requests.
         assert!(counted.checksums.get() < 150, "{} requests for contiguous pieces", counted.checksums.get());
 
         let copies: Vec<SectorCopy> =
@@ -127,7 +127,7 @@ fn sectors_that_cannot_be_read_are_named_whoever_checks() {
     }
 }
 
-/// A device that is lost once it was opened.
+/// A device that is lost after it was opened.
 struct Lost(Rc<MemoryDevice>, Rc<Cell<bool>>);
 
 impl Device for Lost {
@@ -155,7 +155,7 @@ fn a_device_that_is_lost_meanwhile_is_no_damage_and_nothing_is_clean() {
     let (is_lost, count) = (Rc::new(Cell::new(false)), Cell::new(0));
     let fs = devices.open_as(&[], |device| {
         count.set(count.get() + 1);
-        // The second one.
+        // The second device.
         let switch = if count.get() == 2 { Rc::clone(&is_lost) } else { Rc::default() };
         DynDevice::new("cable", Lost(device, switch))
     });

@@ -1,6 +1,6 @@
-//! A filesystem in memory, mounted through /dev/fuse and used as programs use it.
+//! A filesystem in memory, mounted through /dev/fuse and used as by programs.
 //!
-//! Needs root and /dev/fuse. What is absent is said and left out.
+//! Needs root and /dev/fuse. Tests without these print it and are skipped.
 
 mod memory;
 mod processes;
@@ -25,10 +25,10 @@ use sealblock_proofs_btrfs_images::skip;
 
 use memory::Served;
 
-/// Entries of a directory that takes several calls to read.
+/// The number of entries in a directory that takes several calls to read.
 const CROWD: usize = 600;
 
-/// Whether this process can mount.
+/// True if this process can mount.
 pub fn can_mount() -> bool {
     let device = OpenOptions::new().read(true).write(true).open("/dev/fuse");
     let why = match device {
@@ -40,7 +40,7 @@ pub fn can_mount() -> bool {
     false
 }
 
-/// A folder with a bit of everything.
+/// A directory with entries of all types.
 pub fn source() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
@@ -73,7 +73,7 @@ pub fn source() -> tempfile::TempDir {
     folder
 }
 
-/// Everything but the files that cannot be read.
+/// Everything but the unreadable files.
 fn without_traps(mut manifest: Manifest) -> Manifest {
     for trap in ["damaged", "panics", "slow"] {
         manifest.entries.remove(trap.as_bytes());
@@ -90,7 +90,7 @@ fn a_mount_shows_what_the_filesystem_has() {
     for trap in ["damaged", "panics", "slow"] {
         fs::remove_file(source.path().join(trap)).unwrap();
     }
-    // Reading it may be an access, so the first time does not count.
+    // Reading may update the access time, so the first read is not compared.
     Manifest::scan(source.path()).unwrap();
     let expected = Manifest::scan(source.path()).unwrap();
     let mut served = Served::start(source.path(), Options::default());
@@ -122,7 +122,7 @@ fn directories_have_their_dots_and_go_on_from_any_entry() {
     sorted.sort();
     sorted.dedup();
     assert_eq!(sorted.len(), CROWD + 2, "each entry comes once");
-    // In the cache of the kernel, or again from the filesystem, it is the same.
+    // From the kernel's cache or again from the filesystem, the result is the same.
     assert_eq!(names(&served.path("crowd")), crowd);
     let mut directory = rustix::fs::Dir::new(File::open(served.path("crowd")).unwrap()).unwrap();
     let offset = directory.nth(399).unwrap().unwrap().offset();
@@ -154,14 +154,14 @@ fn a_listing_with_attributes_needs_no_lookups_and_goes_on_at_damaged_inodes() {
     assert!(lookups < CROWD as u64 / 2, "{lookups} for {CROWD} entries");
 }
 
-/// What was read in front of damage is shown, and the damage then is an error, with attributes and without.
+/// Entries before damage are listed, and then the damage is an error, with attributes and without.
 #[test]
 fn a_directory_that_is_damaged_in_the_middle_is_read_up_to_there() {
     if !can_mount() {
         return;
     }
     let source = source();
-    // In the order of names it is behind the crowd.
+    // By name it follows the many other entries.
     fs::write(source.path().join("crowd/f-damaged-entry"), b"").unwrap();
     let served = Served::start(source.path(), Options::default());
     let entries: Vec<_> = fs::read_dir(served.path("crowd")).unwrap().collect();
@@ -270,7 +270,7 @@ fn nothing_can_be_changed() {
 }
 
 #[test]
-fn many_read_at_once_and_one_that_waits_holds_nobody_up() {
+fn concurrent_reads_do_not_wait_for_a_slow_one() {
     if !can_mount() {
         return;
     }
@@ -292,7 +292,7 @@ fn many_read_at_once_and_one_that_waits_holds_nobody_up() {
     served.gates.drain(..).for_each(|gate| gate.send(()).unwrap());
     assert_eq!(waiting.join().unwrap().unwrap(), b"slow slow");
     while served.seen.open_files.load(Ordering::SeqCst) != 0 {
-        // Files are released a little after they are closed.
+        // The kernel releases files a little after they are closed.
         thread::yield_now();
     }
 }
@@ -322,7 +322,7 @@ fn no_more_calls_are_open_than_chosen() {
 }
 
 #[test]
-fn others_may_read_only_if_they_are_asked_for_and_what_they_are_permitted() {
+fn other_users_need_the_option_and_permissions() {
     if !can_mount() {
         return;
     }
@@ -363,7 +363,7 @@ fn nothing_is_mounted_without_a_folder_and_dropping_a_session_unmounts() {
     assert_eq!(session.point(), folder.path().canonicalize().unwrap());
     drop(session);
     assert_eq!(fs::read(folder.path().join("below")).unwrap(), b"x");
-    // One that is covered stays, and refuses everything; dropping it waits for nothing.
+    // A covered mount stays, and refuses everything; dropping it does not wait.
     let session = Session::mount(folder.path(), 256, &Options::default()).unwrap();
     rustix::mount::mount("none", folder.path(), "tmpfs", MountFlags::empty(), None).unwrap();
     drop(session);

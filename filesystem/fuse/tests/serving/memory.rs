@@ -1,4 +1,5 @@
-//! A filesystem in memory, copied from a folder, with files that are damaged, that wait, and that panic; and a thread that serves it.
+//! A filesystem in memory, copied from a directory, with files that are damaged, that wait, and that panic; and a
+//! thread that serves it.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -21,14 +22,14 @@ use sealblock_runtime_reactor::{Config, Reactor};
 /// Inode numbers above 32 bits, as a filesystem with subvolumes has them.
 const FIRST_INO: u64 = (5 << 48) + 256;
 
-/// What a test can ask of the server afterwards.
+/// Counters of the server for the tests.
 #[derive(Default)]
 pub struct Seen {
     /// Calls that read a directory.
     pub directory_reads: AtomicU64,
     /// The largest read, in bytes.
     pub largest_read: AtomicU64,
-    /// Reads that are going on, and the most that were.
+    /// Reads in flight, and their maximum.
     pub reads: AtomicU64,
     pub most_reads: AtomicU64,
     /// Files that are open.
@@ -48,12 +49,12 @@ struct Node {
 pub struct Memory {
     nodes: BTreeMap<u64, Node>,
     seen: Arc<Seen>,
-    /// What each read of a file called `slow` waits for.
+    /// Gate of each read of a file called `slow`.
     gates: RefCell<Vec<oneshot::Receiver<()>>>,
 }
 
 impl Memory {
-    /// Copies a folder.
+    /// Copies a directory.
     pub fn copy(folder: &Path, seen: Arc<Seen>, gates: Vec<oneshot::Receiver<()>>) -> Memory {
         let mut memory = Memory { nodes: BTreeMap::new(), seen, gates: RefCell::new(gates) };
         let manifest = Manifest::scan(folder).unwrap();
@@ -125,7 +126,7 @@ impl Memory {
     }
 }
 
-/// Counts one read as long as it lives.
+/// Counts one read while it exists.
 struct Reading<'a>(&'a Seen);
 
 impl Drop for Reading<'_> {
@@ -239,9 +240,9 @@ impl ReadFs for Memory {
     }
 }
 
-/// A copy of a folder that is served on another one.
+/// A copy of a directory that is served on another one.
 pub struct Served {
-    /// Where it is mounted.
+    /// The mount point.
     pub point: PathBuf,
     pub seen: Arc<Seen>,
     /// Ends one read of `slow` each.
@@ -252,7 +253,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Serves a copy of the folder with four gates.
+    /// Serves a copy of the directory with four gates.
     pub fn start(source: &Path, options: Options) -> Served {
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -274,7 +275,7 @@ impl Served {
         Served { point, seen, gates, stop: Some(stop), thread: Some(thread), _folder: folder }
     }
 
-    /// Where something is.
+    /// The path of an entry.
     pub fn path(&self, name: &str) -> PathBuf {
         self.point.join(name)
     }
@@ -305,7 +306,7 @@ impl Drop for Served {
     fn drop(&mut self) {
         self.tell_to_stop();
         if thread::panicking() {
-            // A test that failed may have left it as it is never stopped.
+            // A failed test may have left it running.
             let _ = rustix::mount::unmount(&self.point, UnmountFlags::FORCE | UnmountFlags::DETACH);
         }
         if let Some(thread) = self.thread.take() {

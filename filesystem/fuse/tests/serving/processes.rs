@@ -1,4 +1,5 @@
-//! How serving ends: by unmounting, by being told, by SIGTERM, by SIGKILL; with files open and with reads in flight.
+//! How serving ends: by unmounting, by a request to stop, by SIGTERM, by SIGKILL; with files open and with reads in
+//! flight.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind};
@@ -19,11 +20,11 @@ use sealblock_runtime_reactor::{Config, Reactor, shutdown_signal};
 use crate::memory::{Memory, Served};
 use crate::{can_mount, source};
 
-/// Has a process of this program serve, on the folder in the variable, what is in the other folder.
+/// Starts a process of this program that serves, on the directory in the variable, the content of the other directory.
 const POINT: &str = "SEALBLOCK_TEST_MOUNT_POINT";
 const SOURCE: &str = "SEALBLOCK_TEST_MOUNT_SOURCE";
 
-/// Unmounts. The kernel closes files, and forgets mounts, a little later than it says so.
+/// Unmounts. The kernel closes files, and removes mounts, a little after it reports success.
 fn unmount_when_idle(point: &Path) {
     loop {
         match rustix::mount::unmount(point, UnmountFlags::empty()) {
@@ -34,7 +35,7 @@ fn unmount_when_idle(point: &Path) {
 }
 
 #[test]
-fn serving_ends_when_somebody_unmounts_which_waits_for_open_files() {
+fn unmounting_waits_for_open_files_and_ends_serving() {
     if !can_mount() {
         return;
     }
@@ -72,7 +73,7 @@ fn stopping_ends_open_files_and_reads_in_flight() {
 }
 
 #[test]
-fn stopping_ends_also_those_that_wait_for_their_turn() {
+fn stopping_ends_waiting_calls() {
     if !can_mount() {
         return;
     }
@@ -86,7 +87,7 @@ fn stopping_ends_also_those_that_wait_for_their_turn() {
     while served.seen.reads.load(Ordering::SeqCst) == 0 {
         thread::yield_now();
     }
-    // The only call is taken, so nothing else is answered.
+    // The only permit is in use, so no other request is answered.
     let names = ["crowd", "deep", "link", "holes"].map(|name| served.path(name));
     let others = names.map(|path| thread::spawn(move || fs::symlink_metadata(path).map(drop)));
     thread::sleep(Duration::from_millis(50));
@@ -99,7 +100,7 @@ fn stopping_ends_also_those_that_wait_for_their_turn() {
 }
 
 #[test]
-fn what_else_was_mounted_on_the_folder_is_left_alone() {
+fn other_mounts_on_the_folder_stay() {
     if !can_mount() {
         return;
     }
@@ -109,7 +110,7 @@ fn what_else_was_mounted_on_the_folder_is_left_alone() {
     rustix::mount::unmount(over.point(), UnmountFlags::DETACH).unwrap();
     drop(over);
     assert_eq!(fs::read(first.path("file-1")).unwrap().len(), 1, "dropping the upper one has not unmounted the lower");
-    // One that is covered cannot be unmounted, and goes on until it is uncovered and unmounted.
+    // A covered mount cannot be unmounted; serving continues until it is uncovered and unmounted.
     let over = Session::mount(&first.point, 256, &Options::default()).unwrap();
     let mounts = || fs::read_to_string("/proc/self/mountinfo").unwrap().matches(" fuse").count();
     let before = mounts();
@@ -121,7 +122,7 @@ fn what_else_was_mounted_on_the_folder_is_left_alone() {
     assert_eq!(first.wait(), Ended::Stopped);
 }
 
-/// The process that serves, when it is started for that; otherwise there is nothing to do.
+/// The process that serves, if it is started for that; otherwise it does nothing.
 #[test]
 fn a_process_that_serves() {
     let (Some(point), Some(source)) = (std::env::var_os(POINT), std::env::var_os(SOURCE)) else { return };
@@ -144,12 +145,12 @@ fn start(point: &Path, source: &Path) -> (Child, BufReader<std::process::ChildSt
         .unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
     assert!(says(&mut output, "mounted"));
-    // Somebody has to have asked, so that it runs and has its handlers for signals.
+    // A request shows that it runs and has installed its signal handlers.
     assert_eq!(fs::read(point.join("file-1")).unwrap().len(), 1);
     (child, output)
 }
 
-/// Reads until a line is this; false if the output ends before.
+/// Reads until this line; false if the output ends before.
 fn says(output: &mut impl BufRead, wanted: &str) -> bool {
     output.lines().map_while(Result::ok).any(|line| line == wanted)
 }
@@ -174,13 +175,13 @@ fn a_process_that_is_terminated_unmounts_also_with_files_open() {
 }
 
 #[test]
-fn a_process_that_is_killed_leaves_nobody_waiting() {
+fn a_killed_process_leaves_no_waiting_readers() {
     if !can_mount() {
         return;
     }
     let (source, point) = (source(), tempfile::tempdir().unwrap());
     let (mut child, _output) = start(point.path(), source.path());
-    // Without a gate a read of `slow` fails at once, so this one waits in the kernel only if the process is gone.
+    // Without a gate a read of `slow` fails at once, so this read waits in the kernel only if the process is dead.
     let open = File::open(point.path().join("file-3000001")).unwrap();
     kill(&child, Signal::KILL);
     child.wait().unwrap();

@@ -1,4 +1,5 @@
-//! A load client on a plain blocking socket: it keeps a number of requests in flight, and asks anew for each that was answered.
+//! A load client on a plain blocking socket: it keeps a number of requests in flight, and sends a new one for each that
+//! completes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,19 +16,19 @@ const REPLY_BYTES: usize = 16;
 const READ: u16 = 0;
 const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
-/// How long a server may be silent.
+/// The time limit for a reply.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What is asked.
 #[derive(Clone, Copy)]
 pub struct Load {
-    /// What tables call it.
+    /// Its name in tables.
     pub name: &'static str,
     /// Whether it writes.
     pub write: bool,
-    /// Of one request.
+    /// Bytes of one request.
     pub bytes: usize,
-    /// Whether addresses are random; else one follows the other.
+    /// True for random addresses, false for sequential ones.
     pub is_random: bool,
     /// Requests in flight.
     pub depth: u32,
@@ -37,7 +38,7 @@ pub struct Load {
 pub struct Client {
     stream: TcpStream,
     size: u64,
-    /// What goes out with the next write, and what came in and was not looked at.
+    /// Bytes to send with the next write, and received bytes that were not processed.
     out: Vec<u8>,
     input: Vec<u8>,
     filled: usize,
@@ -63,7 +64,7 @@ impl Client {
         Ok(Client { stream, size, out: Vec::new(), input: vec![0; 2 << 20], filled: 0, data })
     }
 
-    /// Writes everything once: memory that was never written costs nothing to read.
+    /// Writes all blocks once: memory that was never written costs nothing to read.
     pub fn fill(&mut self) -> Result<()> {
         let bytes = self.data.len();
         for offset in (0..self.size).step_by(bytes) {
@@ -75,7 +76,8 @@ impl Client {
         Ok(())
     }
 
-    /// Keeps requests in flight until the turn is over, then waits for the last; how many there were, and how long it took.
+    /// Keeps requests in flight until the end of the turn, then waits for the last; returns their number and the
+    /// duration.
     pub fn drive(&mut self, load: Load, until: Until, seed: u64) -> Result<(u64, Duration)> {
         let (kind, reply_bytes) = if load.write { (WRITE, 0) } else { (READ, load.bytes) };
         let (mut rng, mut next) = (Rng::with_seed(seed), 0);
@@ -108,7 +110,7 @@ impl Client {
         Ok((answered, begun.elapsed()))
     }
 
-    /// Has what was written so far made durable.
+    /// Flushes.
     pub fn sync(&mut self) -> Result<()> {
         self.ask(FLUSH, 0, 0);
         self.flush()?;
@@ -134,7 +136,7 @@ impl Client {
         Ok(())
     }
 
-    /// Receives once; how many requests that ended. Their data is not looked at.
+    /// Receives once; returns the number of completed requests. Data are not checked.
     fn receive(&mut self, data_bytes: usize) -> Result<u64> {
         let count = match self.stream.read(&mut self.input[self.filled..]) {
             Ok(0) => bail!("the server closed the connection"),
@@ -155,7 +157,7 @@ impl Client {
     }
 }
 
-/// Connects, also to a server that was just started.
+/// Connects, with retries for a server that was just started.
 fn connect_with_retries(address: SocketAddr) -> Result<TcpStream> {
     let begun = Instant::now();
     loop {

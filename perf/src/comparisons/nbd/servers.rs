@@ -21,9 +21,9 @@ use crate::remote;
 
 /// A server that listens.
 pub struct Served {
-    /// What tables call it.
+    /// Its name in tables.
     pub name: String,
-    /// Where it listens.
+    /// Its address.
     pub address: SocketAddr,
     /// The export to choose.
     pub export: String,
@@ -40,7 +40,7 @@ enum End {
 }
 
 impl Served {
-    /// Seconds of CPU time that it has spent.
+    /// CPU seconds so far.
     pub fn cpu_seconds(&self) -> Result<f64> {
         match &self.end {
             End::Ours { core, .. } => {
@@ -68,12 +68,12 @@ pub fn busy_seconds(cpu: usize) -> Result<f64> {
     let (stat, name) = (read_to_string("/proc/stat")?, format!("cpu{cpu} "));
     let line =
         stat.lines().find_map(|line| line.strip_prefix(&name)).with_context(|| format!("there is no CPU {cpu}"))?;
-    // User, nice, system, idle, waiting for disks, interrupts (two kinds), stolen; what follows is in these already.
+    // User, nice, system, idle, I/O wait, interrupts (two kinds), stolen; the later fields are included in these.
     let times = line.split_whitespace().take(8).map(str::parse::<f64>).collect::<Result<Vec<_>, _>>()?;
     Ok(times.iter().enumerate().filter(|(index, _)| ![3, 4].contains(index)).map(|(_, time)| time / 100.0).sum())
 }
 
-/// Starts ours first, then those of the others that are there; says which are not.
+/// Starts ours first, then the installed ones of the others; prints which are missing.
 pub fn start(options: &NbdOptions) -> Result<Vec<Served>> {
     let mut servers = vec![ours(options)?];
     let size = options.size.get();

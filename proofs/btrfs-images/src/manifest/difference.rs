@@ -1,18 +1,18 @@
-//! What differs between two manifests, in lines for people, bounded in number and length.
+//! The differences of two manifests, as lines for people, bounded in number and length.
 
 use std::fmt::{Debug, Display};
 
 use super::lines::{escape, hex};
 use super::{Entry, Manifest};
 
-/// The most lines that a difference has, besides the last, which says how many were left out.
+/// The maximum number of lines of a difference, without the last one, which has the number of omitted lines.
 pub const MAX_DIFFERENCES: usize = 100;
-/// The most characters of a value that a difference shows.
+/// The maximum number of characters of a value in a difference.
 const MAX_SHOWN: usize = 200;
 
 impl Manifest {
-    /// What differs in `found` from this, which is expected: a line for each path that is missing or should not be there, and for each field
-    /// that has another value. Empty if there is no difference, and never more than [`MAX_DIFFERENCES`] lines and one.
+    /// The differences of `found` from this, the expected one: a line for each missing or additional path, and for each
+    /// differing field. Empty if there is none, and never more than [`MAX_DIFFERENCES`] lines and one.
     pub fn difference(&self, found: &Manifest) -> Vec<String> {
         let mut lines = Vec::new();
         let mut count = 0_usize;
@@ -77,7 +77,7 @@ fn name(bytes: &[u8]) -> String {
     if bytes.is_empty() { "(empty)".to_owned() } else { escape(bytes) }
 }
 
-/// Two values from a little before where they begin to differ, if they are long.
+/// Two values, from shortly before their first difference if they are long.
 fn shown(one: &str, other: &str) -> (String, String) {
     if one.len() <= MAX_SHOWN && other.len() <= MAX_SHOWN {
         return (one.to_owned(), other.to_owned());

@@ -1,12 +1,13 @@
-//! The text of a manifest: a line that names the form, and one for each path.
+//! The text form of a manifest: a line with the version, and one for each path.
 //!
 //! ```text
 //! sealblock manifest 1
 //! PATH KIND MODE UID GID NLINK SIZE ATIME MTIME CTIME MAJOR:MINOR SAME-AS TARGET CONTENT [NAME=VALUE]...
 //! ```
 //!
-//! Fields are separated by one space. Bytes that are no printable ASCII, and the space, `%`, `=` and `-`, are written as `%` and two hexadecimal
-//! digits, an empty path or value as `-e`, and what is absent as `-`. So a line holds any name, and two manifests can be compared line by line.
+//! Fields are separated by one space. Bytes that are not printable ASCII, and the space, `%`, `=` and `-`, are written
+//! as `%` and two hexadecimal digits, an empty path or value as `-e`, and an absent one as `-`. So a line can have any
+//! name, and two manifests can be compared line by line.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -73,7 +74,7 @@ fn optional(bytes: Option<&Vec<u8>>) -> String {
 }
 
 impl Manifest {
-    /// One line for each path, in the order of the paths' bytes. [`Manifest::from_text`] reads it.
+    /// One line for each path, in byte order. [`Manifest::from_text`] reads it.
     pub fn to_text(&self) -> String {
         let mut text = format!("{FORM}\n");
         for (path, entry) in &self.entries {
@@ -82,10 +83,10 @@ impl Manifest {
         text
     }
 
-    /// Reads what [`Manifest::to_text`] wrote.
+    /// Parses the output of [`Manifest::to_text`].
     ///
     /// # Errors
-    /// The first line that is not one of a manifest, and what is wrong with it.
+    /// The first invalid line, and what is wrong with it.
     pub fn from_text(text: &str) -> Result<Manifest, String> {
         read(text)
     }
@@ -121,7 +122,7 @@ fn read(text: &str) -> Result<Manifest, String> {
     Ok(Manifest { entries })
 }
 
-/// The fields of a line, in their order.
+/// The fields of a line, in order.
 struct Fields<'a>(std::str::Split<'a, char>);
 
 impl<'a> Fields<'a> {

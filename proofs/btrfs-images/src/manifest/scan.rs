@@ -1,4 +1,4 @@
-//! Reads a folder into a manifest. What is not stored is not read: only ranges that the kernel calls data.
+//! Scans a folder into a manifest. Holes are not read: only ranges that the kernel reports as data.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CString, OsStr, OsString};
@@ -13,27 +13,27 @@ use rustix::io::Errno;
 use super::{Entry, Kind, Manifest, Time};
 use crate::content::ContentDigest;
 
-/// The most that the names of the attributes of a file, or one value, can be in Linux.
+/// The Linux limit for all attribute names of a file, and for one value.
 const MAX_XATTR_BYTES: usize = 64 << 10;
-/// What is read of a file at once.
+/// Bytes of one read of a file.
 const PIECE_BYTES: usize = 1 << 20;
-/// The number, within its subvolume, of a folder that stands where another subvolume was when a snapshot was taken.
+/// The inode number, within its subvolume, of a folder in place of a subvolume that existed when a snapshot was taken.
 const PLACE_OF_SUBVOLUME: u64 = 2;
-/// The bits of an inode number that are the number within a subvolume.
+/// The bits of an inode number that are the number within its subvolume.
 const WITHIN_SUBVOLUME: u64 = (1 << 48) - 1;
 
 struct Scan {
     entries: BTreeMap<Vec<u8>, Entry>,
-    /// The paths of inodes with several names: by device and number.
+    /// The paths of inodes with several names, by device and number.
     inodes: HashMap<(u64, u64), Vec<Vec<u8>>>,
     buffer: Vec<u8>,
 }
 
 impl Manifest {
-    /// Reads a folder.
+    /// Scans a folder.
     ///
-    /// The place in a snapshot where a subvolume was when it was taken is shown with times of the moment when it is looked at, so it
-    /// has none here; its inode number, 2, says what it is, also below a number of the subvolume in the upper 16 bits.
+    /// For a folder in place of a subvolume in a snapshot, the kernel reports the current time, so it has no times
+    /// here. It is recognised by its inode number 2, also below a subvolume number in the upper 16 bits.
     ///
     /// # Errors
     /// Something cannot be read; the error names it.
@@ -71,7 +71,7 @@ impl Scan {
         let is_place = kind == Kind::Directory && metadata.ino() & WITHIN_SUBVOLUME == PLACE_OF_SUBVOLUME;
         let [atime, mtime, ctime] = if is_place { [Time::default(); 3] } else { times(&metadata) };
         let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
-        // Every name of an inode would have its content read once more.
+        // Otherwise the content would be read once for each name of an inode.
         let mut content = None;
         if kind == Kind::Regular {
             let names = self.inodes.get(&(metadata.dev(), metadata.ino()));
@@ -100,7 +100,7 @@ impl Scan {
         })
     }
 
-    /// Says of every name but the first of an inode which that is.
+    /// Sets the first name in all other names of an inode.
     fn finish(mut self) -> Manifest {
         for names in self.inodes.values_mut() {
             names.sort_unstable();
@@ -145,7 +145,7 @@ fn digest(path: &Path, size: u64, buffer: &mut [u8]) -> std::io::Result<[u8; 32]
     {
         let data = match seek(file, SeekFrom::Data(position)) {
             Ok(data) => data.min(size),
-            // Nothing but a hole is left.
+            // Only a hole is left.
             Err(Errno::NXIO) => size,
             Err(error) => return Err(error.into()),
         };
@@ -162,7 +162,7 @@ fn digest(path: &Path, size: u64, buffer: &mut [u8]) -> std::io::Result<[u8; 32]
     digest.finish().map_err(std::io::Error::other)
 }
 
-/// All attributes, of the file itself and never of what a link points to.
+/// All attributes of the file itself, never of a link's target.
 fn xattrs(path: &Path) -> std::io::Result<BTreeMap<Vec<u8>, Vec<u8>>> {
     let mut names = vec![0; MAX_XATTR_BYTES];
     let bytes = match rustix::fs::llistxattr(path, &mut names[..]) {

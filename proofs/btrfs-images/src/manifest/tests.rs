@@ -1,4 +1,5 @@
-//! Each field that differs is named, equal manifests have no difference, and text comes back.
+//! Each differing field is reported, equal manifests have no difference, and the text form reads back as the same
+//! manifest.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
@@ -35,7 +36,7 @@ fn manifest(entries: &[(&[u8], Entry)]) -> Manifest {
 
 type Change = fn(&mut Entry);
 
-/// Every field, and what changes it.
+/// Every field, with a change of it.
 const CHANGES: [(&str, Change); 15] = [
     ("kind", |entry| entry.kind = Kind::Fifo),
     ("mode", |entry| entry.mode = 0o755),
@@ -163,7 +164,7 @@ fn a_folder_is_read_with_all_that_is_below_it() {
     assert_eq!(file.mtime, Time { seconds: -6, nanoseconds: 999_999_500 });
     assert_eq!(file.content, Some(Sha256::digest(b"content").into()));
     let other = &manifest.entries[&b"deep/er/file"[..]];
-    // Reading the one may have been an access between the two.
+    // Reading one may have updated the access time before the other was read.
     let expected = Entry { same_as: Some(b"a name".to_vec()), atime: other.atime, ..file.clone() };
     assert_eq!(other, &expected);
     assert_eq!(manifest.entries[&b"link"[..]].target.as_deref(), Some(&b"nowhere\n"[..]));

@@ -1,7 +1,8 @@
-//! Filesystems that are damaged at random, and what this project says of them, against what the kernel says: its scrub of every copy, its log, and what it reads of
-//! all files. Neither may change a byte.
+//! Randomly damaged filesystems: this project's verdict against the kernel's: its scrub of every copy, its log, and its
+//! reads of all files. Neither may change a byte.
 //!
-//! Needs root, loop devices, `btrfs-progs`, and Linux 6.18 or a later one with the filesystem. What is absent is said and left out.
+//! Needs root, loop devices, `btrfs-progs`, and Linux 6.18 or later with the filesystem. Tests without these print it
+//! and are skipped.
 
 mod rules;
 mod subject;
@@ -18,15 +19,15 @@ use subject::{SETUPS, Subject};
 use verdicts::{Seen, kernel, ours};
 use wounds::Damage;
 
-/// The variable that has the number of damages.
+/// The variable with the number of damages.
 const COUNT: &str = "SEALBLOCK_BTRFS_DAMAGES";
-/// The variable that has the seed of the first damage; alone, the only one.
+/// The variable with the seed of the first damage; without a number, of the only one.
 const SEED: &str = "SEALBLOCK_BTRFS_DAMAGE_SEED";
-/// Damages of a run that asks for no number.
+/// The default number of damages.
 const FEW: u64 = 26;
-/// The most failures that are told.
+/// The maximum number of failures in a report.
 const MOST_TOLD: usize = 20;
-/// The most differences of each that are told.
+/// The maximum number of differences of each failure in a report.
 const MOST_LINES: usize = 6;
 
 /// A number from the environment.
@@ -35,7 +36,7 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable}={text}: not a number")))
 }
 
-/// The seeds that the environment chooses.
+/// The seeds that the environment selects.
 fn seeds() -> std::ops::Range<u64> {
     match (number(SEED), number(COUNT)) {
         (Some(seed), None) => seed..seed + 1,
@@ -43,7 +44,7 @@ fn seeds() -> std::ops::Range<u64> {
     }
 }
 
-/// What happened in a run.
+/// The counters of a run.
 #[derive(Default, Debug)]
 struct Tally {
     damages: u64,
@@ -79,7 +80,7 @@ impl Tally {
     }
 }
 
-/// A verdict that leaves out anything of what is found differs from the kernel's.
+/// A verdict with any finding removed must differ from the kernel's.
 #[test]
 fn a_report_that_leaves_something_out_differs() {
     if let Err(why) = has_mounts().and_then(|()| has_known_scrub()) {
@@ -104,7 +105,7 @@ fn a_report_that_leaves_something_out_differs() {
     assert!(tried > 5, "{tried} of the filesystems were scrubbed to their end");
 }
 
-/// Damages one filesystem as a seed says, and holds both verdicts against each other.
+/// Damages one filesystem by a seed, and compares both verdicts.
 fn try_seed(subject: &Subject, seed: u64, log: &mut KernelLog, tally: &mut Tally) {
     let start = Instant::now();
     let damage = Damage::new(subject, seed).unwrap();
@@ -125,7 +126,7 @@ fn try_seed(subject: &Subject, seed: u64, log: &mut KernelLog, tally: &mut Tally
 }
 
 #[test]
-fn damage_is_what_the_kernel_says_that_it_is() {
+fn damage_reports_match_the_kernels() {
     if let Err(why) = has_mounts().and_then(|()| has_known_scrub()) {
         return skip(&why);
     }
@@ -150,7 +151,7 @@ fn damage_is_what_the_kernel_says_that_it_is() {
         };
         println!("{}: {:?}", setup.name, start.elapsed());
         of_setup.iter().for_each(|seed| try_seed(&subject, *seed, &mut log, &mut tally));
-        // When all is restored, nothing is damaged.
+        // After everything is restored there is no damage.
         let (ours, kernel) = (ours(&subject), kernel(&subject, &mut log).unwrap());
         let seen = kernel.unwrap_or_else(|why| panic!("{}: {why}", setup.name));
         let found = ours.report.unwrap_or_else(|why| panic!("{}: {why}", setup.name)).damage_count;

@@ -1,20 +1,25 @@
-//! What must be true of the two verdicts, and where they may differ because of what the kernel's scrub is documented to do.
+//! The required agreement of the two verdicts, and the permitted differences, which follow from the documentation of
+//! the kernel's scrub.
 //!
-//! - Each device has as many bad sectors of data and of nodes, and as many bad superblocks, as the scrub counts; and as many of them can be had from
-//!   elsewhere.
-//! - Every place that the kernel's log names is one of those that are found here.
-//! - A file can be read here exactly where the kernel reads it, and what is read is what was written.
-//! - The damaged data that no copy gives back are, with all their files and names, those that the kernel fails to read.
+//! - Each device has as many bad sectors of data and of nodes, and as many bad superblocks, as the scrub counts; and as
+//!   many of them can be restored.
+//! - Every place in the kernel's log is reported here.
+//! - A file can be read here exactly where the kernel can read it, and its content is right.
+//! - The damaged data without a good copy are, with all their files and names, exactly those that the kernel fails to
+//!   read.
 //!
 //! Differences, each a fact of Linux 6.18:
-//! - A scrub ends early where a node that it goes by is lost: of the trees of extents, of checksums and of devices. What it counted until then is a part.
-//! - With parity a scrub ends early at a row that has more bad pieces than parity gives back.
-//! - A scrub checks of a node its checksum, address, UUIDs and generation. It compares no copies with each other. Bytes of the
-//!   field for the checksum that a shorter one leaves free are covered by nothing; copies that differ there are named here.
-//! - A scrub that does not write neither checks parity nor counts what is wrong with it.
-//! - A filesystem of which a first superblock or a node that mounting needs is lost is not mounted.
-//! - A subvolume of which the last leaf is lost is not opened, since the highest number of an inode is looked up there; here the other leaves are read.
-//! - Messages name the stripe of 64 KiB that has a bad sector, not the sector; with parity the first piece of the row, whichever is bad.
+//! - A scrub ends early if a node that it needs is lost: of the trees of extents, checksums and devices. Its counts are
+//!   then incomplete.
+//! - With parity a scrub ends early at a row with more bad pieces than parity can restore.
+//! - A scrub checks a node's checksum, address, UUIDs and generation. It does not compare copies. Nothing covers the
+//!   bytes of the checksum field that a short checksum does not use; copies that differ there are reported here.
+//! - A read-only scrub neither checks parity nor counts its faults.
+//! - A filesystem is not mounted if the first superblock or a node that mounting needs is lost.
+//! - A subvolume whose last leaf is lost is not opened, because the highest inode number is looked up there; here the
+//!   other leaves are read.
+//! - Messages have the 64 KiB stripe of a bad sector, not the sector; with parity the first piece of the row, whichever
+//!   is bad.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +33,7 @@ use crate::subject::{SECTOR, Subject, is_summed};
 use crate::verdicts::{Files, Ours, Outcome, Seen};
 use crate::wounds::Damage;
 
-/// What is wrong with the verdicts, in lines.
+/// The faults of the verdicts, as lines.
 pub fn differences(subject: &Subject, damage: &Damage, ours: &Ours, kernel: &Result<Seen, String>) -> Vec<String> {
     let mut lines = Vec::new();
     check_bytes("read here", &ours.files, &mut lines);
@@ -38,7 +43,7 @@ pub fn differences(subject: &Subject, damage: &Damage, ours: &Ours, kernel: &Res
             lines.push(format!("the kernel mounts what is not opened here: {why}"));
             return lines;
         }
-        // What cannot be opened says so, and why.
+        // If it cannot be opened, the error has the reason.
         (Err(why), Err(_)) => {
             if damage.expected.is_empty() {
                 lines.push(format!("nothing was damaged on purpose, and not opened: {why}"));
@@ -63,7 +68,7 @@ pub fn differences(subject: &Subject, damage: &Damage, ours: &Ours, kernel: &Res
     lines
 }
 
-/// No sector holds anything but what was written.
+/// Every sector has the written content.
 fn check_bytes(what: &str, files: &Files, lines: &mut Vec<String>) {
     for (path, outcome) in files.iter().filter(|(path, _)| is_summed(path)) {
         if let Outcome::Read { wrong, .. } = outcome
@@ -74,7 +79,7 @@ fn check_bytes(what: &str, files: &Files, lines: &mut Vec<String>) {
     }
 }
 
-/// The copies that a report calls bad, and how many bytes of each.
+/// The copies that a report lists as bad, with their bytes.
 fn bad_copies(subject: &Subject, report: &Report) -> Vec<(BadCopy, u64)> {
     let node = subject.node_bytes;
     let of = |finding: &Finding| match finding {
@@ -83,7 +88,7 @@ fn bad_copies(subject: &Subject, report: &Report) -> Vec<(BadCopy, u64)> {
         Finding::LostNode(lost) => lost.lost.copies.iter().map(|copy| (copy.clone(), node)).collect(),
         Finding::Data(data) => match &data.fault {
             DataFault::Copy { copy, .. } => vec![(copy.clone(), data.bytes)],
-            // A scrub compares no copies.
+            // A scrub does not compare copies.
             DataFault::NoSum | DataFault::SumsLost | DataFault::Unmapped(_) | DataFault::CopiesDiffer(_) => Vec::new(),
         },
         Finding::ShortDevice(_) | Finding::Tree { .. } | Finding::Parity { .. } => Vec::new(),
@@ -95,7 +100,7 @@ fn has_lost_node(report: &Report) -> bool {
     report.findings.iter().any(|finding| matches!(finding, Finding::LostNode(_)))
 }
 
-/// What was damaged on purpose is found. Below a lost node nothing is.
+/// Deliberate damage is found, except below a lost node.
 fn check_expected(damage: &Damage, report: &Report, lines: &mut Vec<String>) {
     let found: BTreeSet<(u64, u64)> = report
         .findings
@@ -118,13 +123,13 @@ fn check_expected(damage: &Damage, report: &Report, lines: &mut Vec<String>) {
     }
 }
 
-/// What the scrub should count of a report.
+/// The counts that the scrub should have for a report.
 fn expected_counts(subject: &Subject, report: &Report) -> BTreeMap<u64, Counts> {
     let devids = 1..=subject.images.len() as u64;
     let mut devices: BTreeMap<u64, Counts> = devids.map(|devid| (devid, Counts::default())).collect();
     for finding in &report.findings {
         let mut add = |copy: &BadCopy, put: &dyn Fn(&mut Counts)| {
-            // Of copies that pass and differ the kernel sees none.
+            // The kernel does not see valid copies that differ.
             if !matches!(copy.fault, CopyFault::Differs(_))
                 && let Some(counts) = devices.get_mut(&copy.place.devid)
             {
@@ -197,7 +202,7 @@ fn check_stripes(subject: &Subject, report: &Report, seen: &Seen, lines: &mut Ve
     }
 }
 
-/// The subvolumes of which the last leaf, or a node above it, is lost.
+/// The subvolumes whose last leaf, or a node above it, is lost.
 fn closed_subvolumes(report: &Report) -> BTreeSet<u64> {
     let of = |finding: &Finding| match finding {
         Finding::LostNode(lost) if lost.before.is_none() => lost.trees.clone(),
@@ -206,7 +211,7 @@ fn closed_subvolumes(report: &Report) -> BTreeSet<u64> {
     report.findings.iter().flat_map(of).collect()
 }
 
-/// Both read the same sectors of all files, and fail with the same.
+/// Both read the same sectors of all files, and fail for the same.
 fn check_files(subject: &Subject, report: &Report, ours: &Ours, seen: &Seen, lines: &mut Vec<String>) {
     let closed = closed_subvolumes(report);
     for (path, theirs) in &seen.files {
@@ -222,7 +227,7 @@ fn check_files(subject: &Subject, report: &Report, ours: &Ours, seen: &Seen, lin
     }
 }
 
-/// The sectors of files whose data a report calls lost.
+/// The sectors of files whose data a report lists as lost.
 fn lost_sectors(subject: &Subject, report: &Report) -> BTreeMap<Vec<u8>, BTreeSet<u64>> {
     let mut lost: BTreeMap<Vec<u8>, BTreeSet<u64>> = BTreeMap::new();
     for finding in &report.findings {
@@ -244,8 +249,8 @@ fn lost_sectors(subject: &Subject, report: &Report) -> BTreeMap<Vec<u8>, BTreeSe
     lost
 }
 
-/// The report names exactly the files, with all their names, and the sectors of them that the kernel fails to read; besides what is behind a lost node of the trees of files,
-/// of which the report says the keys.
+/// The report has exactly the files, with all their names, and the sectors that the kernel fails to read; in addition
+/// those below a lost node of the trees of files, whose keys it has.
 fn check_lost(subject: &Subject, report: &Report, seen: &Seen, lines: &mut Vec<String>) {
     let lost = lost_sectors(subject, report);
     let none = BTreeSet::new();

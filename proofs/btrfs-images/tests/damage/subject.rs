@@ -1,4 +1,5 @@
-//! Small filesystems of every profile that the kernel fills, once each, and where their nodes and data lie: what is damaged.
+//! Small filesystems of every profile that the kernel fills, once each, and the places of their nodes and data: the
+//! targets of the damage.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -26,7 +27,7 @@ use tempfile::TempDir;
 
 /// Bytes of a sector.
 pub const SECTOR: u64 = 4096;
-/// The name that files without checksums begin with. Nobody sees damage of their data.
+/// The prefix of files without checksums. Damage of their data cannot be detected.
 const UNSUMMED: &[u8] = b"unsummed";
 
 /// How a filesystem is made: its name, number of devices, and options of `mkfs.btrfs`.
@@ -57,16 +58,16 @@ pub const SETUPS: [Setup; 13] = [
     setup("raid5-nodes", 3, &["-d", "raid5", "-m", "raid5", "--csum", "crc32c"]),
 ];
 
-/// The size of each device. The second copy of the superblock lies behind 64 MiB.
+/// The size of each device. The second copy of the superblock is after 64 MiB.
 const MEBIBYTES: u64 = 240;
 
-/// A node: a tree that has it, and where its copies are.
+/// A node: a tree that contains it, and the places of its copies.
 pub struct NodePlaces {
     pub tree: u64,
     pub copies: Vec<Place>,
 }
 
-/// A sector of data that has a checksum: where its copies are, and the parity of its row.
+/// A sector of data with a checksum: the places of its copies, and the parity of its row.
 pub struct SectorPlaces {
     pub copies: Vec<Place>,
     pub parity: Vec<Place>,
@@ -75,11 +76,11 @@ pub struct SectorPlaces {
 /// A filesystem that is damaged and restored again and again.
 pub struct Subject {
     pub setup: &'static Setup,
-    /// What each file holds, by its path from the uppermost subvolume on.
+    /// The content of each file, by its path from the top subvolume.
     pub contents: BTreeMap<Vec<u8>, Vec<u8>>,
     pub nodes: Vec<NodePlaces>,
     pub data: Vec<SectorPlaces>,
-    /// Subvolumes below the uppermost one, by their names.
+    /// Subvolumes below the top one, by name.
     pub subvolumes: BTreeMap<Vec<u8>, u64>,
     /// With parity, the first piece of the row of each sector of data and of each node, by device and byte.
     pub first_of_row: BTreeMap<(u64, u64), Place>,
@@ -91,9 +92,9 @@ pub struct Subject {
     pub images: Vec<File>,
     /// Loop devices over the images, for the kernel.
     pub loops: Loops,
-    /// Where the kernel mounts it.
+    /// The kernel's mount point.
     pub point: PathBuf,
-    /// Its devices, as this project names them.
+    /// Its devices, as target names of this project.
     pub name: FilesystemName,
     uuid: String,
     _folder: TempDir,
@@ -155,7 +156,7 @@ pub fn is_summed(path: &[u8]) -> bool {
     !path.starts_with(UNSUMMED)
 }
 
-/// Fills a mounted filesystem with files that are stored in all ways that differ in how damage of them shows.
+/// Fills a mounted filesystem with files in all forms of storage in which damage shows differently.
 fn fill(point: &Path) -> io::Result<()> {
     let path = |name: &str| point.join(name);
     let create = |name: &str, content: &[u8]| -> io::Result<File> {
@@ -175,7 +176,7 @@ fn fill(point: &Path) -> io::Result<()> {
         setxattr(path(&name), "btrfs.compression", algorithm.as_bytes(), XattrFlags::empty())?;
         create(&name, &text(300_000))?;
     }
-    // An extent of which only parts are still used, with checksums of all of it.
+    // An extent that is used only in part, with checksums for all of it.
     let bookend = create("bookend", &noise(400_000, 4))?;
     bookend.sync_all()?;
     bookend.write_all_at(&noise(300_000, 5), 40_960)?;
@@ -187,7 +188,7 @@ fn fill(point: &Path) -> io::Result<()> {
     let unsummed = create("unsummed", b"")?;
     ioctl_setflags(&unsummed, ioctl_getflags(&unsummed)? | IFlags::NOCOW)?;
     unsummed.write_all_at(&noise(100_000, 21), 0)?;
-    // Every second one goes, so that checksums and free space are in pieces.
+    // Every second one is removed, so that checksums and free space are fragmented.
     (0..60).step_by(2).try_for_each(|number| fs::remove_file(path(&format!("small-{number}"))))
 }
 
@@ -231,7 +232,7 @@ fn read_all(folder: &Path, path: &mut Vec<u8>, contents: &mut BTreeMap<Vec<u8>, 
     Ok(())
 }
 
-/// The sectors of images that are not all zero. What was never written is a hole of the image.
+/// The sectors of images that are not all zero. Ranges that were never written are holes of the image.
 fn written(images: &[File]) -> io::Result<Vec<Place>> {
     let (mut written, mut chunk) = (Vec::new(), Vec::new());
     for (image, devid) in images.iter().zip(1..) {
@@ -253,7 +254,7 @@ fn written(images: &[File]) -> io::Result<Vec<Place>> {
     Ok(written)
 }
 
-/// Where everything is.
+/// The places of all nodes and data.
 struct Places {
     nodes: Vec<NodePlaces>,
     data: Vec<SectorPlaces>,
@@ -264,7 +265,7 @@ struct Places {
     uuid: String,
 }
 
-/// Finds nodes and data, while nothing is damaged.
+/// Finds nodes and data, before any damage.
 fn places(name: &FilesystemName) -> Result<Places, String> {
     let found = on_reactor(async {
         let open = name.open(FilesystemOptions::default()).await?;

@@ -1,5 +1,5 @@
-//! What this project and the kernel say of a filesystem, in the same terms: which sectors of files can be read and are right, and what is
-//! damaged on which device.
+//! The verdicts of this project and of the kernel about a filesystem, in the same form: which sectors of files can be
+//! read and are right, and what is damaged on which device.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -18,27 +18,27 @@ use sealblock_stack::on_reactor;
 
 use crate::subject::{SECTOR, Subject};
 
-/// Bytes of one read of ours.
+/// Bytes of one of our reads.
 const READ_BYTES: usize = 256 << 10;
 
-/// What came of reading a file.
+/// The result of reading a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// There is no way to it.
+    /// Its path cannot be resolved.
     Unreachable(String),
     /// It was read.
     Read {
-        /// The first bytes of sectors that are an error.
+        /// The offsets of sectors whose read failed.
         failed: BTreeSet<u64>,
-        /// The first bytes of sectors that were returned and do not hold what was written.
+        /// The offsets of sectors that were read with wrong content.
         wrong: BTreeSet<u64>,
     },
 }
 
-/// Files by their paths.
+/// Files by path.
 pub type Files = BTreeMap<Vec<u8>, Outcome>;
 
-/// Takes bytes that were read.
+/// Compares bytes that were read.
 fn compare(content: &[u8], at: u64, read: &[u8], wrong: &mut BTreeSet<u64>) {
     for (index, sector) in read.chunks(SECTOR as usize).enumerate() {
         let at = at + index as u64 * SECTOR;
@@ -49,9 +49,9 @@ fn compare(content: &[u8], at: u64, read: &[u8], wrong: &mut BTreeSet<u64>) {
     }
 }
 
-/// What this project says.
+/// This project's verdict.
 pub struct Ours {
-    /// What verification found, or why nothing could be opened.
+    /// The report of the verification, or why the filesystem could not be opened.
     pub report: Result<Report, String>,
     pub files: Files,
 }
@@ -114,14 +114,14 @@ async fn read_file(fs: &Filesystem, inode: &Inode, content: &[u8]) -> Outcome {
 pub struct Seen {
     pub scrub: Scrub,
     pub files: Files,
-    /// Stripes of 64 KiB in which the log says that something is bad, by the number of the device. The kernel leaves messages out when there are many.
+    /// Stripes of 64 KiB with errors in the log, by device number. The kernel omits messages if there are many.
     pub stripes: Vec<Place>,
 }
 
-/// Mounts, scrubs and reads a filesystem; nothing of that writes. The error is that the kernel refuses to mount it.
+/// Mounts, scrubs and reads a filesystem, without writing. The inner error means that the kernel refuses to mount it.
 ///
 /// # Errors
-/// Anything else that cannot be done.
+/// Any other failure.
 pub fn kernel(subject: &Subject, log: &mut KernelLog) -> Result<Result<Seen, String>, String> {
     log.messages()?;
     let mount = match Mount::on(&subject.loops, &subject.point, "ro,subvolid=5") {
@@ -147,8 +147,8 @@ fn read_mounted(point: &Path, path: &[u8], content: &[u8]) -> Outcome {
         Ok(file) => file,
         Err(error) => return Outcome::Unreachable(error.to_string()),
     };
-    // Sector by sector and without reading ahead. Where a read goes over several stripes and several of them have sectors of which no copy is
-    // good, Linux 6.18 may return zeroes for these in place of an error.
+    // Sector by sector and without readahead. If a read covers several stripes, and several of them have sectors
+    // without a good copy, Linux 6.18 may return zeroes for these instead of an error.
     if let Err(error) = fadvise(&file, 0, None, Advice::Random) {
         return Outcome::Unreachable(error.to_string());
     }

@@ -1,6 +1,7 @@
-//! What one seed damages of a filesystem, and how; undone when dropped.
+//! The damage of one seed to a filesystem; undone on drop.
 //!
-//! Places are chosen among copies of data, of nodes and of superblocks, and blindly among all sectors that are not zero, in use or not.
+//! Places are chosen among copies of data, of nodes and of superblocks, and at random among all sectors that are not
+//! zero, in use or not.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -17,47 +18,47 @@ use crate::subject::{NodePlaces, SECTOR, Subject};
 
 /// Bytes of a run of sectors that are lost together.
 const BURST: u64 = 64 << 10;
-/// Where the header of a node has its generation.
+/// The offset of the generation in a node's header.
 const GENERATION: usize = 80;
 
-/// What happens to a range of bytes.
+/// A change of a range of bytes.
 #[derive(Clone, Copy, Debug)]
 enum Wound {
-    /// One bit is another one: of this byte of the range.
+    /// One bit is flipped, in this byte of the range.
     Flip(u64),
     /// All bytes become zero.
     Zero,
     /// All bytes become noise of this seed.
     Noise(u64),
-    /// The bytes become those of another place, as if a write had gone astray.
+    /// The bytes are replaced by those of another place, as after a misdirected write.
     Misplaced(Place),
-    /// The node becomes one of an earlier transaction, with a right checksum, as if a write had been lost.
+    /// The node is replaced by one of an earlier transaction, with a right checksum, as after a lost write.
     Stale,
 }
 
-/// A range of a device, and what happens to it.
+/// A range of a device, and its change.
 #[derive(Clone, Copy, Debug)]
 struct Target {
     devid: u64,
     offset: u64,
     bytes: u64,
     wound: Wound,
-    /// What it is.
+    /// Its content.
     what: What,
 }
 
-/// What a range of bytes is.
+/// The content of a range of bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum What {
-    /// A copy of data that are in use.
+    /// A copy of data in use.
     Data,
     /// A copy of a node or a superblock, which begins with a field for its checksum.
     Sealed,
-    /// Anything, used or not.
+    /// Anything, in use or not.
     Any,
 }
 
-/// What was there before.
+/// The earlier content.
 struct Patch {
     devid: u64,
     offset: u64,
@@ -68,17 +69,17 @@ struct Patch {
 pub struct Damage<'a> {
     subject: &'a Subject,
     patches: Vec<Patch>,
-    /// What was done, for whoever looks into a failure.
+    /// A description of the damage, for analysis of a failure.
     pub text: String,
     /// Copies that were damaged on purpose, by device and byte: sectors of data, nodes and superblocks.
     pub expected: BTreeSet<(u64, u64)>,
 }
 
 impl Damage<'_> {
-    /// Damages a filesystem as a seed says.
+    /// Damages a filesystem by a seed.
     ///
     /// # Errors
-    /// Those of its images.
+    /// The errors of its images.
     pub fn new(subject: &Subject, seed: u64) -> io::Result<Damage<'_>> {
         let mut rng = Rng::with_seed(seed);
         let mut targets = Vec::new();
@@ -91,7 +92,7 @@ impl Damage<'_> {
         let before = targets.iter().map(range).collect::<io::Result<Vec<_>>>()?;
         targets.iter().try_for_each(|target| damage.hurt(target))?;
         for (target, before) in targets.iter().zip(before) {
-            // What holds the same as before, as zeroes that become zeroes, is not damaged.
+            // If the content does not change, such as zeroes set to zero, it is not damaged.
             let after = range(target)?;
             let is_damaged = match target.what {
                 What::Data => after != before,
@@ -143,7 +144,8 @@ fn read(subject: &Subject, devid: u64, offset: u64, bytes: u64) -> io::Result<Ve
     Ok(range)
 }
 
-/// The bytes of a node or superblock that mean something: not those of the field for the checksum behind one that is shorter, which nothing covers.
+/// The significant bytes of a node or superblock: without the part of the checksum field that a short checksum does not
+/// use, which nothing covers.
 fn covered(block: &[u8], checksum_bytes: usize) -> impl Iterator<Item = &u8> {
     block[..checksum_bytes].iter().chain(&block[FIELD_BYTES..])
 }
@@ -161,7 +163,7 @@ fn copy_of<'a>(rng: &mut Rng, all: impl ExactSizeIterator<Item = &'a [Place]>) -
     *any(rng, copies)
 }
 
-/// Adds what one stroke damages.
+/// Adds one damage.
 fn choose(subject: &Subject, rng: &mut Rng, targets: &mut Vec<Target>) {
     match rng.u32(..100) {
         0..35 => {

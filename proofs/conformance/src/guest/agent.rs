@@ -10,10 +10,10 @@ use anyhow::{Context, Result};
 
 use crate::harness::wire::Frame;
 
-/// How much of what a script writes to standard error is of interest.
+/// The maximum of a script's standard error that is sent.
 const MOST_ERROR_BYTES: usize = 2048;
 
-/// Says hello through the port, then runs what comes through it. Ends only with the guest.
+/// Sends a greeting through the port, then runs the scripts that arrive. Ends only with the guest.
 pub fn run(port: &Path) -> Result<()> {
     let mut port = OpenOptions::new().read(true).write(true).open(port).context("opening the host's port")?;
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's release")?;
@@ -26,7 +26,7 @@ pub fn run(port: &Path) -> Result<()> {
     }
 }
 
-/// Runs a script, which traces itself: a failure is found by the last commands before it.
+/// Runs a script with tracing, so that a failure shows the last commands before it.
 fn execute(script: &str, port: &mut File) -> Result<i32> {
     fs::write("/tmp/script", script).context("writing the script")?;
     let errors = File::create("/tmp/stderr").context("making the file of errors")?;
@@ -47,7 +47,7 @@ fn execute(script: &str, port: &mut File) -> Result<i32> {
     Ok(status)
 }
 
-/// The exit status as shells count it.
+/// The exit status in the form of shells.
 fn number(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }

@@ -8,11 +8,11 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use rustix::fs::{FallocateFlags, OFlags};
 
-/// What memory and length of direct I/O must be a multiple of, whatever the device.
+/// The alignment of memory and length for direct I/O on any device.
 const PAGE_BYTES: usize = 4096;
 const CHUNK_BYTES: usize = 1 << 18;
 
-/// Memory that starts at a page.
+/// Page-aligned memory.
 pub(super) struct Pages {
     memory: Vec<u8>,
     start: usize,
@@ -31,7 +31,7 @@ impl Pages {
     }
 }
 
-/// Opens a device past the cache; the length is in bytes.
+/// Opens a device for direct I/O; returns its length in bytes.
 fn open(device: &Path, write: bool) -> Result<(File, u64)> {
     let direct = OFlags::DIRECT.bits() as i32;
     let file = OpenOptions::new().read(true).write(write).custom_flags(direct).open(device);
@@ -40,7 +40,7 @@ fn open(device: &Path, write: bool) -> Result<(File, u64)> {
     Ok((file, length))
 }
 
-/// Prints `LBA ERRNO` for each block that cannot be read, and how many blocks there are.
+/// Prints `LBA ERRNO` for each unreadable block, and their number.
 pub fn scan(device: &Path, block_bytes: usize) -> Result<()> {
     let (file, length) = open(device, false)?;
     let mut pages = Pages::new(block_bytes);
@@ -54,7 +54,7 @@ pub fn scan(device: &Path, block_bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// Every 8 bytes say where they are and what they were made from, well mixed.
+/// The pattern: every 8 bytes hash their position and the seed.
 fn pattern(bytes: &mut [u8], offset_bytes: u64, seed: u64) {
     for (i, word) in bytes.chunks_exact_mut(8).enumerate() {
         let position = offset_bytes / 8 + i as u64;
@@ -63,7 +63,7 @@ fn pattern(bytes: &mut [u8], offset_bytes: u64, seed: u64) {
     }
 }
 
-/// Writes random bytes, other ones each time.
+/// Writes random bytes, different at each call.
 pub fn random(out: &mut impl Write, bytes: u64) -> Result<()> {
     let (mut generator, mut chunk) = (fastrand::Rng::new(), vec![0; CHUNK_BYTES]);
     for (_, bytes) in chunks(bytes) {
@@ -73,7 +73,7 @@ pub fn random(out: &mut impl Write, bytes: u64) -> Result<()> {
     out.flush().context("writing random bytes")
 }
 
-/// Each chunk of a device: where it is, and how long.
+/// The chunks of a device: offset and length.
 fn chunks(length: u64) -> impl Iterator<Item = (u64, usize)> {
     let step = CHUNK_BYTES as u64;
     (0..length.div_ceil(step)).map(move |i| (i * step, (length - i * step).min(step) as usize))
@@ -91,7 +91,7 @@ pub fn fill(device: &Path, seed: u64) -> Result<()> {
     file.sync_all().context("flushing")
 }
 
-/// Prints `LBA` (of 4096 bytes) of what is different, and how many.
+/// Prints the `LBA` (of 4096 bytes) of each differing block, and their number.
 pub fn check(device: &Path, seed: u64) -> Result<()> {
     let (file, length) = open(device, false)?;
     let (mut pages, mut wanted) = (Pages::new(CHUNK_BYTES), vec![0; CHUNK_BYTES]);
@@ -113,9 +113,9 @@ pub fn check(device: &Path, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// The flags of a mode by its name.
+/// The flags of an operation by name.
 pub fn mode(name: &str) -> Result<FallocateFlags, String> {
-    /// FALLOC_FL_WRITE_ZEROES, younger than the library's names.
+    /// FALLOC_FL_WRITE_ZEROES, which the library does not have yet.
     const WRITE_ZEROES: u32 = 0x80;
     match name {
         "punch-hole" => Ok(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE),

@@ -1,4 +1,4 @@
-//! Compare and Write through a target of any kind, as clusters use it: a block that several count up.
+//! Compare and Write on any kind of target, as clusters use it: several hosts count up one block.
 
 use anyhow::{Context, Result, bail};
 use sealblock_block::{Device, Durability, DynDevice, ErrorKind, Expectations, Request, RequestKind, Response};
@@ -8,10 +8,11 @@ use sealblock_stack::target::TargetName;
 use sealblock_stack::{Access, on_reactor, open};
 use sealblock_units::{Extent, Lba};
 
-/// Attempts for each step: others are faster now and then, and not always.
+/// The maximum of attempts for each step: another host is faster now and then, but not always.
 const ATTEMPTS: u64 = 100_000;
 
-/// Counts the number in front of a block up, so many times, by Compare and Write only; prints the attempts that others were faster than.
+/// Counts up the number at the start of a block, `times` times, by Compare and Write only; prints the number of
+/// attempts that failed because another host was faster.
 pub fn count_up(target: &TargetName, lba: u64, times: u64) -> Result<()> {
     let work = async {
         let opened = open(target, Access::Write).await?;
@@ -45,7 +46,7 @@ async fn count(device: &DynDevice, at: Extent, times: u64) -> Result<u64> {
     Ok(late)
 }
 
-/// The number in front of the block.
+/// The number at the start of the block.
 async fn read(device: &DynDevice, at: Extent) -> Result<u64> {
     let Response::Data(data) = device.execute(Request::read(at, Expectations::NONE)).await? else {
         bail!("no data were read")
@@ -55,7 +56,7 @@ async fn read(device: &DynDevice, at: Extent) -> Result<u64> {
     Ok(u64::from_le_bytes(*number))
 }
 
-/// Writes one number if the other one is there; the rest of the block is zeroes.
+/// Writes one number if the block has the other; the rest of the block is zeroes.
 fn swap(device: &DynDevice, at: Extent, old: u64, new: u64) -> Request {
     let size = device.geometry().block_size;
     let block = |number: u64| {

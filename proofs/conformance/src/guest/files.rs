@@ -1,11 +1,12 @@
-//! Files whose content a file system has promised: a writer that knows what `fsync` acknowledged, and a check of exactly that.
+//! Files whose content a file system must keep: a writer that records what `fsync` acknowledged, and a check of exactly
+//! that.
 //!
-//! The writer works in batches. Within one it changes pages in place (half of them past the page cache, so that the device has
-//! acknowledged them and nothing has flushed them), adds a file and removes one, waits a moment, and then calls `fsync` for each.
-//! Invariant: between two batches all that is recorded was acknowledged by `fsync`, and nothing else was written. So every page
-//! has to be the recorded one, no file may be missing, and no removed one may be there.
+//! The writer works in batches. In a batch it changes pages in place, adds a file and removes one, waits a moment, and
+//! then calls `fsync` for each. Half of the pages bypass the page cache, so that the device has acknowledged them but
+//! not flushed them. Invariant: between two batches everything recorded was acknowledged by `fsync`, and nothing else
+//! was written. So every page must be the recorded one, no file may be missing, and no removed file may exist.
 //!
-//! The record is in memory, and goes to a file outside of the file system under test.
+//! The record is in memory, and is written to a file outside the file system under test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -20,29 +21,29 @@ use rustix::fs::OFlags;
 use super::blocks::Pages;
 
 const PAGE_BYTES: usize = 4096;
-/// Files that are changed in place, and pages in each.
+/// The number of files that are changed in place, and of pages in each.
 const IN_PLACE: usize = 8;
 const IN_PLACE_PAGES: usize = 32;
-/// Files that come and go: so many are there, of so many pages at most.
+/// The number of files that are added and removed, and the maximum of their pages.
 const ADDED: usize = 24;
 const ADDED_PAGES: usize = 8;
-/// Removed files that are looked for.
+/// The number of removed files whose absence is checked.
 const REMOVED: usize = 64;
-/// The longest that pages stay without a flush, in a guest.
+/// The maximum time that pages stay without a flush, in a guest.
 const LONGEST_PAUSE_MS: u64 = 250;
-/// Wrong pages that are named, at most.
+/// The maximum of wrong pages in a report.
 const MOST_NAMED: usize = 20;
 
-/// What the file system has acknowledged.
+/// The content that the file system has acknowledged.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Promised {
     /// The version of each page of each file.
     files: BTreeMap<String, Vec<u64>>,
-    /// Files that must not be there.
+    /// Files that must not exist.
     removed: BTreeSet<String>,
 }
 
-/// A page's content: its version, and bytes that no other page and no other version has.
+/// A page's content: its version, and bytes that are unique for the page and the version.
 fn page(name: &str, index: usize, version: u64) -> Vec<u8> {
     let name_sum = name
         .bytes()
@@ -77,7 +78,7 @@ impl Promised {
         Ok(promised)
     }
 
-    /// Looks at every page, past the page cache. Answers with what is wrong, a line each.
+    /// Checks every page with direct I/O. Returns the faults, one per line.
     fn wrong(&self, folder: &Path) -> Result<Vec<String>> {
         let mut wrong = Vec::new();
         for (name, versions) in &self.files {
@@ -110,10 +111,10 @@ impl Promised {
         Ok(wrong)
     }
 
-    /// The same with the caches of the kernel dropped before.
+    /// The same after dropping the kernel's caches.
     ///
     /// # Errors
-    /// If anything is wrong.
+    /// If there is a fault.
     fn check(&self, folder: &Path) -> Result<()> {
         fs::write("/proc/sys/vm/drop_caches", "3").context("dropping caches")?;
         let wrong = self.wrong(folder)?;
@@ -140,16 +141,16 @@ fn open(path: &Path, access: Access) -> Result<File> {
     file.with_context(|| format!("opening {}", path.display()))
 }
 
-/// Writes files of one file system.
+/// The writer of one file system.
 struct Writer {
     folder: PathBuf,
     promised: Promised,
     random: fastrand::Rng,
     /// The newest version of any page, which also numbers files.
     version: u64,
-    /// Calls of `fsync` that succeeded.
+    /// The number of successful calls of `fsync`.
     acknowledged: u64,
-    /// The longest that pages stay without a flush.
+    /// The maximum time that pages stay without a flush.
     longest_pause_ms: u64,
 }
 
@@ -197,7 +198,7 @@ impl Writer {
         self.sync(&folder, "the folder")
     }
 
-    /// Changes, a pause, and `fsync` of all of them.
+    /// Makes changes, waits, and calls `fsync` for all of them.
     fn batch(&mut self) -> Result<()> {
         let mut written = Vec::new();
         for _ in 0..self.random.usize(1..=4) {
@@ -218,7 +219,7 @@ impl Writer {
         self.sync_folder()
     }
 
-    /// Removes the file of those that come and go that is chosen by chance, if there are enough.
+    /// Removes a random file of the added ones, if there are enough.
     fn remove_one(&mut self) -> Result<()> {
         let added: Vec<String> =
             self.promised.files.keys().filter(|name| name.starts_with("added-")).cloned().collect();
@@ -236,17 +237,17 @@ impl Writer {
     }
 }
 
-/// The files by which a script has a writer do something: `CONTROL.ask`, `CONTROL.answer`, and `CONTROL.list`.
+/// The files through which a script controls a writer: `CONTROL.ask`, `CONTROL.answer`, and `CONTROL.list`.
 fn beside(control: &Path, what: &str) -> PathBuf {
     control.with_extension(what)
 }
 
-/// Writes files until `CONTROL.ask` says `end`, and leaves what was promised in `CONTROL.list`. Anything else there is a question
-/// that is answered when the current batch is durable and every page was looked at: with the question, the acknowledged calls of
-/// `fsync` so far, and the number of files.
+/// Writes files until `CONTROL.ask` has `end`, and leaves the record in `CONTROL.list`. Any other request is answered
+/// when the current batch is durable and every page was checked: with the request, the number of acknowledged calls of
+/// `fsync`, and the number of files.
 ///
 /// # Errors
-/// If anything fails that a file system of a working device does, or a page is wrong.
+/// If an operation fails that must succeed on a working device, or a page is wrong.
 pub fn write(folder: &Path, control: &Path, seed: u64) -> Result<()> {
     let mut writer = Writer::new(folder, seed, LONGEST_PAUSE_MS);
     writer.lay_out()?;
@@ -270,10 +271,10 @@ pub fn write(folder: &Path, control: &Path, seed: u64) -> Result<()> {
     }
 }
 
-/// Looks at what was promised in a list.
+/// Checks the files of a recorded list.
 ///
 /// # Errors
-/// If a page is wrong, a file missing, or a removed one there.
+/// If a page is wrong, a file is missing, or a removed file exists.
 pub fn check(folder: &Path, list: &Path) -> Result<()> {
     let text = fs::read_to_string(list).with_context(|| format!("reading {}", list.display()))?;
     Promised::parse(&text)?.check(folder)
@@ -283,7 +284,7 @@ pub fn check(folder: &Path, list: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A writer of a folder that is there, after some batches.
+    /// A writer in an existing folder, after some batches.
     fn written(folder: &Path) -> Writer {
         let mut writer = Writer::new(folder, 7, 0);
         writer.lay_out().unwrap();
@@ -292,8 +293,8 @@ mod tests {
     }
 
     #[test]
-    fn what_was_promised_is_there_and_each_way_to_lose_it_is_named() {
-        // In the folder of the build: file systems in memory know no direct I/O on older kernels.
+    fn acknowledged_files_are_there_and_every_kind_of_loss_is_reported() {
+        // In the build folder: on older kernels file systems in memory have no direct I/O.
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let writer = written(folder.path());
         let promised = Promised::parse(&writer.promised.to_text()).unwrap();

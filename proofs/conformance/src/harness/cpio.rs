@@ -1,7 +1,7 @@
 //! Archives in the "newc" format, which the kernel unpacks into its first file system.
 //!
-//! The kernel takes several archives one behind the other, so parts that seldom change are made once and joined at each boot.
-//! Every entry belongs to root, and folders are made as they are first named.
+//! The kernel accepts several archives in sequence, so parts that seldom change are made once and joined at each boot.
+//! Every entry belongs to root, and folders are added when they are first used.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -26,10 +26,10 @@ impl<W: Write> Archive<W> {
         Archive { out, entries: 0, written_bytes: 0, names: BTreeSet::new() }
     }
 
-    /// A folder, and those above it. Nothing if it is there.
+    /// A folder and its parents. Does nothing if it exists.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// The writer's errors.
     pub fn folder(&mut self, name: &str) -> io::Result<()> {
         let mut end = 0;
         while end < name.len() {
@@ -41,10 +41,10 @@ impl<W: Write> Archive<W> {
         Ok(())
     }
 
-    /// A file with these permissions. The first one of a name stays.
+    /// A file with these permissions. The first file of a name stays.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// The writer's errors.
     pub fn file(&mut self, name: &str, permissions: u32, content: &[u8]) -> io::Result<()> {
         self.once(name, FILE | permissions, (0, 0), content)
     }
@@ -52,7 +52,7 @@ impl<W: Write> Archive<W> {
     /// A symbolic link.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// The writer's errors.
     pub fn link(&mut self, name: &str, to: &str) -> io::Result<()> {
         self.once(name, LINK, (0, 0), to.as_bytes())
     }
@@ -60,7 +60,7 @@ impl<W: Write> Archive<W> {
     /// A character device.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// The writer's errors.
     pub fn character_device(&mut self, name: &str, major: u32, minor: u32) -> io::Result<()> {
         self.once(name, CHARACTER, (major, minor), &[])
     }
@@ -99,10 +99,10 @@ impl<W: Write> Archive<W> {
         self.out.write_all(&[0; 512][..gap as usize])
     }
 
-    /// Ends the archive; what follows in the same file may be another one.
+    /// Ends the archive; another one may follow in the same file.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// The writer's errors.
     pub fn finish(mut self) -> io::Result<W> {
         self.entry("TRAILER!!!", 0, (0, 0), &[])?;
         self.padded(&[], 512)?;

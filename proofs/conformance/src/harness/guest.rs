@@ -17,40 +17,40 @@ use super::wire::Frame;
 use super::{Kernel, Parts};
 
 const INIT: &str = include_str!("init.sh");
-/// What scripts can use: functions for what every one of them does.
+/// Functions that all scripts can use.
 const PRELUDE: &str = include_str!("prelude.sh");
-/// The file in a guest's folder with what its kernel says.
+/// The file in a guest's folder with its kernel's messages.
 const CONSOLE: &str = "console";
-/// From the start of QEMU until the agent says hello.
+/// From the start of QEMU to the agent's greeting.
 const BOOT: Duration = Duration::from_secs(120);
 const MEMORY_MIB: u32 = 1024;
-/// How long the longest script of this run took so far, in milliseconds.
+/// The duration of the longest script of this run so far, in milliseconds.
 static LONGEST_SCRIPT_MS: AtomicU64 = AtomicU64::new(0);
 
-/// How long the longest script of all guests took so far, for a look at how near to their limit scripts come.
+/// The duration of the longest script of all guests so far, to compare with the limit.
 pub fn longest_script() -> Duration {
     Duration::from_millis(LONGEST_SCRIPT_MS.load(Ordering::Relaxed))
 }
 
-/// The guest ended or stopped responding by itself. That happens to emulated machines, so the test is retried once.
+/// The guest ended or stopped responding by itself. Emulated machines do so at times, so the test is retried once.
 #[derive(Debug, thiserror::Error)]
 #[error("the guest {0}")]
 pub struct GuestDied(String);
 
-/// A script's end.
+/// The result of a script.
 #[derive(Clone, Debug)]
 pub struct ScriptOutput {
     /// Its exit status.
     pub status: i32,
     /// Its output.
     pub output: String,
-    /// The end of what it wrote to standard error: the last commands, and what they complained of.
+    /// The end of its standard error: the last commands, and their messages.
     pub errors: String,
 }
 
-/// What a guest has of its own.
+/// The parts that a guest has for itself.
 pub struct Extras {
-    /// How many processors.
+    /// The number of processors.
     pub processors: u32,
     /// Its drives.
     pub drives: Vec<Drive>,
@@ -58,9 +58,9 @@ pub struct Extras {
     pub programs: Vec<(&'static str, PathBuf)>,
 }
 
-/// A guest. It ends when this is dropped.
+/// A guest. Dropping it ends it.
 pub struct Guest {
-    /// The kernel's release, as the guest itself says.
+    /// The kernel's release, as the guest reports it.
     pub release: String,
     qemu: Child,
     input: ChildStdin,
@@ -68,16 +68,16 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Boots a kernel. `folder` gets what the kernel says (`console`).
+    /// Boots a kernel. `folder` gets the kernel's messages (`console`).
     ///
     /// # Errors
-    /// [`GuestDied`] if it does not come up.
+    /// [`GuestDied`] if it does not start.
     pub fn boot(parts: &Parts, kernel: &Kernel, folder: &Path) -> Result<Guest> {
         let extras = Extras { processors: kernel.processors, drives: Vec::new(), programs: Vec::new() };
         Guest::boot_with(parts, kernel, folder, &extras)
     }
 
-    /// The same with what a test needs.
+    /// The same with the parts that a test needs.
     ///
     /// # Errors
     /// As [`Guest::boot`].
@@ -108,15 +108,15 @@ impl Guest {
             Frame::Hello(release) => guest.release = release,
             other => bail!("the guest began with {other:?}"),
         }
-        // The kernel has it in memory now.
+        // The kernel has loaded it into memory now.
         fs::remove_file(&initrd).context("removing the guest's first file system")?;
         Ok(guest)
     }
 
-    /// Runs a script with the prelude's functions; returns how it ended.
+    /// Runs a script after the prelude's functions; returns its result.
     ///
     /// # Errors
-    /// [`GuestDied`] if the guest ends, or if the script does not within `limit` (the guest is of no use then).
+    /// [`GuestDied`] if the guest ends, or if the script exceeds `limit` (then the guest cannot be used any more).
     pub fn run(&mut self, script: &str, limit: Duration) -> Result<ScriptOutput> {
         let started = Instant::now();
         let deadline = started + limit;
@@ -151,15 +151,15 @@ impl Guest {
         }
     }
 
-    /// Processor seconds that the emulator has used so far; 0 where the system does not say.
+    /// Processor seconds that the emulator has used so far; 0 if the system does not report it.
     pub fn cpu_s(&self) -> f64 {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.qemu.id())).unwrap_or_default();
-        // Fields 14 and 15 of proc(5), counted behind the name in parentheses; Linux counts in hundredths there.
+        // Fields 14 and 15 of proc(5), counted after the name in parentheses; Linux counts in hundredths there.
         let ticks = stat.rsplit(") ").next().into_iter().flat_map(|rest| rest.split(' ').skip(11).take(2));
         ticks.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
     }
 
-    /// The last lines that the kernel of the guest of this folder wrote on its console: errors only, and its death.
+    /// The last lines on the console of this folder's guest: errors only, and a crash.
     pub fn console_tail(folder: &Path) -> String {
         let text = fs::read(folder.join(CONSOLE)).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
@@ -170,7 +170,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // Nothing in a guest is worth an orderly end.
+        // A guest has no data that need an orderly end.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
     }

@@ -1,6 +1,6 @@
-//! A packaged kernel: its image, and the modules that a host of ours needs, in the order in which they can be loaded.
+//! A packaged kernel: its image, and the modules that a host needs, in loading order.
 //!
-//! What a module depends on is read from the module, since packages that are only unpacked carry no index of it.
+//! The dependencies of a module are read from the module, because unpacked packages have no index of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,8 +13,8 @@ use super::cpio::Archive;
 use super::packages::Suite;
 use super::parts;
 
-/// Loaded in every guest, before the others, by kernels that have them as modules: checksums that file systems and digests use
-/// by what they do and not by module.
+/// Loaded in every guest before the others, by kernels that have them as modules: checksums that file systems and
+/// digests look up by algorithm and not by module.
 const SUMS: [&str; 7] = [
     "crc32c_generic",
     "crc32c_intel",
@@ -27,19 +27,20 @@ const SUMS: [&str; 7] = [
 /// Loaded in every guest.
 const MODULES: [&str; 8] = ["virtio_pci", "virtio_console", "virtio_net", "nvme", "nvme-tcp", "nbd", "ext4", "btrfs"];
 
-/// Loaded in the guests of kernels that have them.
+/// Loaded in guests whose kernels have them.
 const OPTIONAL: [&str; 4] = ["ublk_drv", "xfs", "sd_mod", "sg"];
-/// Not loaded: in guests as `/later/NAME.ko`, for tests that load it with options of their own.
+/// Not loaded: in guests as `/later/NAME.ko`, for tests that load them with options of their own.
 const LATER: [&str; 6] = ["scsi_debug", "dm_mod", "md_mod", "raid1", "target_core_mod", "tcm_loop"];
-/// How a module ends that is signed: its signature, 8 bytes, the length of the signature (4 bytes, big-endian), and these words.
+/// The end of a signed module: its signature, 8 bytes, the length of the signature (4 bytes, big-endian), and these
+/// words.
 const SIGNED: &[u8] = b"~Module signature appended~\n";
 
 /// A kernel that guests can run.
 #[derive(Clone, Debug)]
 pub struct Kernel {
-    /// As the kernel calls itself, for example `6.1.0-50-amd64`.
+    /// Its release, for example `6.1.0-50-amd64`.
     pub release: String,
-    /// Processors of the guest that tests share.
+    /// Processors of the shared guest.
     pub processors: u32,
     /// The image that QEMU starts.
     pub image: PathBuf,
@@ -54,16 +55,16 @@ impl Kernel {
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
     }
 
-    /// True if its release begins so: 6.1 is not the beginning of 6.12.
+    /// True if its release begins with this: 6.1 is not the beginning of 6.12.
     pub fn is_called(&self, name: &str) -> bool {
         let rest = self.release.strip_prefix(name);
         rest.is_some_and(|rest| name.is_empty() || !rest.starts_with(|next: char| next.is_ascii_digit()))
     }
 
-    /// The newest kernel of a suite, fetched if it is not among the parts.
+    /// The newest kernel of a suite, fetched if it is not cached.
     ///
     /// # Errors
-    /// [`super::packages::Unavailable`] if it is not and cannot be.
+    /// [`super::packages::Unavailable`] if it cannot be fetched.
     pub fn of(suite: &'static str, processors: u32, home: &Path, programs: &Path) -> Result<Kernel> {
         let part = parts::part(
             home,
@@ -127,7 +128,7 @@ fn build(root: &Path, folder: &Path, programs: &Path) -> Result<()> {
     fs::write(folder.join("release"), release).context("writing the kernel's name")
 }
 
-/// Modules in the order of loading, with their contents.
+/// Modules in loading order, with their contents.
 #[derive(Default)]
 struct Loads {
     modules: Vec<(String, Vec<u8>)>,
@@ -152,7 +153,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Adds a module behind those that it needs. One that is only of use to it may be absent.
+    /// Adds a module after its dependencies. A dependency that only this module uses may be absent.
     fn add(&self, name: &str, is_needed: bool, loads: &mut Loads, builtin: &BTreeSet<String>) -> Result<()> {
         let name = module_name(name);
         if builtin.contains(&name) || !loads.seen.insert(name.clone()) {
@@ -193,13 +194,13 @@ impl Tree {
     }
 }
 
-/// The name that the kernel knows a module by: of `net/virtio-net.ko.xz` it is `virtio_net`.
+/// The kernel's name of a module: for `net/virtio-net.ko.xz` it is `virtio_net`.
 fn module_name(path: &str) -> String {
     let file = path.rsplit('/').next().unwrap_or(path);
     file.split(".ko").next().unwrap_or(file).replace('-', "_")
 }
 
-/// A module without its signature, which a guest would check for longer than it takes to load the module.
+/// A module without its signature, whose check in a guest takes longer than loading the module.
 fn without_signature(mut module: Vec<u8>) -> Vec<u8> {
     const LENGTHS: usize = 12;
     let signature = module.strip_suffix(SIGNED).and_then(|rest| rest.split_last_chunk::<LENGTHS>());

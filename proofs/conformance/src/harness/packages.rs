@@ -1,8 +1,8 @@
 //! Debian packages of a suite, fetched and unpacked without installing anything.
 //!
-//! The package lists are private to the harness, and as far as they know nothing is installed, so the result does not depend on
-//! the machine. Which server they come from is for the machine to say: it is the one its own package sources name. Lists and packages
-//! may be kept outside of the target folder, for clones to come.
+//! The package lists are private to the harness, and no packages count as installed, so the result does not depend on
+//! the machine. They come from the server in the machine's own package sources. Lists and packages may be kept outside
+//! the target folder, for later clones.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,13 +11,14 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
-/// The key that suites are signed with, where Debian keeps it.
+/// The key with which suites are signed, as Debian installs it.
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Names a folder outside the target folder for package lists and packages, so that a clean clone fetches nothing twice.
+/// The variable with a folder outside the target folder for package lists and packages, so that a clean clone does not
+/// fetch them again.
 const CACHE_VARIABLE: &str = "SEALBLOCK_CONFORMANCE_CACHE";
 
-/// Something that the machine lacks and that cannot be fetched: a reason to leave the suite out, and to say so.
+/// Something that the machine lacks and that cannot be fetched: a reason to skip the suite and to print why.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unavailable(pub String);
@@ -26,14 +27,14 @@ pub struct Unavailable(pub String);
 pub struct Suite {
     name: &'static str,
     folder: PathBuf,
-    /// True if packages stay when they are unpacked.
+    /// True if packages are kept after they are unpacked.
     keeps: bool,
     _lock: fs::File,
 }
 
 impl Suite {
-    /// Updates the package lists of a suite, in the folder that [`CACHE_VARIABLE`] names or else below `home`. Lists that are
-    /// there already are used where no newer ones can be fetched.
+    /// Updates the package lists of a suite, in the folder that [`CACHE_VARIABLE`] names or else below `home`. Existing
+    /// lists are used if no newer ones can be fetched.
     ///
     /// # Errors
     /// [`Unavailable`] if there is no `apt-get`, no Debian source, or the server does not respond; it names what was not
@@ -94,13 +95,14 @@ impl Suite {
         }
         set("APT::Architecture", "amd64");
         set("Acquire::Languages", "none");
-        // A mirror that has not been renewed for a week still has what it lists, and its signature is looked at all the same.
+        // A mirror that was not updated for a week still has the listed packages, and its signature is checked in any
+        // case.
         set("Acquire::Check-Valid-Until", "false");
         set("Acquire::Retries", "2");
         set("Acquire::http::Timeout", "20");
         set("Acquire::https::Timeout", "20");
         if rustix::process::geteuid().is_root() {
-            // The user that apt would change to need not be allowed to read this folder.
+            // The user that apt would switch to may not have access to this folder.
             set("APT::Sandbox::User", "root");
         }
         command.env("LC_ALL", "C").stdin(Stdio::null());
@@ -116,7 +118,7 @@ impl Suite {
     /// A field of the newest version of a package.
     ///
     /// # Errors
-    /// If there is no such package or field.
+    /// If the package or the field does not exist.
     pub fn field(&self, package: &str, field: &str) -> Result<String> {
         let shown = self.ask(&["show", "--no-all-versions", package])?;
         let line = shown.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(": "));
@@ -124,7 +126,7 @@ impl Suite {
         Ok(line.to_owned())
     }
 
-    /// These packages and the libraries that they depend on. Services, interpreters and scripts stay out.
+    /// These packages and the libraries that they depend on, without services, interpreters and scripts.
     ///
     /// # Errors
     /// If the lists cannot be read.
@@ -136,7 +138,7 @@ impl Suite {
         words.extend(packages);
         let depends = self.ask(&words)?;
         let wanted: BTreeSet<&str> = depends.lines().filter(|name| is_wanted(name, packages)).collect();
-        // Names that only other packages provide are in the output, too; there is nothing to fetch for them.
+        // The output also has names that only other packages provide; nothing is fetched for them.
         let mut words = vec!["madison"];
         words.extend(&wanted);
         let there = self.ask(&words)?;
@@ -147,10 +149,10 @@ impl Suite {
         Ok(there.into_iter().map(str::to_owned).collect())
     }
 
-    /// Fetches packages that are not there yet, and unpacks them into `root`.
+    /// Fetches missing packages, and unpacks all into `root`.
     ///
     /// # Errors
-    /// [`Unavailable`] if they cannot be fetched; it names those that were not.
+    /// [`Unavailable`] if they cannot be fetched; it names those.
     pub fn unpack(&self, packages: &[String], root: &Path) -> Result<()> {
         let debs = self.folder.join("debs");
         let wanted = self.downloads(packages)?;
@@ -176,7 +178,7 @@ impl Suite {
         self.tidy(&wanted)
     }
 
-    /// Where packages come from, and what they are called.
+    /// The source of packages, and the packages.
     fn downloads(&self, packages: &[String]) -> Result<Vec<Download>> {
         let output = self.command("apt-get").args(["-qq", "--print-uris", "download"]).args(packages).output();
         let output = output.map_err(|error| Unavailable(format!("apt-get cannot be run: {error}")))?;
@@ -188,7 +190,7 @@ impl Suite {
         said.lines().map(|line| Download::of(line).with_context(|| format!("apt-get says '{line}'"))).collect()
     }
 
-    /// Removes packages that are needed no more: all, or, where they are kept, other versions of these.
+    /// Removes packages that are not needed any more: all, or, if packages are kept, other versions of these.
     fn tidy(&self, unpacked: &[Download]) -> Result<()> {
         for entry in fs::read_dir(self.folder.join("debs")).context("listing packages")? {
             let path = entry.context("listing packages")?.path();
@@ -223,7 +225,7 @@ impl Download {
         self.file.split('_').next().unwrap_or(&self.file)
     }
 
-    /// True if all of it is there. What is in it, `dpkg-deb` checks when it unpacks it.
+    /// True if it is complete. `dpkg-deb` checks its content when it unpacks it.
     fn is_in(&self, folder: &Path) -> bool {
         fs::metadata(folder.join(&self.file)).is_ok_and(|there| there.is_file() && there.len() == self.bytes)
     }
@@ -234,7 +236,7 @@ impl Download {
     }
 }
 
-/// What apt-get could not fetch, with the reason, from all that it complains of; everything where it names nothing.
+/// The downloads that failed, with the reasons, from the output of apt-get; all of its messages if it names none.
 fn failed(complaints: &str) -> String {
     let lines = complaints.lines().map(str::trim).filter(|line| !line.is_empty());
     let named = |line: &&str| line.contains(":/");
@@ -254,7 +256,7 @@ fn is_wanted(name: &str, packages: &[&str]) -> bool {
             && !unused.iter().any(|prefix| name.starts_with(prefix)))
 }
 
-/// The server that this machine gets its own Debian packages from.
+/// The server of this machine's own Debian packages.
 fn server() -> Result<String> {
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
     let codename = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
@@ -282,7 +284,7 @@ fn server() -> Result<String> {
     })
 }
 
-/// The server of a suite in the format of `sources.list(5)` that has stanzas.
+/// The server of a suite in the stanza format of `sources.list(5)`.
 fn in_stanzas(text: &str, suite: &str) -> Option<String> {
     let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
     lines.split(|line| line.trim().is_empty()).find_map(|stanza| {
@@ -322,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_to_be_fetched_is_read_and_told_from_what_is_there() {
+    fn downloads_are_parsed_and_existing_packages_are_skipped() {
         let line = "'http://a.test/debian/pool/main/f/fio/fio_3.33-3_amd64.deb' fio_3.33-3_amd64.deb 5 SHA256:00ff";
         let fio = Download::of(line).unwrap();
         assert_eq!((fio.package(), fio.bytes), ("fio", 5));
@@ -343,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_fetched_is_named() {
+    fn failed_downloads_are_named() {
         let said = "E: Failed to fetch http://a.test/pool/x_1_amd64.deb  404  Not Found [IP: 192.0.2.1 80]\n\
             E: Some files failed to download\n";
         assert_eq!(failed(said), "Failed to fetch http://a.test/pool/x_1_amd64.deb  404  Not Found [IP: 192.0.2.1 80]");
@@ -396,21 +398,22 @@ mod tests {
             anyhow::Ok(fs::read_to_string(root.path().join(into).join("content"))?)
         };
         assert_eq!(unpack(false, "first").unwrap(), "of the package");
-        // An archive without signature is not checked for its date; all that shows here is that apt has the option not to check any.
+        // The date of an archive without a signature is not checked; this test only shows that apt has the option to
+        // disable that check.
         let suite = Suite::open_at("sid", cache.path(), false, &source).unwrap();
         assert!(suite.command("apt-get").get_args().any(|word| word == "Acquire::Check-Valid-Until=false"));
         drop(suite);
-        // Nothing was kept, so that the package is missed, and named, when the server has it no more.
+        // No package was kept, so the missing package is reported once the server no longer has it.
         fs::rename(server.path().join("thing_1_amd64.deb"), server.path().join("away")).unwrap();
         let error = unpack(true, "second").unwrap_err();
         assert!(error.downcast_ref::<Unavailable>().is_some());
         assert!(error.to_string().contains("/thing_1_amd64.deb of sid cannot be fetched: "), "{error}");
         fs::rename(server.path().join("away"), server.path().join("thing_1_amd64.deb")).unwrap();
         assert_eq!(unpack(true, "third").unwrap(), "of the package");
-        // All of the server is gone: lists and packages of before do.
+        // The whole server is gone: earlier lists and packages are used.
         fs::remove_dir_all(server.path()).unwrap();
         assert_eq!(unpack(true, "fourth").unwrap(), "of the package");
-        // A folder without lists says which it wanted.
+        // A folder without lists reports which lists it needs.
         let nowhere = tempfile::tempdir().unwrap();
         let error = Suite::open_at("sid", nowhere.path(), true, &source).err().unwrap().to_string();
         assert!(error.contains("no new package list of sid: ") && error.contains("dists/sid"), "{error}");

@@ -1,7 +1,7 @@
-//! Parts of guests that are made once: kernels, programs.
+//! Parts of guests that are made once: kernels and programs.
 //!
-//! A part is a folder whose name says what it was made from. It appears under that name when it is complete, so one that was
-//! interrupted is made again.
+//! A part is a folder, and its name contains its recipe. It gets that name when it is complete, so an interrupted one
+//! is made again.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// Changes when parts that are there should be made again.
+/// Change this to make existing parts again.
 const VERSION: u32 = 2;
 
-/// The folder of a part, made by `build` if it is not there. `recipe` is what it is made from.
+/// The folder of a part, made by `build` if it does not exist. `recipe` describes its ingredients.
 ///
 /// # Errors
-/// Those of `build`.
+/// The errors of `build`.
 pub fn part(home: &Path, name: &str, recipe: &[&str], build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let mut hasher = DefaultHasher::new();
     (VERSION, recipe).hash(&mut hasher);
@@ -34,7 +34,7 @@ pub fn part(home: &Path, name: &str, recipe: &[&str], build: impl FnOnce(&Path) 
     Ok(folder)
 }
 
-/// Removes what was made for the same purpose by other recipes.
+/// Removes parts for the same purpose with other recipes.
 fn remove_others(home: &Path, name: &str, kept: &Path) -> Result<()> {
     for entry in fs::read_dir(home).context("listing parts")? {
         let path = entry.context("listing parts")?.path();

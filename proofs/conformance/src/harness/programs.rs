@@ -1,5 +1,5 @@
-//! The programs of guests: a shell, nvme-cli, nbd-client, fio, cmp, and what makes file systems, all of one suite with its own C
-//! library, so that a guest is the same whatever the machine has installed.
+//! The programs of guests: a shell, nvme-cli, nbd-client, fio, cmp, and tools that make file systems. All are from one
+//! suite with its own C library, so that a guest does not depend on the machine.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,10 +37,10 @@ const PROGRAMS: [&str; 12] = [
     "usr/bin/btrfs",
     "usr/sbin/dmsetup",
     "usr/sbin/mdadm",
-    // That of busybox looks at each byte by itself.
+    // The one of busybox compares byte by byte.
     "usr/bin/cmp",
 ];
-/// What Rust programs of this machine need besides.
+/// What Rust programs of this machine need in addition.
 const LIBRARIES: [&str; 3] = ["libc.so.6", "libgcc_s.so.1", "libm.so.6"];
 
 /// The programs that every guest has.
@@ -48,12 +48,12 @@ const LIBRARIES: [&str; 3] = ["libc.so.6", "libgcc_s.so.1", "libm.so.6"];
 pub struct Programs {
     /// An archive of them.
     pub archive: PathBuf,
-    /// Where `busybox` is, which runs on this machine, too.
+    /// The path of `busybox`, which also runs on this machine.
     pub folder: PathBuf,
 }
 
 impl Programs {
-    /// Makes the archive if it is not there.
+    /// Makes the archive if it does not exist.
     ///
     /// # Errors
     /// [`super::packages::Unavailable`] if packages cannot be fetched.
@@ -107,7 +107,7 @@ fn build(root: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Where packages of this architecture keep libraries, and where some keep those of their own.
+/// The folders of libraries in packages of this architecture, and of private libraries of some.
 fn library_folders(root: &Path) -> Vec<PathBuf> {
     let home = root.join("usr/lib/x86_64-linux-gnu");
     let below = ["ceph", "systemd", "pulseaudio"].map(|name| home.join(name));
@@ -124,7 +124,7 @@ pub(super) fn loader(root: &Path) -> Command {
     command
 }
 
-/// All libraries that a program needs, directly or not, by their names in the guest, relative to its root.
+/// All libraries that a program needs, directly or not, by their paths in the guest, relative to its root.
 fn needs(program: &Path, root: &Path) -> Result<BTreeMap<String, PathBuf>> {
     let output = loader(root).arg("--list").arg(program).output().context("starting the loader")?;
     let listed = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -138,8 +138,8 @@ fn needs(program: &Path, root: &Path) -> Result<BTreeMap<String, PathBuf>> {
     listed_libraries(&listed, root).with_context(|| format!("what {} needs", program.display()))
 }
 
-/// What a loader lists: `NAME => PATH (ADDRESS)`; what has no path is the kernel's. The loader goes on to search this machine, whose
-/// libraries are none of the suite's.
+/// The output of a loader: `NAME => PATH (ADDRESS)`; a library without a path is the kernel's. The loader would also
+/// search this machine, whose libraries are not the suite's.
 fn listed_libraries(listed: &str, root: &Path) -> Result<BTreeMap<String, PathBuf>> {
     let mut found = BTreeMap::new();
     for (name, path) in listed.lines().filter_map(|line| line.trim().split_once(" => ")) {

@@ -1,7 +1,7 @@
-//! The emulator: the machine's own, or one unpacked from packages and run where it lies.
+//! The emulator: the machine's own, or one that is unpacked from packages and run in place.
 //!
-//! Guests run without hardware help (TCG), because a machine of continuous integration often is a virtual one itself. A boot
-//! takes some seconds.
+//! Guests run without hardware support (TCG), because a machine of continuous integration is often a virtual one
+//! itself. A boot takes some seconds.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,28 +18,28 @@ const SUITE: &str = "bookworm";
 /// How to start QEMU.
 #[derive(Clone, Debug)]
 pub struct Qemu {
-    /// The root of an unpacked one; none if the machine has it installed.
+    /// The root of an unpacked one; `None` if the machine has it installed.
     root: Option<PathBuf>,
 }
 
 /// An NVMe drive with one namespace.
 #[derive(Clone, Debug)]
 pub struct Drive {
-    /// The file with its blocks, and behind them their metadata.
+    /// The file with its blocks, followed by their metadata.
     pub file: PathBuf,
     /// Its serial number, by which guests know it.
     pub serial: String,
-    /// Properties of the namespace, as QEMU names them.
+    /// Properties of the namespace, in QEMU's names.
     pub namespace: String,
 }
 
-/// What a guest is made of.
+/// The parts of a guest.
 pub struct Machine<'a> {
     /// The image of the kernel.
     pub kernel: &'a Path,
     /// Its first file system.
     pub initrd: &'a Path,
-    /// Where what the kernel says goes.
+    /// The file for the kernel's messages.
     pub console: &'a Path,
     /// Processors.
     pub processors: u32,
@@ -62,7 +62,7 @@ impl Qemu {
         Qemu::unpacked(home)
     }
 
-    /// One unpacked into `home`, whatever is installed.
+    /// One unpacked into `home`, whether one is installed or not.
     ///
     /// # Errors
     /// [`super::packages::Unavailable`] if it cannot be fetched.
@@ -90,7 +90,7 @@ impl Qemu {
 
     /// The command that runs a machine. Its standard input and output are the port of the guest's agent.
     pub fn command(&self, machine: &Machine<'_>) -> Command {
-        // What a kernel in an emulator need not do: find hardware, defend itself, test its own code, wait.
+        // Work that a kernel in an emulator can skip: finding hardware, mitigations, self-tests, waiting.
         const KERNEL: &str = "console=ttyS0 loglevel=4 panic=-1 oops=panic mitigations=off nokaslr nopti no_timer_check \
             tsc=unstable clocksource=acpi_pm random.trust_cpu=on cryptomgr.notests rcupdate.rcu_expedited=1 net.ifnames=0 \
             raid=noautodetect rdinit=/init";

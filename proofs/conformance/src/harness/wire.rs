@@ -1,23 +1,23 @@
-//! What goes over the port between the host and a guest's agent: frames of one byte that says what it is, four that say how
-//! long, and so many bytes.
+//! Frames on the port between the host and a guest's agent: one byte for the kind, four for the length, then the
+//! content.
 
 use std::io::{self, Read, Write};
 
-/// No frame is longer; a longer length means that the stream is not ours.
+/// The maximum length of a frame; a longer one means that the stream is not ours.
 const MOST_BYTES: usize = 1 << 24;
 
 /// A frame.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Frame {
-    /// From the guest: it is up. The text is the kernel's release.
+    /// From the guest: it has booted. The text is the kernel's release.
     Hello(String),
     /// To the guest: a script to run.
     Script(String),
     /// From the guest: output of the script.
     Output(Vec<u8>),
-    /// From the guest, when the script has ended: the end of what it wrote to standard error, its own trace among it.
+    /// From the guest, when the script has ended: the end of its standard error, with its trace.
     Errors(Vec<u8>),
-    /// From the guest: the script's exit status; 128 and the signal if one ended it.
+    /// From the guest: the script's exit status; 128 plus the signal if one ended it.
     Status(i32),
 }
 
@@ -25,7 +25,7 @@ impl Frame {
     /// Writes the frame.
     ///
     /// # Errors
-    /// Those of the writer.
+    /// The writer's errors.
     pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let (kind, bytes) = match self {
             Frame::Hello(text) => (b'H', text.as_bytes().to_vec()),
@@ -45,7 +45,7 @@ impl Frame {
     /// Reads a frame.
     ///
     /// # Errors
-    /// Those of the reader, the end of the stream among them; [`io::ErrorKind::InvalidData`] for what is no frame.
+    /// The reader's errors, the end of the stream among them; [`io::ErrorKind::InvalidData`] for an invalid frame.
     pub fn read(input: &mut impl Read) -> io::Result<Frame> {
         let mut head = [0; 5];
         input.read_exact(&mut head)?;
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_frame_is_refused() {
+    fn invalid_frames_are_refused() {
         for bytes in [&b"?\0\0\0\0"[..], b"O\xff\xff\xff\xff", b"X\x01\0\0\0\0", b"H\x01\0\0\0\xff"] {
             assert_eq!(Frame::read(&mut &*bytes).unwrap_err().kind(), io::ErrorKind::InvalidData, "{bytes:?}");
         }

@@ -1,7 +1,7 @@
-//! Copy, and what stock hosts cannot send.
+//! Copy, and commands that stock hosts cannot send.
 //!
-//! Linux has no Copy of its own, so it comes through nvme-cli. Fused commands never come from Linux: the kernel refuses passthrough
-//! commands with any flag set, and the test says so the day that it does not.
+//! Linux has no Copy command of its own, so nvme-cli sends it. Linux never sends fused commands: the kernel refuses
+//! passthrough commands with flags. The test fails once a kernel accepts them.
 
 use anyhow::Result;
 
@@ -65,7 +65,7 @@ done
 detach @NAME@
 "#;
 
-/// A damaged source is not made good by a copy: the command fails, and the destination has what it had.
+/// A copy does not hide a damaged source: the command fails, and the destination stays unchanged.
 const DAMAGED: &str = r#"
 dev=$(attach @NAME@)
 bs=$(cat /sys/block/$dev/queue/logical_block_size)

@@ -1,5 +1,5 @@
-//! Damage behind the target's back: the host gets errors for exactly the damaged blocks, and every way of verifying names
-//! them.
+//! Damage of the medium without the target's knowledge: the host gets errors for exactly the damaged blocks, and every
+//! kind of verification reports them.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use crate::context::{TestContext, expect};
 use crate::served::Server;
 
-/// What is done to which block, and the field that then fails its check.
+/// The damage of each block, and the field that then fails its check.
 const HARMS: [(u64, &str, &str); 7] = [
     (3, "data", "guard"),
     (4, "guard", "guard"),
@@ -42,7 +42,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     server.stop()
 }
 
-/// The kernel's reads fail for the damaged blocks and no others; nvme-cli's Verify says which check failed.
+/// The kernel's reads fail for exactly the damaged blocks; nvme-cli's Verify shows which check failed.
 fn by_the_host(context: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<()> {
     let script = format!(
         r#"
@@ -53,7 +53,7 @@ fn by_the_host(context: &mut TestContext<'_>, server: &Server, volume: &str) -> 
     let scanned = context.sh(server, &script)?;
     let lines: Vec<&str> = scanned.lines().collect();
     expect("blocks", &lines.last().copied(), &Some("blocks 2048"))?;
-    // EILSEQ: what the kernel makes of checks that fail.
+    // EILSEQ: the kernel's error for failed checks.
     let wanted = HARMS.map(|(lba, ..)| format!("{lba} 84"));
     expect(
         "blocks that the host cannot read",
@@ -92,7 +92,7 @@ fn refused(context: &mut TestContext<'_>, server: &Server, volume: &str) -> Resu
     Ok(())
 }
 
-/// Get LBA Status lists the damaged blocks and no others, whether they are looked for or only remembered.
+/// Get LBA Status lists exactly the damaged blocks, with a search of the medium and from the damage list.
 fn listed(context: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<()> {
     for action in ["0x10", "0x11"] {
         let script = format!(
@@ -115,7 +115,7 @@ fn listed(context: &mut TestContext<'_>, server: &Server, volume: &str) -> Resul
     context.sh(server, &format!("detach {volume}")).map(drop)
 }
 
-/// `sealblock verify` over the network names all of them, and moves no data.
+/// `sealblock verify` over the network reports all of them, without transferring data.
 fn by_sealblock(context: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<()> {
     let output = context.sealblock.run(&["verify", &server.target(volume), "--mode", "offload", "--json"])?;
     let errors = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -129,7 +129,7 @@ fn by_sealblock(context: &mut TestContext<'_>, server: &Server, volume: &str) ->
     expect("offloaded", &said["offloaded"].as_bool(), &Some(true))
 }
 
-/// A write mends a block, and only that.
+/// A write repairs its block, and no other.
 fn repaired(context: &mut TestContext<'_>, server: &Server) -> Result<()> {
     let script = r#"
         dev=$(attach large)

@@ -1,6 +1,6 @@
-//! What tags that the guest's kernel makes and checks cost, by ublk: CPU time of the whole guest, its server included.
+//! The cost of tags that the guest's kernel makes and checks, over ublk: CPU time of the whole guest, with its server.
 //!
-//! A measurement, and no claim: in an emulator the instructions that make a checksum cost what they cost nowhere else.
+//! A measurement without a claim: in an emulator, instructions for checksums cost more than on any processor.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use super::ublk::FUNCTIONS;
 use crate::context::{OwnGuestContext, quiet, succeed};
 
-/// Guards of the kernel, the first for a block device without tags.
+/// Guards of the kernel; the first is a block device without tags.
 const GUARDS: [&str; 4] = ["none", "ip", "crc16", "crc64"];
 const ROUNDS: usize = 5;
 const MIB: usize = 48;
@@ -49,7 +49,7 @@ sealblock create v --size ${MIB}MiB --guard crc64
 random $((MIB * 1048576)) >data
 "#;
 
-/// Writes and reads all of the volume by way of its block device; says how many ticks of its clock the guest was busy for each.
+/// Writes and reads the whole volume through its block device; prints the guest's busy clock ticks for each.
 const ROUND: &str = r#"
 busy() {
   read -r _ user nice system _ _ irq softirq _ </proc/stat

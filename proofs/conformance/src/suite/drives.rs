@@ -1,8 +1,8 @@
-//! NVMe drives of the machine that sealblock runs on: the program is in a guest with emulated drives, whose backing files are damaged
-//! from outside.
+//! NVMe drives of the machine that runs sealblock: the program is in a guest with emulated drives, whose backing files
+//! are damaged from outside.
 //!
-//! QEMU's drives make and check tags, and have Verify, Compare and Copy. Their backing file has all blocks first and all metadata behind
-//! them.
+//! QEMU's drives make and check tags, and support Verify, Compare and Copy. Their backing file has all blocks first and
+//! all metadata after them.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::context::{OwnGuestContext, expect, quiet, succeed};
 use crate::harness::{Drive, Guest};
 
-/// The first kernels that say what tags a block device has, and carry them with reads and writes.
+/// The first kernels that report the tags of a block device, and transfer them with reads and writes.
 pub(super) const TAGS: (u32, u32) = (6, 17);
 /// Blocks of each drive.
 const BLOCKS: u64 = 2048;
@@ -23,12 +23,12 @@ struct Format {
     name: &'static str,
     block_bytes: u64,
     metadata_bytes: u64,
-    /// Bytes of metadata in front of the tuple.
+    /// Bytes of metadata before the tuple.
     tuple_at: u64,
     guard_bytes: u64,
-    /// Type of protection, 0 for none.
+    /// Protection type, 0 for none.
     kind: u8,
-    /// As QEMU names it.
+    /// Its options for QEMU.
     properties: &'static str,
 }
 
@@ -54,7 +54,8 @@ const FORMATS: [Format; 9] = [
     Format { guard_bytes: 8, ..format("g64", 4096, 16, 1, ",ms=16,mset=0,pi=1,pif=2") },
 ];
 
-/// Formats on older kernels, whose ways to a drive are fewer: with metadata apart, behind each block, and with none.
+/// Formats for older kernels, which have fewer ways to access a drive: with separate metadata, with metadata after each
+/// block, and without.
 const ON_OLDER: [&str; 5] = ["plain512", "plain4k", "t1-512", "t1-4k-ext", "t1-first-ext"];
 
 impl Format {
@@ -62,18 +63,18 @@ impl Format {
         BLOCKS * (self.block_bytes + self.metadata_bytes)
     }
 
-    /// Where the tuple of a block is in the backing file.
+    /// The offset of a block's tuple in the backing file.
     fn tuple(&self, lba: u64) -> u64 {
         BLOCKS * self.block_bytes + lba * self.metadata_bytes + self.tuple_at
     }
 
-    /// What is damaged: the block, a byte of the backing file, and the field that then fails its check.
+    /// The damage: the block, a byte of the backing file, and the field that then fails its check.
     fn harms(&self) -> Vec<(u64, u64, &'static str)> {
         let data = |lba: u64, byte| (lba, lba * self.block_bytes + byte, "guard");
         let mut harms = vec![data(3, 0), data(4, 511), data(100, 17), data(BLOCKS - 1, 300)];
         let tag = |lba, byte, field| (lba, self.tuple(lba) + byte, field);
         harms.push(tag(777, 0, "guard"));
-        // A host chooses the reference tags of Type 2, and those of Type 3 are not checked.
+        // A host chooses the reference tags of Type 2; those of Type 3 are not checked.
         if self.kind == 1 {
             harms.push(tag(1000, if self.guard_bytes == 8 { 15 } else { 7 }, "ref_tag"));
         }
@@ -158,7 +159,7 @@ fn expect_offloaded(said: &Value) -> Result<()> {
     expect("blocks verified", &said["blocks_verified"].as_u64(), &Some(BLOCKS))
 }
 
-/// Everything about one drive.
+/// All tests of one drive.
 fn checked(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     let name = format.name;
     let info: Value = serde_json::from_str(&sh(guest, name, "sealblock info $DEV --json")?).context("reading info")?;
@@ -172,7 +173,7 @@ fn checked(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     let (said, status) = verify(guest, name, "offload")?;
     expect_offloaded(&said)?;
     expect("exit status", &status, &0)?;
-    // Without tags the drive can only tell that it can read.
+    // Without tags the drive can only check that it can read.
     expect("checked", &said["checked"].as_str(), &Some(if format.kind > 0 { "seals" } else { "readability" }))?;
     sh(guest, name, COUNTED)?;
     if format.kind > 0 {
@@ -188,8 +189,8 @@ fn checked(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     zeroed(guest, format)
 }
 
-/// Tags that the drive makes are those that this host makes of the same data, and it checks them. Where tags are not all metadata, it
-/// cannot.
+/// The drive makes the same tags as this host for the same data, and checks them. If the metadata has more than tags,
+/// it cannot.
 fn by_the_drive(guest: &mut Guest, format: &Format) -> Result<()> {
     let tuple_bytes = if format.guard_bytes == 8 { 16 } else { 8 };
     if format.metadata_bytes != tuple_bytes {
@@ -205,7 +206,7 @@ fn by_the_drive(guest: &mut Guest, format: &Format) -> Result<()> {
     sh(guest, format.name, script).map(drop)
 }
 
-/// What is written comes back, through this host's checks, and by the drive's own comparison.
+/// Written data are read back, with this host's checks, and match the drive's own comparison.
 fn filled(guest: &mut Guest, format: &Format) -> Result<()> {
     let bytes = BLOCKS * format.block_bytes;
     let script = format!(
@@ -219,7 +220,7 @@ fn filled(guest: &mut Guest, format: &Format) -> Result<()> {
     sh(guest, format.name, &script).map(drop)
 }
 
-/// A verify reads no more than the opening does.
+/// A verify reads no more than opening does.
 const COUNTED: &str = r#"
 status=0
 opening=$(read_by sealblock info $DEV)
@@ -227,7 +228,7 @@ verifying=$(read_by sealblock verify $DEV --mode offload)
 [ "$opening" = "$verifying" ] || fail "the kernel counts $verifying sectors read by a verify, $opening by an opening"
 "#;
 
-/// Exactly the damaged blocks are named, by the drive and by this host; the host names the values too.
+/// Exactly the damaged blocks are reported, by the drive and by this host; the host reports the values as well.
 fn damaged(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(folder.join(format.name)).context("opening a drive")?;
     let flip = |at: u64| -> Result<()> {
@@ -265,7 +266,7 @@ fn damaged(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     expect("exit status of what is whole again", &status, &0)
 }
 
-/// A host's Compare of a drive that is served is the drive's: equal, and different in the last of eight blocks.
+/// A served drive executes a host's Compare itself: equal, and different in the last of eight blocks.
 fn compared(guest: &mut Guest, format: &Format) -> Result<()> {
     let script = format!(
         r#"
@@ -285,8 +286,8 @@ fn compared(guest: &mut Guest, format: &Format) -> Result<()> {
     sh(guest, format.name, &script).map(drop)
 }
 
-/// A drive copies where tags can stay as they are: with those that it makes itself, with those of Type 3, and without any. Elsewhere the
-/// server reads and writes, which one format shows.
+/// A drive copies if tags can stay unchanged: if it makes them itself, for Type 3, and without tags. Otherwise the
+/// server reads and writes; one format shows it.
 fn copied(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     let tuple_bytes = if format.guard_bytes == 8 { 16 } else { 8 };
     for query in ["", "?pract=1"] {
@@ -319,10 +320,10 @@ fn copied(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Source, blocks and destination of what is copied with one command: more than QEMU's drives take in one.
+/// Source, blocks and destination of a copy by one command: more than QEMU's drives support in one.
 const COPIED: [(u64, u64, u64); 3] = [(16, 300, 1024), (700, 10, 1324), (5, 1, 1334)];
 
-/// A host's Copy of a drive that is served is the drive's: the server neither reads nor writes, and all blocks are what they should be.
+/// A served drive executes a host's Copy itself: the server neither reads nor writes, and all blocks are right.
 fn copied_by(guest: &mut Guest, format: &Format, query: &str, by_drive: bool) -> Result<()> {
     let list = |of: fn(&(u64, u64, u64)) -> u64| {
         COPIED.iter().map(|range| of(range).to_string()).collect::<Vec<String>>().join(",")
@@ -360,14 +361,14 @@ fn copied_by(guest: &mut Guest, format: &Format, query: &str, by_drive: bool) ->
     let all = COPIED.iter().map(|(_, blocks, _)| blocks).sum::<u64>() * format.block_bytes;
     expect("bytes copied by the drive", &bytes("copy"), &Some(if by_drive { all } else { 0 }))?;
     expect("bytes written", &bytes("write"), &Some(if by_drive { 0 } else { all }))?;
-    // Linux reads what may be a table of partitions.
+    // Linux reads a possible partition table.
     let read = bytes("read").context("no reads in the status")?;
     expect("fewer bytes read than copied", &(read < all), &by_drive)?;
     let moved: u64 = moved.parse()?;
     expect(&format!("{moved} sectors moved by the kernel are few"), &(moved < 64), &true)
 }
 
-/// A source with a damaged block is refused, the block is named, and the destination stays as it was.
+/// A copy of a damaged source is refused, the block is reported, and the destination stays unchanged.
 fn not_copied(guest: &mut Guest, format: &Format, query: &str, folder: &Path) -> Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(folder.join(format.name)).context("opening a drive")?;
     let flip = |lba: u64| -> Result<()> {
@@ -396,7 +397,7 @@ fn not_copied(guest: &mut Guest, format: &Format, query: &str, folder: &Path) ->
     expect("the damage that the server knows", &named, &(Some(100), Some(1)))
 }
 
-/// Zeroed blocks read as zeroes, the others are as they were, and all verify.
+/// Zeroed blocks read as zeroes, the others are unchanged, and all verify.
 fn zeroed(guest: &mut Guest, format: &Format) -> Result<()> {
     let (block, first, blocks) = (format.block_bytes, 8, 1000);
     let script = format!(
@@ -415,7 +416,8 @@ fn zeroed(guest: &mut Guest, format: &Format) -> Result<()> {
     sh(guest, format.name, &script).map(drop)
 }
 
-/// Tags with ordinary reads and writes, of a user without privileges. What is written so, the drive verifies, and what is damaged is found with its values.
+/// Tags with ordinary reads and writes, as a user without privileges. The drive verifies such writes, and damage is
+/// reported with its values.
 fn by_reads(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(folder.join(format.name)).context("opening a drive")?;
     let flip = |at: u64| -> Result<()> {
@@ -447,7 +449,7 @@ fn by_reads(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
         bytes = BLOCKS * format.block_bytes,
     );
     sh(guest, format.name, &script)?;
-    // By this way a drive of Type 2 is one of Type 1: reference tags are addresses.
+    // In this mode a drive of Type 2 behaves like Type 1: reference tags are addresses.
     let harms = format.harms();
     for (_, at, _) in &harms {
         flip(*at)?;
@@ -481,8 +483,8 @@ fn in_use(guest: &mut Guest) -> Result<()> {
     sh(guest, "plain4k", script).map(drop)
 }
 
-/// Without CAP_SYS_ADMIN a plain drive is an ordinary block device and says so; one with a format that the kernel does not use is an
-/// error that says what is missing. Kernels from 6.2 on let everybody send what only reads.
+/// Without CAP_SYS_ADMIN a plain drive is an ordinary block device, with a note; a format that the kernel does not
+/// support is an error with the missing capability. From Linux 6.2 on, any user may send commands that only read.
 fn without_privilege(guest: &mut Guest, version: (u32, u32)) -> Result<()> {
     let prepared = r#"
         grep -q nobody /etc/passwd || echo nobody:x:65534:65534:nobody:/:/bin/sh >>/etc/passwd

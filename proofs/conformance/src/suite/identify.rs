@@ -1,4 +1,4 @@
-//! Discovery, and the target's information about itself, as nvme-cli asks for it.
+//! Discovery and Identify, as nvme-cli requests them.
 
 use anyhow::Result;
 
@@ -39,7 +39,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     hosts(context)
 }
 
-/// Only hosts that are named see anything.
+/// Only allowed hosts see subsystems.
 fn hosts(context: &mut TestContext<'_>) -> Result<()> {
     let friend = "nqn.2026-11.org.example:friend";
     let mut server = context.sealblock.serve(&["small"], &["--allow-host", friend])?;
@@ -56,7 +56,7 @@ fn hosts(context: &mut TestContext<'_>) -> Result<()> {
     server.stop()
 }
 
-/// The kernel sees the sizes that the volumes have.
+/// The kernel sees the sizes of the volumes.
 fn sizes(context: &mut TestContext<'_>, server: &crate::served::Server) -> Result<()> {
     let said = context.sh(
         server,
@@ -71,7 +71,7 @@ fn sizes(context: &mut TestContext<'_>, server: &crate::served::Server) -> Resul
     expect("sizes of devices", &said, &format!("small {sectors} 512\nlarge {sectors} 4096\n"))
 }
 
-/// What the pages say is what the volumes are and what the target can do.
+/// The Identify pages match the volumes and the target's features.
 fn pages(context: &mut TestContext<'_>, server: &crate::served::Server) -> Result<()> {
     for (name, block_bytes) in [("small", 512_u64), ("large", 4096)] {
         let script = PAGES
@@ -102,7 +102,7 @@ nvme smart-log $ctrl --output-format=json | tr -d ' \n' >/tmp/page
 for word in '"critical_warning":0,' '"media_errors":0,'; do has "$word"; done
 "#;
 
-/// Each processor gets an I/O queue; what no host should do is refused, and harms nothing.
+/// Each processor gets an I/O queue; invalid commands are refused without harm.
 fn queues(context: &mut TestContext<'_>, server: &crate::served::Server) -> Result<()> {
     context.sh(
         server,

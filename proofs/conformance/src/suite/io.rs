@@ -1,4 +1,4 @@
-//! What hosts write and read: single commands, file systems, and many requests at once.
+//! Writes and reads of hosts: single commands, file systems, and many requests at once.
 
 use anyhow::Result;
 
@@ -78,12 +78,12 @@ fi
 detach @NAME@
 "#;
 
-/// File systems: what was written is there after the host has disconnected and reconnected.
+/// File systems: written data are there after the host has disconnected and reconnected.
 pub fn files(context: &mut TestContext<'_>) -> Result<()> {
     context.sealblock.create("small", "384MiB", &["--block-size", "512"])?;
     context.sealblock.create("large", "384MiB", &[])?;
     let mut server = context.sealblock.serve(&["small", "large"], &[])?;
-    // Both file systems on both sizes of blocks, with digests on and off.
+    // Both file systems on both block sizes, with digests on and off.
     for (small, large, digests) in [("ext4", "btrfs", "--hdr-digest --data-digest"), ("btrfs", "ext4", "")] {
         let script = FILES.replace("@SMALL@", small).replace("@LARGE@", large).replace("@DIGESTS@", digests);
         context.sh(&server, &script)?;

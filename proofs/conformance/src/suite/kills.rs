@@ -1,10 +1,11 @@
-//! Servers that are killed, over and over, under hosts that have file systems mounted: what `fsync` acknowledged is there.
+//! Servers that are killed again and again, under hosts with mounted file systems: data that `fsync` acknowledged are
+//! there.
 //!
-//! One server serves two targets, on which the guest has ext4 and xfs and writes files at all times (`conformance guest
-//! write-files`). It is killed at some moment and started again; the host connects again by itself and goes on. After each kill
-//! every page of every file has to be what was acknowledged, and calls of `fsync` were acknowledged since. None of them
-//! may fail: what a server has answered outlives its process, so nothing is gone that a flush would have to report. At the
-//! end the file systems are unmounted, checked, and mounted again on connections of their own.
+//! One server serves two targets. On them the guest has ext4 and xfs, and writes files all the time (`conformance guest
+//! write-files`). The server is killed at a random moment and restarted; the host reconnects by itself and continues.
+//! After each kill every page of every file must be the acknowledged one, and further calls of `fsync` must succeed.
+//! None of them may fail: acknowledged writes outlive the server's process, so a flush has no loss to report. At the
+//! end the file systems are unmounted, checked, and mounted again on new connections.
 
 use std::thread;
 use std::time::Duration;
@@ -14,19 +15,19 @@ use anyhow::{Context, Result, bail};
 use crate::context::{TestContext, expect};
 use crate::served::Server;
 
-/// File systems, each also the name of its subsystem.
+/// File systems; each name is also the name of its subsystem.
 const FILE_SYSTEMS: [&str; 2] = ["ext4", "xfs"];
-/// The host's patience: it tries again each second.
+/// The host's retry options: it retries each second.
 const OPTIONS: &str = "--reconnect-delay=1 --ctrl-loss-tmo=300";
-/// A server is killed after this time at least and at most, since the host was seen to work.
+/// The minimum and maximum time from when the host works until the server is killed.
 const UNDER_LOAD_MS: std::ops::Range<u64> = 50..700;
-/// One kill of so many is followed by a pause in which the host tries in vain.
+/// One in this many kills is followed by a pause in which the host retries in vain.
 const LONG_EVERY: u32 = 4;
 const LONG: Duration = Duration::from_millis(1300);
-/// The time in which a mirror brings the blocks in step that were written when its server was killed.
+/// Time for a mirror to reconcile the blocks that were in flight when its server was killed.
 const IN_SYNC_TRIES: u32 = 300;
 
-/// What is served.
+/// The kind of target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Served {
     Volume,
@@ -42,7 +43,7 @@ impl Served {
         }
     }
 
-    /// Makes what one is made of. A file system of less than 300 MiB is none of xfs's.
+    /// Makes the devices of a target. xfs needs at least 300 MiB.
     fn create(self, context: &TestContext<'_>, kind: &str) -> Result<()> {
         let create = |name: &str| context.sealblock.create(name, "400MiB", &[]);
         match self {
@@ -56,7 +57,7 @@ impl Served {
     }
 }
 
-/// What the writers say: acknowledged calls of `fsync` of each file system, and files of both together.
+/// The writers' reports: acknowledged calls of `fsync` of each file system, and files of both together.
 struct Answers {
     acknowledged: Vec<u64>,
     files: u64,
@@ -111,7 +112,7 @@ fn script(text: &str) -> String {
     text.replace("@OPTIONS@", OPTIONS)
 }
 
-/// Has both writers look at all that they wrote.
+/// Makes both writers check all their files.
 fn answers(context: &mut TestContext<'_>, server: &Server, question: &str) -> Result<Answers> {
     let said = context.sh(server, &CHECK.replace("@QUESTION@", question))?;
     let mut answers = Answers { acknowledged: Vec::new(), files: 0 };
@@ -126,7 +127,7 @@ fn answers(context: &mut TestContext<'_>, server: &Server, question: &str) -> Re
     Ok(answers)
 }
 
-/// Waits until no replica lacks anything.
+/// Waits until no replica is out of sync.
 fn in_sync(context: &TestContext<'_>, served: Served) -> Result<()> {
     if served == Served::Volume {
         return Ok(());
@@ -168,7 +169,7 @@ for kind in ext4 xfs; do
 done
 "#;
 
-/// Each writer looks at all pages and answers. A file system that has found fault with its device fails the test.
+/// Each writer checks all pages and reports. If a file system has reported an error of its device, the test fails.
 const CHECK: &str = r#"
 for kind in ext4 xfs; do
   echo @QUESTION@ >/tmp/$kind.new
@@ -188,7 +189,7 @@ said | grep -E 'EXT4-fs (error|warning)|XFS .*([Ee]rror|[Ss]hut|orrupt)|Buffer I
 true
 "#;
 
-/// The writers end; everything is there through new mounts on new connections, and the file systems are whole.
+/// The writers end; all data are there through new mounts on new connections, and the file systems are intact.
 const END: &str = r#"
 for kind in ext4 xfs; do
   echo end >/tmp/$kind.new

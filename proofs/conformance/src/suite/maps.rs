@@ -1,5 +1,6 @@
-//! Devices of the kernel that lie on drives: partitions, tables of device-mapper and arrays of md over emulated NVMe drives, whose backing
-//! files are damaged from outside. The drives verify, and what is bad is told with the addresses of the device that was named.
+//! Kernel devices on top of drives: partitions, device-mapper tables and md arrays over emulated NVMe drives, whose
+//! backing files are damaged from outside. The drives verify, and damage is reported with the addresses of the named
+//! device.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -11,7 +12,7 @@ use serde_json::Value;
 use crate::context::{OwnGuestContext, expect, quiet, succeed};
 use crate::harness::{Drive, Guest};
 
-/// Blocks of each drive, and their bytes. Each has 8 bytes of metadata, which lie behind all blocks in the backing file.
+/// Blocks of each drive, and their bytes. Each has 8 bytes of metadata, which follow all blocks in the backing file.
 const BLOCKS: u64 = 2048;
 const BLOCK_BYTES: u64 = 4096;
 const DRIVES: [&str; 2] = ["a", "b"];
@@ -82,7 +83,7 @@ for disk in $A $B; do
 done
 "#;
 
-/// A partition of 1024 blocks from block 256 on, in the table that every PC has.
+/// A partition of 1024 blocks from block 256 on, in a PC partition table.
 const PARTITION: &str = r#"
 sealblock zero $A --range 0..0
 printf '\0\0\0\0\203\0\0\0\0\001\0\0\0\004\0\0' | dd of=/tmp/table bs=1 seek=446 status=none
@@ -93,7 +94,7 @@ blockdev --rereadpt $A
 made ${A}p1
 "#;
 
-/// Not the first block of a drive: QEMU 7.2 finds no damage in it by Verify.
+/// Not the first block of a drive: QEMU 7.2 does not detect damage there by Verify.
 const LINEAR: &str = r#"
 { echo 0 4096 linear $A 8192; echo 4096 4096 linear $B 8; } | table
 "#;
@@ -108,7 +109,7 @@ MDADM_NO_UDEV=1 mdadm --create /dev/md0 --level=1 --raid-devices=2 --metadata=1.
 made /dev/md0
 "#;
 
-/// What no drive verifies is read, and why is told.
+/// Parts that no drive verifies are read, and the reason is reported.
 const READ_INSTEAD: &str = r#"
 { echo 0 4096 linear $A 8192; echo 4096 64 error; } | dmsetup create --noudevsync it
 device=/dev/$(basename "$(ls -d /sys/block/dm-* | head -n 1)")
@@ -150,7 +151,7 @@ impl Laid {
         Ok(())
     }
 
-    /// The blocks that a verify names, each with the drive.
+    /// The blocks in a verify's report, each with its drive.
     fn named(&mut self, what: &str, status: i64) -> Result<Vec<(u64, usize)>> {
         let (said, ended) = self.verify()?;
         expect(&format!("exit status ({what})"), &ended, &status)?;
@@ -168,7 +169,7 @@ impl Laid {
         each.collect()
     }
 
-    /// Makes a device, damages these blocks of drives, and expects those of the device.
+    /// Makes a device, damages these blocks of drives, and expects the corresponding blocks of the device.
     fn damaged(&mut self, what: &str, bad: &[On], wanted: &[(u64, usize)]) -> Result<()> {
         expect(&format!("blocks of a good device ({what})"), &self.named(what, 0)?, &Vec::new())?;
         self.flip(bad)?;
@@ -183,10 +184,10 @@ impl Laid {
         self.sh("[ ! -e /sys/block/dm-0 ] || dmsetup remove --noudevsync it").map(drop)
     }
 
-    /// Each copy of an array is verified; one that is gone is said to be unchecked.
+    /// Each copy of an array is verified; a missing one is reported as unchecked.
     ///
-    /// The kernel rewrites a bad copy that it reads, and opening a device reads where a volume's parts would be: damage lies
-    /// elsewhere. All reads go to the second drive, so that damage there that anything reads would be gone.
+    /// The kernel rewrites a bad copy that it reads, and opening a device reads where parts of a volume would be, so
+    /// damage is placed elsewhere. All reads go to the second drive; any read of damage there would repair it.
     fn array(&mut self) -> Result<()> {
         self.sh(ARRAY)?;
         self.sh("echo writemostly >/sys/block/md0/md/dev-${A#/dev/}/state")?;

@@ -1,17 +1,17 @@
-//! Namespaces that are added and removed while a host works on another one of the same subsystem, round after round.
+//! Namespaces that are added and removed while a host uses another one of the same subsystem, round after round.
 //!
-//! The host learns of each by an asynchronous event, without a rescan. Its controllers stay, its I/O goes on, and its kernel
-//! has nothing to warn of; also when the namespace that goes is the first one.
+//! The host is notified by an asynchronous event, without a rescan. Its controllers stay, its I/O continues, and its
+//! kernel logs no warning; also when the first namespace is removed.
 
 use anyhow::{Context, Result, bail};
 
 use crate::context::TestContext;
 
-/// What comes and goes, by number: among them the highest that the target has room for. Sizes differ, so that none is
-/// taken for another.
+/// The namespaces that are added and removed, by number, including the highest that the target supports. Sizes differ,
+/// so that they can be told apart.
 const OTHERS: [(u32, &str); 4] = [(2, "mem:1MiB"), (3, "b"), (4, "mem:2MiB"), (1024, "mem:3MiB")];
 const ROUNDS: u32 = 3;
-/// The longest that a request of the load may take. A host that had to connect anew would wait for ten seconds first.
+/// The maximum time of a request of the load. A host that had to reconnect would first wait for ten seconds.
 const PAUSE_MS: u64 = 5000;
 
 fn configure(context: &TestContext<'_>, namespaces: &[(u32, &str)]) -> Result<()> {
@@ -23,12 +23,12 @@ fn configure(context: &TestContext<'_>, namespaces: &[(u32, &str)]) -> Result<()
 pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     context.sealblock.create("a", "4MiB", &[])?;
     context.sealblock.create("b", "1536KiB", &["--block-size", "512"])?;
-    others_come_and_go(context)?;
+    other_replicas_come_and_go(context)?;
     the_first_comes_and_goes(context)?;
     ["a", "b"].iter().try_for_each(|name| context.sealblock.succeed(&["verify", name]).map(drop))
 }
 
-fn others_come_and_go(context: &mut TestContext<'_>) -> Result<()> {
+fn other_replicas_come_and_go(context: &mut TestContext<'_>) -> Result<()> {
     let alone = [(1, "a")];
     let all = [&alone[..], &OTHERS].concat();
     let numbers: Vec<String> = OTHERS.iter().map(|(nsid, _)| nsid.to_string()).collect();
@@ -44,7 +44,7 @@ fn others_come_and_go(context: &mut TestContext<'_>) -> Result<()> {
         server.reload()?;
         context.sh(&server, &script(WENT)).with_context(|| format!("removed, round {round}"))?;
     }
-    // There is no room above the highest, and asking for it changes nothing.
+    // A number above the highest is refused, and nothing changes.
     configure(context, &[(1, "a"), (1025, "b")])?;
     let reason = server.reload_refused()?;
     if !reason.contains("1025") || !reason.contains("1024") {
@@ -74,7 +74,7 @@ fn the_first_comes_and_goes(context: &mut TestContext<'_>) -> Result<()> {
     server.stop()
 }
 
-/// The last line that the load's end says is the longest wait in ms.
+/// The last line of the load's output has the longest wait in ms.
 fn said_of_pauses(said: &str) -> Result<()> {
     let longest: u64 = said.lines().last().unwrap_or_default().trim().parse().context("reading the longest wait")?;
     eprintln!("  requests waited for {longest} ms at most while namespaces came and went");
@@ -84,7 +84,7 @@ fn said_of_pauses(said: &str) -> Result<()> {
     Ok(())
 }
 
-/// What has to stay: the controller, its serial number, the disk under load, and the load.
+/// What must stay: the controller, its serial number, the disk under load, and the load.
 const FUNCTIONS: &str = r#"
 serial() { nvme id-ctrl /dev/$(cat /tmp/controller) --output-format=json | sed -n 's/.*"sn" *: *"\(.*\)".*/\1/p'; }
 identity() { echo "$(cat /sys/class/nvme/$(cat /tmp/controller)/cntlid) $(serial) $(cat /sys/block/$(cat /tmp/disk)/diskseq)"; }
@@ -114,12 +114,12 @@ controller $(cat /tmp/disk) >/tmp/controller
 identity >/tmp/identity
 "#;
 
-/// What the first namespace, which comes and goes, has in it.
+/// The content of the first namespace, which is removed and added again.
 const FILL: &str = r#"
 conformance guest fill /dev/$(block s 1) 51
 "#;
 
-/// The load writes and reads what it wrote, each time in some seconds, and keeps the longest wait of each time.
+/// The load writes and reads back in rounds of some seconds, and records the longest wait of each round.
 const LOAD: &str = r#"
 dev=$(cat /tmp/disk)
 rm -f /tmp/load /tmp/load.*
@@ -133,7 +133,7 @@ rm -f /tmp/load /tmp/load.*
 ) >/tmp/load.said 2>&1 &
 "#;
 
-/// They are there, each with its own content, and with nothing left of the round before but in the volume.
+/// The namespaces are there, each with its own content, and without data of the round before except in the volume.
 const CAME: &str = r#"
 [ -e /tmp/round ] || echo 60 >/tmp/round
 round=$(cat /tmp/round)
@@ -164,7 +164,7 @@ conformance guest check /dev/$(block s 1) 51
 goes_on
 "#;
 
-/// Answers with the longest wait in ms.
+/// Returns the longest wait in ms.
 const END: &str = r#"
 goes_on
 load_ends

@@ -1,12 +1,12 @@
-//! The kernel's NBD client: a file system written over four connections is there after the client has gone and come back, zeroes
-//! are zeroes, and damage is an error for exactly its blocks. What NBD wrote is what NVMe/TCP reads. A client that is not told of blocks
-//! reads and writes parts of them.
+//! The kernel's NBD client: a file system that was written over four connections is intact after the client
+//! reconnected, zeroes are zeroes, and damage is an error for exactly its blocks. Data written over NBD are read over
+//! NVMe/TCP. A client without a block size reads and writes parts of blocks.
 
 use anyhow::Result;
 
 use crate::context::{TestContext, expect};
 
-/// What is done to which block.
+/// The damage of each block.
 const HARMS: [(u64, &str); 5] = [(3, "data"), (4, "guard"), (100, "ref-tag"), (1000, "misdirected"), (2047, "data")];
 
 pub fn run(context: &mut TestContext<'_>) -> Result<()> {
@@ -28,7 +28,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     server.start()?;
     let scanned = context
         .sh(&server, "nbd_attach d nbd0 4096 >&2; conformance guest scan /dev/nbd0 4096; nbd_detach nbd0 >&2")?;
-    // NBD knows no other error for a block that is damaged.
+    // NBD has no other error for a damaged block.
     let mut wanted: Vec<String> = HARMS.iter().map(|(lba, _)| format!("{lba} 5")).collect();
     wanted.push("blocks 2048".to_owned());
     expect("blocks that the client cannot read", &scanned.lines().map(str::to_owned).collect(), &wanted)?;
@@ -67,7 +67,7 @@ umount /mnt/nbd
 detach large
 "#;
 
-/// Without `-b`. What lies beside a part that is written is as it was.
+/// Without `-b`. Data beside a written part of a block are unchanged.
 const DEFAULTS: &str = r#"
 nbd_attach large nbd0 default
 dd if=/dev/urandom of=/tmp/before bs=4k count=16 status=none

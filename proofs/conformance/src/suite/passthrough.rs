@@ -1,6 +1,6 @@
-//! Namespaces of a `sealblock serve`, used by a `sealblock` in the guest as drives of its machine: by passthrough through the kernel's
-//! NVMe/TCP host. The target has what QEMU's drives lack: Get LBA Status, and Write Zeroes that deallocates. It can also vanish, and
-//! be slower than the kernel waits.
+//! Namespaces of a `sealblock serve`, used by a `sealblock` in the guest as local drives: by passthrough through the
+//! kernel's NVMe/TCP host. The target supports two commands that QEMU's drives do not: Get LBA Status, and Write Zeroes
+//! with deallocation. It can also disappear, and be slower than the kernel's timeout.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use crate::harness::Guest;
 use crate::served::Server;
 
 const BLOCKS: u64 = 16_384;
-/// Requests over these blocks wait longer than the kernel does for a command: 30 s.
+/// Requests to these blocks take longer than the kernel's command timeout of 30 s.
 const SLOW: &str = "fault:[delay=100s@10000..10010],v";
 
 pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
@@ -33,7 +33,7 @@ fn sh(guest: &mut Guest, server: &Server, script: &str) -> Result<String> {
     succeed(guest, &format!("PORT={}\nset -e\n{script}", server.port))
 }
 
-/// What a verify by the target ended with, said and complained.
+/// The status and the output of a verify by the target.
 struct Verified {
     status: i64,
     said: Value,
@@ -61,7 +61,7 @@ fn verified(guest: &mut Guest, server: &Server) -> Result<Verified> {
     Ok(Verified { status: status.parse()?, said, complaint: complaint.trim().to_owned() })
 }
 
-/// Verifies, which has to name exactly these blocks, with nothing moved.
+/// Verifies, which must report exactly these blocks, without transferring data.
 fn names(guest: &mut Guest, server: &Server, wanted: &[(u64, &str)]) -> Result<()> {
     sh(guest, server, &format!("{VERIFY}\nverify"))?;
     let Verified { status, said, complaint } = verified(guest, server)?;
@@ -75,7 +75,7 @@ fn names(guest: &mut Guest, server: &Server, wanted: &[(u64, &str)]) -> Result<(
     expect("blocks that verify names", &named.as_slice(), &wanted)
 }
 
-/// Written, verified by the target, zeroed with the space given back, and copied within.
+/// Write, verify by the target, zero with deallocation, and copy within the namespace.
 fn whole(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     let mut server = context.sealblock.serve(&["v"], &[])?;
     let script = r#"
@@ -107,7 +107,7 @@ fn whole(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     server.stop()
 }
 
-/// Exactly the damaged blocks are named: found by search, and again when the target lists them by Get LBA Status.
+/// Exactly the damaged blocks are reported: found by a search, and again when the target lists them by Get LBA Status.
 fn damaged(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     let wanted: Vec<(u64, &str)> = [0, 66, 67, 9000, BLOCKS - 1].into_iter().map(|lba| (lba, "guard")).collect();
     for (lba, _) in &wanted {
@@ -118,7 +118,7 @@ fn damaged(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     for _ in 0..2 {
         names(guest, &server, &wanted)?;
     }
-    // Writing them anew mends them: by a command that may give up a volume, since nothing shows that there is none.
+    // A rewrite repairs them: by a command that may overwrite a volume, because the damage hides whether there is one.
     let script = r#"
         dev=/dev/$(attached v)
         refused "--force" sealblock copy /tmp/data $dev
@@ -140,8 +140,9 @@ fn unreadable(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     server.stop()
 }
 
-/// A Verify that the target always aborts is found out when the drive is opened: blocks are read, and it is said. One that it aborts later is an
-/// error that says what was refused, and no silent read. So is a Write Zeroes.
+/// If the target always aborts Verify, this is detected when the drive is opened: blocks are read, with a note. If it
+/// aborts Verify later, that is an error with the refused command, and there is no silent read. The same holds for
+/// Write Zeroes.
 fn aborting(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     let mut server = context.sealblock.serve(&["fault:[abort-verify],v"], &[])?;
     let script = r#"
@@ -187,7 +188,7 @@ fn aborting(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     server.stop()
 }
 
-/// Ends with status 3 and says that the device is unreachable.
+/// Exits with status 3 and reports that the device is unreachable.
 fn fails(guest: &mut Guest, server: &Server) -> Result<()> {
     let Verified { status, said, complaint } = verified(guest, server)?;
     expect(&format!("exit status ({complaint}; {said})"), &status, &3)?;
@@ -205,11 +206,11 @@ fn vanishes(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     server.kill()?;
     sh(guest, &server, "for try in $(seq 600); do [ -s /tmp/status ] && exit 0; sleep 0.1; done; fail 'it hangs'")?;
     fails(guest, &server)?;
-    // 6.1 waits a minute for an answer to each attempt to connect again, and disconnects behind it.
+    // 6.1 waits a minute for a reply to each attempt to reconnect, and disconnects after it.
     sh(guest, &server, "detach v").map(drop)
 }
 
-/// The kernel gives a command up after 30 s.
+/// The kernel times a command out after 30 s.
 fn slow(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     let mut server = context.sealblock.serve(&[SLOW], &[])?;
     sh(guest, &server, "attach v")?;

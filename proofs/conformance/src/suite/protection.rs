@@ -1,12 +1,12 @@
-//! Namespaces that show their protection information: through the block layer of kernels that use it over TCP, and through
-//! passthrough on all of them.
+//! Namespaces with visible protection information: through the block layer of kernels that support it over TCP, and
+//! through passthrough on all kernels.
 
 use anyhow::{Context, Result};
 
 use crate::context::{TestContext, expect};
 use crate::served::Server;
 
-/// Volumes of 512 blocks' worth of tests: name, size of blocks, guard, type, and bytes of metadata.
+/// Volumes of 512 blocks for tests: name, block size, guard, type, and bytes of metadata.
 const FORMATS: [(&str, &str, &str, &str, u32); 6] = [
     ("p512", "512", "crc16", "1", 8),
     ("p4096", "4096", "crc16", "1", 8),
@@ -29,7 +29,7 @@ pub fn passthrough(context: &mut TestContext<'_>) -> Result<()> {
     damaged(context, &mut server)
 }
 
-/// What is damaged, and with what status the checks of a block fail.
+/// The damage, and the status of each block's check.
 const HARMS: [(u64, &str, &str); 4] = [
     (3, "data", "Guard"),
     (4, "guard", "Guard"),
@@ -37,7 +37,8 @@ const HARMS: [(u64, &str, &str); 4] = [
     (101, "app-tag", "Application Tag"),
 ];
 
-/// Damage that shows: each block fails its check with the right status, and a host that reads all of them gets so many errors.
+/// Visible damage: each block fails its check with the right status, and a host that reads all of them gets as many
+/// errors.
 fn damaged(context: &mut TestContext<'_>, server: &mut Server) -> Result<()> {
     let shown = FORMATS.iter().filter(|(name, ..)| ["p4096", "q512-3"].contains(name));
     for (name, ..) in shown.clone() {
@@ -73,7 +74,7 @@ refused "Guard Check Error" nvme verify $char --namespace-id=1 --start-block=3 -
 nvme verify $char --namespace-id=1 --start-block=5 --block-count=94 --prinfo=4
 "#;
 
-/// A script for a format.
+/// The script for a format.
 fn filled(script: &str, name: &str, block: &str, kind: &str, metadata: u32) -> String {
     let (checks, prinfo) = if kind == "3" { ("GUARD,APPTAG", "6") } else { ("GUARD,REFTAG,APPTAG", "7") };
     script
@@ -92,8 +93,8 @@ fn served(context: &TestContext<'_>, names: &[&str]) -> Result<Server> {
     context.sealblock.serve(names, &["--protection", "shown"])
 }
 
-/// With PRACT the target makes and strips tags; without it they travel, and a wrong one is refused. Chained: what one side
-/// tagged, the other checks.
+/// With PRACT the target makes and strips tags. Without it they are transferred, and a wrong one is refused. Combined:
+/// one side makes the tags, and the other checks them.
 const PASSTHROUGH: &str = r#"
 dev=$(attach @NAME@)
 char=/dev/ng${dev#nvme}
@@ -176,7 +177,7 @@ nvme verify $char --namespace-id=1 --start-block=0 --block-count=511 --prinfo=4
 detach @NAME@
 "#;
 
-/// The block layer of kernels that use such namespaces over TCP: it has the target make and check the tags.
+/// The block layer of kernels that support such namespaces over TCP: it makes the target generate and check the tags.
 pub fn block_layer(context: &mut TestContext<'_>) -> Result<()> {
     let names = ["p512", "p4096", "p4096-2", "p4096-3"];
     let mut server = served(context, &names)?;
@@ -196,7 +197,7 @@ pub fn block_layer(context: &mut TestContext<'_>) -> Result<()> {
             "dev=$(attach @NAME@); conformance guest scan /dev/$dev $(cat /sys/block/$dev/queue/logical_block_size)";
         let said = context.sh(&server, &scan.replace("@NAME@", name))?;
         let bad: Vec<&str> = said.lines().filter(|line| !line.starts_with("blocks")).collect();
-        // EILSEQ: what the kernel makes of checks that fail.
+        // EILSEQ: the kernel's error for failed checks.
         expect("blocks that fail, and how", &bad, &vec!["5 84", "9 84", "70 84"])?;
         context.sh(&server, &format!("detach {name}"))?;
     }

@@ -1,5 +1,5 @@
-//! A volume that is served for reading: the host uses what is there, every way to change it is refused with the status that
-//! says why, and not a byte of the volume's file is another one afterwards.
+//! A volume that is served read-only: the host reads it, every change is refused with the right status, and the
+//! volume's file stays unchanged byte for byte.
 
 use anyhow::{Result, bail};
 
@@ -17,7 +17,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     if context.sealblock.content("v")? != before {
         bail!("the volume's file changed while it was served for reading");
     }
-    // The same host may write to the same volume when it is not served so: it was the option that refused.
+    // The same host may write to the same volume without the option: the option caused the refusal.
     let mut server = context.sealblock.serve(&["v"], &[])?;
     context.sh(&server, WRITABLE)?;
     server.stop()?;

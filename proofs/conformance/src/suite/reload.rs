@@ -1,13 +1,14 @@
-//! A configuration that changes while hosts are connected: namespaces and subsystems go and come, hosts lose their right.
+//! A configuration that changes while hosts are connected: namespaces and subsystems are removed and added, and hosts
+//! lose access.
 //!
-//! The host rescans nothing: it learns of namespaces by asynchronous events, and of the rest by connections that end. What
-//! is not touched goes on under load, and what is removed ends with errors, never with a host that waits.
+//! The host rescans nothing: it learns of namespaces by asynchronous events, and of the rest by closed connections.
+//! Unchanged devices continue under load, and removed ones end with errors, never with a host that hangs.
 
 use anyhow::{Context, Result, bail};
 
 use crate::context::TestContext;
 
-/// How long hosts try to reconnect to what was removed.
+/// How long hosts try to reconnect to a removed subsystem.
 const OPTIONS: &str = "--reconnect-delay=1 --ctrl-loss-tmo=3";
 const FRIENDS: &str = "\"nqn.2026-11.org.example:friend\"";
 const OTHERS: &str = "\"nqn.2026-11.org.example:other\"";
@@ -42,7 +43,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     context.sealblock.configure(&first.concat())?;
     let mut server = context.sealblock.serve_configured()?;
     context.sh(&server, &BEFORE.replace("@OPTIONS@", OPTIONS))?;
-    // What cannot be served changes nothing.
+    // An invalid configuration changes nothing.
     context.sealblock.configure(&[&second.concat(), &subsystem("broken", "", &[(1, "absent")])[..]].concat())?;
     let reason = server.reload_refused()?;
     if !reason.contains("absent") {
@@ -52,7 +53,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     context.sealblock.configure(&second.concat())?;
     server.reload()?;
     context.sh(&server, AFTER)?;
-    // And back again: the namespace returns with what is in it.
+    // And back again: the namespace returns with its content.
     context.sealblock.configure(&first.concat())?;
     context.sh(&server, "detach comes")?;
     server.reload()?;
@@ -61,7 +62,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     ["a", "b", "c"].iter().try_for_each(|name| context.sealblock.succeed(&["verify", name]).map(drop))
 }
 
-/// Each of four disks gets its content; one is under load that checks itself, two are read until that fails.
+/// Each of four disks gets its content; one has a load that verifies itself, two are read until that fails.
 const BEFORE: &str = r#"
 FRIEND="--hostnqn=nqn.2026-11.org.example:friend --hostid=5f2b21a0-0e6e-4b7c-9d4a-0000000000a2"
 attach stays @OPTIONS@ >/dev/null

@@ -1,11 +1,11 @@
-//! A volume that gets another size while hosts use it: NVMe hosts see the new size by themselves, under load and without an error;
-//! NBD clients when they connect again.
+//! A volume that is resized while hosts use it: NVMe hosts see the new size by themselves, under load and without an
+//! error; NBD clients see it when they reconnect.
 
 use anyhow::Result;
 
 use crate::context::{TestContext, expect};
 
-/// Sizes that the volume gets one after the other, as the command takes them, and in bytes.
+/// The sizes of the volume in order, as arguments of the command and in bytes.
 const SIZES: [(&str, u64); 3] = [("96MiB", 96 << 20), ("256MiB", 256 << 20), ("48MiB", 48 << 20)];
 
 pub fn run(context: &mut TestContext<'_>) -> Result<()> {
@@ -22,7 +22,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
         eprintln!("  resized to {size}: requests waited for {} us", report["pause_us"]);
         context.sh(&server, &format!("BYTES={bytes}\n{SEEN}"))?;
     }
-    // A size that would cut what is there is refused, and nothing comes of it.
+    // A size below the used space is refused, and nothing changes.
     let refused = context.sealblock.run(&["resize", "v", "--size", "4MiB", "--control", &control])?;
     expect("the status of a refused command", &refused.status.code(), &Some(3))?;
     context.sh(&server, AFTER)?;
@@ -30,7 +30,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     context.sealblock.succeed(&["verify", "v"]).map(drop)
 }
 
-/// A load that checks itself on the first 16 MiB, and the NBD client beside it, which reads.
+/// A load that verifies itself on the first 16 MiB, and a reading NBD client beside it.
 const BEFORE: &str = r#"
 # What other tests have met is not of interest.
 dmesg -c >/dev/null

@@ -1,5 +1,5 @@
-//! A server that dies or is stopped under load, and a controller that is reset: the host waits, comes back and goes on, and
-//! what it flushed is there.
+//! A server that is killed or stopped under load, and a controller that is reset: the host waits, reconnects and
+//! continues, and flushed data are there.
 
 use std::thread;
 use std::time::Duration;
@@ -9,15 +9,15 @@ use anyhow::{Context, Result};
 use crate::context::TestContext;
 use crate::served::Server;
 
-/// The host's patience: it tries again each second, for two minutes.
+/// The host's retry options: it retries each second, for two minutes.
 const OPTIONS: &str = "--reconnect-delay=1 --ctrl-loss-tmo=120";
 
-/// What happens under load.
+/// The event under load.
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// The server dies.
+    /// The server is killed.
     Kill,
-    /// The server is stopped in order.
+    /// The server is stopped.
     Stop,
     /// The host resets its controller.
     Reset,
@@ -29,7 +29,7 @@ fn happen(event: Event, context: &mut TestContext<'_>, server: &mut Server) -> R
         Event::Stop => server.stop()?,
         Event::Reset => return context.sh(server, "nvme reset /dev/$(controller $(attached v))").map(drop),
     }
-    // Long enough for the host to notice, and to have tried again in vain.
+    // Long enough for the host to notice, and to have retried in vain.
     thread::sleep(Duration::from_millis(1200));
     server.start()
 }
@@ -51,7 +51,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     context.sealblock.succeed(&["verify", "v"]).map(drop)
 }
 
-/// Writes with checks go on behind the script; another file is flushed before anything happens.
+/// Verified writes continue while the script runs; another file is flushed before the event.
 ///
 /// SIGPIPE is ignored: Linux's host sends from within the writer's own system call, without MSG_NOSIGNAL, so a connection that
 /// ends at that moment kills the writing program ("failed to send request -32"), though the request itself is repeated.

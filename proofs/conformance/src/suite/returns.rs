@@ -1,9 +1,9 @@
-//! A subsystem that goes while a host works on it, and comes back before the host stops retrying: taken out of the configuration, and
-//! missing when the server starts again.
+//! A subsystem that is removed while a host uses it, and returns before the host stops retrying: removed from the
+//! configuration, and missing after a restart of the server.
 //!
-//! The host retries, gets the status that it is not there, and goes on retrying, since Do Not Retry is clear. When it is
-//! there again, the same controller and the same disk go on, and requests in flight meet no error. A host that is given less
-//! time stops retrying when that is over, and not before.
+//! The host retries, gets the status that the subsystem does not exist, and continues to retry, because Do Not Retry is
+//! clear. When the subsystem returns, the same controller and the same disk continue, and requests in flight get no
+//! error. A host with a shorter time limit stops retrying when it expires, and not before.
 
 use std::thread;
 use std::time::Duration;
@@ -13,19 +13,19 @@ use anyhow::{Context, Result};
 use crate::context::TestContext;
 use crate::served::Server;
 
-/// The subsystem that comes back, the one that does not, and one that stays.
+/// The subsystem that returns, the one that does not, and one that stays.
 const RETURNS: &str = "[[subsystems]]\nname = \"returns\"\nnamespaces = [{ target = \"a\" }]\n";
 const LOST: &str = "[[subsystems]]\nname = \"lost\"\nnamespaces = [{ target = \"mem:4MiB\" }]\n";
 const STAYS: &str = "[[subsystems]]\nname = \"stays\"\nnamespaces = [{ target = \"b\" }]\n";
 
-/// How a subsystem goes, and how it comes back.
+/// How a subsystem is removed, and how it returns.
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// By the configuration of a server that goes on, both times.
+    /// By the configuration of a running server, both times.
     Reload,
-    /// With a server that is killed; the next one has it only when its configuration changes.
+    /// With a killed server; the next one has it only after a reload.
     Kill,
-    /// With a server that is killed; the next one does not have it, and is killed, too.
+    /// With a killed server; the next one does not have it, and is killed too.
     KillTwice,
 }
 
@@ -54,7 +54,7 @@ fn goes(event: Event, context: &TestContext<'_>, server: &mut Server) -> Result<
         Event::Reload => server.reload(),
         Event::Kill | Event::KillTwice => {
             server.kill()?;
-            // Long enough for the host to have retried where no server listens.
+            // Long enough for the host to have retried without a server.
             thread::sleep(Duration::from_millis(1500));
             server.start()
         }
@@ -108,7 +108,7 @@ writes() {
 }
 "#;
 
-/// Writes in flight are checked: each write is durable when it completes, so that a killed server has it.
+/// Writes in flight are checked: each write is durable when it completes, so that a killed server keeps it.
 ///
 /// SIGPIPE is ignored, as in `restart.rs`.
 const START: &str = r#"

@@ -1,8 +1,9 @@
-//! SCSI drives of the machine that sealblock runs on: the program is in a guest with the kernel's simulated drives (`scsi_debug`).
+//! SCSI drives of the machine that runs sealblock: the program is in a guest with the kernel's simulated drives
+//! (`scsi_debug`).
 //!
-//! These answer every VERIFY without data with GOOD and read nothing, so they are a drive that must not be believed: blocks are read. A VERIFY
-//! with data compares, and what the medium cannot read and what tags say is found by reads: of the kernel, or with tags of the program where the
-//! kernel carries these (the drives with DIX, from Linux 6.17 on).
+//! These drives complete every VERIFY without data with GOOD and read nothing, so it cannot be trusted, and blocks are
+//! read. A VERIFY with data does compare. Unreadable blocks and wrong tags are found by reads: by the kernel, or by the
+//! program with tags where the kernel transfers them (the drives with DIX, from Linux 6.17 on).
 
 use anyhow::{Context, Result};
 
@@ -12,7 +13,7 @@ use crate::harness::Guest;
 
 pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
     let mut guest = context.boot(Vec::new(), 1)?;
-    // All of them are alike to older kernels, but that some have tags.
+    // Older kernels see no difference between them, except that some have tags.
     let options = if context.version >= TAGS { &OPTIONS[..] } else { &OPTIONS[..2] };
     sh(&mut guest, SHARED).context("a disk that two initiators share")?;
     for options in options {
@@ -92,7 +93,7 @@ fn sh(guest: &mut Guest, script: &str) -> Result<()> {
     succeed(guest, &format!("{FUNCTIONS}\n{script}")).map(drop)
 }
 
-/// What the drive says, data there and back, comparisons by it, and zeroes.
+/// The drive's properties, writing and reading back, comparisons by the drive, and zeroes.
 const DRIVE: &str = r#"
 drive $OPTIONS
 sealblock info $DEV --json >json
@@ -158,8 +159,8 @@ umount /mnt/d
 rm data back part json
 "#;
 
-/// Tags of this program are those that the kernel checks, and those that the kernel makes are checked here. What the drive's own zeroes leave is
-/// found, since it zeroes blocks and leaves the tags of what was there; zeroes of this program repair it.
+/// The kernel checks tags that this program made, and this program checks tags that the kernel made. The drive's own
+/// zeroing leaves the old tags in place, which is detected; zeroing by this program repairs it.
 const TAGGED: &str = r#"
 drive $OPTIONS
 random 8388608 >data
@@ -186,7 +187,7 @@ dd if=$DEV bs=4096 skip=10 count=1 iflag=direct status=none | cmp -n 4096 - /dev
 rm data json
 "#;
 
-/// A partition of 1024 sectors from sector 256 on, in the table that every PC has. Its reference tags are not its disk's.
+/// A partition of 1024 sectors from sector 256 on, in a PC partition table. Its reference tags differ from its disk's.
 const PARTITION: &str = r#"
 drive dif=1 dix=1
 printf '\0\0\0\0\203\0\0\0\0\001\0\0\0\004\0\0' | dd of=table bs=1 seek=446 status=none
@@ -207,9 +208,11 @@ sealblock copy offset:256..1279,$DEV - | cmp - data
 rm data json table
 "#;
 
-/// What the kernel sends for what a command asks, by the bytes of each command (SBC-4): zeroes by WRITE SAME (16), with UNMAP (bit 3 of byte 1)
-/// unless that is not wanted; discards by the same, since hosts are told that they zero (where tags are those of the program, it writes these behind that); a flush by SYNCHRONIZE CACHE (10); reads and writes of drives with protection information with
-/// RDPROTECT and WRPROTECT 001b, in Type 2 in the form of 32 bytes, where the host adapter carries tags.
+/// The kernel's commands for an operation, by their bytes (SBC-4). Zeroes: WRITE SAME (16), with the UNMAP bit
+/// (byte 1, bit 3) unless that is disabled. Discards: the same, since hosts are told that discarded blocks read as
+/// zeroes (with tags from the program, it writes tags after that). Flush: SYNCHRONIZE CACHE (10). Reads and writes of
+/// drives with protection information have RDPROTECT and WRPROTECT 001b, in Type 2 in the 32-byte form, if the host
+/// adapter transfers tags.
 const SENT: &str = r#"
 drive $OPTIONS
 random 1048576 >data
@@ -243,9 +246,9 @@ remove
 rm data
 "#;
 
-/// A disk of the kernel's target at two adapters, as one that two machines share. Both count a block up by Compare and Write: the first time by
-/// themselves, the second time through servers, each of which has a lock of its own and one of the adapters. No count is lost, and the
-/// drive has compared.
+/// A disk of the kernel's target at two adapters, as if two machines share it. Both count up a block by Compare and
+/// Write: first directly, then through servers, each with its own lock and one of the adapters. No increment is lost,
+/// and the drive has compared.
 const SHARED: &str = r#"
 insmod /later/target_core_mod.ko
 insmod /later/tcm_loop.ko

@@ -1,10 +1,11 @@
-//! Several namespaces of several subsystems on one server, each with a format of its own, and hosts that may use some of them.
+//! Several namespaces of several subsystems on one server, each with its own format, and hosts with access to some of
+//! them.
 
 use anyhow::{Context, Result};
 
 use crate::context::{TestContext, expect};
 
-/// Namespaces: subsystem, number, volume, size in MiB, size of blocks, guard.
+/// Namespaces: subsystem, number, volume, size in MiB, block size, guard.
 const NAMESPACES: [(&str, u32, &str, u64, &str, &str); 5] = [
     ("mixed", 1, "a", 2, "4096", "crc32c"),
     ("mixed", 2, "b", 3, "512", "crc16"),
@@ -57,7 +58,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     alone(context)
 }
 
-/// Each volume has what was written to its namespace, whichever server has it.
+/// Each volume has the data of its namespace, whichever server has it.
 fn alone(context: &mut TestContext<'_>) -> Result<()> {
     let volumes = NAMESPACES.map(|(_, _, volume, ..)| volume);
     let mut server = context.sealblock.serve(&volumes, &[])?;
@@ -69,7 +70,7 @@ fn alone(context: &mut TestContext<'_>) -> Result<()> {
     volumes.iter().try_for_each(|volume| context.sealblock.succeed(&["verify", volume]).map(drop))
 }
 
-/// A host that is not on the list is refused; one that is connects, also beside another one.
+/// A host that is not allowed is refused; an allowed host connects, also beside another one.
 const HOSTS: &str = r#"
 options="-t tcp -a 10.0.2.2 -s $PORT"
 host=nqn.2026-11.org.example

@@ -1,14 +1,14 @@
-//! Storage tags through passthrough: formats whose tuples have one, written and checked by the target, and by the host.
+//! Storage tags through passthrough: formats with one, written and checked by the target, and by the host.
 //!
-//! What the host makes itself is built here from the drawing in the NVM Command Set specification, with its examples of
-//! checksums, so that target and test do not share a mistake.
+//! The host's tuples are built here from the figure in the NVM Command Set specification, with its examples of
+//! checksums, so that target and test cannot share a mistake.
 
 use anyhow::{Context, Result, ensure};
 
 use crate::context::TestContext;
 
-/// The tuple of one format: name of the volume, guard, bits of the storage tag, bytes of the guard, and the guard of 4096
-/// bytes of ffh and of 00h.
+/// The tuple of one format: name of the volume, guard, bits of the storage tag, bytes of the guard, and the guard of
+/// 4096 bytes of ffh and of 00h.
 struct Format {
     name: &'static str,
     guard: &'static str,
@@ -40,7 +40,8 @@ const FORMATS: [Format; 3] = [
 ];
 
 impl Format {
-    /// A tuple: guard, application tag, then storage and reference tag, which share what is left; the highest byte first.
+    /// A tuple: guard, application tag, then storage and reference tag, which share the rest; most significant byte
+    /// first.
     fn tuple(&self, guard: u64, app_tag: u16, storage_tag: u64, ref_tag: u64) -> Vec<u8> {
         let space_bytes = 16 - self.guard_bytes - 2;
         let ref_bits = space_bytes * 8 - usize::from(self.storage_bits);
@@ -53,14 +54,14 @@ impl Format {
         parts.concat()
     }
 
-    /// The tag that is right and one that is not, with all its bits in use.
+    /// A right tag and a wrong one, with all bits in use.
     fn storage_tags(&self) -> (u64, u64) {
         let tag = 0xB6_E5C3_A597 >> (40 - self.storage_bits);
         (tag, tag ^ 1 << (self.storage_bits - 1))
     }
 }
 
-/// Bytes as `printf` of a shell takes them.
+/// Bytes as arguments of a shell's `printf`.
 fn escaped(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("\\{byte:03o}")).collect()
 }
@@ -88,8 +89,8 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     names.iter().try_for_each(|name| context.sealblock.succeed(&["verify", name]).map(drop))
 }
 
-/// Splits the space of storage and reference tag in an empty volume as the format says. `create` has no option for it, so
-/// it is written to all superblocks as `docs/formats/protected-volume.md` draws them.
+/// Splits the space of storage and reference tag in an empty volume as the format requires. `create` has no option for
+/// it, so it is written to all superblocks, whose layout is in `docs/formats/protected-volume.md`.
 fn split(context: &TestContext<'_>, format: &Format) -> Result<()> {
     let path = context.sealblock.folder.join(format.name);
     let mut volume = context.sealblock.content(format.name)?;

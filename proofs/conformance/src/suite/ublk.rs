@@ -1,4 +1,5 @@
-//! Block devices of the guest's own kernel, by ublk: the program is in the guest and serves its volumes to the kernel it runs on.
+//! Block devices of the guest's own kernel, over ublk: the program is in the guest and serves its volumes to the
+//! guest's kernel.
 
 use anyhow::Result;
 
@@ -31,7 +32,7 @@ pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
 /// The first kernels whose ublk carries protection information.
 pub(super) const PROTECTION: (u32, u32) = (7, 0);
 
-/// Functions of scripts that attach.
+/// Functions for scripts that attach.
 pub(super) const FUNCTIONS: &str = r#"
 set -e
 cd /tmp
@@ -65,7 +66,8 @@ fn sh(guest: &mut Guest, script: &str) -> Result<()> {
     succeed(guest, &format!("{FUNCTIONS}\n{script}")).map(drop)
 }
 
-/// What the kernel is told, data there and back, discards and zeroes, and the end by a signal and by `detach`.
+/// The kernel's view of the device, writing and reading back, discards and zeroes, and the end by a signal and by
+/// `detach`.
 const BLOCKS: &str = r#"
 sealblock create v --size 64MiB
 attach v --queues 2 --depth 16
@@ -106,7 +108,7 @@ grep -q '"event": *"detached"' /tmp/attached || fail "it does not say that it wa
 rm back data plain
 "#;
 
-/// A block device that a process merely has open stays, and what was written to it is there, whoever takes it away.
+/// A block device that a process still has open stays, and its written data are there, however it is detached.
 const OPEN: &str = r#"
 random 4194304 >data
 truncate -s 64M plain
@@ -146,7 +148,7 @@ done
 rm plain data
 "#;
 
-/// File systems, and traffic whose every block is checked.
+/// File systems, and a load that verifies every block.
 const FILE_SYSTEMS: &str = r#"
 mkdir -p /mnt/d
 for kind in ext4 btrfs xfs; do
@@ -201,7 +203,7 @@ sealblock verify v --quiet
 rm data scanned
 "#;
 
-/// A server that is killed loses nothing: requests wait for the next one, which has to serve the same.
+/// A killed server loses nothing: requests wait for the next one, which must serve the same target.
 const RECOVERY: &str = r#"
 sealblock create v --size 64MiB --force
 mkdir -p /mnt/d
@@ -241,7 +243,8 @@ ends
 sealblock verify v --quiet
 "#;
 
-/// A block device beside a host's namespace: made with it, shared with it, taken over after a kill, and gone by a reload.
+/// A block device beside a host's namespace: made with it, shared with it, taken over after a kill, and removed by a
+/// reload.
 const SERVED: &str = r#"
 sealblock create v --size 32MiB --force
 sealblock create w --size 8MiB --force
@@ -331,7 +334,7 @@ ends
 rm c.toml data
 "#;
 
-/// What cannot be attached says why.
+/// A target that cannot be attached is refused with the reason.
 const REFUSALS: &str = r#"
 refused "there is no /dev/ublkb9" sealblock detach 9
 refused "1..=64" sealblock attach v --queues 65
@@ -340,8 +343,8 @@ chmod 666 v
 refused "root" su -s /bin/sh -c "sealblock attach /tmp/v" nobody
 "#;
 
-/// The kernel's block layer makes tags for what it writes and checks those of what it reads; all of them are right here, too. With
-/// CRC-16, which drives have, 106,496 of them.
+/// The kernel's block layer makes tags for its writes and checks those of its reads; all of them are right here as
+/// well. With CRC-16, which drives use, 106,496 of them.
 const PROTECTED: &str = r#"
 bytes=8388608
 [ $guard != crc16 ] || bytes=54525952
@@ -374,8 +377,8 @@ kill -TERM $server
 ends
 "#;
 
-/// A bit that changes between the kernel and the server is found: by the kernel in what it reads, by the server in what is written, and
-/// then nothing of it is.
+/// A bit that changes between the kernel and the server is detected: by the kernel in reads, by the server in writes,
+/// of which nothing is written.
 const TAMPERED: &str = r#"
 sealblock create v --size 8MiB --force
 head -c 8388608 data >eight
@@ -393,8 +396,8 @@ sealblock verify v --quiet
 sealblock copy v - | cmp - eight
 "#;
 
-/// Tags of another program on the block device: its own go to the server, which checks them, and come back to be checked there; as any user
-/// who may open the node.
+/// Tags of another program on the block device: they go to the server, which checks them, and come back for the program
+/// to check; as any user who may open the node.
 const TAGGED: &str = r#"
 grep -q nobody /etc/passwd || echo nobody:x:65534:65534:nobody:/:/bin/sh >>/etc/passwd
 for target in "crc32c 512" "crc16 4096" "none 4096"; do

@@ -1,4 +1,4 @@
-//! Zeroing: blocks read as zeroes at once, and space goes back to the file under the volume where the host lets it.
+//! Zeroing: blocks read as zeroes at once, and the volume's file gets smaller where the host permits it.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     context.sealblock.succeed(&["verify", "v"]).map(drop)
 }
 
-/// Zeroes 8 MiB, and looks at them and at what is around them.
+/// Zeroes 8 MiB, and checks them and the data around them.
 fn zero(context: &mut TestContext<'_>, server: &Server, mode: &str, offset: u64) -> Result<()> {
     let before = context.sealblock.allocated_bytes("v")?;
     let length = 8 * MIB;
@@ -52,7 +52,7 @@ fn zero(context: &mut TestContext<'_>, server: &Server, mode: &str, offset: u64)
         "#
     );
     context.sh(server, &script).map_err(|error| error.context(format!("fallocate {mode}")))?;
-    // 6.1 writes its zeroes, and zeroing a range asks to keep the space.
+    // 6.1 writes zeroes itself, and zeroing a range keeps the space.
     if context.version >= (6, 17) && mode != "zero-range" {
         gives_back(&context.sealblock, mode, before)
     } else {
@@ -60,7 +60,7 @@ fn zero(context: &mut TestContext<'_>, server: &Server, mode: &str, offset: u64)
     }
 }
 
-/// Waits until the volume's file is smaller by most of 8 MiB. A volume gives space back behind a flush, in its own time.
+/// Waits until the volume's file is smaller by most of 8 MiB. A volume frees space after a flush, in the background.
 pub(super) fn gives_back(sealblock: &Sealblock, what: &str, before: u64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {

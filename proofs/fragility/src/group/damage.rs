@@ -1,4 +1,4 @@
-//! Damage to the records of a group's members: which record, on which members, and what stands there instead.
+//! Damage to the records of a group's members: the record, the members, and the new content.
 
 use std::fmt;
 use std::rc::Rc;
@@ -18,10 +18,10 @@ use crate::specimen::Range;
 /// Bytes of a long run.
 const RUN_BYTES: u64 = 64 << 10;
 
-/// What is damaged of a member.
+/// The damaged part of a member.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum What {
-    /// The bytes of its label, where they lie on the medium.
+    /// The bytes of its label on the medium.
     LabelBytes,
     /// The bytes of its superblocks.
     Superblock,
@@ -29,37 +29,37 @@ pub enum What {
     Log,
     /// The bytes of its block group map.
     GroupMap,
-    /// Its label, by a record that is valid on this very member.
+    /// Its label, replaced by a record that is valid on this member.
     Label,
-    /// All of it: another device stands in its place.
+    /// All of it: another device is in its place.
     Device,
 }
 
-/// What stands there instead.
+/// The new content.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Instead {
-    /// What was there before.
+    /// Its earlier content.
     Stale,
-    /// That of a member of another group of the same shape.
+    /// The content of a member of another group of the same shape.
     Foreign,
-    /// That of a volume that was in no group.
+    /// The content of a volume that was in no group.
     Blank,
-    /// That of another member of the same group.
+    /// The content of another member of the same group.
     Sibling,
     /// Zeroes.
     Zeroes,
-    /// Noise.
+    /// Random bytes.
     Noise,
-    /// Nothing that can be read.
+    /// Unreadable.
     Unreadable,
 }
 
-/// On which members.
+/// The damaged members.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum On {
-    /// Any one.
+    /// One, at random.
     One,
-    /// The second member of a member.
+    /// The second volume of a replica.
     Second,
     /// All.
     Every,
@@ -68,13 +68,13 @@ pub enum On {
 /// A kind of damage.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct Cell {
-    /// What is damaged.
+    /// The part.
     pub what: What,
-    /// How much of it.
+    /// The size.
     pub reach: Reach,
-    /// What stands there instead.
+    /// The new content.
     pub instead: Instead,
-    /// On which members.
+    /// The members.
     pub on: On,
 }
 
@@ -126,7 +126,7 @@ impl fmt::Display for Cell {
 }
 
 impl Cell {
-    /// Every damage there is for a group.
+    /// Every kind of damage of a group.
     pub fn all(kind: Kind) -> Vec<Cell> {
         use Instead::{Blank, Foreign, Noise, Sibling, Stale, Unreadable, Zeroes};
         let some = [On::One, On::Every];
@@ -145,7 +145,8 @@ impl Cell {
                 }
             }
             add(What::Label, Reach::Copies, &[Stale, Foreign, Blank, Sibling], *on);
-            // Every member of another group is that group, every blank one is no group, and every one as it was before is a backup.
+            // Not included, since the result is another valid group: all members of another group, all blank, or all
+            // from before.
             let ways: &[Instead] = if *on == On::Every { &[Sibling] } else { &[Stale, Foreign, Blank, Sibling] };
             add(What::Device, Reach::Copies, ways, *on);
         }
@@ -153,7 +154,7 @@ impl Cell {
     }
 }
 
-/// What is changed on one member.
+/// The change of one member.
 #[derive(Clone)]
 enum Change {
     Bytes(Vec<Range>),
@@ -167,7 +168,7 @@ pub struct Damage {
     /// Its kind.
     pub cell: Cell,
     changes: Vec<(usize, Change)>,
-    /// Which of the states before counts for what was there before.
+    /// The index of the earlier state that is restored.
     pub earlier: usize,
     word: u64,
 }
@@ -190,7 +191,7 @@ impl Damage {
         Damage { cell, changes: Vec::new(), earlier: 0, word: 0 }
     }
 
-    /// Draws one; nothing where it would change nothing.
+    /// Draws damage; `None` if it would change nothing.
     pub fn draw(cell: Cell, specimen: &GroupSpecimen, random: &Random) -> Option<Damage> {
         let volumes = specimen.images.len();
         let members = match cell.on {
@@ -210,7 +211,7 @@ impl Damage {
         (!damage.changes.is_empty()).then_some(damage)
     }
 
-    /// What is changed on this member, if that changes anything.
+    /// The change of this member, if it changes anything.
     fn draw_on(&self, member: usize, specimen: &GroupSpecimen, random: &Random) -> Option<Change> {
         let now = &specimen.images[member];
         match self.cell.what {
@@ -230,7 +231,7 @@ impl Damage {
         }
     }
 
-    /// The bytes of a whole member that stand there instead.
+    /// The new bytes of a whole member.
     fn source<'a>(&self, member: usize, specimen: &'a GroupSpecimen) -> Option<&'a [u8]> {
         match self.cell.instead {
             Instead::Stale => Some(&specimen.earlier[self.earlier][member]),
@@ -245,7 +246,7 @@ impl Damage {
         }
     }
 
-    /// The label that stands there instead.
+    /// The new label.
     fn record(&self, member: usize, specimen: &GroupSpecimen) -> Option<Slice> {
         match self.cell.instead {
             Instead::Blank => Some(Slice::copy_from(&[])),
@@ -282,7 +283,7 @@ impl Damage {
         }
     }
 
-    /// What stands in a range afterwards; nothing for what cannot be read.
+    /// The new content of a range; `None` for unreadable bytes.
     fn bytes(&self, member: usize, range: Range, specimen: &GroupSpecimen) -> Option<Vec<u8>> {
         let place = range.0 as usize..range.1 as usize;
         match self.cell.instead {
@@ -305,7 +306,7 @@ impl Damage {
         self.changes.iter().map(|(member, _)| *member)
     }
 
-    /// Whether it changes bytes of regions of such a kind.
+    /// True if it changes bytes of regions of this kind.
     pub fn meets(&self, specimen: &GroupSpecimen, is_it: impl Fn(RegionKind) -> bool) -> bool {
         self.changes.iter().any(|(member, change)| {
             let Change::Bytes(hits) = change else { return false };
@@ -314,7 +315,7 @@ impl Damage {
         })
     }
 
-    /// Does it, and returns the members afterwards.
+    /// Applies the damage; returns the members after it.
     pub fn inflict(&self, specimen: &GroupSpecimen) -> Media {
         let sector_bytes = specimen.shape.sector_bytes;
         let of = |image: &Rc<Vec<u8>>| Overlay::new(image, sector_bytes, false);
@@ -356,7 +357,7 @@ fn record_of(image: &Rc<Vec<u8>>, specimen: &GroupSpecimen) -> Option<Slice> {
     read.ok()
 }
 
-/// Where what is damaged lies on a member, each copy by itself.
+/// The places of the damaged part on a member, each copy separately.
 fn regions_of(layout: &Layout, what: What) -> Vec<Range> {
     let sector = u64::from(layout.sector_bytes());
     if what == What::LabelBytes {

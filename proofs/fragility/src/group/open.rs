@@ -1,4 +1,4 @@
-//! Opens members and groups of them by the product's own code, as the commands do, and looks at them.
+//! Opens members and groups with the product's own code, as the commands do, and reads them.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ use crate::group::shape::{Machine, Shape, pieces};
 use crate::look::{BlockChecker, Seen};
 use crate::medium::Overlay;
 
-/// How often a mirror is asked whether it has made its replicas equal, and how many times at most.
+/// The pause between two checks whether a mirror has reconciled its replicas, and the maximum number of checks.
 const ASKED_EVERY: Duration = Duration::from_secs(1);
 const ASKED_AT_MOST: u32 = 120;
 
@@ -28,12 +28,12 @@ pub struct OpenGroup {
     /// The group, behind its gate.
     pub stack: DynDevice,
     mirror: Option<Rc<Mirror<Executor>>>,
-    /// Each leg by itself: a replica of a mirror, or the stripe.
+    /// Each replica of a mirror by itself, or the stripe.
     legs: Vec<Option<DynDevice>>,
     close: Vec<BoxedWork<()>>,
 }
 
-/// The members of a group: a medium for each volume, and whether the leg with it is there.
+/// The members of a group: a medium for each volume, and whether its replica is online.
 pub type Media = Vec<Overlay>;
 
 async fn open_volume(
@@ -53,14 +53,14 @@ async fn open_volume(
     drop(machine.executor.spawn("volume's worker", opened.worker.run()));
     let volume = opened.volume;
     let device = DynDevice::new("volume", volume.clone());
-    // Whoever may not accept older contents is refused, as by every command.
+    // A caller that does not accept older contents is refused, as by every command.
     if let (Freshness::MayBeOlder(why), false) = (device.abilities().freshness, accept_older) {
         return Err(format!("may be older: {why}"));
     }
     Ok((device, Box::pin(async move { volume.close().await.map_err(|error| error.to_string()) })))
 }
 
-/// Opens a leg: a volume, or a stripe of several. What a replica is worth is for its mirror to judge.
+/// Opens a replica: a volume, or a stripe of several. The mirror decides about its state.
 async fn open_leg(
     shape: &Shape,
     media: &[Overlay],
@@ -82,7 +82,7 @@ async fn open_leg(
     Ok(DynDevice::new("stripe", stripe))
 }
 
-/// Opens a group of these members; legs that are not `present` are offline.
+/// Opens a group of these members; replicas that are not `present` are offline.
 ///
 /// # Errors
 /// Why it is refused.
@@ -128,12 +128,12 @@ fn leg_name(number: usize) -> String {
 }
 
 impl OpenGroup {
-    /// What the mirror says of itself; nothing of a stripe.
+    /// The mirror's report about itself; `None` for a stripe.
     pub fn info(&self) -> Option<MirrorInfo> {
         self.mirror.as_ref().map(|mirror| mirror.describe())
     }
 
-    /// The legs that are said to be in sync and in use, by their numbers. A stripe that opens says that of itself.
+    /// The replicas that are reported as in sync and online, by number. An open stripe counts as such.
     pub fn in_sync(&self) -> Vec<usize> {
         let Some(info) = self.info() else { return vec![0] };
         let is_it = |number: &usize| {
@@ -143,12 +143,12 @@ impl OpenGroup {
         (0..self.legs.len()).filter(is_it).collect()
     }
 
-    /// Whether it says that nothing is wrong with it.
+    /// True if it reports no error.
     pub fn is_optimal(&self) -> bool {
         self.info().is_none_or(|info| info.state == MirrorState::Optimal)
     }
 
-    /// What is said of the replicas, for people.
+    /// The reported state of the replicas, as text.
     pub fn replicas_text(&self) -> String {
         let Some(info) = self.info() else { return "a stripe".to_owned() };
         let each = info.replicas.iter().map(|replica| {
@@ -158,7 +158,7 @@ impl OpenGroup {
         each.collect::<Vec<_>>().join("; ")
     }
 
-    /// What each leg that is said to be in sync has, read from it alone.
+    /// The content of each replica that is reported as in sync, read from it alone.
     pub async fn look_at_legs(&self, checker: &BlockChecker, watched: &[Extent]) -> BTreeMap<usize, Vec<(Lba, Seen)>> {
         let mut legs = BTreeMap::new();
         for number in self.in_sync() {
@@ -172,7 +172,7 @@ impl OpenGroup {
         legs
     }
 
-    /// Waits until the mirror has made all replicas equal that are there, or for some time.
+    /// Waits until the mirror has reconciled all online replicas, up to a time limit.
     pub async fn wait_for_resync(&self, executor: &Executor) {
         for _ in 0..ASKED_AT_MOST {
             let Some(info) = self.info() else { return };
@@ -188,14 +188,14 @@ impl OpenGroup {
     /// Closes the mirror and then its members.
     ///
     /// # Errors
-    /// Why something could not be made durable.
+    /// Why data could not be made durable.
     pub async fn close(self) -> Result<(), String> {
         let mut result = match &self.mirror {
             Some(mirror) => mirror.close().await.map_err(|error| error.to_string()),
             None => Ok(()),
         };
         for close in self.close {
-            // What a replica that is not in use has lost is no news.
+            // Losses of a replica that is not in use are expected.
             let closed = close.await;
             result = if self.mirror.is_some() { result } else { result.and(closed) };
         }
@@ -203,10 +203,10 @@ impl OpenGroup {
     }
 }
 
-/// The record that a member has of its group, read through the member.
+/// A member's record of its group, read through the member.
 ///
 /// # Errors
-/// Why there is none to read.
+/// Why there is none.
 pub async fn read_record(overlay: &Overlay, area: ReservedArea, machine: &Machine) -> Result<Slice, String> {
     let (device, _) = open_volume(overlay, machine, true).await?;
     match device.execute(Request::read_reserved(area)).await {
@@ -216,7 +216,7 @@ pub async fn read_record(overlay: &Overlay, area: ReservedArea, machine: &Machin
     }
 }
 
-/// Writes a record through the member, so that it is one of the member's own.
+/// Writes a record through the member, so that it is a valid record of the member.
 ///
 /// # Errors
 /// Why it could not be written.
@@ -231,7 +231,7 @@ pub async fn write_record(
     written.map(drop).map_err(|error| error.to_string())
 }
 
-/// What a leg by itself holds.
+/// The content of a replica by itself.
 ///
 /// # Errors
 /// Why it does not open.
@@ -251,7 +251,7 @@ pub async fn look_at_leg(
     Ok(seen)
 }
 
-/// A number for what each block of a member holds, whatever it is; none for a block that cannot be read.
+/// A hash of each block of a member, whatever its content; `None` for an unreadable block.
 ///
 /// # Errors
 /// Why it does not open.

@@ -1,4 +1,4 @@
-//! What all trials of groups gave: a line for each kind of damage.
+//! The results of all trials of groups: a line for each kind of damage.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write};
@@ -8,7 +8,7 @@ use crate::group::damage::{Cell, On, What};
 use crate::group::shape::Kind;
 use crate::group::trial::Outcome;
 
-/// What the trials of a line gave.
+/// The results of the trials of a line.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Line {
     trials: u64,
@@ -61,7 +61,7 @@ pub struct Report {
     lines: BTreeMap<(Kind, Cell), Line>,
 }
 
-/// What is shown in one line: mirrors or stripes, where, how much, and on which members.
+/// The key of a line: mirrors or stripes, the part, the size, and the members.
 type Row = (bool, What, On, Reach);
 
 fn row_of((kind, cell): &(Kind, Cell)) -> Row {
@@ -74,7 +74,7 @@ impl Report {
         self.lines.entry(key).or_default().join(&Line::of(outcome));
     }
 
-    /// All trials in one line.
+    /// The totals of all trials, in one line.
     pub fn total(&self) -> Line {
         self.sum(|_| true)
     }
@@ -118,7 +118,7 @@ mod tests {
     use crate::group::damage::Instead;
 
     #[test]
-    fn a_row_has_all_that_stands_there_instead_and_both_sizes_of_mirrors() {
+    fn a_row_has_all_replacement_contents_and_both_sizes_of_mirrors() {
         let cell = Cell { what: What::Log, reach: Reach::Run, instead: Instead::Stale, on: On::One };
         let mut report = Report::default();
         report.take((Kind::Mirror2, cell), &Outcome { lost: 3, ..Outcome::default() });

@@ -14,7 +14,7 @@ use crate::look::LIMITS;
 /// Blocks of a chunk of a stripe.
 const CHUNK_BLOCKS: u64 = 8;
 
-/// What the group is made of.
+/// The structure of the group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Kind {
     /// A mirror of two volumes.
@@ -33,7 +33,7 @@ impl Kind {
     /// All of them.
     pub const ALL: [Kind; 5] = [Kind::Mirror2, Kind::Mirror3, Kind::MirrorOfStripe, Kind::Stripe2, Kind::Stripe3];
 
-    /// The volumes of each leg, by their numbers. A stripe is one leg.
+    /// The volumes of each replica, by number. A stripe is one replica.
     pub fn legs(self) -> Vec<Range<usize>> {
         match self {
             Kind::Mirror2 => vec![0..1, 1..2],
@@ -44,17 +44,17 @@ impl Kind {
         }
     }
 
-    /// How many volumes it has.
+    /// The number of volumes.
     pub fn volumes(self) -> usize {
         self.legs().last().map_or(0, |leg| leg.end)
     }
 
-    /// The leg that a volume is of.
+    /// The replica of a volume.
     pub fn leg_of(self, volume: usize) -> usize {
         self.legs().iter().position(|leg| leg.contains(&volume)).unwrap_or(0)
     }
 
-    /// Whether it has a copy of everything on each leg.
+    /// True if each replica has a copy of everything.
     pub fn is_mirror(self) -> bool {
         !matches!(self, Kind::Stripe2 | Kind::Stripe3)
     }
@@ -72,16 +72,16 @@ impl fmt::Display for Kind {
     }
 }
 
-/// What a group looks like.
+/// The shape of a group.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// What it is made of.
+    /// Its structure.
     pub kind: Kind,
     /// Size of a block.
     pub block_size: BlockSize,
     /// Bytes of a sector of each member.
     pub sector_bytes: u32,
-    /// Blocks of each leg of a mirror, and of a stripe together.
+    /// Blocks of each replica of a mirror, and of a whole stripe.
     pub capacity_blocks: u64,
     /// Format of the protection information.
     pub protection: PiFormat,
@@ -90,7 +90,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Draws one of this kind.
+    /// Draws a shape with this structure.
     pub fn draw(kind: Kind, random: &Random) -> Shape {
         let shapes = [(BlockSize::B512, 512), (BlockSize::B4096, 512), (BlockSize::B4096, 4096)];
         let (block_size, sector_bytes) = *random.pick(&shapes);
@@ -107,35 +107,35 @@ impl Shape {
         CHUNK_BLOCKS << self.block_size.shift()
     }
 
-    /// Where everything lies on a volume.
+    /// The layout of a volume.
     pub fn layout(&self, volume: usize) -> Layout {
         let leg = self.kind.legs()[self.kind.leg_of(volume)].len() as u64;
         Layout::new(self.block_size, self.sector_bytes, self.capacity_blocks / leg).expect("drawn shapes are possible")
     }
 }
 
-/// What a machine opens a group with.
+/// What a machine needs to open a group.
 #[derive(Clone)]
 pub struct Machine {
     /// The processor and clock.
     pub executor: Executor,
-    /// Nothing is written.
+    /// True if it opens read-only.
     pub read_only: bool,
-    /// What tells this opening from others.
+    /// Distinguishes this open from others.
     pub random: [u8; 16],
 }
 
-/// All blocks of a device, in pieces that are read at once.
+/// All blocks of a device, in pieces of one read.
 pub fn pieces(blocks: u64) -> Vec<Extent> {
     const AT_ONCE: u64 = 64;
     let all = (0..blocks).step_by(AT_ONCE as usize);
     all.filter_map(|first| Extent::from_raw(first, AT_ONCE.min(blocks - first)).ok()).collect()
 }
 
-/// Runs the work of one machine to its end. What is spawned and not awaited dies with it.
+/// Runs the work of one machine to its end. Tasks that are spawned and not awaited are dropped with it.
 ///
 /// # Errors
-/// When it has none, or what it says.
+/// When it does not end, or its own error.
 pub fn on_machine<T: 'static, F: Future<Output = Result<T, String>> + 'static>(
     random: &Random,
     read_only: bool,

@@ -1,7 +1,7 @@
-//! A group in a known state, and all that is known of it. Everything follows from one seed.
+//! A group in a known state, with everything known about it. Everything follows from one seed.
 //!
-//! A group lives through several machines, each opening what the one before left, and the bytes of all members are kept after each:
-//! they are what its members were before. The last machine stops in the state that is asked for.
+//! A group is used by several machines; each opens the state that the one before left, and the bytes of all members are
+//! saved after each as earlier states. The last machine stops in the requested state.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -30,9 +30,9 @@ pub enum State {
     Crashed,
     /// Killed while writes were in flight.
     Torn,
-    /// A leg was away when it was used last; a stripe was closed.
+    /// A replica was offline in the last machine; a stripe was closed.
     Degraded,
-    /// A leg was away, and was killed while it got what it lacked; a stripe was killed.
+    /// A replica was offline, and was killed during its resync; a stripe was killed.
     Returned,
 }
 
@@ -66,27 +66,27 @@ impl fmt::Display for State {
 /// The bytes of all members.
 pub type Images = Vec<Rc<Vec<u8>>>;
 
-/// A group in a state, and all that is known of it.
+/// A group in a state, with everything known about it.
 pub struct GroupSpecimen {
-    /// How it stopped.
+    /// Its state.
     pub state: State,
-    /// What it looks like.
+    /// Its shape.
     pub shape: Shape,
-    /// What makes and recognises contents.
+    /// Makes and recognises contents.
     pub patterns: Patterns,
-    /// What its blocks may hold.
+    /// The possible contents of its blocks.
     pub model: Model,
     /// The bytes of its members.
     pub images: Images,
-    /// What its members were before, oldest first.
+    /// The earlier states of its members, oldest first.
     pub earlier: Vec<Images>,
     /// The members of another group of the same shape, which was used.
     pub foreign: Images,
-    /// Volumes of the same shape of which nothing was ever written and that were in no group.
+    /// Volumes of the same shape that were never written and in no group.
     pub blank: Images,
-    /// The legs that are in sync, by what an opening says of the undamaged group.
+    /// The replicas that are in sync, as an open of the undamaged group reports.
     pub in_sync: Vec<usize>,
-    /// The legs that were there when it was used last.
+    /// The replicas that were online when it was used last.
     pub last_present: Vec<bool>,
 }
 
@@ -99,7 +99,7 @@ impl fmt::Display for GroupSpecimen {
     }
 }
 
-/// A group through its machines.
+/// A group between its machines.
 struct Life {
     shape: Shape,
     patterns: Patterns,
@@ -119,7 +119,7 @@ impl Life {
         Ok(Life { shape, patterns, model, version: 1, images, random })
     }
 
-    /// One machine: opens the legs that are present, uses the group, and stops.
+    /// Runs one machine: opens the present replicas, uses the group, and stops.
     fn run_server(&mut self, present: &[bool], is_first: bool, settles: bool, ends: Stop) -> Result<(), String> {
         let media: Media =
             self.images.iter().map(|image| Overlay::new(image, self.shape.sector_bytes, false)).collect();
@@ -164,7 +164,7 @@ impl GroupSpecimen {
     /// Makes the group of this seed.
     ///
     /// # Errors
-    /// When the group itself, undamaged, is not as it should be.
+    /// When the undamaged group has a fault.
     pub fn make(seed: u64, kind: Kind, state: State) -> Result<GroupSpecimen, String> {
         let shape = Shape::draw(kind, &Random::new(seed));
         let blank = Life::create(shape, mix(seed ^ 1))?.images;
@@ -208,7 +208,7 @@ impl GroupSpecimen {
         Ok(specimen)
     }
 
-    /// Opens the undamaged group: every block must be as the model permits. The legs that are in sync.
+    /// Opens the undamaged group: the model must permit every block. Returns the replicas in sync.
     fn control(&self) -> Result<Vec<usize>, String> {
         let media: Media = self.images.iter().map(|image| Overlay::new(image, self.shape.sector_bytes, true)).collect();
         let (shape, present) = (self.shape, vec![true; self.last_present.len()]);
@@ -227,7 +227,7 @@ impl GroupSpecimen {
         }
     }
 
-    /// Whether a block may be like that, if nothing was damaged.
+    /// True if the model permits a block without damage.
     pub fn is_permitted(&self, lba: sealblock_units::Lba, seen: &Seen) -> bool {
         use sealblock_simulator::checker::Content;
         match seen {
@@ -238,7 +238,7 @@ impl GroupSpecimen {
         }
     }
 
-    /// What recognises the contents of its blocks.
+    /// Recognises the contents of its blocks.
     pub fn checker(&self) -> BlockChecker {
         BlockChecker::new(self.patterns, &self.model, Some(self.shape.protection))
     }

@@ -1,4 +1,4 @@
-//! One trial: a group, one damage to records of its members, and what becomes of it, read only and in use.
+//! One trial: a group, one damage to records of its members, and the result, read-only and in use.
 
 use std::collections::BTreeMap;
 
@@ -18,34 +18,34 @@ use crate::look::{Looked, Seen};
 use crate::medium::Overlay;
 use crate::specimen::IDLE;
 
-/// First version of what a trial writes: above all that its group ever held.
+/// First version that a trial writes: above all versions of its group.
 const FIRST_VERSION: u64 = 1 << 32;
-/// Blocks that one write of a trial changes at most.
+/// The maximum number of blocks of one write of a trial.
 const MOST_AT_ONCE: u64 = 16;
 
-/// What a trial found.
+/// The result of a trial.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// Why the group did not open for reading.
     pub refused: Option<String>,
-    /// Why it did not open for writing, or took no writes.
+    /// Why it did not open writable, or refused writes.
     pub unwritable: Option<String>,
-    /// It opened for reading without a leg that was in sync.
+    /// It opened read-only without a replica that was in sync.
     pub is_without: bool,
     /// Blocks with bytes that no client wrote there.
     pub wrong: u64,
-    /// Blocks with content that they had before the last flush.
+    /// Blocks with content from before the last flush.
     pub older: u64,
     /// Blocks that cannot be read.
     pub lost: u64,
-    /// Everything that must not be, in words.
+    /// All violations, as text.
     pub findings: Vec<String>,
 }
 
-/// Blocks of a look, with who was asked.
+/// The blocks that were read, and the reader.
 struct View {
     blocks: BTreeMap<Lba, Seen>,
-    /// The legs that are said to be in sync, and what each has by itself.
+    /// The replicas that are reported as in sync, and the content of each alone.
     legs: BTreeMap<usize, Vec<(Lba, Seen)>>,
     is_optimal: bool,
     replicas: String,
@@ -57,7 +57,7 @@ struct Trial<'a> {
     outcome: Outcome,
 }
 
-/// Runs a trial. What is random in it follows from `random`.
+/// Runs a trial. All its random choices come from `random`.
 pub fn run(specimen: &GroupSpecimen, damage: &Damage, random: &Random) -> Outcome {
     let mut trial = Trial { specimen, damage, outcome: Outcome::default() };
     let media = damage.inflict(specimen);
@@ -77,24 +77,25 @@ impl Trial<'_> {
         }
     }
 
-    /// The legs of which no member was damaged.
+    /// The replicas without a damaged member.
     fn undamaged_legs(&self) -> Vec<usize> {
         let kind = self.specimen.shape.kind;
         let hit: Vec<usize> = self.damage.members().map(|member| kind.leg_of(member)).collect();
         (0..kind.legs().len()).filter(|leg| !hit.contains(leg)).collect()
     }
 
-    /// The in-sync legs of which no member was damaged: what they have stays, and the group has it.
+    /// The in-sync replicas without a damaged member: their content must stay, and the group must have it.
     fn good_legs(&self) -> Vec<usize> {
         self.undamaged_legs().into_iter().filter(|leg| self.specimen.in_sync.contains(leg)).collect()
     }
 
-    /// Whether one accident of at most 64 KiB, or anything that a member shows to be damaged beside a good one, may not keep the group
-    /// from being opened.
+    /// True if the group must open: after one fault of at most 64 KiB, or after detectable damage of one member beside
+    /// a good one.
     fn must_open(&self) -> bool {
         let cell = self.damage.cell;
         let is_small = matches!(cell.reach, Reach::Sector | Reach::Run) && !matches!(cell.what, What::Label);
-        // Older records of the group itself may say that both sides went on alone, and another group's are refused with its name.
+        // Older records of the group itself may prove a split brain, and those of another group are refused with its
+        // name.
         let is_beside = !self.good_legs().is_empty()
             && self.specimen.shape.kind.is_mirror()
             && !matches!(cell.instead, Instead::Stale)
@@ -102,23 +103,25 @@ impl Trial<'_> {
         (is_small && cell.on != On::Every) || is_beside
     }
 
-    /// Whether the damage reached blocks of the last commits before a crash. What is bad there may count as a write that never arrived, and a
-    /// mirror that is opened for reading goes by one leg where a crash may have left the legs different.
+    /// True if the damage reached blocks of the last commits before a crash. Damage there may count as a write that
+    /// never arrived, and a mirror that is opened read-only uses one replica even if a crash left the replicas
+    /// different.
     fn is_window(&self) -> bool {
         let is_hit = |kind: RegionKind| matches!(kind, RegionKind::Log(_) | RegionKind::PhysicalBlocks);
         self.specimen.state != State::Clean && self.damage.meets(self.specimen, is_hit)
     }
 
-    /// Whether blocks may be unreadable: no good leg has them, and the damage is more than one fault, or reaches data.
+    /// True if blocks may be unreadable: no good replica has them, and the damage is more than one fault, or reaches
+    /// data.
     fn may_lose(&self, is_reader: bool) -> bool {
         let is_alone = self.good_legs().is_empty() && self.damage.cell.reach != Reach::Sector;
         is_alone || is_reader && self.is_window()
     }
 
-    /// What no check can tell, which is said in the formats: an older content.
+    /// True if the damage cannot be detected, as the formats document: an older content.
     fn may_be_older(&self) -> bool {
         let cell = self.damage.cell;
-        // Labels that are valid where they are, and the same on every member.
+        // Labels that are valid in their place, and alike on every member.
         let is_agreed = cell.on == On::Every
             && match cell.what {
                 What::Label => true,
@@ -128,8 +131,8 @@ impl Trial<'_> {
         self.is_window() || is_agreed || self.is_without_witness()
     }
 
-    /// Whether no leg is left that knows what was written last: all that were there then are damaged, and so are told to be away, or were
-    /// put back to an earlier state.
+    /// True if no replica knows the last writes any more: all that were online then are damaged and so offline, or were
+    /// restored to an earlier state.
     fn is_without_witness(&self) -> bool {
         let cell = self.damage.cell;
         let is_back = cell.instead == Instead::Stale && matches!(cell.what, What::Device | What::Superblock);
@@ -137,7 +140,7 @@ impl Trial<'_> {
         others.next().is_none() && (is_back || self.specimen.shape.kind.is_mirror())
     }
 
-    /// Whether nothing is left that says which group a damaged member is of: not by chance is it said to be in sync.
+    /// True if a damaged member has lost the identity of its group, so that it must not be reported as in sync.
     fn has_lost_label(&self) -> bool {
         let cell = self.damage.cell;
         match cell.what {
@@ -148,7 +151,7 @@ impl Trial<'_> {
         }
     }
 
-    /// Opens the group for reading and looks at everything.
+    /// Opens the group read-only and reads everything.
     fn read_only(&mut self, media: &Media) -> Option<View> {
         let view = match self.look(media) {
             Ok(view) => view,
@@ -182,7 +185,7 @@ impl Trial<'_> {
         Some(view)
     }
 
-    /// Opens the group for reading; what it gives, and what each leg has that is said to be in sync.
+    /// Opens the group read-only; returns its content, and that of each replica that is reported as in sync.
     fn look(&self, media: &Media) -> Result<View, String> {
         let (shape, media, present) = (self.specimen.shape, media.clone(), self.all_present());
         let (checker, watched) = (self.specimen.checker(), pieces(self.specimen.shape.capacity_blocks));
@@ -202,7 +205,7 @@ impl Trial<'_> {
         vec![true; self.specimen.last_present.len()]
     }
 
-    /// Judges what was seen. `due` is what was written since the damage.
+    /// Checks what was read. `due` is what was written since the damage.
     fn judge(&mut self, when: &str, view: &View, due: &BTreeMap<Lba, u64>, is_counted: bool, is_reader: bool) {
         let count = u64::from(is_counted);
         for (lba, seen) in &view.blocks {
@@ -210,8 +213,8 @@ impl Trial<'_> {
         }
         for (leg, blocks) in &view.legs {
             for (lba, seen) in blocks {
-                // A bad block of a replica is mended by the others, and told; one that all in-sync replicas have lost, or that is unreadable on
-                // purpose, is withheld, whatever an older copy of it says.
+                // The other replicas repair a bad block of one replica, which is reported. If all in-sync replicas have
+                // lost it, or it was made unreadable on purpose, it is withheld even if an older copy exists.
                 if !matches!(seen, Seen::Lost(_)) && !matches!(view.blocks.get(lba), Some(Seen::Lost(_))) {
                     self.judge_block(
                         &format!("{when}, leg {leg}, said to be in sync"),
@@ -263,7 +266,8 @@ impl Trial<'_> {
         }
     }
 
-    /// Opens the group for writing, lets it make its replicas equal, writes some, ends in one way or another, and looks again.
+    /// Opens the group writable, waits for reconciliation, writes some blocks, ends in one of several ways, and reads
+    /// again.
     fn in_use(&mut self, media: &Media, before: Option<&View>, random: &Random) {
         let host = Host::draw(self.specimen, random);
         let (shape, used, present) = (self.specimen.shape, media.clone(), self.all_present());
@@ -307,14 +311,14 @@ impl Trial<'_> {
         let again: Media = media.iter().map(|overlay| overlay.fork(true)).collect();
         match self.look(&again) {
             Ok(again) => self.judge("opened again", &again, &due, false, true),
-            // A log that cannot be read at all is told from an empty one only as long as the volume is closed.
+            // An unreadable log can be told from an empty one only while the volume is closed.
             Err(_) if self.damage.cell.instead == Instead::Unreadable && !self.must_open() => {}
             Err(why) => self.finding(format!("does not open again: {why}")),
         }
         self.check_legs(media, &due);
     }
 
-    /// What a good leg had, it has now, or what was written since.
+    /// A good replica still has its content, or what was written since.
     fn check_legs(&mut self, media: &Media, due: &BTreeMap<Lba, u64>) {
         for leg in self.good_legs().into_iter().filter(|_| self.specimen.shape.kind.is_mirror()) {
             let (shape, checker) = (self.specimen.shape, self.specimen.checker());
@@ -332,9 +336,10 @@ impl Trial<'_> {
             let is_due = |lba: &Lba, seen: &Seen| {
                 due.get(lba).is_some_and(|version| *seen == Seen::Content(Content::Version(*version)))
             };
-            // Of a block that was made unreadable a leg may have an older copy, which the mirror withholds.
+            // If a block was made unreadable, a replica may have an older copy, which the mirror withholds.
             let is_withheld = |lba: &Lba| self.specimen.model.permits(*lba, Content::Unreadable);
-            // Where a crash may have left the legs different, that of the other leg counts, which may have lost its last commit.
+            // If a crash left the replicas different, the other replica's content is used, and it may have lost its
+            // last commit.
             let is_window = |lba: &Lba, seen: &Seen| {
                 let is_held = matches!(seen, Seen::Content(content) if self.specimen.model.held(*lba, *content));
                 is_held && self.is_window()
@@ -349,7 +354,7 @@ impl Trial<'_> {
         }
     }
 
-    /// The labels of the members as they are found.
+    /// The labels of the members at this time.
     fn labels(&self, media: &Media) -> Vec<Result<Slice, String>> {
         let reader = |overlay: &Overlay| {
             let overlay = overlay.fork(true);
@@ -360,7 +365,7 @@ impl Trial<'_> {
         media.iter().map(reader).collect()
     }
 
-    /// A group that is refused stays as it is, and so does a device of another group.
+    /// A refused group stays unchanged, and so does a device of another group.
     fn check_kept(&mut self, media: &Media, before: &[Result<Slice, String>]) {
         let after = self.labels(media);
         let kind = self.specimen.shape.kind;
@@ -370,7 +375,7 @@ impl Trial<'_> {
                 && self.damage.cell.instead == Instead::Foreign
                 && self.damage.members().any(|hit| hit == member);
             let is_same = matches!((before, after), (Ok(before), Ok(after)) if before[..] == after[..]);
-            // A stripe that is labelled while it is refused later is only the leg of a mirror.
+            // A stripe that is labelled and refused later is only a replica of a mirror.
             let is_kept = is_refused && kind.legs()[kind.leg_of(member)].len() == 1;
             if before.is_ok() && !is_same && (is_kept || is_foreign) {
                 self.finding(format!("the label of member {member} was overwritten"));
@@ -381,25 +386,25 @@ impl Trial<'_> {
         }
     }
 
-    /// A member as the damage left it.
+    /// A member after the damage.
     fn found(&self, member: usize) -> Overlay {
         self.damage.inflict(self.specimen)[member].clone()
     }
 
-    /// What a device has, whatever it is.
+    /// The content of a device, whatever it is.
     fn contents(&self, overlay: &Overlay) -> Option<Vec<Option<u64>>> {
         let overlay = overlay.fork(true);
         on_machine(&Random::new(8), true, |machine| async move { fingerprint(&overlay, &machine).await }).ok()
     }
 }
 
-/// Who uses the group after the damage.
+/// The machine that uses the group after the damage.
 struct Host {
     writes: Vec<(Extent, u64)>,
     patterns: Patterns,
-    /// Whether it waits until the replicas are equal.
+    /// True if it waits until the replicas are reconciled.
     settles: bool,
-    /// 0: closes; 1: leaves it alone; 2: the process ends after a flush.
+    /// 0: closes; 1: stays idle; 2: the process ends after a flush.
     ends: u64,
 }
 
@@ -443,7 +448,7 @@ mod tests {
         }
     }
 
-    /// Draws damage until one changes something.
+    /// Draws damage until it changes something.
     fn damage(cell: Cell, specimen: &GroupSpecimen) -> Damage {
         (0..40).find_map(|seed| Damage::draw(cell, specimen, &Random::new(seed))).expect("something differs")
     }
@@ -475,7 +480,7 @@ mod tests {
     #[test]
     fn a_group_that_lies_is_caught() {
         let mut specimen = GroupSpecimen::make(31, Kind::Mirror2, State::Clean).unwrap();
-        // The host believes that it wrote something since, and that it is durable: the mirror gives an older content.
+        // The host assumes that a later write is durable: the mirror returns an older content.
         specimen.model.found(Lba::new(5), Content::Version(FIRST_VERSION - 1));
         let outcome = run(&specimen, &Damage::none(NOTHING), &Random::new(1));
         assert_eq!(outcome.older, 1);

@@ -138,7 +138,7 @@ impl TagTest<'_> {
         Ok(())
     }
 
-    /// Checks that the blocks cannot be read: in Type 1 the reference tag is the address, whoever wrote another one.
+    /// Checks that the blocks cannot be read: in Type 1 the reference tag is the address, whatever tag the write had.
     fn check_misdirected(&mut self, what: &str) -> Result<()> {
         let Err(error) = read(self.io, &self.mode.kind, self.extent) else { bail!("{what}: it is read") };
         let wanted = format!("{REFERENCE_TAG:#x}");

@@ -1,4 +1,4 @@
-//! The commands of floods: every opcode that a queue takes, as long as it may be.
+//! The commands of floods: every opcode of a queue, at its maximum length.
 
 use sealblock_integrity::ChecksumKind;
 use sealblock_protocols_nvme::admin::{Cns, GetLogPage, Identify, SetFeatures};
@@ -15,11 +15,11 @@ use zerocopy::IntoBytes;
 
 use crate::wire::{capsule, in_capsule, transport};
 
-/// Bytes that floods read and write; a device in memory takes as much.
+/// Bytes that floods read and write; the size of a device in memory.
 pub const AREA_BYTES: u64 = 256 << 20;
 /// The same in blocks.
 const AREA_BLOCKS: u64 = AREA_BYTES / 4096;
-/// The most blocks of one command or range.
+/// The maximum number of blocks of one command or range.
 const MOST_BLOCKS: u64 = 1 << 16;
 /// Blocks of the longest Write Zeroes.
 const ZERO_BLOCKS: u64 = 8192;
@@ -46,7 +46,7 @@ impl Kind {
         1 + self as u32
     }
 
-    /// Another namespace of this kind on the same server.
+    /// The other namespace of this kind on the same server.
     pub fn other_nsid(self) -> u32 {
         self.nsid() + Self::ALL.len() as u32
     }
@@ -59,7 +59,7 @@ impl Kind {
         }
     }
 
-    /// Bytes of memory that what floods write may take by itself.
+    /// The memory in bytes that the written data of floods may need.
     pub fn stored_bytes(self) -> u64 {
         if self == Kind::Memory { AREA_BYTES + AREA_BYTES / 8 } else { 0 }
     }
@@ -74,7 +74,7 @@ impl Kind {
     }
 }
 
-/// On which queue a command goes.
+/// The queue of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Set {
     /// The admin queue, for admin and Fabrics commands.
@@ -87,7 +87,7 @@ pub enum Set {
 pub enum Made {
     /// With data in its capsule, or none.
     Carries(Command, Vec<u8>),
-    /// With so many bytes of data by the transport.
+    /// With data of this length by the transport.
     Moves(Command, usize),
 }
 
@@ -97,14 +97,14 @@ pub struct Flood {
     pub name: &'static str,
     /// Its queue.
     pub set: Set,
-    /// The command, of this turn, for a namespace, with transfers of at most so many bytes.
+    /// Makes the command with this number, for a namespace, with transfers of at most this many bytes.
     make: fn(Kind, u64, u64) -> Made,
     /// True if every command has the same identifier.
     repeats_cid: bool,
 }
 
 impl Flood {
-    /// True if the flood is of use on this kind of device.
+    /// True if the flood makes sense on this kind of device.
     pub fn runs_on(&self, kind: Kind) -> bool {
         match self.set {
             Set::Admin => kind == Kind::Volume,
@@ -237,7 +237,7 @@ fn zeroes(kind: Kind, turn: u64, deallocate: bool) -> Made {
     )
 }
 
-/// So many ranges of 65,536 blocks, one behind the other.
+/// This number of ranges of 65,536 blocks, one after the other.
 fn dsm(kind: Kind, turn: u64, ranges: u64) -> Made {
     let command =
         DatasetManagement { ranges: Count8::saturating(ranges as u16), attributes: DsmAttributes::DEALLOCATE };

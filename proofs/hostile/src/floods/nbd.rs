@@ -1,4 +1,4 @@
-//! Floods over NBD, on a Unix socket: every command of transmission, as long as it may be.
+//! Floods over NBD, on a Unix socket: every command of transmission, at its maximum length.
 
 use std::io::{BufReader, Read, Write};
 use std::net::Shutdown;
@@ -17,7 +17,7 @@ use crate::wire::HANG_TIMEOUT;
 
 /// The longest data of a read or write.
 const PAYLOAD_BYTES: u32 = 32 << 20;
-/// Bytes that are set aside for each connection.
+/// Bytes that are reserved for each connection.
 const ASIDE_BYTES: u64 = 512 << 10;
 /// The longest request without data, in whole blocks.
 const LONG_BYTES: u32 = u32::MAX - 4095;
@@ -54,7 +54,7 @@ pub static NBD_FLOODS: &[NbdFlood] = &[
 impl NbdFlood {
     /// The bytes of one request.
     fn request(&self, turn: u64, outstanding: u64) -> Vec<u8> {
-        // Requests that fit into the area begin at places of it, and odd ones at odd places.
+        // Requests that fit into the area begin at multiples of their length, and odd ones at odd offsets.
         let places = (AREA_BYTES / u64::from(self.bytes.max(1))).max(1);
         let offset = (turn ^ turn >> 32).wrapping_mul(0x9E37_79B9) % places * u64::from(self.bytes);
         self.request_at(if self.command == command::FLUSH { 0 } else { offset }, turn % outstanding.max(1))
@@ -132,7 +132,8 @@ pub fn start(socket: &Path, flood: &'static NbdFlood, kind: Kind, effort: &Effor
 fn keep_busy(stream: &UnixStream, number: u64, flood: &'static NbdFlood, outstanding: u64, busy: &Busy) -> Result<()> {
     let mut sender = stream.try_clone()?;
     let (send, sends) = std::sync::mpsc::channel::<u64>();
-    // A thread of its own: a server that waits for room to send receives nothing. Requests are made here, so that few are held.
+    // A thread of its own: a server that waits for room to send receives nothing. Requests are made here, so that few
+    // are in memory.
     std::thread::spawn(move || {
         for turn in sends {
             if sender.write_all(&flood.request(turn, outstanding)).is_err() {
@@ -179,22 +180,22 @@ fn reply(from: &mut impl Read) -> Result<u32> {
     }
 }
 
-/// The growth of memory that the limits allow NBD clients: of what is set aside for each connection and the longest request at least, and one
-/// request at a time beyond all of it.
+/// The growth of memory that the limits allow for NBD clients: at least the reserve of each connection and the longest
+/// request, plus one request above the limit.
 pub fn allowed_bytes(limits: &Limits) -> u64 {
     let aside = limits.connections as u64 * ASIDE_BYTES + u64::from(PAYLOAD_BYTES);
     let data = aside.max(limits.total_bytes_in_flight as u64);
     data + data / 8 + u64::from(PAYLOAD_BYTES) + OVERHEAD_BYTES
 }
 
-/// How long a new client takes until it has read a block.
+/// The time until a new client has read a block.
 ///
 /// # Errors
 /// When it does not within [`HANG_TIMEOUT`].
 pub fn ready_again(socket: &Path, kind: Kind) -> Result<Duration> {
     let start = Instant::now();
     let mut stream = connect(socket, kind.name())?;
-    // Behind what floods may have made unreadable.
+    // After the blocks that floods may have made unreadable.
     let read = NbdFlood { name: "", command: command::READ, flags: 0, bytes: 4096 };
     stream.write_all(&read.request_at(AREA_BYTES, 0))?;
     let error = reply(&mut stream)?;

@@ -55,7 +55,8 @@ fn keep_busy(
 ) -> Result<()> {
     let mut sender = peer.stream.try_clone()?;
     let (send, sends) = std::sync::mpsc::channel::<Vec<u8>>();
-    // A thread of its own: who waits for room to send does not receive, and a server that waits for that receives nothing.
+    // A thread of its own: a client that waits for room to send does not receive, and a server that waits for that
+    // receives nothing.
     thread::spawn(move || {
         for bytes in sends {
             if sender.write_all(&bytes).is_err() {
@@ -117,10 +118,10 @@ fn completion(pdu: &Pdu) -> Option<(u16, u16)> {
     }
 }
 
-/// How long the flooding host's next controller takes to become ready.
+/// The time until the flooding host's next controller is ready.
 ///
 /// # Errors
-/// When it does not within [`HANG_TIMEOUT`] several times over.
+/// When it is not within several times [`HANG_TIMEOUT`].
 pub fn ready_again(address: SocketAddr) -> Result<Duration> {
     let start = Instant::now();
     let (mut peer, answer) = Peer::connecting(address, 0, connect(SUBNQN, 0, 32, CNTLID_DYNAMIC, 0))?;

@@ -1,4 +1,4 @@
-//! The queues of a flood, whatever their protocol, and the threads that keep them busy.
+//! The queues of a flood, of any protocol, and the threads that keep them busy.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use sealblock_exports_nvme_tcp::Limits;
 /// Connections of a flood.
 pub const QUEUES: usize = 8;
 
-/// Memory beside what the limits say: allocator overhead, tables of devices, and the kernel's queued completions.
+/// Memory in addition to the limits: allocator overhead, tables of devices, and the kernel's queued completions.
 pub(super) const OVERHEAD_BYTES: u64 = 40 << 20;
 
-/// How hard to flood.
+/// The intensity of a flood.
 #[derive(Clone, Debug)]
 pub struct Effort {
     /// The limits of the server.
     pub limits: Limits,
-    /// Commands outstanding on each queue, or less where the queue holds less.
+    /// Commands outstanding on each queue, or fewer if the queue holds fewer.
     pub outstanding: u16,
     /// How long commands are completed and replaced.
     pub time: Duration,
 }
 
-/// What the threads of a flood are told, and tell.
+/// The control and the counters of a flood's threads.
 #[derive(Clone, Default)]
 pub(super) struct Busy {
     pub(super) is_stopping: Arc<AtomicBool>,
@@ -44,12 +44,12 @@ pub struct Queues {
 }
 
 impl Queues {
-    /// Keeps something until the queues are cut off, as an admin queue.
+    /// Keeps a value until the queues are cut off, such as an admin queue.
     pub(super) fn keep(&mut self, kept: impl Any) {
         self.kept.push(Box::new(kept));
     }
 
-    /// Adds a queue: how it is cut off, and what keeps it busy.
+    /// Adds a queue: how it is cut off, and the thread that keeps it busy.
     pub(super) fn add(
         &mut self,
         cut: impl FnOnce() + 'static,
@@ -65,12 +65,12 @@ impl Queues {
         self.busy.completed.load(Ordering::Relaxed)
     }
 
-    /// The status of a command that failed; 0 if none did.
+    /// The status of a failed command; 0 if none failed.
     pub fn failure(&self) -> u64 {
         self.busy.failed.load(Ordering::Relaxed)
     }
 
-    /// Receives nothing any more, and lets what is outstanding stay so.
+    /// Stops receiving, and leaves outstanding commands as they are.
     pub fn fall_silent(&self) {
         self.busy.is_stopping.store(true, Ordering::Relaxed);
     }

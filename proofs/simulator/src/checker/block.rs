@@ -1,28 +1,28 @@
-//! What one block may hold: every write that has not been overtaken for good.
+//! The possible contents of one block: every write that no other has overtaken for good.
 //!
-//! Writes are ordered by what a host can know: a write that ended before another was issued comes before it, and so does
-//! a write that a read did not return although it had ended before the read was issued. Between other pairs any order
-//! may hold, until it has been seen.
+//! Writes are ordered by the knowledge of hosts: a write that ended before another was issued comes before it. So does
+//! a write that a read did not return although it had ended before the read was issued. Other pairs may have any order
+//! until a read shows it.
 
 use super::content::Content;
 
-/// A moment in the order of everything that hosts do: issues and ends of requests.
+/// A moment in the order of all host events: starts and ends of requests.
 pub type Moment = u64;
 
 /// One write to a block.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
-    /// Which request.
+    /// Its request.
     pub(super) request_id: u64,
     pub(super) content: Content,
     issued: Moment,
-    /// When it was answered, well or badly, or its machine stopped. It cannot take effect later.
+    /// When it completed or failed, or its machine stopped. It cannot take effect later.
     ended: Option<Moment>,
-    /// It was answered well in this machine's life, or was found after a crash: it is certain to have taken effect.
+    /// It completed on this machine, or was found after a crash: it has taken effect for certain.
     done: bool,
     /// No crash may undo it.
     durable: bool,
-    /// A Discard: what was there before remains permitted.
+    /// A Discard: the earlier content remains permitted.
     optional: bool,
     /// Requests known to come after it although they overlapped it.
     overtaken_by: Vec<u64>,
@@ -42,24 +42,25 @@ impl Candidate {
     }
 }
 
-/// What places a write in the order of writes.
+/// The position of a write in the order of writes.
 #[derive(Clone, Copy)]
 struct WriteOrder {
     request_id: u64,
     issued: Moment,
 }
 
-/// The writes that count for one block.
+/// The writes that are possible for one block.
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     candidates: Vec<Candidate>,
-    /// Contents issued or come back since the machine started, for reads that were in flight then.
+    /// Contents that were issued, or came back after a loss, since the machine started: for reads that were in flight
+    /// then.
     issued: Vec<(Moment, Content)>,
     /// When its newest durable content became durable.
     durable_at: Moment,
 }
 
-/// What a read that was issued at some moment may return, besides what is issued while it is in flight.
+/// The contents that a read issued at some moment may return, besides those issued while it is in flight.
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
     permitted: Vec<Content>,
@@ -108,31 +109,31 @@ impl Block {
         self.prune();
     }
 
-    /// Drops writes that come before a durable one: nothing brings them back.
+    /// Drops writes that come before a durable one: no crash can restore them.
     fn prune(&mut self) {
         let durable: Vec<WriteOrder> = self.candidates.iter().filter(|one| one.durable).map(Candidate::order).collect();
         self.candidates.retain(|one| !one.is_overtaken_by_one_of(&durable));
     }
 
-    /// Writes that a read issued now may meet: those that no finished write has overtaken.
-    fn live_candidates(&self) -> impl Iterator<Item = &Candidate> {
+    /// The writes that a read issued now may return: those that no finished write has overtaken.
+    fn current_candidates(&self) -> impl Iterator<Item = &Candidate> {
         let done = self.candidates.iter().filter(|one| one.done && !one.optional);
         let done: Vec<WriteOrder> = done.map(Candidate::order).collect();
         self.candidates.iter().filter(move |one| !one.is_overtaken_by_one_of(&done))
     }
 
     pub(super) fn snapshot(&self) -> Snapshot {
-        Snapshot { permitted: self.live_candidates().map(|candidate| candidate.content).collect() }
+        Snapshot { permitted: self.current_candidates().map(|candidate| candidate.content).collect() }
     }
 
-    /// Whether a read that was issued at `since` may return `content`.
+    /// True if a read that was issued at `since` may return `content`.
     pub(super) fn permits(&self, content: Content, snapshot: &Snapshot, since: Moment) -> bool {
         snapshot.permitted.contains(&content)
             || self.issued.iter().any(|(at, issued)| *at > since && *issued == content)
     }
 
-    /// Learns from what a read that was issued at `since` returned: writes that had ended by then, and were not
-    /// returned, come before the one that was.
+    /// Adds the order that a read issued at `since` proves: writes that had ended by then, and were not returned, come
+    /// before the returned one.
     pub(super) fn observe(&mut self, content: Content, since: Moment) {
         let mut matching = self.candidates.iter().filter(|candidate| candidate.content == content);
         let (Some(seen), None) = (matching.next(), matching.next()) else { return };
@@ -146,7 +147,7 @@ impl Block {
         self.prune();
     }
 
-    /// The machine stopped: what was not durable may or may not be there, and nothing is in flight any more.
+    /// The machine stopped: unflushed writes may or may not be there, and nothing is in flight any more.
     pub(super) fn crash(&mut self, now: Moment) {
         for candidate in &mut self.candidates {
             candidate.ended.get_or_insert(now);
@@ -155,28 +156,28 @@ impl Block {
         self.issued.clear();
     }
 
-    /// Nothing is in flight any more; what was answered stays.
-    pub(super) fn die(&mut self, now: Moment) {
+    /// Nothing is in flight any more; completed writes stay.
+    pub(super) fn kill(&mut self, now: Moment) {
         for candidate in &mut self.candidates {
             candidate.ended.get_or_insert(now);
         }
         self.issued.clear();
     }
 
-    /// What was not durable may or may not be there from now on, while requests go on. A read that is in flight may meet
-    /// what comes back, whatever is written over it meanwhile.
+    /// Unflushed writes may or may not be there from now on, while requests continue. A read in flight may return a
+    /// content that comes back, whatever is written over it meanwhile.
     pub(super) fn lose(&mut self, now: Moment) {
         for candidate in &mut self.candidates {
             candidate.done = candidate.durable;
         }
-        let back: Vec<Content> = self.live_candidates().map(|candidate| candidate.content).collect();
+        let back: Vec<Content> = self.current_candidates().map(|candidate| candidate.content).collect();
         self.issued.extend(back.into_iter().map(|content| (now, content)));
     }
 
-    /// After a kill, `content` was found: it is what is there now, but it may be lost later if no Flush comes. Gives the
-    /// request that a Flush then makes durable.
+    /// After a kill, `content` was found: it is the current content, but may be lost later without a Flush. Returns the
+    /// request that a Flush would make durable.
     pub(super) fn find(&mut self, content: Content) -> Option<u64> {
-        let found = self.live_candidates().filter(|candidate| candidate.content == content).last()?.request_id;
+        let found = self.current_candidates().filter(|candidate| candidate.content == content).last()?.request_id;
         for candidate in &mut self.candidates {
             if candidate.request_id == found {
                 candidate.done = true;
@@ -188,7 +189,7 @@ impl Block {
         Some(found)
     }
 
-    /// After a power cut, `content` was found: it is on the medium and nothing else is.
+    /// After a power cut, `content` was found: the medium has only that.
     pub(super) fn set_durable(&mut self, content: Content, now: Moment) {
         self.durable_at = now;
         let request_id = self.candidates.iter().find(|one| one.content == content).map_or(0, |one| one.request_id);
@@ -199,7 +200,7 @@ impl Block {
         self.candidates.push(Candidate { request_id, content, issued, ended, done, durable, optional, overtaken_by });
     }
 
-    /// The one content the block must have now and after any crash, if there is only one.
+    /// The only content that the block can have now and after any crash, if there is just one.
     pub(super) fn certain(&self) -> Option<Content> {
         match self.candidates.as_slice() {
             [one] if one.durable => Some(one.content),
@@ -207,19 +208,19 @@ impl Block {
         }
     }
 
-    /// Whether a write that counts, or one since the machine started, made it unreadable.
+    /// True if a possible write, or one since the machine started, made it unreadable.
     pub(super) fn was_made_unreadable(&self) -> bool {
         self.candidates.iter().any(|one| one.content == Content::Unreadable)
             || self.issued.iter().any(|(_, content)| *content == Content::Unreadable)
     }
 
-    /// Whether its content was durable before `moment`.
+    /// True if its content was durable before `moment`.
     pub(super) fn was_durable_before(&self, moment: Moment) -> bool {
         self.durable_at < moment
     }
 
-    /// The contents permitted now, for reports.
+    /// The permitted contents, for reports.
     pub(super) fn permitted(&self) -> Vec<Content> {
-        self.live_candidates().map(|candidate| candidate.content).collect()
+        self.current_candidates().map(|candidate| candidate.content).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! What is written: a pattern made from seed, block and version, so that a mix of two versions is neither.
+//! The content of writes: a pattern from seed, block and version, so that a mix of two versions matches neither.
 
 use sealblock_integrity::{PiFormat, Sealed, Tags, Unsealed};
 use sealblock_runtime_memory::Buffer;
@@ -11,9 +11,9 @@ use crate::random::mix;
 pub enum Content {
     /// Zeroes.
     Zero,
-    /// None: the block was made unreadable, and every read of it fails.
+    /// No content: the block was made unreadable, and every read of it fails.
     Unreadable,
-    /// The pattern of this version. The same version on another block is other bytes.
+    /// The pattern of this version. Another block has other bytes for the same version.
     Version(u64),
 }
 
@@ -34,7 +34,7 @@ impl Patterns {
     fn words(&self, lba: Lba, version: u64) -> impl Iterator<Item = u64> + use<> {
         let base = mix(self.seed ^ mix(lba.get())) ^ mix(version.wrapping_add(0x5ea1));
         let body = (1u64..).map(move |i| mix(base.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15))));
-        // The version stands in the first word, so that a block says what it claims to be.
+        // The first word is the version, which identifies the content.
         std::iter::once(version ^ mix(self.seed)).chain(body)
     }
 
@@ -57,7 +57,7 @@ impl Patterns {
         bytes
     }
 
-    /// Which content these bytes of `lba` are, if they are one.
+    /// The content that these bytes are for `lba`, if any.
     pub fn recognise(&self, lba: Lba, bytes: &[u8]) -> Option<Content> {
         if bytes.iter().all(|byte| *byte == 0) {
             return Some(Content::Zero);
@@ -68,21 +68,22 @@ impl Patterns {
         same.then_some(Content::Version(version))
     }
 
-    /// What a host would seal this version with. The tags follow from the version, so stale tags show as much as stale data.
+    /// The tags with which a host would seal this version. They depend on the version, so stale tags show like stale
+    /// data.
     pub fn tags(&self, lba: Lba, version: u64) -> Tags {
         let word = mix(self.seed ^ mix(version ^ 0x7a65));
         let counts = self.format.is_none_or(|format| format.protection().increments_ref_tag());
-        // FFFFh switches checking off, which would make a test that cannot fail.
+        // FFFFh disables checks, which would make a test that cannot fail.
         let app_tag = (word as u16).min(0xfffe);
         Tags { app_tag, storage_tag: word >> 16, initial_ref_tag: if counts { lba.get() } else { word >> 8 } }
     }
 
-    /// Blocks of this version, sealed as a host would.
+    /// Blocks of this version, sealed by the host.
     pub fn sealed(&self, extent: Extent, version: u64) -> Sealed {
         self.unsealed(extent, version).seal()
     }
 
-    /// Blocks of this version, to be sealed by the device as a host would.
+    /// Blocks of this version, for the device to seal with the host's tags.
     pub fn unsealed(&self, extent: Extent, version: u64) -> Unsealed {
         let mut data = Buffer::zeroed(extent.bytes(self.size) as usize);
         for (lba, block) in extent.iter().zip(data.chunks_exact_mut(self.size.bytes())) {
@@ -91,7 +92,8 @@ impl Patterns {
         Unsealed::new(data.freeze(), self.size, self.format, self.tags(extent.start(), version))
     }
 
-    /// The contents of blocks that were read, or what is wrong with the first that is no content or has others' tags.
+    /// The contents of blocks that were read, or the error of the first block with an unknown content or with wrong
+    /// tags.
     pub fn contents(&self, extent: Extent, read: &Sealed) -> Result<Vec<Content>, String> {
         if read.blocks() as u64 != extent.len() {
             return Err(format!("{extent}: {} blocks were read", read.blocks()));
@@ -113,7 +115,7 @@ impl Patterns {
         Ok(content)
     }
 
-    /// What bytes are that are no content of the block.
+    /// Describes bytes that are no content of the block.
     fn describe(&self, lba: Lba, bytes: &[u8]) -> String {
         let sectors = bytes.chunks_exact(512).enumerate().map(|(i, sector)| {
             let near = (0..1u64 << 12).find(|version| {

@@ -1,9 +1,9 @@
-//! Knows every write, and so what every block may hold.
+//! Records every write, and derives the possible contents of every block.
 //!
-//! The rules are those of a disk with a volatile cache. A read returns a write that has not been overtaken by another
-//! that ended before the read was issued. A crash may undo what was not durable: a write is durable once it was
-//! answered with force unit access, or a Flush that was issued after its answer was answered. What is found on the disk
-//! after a power cut is durable.
+//! The rules are those of a disk with a volatile cache. A read returns a write that no other write has overtaken which
+//! ended before the read was issued. A crash may undo writes that were not durable. A write is durable once it
+//! completed with force unit access, or once a Flush completed that was issued after the write completed. Content found
+//! on the disk after a power cut is durable.
 
 mod block;
 mod content;
@@ -20,7 +20,7 @@ use sealblock_units::{Extent, Lba};
 
 use block::{Block, Snapshot};
 
-/// Something that must not be: which block, what was found, what was permitted.
+/// A violation: the block, what was found, what was permitted.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation(pub String);
 
@@ -30,25 +30,25 @@ impl std::fmt::Display for Violation {
     }
 }
 
-/// A change that was asked for and not answered yet.
+/// A change in flight.
 #[derive(Debug)]
 #[must_use = "a change must be ended"]
 pub struct Change {
-    /// When it was issued; 0 if the device may carry it out without writing anything.
+    /// When it was issued; 0 if the device may execute it without writing.
     issued: Moment,
     request_id: u64,
     extents: Vec<Extent>,
     force_unit_access: bool,
 }
 
-/// A Flush that was asked for and not answered yet.
+/// A Flush in flight.
 #[derive(Debug)]
 #[must_use = "a flush must be ended"]
 pub struct Flush {
     issued: Moment,
 }
 
-/// A read that was asked for and not answered yet.
+/// A read in flight.
 #[derive(Debug)]
 #[must_use = "a read must be ended"]
 pub struct Read {
@@ -57,7 +57,7 @@ pub struct Read {
     snapshots: Vec<Snapshot>,
 }
 
-/// A write that was answered and is not durable.
+/// A completed write that is not durable.
 #[derive(Clone)]
 struct Unflushed {
     issued: Moment,
@@ -66,7 +66,7 @@ struct Unflushed {
     extents: Vec<Extent>,
 }
 
-/// What every block may hold.
+/// The possible contents of every block.
 #[derive(Clone)]
 pub struct Checker {
     patterns: Patterns,
@@ -74,17 +74,17 @@ pub struct Checker {
     now: Moment,
     requests: u64,
     unflushed: Vec<Unflushed>,
-    /// When the newest of the durable writes was issued.
+    /// When the newest durable write was issued.
     newest_durable: Moment,
     blocks_checked: u64,
-    /// Blocks that may be damaged since reads of the medium failed.
+    /// Blocks that may be damaged because reads of the medium failed.
     doubted: BTreeSet<Lba>,
-    /// A machine found that changes may be lost, and hosts were not told yet.
-    untold: bool,
+    /// True if a machine found that changes may be lost, and has not reported it to hosts yet.
+    must_report_loss: bool,
 }
 
 impl Checker {
-    /// The checker of a volume that was just created: all blocks read as zeroes.
+    /// The checker of a new volume: all blocks read as zeroes.
     pub fn new(patterns: Patterns) -> Checker {
         let (blocks, unflushed) = (BTreeMap::new(), Vec::new());
         Checker {
@@ -96,16 +96,16 @@ impl Checker {
             newest_durable: 0,
             blocks_checked: 0,
             doubted: BTreeSet::new(),
-            untold: false,
+            must_report_loss: false,
         }
     }
 
-    /// What makes and recognises contents.
+    /// Makes and recognises contents.
     pub fn patterns(&self) -> Patterns {
         self.patterns
     }
 
-    /// Blocks whose content was compared with what is permitted.
+    /// The number of blocks whose content was checked.
     pub fn blocks_checked(&self) -> u64 {
         self.blocks_checked
     }
@@ -115,7 +115,7 @@ impl Checker {
         self.blocks.keys().copied().collect()
     }
 
-    /// A version that was never written.
+    /// A new version.
     pub fn new_version(&self) -> u64 {
         self.requests + 1
     }
@@ -129,7 +129,7 @@ impl Checker {
         self.blocks.entry(lba).or_insert_with(Block::unwritten)
     }
 
-    /// A Write, WriteZeroes or Discard (`optional`) is about to be asked for.
+    /// A Write, WriteZeroes or Discard (`optional`) is issued.
     pub fn begin_change(
         &mut self,
         extents: Vec<Extent>,
@@ -142,12 +142,13 @@ impl Checker {
         for extent in &extents {
             extent.iter().for_each(|lba| self.block(lba).issue(request_id, content, now, optional));
         }
-        // Giving up blocks that were never written is no write, so it cannot prove that the device committed anything.
+        // A Discard of blocks that were never written is no write, so it does not prove that the device committed
+        // anything.
         let issued = if matches!(content, Content::Version(_)) { now } else { 0 };
         Change { issued, request_id, extents, force_unit_access }
     }
 
-    /// The change was answered: well, or with an error, after which it may or may not have taken effect.
+    /// The change completed or failed; after an error it may or may not have taken effect.
     pub fn end_change(&mut self, change: Change, done: bool) {
         let now = self.tick();
         let Change { issued, request_id, extents, force_unit_access } = change;
@@ -161,12 +162,12 @@ impl Checker {
         }
     }
 
-    /// A Flush is about to be asked for.
+    /// A Flush is issued.
     pub fn begin_flush(&mut self) -> Flush {
         Flush { issued: self.tick() }
     }
 
-    /// The Flush was answered. A failed one promises nothing.
+    /// The Flush ended. A failed one makes nothing durable.
     pub fn end_flush(&mut self, flush: Flush, done: bool) {
         if !done {
             return;
@@ -183,20 +184,20 @@ impl Checker {
         }
     }
 
-    /// A Read is about to be asked for.
+    /// A Read is issued.
     pub fn begin_read(&mut self, extent: Extent) -> Read {
         let issued = self.tick();
         let snapshots = extent.iter().map(|lba| self.block(lba).snapshot()).collect();
         Read { issued, extent, snapshots }
     }
 
-    /// The Read was answered with these blocks.
+    /// The Read completed with these blocks.
     pub fn end_read(&mut self, read: Read, found: &Sealed) -> Result<(), Violation> {
         let contents = self.patterns.contents(read.extent, found).map_err(Violation)?;
         self.end_read_as(read, contents)
     }
 
-    /// The Read of one block failed, and named it as one that cannot be read.
+    /// The Read of one block failed, with an error that it is unreadable.
     pub fn end_failed_read(&mut self, read: Read) -> Result<(), Violation> {
         let contents = vec![Content::Unreadable; read.snapshots.len()];
         self.end_read_as(read, contents)
@@ -222,40 +223,41 @@ impl Checker {
         self.unflushed.clear();
     }
 
-    /// The program was killed and its system lives: everything that was answered is there, and what was in flight may be.
-    pub fn die(&mut self) {
+    /// The process was killed, and its system runs on: all completed changes are there, and those in flight may be.
+    pub fn kill(&mut self) {
         let now = self.tick();
-        self.blocks.values_mut().for_each(|block| block.die(now));
+        self.blocks.values_mut().for_each(|block| block.kill(now));
     }
 
-    /// The device came up and says, or does not say, that changes which were answered may be lost: until hosts were told it goes on saying so.
-    pub fn says_lost(&mut self, is_said: bool) -> Result<(), String> {
-        if self.untold && !is_said {
+    /// The device opened and reports, or not, that completed changes may be lost. It must report it until hosts know.
+    pub fn check_loss_report(&mut self, is_reported: bool) -> Result<(), String> {
+        if self.must_report_loss && !is_reported {
             return Err("changes may be lost, no host was told, and the device does not say so any more".to_owned());
         }
-        self.untold = is_said;
+        self.must_report_loss = is_reported;
         Ok(())
     }
 
-    /// Hosts were told, or are being told.
-    pub fn told(&mut self) {
-        self.untold = false;
+    /// The loss was reported to hosts, or is being reported.
+    pub fn loss_reported(&mut self) {
+        self.must_report_loss = false;
     }
 
-    /// What was not durable may or may not be there from now on, while the machine goes on.
+    /// Unflushed writes may or may not be there from now on, while the machine runs on.
     pub fn lose(&mut self) {
         let now = self.tick();
         self.blocks.values_mut().for_each(|block| block.lose(now));
         self.unflushed.clear();
     }
 
-    /// The checker of a device whose versions so far had numbers up to `requests`.
+    /// The checker of a device whose versions so far have numbers up to `requests`.
     pub fn after(patterns: Patterns, requests: u64) -> Checker {
         Checker { requests, ..Checker::new(patterns) }
     }
 
-    /// Reads of the medium fail: any block that was ever written may be damaged from now on, and say so. A slot that cannot be
-    /// read after a crash may hold a write that never arrived; a sector of records that cannot be read is written again.
+    /// Reads of the medium fail: any block that was ever written may be damaged from now on, and reported as such. A
+    /// physical block that is unreadable after a crash may belong to a write that never arrived; an unreadable sector
+    /// of records is rewritten.
     pub fn doubt_all(&mut self) {
         let extents: Vec<Extent> = self.blocks.keys().map(|lba| Extent::one(*lba)).collect();
         self.doubted.extend(self.blocks.keys());
@@ -263,21 +265,21 @@ impl Checker {
         self.end_change(change, false);
     }
 
-    /// Whether a block may be damaged since reads of the medium failed.
+    /// True if a block may be damaged because reads of the medium failed.
     pub fn is_doubted(&self, lba: Lba) -> bool {
         self.doubted.contains(&lba)
     }
 
-    /// A block holds this, and nothing is known that would be against it.
+    /// A block has this content, which does not contradict anything known.
     pub fn learn(&mut self, lba: Lba, content: Content) {
         self.blocks.insert(lba, Block::holding(content));
     }
 
-    /// The device has become shorter: blocks from `capacity_blocks` on may not have held anything, and are blank should they come
-    /// back.
+    /// The device was shortened: blocks from `capacity_blocks` on must not have had content, and are blank if they
+    /// return.
     ///
     /// # Errors
-    /// When one of them held something for certain.
+    /// When one of them certainly had content.
     pub fn cut(&mut self, capacity_blocks: u64) -> Result<(), Violation> {
         let gone: Vec<Lba> = self.blocks.range(Lba::new(capacity_blocks)..).map(|(lba, _)| *lba).collect();
         for lba in gone {
@@ -291,18 +293,18 @@ impl Checker {
         Ok(())
     }
 
-    /// Requests so far, each of which has a version of its own.
+    /// The number of requests so far, each with its own version.
     pub fn requests(&self) -> u64 {
         self.requests
     }
 
-    /// After a crash these blocks were read. After a power cut (`is_durable`) what is there is durable.
+    /// After a crash these blocks were read. After a power cut (`is_durable`) the content is durable.
     pub fn audit(&mut self, extent: Extent, found: &Sealed, is_durable: bool) -> Result<(), Violation> {
         let contents = self.patterns.contents(extent, found).map_err(Violation)?;
         self.audit_as(extent, contents, is_durable)
     }
 
-    /// After a crash the read of a block failed, and named it as one that cannot be read.
+    /// After a crash the read of a block failed, with an error that it is unreadable.
     pub fn audit_failed(&mut self, lba: Lba, is_durable: bool) -> Result<(), Violation> {
         self.audit_as(Extent::one(lba), vec![Content::Unreadable], is_durable)
     }
@@ -331,31 +333,31 @@ impl Checker {
         Ok(())
     }
 
-    /// The volume was closed in good order, which makes everything that was answered durable.
+    /// The volume was closed, which makes all completed changes durable.
     pub fn closed(&mut self) {
         let flush = self.begin_flush();
         self.end_flush(flush, true);
     }
 
-    /// Blocks with one permitted content that was durable before another write was issued that is durable too. The device
-    /// has committed since, so nothing about these blocks was in flight: damage to them must be found as such.
+    /// Blocks with one permitted content that was durable before another durable write was issued. The device has
+    /// committed since, so no write of these blocks was in flight: damage to them must be found.
     pub fn long_durable(&self) -> Vec<Lba> {
         let old = |block: &Block| block.certain().is_some() && block.was_durable_before(self.newest_durable);
         self.blocks.iter().filter(|(_, block)| old(block)).map(|(lba, _)| *lba).collect()
     }
 
-    /// Whether a block was made unreadable and cannot be anything else now.
+    /// True if a block was made unreadable and cannot have any other content now.
     pub fn is_unreadable(&self, lba: Lba) -> bool {
         let permitted = self.blocks.get(&lba).map(Block::permitted).unwrap_or_default();
         !permitted.is_empty() && permitted.iter().all(|content| *content == Content::Unreadable)
     }
 
-    /// Whether a block may be unreadable because it was made so.
+    /// True if a block may be unreadable because it was made so.
     pub fn may_be_unreadable(&self, lba: Lba) -> bool {
         self.blocks.get(&lba).is_some_and(Block::was_made_unreadable)
     }
 
-    /// The content a block must have now and after any crash, if only one is permitted.
+    /// The content that a block must have now and after any crash, if only one is permitted.
     pub fn certain(&self, lba: Lba) -> Option<Content> {
         self.blocks.get(&lba).map_or(Some(Content::Zero), Block::certain)
     }

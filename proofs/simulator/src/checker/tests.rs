@@ -1,4 +1,4 @@
-//! The checker's twins: what may be passes, what may not is named.
+//! Tests of the checker: permitted contents pass, others are reported.
 
 use sealblock_units::{BlockSize, Extent};
 
@@ -32,7 +32,7 @@ fn bytes(checker: &Checker, content: Content) -> Sealed {
     }
 }
 
-/// Whether a crash now may leave `content`.
+/// True if a crash now may leave `content`.
 fn survives(checker: &mut Checker, content: Content, is_durable: bool) -> bool {
     checker.crash();
     let found = bytes(checker, content);
@@ -49,7 +49,7 @@ const V1: Content = Content::Version(1);
 const V2: Content = Content::Version(2);
 const V3: Content = Content::Version(3);
 
-/// A checker after: version 1 flushed, version 2 answered and not flushed.
+/// A checker after: version 1 flushed, version 2 completed and not flushed.
 fn two_versions() -> Checker {
     let mut checker = checker();
     write(&mut checker, 1, false);
@@ -94,14 +94,14 @@ fn a_read_returns_the_last_write_and_nothing_older() {
 }
 
 #[test]
-fn a_read_may_return_what_was_under_way_at_the_same_time() {
+fn a_read_may_return_a_concurrent_write() {
     let mut checker = two_versions();
     let read = checker.begin_read(extent());
     let change = checker.begin_change(vec![extent()], V3, false, true);
     checker.end_change(change, true);
     let (old, new) = (bytes(&checker, V2), bytes(&checker, V3));
     assert!(checker.end_read(read, &new).is_ok());
-    // The same again, with the older content: the version before is overtaken for later reads only.
+    // The same with the older content: the version before is overtaken only for later reads.
     let mut checker = two_versions();
     let read = checker.begin_read(extent());
     write(&mut checker, 3, true);
@@ -153,7 +153,7 @@ fn a_discard_permits_both_and_zeroes_are_a_write() {
 }
 
 #[test]
-fn what_a_power_cut_left_stays_and_what_a_kill_left_may_go() {
+fn content_after_a_power_cut_is_durable_and_content_after_a_kill_is_not() {
     let mut cut = two_versions();
     assert!(survives(&mut cut, V2, true));
     assert!(!survives(&mut cut, V1, true));
@@ -174,7 +174,7 @@ fn a_block_never_written_reads_as_zeroes() {
 }
 
 #[test]
-fn a_read_under_way_may_meet_what_a_loss_brings_back_and_a_later_one_only_what_was_written_since() {
+fn a_read_in_flight_may_return_content_that_a_loss_restores_and_a_later_read_may_not() {
     let mut checker = two_versions();
     let under_way = checker.begin_read(extent());
     checker.lose();

@@ -1,38 +1,38 @@
-//! What survives when a machine stops.
+//! The state that survives when a machine stops.
 
 use std::fmt;
 
 use super::image::{Content, Image, InFlight};
 use crate::random::Random;
 
-/// Which of the sectors that are not known to be durable survive.
+/// The sectors not known to be durable that survive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Survival {
     /// Power cut: none of them.
     Nothing,
-    /// Power cut: the last version of each that the disk had taken.
+    /// Power cut: the last version of each that the disk had accepted.
     Everything,
-    /// Power cut: each by a throw of a coin, in any of its versions, those in flight among them.
+    /// Power cut: each at random, in any of its versions, with those in flight.
     Coin {
-        /// How likely a sector is to survive, in percent.
+        /// The probability that a sector survives, in percent.
         percent: u64,
     },
-    /// Power cut: what the disk had taken up to a drawn moment, and nothing after.
+    /// Power cut: what the disk had accepted up to a random moment, and nothing after.
     Prefix,
     /// Power cut: all but one sector.
     AllButOne,
-    /// Power cut: only what the last few writes wrote.
+    /// Power cut: only the sectors of the last few writes.
     LastWrites {
-        /// How many writes.
+        /// The number of writes.
         writes: u64,
     },
-    /// The disk was lost and is back, and so is what the page cache had of it in part; the system lives. As a power cut, but that nothing
-    /// shows it.
+    /// The disk was lost and has returned, with a part of its page cache; the system runs on. As a power cut, but
+    /// nothing shows it.
     DiskLost {
-        /// How likely a sector is to survive, in percent; at 100 all but one do.
+        /// The probability that a sector survives, in percent; at 100 all but one do.
         percent: u64,
     },
-    /// The program was killed and the system lives: all that was taken is seen again, and none of it is durable yet.
+    /// The process was killed and the system runs on: all accepted writes are visible, and none of them is durable yet.
     Kill,
 }
 
@@ -50,7 +50,7 @@ impl Survival {
         }
     }
 
-    /// Draws one, and more often one after which the system lives.
+    /// Draws one, more often one after which the system runs on.
     pub fn draw_of_process(random: &Random) -> Survival {
         match random.below(8) {
             0 | 1 => Survival::Kill,
@@ -59,7 +59,7 @@ impl Survival {
         }
     }
 
-    /// Whether the power went, so that whatever is there afterwards is durable.
+    /// True for a power cut, after which the remaining content is durable.
     pub fn is_power_cut(self) -> bool {
         !matches!(self, Survival::Kill | Survival::DiskLost { .. })
     }
@@ -80,7 +80,7 @@ impl fmt::Display for Survival {
     }
 }
 
-/// Turns what a stopped machine left into what the next one finds.
+/// Turns the disk of a stopped machine into the disk that the next one finds.
 pub(super) fn survive(image: &mut Image, in_flight: &[InFlight], survival: Survival, random: &Random) {
     if survival == Survival::Kill {
         land_some(image, in_flight, random);
@@ -127,12 +127,12 @@ fn land_percent(image: &mut Image, in_flight: &[InFlight], percent: u64, random:
     }
 }
 
-/// What a way to survive needs to know of the whole disk.
+/// Facts about the whole disk that some kinds of survival need.
 struct View {
     survival: Survival,
-    /// For [`Survival::Prefix`]: the last number taken that survives.
+    /// For [`Survival::Prefix`]: the last accepted number that survives.
     cut: u64,
-    /// For [`Survival::AllButOne`]: the sector that does not.
+    /// For [`Survival::AllButOne`]: the sector that does not survive.
     lost: Option<u64>,
     /// For [`Survival::LastWrites`]: the first write that survives.
     first_write: u64,

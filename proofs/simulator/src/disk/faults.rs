@@ -5,7 +5,7 @@ use std::fmt;
 
 use sealblock_block::{MediumError, MediumErrorKind};
 
-/// What a disk is asked to do.
+/// The kinds of I/O.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IoKind {
     /// Read sectors.
@@ -14,16 +14,16 @@ pub enum IoKind {
     Write,
     /// Make writes durable.
     Sync,
-    /// Zero sectors and give their space back.
+    /// Zero sectors and deallocate them.
     Punch,
     /// Zero sectors.
     Zero,
-    /// Become longer or shorter.
+    /// Change the length.
     Length,
 }
 
 impl IoKind {
-    /// The name that errors use.
+    /// The name in errors.
     pub const fn name(self) -> &'static str {
         match self {
             IoKind::Read => "read",
@@ -39,15 +39,15 @@ impl IoKind {
 /// `count` I/Os of one kind fail, from the `first` on, counted from 1.
 #[derive(Clone, Copy, Debug)]
 pub struct FaultRule {
-    /// Which kind fails.
+    /// The kind that fails.
     pub on: IoKind,
-    /// The first that fails, counted from 1.
+    /// The first failing I/O, counted from 1.
     pub first: u64,
-    /// How many fail in a row.
+    /// The number of failing I/Os in a row.
     pub count: u64,
-    /// How they fail. No space: nothing was written. Otherwise any part of it may have been.
+    /// The error. For "no space" nothing was written; for others any part may have been.
     pub how: MediumErrorKind,
-    /// A failed sync also forgets what it was to make durable, so that no later sync does it.
+    /// A failed sync also drops its writes, so that no later sync makes them durable.
     pub forgets: bool,
 }
 
@@ -58,7 +58,7 @@ impl fmt::Display for FaultRule {
     }
 }
 
-/// The rules of one disk, and how far each kind has come.
+/// The rules of one disk, and the number of I/Os of each kind.
 #[derive(Default)]
 pub(crate) struct Faults {
     rules: Vec<FaultRule>,
@@ -81,7 +81,7 @@ impl Faults {
         rule
     }
 
-    /// How many I/Os were made to fail.
+    /// The number of injected failures.
     pub(crate) fn fired(&self) -> u64 {
         self.fired.get()
     }

@@ -1,10 +1,10 @@
-//! What is on a disk, and what may be on it after the power went.
+//! The content of a disk, and its possible contents after a power cut.
 //!
-//! An [`Image`] keeps, for each sector ever written, its durable content and every version written since that is not
-//! known to be durable, in the order in which the disk took them. The last version is what a read sees. A sync turns
-//! versions of writes that had returned before it into the durable content and drops what they cover.
+//! An [`Image`] keeps, for each sector ever written, its durable content and every later version that is not known to
+//! be durable, in the order in which the disk accepted them. A read returns the last version. A sync makes the versions
+//! of writes that had returned before it durable, and drops the versions that they cover.
 //!
-//! Sectors share the memory of the write they came with; nothing is copied until it is read.
+//! Sectors share the memory of their write; nothing is copied until it is read.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,21 +12,21 @@ use std::rc::Rc;
 
 use sealblock_runtime_memory::Slice;
 
-/// The bytes of one sector; nothing stands for zeroes.
+/// The bytes of one sector; `None` for zeroes.
 pub(crate) type Content = Option<Slice>;
 
 /// Not returned: no sync covers the write.
 const NEVER: u64 = u64::MAX;
 
-/// One write as its versions know it.
+/// One write, shared by its versions.
 #[derive(Clone, Debug)]
 pub(crate) struct WriteMark(Rc<Mark>);
 
 #[derive(Debug)]
 struct Mark {
-    /// Counts the writes of a disk.
+    /// The number of the write on its disk.
     number: u64,
-    /// When it returned, on the disk's own count of returns.
+    /// When it returned, in the disk's count of returns.
     returned: Cell<u64>,
 }
 
@@ -49,7 +49,7 @@ impl WriteMark {
 pub(crate) struct Version {
     pub(crate) content: Content,
     pub(crate) write: WriteMark,
-    /// Counts what the disk took, over all sectors.
+    /// The number in the order in which the disk accepted sectors.
     pub(crate) taken: u64,
 }
 
@@ -66,19 +66,19 @@ impl Sector {
     }
 }
 
-/// Everything on one disk. Outlives the machines that use it.
+/// The state of one disk. Outlives the machines that use it.
 #[derive(Clone, Debug)]
 pub struct Image {
     sector_bytes: u32,
     len_bytes: u64,
-    /// Its length after a power cut that undoes what was not synced.
+    /// Its length after a power cut that undoes unsynced changes.
     durable_len_bytes: u64,
     sectors: BTreeMap<u64, Sector>,
     dirty: BTreeSet<u64>,
     taken: u64,
     writes: u64,
     returns: u64,
-    /// Which boot of its machine it is: notes of another one are not those of this one.
+    /// The number of its machine's boot: notes of another boot are invalid.
     boot: u64,
 }
 
@@ -108,12 +108,12 @@ impl Image {
         self.len_bytes
     }
 
-    /// Which boot of its machine it is.
+    /// The number of its machine's boot.
     pub fn boot(&self) -> u64 {
         self.boot
     }
 
-    /// The machine started anew.
+    /// The machine was booted again.
     pub(crate) fn reboot(&mut self) {
         self.boot += 1;
     }
@@ -131,12 +131,12 @@ impl Image {
         }
     }
 
-    /// Every sector that is not all zeroes by never having been written, with its visible content.
+    /// Every sector that was ever written, with its visible content.
     pub fn visible(&self) -> impl Iterator<Item = (u64, &Slice)> {
         self.sectors.iter().filter_map(|(number, sector)| Some((*number, sector.visible().as_ref()?)))
     }
 
-    /// Puts `bytes` into a sector behind the machine's back: decay, or a fuzzer's input.
+    /// Puts `bytes` into a sector without the machine's knowledge: bit rot, or a fuzzer's input.
     ///
     /// # Panics
     /// When `bytes` are not one sector.
@@ -146,7 +146,7 @@ impl Image {
         self.sectors.insert(sector, Sector { durable: Some(Slice::copy_from(bytes)), versions: Vec::new() });
     }
 
-    /// Changes the length. What lies behind the end is gone at once, whichever length a power cut leaves.
+    /// Changes the length. Content after the end is gone at once, whichever length a power cut leaves.
     pub(crate) fn set_len(&mut self, len_bytes: u64) {
         self.len_bytes = len_bytes;
         let end = len_bytes / u64::from(self.sector_bytes);
@@ -154,12 +154,12 @@ impl Image {
         self.dirty.split_off(&end);
     }
 
-    /// Whether a power cut may leave another length.
+    /// True if a power cut may leave another length.
     pub(crate) fn is_len_open(&self) -> bool {
         self.len_bytes != self.durable_len_bytes
     }
 
-    /// Ends the doubt about the length: the new one, or the one before.
+    /// Decides the length: the new one, or the one before.
     pub(crate) fn resolve_len(&mut self, is_kept: bool) {
         if !is_kept {
             self.set_len(self.durable_len_bytes);
@@ -182,7 +182,7 @@ impl Image {
         self.returns
     }
 
-    /// Takes one sector of a write.
+    /// Accepts one sector of a write.
     pub(crate) fn take(&mut self, sector: u64, content: Content, write: &WriteMark) {
         self.taken += 1;
         let version = Version { content, write: write.clone(), taken: self.taken };
@@ -190,12 +190,12 @@ impl Image {
         self.dirty.insert(sector);
     }
 
-    /// The sectors of a range that hold anything: zeroing touches no others.
+    /// The sectors of a range with content: zeroing changes no others.
     pub(crate) fn occupied(&self, first: u64, end: u64) -> Vec<u64> {
         self.sectors.range(first..end).map(|(number, _)| *number).collect()
     }
 
-    /// Makes durable what writes had written that had returned by `mark`.
+    /// Makes durable the versions of writes that had returned by `mark`.
     pub(crate) fn sync(&mut self, mark: u64) {
         self.durable_len_bytes = self.len_bytes;
         let sectors = &mut self.sectors;
@@ -209,8 +209,8 @@ impl Image {
         });
     }
 
-    /// Forgets that writes have returned: no later sync covers them, as after a failed fsync whose pages were dropped
-    /// from the list of what is to be written.
+    /// Forgets that writes have returned: no later sync covers them, as after a failed fsync that dropped the dirty
+    /// pages.
     pub(crate) fn lose_track(&mut self, mark: u64) {
         for number in &self.dirty {
             for version in self.sectors.get(number).into_iter().flat_map(|sector| &sector.versions) {
@@ -230,7 +230,7 @@ impl Image {
         self.sectors.get(&number)
     }
 
-    /// Ends the doubt about a sector: this is what it holds.
+    /// Decides the content of a sector.
     pub(crate) fn resolve_sector(&mut self, number: u64, content: Content) {
         self.sectors.insert(number, Sector { durable: content, versions: Vec::new() });
         self.dirty.remove(&number);
@@ -247,14 +247,14 @@ impl Image {
     }
 }
 
-/// What is being written: bytes, or zeroes over a range.
+/// The content of a write: bytes, or zeroes over a range.
 #[derive(Clone)]
 pub(super) enum Payload {
     Bytes(Slice),
     Zeroes,
 }
 
-/// A write that has not returned, and how much of it the disk has taken.
+/// A write that has not returned, and the part of it that the disk has accepted.
 pub(super) struct InFlight {
     pub(super) mark: WriteMark,
     pub(super) first: u64,
@@ -265,7 +265,7 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
-    /// The sectors that the disk has not taken yet.
+    /// The sectors that the disk has not accepted yet.
     pub(super) fn left(&self, image: &Image) -> Vec<u64> {
         let all = match self.payload {
             Payload::Bytes(_) => (self.first..self.end).collect(),

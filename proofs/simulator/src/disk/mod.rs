@@ -1,11 +1,11 @@
-//! A disk that reorders, tears, loses what was not synced, and fails on demand.
+//! A disk that reorders and tears writes, loses unsynced ones, and fails on demand.
 //!
-//! Every I/O takes a drawn time, so I/Os finish in any order. A longer write may reach the disk in two parts at drawn
-//! moments, so overlapping writes mix by the sector and a read meets half of one. A write is not durable until a sync
-//! that *starts* after the write has returned has finished. The machine can be made to stop at the n-th start or end of an
-//! I/O; from then on nothing reaches the disk, and [`SimDisk::power_off`] draws what the next machine finds.
+//! Every I/O takes a random time, so I/Os finish in any order. A longer write may reach the disk in two parts at random
+//! moments, so overlapping writes mix by the sector and a read may see half of one. A write is durable once a sync has
+//! finished that *started* after the write returned. The machine can be made to stop at the n-th start or end of an
+//! I/O; from then on nothing reaches the disk, and [`SimDisk::power_off`] draws the state that the next machine finds.
 //!
-//! An I/O is a task of its own, since it goes on when the future that asked for it is dropped.
+//! An I/O is a task of its own, because it continues when its future is dropped.
 
 mod crash;
 mod faults;
@@ -30,29 +30,29 @@ use crate::random::{Random, Trace};
 use faults::{Faults, error};
 use image::{InFlight, Payload, WriteMark};
 
-/// How a disk behaves towards one machine.
+/// The behaviour of a disk on one machine.
 #[derive(Clone, Debug, Default)]
 pub struct Behaviour {
     /// Stop the machine at this start or end of an I/O, counted from 1.
     pub crash_at: Option<u64>,
-    /// What fails.
+    /// The faults.
     pub faults: Vec<FaultRule>,
-    /// The disk says that it takes no writes.
+    /// The disk reports that it is read-only.
     pub read_only: bool,
-    /// A write of any kind is a finding, whatever the disk says of itself.
+    /// Any write is a finding, even if the disk does not report that it is read-only.
     pub forbid_writes: bool,
-    /// The disk lies: of a hundred syncs, this many do nothing and say they did. For tests of the tests.
+    /// The disk lies: this percentage of syncs does nothing and reports success. For tests of the tests.
     pub lie_percent: u64,
-    /// The disk stays as long as it is.
+    /// The disk keeps its length.
     pub keeps_length: bool,
-    /// How many of a hundred I/Os are slow, by a factor of about a hundred.
+    /// The percentage of slow I/Os, by a factor of about a hundred.
     pub slow_percent: u64,
-    /// Stop the machine when so many more starts and ends of I/Os have passed on all the disks that share this.
+    /// Stop the machine after this many more starts and ends of I/Os on all disks that share this.
     pub fuse: Option<Rc<Cell<u64>>>,
 }
 
 impl Behaviour {
-    /// Counts a start or an end of an I/O, the disk's n-th; whether the machine stops there.
+    /// Counts the disk's n-th start or end of an I/O; true if the machine stops there.
     fn stops_at(&self, boundary: u64) -> bool {
         let is_last = |fuse: &Rc<Cell<u64>>| {
             let left = fuse.get();
@@ -64,7 +64,7 @@ impl Behaviour {
     }
 }
 
-/// What one machine asked of its disk.
+/// The counters of one machine's disk.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct IoCounts {
     /// I/Os started.
@@ -73,7 +73,7 @@ pub struct IoCounts {
     pub boundaries: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// I/Os that were made to fail.
+    /// The number of injected failures.
     pub faults: u64,
 }
 
@@ -85,7 +85,7 @@ struct DiskState {
     random: Random,
     trace: Trace,
     in_flight: RefCell<Vec<InFlight>>,
-    /// Changes that were asked for and have not ended, by number.
+    /// Changes in flight, by number.
     in_progress: RefCell<BTreeSet<u64>>,
     asked: Cell<u64>,
     counts: Cell<IoCounts>,
@@ -95,12 +95,12 @@ struct DiskState {
     len_bytes: Cell<u64>,
 }
 
-/// One machine's hold on a disk. Clones are the same hold.
+/// One machine's handle of a disk. Clones are the same handle.
 #[derive(Clone)]
 pub struct SimDisk(Rc<DiskState>);
 
 impl SimDisk {
-    /// Gives `image` to the machine that `executor` runs.
+    /// Attaches `image` to the machine that `executor` runs.
     pub fn new(image: Image, behaviour: Behaviour, executor: &Executor, random: Random, trace: Trace) -> SimDisk {
         SimDisk(Rc::new(DiskState {
             sector_bytes: image.sector_bytes(),
@@ -120,20 +120,20 @@ impl SimDisk {
         }))
     }
 
-    /// What was asked so far.
+    /// The counters so far.
     pub fn counts(&self) -> IoCounts {
         IoCounts { faults: self.0.faults.fired(), ..self.0.counts.get() }
     }
 
-    /// What the machine did that no machine may do, such as writing where it had promised not to.
+    /// A violation by the machine, such as a write through a read-only handle.
     pub fn finding(&self) -> Option<String> {
         self.0.finding.borrow().clone()
     }
 
-    /// Takes the disk away from its machine and draws what survives. Later I/Os of the machine never end.
+    /// Detaches the disk from its machine and draws what survives. Later I/Os of the machine never end.
     ///
     /// # Panics
-    /// When the disk was taken away before.
+    /// When the disk was detached before.
     pub fn power_off(&self, survival: Survival, random: &Random) -> Image {
         self.0.off.set(true);
         let mut image = self.0.image.borrow_mut().take().expect("a disk is taken away once");
@@ -152,7 +152,7 @@ impl SimDisk {
         self.wait_if_off().await;
     }
 
-    /// Counts a start or an end of an I/O; whether the machine stops there.
+    /// Counts a start or an end of an I/O; true if the machine stops there.
     fn is_last_boundary(&self) -> bool {
         let mut counts = self.0.counts.get();
         counts.boundaries += 1;
@@ -171,7 +171,7 @@ impl SimDisk {
         }
     }
 
-    /// Some of the time that an I/O takes.
+    /// A part of the time of an I/O.
     async fn pass(&self) {
         let slow = self.0.random.chance(self.0.behaviour.slow_percent);
         let delay_us = if slow { self.0.random.between(500, 20_000) } else { self.0.random.between(5, 200) };
@@ -179,7 +179,7 @@ impl SimDisk {
         self.wait_if_off().await;
     }
 
-    /// Refuses what no medium takes.
+    /// Refuses requests that every medium refuses.
     fn check(&self, kind: IoKind, offset_bytes: u64, length_bytes: u64) -> Result<(u64, u64), MediumError> {
         let sector = u64::from(self.0.sector_bytes);
         if !offset_bytes.is_multiple_of(sector) || !length_bytes.is_multiple_of(sector) {
@@ -248,7 +248,7 @@ impl SimDisk {
         mark
     }
 
-    /// Lets the disk take about `percent` of what is left of a write.
+    /// Lets the disk accept about `percent` of the rest of a write.
     fn take_part(&self, mark: &WriteMark, percent: u64) {
         let mut in_flight = self.0.in_flight.borrow_mut();
         let Some(write) = in_flight.iter_mut().find(|write| write.mark.number() == mark.number()) else { return };
@@ -262,7 +262,7 @@ impl SimDisk {
         });
     }
 
-    /// Lets the disk take the rest of a write, or some of the rest when it fails.
+    /// Lets the disk accept the rest of a write, or a part of it if the write fails.
     fn finish(&self, mark: &WriteMark, percent: u64) -> InFlight {
         self.take_part(mark, percent);
         let mut in_flight = self.0.in_flight.borrow_mut();
@@ -297,7 +297,7 @@ impl SimDisk {
         });
     }
 
-    /// Makes durable what had returned when the disk's count of returns stood at `mark`.
+    /// Makes durable the writes that had returned when the disk's count of returns was `mark`.
     async fn sync_all(self, mark: u64) -> Result<(), MediumError> {
         let fault = self.0.faults.next(IoKind::Sync);
         self.boundary().await;
@@ -316,7 +316,7 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Runs a change as a task of its own, which [`Medium::drain`] knows of.
+    /// Runs a change as a task of its own, for which [`Medium::drain`] waits.
     async fn spawn_change(&self, kind: IoKind, offset: u64, length: u64, payload: Payload) -> Result<(), MediumError> {
         let number = self.0.asked.get();
         self.0.asked.set(number + 1);
@@ -374,8 +374,8 @@ impl Medium for SimDisk {
         NoteKeeping::UntilReboot(u128::from(boot).to_le_bytes())
     }
 
-    /// Seen at once, and durable by itself at any time or never, as what is in a page cache. A machine may stop before it is there: then
-    /// nobody hears of it.
+    /// Visible at once, and durable at any time or never, like the page cache. If the machine stops before, the caller
+    /// gets no reply.
     fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
         const KIND: IoKind = IoKind::Write;
         if self.0.off.get() {
@@ -403,7 +403,7 @@ impl Medium for SimDisk {
         Ok(())
     }
 
-    /// Later than the write is started, and now and then than it ends.
+    /// After the start of the write, and sometimes after its end.
     async fn submitted(&self) {
         self.pass().await;
     }

@@ -1,4 +1,4 @@
-//! The disk's twins: what a sync covers survives everything; what it does not cover may be lost, torn or mixed.
+//! Tests of the disk: synced writes survive everything; others may be lost, torn or mixed.
 
 use super::*;
 use crate::executor::{RunEnd, RunLimits};
@@ -6,7 +6,7 @@ use crate::executor::{RunEnd, RunLimits};
 const SECTOR: usize = 512;
 const LIMITS: RunLimits = RunLimits { steps: 100_000, seconds: 100 };
 
-/// Runs `work` on a blank disk; what `survival` leaves.
+/// Runs `work` on a blank disk; returns what `survival` leaves.
 fn after<F: Future<Output = ()> + 'static>(
     seed: u64,
     behaviour: Behaviour,
@@ -69,7 +69,7 @@ fn a_note_outlives_a_kill_and_a_boot_ends_with_a_power_cut_alone() {
 }
 
 #[test]
-fn a_machine_that_stops_before_a_note_hears_nothing_and_leaves_nothing() {
+fn a_machine_that_stops_before_a_note_gets_no_reply_and_leaves_no_note() {
     let behaviour = Behaviour { crash_at: Some(1), ..Behaviour::default() };
     let (image, _) = after(1, behaviour, Survival::Kill, |disk, executor| async move {
         disk.note(0, &[3; 4096]).unwrap();
@@ -80,7 +80,7 @@ fn a_machine_that_stops_before_a_note_hears_nothing_and_leaves_nothing() {
 }
 
 #[test]
-fn what_a_sync_covers_survives_everything() {
+fn synced_writes_survive_everything() {
     for survival in EVERY_SURVIVAL {
         for seed in 0..20 {
             let (image, _) = after(seed, Behaviour::default(), survival, |disk, _| async move {
@@ -94,7 +94,7 @@ fn what_a_sync_covers_survives_everything() {
 }
 
 #[test]
-fn what_no_sync_covers_may_be_lost_and_kept_and_torn() {
+fn unsynced_writes_may_be_lost_kept_or_torn() {
     let mut seen = std::collections::BTreeSet::new();
     for seed in 0..200 {
         let survival = Survival::draw(&Random::new(seed));
@@ -168,7 +168,7 @@ fn nothing_happens_after_the_machine_was_stopped() {
         let whole = (crash_at - 1) / 2;
         let kept = bytes(&image, 3);
         assert!(kept[..whole as usize].iter().all(|byte| *byte == 1), "{crash_at}: {kept:?}");
-        // The write that was in flight may be there; those that were never asked for may not.
+        // The write in flight may be there; writes that were never issued may not.
         assert!(kept[whole as usize + 1..].iter().all(|byte| *byte == 0), "{crash_at}: {kept:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! A seed is a schedule, time passes by timers only, and going nowhere is noticed.
+//! A seed decides the schedule, only timers advance time, and endless runs are detected.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn machine(seed: u64) -> Executor {
     Executor::new(Random::new(seed), Trace::default())
 }
 
-/// The order in which eight tasks that take turns get to run.
+/// The order in which eight tasks run that take turns.
 fn config(seed: u64) -> (Vec<u32>, u64) {
     let (executor, trace) = (machine(seed), Trace::default());
     let executor = Executor::new(Random::new(seed), {

@@ -17,7 +17,7 @@ use crate::damage::Damage;
 use crate::system::label_copies;
 
 impl Trial {
-    /// A block damaged on one replica or on all, or any sector of one replica spoilt.
+    /// Damages a block on one replica or on all, or corrupts any sector of one replica.
     pub fn damage(&mut self) -> Result<(), String> {
         let replicas: Vec<usize> = (0..self.replicas.len()).filter(|at| self.replicas[*at].is_in_use()).collect();
         if self.profile.protection.is_none() || !self.is_durable || !self.random.chance(60) {
@@ -41,11 +41,11 @@ impl Trial {
     fn damage_one(&mut self, replica: usize) -> Result<(), String> {
         let touched = self.checker.borrow().touched();
         let Some(damage) = self.inflict(replica, &touched) else { return Ok(()) };
-        self.story.push(format!("block {} of replica {replica} is damaged", damage.lba));
+        self.log_lines.push(format!("block {} of replica {replica} is damaged", damage.lba));
         let plan =
             MachinePlan { is_damaged: true, ..self.plan("a machine with damage on one replica", self.all_present()) };
-        let result = self.machine(plan, move |up| async move {
-            let _ = check_repair(&up, damage.lba).await;
+        let result = self.machine(plan, move |running| async move {
+            let _ = check_repair(&running, damage.lba).await;
         })?;
         self.report.damages_found += 1;
         result.refused.map_or(Ok(()), |error| Err(format!("with a damaged block: {error}")))
@@ -60,24 +60,27 @@ impl Trial {
                 return Ok(());
             }
         }
-        self.story.push(format!("block {lba} is damaged on all replicas"));
+        self.log_lines.push(format!("block {lba} is damaged on all replicas"));
         let plan = MachinePlan { is_damaged: true, ..self.plan("a machine with a lost block", self.all_present()) };
-        let result = self.machine(plan, move |up| async move {
-            for piece in up.client.pieces(&up.random) {
-                if up.client.expect_loss(piece, lba).await.is_err() {
+        let result = self.machine(plan, move |running| async move {
+            for piece in running.client.pieces(&running.random) {
+                if running.client.expect_loss(piece, lba).await.is_err() {
                     return;
                 }
             }
             let extent = Extent::one(lba);
-            if up.client.write(extent, true, &up.random).await.is_ok() && up.client.read(extent).await.is_ok() {
-                let _ = quiesce_and_compare(&up).await;
+            if running.client.write(extent, true, &running.random).await.is_ok()
+                && running.client.read(extent).await.is_ok()
+            {
+                let _ = quiesce_and_compare(&running).await;
             }
         })?;
         self.report.damages_found += 1;
         result.refused.map_or(Ok(()), |error| Err(format!("with a lost block: {error}")))
     }
 
-    /// A block damaged on all replicas but one that was away while hosts wrote, there perhaps or elsewhere: a resync beside damage.
+    /// Damages a block on all replicas but one that was offline while hosts wrote, in this block or elsewhere: a resync
+    /// beside damage.
     fn damage_beside(&mut self, replicas: &[usize], away: usize) -> Result<(), String> {
         let mut present = self.all_present();
         present[away] = false;
@@ -86,7 +89,7 @@ impl Trial {
         }
         let before = ContentBefore::of(&self.checker.borrow());
         let plan = self.plan("a machine without one replica", present);
-        let result = self.machine(plan, |up| async move { write_some(&up).await })?;
+        let result = self.machine(plan, |running| async move { write_some(&running).await })?;
         let touched = self.checker.borrow().touched();
         let mut others = replicas.iter().copied().filter(|replica| *replica != away);
         let (None, true, Some(first)) = (result.refused, self.is_durable, others.next()) else { return Ok(()) };
@@ -103,19 +106,19 @@ impl Trial {
             is_proven: before.content.get(&lba).copied() == self.checker.borrow().certain(lba)
                 && self.profile.protection.is_some_and(|format| format.guard().bits() >= 32),
         };
-        self.story.push(format!("block {lba} is damaged on all replicas but replica {away}: {loss:?}"));
+        self.log_lines.push(format!("block {lba} is damaged on all replicas but replica {away}: {loss:?}"));
         self.replicas.iter_mut().for_each(Replica::allow_all);
         let plan =
             MachinePlan { is_damaged: true, ..self.plan("a machine with damage beside a resync", self.all_present()) };
-        let result = self.machine(plan, move |up| async move {
-            let _ = beside(&up, &loss).await;
+        let result = self.machine(plan, move |running| async move {
+            let _ = beside(&running, &loss).await;
         })?;
         self.report.damages_found += 1;
         result.refused.map_or(Ok(()), |error| Err(format!("with damage beside a resync: {error}")))
     }
 
-    /// Copies of the label of another replica's volume, of this one at some earlier stop, or of a blank one, in the place of a
-    /// replica's. What they say never counts for content: every read is right, or the mirror is refused with a reason.
+    /// Replaces copies of a replica's label by those of another replica's volume, of an earlier state, or of a blank
+    /// one. They must never decide content: every read is right, or the mirror is refused with a reason.
     fn label_of_another(&mut self, replicas: &[usize], replica: usize) -> Result<(), String> {
         let other = *self.random.pick(replicas);
         let (from, whose) = match self.random.below(3) {
@@ -127,19 +130,19 @@ impl Trial {
         let (Some(from), Some(image)) = (from, self.replicas[replica].image.as_mut()) else { return Ok(()) };
         let copies = label_copies(&profile, image);
         if copies != label_copies(&profile, &from) {
-            // It was resized since, and lies elsewhere.
+            // It was resized since, so its label is at another place.
             return Ok(());
         }
         let count = *self.random.pick(&[1, 2, 3, 4, 4]);
         let first = self.random.below(4) as usize;
         let chosen: Vec<_> = copies.into_iter().cycle().skip(first).take(count).collect();
         Damage::transplant(image, &chosen, &from);
-        self.story.push(format!("{count} copies of the label of replica {replica} are {whose}"));
+        self.log_lines.push(format!("{count} copies of the label of replica {replica} are {whose}"));
         let plan =
             MachinePlan { is_damaged: true, ..self.plan("a machine with labels of another", self.all_present()) };
-        let result = self.machine(plan, move |up| async move {
-            for piece in up.client.pieces(&up.random) {
-                if up.client.read(piece).await.is_err() {
+        let result = self.machine(plan, move |running| async move {
+            for piece in running.client.pieces(&running.random) {
+                if running.client.read(piece).await.is_err() {
                     return;
                 }
             }
@@ -157,19 +160,19 @@ impl Trial {
         let earlier = self.earlier(replica);
         let Some(image) = self.replicas[replica].image.as_mut() else { return Ok(()) };
         let Some(what) = Damage::bit_rot(image, &earlier, &self.random) else { return Ok(()) };
-        self.story.push(format!("on replica {replica}, {what}"));
+        self.log_lines.push(format!("on replica {replica}, {what}"));
         let plan =
             MachinePlan { is_damaged: true, ..self.plan("a machine with a decayed replica", self.all_present()) };
-        let result = self.machine(plan, move |up| async move {
-            for piece in up.client.pieces(&up.random) {
-                if up.client.read(piece).await.is_err() {
+        let result = self.machine(plan, move |running| async move {
+            for piece in running.client.pieces(&running.random) {
+                if running.client.read(piece).await.is_err() {
                     return;
                 }
             }
         })?;
         self.report.decays += 1;
         match result.refused {
-            // Its label is gone, or cannot be read.
+            // Its label is missing or unreadable.
             None | Some(MirrorError::Label { .. } | MirrorError::Replica { .. }) => Ok(()),
             Some(MirrorError::Assemble { error: AssembleError::NotAReplica { replica: at }, .. }) if at <= replica => {
                 Ok(())
@@ -179,7 +182,7 @@ impl Trial {
     }
 }
 
-/// What blocks were certain to hold before a replica went away.
+/// The certain contents of blocks before a replica went offline.
 struct ContentBefore {
     content: BTreeMap<Lba, Content>,
 }
@@ -190,78 +193,80 @@ impl ContentBefore {
         ContentBefore { content: checker.touched().into_iter().filter_map(of).collect() }
     }
 
-    /// Whether a block could be read for certain. One that was never touched could.
+    /// True if a block could certainly be read. A block that was never written could.
     fn is_readable(&self, lba: Lba) -> bool {
         self.content.get(&lba).is_some_and(|content| *content != Content::Unreadable)
     }
 }
 
-/// A block that all replicas have lost but one that was away.
+/// A block that all replicas have lost except one that was offline.
 #[derive(Clone, Copy, Debug)]
 struct LostBlock {
     lba: Lba,
     away: usize,
-    /// The one that was away can read its copy, however old.
+    /// The offline replica can read its copy, however old.
     has_copy: bool,
-    /// That copy is the current one, and the stored guards of the others can tell.
+    /// That copy is current, and the others' stored guards prove it.
     is_proven: bool,
 }
 
-/// Changes blocks here and there and closes in good order.
-async fn write_some(up: &RunningMirror) {
-    for _ in 0..up.random.between(1, 6) {
-        let blocks = up.random.between(1, up.client.capacity_blocks().min(8));
-        let first = up.random.below(up.client.capacity_blocks() - blocks + 1);
+/// Changes some blocks and closes the mirror.
+async fn write_some(running: &RunningMirror) {
+    for _ in 0..running.random.between(1, 6) {
+        let blocks = running.random.between(1, running.client.capacity_blocks().min(8));
+        let first = running.random.below(running.client.capacity_blocks() - blocks + 1);
         let Ok(extent) = Extent::from_raw(first, blocks) else { return };
-        if up.client.write(extent, up.random.chance(20), &up.random).await.is_err() {
+        if running.client.write(extent, running.random.chance(20), &running.random).await.is_err() {
             return;
         }
     }
-    up.close().await;
+    running.close().await;
 }
 
-/// The block that was lost is right or fails, at any time; the replica that was away keeps its copy where it fails; writing it
-/// ends that.
-async fn beside(up: &RunningMirror, loss: &LostBlock) -> Result<(), Stop> {
-    let pieces = up.client.pieces(&up.random);
-    if up.random.chance(50) {
+/// Reads of the lost block are right or fail, at any time. The replica that was offline keeps its copy where reads
+/// fail. A write ends that.
+async fn beside(running: &RunningMirror, loss: &LostBlock) -> Result<(), Stop> {
+    let pieces = running.client.pieces(&running.random);
+    if running.random.chance(50) {
         for piece in &pieces {
-            up.client.read_or_lose(*piece, loss.lba).await?;
+            running.client.read_or_lose(*piece, loss.lba).await?;
         }
     }
-    quiesce(up).await?;
+    quiesce(running).await?;
     for piece in pieces {
         match loss.is_proven {
-            true => up.client.read(piece).await?,
+            true => running.client.read(piece).await?,
             false => {
-                up.client.read_or_lose(piece, loss.lba).await?;
+                running.client.read_or_lose(piece, loss.lba).await?;
             }
         }
     }
     let one = Extent::one(loss.lba);
-    if loss.has_copy && !holds(up, loss.away, one).await {
-        up.harness.find(format!("the last readable copy of block {}, on replica {}, is gone", loss.lba, loss.away));
+    if loss.has_copy && !holds(running, loss.away, one).await {
+        running
+            .harness
+            .find(format!("the last readable copy of block {}, on replica {}, is gone", loss.lba, loss.away));
         return Err(Stop);
     }
-    up.client.write(one, true, &up.random).await?;
-    quiesce_and_compare(up).await
+    running.client.write(one, true, &running.random).await?;
+    quiesce_and_compare(running).await
 }
 
-/// Everything is read as it was; a repair names the block, and mends it unless a read has.
-async fn check_repair(up: &RunningMirror, lba: Lba) -> Result<(), Stop> {
-    if up.random.chance(50) {
-        for piece in up.client.pieces(&up.random) {
-            up.client.read(piece).await?;
+/// Every read is as before; a repair reports the block and repairs it, unless a read has.
+async fn check_repair(running: &RunningMirror, lba: Lba) -> Result<(), Stop> {
+    if running.random.chance(50) {
+        for piece in running.client.pieces(&running.random) {
+            running.client.read(piece).await?;
         }
     }
-    let stack = up.client.stack();
+    let stack = running.client.stack();
     let extent = Extent::one(lba);
     if let Err(error) = stack.execute(Request::repair(extent)).await {
         let faults = error.bad_blocks().map_or_else(Vec::new, |faults| faults.as_slice().to_vec());
         if faults.len() != 1 || faults[0].lba != lba || !faults[0].repaired {
-            up.harness.find(format!("the repair of damaged block {lba} said: {error}"));
+            running.harness.find(format!("the repair of damaged block {lba} said: {error}"));
             return Err(Stop);
         }
     }
-    quiesce_and_compare(up).await
+    quiesce_and_compare(running).await
 }

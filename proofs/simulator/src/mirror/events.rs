@@ -12,53 +12,54 @@ use super::machine::RunningMirror;
 use super::replica_env::{ReplicaEnv, ReplicaLink};
 
 /// Injects events until `done`.
-pub(super) async fn disturb(up: RunningMirror, done: Rc<Cell<bool>>) {
+pub(super) async fn disturb(running: RunningMirror, done: Rc<Cell<bool>>) {
     while !done.get() {
-        pause(&up).await;
+        pause(&running).await;
         if done.get() {
             return;
         }
-        let envs = up.in_use();
-        // When all replicas with labels are gone nothing can be noted, and the mirror waits for them.
+        let envs = running.in_use();
+        // While all replicas with labels are offline no label can be written, and the mirror waits for them.
         let victims: Vec<_> =
-            envs.iter().filter(|env| env.has_no_label || !up.harness.has_unlabelled_replica()).collect();
-        let env = (*up.random.pick(&victims)).clone();
-        if env.link.get() == ReplicaLink::Gone && up.random.chance(85) {
+            envs.iter().filter(|env| env.has_no_label || !running.harness.has_unlabelled_replica()).collect();
+        let env = (*running.random.pick(&victims)).clone();
+        if env.link.get() == ReplicaLink::Gone && running.random.chance(85) {
             continue;
         }
-        match up.random.below(100) {
-            0..25 => disconnect(&up, &env),
-            25..40 => hang(&up, &env),
-            40..52 => fill(&up, &env),
-            52..64 => up.executor.spawn("release", release(env)).await,
-            64..88 => repair(&up).await,
-            88..92 => add(&up).await,
-            92..96 => replace(&up, &env).await,
-            _ => remove(&up, &env).await,
+        match running.random.below(100) {
+            0..25 => disconnect(&running, &env),
+            25..40 => hang(&running, &env),
+            40..52 => fill(&running, &env),
+            52..64 => running.executor.spawn("release", release(env)).await,
+            64..88 => repair(&running).await,
+            88..92 => add(&running).await,
+            92..96 => replace(&running, &env).await,
+            _ => remove(&running, &env).await,
         }
     }
 }
 
-async fn pause(up: &RunningMirror) {
-    let microseconds = *up.random.pick(&[
-        up.random.between(20, 500),
-        up.random.between(500, 10_000),
-        up.random.between(500, 10_000),
-        up.random.between(10_000, 300_000),
+async fn pause(running: &RunningMirror) {
+    let microseconds = *running.random.pick(&[
+        running.random.between(20, 500),
+        running.random.between(500, 10_000),
+        running.random.between(500, 10_000),
+        running.random.between(10_000, 300_000),
     ]);
-    up.executor.delay(Duration::from_micros(microseconds)).await;
+    running.executor.delay(Duration::from_micros(microseconds)).await;
 }
 
 async fn release(env: Rc<ReplicaEnv>) {
     env.held.set(false);
 }
 
-/// After a while, lets the replica be opened again, unless something else has happened to it since.
-fn later(up: &RunningMirror, env: &Rc<ReplicaEnv>, then: impl FnOnce(&Harness, &ReplicaEnv) + 'static) {
-    let (harness, env, executor, epoch) = (up.harness.clone(), env.clone(), up.executor.clone(), env.epoch.get());
-    let most = *up.random.pick(&[200, 5_000, 50_000, 2_000_000]);
-    let delay = Duration::from_micros(up.random.between(10, most));
-    drop(up.executor.spawn("later", async move {
+/// After a delay, lets the replica be opened again, unless another event has hit it since.
+fn later(running: &RunningMirror, env: &Rc<ReplicaEnv>, then: impl FnOnce(&Harness, &ReplicaEnv) + 'static) {
+    let (harness, env, executor, epoch) =
+        (running.harness.clone(), env.clone(), running.executor.clone(), env.epoch.get());
+    let most = *running.random.pick(&[200, 5_000, 50_000, 2_000_000]);
+    let delay = Duration::from_micros(running.random.between(10, most));
+    drop(running.executor.spawn("later", async move {
         executor.delay(delay).await;
         if env.epoch.get() == epoch {
             then(&harness, &env);
@@ -66,74 +67,74 @@ fn later(up: &RunningMirror, env: &Rc<ReplicaEnv>, then: impl FnOnce(&Harness, &
     }));
 }
 
-fn disconnect(up: &RunningMirror, env: &Rc<ReplicaEnv>) {
+fn disconnect(running: &RunningMirror, env: &Rc<ReplicaEnv>) {
     env.held.set(true);
-    up.harness.break_link(env, ReplicaLink::Gone);
-    up.harness.say(format!("at {:?} replica {} goes away", up.executor.now(), env.number));
-    later(up, env, |_, env| env.held.set(false));
+    running.harness.break_link(env, ReplicaLink::Gone);
+    running.harness.log(format!("at {:?} replica {} goes away", running.executor.now(), env.number));
+    later(running, env, |_, env| env.held.set(false));
 }
 
-fn hang(up: &RunningMirror, env: &Rc<ReplicaEnv>) {
+fn hang(running: &RunningMirror, env: &Rc<ReplicaEnv>) {
     if env.link.get() == ReplicaLink::Up {
-        up.harness.say(format!("at {:?} replica {} hangs", up.executor.now(), env.number));
-        up.harness.break_link(env, ReplicaLink::Hung);
-        later(up, env, |harness, env| harness.break_link(env, ReplicaLink::Gone));
+        running.harness.log(format!("at {:?} replica {} hangs", running.executor.now(), env.number));
+        running.harness.break_link(env, ReplicaLink::Hung);
+        later(running, env, |harness, env| harness.break_link(env, ReplicaLink::Gone));
     }
 }
 
-fn fill(up: &RunningMirror, env: &Rc<ReplicaEnv>) {
+fn fill(running: &RunningMirror, env: &Rc<ReplicaEnv>) {
     if env.link.get() == ReplicaLink::Up {
-        up.harness.say(format!("at {:?} replica {} fails changes", up.executor.now(), env.number));
-        up.harness.break_link(env, ReplicaLink::Full);
-        later(up, env, |harness, env| harness.break_link(env, ReplicaLink::Up));
+        running.harness.log(format!("at {:?} replica {} fails changes", running.executor.now(), env.number));
+        running.harness.break_link(env, ReplicaLink::Full);
+        later(running, env, |harness, env| harness.break_link(env, ReplicaLink::Up));
     }
 }
 
-async fn repair(up: &RunningMirror) {
-    let blocks = up.random.between(1, up.client.capacity_blocks().min(32));
-    let first = up.random.below(up.client.capacity_blocks() - blocks + 1);
+async fn repair(running: &RunningMirror) {
+    let blocks = running.random.between(1, running.client.capacity_blocks().min(32));
+    let first = running.random.below(running.client.capacity_blocks() - blocks + 1);
     if let Ok(extent) = Extent::from_raw(first, blocks) {
-        let _ = up.client.repair(extent).await;
+        let _ = running.client.repair(extent).await;
     }
 }
 
-/// A device that is no replica and can be made one.
-fn take_spare(up: &RunningMirror) -> Option<Rc<ReplicaEnv>> {
-    let spare = up.harness.envs.borrow().iter().find(|env| env.is_spare.get()).cloned()?;
+/// A device that is not a replica and can become one.
+fn take_spare(running: &RunningMirror) -> Option<Rc<ReplicaEnv>> {
+    let spare = running.harness.envs.borrow().iter().find(|env| env.is_spare.get()).cloned()?;
     spare.is_spare.set(false);
     spare.held.set(false);
     *spare.allowed.borrow_mut() = (0..spare.profile.capacity_blocks).collect();
     Some(spare)
 }
 
-async fn add(up: &RunningMirror) {
-    let Some(mirror) = up.harness.mirror.borrow().clone() else { return };
-    let Some(spare) = take_spare(up) else { return };
-    let added = mirror.add(up.harness.source(&spare).await, true).await;
-    up.harness.say(format!("at {:?} replica {} is added: {added:?}", up.executor.now(), spare.number));
+async fn add(running: &RunningMirror) {
+    let Some(mirror) = running.harness.mirror.borrow().clone() else { return };
+    let Some(spare) = take_spare(running) else { return };
+    let added = mirror.add(running.harness.source(&spare).await, true).await;
+    running.harness.log(format!("at {:?} replica {} is added: {added:?}", running.executor.now(), spare.number));
     spare.is_member.set(added.is_ok());
 }
 
-/// Looks until a replica that is to take another one's place has everything.
+/// Waits until a replacement has all data.
 const LOOKS: usize = 500;
 
-/// Puts another device in the place of a replica: at once where that is not in sync, else when the new one has everything.
-pub(super) async fn replace(up: &RunningMirror, old: &Rc<ReplicaEnv>) {
-    let Some(mirror) = up.harness.mirror.borrow().clone() else { return };
-    if up.harness.has_unlabelled_replica() || old.is_leaving.get() {
+/// Replaces a replica by another device: at once if it is not in sync, otherwise when the new one has all data.
+pub(super) async fn replace(running: &RunningMirror, old: &Rc<ReplicaEnv>) {
+    let Some(mirror) = running.harness.mirror.borrow().clone() else { return };
+    if running.harness.has_unlabelled_replica() || old.is_leaving.get() {
         return;
     }
-    let Some(spare) = take_spare(up) else { return };
+    let Some(spare) = take_spare(running) else { return };
     spare.replaces.set(Some(old.number));
-    let source = up.harness.source(&spare).await;
+    let source = running.harness.source(&spare).await;
     let done = mirror.replace(&old.name, source, true).await;
-    up.harness.say(format!(
+    running.harness.log(format!(
         "at {:?} replica {} is replaced by {}: {done:?}",
-        up.executor.now(),
+        running.executor.now(),
         old.number,
         spare.number
     ));
-    let is_out = up.harness.state(old).is_none();
+    let is_out = running.harness.state(old).is_none();
     spare.is_member.set(done.is_ok());
     if done.is_ok() {
         spare.replaces.set(None);
@@ -143,23 +144,23 @@ pub(super) async fn replace(up: &RunningMirror, old: &Rc<ReplicaEnv>) {
         return;
     }
     for _ in 0..LOOKS {
-        if up.harness.state(&spare) == Some((ReplicaState::InSync, true)) {
-            return remove(up, old).await;
+        if running.harness.state(&spare) == Some((ReplicaState::InSync, true)) {
+            return remove(running, old).await;
         }
-        up.executor.delay(Duration::from_millis(1)).await;
+        running.executor.delay(Duration::from_millis(1)).await;
     }
 }
 
-async fn remove(up: &RunningMirror, env: &Rc<ReplicaEnv>) {
-    let Some(mirror) = up.harness.mirror.borrow().clone() else { return };
-    let is_other = up.harness.has_unlabelled_replica() || env.is_removed.get();
-    if up.in_use().len() < 3 || is_other {
+async fn remove(running: &RunningMirror, env: &Rc<ReplicaEnv>) {
+    let Some(mirror) = running.harness.mirror.borrow().clone() else { return };
+    let is_other = running.harness.has_unlabelled_replica() || env.is_removed.get();
+    if running.in_use().len() < 3 || is_other {
         return;
     }
     env.is_removed.set(true);
     env.is_leaving.set(true);
     let removed = mirror.remove(&env.name).await;
-    up.harness.say(format!("at {:?} replica {} is removed: {removed:?}", up.executor.now(), env.number));
+    running.harness.log(format!("at {:?} replica {} is removed: {removed:?}", running.executor.now(), env.number));
     env.is_leaving.set(false);
     if removed.is_err() {
         env.is_removed.set(false);

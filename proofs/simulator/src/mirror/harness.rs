@@ -14,7 +14,8 @@ use crate::client::RunContext;
 use crate::executor::Executor;
 use crate::random::Trace;
 
-/// A clock that shortens every pause by a factor, so that the mirror's pauses of seconds meet requests of microseconds.
+/// A clock that shortens every pause by a factor, so that the mirror's pauses of seconds coincide with requests of
+/// microseconds.
 #[derive(Clone)]
 pub(super) struct FasterClock {
     pub executor: Executor,
@@ -30,35 +31,35 @@ impl Clock for FasterClock {
 /// The mirror of one machine.
 pub(super) type MirrorHandle = Rc<Mirror<FasterClock>>;
 
-/// What the parts of one machine share.
+/// The state that the parts of one machine share.
 pub(super) struct Harness {
     pub context: Rc<RunContext>,
     pub envs: RefCell<Vec<Rc<ReplicaEnv>>>,
     pub mirror: RefCell<Option<MirrorHandle>>,
     pub region_shift: u32,
     pub trace: Trace,
-    pub story: RefCell<Vec<String>>,
+    pub log_lines: RefCell<Vec<String>>,
     /// A disk was damaged on purpose.
     pub is_damaged: Cell<bool>,
-    /// How often the only replica with everything was opened again, which may lose what was not flushed.
+    /// How often the only replica with all data was reopened, which may lose unflushed writes.
     pub losses: Cell<u64>,
     /// Replicas that were out of sync from before a change was sent until it completed.
     pub missed_writes: RefCell<Vec<bool>>,
     /// Changes in flight.
     pub changing: Cell<u64>,
     pub completed_changes: Cell<u64>,
-    /// How often the replicas were compared while quiesced.
+    /// The number of comparisons of quiesced replicas.
     pub quiesced_count: Cell<u64>,
-    /// True if the replicas are named in any order, so that an offline one is identified only once it is online.
+    /// True if the replicas are named in random order, so that an offline one is identified only once it is online.
     pub is_any_order: Cell<bool>,
-    /// True if a replica may have to be refused because its last label write was perhaps in flight.
+    /// True if a replica may have to be refused because its last label write may have been in flight.
     pub is_in_doubt: Cell<bool>,
     /// Starts and ends of I/Os of all replicas until the machine stops.
     pub fuse: RefCell<Option<Rc<Cell<u64>>>>,
 }
 
 impl Harness {
-    /// A machine with so many replicas, which are placed in it later.
+    /// A machine for this number of replicas, which are added later.
     pub fn new(context: Rc<RunContext>, region_shift: u32, replicas: usize, trace: Trace) -> Harness {
         Harness {
             context,
@@ -66,7 +67,7 @@ impl Harness {
             trace,
             envs: RefCell::default(),
             mirror: RefCell::default(),
-            story: RefCell::default(),
+            log_lines: RefCell::default(),
             is_damaged: Cell::default(),
             losses: Cell::default(),
             missed_writes: vec![false; replicas].into(),
@@ -83,8 +84,8 @@ impl Harness {
         self.context.find(finding);
     }
 
-    pub fn say(&self, line: String) {
-        self.story.borrow_mut().push(line);
+    pub fn log(&self, line: String) {
+        self.log_lines.borrow_mut().push(line);
     }
 
     /// The replicas that are meant to be in use.
@@ -133,7 +134,7 @@ impl Harness {
 
     /// Changes the state of the link, also for requests in flight.
     pub fn break_link(&self, env: &ReplicaEnv, line: ReplicaLink) {
-        // Whether it is current can be told until the mirror learns of this.
+        // It may be current until the mirror notices this.
         self.clear_in_sync();
         env.link.set(line);
         env.breaks.set(env.breaks.get() + 1);
@@ -143,7 +144,8 @@ impl Harness {
         env.changed.notify();
     }
 
-    /// Replicas that can execute every request now, and since when. Those without a label do not count: they cannot store one.
+    /// Replicas that can execute every request now, and since when. Those without a label do not count: they cannot
+    /// store one.
     fn well(&self) -> Vec<(usize, u64)> {
         let Some(description) = self.describe() else { return Vec::new() };
         let is_well = |env: &&Rc<ReplicaEnv>| {
@@ -171,14 +173,14 @@ impl Harness {
         }
         self.completed_changes.set(self.completed_changes.get() + 1);
         let now = self.out_of_sync();
-        // A replica that failed only meanwhile may have this change, and the other labels may not list it as out of sync yet.
+        // A replica that failed during the change may have it, and the other labels may not list it as out of sync yet.
         left.iter()
             .filter(|replica| now.contains(replica))
             .for_each(|replica| self.missed_writes.borrow_mut()[*replica] = true);
         self.clear_in_sync();
     }
 
-    /// A replica that is in sync has every write that it missed: it was resynced since.
+    /// An in-sync replica has every write that it missed: it was resynced since.
     pub fn clear_in_sync(&self) {
         for env in self.envs.borrow().iter() {
             if matches!(self.state(env), Some((ReplicaState::InSync, _))) {

@@ -1,4 +1,4 @@
-//! The link to a replica's volume, which can break: opening it, and every request on the way to it.
+//! The link to a replica's volume, which can break: opening it, and every request through it.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use crate::disk::{Behaviour, SimDisk, Survival};
 use crate::system::{System, Volumes};
 
 impl Harness {
-    /// What the mirror is to know of a replica, which is opened for it.
+    /// Opens a replica and describes it for the mirror.
     pub async fn source(self: &Rc<Self>, env: &Rc<ReplicaEnv>) -> ReplicaSource {
         let device = self.open(env).await;
         let (harness, again) = (self.clone(), env.clone());
@@ -25,14 +25,14 @@ impl Harness {
         ReplicaSource { name: env.name.clone(), device, reopen: Some(reopen) }
     }
 
-    /// Opens the volume, on its first disk or, after a break, on what a kill or a power cut has left of it.
+    /// Opens the volume, on its first disk or, after a break, on what survived a kill or a power cut.
     pub fn open(self: &Rc<Self>, env: &Rc<ReplicaEnv>) -> LocalBoxFuture<'static, Result<DynDevice, String>> {
         let (harness, env) = (self.clone(), env.clone());
         Box::pin(async move {
             if env.held.get() {
                 return Err("it is offline".to_owned());
             }
-            // One opening after the other: the disk of one that is in flight cannot be taken.
+            // Opens are sequential: the disk of an open in progress cannot be taken.
             env.changed.wait_until(|| !env.is_opening.get()).await;
             let _opening = IsOpening::of(&env);
             harness.break_link(&env, ReplicaLink::Gone);
@@ -63,12 +63,12 @@ impl Harness {
         })
     }
 
-    /// Takes what a stop leaves of the disk that was in use, and makes a new disk of it.
+    /// Takes what survives of the disk in use, and makes a new disk of it.
     fn fresh_disk(&self, env: &ReplicaEnv) -> SimDisk {
         let used = env.disk.borrow_mut().take();
         if let Some(used) = used {
             let survival = Survival::draw(&env.random);
-            self.say(format!("replica {} is opened anew after {survival}", env.number));
+            self.log(format!("replica {} is opened anew after {survival}", env.number));
             self.restarted(env);
             *env.image.borrow_mut() = Some(used.power_off(survival, &env.random.fork("survival")));
         }
@@ -80,7 +80,7 @@ impl Harness {
     }
 }
 
-/// A replica that is being opened, however that ends.
+/// Marks a replica as being opened, until dropped.
 struct IsOpening(Rc<ReplicaEnv>);
 
 impl IsOpening {
@@ -97,7 +97,7 @@ impl Drop for IsOpening {
     }
 }
 
-/// The link to a replica's volume, as of one open.
+/// The link to a replica's volume, for one open.
 struct LinkedDevice {
     geometry: Geometry,
     inner: DynDevice,
@@ -111,7 +111,7 @@ impl LinkedDevice {
         self.env.epoch.get() != self.epoch
     }
 
-    /// Waits while the link hangs; false if it broke meanwhile.
+    /// Waits while the link hangs; false if it broke during that.
     async fn is_answered(&self) -> bool {
         self.env.changed.wait_until(|| self.is_lost() || self.env.link.get() != ReplicaLink::Hung).await;
         !self.is_lost()
@@ -122,7 +122,7 @@ impl LinkedDevice {
             && (request.kind().changes_blocks() || request.kind() == RequestKind::WriteReserved)
     }
 
-    /// Checks that a write to a replica concerns regions that hosts have changed and it may lack.
+    /// Checks that a write to a replica is to regions that hosts have changed and that it may lack.
     fn check(&self, extent: Extent) {
         let allowed = self.env.allowed.borrow();
         for region in self.harness.regions(extent) {

@@ -1,4 +1,4 @@
-//! One machine with a mirror: its replicas' disks, the mirror, and what its hosts do until they end or it stops.
+//! One machine with a mirror: its replicas' disks, the mirror, and its hosts, until they end or it stops.
 
 use std::rc::Rc;
 
@@ -21,7 +21,7 @@ pub(super) struct RunningMirror {
     pub client: Client,
     pub executor: Executor,
     pub random: Rc<Random>,
-    /// How much faster the mirror's clock is.
+    /// The acceleration of the mirror's clock.
     pub factor: u32,
 }
 
@@ -43,7 +43,7 @@ impl RunningMirror {
         let Some(mirror) = self.harness.mirror.borrow().clone() else { return };
         let closed = mirror.close().await;
         let mut is_well = closed.is_ok();
-        // Those that the mirror does not use may be opened again at any time, and are just left.
+        // Those that the mirror does not use may be reopened at any time, and are dropped.
         let is_here = |env: &Rc<ReplicaEnv>| self.harness.state(env).is_some_and(|(_, is_here)| is_here);
         for env in self.in_use().into_iter().filter(is_here) {
             let close = env.close.borrow_mut().take();
@@ -60,7 +60,7 @@ impl RunningMirror {
     }
 }
 
-/// How a mirror is opened.
+/// The options of an open mirror.
 #[derive(Clone, Copy)]
 pub(super) struct OpenConfig {
     pub mutation: Mutation,
@@ -95,18 +95,19 @@ impl MachineSetup {
             self.open_config.hooks(),
         )
         .await?;
-        Ok(self.up(opened))
+        Ok(self.start(opened))
     }
 
-    /// Makes a mirror of the replicas that are meant to be in use, whatever is on them. That of the given one counts.
+    /// Makes a mirror of the replicas that are meant to be in use, whatever is on them. `source` has the content that
+    /// counts.
     pub async fn make(self, from: Option<usize>) -> Result<RunningMirror, ReplicaError> {
         let options = CreateOptions { random: self.open_config.random, name: None, from, force: true };
         let opened =
             create_with_hooks(self.sources(false).await, self.clock(), options, self.open_config.hooks()).await?;
-        Ok(self.up(opened))
+        Ok(self.start(opened))
     }
 
-    /// The replicas, in the order of their numbers or in any.
+    /// The replicas, in the order of their numbers or in random order.
     async fn sources(&self, is_any_order: bool) -> Vec<ReplicaSource> {
         let mut sources = Vec::new();
         for env in self.harness.members() {
@@ -125,7 +126,7 @@ impl MachineSetup {
         FasterClock { executor: self.executor.clone(), factor: self.open_config.factor }
     }
 
-    fn up(self, opened: OpenMirror<FasterClock>) -> RunningMirror {
+    fn start(self, opened: OpenMirror<FasterClock>) -> RunningMirror {
         let MachineSetup { harness, executor, random, open_config } = self;
         *harness.mirror.borrow_mut() = Some(opened.mirror.clone());
         drop(executor.spawn("mirror's worker", opened.worker.run()));

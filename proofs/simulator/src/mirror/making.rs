@@ -1,8 +1,8 @@
-//! How a mirror comes about, of blank devices or of one with content, and what a stop at any start or end of an I/O leaves
-//! of that.
+//! Creation of a mirror, from blank devices or from one with content, and stops at any start or end of an I/O during
+//! that.
 //!
-//! At every point the content is where it was, an open reads it or is refused, and once an in-sync replica has its label the mirror
-//! opens: a device that got no label yet is made a replica again.
+//! At every point the source has its content, an open reads it or is refused, and once an in-sync replica has its label
+//! the mirror opens: a device without a label is added again.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,15 +18,15 @@ use super::trial::{MachinePlan, Trial, audit};
 use crate::client::{Client, Stop};
 use crate::workload::{self, Workload};
 
-/// Starts and ends of I/Os that making a mirror is likely to take.
+/// The usual number of starts and ends of I/Os to make a mirror.
 const LIKELY_BOUNDARIES: u64 = 250;
 
 impl Trial {
-    /// The mirror is made, as often as it takes.
+    /// Makes the mirror, with as many attempts as needed.
     pub fn make(&mut self) -> Result<(), String> {
         if self.replicas.iter().any(|replica| replica.has_no_label) {
             let plan = self.plan("the first machine", self.all_present());
-            let result = self.machine(plan, |up| async move { up.close().await })?;
+            let result = self.machine(plan, |running| async move { running.close().await })?;
             return result.refused.map_or(Ok(()), |error| Err(format!("a mirror could not be made: {error}")));
         }
         let has_content = self.random.chance(60);
@@ -42,13 +42,13 @@ impl Trial {
         Ok(())
     }
 
-    /// Where the next machine is to be cut, if it is: where the order says, or somewhere before this.
+    /// The stop of the next machine: at the ordered point, or at a random one below this.
     pub fn draw_cut(&mut self, before: u64) -> Option<u64> {
         let drawn = self.random.chance(50).then(|| self.random.between(1, before));
         self.cut_at.or(drawn.filter(|_| self.config.crash_at.is_none()))
     }
 
-    /// The first replica gets content that counts, and perhaps another one content that does not.
+    /// Writes content to the first replica, which counts, and perhaps to another one, which does not.
     fn fill_legs(&mut self) -> Result<(), String> {
         self.fill(0, self.checker.clone())?;
         if self.random.chance(40) {
@@ -56,7 +56,7 @@ impl Trial {
         }
         for (number, replica) in self.replicas.iter_mut().enumerate().filter(|(_, replica)| replica.is_member) {
             replica.is_current = number == 0;
-            // Nothing may be written to the replica that has everything.
+            // The source must not be written.
             if number == 0 { replica.allowed.clear() } else { replica.allow_all() }
         }
         Ok(())
@@ -69,11 +69,11 @@ impl Trial {
         self.stage(plan, move |stage| async move { use_alone(&stage, replica).await }).map(drop)
     }
 
-    /// Makes the mirror, or opens what there is of it; whether it is there for certain.
+    /// Makes the mirror, or opens what exists of it; returns whether it exists for certain.
     fn make_once(&mut self, has_content: bool, cut: Option<u64>) -> Result<bool, String> {
         let labels: Vec<bool> = self.replicas.iter().map(|replica| replica.own_label().is_some()).collect();
         let is_there = if has_content { labels[0] } else { labels.contains(&true) };
-        // Blank devices become a mirror by being opened, too.
+        // Blank devices also become a mirror when they are opened.
         let is_opened = is_there || (!has_content && self.random.chance(50));
         let (from, is_durable, is_ordered) =
             (has_content.then_some(0), self.is_durable, self.config.crash_at.is_some());
@@ -85,12 +85,12 @@ impl Trial {
                 false => stage.make(from).await.map_err(|error| error.to_string()),
             };
             match made {
-                Ok(up) if is_ordered => quiesce_and_close(&up).await.unwrap_or(()),
-                Ok(up) => first_steps(&up, is_durable).await,
+                Ok(running) if is_ordered => quiesce_and_close(&running).await.unwrap_or(()),
+                Ok(running) => first_steps(&running, is_durable).await,
                 Err(error) => harness.find(format!("a mirror that may have been cut short cannot be made: {error}")),
             }
         })?;
-        self.spend(cut, result.left, result.is_stopped);
+        self.record_cut(cut, result.left, result.is_stopped);
         if result.is_stopped && !result.was_open {
             self.update_from_labels(has_content);
         }
@@ -106,7 +106,7 @@ impl Trial {
         Ok(is_there && self.random.chance(60))
     }
 
-    /// Of a mirror that never was up only labels tell who has everything.
+    /// For a mirror that was never open, only labels tell which replica has all data.
     fn update_from_labels(&mut self, has_content: bool) {
         let states: Vec<Option<ReplicaState>> = self.replicas.iter().map(Replica::own_state).collect();
         let is_any = states.iter().any(Option::is_some);
@@ -122,8 +122,8 @@ impl Trial {
             trial.replicas.iter_mut().for_each(Replica::allow_all);
             let (is_durable, checker) = (trial.is_durable, Rc::new(RefCell::new(trial.checker.borrow().clone())));
             let plan = MachinePlan { checker, ..trial.plan(what, present) };
-            let result = trial.machine(plan, move |up| async move {
-                let _ = audit(&up, is_durable).await;
+            let result = trial.machine(plan, move |running| async move {
+                let _ = audit(&running, is_durable).await;
             })?;
             match result.refused {
                 None => Ok(()),
@@ -156,25 +156,25 @@ async fn use_alone(stage: &MachineSetup, replica: usize) {
     }
 }
 
-/// All that a mirror needs to do by itself, so that every point of it may be cut.
-pub(super) async fn quiesce_and_close(up: &RunningMirror) -> Result<(), Stop> {
-    quiesce_and_compare(up).await?;
-    up.close().await;
+/// Everything that a mirror does by itself, so that it can be stopped at every point of it.
+pub(super) async fn quiesce_and_close(running: &RunningMirror) -> Result<(), Stop> {
+    quiesce_and_compare(running).await?;
+    running.close().await;
     Ok(())
 }
 
-/// What is done with a mirror that was just made: nothing much.
-async fn first_steps(up: &RunningMirror, is_durable: bool) {
-    if up.random.chance(60) && audit(up, is_durable).await.is_err() {
+/// Uses a mirror that was just made, briefly.
+async fn first_steps(running: &RunningMirror, is_durable: bool) {
+    if running.random.chance(60) && audit(running, is_durable).await.is_err() {
         return;
     }
-    if up.random.chance(30) {
-        workload::drive(Workload::Hot, &up.client, &up.executor, &up.random).await;
+    if running.random.chance(30) {
+        workload::drive(Workload::Hot, &running.client, &running.executor, &running.random).await;
     }
-    if up.random.chance(50) && quiesce_and_compare(up).await.is_err() {
+    if running.random.chance(50) && quiesce_and_compare(running).await.is_err() {
         return;
     }
-    if up.random.chance(60) {
-        up.close().await;
+    if running.random.chance(60) {
+        running.close().await;
     }
 }

@@ -1,4 +1,4 @@
-//! Older images of replicas: put back, and going on alone before all come together again.
+//! Older images of replicas: restored, used alone, and then combined with the others.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use super::replica::Replica;
 use super::split_brain::go_on_alone;
 use super::trial::{MachinePlan, Trial, audit};
 
-/// A replica with another image than it has.
+/// A replica with an older image.
 struct OlderImage {
     at: usize,
     before: u64,
@@ -21,8 +21,8 @@ struct OlderImage {
 }
 
 impl Trial {
-    /// A replica of which there is an older image, since which at least two labels were written, while another one has everything
-    /// and says so.
+    /// A replica with an older image, since which at least two labels were written, while another replica has all data
+    /// and its label shows that.
     fn draw_older(&mut self) -> Option<OlderImage> {
         let at = self.random.below(self.replicas.len() as u64) as usize;
         let is_last = !self.replicas.iter().enumerate().any(|(other, replica)| other != at && replica.knows_in_sync());
@@ -37,14 +37,14 @@ impl Trial {
     }
 
     fn put_back(&mut self, OlderImage { at, before, after, image }: OlderImage) {
-        self.story.push(format!("replica {at} is put back to what it was at label {before}; it had label {after}"));
+        self.log_lines.push(format!("replica {at} is put back to what it was at label {before}; it had label {after}"));
         let replica = &mut self.replicas[at];
         (replica.is_current, replica.is_old, replica.image) = (false, true, Some(image));
         replica.older = None;
         replica.allow_all();
     }
 
-    /// Puts an older image in the place of a replica, where at least two labels were written since.
+    /// Restores an older image of a replica that is at least two labels old.
     pub fn swap_old(&mut self) {
         if self.random.chance(30)
             && let Some(older) = self.draw_older()
@@ -53,8 +53,8 @@ impl Trial {
         }
     }
 
-    /// An older image of a replica is used alone, and then all come together. What only the one or the others have is never abandoned
-    /// without a word: they are refused, and the others have what they had.
+    /// Uses an older image of a replica alone, and then combines all. Content that only one side has is never dropped
+    /// silently: such replicas are refused, and the others keep their content.
     pub fn go_on_from_old(&mut self) -> Result<(), String> {
         if self.replicas.iter().any(|replica| replica.has_no_label) {
             return Ok(());
@@ -72,19 +72,20 @@ impl Trial {
         (0..self.replicas.len()).map(|replica| replica == at).collect()
     }
 
-    /// The image is only opened: that leaves nothing that speaks against it or the others.
+    /// The image is only opened, which changes no label in a way that excludes it or the others.
     fn look_alone(&mut self, at: usize) -> Result<(), String> {
-        // The in-sync replica may not have a label that says so from before the image was put back; then no label shows it.
+        // The in-sync replica's label from before the image was restored may not show that it is in sync; then no label
+        // does.
         let is_known_in_sync =
             self.replicas.iter().enumerate().any(|(replica, of)| replica != at && of.knows_in_sync());
         let plan = MachinePlan {
             checker: self.blank_checker(),
             ..self.plan("a machine with an older image alone", self.alone(at))
         };
-        let result = self.machine(plan, |up| async move {
-            up.executor.delay(std::time::Duration::from_millis(up.random.below(30))).await;
-            if up.random.chance(50) {
-                up.close().await;
+        let result = self.machine(plan, |running| async move {
+            running.executor.delay(std::time::Duration::from_millis(running.random.below(30))).await;
+            if running.random.chance(50) {
+                running.close().await;
             }
         })?;
         if result.refused.is_some() {
@@ -93,9 +94,9 @@ impl Trial {
         let (is_durable, checker) = (self.is_durable, Rc::new(RefCell::new(self.checker.borrow().clone())));
         let plan =
             MachinePlan { checker, ..self.plan("a machine with all after one was looked at", self.all_present()) };
-        let result = self.machine(plan, move |up| async move {
-            if audit(&up, is_durable).await.is_ok() {
-                let _ = quiesce_and_compare(&up).await;
+        let result = self.machine(plan, move |running| async move {
+            if audit(&running, is_durable).await.is_ok() {
+                let _ = quiesce_and_compare(&running).await;
             }
         })?;
         match result.refused.filter(|error| !self.is_in_doubt(error)) {
@@ -105,7 +106,7 @@ impl Trial {
         }
     }
 
-    /// The image is written alone. `is_apart` is whether something was answered since it was taken.
+    /// The image is written alone. `is_apart` tells whether a change completed since it was taken.
     fn go_on_from(&mut self, at: usize, is_apart: bool) -> Result<(), String> {
         let others: Vec<bool> =
             self.replicas.iter().enumerate().map(|(replica, of)| replica != at && of.knows_in_sync()).collect();
@@ -115,7 +116,7 @@ impl Trial {
             checker: self.blank_checker(),
             ..self.plan("a machine with an older image alone", self.alone(at))
         };
-        let result = self.machine(plan, |up| async move { go_on_from_image(&up).await })?;
+        let result = self.machine(plan, |running| async move { go_on_from_image(&running).await })?;
         match result.refused {
             Some(MirrorError::Assemble {
                 error: AssembleError::NoneInSync | AssembleError::NotAReplica { .. } | AssembleError::Removed { .. },
@@ -125,7 +126,7 @@ impl Trial {
             None => {}
         }
         if !is_apart {
-            // The others may have been taken back, and have what is there now.
+            // The others may have been reattached, and have the current content.
             return Ok(());
         }
         if result.completed_changes > 0
@@ -137,15 +138,15 @@ impl Trial {
     }
 }
 
-/// Uses an older image, and perhaps has the others come back meanwhile.
-async fn go_on_from_image(up: &RunningMirror) {
-    if up.random.chance(40) {
-        let envs = up.in_use();
-        let (executor, delay) = (up.executor.clone(), up.random.below(20_000));
-        drop(up.executor.spawn("release", async move {
+/// Uses an older image, sometimes with the others returning meanwhile.
+async fn go_on_from_image(running: &RunningMirror) {
+    if running.random.chance(40) {
+        let envs = running.in_use();
+        let (executor, delay) = (running.executor.clone(), running.random.below(20_000));
+        drop(running.executor.spawn("release", async move {
             executor.delay(std::time::Duration::from_micros(delay)).await;
             envs.iter().for_each(|env| env.held.set(false));
         }));
     }
-    go_on_alone(up).await;
+    go_on_alone(running).await;
 }

@@ -1,4 +1,4 @@
-//! Another device in the place of a replica, and what a stop at any start or end of an I/O leaves of that.
+//! Replacement of a replica by another device, and stops at any start or end of an I/O during that.
 //!
 //! Labels list the replacement or do not: an open that names the new device succeeds, and one that names the old device succeeds or
 //! is refused. Reads are right.
@@ -12,11 +12,11 @@ use super::replica::Replica;
 use super::trial::{MachinePlan, Trial, audit};
 use crate::workload::{self, Workload};
 
-/// Starts and ends of I/Os that a replacement is likely to take.
+/// The usual number of starts and ends of I/Os in a replacement.
 const LIKELY_BOUNDARIES: u64 = 400;
 
 impl Trial {
-    /// A machine in which a replica is replaced, if there is something to replace it with.
+    /// Runs a machine in which a replica is replaced, if there is a spare device.
     pub fn replace(&mut self) -> Result<(), String> {
         let Some(new) = self.replicas.iter().position(|replica| replica.is_spare) else { return Ok(()) };
         let old = self.random.below(self.replicas.len() as u64) as usize;
@@ -32,23 +32,23 @@ impl Trial {
         let cut = self.draw_cut(LIKELY_BOUNDARIES);
         let (is_durable, is_all, is_ordered) = (self.is_durable, present[old], self.config.crash_at.is_some());
         let plan = MachinePlan { cut, ..self.plan("a machine in which a replica is replaced", present) };
-        let result = self.machine(plan, move |up| async move {
-            let env = up.harness.envs.borrow()[old].clone();
-            if !is_ordered && up.random.chance(30) && audit(&up, is_durable).await.is_err() {
+        let result = self.machine(plan, move |running| async move {
+            let env = running.harness.envs.borrow()[old].clone();
+            if !is_ordered && running.random.chance(30) && audit(&running, is_durable).await.is_err() {
                 return;
             }
-            replace(&up, &env).await;
+            replace(&running, &env).await;
             if is_ordered {
-                return quiesce_and_close(&up).await.unwrap_or(());
+                return quiesce_and_close(&running).await.unwrap_or(());
             }
-            if up.random.chance(30) {
-                workload::drive(Workload::Hot, &up.client, &up.executor, &up.random).await;
+            if running.random.chance(30) {
+                workload::drive(Workload::Hot, &running.client, &running.executor, &running.random).await;
             }
-            if up.random.chance(50) && quiesce_and_compare(&up).await.is_ok() && up.random.chance(60) {
-                up.close().await;
+            if running.random.chance(50) && quiesce_and_compare(&running).await.is_ok() && running.random.chance(60) {
+                running.close().await;
             }
         })?;
-        self.spend(cut, result.left, result.is_stopped);
+        self.record_cut(cut, result.left, result.is_stopped);
         if let Some(error) =
             result.refused.filter(|error| !self.is_in_doubt(error) && (is_all || !Trial::is_none_in_sync(error)))
         {
@@ -57,7 +57,7 @@ impl Trial {
         if result.is_stopped { self.name_both(old, new) } else { Ok(()) }
     }
 
-    /// After a stop, somebody names the one and somebody the other.
+    /// After a stop, opens that name the old or the new device.
     fn name_both(&mut self, old: usize, new: usize) -> Result<(), String> {
         self.check_open("a machine with the new device", self.all_present(), true)?;
         if !self.replicas[old].is_removed || !self.replicas[new].is_member {
@@ -73,15 +73,14 @@ impl Trial {
     }
 
     fn probe_as_named(&mut self, unnamed: usize) -> Result<(), String> {
-        // A device that is not named is left alone.
+        // A device that is not named is not touched.
         let image = self.replicas[unnamed].image.clone();
         let done = self.check_open("a machine with the old device", self.all_present(), false);
         self.replicas[unnamed].image = image;
         done
     }
 
-    /// A device was being put in the place of a replica when the machine stopped: which of them is a replica depends on what
-    /// was noted.
+    /// A replacement was in progress when the machine stopped: the labels decide which device is a replica.
     pub fn decide_replacement(&mut self, new: usize, old: usize) {
         let others =
             self.replicas.iter().enumerate().filter(|(at, replica)| *at != new && *at != old && replica.is_in_use());
@@ -92,7 +91,7 @@ impl Trial {
             let id = own.replicas[own.own_index].id;
             labels.iter().any(|label| !label.replicas.iter().any(|member| member.id == id))
         });
-        // The mirror did not know it by its name any more, so it was not asked.
+        // The mirror no longer had its name, so it was not opened.
         let is_left = self.replicas[old].is_recorded_as(&self.replicas, |state| state != ReplicaState::InSync);
         self.replicas[old].is_removed |= is_out;
         self.replicas[old].is_current &= !is_out && !is_left;

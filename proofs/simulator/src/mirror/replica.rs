@@ -21,25 +21,25 @@ pub(super) struct Replica {
     /// True if it has no label.
     pub has_no_label: bool,
     pub image: Option<Image>,
-    /// As it was when it was made.
+    /// Its state when it was made.
     blank: Image,
-    /// As it was at some stop before.
+    /// Its state at an earlier stop.
     pub older: Option<Image>,
-    /// How many changes the mirror had answered by then.
+    /// The number of changes that had completed by then.
     pub older_at: u64,
     pub is_member: bool,
     pub is_removed: bool,
     pub is_spare: bool,
     /// True if it has every completed write.
     pub is_current: bool,
-    /// True if writes completed without it, and the other labels say so.
+    /// True if writes completed without it, and the other labels list it as out of sync.
     pub missed_writes: bool,
     /// True if an older image of it was restored.
     pub is_old: bool,
     pub allowed: BTreeSet<u64>,
 }
 
-/// A replica before an excursion.
+/// A replica's state before an isolated run.
 pub(super) struct ReplicaSnapshot {
     flags: [bool; 6],
     allowed: BTreeSet<u64>,
@@ -92,11 +92,11 @@ impl Replica {
 
     /// Allows writes to every region.
     pub fn allow_all(&mut self) {
-        // At least so many regions.
+        // At least this number of regions.
         self.allowed = (0..self.profile.capacity_blocks.min(1 << 15)).collect();
     }
 
-    /// As it was when it was made.
+    /// Its state when it was made.
     pub fn blank(&self) -> &Image {
         &self.blank
     }
@@ -161,12 +161,12 @@ impl Replica {
         self.is_removed = env.is_removed.get();
         self.is_spare = env.is_spare.get();
         if !self.is_member && env.replaces.get().is_none() {
-            // Never a replica, or stopped half-way to be one: it is made again.
+            // It was never a replica, or its creation was interrupted: it is made again.
             self.make_spare();
         }
         if let Some((state, _)) = harness.state(env) {
             self.is_current = self.is_in_use() && state == ReplicaState::InSync;
-            // One that could not be added is called removed, too.
+            // A replica that could not be added is listed as removed as well.
             self.is_removed |= self.is_member && state == ReplicaState::Removed;
         } else if !self.is_in_use() {
             self.is_current = false;
@@ -194,13 +194,13 @@ impl Replica {
         if let crate::executor::RunEnd::Finished(label) = ended { label } else { None }
     }
 
-    /// The label that it has now.
+    /// Its current label.
     pub fn own_label(&self) -> Option<Label> {
         self.image.as_ref().and_then(|image| self.label(image, &Random::new(0)))
     }
 
-    /// Whether the label of another replica, which calls itself current, says this of it. What the mirror did last may not have
-    /// got there.
+    /// True if the label of another replica that claims to be current lists it in this state. The mirror's last update
+    /// may be missing there.
     pub fn is_recorded_as(&self, replicas: &[Replica], what: impl Fn(ReplicaState) -> bool) -> bool {
         let Some(own) = self.own_label() else { return false };
         let id = own.replicas[own.own_index].id;
@@ -211,17 +211,18 @@ impl Replica {
         replicas.iter().filter(|other| other.is_in_use()).filter_map(Replica::own_label).any(records)
     }
 
-    /// What it is by its own label.
+    /// Its state in its own label.
     pub fn own_state(&self) -> Option<ReplicaState> {
         self.own_label().map(|label| label.replicas[label.own_index].state)
     }
 
-    /// True if its own label says that it is in sync.
+    /// True if its own label lists it as in sync.
     pub fn calls_itself_current(&self) -> bool {
         self.own_state() == Some(ReplicaState::InSync)
     }
 
-    /// True if it has every completed write and its label says so: a replica that was just resynced may not have that label yet.
+    /// True if it has every completed write and its label shows that: a replica that was just resynced may not have
+    /// that label yet.
     pub fn knows_in_sync(&self) -> bool {
         self.is_current && !self.has_no_label && self.calls_itself_current()
     }

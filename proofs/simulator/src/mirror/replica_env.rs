@@ -13,9 +13,9 @@ use crate::system::{BoxedWork, VolumeProfile};
 /// The state of the link to a replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ReplicaLink {
-    /// Requests get through.
+    /// Requests are executed.
     Up,
-    /// Reads get through, changes fail.
+    /// Reads are executed, changes fail.
     Full,
     /// Requests get no response and no error.
     Hung,
@@ -34,7 +34,7 @@ pub(super) struct ReplicaEnv {
     pub trace: Trace,
     pub disk: RefCell<Option<SimDisk>>,
     pub image: RefCell<Option<Image>>,
-    /// How its first disk behaves in this machine.
+    /// The behaviour of its first disk in this machine.
     pub behaviour: RefCell<Behaviour>,
     pub link: Cell<ReplicaLink>,
     /// It cannot be opened again yet.
@@ -42,28 +42,28 @@ pub(super) struct ReplicaEnv {
     pub is_opening: Cell<bool>,
     /// True while it is open to be made a replica.
     pub is_lent: Cell<bool>,
-    /// Counts openings and breaks of the line.
+    /// Counts opens and breaks of the link.
     pub epoch: Cell<u64>,
-    /// Counts whatever happened to the line.
+    /// Counts all events of the link.
     pub breaks: Cell<u64>,
     pub changed: Condition,
     /// The volume itself, behind its own gate.
     pub volume: RefCell<Option<DynDevice>>,
     pub close: RefCell<Option<BoxedWork<()>>>,
-    /// Regions that the mirror may write to on it.
+    /// Regions that the mirror may write to it.
     pub allowed: RefCell<BTreeSet<u64>>,
     /// It is not a replica and can be made one.
     pub is_spare: Cell<bool>,
     pub is_member: Cell<bool>,
     pub is_removed: Cell<bool>,
-    /// It is being taken out.
+    /// It is being removed.
     pub is_leaving: Cell<bool>,
-    /// The replica in whose place it is being put.
+    /// The replica that it replaces.
     pub replaces: Cell<Option<usize>>,
 }
 
 impl ReplicaEnv {
-    /// What the machine leaves on the disk.
+    /// The kind of survival when the machine stops.
     pub fn take_image(&self, survival: Survival) -> Image {
         match self.disk.borrow_mut().take() {
             Some(disk) => disk.power_off(survival, &self.random.fork("survival")),

@@ -1,7 +1,8 @@
 //! Opens with only out-of-sync replicas online.
 //!
-//! Replicas whose labels say so are refused. A replica that cannot know opens alone; then each side was written without the other,
-//! and both together must be refused as a split brain. The run is isolated: the trial continues with the disks as they were before.
+//! Replicas whose labels tell that they are out of sync are refused. A replica that cannot know opens alone; then each
+//! side was written without the other, and both together must be refused as a split brain. The run is isolated: the
+//! trial continues with the disks as before.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -55,7 +56,7 @@ impl Trial {
         self.replicas.iter_mut().for_each(Replica::allow_all);
         let plan =
             MachinePlan { checker: self.blank_checker(), ..self.plan("a machine without what is current", present) };
-        let result = self.machine(plan, move |up| async move { go_on_alone(&up).await })?;
+        let result = self.machine(plan, move |running| async move { go_on_alone(&running).await })?;
         match result.refused {
             // They may not know of a replica that was added since.
             Some(MirrorError::Assemble {
@@ -63,7 +64,7 @@ impl Trial {
                     AssembleError::NoneInSync
                     | AssembleError::NotAReplica { .. }
                     | AssembleError::Removed { .. }
-                    // Those that are there may never have got a label.
+                    // The online replicas may never have got a label.
                     | AssembleError::NewWithoutReplica { .. },
                 ..
             }) => return Ok(()),
@@ -83,7 +84,8 @@ impl Trial {
         let result = self.machine(plan, |_| async {})?;
         match result.refused {
             None => Ok(false),
-            // One side may not know of a replica that the other has added, or that it is out of sync by one that lacks something.
+            // One side may not know of a replica that the other has added, or that an out-of-sync replica lists it as
+            // out of sync.
             Some(MirrorError::Assemble {
                 error:
                     AssembleError::SplitBrain { .. }
@@ -97,18 +99,18 @@ impl Trial {
     }
 }
 
-/// Versions that the trial itself does not reach.
+/// Versions above all of the trial itself.
 const ISOLATED_VERSIONS: u64 = 1 << 32;
 
-/// Learns the present content, which must be valid, and changes it.
-pub(super) async fn go_on_alone(up: &RunningMirror) {
-    for piece in up.client.pieces(&up.random) {
-        if up.client.learn(piece).await.is_err() {
+/// Accepts the current content, which must be valid, and changes it.
+pub(super) async fn go_on_alone(running: &RunningMirror) {
+    for piece in running.client.pieces(&running.random) {
+        if running.client.learn(piece).await.is_err() {
             return;
         }
     }
-    workload::drive(Workload::Hot, &up.client, &up.executor, &up.random).await;
-    if up.random.chance(50) {
-        up.close().await;
+    workload::drive(Workload::Hot, &running.client, &running.executor, &running.random).await;
+    if running.random.chance(50) {
+        running.close().await;
     }
 }

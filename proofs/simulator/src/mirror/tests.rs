@@ -1,4 +1,4 @@
-//! Mirrors pass, and broken ones are caught. Long runs are the binary's work.
+//! Mirrors pass, and mirrors with defects are detected. The binary makes longer runs.
 
 use sealblock_layers_mirror::Mutation;
 
@@ -27,16 +27,16 @@ fn mirrors_pass_under_every_load() {
 }
 
 #[test]
-fn a_mirror_that_does_not_note_where_it_writes_is_caught() {
+fn a_mirror_that_does_not_mark_dirty_regions_is_caught() {
     assert_caught(Mutation::SkipMark, Workload::Mixed, 20);
 }
 
 #[test]
-fn a_mirror_that_reads_legs_that_are_not_up_to_date_is_caught() {
+fn a_mirror_that_reads_resyncing_replicas_is_caught() {
     assert_caught(Mutation::ReadResyncing, Workload::Mixed, 20);
 }
 
-// Marks that leave the labels before they are flushed are caught by walks: here flushes come before groups make room.
+// Evicting marks before their flush is detected by walks: here flushes come before groups make room.
 
 #[test]
 fn a_mirror_that_lets_overlapping_changes_race_is_caught() {
@@ -49,7 +49,7 @@ fn a_mirror_that_destroys_the_last_copy_beside_a_resync_is_caught() {
 }
 
 #[test]
-fn a_mirror_that_takes_an_older_copy_for_the_current_one_is_caught() {
+fn a_mirror_that_uses_an_older_copy_as_current_is_caught() {
     assert_caught(Mutation::ForgetStale, Workload::Trim, 40);
 }
 
@@ -67,12 +67,12 @@ fn first_labellings_and_replacements_are_cut_at_every_point() {
 }
 
 #[test]
-fn an_older_image_that_goes_on_alone_and_is_not_told_from_the_others_is_caught() {
+fn a_mirror_that_accepts_an_older_image_used_alone_is_caught() {
     assert_caught(Mutation::SkipLineage, Workload::Forced, 20);
 }
 
 #[test]
-fn a_mirror_that_tells_legs_that_come_back_by_the_order_of_their_names_is_caught() {
+fn a_mirror_that_identifies_replicas_by_the_order_of_names_is_caught() {
     assert_caught(Mutation::TrustOrder, Workload::Trim, 40);
 }
 

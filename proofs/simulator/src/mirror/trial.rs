@@ -48,7 +48,7 @@ pub fn run(mutation: Mutation, config: TrialConfig) -> Result<Report, Box<Failur
     let patterns = Patterns::new(random.word(), profile.block_size, profile.protection);
     let factor = *random.pick(&[1, 30, 300, 3_000]);
     let region_shift = random.between(1, 6) as u32;
-    // Often fewer than the device has, so that groups make room for others.
+    // Often fewer than the device has, so that groups evict others.
     let hot_groups = 1 + (config.seed % 9) as u32;
     let open_config = OpenConfig { mutation, region_shift, hot_groups, random: [7; 16], factor };
     let mut trial = Trial {
@@ -59,19 +59,22 @@ pub fn run(mutation: Mutation, config: TrialConfig) -> Result<Report, Box<Failur
         random,
         trace: Trace::default(),
         report: Report::default(),
-        story: vec![format!("{profile}, regions of {} blocks, clock times {factor}", 1u64 << open_config.region_shift)],
+        log_lines: vec![format!(
+            "{profile}, regions of {} blocks, clock times {factor}",
+            1u64 << open_config.region_shift
+        )],
         replicas: Vec::new(),
         is_durable: true,
         changes: 0,
         cut_at: config.crash_at,
     };
-    match trial.whole() {
+    match trial.run_all() {
         Ok(()) => {
             trial.report.blocks_checked = trial.checker.borrow().blocks_checked();
             trial.report.trace = trial.trace.hash();
             Ok(trial.report)
         }
-        Err(finding) => Err(Box::new(FailureReport { config, finding, story: trial.story })),
+        Err(finding) => Err(Box::new(FailureReport { config, finding, log_lines: trial.log_lines })),
     }
 }
 
@@ -83,26 +86,26 @@ pub(super) struct Trial {
     pub random: Random,
     pub trace: Trace,
     pub report: Report,
-    pub story: Vec<String>,
+    pub log_lines: Vec<String>,
     pub replicas: Vec<Replica>,
-    /// At the last stop the power of every replica went, so what is found is durable.
+    /// All replicas had a power cut at the last stop, so the content is durable.
     pub is_durable: bool,
-    /// Changes that the mirror has answered so far.
+    /// Changes that the mirror has completed so far.
     pub changes: u64,
-    /// Starts and ends of I/Os that are left before the one at which the order wants a machine cut.
+    /// Remaining starts and ends of I/Os before the ordered stop of a machine.
     pub cut_at: Option<u64>,
 }
 
-/// What a machine is to be like.
+/// The plan of a machine.
 pub(super) struct MachinePlan {
     pub what: &'static str,
-    /// Which replicas are there.
+    /// The present replicas.
     pub present: Vec<bool>,
-    /// Whether it is to be stopped somewhere.
+    /// True if it is stopped at a random point.
     pub stops: bool,
-    /// At which start or end of an I/O of any replica, where that is given.
+    /// The start or end of an I/O of any replica at which it stops, if given.
     pub cut: Option<u64>,
-    /// Replicas are named in any order.
+    /// Replicas are named in random order.
     pub is_any_order: bool,
     /// A disk was damaged on purpose.
     pub is_damaged: bool,
@@ -117,16 +120,16 @@ pub(super) struct MachineResult {
     pub is_stopped: bool,
     /// True if a mirror was open.
     pub was_open: bool,
-    /// Starts and ends of I/Os that were left to come before it was to be cut.
+    /// Remaining starts and ends of I/Os before its stop.
     pub left: u64,
 }
 
 impl Trial {
-    fn whole(&mut self) -> Result<(), String> {
+    fn run_all(&mut self) -> Result<(), String> {
         let count = *self.random.pick(&[2, 2, 2, 3, 3, 4]);
         let (mut has_spare, mut has_unlabelled) = (self.random.chance(30), self.random.chance(15));
         if self.config.crash_at.is_some() {
-            // Cut first labellings and replacements is what is wanted.
+            // To stop during the first label writes and replacements is intended.
             (has_spare, has_unlabelled) = (true, false);
         }
         for number in 0..count + usize::from(has_spare) {
@@ -135,7 +138,7 @@ impl Trial {
             let mut replica = Replica::create(profile, &self.random, &self.trace)?;
             replica.has_no_label = has_unlabelled && number == 1;
             if replica.has_no_label {
-                self.story.push("replica 1 keeps no label".to_owned());
+                self.log_lines.push("replica 1 keeps no label".to_owned());
             }
             if number == count {
                 (replica.is_spare, replica.is_member, replica.is_current) = (true, false, false);
@@ -161,17 +164,18 @@ impl Trial {
         self.end()
     }
 
-    /// Books how far the machine came that the order wants cut.
-    pub fn spend(&mut self, cut: Option<u64>, left: u64, is_stopped: bool) {
+    /// Records the progress towards the ordered stop.
+    pub fn record_cut(&mut self, cut: Option<u64>, left: u64, is_stopped: bool) {
         if cut.is_some() && self.cut_at.is_some() {
             self.report.first_crashed = is_stopped;
             self.cut_at = (!is_stopped).then_some(left);
         }
     }
 
-    /// Whether a refusal cannot be helped: the last label of a replica that is not in sync came before a change, may have been under
-    /// way, and calls another one missing that is in sync since. An image from just before that label, put back, would look
-    /// like those who went on without it, so they are refused together.
+    /// True if a refusal is correct although nothing was lost. The last label of an out-of-sync replica was written
+    /// before a change, may have been in flight, and lists another replica as out of sync that is in sync since. A
+    /// restored image from just before that label would look like replicas that continued without the others, so they
+    /// are refused together.
     pub fn is_in_doubt(&self, error: &MirrorError) -> bool {
         matches!(error, MirrorError::Assemble { error: AssembleError::SplitBrain { .. }, .. }) && self.has_doubt()
     }
@@ -190,7 +194,7 @@ impl Trial {
         others.filter_map(Replica::own_label).any(|label| lacks(&label))
     }
 
-    /// Whether a refusal says that a replica which was away may have more than its own label and the others say.
+    /// True if a refusal names an offline replica that may have more than its own label and the others show.
     pub fn is_none_in_sync(error: &MirrorError) -> bool {
         matches!(error, MirrorError::Assemble { error: AssembleError::NoneInSync, .. })
     }
@@ -211,7 +215,7 @@ impl Trial {
         vec![true; self.replicas.len()]
     }
 
-    /// Whether a replica is there that has everything and can say so.
+    /// True if a present replica has all data and its label proves it.
     pub fn has_everything(&self, present: &[bool]) -> bool {
         self.replicas
             .iter()
@@ -237,8 +241,8 @@ impl Trial {
         let must_open = self.replicas.iter().zip(&present).all(|(replica, present)| *present || !replica.is_current);
         let (stops, is_any_order) = (self.random.chance(60), self.random.chance(50));
         let plan = MachinePlan { stops, is_any_order, ..self.plan("a machine under load", present) };
-        let result = self.machine(plan, move |up| async move {
-            under_load(&up, workload, is_durable).await;
+        let result = self.machine(plan, move |running| async move {
+            under_load(&running, workload, is_durable).await;
         })?;
         match result.refused {
             None => Ok(()),
@@ -253,9 +257,9 @@ impl Trial {
     fn end(&mut self) -> Result<(), String> {
         let is_durable = self.is_durable;
         let plan = MachinePlan { is_any_order: true, ..self.plan("the last machine", self.all_present()) };
-        let result = self.machine(plan, move |up| async move {
-            if audit(&up, is_durable).await.is_ok() && quiesce_and_compare(&up).await.is_ok() {
-                up.close().await;
+        let result = self.machine(plan, move |running| async move {
+            if audit(&running, is_durable).await.is_ok() && quiesce_and_compare(&running).await.is_ok() {
+                running.close().await;
             }
         })?;
         match result.refused {
@@ -265,24 +269,24 @@ impl Trial {
         }
     }
 
-    /// Runs a machine with a mirror and books what it leaves.
+    /// Runs a machine with a mirror and records its result.
     pub fn machine<F: Future<Output = ()> + 'static>(
         &mut self,
         plan: MachinePlan,
         hosts: impl FnOnce(RunningMirror) -> F + 'static,
     ) -> Result<MachineResult, String> {
         let refused: Rc<Cell<Option<MirrorError>>> = Rc::default();
-        let told = refused.clone();
+        let refusal = refused.clone();
         let result = self.stage(plan, move |stage| async move {
             match stage.open().await {
-                Ok(up) => hosts(up).await,
-                Err(error) => told.set(Some(error)),
+                Ok(running) => hosts(running).await,
+                Err(error) => refusal.set(Some(error)),
             }
         })?;
         Ok(MachineResult { refused: refused.take(), ..result })
     }
 
-    /// Runs a machine, whatever it does, and books what it leaves.
+    /// Runs any machine and records its result.
     pub fn stage<F: Future<Output = ()> + 'static>(
         &mut self,
         plan: MachinePlan,
@@ -303,7 +307,7 @@ impl Trial {
         harness.fuse.borrow_mut().clone_from(&fuse);
         self.place(&plan, &harness, &executor);
         let (random, mut open_config) = (self.random.fork("hosts"), self.open_config);
-        // All of it: the identity of a mirror, how far apart its labels are, and the identity of a session.
+        // All random identities: of a mirror, of how far apart its labels are, and of a session.
         open_config.random.as_chunks_mut::<8>().0.iter_mut().for_each(|part| *part = random.word().to_le_bytes());
         let stage = MachineSetup { harness: harness.clone(), executor: executor.clone(), random, open_config };
         let ended = executor.run(LIMITS, main(stage));
@@ -339,16 +343,16 @@ impl Trial {
         *harness.envs.borrow_mut() = envs.collect();
     }
 
-    /// Takes the replicas back, with what the stop has left.
+    /// Takes the replicas back, with what survived the stop.
     fn record_run(&mut self, plan: &MachinePlan, harness: &Rc<Harness>, ended: &RunEnd<()>) {
         let crashed = matches!(ended, RunEnd::Halted);
         self.report.crashes += u64::from(crashed);
         self.report.completed += harness.context.completed.get();
         self.report.failed += harness.context.failed.get();
         let (all, is_kill) = (Survival::draw(&self.random), self.random.chance(15));
-        self.story.push(format!("{} with replicas {:?}", plan.what, plan.present));
-        self.story.append(&mut harness.story.borrow_mut());
-        self.story.push(format!("    it {}", if crashed { "was stopped" } else { "ended" }));
+        self.log_lines.push(format!("{} with replicas {:?}", plan.what, plan.present));
+        self.log_lines.append(&mut harness.log_lines.borrow_mut());
+        self.log_lines.push(format!("    it {}", if crashed { "was stopped" } else { "ended" }));
         self.is_durable = true;
         for (replica, env) in self.replicas.iter_mut().zip(harness.envs.borrow().iter()) {
             if self.random.chance(20) && replica.image.as_ref().is_none_or(|image| image.dirty_sectors() == 0) {
@@ -358,7 +362,7 @@ impl Trial {
             let survival = if self.random.chance(50) && !is_kill { Survival::draw(&self.random) } else { survival };
             self.report.ios += env.disk.borrow().as_ref().map_or(0, |disk| disk.counts().ios);
             replica.take_over(harness, env, survival);
-            self.story.push(format!("    replica {}: {survival}; current: {}", env.number, replica.is_current));
+            self.log_lines.push(format!("    replica {}: {survival}; current: {}", env.number, replica.is_current));
             self.is_durable &= replica.has_only_durable();
             if replica.older.is_none() && replica.has_only_durable() {
                 (replica.older, replica.older_at) = (replica.image.clone(), self.changes);
@@ -373,20 +377,20 @@ impl Trial {
         let coming: Vec<(usize, usize)> = harness.envs.borrow().iter().filter_map(replacing).collect();
         coming.into_iter().for_each(|(new, old)| self.decide_replacement(new, old));
         match is_kill {
-            true => plan.checker.borrow_mut().die(),
+            true => plan.checker.borrow_mut().kill(),
             false => plan.checker.borrow_mut().crash(),
         }
         if harness.quiesced_count.get() > 0 {
             self.report.recovery_crashes += u64::from(crashed);
         }
-        // Ends the circle of what knows of each other.
+        // Breaks the reference cycle.
         harness.envs.borrow_mut().clear();
         harness.mirror.borrow_mut().take();
     }
 
-    /// A replica was being taken out when the machine stopped: whether it is out depends on what was noted.
+    /// A removal was in progress when the machine stopped: the labels decide whether the replica is removed.
     fn decide_removal(&mut self, replica: usize) {
-        // Its own label says so first, and is believed.
+        // Its own label is written first, and is trusted.
         let is_told = self.replicas[replica].own_state() == Some(ReplicaState::Removed);
         let is_recorded =
             || self.replicas[replica].is_recorded_as(&self.replicas, |state| state == ReplicaState::Removed);
@@ -395,42 +399,42 @@ impl Trial {
         self.replicas[replica].is_current = self.replicas[replica].calls_itself_current() && !is_left;
     }
 
-    /// What a replica held at some earlier stop, by the sector.
+    /// The content of a replica at an earlier stop, by sector.
     pub fn earlier(&self, replica: usize) -> Vec<(u64, Slice)> {
         let older = self.replicas[replica].older.as_ref();
         older.map_or_else(Vec::new, |image| image.visible().map(|(at, bytes)| (at, bytes.clone())).collect())
     }
 }
 
-async fn under_load(up: &RunningMirror, workload: Workload, is_durable: bool) {
+async fn under_load(running: &RunningMirror, workload: Workload, is_durable: bool) {
     let done = Rc::new(Cell::new(false));
-    let early = up.random.chance(40);
-    let start = || up.executor.spawn("trouble", disturb(up.clone(), done.clone()));
+    let early = running.random.chance(40);
+    let start = || running.executor.spawn("trouble", disturb(running.clone(), done.clone()));
     let task = early.then(start);
-    if audit(up, is_durable).await.is_err() && up.harness.context.finding.borrow().is_some() {
-        return up.executor.halt();
+    if audit(running, is_durable).await.is_err() && running.harness.context.finding.borrow().is_some() {
+        return running.executor.halt();
     }
-    let task = if early || up.random.chance(20) { task } else { Some(start()) };
-    for _ in 0..up.random.between(1, 2) {
-        workload::drive(workload, &up.client, &up.executor, &up.random).await;
+    let task = if early || running.random.chance(20) { task } else { Some(start()) };
+    for _ in 0..running.random.between(1, 2) {
+        workload::drive(workload, &running.client, &running.executor, &running.random).await;
     }
     done.set(true);
     if let Some(task) = task {
         task.await;
     }
-    if up.random.chance(45) && quiesce_and_compare(up).await.is_ok() && up.random.chance(60) {
-        up.close().await;
+    if running.random.chance(45) && quiesce_and_compare(running).await.is_ok() && running.random.chance(60) {
+        running.close().await;
     }
 }
 
-/// Every block: permitted, and clean by Verify.
-pub(super) async fn audit(up: &RunningMirror, is_durable: bool) -> Result<(), Stop> {
-    let pieces = up.client.pieces(&up.random);
+/// Reads every block: permitted, and clean by Verify.
+pub(super) async fn audit(running: &RunningMirror, is_durable: bool) -> Result<(), Stop> {
+    let pieces = running.client.pieces(&running.random);
     for piece in &pieces {
-        up.client.audit(*piece, is_durable).await?;
+        running.client.audit(*piece, is_durable).await?;
     }
     for piece in pieces {
-        up.client.verify(piece).await?;
+        running.client.verify(piece).await?;
     }
     Ok(())
 }

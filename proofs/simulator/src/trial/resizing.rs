@@ -1,5 +1,4 @@
-//! Changes of size, between one machine and the next: by a machine that does nothing else, and that may be stopped in the
-//! middle of it.
+//! Resizes between two machines: by a machine that does nothing else, and that may be stopped in the middle of it.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -12,22 +11,22 @@ use crate::machine::{MachineConfig, MachineEnd};
 use crate::system::{Resizing, System, VolumeProfile};
 use crate::workload::{GROUP_BLOCKS, Workload};
 
-/// Blocks that a device becomes longer by at most.
+/// The maximum number of blocks that a resize adds.
 const MOST_MORE: u64 = 2_000;
-/// Starts and ends of I/Os of a change of size, about.
+/// The approximate number of starts and ends of I/Os of a resize.
 const LIKELY_BOUNDARIES: u64 = 160;
-/// Blocks that a device has at least.
+/// The minimum number of blocks of a device.
 const LEAST_BLOCKS: u64 = 4;
 
 impl<S: System> Trial<'_, S> {
-    /// Bytes of the disk: just enough, or with room behind the device.
+    /// Bytes of the disk: just enough, or with room after the device.
     pub(super) fn disk_bytes(&self) -> u64 {
         let room = if self.keeps_length { MOST_MORE } else { 0 };
         let profile = VolumeProfile { capacity_blocks: self.profile.capacity_blocks + room, ..self.profile };
         self.system.disk_bytes(&self.profile).max(self.system.disk_bytes(&profile))
     }
 
-    /// Changes the size of the device, in some seeds and once or more.
+    /// Resizes the device, in some seeds and once or more.
     pub(super) fn resize(&mut self, mut image: Image) -> Result<Image, String> {
         while self.system.resizes() && self.sizes.chance(50) {
             let from = self.system.capacity(&self.profile, &image);
@@ -48,18 +47,18 @@ impl<S: System> Trial<'_, S> {
             1 | 2 if !is_long => from + sizes.between(1, 40),
             3 if !is_long => from + sizes.between(1, from.min(MOST_MORE)),
             _ if self.config.workload == Workload::Zones => sizes.between(GROUP_BLOCKS - 60, from.max(GROUP_BLOCKS)),
-            // Often back to where an earlier change came from: whole block groups go, and others get their numbers.
+            // Often back to an earlier size: whole block groups disappear, and others get their numbers.
             4 | 5 => *sizes.pick(&self.capacities),
             _ => sizes.between(LEAST_BLOCKS.min(from), from),
         }
     }
 
-    /// Gives up what the blocks from `to` on hold.
+    /// Discards the blocks from `to` on.
     fn vacate(&mut self, image: Image, to: u64, from: u64) -> Result<Image, String> {
         let (survival, is_durable) = (Survival::draw(&self.sizes), self.is_durable);
-        let (parts, before) = (self.parts(self.behaviour_by(&self.sizes, None), survival), self.sizes.fork("hosts"));
-        let parts = MachineConfig { random: &before, ..parts };
-        let result = parts.run_machine(image, false, move |up| async move {
+        let (machine, before) = (self.config(self.behaviour_by(&self.sizes, None), survival), self.sizes.fork("hosts"));
+        let machine = MachineConfig { random: &before, ..machine };
+        let result = machine.run_machine(image, false, move |up| async move {
             let Ok(extent) = Extent::from_raw(to, from - to) else { return };
             if audit(&up, is_durable).await.is_ok() && up.client.zeroes(extent, true, true).await.is_ok() {
                 up.close().await;
@@ -71,19 +70,20 @@ impl<S: System> Trial<'_, S> {
     fn resize_once(&mut self, image: Image, from: u64, to: u64) -> Result<Image, String> {
         let survival = Survival::draw(&self.sizes);
         let crash_at = self.sizes.chance(65).then(|| self.sizes.between(1, LIKELY_BOUNDARIES));
-        let told = Rc::new(Cell::new(None));
+        let outcome = Rc::new(Cell::new(None));
         let draws = self.sizes.fork("resizing");
-        let parts = MachineConfig { random: &draws, ..self.parts(self.behaviour_by(&self.sizes, crash_at), survival) };
-        let result = parts.resize(image, to, Rc::clone(&told));
+        let machine =
+            MachineConfig { random: &draws, ..self.config(self.behaviour_by(&self.sizes, crash_at), survival) };
+        let result = machine.resize(image, to, Rc::clone(&outcome));
         let mut undoable = std::mem::take(&mut self.undoable);
         let (image, end) =
             self.record_run(&format!("a change of size from {from} to {to} blocks"), survival, result)?;
         self.report.resizings += 1;
         self.capacities.push(to);
         let now = self.system.capacity(&self.profile, &image);
-        let is_due = match told.get() {
+        let is_due = match outcome.get() {
             Some(Resizing::Done) => now == to,
-            // Only what was ever written to can be in use.
+            // Only blocks that were ever written can be in use.
             Some(Resizing::InUse) => {
                 now == from && self.checker.borrow().touched().last().is_some_and(|last| last.get() >= to)
             }
@@ -91,10 +91,10 @@ impl<S: System> Trial<'_, S> {
             None => end == MachineEnd::Crashed && (now == from || now == to || undoable.contains(&now)),
         };
         if !is_due {
-            return Err(format!("a device of {now} blocks, resized from {from} to {to}: {:?}", told.get()));
+            return Err(format!("a device of {now} blocks, resized from {from} to {to}: {:?}", outcome.get()));
         }
-        // A resize that completed has synced what it found and what it wrote.
-        if !self.is_durable && told.get().is_none() {
+        // A completed resize has synced the content that it found and that it wrote.
+        if !self.is_durable && outcome.get().is_none() {
             undoable.extend((now != from).then_some(from));
             self.undoable = undoable;
         }

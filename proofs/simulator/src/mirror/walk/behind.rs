@@ -1,4 +1,4 @@
-//! Steps of a session in which a replica is away, or behind, at just the moments that matter.
+//! Steps of a session in which a replica is offline, or out of sync, at critical moments.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::replica::{BLOCKS, HeldRequests, Replica, ReplicaLink};
 use super::session::Host;
 
 impl Host {
-    /// A replica is away while neighbouring blocks are written, and until nothing is in flight there any more.
+    /// A replica is offline while neighbouring blocks are written, and until no write is in flight there any more.
     pub async fn write_behind(&self) {
         let (replica, random) = (self.named(), &self.harness.random);
         self.disconnect(&replica);
@@ -50,7 +50,7 @@ impl Host {
         self.wait(6).await;
     }
 
-    /// Waits until a replica leaves a request waiting; whether it does.
+    /// Waits until a replica holds a request; false if it does not.
     async fn waits(&self, replica: &Replica) -> bool {
         for _ in 0..200 {
             if replica.is_waiting.get() {
@@ -58,7 +58,7 @@ impl Host {
             }
             self.executor.delay(Duration::from_millis(50)).await;
         }
-        self.say(format!("{} has nothing to flush", replica.name));
+        self.log(format!("{} has nothing to flush", replica.name));
         false
     }
 }

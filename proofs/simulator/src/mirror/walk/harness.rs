@@ -1,4 +1,4 @@
-//! What the parts of a walk share: replicas, histories, and the session that is in flight.
+//! Shared state of a walk: replicas, histories, and the current session.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -16,37 +16,37 @@ use crate::random::Random;
 
 pub type MirrorHandle = Rc<Mirror<Executor>>;
 
-/// Members at most, and devices to choose from.
+/// The maximum number of members, and the number of devices.
 pub const REPLICAS: usize = 5;
 
-/// One opening of the mirror.
+/// One open of the mirror.
 pub struct Session {
     pub mirror: MirrorHandle,
-    /// Where its history is now, and what its blocks may hold.
+    /// Its current node, and the possible contents of its blocks.
     pub node: NodeId,
     pub state: HistoryState,
-    /// What they might hold when it opened.
+    /// The possible contents when it opened.
     pub opened: HistoryState,
     /// The replicas that were named.
     pub given: Vec<usize>,
 }
 
-/// The world of one walk.
+/// The state of one walk.
 pub struct Harness {
     pub format: Option<PiFormat>,
     pub random: Random,
-    /// How long a request to a replica takes at most, one half of it; 0 for no time at all.
+    /// The maximum time of each half of a request to a replica; 0 for none.
     pub pace_ms: u64,
     pub replicas: Vec<Rc<Replica>>,
     pub model: RefCell<Model>,
     pub session: RefCell<Option<Session>>,
-    /// The last labels that were written to members, as far as those know who write now.
+    /// The last labels that were written to members, as far as the current writers know.
     pub acked: RefCell<BTreeMap<Id, u64>>,
     /// Operations until the machine stops.
     stops_in: Cell<Option<u64>>,
     made: Cell<u64>,
     finding: RefCell<Option<String>>,
-    pub story: RefCell<Vec<String>>,
+    pub log_lines: RefCell<Vec<String>>,
     pub operations: Cell<u64>,
     pub completed: Cell<u64>,
     pub failed: Cell<u64>,
@@ -66,7 +66,7 @@ impl Harness {
             stops_in: Cell::default(),
             made: Cell::new(1),
             finding: RefCell::default(),
-            story: RefCell::default(),
+            log_lines: RefCell::default(),
             operations: Cell::default(),
             completed: Cell::default(),
             failed: Cell::default(),
@@ -74,7 +74,7 @@ impl Harness {
         }
     }
 
-    /// A number that nothing else has.
+    /// A unique number.
     pub fn fresh(&self) -> Stamp {
         self.made.set(self.made.get() + 1);
         self.made.get()
@@ -89,16 +89,16 @@ impl Harness {
         self.finding.borrow().clone()
     }
 
-    pub fn say(&self, link: String) {
-        self.story.borrow_mut().push(link);
+    pub fn log(&self, link: String) {
+        self.log_lines.borrow_mut().push(link);
     }
 
-    /// Has the machine stop in the middle of its n-th operation on a replica from now on.
+    /// Makes the machine stop in the middle of its n-th operation on a replica from now on.
     pub fn stop_in(&self, operations: Option<u64>) {
         self.stops_in.set(operations);
     }
 
-    /// Counts an operation on a replica; whether the machine stops in the middle of it.
+    /// Counts an operation on a replica; true if the machine stops in the middle of it.
     pub fn is_last_operation(&self) -> bool {
         self.operations.set(self.operations.get() + 1);
         let left = self.stops_in.get().map(|left| left.saturating_sub(1));
@@ -109,7 +109,7 @@ impl Harness {
     /// The machine stops.
     pub fn stop(&self, executor: &Executor) {
         self.stops_in.set(None);
-        self.say("    the machine stops in the middle of something".to_owned());
+        self.log("    the machine stops in the middle of something".to_owned());
         executor.halt();
     }
 
@@ -124,7 +124,7 @@ impl Harness {
             .map(|replica| (replica.state, replica.is_online))
     }
 
-    /// The replicas that the mirror says are in sync.
+    /// The replicas that the mirror reports as in sync.
     pub fn in_sync(&self) -> Vec<Rc<Replica>> {
         let is_current = |replica: &&Rc<Replica>| {
             replica.is_reached() && matches!(self.replica_state(replica), Some((ReplicaState::InSync, true)))
@@ -132,7 +132,7 @@ impl Harness {
         self.replicas.iter().filter(is_current).cloned().collect()
     }
 
-    /// The replicas that can answer everything now, and the opening of their lines.
+    /// The replicas that can complete all requests now, with the epoch of their links.
     pub fn well(&self) -> Vec<(usize, u64)> {
         let is_up = |replica: &&Rc<Replica>| replica.link.get() == ReplicaLink::Up;
         self.in_sync().iter().filter(is_up).map(|replica| (replica.number, replica.epoch.get())).collect()
@@ -149,7 +149,7 @@ impl Harness {
         let mut image = replica.image.borrow_mut();
         let is_told = image.label().is_none_or(|label| label.replicas[label.own_index].state != ReplicaState::InSync);
         let known = &mut image.known;
-        // One that lacks nothing that was acknowledged need not be told: it only gets what was in doubt.
+        // A replica that has all acknowledged changes needs no label: it only gets changes that were in doubt.
         let lacks = known.node.is_none_or(|node| self.model.borrow().has_more(session.node, node));
         if !is_told && lacks && !known.is_mixed {
             let name = &replica.name;
@@ -163,7 +163,7 @@ impl Harness {
         known.holds = Some(session.node);
     }
 
-    /// What a replica holds alone must not be overwritten, nor must it be made to forget that it holds it.
+    /// Content that only this replica has must not be overwritten, and its label must keep the proof of it.
     fn check_overwriting(&self, replica: &Replica) {
         let session = self.session.borrow();
         let Some(session) = session.as_ref() else { return };
@@ -179,7 +179,7 @@ impl Harness {
         if matches!(self.replica_state(replica), Some((ReplicaState::Resyncing | ReplicaState::InSync, _))) {
             self.check_overwriting(replica);
         }
-        // Who has everything since the label before is told by this one.
+        // A replica that has all data since the previous label gets that proof with this label.
         self.record_run();
         let (id, acked) = (self.fresh(), self.acked.borrow().clone());
         let mut image = replica.image.borrow_mut();
@@ -189,12 +189,12 @@ impl Harness {
         self.acked.borrow_mut().insert(label.replicas[label.own_index].id, id);
     }
 
-    /// Books which replicas have everything by now.
+    /// Records which replicas have all data by now.
     pub fn record_run(&self) {
         let is_in_sync = |replica: &Rc<Replica>| {
             let replica_state = self.replica_state(replica);
             if replica.is_reached() && replica_state.is_some_and(|(_, is_online)| is_online) {
-                // The mirror has taken what is there now.
+                // The mirror has accepted the current content.
                 replica.is_swapped.set(false);
             }
             !replica.is_swapped.get() && matches!(replica_state, Some((ReplicaState::InSync, _)))
@@ -209,9 +209,9 @@ impl Harness {
         }
     }
 
-    /// Changes what is known of the session's history.
+    /// Updates the model of the session's history.
     pub fn advance(&self, step: impl FnOnce(&mut Model, NodeId, HistoryState) -> NodeId) {
-        // Who has left meanwhile does not have what comes.
+        // A replica that left meanwhile does not get the following changes.
         self.record_run();
         if let Some(session) = self.session.borrow_mut().as_mut() {
             let mut model = self.model.borrow_mut();
@@ -221,7 +221,7 @@ impl Harness {
         self.record_run();
     }
 
-    /// What the session's blocks may hold.
+    /// The possible contents of the session's blocks.
     pub fn state(&self) -> Option<HistoryState> {
         self.session.borrow().as_ref().map(|session| session.state.clone())
     }
@@ -231,7 +231,7 @@ impl Harness {
         replica.image.borrow().good(Lba::new(block as u64), self.format)
     }
 
-    /// The blocks of which a label says that this replica keeps only an older copy, which is withheld from reads.
+    /// The blocks of which a label lists only an older copy on this replica, which is withheld from reads.
     pub fn withheld(&self, replica: &Replica) -> Vec<u64> {
         let Some((_, own)) = self.labelled(replica.number) else { return Vec::new() };
         let id = own.replicas[own.own_index].id;
@@ -240,7 +240,7 @@ impl Harness {
         members.flat_map(|member| member.stale).collect()
     }
 
-    /// A replica's good copies that may be read, by their blocks.
+    /// A replica's good copies that may be read, by block.
     pub fn copies(&self, replica: &Replica) -> Vec<Option<Stamp>> {
         let withheld = self.withheld(replica);
         let copy = |block: u64| {
@@ -250,14 +250,14 @@ impl Harness {
         (0..BLOCKS).map(copy).collect()
     }
 
-    /// The label of a replica and what is known of it.
+    /// The label of a replica and the model's information about it.
     pub fn labelled(&self, number: usize) -> Option<(ImageInfo, Label)> {
         let image = self.replicas[number].image.borrow();
         image.label().map(|label| (image.known.clone(), label))
     }
 
-    /// Says what the labels of these replicas are.
-    pub fn say_labels(&self, numbers: &[usize]) {
+    /// Logs the labels of these replicas.
+    pub fn log_labels(&self, numbers: &[usize]) {
         for (number, (_, label)) in numbers.iter().filter_map(|number| Some((number, self.labelled(*number)?))) {
             let members = label.replicas.iter().enumerate().map(|(at, member)| {
                 let own = if at == label.own_index { "itself " } else { "" };
@@ -272,12 +272,12 @@ impl Harness {
             let tentative =
                 if label.is_tentative { format!("tentative, changed {}", label.changed) } else { "firm".to_owned() };
             let (name, events) = (&self.replicas[*number].name, label.events);
-            self.say(format!("      label {events} of {name}: {}", members.join(", ")));
-            self.say(format!("            {tentative}; sessions {}", sessions.join(", ")));
+            self.log(format!("      label {events} of {name}: {}", members.join(", ")));
+            self.log(format!("            {tentative}; sessions {}", sessions.join(", ")));
         }
     }
 
-    /// Another image in the place of a replica.
+    /// Replaces the image of a replica.
     pub fn put(&self, number: usize, image: Image) {
         self.replicas[number].is_swapped.set(true);
         *self.replicas[number].image.borrow_mut() = image;

@@ -1,4 +1,4 @@
-//! The link to a replica, as of one opening: what breaks, waits and is counted on the way to it.
+//! The link to a replica, for one open: it breaks, delays and counts requests.
 
 use std::future::pending;
 use std::rc::Rc;
@@ -13,15 +13,15 @@ use super::harness::Harness;
 use super::replica::{BLOCKS, Replica, ReplicaLink, SIZE};
 use crate::executor::Executor;
 
-/// Blocks of one transfer, so that regions are brought in several pieces.
+/// Blocks of one transfer, so that regions are resynced in several pieces.
 const TRANSFER_BLOCKS: usize = 4;
 
-/// How long a held request waits before it looks again, and how often it does: what holds it may itself wait behind it,
-/// as a write does behind the flush that ends the reconciliation of its blocks.
+/// The pause between two checks of a held request, and the maximum number of them: its holder may itself wait for it,
+/// as a write waits for the flush at the end of the reconciliation of its blocks.
 const HELD_DELAY: Duration = Duration::from_millis(50);
 const MAX_HELD_DELAYS: u32 = 1200;
 
-/// A replica as of one opening.
+/// A replica, for one open.
 pub struct LinkedReplica {
     pub replica: Rc<Replica>,
     pub harness: Rc<Harness>,
@@ -53,7 +53,7 @@ impl LinkedReplica {
         }
     }
 
-    /// Requests take their time, and others are executed meanwhile.
+    /// Requests take time, and others are executed meanwhile.
     async fn pause(&self) {
         match self.harness.pace_ms {
             _ if !self.harness.random.chance(25) => {}

@@ -1,9 +1,9 @@
-//! What every history of the mirror has acknowledged, and which of them each image belongs to.
+//! The acknowledged changes of every history of the mirror, and the history of each image.
 //!
-//! A *node* is a moment of one history: each change that begins, each that is acknowledged, each flush and each stop of a
-//! machine makes a child. An image that has everything up to a node is *at* that node. Two images whose nodes are on one way
-//! from the root have one history, of which the lower node is the newer; where the ways part, each side has acknowledged
-//! something without the other.
+//! A *node* is a moment of one history: each change that begins, each that is acknowledged, each flush and each stop of
+//! a machine makes a child. An image that has everything up to a node is *at* that node. Two images whose nodes are on
+//! one path from the root have one history, of which the lower node is the newer. Where the paths part, each side has
+//! acknowledged something without the other.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -11,32 +11,32 @@ use std::rc::Rc;
 use sealblock_layers_mirror::label::lineage::Session;
 use sealblock_layers_mirror::label::{Label, ReplicaState};
 
-/// What a write put into its blocks; 0 is zeroes. No two writes have the same.
+/// The content of a write; 0 is zeroes. All writes differ.
 pub type Stamp = u64;
 /// The identity of a member, as labels have it.
 pub type Id = [u8; 16];
 /// A moment of a history.
 pub type NodeId = usize;
 
-/// What a block may hold.
+/// The possible contents of a block.
 type StampSet = Rc<[Stamp]>;
 
-/// What came about at a node.
+/// The event of a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NodeKind {
     /// The mirror was new.
     Root,
     /// A change began, and may be there or not from now on.
     Begun,
-    /// It was acknowledged.
+    /// The change was acknowledged.
     Written,
     /// A flush was acknowledged.
     Flushed,
-    /// The machine stopped, and with power cut, what was not flushed may be lost.
+    /// The machine stopped; after a power cut, unflushed changes may be lost.
     Stopped,
 }
 
-/// What blocks may hold in a history.
+/// The possible contents of blocks in a history.
 #[derive(Clone, Debug)]
 pub struct HistoryState {
     now: Vec<StampSet>,
@@ -59,22 +59,22 @@ impl HistoryState {
         HistoryState { now: vec![zero.clone(); blocks], after_cut: vec![zero; blocks] }
     }
 
-    /// What a block may hold.
+    /// The possible contents of a block.
     pub fn may_hold(&self, block: usize) -> &[Stamp] {
         &self.now[block]
     }
 
-    /// The one content that a block can have; nothing where it may have several.
+    /// The only possible content of a block; `None` if there are several.
     pub fn only(&self, block: usize) -> Option<Stamp> {
         if let [stamp] = self.now[block][..] { Some(stamp) } else { None }
     }
 
-    /// It was seen, and stays what it is.
+    /// The content was read, and is final.
     pub fn pin(&mut self, block: usize, stamp: Stamp) {
         self.now[block] = [stamp].into();
     }
 
-    /// What either may hold.
+    /// The union of both.
     pub fn or(&self, other: &HistoryState) -> HistoryState {
         HistoryState { now: union(&self.now, &other.now), after_cut: union(&self.after_cut, &other.after_cut) }
     }
@@ -100,29 +100,29 @@ struct Node {
     state: HistoryState,
 }
 
-/// What the walk knows of an image. Copies of the image have copies of it.
+/// The model's information about an image. Copies of the image have copies of it.
 #[derive(Clone, Debug, Default)]
 pub struct ImageInfo {
-    /// Up to where it has everything. Nothing where it never had, or was abandoned.
+    /// The node up to which it has everything. `None` if it never had, or was abandoned.
     pub node: Option<NodeId>,
-    /// The latest moment of which something got to it.
+    /// The latest node of which a part reached it.
     pub holds: Option<NodeId>,
-    /// It was being resynced: what it has is of no one moment.
+    /// It was being resynced: its content belongs to no single node.
     pub is_mixed: bool,
-    /// It was never yet in sync since it was added: what it holds is nothing of the mirror's.
+    /// It was never in sync since it was added: its content does not belong to the mirror.
     pub is_new: bool,
-    /// It was taken out of the mirror, and was there to be told.
+    /// It was removed from the mirror while it was online.
     pub is_removed: bool,
     /// The last label that was written to it.
     pub own: u64,
-    /// The last labels of other members that those who wrote it knew of.
+    /// The last labels of other members that its writers knew.
     pub acked: BTreeMap<Id, u64>,
 }
 
 /// All histories of a walk.
 pub struct Model {
     nodes: Vec<Node>,
-    /// For each label the one that was in its place before.
+    /// For each label its predecessor in the same place.
     labels: BTreeMap<u64, u64>,
 }
 
@@ -132,17 +132,17 @@ impl Model {
         Model { nodes: vec![root], labels: BTreeMap::new() }
     }
 
-    /// A label takes the place of another one on a replica.
+    /// A label replaces another one on a replica.
     pub fn label(&mut self, label: u64, before: u64) {
         self.labels.insert(label, before);
     }
 
-    /// Whether a label was in its place before another one, or is that one.
+    /// True if a label was in its place before another one, or is that one.
     fn is_label_before(&self, old: u64, new: u64) -> bool {
         std::iter::successors(Some(new), |label| self.labels.get(label).copied()).any(|label| label == old)
     }
 
-    /// What there was before the mirror was made.
+    /// The content before the mirror was made.
     pub fn begin_with(&mut self, blocks: &[usize], stamp: Stamp) {
         let state = &mut self.nodes[0].state;
         blocks.iter().for_each(|block| state.pin(*block, stamp));
@@ -153,7 +153,7 @@ impl Model {
         &self.nodes[node].state
     }
 
-    /// Goes on from `node`, of which `state` is known by now.
+    /// Continues from `node`, whose current state is `state`.
     fn child(&mut self, node: NodeId, kind: NodeKind, state: HistoryState) -> NodeId {
         let depth = self.nodes[node].depth + 1;
         self.nodes.push(Node { parent: node, depth, kind, state });
@@ -166,7 +166,7 @@ impl Model {
         self.child(node, NodeKind::Begun, state)
     }
 
-    /// It is acknowledged.
+    /// The change is acknowledged.
     pub fn acknowledge(&mut self, node: NodeId, mut state: HistoryState, change: &[(usize, Stamp)]) -> NodeId {
         change.iter().for_each(|(block, stamp)| state.pin(*block, *stamp));
         self.child(node, NodeKind::Written, state)
@@ -186,12 +186,13 @@ impl Model {
         self.child(node, NodeKind::Stopped, state)
     }
 
-    /// Images at `node` and others that have nothing else acknowledged and flushed come together, in doubt where they differ.
+    /// Images at `node` and others without other acknowledged and flushed changes are combined, in doubt where they
+    /// differ.
     pub fn join(&mut self, node: NodeId, state: HistoryState) -> NodeId {
         self.child(node, NodeKind::Stopped, state)
     }
 
-    /// The last moment that both histories have.
+    /// The last common node of both histories.
     fn parting(&self, mut a: NodeId, mut b: NodeId) -> NodeId {
         while a != b {
             if self.nodes[a].depth >= self.nodes[b].depth { a = self.nodes[a].parent } else { b = self.nodes[b].parent }
@@ -203,7 +204,7 @@ impl Model {
         self.parting(old, new) == old
     }
 
-    /// What happened from the parting of the two ways on until `node`, latest first.
+    /// The events between the last common node and `node`, latest first.
     fn apart(&self, node: NodeId, other: NodeId) -> impl Iterator<Item = NodeKind> + '_ {
         let end = self.parting(node, other);
         std::iter::successors(Some(node), |at| Some(self.nodes[*at].parent))
@@ -211,7 +212,7 @@ impl Model {
             .map(|at| self.nodes[at].kind)
     }
 
-    /// Whether something acknowledged and flushed until `node` is not in the history of `other`.
+    /// True if an acknowledged and flushed change up to `node` is not in the history of `other`.
     pub fn has_flushed_more(&self, node: NodeId, other: NodeId) -> bool {
         let mut is_flushed = false;
         self.apart(node, other).any(|kind| {
@@ -220,12 +221,12 @@ impl Model {
         })
     }
 
-    /// Whether something acknowledged until `node` is not in the history of `other`.
+    /// True if an acknowledged change up to `node` is not in the history of `other`.
     pub fn has_more(&self, node: NodeId, other: NodeId) -> bool {
         self.apart(node, other).any(|kind| kind == NodeKind::Written)
     }
 
-    /// Whether these images have one history, whose newest moment is that of `tip`, as far as labels can tell: then a
+    /// True if these images have one history, whose newest node is that of `tip`, as far as labels can tell: then a
     /// mirror of them must open.
     pub fn must_open(&self, tip: (&ImageInfo, &Label), others: &[(&ImageInfo, &Label)]) -> bool {
         let (known, label) = tip;
@@ -239,7 +240,7 @@ impl Model {
         let has_standing = |label: &Label, id: &Id, replica_state: ReplicaState| {
             label.replicas.iter().any(|member| member.id == *id && member.state == replica_state)
         };
-        // Their label lists the same members in sync, so none of these has written without the others, and none was replaced.
+        // Their label lists the same members in sync, so none of these wrote without the others, and none was replaced.
         let calls_current = |theirs: &Label| {
             let current = in_use.iter().filter(|id| has_standing(label, id, ReplicaState::InSync));
             let own = &theirs.replicas[theirs.own_index].id;
@@ -267,7 +268,7 @@ impl Model {
                 && in_use.contains(&&own)
                 && !in_use.iter().any(|id| has_standing(theirs, id, ReplicaState::Removed))
                 && other.holds.is_none_or(|holds| !self.has_more(holds, node))
-                // What they know of it must not be later than what is there.
+                // Their knowledge of it must not be later than its current state.
                 && other.acked.get(&id).is_none_or(|acked| self.is_label_before(*acked, known.own))
                 && !is_unheard(theirs)
                 && (is_known || calls_current(theirs))

@@ -1,4 +1,5 @@
-//! A replica in RAM whose content can be copied, put back, damaged, cut off and stopped in the middle of a request.
+//! A replica in RAM whose content can be copied, restored, damaged and truncated, and whose requests can be stopped in
+//! the middle.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -20,33 +21,33 @@ pub const SIZE: BlockSize = BlockSize::B512;
 /// Blocks of a replica.
 pub const BLOCKS: u64 = 48;
 
-/// What a block holds.
+/// The content of a block.
 #[derive(Clone, Debug)]
 pub enum Stored {
-    /// Nothing: it reads as zeroes.
+    /// Never written; reads as zeroes.
     Hole,
-    /// Data and its tags, which may not fit each other.
+    /// Data and tags, which may not match.
     Data(Slice, Slice),
-    /// The medium does not give it.
+    /// A medium error.
     Unreadable,
 }
 
-/// All that is on a replica, and what the walk knows of it.
+/// The content of a replica, and the model's information about it.
 #[derive(Clone)]
 pub struct Image {
     blocks: Vec<Stored>,
     reserved: Vec<(ReservedArea, Slice)>,
-    /// What blocks held that were changed since the last flush, oldest first.
+    /// The earlier contents of blocks that were changed since the last flush, oldest first.
     before: BTreeMap<usize, Vec<Stored>>,
     pub known: ImageInfo,
 }
 
-/// The data of a block that holds a stamp: it tells its own number, too.
+/// The data of a block with a stamp; they also contain the block's number.
 pub fn content(lba: Lba, stamp: Stamp) -> Vec<u8> {
     [stamp.to_le_bytes(), lba.get().to_le_bytes()].concat().repeat(SIZE.bytes() / 16)
 }
 
-/// The stamp that the data of a block tells; zeroes are stamp 0. Nothing where it is no content of this block.
+/// The stamp in the data of a block; zeroes are stamp 0. `None` if it is no content of this block.
 pub fn stamp_of(lba: Lba, data: &[u8]) -> Option<Stamp> {
     if data.iter().all(|byte| *byte == 0) {
         return Some(0);
@@ -55,18 +56,18 @@ pub fn stamp_of(lba: Lba, data: &[u8]) -> Option<Stamp> {
     (data == content(lba, stamp)).then_some(stamp)
 }
 
-/// The tags that blocks get.
+/// The tags of blocks.
 pub fn tags(extent: Extent) -> Tags {
     Tags { app_tag: 5, storage_tag: 0, initial_ref_tag: extent.start().get() }
 }
 
 impl Image {
-    /// A device that was never written, and what is known of it.
+    /// A device that was never written.
     pub fn blank(known: ImageInfo) -> Image {
         Image { blocks: vec![Stored::Hole; BLOCKS as usize], reserved: Vec::new(), before: BTreeMap::new(), known }
     }
 
-    /// The label on it.
+    /// Its label.
     pub fn label(&self) -> Option<Label> {
         let (_, bytes) = self.reserved.iter().find(|(slot, _)| *slot == ReservedArea::GroupLabel)?;
         Label::decode(bytes).ok().flatten()
@@ -81,7 +82,7 @@ impl Image {
         self.before.entry(Image::at(lba)).or_default().push(old);
     }
 
-    /// Fills some blocks with content of this stamp; which ones.
+    /// Fills some blocks with the content of this stamp; returns which.
     pub fn fill(&mut self, random: &Random, format: Option<PiFormat>, stamp: Stamp) -> Vec<usize> {
         let blocks: Vec<u64> = (0..BLOCKS).filter(|_| random.chance(30)).collect();
         for lba in blocks.iter().map(|block| Lba::new(*block)) {
@@ -92,7 +93,7 @@ impl Image {
         blocks.into_iter().map(|block| block as usize).collect()
     }
 
-    /// Spoils a stored block; whether there was anything to spoil.
+    /// Damages a stored block; false if it has no data.
     pub fn damage(&mut self, lba: Lba, random: &Random) -> bool {
         let block = &mut self.blocks[Image::at(lba)];
         match block {
@@ -110,7 +111,7 @@ impl Image {
         }
     }
 
-    /// The power goes: each block that was not flushed holds what it held at some time since.
+    /// Power cut: each unflushed block has one of its contents since the last flush.
     pub fn lose_power(&mut self, random: &Random) {
         for (at, mut older) in std::mem::take(&mut self.before) {
             let which = random.below(older.len() as u64 + 1) as usize;
@@ -120,20 +121,20 @@ impl Image {
         }
     }
 
-    /// Nothing can be lost any more.
+    /// Flush: nothing can be lost any more.
     pub fn flush(&mut self) {
         self.before.clear();
     }
 
-    /// The good content of a block; nothing where it cannot be read.
+    /// The good content of a block; `None` if it cannot be read.
     pub fn good(&self, lba: Lba, format: Option<PiFormat>) -> Option<Stamp> {
         let one = Extent::one(lba);
         let sealed = self.read(one, format).ok()?;
-        // What is no content of this block is a stamp that nothing has.
+        // Any other content counts as a stamp that no write has.
         Some(stamp_of(lba, &sealed.joined_data()).unwrap_or(Stamp::MAX))
     }
 
-    /// Blocks as they are stored, and those that cannot be read.
+    /// Blocks as stored, and the unreadable ones.
     fn load(&self, extent: Extent, format: Option<PiFormat>) -> (Unverified, Vec<BadBlock>) {
         let tuple = format.map_or(0, PiFormat::tuple_bytes);
         let (mut data, mut tags, mut bad_blocks) = (Vec::new(), Vec::new(), Vec::new());
@@ -195,7 +196,7 @@ impl Image {
         self.reserved.push((slot, Slice::copy_from(bytes)));
     }
 
-    /// Executes a request whole.
+    /// Executes a whole request.
     pub fn execute(&mut self, request: Request, format: Option<PiFormat>) -> Outcome {
         let Request { operation, extents, .. } = &request;
         match operation {
@@ -238,8 +239,8 @@ impl Image {
         Ok(Response::Done)
     }
 
-    /// Executes the part of a request that was done when the machine stopped: any of its blocks, all of it or nothing
-    /// where it is a label. Whether it was done whole.
+    /// Executes a part of a request when the machine stops: any of its blocks; a label completely or not at all. True
+    /// if all of it was executed.
     pub fn begin(&mut self, request: Request, format: Option<PiFormat>, random: &Random) -> bool {
         let is_whole = random.chance(50);
         match &request.operation {
@@ -256,49 +257,49 @@ impl Image {
     }
 }
 
-/// What every block of an extent has to pass.
+/// The check of every block of an extent.
 fn full(format: Option<PiFormat>, extent: Extent) -> Checks {
     format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
 }
 
-/// What the line to a replica does with requests.
+/// What the link to a replica does with requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ReplicaLink {
-    /// It carries them.
+    /// It executes them.
     Up,
-    /// Reads get through, changes fail.
+    /// Reads are executed, changes fail.
     Full,
-    /// Changes of blocks fail, and nothing else.
+    /// Changes of blocks fail, and no other requests.
     Worn,
     /// Every request fails.
     Gone,
 }
 
-/// A place for a replica. What is in it outlives machines.
+/// A place for a replica. Its content outlives machines.
 pub struct Replica {
     pub name: String,
     pub number: usize,
     pub image: RefCell<Image>,
     pub link: Cell<ReplicaLink>,
-    /// Counts breaks of the line: what was opened before a break answers nothing after it.
+    /// Counts breaks of the link: handles from before a break return no more replies.
     pub epoch: Cell<u64>,
-    /// The epoch of the last opening.
+    /// The epoch of the last open.
     pub opened: Cell<u64>,
-    /// Counts openings: the next one ends whatever is in flight on those before.
+    /// Counts opens: each one ends the requests in flight of the opens before.
     pub openings: Cell<u64>,
-    /// Another image was put here since.
+    /// The image was replaced since.
     pub is_swapped: Cell<bool>,
-    /// Which requests wait; nothing where none does.
+    /// The held requests; `None` if none is held.
     pub held: Cell<Option<HeldRequests>>,
-    /// One waits.
+    /// One request is held.
     pub is_waiting: Cell<bool>,
 }
 
-/// Requests that a replica leaves waiting.
+/// The kind of requests that a replica holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HeldRequests {
     Flushes,
-    /// Whatever asks what blocks hold.
+    /// True for requests that return or check content.
     Looks,
 }
 
@@ -330,7 +331,7 @@ impl Replica {
         }
     }
 
-    /// Whether the line of the last opening still stands.
+    /// True if the link of the last open is intact.
     pub fn is_reached(&self) -> bool {
         self.epoch.get() == self.opened.get()
     }

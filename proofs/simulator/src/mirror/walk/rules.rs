@@ -1,4 +1,4 @@
-//! What must hold whatever happens: of openings, of copies, of what is called in sync.
+//! Invariants of opens, of copies, and of replicas in sync.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -10,15 +10,15 @@ use super::harness::{Harness, MirrorHandle, Session};
 use super::model::{HistoryState, Id, NodeId};
 use super::replica::{BLOCKS, Replica};
 
-/// The good copies that there were before something happened.
+/// The good copies before an event.
 pub struct GoodCopies {
-    /// Blocks of which some replica had the current content.
+    /// Blocks with the current content on some replica.
     current: Vec<bool>,
-    /// Blocks of which some replica had a good copy, old or not.
+    /// Blocks with a good copy on some replica, old or not.
     readable: Vec<bool>,
 }
 
-/// The replicas whose copies count: those named that are members and were in sync some time.
+/// The replicas whose copies count: named members that were in sync at some time.
 fn counting(harness: &Harness) -> Vec<Rc<Replica>> {
     let given = harness.session.borrow().as_ref().map_or_else(Vec::new, |session| session.given.clone());
     let counts = |replica: &&Rc<Replica>| {
@@ -29,7 +29,7 @@ fn counting(harness: &Harness) -> Vec<Rc<Replica>> {
 }
 
 impl GoodCopies {
-    /// Those there are.
+    /// The current good copies.
     pub fn there(harness: &Harness) -> GoodCopies {
         let (replicas, state) = (counting(harness), harness.state());
         let has = |block: usize, what: &dyn Fn(u64) -> bool| {
@@ -43,7 +43,7 @@ impl GoodCopies {
         }
     }
 
-    /// Checks that no last good copy of an unchanged block is gone.
+    /// Checks that no last good copy of an unchanged block is lost.
     pub fn are_kept(&self, harness: &Harness, changed: &BTreeSet<usize>) {
         let now = GoodCopies::there(harness);
         let state = harness.state();
@@ -59,7 +59,7 @@ impl GoodCopies {
     }
 }
 
-/// Replicas that are in sync while nothing is unsettled have the same, and what they may have.
+/// Checks that replicas in sync without dirty regions are identical, and have a possible content.
 pub fn check_in_sync(harness: &Harness) {
     let Some(state) = harness.state() else { return };
     let has_only_durable =
@@ -84,7 +84,7 @@ pub fn check_in_sync(harness: &Harness) {
     }
 }
 
-/// Says which history a mirror that has opened represents.
+/// Determines the history of a mirror that has opened.
 pub fn adopt(harness: &Harness, mirror: MirrorHandle, named: &[usize], present: &[usize]) {
     let blank = harness.model.borrow().state(0).clone();
     *harness.session.borrow_mut() =
@@ -97,7 +97,8 @@ pub fn adopt(harness: &Harness, mirror: MirrorHandle, named: &[usize], present: 
     let is_newest = |node: &&NodeId| !nodes.iter().any(|other| *other != **node && model.is_ancestor(**node, *other));
     let tips: Vec<NodeId> = nodes.iter().filter(is_newest).copied().collect();
     let has_more = |number: usize, tip: NodeId| {
-        // What was half resynced is of no one moment, says so itself, and was not all that there was.
+        // A replica in the middle of a resync belongs to no single node, and its label shows that; there were other
+        // replicas.
         let known = known(&harness.replicas[number]);
         known.holds.is_some_and(|holds| !known.is_mixed && model.has_flushed_more(holds, tip))
     };
@@ -113,7 +114,7 @@ pub fn adopt(harness: &Harness, mirror: MirrorHandle, named: &[usize], present: 
     let (Some(mut node), Some(state)) = (node, state) else { return };
     drop(model);
     if tips.len() > 1 {
-        // Whichever content counts where they differ is not known before it is seen.
+        // Where contents differ, a read decides which one counts.
         node = harness.model.borrow_mut().join(node, state.clone());
     }
     if let Some(session) = harness.session.borrow_mut().as_mut() {
@@ -121,8 +122,8 @@ pub fn adopt(harness: &Harness, mirror: MirrorHandle, named: &[usize], present: 
     }
 }
 
-/// A resync with nothing to copy may end in a label that only the other replicas got. The replica is complete nevertheless if it equals
-/// one of them.
+/// A resync with nothing to copy may end with a label that only the other replicas got. The replica is complete
+/// nevertheless if it equals one of them.
 fn take_equal_for_whole(harness: &Harness, replica: &Replica, in_sync: &[Rc<Replica>]) {
     if !replica.image.borrow().known.is_mixed {
         return;
@@ -138,7 +139,7 @@ fn take_equal_for_whole(harness: &Harness, replica: &Replica, in_sync: &[Rc<Repl
     }
 }
 
-/// What is called in sync once was, whole, and is still a member.
+/// Checks that a replica reported as in sync was in sync before, as a whole, and is still a member.
 fn check_members(harness: &Harness, in_sync: &[Rc<Replica>]) {
     for replica in in_sync {
         take_equal_for_whole(harness, replica, in_sync);
@@ -154,12 +155,12 @@ fn check_members(harness: &Harness, in_sync: &[Rc<Replica>]) {
 
 /// A mirror whose replicas have one history must open.
 pub fn check_refusal(harness: &Harness, named: &[usize], present: &[usize], why: &MirrorError) {
-    harness.say(format!("    refused: {why}"));
-    // Others are blank or wiped, and no obstacle.
+    harness.log(format!("    refused: {why}"));
+    // Others are blank or wiped, and do not prevent it.
     let given: Vec<_> = present.iter().filter_map(|number| harness.labelled(*number)).collect();
     let ids: BTreeSet<Id> = given.iter().map(|(_, label)| label.replicas[label.own_index].id).collect();
     if ids.len() < given.len() {
-        // Of two images of one replica nothing tells which is meant.
+        // With two images of one replica nothing tells which one is meant.
         return;
     }
     for (at, (known, label)) in given.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! One opening of the mirror, what hosts do with it, and what happens to its replicas meanwhile.
+//! One open of the mirror: its hosts, and the events of its replicas.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -21,26 +21,26 @@ use super::replica::{BLOCKS, Image, Replica, ReplicaLink, SIZE, content, stamp_o
 use super::rules::{GoodCopies, adopt, check_in_sync, check_refusal};
 use crate::executor::Executor;
 
-/// How the mirror is opened.
+/// The plan of an open.
 #[derive(Clone, Debug)]
 pub struct SessionPlan {
-    /// The replicas that are named, in this order.
+    /// The named replicas, in this order.
     pub named: Vec<usize>,
-    /// Those of them that are there.
+    /// The present ones of them.
     pub present: Vec<usize>,
     pub read_only: bool,
-    /// It is made, of the content of the first.
+    /// The mirror is made, from the content of the first.
     pub creates: bool,
     pub hooks: TestHooks,
-    /// How much is done with it.
+    /// The number of steps.
     pub steps: u64,
-    /// It is closed in the end, and not just left.
+    /// It is closed at the end, not just dropped.
     pub closes: bool,
-    /// How many of a hundred steps damage something.
+    /// The percentage of steps with damage.
     pub damage_percent: u64,
 }
 
-/// A mirror that is open.
+/// An open mirror.
 pub struct Host {
     pub harness: Rc<Harness>,
     pub executor: Executor,
@@ -49,15 +49,15 @@ pub struct Host {
     pub plan: SessionPlan,
     /// Blocks that were changed or damaged in this step.
     touched: std::cell::RefCell<BTreeSet<usize>>,
-    /// Images that replicas had before.
+    /// Earlier images of replicas.
     pub older: Vec<(usize, Image)>,
 }
 
-/// What came of a session.
+/// The result of a session.
 #[derive(Default)]
 pub struct SessionResult {
     pub opened: bool,
-    /// Replicas that were added and taken out.
+    /// Replicas that were added and removed.
     pub added: Vec<usize>,
     pub removed: Vec<usize>,
 }
@@ -88,7 +88,7 @@ fn source(harness: &Rc<Harness>, replica: &Rc<Replica>, executor: &Executor) -> 
     ReplicaSource { name: replica.name.clone(), device, reopen: Some(again) }
 }
 
-/// Opens the mirror as planned and uses it. What came of it is noted in `came` as it comes, for the machine may stop.
+/// Opens the mirror as planned and uses it. Results are stored in `came` as they occur, because the machine may stop.
 pub async fn run(
     harness: Rc<Harness>,
     executor: Executor,
@@ -96,7 +96,7 @@ pub async fn run(
     older: Vec<(usize, Image)>,
     result: Rc<std::cell::RefCell<SessionResult>>,
 ) {
-    // What a session that stopped left waiting waits no more, on replicas that are added later as well.
+    // Ends the holds of a session that stopped, also on replicas that are added later.
     harness.replicas.iter().for_each(|replica| replica.held.set(None));
     for replica in plan.named.iter().map(|number| &harness.replicas[*number]) {
         replica.is_swapped.set(false);
@@ -108,13 +108,13 @@ pub async fn run(
     drop(executor.spawn("the mirror's worker", opened.worker.run()));
     let stack = DynDevice::new("mirror", SharedMirror(opened.mirror.clone()));
     let host = Host { harness, executor, stack, mirror: opened.mirror, plan, touched: Default::default(), older };
-    host.say_states();
+    host.log_states();
     check_in_sync(&host.harness);
     host.steps(&result).await;
     host.end().await;
 }
 
-/// Opens or makes the mirror. If it is refused, it must be right that it is.
+/// Opens or makes the mirror. A refusal must be correct.
 async fn open(harness: &Rc<Harness>, executor: &Executor, plan: &SessionPlan) -> Option<OpenMirror<Executor>> {
     let named = plan.named.iter().map(|number| &harness.replicas[*number]);
     let sources = named.map(|replica| source(harness, replica, executor)).collect();
@@ -131,7 +131,7 @@ async fn open(harness: &Rc<Harness>, executor: &Executor, plan: &SessionPlan) ->
     opened.map_err(|why| check_refusal(harness, &plan.named, &plan.present, &why)).ok()
 }
 
-/// Has a replica's label say that it was written by itself; `done` is set where that was answered.
+/// Marks a replica's label as written alone; `done` is set if that completed.
 pub async fn mark_alone(
     harness: Rc<Harness>,
     executor: Executor,
@@ -145,7 +145,7 @@ pub async fn mark_alone(
     }
 }
 
-/// The mirror as a device that its host shares with the walk.
+/// The mirror as a device, which its host shares with the walk.
 struct SharedMirror(MirrorHandle);
 
 impl Device for SharedMirror {
@@ -163,11 +163,11 @@ impl Device for SharedMirror {
 }
 
 impl Host {
-    pub fn say(&self, link: String) {
-        self.harness.say(format!("    {link}"));
+    pub fn log(&self, link: String) {
+        self.harness.log(format!("    {link}"));
     }
 
-    fn say_states(&self) {
+    fn log_states(&self) {
         let description = self.mirror.describe();
         let replicas: Vec<String> = description
             .replicas
@@ -176,7 +176,7 @@ impl Host {
                 format!("{} {}{}", replica.name, replica.state.as_str(), if replica.is_online { "" } else { " (away)" })
             })
             .collect();
-        self.say(format!("{}; unsettled {} bytes", replicas.join(", "), description.dirty_bytes));
+        self.log(format!("{}; unsettled {} bytes", replicas.join(", "), description.dirty_bytes));
     }
 
     async fn steps(&self, result: &Rc<std::cell::RefCell<SessionResult>>) {
@@ -226,7 +226,7 @@ impl Host {
         Extent::from_raw(first, blocks).expect("a few of the replica's blocks are an extent")
     }
 
-    /// Whether a request may fail like this. `before` are the replicas that were well when it was asked.
+    /// True if a request may fail with this error. `before` are the replicas that were intact when it was sent.
     fn check_failure(&self, what: &str, error: &Error, before: &[(usize, u64)]) {
         self.harness.failed.set(self.harness.failed.get() + 1);
         let now = self.harness.well();
@@ -243,12 +243,12 @@ impl Host {
         self.harness.advance(|model, node, state| model.begin(node, state, &blocks));
         match self.stack.execute(request).await {
             Ok(_) => {
-                self.say(format!("{what} {stamp} to {extent}"));
+                self.log(format!("{what} {stamp} to {extent}"));
                 self.harness.completed.set(self.harness.completed.get() + 1);
                 self.harness.advance(|model, node, state| model.acknowledge(node, state, &blocks));
             }
             Err(error) => {
-                self.say(format!("{what} {stamp} to {extent} fails: {error}"));
+                self.log(format!("{what} {stamp} to {extent} fails: {error}"));
                 self.check_failure(what, &error, &before);
             }
         }
@@ -268,18 +268,18 @@ impl Host {
         self.change("zero", extent, 0, zero).await;
     }
 
-    /// Whether it was acknowledged.
+    /// True if it was acknowledged.
     async fn flush(&self) -> bool {
         let before = self.harness.well();
         match self.stack.execute(Request::flush()).await {
             Ok(_) => {
-                self.say("flush".to_owned());
+                self.log("flush".to_owned());
                 self.harness.advance(|model, node, state| model.flush(node, state));
                 true
             }
             Err(error) => {
-                self.say(format!("flush fails: {error}"));
-                // That what was not flushed may be lost is said once.
+                self.log(format!("flush fails: {error}"));
+                // The possible loss of unflushed writes is reported once.
                 if !matches!(error.kind(), ErrorKind::Media { .. }) {
                     self.check_failure("flush", &error, &before);
                 }
@@ -297,7 +297,7 @@ impl Host {
             Ok(other) => self.harness.find(format!("a read was answered with {other:?}")),
             Err(error) => {
                 if self.plan.read_only && self.mirror.describe().dirty_bytes > 0 {
-                    // What the members have there differs, and the one that was read may be gone, or damaged since.
+                    // The members' contents differ there, and the one that was read may be gone, or damaged since.
                     before.clear();
                     had.clear();
                 }
@@ -311,7 +311,7 @@ impl Host {
         }
     }
 
-    /// A host sees a block.
+    /// A host reads a block.
     fn see(&self, lba: Lba, data: &[u8]) {
         let block = lba.get() as usize;
         let Some(stamp) = stamp_of(lba, data) else {
@@ -327,7 +327,7 @@ impl Host {
         }
     }
 
-    /// Which blocks are good on which replicas that are well, and of which opening.
+    /// The good blocks of intact replicas, with the epoch of the open.
     fn good_copies(&self) -> Vec<((usize, u64), usize)> {
         let of = |replica: (usize, u64)| {
             let copies = self.harness.copies(&self.harness.replicas[replica.0]).into_iter().enumerate();
@@ -336,7 +336,7 @@ impl Host {
         self.harness.well().into_iter().flat_map(of).collect()
     }
 
-    /// A block is said to be lost: no replica that was well all the time may have had it.
+    /// A block is reported as lost: no replica that was intact all the time may have had it.
     fn check_loss(&self, lba: Lba, had: &[((usize, u64), usize)]) {
         let now = self.harness.well();
         let is_it = |(replica, block): &&((usize, u64), usize)| *block == lba.get() as usize && now.contains(replica);
@@ -346,15 +346,15 @@ impl Host {
         }
     }
 
-    /// The mirror's background work goes on.
+    /// The mirror's background work runs.
     async fn time(&self) {
         self.wait(*self.harness.random.pick(&[1, 3, 6, 20])).await;
     }
 
     pub async fn wait(&self, seconds: u64) {
         self.executor.delay(Duration::from_secs(seconds)).await;
-        self.say(format!("{seconds} s later:"));
-        self.say_states();
+        self.log(format!("{seconds} s later:"));
+        self.log_states();
     }
 
     pub fn named(&self) -> Rc<Replica> {
@@ -365,7 +365,7 @@ impl Host {
         if replica.link.get() == ReplicaLink::Gone {
             return;
         }
-        self.say(format!("{} goes away", replica.name));
+        self.log(format!("{} goes away", replica.name));
         replica.break_link(ReplicaLink::Gone);
     }
 
@@ -377,30 +377,30 @@ impl Host {
         let images: Vec<&Image> =
             self.older.iter().filter(|(number, _)| *number == replica.number).map(|(_, image)| image).collect();
         if replica.link.get() == ReplicaLink::Gone && !images.is_empty() && random.chance(20) {
-            self.say(format!("{} is put back to an older image", replica.name));
+            self.log(format!("{} is put back to an older image", replica.name));
             self.touched.borrow_mut().extend(0..BLOCKS as usize);
             self.harness.put(replica.number, (*random.pick(&images)).clone());
         }
-        self.say(format!("{} is there again", replica.name));
+        self.log(format!("{} is there again", replica.name));
         replica.link.set(ReplicaLink::Up);
     }
 
     fn fill(&self) {
         let replica = self.named();
         if replica.link.get() == ReplicaLink::Up {
-            self.say(format!("{} fails changes", replica.name));
+            self.log(format!("{} fails changes", replica.name));
             replica.break_link(ReplicaLink::Full);
         }
     }
 
-    /// Spoils blocks of one replica, or of all that are in sync.
+    /// Damages blocks of one replica, or of all in sync.
     fn damage(&self) {
         let extent = self.extent();
         let replicas = if self.harness.random.chance(40) { self.harness.in_sync() } else { vec![self.named()] };
         for (replica, lba) in replicas.iter().flat_map(|replica| extent.iter().map(move |lba| (replica, lba))) {
             if replica.image.borrow_mut().damage(lba, &self.harness.random) {
                 self.touched.borrow_mut().insert(lba.get() as usize);
-                self.say(format!("block {lba} of {} is damaged", replica.name));
+                self.log(format!("block {lba} of {} is damaged", replica.name));
             }
         }
     }
@@ -413,7 +413,7 @@ impl Host {
         let (extent, before) = (self.whole(), self.harness.well());
         match self.stack.execute(Request::verify(extent, Expectations::NONE)).await {
             Ok(_) => {
-                self.say("verify: clean".to_owned());
+                self.log("verify: clean".to_owned());
                 for (number, _) in self.harness.well() {
                     let replica = &self.harness.replicas[number];
                     let bad = (0..BLOCKS as usize).find(|block| self.harness.copy(replica, *block).is_none());
@@ -423,7 +423,7 @@ impl Host {
                 }
             }
             Err(error) => {
-                self.say(format!("verify: {error}"));
+                self.log(format!("verify: {error}"));
                 if error.bad_blocks().is_none() {
                     self.check_failure("verify", &error, &before);
                 }
@@ -436,7 +436,7 @@ impl Host {
         let good = self.good_copies();
         let had: Vec<bool> = (0..BLOCKS as usize).map(|block| good.iter().any(|(_, other)| *other == block)).collect();
         let outcome = self.stack.execute(Request::repair(extent)).await;
-        self.say(format!("repair: {:?}", outcome.as_ref().map(|_| "clean").map_err(ToString::to_string)));
+        self.log(format!("repair: {:?}", outcome.as_ref().map(|_| "clean").map_err(ToString::to_string)));
         if let Err(error) = &outcome
             && error.bad_blocks().is_none()
         {
@@ -476,12 +476,12 @@ impl Host {
 
     async fn add(&self, result: &Rc<std::cell::RefCell<SessionResult>>) {
         let Some(replica) = self.newcomer(result) else { return };
-        self.say(format!("{} is being added", replica.name));
+        self.log(format!("{} is being added", replica.name));
         let added = self.mirror.add(source(&self.harness, &replica, &self.executor), true).await;
-        self.say(format!("{} is added: {:?}", replica.name, added.map_err(|error| error.to_string())));
+        self.log(format!("{} is added: {:?}", replica.name, added.map_err(|error| error.to_string())));
     }
 
-    /// Another device in the place of a replica, or that replica's own where it was wiped.
+    /// Replaces a replica by another device, or by its own device after it was wiped.
     async fn replace(&self, result: &Rc<std::cell::RefCell<SessionResult>>) {
         let old = self.named();
         let is_wiped = old.link.get() != ReplicaLink::Gone && self.harness.labelled(old.number).is_none();
@@ -491,18 +491,18 @@ impl Host {
             self.prepare(&new, result);
         }
         let was_current = matches!(self.harness.replica_state(&old), Some((ReplicaState::InSync, true)));
-        self.say(format!("{} is being replaced by {}", old.name, new.name));
+        self.log(format!("{} is being replaced by {}", old.name, new.name));
         let done = self.mirror.replace(&old.name, source(&self.harness, &new, &self.executor), true).await;
-        self.say(format!("{} is replaced: {:?}", old.name, done.as_ref().map_err(ToString::to_string)));
+        self.log(format!("{} is replaced: {:?}", old.name, done.as_ref().map_err(ToString::to_string)));
         if done.is_ok() && !was_current && !is_wiped {
             result.borrow_mut().removed.push(old.number);
         }
     }
 
-    /// What a replica kept of lost blocks is taken for what they hold.
+    /// Accepts a replica's older copies of lost blocks as their content.
     async fn accept(&self) {
         let replica = self.named();
-        // What it has kept just now no label lists yet.
+        // No label lists the copies yet that it just kept.
         let kept = self.mirror.stale_blocks(&replica.name);
         let copy = |block: &Lba| Some((block.get() as usize, self.harness.copy(&replica, block.get() as usize)?));
         let taken: Vec<(usize, Stamp)> = kept.iter().filter_map(copy).collect();
@@ -511,7 +511,7 @@ impl Host {
         let done = self.mirror.accept_stale(&replica.name).await;
         if !kept.is_empty() || done.as_ref().is_ok_and(|blocks| *blocks > 0) {
             let done = done.as_ref().map_err(ToString::to_string);
-            self.say(format!("older copies of {kept:?} on {} are taken: {done:?}", replica.name));
+            self.log(format!("older copies of {kept:?} on {} are taken: {done:?}", replica.name));
         }
         if done.is_ok_and(|blocks| blocks == taken.len() as u64 && blocks > 0) {
             self.harness.advance(|model, node, state| model.acknowledge(node, state, &taken));
@@ -525,20 +525,21 @@ impl Host {
         if members < 3 || result.borrow().removed.contains(&replica.number) {
             return;
         }
-        self.say(format!("{} is being removed", replica.name));
+        self.log(format!("{} is being removed", replica.name));
         let replica_state = self.harness.replica_state(&replica);
         let is_told = replica.link.get() == ReplicaLink::Up
             && replica.is_reached()
             && matches!(replica_state, Some((ReplicaState::InSync | ReplicaState::Resyncing, true)));
         let removed = self.mirror.remove(&replica.name).await;
-        self.say(format!("{} is removed: {:?}", replica.name, removed.as_ref().map_err(ToString::to_string)));
+        self.log(format!("{} is removed: {:?}", replica.name, removed.as_ref().map_err(ToString::to_string)));
         if removed.is_ok() {
             replica.image.borrow_mut().known.is_removed |= is_told;
             result.borrow_mut().removed.push(replica.number);
         }
     }
 
-    /// True if labels list only replicas as in sync that are: one that is not has unflushed writes from before this open.
+    /// True if labels list only replicas as in sync that are: one that is not has unflushed writes from before this
+    /// open.
     fn has_gone_on(&self) -> bool {
         let in_sync: Vec<usize> = self.harness.in_sync().iter().map(|replica| replica.number).collect();
         let id = |number: usize| self.harness.labelled(number).map(|(_, label)| label.replicas[label.own_index].id);
@@ -556,17 +557,17 @@ impl Host {
             }
         }
         if !self.plan.closes {
-            self.say("it is left as it is".to_owned());
+            self.log("it is left as it is".to_owned());
             return self.executor.halt();
         }
         match self.mirror.close().await {
             Ok(()) => {
-                self.say("it is closed".to_owned());
+                self.log("it is closed".to_owned());
                 if !self.plan.read_only && self.has_gone_on() {
                     self.harness.advance(|model, node, state| model.flush(node, state));
                 }
             }
-            Err(error) => self.say(format!("it does not close: {error}")),
+            Err(error) => self.log(format!("it does not close: {error}")),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Walks pass, and broken mirrors do not. Long runs are the binary's work.
+//! Walks pass, and mirrors with defects are detected. The binary makes longer runs.
 
 use std::ops::RangeInclusive;
 
@@ -51,53 +51,53 @@ fn a_last_copy_that_is_spoilt_is_noticed() {
 }
 
 #[test]
-fn histories_that_are_not_told_apart_are_noticed() {
+fn a_mirror_that_does_not_distinguish_histories_is_detected() {
     assert_caught(Mutation::SkipLineage, Workload::Mixed, 60);
 }
 
 #[test]
-fn a_replica_that_is_taken_out_and_not_told_is_noticed() {
+fn a_removed_replica_without_a_removed_label_is_detected() {
     assert_caught(Mutation::SkipRemovedLabel, Workload::Mixed, 60);
 }
 
 #[test]
-fn changes_of_a_replica_that_is_not_told_what_it_lacks_are_noticed() {
+fn skipping_the_label_of_an_out_of_sync_replica_is_detected() {
     assert_caught(Mutation::SkipOwnLabel, Workload::Mixed, 100);
 }
 
 #[test]
-fn what_a_replica_has_missed_and_is_forgotten_is_noticed() {
+fn a_mirror_that_forgets_missed_writes_of_a_replica_is_detected() {
     assert_caught(Mutation::ForgetOutOfSync, Workload::Mixed, 60);
 }
 
 #[test]
-fn an_older_copy_that_is_taken_for_the_current_one_is_noticed() {
+fn a_mirror_that_forgets_older_copies_is_detected() {
     assert_caught(Mutation::ForgetStale, Workload::Spoil, 100);
 }
 
 #[test]
-fn sessions_that_are_forgotten_where_a_replica_is_written_by_itself_are_noticed() {
+fn a_mirror_that_forgets_sessions_of_replicas_written_alone_is_detected() {
     assert_caught(Mutation::ForgetSessions, Workload::Mixed, 150);
 }
 
 #[test]
-fn a_replica_that_is_taken_back_unasked_or_taken_to_be_told_is_noticed() {
+fn reattaching_a_diverged_replica_and_late_labels_are_detected() {
     assert_caught(Mutation::ReattachDiverged, Workload::Spoil, 60);
     assert_caught(Mutation::LateLabel, Workload::Mixed, 150);
 }
 
 #[test]
-fn labels_that_are_counted_on_from_one_opening_to_the_next_are_noticed() {
+fn a_mirror_that_counts_labels_on_from_the_last_open_is_detected() {
     assert_caught(Mutation::CountOn, Workload::Spoil, 150);
 }
 
 #[test]
-fn what_becomes_suspect_beside_a_flush_and_is_forgotten_is_noticed() {
+fn a_mirror_that_forgets_regions_dirtied_during_a_flush_is_detected() {
     assert_caught(Mutation::ForgetFlushing, Workload::Mixed, 40);
 }
 
 #[test]
-fn a_walk_is_what_its_seed_says() {
+fn a_seed_decides_a_walk() {
     let one = run(Mutation::None, config(11, Workload::Mixed));
     assert_eq!(one, run(Mutation::None, config(11, Workload::Mixed)));
     let other = run(Mutation::None, config(12, Workload::Mixed));
@@ -105,7 +105,7 @@ fn a_walk_is_what_its_seed_says() {
 }
 
 #[test]
-fn answers_that_come_before_it_is_noted_who_is_missing_are_noticed() {
-    // Rare: the label must be in flight when all stops.
+fn completing_writes_before_labels_list_absent_replicas_is_detected() {
+    // Rare: the label must be in flight when the machine stops.
     assert_caught_in(Mutation::CompleteEarly, Workload::Mixed, 701..=900);
 }

@@ -20,16 +20,16 @@ use crate::workload::Workload;
 
 const LIMITS: RunLimits = RunLimits { steps: 2_000_000, seconds: 24 * 3600 };
 
-/// The loads that walks are drawn from: with little damage, and with much.
+/// The loads of walks: with little damage, and with much.
 pub const LOADS: [Workload; 2] = [Workload::Mixed, Workload::Spoil];
 
-/// Old images that are kept at most.
+/// The maximum number of saved images.
 const MAX_IMAGES: usize = 16;
 
 /// Runs one seed.
 ///
 /// # Errors
-/// The first thing that must not be.
+/// The first violation.
 pub fn run(mutation: Mutation, config: TrialConfig) -> Result<Report, Box<FailureReport>> {
     let random = Random::new(config.seed ^ ((config.workload as u64) << 56) ^ (1 << 49));
     let format = *random.pick(&[
@@ -39,7 +39,7 @@ pub fn run(mutation: Mutation, config: TrialConfig) -> Result<Report, Box<Failur
         None,
     ]);
     let region_shift = Some(random.between(0, 4) as u32);
-    // Often fewer than the device has, so that groups make room for others.
+    // Often fewer than the device has, so that groups evict others.
     let hooks = TestHooks { mutation, region_shift, hot_groups: Some(1 + (config.seed % 9) as u32) };
     let mut walk = Walk {
         config,
@@ -52,7 +52,7 @@ pub fn run(mutation: Mutation, config: TrialConfig) -> Result<Report, Box<Failur
         images: Vec::new(),
         report: Report::default(),
     };
-    let done = walk.whole();
+    let done = walk.run_all();
     walk.report.ios = walk.harness.operations.get();
     walk.report.completed = walk.harness.completed.get();
     walk.report.failed = walk.harness.failed.get();
@@ -60,7 +60,7 @@ pub fn run(mutation: Mutation, config: TrialConfig) -> Result<Report, Box<Failur
     walk.report.trace = walk.trace.hash();
     match done {
         Ok(()) => Ok(walk.report),
-        Err(finding) => Err(Box::new(FailureReport { config, finding, story: walk.harness.story.take() })),
+        Err(finding) => Err(Box::new(FailureReport { config, finding, log_lines: walk.harness.log_lines.take() })),
     }
 }
 
@@ -70,18 +70,18 @@ struct Walk {
     harness: Rc<Harness>,
     random: Random,
     trace: Trace,
-    /// The replicas that the operator takes for members.
+    /// The replicas that the operator assumes to be members.
     members: BTreeSet<usize>,
-    /// Replicas that were taken out.
+    /// Removed replicas.
     taken_out: BTreeSet<usize>,
-    /// Images from before, and whose.
+    /// Saved images, and their replicas.
     images: Vec<(usize, Image)>,
     report: Report,
 }
 
 impl Walk {
-    fn whole(&mut self) -> Result<(), String> {
-        self.harness.say(format!(
+    fn run_all(&mut self) -> Result<(), String> {
+        self.harness.log(format!(
             "{:?}, regions of {} blocks",
             self.harness.format,
             1 << self.hooks.region_shift.unwrap_or(0)
@@ -104,7 +104,7 @@ impl Walk {
         self.quiesce()
     }
 
-    /// The mirror is made, of blank devices or of one with content; the machine may stop meanwhile.
+    /// Makes the mirror, from blank devices or from one with content; the machine may stop during that.
     fn make(&mut self) -> Result<(), String> {
         let all: Vec<usize> = self.members.iter().copied().collect();
         let (is_blank, stamp) = (self.random.chance(40), self.harness.fresh());
@@ -143,7 +143,7 @@ impl Walk {
 
     fn write_to(&mut self, number: usize) -> Result<(), String> {
         let replica = self.harness.replicas[number].clone();
-        self.harness.say(format!("{} is written by itself", replica.name));
+        self.harness.log(format!("{} is written by itself", replica.name));
         replica.link.set(ReplicaLink::Up);
         let executor = Executor::new(self.random.fork("schedule"), self.trace.clone());
         let done = Rc::new(Cell::new(false));
@@ -159,7 +159,7 @@ impl Walk {
             let is_removed =
                 image.label().is_some_and(|label| label.replicas[label.own_index].state == ReplicaState::Removed);
             if !is_removed {
-                // What it holds may be here alone: it is not to be overwritten without a word.
+                // Only this replica may have its content: it must not be overwritten silently.
                 image.known.node = None;
             }
             image.fill(&self.random, self.harness.format, self.harness.fresh());
@@ -167,7 +167,7 @@ impl Walk {
         self.harness.found().map_or(Ok(()), Err)
     }
 
-    /// One goes on alone, is then written by itself, and is put together with the others, which lack what it went on with.
+    /// One replica is used alone, is then written by itself, and is combined with the others, which lack its changes.
     fn write_after_going_alone(&mut self) -> Result<(), String> {
         let all: Vec<usize> = self.members.iter().copied().collect();
         let number = *self.random.pick(&all);
@@ -199,7 +199,7 @@ impl Walk {
         self.harness.labelled(number).is_some()
     }
 
-    /// Draws names that an operator might use, in any order.
+    /// Draws names as an operator might give them, in any order.
     fn draw_names(&self) -> Vec<usize> {
         let all: Vec<usize> = match self.random.below(10) {
             0 => (0..REPLICAS).filter(|number| self.has_label(*number)).collect(),
@@ -223,7 +223,7 @@ impl Walk {
         let named = self.draw_names();
         let is_all = self.random.chance(45);
         let mut present: Vec<usize> = named.iter().copied().filter(|_| is_all || self.random.chance(60)).collect();
-        // Nothing that was never a member makes a mirror.
+        // Devices that were never members do not make a mirror.
         if named.len() < 2 || !present.iter().any(|number| self.has_label(*number)) {
             return Ok(());
         }
@@ -236,7 +236,7 @@ impl Walk {
         Ok(())
     }
 
-    /// The mirror goes on, an image of one member from before that is put back and goes on alone, and then all come together.
+    /// The mirror is used, a saved image of one member is restored and used alone, and then all are combined.
     fn go_on_from_image(&mut self) -> Result<(), String> {
         let all: Vec<usize> = self.members.iter().copied().collect();
         let number = *self.random.pick(&all);
@@ -249,7 +249,7 @@ impl Walk {
             return Ok(());
         }
         self.harness
-            .say(format!("an image of {} from before that is put in its place", self.harness.replicas[number].name));
+            .log(format!("an image of {} from before that is put in its place", self.harness.replicas[number].name));
         self.harness.put(number, image);
         for present in [vec![number], all.clone()] {
             self.session(SessionPlan { present, ..self.plan(all.clone()) }, None)?;
@@ -269,23 +269,23 @@ impl Walk {
         self.session(SessionPlan { present, ..self.plan(vec![one, other]) }, None).map(drop)
     }
 
-    /// One is chosen to go on with; the others are wiped.
+    /// One replica is chosen to continue with; the others are wiped.
     fn wipe_others(&mut self, present: &[usize]) {
         let winner = *self.random.pick(present);
         for number in present.iter().filter(|number| **number != winner) {
-            self.harness.say(format!("{} is abandoned and wiped", self.harness.replicas[*number].name));
+            self.harness.log(format!("{} is abandoned and wiped", self.harness.replicas[*number].name));
             self.harness.put(*number, Image::blank(ImageInfo::default()));
         }
     }
 
-    /// Runs a session; whether the mirror opened.
+    /// Runs a session; true if the mirror opened.
     fn session(&mut self, plan: SessionPlan, stops_in: Option<u64>) -> Result<bool, String> {
         let names = |numbers: &[usize]| -> String {
             numbers.iter().map(|number| self.harness.replicas[*number].name.as_str()).collect::<Vec<_>>().join(",")
         };
         let how = if plan.read_only { ", for reading only" } else { "" };
-        self.harness.say(format!("mirror:{} with {} there{how}", names(&plan.named), names(&plan.present)));
-        self.harness.say_labels(&plan.present);
+        self.harness.log(format!("mirror:{} with {} there{how}", names(&plan.named), names(&plan.present)));
+        self.harness.log_labels(&plan.present);
         let executor = Executor::new(self.random.fork("schedule"), self.trace.clone());
         let mut acked = self.harness.acked.borrow_mut();
         acked.clear();
@@ -315,7 +315,7 @@ impl Walk {
         self.harness.found().map_or(Ok(result.opened), Err)
     }
 
-    /// The machine is gone, with what it leaves.
+    /// The machine has stopped; takes over its result.
     fn stop(&mut self, plan: &SessionPlan, ended: &RunEnd<()>) {
         let is_stopped = matches!(ended, RunEnd::Halted);
         self.report.crashes += u64::from(is_stopped);
@@ -323,8 +323,8 @@ impl Walk {
         if self.harness.session.borrow().is_none() {
             return;
         }
-        self.harness.say(format!("    it {}", if is_power_cut { "loses power" } else { "ends" }));
-        // What was only looked at leaves no trace: with other replicas there something else may be seen.
+        self.harness.log(format!("    it {}", if is_power_cut { "loses power" } else { "ends" }));
+        // Reads leave no trace: with other replicas another content may be read.
         let untouched = self.harness.session.borrow().as_ref().map(|session| session.opened.clone());
         if let Some(untouched) = untouched.filter(|_| is_stopped) {
             self.harness.advance(|model, node, state| {
@@ -356,7 +356,7 @@ impl Walk {
         self.harness.session.borrow_mut().take();
     }
 
-    /// Keeps an image of a replica.
+    /// Saves an image of a replica.
     fn keep_image(&mut self) {
         let number = self.random.below(REPLICAS as u64) as usize;
         if !self.has_label(number) {
@@ -364,7 +364,7 @@ impl Walk {
         }
         let mut image = self.harness.replicas[number].image.borrow().clone();
         image.flush();
-        self.harness.say(format!("an image of {} is kept", self.harness.replicas[number].name));
+        self.harness.log(format!("an image of {} is kept", self.harness.replicas[number].name));
         self.images.push((number, image));
         if self.images.len() > MAX_IMAGES {
             self.images.remove(0);
@@ -379,7 +379,7 @@ impl Walk {
         let (from, image) = self.random.pick(&self.images).clone();
         let to = if self.random.chance(90) { from } else { self.random.below(REPLICAS as u64) as usize };
         let name = |number: usize| &self.harness.replicas[number].name;
-        self.harness.say(format!("an old image of {} is put in the place of {}", name(from), name(to)));
+        self.harness.log(format!("an old image of {} is put in the place of {}", name(from), name(to)));
         self.harness.put(to, image);
     }
 
@@ -389,18 +389,18 @@ impl Walk {
         let (first, blocks) = (self.random.below(BLOCKS), self.random.between(1, 8));
         for block in first..(first + blocks).min(BLOCKS) {
             if replica.image.borrow_mut().damage(Lba::new(block), &self.random) {
-                self.harness.say(format!("block {block} of {} is damaged", replica.name));
+                self.harness.log(format!("block {block} of {} is damaged", replica.name));
             }
         }
     }
 
     fn blank(&mut self) {
         let number = self.random.below(REPLICAS as u64) as usize;
-        self.harness.say(format!("{} is wiped", self.harness.replicas[number].name));
+        self.harness.log(format!("{} is wiped", self.harness.replicas[number].name));
         self.harness.put(number, Image::blank(ImageInfo::default()));
     }
 
-    /// All members come together, and to rest.
+    /// All members are combined and quiesced.
     fn quiesce(&mut self) -> Result<(), String> {
         let all: Vec<usize> = self.members.iter().copied().collect();
         if all.len() < 2 || !all.iter().any(|number| self.has_label(*number)) {
