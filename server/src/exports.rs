@@ -1,6 +1,6 @@
 //! By which protocols namespaces are offered: a list of exports, each behind one trait.
 //!
-//! To add a protocol: a file in this folder that implements [`Export`](export::Export), a line in [`Exports::new`], and, where it
+//! To add a protocol: a file in this folder that implements `export::Export`, a line in [`Exports::new`], and, where it
 //! listens, its places in the plan (`Plan::listening`).
 
 pub mod block_device;
