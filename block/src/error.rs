@@ -223,7 +223,7 @@ impl Expectations {
     ///
     /// # Errors
     /// [`ErrorKind::Expectation`] with the first block that is another.
-    pub fn judge(&self, extent: Extent, read: &Sealed) -> Result<(), Error> {
+    pub fn check(&self, extent: Extent, read: &Sealed) -> Result<(), Error> {
         let Some(format) = read.format().filter(|_| !self.is_none()) else { return Ok(()) };
         // Guards that are known to match are not computed again.
         let all = *self.checks();

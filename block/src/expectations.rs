@@ -4,7 +4,7 @@
 //! expects is another question, asked after that one: a block with another application tag than was expected is whole, and its answer
 //! is [`crate::ErrorKind::Expectation`], never a bad block. So nothing here can turn the device's own check off.
 //!
-//! Invariant: blocks that are judged here have passed the device's own check.
+//! Invariant: blocks that are checked here have passed the device's own check.
 
 use sealblock_integrity::{Checks, PiFormat};
 

@@ -191,10 +191,10 @@ impl OpenTarget {
 
     /// The blocks of a range; all of them without one.
     pub fn span(&self, range: Option<BlockRange>) -> Result<BlockSpan, StackError> {
-        const DOING: &str = "use the range on";
-        self.check_blocks(DOING)?;
+        const ACTION: &str = "use the range on";
+        self.check_blocks(ACTION)?;
         let span = range.unwrap_or(BlockRange::ALL).resolve(self.device.geometry().capacity_blocks);
-        span.map_err(|why| StackError::new(Cause::Usage, DOING, why).on(&self.target))
+        span.map_err(|why| StackError::new(Cause::Usage, ACTION, why).on(&self.target))
     }
 
     /// Reads blocks.

@@ -47,7 +47,7 @@ pub fn open_shapeless<'a>(
     hints: &'a Hints,
 ) -> LocalBoxFuture<'a, Result<(OpenTarget, Remains), StackError>> {
     Box::pin(async move {
-        const DOING: &str = "determine the layout";
+        const ACTION: &str = "determine the layout";
         const HINT: &str =
             "give the capacity that the volume was created with as --capacity SIZE, or use another copy of the data";
         let medium = medium_of(path, Access::Read).await?;
@@ -55,13 +55,13 @@ pub fn open_shapeless<'a>(
         let (opened, remains) = open_remains(Rc::new(medium), ReactorClock, hints, &OpenOptions::default())
             .await
             .map_err(|error| match error {
-                RemainsError::Volume(error) => volume_error(DOING, &error).on(path.display()),
-                RemainsError::Resized => StackError::new(Cause::Damaged, DOING, error)
+                RemainsError::Volume(error) => volume_error(ACTION, &error).on(path.display()),
+                RemainsError::Resized => StackError::new(Cause::Damaged, ACTION, error)
                     .on(path.display())
                     .advise("use another copy of the data"),
                 RemainsError::Profile(why) => {
                     let why = format!("no superblock is left, and {why}");
-                    StackError::new(Cause::Damaged, DOING, why).on(path.display()).advise(HINT)
+                    StackError::new(Cause::Damaged, ACTION, why).on(path.display()).advise(HINT)
                 }
             })?;
         let info = TargetInfo {

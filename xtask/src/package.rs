@@ -4,6 +4,7 @@
 //! Nothing of this machine is changed: dpkg keeps to the folder (`--root`), and maintainer scripts do nothing to the running
 //! system when `DPKG_ROOT` names another one.
 
+mod docs;
 mod root;
 mod service;
 mod trial;
@@ -99,6 +100,7 @@ fn build(workspace: &Workspace, profile: Profile, log: &Path) -> Result<PathBuf>
         }
     };
     generate(&built.join("sealblock"), &built.join("package"), log)?;
+    docs::write(&workspace.root, &built.join("package/doc"))?;
     let output = workspace.target.join("package");
     if output.exists() {
         fs::remove_dir_all(&output).with_context(|| format!("removing {}", output.display()))?;

@@ -48,7 +48,7 @@ async fn sleep<C: Clock>(mirror: &Mirror<C>, time: Duration) {
     select(pin!(mirror.work.wait_until(|| mirror.is_closing.get())), pin!(mirror.clock.sleep(time))).await;
 }
 
-/// Reconciles in-sync replicas, and resyncs those that are back.
+/// Reconciles in-sync replicas, and resyncs those that have returned.
 async fn resync_loop<C: Clock>(mirror: &Mirror<C>) {
     loop {
         let returned = || -> Vec<Rc<Replica>> {
@@ -75,7 +75,7 @@ async fn resync_loop<C: Clock>(mirror: &Mirror<C>) {
         }
         if failed.is_ok() {
             for replica in returned() {
-                // A replica whose resync fails does not hold up the others.
+                // The resync of one replica does not wait for another's failure.
                 failed = mirror.resync(&replica).await.and(failed);
             }
         }
@@ -115,10 +115,10 @@ async fn reattach_loop<C: Clock>(mirror: &Mirror<C>) {
 }
 
 impl<C: Clock> Mirror<C> {
-    /// Resyncs a replica that is back.
+    /// Resyncs a replica that has returned.
     pub(crate) async fn resync(&self, replica: &Rc<Replica>) -> Result<(), Error> {
         tracing::info!(replica = %replica.name(), regions = replica.to_resync.borrow().count(), "resync started");
-        // Its own label must no longer say that it is in sync.
+        // Its own label must no longer list it as in sync.
         self.write_labels().await?;
         let has_room = self.resync_regions(replica).await?;
         self.record_progress(replica).await?;
@@ -204,10 +204,10 @@ impl<C: Clock> Mirror<C> {
     }
 
     async fn resync_region(&self, replica: &Rc<Replica>, region: u32) -> Result<LastCopy, Error> {
-        let mut settled = LastCopy::Kept;
+        let mut last_copy = LastCopy::Kept;
         for piece in self.map.extent(region).split_aligned(self.geometry.limits.max_transfer_blocks) {
             let _guard = self.range_lock.lock(piece.into()).await;
-            // It may have failed and be back. Then its own label must be written again before anything is copied to
+            // It may have failed and returned. Then its own label must be written again before anything is copied to
             // it.
             if replica.state.get() != ReplicaState::Resyncing || replica.lacks_own_label() || self.is_closing.get() {
                 return Err(resync_stopped(replica));
@@ -233,11 +233,11 @@ impl<C: Clock> Mirror<C> {
                 let kept = self.keep_last_copy(replica, &sources, bad.lba).await;
                 self.fail_resync_on_error(replica, attach_count, kept.as_ref().map(drop).map_err(Clone::clone)).await?;
                 if kept? == LastCopy::NoRoom {
-                    settled = LastCopy::NoRoom;
+                    last_copy = LastCopy::NoRoom;
                 }
             }
         }
-        Ok(settled)
+        Ok(last_copy)
     }
 
     /// Marks a replica out of sync if `outcome`, of a request that its resync sent, is an error.

@@ -129,7 +129,7 @@ pub enum ReplicaError {
     /// The replica is online and out of sync.
     #[error("{0} is out of sync: its resync decides which older copies are kept")]
     OutOfSync(String),
-    /// The device has a label that is damaged or of another kind: what it is a part of is not known.
+    /// The device has a label that is damaged or of another kind, so its group is unknown.
     #[error("{replica} is a device whose label cannot be used: {reason}")]
     BadLabel {
         /// Its name.
@@ -137,7 +137,7 @@ pub enum ReplicaError {
         /// Why.
         reason: LabelError,
     },
-    /// The content of the device cannot count.
+    /// The content of the device cannot be used.
     #[error("{replica} cannot be what the others are made equal to: {reason}")]
     Unusable {
         /// Its name.
@@ -185,7 +185,7 @@ pub enum ReplicaError {
         /// Their names.
         replicas: String,
     },
-    /// The replica whose content counts has no room for a label.
+    /// The replica with the content has no room for a label.
     #[error("{0} has no room for a label")]
     NoRoom(String),
     /// The device does not fit the mirror.
@@ -194,7 +194,7 @@ pub enum ReplicaError {
     /// No replica has this name.
     #[error("the mirror has no replica {0}")]
     Unknown(String),
-    /// The replica is offline since the opening, and nothing tells it from other offline ones.
+    /// The replica is offline since the open, and nothing distinguishes it from other offline ones.
     #[error("{replica} is offline, as is {others}, and without their labels nothing tells which is which")]
     Ambiguous {
         /// Its name.

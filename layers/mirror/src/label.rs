@@ -1,6 +1,6 @@
-//! The label: mirror metadata on each replica, in its reserved area. Drawn in `docs/formats/mirror-label.md`.
+//! The label: mirror metadata on each replica, in its reserved area. Its format is in `docs/formats/mirror-label.md`.
 //!
-//! All bytes are hostile until their checksum and ranges were checked.
+//! All bytes are untrusted until their checksum and ranges were checked.
 
 pub mod assemble;
 pub(crate) mod codec;
@@ -54,7 +54,7 @@ const AT_REPLICAS: usize = 56;
 const AT_OWN: usize = 57;
 const AT_SESSIONS: usize = 58;
 const AT_TENTATIVE: usize = 60;
-const AT_UNTOLD: usize = 61;
+const AT_UNREPORTED_LOSS: usize = 61;
 const AT_CHANGED: usize = 64;
 const AT_NAME: usize = 72;
 const AT_STATE: usize = 16;
@@ -138,8 +138,9 @@ pub struct Label {
     /// The last label before a change may have been in flight at a crash: nothing was changed after it unless all
     /// replicas that it calls in sync have it.
     pub is_tentative: bool,
-    /// Changes that were answered and not flushed may be lost, and hosts were not told yet. Programs that do not know it leave it out.
-    pub untold: bool,
+    /// Completed but unflushed changes may be lost, and hosts do not know it yet. Programs that do not know the field
+    /// drop it.
+    pub unreported_loss: bool,
     /// The sessions that changed the mirror.
     pub lineage: Lineage,
     /// Regions of the mirror.
@@ -206,7 +207,7 @@ impl Label {
         put::<1>(&mut bytes, AT_OWN, self.own_index as u64);
         put::<2>(&mut bytes, AT_SESSIONS, self.lineage.sessions().len() as u64);
         put::<1>(&mut bytes, AT_TENTATIVE, u64::from(self.is_tentative));
-        put::<1>(&mut bytes, AT_UNTOLD, u64::from(self.untold));
+        put::<1>(&mut bytes, AT_UNREPORTED_LOSS, u64::from(self.unreported_loss));
         put::<8>(&mut bytes, AT_CHANGED, self.changed);
         if let Some(name) = &self.name {
             bytes[AT_NAME..HEAD_BYTES].copy_from_slice(name.bytes());
@@ -276,7 +277,7 @@ impl Label {
             events,
             changed: events_at(bytes, AT_CHANGED)?,
             is_tentative: get::<1>(bytes, AT_TENTATIVE) != 0,
-            untold: get::<1>(bytes, AT_UNTOLD) != 0,
+            unreported_loss: get::<1>(bytes, AT_UNREPORTED_LOSS) != 0,
             lineage,
             map,
             capacity_blocks,
@@ -431,7 +432,7 @@ pub(crate) mod tests {
             events,
             changed: 0,
             is_tentative: false,
-            untold: false,
+            unreported_loss: false,
             lineage: Lineage::default(),
             map,
             capacity_blocks: 64 * 256,
@@ -456,7 +457,7 @@ pub(crate) mod tests {
         good.lineage.begin(5, 70);
         good.lineage.confirm(71);
         good.lineage.begin(6, 77);
-        (good.changed, good.is_tentative, good.untold) = (60, true, true);
+        (good.changed, good.is_tentative, good.unreported_loss) = (60, true, true);
         good.name = "photos".parse().ok();
         let bytes = good.encode();
         assert_eq!(Label::decode(&bytes), Ok(Some(good)));

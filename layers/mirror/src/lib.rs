@@ -1,18 +1,17 @@
 //! A mirror: two to eight replicas with the same content, presented as one device.
 //!
-//! Every change goes to every replica. A read goes to one; blocks that are bad there are read from another replica
-//! and rewritten. Before a change that a failed replica misses completes, the labels of the other replicas mark the
-//! failed one out of sync, so stale content is never read. A replica that is back gets only the regions that it
-//! lacks.
+//! Every change goes to every replica. A read goes to one; blocks that are bad there are read from another replica and
+//! rewritten. Before a change that a failed replica misses completes, the labels of the other replicas mark the failed
+//! one out of sync, so stale content is never read. A replica that returns gets only the regions that it lacks.
 //!
-//! A room is a file and the folder beside it; each uses those before it:
+//! The modules, each a file and the folder beside it; each uses only those before it:
 //!
-//! - [`label`]: sets of regions, names, what labels hold, and what they mean together (`assemble`); pure.
-//! - `mirror`: the state of it all: devices of the mirror (`replica`, which alone waits for a device), which requests wait for each
-//!   other, what labels record (`write_intent`) and how that becomes durable (`labels`), which label a device has (`probe`).
-//! - `requests`: the mirror as a device, and what must be durable before a change counts.
-//! - `background`: resync, devices that are back, labels that are swept; the worker.
-//! - `life`: opening a mirror, making one; adding, replacing and removing replicas in use.
+//! - [`label`]: sets of regions, names, the content of labels, and their assembly (`assemble`); pure.
+//! - `mirror`: the state of the mirror: its devices (`replica`, which alone waits for a device), ordering of requests,
+//!   the content of labels (`write_intent`) and how it becomes durable (`labels`), the label of a device (`probe`).
+//! - `requests`: the mirror as a device, and what must be durable before a change completes.
+//! - `background`: resync, returning devices, sweeping of labels; the worker.
+//! - `life`: opening and creating a mirror; adding, replacing and removing replicas in use.
 //!
 //! Invariants: see `mirror/write_intent.rs`. Overlapping changes never are in flight together, so replicas execute them in the
 //! same order.

@@ -1,4 +1,4 @@
-//! Opening a mirror: from what assembly makes of the labels of its devices, to the mirror and its worker.
+//! Opens a mirror: assembles the labels of its devices, and makes the mirror and its worker.
 
 pub(crate) mod create;
 pub(crate) mod members;
@@ -57,8 +57,8 @@ pub async fn open<C: Clock>(
     open_with_hooks(sources, clock, options, TestHooks::default()).await
 }
 
-/// The same, where devices may lack changes that were answered and not flushed, which `answered` says of each: the content of an in-sync one that lacks
-/// none counts, or the mirror may lack them, too ([`Mirror::may_be_lost`]).
+/// The same, for devices that may lack completed but unflushed changes, as `answered` tells for each: the content of an
+/// in-sync one that lacks none is used. If there is none, the mirror may lack them as well ([`Mirror::may_be_lost`]).
 ///
 /// # Errors
 /// As [`open`].
@@ -102,8 +102,7 @@ async fn open_all<C: Clock>(
     let older = older(&sources);
     let assembly = assemble_beside(&found, &older, answered).map_err(|refusal| assemble_error(refusal, &sources))?;
     let doubts = matches!(&assembly, Assembly::Known(known) if !older.is_empty() && !known.may_be_older);
-    let is_found_lost =
-        matches!(&assembly, Assembly::Known(known) if known.label.untold && answered.contains(&Answered::MayBeLost));
+    let is_found_lost = matches!(&assembly, Assembly::Known(known) if known.label.unreported_loss && answered.contains(&Answered::MayBeLost));
     let labels_differ = matches!(&assembly, Assembly::Known(known) if known.labels_differ);
     let is_new = assembly == Assembly::New;
     let parts = match assembly {
@@ -122,7 +121,8 @@ async fn open_all<C: Clock>(
         opened.mirror.write_labels().await.map_err(MirrorError::WriteLabels)?;
     }
     if doubts || is_found_lost {
-        // Replicas that get their content from one that lacks something do not know it by themselves. And a device that may lack something shows it until its first change, so the labels of the others show it from now on.
+        // Replicas that get their content from one that lacks something do not know of the loss themselves. A device
+        // that may lack something shows it until its first change, so the labels of the others record it from now on.
         opened.mirror.write_labels().await.map_err(MirrorError::WriteLabels)?;
     } else if labels_differ && let Err(error) = opened.mirror.write_equal_labels().await {
         // Equal labels help to recognise older images. If they cannot be written, a request that needs them fails by
@@ -132,13 +132,13 @@ async fn open_all<C: Clock>(
     Ok(opened)
 }
 
-/// Which of these devices may lack what was written to them last.
+/// Which of these devices may lack their last writes.
 pub(crate) fn older(sources: &[ReplicaSource]) -> Vec<usize> {
     let is_older = |source: &ReplicaSource| source.device.as_ref().is_ok_and(|device| why_older(device).is_some());
     (0..sources.len()).filter(|at| is_older(&sources[*at])).collect()
 }
 
-/// Builds a mirror and its worker. It takes no writes while its content may be older than what was written.
+/// Builds a mirror and its worker. Its writes are disabled while its content may be outdated.
 pub(crate) fn start<C: Clock>(clock: C, parts: MirrorParts, read_only: bool) -> OpenMirror<C> {
     let read_only = read_only || !parts.freshness.is_current();
     let of: Vec<Abilities> = devices(&parts.replicas).iter().map(Device::abilities).collect();
@@ -154,7 +154,7 @@ fn devices(replicas: &[Rc<Replica>]) -> Vec<DynDevice> {
 async fn first_not_blank(sources: &[ReplicaSource]) -> Result<Option<usize>, MirrorError> {
     for (at, source) in sources.iter().enumerate() {
         let Ok(device) = &source.device else { continue };
-        // One that may lack something is not known to be blank.
+        // A device that may lack its last writes is not known to be blank.
         let is_blank = if why_older(device).is_some() { Ok(false) } else { is_unwritten(device).await };
         if !is_blank.map_err(|reason| MirrorError::Replica { replica: source.name.clone(), error: reason })? {
             return Ok(Some(at));
@@ -163,9 +163,9 @@ async fn first_not_blank(sources: &[ReplicaSource]) -> Result<Option<usize>, Mir
     Ok(None)
 }
 
-/// What was found on the devices. Beside a replica with a label, one whose label is damaged, cannot be read or is of a device of another size
-/// counts as offline:
-/// nothing is read from it or written to it, and `sealblock mirror replace` makes it a replica again.
+/// Probes the devices. Beside a replica with a label, a device counts as offline if its label is damaged, cannot be
+/// read, or is of a device of another size: it is neither read nor written, and `sealblock mirror replace` makes it a
+/// replica again.
 ///
 /// # Errors
 /// What is wrong with a device, when no other has a label, or when its label is valid and not a mirror's that is known here.
@@ -197,7 +197,8 @@ fn usable(
     Ok(usable)
 }
 
-/// What is wrong with a device that has not the size that its own label says. Another format is how it is served, and an error.
+/// Why a device does not have the size in its own label. A different format depends on how it is served, and is an
+/// error.
 fn misfit(source: &ReplicaSource, found: &ReplicaProbe) -> Option<MirrorError> {
     let ReplicaProbe::Labelled(label) = found else { return None };
     let fit = check_fit(source, label.block_size, label.capacity_blocks, label.protection);
@@ -286,7 +287,7 @@ pub(crate) fn new_parts(
         authority: from.unwrap_or(0),
         write_intent,
         freshness: Freshness::Current,
-        untold: false,
+        unreported_loss: false,
         is_labelled: false,
         hooks: *hooks,
     })
@@ -342,7 +343,9 @@ fn existing_parts(
     let replicas = existing_replicas(sources, &indices, &mut label);
     mark_assumed_names(&replicas, &unused);
     doubted.into_iter().for_each(|(index, why)| drop(replicas[index].last_error.replace(why)));
-    let Label { map, capacity_blocks, block_size, protection, uuid, name, untold, own_index: authority, .. } = label;
+    let Label {
+        map, capacity_blocks, block_size, protection, uuid, name, unreported_loss, own_index: authority, ..
+    } = label;
     let geometry = Geometry { block_size, capacity_blocks, protection, limits };
     let prior = PriorState {
         events: label.events,
@@ -366,14 +369,14 @@ fn existing_parts(
         authority,
         write_intent,
         freshness,
-        untold,
+        unreported_loss,
         is_labelled,
         hooks,
     })
 }
 
-/// Why a device may lack what was written to it last, which another replica has. One that takes no writes cannot be resynchronised,
-/// and is not used.
+/// Why a device may lack its last writes, if another replica has them. A read-only one cannot be resynced, and is not
+/// used.
 fn doubt(source: &mut ReplicaSource, options: &OpenOptions) -> Option<String> {
     let device = source.device.as_ref().ok()?;
     let why = ErrorKind::MayBeOlder(why_older(device)?).to_string();
@@ -410,8 +413,7 @@ fn existing_replicas(sources: Vec<ReplicaSource>, indices: &[usize], label: &mut
     replicas
 }
 
-/// Marks offline replicas whose names are assumed: only labels could tell which is which, unless there is a single
-/// one.
+/// Marks offline replicas whose names are assumed: only labels could distinguish them, unless there is a single one.
 fn mark_assumed_names(replicas: &[Rc<Replica>], unused: &[usize]) {
     let away =
         || replicas.iter().filter(|replica| !replica.is_online() && replica.state.get() != ReplicaState::Removed);

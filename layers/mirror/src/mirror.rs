@@ -1,6 +1,6 @@
-//! The mirror and its state, and which replicas count: how one fails, and which may be read and written.
+//! The mirror and its state: which replicas are used, how one fails, and which may be read and written.
 //!
-//! Nothing here waits for a device. What does is in the files above: `labels`, `change`, `reconcile`, `read`, `resync`.
+//! Nothing here waits for a device. The files above do: `labels`, `change`, `reconcile`, `read`, `resync`.
 
 pub(crate) mod hot_groups;
 pub(crate) mod labels;
@@ -33,7 +33,7 @@ pub struct Mirror<C> {
     pub(crate) map: RegionMap,
     pub(crate) uuid: [u8; 16],
     pub(crate) name: Option<MirrorName>,
-    /// True if labels record the mirror: they were found, or the opening wrote them. Else its identity is nobody's.
+    /// True if labels record the mirror: they were found, or this open wrote them. Otherwise its identity is unused.
     is_labelled: bool,
     pub(crate) is_read_only: bool,
     pub(crate) mutation: Mutation,
@@ -51,8 +51,8 @@ pub struct Mirror<C> {
     /// The next flush fails: unflushed writes may be lost, because the last in-sync replica went offline and came
     /// back, or an internal flush failed.
     pub(crate) writes_lost: Cell<bool>,
-    /// What labels say of changes that may be lost and of which hosts were not told.
-    pub(crate) untold: Cell<bool>,
+    /// The labels' record of a possible loss that was not reported to hosts.
+    pub(crate) unreported_loss: Cell<bool>,
     pub(crate) lost_blocks: Cell<u64>,
     /// Identity of the replica that serves nosync regions of a read-only mirror, once one was read: readers must not
     /// see two contents.
@@ -63,7 +63,7 @@ pub struct Mirror<C> {
     pub(crate) is_closing: Cell<bool>,
 }
 
-/// What [`crate::open`] and [`crate::create`] make a mirror of.
+/// The parts from which [`crate::open`] and [`crate::create`] make a mirror.
 pub(crate) struct MirrorParts {
     pub geometry: Geometry,
     pub map: RegionMap,
@@ -72,17 +72,17 @@ pub(crate) struct MirrorParts {
     pub replicas: Vec<Rc<Replica>>,
     pub authority: usize,
     pub write_intent: WriteIntent,
-    /// Whether the content that counts is what was written last.
+    /// Whether the authoritative content may be outdated.
     pub freshness: Freshness,
-    /// It may lack changes that were answered and not flushed.
-    pub untold: bool,
+    /// It may lack completed but unflushed changes.
+    pub unreported_loss: bool,
     /// Labels were found.
     pub is_labelled: bool,
     pub hooks: TestHooks,
 }
 
-/// A rule that the mirror breaks, to show that a simulation notices. It breaks it only in a build with the feature `mutations`, which proofs ask
-/// for; the product has none of these places.
+/// A rule that the mirror breaks, to show that simulations detect it. It takes effect only in a build with the feature
+/// `mutations`, which proofs enable; the product has none of these places.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mutation {
     /// None.
@@ -105,17 +105,17 @@ pub enum Mutation {
     ForgetStale,
     /// A region that becomes nosync, or is reconciled, during the flush of a resync counts as resynced.
     ForgetFlushing,
-    /// What an offline replica lacks is forgotten when the regions around it are clean.
+    /// The regions that an offline replica lacks are forgotten when the regions around them are clean.
     ForgetOutOfSync,
     /// Assembly ignores lineages: replicas diverged only where labels mark each other out of sync.
     SkipLineage,
-    /// Changes go to a resyncing replica before its own label says that it lacks regions.
+    /// Changes go to a resyncing replica before its own label lists the regions that it lacks.
     SkipOwnLabel,
     /// The own label of a removed replica is not written.
     SkipRemovedLabel,
     /// A replica that is written alone forgets the sessions that changed it.
     ForgetSessions,
-    /// A replica that was offline at the opening gets its place by the order of the names, whatever its label says.
+    /// A replica that was offline at the open is matched by the order of the names, whatever its label.
     TrustOrder,
     /// Reattaching skips the check for changes that were made without the other replicas.
     ReattachDiverged,
@@ -163,7 +163,7 @@ pub enum MirrorState {
     Degraded,
     /// No in-sync replica is online.
     Failed,
-    /// No label makes the devices a mirror: they are blank, and open for reading only, so that none was written.
+    /// No label makes the devices a mirror: they are blank, and open read-only, so that none was written.
     Unlabelled,
 }
 
@@ -232,7 +232,7 @@ pub struct ReplicaInfo {
 impl<C: Clock> Mirror<C> {
     pub(crate) fn new(clock: C, parts: MirrorParts, abilities: Abilities, read_only: bool) -> Mirror<C> {
         let MirrorParts { geometry, map, uuid, name, replicas, authority, write_intent, freshness, .. } = parts;
-        let MirrorParts { untold, is_labelled, hooks, .. } = parts;
+        let MirrorParts { unreported_loss, is_labelled, hooks, .. } = parts;
         let hot = HotGroups::new(&map, geometry.block_size, hooks.hot_groups);
         Mirror {
             clock,
@@ -241,7 +241,7 @@ impl<C: Clock> Mirror<C> {
             map,
             uuid,
             name,
-            // Who opens or creates a mirror for writing has written its labels before anybody else sees it.
+            // An open or creation for writing has written the labels before any other code sees the mirror.
             is_labelled: is_labelled || !read_only,
             is_read_only: read_only,
             mutation: hooks.mutation,
@@ -252,7 +252,7 @@ impl<C: Clock> Mirror<C> {
             write_intent,
             hot: RefCell::new(hot),
             writes_lost: Cell::new(false),
-            untold: Cell::new(untold),
+            unreported_loss: Cell::new(unreported_loss),
             lost_blocks: Cell::new(0),
             nosync_source: Cell::new(None),
             next_read: Cell::new(0),
@@ -347,8 +347,8 @@ impl<C: Clock> Mirror<C> {
         replicas.iter().filter(|replica| replica.is_writable()).cloned().collect()
     }
 
-    /// Moves the replica with the fewest requests in flight to the front; among equals they take turns, which callers count
-    /// when they read.
+    /// Moves the replica with the fewest requests in flight to the front; among equals they alternate, by a counter
+    /// that readers increment.
     pub(crate) fn balance(&self, mut replicas: Replicas) -> Replicas {
         if replicas.len() > 1 {
             let count = replicas.len();
@@ -518,7 +518,8 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         writable: !read_only && all(&|of| of.writable),
         // Once, in front of the mirror, and not by each replica.
         seals_writes: Ability::Absent,
-        // A bad block of one replica is read from another one, and the remains of all of them are no one block.
+        // A bad block of one replica is read from another one; combining the remains of all of them would not give a
+        // valid block.
         salvage: Ability::Absent,
         verify: Ability::Native,
         compare: Ability::Native,
@@ -541,7 +542,7 @@ pub(crate) fn abilities(devices: &[Abilities], read_only: bool) -> Abilities {
         offloads: all(&|of| of.offloads),
         seals: all(&|of| of.seals),
         copies: true,
-        // Not each replica counts: what does is known where it is opened.
+        // The freshness of a mirror is not that of each replica: it is determined when the mirror is opened.
         freshness: Freshness::Current,
     }
 }

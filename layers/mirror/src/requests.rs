@@ -43,7 +43,7 @@ impl<C: Clock> Mirror<C> {
         if self.writes_lost.get() { Err(writes_lost()) } else { Ok(()) }
     }
 
-    /// Reads the scrub state that was saved last of those on in-sync replicas: one that was away has an older one.
+    /// Reads the newest scrub state on in-sync replicas: a replica that was offline has an older one.
     async fn read_reserved(&self, slot: ReservedArea) -> Outcome {
         let mut newest: Option<Slice> = None;
         for replica in

@@ -179,9 +179,10 @@ impl FileMedium {
     /// `ReadOnly` on a medium opened for reading, `NoSpace` when a block device or the file system has no room, `Failed`
     /// for a length that is no multiple of the sector.
     pub fn set_len_bytes(&self, length_bytes: u64) -> Result<(), MediumError> {
-        const DOING: &str = "set the length";
-        self.check_writable(DOING, length_bytes)?;
-        let refuse = |kind, reason: String| Err(MediumError { kind, doing: DOING, offset_bytes: length_bytes, reason });
+        const ACTION: &str = "set the length";
+        self.check_writable(ACTION, length_bytes)?;
+        let refuse =
+            |kind, reason: String| Err(MediumError { kind, doing: ACTION, offset_bytes: length_bytes, reason });
         if !length_bytes.is_multiple_of(u64::from(self.alignment.sector_bytes)) {
             return refuse(MediumErrorKind::Failed, "the length is not a multiple of the sector size".to_owned());
         }
@@ -190,7 +191,7 @@ impl FileMedium {
             let missing = format!("the block device has only {there} bytes");
             return if length_bytes <= there { Ok(()) } else { refuse(MediumErrorKind::NoSpace, missing) };
         }
-        self.end_file_at(length_bytes).map_err(|error| MediumError::from_io(DOING, length_bytes, &error))
+        self.end_file_at(length_bytes).map_err(|error| MediumError::from_io(ACTION, length_bytes, &error))
     }
 
     /// Makes the file end at `length_bytes`, in the middle of a sector too, whose rest can then no longer be reached. Durable
@@ -199,14 +200,14 @@ impl FileMedium {
     /// # Errors
     /// As [`FileMedium::set_len_bytes`]; a block device ends where it ends and is refused as `Unsupported`.
     pub fn end_at(&self, length_bytes: u64) -> Result<(), MediumError> {
-        const DOING: &str = "set the length";
-        self.check_writable(DOING, length_bytes)?;
+        const ACTION: &str = "set the length";
+        self.check_writable(ACTION, length_bytes)?;
         if self.block_device {
             let reason = "a block device keeps its length".to_owned();
             let kind = MediumErrorKind::Unsupported;
-            return Err(MediumError { kind, doing: DOING, offset_bytes: length_bytes, reason });
+            return Err(MediumError { kind, doing: ACTION, offset_bytes: length_bytes, reason });
         }
-        self.end_file_at(length_bytes).map_err(|error| MediumError::from_io(DOING, length_bytes, &error))
+        self.end_file_at(length_bytes).map_err(|error| MediumError::from_io(ACTION, length_bytes, &error))
     }
 
     fn end_file_at(&self, length_bytes: u64) -> io::Result<()> {
@@ -402,11 +403,11 @@ impl Medium for FileMedium {
     }
 
     fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
-        const DOING: &str = "note";
-        self.check_writable(DOING, offset_bytes)?;
-        self.check(DOING, offset_bytes, bytes.len() as u64)?;
+        const ACTION: &str = "note";
+        self.check_writable(ACTION, offset_bytes)?;
+        self.check(ACTION, offset_bytes, bytes.len() as u64)?;
         let noted = self.notes.write(&self.file, offset_bytes, bytes);
-        noted.map_err(|error| MediumError::from_io(DOING, offset_bytes, &error))
+        noted.map_err(|error| MediumError::from_io(ACTION, offset_bytes, &error))
     }
 
     async fn submitted(&self) {
@@ -430,9 +431,9 @@ impl Medium for FileMedium {
     }
 
     async fn punch(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
-        const DOING: &str = "punch a hole";
-        self.check_writable(DOING, offset_bytes)?;
-        self.check(DOING, offset_bytes, length_bytes)?;
+        const ACTION: &str = "punch a hole";
+        self.check_writable(ACTION, offset_bytes)?;
+        self.check(ACTION, offset_bytes, length_bytes)?;
         if length_bytes == 0 {
             return Ok(());
         }
@@ -441,7 +442,7 @@ impl Medium for FileMedium {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         match self.file.fallocate(mode, offset_bytes, length_bytes).await {
             Err(error) if is_missing(&error) => self.zero(offset_bytes, length_bytes).await,
-            result => result.map_err(|error| MediumError::from_io(DOING, offset_bytes, &error)),
+            result => result.map_err(|error| MediumError::from_io(ACTION, offset_bytes, &error)),
         }
     }
 
@@ -450,35 +451,35 @@ impl Medium for FileMedium {
     }
 
     async fn discard(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
-        const DOING: &str = "discard";
+        const ACTION: &str = "discard";
         // Whoever was told that space given back reads as zeroes relies on it after a discard, too.
         if self.can_punch() || !self.block_device {
             return self.punch(offset_bytes, length_bytes).await;
         }
-        self.check_writable(DOING, offset_bytes)?;
-        self.check(DOING, offset_bytes, length_bytes)?;
+        self.check_writable(ACTION, offset_bytes)?;
+        self.check(ACTION, offset_bytes, length_bytes)?;
         if length_bytes == 0 {
             return Ok(());
         }
         match self.file.discard(offset_bytes, length_bytes).await {
             Err(error) if is_missing(&error) => self.punch(offset_bytes, length_bytes).await,
-            result => result.map_err(|error| MediumError::from_io(DOING, offset_bytes, &error)),
+            result => result.map_err(|error| MediumError::from_io(ACTION, offset_bytes, &error)),
         }
     }
 
     async fn reserve(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
-        const DOING: &str = "reserve space";
-        self.check_writable(DOING, offset_bytes)?;
-        self.check(DOING, offset_bytes, length_bytes)?;
+        const ACTION: &str = "reserve space";
+        self.check_writable(ACTION, offset_bytes)?;
+        self.check(ACTION, offset_bytes, length_bytes)?;
         if self.block_device || length_bytes == 0 {
             return Ok(());
         }
         match self.file.fallocate(libc::FALLOC_FL_KEEP_SIZE, offset_bytes, length_bytes).await {
             Err(error) if is_missing(&error) => {
                 let reason = "the file system does not reserve space".to_owned();
-                Err(MediumError { kind: MediumErrorKind::Unsupported, doing: DOING, offset_bytes, reason })
+                Err(MediumError { kind: MediumErrorKind::Unsupported, doing: ACTION, offset_bytes, reason })
             }
-            result => result.map_err(|error| MediumError::from_io(DOING, offset_bytes, &error)),
+            result => result.map_err(|error| MediumError::from_io(ACTION, offset_bytes, &error)),
         }
     }
 
@@ -494,14 +495,14 @@ impl Medium for FileMedium {
     }
 
     async fn zero(&self, offset_bytes: u64, length_bytes: u64) -> Result<(), MediumError> {
-        const DOING: &str = "write zeroes";
-        self.check_writable(DOING, offset_bytes)?;
-        self.check(DOING, offset_bytes, length_bytes)?;
+        const ACTION: &str = "write zeroes";
+        self.check_writable(ACTION, offset_bytes)?;
+        self.check(ACTION, offset_bytes, length_bytes)?;
         if length_bytes == 0 {
             return Ok(());
         }
         let made = self.make_zeroes(offset_bytes, length_bytes).await;
-        made.map_err(|error| MediumError::from_io(DOING, offset_bytes, &error))
+        made.map_err(|error| MediumError::from_io(ACTION, offset_bytes, &error))
     }
 
     async fn set_len(&self, length_bytes: u64) -> Result<(), MediumError> {

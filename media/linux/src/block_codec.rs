@@ -84,7 +84,7 @@ impl BlockCodec {
         let own = self.shown.map_or(Checks::NONE, |format| Checks::full(format, extent.start()));
         match blocks.verify(&own) {
             Ok(sealed) => {
-                expectations.beyond(&own).judge(extent, &sealed)?;
+                expectations.beyond(&own).check(extent, &sealed)?;
                 Ok(Response::Data(sealed))
             }
             Err(mismatches) => {

@@ -183,7 +183,7 @@ impl Namespace for Io {
         let own = self.profile().own_checks(extent.start());
         match self.codec.check_read(read, &own, completed.session.pool(), checksummed_bytes) {
             Ok(sealed) => {
-                expectations.beyond(&own).judge(extent, &sealed)?;
+                expectations.beyond(&own).check(extent, &sealed)?;
                 Ok(Response::Data(sealed))
             }
             Err(mismatches) => {

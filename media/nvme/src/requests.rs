@@ -77,7 +77,7 @@ impl<N: Namespace> Requests<'_, N> {
     /// first block whose tags mismatch here already; else the tags changed in transfer.
     fn write_refused(&self, extent: Extent, data: &Sealed, completed: &N::Completed) -> Error {
         let expected = Expectations::new(self.0.profile().own_checks(extent.start()));
-        match expected.judge(extent, data) {
+        match expected.check(extent, data) {
             Err(wrong) => wrong,
             Ok(()) => self.0.failed(RequestKind::Write, Some(extent), completed),
         }

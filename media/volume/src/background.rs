@@ -19,17 +19,17 @@ use crate::volume::{Volume, VolumeState};
 const COMMIT_AFTER: Duration = Duration::from_secs(1);
 /// The last small commit gets its second copy after this time, unless another one begins.
 const SECOND_COPY_AFTER: Duration = Duration::from_millis(200);
-/// Units of unmapped physical blocks whose space is given back before the worker checks again for waiting flushes: 2 MiB.
+/// Units of unmapped physical blocks that are deallocated before the worker checks again for waiting flushes: 2 MiB.
 const MAX_PUNCHES: usize = 32;
 /// A volume without writes makes a checkpoint after this time.
 const CHECKPOINT_AFTER: Duration = Duration::from_secs(5);
 
-/// Commits and checkpoints of a volume; must be run beside it.
+/// The worker of a volume, which makes its commits and checkpoints; must run while the volume is open.
 pub struct Worker<M, C> {
     pub(crate) volume: Rc<Volume<M, C>>,
 }
 
-/// What woke the worker.
+/// Why the worker woke up.
 #[derive(PartialEq, Eq)]
 enum WakeReason {
     CommitDue,
@@ -45,7 +45,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             return;
         }
         if !self.log_given_up().await {
-            // The medium is as it was found.
+            // A read-only volume leaves the medium unchanged.
             volume.state.set(VolumeState::Closed);
             return self.end();
         }
@@ -54,20 +54,21 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             volume.checkpoints.stop();
             is_closing
         };
-        // Upkeep has no end of its own. What it does counts as a change, so it is in the middle of nothing when commits end.
-        let (work, upkeep) = (pin!(join(commits, volume.run_checkpoints())), pin!(volume.run_upkeep()));
+        // Idle work has no end of its own. It counts as a change while it works, so it is idle when commits end.
+        let (work, upkeep) = (pin!(join(commits, volume.run_checkpoints())), pin!(volume.run_idle_work()));
         let is_closing = match select(work, upkeep).await {
             Either::Left(((is_closing, ()), _)) => is_closing,
             Either::Right(((), _)) => false,
         };
-        // A read that ended beside the last checkpoint may have left a physical block to be punched since; nothing else has changed.
+        // A read that ended during the last checkpoint may have left a physical block to deallocate; nothing else has
+        // changed.
         if is_closing && volume.state.get() == VolumeState::Closing {
             self.close().await;
         }
         self.end();
     }
 
-    /// Waits while the volume keeps a lost log. Whether it does not any more, rather than being closed.
+    /// Waits while the volume keeps a lost log. False if the volume was closed meanwhile.
     async fn log_given_up(&self) -> bool {
         let volume = &*self.volume;
         let keeps = || volume.keeps_lost_log.get();
@@ -76,24 +77,25 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         !keeps()
     }
 
-    /// Commits, until nothing is left to do before the volume is closed, or it has failed. Whether it is to be closed.
+    /// Commits until the volume is closed and everything is committed, or until it has failed. True if it is to be
+    /// closed.
     async fn commits(&self) -> bool {
         let volume = &*self.volume;
-        // From the last commit on, whatever else there is to do meanwhile.
-        let mut settle = pin!(self.second_copy_due());
+        // Counted from the last commit, whatever else is done meanwhile.
+        let mut second_copy = pin!(self.second_copy_due());
         while volume.state.get() != VolumeState::Failed {
-            let wake = self.wait(settle.as_mut()).await;
+            let wake = self.wait(second_copy.as_mut()).await;
             if wake == WakeReason::SecondCopyDue {
                 if let Err(error) = volume.log.write_second_copy(&volume.medium).await {
                     volume.fail(&error);
                 }
-                settle.set(self.second_copy_due());
+                second_copy.set(self.second_copy_due());
                 continue;
             }
             let commits = volume.log.commits.get();
             let committed = self.commit().await;
             if volume.log.commits.get() != commits {
-                settle.set(self.second_copy_due());
+                second_copy.set(self.second_copy_due());
             }
             if volume.state.get() == VolumeState::Failed {
                 return false;
@@ -115,7 +117,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         false
     }
 
-    /// Commits, and answers those who waited for it.
+    /// Commits, and completes the waiting flushes.
     async fn commit(&self) -> Result<(), Error> {
         let volume = &*self.volume;
         let answer = volume.commits.begin();
@@ -132,18 +134,18 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         committed
     }
 
-    /// Gives physical blocks of dropped writes back, once the medium is done with them.
+    /// Frees the physical blocks of dropped writes, once the medium has finished them.
     async fn reclaim(&self) {
         let volume = &*self.volume;
         let dropped = volume.allocator.take_dropped();
         if !dropped.is_empty() {
             volume.medium.drain().await;
-            dropped.iter().for_each(|(group, runs)| volume.allocator.give_back(*group, runs));
+            dropped.iter().for_each(|(group, runs)| volume.allocator.release(*group, runs));
         }
     }
 
-    /// Gives the space of physical blocks that were unmapped back to the medium, until a flush or writer waits for a commit:
-    /// what is left is given back behind it.
+    /// Deallocates unmapped physical blocks, until a flush or a writer waits for a commit; the rest follows after that
+    /// commit.
     async fn punch(&self) {
         let volume = &*self.volume;
         while let Some(found) = volume.allocator.take_punches(MAX_PUNCHES) {
@@ -156,7 +158,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         }
     }
 
-    /// Marks the volume clean. Nothing changes any more, and nothing is left in memory.
+    /// Marks the volume clean. Requires that no change is in flight and nothing is left in memory.
     async fn close(&self) {
         let volume = &*self.volume;
         volume.medium.drain().await;
@@ -187,7 +189,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     }
 
     /// Waits until there is something to do.
-    async fn wait(&self, mut settle: Pin<&mut impl Future<Output = ()>>) -> WakeReason {
+    async fn wait(&self, mut second_copy: Pin<&mut impl Future<Output = ()>>) -> WakeReason {
         let volume = &*self.volume;
         let due = || self.is_due();
         loop {
@@ -208,7 +210,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             volume.commits.idle.set(!has_records);
             let asked = volume.commits.wanted.wait_until(|| due() || (volume.memtable.active_len() > 0) != has_records);
             let timer = pin!(volume.clock.sleep(delay));
-            match select(pin!(asked), select(timer, settle.as_mut())).await {
+            match select(pin!(asked), select(timer, second_copy.as_mut())).await {
                 Either::Left(_) if due() => return WakeReason::CommitDue,
                 Either::Left(_) => {}
                 Either::Right((Either::Left(_), _)) => return wake,
@@ -217,7 +219,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         }
     }
 
-    /// Whether there is something to do at once.
+    /// True if there is work now.
     fn is_due(&self) -> bool {
         let volume = &*self.volume;
         let ends = match volume.state.get() {
@@ -231,7 +233,7 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     /// Resolves when the last commit has waited long enough for its second copy.
     async fn second_copy_due(&self) {
         let volume = &*self.volume;
-        if !volume.log.needs_second_copy() || volume.mutation.is(Mutation::NeverSettle) {
+        if !volume.log.needs_second_copy() || volume.mutation.is(Mutation::SkipSecondCopy) {
             return pending().await;
         }
         volume.clock.sleep(SECOND_COPY_AFTER).await;

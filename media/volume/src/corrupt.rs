@@ -1,6 +1,6 @@
-//! Damage made on purpose, for tests and for trying out what a stack does about it.
+//! Damage on purpose, for tests and for trying how a stack reacts.
 //!
-//! Each kind leaves the volume as some fault of a medium would, below everything that keeps it consistent.
+//! Each kind leaves the volume as a fault of a medium would, below everything that keeps it consistent.
 
 use std::rc::Rc;
 
@@ -41,7 +41,7 @@ pub enum CorruptionError {
         /// The last block of the volume.
         last: u64,
     },
-    /// The block holds nothing that could be damaged.
+    /// The block has no data to damage.
     #[error("block {0} holds no data: write it first")]
     Empty(Lba),
     /// The block is damaged already.
@@ -50,7 +50,7 @@ pub enum CorruptionError {
     /// Without protection information, blocks have no such field.
     #[error("the volume has no protection information, so its blocks have no such field")]
     Unprotected,
-    /// The volume has one block, so no write can have been meant for another.
+    /// The volume has one block, so no other write can be misdirected to it.
     #[error("the volume has only one block")]
     Single,
     /// The volume failed.
@@ -69,7 +69,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         self.check_writable()?;
         self.flush().await?;
-        // The damage is to what lies on the medium, so that has to be all there is.
+        // The damage is done on the medium, so everything must be written first.
         self.checkpoint(false).await?;
         let entry = self.stored(lba).await?;
         let protection = || self.geometry.protection.ok_or(CorruptionError::Unprotected);
@@ -86,7 +86,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 self.corrupt_tuple(&entry, protection()?, |t| t.ref_tag = t.ref_tag.wrapping_add(1)).await?;
             }
             CorruptionKind::AppTag => {
-                // Not to FFFFh, which turns checking off.
+                // Not FFFFh, which disables checks.
                 self.corrupt_tuple(&entry, protection()?, |t| t.app_tag = (t.app_tag + 1) % 0x8000).await?;
             }
             CorruptionKind::LostWrite => self.lose_write(&entry).await?,
@@ -105,7 +105,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// The page of a block, and what it says of the block.
+    /// The page of a block, and its map entry there.
     async fn held(&self, lba: Lba) -> Result<(Rc<MapPage>, MapLookup), CorruptionError> {
         let (number, index) = self.block_map.locate(lba);
         let page = self.block_map.page(&self.medium, number).await.map_err(Error::from)?;
@@ -126,7 +126,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(self.medium.write(offset, data.freeze()).await.map_err(Error::from)?)
     }
 
-    /// Changes the tuple and not the map entry's own checksum, as a bit that fell over would.
+    /// Changes the tuple and updates no data checksum, as a flipped bit would.
     async fn corrupt_tuple(
         &self,
         entry: &MapEntry,
@@ -141,14 +141,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.put_entry(entry.lba, raw).await
     }
 
-    /// Puts other bytes in place of a block's map entry, under the block's present generation.
+    /// Replaces a block's map entry, under its current generation.
     async fn put_entry(&self, lba: Lba, bytes: [u8; MAP_ENTRY_BYTES]) -> Result<(), CorruptionError> {
         Ok(self.block_map.write_raw(&self.medium, lba, bytes).await.map_err(Error::from)?)
     }
 
     async fn lose_write(&self, entry: &MapEntry) -> Result<(), CorruptionError> {
         let mut data = self.stored_data(entry).await?;
-        // What the block held before is gone, so the older block is one that differs from the present one.
+        // The previous data are gone, so the older block is any one that differs from the current one.
         data.iter_mut().for_each(|byte| *byte = !*byte);
         let generation = if entry.generation > 1 { entry.generation - 1 } else { u16::MAX };
         let older = self.sealed_entry(entry.lba, entry.pbn, generation, &data);
@@ -169,7 +169,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.put_entry(lba, landed.encode(self.seed)).await
     }
 
-    /// A map entry as a write of `data` to `lba` would have made it.
+    /// The map entry that a write of `data` to `lba` would have made.
     fn sealed_entry(&self, lba: Lba, pbn: u32, generation: u16, data: &Buffer) -> MapEntry {
         let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: lba.get() };
         let data = Buffer::copy_from(data).freeze();

@@ -1,29 +1,29 @@
 //! Protected volumes: crash-consistent protection information on media without metadata.
 //!
-//! A block is never overwritten in place. A write goes to a free physical block of its block group; its map entry, which holds
-//! the physical block and the block's protection information tuple, stays in memory until a commit writes all map entries that
-//! have gathered to the log in one piece and makes them durable together with their data. So a flush costs one small write
-//! however many blocks were written, a torn or lost write leaves the old block as it was, and no state in between has to be
-//! repaired by guessing: a map entry that was not durable at a crash counts only if the data in its physical block have its
-//! checksum.
+//! A block is never overwritten in place. A write goes to a free physical block of its block group. Its map entry, with
+//! the physical block and the block's protection information tuple, stays in memory until a commit writes all collected
+//! map entries to the log in one piece and makes them durable together with their data. So a flush costs one small
+//! write for any number of blocks, a torn or lost write leaves the old block unchanged, and no repair has to guess: a
+//! map entry that was not durable at a crash counts only if the data in its physical block match its checksum.
 //!
-//! A room is a file and the folder beside it:
+//! The modules, each a file and the folder beside it:
 //!
 //! - [`mod@format`]: the bytes, pure.
-//! - `medium`: syncs one at a time; whose the medium is, the three superblocks, the reserved area; whether a volume is there at all.
-//! - `space`: which physical blocks are free, who waits for them, and what an idle volume does for them.
+//! - `medium`: serialized syncs; the identity of the medium, the three superblocks, the reserved area; recognition of
+//!   volumes.
+//! - `space`: free physical blocks, the writers that wait for them, and idle work.
 //! - `map`: the block map and its pages; map entries that are durable and not there yet (`patches`), or not durable (`memtable`).
-//! - `log`: where the log stands; notes, by which what was answered outlives the process; who waits for a commit.
+//! - `log`: the state of the log; notes, by which completed changes outlive the process; waiters for commits.
 //! - `volume`: the state of an open volume.
 //! - `requests`: the volume as a device; executed in the caller's task.
 //! - `background`: the worker: commits, checkpoints, and moving blocks together.
-//! - `life`: creating, opening, recovery after a crash, another size.
+//! - `life`: creating, opening, recovery after a crash, resizing.
 //! - [`rescue`]: a volume without any superblock, for reading; nothing else uses it.
 //! - `corrupt`: damage on purpose, for tests.
 //!
-//! Invariants: the block map and its patches hold only durable map entries; a physical block is used again only when the map
-//! entry that gave it up is durable and no read is looking at it; log space is used again only when the superblock that frees
-//! it is durable.
+//! Invariants: the block map and its patches have only durable map entries; a physical block is reused only when the
+//! map entry that freed it is durable and no read uses it; log space is reused only when the superblock that frees it
+//! is durable.
 
 mod background;
 mod corrupt;
@@ -48,7 +48,7 @@ pub use medium::lost_copies::LostCopies;
 pub use medium::recognise::{Recognised, Trace, recognise};
 pub use medium::superblocks::SuperblockCopy;
 pub use options::{Mutation, OpenOptions, VolumeError};
-pub use space::idle::UpkeepCounts;
+pub use space::idle::IdleWorkCounts;
 pub use volume::{AnsweredChanges, Volume, VolumeInfo};
 
 /// The volume on a medium in memory. Crashes are the simulator's business; here is what holds without them.

@@ -27,11 +27,11 @@ use crate::medium::identity::{IdentityError, Standing};
 use crate::medium::lost_copies::{LostCopies, MIN_AGREEING};
 use crate::medium::reserved::ReservedAreas;
 use crate::medium::superblocks::{self, COPIES, SuperblockCopy, SuperblockProbe};
-use crate::medium::{OneSync, padded};
+use crate::medium::{SerializedSync, padded};
 use crate::options::{Mutation, OpenOptions, VolumeError};
 use crate::space::BlockAllocator;
-use crate::space::idle::Upkeep;
-use crate::space::turns::Turns;
+use crate::space::idle::IdleWork;
+use crate::space::turns::InFlightBudget;
 use crate::volume::{AnsweredChanges, Volume, VolumeInfo, VolumeState, max_transfer_blocks};
 
 /// Blocks of one Verify at most, in transfers.
@@ -82,8 +82,8 @@ pub async fn open<M: Medium, C: Clock>(
         return Err(IdentityError::Unproven(superblock.uuid).into());
     }
     if !options.read_only {
-        // An earlier process may have died and left writes that can be read and are not durable; what recovery decides from them
-        // must not outlive them.
+        // An earlier process may have died after writes that are visible and not durable; recovery must not base
+        // decisions on data that a power cut may undo.
         medium.sync().await?;
     }
     let groups = BlockGroups::read(&medium, &superblock).await?;
@@ -108,11 +108,11 @@ pub async fn open<M: Medium, C: Clock>(
     let (superblock, answered) = with_lost(superblock, &noted, options);
     let description = VolumeInfo { standing, answered, ..description };
     let is_answered_known = superblock.is_clean || !options.keeps_answered || superblock.answered == Answered::Durable;
-    let settled = are_all_usable && recovered.next == superblock.log_tail && is_answered_known;
+    let is_log_empty = are_all_usable && recovered.next == superblock.log_tail && is_answered_known;
     let volume = Rc::new(assemble(medium, clock, superblock, options, &recovered, groups));
     if is_kept {
         volume.memtable.recover(newest_of(&noted.entries.in_order(), &entries));
-    } else if !settled {
+    } else if !is_log_empty {
         // What recovery decided must be durable before anything builds on it: a second crash must decide the same.
         let recovered = take_over(&volume, &entries, &noted, options.keeps_answered).await;
         recovered.map_err(|error| VolumeError::Recovery(error.to_string()))?;
@@ -120,18 +120,18 @@ pub async fn open<M: Medium, C: Clock>(
     Ok(OpenVolume { worker: Worker { volume: volume.clone() }, volume, description })
 }
 
-/// The superblock with what this opening found lost, which goes to the medium with whatever it writes; and what to say of changes that were
-/// answered, by this opening or by an earlier one whose finding nobody was told.
+/// The superblock with the loss that this open found, which is written with the next superblock; and the state of
+/// completed changes to report, found by this open or by an earlier one that did not report it.
 fn with_lost(superblock: Superblock, noted: &NotedChanges, options: &OpenOptions) -> (Superblock, AnsweredChanges) {
     let found = match noted.answered {
-        // Without a promise nobody is to be told, and the next opening will find the same.
+        // Without the guarantee there is no report, and the next open will find the same.
         AnsweredChanges::MayBeLost(why) if options.keeps_answered => Some(why),
-        _ => superblock.untold,
+        _ => superblock.unreported_loss,
     };
-    let said = superblock.untold.map_or_else(|| noted.answered.clone(), AnsweredChanges::MayBeLost);
+    let said = superblock.unreported_loss.map_or_else(|| noted.answered.clone(), AnsweredChanges::MayBeLost);
     let answered = found.map_or(said, AnsweredChanges::MayBeLost);
     let is_forgotten = options.mutation.is(Mutation::ForgetLost);
-    (Superblock { untold: found.filter(|_| !is_forgotten), ..superblock }, answered)
+    (Superblock { unreported_loss: found.filter(|_| !is_forgotten), ..superblock }, answered)
 }
 
 /// Map entries of notes, and older ones of the log.
@@ -141,8 +141,8 @@ fn newest_of(noted: &[MapEntryRun], logged: &[MapEntryRun]) -> MapEntries {
     newest
 }
 
-/// Makes durable what the log and notes say: first the former, which empties the log, and then the latter, which go to the log first,
-/// as other map entries do.
+/// Makes the content of the log and of notes durable: first the log, which is emptied, and then the notes, which go
+/// through the log like other map entries.
 async fn take_over<M: Medium, C: Clock>(
     volume: &Volume<M, C>,
     logged: &[MapEntryRun],
@@ -163,8 +163,8 @@ async fn take_over<M: Medium, C: Clock>(
     volume.checkpoint_recovered(logged).await
 }
 
-/// Zeroes what another volume has in the log. The copies that were there are lost either way, and it would be named as damage until the log
-/// has gone round.
+/// Zeroes sectors of another volume in the log. The former copies are lost either way, and these would be reported as
+/// damage until the log has wrapped around.
 async fn wipe_foreign<M: Medium>(medium: &M, layout: &Layout, recovered: &Recovered) -> Result<(), VolumeError> {
     let foreign = recovered.foreign.values().filter(|found| found.records >= MIN_AGREEING);
     let offsets: Vec<u64> = foreign.flat_map(|found| found.offsets.iter().copied()).collect();
@@ -238,7 +238,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         _ => Freshness::MayBeOlder(WhyOlder::LogLost),
     };
     Volume {
-        medium: OneSync::new(medium),
+        medium: SerializedSync::new(medium),
         clock,
         geometry,
         layout,
@@ -248,8 +248,8 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         mutation: options.mutation,
         block_map: BlockMap::new(&superblock, groups, (recovered.end, recovered.next), options),
         allocator: BlockAllocator::new(wanted, superblock.keeps_space),
-        turns: Turns::default(),
-        upkeep: Upkeep::new(options),
+        turns: InFlightBudget::default(),
+        upkeep: IdleWork::new(options),
         memtable: Memtable::default(),
         notes: Notes::new(options),
         log: Log::new(&superblock, recovered.next, options.mutation),
@@ -297,17 +297,18 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
     if medium.len_bytes() < layout.medium_bytes() {
         return Err(VolumeError::Truncated { medium_bytes: medium.len_bytes(), needed_bytes: layout.medium_bytes() });
     }
-    // The old superblocks go first: a volume that was half made must not look like the one that was there before.
+    // The old superblocks are destroyed first: a half-made volume must not look like the previous one.
     superblocks::wipe(medium, &layout).await?;
     medium.sync().await?;
     if options.preallocate {
         medium.reserve(0, layout.medium_bytes()).await?;
     }
-    // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor find it full. The reserved
-    // areas with it: what an earlier volume has left there would be a witness for that one.
+    // The log is written, not only reserved: flushes must not wait for a file system to convert extents, nor fail
+    // because it is full. The reserved areas are written too: remains of an earlier volume there would count as
+    // witnesses for it.
     write_zeroes(medium, 0, layout.log_offset() + layout.log_bytes()).await?;
     write_zeroes(medium, layout.tail_offset(), TAIL_BYTES).await?;
-    // Nothing but the group map says that nothing was written; what lies where the block map goes does not matter.
+    // Only the group map tells which blocks were never written; the content of the block map's area does not matter.
     BlockGroups::uninitialized(layout, Seed::of(&options.uuid)).create(medium).await?;
     medium.sync().await?;
     let new = Superblock::new(options.uuid, layout, options.protection);

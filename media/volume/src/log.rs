@@ -1,19 +1,20 @@
-//! The log: where it stands, and how map entries get there.
+//! The log: its state, and how map entries are written to it.
 //!
-//! Every sector of the log has two places, far apart. A commit of many map entries writes each of its sectors to both, in one
-//! burst. A small one takes one sector and writes it to one place. The next small one joins that sector: it writes it to the
-//! other place, with the map entries of both, and the one after that to the first place again, as long as there is room. The
-//! sector behind it repeats what only the last place has, in the other region. So all map entries are in two places, for the
-//! bytes of one, and a sector of the log is used up by as many small commits as it has room for. A small commit that no other
-//! one follows soon gets its second copy from the worker ([`Log::write_second_copy`]), which also says that the sector is
-//! durable.
+//! Every sector of the log has two distant places. A commit of many map entries writes each of its sectors to both, in
+//! one burst. A small commit uses one sector and writes it to one place. The next small commit joins that sector: it
+//! writes it to the other place, with the map entries of both, and the one after that to the first place again, as long
+//! as there is room. The following sector, in the other region, repeats the map entries that have only one place. So
+//! all map entries have two places at the cost of one, and a sector of the log serves as many small commits as it has
+//! room for. If no other commit follows soon, the worker writes the second copy ([`Log::write_second_copy`]), which
+//! also records that the sector is durable.
 //!
-//! Invariant: each map entry but those of the last commit lies in two places that no 64 KiB hold both of. While a place is
-//! written again, the other one has all that was in it.
-//! The first sector of each time that the log is used has no map entries: the anchor, in both places, durable before a superblock
-//! says that the log is in use. So a log in use is never empty, and one in which nothing is found is lost ([`Log::write_anchor`]).
+//! Invariant: each map entry except those of the last commit has two places that no 64 KiB both contain. While one
+//! place is rewritten, the other has all of its earlier content. Each period in which the log is used begins with a
+//! sector without map entries: the anchor, in both places, durable before a superblock marks the log as in use. So a
+//! log in use is never empty, and one without any sector is lost ([`Log::write_anchor`]).
 //!
-//! Map entries are repeated even where the same sector has newer ones of their blocks: those may turn out not to have arrived.
+//! Map entries are repeated even if the same sector has newer ones of their blocks: the newer ones may turn out not to
+//! have arrived.
 
 pub(crate) mod notes;
 pub(crate) mod work_queue;

@@ -2,10 +2,9 @@
 //!
 //! Pages are as on the medium; what is durable in the log and not there yet are patches. The number of pages kept is bounded.
 //!
-//! Sectors that the medium does not give cost the blocks whose only map entries lay there, and nothing else: of a page's
-//! generations there are two copies, and the map entries beside a lost sector are served. Such a sector stays as it is, and may
-//! well be readable the next time, until a map entry in it changes or its block group is written to. Then it is written anew, and what
-//! was lost is damage, for good.
+//! Unreadable sectors cost only the blocks whose map entries are there: a page's generations have two copies, and map
+//! entries beside a lost sector are served. Such a sector is left alone, and may be readable the next time, until a map
+//! entry in it changes or its block group is written. Then it is rewritten, and its lost entries are damage for good.
 
 pub(crate) mod block_groups;
 pub(crate) mod map_entries;

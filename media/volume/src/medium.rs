@@ -16,17 +16,17 @@ use sealblock_block::{AsyncMutex, Medium, MediumError, MediumErrorKind, NoteKeep
 use sealblock_runtime_memory::{Buffer, Slice};
 
 /// A medium with syncs one at a time.
-pub(crate) struct OneSync<M> {
+pub(crate) struct SerializedSync<M> {
     medium: M,
     /// One sync at a time.
     syncing: AsyncMutex,
     failed: RefCell<Option<String>>,
 }
 
-impl<M> OneSync<M> {
+impl<M> SerializedSync<M> {
     /// This medium, none of whose syncs has failed.
-    pub fn new(medium: M) -> OneSync<M> {
-        OneSync { medium, syncing: AsyncMutex::default(), failed: RefCell::default() }
+    pub fn new(medium: M) -> SerializedSync<M> {
+        SerializedSync { medium, syncing: AsyncMutex::default(), failed: RefCell::default() }
     }
 
     /// The medium itself.
@@ -35,7 +35,7 @@ impl<M> OneSync<M> {
     }
 }
 
-impl<M: Medium> Medium for OneSync<M> {
+impl<M: Medium> Medium for SerializedSync<M> {
     fn len_bytes(&self) -> u64 {
         self.medium.len_bytes()
     }
@@ -201,7 +201,7 @@ mod tests {
     fn no_sync_beside_or_behind_one_that_failed_ends_well() {
         let medium = TestMedium::new(1 << 16, 512);
         medium.turns.set(3);
-        let one_sync = OneSync::new(medium.clone());
+        let one_sync = SerializedSync::new(medium.clone());
         assert!(block_on(one_sync.sync()).is_ok());
         medium.syncs_left.set(0);
         let first = async {

@@ -1,4 +1,4 @@
-//! How a volume is opened, why it is not, and the rules that tests switch off to see that they are missed.
+//! How a volume is opened, why it cannot be, and the rules that tests disable to show that they are needed.
 
 use std::time::Duration;
 
@@ -12,8 +12,8 @@ const CACHE_BYTES: usize = 256 << 20;
 /// A volume that was left alone for this time is idle unless told otherwise.
 const IDLE_AFTER: Duration = Duration::from_millis(100);
 
-/// Writes of at least as many bytes are sealed while they are in flight unless told otherwise. To shorter ones the turn of the reactor
-/// in between would cost more than the pass over the data.
+/// Writes of at least this many bytes are sealed while they are in flight by default. For shorter ones the extra turn
+/// of the reactor would cost more than the pass over the data.
 const SEAL_IN_FLIGHT_BYTES: u64 = 64 << 10;
 
 /// How a volume is opened.
@@ -118,8 +118,8 @@ pub enum VolumeError {
     Recovery(String),
 }
 
-/// A fault in the volume's own work, put in on purpose: each breaks one rule that crash consistency stands on. It takes effect only in a build
-/// with the feature `mutations`, which proofs ask for; the product has none of these places.
+/// A defect injected on purpose: each breaks one rule of crash consistency. It takes effect only in a build with the
+/// feature `mutations`, which proofs enable; the product has none of these places.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Mutation {
     /// No fault.
@@ -131,7 +131,7 @@ pub enum Mutation {
     LateTags,
     /// Physical blocks are used again before the map entry that gives them up is durable.
     ReuseEarly,
-    /// A write that is sealed in flight is entered and answered before its data have arrived.
+    /// A write that is sealed in flight is entered and completed before its data have arrived.
     EntryInFlight,
     /// Recovery takes map entries over without looking at their data.
     TrustLog,
@@ -141,7 +141,7 @@ pub enum Mutation {
     OneCopy,
     /// Checkpoints free log space before the block map is durable.
     UnsyncedTables,
-    /// What was written to one place of the log is not repeated by the next commit.
+    /// Map entries with only one place in the log are not repeated by the next commit.
     RepeatNothing,
     /// A commit joins a sector of the log that a checkpoint counts as wholly in the block map.
     JoinTaken,
@@ -151,10 +151,10 @@ pub enum Mutation {
     ShorterCopy,
     /// Recovery takes repeated map entries for newer ones than those of the sector that repeats them.
     RepeatAsNew,
-    /// Recovery reads one of the log's two regions.
+    /// Recovery reads only one of the log's two regions.
     OneRegion,
-    /// Small commits get no second copy when no other one follows.
-    NeverSettle,
+    /// Small commits get no second copy if no other one follows.
+    SkipSecondCopy,
     /// A run of blocks is written to the log one block short.
     ShortRun,
     /// Recovery lets runs of blocks win over later map entries of single ones.
@@ -167,29 +167,29 @@ pub enum Mutation {
     MoveUnchecked,
     /// With free physical blocks, those behind them are given back to the medium.
     PunchBeyond,
-    /// Changes are answered before they are noted.
+    /// Changes complete before they are noted.
     NoteLate,
     /// Blocks are noted before their data have arrived.
     NoteEarly,
-    /// Notes say of themselves that they are older than they are, by a commit.
+    /// Notes record a base that is older by one commit.
     BaseBehind,
-    /// The half of the notes of a commit in flight is written over.
+    /// The half with the notes of a commit in flight is overwritten.
     HalfEarly,
     /// Recovery takes notes over without comparing them with the log, the data and each other.
     TrustNotes,
-    /// That changes may be lost is known to the opening that finds it, and to no later one.
+    /// Only the open that finds that changes may be lost reports it, and no later one.
     ForgetLost,
-    /// Resizing: the superblock tells of the new size before the medium has it.
+    /// Resizing: the superblock has the new size before the medium.
     NameEarly,
-    /// Resizing: the medium is cut before the superblock that tells of the new size is durable.
+    /// Resizing: the medium is truncated before the superblock with the new size is durable.
     CutEarly,
-    /// Resizing: copies of the reserved area are written into block groups that a superblock still tells of.
+    /// Resizing: copies of the reserved area are written into block groups that a superblock still has.
     TailEarlier,
-    /// Resizing: blocks that hold data are cut off.
+    /// Resizing: blocks with data are cut off.
     CutMapped,
-    /// The log is called in use before it has a sector, and said to have one.
+    /// The log is marked as in use and anchored before it has a sector.
     NoAnchor,
-    /// Resizing: block groups that come have the bits in the group map that earlier ones have left.
+    /// Resizing: added block groups keep the bits in the group map of earlier ones.
     KeepBits,
 }
 

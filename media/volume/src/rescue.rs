@@ -23,7 +23,7 @@ use crate::map::map_entries::MapEntries;
 use crate::map::map_page::MapLookup;
 use crate::medium::superblocks::lost_copies;
 use crate::options::{OpenOptions, VolumeError};
-use crate::rescue::profile::{Hints, ProfileError, VolumeProfile};
+use crate::rescue::profile::{Hints, LayoutGuess, ProfileError};
 use crate::volume::Volume;
 
 /// Generations count to this and begin anew.
@@ -49,7 +49,7 @@ pub enum RemainsError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Remains {
     /// Its shape.
-    pub profile: VolumeProfile,
+    pub profile: LayoutGuess,
     /// Sectors of the log that are there.
     pub log_sectors: u64,
     /// Places of the log that hold no sector: never written, or gone.
@@ -99,7 +99,7 @@ pub async fn open_remains<M: Medium, C: Clock>(
 }
 
 /// A superblock that says what is known.
-fn superblock(shape: &VolumeProfile) -> Superblock {
+fn superblock(shape: &LayoutGuess) -> Superblock {
     let new = Superblock::new(shape.seed.identity(), shape.layout, shape.protection);
     Superblock { is_clean: false, uncorrectable: true, keeps_space: true, ..new }
 }

@@ -39,20 +39,20 @@ impl Allocation<'_> {
     }
 
     /// Map entries name them from now on.
-    pub fn keep(mut self) {
+    pub fn commit(mut self) {
         self.runs.clear();
     }
 
     /// Gives them back: every write to them has ended.
     pub fn release(mut self) {
-        self.allocator.give_back(self.group, &std::mem::take(&mut self.runs));
+        self.allocator.release(self.group, &std::mem::take(&mut self.runs));
     }
 }
 
 impl Drop for Allocation<'_> {
     fn drop(&mut self) {
         if !self.runs.is_empty() {
-            self.allocator.abandon(self.group, std::mem::take(&mut self.runs));
+            self.allocator.release_dropped(self.group, std::mem::take(&mut self.runs));
         }
     }
 }
@@ -232,7 +232,7 @@ impl BlockAllocator {
     }
 
     /// Gives back physical blocks that no map entry ever named.
-    pub fn give_back(&self, group: u64, runs: &[Run]) {
+    pub fn release(&self, group: u64, runs: &[Run]) {
         if let Some(map) = self.groups.borrow_mut().get_mut(&group) {
             runs.iter().for_each(|run| map.release(*run));
         }
@@ -291,7 +291,7 @@ impl BlockAllocator {
     }
 
     /// Leaves physical blocks to the worker whose write was dropped half-way.
-    fn abandon(&self, group: u64, runs: Runs) {
+    fn release_dropped(&self, group: u64, runs: Runs) {
         self.dropped.borrow_mut().push((group, runs));
         self.wanted.notify();
     }
@@ -301,7 +301,7 @@ impl BlockAllocator {
         !self.to_punch.borrow().is_empty() || !self.dropped.borrow().is_empty()
     }
 
-    /// Physical blocks of writes that were dropped half-way; the caller gives each back with [`BlockAllocator::give_back`] once
+    /// Physical blocks of writes that were dropped half-way; the caller gives each back with [`BlockAllocator::release`] once
     /// the medium is done with them.
     pub fn take_dropped(&self) -> Vec<(u64, Runs)> {
         self.dropped.take()
@@ -349,7 +349,7 @@ mod tests {
     fn a_physical_block_is_free_only_after_the_reads_that_may_see_it() {
         let allocator = BlockAllocator::default();
         allocator.load(0, map(16));
-        allocator.take(0, 0, 16).unwrap().keep();
+        allocator.take(0, 0, 16).unwrap().commit();
         let early = allocator.read();
         allocator.defer_free(0, (3, 1), false);
         let late = allocator.read();
@@ -374,7 +374,7 @@ mod tests {
         let dropped = allocator.take_dropped();
         assert_eq!(dropped.iter().map(|(group, runs)| (*group, &runs[..])).collect::<Vec<_>>(), [(0, &[(2, 4)][..])]);
         assert!(!allocator.has_work());
-        allocator.give_back(0, &dropped[0].1);
+        allocator.release(0, &dropped[0].1);
         assert_eq!(allocator.free(0), 32);
     }
 
@@ -382,7 +382,7 @@ mod tests {
     fn physical_blocks_are_punched_some_at_a_time() {
         let allocator = BlockAllocator::default();
         allocator.load(0, map(256));
-        allocator.take(0, 0, 256).unwrap().keep();
+        allocator.take(0, 0, 256).unwrap().commit();
         allocator.defer_free(0, (0, 48), true);
         for expected in [&[(0, 32)][..], &[(32, 16)]] {
             assert!(allocator.has_work());
@@ -397,7 +397,7 @@ mod tests {
     fn unmapped_physical_blocks_are_punched_in_whole_units_and_not_used_meanwhile() {
         let allocator = BlockAllocator::default();
         allocator.load(0, map(256));
-        allocator.take(0, 0, 256).unwrap().keep();
+        allocator.take(0, 0, 256).unwrap().commit();
         // Units of 16 physical blocks: the third and the fourth wholly, one physical block of the sixth.
         (32..64).chain([80]).for_each(|pbn| allocator.defer_free(0, (pbn, 1), true));
         allocator.defer_free(0, (96, 16), false);
@@ -410,7 +410,7 @@ mod tests {
         assert!(allocator.take_punches(99).is_none());
         let keeping = BlockAllocator::new(Rc::default(), true);
         keeping.load(0, map(256));
-        keeping.take(0, 0, 256).unwrap().keep();
+        keeping.take(0, 0, 256).unwrap().commit();
         keeping.defer_free(0, (0, 256), true);
         assert!(keeping.take_punches(99).is_none() && !keeping.has_work());
     }

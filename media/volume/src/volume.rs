@@ -14,7 +14,7 @@ use crate::log::work_queue::{Checkpoints, CommitQueue};
 use crate::map::BlockMap;
 use crate::map::map_page::MapLookup;
 use crate::map::memtable::Memtable;
-use crate::medium::OneSync;
+use crate::medium::SerializedSync;
 use crate::medium::identity::Standing;
 use crate::medium::lost_copies::LostCopies;
 use crate::medium::reserved::ReservedAreas;
@@ -22,15 +22,15 @@ use crate::medium::superblocks::{COPIES, SuperblockCopy};
 use crate::options::Mutation;
 use crate::space::BlockAllocator;
 use crate::space::free_map::{FreeMap, Loader};
-use crate::space::idle::Upkeep;
-use crate::space::turns::Turns;
+use crate::space::idle::IdleWork;
+use crate::space::turns::InFlightBudget;
 
 /// A protected volume on a medium. Make one with [`crate::open`].
 ///
 /// Requests execute in the task that polls them; commits and checkpoints in the [`crate::Worker`] that comes
 /// with the volume and must be run beside it.
 pub struct Volume<M, C> {
-    pub(crate) medium: OneSync<M>,
+    pub(crate) medium: SerializedSync<M>,
     pub(crate) clock: C,
     pub(crate) geometry: Geometry,
     pub(crate) layout: Layout,
@@ -40,8 +40,8 @@ pub struct Volume<M, C> {
     pub(crate) mutation: Mutation,
     pub(crate) block_map: BlockMap,
     pub(crate) allocator: BlockAllocator,
-    pub(crate) turns: Turns,
-    pub(crate) upkeep: Upkeep,
+    pub(crate) turns: InFlightBudget,
+    pub(crate) upkeep: IdleWork,
     pub(crate) memtable: Memtable,
     pub(crate) notes: Notes,
     pub(crate) log: Log,
@@ -176,7 +176,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Why changes that were answered may be lost, of which nobody was told yet.
     pub fn may_be_lost(&self) -> Option<WhyLost> {
-        self.superblock.get().untold
+        self.superblock.get().unreported_loss
     }
 
     /// Those whose changes may be lost were told, or need not be: later openings do not say so any more. Does nothing where nothing is
@@ -189,7 +189,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             return Ok(());
         }
         let _change = self.begin_change()?;
-        self.change_superblock(|before| Superblock { untold: None, ..before }).await
+        self.change_superblock(|before| Superblock { unreported_loss: None, ..before }).await
     }
 
     /// Refuses changes to a volume that takes none.

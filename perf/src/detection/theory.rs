@@ -124,8 +124,8 @@ fn triples(polynomial: Polynomial, bits: usize) -> f64 {
     found
 }
 
-/// The average missed part over all pairs of units that change places, if this part of the polynomial also divides x^d
-/// + 1.
+/// The average missed part over all pairs of units that change places, if this part of the polynomial also divides
+/// x^d + 1.
 fn swapped(polynomial: Polynomial, unit_bits: usize, units: usize, missed: impl Fn(u32) -> f64) -> f64 {
     let steps = powers(polynomial).step_by(unit_bits).take(units).enumerate().skip(1);
     let of_distance = |(distance, power): (usize, Polynomial)| {

@@ -53,7 +53,7 @@ fn changed(pieces: &mut Pieces, own: usize) -> Vec<u8> {
         events: u64::from(pieces.byte()),
         changed: u64::from(pieces.byte()),
         is_tentative: pieces.byte() & 1 == 1,
-        untold: pieces.byte() & 1 == 1,
+        unreported_loss: pieces.byte() & 1 == 1,
         lineage,
         map,
         capacity_blocks: 64 * 256,

@@ -44,7 +44,7 @@ pub fn try_superblock(input: &[u8]) {
         initialized_groups,
         answered: Answered::Durable,
         labels_written: write_seq >> 1,
-        untold: (write_seq & 4 == 4).then_some(WhyLost::Damaged),
+        unreported_loss: (write_seq & 4 == 4).then_some(WhyLost::Damaged),
     };
     let mut bytes = superblock.encode();
     assert_eq!(Superblock::decode(&bytes), Ok(superblock));

@@ -154,7 +154,7 @@ impl ReferenceDevice {
         }
         BadBlocks::fail_if_any(bad_blocks)?;
         let data = Sealed::join(parts);
-        expectations.judge(extent, &data).map(|()| Response::Data(data))
+        expectations.check(extent, &data).map(|()| Response::Data(data))
     }
 
     async fn read_block(&self, lba: Lba) -> Result<Result<Sealed, BadBlock>, Error> {

@@ -30,7 +30,7 @@ const OF_VOLUMES: [(&str, VolumeMutation); 33] = [
     ("repeat-nothing", VolumeMutation::RepeatNothing),
     ("repeat-as-new", VolumeMutation::RepeatAsNew),
     ("one-region", VolumeMutation::OneRegion),
-    ("never-settle", VolumeMutation::NeverSettle),
+    ("skip-second-copy", VolumeMutation::SkipSecondCopy),
     ("short-run", VolumeMutation::ShortRun),
     ("runs-first", VolumeMutation::RunsFirst),
     ("tail-early", VolumeMutation::TailEarly),

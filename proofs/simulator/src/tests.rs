@@ -162,7 +162,7 @@ fn a_volume_that_reads_one_region_of_its_log_is_caught() {
 
 #[test]
 fn a_volume_that_leaves_its_last_commit_in_one_place_is_caught() {
-    assert_caught(&Volumes { mutation: Mutation::NeverSettle }, &[Workload::Hot, Workload::Idle], 400);
+    assert_caught(&Volumes { mutation: Mutation::SkipSecondCopy }, &[Workload::Hot, Workload::Idle], 400);
 }
 
 #[test]

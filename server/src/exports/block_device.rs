@@ -22,7 +22,7 @@ use crate::events::AttachedInfo;
 use crate::exports::offered::derived_identity;
 use crate::plan::BlockDevicePlan;
 
-const DOING: &str = "attach";
+const ACTION: &str = "attach";
 /// Ends the servers of all queues when it is taken and dropped.
 type Stop = Rc<Cell<Option<oneshot::Sender<()>>>>;
 
@@ -188,7 +188,7 @@ impl BlockDevice {
 pub fn check_backend(cores: &Cores) -> Result<(), StackError> {
     let Some(Backend::Syscalls { reason, .. }) = cores.backend(0) else { return Ok(()) };
     let why = reason.as_ref().map_or_else(|| "it is disabled".to_owned(), ToString::to_string);
-    Err(StackError::new(Cause::Unsuitable, DOING, format!("ublk needs io_uring, and {why}")))
+    Err(StackError::new(Cause::Unsuitable, ACTION, format!("ublk needs io_uring, and {why}")))
 }
 
 /// Serves the queues of a block device on cores, from now on. That they failed is logged when it happens: whoever serves other things as
@@ -218,7 +218,7 @@ fn identity(target: &TargetName, device: &ServedDevice) -> Result<u64, StackErro
     let identity = match device.volume_uuid {
         Some(uuid) => uuid,
         None if is_volatile(target) => new_uuid()?,
-        None => derived_from(target, &env::current_dir().map_err(|error| StackError::io(DOING, &error))?),
+        None => derived_from(target, &env::current_dir().map_err(|error| StackError::io(ACTION, &error))?),
     };
     Ok(crc64(&identity))
 }
@@ -269,15 +269,15 @@ async fn blocking(
         });
     };
     match thread::Builder::new().name("ublk-control".to_owned()).spawn(work) {
-        Ok(_) => {
-            receive.await.unwrap_or_else(|_| Err((StackError::new(Cause::Io, DOING, "a control command failed"), None)))
-        }
+        Ok(_) => receive
+            .await
+            .unwrap_or_else(|_| Err((StackError::new(Cause::Io, ACTION, "a control command failed"), None))),
         Err(error) => Err((StackError::io("start a thread", &error), None)),
     }
 }
 
 fn never_started(path: &Path) -> StackError {
-    StackError::new(Cause::Io, DOING, format!("{} was stopped before it was ready", path.display()))
+    StackError::new(Cause::Io, ACTION, format!("{} was stopped before it was ready", path.display()))
 }
 
 fn queue_result(ended: Result<io::Result<()>, CoreGone>) -> Result<(), StackError> {
@@ -297,7 +297,7 @@ pub fn detach(number: u32, force: bool) -> Result<(), StackError> {
 }
 
 fn attach_error(error: &AttachError) -> StackError {
-    of(error, DOING)
+    of(error, ACTION)
 }
 
 /// An error, with what would help.

@@ -19,7 +19,7 @@ use crate::exports::offered::OfferedNamespace;
 use crate::plan::{BlockDevicePlan, NamespacePlan, SubsystemPlan};
 use crate::status::server::ExportStatus;
 
-const DOING: &str = "attach";
+const ACTION: &str = "attach";
 
 /// A namespace that is to be a block device as well.
 struct WantedBlockDevice {
@@ -92,7 +92,7 @@ impl BlockDevices {
         let stays = |attached: &AttachedNamespace| wanted.iter().any(|wanted| attached.is(wanted));
         for going in self.attached.iter().filter(|attached| !stays(attached) && !attached.served.has_ended()) {
             let refused =
-                |why: &str| StackError::new(Cause::Refused, DOING, why).on(going.served.info().path.display());
+                |why: &str| StackError::new(Cause::Refused, ACTION, why).on(going.served.info().path.display());
             if wanted.iter().any(|wanted| wanted.plan.number == going.plan.number) {
                 return Err(refused("it is attached with another target or other options")
                     .advise("remove it from the configuration, reload, add it again and reload"));

@@ -277,11 +277,11 @@ impl ScrubTable {
 /// # Errors
 /// When the file cannot be read; bad usage with file and line when it cannot be meant.
 pub fn read(path: &Path) -> Result<Plan, StackError> {
-    const DOING: &str = "load the configuration from";
+    const ACTION: &str = "load the configuration from";
     let failed = |error: std::io::Error| {
-        StackError::io(DOING, &error).on(path.display()).advise("give the path of an existing file as --config")
+        StackError::io(ACTION, &error).on(path.display()).advise("give the path of an existing file as --config")
     };
-    let refused = |why: String| StackError::new(Cause::Usage, DOING, why).on(path.display());
+    let refused = |why: String| StackError::new(Cause::Usage, ACTION, why).on(path.display());
     // Checked before the open, which would block on a pipe until it has a writer.
     if !fs::metadata(path).map_err(failed)?.is_file() {
         return Err(refused(

@@ -91,7 +91,7 @@ async fn volume_with_loss(path: &Path) {
     drop(medium);
     let file = File::options().read(true).write(true).open(path).unwrap();
     for at in SUPERBLOCK_OFFSETS {
-        let said = Superblock { untold: Some(WhyLost::Damaged), ..superblock(path, at) };
+        let said = Superblock { unreported_loss: Some(WhyLost::Damaged), ..superblock(path, at) };
         file.write_all_at(&said.encode(), at).unwrap();
     }
 }
@@ -118,12 +118,16 @@ fn that_changes_may_be_lost_is_forgotten_when_clients_had_the_time_to_come_back_
             server.offered.values().next().unwrap().spaces.values().next().unwrap().device.handle.snapshot().await;
         assert!(seen.unflushed_lost.iter().any(|why| why.ends_with("notes are damaged")), "{:?}", seen.unflushed_lost);
         server.change(&plan(&subsystem("m", "mem:1MiB", ""))).await.unwrap();
-        assert_eq!(newest(&path).untold, Some(WhyLost::Damaged), "it ended before its clients could come back");
+        assert_eq!(
+            newest(&path).unreported_loss,
+            Some(WhyLost::Damaged),
+            "it ended before its clients could come back"
+        );
         server.devices.clients_come_back = Duration::from_millis(20);
         server.change(&served).await.unwrap();
         for _ in 0..500 {
             sleep(Duration::from_millis(10)).await;
-            if newest(&path).untold.is_none() {
+            if newest(&path).unreported_loss.is_none() {
                 return server.end().await.1.unwrap();
             }
         }

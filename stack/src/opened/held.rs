@@ -8,7 +8,7 @@ use sealblock_block::Error;
 use sealblock_media_file::FileMedium;
 use sealblock_media_nbd::NbdDevice;
 use sealblock_media_nvme_tcp::NvmeTcpDevice;
-use sealblock_media_volume::{UpkeepCounts, Volume, WhyLost};
+use sealblock_media_volume::{IdleWorkCounts, Volume, WhyLost};
 
 use crate::opened::recorded::KeepDamage;
 use crate::program::ReactorClock;
@@ -182,7 +182,7 @@ pub(crate) fn forget_lost(held: &[CloseHandle]) -> LocalBoxFuture<'_, Result<(),
 
 /// Logs background work of a volume.
 fn log_maintenance(volume: &FileVolume) {
-    let UpkeepCounts { blocks_moved, blocks_unfit, bytes_punched } = volume.upkeep();
+    let IdleWorkCounts { blocks_moved, blocks_unfit, bytes_punched } = volume.upkeep();
     if blocks_moved + blocks_unfit + bytes_punched > 0 {
         let path = volume.medium().path().display();
         tracing::info!(%path, blocks_moved, blocks_unfit, bytes_punched, "what the volume did while it was idle");

@@ -82,13 +82,13 @@ pub(crate) async fn open_generic(
     block: &Path,
     options: Options,
 ) -> Result<OpenTarget, StackError> {
-    const DOING: &str = "open";
+    const ACTION: &str = "open";
     if options.write {
         let why = format!("{} is missing, so it is unknown whether the drive is in use", block.display());
-        return Err(StackError::new(Cause::Refused, DOING, why).on(path.display()));
+        return Err(StackError::new(Cause::Refused, ACTION, why).on(path.display()));
     }
     let reading = sealblock_runtime_reactor::Options { read: true, ..Default::default() };
-    let file = File::open(path, reading).map_err(|error| StackError::io(DOING, &error).on(path.display()))?;
+    let file = File::open(path, reading).map_err(|error| StackError::io(ACTION, &error).on(path.display()))?;
     let namespace = NvmeNamespace::open(file, path, options).await.map_err(|error| drive_error(&error, path))?;
     let device = NvmeDevice::<RawDevice>::new(namespace, None);
     let info = drive_info(&device);

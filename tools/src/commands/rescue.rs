@@ -98,9 +98,9 @@ pub fn run(arguments: &Rescue) -> Result<Exit, StackError> {
 
 /// Opens the volume for reading, and says what was found where it has no superblock.
 async fn volume(arguments: &Rescue) -> Result<(OpenTarget, Option<Remains>), StackError> {
-    const DOING: &str = "rescue";
+    const ACTION: &str = "rescue";
     let path = arguments.volume.path();
-    let medium = open_medium(path, Options::READ).await.map_err(|error| open_error(DOING, &error))?;
+    let medium = open_medium(path, Options::READ).await.map_err(|error| open_error(ACTION, &error))?;
     let kind = inspect(&medium).await?;
     drop(medium);
     let target = arguments.volume.target();
@@ -109,12 +109,14 @@ async fn volume(arguments: &Rescue) -> Result<(OpenTarget, Option<Remains>), Sta
     match kind {
         FileKind::Volume if is_hinted => {
             let why = "the volume has a superblock with its capacity and block size";
-            Err(StackError::new(Cause::Usage, DOING, why).on(path.display()).advise("omit --capacity and --block-size"))
+            Err(StackError::new(Cause::Usage, ACTION, why)
+                .on(path.display())
+                .advise("omit --capacity and --block-size"))
         }
         FileKind::Volume => Ok((open_truncated(&target, path, arguments.identity).await?, None)),
         _ if arguments.identity.is_some() => {
             let why = "no superblock is usable, so its identity is unknown";
-            Err(StackError::new(Cause::Usage, DOING, why).on(path.display()).advise("omit --identity"))
+            Err(StackError::new(Cause::Usage, ACTION, why).on(path.display()).advise("omit --identity"))
         }
         FileKind::Remains(_) => {
             open_shapeless(&target, path, &hints).await.map(|(opened, remains)| (opened, Some(remains)))
@@ -126,7 +128,7 @@ async fn volume(arguments: &Rescue) -> Result<(OpenTarget, Option<Remains>), Sta
             Err(_) => {
                 let why = "it is not a protected volume or the remains of one";
                 let advice = "if it was a volume, give the capacity that it was created with as --capacity SIZE";
-                Err(StackError::new(Cause::Unsuitable, DOING, why).on(path.display()).advise(advice))
+                Err(StackError::new(Cause::Unsuitable, ACTION, why).on(path.display()).advise(advice))
             }
         },
     }

@@ -34,11 +34,11 @@ pub fn run(arguments: &Scrub) -> Result<Exit, StackError> {
 }
 
 fn begin(start: &ScrubStart) -> Result<Exit, StackError> {
-    const DOING: &str = "start the scrub";
+    const ACTION: &str = "start the scrub";
     let from = start.from.map(|lba| lba.get());
     let rate = start.rate.map(|rate| rate.bytes_per_second());
-    let found = find_server(&start.what)?.ok_or_else(|| unserved(DOING, &start.what.target))?;
-    let status = found.scrub_command(DOING, ControlCommand::ScrubStart { from, rate })?;
+    let found = find_server(&start.what)?.ok_or_else(|| unserved(ACTION, &start.what.target))?;
+    let status = found.scrub_command(ACTION, ControlCommand::ScrubStart { from, rate })?;
     if start.wait {
         return wait(&found, status, start.json);
     }
@@ -146,10 +146,10 @@ fn is_here(address: IpAddr) -> bool {
 
 /// The saved state of a target that no server has open, and whether its blocks may be older than what was written, which is said.
 fn saved(what: &Scrubbed) -> Result<(ScrubStatus, bool), StackError> {
-    const DOING: &str = "read the scrub state";
+    const ACTION: &str = "read the scrub state";
     let target = match &what.target {
         ServedName::Target(target) if target.path().is_some() && what.control.is_none() => target,
-        other => return Err(unserved(DOING, other)),
+        other => return Err(unserved(ACTION, other)),
     };
     on_reactor(async {
         let opened = open(target, Access::ReadOlder).await?;

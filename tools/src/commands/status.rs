@@ -28,7 +28,7 @@ use sealblock_server::status::server_info::reaches;
 
 /// Time between two updates of `--watch`.
 const BETWEEN: Duration = Duration::from_secs(2);
-const DOING: &str = "read the status";
+const ACTION: &str = "read the status";
 
 /// The report.
 #[derive(Serialize)]
@@ -109,7 +109,7 @@ fn servers(server: Option<&ServerName>) -> Result<Vec<ServerStatus>, StackError>
     let Report { servers, unresponsive, .. } = gather(server, None)?;
     match unresponsive.first() {
         Some(Unresponsive { control, why }) if servers.is_empty() => {
-            Err(StackError::new(Cause::Unreachable, DOING, why).on(control))
+            Err(StackError::new(Cause::Unreachable, ACTION, why).on(control))
         }
         _ => Ok(servers),
     }
@@ -171,7 +171,7 @@ fn gather(server: Option<&ServerName>, control: Option<&Path>) -> Result<Report,
 
 fn nobody(why: &str) -> StackError {
     let others = not_asked().map_or(String::new(), |others| format!("; {others}"));
-    StackError::new(Cause::Unreachable, DOING, format!("{why}{others}"))
+    StackError::new(Cause::Unreachable, ACTION, format!("{why}{others}"))
         .advise("`sealblock serve`; --control PATH for a server with its own control socket")
 }
 

@@ -123,7 +123,7 @@ impl FakeDevice {
             let bad_blocks = mismatches.iter().map(|mismatch| BadBlock::of_mismatch(extent.start(), mismatch));
             Error::from(BadBlocks::new(bad_blocks.collect()).unwrap())
         })?;
-        expectations.judge(extent, &sealed).map(|()| sealed)
+        expectations.check(extent, &sealed).map(|()| sealed)
     }
 
     fn record(&self, request: &Request) {

@@ -1,4 +1,4 @@
-//! Replicas that come back: which device may be attached again as which replica.
+//! Replicas that return: which device may be attached again as which replica.
 
 use std::rc::Rc;
 
@@ -35,8 +35,8 @@ impl<C: Clock> Mirror<C> {
         replica.last_error.borrow_mut().clear();
         match replica.state.get() {
             ReplicaState::OutOfSync => self.start_resync(replica),
-            // It was the last in-sync replica, and its device may have lost unflushed writes that no other replica is
-            // sure to have.
+            // It was the last in-sync replica, and its device may have lost unflushed writes that no other replica
+            // certainly has.
             ReplicaState::InSync => {
                 self.writes_lost.set(self.writes_lost.get() || self.write_intent.has_unflushed());
                 self.mark_dirty_nosync();
@@ -46,8 +46,8 @@ impl<C: Clock> Mirror<C> {
         Ok(())
     }
 
-    /// The replica whose device was found under the name of `replica`. Replicas that were offline at the opening got
-    /// their places by the order of the names; now its label tells.
+    /// The replica whose device was found under the name of `replica`. Replicas that were offline at the open were
+    /// matched by the order of the names; now the label decides.
     fn identify(&self, replica: &Rc<Replica>, found: &ReplicaProbe) -> Rc<Replica> {
         let ReplicaProbe::Labelled(label) = found else { return replica.clone() };
         if self.mutation.is(Mutation::TrustOrder) {
@@ -78,7 +78,7 @@ impl<C: Clock> Mirror<C> {
         }
     }
 
-    /// Checks the label of a replica that is back, and updates its record from it.
+    /// Checks the label of a replica that has returned, and updates its record from it.
     fn adopt_label(&self, replica: &Replica, label: &Label, why_older: Option<WhyOlder>) -> Result<(), String> {
         self.check_label(replica, label)?;
         if let (Some(why), ReplicaState::InSync) = (why_older, replica.state.get()) {
@@ -88,8 +88,8 @@ impl<C: Clock> Mirror<C> {
         if lacks_everything && replica.state.get() == ReplicaState::InSync {
             return Err("the device is an older image of the last in-sync replica, or was changed elsewhere".to_owned());
         }
-        // What it lacks since it wrote a label of this opening is known exactly; and that label has all the groups in which changes wait
-        // for no label, of which most are durable.
+        // Since it wrote a label of this open, the regions that it lacks are known exactly; and that label has all the
+        // groups in which changes wait for no label, of which most are durable.
         let is_followed = label.events > self.opened_events
             && [replica.acked_events.get(), replica.sent_events.get()].contains(&label.events);
         replica.acked_events.set(replica.acked_events.get().max(label.events));
@@ -121,7 +121,8 @@ impl<C: Clock> Mirror<C> {
         if self.mutation.is(Mutation::ReattachDiverged) {
             return Ok(());
         }
-        // Also an in-sync replica that is offline now: the label that it would have tells what the others lack.
+        // Also an in-sync replica that is offline now: the label that it would have lists the regions that the others
+        // lack.
         let replicas = self.replicas.borrow();
         let mut others =
             replicas.iter().filter(|other| other.state.get() == ReplicaState::InSync && other.id != replica.id);

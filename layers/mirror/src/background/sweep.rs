@@ -1,10 +1,12 @@
-//! When groups leave the labels. Those that stay cost no label when they are changed again, and are compared after a crash.
+//! When groups leave the labels. Groups in the labels cost no label write when they are changed again, and are compared
+//! after a crash.
 //!
-//! All leave when nothing was changed for some seconds, so a mirror at rest has nothing to compare. Those that were not changed for
-//! minutes leave together once a minute. The others stay, up to the number that `hot_groups` allows; where that is reached, the ones
-//! that were changed the longest ago leave together, beside the changes that need their room.
+//! All groups leave when nothing was changed for some seconds, so an idle mirror has nothing to compare. Once a minute,
+//! groups that were not changed for minutes leave together. The others stay, up to the number that `hot_groups` allows;
+//! at that limit, the groups with the oldest changes leave together, concurrently with the changes that need their
+//! room.
 //!
-//! Once in a while the replicas are flushed, so that one that fails lacks what was written last and not all that was ever written.
+//! At intervals the replicas are flushed, so that a replica that fails lacks only recent writes.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -17,9 +19,10 @@ use crate::requests::change::LeavingGroup;
 
 /// Time between sweeps.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
-/// After so many sweeps without a change all groups leave: 10 to 15 s.
+/// After this number of sweeps without a change all groups leave: 10 to 15 s.
 const IDLE_SWEEPS: u64 = 3;
-/// A group leaves that was not changed for so many sweeps, 5 minutes, at every so manieth sweep.
+/// A group leaves if it was not changed for this number of sweeps, 5 minutes; checked at every `SWEEPS_BETWEEN`th
+/// sweep.
 const UNTOUCHED_SWEEPS: u64 = 60;
 const SWEEPS_BETWEEN: u64 = 12;
 
@@ -52,7 +55,7 @@ async fn make_room_early<C: Clock>(mirror: &Mirror<C>, tick: &mut (impl Future +
     }
     match mirror.evict().await {
         Ok(true) => false,
-        // What is in the way may be gone later.
+        // The obstacle may be gone later.
         Ok(false) | Err(_) => {
             tick.await;
             true
@@ -61,7 +64,7 @@ async fn make_room_early<C: Clock>(mirror: &Mirror<C>, tick: &mut (impl Future +
 }
 
 impl<C: Clock> Mirror<C> {
-    /// Takes groups out of the labels that are not expected to change soon.
+    /// Removes groups from the labels that are not expected to change soon.
     pub(crate) async fn sweep(&self) -> Result<(), Error> {
         let intent = &self.write_intent;
         let sweep = intent.sweeps.get() + 1;
@@ -73,7 +76,7 @@ impl<C: Clock> Mirror<C> {
         if sweep - intent.last_change_sweep.get() >= IDLE_SWEEPS {
             return self.clear_clean_regions().await;
         }
-        // Those that a crash left leave as they are reconciled.
+        // Groups that a crash left dirty leave when they are reconciled.
         let mut leaving = self.leftover_groups();
         if sweep.is_multiple_of(SWEEPS_BETWEEN) {
             leaving.extend(self.untouched_groups(sweep));

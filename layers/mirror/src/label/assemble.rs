@@ -9,7 +9,7 @@
 use crate::label::regions::Regions;
 use crate::label::{Label, ReplicaRecord, ReplicaState};
 
-/// What was found under the name of a replica.
+/// The device under the name of a replica.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ReplicaProbe {
     /// The device cannot be opened.
@@ -90,7 +90,7 @@ pub enum AssembleError {
     NoneInSync,
 }
 
-/// What the replicas make.
+/// The result of an assembly.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Assembly {
     /// A new mirror: no device has a label. Its replicas are identical if all are blank.
@@ -102,28 +102,29 @@ pub enum Assembly {
 /// A mirror that labels record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ExistingMirror {
-    /// The newest label with what the others add: states, out-of-sync and dirty regions as they count now, and the
-    /// highest event count of all.
+    /// The newest label merged with the others: the current states, out-of-sync and dirty regions, and the highest
+    /// event count of all.
     pub label: Label,
     /// For each given replica, the index of its record.
     pub indices: Vec<usize>,
-    /// Given devices that are not used: they have no label although their replica should, or a crash cut short their
+    /// Given devices that are not used: they have no label although their replica should, or a crash interrupted their
     /// removal.
     pub unused: Vec<usize>,
-    /// True if the labels are not all from the same write: a crash cut it short, or a replica is an image from
-    /// before.
+    /// True if the labels are not all from the same write: a crash interrupted it, or a replica is an older image.
     pub labels_differ: bool,
-    /// The content of the replica whose label counts may be older than what was written, as that of all that could take its place.
+    /// The content of the replica with the authoritative label may be older than the last writes, and so may that of
+    /// all replicas that could replace it.
     pub may_be_older: bool,
 }
 
-/// Whether the device of a replica has every change that was answered, as far as can be seen. The order is that in which replicas count.
+/// Whether the device of a replica has every completed change, as far as known. The variants are in the order of
+/// preference.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
 pub enum Answered {
-    /// It has.
+    /// It has all.
     #[default]
     AllThere,
-    /// Another server has the device, and tells by the first flush alone.
+    /// Unknown: another server has the device, and reports it only with the first flush.
     Unknown,
     /// It may lack some.
     MayBeLost,
@@ -137,11 +138,11 @@ pub fn assemble(found: &[ReplicaProbe]) -> Result<Assembly, AssembleError> {
     assemble_beside(found, &[], &[])
 }
 
-/// The same, where the devices of these replicas may lack what was written to them last: what such a replica has counts only if
-/// there is no other in-sync one, and else it is out of sync in all regions. And `answered` says, for each replica, whether its device may lack
-/// changes that were answered and not flushed: of replicas that are alike by their labels one that is known to lack none counts, since where they
-/// differ, which is where something was not flushed, the others get what it has. An older label is no match for a newer one: it may be of an
-/// older image.
+/// The same, for devices that may lack their last writes. The content of such a replica counts only if there is no
+/// other in-sync one; otherwise it is out of sync in all regions. `answered` tells, for each replica, whether its
+/// device may lack completed but unflushed changes. Of replicas with equal labels, one that lacks none is preferred:
+/// where they differ, which is where something was not flushed, the others get its content. An older label never wins
+/// over a newer one: it may belong to an older image.
 ///
 /// # Errors
 /// As [`assemble`].
@@ -171,14 +172,14 @@ pub fn assemble_beside(
     let authority =
         current.min_by_key(|(at, label)| (older.contains(at), std::cmp::Reverse(label.events), answered_on(*at)));
     let Some(&(first, authority)) = authority else { return Err(AssembleError::NoneInSync) };
-    // Also of a replica that is not in sync: it may have the only copy of what was written on the other side.
+    // Also of a replica that is not in sync: it may have the only copy of the writes on the other side.
     if let Some(&(second, _)) = labels.iter().find(|(_, label)| !includes_changes_of(authority, label)) {
         return Err(AssembleError::SplitBrain { first, second });
     }
     let mut label = authority.clone();
     let may_be_older = older.contains(&first);
-    // What is not known to be there is not taken for it where another replica shows that something was lost.
-    label.untold |= match answered_on(first) {
+    // Unknown does not count as complete if another replica shows that something was lost.
+    label.unreported_loss |= match answered_on(first) {
         Answered::AllThere => false,
         Answered::Unknown => answered.contains(&Answered::MayBeLost),
         Answered::MayBeLost => true,
@@ -206,7 +207,7 @@ fn assemble_unlabelled(found: &[ReplicaProbe]) -> Result<Assembly, AssembleError
     }
 }
 
-/// Refuses replicas of two mirrors; the one that is named is not of the mirror that most of them are of.
+/// Refuses replicas of two mirrors; names one that does not belong to the mirror of the majority.
 fn check_one_mirror(labels: &[(usize, &Label)]) -> Result<(), AssembleError> {
     let sharing = |uuid: [u8; 16]| labels.iter().filter(|(_, label)| label.uuid == uuid).count();
     // Of equally many the first in the order of the names.
@@ -233,9 +234,9 @@ fn check_split_brain(labels: &[(usize, &Label)]) -> Result<(), AssembleError> {
     Ok(())
 }
 
-/// True if the content of a replica is elsewhere, or does not count: its own label calls it out of sync, or one of the `others` is in sync
-/// by all that their labels say together. One label by itself does not know that a replica that it calls in sync was put back to an
-/// earlier state since; it counts only where there are no other labels of its mirror.
+/// True if the content of a replica is elsewhere, or does not count: its own label lists it as out of sync, or one of
+/// the `others` is in sync according to all their labels together. A single label may list a replica as in sync that
+/// was restored to an earlier state since; it counts only if there are no other labels of its mirror.
 pub(crate) fn is_held_elsewhere(own: &Label, others: &[Label]) -> bool {
     let is_in_sync = |record: &ReplicaRecord| record.state == ReplicaState::InSync;
     if !is_own_in_sync(own) {
@@ -260,7 +261,7 @@ pub(crate) fn includes_changes_of(a: &Label, b: &Label) -> bool {
     let Some(newest) = b.lineage.newest() else { return true };
     let index = index_of(a, b).map(|at| &a.replicas[at]);
     if index.is_some_and(|replica| replica.acked_events == b.events) {
-        // It wrote this very label, or read it, and would not have continued beside it if it lacked something.
+        // It wrote this very label, or read it, and would not have continued with it if it lacked something.
         return true;
     }
     let Some(known) = a.lineage.find(newest.id) else {
@@ -268,10 +269,10 @@ pub(crate) fn includes_changes_of(a: &Label, b: &Label) -> bool {
         // there proves that nothing diverged.
         return a.lineage.is_full() && index.is_some_and(|replica| replica.sent_events == b.events);
     };
-    // If the last label before a change was all that reached this replica, the replica that it calls in sync lacks
-    // nothing either. Only a replica that was written alone calls itself out of sync: what its label says of the others
-    // is older. A resyncing replica got a label after all in-sync ones, unless it was not sent to this one: then it is
-    // from an opening that changed nothing, without this replica, and leaves in doubt what it found in doubt.
+    // If only the last label before a change reached this replica, the replica that it lists as in sync lacks nothing
+    // either. Only a replica that was written alone lists itself as out of sync: its label's states of the others are
+    // older. A resyncing replica got a label after all in-sync ones, unless it was not sent to this one: then it is
+    // from an open without this replica that changed nothing and reconciled nothing.
     let is_with = index_of(b, a).map(|at| &b.replicas[at]).is_some_and(|listed| {
         // Every label of an in-sync replica was sent to both, so one that acknowledged it knows that it was sent to the other.
         // An image from before does not, and lacks what was changed since.
@@ -286,8 +287,8 @@ pub(crate) fn includes_changes_of(a: &Label, b: &Label) -> bool {
     known.until >= if b.is_tentative && is_with { b.changed } else { newest.until }
 }
 
-/// True if all in-sync replicas are online and know the last label before a change. From then on no replica is
-/// excused for not knowing it.
+/// True if all in-sync replicas are online and have the last label before a change. From then on a replica without it
+/// is never accepted.
 fn is_last_change_everywhere(label: &Label, labels: &[(usize, &Label)]) -> bool {
     let Some(newest) = label.lineage.newest() else { return true };
     let knows = |own: &Label| own.lineage.find(newest.id).is_some_and(|known| known.until >= newest.until);
@@ -304,8 +305,8 @@ fn is_ahead(a: &Label, b: &Label) -> bool {
 fn marks_out_of_sync(a: &Label, b: &Label) -> bool {
     // A resyncing replica lacks something, whether its own label says so yet or not.
     let is_marked = index_of(a, b).is_some_and(|at| a.replicas[at].state != ReplicaState::InSync);
-    // An older image that was opened alone has marks from the time it was taken. They say nothing about a replica
-    // that has all of its changes and later ones.
+    // An older image that was opened alone has marks from the time it was taken. They do not apply to a replica that
+    // has all of its changes and later ones.
     is_marked && !has_acknowledged(b, a) && !is_mark_obsolete(a, b) && !is_ahead(b, a)
 }
 

@@ -1,7 +1,8 @@
 //! The name of a mirror, which its administrator chose: `mirror:NAME` stands for the list of its replicas.
 //!
-//! It is read from devices of any origin, printed, and typed as a part of target names. So its alphabet is small: letters, digits, `-`, `_` and
-//! `.`, of which the first is a letter or digit. Nothing of it means anything to a terminal, a shell or a path.
+//! It is read from devices of any origin, printed, and typed as a part of target names. So its alphabet is small:
+//! letters, digits, `-`, `_` and `.`, of which the first is a letter or digit. None of them has a special meaning in a
+//! terminal, a shell or a path.
 
 use std::fmt;
 use std::str::FromStr;
@@ -21,7 +22,7 @@ pub struct MirrorName([u8; MAX_NAME_BYTES]);
 pub struct NameError;
 
 impl MirrorName {
-    /// Reads a name from a label; `None` where there is none.
+    /// Decodes a name from a label; `None` if there is none.
     ///
     /// # Errors
     /// When the bytes are no name.

@@ -1,10 +1,10 @@
-//! Encoding of sets of regions: in the label as far as they fit, and in bitmap pages beside it. Drawn in
+//! Encoding of sets of regions: in the label as far as they fit, and in bitmap pages beside it. The format is in
 //! `docs/formats/mirror-label.md`.
 //!
-//! The label has a set as runs, or as a bit for each region, whichever is shorter. A set that is too scattered for
-//! both has bitmap pages in the reserved area; the label says which pages count, and which regions were added since.
-//! A page that is torn, unreadable, or not the one that the label refers to counts as all of its regions: then more
-//! is compared and nothing is missed. All bytes are hostile until they were checked.
+//! The label has a set as runs, or as a bit for each region, whichever is shorter. A set that is too scattered for both
+//! has bitmap pages in the reserved area; the label lists the valid pages, and the regions that were added since. A
+//! page that is torn, unreadable, or not the one of the label counts as all of its regions: then more is compared and
+//! nothing is missed. All bytes are untrusted until they were checked.
 
 use std::ops::RangeInclusive;
 

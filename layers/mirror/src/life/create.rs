@@ -134,7 +134,7 @@ fn labels(candidates: &[Candidate]) -> impl Iterator<Item = (usize, &Label)> {
     })
 }
 
-/// The refusal of devices some of which are replicas, by what their labels say together; none if no device is one.
+/// The refusal if some devices are replicas, from all their labels together; `None` if no device is one.
 fn replicas_error(sources: &[ReplicaSource], candidates: &[Candidate]) -> Option<ReplicaError> {
     let (_, first) = labels(candidates).next()?;
     let of_one = labels(candidates).all(|(_, label)| label.uuid == first.uuid);
@@ -142,12 +142,12 @@ fn replicas_error(sources: &[ReplicaSource], candidates: &[Candidate]) -> Option
         let each = labels(candidates).map(|(at, label)| format!("{} is {}", sources[at].name, label_text(label)));
         return Some(ReplicaError::Replicas { what: each.collect::<Vec<_>>().join(", ") });
     }
-    // What counts for each is what all labels say together: its own does not know what it has missed.
+    // The state of each is decided by all labels together: its own label does not list what it missed.
     let found: Vec<ReplicaProbe> = candidates.iter().map(|candidate| candidate.probe.clone()).collect();
     let known = match assemble_beside(&found, &older(sources), &[]) {
         Ok(Assembly::Known(known)) => known,
         Ok(Assembly::New) => return None,
-        // As whoever opens the mirror hears it.
+        // With the names from the command line.
         Err(refusal) => return Some(assemble_error(refusal, sources).into()),
     };
     let state = |at: usize| known.label.replicas[known.indices[at]].state.as_str().replace('_', " ");

@@ -157,7 +157,7 @@ impl<C: Clock> Mirror<C> {
         let replicas = self.describe().replicas;
         let others = replicas.iter().filter(|other| other.id != last.id && other.state != ReplicaState::Removed);
         let left = others.map(|other| match other.state {
-            // It cannot be reached, or it would count.
+            // It is unreachable; otherwise it would count.
             ReplicaState::InSync => format!("{} is offline", other.name),
             state => format!("{} is {}", other.name, state.as_str().replace('_', " ")),
         });
@@ -177,7 +177,7 @@ impl<C: Clock> Mirror<C> {
             replica.is_name_assumed.get() && !replica.is_online() && replica.state.get() != ReplicaState::Removed
         };
         let others = || replicas.iter().filter(|other| other.id != replica.id && is_guessed(other));
-        // If devices without labels have all these names, none of the offline replicas comes back under them.
+        // If devices without labels have all these names, no offline replica returns under them.
         let may_return = !replica.is_unlabelled.get() || others().any(|other| !other.is_unlabelled.get());
         if is_guessed(&replica) && may_return && others().next().is_some() {
             let others: Vec<String> = others().map(|other| other.name().to_string()).collect();
@@ -186,8 +186,8 @@ impl<C: Clock> Mirror<C> {
         Ok(replica)
     }
 
-    /// Trusts the names of offline replicas, which the order on the command line gave them. For callers that are sure
-    /// of it.
+    /// Trusts the names of offline replicas, which they got by their order on the command line. For callers that are
+    /// sure of it.
     pub fn trust_names(&self) {
         self.replicas.borrow().iter().for_each(|replica| replica.is_name_assumed.set(false));
     }

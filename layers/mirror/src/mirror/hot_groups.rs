@@ -1,5 +1,5 @@
-//! The groups of regions that labels mark dirty, in the order of their last changes: which leave when there are too many, and how far
-//! beyond a change labels mark ahead. Without I/O.
+//! The groups of regions that labels mark dirty, in the order of their last changes: which ones leave when there are
+//! too many, and how far ahead of a change labels mark. Without I/O.
 //!
 //! A change has a number, which the caller draws from one counter; a group has the number of its last change. So a flush that began
 //! after change `n`, while no change was in flight in a group, covers the group exactly if its number is `n` or less. Changes that are

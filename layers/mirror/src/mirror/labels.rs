@@ -124,31 +124,32 @@ impl<C: Clock> Mirror<C> {
         written
     }
 
-    /// Whether changes that were answered and not flushed may be lost, of which hosts were not told yet: the content that counts lacks them.
+    /// True if completed but unflushed changes may be lost, and hosts do not know it yet: the authoritative content
+    /// lacks them.
     pub fn may_be_lost(&self) -> bool {
-        self.untold.get()
+        self.unreported_loss.get()
     }
 
-    /// Changes that were answered and not flushed may be lost with the content that the mirror was made of. Replicas that get it from there
-    /// do not know that by themselves.
+    /// Records that completed but unflushed changes may be lost with the content that the mirror was made from.
+    /// Replicas that get this content do not know that themselves.
     ///
     /// # Errors
     /// When no label can be written.
     pub async fn say_lost(&self) -> Result<(), Error> {
-        self.untold.set(true);
+        self.unreported_loss.set(true);
         self.write_labels().await
     }
 
-    /// Hosts were told, or need not be. Does nothing to a mirror that is open for reading only.
+    /// Records that hosts know of the loss, or need not. Does nothing on a read-only mirror.
     ///
     /// # Errors
-    /// When no label can be written. Then later openings may say it again.
+    /// When no label can be written. Then later opens may report it again.
     pub async fn forget_lost(&self) -> Result<(), Error> {
-        if self.is_read_only || !self.untold.get() {
+        if self.is_read_only || !self.unreported_loss.get() {
             return Ok(());
         }
-        self.untold.set(false);
-        self.write_labels().await.inspect_err(|_| self.untold.set(true))
+        self.unreported_loss.set(false);
+        self.write_labels().await.inspect_err(|_| self.unreported_loss.set(true))
     }
 
     /// Makes the current state durable: writes the label of every replica that has room, and of at least one.
@@ -316,7 +317,7 @@ impl<C: Clock> Mirror<C> {
             events: self.write_intent.events.get(),
             changed: self.write_intent.changed.get(),
             is_tentative: self.write_intent.is_tentative.get(),
-            untold: self.untold.get(),
+            unreported_loss: self.unreported_loss.get(),
             lineage: self.write_intent.lineage.borrow().clone(),
             map: self.map,
             capacity_blocks: self.geometry.capacity_blocks,

@@ -86,7 +86,7 @@ impl Pages for LoadedPages {
     }
 }
 
-/// Why a device may lack what was written to it last, if it may.
+/// Why a device may lack its last writes, if it may.
 pub(crate) fn why_older(device: &DynDevice) -> Option<WhyOlder> {
     device.abilities().freshness.why_older()
 }
@@ -137,7 +137,7 @@ pub(crate) fn check_same_geometry(sources: &[ReplicaSource]) -> Result<(), Mirro
     Ok(())
 }
 
-/// A device for a replica, and what was found on it.
+/// A device for a replica, and its probed state.
 pub(crate) struct Candidate {
     pub probe: ReplicaProbe,
     /// Why its label is no valid one of a mirror, if it is not.
@@ -158,13 +158,13 @@ pub(crate) async fn inspect(source: &ReplicaSource) -> Result<Candidate, Replica
     let (found, other) = match probe_device(device, Mutation::None).await {
         Ok(found) => (found, None),
         Err(ProbeError::Label(reason)) => (ReplicaProbe::Unlabelled { has_room: true }, Some(reason)),
-        // Nothing of the label is left: whoever means it may replace it.
+        // Nothing of the label is left, so an explicit request may replace it.
         Err(ProbeError::Device(reason)) if matches!(reason.kind(), ErrorKind::Media { .. }) => {
             (ReplicaProbe::Unlabelled { has_room: true }, Some(LabelError::Damaged))
         }
         Err(ProbeError::Device(reason)) => return Err(absent(reason.to_string())),
     };
-    // One that may lack something is not known to be blank.
+    // A device that may lack its last writes is not known to be blank.
     let is_written =
         why_older(device).is_some() || !is_unwritten(device).await.map_err(|reason| absent(reason.to_string()))?;
     Ok(Candidate { probe: found, label_error: other, is_written })

@@ -128,7 +128,7 @@ impl Replica {
         *self.name.borrow_mut() = name.into();
     }
 
-    /// Swaps the names of two offline replicas, with how each is opened and what was counted under its name.
+    /// Swaps the names of two offline replicas, with their way to be opened and the counters of their names.
     pub fn swap_names(&self, other: &Replica) {
         self.name.swap(&other.name);
         self.number.swap(&other.number);
@@ -173,8 +173,7 @@ impl Replica {
         self.device.borrow().clone()
     }
 
-    /// True if its device may lack what was written to it last, and has not been told yet that it need not say so any more: that is
-    /// a change of any block.
+    /// True if its device may lack its last writes, and still has to report it: any change of a block ends that.
     pub fn may_be_older(&self) -> bool {
         self.device.borrow().as_ref().is_some_and(|device| !device.abilities().freshness.is_current())
     }
@@ -204,8 +203,8 @@ impl Replica {
         matches!(self.state.get(), ReplicaState::InSync | ReplicaState::Resyncing) && self.is_online()
     }
 
-    /// True if changes go to it. Not before its own label says that it lacks regions: opened alone it would count as
-    /// in sync.
+    /// True if changes go to it. Not before its own label lists it as out of sync: opened alone it would count as in
+    /// sync.
     pub fn is_writable(&self) -> bool {
         self.takes_labels() && !self.lacks_own_label()
     }
@@ -311,7 +310,7 @@ impl Replica {
         self.read_expecting(extent, &Expectations::NONE).await
     }
 
-    /// Reads blocks, which are to be as the asker expects.
+    /// Reads blocks, with the caller's expectations of their tags.
     pub async fn read_expecting(&self, extent: Extent, expectations: &Expectations) -> Result<Sealed, Error> {
         match self.execute(Request::read(extent, *expectations)).await? {
             Response::Data(data) => Ok(data),

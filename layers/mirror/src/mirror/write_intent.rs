@@ -1,4 +1,4 @@
-//! Write intent: the state that labels record, and how much of it they have. Without I/O.
+//! Write intent: the content of labels, and how much of it is durable. Without I/O.
 //!
 //! Invariants, which `labels` and `change` keep with it. Before a change goes to any replica, the labels mark its regions dirty.
 //! Before a change that a replica missed completes, the labels of the others mark that replica out of sync, with the
@@ -6,13 +6,13 @@
 //! when no change is in flight there and every replica has flushed. It may stay longer, so that the next change there waits for
 //! no label: which leave, and when, is the matter of `hot_groups` and `sweep`.
 //!
-//! A replica that fails with everything that was written stays *listed in sync* until the next change: so an opening
-//! that changes nothing leaves no mark against a replica. The lineage has the first change of an opening, and every
-//! change that a replica starts to miss, before any replica executes it.
+//! A replica that fails with everything that was written stays *listed in sync* until the next change, so an open that
+//! changes nothing leaves no mark against a replica. The lineage records the first change of an open, and every change
+//! that a replica starts to miss, before any replica executes it.
 //!
-//! A set of regions that does not fit the labels lies in bitmap pages (`sets`). Whatever label a crash leaves on a replica, the
-//! pages that it refers to hold at least the set that it had. So pages are written before labels refer to them, with the union of
-//! the sets of the last labels and of the next; regions that left a set leave the pages one write later.
+//! A set of regions that does not fit the labels is in bitmap pages (`sets`). Whatever label a crash leaves on a
+//! replica, its pages have at least the set of that label. So pages are written before labels refer to them, with the
+//! union of the sets of the last labels and of the next; regions that left a set leave the pages one write later.
 
 use std::cell::{Cell, RefCell};
 use std::ops::RangeInclusive;
@@ -56,7 +56,7 @@ pub(crate) struct WriteIntent {
     session_id: u64,
     /// Distance of its event counts from those of other openings.
     events_gap: u64,
-    /// What epochs of bitmap pages are drawn from, and how many were.
+    /// The source of the epochs of bitmap pages, and their number.
     epoch_seed: [u8; 16],
     epochs_drawn: Cell<u64>,
     pub phase: Cell<SessionPhase>,

@@ -236,8 +236,8 @@ impl<C: Clock> Mirror<C> {
         self.replicas.borrow().iter().any(|replica| !replica.stale.borrow().rewritten().is_empty())
     }
 
-    /// Number of the last change that a flush covers that begins now. What is in flight, and what is still to be reconciled, counts as
-    /// changed later.
+    /// Number of the last change that a flush which begins now covers. Changes in flight, and regions still to be
+    /// reconciled, count as changed later.
     fn begin_flush(&self) -> u64 {
         let (changes, flushed) = (&self.write_intent.changes, self.write_intent.flushed_changes.get());
         let covered = changes.get();

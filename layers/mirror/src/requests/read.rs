@@ -1,5 +1,6 @@
 //! Reads of a mirror's blocks. A read goes to one replica; blocks that are bad there are read from another one and
-//! rewritten (read-repair). What the asker expects of tags is judged last, on good blocks: no replica is bad because of it.
+//! rewritten (read-repair). The caller's expectations of tags are checked last, on good blocks: they make no replica's
+//! block bad.
 
 use std::rc::Rc;
 
@@ -23,7 +24,7 @@ impl<C: Clock> Mirror<C> {
         self.range_lock.wait_unlocked(extent.into()).await;
         self.reconcile_for_read(extent).await?;
         if self.is_read_only && self.is_nosync(extent) {
-            return judged(extent, self.read_nosync(extent).await?, expectations);
+            return check_expectations(extent, self.read_nosync(extent).await?, expectations);
         }
         let replicas = self.read_balance(extent);
         let mut met: MetBadBlocks = Vec::new();
@@ -59,7 +60,7 @@ impl<C: Clock> Mirror<C> {
         let (found, lost) = self.gather(&replicas, extent).await?;
         self.repair_met(&met).await;
         self.lost_blocks.set(self.lost_blocks.get() + lost.len() as u64);
-        judged(extent, join_or_fail(found, lost)?, expectations)
+        check_expectations(extent, join_or_fail(found, lost)?, expectations)
     }
 
     /// Reads blocks in place, where no reader has to wait and they are good on the replica whose turn it is.
@@ -68,7 +69,7 @@ impl<C: Clock> Mirror<C> {
         if self.range_lock.is_locked(extent.into()) || self.is_nosync(extent) {
             return None;
         }
-        // One that meets bad blocks starts anew, and repairs them.
+        // A read that meets bad blocks starts over, and repairs them.
         let outcome = self.balance(self.in_sync()).first()?.try_execute(request).filter(Result::is_ok)?;
         self.count_turn();
         Some(outcome)
@@ -194,9 +195,9 @@ impl<C: Clock> Mirror<C> {
     }
 }
 
-/// The same blocks, which are good, if they are as the asker expects.
-fn judged(extent: Extent, data: Sealed, expectations: &Expectations) -> Result<Sealed, Error> {
-    expectations.judge(extent, &data).map(|()| data)
+/// Checks good blocks against the caller's expectations.
+fn check_expectations(extent: Extent, data: Sealed, expectations: &Expectations) -> Result<Sealed, Error> {
+    expectations.check(extent, &data).map(|()| data)
 }
 
 /// Joins the data, or fails with the bad blocks.

@@ -94,8 +94,8 @@ impl<C: Clock> Mirror<C> {
     /// Verifies, and rewrites bad blocks from another replica. Conflicts stay: nothing tells which copy is right.
     pub(crate) async fn repair(&self, extent: Extent) -> Outcome {
         self.reconcile_for_read(extent).await?;
-        let settled = self.write_intent.nosync_count.get();
-        let mut found = self.inspect(extent, None, Expectations::NONE, Some(settled)).await?;
+        let nosync_count = self.write_intent.nosync_count.get();
+        let mut found = self.inspect(extent, None, Expectations::NONE, Some(nosync_count)).await?;
         self.repair_all(&mut found.tally.bad_blocks).await;
         if self.has_rewritten()
             && let Err(error) = self.flush_internally().await
@@ -131,7 +131,7 @@ impl<C: Clock> Mirror<C> {
         extent: Extent,
         kind: Option<ChecksumKind>,
         expectations: Expectations,
-        settled: Option<u64>,
+        nosync_count: Option<u64>,
     ) -> Result<Inspection, Error> {
         let replicas = self.in_sync();
         let mut found = Inspection { checksum: None, bytes_transferred: 0, tally: Tally::default() };
@@ -163,7 +163,7 @@ impl<C: Clock> Mirror<C> {
             _ => {}
         }
         self.report_unchecked(&replicas, &asked, extent, &mut found.tally);
-        if settled != Some(self.write_intent.nosync_count.get()) {
+        if nosync_count != Some(self.write_intent.nosync_count.get()) {
             unsettled.extend(self.nosync_parts(extent));
             unsettled.into_iter().for_each(|part| {
                 found.tally.coverage.add(Unchecked::new(part, WhyUnchecked::Unsettled));

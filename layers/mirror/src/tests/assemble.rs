@@ -49,7 +49,7 @@ fn replicas_without_labels_make_a_new_mirror_if_all_are_there() {
 #[test]
 fn of_replicas_that_are_alike_one_that_lacks_nothing_that_was_answered_counts() {
     let of = |found: &[ReplicaProbe], answered: &[Answered]| match assemble_beside(found, &[], answered) {
-        Ok(Assembly::Known(known)) => (known.label.own_index, known.label.untold),
+        Ok(Assembly::Known(known)) => (known.label.own_index, known.label.unreported_loss),
         other => panic!("{other:?}"),
     };
     let alike = [labelled(label(2, 0, 5)), labelled(label(2, 1, 5))];
@@ -70,7 +70,7 @@ fn of_replicas_that_are_alike_one_that_lacks_nothing_that_was_answered_counts() 
     // What an older label is of may be an older image, which lacks what was flushed.
     let newer = [labelled(label(2, 0, 6)), labelled(label(2, 1, 5))];
     assert_eq!(of(&newer, &[lost]), (0, true));
-    let told = [5, 5].map(|events| labelled(Label { untold: true, ..label(2, 0, events) }));
+    let told = [5, 5].map(|events| labelled(Label { unreported_loss: true, ..label(2, 0, events) }));
     assert_eq!(of(&told[..1], &[]), (0, true), "by its label");
 }
 

@@ -1,7 +1,8 @@
 //! Checkpoints: the block map catches up with the log, and the log's space is free again.
 //!
-//! Checkpoints run beside commits, which wait for one only where there is no room without it. What commits add to the pages
-//! meanwhile is durable in the log behind the place where the checkpoint lets the log begin, and may well be written with them.
+//! Checkpoints run concurrently with commits. A commit waits for a checkpoint only if there is no room without it. Map
+//! entries that commits add to the pages meanwhile are durable in the log after the position where the checkpoint lets
+//! the log begin, and may be written with the pages.
 
 use std::cell::Cell;
 
@@ -14,21 +15,23 @@ use crate::medium::superblocks;
 use crate::options::Mutation;
 use crate::volume::Volume;
 
-/// Pages written at once.
+/// Pages that are written at once.
 const PAGES_IN_FLIGHT: usize = 32;
-/// Bytes of map pages that are made at once where a block group is initialized, and how many times that is in flight.
+/// Bytes of map pages that are written at once when a block group is initialized, and the number of such writes in
+/// flight.
 const UNWRITTEN_BYTES: u64 = 1 << 20;
 const UNWRITTEN_IN_FLIGHT: usize = 8;
-/// Sectors smaller than this are not written apart where a block group is initialized: a block of common file systems and drives.
+/// Sectors smaller than this are not written separately when a block group is initialized: the block size of common
+/// file systems and drives.
 const MIN_APART_BYTES: usize = 4096;
-/// Block groups that wait to be initialized until a checkpoint should not wait. What waits when the volume is closed is about that much at most,
-/// 1.2 GiB, however large the volume is.
+/// The number of uninitialized block groups above which a checkpoint is due. It bounds the work of a close to 1.2 GiB,
+/// whatever the size of the volume.
 const MAX_UNINITIALIZED: u64 = 128;
-/// Blocks whose map entries go to the block map together, those of one long run more.
+/// The number of blocks whose map entries are written to the block map together; more for one long run.
 const PORTION_BLOCKS: u64 = 1024;
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Makes checkpoints on request, until [`Checkpoints::stop`] or the volume has failed.
+    /// Makes checkpoints on request, until [`Checkpoints::stop`] or until the volume has failed.
     pub(crate) async fn run_checkpoints(&self) {
         while self.checkpoints.next(|| self.has_failed()).await {
             let result = self.checkpoint(false).await;
@@ -39,7 +42,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Waits until there is room for so many sectors in the log, and for their map entries in memory.
+    /// Waits until the log has room for this number of sectors, and memory for their map entries.
     pub(crate) async fn make_room(&self, sectors: u64) -> Result<(), Error> {
         while self.log.next.get() + sectors > self.log.tail.get() + self.layout.log_sectors()
             || self.block_map.is_full()
@@ -53,13 +56,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Writes every page whose map entries the block map does not have yet, then a superblock that begins the log behind these
-    /// map entries.
+    /// Writes every page with map entries that the block map does not have yet, then a superblock that begins the log
+    /// after these map entries.
     ///
     /// # Errors
-    /// When the medium fails. If it was a write, the log still has everything, and a later checkpoint can do what this one
-    /// could not. After a failed sync it is unknown which writes were lost, so no later one may build on them: the volume takes
-    /// no more writes.
+    /// When the medium fails. After a failed write the log still has everything, and a later checkpoint can succeed.
+    /// After a failed sync it is unknown which writes were lost, so no later checkpoint may rely on them: the volume
+    /// disables writes.
     pub(crate) async fn checkpoint(&self, clean: bool) -> Result<(), Error> {
         let _alone = self.checkpoints.writing_map.lock().await;
         let mut target = self.write_map_pages().await?;
@@ -78,9 +81,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Writes what waits for the block map while nothing is committed, and leaves the log as it is: where a log that a crash
-    /// has left says more than there is memory for, before the checkpoint that gives it up. Interrupted, it will say the same
-    /// again.
+    /// Writes the map entries that wait for the block map, and leaves the log unchanged; no commit may run. It is used
+    /// when the log after a crash has more map entries than memory, before the checkpoint that frees the log. If it is
+    /// interrupted, the log still has everything.
     ///
     /// # Errors
     /// As [`Volume::checkpoint`].
@@ -91,8 +94,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Takes all map entries that wait for the block map, and writes their pages; durable in the end. Gives the sector up to
-    /// which the pages have the log.
+    /// Takes all map entries that wait for the block map, and writes their pages durably. Returns the log sector up to
+    /// which the pages include the log.
     async fn write_map_pages(&self) -> Result<u64, Error> {
         self.new_groups.set(0);
         self.block_map.patches.take();
@@ -107,8 +110,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(target)
     }
 
-    /// Gives the block groups of these pages map pages, where they have none: all generations of the block group first, both
-    /// copies, and only when they are durable the bit in the group map that has them read.
+    /// Initializes the block groups of these pages, if they are not: first all generations of the block group, in both
+    /// copies, and only when they are durable its bit in the group map, which makes them valid.
     async fn initialize_groups(&self, pages: &[u64]) -> Result<(), Error> {
         let mut groups: Vec<u64> = pages.iter().map(|page| self.block_map.group_of(*page)).collect();
         groups.dedup();
@@ -130,8 +133,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.block_map.groups.set_initialized(&self.medium, &groups).await.map_err(|error| self.fail(&error))
     }
 
-    /// Writes both copies of the generations of pages none of whose blocks has a map entry, and that lie behind one another. So do the second
-    /// copies, which are one write.
+    /// Writes both copies of the generations of contiguous pages without map entries. Their second copies are
+    /// contiguous, so they are one write.
     async fn write_unwritten(&self, places: Vec<PageOffsets>) -> Result<(), MediumError> {
         let (sector, page) = (self.layout.sector_bytes() as usize, self.layout.page_bytes() as usize);
         let mut second = self.medium.buffer(places.len() * sector);
@@ -140,7 +143,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         let second = second.freeze();
         let heads = || second.chunks_exact(sector);
-        // The first copies are the heads of pages, apart. Small writes take a file system as long as large ones, and hold up one another.
+        // The first copies are the heads of pages, which are apart. Small writes take a file system as long as large
+        // ones, and delay each other.
         let first = async {
             if sector >= MIN_APART_BYTES {
                 let parts = (0..places.len()).map(|at| second.slice(at * sector..(at + 1) * sector));
@@ -156,15 +160,15 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         first.and(second)
     }
 
-    /// Says in the superblock, before the first map entry goes to the log, that the log is not empty any more, which is true by then:
-    /// its anchor is durable. And before the first
-    /// map entry of a block that was made unreadable that there may be such: programs that do not know these then refuse the volume.
+    /// Writes a superblock that marks the log as in use, before the first map entry goes to the log; its anchor is
+    /// durable by then. Before the first map entry of a block that was made unreadable it also sets the feature bit for
+    /// these, so that programs that do not support it refuse the volume.
     pub(crate) async fn mark_log_in_use(&self) -> Result<(), Error> {
         let answered = if self.notes.are_needless() { Answered::Volatile } else { self.superblock.get().answered };
         self.mark_answered(answered).await
     }
 
-    /// The same, and what is known of changes that are answered.
+    /// The same, with the state of completed changes.
     pub(crate) async fn mark_answered(&self, answered: Answered) -> Result<(), Error> {
         let has_it = |before: &Superblock| {
             let uncorrectable = before.uncorrectable || self.commits.uncorrectable.get();
@@ -173,8 +177,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if has_it(&self.superblock.get()) {
             return Ok(());
         }
-        // A commit and a note may both be the first: the superblock of the one must not call a log anchored whose anchor the other one
-        // is still writing, or could not make durable.
+        // A commit and a note may both be the first: the superblock of one must not mark the log as anchored while the
+        // other's anchor is not durable.
         let _alone = self.checkpoints.writing_superblock.lock().await;
         let before = self.superblock.get();
         if has_it(&before) {
@@ -184,7 +188,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             return Err(self.failed());
         }
         let uncorrectable = before.uncorrectable || self.commits.uncorrectable.get();
-        // An earlier attempt may have made it durable, and then failed to write the superblock.
+        // An earlier attempt may have made it durable and then failed to write the superblock.
         let is_empty = self.log.next.get() == self.log.tail.get();
         let begins = !before.is_anchored && is_empty && !self.mutation.is(Mutation::NoAnchor);
         if begins {
@@ -197,13 +201,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.write_superblock(changed).await
     }
 
-    /// Writes the next superblock; durable in the end.
+    /// Writes the next superblock durably.
     pub(crate) async fn change_superblock(&self, change: impl FnOnce(Superblock) -> Superblock) -> Result<(), Error> {
         let _alone = self.checkpoints.writing_superblock.lock().await;
         self.write_superblock(change(self.superblock.get())).await
     }
 
-    /// The same for who has the turn.
+    /// The same for a caller that holds the lock.
     async fn write_superblock(&self, changed: Superblock) -> Result<(), Error> {
         let is_anchored = changed.is_anchored && !changed.is_clean;
         let is_begun = changed.is_begun && is_anchored;
@@ -216,8 +220,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Writes what recovery has found to the block map, and empties the log. A few map entries may say more than there is
-    /// memory for, so what waits for the block map goes there bit by bit.
+    /// Writes the map entries that recovery found to the block map, and empties the log. A run of blocks may need more
+    /// memory than there is, so the waiting map entries are written in parts.
     pub(crate) async fn checkpoint_recovered(&self, entries: &[MapEntryRun]) -> Result<(), Error> {
         let (mut first, mut blocks) = (0, 0_u64);
         for (at, run) in entries.iter().enumerate() {
@@ -231,16 +235,17 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
             (first, blocks) = (at + 1, 0);
         }
-        // The log goes on far behind what a crash left, where it has no sector yet.
+        // The log continues far after the end that a crash left, in sectors that were never written.
         self.superblock.set(Superblock { is_anchored: false, ..self.superblock.get() });
         self.checkpoint(false).await?;
-        // The second superblock, and with it all of them, begins the log there: what recovery left out must not be read again, should
-        // the newer copy be lost.
+        // The second superblock, so that all of them begin the log there: entries that recovery dropped must not be
+        // read again if the newer copy is lost.
         self.mark_answered(self.superblock.get().answered).await
     }
 
-    /// Gives up a log of which sectors are lost, before the first block changes: what is left of it goes to the block map, and it
-    /// begins anew. From here on nothing on the medium tells that blocks may be older; who opened the volume has recorded it.
+    /// Discards a log with lost sectors, before the first block changes: its remaining entries are written to the block
+    /// map, and it starts over. From here on nothing on the medium shows that blocks may be older; the caller that
+    /// opened the volume has recorded it.
     pub(crate) async fn give_up_log(&self) -> Result<(), Error> {
         let _change = self.begin_change()?;
         let _alone = self.checkpoints.giving_up_log.lock().await;
@@ -248,7 +253,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             return Ok(());
         }
         self.block_map.groups.repair(&self.medium).await?;
-        // What was noted beside it says nothing of the log that begins now.
+        // Its notes do not belong to the new log.
         self.superblock.set(Superblock { answered: Answered::Volatile, ..self.superblock.get() });
         self.checkpoint_recovered(&self.memtable.recovered()).await?;
         self.memtable.end_commit();
@@ -265,8 +270,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.checkpoint(clean).await
     }
 
-    /// Whether the log or what waits for the block map is so full that a checkpoint should not wait. The more map entries there are,
-    /// the more of them share a page; what is left of the log is for commits while the checkpoint runs.
+    /// True if the log or the waiting map entries take so much space that a checkpoint is due. More map entries share
+    /// more pages, so it should not be too early; the rest of the log is for commits while the checkpoint runs.
     pub(crate) fn checkpoint_due(&self) -> bool {
         (self.log.next.get() - self.log.tail.get()) * 4 > self.layout.log_sectors() * 3
             || self.block_map.is_dirty_limit_reached()
@@ -274,8 +279,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 }
 
-/// Makes writes, so many at once, and none more after one that failed. It ends when all that began have ended: one that the medium still
-/// makes must not land on what a later checkpoint writes.
+/// Runs writes, a limited number at once, and starts none after one that failed. It ends when all started ones have
+/// ended: a write in flight must not overwrite that of a later checkpoint.
 async fn all_ended<W>(writes: impl Iterator<Item = W>, in_flight: usize) -> Result<(), MediumError>
 where
     W: Future<Output = Result<(), MediumError>>,

@@ -12,11 +12,11 @@ use crate::volume::{Volume, VolumeState};
 
 /// Pages read at once when map entries are put into them.
 const MAX_PAGES_PER_BATCH: usize = 64;
-/// A commit of more blocks lets other requests have a turn before each batch.
+/// A commit of more blocks than this lets other requests run before each batch.
 const LONG_COMMIT_BLOCKS: u64 = 1 << 14;
 
-/// A map entry, or a part of one, about blocks of one page.
-struct Piece {
+/// A map entry, or a part of one, for blocks of one page.
+struct PagePart {
     page: u64,
     run: MapEntryRun,
     patch: Patch,
@@ -35,7 +35,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.commits.flush().await.map(|()| Response::Done)
     }
 
-    /// Commits everything that is in the memtable when it begins. `answer` is called as soon as all of it is durable, or has
+    /// Commits the content of the memtable at this time. `answer` is called as soon as all of it is durable, or has
     /// failed: a flush need not wait for the block map.
     pub(crate) async fn commit(&self, answer: impl FnOnce(Result<(), Error>)) -> Result<(), Error> {
         let mut answer = Some(answer);
@@ -63,13 +63,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         result
     }
 
-    /// Makes map entries of the memtable durable, as many as one commit takes. Gives them, and whether that was all there were.
+    /// Makes map entries of the memtable durable, as many as one commit takes. Returns them, and true if these were
+    /// all.
     async fn commit_once(&self) -> Result<(Vec<Encoded>, bool), Error> {
         self.mark_log_in_use().await?;
         let quarter = self.log.entries_in(self.layout.log_sectors() / 4);
         let needed = || self.log.sectors_for(self.memtable.active_log_entries().min(quarter));
         let mut due = 0;
-        // While it waits for room, more may be put in.
+        // While it waits for room, more entries may be added.
         while due < needed() {
             due = needed();
             self.make_room(due).await?;
@@ -84,16 +85,16 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             is_all || !self.notes.are_kept(),
             "a half has notes of one memtable, which is committed as a whole"
         );
-        // Nothing was waited for since the memtable was taken over.
+        // There was no await since the memtable was taken over.
         self.notes.begin_half(self.log.end_of(&place, entries.len()), self.mutation);
         match self.log.write(&self.medium, place, &entries).await {
             Ok(()) => Ok((entries, is_all)),
-            // How much of the log was written is not known, so nothing can be written behind it.
+            // It is unknown how much of the log was written, so nothing can be appended.
             Err(error) => Err(self.fail(&error)),
         }
     }
 
-    /// Makes map entries that recovery has found in notes durable, by one commit, while nothing else is going on.
+    /// Makes map entries from notes durable by one commit, during recovery, when nothing else runs.
     pub(crate) async fn commit_noted(&self, runs: &[MapEntryRun]) -> Result<(), Error> {
         let place = self.log.place_commit(runs);
         let generation = generation(place.first);
@@ -115,23 +116,24 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         entries.iter().map(|run| (*run, said(run).encode(self.seed))).collect()
     }
 
-    /// Hands durable map entries, in order of their blocks, over to the block map. With `defer_free`, the physical blocks they
-    /// replace are deallocated.
+    /// Moves durable map entries, in order of their blocks, to the block map's patches. With `defer_free`, the physical
+    /// blocks that they replace are freed.
     pub(crate) async fn apply(&self, entries: &[Encoded], defer_free: bool) {
         let mut pieces = entries.iter().flat_map(|encoded| self.page_parts(encoded)).peekable();
         let is_long = entries.iter().map(|(run, _)| u64::from(run.blocks)).sum::<u64>() > LONG_COMMIT_BLOCKS;
         while pieces.peek().is_some() {
-            // Neither the flush that was answered nor any other request waits for all of a long run.
+            // Completed flushes and other requests do not wait for all of a long run.
             if is_long {
                 self.medium.submitted().await;
             }
-            let (mut batch, mut pages) = (Vec::<Piece>::new(), 0);
-            let is_same_page = |batch: &[Piece], next: &Piece| batch.last().is_some_and(|last| last.page == next.page);
+            let (mut batch, mut pages) = (Vec::<PagePart>::new(), 0);
+            let is_same_page =
+                |batch: &[PagePart], next: &PagePart| batch.last().is_some_and(|last| last.page == next.page);
             while let Some(piece) = pieces.next_if(|next| pages < MAX_PAGES_PER_BATCH || is_same_page(&batch, next)) {
                 pages += usize::from(!is_same_page(&batch, &piece));
                 batch.push(piece);
             }
-            let page_batches: Vec<&[Piece]> = batch.chunk_by(|a, b| a.page == b.page).collect();
+            let page_batches: Vec<&[PagePart]> = batch.chunk_by(|a, b| a.page == b.page).collect();
             if defer_free && !self.mutation.is(Mutation::ReuseEarly) {
                 join_all(page_batches.iter().map(|pieces_of_page| self.defer_free_replaced(pieces_of_page))).await;
             }
@@ -141,8 +143,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// The parts of a map entry that are each about one page.
-    fn page_parts<'a>(&'a self, (run, bytes): &'a Encoded) -> impl Iterator<Item = Piece> + 'a {
+    /// The parts of a map entry, each for one page.
+    fn page_parts<'a>(&'a self, (run, bytes): &'a Encoded) -> impl Iterator<Item = PagePart> + 'a {
         self.layout.page_pieces(run.extent()).map(move |(page, piece)| {
             let part = run.part(piece.start().get(), piece.last().get() + 1);
             let index = self.block_map.locate(piece.start()).1 as u16;
@@ -150,20 +152,20 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 1 => Patch { index, blocks: 1, bytes: *bytes },
                 _ => Patch::new(index, &part, self.seed),
             };
-            Piece { page, run: part, patch }
+            PagePart { page, run: part, patch }
         })
     }
 
-    /// Frees the physical blocks that map entries of one page replace. An unknown one stays in use until the block group's map
-    /// pages are read the next time.
-    async fn defer_free_replaced(&self, pieces_of_page: &[Piece]) {
+    /// Frees the physical blocks that map entries of one page replace. If the old map entry is unknown, its physical
+    /// block stays in use until the block group's map pages are read the next time.
+    async fn defer_free_replaced(&self, pieces_of_page: &[PagePart]) {
         let number = pieces_of_page[0].page;
         let mut page = self.block_map.cached(number);
         let mut frees = self.allocator.frees(self.block_map.group_of(number));
-        for Piece { run, .. } in pieces_of_page {
+        for PagePart { run, .. } in pieces_of_page {
             let is_unmapped = run.first.kind != MapEntryKind::Stored;
             let mut free = |old| {
-                // Only a map entry that is beyond doubt frees its physical block: a stale one's may be another block's by now.
+                // Only a valid map entry frees its physical block: a stale one may name a block that is in use again.
                 if let MapLookup::Mapped(old) = old
                     && old.kind == MapEntryKind::Stored
                     && self.layout.holds(&old)
@@ -171,7 +173,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                     frees.add(old.pbn, is_unmapped);
                 }
             };
-            // Of a single block there may be a newer map entry than its page has, which need not be read then.
+            // For a single block the patches may have a newer map entry than its page, which then need not be read.
             if run.blocks == 1
                 && let Some(old) = self.lookup_with(run.first.lba, |_| page.as_deref())
             {

@@ -1,10 +1,10 @@
-//! Relocation: moves the blocks of an extent together again after small overwrites have scattered them.
+//! Relocation: moves the blocks of an extent together after small overwrites have scattered them.
 //!
-//! A move is a read and a write of the volume's own. The data are checked against their map entry, the strongest check that
-//! it has; a block that does not check stays where it is. They are written to free physical blocks, and a map entry goes into
-//! the memtable that differs from the old one in its physical block alone: nothing is sealed. It does so only if the block's
-//! map entry is still the one that was read, so any write in between wins. From there on it is like any other map entry:
-//! made durable by a commit, and only then is the old physical block free.
+//! A move is a read and a write by the volume itself. The data are checked against their map entry, with the strongest
+//! check that it has; a block that fails stays where it is. The data are written to free physical blocks, and the
+//! memtable gets a map entry that differs from the old one only in its physical block: nothing is sealed. This happens
+//! only if the block's map entry is still the one that was read, so a write in between wins. From there on it is an
+//! ordinary map entry: a commit makes it durable, and only then is the old physical block free.
 
 use futures_util::future::join_all;
 use sealblock_block::{BadBlock, Clock, Error, Medium, MediumError};
@@ -21,23 +21,23 @@ use crate::space::free_map::FreeMap;
 use crate::space::idle::IdlePeriod;
 use crate::volume::{Volume, VolumeState};
 
-/// A block that is to be moved: its offset in the extent, and its map entry.
+/// A block to move: its offset in the extent, and its map entry.
 type Block = (u32, MapEntry);
 
 /// The result of moving one extent.
 #[derive(PartialEq, Eq)]
 enum RelocateStep {
-    /// The extent is as it should be, or cannot be made so.
+    /// The extent is contiguous, or cannot be.
     Done,
-    /// There are no free physical blocks to move it to.
+    /// There are not enough free physical blocks.
     NoSpace,
-    /// A request came.
+    /// A request arrived.
     Interrupted,
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Brings together the extents of block groups that were written to, one after the other, while no request comes. Whether it came
-    /// to the end: nothing is left that could be moved now.
+    /// Relocates extents of block groups that were written, one after the other, while no request arrives. True if
+    /// nothing is left to move now.
     pub(crate) async fn relocate_all(&self, idle_period: &IdlePeriod<'_>) -> bool {
         for group in self.allocator.groups() {
             let (mut from, mut waited) = (0, false);
@@ -48,7 +48,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 match self.relocate(group, extent, idle_period).await {
                     Ok(RelocateStep::Done) => (from, waited) = (extent + 1, false),
                     Ok(RelocateStep::NoSpace) if !waited && !self.memtable.is_empty() => {
-                        // Whether it failed shows when the extent is tried again.
+                        // A failure shows when the extent is tried again.
                         let _ = self.wait_for_commit().await;
                         waited = true;
                     }
@@ -64,14 +64,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         idle_period.lasts()
     }
 
-    /// Brings one extent of a block group together.
+    /// Relocates one extent of a block group.
     async fn relocate(&self, group: u64, extent: u32, idle_period: &IdlePeriod<'_>) -> Result<RelocateStep, Error> {
         let _change = self.begin_change()?;
         self.prepare_notes(group).await?;
         let place = self.extent_of(group, extent);
         let (blocks, _reading) = loop {
-            // Physical blocks in use now stay so until this is dropped, so a map entry with the same physical block is about
-            // the same write until then.
+            // Physical blocks in use now stay so until this is dropped, so a map entry with the same physical block is
+            // of the same write until then.
             let (_, reading) = self.locate(place).await?;
             if let Some(blocks) = self.stored_entries_now(place) {
                 break (blocks, reading);
@@ -100,14 +100,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             false => map.take_at_home(extent, &offsets),
         });
         let Some(taken) = taken else {
-            // No block verifies, so nothing can be moved until a write.
+            // No block passes its check, so nothing can be moved until a write.
             return Ok(if offsets.is_empty() { self.done(group, extent) } else { RelocateStep::NoSpace });
         };
         self.write_moved(group, place, &chosen, &data, taken).await?;
         Ok(self.done(group, extent))
     }
 
-    /// Notes that an extent needs no move.
+    /// Records that an extent needs no move.
     fn done(&self, group: u64, extent: u32) -> RelocateStep {
         self.allocator.with(group, |map| map.set_fragments(extent, 0));
         self.request_early_commit(group);
@@ -123,7 +123,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Extent::from_raw(place.first.get() + first, blocks).expect("extents lie in their block groups")
     }
 
-    /// The map entry of a block, if it is stored and its map entry is beyond doubt; nothing at all when its page is not in memory.
+    /// The map entry of a block, if it has data and the entry is valid; an error value if its page is not in memory.
     pub(crate) fn stored_entry_now(&self, lba: Lba) -> Option<Option<MapEntry>> {
         let entry = match self.memtable.get(lba) {
             Some(entry) => Some(entry),
@@ -135,14 +135,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Some(entry.filter(|entry| entry.kind == MapEntryKind::Stored))
     }
 
-    /// The blocks of an extent that are stored, from memory alone; nothing when a page is not there.
+    /// The blocks of an extent with data, from memory only; `None` if a page is not in memory.
     fn stored_entries_now(&self, place: Extent) -> Option<Vec<Block>> {
         let entries: Option<Vec<Option<MapEntry>>> = place.iter().map(|lba| self.stored_entry_now(lba)).collect();
         Some((0..).zip(entries?).filter_map(|(offset, entry)| Some((offset, entry?))).collect())
     }
 
-    /// Reads blocks of an extent, at their places in a buffer for all of it. Leaves out those that do not check, or that cannot
-    /// be checked because their guards were made wrong.
+    /// Reads blocks of an extent into their positions of one buffer. Omits blocks that fail their check, or that cannot
+    /// be checked because the host's guards do not match.
     async fn read_checked(&self, place: Extent, mut blocks: Vec<Block>) -> (Vec<Block>, Slice) {
         let shift = self.geometry.block_size.shift();
         let has_data_crc = has_data_crc(self.geometry.protection);
@@ -157,7 +157,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         blocks.retain_mut(|(offset, entry)| {
             let block = &data[(*offset as usize) << shift..(*offset as usize + 1) << shift];
             if self.mutation.is(Mutation::MoveUnchecked) {
-                // An injected fault: whatever was found is sealed anew.
+                // An injected fault: the data are sealed again whatever they are.
                 self.seal_anew(entry, block);
                 return true;
             }
@@ -172,8 +172,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         (blocks, data)
     }
 
-    /// Writes blocks to the physical blocks taken for them, and puts their map entries into the memtable where no write came in
-    /// between.
+    /// Writes blocks to their new physical blocks, and puts map entries into the memtable for those that were not
+    /// written meanwhile.
     async fn write_moved(
         &self,
         group: u64,
@@ -198,7 +198,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         while !blocks.iter().all(is_here) {
             self.locate(place).await?;
         }
-        taken.keep();
+        taken.commit();
         for ((_, read), pbn) in blocks.iter().zip(pbns) {
             self.enter_moved(group, MapEntry { pbn, ..*read }.into(), read.pbn);
         }
@@ -214,13 +214,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 }
 
-/// In how many fragments blocks lie.
+/// The number of fragments of the blocks.
 fn fragments_of(blocks: &[Block]) -> u32 {
     let follows = |a: &Block, b: &Block| a.0 + 1 == b.0 && a.1.pbn + 1 == b.1.pbn;
     blocks.chunk_by(follows).count() as u32
 }
 
-/// The blocks that do not lie at home.
+/// The blocks that are not in their home position.
 fn misplaced_of(map: &FreeMap, extent: u32, blocks: &[Block]) -> Vec<Block> {
     blocks.iter().filter(|(_, entry)| !map.is_home(extent, entry.pbn)).copied().collect()
 }

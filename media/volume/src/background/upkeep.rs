@@ -1,9 +1,7 @@
-//! What an idle volume does by itself: extents that lie in many fragments are brought together
-//! (`relocate`), and the space of free physical blocks goes back to the medium.
+//! The work of an idle volume: it relocates fragmented extents (`relocate`), and deallocates free physical blocks.
 //!
-//! It runs beside commits and checkpoints and does nothing that a request could not do: physical blocks that it uses are taken,
-//! map entries are put into the memtable, and it counts as a change while it does so. A request that comes has to wait for one
-//! step at most.
+//! It runs concurrently with commits and checkpoints and works like a request: its physical blocks are taken, map
+//! entries go into the memtable, and it counts as a change meanwhile. A request waits for at most one step of it.
 
 use std::future::pending;
 
@@ -12,23 +10,23 @@ use sealblock_block::{Clock, Medium};
 use crate::options::Mutation;
 use crate::space::Allocation;
 use crate::space::free_map::PUNCH_BYTES;
-use crate::space::idle::{IdlePeriod, UpkeepCounts};
+use crate::space::idle::{IdlePeriod, IdleWorkCounts};
 use crate::volume::{Volume, VolumeState};
 
-/// Idle times in a row after which the space of free physical blocks is given back: physical blocks that are used again soon
-/// keep theirs.
+/// The number of consecutive idle times after which free physical blocks are deallocated: those that are soon reused
+/// keep their space.
 const PUNCH_AFTER_IDLE_TIMES: u32 = 100;
-/// Units given back in one step: 8 MiB.
+/// Units that one step deallocates: 8 MiB.
 const PUNCH_UNITS: u32 = 128;
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// What the volume has done by itself since it was opened.
-    pub fn upkeep(&self) -> UpkeepCounts {
+    /// The counters of this work since the volume was opened.
+    pub fn upkeep(&self) -> IdleWorkCounts {
         self.upkeep.counts.get()
     }
 
-    /// Keeps physical blocks in order whenever the volume is idle, for as long as it is polled.
-    pub(crate) async fn run_upkeep(&self) {
+    /// Does this work whenever the volume is idle, for as long as it is polled.
+    pub(crate) async fn run_idle_work(&self) {
         loop {
             self.allocator.touched.wait_until(|| self.allocator.changed.get()).await;
             let idle_period = self.upkeep.idle_period();
@@ -47,7 +45,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Waits until the volume has been idle for long; whether it has.
+    /// Waits until the volume has been idle for long; true if it has.
     async fn stays_idle(&self, idle_period: &IdlePeriod<'_>) -> bool {
         for _ in 0..PUNCH_AFTER_IDLE_TIMES {
             self.clock.sleep(self.upkeep.idle_after).await;
@@ -58,22 +56,22 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         true
     }
 
-    /// Gives the space of free physical blocks back while the volume is idle. A close waits for the step in flight.
+    /// Deallocates free physical blocks while the volume is idle. A close waits for the step in flight.
     async fn punch_idle(&self, idle_period: &IdlePeriod<'_>) -> bool {
         let Ok(_change) = self.begin_change() else { return false };
         self.punch_all(|| idle_period.lasts() && self.state.get() == VolumeState::Open).await
     }
 
-    /// Gives the space of free physical blocks back as closing does, beside requests, while `goes_on` says so: before one that
-    /// is not to take long.
+    /// Deallocates free physical blocks as a close does, concurrently with requests, while `goes_on` returns true:
+    /// before a close that must be short.
     pub async fn give_space_back(&self, goes_on: impl Fn() -> bool) {
         if let Ok(_change) = self.begin_change() {
             self.punch_all(|| goes_on() && self.state.get() == VolumeState::Open).await;
         }
     }
 
-    /// Gives the space of all free physical blocks of block groups that were written to back, in whole units, while `goes_on`
-    /// says so. Whether it came to the end.
+    /// Deallocates all free physical blocks of block groups that were written, in whole units, while `goes_on` returns
+    /// true. True if it is complete.
     pub(crate) async fn punch_all(&self, goes_on: impl Fn() -> bool) -> bool {
         if !self.allocator.gives_space_back() || !self.medium.can_punch() {
             return true;
@@ -91,17 +89,17 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         true
     }
 
-    /// Gives the space of free physical blocks back to the medium. They count as in use meanwhile.
+    /// Deallocates free physical blocks. They count as in use meanwhile.
     pub(crate) async fn punch(&self, group: u64, taken: Allocation<'_>) {
         for &(start, count) in taken.runs() {
             let (offset, mut length) =
                 (self.pbn_offset(group, start), u64::from(count) << self.geometry.block_size.shift());
             if self.mutation.is(Mutation::PunchBeyond) {
-                // An injected fault: the physical blocks behind the free ones lose their data.
+                // An injected fault: the physical blocks after the free ones lose their data.
                 let end = self.layout.block_group(group).map_or(0, |group| group.end_offset);
                 length = (length + u64::from(PUNCH_BYTES)).min(end - offset);
             }
-            // Where no space would come back, zeroes would be written for nothing: a free physical block is never read.
+            // If no space would be freed, this would only write zeroes: a free physical block is never read.
             if !self.medium.can_punch() || self.medium.is_hole(offset, length) {
                 continue;
             }

@@ -1,8 +1,8 @@
-//! The sector with the generations of a page's blocks: which write of each block its map entry has to be of, and which blocks
-//! were never written.
+//! The sector with the generations of a page's blocks: the write that each block's map entry must be of, and which
+//! blocks were never written.
 //!
-//! It is there twice, at the head of its page and apart from it, so that one of the two is there after any one fault. It
-//! checks itself: a block counts as never written only where a sector that checks says so.
+//! It has two copies, at the head of its page and elsewhere, so that one survives any single fault. It has a checksum:
+//! a block counts as never written only if a valid sector says so.
 
 use sealblock_units::Lba;
 
@@ -20,14 +20,15 @@ const HEAD: usize = HEAD_BYTES as usize;
 pub struct Generations {
     /// The page's first block.
     pub first: Lba,
-    /// The log is in the page up to the sector with this sequence number; of two copies the higher one counts.
+    /// The sequence number of the log sector up to which the page includes the log; of two copies the higher one
+    /// counts.
     pub sequence: u64,
     /// For each block of the page the generation of its map entry; 0 for a block that was never written.
     pub of_blocks: Vec<u16>,
 }
 
 impl Generations {
-    /// A page of so many blocks none of which was ever written.
+    /// A page of this number of blocks, none of which was ever written.
     pub fn unwritten(first: Lba, page_blocks: u64) -> Generations {
         Generations { first, sequence: 0, of_blocks: vec![0; page_blocks as usize] }
     }
@@ -48,7 +49,7 @@ impl Generations {
         put::<4>(sector, AT_CHECKSUM, u64::from(checksum));
     }
 
-    /// Reads the generations of the page that begins with this block and has so many; nothing where they are not, whole.
+    /// Reads the generations of the page with this first block and number of blocks; `None` if they are not valid.
     pub fn decode(sector: &[u8], seed: Seed, first: Lba, page_blocks: u64) -> Option<Generations> {
         let is_whole = Generations::trace(sector) == Some(first)
             && get::<4>(sector, AT_CHECKSUM) == u64::from(seed.checksum(&sector[AT_FIRST..]));
@@ -60,13 +61,13 @@ impl Generations {
         })
     }
 
-    /// The first block of the page whose generations, of whatever volume, these would be, where they can be any at all.
+    /// The first block of the page of these generations, of any volume; `None` if they cannot be generations.
     pub fn trace(sector: &[u8]) -> Option<Lba> {
         let head = sector.get(..HEAD).filter(|head| head.starts_with(&MAGIC))?;
         (get::<8>(head, AT_ZERO) == 0).then(|| Lba::new(get::<8>(head, AT_FIRST)))
     }
 
-    /// The same, and the salt with which the checksum is right.
+    /// The same, with the salt for which the checksum matches.
     pub fn trace_salt(sector: &[u8]) -> Option<(Lba, Seed)> {
         let first = Generations::trace(sector)?;
         Some((first, Seed(get::<4>(sector, AT_CHECKSUM) as u32 ^ Seed(0).checksum(&sector[AT_FIRST..]))))

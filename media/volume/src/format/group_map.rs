@@ -1,7 +1,8 @@
 //! The sectors of the group map: a bit for each block group, set when the block group is initialized.
 //!
-//! What was never written is known from here, and never guessed from zeroes. Each sector is there twice, apart, and checks
-//! itself. Bits are only ever set, so of two copies the one with the higher write sequence number has every bit of the other.
+//! Blocks that were never written are known from here, and never guessed from zeroes. Each sector has two separate
+//! copies with checksums. Bits are only ever set, so of two copies the one with the higher write sequence number has
+//! every bit of the other.
 
 use super::{HEAD_BYTES, MAX_COUNT, Seed, get, put};
 
@@ -15,13 +16,14 @@ const HEAD: usize = HEAD_BYTES as usize;
 /// One copy of a sector of the group map.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupMapSector {
-    /// Which sector of the map it is.
+    /// The index of the sector in the map.
     pub index: u64,
     /// Counts the writes of the sector; the higher of two valid copies counts.
     pub write_seq: u64,
     /// A bit for each block group from `index` times the block groups of a sector on, the lowest of the first byte first.
     pub bits: Vec<u8>,
-    /// The volume lies otherwise than a new one of its size would: without a superblock the place of its block groups is unknown.
+    /// True if the layout differs from that of a new volume of this size: then without a superblock the positions of
+    /// its block groups are unknown.
     pub is_resized: bool,
 }
 
@@ -48,21 +50,21 @@ impl GroupMapSector {
         self.bits[bit / 8] |= 1 << (bit % 8);
     }
 
-    /// The sector that has the bits of both. Copies of one write sequence number are the same, so no fault but a forgery tells
-    /// them apart; a block group that one of them denies would be made anew, over its map pages.
+    /// The union of both sectors. Copies with the same write sequence number are equal, unless one is forged; a block
+    /// group that one of them lacks would be initialized again, over its map pages.
     pub fn united_with(mut self, other: &GroupMapSector) -> GroupMapSector {
         self.bits.iter_mut().zip(&other.bits).for_each(|(bits, more)| *bits |= more);
         self.is_resized |= other.is_resized;
         self
     }
 
-    /// The block groups of `older`, counted within the sector, that this one denies.
+    /// The block groups of `older`, by index in the sector, that this one lacks.
     pub fn groups_missing_of<'a>(&'a self, older: &'a GroupMapSector) -> impl Iterator<Item = u64> + 'a {
         let is_denied = |bit: &usize| older.has(*bit) && !self.has(*bit);
         (0..self.bits.len() * 8).filter(is_denied).map(|bit| bit as u64)
     }
 
-    /// Whether `bytes` begin with the head of the first sector of a map, of whatever volume.
+    /// True if `bytes` begin with the head of the first sector of a map, of any volume.
     pub fn trace(bytes: &[u8]) -> bool {
         let head = bytes.get(..HEAD);
         head.is_some_and(|head| {
@@ -70,14 +72,14 @@ impl GroupMapSector {
         })
     }
 
-    /// The salt with which the checksum of the sector with this index is right, where it can be one at all.
+    /// The salt for which the checksum of the sector with this index matches; `None` if it cannot be one.
     pub fn trace_salt(sector: &[u8], index: u64) -> Option<Seed> {
         let head = sector.get(..HEAD).filter(|head| head.starts_with(&MAGIC))?;
         let fits = get::<8>(head, AT_INDEX) == index && get::<8>(head, AT_RESIZED) <= 1;
         fits.then(|| Seed(get::<4>(head, AT_CHECKSUM) as u32 ^ Seed(0).checksum(&sector[AT_INDEX..])))
     }
 
-    /// Reads the sector with this index; nothing where it is not, whole.
+    /// Reads the sector with this index; `None` if it is not valid.
     pub fn decode(sector: &[u8], seed: Seed, index: u64) -> Option<GroupMapSector> {
         let bits = sector.get(HEAD..)?.to_vec();
         let is_whole = get::<4>(sector, AT_CHECKSUM) == u64::from(seed.checksum(&sector[AT_INDEX..]));

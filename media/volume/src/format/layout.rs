@@ -1,10 +1,10 @@
-//! Where everything lies: superblocks, log, group map, block groups of pages and physical blocks, and the third superblock
-//! behind them.
+//! The position of every part: superblocks, log, group map, block groups of pages and physical blocks, and the third
+//! superblock after them.
 //!
-//! A volume is cut into block groups so that tags lie near their data and a block's map entry can name its physical block in
-//! three bytes. A block group has more physical blocks than blocks; the spare ones are what lets a write go to a free physical
-//! block while the old data stay until the new map entry is durable. Everything follows from three numbers, so a superblock
-//! cannot contradict itself.
+//! A volume is cut into block groups so that tags are near their data and a map entry can name its physical block in
+//! three bytes. A block group has more physical blocks than blocks: a write goes to a free physical block while the old
+//! data stay until the new map entry is durable. All positions follow from three numbers, so a superblock cannot
+//! contradict itself.
 
 use sealblock_block::ReservedArea;
 use sealblock_units::{BlockSize, Extent, Lba};
@@ -14,31 +14,31 @@ use super::segments::{
 };
 use super::{LogSector, MapEntry, MapEntryKind};
 
-/// Each of the log's two regions is this fraction of the data, within its bounds. The least is twice what one fault may
-/// cost in a row, so that no such fault reaches both places of a sector.
+/// The size of each of the log's two regions, as a fraction of the data, within its bounds. The minimum is twice the
+/// length of the longest fault, so that no such fault reaches both places of a sector.
 const DATA_PER_LOG: u64 = 64;
 const MIN_LOG_BYTES: u64 = 128 << 10;
 const MAX_LOG_BYTES: u64 = 128 << 20;
 /// Regions of the log: every sector has a place in each of them.
 pub const LOG_REGIONS: u64 = 2;
-/// Where the first two copies lie, in bytes; [`Layout::third_offset`] says where the third one does.
+/// The offsets of the first two copies in bytes; for the third one see [`Layout::third_offset`].
 pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 32 << 10];
-/// They and the reserved area behind them lie before this offset.
+/// These copies and the reserved area after them end before this offset.
 const LOG_OFFSET: u64 = 64 << 10;
 /// Bytes of a bitmap page.
 pub const BITMAP_PAGE_BYTES: u64 = ReservedArea::Bitmap { page: 0 }.max_bytes() as u64;
-/// Bytes in front of the generations in their sector, and in front of the bits in a sector of the group map.
+/// Bytes before the generations in their sector, and before the bits in a sector of the group map.
 pub const HEAD_BYTES: u64 = 32;
-/// Room behind the last block group, for the third superblock and more copies of the reserved area: at the other end than what usually
-/// overwrites the first ones.
+/// Room after the last block group, for the third superblock and more copies of the reserved area: far from the start,
+/// which most accidents overwrite.
 pub const TAIL_BYTES: u64 = ALIGNMENT;
-/// The third superblock lies this far before the end, so that it is found where nothing but the length is known.
+/// The third superblock is at this distance from the end, so that it is found from the length alone.
 pub const THIRD_FROM_END_BYTES: u64 = 4 << 10;
 
-/// Where everything of a volume lies. All offsets are bytes from the start of the medium.
+/// The layout of a volume. All offsets are bytes from the start of the medium.
 ///
-/// Log, group map and bitmap pages have the size that followed from the capacity at creation. A volume whose capacity was changed
-/// since and that lies as a new one of its size would is equal to that.
+/// Log, group map and bitmap pages have the size for the capacity at creation. A volume that was resized is equal to a
+/// new one if it has the same layout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Layout {
     grouping: Grouping,
@@ -46,12 +46,12 @@ pub struct Layout {
     /// The capacity that it was created with.
     created_blocks: u64,
     segments: Segments,
-    /// These two follow from the others, and are asked for with every block.
+    /// These two follow from the others, and are needed for every block.
     group_pages: u64,
     log_sectors: u64,
 }
 
-/// Where one map page lies, and which blocks it is about.
+/// The position of a map page, and its blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageOffsets {
     /// Its first block.
@@ -89,7 +89,7 @@ impl Layout {
         Ok(if layout == (Layout { created_blocks, ..new }) { new } else { layout })
     }
 
-    /// The layout of the same volume with another capacity. What lies where stays there.
+    /// The layout of the same volume with another capacity. Existing parts stay in place.
     ///
     /// # Errors
     /// When there can be no such volume.
@@ -121,12 +121,12 @@ impl Layout {
         if groups > limit { Err(LayoutError::BlockGroups { groups, limit }) } else { Ok(layout) }
     }
 
-    /// The capacity that the volume was created with, in blocks; that of a new volume where it lies as one.
+    /// The capacity at creation, in blocks; that of a new volume if the layout is the same.
     pub fn created_blocks(&self) -> u64 {
         self.created_blocks
     }
 
-    /// Whether it lies otherwise than a new volume of its capacity would.
+    /// True if the layout differs from that of a new volume of its capacity.
     pub fn is_resized(&self) -> bool {
         let is_whole = matches!(self.segments.all(), [one] if one.blocks == self.capacity_blocks);
         self.created_blocks != self.capacity_blocks || !is_whole
@@ -187,13 +187,13 @@ impl Layout {
         self.log_region_bytes() * LOG_REGIONS
     }
 
-    /// Where a sector of the log lies in region `region` (modulo their number).
+    /// The offset of a sector of the log in region `region` (modulo their number).
     pub fn log_sector_offset(&self, sequence: u64, region: u64) -> u64 {
         let within = sequence % self.log_sectors * u64::from(self.sector_bytes());
         LOG_OFFSET + region % LOG_REGIONS * self.log_region_bytes() + within
     }
 
-    /// Where a copy of the group map starts, 0 or 1. No 64 KiB hold both copies of a sector.
+    /// The start of copy 0 or 1 of the group map. No 64 KiB contain both copies of a sector.
     pub fn group_map_offset(&self, copy: u64) -> u64 {
         LOG_OFFSET + self.log_bytes() + copy * self.group_map_bytes()
     }
@@ -203,7 +203,7 @@ impl Layout {
         self.block_groups().div_ceil(self.groups_per_map_sector())
     }
 
-    /// Block groups of which one sector of the group map tells.
+    /// The number of block groups in one sector of the group map.
     pub fn groups_per_map_sector(&self) -> u64 {
         (u64::from(self.sector_bytes()) - HEAD_BYTES) * 8
     }
@@ -251,8 +251,8 @@ impl Layout {
         Some(self.grouping.group_at(segment.offset + within * segment.stride, segment.first + first, blocks))
     }
 
-    /// Physical blocks of the block group of a block of the volume. Asked for every block that is read, so it computes no more
-    /// than that.
+    /// The number of physical blocks in the block group of a block. Called for every read, so it computes no more than
+    /// that.
     pub fn physical_blocks_at(&self, lba: Lba) -> u32 {
         let segment = self.segments.of_block(lba.get());
         let (_, blocks) = segment.group((lba.get() - segment.first) / segment.group_blocks);
@@ -293,13 +293,13 @@ impl Layout {
         self.medium_bytes() - THIRD_FROM_END_BYTES
     }
 
-    /// Where the room behind the last block group starts: [`TAIL_BYTES`] for the reserved area and the third superblock.
+    /// The start of the room after the last block group: [`TAIL_BYTES`] for the reserved area and the third superblock.
     pub fn tail_offset(&self) -> u64 {
         self.medium_bytes() - TAIL_BYTES
     }
 
-    /// Where the two copies of a reserved area lie that the write with this write sequence number replaces: one behind a
-    /// superblock, one in the tail. Nothing for a bitmap page, which is written in place.
+    /// The offsets of the two copies of a reserved area that the write with this write sequence number replaces: one
+    /// after a superblock, one in the tail. `None` for a bitmap page, which is written in place.
     pub fn reserved_offsets(&self, pbn: ReservedArea, write_seq: u64) -> [u64; 2] {
         const GROUP_BYTES: u64 = 20 << 10;
         const BOTH_BYTES: u64 = 28 << 10;
@@ -326,7 +326,8 @@ impl Layout {
         PAGE_SECTORS * u64::from(self.sector_bytes())
     }
 
-    /// From the number of the first page of a block group to that of the next. No block group has more pages, and some have fewer.
+    /// The difference of the numbers of the first pages of two consecutive block groups. No block group has more pages,
+    /// and some have fewer.
     pub fn group_pages(&self) -> u64 {
         self.group_pages
     }
@@ -338,7 +339,7 @@ impl Layout {
         (group * self.group_pages + index / page_blocks, (index % page_blocks) as usize)
     }
 
-    /// Whether a map entry can be about its block: a block of the volume, and a physical block of its block group.
+    /// True if a map entry is possible for its block: a block of the volume, and a physical block of its block group.
     pub fn holds(&self, entry: &MapEntry) -> bool {
         let is_in_group = || entry.pbn < self.physical_blocks_at(entry.lba);
         entry.lba.get() < self.capacity_blocks && (entry.kind != MapEntryKind::Stored || is_in_group())
@@ -384,8 +385,8 @@ impl Layout {
     }
 }
 
-/// Where a copy of an area lies at the start, in bytes: behind the superblock of the same number. [`Layout::reserved_offsets`]
-/// also says where its twin is. Bitmap pages have no copies, and lie where [`Layout::bitmap_offset`] says.
+/// The offset of a copy of an area at the start, in bytes: after the superblock of the same number. For its twin see
+/// [`Layout::reserved_offsets`]. Bitmap pages have no copies; see [`Layout::bitmap_offset`].
 pub fn reserved_offset(area: ReservedArea, copy: u64) -> u64 {
     let within = match area {
         ReservedArea::GroupLabel => 4 << 10,
@@ -395,7 +396,8 @@ pub fn reserved_offset(area: ReservedArea, copy: u64) -> u64 {
     SUPERBLOCK_OFFSETS[(copy % 2) as usize] + within
 }
 
-/// An extent cut into pieces: `part` says of a block what it lies in, and how many blocks that has from it on.
+/// An extent cut into pieces: `part` returns for a block the number of its part, and the number of blocks from it to
+/// the end of the part.
 fn pieces(extent: Extent, part: impl Fn(Lba) -> (u64, u64)) -> impl Iterator<Item = (u64, Extent)> {
     let (mut at, end) = (extent.start().get(), extent.last().get() + 1);
     std::iter::from_fn(move || {

@@ -1,9 +1,9 @@
 //! One sector of the log: a header and as many map entries as fit.
 //!
-//! Every sector stands by itself, because a crash may keep any of the sectors written since the last flush and lose any
-//! other. A sector's two places in the log follow from its sequence number. A small commit joins the sector of the commit before
-//! if that has room: the sector is written again, to its other place, with the map entries of both. What was written to one place
-//! only when the next sector begins is repeated by that one, behind its own map entries.
+//! Every sector is self-contained, because a crash may keep any of the sectors written since the last flush and lose
+//! any other. A sector's two places in the log follow from its sequence number. A small commit joins the sector of the
+//! previous commit if that has room: the sector is written again, to its other place, with the map entries of both.
+//! When the next sector begins, it repeats the map entries that have only one place, after its own.
 
 use super::{MAP_ENTRY_BYTES, MAX_COUNT, Seed, get, put};
 
@@ -22,18 +22,18 @@ const AT_LEFT_OUT: usize = 30;
 pub struct LogHeader {
     /// Counts sectors from the volume's creation on.
     pub sequence: u64,
-    /// Every sector with a lower sequence number was durable, its data too, when this one was written. At most one more than
-    /// `sequence`: the second copy, written later, may count the sector itself.
+    /// All sectors with a lower sequence number, and their data, were durable when this one was written. At most
+    /// `sequence` + 1: the second copy, written later, may include the sector itself.
     pub durable_seq: u64,
-    /// How many of its own map entries, the first ones, are of earlier commits: they were durable, their data too, when it was
-    /// written.
+    /// The number of its own first map entries that are of earlier commits: they and their data were durable when it
+    /// was written.
     pub earlier: u16,
-    /// How many own map entries of the sector before, its first ones, are not repeated. 0 where nothing is.
+    /// The number of first own map entries of the previous sector that are not repeated. 0 if nothing is repeated.
     pub left_out: u16,
 }
 
 impl LogHeader {
-    /// The header of a sector that begins with a commit and repeats all that the one before has, or nothing.
+    /// The header of a sector that begins with a commit and repeats all or none of the previous one's map entries.
     pub fn new(sequence: u64, durable: u64) -> LogHeader {
         LogHeader { sequence, durable_seq: durable, earlier: 0, left_out: 0 }
     }
@@ -48,13 +48,13 @@ pub struct LogSector<'a> {
     repeats: &'a [u8],
 }
 
-/// Why a sector of the log does not count.
+/// Why a sector of the log is not used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LogSectorError {
     /// Never written, or not written whole, or of another volume.
     #[error("no log sector")]
     Invalid,
-    /// Valid, and impossible: it says more map entries than fit or a durable_seq past itself.
+    /// Valid but impossible: it has more map entries than fit, or a durable_seq after itself.
     #[error("invalid log sector header")]
     InvalidHeader,
 }

@@ -1,10 +1,11 @@
 //! The map entry of one block, and of a run of blocks without data: where the data are, and their tuple.
 //!
-//! Blocks that are deallocated, or made unreadable, together share one entry in the log: a run, with a flag and a number of blocks in
-//! place of the pbn. A reader of single entries finds the flag unknown and refuses it, so a run never counts as its first block alone.
+//! Blocks that are deallocated, or made unreadable, together share one entry in the log: a run, with a flag and a
+//! number of blocks instead of the pbn. A reader of single entries refuses the unknown flag, so a run never counts as
+//! its first block alone.
 //!
-//! A map entry is the same 32 bytes in the log and in the block map. It checks itself, so that damage to a map page costs
-//! exactly the blocks that it hit.
+//! A map entry has the same 32 bytes in the log and in the block map, with a checksum, so damage to a map page costs
+//! exactly the damaged blocks.
 
 use sealblock_integrity::PiFormat;
 use sealblock_units::{Extent, Lba};
@@ -25,7 +26,7 @@ const KIND: usize = 26;
 const FLAGS: usize = 27;
 const CHECKSUM: usize = 28;
 
-/// Flag: the host asked for no check and its guard does not match the data, so the guard proves nothing about them.
+/// Flag: the host disabled checks and its guard does not match the data, so the guard proves nothing about them.
 const FLAG_GUARD_UNVERIFIED: u8 = 1;
 /// Flag, in the log only: the map entry is that of several blocks without data, as many as the pbn field says.
 pub(super) const FLAG_RUN: u8 = 2;
@@ -59,7 +60,7 @@ pub struct MapEntry {
     pub guard_unverified: bool,
 }
 
-/// Why 32 bytes are not a map entry.
+/// Why 32 bytes are no map entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum MapEntryError {
     /// All bytes are zero: the block was never written.
@@ -68,7 +69,7 @@ pub enum MapEntryError {
     /// The checksum does not match.
     #[error("the map entry's checksum does not match")]
     Checksum,
-    /// The checksum matches and the content is impossible: made by a newer version, or on purpose.
+    /// The checksum matches but the content is impossible: from a newer version, or forged.
     #[error("the map entry has an unknown kind or flag")]
     Unknown,
 }

@@ -1,6 +1,6 @@
 //! The bytes of a protected volume, pure: no I/O, no clock.
 //!
-//! `docs/formats/protected-volume.md` draws every byte. Everything read here is hostile until its checksum and its ranges
+//! `docs/formats/protected-volume.md` describes every byte. All input is untrusted until its checksum and its ranges
 //! have been checked; nothing here panics on any input.
 
 mod generations;
@@ -30,11 +30,12 @@ pub use reserved::{RESERVED_HEAD_BYTES, ReservedCopy};
 pub use segments::{BlockGroup, LayoutError, MAX_SEGMENTS, PAGE_SECTORS, Segment};
 pub use superblock::{Answered, CountedNotes, NotesPlace, SUPERBLOCK_BYTES, Superblock, SuperblockError, WhyLost};
 
-/// The highest write sequence number or sequence number. They count up by one a write and so never get near it in the life of a
-/// medium; one that is higher is forged, and counting on from it could end at 0.
+/// The highest write sequence number or sequence number. They grow by one a write and so never get near it in the life
+/// of a medium; a higher one is forged, and counting on from it could wrap to 0.
 pub(crate) const MAX_COUNT: u64 = u64::MAX / 2;
 
-/// Salt of a volume's checksums, so that what an earlier volume left on the same medium is never taken for this one's.
+/// Salt of a volume's checksums, so that records of an earlier volume on the same medium are never taken for this
+/// one's.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Seed(pub(crate) u32);
 

@@ -1,7 +1,8 @@
-//! A page of notes: map entries of changes that were answered and are not durable, for the time after the death of the process.
+//! A page of notes: map entries of completed changes that are not durable, for use after the death of the process.
 //!
-//! Notes are kept as long as the machine runs, so a page names the boot that it is of, and the opening of the volume. A page is written
-//! as a whole and checks itself as a whole: all notes count or none does, and the page cache has no torn pages.
+//! Notes are valid only as long as the machine runs, so a page has the identity of its boot, and of the open of the
+//! volume. A page is written and checksummed as a whole: all of its notes count or none, and the page cache has no torn
+//! pages.
 
 use super::{MAP_ENTRY_BYTES, MapEntryRun, Seed, get, put};
 
@@ -22,17 +23,18 @@ const NOTES: usize = 42;
 const NUMBER: usize = 44;
 const FIRST: usize = 48;
 
-/// A place among the own map entries of the log: of a sector, by its sequence number, so many. Those before it are older.
+/// A position among the own map entries of the log: a sector, by sequence number, and the number of entries in it.
+/// Entries before it are older.
 pub type LogPosition = (u64, u16);
 
 /// What all notes of a page have in common.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoteHead {
-    /// The opening of the volume that it is of: the `write_seq` of the superblock that named the place.
+    /// The open that it belongs to: the `write_seq` of the superblock that named the place.
     pub run: u64,
     /// The boot of the machine.
     pub boot: [u8; 16],
-    /// Where the log ended when the memtable that has these map entries took its first.
+    /// The end of the log when the memtable of these map entries got its first one.
     pub base: LogPosition,
     /// Which page of its half it is.
     pub number: u32,

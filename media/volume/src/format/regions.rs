@@ -1,7 +1,7 @@
-//! What lies where, by name: every byte of a volume belongs to one region.
+//! The regions of a volume by name: every byte belongs to one.
 //!
-//! For programs that examine a medium from outside, such as one that damages each region in turn. A part of the layout that
-//! is added gets its line here, so that nothing is left out.
+//! For programs that examine a medium from outside, such as one that damages each region in turn. Add a line here for
+//! each new part of the layout, so that no byte is omitted.
 
 use std::fmt;
 

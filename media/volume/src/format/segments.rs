@@ -1,8 +1,9 @@
 //! Block groups, and segments: runs of blocks whose block groups are of one size and lie in one row.
 //!
-//! A volume that was never resized has one. What was laid out stays where it is, so a volume that grows behind a block group that is
-//! not full gets another segment, which follows the last block group. Where everything lies still follows from numbers of blocks
-//! alone. Of the last segment blocks at the end may not be the volume's any more: it has shrunk within a block group.
+//! A volume that was never resized has one segment. Existing block groups stay in place, so a volume that grows after a
+//! block group that is not full gets another segment, which follows the last block group. All positions still follow
+//! from numbers of blocks alone. The last blocks of the last segment may not belong to the volume any more: it was
+//! shrunk within a block group.
 
 use sealblock_units::{BlockSize, Lba};
 

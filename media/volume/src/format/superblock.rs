@@ -1,7 +1,7 @@
 //! The superblock: what volume this is, and where its log begins.
 //!
-//! Two copies at the start are written in turn, each within one sector, so one of them is always whole; a third at the end is
-//! written with each of them. The newest valid one counts.
+//! Two copies at the start are written alternately, each within one sector, so one of them is always intact; a third at
+//! the end is written with each of them. The newest valid one is used.
 
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_units::BlockSize;
@@ -51,24 +51,24 @@ const AT_NOTES_RUN: usize = 264;
 const AT_NOTES_NEWEST: usize = 272;
 const AT_NOTES_FLOOR: usize = 280;
 const AT_NOTES_COUNTED: usize = 290;
-const AT_UNTOLD: usize = 291;
+const AT_UNREPORTED_LOSS: usize = 291;
 const AT_NOTES_BOOT: usize = 296;
 const AT_LABELS: usize = 312;
 const AT_CHECKSUM: usize = 508;
-/// Marks: the log is anchored. Programs that do not know a mark leave it out with the next superblock that they write.
+/// Marks: the log is anchored. Programs that do not know a mark drop it with the next superblock that they write.
 const MARK_ANCHORED: u64 = 1;
 /// Marks: the reserved areas were zeroed.
 const MARK_ZEROED_AREAS: u64 = 2;
 /// Marks: the anchor is the sector `log_tail`.
 const MARK_BEGUN: u64 = 4;
-/// Whatever is answered is durable, or noted. Programs that know neither leave this 0.
+/// Completed changes are durable or noted. Programs that support neither leave this 0.
 const ANSWERED_DURABLE: u64 = 1;
 const ANSWERED_NOTED: u64 = 2;
 
-/// What is known of changes that were answered while the log is in use.
+/// The state of completed changes while the log is in use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Answered {
-    /// Some may be nowhere but in the memory of the program.
+    /// Some may be only in the memory of the program.
     #[default]
     Volatile,
     /// All are durable.
@@ -77,31 +77,31 @@ pub enum Answered {
     Noted(NotesPlace),
 }
 
-/// Where notes are: two halves of the same length, one behind the other, in physical blocks that are free.
+/// The place of notes: two contiguous halves of the same length, in free physical blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NotesPlace {
     /// Where the first half begins on the medium, in bytes.
     pub offset: u64,
     /// Bytes of a half, in whole pages.
     pub half_bytes: u32,
-    /// The opening that they are of: the `write_seq` of the first superblock that named this place.
+    /// The open that they belong to: the `write_seq` of the first superblock that named this place.
     pub run: u64,
-    /// The boot of the machine that they are of.
+    /// The boot of the machine that they belong to.
     pub boot: [u8; 16],
-    /// Set while recovery makes them durable, when the log that they were compared with is in the block map already.
+    /// Set while recovery makes them durable, when the block map already has the log that they were compared with.
     pub counted: Option<CountedNotes>,
 }
 
-/// Which notes recovery has decided to count.
+/// The notes that recovery has decided to use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CountedNotes {
-    /// Those that have this base, or a later one.
+    /// Those with this base, or a later one.
     pub floor: LogPosition,
     /// The order of the newest.
     pub newest: u64,
 }
 
-/// Why changes that were answered, and were not durable, may be lost. The number of each is its code in a superblock.
+/// Why completed changes that were not durable may be lost. The number of each is its code in a superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum WhyLost {
@@ -156,7 +156,7 @@ impl WhyLost {
         }
     }
 
-    /// That of a code. One that is not known says that something may be lost all the same.
+    /// The reason with this code. An unknown code still means that changes may be lost.
     fn of_code(code: u64) -> Option<WhyLost> {
         let known = || WhyLost::ALL.into_iter().find(|why| *why as u64 == code);
         (code != 0).then(|| known().unwrap_or(WhyLost::Other))
@@ -176,8 +176,8 @@ pub struct Superblock {
     pub protection: Option<PiFormat>,
     /// The volume was closed cleanly: the log from `log_tail` on is empty.
     pub is_clean: bool,
-    /// The log in use has a sector that was durable before this was written: at least the one before `log_tail` is there as long as
-    /// no fault has taken it. Means nothing in a volume that was closed cleanly.
+    /// The log in use has a sector that was durable before this was written: without a fault, at least the one before
+    /// `log_tail` is there. Without meaning in a volume that was closed cleanly.
     pub is_anchored: bool,
     /// The log is anchored, and no checkpoint was made since: the sector `log_tail` itself was durable before this was written.
     pub is_begun: bool,
@@ -189,17 +189,17 @@ pub struct Superblock {
     pub areas_were_zeroed: bool,
     /// Sequence number of the first log sector whose map entries are not all in the block map.
     pub log_tail: u64,
-    /// So many block groups were initialized at least when it was written: a group map that knows fewer is an old one.
+    /// At least this number of block groups was initialized when it was written: a group map with fewer is an old one.
     pub initialized_groups: u64,
     /// What is known of changes that were answered. Nothing that is impossible makes a superblock none.
     pub answered: Answered,
-    /// So many labels of a group had been written, durably, when it was: a label that counts fewer was put back to an earlier state.
-    /// Programs that do not know it leave 0.
+    /// The number of group labels that had been written durably by then: a label with a lower count was restored from
+    /// an earlier state. Programs that do not know it leave 0.
     pub labels_written: u64,
-    /// Changes that were answered may be lost, and whoever sent them has not been told yet. The opening that finds it says so here, durably,
-    /// before it takes the place of what it found; it stays, whatever opens the volume, until they were told. Programs that do not know it
-    /// leave it out.
-    pub untold: Option<WhyLost>,
+    /// Completed changes may be lost, and their senders do not know it yet. The open that finds it records it here
+    /// durably, before it replaces the proof; it stays, across opens, until they know. Programs that do not know it
+    /// drop it.
+    pub unreported_loss: Option<WhyLost>,
 }
 
 /// Why these bytes are no superblock that can be used.
@@ -254,7 +254,7 @@ impl Superblock {
             initialized_groups: 0,
             answered: Answered::Volatile,
             labels_written: 0,
-            untold: None,
+            unreported_loss: None,
         }
     }
 
@@ -268,8 +268,8 @@ impl Superblock {
         bytes.starts_with(&MAGIC)
     }
 
-    /// Whether `bytes` are what is left of a superblock: most of the magic is there, or the fields of the shape, which say
-    /// everything twice, agree with each other. Neither happens by chance, nor in a file of another format.
+    /// True if `bytes` are the remains of a superblock: most of the magic is there, or the fields of the shape, which
+    /// are redundant, agree with each other. Neither happens by chance, nor in a file of another format.
     pub fn is_trace(bytes: &[u8]) -> bool {
         let Some(bytes) = bytes.get(..SUPERBLOCK_BYTES) else { return false };
         let wrong = MAGIC.iter().zip(bytes).filter(|(due, there)| due != there).count();
@@ -339,7 +339,7 @@ impl Superblock {
             }
         }
         put::<8>(&mut bytes, AT_LABELS, self.labels_written);
-        put::<1>(&mut bytes, AT_UNTOLD, self.untold.map_or(0, |why| why as u64));
+        put::<1>(&mut bytes, AT_UNREPORTED_LOSS, self.unreported_loss.map_or(0, |why| why as u64));
         let checksum = crc32c(&bytes[..AT_CHECKSUM]);
         put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
         bytes
@@ -402,12 +402,12 @@ impl Superblock {
             initialized_groups,
             answered: decode_answered(bytes, &layout),
             labels_written: get::<8>(bytes, AT_LABELS),
-            untold: WhyLost::of_code(get::<1>(bytes, AT_UNTOLD)),
+            unreported_loss: WhyLost::of_code(get::<1>(bytes, AT_UNREPORTED_LOSS)),
         })
     }
 }
 
-/// A place that cannot be one says that something may be lost, and nothing worse.
+/// An invalid place means that changes may be lost, and nothing worse.
 fn decode_answered(bytes: &[u8], layout: &Layout) -> Answered {
     let mut boot = [0; 16];
     boot.copy_from_slice(&bytes[AT_NOTES_BOOT..AT_NOTES_BOOT + 16]);
@@ -573,12 +573,12 @@ mod tests {
     #[test]
     fn why_changes_may_be_lost_comes_back_and_an_unknown_reason_is_one() {
         for why in WhyLost::ALL.into_iter().map(Some).chain([None]) {
-            let superblock = Superblock { untold: why, ..superblock(1) };
+            let superblock = Superblock { unreported_loss: why, ..superblock(1) };
             assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
         }
-        let unknown = Superblock::decode(&forged::<1>(AT_UNTOLD, 99)).unwrap();
-        assert_eq!(unknown.untold, Some(WhyLost::Other));
-        assert_eq!(superblock(1).encode()[AT_UNTOLD], 0);
+        let unknown = Superblock::decode(&forged::<1>(AT_UNREPORTED_LOSS, 99)).unwrap();
+        assert_eq!(unknown.unreported_loss, Some(WhyLost::Other));
+        assert_eq!(superblock(1).encode()[AT_UNREPORTED_LOSS], 0);
     }
 
     #[test]

@@ -1,14 +1,15 @@
-//! Recovery: whether notes count, and what they say.
+//! Recovery: decides whether notes count, and reads them.
 //!
-//! Notes count where everything is as the death of the process alone leaves it, and then all of them: they are of this boot of the
-//! machine and of the last opening, none is missing, what the log has of the same memtables are the same map entries, and the data of
-//! the newest change of each block are in its physical block, which no other block has. Then the newest note of a block is its newest
-//! change. Otherwise none counts, and the volume is as after a power cut: the disk was lost and came back, or this is a copy that was made
-//! while the volume was in use. So whatever notes say, no block is older than the log has it, nor any other block's.
+//! Notes count if everything is as after the death of the process alone, and then all of them count. The conditions:
+//! they belong to this boot of the machine and to the last open, none is missing, the log has the same map entries for
+//! the same memtables, and the data of the newest change of each block are in its physical block, which no other block
+//! uses. Then the newest note of a block is its newest change. Otherwise none counts, and the volume is as after a
+//! power cut: the disk was lost and returned, or this is a copy that was made while the volume was in use. So whatever
+//! notes contain, no block is older than its entry in the log, and none has another block's data.
 //!
-//! Notes outlive only this boot, so what they say is made durable in the log before the block map has any of it. Until then the
-//! superblock says which notes were counted: should the process die again, these count, though the log that they were compared with is
-//! in the block map by then.
+//! Notes outlive only this boot, so their content is made durable in the log before the block map gets any of it. Until
+//! then the superblock records which notes were counted: if the process dies again, these count, even if the log that
+//! they were compared with is in the block map by then.
 
 use std::collections::BTreeMap;
 

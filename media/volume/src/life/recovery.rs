@@ -1,11 +1,11 @@
 //! Recovery: which map entries of the log count after a crash.
 //!
-//! A sector is there if either of its places has it; where they differ, one has what the last commits have added. What only one
-//! of them has is there as well where the next sector repeats it; so no single fault takes away map entries before the newest
-//! durable_seq, and they count. Behind the mark, any subset of sectors may be there, and any of the data of their last commits
-//! may not: such a map entry counts only if the data in its physical block have its checksum. Of the map entries of one block
-//! that count, the newest wins; where none counts, the block is as the block map has it. Recovery never makes up a map entry,
-//! so damaged data are never sealed with a new tuple.
+//! A sector exists if either of its places has it; if they differ, the one with the entries of the last commits is
+//! used. Entries with only one place also exist if the next sector repeats them. So no single fault loses map entries
+//! before the newest durable_seq, and they count. After that, any subset of sectors may exist, and data of their last
+//! commits may be missing: such a map entry counts only if the data in its physical block match its checksum. Of a
+//! block's map entries that count, the newest wins; if none counts, the block map's entry is used. Recovery never
+//! invents a map entry, so damaged data never get a new tuple.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

@@ -1,8 +1,9 @@
 //! Changing the size of a volume that is not open.
 //!
-//! Blocks stay where they are. A volume that grows gets more block groups behind its last one, or blocks that an earlier shrinking has
-//! left over in it; one that shrinks drops the block groups that lie wholly behind its new end, where no block may hold data.
-//! The room behind the last block group, with the third superblock and copies of the reserved area, moves to the new end.
+//! Blocks stay in place. A volume that grows gets more block groups after its last one, or unused blocks that an
+//! earlier shrinking left in it. A volume that shrinks drops the block groups that are wholly after its new end, in
+//! which no block may have data. The room after the last block group, with the third superblock and copies of the
+//! reserved area, moves to the new end.
 
 use std::pin::pin;
 
@@ -27,8 +28,8 @@ const STATUS_BLOCKS: u64 = 1 << 20;
 pub struct ResizeOptions {
     /// The new size, in blocks.
     pub capacity_blocks: u64,
-    /// Says of the label in the group label area, which is never empty here, why the volume cannot be resized by itself; nothing
-    /// where it can, such as a member that was taken out of its mirror.
+    /// Returns why a label in the group label area, which is never empty here, prevents a resize of this volume alone;
+    /// `None` if it does not, as that of a member that was removed from its mirror.
     pub bars: fn(&[u8]) -> Option<String>,
     /// An injected fault, to show that tests notice it.
     pub mutation: Mutation,
@@ -45,7 +46,7 @@ pub struct Resized {
     pub before_medium_bytes: u64,
     /// Bytes of the medium that it takes.
     pub medium_bytes: u64,
-    /// Why changes that were answered before may be lost, of which nobody was told yet.
+    /// Why completed changes may be lost, if that was not reported yet.
     pub may_be_lost: Option<WhyLost>,
 }
 
@@ -111,7 +112,7 @@ pub async fn resize<M: Medium + Clone, C: Clock>(
         capacity_blocks: layout.capacity_blocks(),
         before_medium_bytes: superblock.layout.medium_bytes(),
         medium_bytes: layout.medium_bytes(),
-        may_be_lost: superblock.untold,
+        may_be_lost: superblock.unreported_loss,
     })
 }
 
@@ -122,8 +123,8 @@ fn layout_for(superblock: &Superblock, options: &ResizeOptions) -> Result<Layout
     })
 }
 
-/// Has what a crash left taken over, looks whether the volume may be resized, and closes it: its log is empty then, and all
-/// superblocks say so.
+/// Completes recovery after a crash, checks whether the volume may be resized, and closes it: its log is empty then,
+/// according to all superblocks.
 async fn close_in_order<M: Medium + Clone, C: Clock>(
     medium: &M,
     clock: C,
@@ -172,8 +173,8 @@ async fn may_resize<M: Medium, C: Clock>(volume: &Volume<M, C>, options: &Resize
 
 /// From one layout of a volume that is closed to another.
 ///
-/// What a layout needs is durable before the first superblock that tells of it; what only the layout before needs is
-/// overwritten after that. Between the two there are the copies at the start alone.
+/// The parts that the new layout needs are durable before the first superblock with it; parts that only the old layout
+/// needs are overwritten after that. In between only the copies at the start exist.
 struct ResizeStep<'a, M> {
     medium: &'a M,
     old: Superblock,
@@ -217,7 +218,7 @@ impl<M: Medium> ResizeStep<'_, M> {
         self.layout.medium_bytes() > self.old.layout.medium_bytes()
     }
 
-    /// What the new layout needs and the old one does not have: the volume has its old size after that, and after every part of it.
+    /// Writes the parts that only the new layout has: the volume has its old size during and after that.
     async fn prepare(&self, groups: &BlockGroups) -> Result<(), ResizeError> {
         let (from, to) = (self.old.layout, self.layout);
         let there = self.medium.len_bytes();
@@ -237,7 +238,7 @@ impl<M: Medium> ResizeStep<'_, M> {
         Ok(self.medium.sync().await?)
     }
 
-    /// What is left to do once a superblock tells of the new size.
+    /// Finishes the resize once a superblock has the new size.
     async fn finish(&self, resized: &Superblock) -> Result<(), ResizeError> {
         if !self.grows() {
             self.copy_reserved(&self.layout).await?;
@@ -250,17 +251,17 @@ impl<M: Medium> ResizeStep<'_, M> {
         if self.grows() { Ok(()) } else { self.cut().await }
     }
 
-    /// Writes the first superblock that tells of the new layout. From here on the volume has its new size.
+    /// Writes the first superblock with the new layout. From here on the volume has its new size.
     async fn write_first_superblock(&self, resized: &Superblock) -> Result<(), ResizeError> {
         superblocks::write_at_start(self.medium, resized).await?;
         Ok(self.medium.sync().await?)
     }
 
-    /// Leaves no map entries and no generations where block groups that come will have theirs: those of a block group that an
-    /// earlier shrinking dropped name the same blocks of the same volume. Its map entries would be taken for newer than what
-    /// the generations say, and its generations for a block group that is initialized. `there` is how long the medium was: what
-    /// lies behind is zeroes. The old tail, where the first of these block groups begins, keeps its reserved area, written anew
-    /// should a crash have come before it was.
+    /// Clears map entries and generations in the places of added block groups: those of a block group that an earlier
+    /// shrinking dropped name the same blocks of the same volume. Their map entries would look newer than the
+    /// generations, and their generations would look like an initialized block group. `there` is the former length of
+    /// the medium, after which there are zeroes. The old tail, where the first of these block groups begins, keeps its
+    /// reserved area, which is written again in case a crash interrupted its first write.
     async fn clear_block_map(&self, there: u64) -> Result<(), ResizeError> {
         let (from, to) = (&self.old.layout, &self.layout);
         self.copy_reserved(from).await?;

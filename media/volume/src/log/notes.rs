@@ -1,14 +1,16 @@
-//! Notes: changes that were answered and are not durable, for the case that this process dies.
+//! Notes: completed changes that are not durable, in case this process dies.
 //!
-//! A change is in the memtable for up to a second before a commit writes its map entries to the log. Its data are on the medium by then,
-//! but no map entry that names them. So before a map entry is put into the memtable, it is noted: written through the page cache, which
-//! outlives the process, in free physical blocks that the superblock names. `recovery` takes notes over where they are all there, and
-//! of this boot of the machine. Where a medium takes no notes, changes are durable before they are answered.
+//! A change is in the memtable for up to a second before a commit writes its map entries to the log. Its data are on
+//! the medium by then, but no map entry that names them. So before a map entry goes into the memtable, it is noted:
+//! written through the page cache, which outlives the process, in free physical blocks that the superblock names.
+//! `recovery` uses the notes if all are there, and from this boot of the machine. If a medium does not support notes,
+//! changes are made durable before they complete.
 //!
-//! Invariants: data complete, then noted, then in the memtable, then answered; *every* map entry that is put into the memtable is noted,
-//! also that of a block that was moved, so the newest note of a block is its newest change. Notes of one memtable fill one half of the
-//! place, those of the next the other: when a commit takes a memtable over, the memtable before is durable, and so the half of that one
-//! is free. A half has at most half as many notes as a commit takes map entries, so a commit always takes all of a memtable.
+//! Invariants: the order is data written, noted, in the memtable, completed. *Every* map entry that goes into the
+//! memtable is noted, also that of a relocated block, so the newest note of a block is its newest change. Notes of one
+//! memtable fill one half of the place, those of the next the other: when a commit takes a memtable over, the previous
+//! memtable is durable, so its half is free. A half has at most half as many notes as a commit takes map entries, so a
+//! commit always takes all of a memtable.
 //!
 //! Shape: changes that are ready in one turn are noted together, by the first of them, which lets the others run before.
 
@@ -22,12 +24,12 @@ use crate::format::{LogPosition, MapEntryRun, NOTE_PAGE_BYTES, NOTES_PER_PAGE, N
 use crate::options::{Mutation, OpenOptions};
 use crate::space::free_map::Run;
 
-/// What becomes of a change before it is answered.
+/// How a change is preserved before it completes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Way {
-    /// It need not survive the process.
+    /// Not: it need not survive the process.
     Memory,
-    /// The first change finds out.
+    /// Unknown: the first change determines it.
     Unknown,
     /// It is noted.
     Noted,
@@ -40,7 +42,7 @@ pub(crate) struct Pending {
     pub group: u64,
     pub entries: MapEntryRun,
     pub data_crc: u32,
-    /// Of a block that is moved: where it was. Nothing is put where it is elsewhere by now.
+    /// For a relocated block: its former position. If it is elsewhere by now, nothing is put.
     pub moved_from: Option<u32>,
 }
 
@@ -68,12 +70,12 @@ pub(crate) struct Notes {
     /// Counts map entries that were pending, and those that are in the memtable or were dropped.
     pub asked: Cell<u64>,
     pub done: Cell<u64>,
-    /// Someone is noting what is pending.
+    /// A task is noting the pending entries.
     pub is_led: Cell<bool>,
     /// Counts halves that were begun.
     pub halves: Cell<u64>,
     pub changed: Condition,
-    /// The place is made by one at a time.
+    /// Only one task makes the place.
     pub placing: AsyncMutex,
     /// The physical blocks of the place, and their block group.
     pub taken: Cell<Option<(u64, Run)>>,
@@ -148,7 +150,7 @@ impl Notes {
         self.changed.notify();
     }
 
-    /// Has whoever waits for a commit look again: there may be none any more.
+    /// Wakes the waiters for a commit to check again: there may be none to come.
     pub fn wake(&self) {
         self.changed.notify();
     }
@@ -196,8 +198,8 @@ impl Half {
         head.seal(&mut self.pages[page * NOTE_PAGE_BYTES..], notes, seed);
     }
 
-    /// Takes the last notes back, which could not be written: those that follow must follow the last one that was, or all count as lost.
-    /// The next ones seal their page anew.
+    /// Removes the last notes, which could not be written: the next notes must follow the last written one, or all
+    /// count as lost. The next ones seal their page again.
     pub fn take_back(&mut self, count: usize) {
         self.len -= count;
         self.pages.truncate(self.len.div_ceil(NOTES_PER_PAGE) * NOTE_PAGE_BYTES);

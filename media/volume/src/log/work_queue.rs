@@ -1,5 +1,5 @@
-//! What the worker is to do, and what came of it: commits, which flushes and writers wait for, and checkpoints, which commits
-//! wait for.
+//! The work of the worker, and its results: commits, for which flushes and writers wait, and checkpoints, for which
+//! commits wait.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
@@ -37,9 +37,9 @@ pub(crate) struct CommitQueue {
 }
 
 /// A writer that waits for physical blocks.
-pub(crate) struct Starved<'a>(&'a CommitQueue);
+pub(crate) struct SpaceWaiter<'a>(&'a CommitQueue);
 
-impl Drop for Starved<'_> {
+impl Drop for SpaceWaiter<'_> {
     fn drop(&mut self) {
         self.0.starved.set(self.0.starved.get() - 1);
     }
@@ -76,7 +76,7 @@ impl CommitQueue {
         ticket.get().cloned().expect("it was waited for")
     }
 
-    /// There are map entries to commit some time: starts the worker's timer if it does not run.
+    /// Schedules a commit: starts the worker's timer if it does not run.
     pub fn schedule(&self) {
         if self.idle.replace(false) {
             self.wanted.notify();
@@ -86,15 +86,15 @@ impl CommitQueue {
         }
     }
 
-    /// A writer waits for physical blocks until this is dropped. Commits are asked for where there is something to commit, now or once
-    /// there is: one of nothing frees no physical block, and asking for it again and again would keep the worker busy to no end while
-    /// what holds the physical blocks is in flight.
-    pub fn starve(&self, has_work: bool) -> Starved<'_> {
+    /// Registers a writer that waits for physical blocks, until this is dropped. Commits are requested if there is
+    /// something to commit, now or later: a commit of nothing frees no physical block, and requesting it repeatedly
+    /// would keep the worker busy while the physical blocks' users are in flight.
+    pub fn register_space_waiter(&self, has_work: bool) -> SpaceWaiter<'_> {
         self.starved.set(self.starved.get() + 1);
         if has_work {
             self.request_space();
         }
-        Starved(self)
+        SpaceWaiter(self)
     }
 
     /// Writers need physical blocks or room in the memtable soon.

@@ -207,14 +207,14 @@ impl BlockGroups {
         self.is_marked_resized
     }
 
-    /// Takes every block group of sectors that are lost for one that is initialized: without a superblock that is certain to be the
-    /// volume's nobody knows that a block group whose map pages are not where they would be has none.
+    /// Treats every block group of lost sectors as initialized: without a superblock that certainly belongs to the
+    /// volume, missing map pages do not prove that a block group has none.
     pub fn assume_initialized(&self) {
         self.mark_initialized(&self.guessed);
     }
 
-    /// Takes every block group of these sectors for one that is initialized: it is known that some have, and not which, so that
-    /// none may read as never written.
+    /// Treats every block group of these sectors as initialized: some are, and it is unknown which, so none may read as
+    /// never written.
     fn mark_initialized(&self, sectors: &[u64]) {
         sectors.iter().flat_map(|sector| self.groups_of(*sector)).for_each(|group| self.set_bit(group));
     }
@@ -229,7 +229,7 @@ impl BlockGroups {
         self.sectors.borrow_mut()[sector].set(bit);
     }
 
-    /// Says of block groups, in order, that they are initialized, once their generations are durable; durable in the end.
+    /// Marks block groups as initialized, in order, once their generations are durable; durable on return.
     ///
     /// # Errors
     /// When the medium fails. Whether the map says so then is not known; the block groups' map pages are as they were made either way.
@@ -288,12 +288,12 @@ impl BlockGroups {
         Ok(())
     }
 
-    /// Writes the whole map for a layout with more or fewer block groups, or for the same once more: with the bits that there
-    /// are, and none for block groups that come, whatever an earlier size has left there. Durable in the end, each copy at its
-    /// time.
+    /// Writes the whole map for a layout with more or fewer block groups, or once more for the same: with the existing
+    /// bits, and none for added block groups, whatever an earlier size left there. Durable on return, one copy after
+    /// the other.
     ///
     /// # Errors
-    /// When the medium fails. The map says the same of the block groups that were there either way.
+    /// When the medium fails. Either way the map has the same bits for the existing block groups.
     pub async fn rewrite_for<M: Medium>(&self, medium: &M, to: Layout, resized: bool) -> Result<(), MediumError> {
         let (here, there) = (self.layout.group_map_sectors(), to.group_map_sectors());
         let wide = if there > here { to } else { self.layout };

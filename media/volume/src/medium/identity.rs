@@ -1,11 +1,12 @@
 //! Whose medium it is: the volume that a majority of independent witnesses names.
 //!
-//! A superblock says of itself whose it is, and a foreign one says so just as well. So before any sequence is compared, the places are
-//! looked at that the superblocks' own volumes would have: their checksums are salted by the volume, and the salt with which a record is
-//! right tells whose it is. A *unit* is a place of which no 64 KiB that begin with a sector reach two, so one fault makes one witness at
-//! most say something else. The start of the medium, which most accidents overwrite, is no witness: what is there names candidates.
+//! A superblock names its volume, and so does a foreign one. So before any sequence is compared, the places of the
+//! superblocks' volumes are checked: their checksums are salted by the volume, and the salt for which a record is valid
+//! identifies its volume. A *unit* is a place such that no 64 KiB that begin with a sector reach two units, so one
+//! fault changes one witness at most. The start of the medium, which most accidents overwrite, is no witness: it only
+//! names candidates.
 //!
-//! What an earlier volume left on the medium is a witness, too. Of a volume that was made over it, creating left at most its map pages.
+//! Remains of an earlier volume on the medium are witnesses, too. Creating a volume over it left at most its map pages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

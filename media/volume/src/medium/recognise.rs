@@ -1,11 +1,12 @@
 //! Whether a volume lies on a medium, or what is left of one.
 //!
-//! A volume whose superblocks are damaged is a damaged volume, and never a medium with nothing on it: what is taken for unwritten
-//! is overwritten, and what is taken for raw bytes is served without a check. So besides the superblocks everything is looked
-//! for that stands at a known place: the reserved area behind them, the start of the log, the map entries of the first blocks, and the
-//! third superblock at the end. So is a volume all of whose superblocks are another's: these tell nothing of it. Each has its fields checked against one another and against its place, so that neither chance
-//! nor a volume that lies as a whole inside of something else passes for it. The cost is bounded: 320 KiB of the start and
-//! of where the block map can begin, and one sector at the end.
+//! A volume with damaged superblocks is a damaged volume, and never an empty medium: a medium that counts as empty is
+//! overwritten, and one that counts as raw is served without a check. So besides the superblocks, everything with a
+//! known position is searched: the reserved area after them, the start of the log, the map entries of the first blocks,
+//! and the third superblock at the end. The same applies if all superblocks are another volume's. The fields of each
+//! are checked against one another and against its place, so that neither chance nor a whole volume inside of something
+//! else passes. The cost is bounded: 320 KiB of the start and of the possible starts of the block map, and one sector
+//! at the end.
 
 use std::fmt;
 

@@ -1,8 +1,8 @@
 //! The three copies of the superblock on a medium.
 //!
-//! Two lie at the start and are written in turn; the third lies at the end and is written with each of them, before the sync
-//! that frees log space. So the third is never older than what the log still has map entries for, and a volume whose first
-//! two were overwritten, or put back to what they were, opens from it as it is.
+//! Two are at the start and are written alternately; the third is at the end and is written with each of them, before
+//! the sync that frees log space. So the third is never older than the log's remaining map entries, and a volume whose
+//! first two were overwritten, or restored from an earlier state, opens from it.
 
 use sealblock_block::{Medium, MediumError};
 use sealblock_runtime_memory::Slice;

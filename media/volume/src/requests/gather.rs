@@ -20,27 +20,27 @@ const GAP_BYTES: u64 = 8 << 10;
 const SPAN_BYTES: u64 = 256 << 10;
 
 /// Blocks of a request whose data lie in consecutive physical blocks, or that read as zeroes.
-pub(crate) struct Piece {
+pub(crate) struct ReadPiece {
     first: usize,
     blocks: usize,
     pbn: Option<u32>,
 }
 
-/// Pieces of a request. One is the usual number.
-pub(crate) type Pieces = SmallVec<[Piece; 1]>;
+/// ReadPieces of a request. One is the usual number.
+pub(crate) type ReadPieces = SmallVec<[ReadPiece; 1]>;
 
-/// Pieces that are read at once, with what lies between.
+/// ReadPieces that are read at once, with what lies between.
 struct Span<'a> {
     offset: u64,
     end: u64,
     /// Each with its offset on the medium.
-    members: Vec<(u64, &'a Piece)>,
+    members: Vec<(u64, &'a ReadPiece)>,
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// Cuts an extent where its physical blocks are not consecutive.
-    pub(crate) fn pieces(&self, extent: Extent, located: &LocatedBlocks) -> Pieces {
-        let mut pieces = Pieces::new();
+    pub(crate) fn pieces(&self, extent: Extent, located: &LocatedBlocks) -> ReadPieces {
+        let mut pieces = ReadPieces::new();
         for (index, (lba, block)) in extent.iter().zip(located).enumerate() {
             let pbn = match block {
                 BlockLocation::Stored(entry) => Some(entry.pbn),
@@ -55,7 +55,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 Some(piece) if !crosses && piece.pbn.map(|first| first + piece.blocks as u32) == pbn => {
                     piece.blocks += 1;
                 }
-                _ => pieces.push(Piece { first: index, blocks: 1, pbn }),
+                _ => pieces.push(ReadPiece { first: index, blocks: 1, pbn }),
             }
         }
         pieces
@@ -64,7 +64,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     async fn fill_all(
         &self,
         extent: Extent,
-        pieces: &[Piece],
+        pieces: &[ReadPiece],
         mut rest: Buffer,
         bad_blocks: &mut Vec<BadBlock>,
     ) -> Buffer {
@@ -88,7 +88,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Reads one piece. Where the medium fails, block by block, so that the error names exactly the unreadable ones.
-    async fn fill(&self, extent: Extent, piece: &Piece, buffer: Buffer, bad_blocks: &mut Vec<BadBlock>) -> Buffer {
+    async fn fill(&self, extent: Extent, piece: &ReadPiece, buffer: Buffer, bad_blocks: &mut Vec<BadBlock>) -> Buffer {
         let Some(pbn) = piece.pbn else {
             let mut buffer = buffer;
             buffer.fill(0);
@@ -130,7 +130,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn collect(
         &self,
         extent: Extent,
-        pieces: &[Piece],
+        pieces: &[ReadPiece],
         buffer: Buffer,
         bad_blocks: &mut Vec<BadBlock>,
     ) -> Buffer {
@@ -145,14 +145,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Where a piece lies on the medium.
-    fn place_of(&self, extent: Extent, piece: &Piece) -> Option<u64> {
+    fn place_of(&self, extent: Extent, piece: &ReadPiece) -> Option<u64> {
         let first = extent.start().checked_add(piece.first as u64)?;
         piece.pbn.map(|pbn| self.pbn_offset(self.layout.group_of(first), pbn))
     }
 
     /// Puts pieces together that lie close to one another.
-    fn spans<'a>(&self, extent: Extent, pieces: &'a [Piece]) -> Vec<Span<'a>> {
-        let mut placed: Vec<(u64, &Piece)> =
+    fn spans<'a>(&self, extent: Extent, pieces: &'a [ReadPiece]) -> Vec<Span<'a>> {
+        let mut placed: Vec<(u64, &ReadPiece)> =
             pieces.iter().filter_map(|piece| Some((self.place_of(extent, piece)?, piece))).collect();
         placed.sort_unstable_by_key(|(offset, _)| *offset);
         let mut spans: Vec<Span<'a>> = Vec::new();
@@ -174,13 +174,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     async fn gather<'a>(
         &self,
         extent: Extent,
-        pieces: &'a [Piece],
+        pieces: &'a [ReadPiece],
         spans: Vec<Span<'a>>,
         mut buffer: Buffer,
         bad_blocks: &mut Vec<BadBlock>,
     ) -> Buffer {
         let shift = self.geometry.block_size.shift();
-        let place = |piece: &Piece| piece.first << shift..(piece.first + piece.blocks) << shift;
+        let place = |piece: &ReadPiece| piece.first << shift..(piece.first + piece.blocks) << shift;
         pieces.iter().filter(|piece| piece.pbn.is_none()).for_each(|piece| buffer[place(piece)].fill(0));
         let reads = spans.into_iter().map(|span| async {
             let into = self.medium.buffer((span.end - span.offset) as usize);

@@ -46,7 +46,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     fn put(&self, Pending { group, entries, moved_from, .. }: Pending) {
         match (moved_from, entries.first.kind) {
             (Some(from), _) if !self.is_still_at(&entries, from) => {
-                self.allocator.give_back(group, &[(entries.first.pbn, 1)]);
+                self.allocator.release(group, &[(entries.first.pbn, 1)]);
             }
             (_, MapEntryKind::Stored) => {
                 self.replace(group, entries.first);
@@ -236,7 +236,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             return None;
         }
         self.notes.taken.set(Some((group, taken.runs()[0])));
-        taken.keep();
+        taken.commit();
         Some(place)
     }
 
@@ -262,7 +262,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Gives the place of notes back: nothing changes any more, and everything is durable.
     pub(crate) fn drop_notes(&self) {
         if let Some((group, run)) = self.notes.taken.take() {
-            self.allocator.give_back(group, &[run]);
+            self.allocator.release(group, &[run]);
         }
     }
 }

@@ -191,7 +191,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             Some(blocks) => blocks,
             None => {
                 let blocks = self.unchecked(fetched);
-                expectations.judge(extent, &blocks)?;
+                expectations.check(extent, &blocks)?;
                 blocks
             }
         };

@@ -24,16 +24,16 @@ const MAX_WAITS: u32 = 4;
 /// as much.
 const BLOCKS_PER_TURN: u64 = 1 << 11;
 
-/// Written blocks with their tags, and what their map entries say besides, as far as that took a pass over the data in flight.
-struct Written {
+/// WrittenBlocks blocks with their tags, and what their map entries say besides, as far as that took a pass over the data in flight.
+struct WrittenBlocks {
     data: Sealed,
     /// One for each block, or none.
-    facts: Vec<BlockFacts>,
+    extras: Vec<EntryExtras>,
 }
 
 /// What the map entry of a block says besides its tuple.
 #[derive(Clone, Copy)]
-struct BlockFacts {
+struct EntryExtras {
     /// The CRC-32C of the data, where the tuple has none that is as good.
     data_crc: Option<u32>,
     guard_unverified: bool,
@@ -72,11 +72,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let taken = self.allocate(group, extent).await?;
         if self.mutation.is(Mutation::NoteEarly) {
             // An injected fault: blocks are noted and in the memtable before their data have arrived.
-            let sealed = Written { data: data.clone().into_sealed(), facts: Vec::new() };
+            let sealed = WrittenBlocks { data: data.clone().into_sealed(), extras: Vec::new() };
             self.entry(group, extent, &sealed, taken.runs());
             self.entered().await?;
             let written = self.write_runs(group, taken.runs(), data).await;
-            taken.keep();
+            taken.commit();
             return written.map_err(Error::from);
         }
         let is_long = extent.bytes(self.geometry.block_size) >= self.seal_in_flight_bytes;
@@ -85,12 +85,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         } else {
             let sealed = data.clone().into_sealed();
             let written = self.write_runs(group, taken.runs(), data).await;
-            written.map(|()| Written { data: sealed, facts: Vec::new() })
+            written.map(|()| WrittenBlocks { data: sealed, extras: Vec::new() })
         };
         match written {
             Ok(written) => {
                 self.entry(group, extent, &written, taken.runs());
-                taken.keep();
+                taken.commit();
                 self.entered().await
             }
             Err(error) => {
@@ -126,7 +126,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Writes data as [`Volume::write_runs`] does, and makes meanwhile what takes a pass over them: their tags, and what map entries need
     /// besides. The data are immutable, so both are those of the bytes that are on their way. They are told to nobody before the writes
     /// have ended well.
-    async fn seal_in_flight(&self, group: u64, runs: &[Run], data: &WriteData) -> Result<Written, MediumError> {
+    async fn seal_in_flight(&self, group: u64, runs: &[Run], data: &WriteData) -> Result<WrittenBlocks, MediumError> {
         let mut writing = pin!(self.write_runs(group, runs, data));
         let mut ended = poll!(writing.as_mut());
         if ended.is_pending() {
@@ -136,8 +136,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         let sealed = data.clone().into_sealed();
         let is_verified = sealed.has_verified_guards();
-        let facts = match has_data_crc(self.geometry.protection) || !is_verified {
-            true => sealed.iter().map(|block| self.facts(block, is_verified)).collect(),
+        let extras = match has_data_crc(self.geometry.protection) || !is_verified {
+            true => sealed.iter().map(|block| self.extras(block, is_verified)).collect(),
             false => Vec::new(),
         };
         if ended.is_pending() && !self.mutation.is(Mutation::EntryInFlight) {
@@ -145,7 +145,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         match ended {
             Poll::Ready(Err(error)) => Err(error),
-            _ => Ok(Written { data: sealed, facts }),
+            _ => Ok(WrittenBlocks { data: sealed, extras }),
         }
     }
 
@@ -167,11 +167,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         loop {
             self.check_writable()?;
             // A long write waits for a commit that may make room for it in one piece.
-            let is_tight = || {
+            let lacks_free_cluster = || {
                 waits < MAX_WAITS
-                    && self.allocator.with(group, |map| map.is_tight(count, self.memtable.len())) == Some(true)
+                    && self.allocator.with(group, |map| map.lacks_free_cluster(count, self.memtable.len()))
+                        == Some(true)
             };
-            if !is_tight()
+            if !lacks_free_cluster()
                 && self.memtable.active_weight() < self.commits.max_uncommitted
                 && let Some(taken) = self.allocator.take(group, first, count)
             {
@@ -180,10 +181,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
             let _place = place.get_or_insert_with(|| self.allocator.queue.join(group));
             let since = self.commits.completed.get();
-            let _starved = self.commits.starve(self.memtable.active_len() > 0);
+            let _space_waiter = self.commits.register_space_waiter(self.memtable.active_len() > 0);
             // Looked at anew each time: what makes it tight ends with a commit that may have been in flight already.
             let room = || {
-                !is_tight()
+                !lacks_free_cluster()
                     && self.allocator.free(group) >= count
                     && self.memtable.active_weight() < self.commits.max_uncommitted
             };
@@ -209,13 +210,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 
     /// Has the map entries of written blocks put into the memtable, giving up the physical blocks of map entries they replace there.
-    fn entry(&self, group: u64, extent: Extent, written: &Written, runs: &[Run]) {
-        let Written { data, facts } = written;
+    fn entry(&self, group: u64, extent: Extent, written: &WrittenBlocks, runs: &[Run]) {
+        let WrittenBlocks { data, extras } = written;
         let pbns = runs.iter().flat_map(|&(start, len)| start..start + len);
         for (at, ((lba, block), pbn)) in extent.iter().zip(data.iter()).zip(pbns).enumerate() {
             let mut entry = MapEntry { kind: MapEntryKind::Stored, pbn, ..MapEntry::deallocated(lba) };
-            let facts = facts.get(at).copied().unwrap_or_else(|| self.facts(block, data.has_verified_guards()));
-            facts.fill(&mut entry, block.1);
+            let extras = extras.get(at).copied().unwrap_or_else(|| self.extras(block, data.has_verified_guards()));
+            extras.fill(&mut entry, block.1);
             // Whether such data arrived their guard cannot tell, as that of others can.
             let data_crc = if entry.guard_unverified { guard::crc32c(block.0) } else { 0 };
             self.enter(group, entry.into(), data_crc);
@@ -224,13 +225,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
 
     /// Fills in the tuple of a map entry from a block and its tuple, whose guard is known to match if `is_verified`.
     pub(crate) fn fill_tuple(&self, entry: &mut MapEntry, block: (&[u8], &[u8]), is_verified: bool) {
-        self.facts(block, is_verified).fill(entry, block.1);
+        self.extras(block, is_verified).fill(entry, block.1);
     }
 
     /// What the map entry of a block with this tuple says besides, whose guard is known to match if `is_verified`.
-    fn facts(&self, (block, tuple): (&[u8], &[u8]), is_verified: bool) -> BlockFacts {
+    fn extras(&self, (block, tuple): (&[u8], &[u8]), is_verified: bool) -> EntryExtras {
         let protection = self.geometry.protection;
-        BlockFacts {
+        EntryExtras {
             data_crc: has_data_crc(protection).then(|| guard::crc32c(block)),
             guard_unverified: protection.is_some_and(|format| !is_verified && has_wrong_guard(format, tuple, block)),
         }
@@ -404,7 +405,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 }
 
-impl BlockFacts {
+impl EntryExtras {
     /// Fills in the tuple of a map entry; it is empty on a volume without protection information.
     fn fill(self, entry: &mut MapEntry, tuple: &[u8]) {
         entry.tuple[..tuple.len()].copy_from_slice(tuple);

@@ -79,7 +79,7 @@ pub enum ProfileError {
 
 /// The shape of a volume, and how sure it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct VolumeProfile {
+pub struct LayoutGuess {
     /// Where everything lies.
     pub layout: Layout,
     /// The format of the protection information, as far as reading needs it: its guard is right; its type is one that leaves
@@ -143,7 +143,7 @@ struct SaltCounts {
 ///
 /// # Errors
 /// When nothing is found that agrees, the length of the medium leaves no possible shape, or it cannot be told whose remains they are.
-pub(crate) async fn find<M: Medium>(medium: &M, hints: &Hints) -> Result<VolumeProfile, ProfileError> {
+pub(crate) async fn find<M: Medium>(medium: &M, hints: &Hints) -> Result<LayoutGuess, ProfileError> {
     let families = families(medium.len_bytes(), medium.read_unit_bytes(), hints)?;
     let mut chunks = Chunks { medium, kept: HashMap::new() };
     let mut found = Vec::new();
@@ -151,7 +151,7 @@ pub(crate) async fn find<M: Medium>(medium: &M, hints: &Hints) -> Result<VolumeP
         found.push(SaltCounts::of(&mut chunks, &family.layout).await);
     }
     let seed = owner(&found)?;
-    let mut best: Option<(u64, u64, VolumeProfile, usize)> = None;
+    let mut best: Option<(u64, u64, LayoutGuess, usize)> = None;
     let mut entries = 0;
     for (number, (family, counts)) in families.iter().zip(&found).enumerate() {
         let Some(agreeing) = counts.by_salt.get(&seed).filter(|agreeing| agreeing.pieces >= MIN_AGREEING) else {
@@ -161,13 +161,13 @@ pub(crate) async fn find<M: Medium>(medium: &M, hints: &Hints) -> Result<VolumeP
         let voted = guard_of(&mut chunks, &family.layout, &agreeing.samples).await;
         let Some((protection, matching)) = voted else { continue };
         if best.as_ref().is_none_or(|best| (best.0, best.1) < (matching, agreeing.pieces)) {
-            let shape = VolumeProfile { layout: family.layout, protection, seed, agreeing: agreeing.pieces, matching };
+            let shape = LayoutGuess { layout: family.layout, protection, seed, agreeing: agreeing.pieces, matching };
             best = Some((matching, agreeing.pieces, shape, number));
         }
     }
     let Some((.., shape, number)) = best else { return Err(ProfileError::NoData { entries }) };
     let layout = most_likely(&mut chunks, &families[number], shape.seed).await;
-    Ok(VolumeProfile { layout, ..shape })
+    Ok(LayoutGuess { layout, ..shape })
 }
 
 /// The salt that most places name, of those that pieces agree on. Where pieces of another agree, too, it must be ahead by so much that no

@@ -103,7 +103,7 @@ impl FreeMap {
     }
 
     /// Whether no cluster is wholly free for a write of so many blocks, though one may well be after a commit of so many map entries.
-    pub fn is_tight(&self, count: u32, entries: usize) -> bool {
+    pub fn lacks_free_cluster(&self, count: u32, entries: usize) -> bool {
         self.free_clusters == 0 && count * 2 >= self.extent_blocks && entries >= 4 * self.extent_blocks as usize
     }
 

@@ -7,7 +7,7 @@ use crate::options::OpenOptions;
 
 /// What upkeep has done since the volume was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct UpkeepCounts {
+pub struct IdleWorkCounts {
     /// Blocks that were moved to lie beside their neighbours.
     pub blocks_moved: u64,
     /// Blocks that were to be moved and did not check, or could not be read: they stay as they are.
@@ -17,19 +17,19 @@ pub struct UpkeepCounts {
 }
 
 /// How upkeep is done, and what it has done.
-pub(crate) struct Upkeep {
+pub(crate) struct IdleWork {
     pub relocates: bool,
     pub idle_after: Duration,
     /// Counts requests.
     requests: Cell<u64>,
-    pub counts: Cell<UpkeepCounts>,
+    pub counts: Cell<IdleWorkCounts>,
 }
 
-impl Upkeep {
+impl IdleWork {
     /// For a volume opened like this.
-    pub fn new(options: &OpenOptions) -> Upkeep {
+    pub fn new(options: &OpenOptions) -> IdleWork {
         let OpenOptions { relocate, idle_after, .. } = *options;
-        Upkeep { relocates: relocate, idle_after, requests: Cell::new(0), counts: Cell::default() }
+        IdleWork { relocates: relocate, idle_after, requests: Cell::new(0), counts: Cell::default() }
     }
 
     /// Notes a request.
@@ -43,7 +43,7 @@ impl Upkeep {
     }
 
     /// Adds to what has been done.
-    pub fn count(&self, add: impl FnOnce(&mut UpkeepCounts)) {
+    pub fn count(&self, add: impl FnOnce(&mut IdleWorkCounts)) {
         let mut counts = self.counts.get();
         add(&mut counts);
         self.counts.set(counts);
@@ -52,7 +52,7 @@ impl Upkeep {
 
 /// A time without requests: over as soon as one comes.
 pub(crate) struct IdlePeriod<'a> {
-    upkeep: &'a Upkeep,
+    upkeep: &'a IdleWork,
     since: u64,
 }
 

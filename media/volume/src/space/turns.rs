@@ -68,7 +68,7 @@ impl Drop for QueuePlace<'_> {
 
 /// Long requests take turns.
 #[derive(Default)]
-pub(crate) struct Turns {
+pub(crate) struct InFlightBudget {
     held_bytes: Cell<u64>,
     queue: Queue,
     given_back: Condition,
@@ -76,11 +76,11 @@ pub(crate) struct Turns {
 
 /// The turn of a long request, until it is dropped; a short one holds nothing.
 pub(crate) struct Turn<'a> {
-    turns: &'a Turns,
+    turns: &'a InFlightBudget,
     bytes: u64,
 }
 
-impl Turns {
+impl InFlightBudget {
     /// Waits for the turn of a request of this [`weight`].
     pub async fn take(&self, bytes: u64) -> Turn<'_> {
         if bytes == 0 {
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn long_requests_wait_for_one_another_and_short_ones_do_not_wait() {
-        let turns = Turns::default();
+        let turns = InFlightBudget::default();
         let mut held: Vec<_> = (0..8).map(|_| block_on(turns.take(read(256)))).collect();
         assert!(turns.take(read(33)).now_or_never().is_none(), "there is no room");
         assert!(turns.take(read(32)).now_or_never().is_some(), "a short one");
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn who_gives_up_waiting_does_not_hold_up_the_next() {
-        let turns = Turns::default();
+        let turns = InFlightBudget::default();
         let held: Vec<_> = (0..8).map(|_| block_on(turns.take(read(256)))).collect();
         let mut first = Box::pin(turns.take(read(256)));
         let mut second = Box::pin(turns.take(read(256)));

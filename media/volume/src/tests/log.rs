@@ -40,7 +40,7 @@ fn size_of(blocks: u64, of: &Layout) -> usize {
 
 impl Crashed {
     /// Flushes commits of so many blocks each, as many as go to the log without a checkpoint, and stops.
-    fn after(size: BlockSize, sector: u32, commits: impl IntoIterator<Item = u64>, settled: bool) -> Crashed {
+    fn after(size: BlockSize, sector: u32, commits: impl IntoIterator<Item = u64>, has_second_copy: bool) -> Crashed {
         let medium = created(size, sector, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
         let rig = Rig::open(&medium, false).unwrap();
         let layout = rig.gate.device().layout;
@@ -69,7 +69,7 @@ impl Crashed {
             flush(round * 5 % (BLOCKS - blocks + 1), blocks, &mut last);
             logs.push(medium.bytes.borrow()[bytes.clone()].to_vec());
         }
-        if settled {
+        if has_second_copy {
             rig.wait(SETTLED);
             before.clone_from(&last);
         }
@@ -174,11 +174,11 @@ fn a_damaged_run_of_a_live_log_costs_the_last_small_commit_at_most() {
 
 #[test]
 fn a_sector_of_a_live_log_put_back_to_an_earlier_content_costs_the_last_small_commit_at_most() {
-    for settled in [false, true] {
+    for has_second_copy in [false, true] {
         // Up to fourteen in a sector, and sectors that end early.
         let commits = [1, 1, 2, 1, 1, 9, 1, 1, 7, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 1];
-        let crashed = Crashed::after(BlockSize::B4096, 512, commits, settled);
-        let only = if settled { None } else { Some(crashed.only_place()) };
+        let crashed = Crashed::after(BlockSize::B4096, 512, commits, has_second_copy);
+        let only = if has_second_copy { None } else { Some(crashed.only_place()) };
         let start = crashed.layout.log_offset() as usize;
         let mut tried = 0;
         for (sequence, log) in (crashed.tail..crashed.next).flat_map(|at| crashed.logs.iter().map(move |log| (at, log)))

@@ -12,7 +12,7 @@ use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::setup::{Rig, TestMedium, UUID, created, pattern, protection};
 use crate::format::Layout;
-use crate::{CreateOptions, Mutation, OpenOptions, UpkeepCounts, VolumeError, create};
+use crate::{CreateOptions, IdleWorkCounts, Mutation, OpenOptions, VolumeError, create};
 
 const IDLE: Duration = Duration::from_millis(100);
 /// Eight extents of blocks of 4 KiB; two more groups are free.
@@ -131,7 +131,7 @@ fn a_block_that_does_not_check_is_not_moved_and_the_others_are() {
     rig.medium.unreadable.set((at, at + 4096));
     rest(&rig);
     assert_eq!((slot_of(1700), slot_of(1900)), (changed, lost), "they are where they were");
-    let UpkeepCounts { blocks_moved, blocks_unfit, .. } = rig.gate.device().upkeep();
+    let IdleWorkCounts { blocks_moved, blocks_unfit, .. } = rig.gate.device().upkeep();
     assert!(blocks_moved >= 2000 && blocks_unfit == 2, "{blocks_moved} {blocks_unfit}");
     assert!((0..8).all(|extent| pieces(&rig, extent * 256, 256) <= 3));
     let why = rig.read(0, BLOCKS).unwrap_err();

@@ -23,7 +23,7 @@ use sealblock_stack::{Cause, StackError};
 use super::record::{Asked, EARLIER_VERSION, Identity, MAX_BYTES, Record, RecordError};
 use crate::new_file::{self, sync_folder};
 
-const DOING: &str = "resume";
+const ACTION: &str = "resume";
 
 /// Max. attempts to open a lock file that is removed meanwhile.
 const TRIES: usize = 100;
@@ -245,7 +245,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 }
 
 fn refused(cause: Cause, path: &Path, why: impl std::fmt::Display) -> StackError {
-    StackError::new(cause, format!("{DOING} from {}", path.display()), why)
+    StackError::new(cause, format!("{ACTION} from {}", path.display()), why)
 }
 
 fn failure(error: &io::Error, path: &Path) -> StackError {

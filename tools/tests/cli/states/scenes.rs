@@ -181,7 +181,7 @@ fn unflushed_lost(place: &Place, of: &Material) -> String {
     let bytes = place.read(&v);
     for at in [0, 32 << 10, bytes.len() - 4096] {
         let good = Superblock::decode(&bytes[at..]).unwrap();
-        place.poke(&v, at as u64, &Superblock { untold: Some(WhyLost::Damaged), ..good }.encode());
+        place.poke(&v, at as u64, &Superblock { unreported_loss: Some(WhyLost::Damaged), ..good }.encode());
     }
     v
 }
