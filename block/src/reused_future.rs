@@ -62,7 +62,7 @@ mod tests {
         let done = Rc::new(Cell::new(0));
         let count = Rc::clone(&done);
         let mut future = ReusedFuture::new(async move |add: u32| {
-            if add % 2 == 0 {
+            if add.is_multiple_of(2) {
                 yield_once().await;
             }
             count.set(count.get() + add);
