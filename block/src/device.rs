@@ -20,6 +20,9 @@ pub trait Device {
 
     /// Executes one request. Several may be in flight at once, in any order; a Flush covers the writes that completed before it
     /// started.
+    ///
+    /// Dropping the future gives up the outcome, and not the request: a change may then be executed wholly, in part or not at all.
+    /// Whoever must know waits for it. A device may promise more in its own documentation.
     fn execute(&self, request: Request) -> impl Future<Output = Outcome>;
 
     /// Executes a request in place if the device need not wait for anything; `None` if the request was not started and has to go

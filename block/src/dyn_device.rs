@@ -1,9 +1,8 @@
 //! Devices behind their gates whose type is known only at run time, and openers of such devices.
 
 use std::any::Any;
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::fmt;
-use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
@@ -11,6 +10,7 @@ use std::task::{Context, Poll};
 use futures_util::future::LocalBoxFuture;
 use sealblock_units::Extent;
 
+use crate::reused_future::ReusedFuture;
 use crate::{Abilities, Counters, Device, Error, Expectations, Gate, Geometry, Outcome, Request};
 
 /// A device behind its gate whose type is known only at run time. Clones are the same device.
@@ -76,7 +76,7 @@ impl Device for DynDevice {
 
     fn execute(&self, request: Request) -> impl Future<Output = Outcome> {
         let future = self.device.take_future();
-        future.handoff.request.set(Some(request));
+        future.begin(request);
         ExecuteFuture { device: &*self.device, future: Some(future) }
     }
 
@@ -106,25 +106,8 @@ struct ErasedGate<D> {
     idle: RefCell<Vec<PooledFuture>>,
 }
 
-/// A future that executes one request after the other, and the place where it takes requests and leaves outcomes.
-struct PooledFuture {
-    handoff: Rc<Handoff>,
-    future: Pin<Box<dyn Future<Output = ()>>>,
-}
-
-#[derive(Default)]
-struct Handoff {
-    request: Cell<Option<Request>>,
-    outcome: Cell<Option<Outcome>>,
-}
-
-async fn serve(device: Rc<impl Device>, handoff: Rc<Handoff>) {
-    loop {
-        let request = poll_fn(|_| handoff.request.take().map_or(Poll::Pending, Poll::Ready)).await;
-        let outcome = device.execute(request).await;
-        handoff.outcome.set(Some(outcome));
-    }
-}
+/// A future that executes one request after the other.
+type PooledFuture = ReusedFuture<Request, Outcome>;
 
 impl<D: Device + 'static> ObjectSafeDevice for ErasedGate<D> {
     fn geometry(&self) -> &Geometry {
@@ -154,9 +137,8 @@ impl<D: Device + 'static> ObjectSafeDevice for ErasedGate<D> {
     fn take_future(&self) -> PooledFuture {
         let idle = self.idle.borrow_mut().pop();
         idle.unwrap_or_else(|| {
-            let handoff = Rc::new(Handoff::default());
-            let future = Box::pin(serve(Rc::clone(&self.gate), Rc::clone(&handoff)));
-            PooledFuture { handoff, future }
+            let gate = Rc::clone(&self.gate);
+            ReusedFuture::new(async move |request| gate.execute(request).await)
         })
     }
 
@@ -179,9 +161,7 @@ impl Future for ExecuteFuture<'_> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome> {
         let pooled = self.future.as_mut().expect("not polled after its end");
-        // `serve` never returns.
-        let _ = pooled.future.as_mut().poll(cx);
-        let Some(outcome) = pooled.handoff.outcome.take() else { return Poll::Pending };
+        let Poll::Ready(outcome) = pooled.poll(cx) else { return Poll::Pending };
         if let Some(pooled) = self.future.take() {
             self.device.put_back(pooled);
         }

@@ -33,11 +33,14 @@ pub enum WhyOlder {
     OutOfSync = 3,
     /// Another host says so, and not why, or in a way that this program does not know.
     Unknown = 4,
+    /// It was a member of a group, and every copy of its label is lost: the label may have marked it as out of sync.
+    LabelLost = 5,
 }
 
 impl WhyOlder {
     /// All reasons, in the order of their bits in [`Freshness::bits`].
-    pub const ALL: [WhyOlder; 4] = [WhyOlder::LogLost, WhyOlder::RolledBack, WhyOlder::OutOfSync, WhyOlder::Unknown];
+    pub const ALL: [WhyOlder; 5] =
+        [WhyOlder::LogLost, WhyOlder::RolledBack, WhyOlder::OutOfSync, WhyOlder::Unknown, WhyOlder::LabelLost];
 
     /// The name in JSON.
     pub const fn as_str(self) -> &'static str {
@@ -46,6 +49,7 @@ impl WhyOlder {
             WhyOlder::RolledBack => "rolled_back",
             WhyOlder::OutOfSync => "out_of_sync",
             WhyOlder::Unknown => "unknown",
+            WhyOlder::LabelLost => "label_lost",
         }
     }
 
@@ -53,7 +57,7 @@ impl WhyOlder {
     pub const fn why_unchecked(self) -> WhyUnchecked {
         match self {
             WhyOlder::OutOfSync => WhyUnchecked::OutOfSync,
-            WhyOlder::LogLost | WhyOlder::RolledBack | WhyOlder::Unknown => WhyUnchecked::LogLost,
+            WhyOlder::LogLost | WhyOlder::RolledBack | WhyOlder::Unknown | WhyOlder::LabelLost => WhyUnchecked::LogLost,
         }
     }
 }
@@ -65,6 +69,7 @@ impl fmt::Display for WhyOlder {
             WhyOlder::RolledBack => "a part of it was put back to an earlier state",
             WhyOlder::OutOfSync => "it is a replica that is out of sync",
             WhyOlder::Unknown => "its server says so",
+            WhyOlder::LabelLost => "it was a replica or member, and every copy of its label is lost",
         })
     }
 }

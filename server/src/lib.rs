@@ -15,6 +15,7 @@
 pub mod dates;
 pub mod devices;
 pub mod events;
+pub mod exports;
 pub mod log;
 pub mod plan;
 pub mod run;
@@ -41,13 +42,4 @@ pub mod status {
     pub mod scrub;
     pub mod server;
     pub mod server_info;
-}
-
-/// What is offered, by which protocol, and where is listened.
-pub mod exports {
-    pub mod block_device;
-    pub(crate) mod block_devices;
-    pub mod listeners;
-    pub(crate) mod nbd;
-    pub(crate) mod offered;
 }

@@ -30,6 +30,20 @@ const MAX_EXPORT_NAME_BYTES: usize = 4096;
 /// The default address to listen on: loopback, and the port of NVMe/TCP.
 pub const DEFAULT_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), NVME_TCP_PORT);
 
+/// The names of protocols in JSON.
+pub const NVME: &str = "nvme";
+/// That of NBD.
+pub const NBD: &str = "nbd";
+
+/// Where to listen for clients of a protocol; may be nowhere.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Listening {
+    /// Addresses.
+    pub addresses: Vec<SocketAddr>,
+    /// Unix sockets.
+    pub sockets: Vec<PathBuf>,
+}
+
 /// Everything that is to be served.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -39,10 +53,8 @@ pub struct Plan {
     pub inherited: Inherited,
     /// What discovery names instead, for some of these.
     pub advertised: Vec<(SocketAddr, SocketAddr)>,
-    /// Where to listen for NBD clients; may be empty.
-    pub nbd: Vec<SocketAddr>,
-    /// Unix sockets for NBD clients; may be none.
-    pub nbd_sockets: Vec<PathBuf>,
+    /// Where to listen for clients of other protocols, by the protocol's name in JSON.
+    pub listening: BTreeMap<&'static str, Listening>,
     /// Whether every target has to open at the start.
     pub strict: bool,
     /// Cores to serve on, where that is said.
@@ -144,8 +156,7 @@ impl Plan {
             listeners: vec![DEFAULT_LISTEN],
             inherited: Inherited::default(),
             advertised: Vec::new(),
-            nbd: Vec::new(),
-            nbd_sockets: Vec::new(),
+            listening: BTreeMap::new(),
             strict: false,
             cores: None,
             limits: Limits::default(),
@@ -159,7 +170,8 @@ impl Plan {
         for namespace in self.subsystems.iter_mut().flat_map(|subsystem| &mut subsystem.namespaces) {
             namespace.target = namespace.target.clone().relative_to(folder);
         }
-        self.nbd_sockets.iter_mut().for_each(|path| *path = folder.join(&path));
+        let sockets = self.listening.values_mut().flat_map(|listening| &mut listening.sockets);
+        sockets.for_each(|path| *path = folder.join(&path));
         self
     }
 
@@ -184,7 +196,7 @@ impl Plan {
 
     /// Whether NBD clients are listened for.
     pub fn has_nbd(&self) -> bool {
-        !self.nbd.is_empty() || !self.nbd_sockets.is_empty()
+        !self.places_of(NBD).is_empty()
     }
 
     /// Where hosts are listened for.
@@ -192,10 +204,10 @@ impl Plan {
         self.listeners.iter().copied().map(Place::Tcp).collect()
     }
 
-    /// Where NBD clients are listened for.
-    pub fn nbd_places(&self) -> Vec<Place> {
-        let sockets = self.nbd_sockets.iter().cloned().map(Place::Unix);
-        self.nbd.iter().copied().map(Place::Tcp).chain(sockets).collect()
+    /// Where clients of another protocol are listened for.
+    pub fn places_of(&self, protocol: &str) -> Vec<Place> {
+        let Some(Listening { addresses, sockets }) = self.listening.get(protocol) else { return Vec::new() };
+        addresses.iter().copied().map(Place::Tcp).chain(sockets.iter().cloned().map(Place::Unix)).collect()
     }
 
     /// Every target of every namespace.
@@ -207,11 +219,12 @@ impl Plan {
     pub fn warnings(&self) -> impl Iterator<Item = &'static str> {
         const OPEN: &str = "every host that reaches this address may connect, without authentication; \
              --allow-host restricts hosts by name, which prevents mistakes but not attacks";
-        const NBD: &str = "every NBD client that reaches this address may connect to every export; \
+        const OPEN_NBD: &str = "every NBD client that reaches this address may connect to every export; \
              NBD has no host names, so restrict access by the network";
         let open =
             is_reachable(&self.listeners) && self.subsystems.iter().any(|subsystem| subsystem.hosts == Hosts::Any);
-        [open.then_some(OPEN), is_reachable(&self.nbd).then_some(NBD)].into_iter().flatten()
+        let nbd = self.listening.get(NBD).is_some_and(|listening| is_reachable(&listening.addresses));
+        [open.then_some(OPEN), nbd.then_some(OPEN_NBD)].into_iter().flatten()
     }
 }
 

@@ -1,17 +1,16 @@
 //! The server: the open devices and offered namespaces, and the change to a new plan.
 //!
-//! A change has two steps: first everything that can fail, while the old state is served; then subsystems are added and
-//! removed. So a plan that fails changes nothing. The first plan is a change from an empty server.
+//! A change has two steps: first everything that can fail, while the old state is served; then the exports change what they
+//! offer. So a plan that fails changes nothing. The first plan is a change from an empty server.
 
 mod served;
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sealblock_exports_nvme_tcp::{Limits, SetupError, Target as Export};
+use sealblock_exports_nvme_tcp::Limits;
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_runtime_reactor::{CoreHandle, now, sleep};
 use sealblock_stack::{Cause, StackError};
@@ -23,38 +22,29 @@ use crate::devices::resize::ResizeResult;
 use crate::devices::waiting::{OpenAttempt, Openings, Waiting};
 use crate::devices::{DeviceTable, ServedDevice};
 use crate::events::{EventSender, OpenedInfo};
+use crate::exports::Exports;
 use crate::exports::block_device::{Ended, is_volatile};
-use crate::exports::block_devices::{AttachedNamespace, BlockDevices, WantedBlockDevice};
-use crate::exports::listeners::{BoundListener, Listeners, Place};
-use crate::exports::nbd::{NbdSide, Wanted};
-use crate::exports::offered::{Identities, Offered, OfferedNamespace, serial_of, setup_error};
-use crate::plan::{NamespacePlan, Plan, export_name};
+use crate::exports::export::{Change, Subsystems};
+use crate::exports::offered::{Identities, Offered, OfferedNamespace, serial_of};
+use crate::plan::{NBD, NamespacePlan, Plan};
 
 /// How often a waiting task checks its condition.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A server.
 pub struct Server {
-    pub(crate) export: Export,
-    pub(crate) nbd: NbdSide,
-    pub(crate) block_devices: BlockDevices,
-    pub(crate) offered: BTreeMap<Nqn, Offered>,
+    pub(crate) exports: Exports,
+    pub(crate) offered: Subsystems,
     /// Namespaces of the plan whose targets are not open.
     pub(crate) openings: Openings,
-    pub(crate) listeners: Listeners,
     limits: Limits,
-    core: CoreHandle,
     devices: DeviceTable,
-    advertised: Vec<(SocketAddr, SocketAddr)>,
 }
 
-/// Devices and listeners that are ready to be offered.
+/// Devices that are ready to be offered; the exports are ready to offer them.
 struct Prepared {
-    wanted: BTreeMap<Nqn, Offered>,
+    wanted: Subsystems,
     waiting: Vec<Waiting>,
-    bound: Vec<BoundListener>,
-    nbd_bound: Vec<BoundListener>,
-    attached: Vec<AttachedNamespace>,
 }
 
 impl Server {
@@ -66,24 +56,18 @@ impl Server {
         events: EventSender,
         attaches: Result<(), StackError>,
     ) -> Result<Server, StackError> {
-        let export = Export::new([], limits.clone()).map_err(|error| setup_error(&error))?;
         Ok(Server {
-            export: export.with_cores(cores.clone()),
-            nbd: NbdSide::new(cores.clone(), limits)?,
-            block_devices: BlockDevices::new(cores.clone(), attaches),
+            exports: Exports::new(&cores, limits, attaches)?,
             offered: BTreeMap::new(),
             openings: Openings::new(),
-            listeners: Listeners::default(),
             limits: limits.clone(),
-            core: cores[0].clone(),
             devices: DeviceTable::new(cores, events),
-            advertised: Vec::new(),
         })
     }
 
     /// Connections now.
     pub fn connections(&self) -> usize {
-        self.export.connections() + self.nbd.connections()
+        self.exports.connections()
     }
 
     /// True if the plan has limits that take effect at the next start only.
@@ -133,11 +117,8 @@ impl Server {
         if self.openings.is_new() && taken.is_empty() {
             refuse_nothing(&waiting)?;
         }
-        let bound = self.listeners.bind_new(&self.core, &plan.places(), &plan.inherited).await?;
-        let nbd_bound = self.nbd.listeners.bind_new(&self.core, &plan.nbd_places(), &plan.inherited).await?;
-        // Last: what is made here would have to be taken away if something else failed.
-        let attached = self.block_devices.make_new(&wanted_block_devices(&wanted)).await?;
-        Ok(Prepared { wanted, waiting, bound, nbd_bound, attached })
+        self.exports.prepare(Change { plan, before: &self.offered, wanted: &wanted }).await?;
+        Ok(Prepared { wanted, waiting })
     }
 
     /// The devices of all namespaces in the order of the plan: those that are open already, and new ones, opened concurrently, which
@@ -216,67 +197,19 @@ impl Server {
 
     /// Offers the prepared plan. A failure here is a bug or a core that has stopped.
     async fn apply(&mut self, plan: &Plan, prepared: Prepared) -> Result<(), StackError> {
-        let Prepared { wanted, waiting, bound, nbd_bound, attached } = prepared;
+        let Prepared { wanted, waiting } = prepared;
         self.openings.replace(waiting);
-        self.block_devices.change(attached, &wanted_block_devices(&wanted)).await;
-        let exports = exports(plan, &wanted);
-        self.nbd.set_default(plan);
-        self.nbd.remove_others(&exports)?;
         let before = std::mem::take(&mut self.offered);
-        let mut ended = Vec::new();
-        for (nqn, old) in &before {
-            let stays = wanted.get(nqn).filter(|new| new.serial == old.serial && new.plan.model == old.plan.model);
-            match stays {
-                None => {
-                    self.export.remove_subsystem(nqn).map_err(|error| setup_error(&error))?;
-                    ended.push(nqn.clone());
-                }
-                Some(new) => self.change_subsystem(nqn, old, new)?,
-            }
-        }
-        self.wait_for(&ended).await;
-        // In the order of the file, as discovery lists them.
-        for subsystem in &plan.subsystems {
-            let is_new = !before.contains_key(&subsystem.nqn) || ended.contains(&subsystem.nqn);
-            if let Some(new) = wanted.get(&subsystem.nqn).filter(|_| is_new) {
-                self.export.add_subsystem(new.subsystem()?).map_err(|error| setup_error(&error))?;
-            }
-        }
-        self.nbd.add_new(exports)?;
+        self.exports.change(Change { plan, before: &before, wanted: &wanted }).await?;
         self.offered = wanted;
         self.offered.values().flat_map(|offered| offered.spaces.values()).for_each(OfferedNamespace::rename);
-        self.listen(bound, &plan.places()).await?;
-        self.nbd.listen(nbd_bound, &plan.nbd_places()).await?;
-        self.advertise(plan);
+        self.exports.listen(plan).await?;
         self.configure_scrubs().await;
         let devices: Vec<_> = before.into_values().flat_map(|old| old.spaces.into_values()).map(|s| s.device).collect();
         // Devices without another owner are offered by no namespace.
         let going: Vec<ServedDevice> = devices.into_iter().filter_map(Rc::into_inner).collect();
         self.wait_until_idle(&going).await;
         self.devices.close(going).await
-    }
-
-    /// Listens at the planned addresses and closes the other listeners.
-    async fn listen(&mut self, bound: Vec<BoundListener>, planned: &[Place]) -> Result<(), StackError> {
-        let export = self.export.clone();
-        let serve = move |listener| {
-            let export = export.clone();
-            async move { export.serve(listener).await }
-        };
-        self.listeners.change(bound, planned, serve).await
-    }
-
-    /// Sets the addresses that discovery reports for listeners behind a translated address.
-    fn advertise(&mut self, plan: &Plan) {
-        let of = |(planned, address)| {
-            let advertised = plan.advertised.iter().find(|(of, _)| *of == planned)?.1;
-            Some((address, advertised))
-        };
-        let advertised: Vec<_> = self.listeners.addresses().filter_map(of).collect();
-        if advertised != self.advertised {
-            self.export.advertise(advertised.clone());
-            self.advertised = advertised;
-        }
     }
 
     /// Waits for commands in flight on removed devices, up to the drain time: closing the volume would fail them.
@@ -287,39 +220,6 @@ impl Server {
                 tracing::warn!("commands were still in flight when their device was closed");
                 return;
             }
-            sleep(DRAIN_POLL_INTERVAL).await;
-        }
-    }
-
-    /// Applies the differences to a subsystem that stays.
-    fn change_subsystem(&self, nqn: &Nqn, old: &Offered, new: &Offered) -> Result<(), StackError> {
-        let failed = |error: SetupError| setup_error(&error).on(nqn);
-        let stays = |nsid: &u32| {
-            let (old, new) = (old.spaces.get(nsid), new.spaces.get(nsid));
-            old.zip(new).is_some_and(|(old, new)| new.is_same(old))
-        };
-        let removed: Vec<u32> = old.spaces.keys().copied().filter(|nsid| !stays(nsid)).collect();
-        let (mut added, mut added_again) = (Vec::new(), Vec::new());
-        for (nsid, space) in new.spaces.iter().filter(|(nsid, _)| !stays(nsid)) {
-            // A host takes another namespace with the identifier of one that it has for an error. So that one goes in a change of its own.
-            let step = if old.spaces.contains_key(nsid) { &mut added_again } else { &mut added };
-            step.push((*nsid, space.namespace()?));
-        }
-        for (removed, added) in [(removed, added), (Vec::new(), added_again)] {
-            if !removed.is_empty() || !added.is_empty() {
-                self.export.exchange_namespaces(nqn, &removed, added).map_err(failed)?;
-            }
-        }
-        if old.plan.hosts != new.plan.hosts {
-            self.export.set_hosts(nqn, new.plan.hosts.clone()).map_err(failed)?;
-        }
-        Ok(())
-    }
-
-    /// Waits until the controllers of removed subsystems have completed their commands, up to the drain time.
-    async fn wait_for(&self, ended: &[Nqn]) {
-        let deadline = now() + self.limits.drain * 2;
-        while now() < deadline && ended.iter().any(|nqn| self.export.controllers(nqn) > 0) {
             sleep(DRAIN_POLL_INTERVAL).await;
         }
     }
@@ -340,13 +240,8 @@ impl Server {
             }
         };
         let plan = waiting.plan.clone();
-        match self.offer(&nqn, &plan, Rc::clone(&device)) {
+        match self.offer(&nqn, &plan, Rc::clone(&device)).await {
             Ok(nbd) => {
-                if let Some(wanted) = wanted_block_device(&plan, &device)
-                    && let Err(failure) = self.block_devices.add(&wanted).await
-                {
-                    tracing::error!("{}", failure.in_short());
-                }
                 drop(device);
                 let opened = self.openings.remove(&nqn, nsid)?.opened_info(nbd);
                 self.configure_scrubs().await;
@@ -362,7 +257,7 @@ impl Server {
     }
 
     /// Offers a namespace whose target was not open; returns the name of its NBD export.
-    fn offer(
+    async fn offer(
         &mut self,
         nqn: &Nqn,
         plan: &NamespacePlan,
@@ -373,18 +268,10 @@ impl Server {
         let space = OfferedNamespace::new(nqn, plan, device, &mut taken)?;
         let gone = || StackError::new(Cause::Unreachable, "serve", "its subsystem was removed").on(nqn);
         let offered = self.offered.get_mut(nqn).ok_or_else(gone)?;
-        let failed = |error| setup_error(&error).on(nqn);
-        self.export.add_namespace(nqn, plan.nsid, space.namespace()?).map_err(failed)?;
-        let name = export_name(&offered.plan, plan).filter(|_| self.nbd.listens());
-        if let Some(name) = name.clone() {
-            let added = self.nbd.add_new(vec![Wanted { name, device: Rc::clone(&space.device) }]);
-            if let Err(failure) = added {
-                self.export.remove_namespace(nqn, plan.nsid).map_err(failed)?;
-                return Err(failure);
-            }
-        }
+        self.exports.add(&offered.plan, &space).await?;
+        let names = self.exports.names(&offered.plan, plan, Some(&space.device));
         offered.spaces.insert(plan.nsid, space);
-        Ok(name)
+        Ok(names.into_iter().find(|export| export.protocol == NBD).map(|export| export.name))
     }
 
     /// Resizes a namespace's volume in use and notifies hosts.
@@ -396,31 +283,15 @@ impl Server {
         let space = offered.and_then(|(_, offered)| offered.spaces.get(&nsid));
         let gone = || StackError::new(Cause::Unreachable, RESIZING, "it is no longer served").on(nqn);
         let device = Rc::clone(&space.ok_or_else(gone)?.device);
-        self.block_devices.check_resize(&device)?;
+        self.exports.check_resize(&device)?;
         let ResizeResult { device: seen, result: outcome } = device.resize(size).await?;
         // A failed resize leaves the old size: there is nothing to publish.
         if let Some(seen) = seen.filter(|seen| seen.geometry() != device.shared().geometry()) {
             device.state.report_resized(seen.geometry().capacity_blocks);
             device.set_shared(seen);
-            self.publish(&device)?;
+            self.exports.resize(&device, &self.offered)?;
         }
         outcome
-    }
-
-    /// Updates every namespace and export of a device to its current geometry.
-    fn publish(&mut self, device: &Rc<ServedDevice>) -> Result<(), StackError> {
-        let failed = |error| setup_error(&error).on(&device.target);
-        let spaces = |nqn: &Nqn| {
-            let spaces = self.offered[nqn].spaces.iter();
-            spaces.filter(|(_, space)| Rc::ptr_eq(&space.device, device)).map(|(nsid, _)| *nsid).collect::<Vec<_>>()
-        };
-        for nqn in self.offered.keys() {
-            for nsid in spaces(nqn) {
-                self.export.resize_namespace(nqn, nsid, device.shared()).map_err(failed)?;
-            }
-        }
-        self.nbd.resize(device)?;
-        self.block_devices.resize(device)
     }
 
     /// Applies the scrub settings of the plan to all devices.
@@ -434,40 +305,13 @@ impl Server {
     /// # Errors
     /// The first volume that could not be closed.
     pub async fn end(mut self) -> (Ended, Result<(), StackError>) {
-        let ended = self.block_devices.end().await;
+        let ended = self.exports.leave().await;
         self.openings.end_tries_soon(&self.devices).await;
-        self.export.stop();
-        self.nbd.stop();
-        self.listeners.ended().await;
-        self.nbd.listeners.ended().await;
+        self.exports.stop().await;
         let spaces = self.offered.into_values().flat_map(|offered| offered.spaces.into_values());
         let devices: Vec<_> = spaces.map(|space| space.device).collect();
         (ended, self.devices.close(devices.into_iter().filter_map(Rc::into_inner)).await)
     }
-}
-
-/// The block devices that the plan wants of the open devices.
-fn wanted_block_devices(wanted: &BTreeMap<Nqn, Offered>) -> Vec<WantedBlockDevice> {
-    let spaces = wanted.values().flat_map(|offered| offered.spaces.values());
-    spaces.filter_map(|space| wanted_block_device(&space.plan, &space.device)).collect()
-}
-
-fn wanted_block_device(namespace: &NamespacePlan, device: &Rc<ServedDevice>) -> Option<WantedBlockDevice> {
-    let (plan, target) = (namespace.block_device.clone()?, namespace.target.clone());
-    Some(WantedBlockDevice { plan, target, device: Rc::clone(device) })
-}
-
-/// The NBD exports, in the order of the plan.
-fn exports(plan: &Plan, wanted: &BTreeMap<Nqn, Offered>) -> Vec<Wanted> {
-    let mut exports = Vec::new();
-    for subsystem in plan.subsystems.iter().filter(|_| plan.has_nbd()) {
-        for namespace in &subsystem.namespaces {
-            let space = wanted.get(&subsystem.nqn).and_then(|offered| offered.spaces.get(&namespace.nsid));
-            let name = export_name(subsystem, namespace);
-            exports.extend(space.zip(name).map(|(space, name)| Wanted { name, device: Rc::clone(&space.device) }));
-        }
-    }
-    exports
 }
 
 /// Refuses to start if no target opens: the operator sees the error, or the service manager tries again.

@@ -10,7 +10,7 @@
 //! - `opened`: a target that is open: its device and its parts, its clean close, and what is remembered of its blocks.
 //! - `path`: opening a file, a volume, a drive or what is made of drives by its path; what lies there.
 //! - `remote`: opening what another machine serves. `groups`: opening several targets as one device.
-//! - `open`: whichever of these a name means. `whole`, `salvage`, [`filesystem`]: the content of what is open.
+//! - `open`: whichever of these a name means. `whole`, `salvage`, [`filesystem`]: the content of what is open. [`rescue`]: what is left of a volume.
 //!
 //! Nothing here prints, or knows a command line: what the user of a program should know is a [`StackError`], or goes to the
 //! [`Program`].
@@ -35,6 +35,7 @@ mod program;
 pub mod quantity;
 pub mod range;
 mod remote;
+pub mod rescue;
 mod salvage;
 pub mod target;
 mod whole;
@@ -52,8 +53,7 @@ pub use opened::info::{DriveInfo, OrdinaryTags, TargetInfo, protection_text};
 pub use opened::target_identity::{Sameness, TargetIdentity, TargetLabel, member_of};
 pub use opened::{Closer, MemberNames, OpenTarget, data_of};
 pub use path::files::{
-    FileKind, OpenVolume, RAW_FILE, inspect, open_again, open_medium, open_shapeless, open_truncated, open_volume,
-    remains_error, resize_volume,
+    FileKind, OpenVolume, RAW_FILE, inspect, open_again, open_medium, open_volume, remains_error, resize_volume,
 };
 pub use path::signature::{FORMAT_BYTES, Signature, file_format, file_start, signature, wipe_end};
 pub use program::{Program, ReactorClock, config, note, on_reactor, set_program, start_error, warning};

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::env;
 use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
@@ -20,6 +21,8 @@ use sealblock_stack::{Program, printable_lines, set_program};
 fn main() -> ExitCode {
     // Bad usage ends here, with exit status 2.
     let cli = command_line();
+    // What goes beyond the limit of file sizes (`ulimit -f`) is an error of the write, and does not end the process.
+    signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default()).ok();
     set_program(Program { is_server: false, note, server_of: server_of_file });
     match commands::run(&cli.into_command()) {
         // By the signal itself, so that a script ends with it.

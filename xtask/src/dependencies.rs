@@ -127,6 +127,9 @@ const RULES: &[Rule] = &[
     rule("filesystem/btrfs-format", &["units", "integrity", "runtime/memory"]),
     // The protocol between the kernel and any filesystem: it knows none, and no block.
     rule("filesystem/fuse", &["runtime/reactor"]),
+    // What programs do with files: mounting them, and copying them out.
+    rule("filesystem/btrfs-fuse", &["filesystem/btrfs-format", "filesystem/btrfs", "filesystem/fuse"]),
+    rule("filesystem/btrfs-extract", &["runtime/memory", "filesystem/btrfs-format", "filesystem/btrfs"]),
     rule("filesystem/*", &["units", "integrity", "block", "runtime/memory", "filesystem/btrfs-format"]),
     rule("stack", STACK),
     rule("server", SERVER),
@@ -278,6 +281,8 @@ mod tests {
             ("layers/mirror", "layers/cross-core"),
             ("filesystem/btrfs-format", "block"),
             ("filesystem/fuse", "filesystem/btrfs"),
+            ("filesystem/btrfs", "filesystem/btrfs-extract"),
+            ("filesystem/btrfs-fuse", "stack"),
             ("media/file", "tools"),
             ("media/file", "stack"),
             ("stack", "exports/nbd"),

@@ -68,6 +68,15 @@ impl Inode {
         self.item.size.get()
     }
 
+    /// Major and minor number of a device node, in the kernel's own form.
+    pub fn device_numbers(&self) -> Option<(u64, u64)> {
+        /// Bits of a minor number.
+        const MINOR_BITS: u32 = 20;
+        let rdev = self.item.rdev.get();
+        let is_device = matches!(self.kind, FileKind::CharDevice | FileKind::BlockDevice);
+        is_device.then_some((rdev >> MINOR_BITS, rdev & ((1 << MINOR_BITS) - 1)))
+    }
+
     /// True if its data have no checksums.
     pub fn has_no_sums(&self) -> bool {
         self.item.flags().contains(InodeFlags::NODATASUM)

@@ -18,7 +18,7 @@
 //! - `requests`: the volume as a device; executed in the caller's task.
 //! - `background`: the worker: commits, checkpoints, and moving blocks together.
 //! - `life`: creating, opening, recovery after a crash, resizing.
-//! - `profile`, `remains`: a volume without any superblock, for reading.
+//! - [`rescue`]: a volume without any superblock, for reading; nothing else uses it.
 //! - `corrupt`: damage on purpose, for tests.
 //!
 //! Invariants: the block map and its patches have only durable map entries; a physical block is reused only when the
@@ -33,9 +33,8 @@ mod log;
 mod map;
 mod medium;
 mod options;
-mod profile;
-mod remains;
 mod requests;
+pub mod rescue;
 mod space;
 mod volume;
 
@@ -49,8 +48,6 @@ pub use medium::lost_copies::LostCopies;
 pub use medium::recognise::{Recognised, Trace, recognise};
 pub use medium::superblocks::SuperblockCopy;
 pub use options::{Mutation, OpenOptions, VolumeError};
-pub use profile::{Hints, LayoutGuess, ProfileError};
-pub use remains::{Remains, RemainsError, open_remains};
 pub use space::idle::IdleWorkCounts;
 pub use volume::{AnsweredChanges, Volume, VolumeInfo};
 

@@ -1,7 +1,8 @@
 //! When physical blocks are in use, and when one that was deallocated may be used again.
 //!
-//! A physical block is in use from its allocation until its block's next map entry is durable and no read that may still look at it
-//! is in flight; and while its space is given back to the medium. Block groups load their maps when they are first written to.
+//! A physical block is in use from its allocation until its block's next map entry is durable and every read that may
+//! use it has ended; and while it is being deallocated. The map of a block group is loaded when the block group is
+//! first written.
 
 pub(crate) mod bits;
 pub(crate) mod free_map;
@@ -18,8 +19,8 @@ use sealblock_block::Condition;
 use crate::space::free_map::{FreeMap, Run, Runs};
 use crate::space::turns::Queue;
 
-/// Physical blocks that a write has taken and that no map entry names yet. Dropped with the write, they are freed once the
-/// medium is sure not to write to them any more.
+/// Physical blocks that a write has taken and that no map entry names yet. If they are dropped with the write, they are
+/// freed once the medium certainly does not write to them any more.
 pub(crate) struct Allocation<'a> {
     allocator: &'a BlockAllocator,
     group: u64,
@@ -38,12 +39,12 @@ impl Allocation<'_> {
         last.map(|last| last.1 += len).is_some()
     }
 
-    /// Map entries name them from now on.
+    /// Keeps them: map entries name them from now on.
     pub fn commit(mut self) {
         self.runs.clear();
     }
 
-    /// Gives them back: every write to them has ended.
+    /// Frees them: every write to them has ended.
     pub fn release(mut self) {
         self.allocator.release(self.group, &std::mem::take(&mut self.runs));
     }
@@ -66,7 +67,7 @@ struct DeferredFree {
     punch: bool,
 }
 
-/// Frees physical blocks of a block group, those together that follow one another: all of them once it is dropped.
+/// Frees physical blocks of a block group, contiguous ones together: the last of them when it is dropped.
 pub(crate) struct Frees<'a> {
     allocator: &'a BlockAllocator,
     group: u64,
@@ -109,15 +110,15 @@ pub(crate) struct BlockAllocator {
     to_punch: RefCell<BTreeSet<(u64, u32)>>,
     /// Space is never given back.
     keep_space: bool,
-    /// Something changed since upkeep last looked.
+    /// True if something changed since idle work last checked.
     pub changed: Cell<bool>,
     /// Notified when [`BlockAllocator::changed`] is set.
     pub touched: Condition,
-    /// Physical blocks of writes that were dropped half-way: the medium may still be writing to them.
+    /// Physical blocks of dropped writes: the medium may still be writing to them.
     dropped: RefCell<Vec<(u64, Runs)>>,
-    /// Notified when there is something to do for the worker.
+    /// Notified when there is work for the worker.
     wanted: Rc<Condition>,
-    /// Writers that wait for physical blocks, in a line for each block group.
+    /// Writers that wait for physical blocks, in one queue for each block group.
     pub queue: Queue,
     /// Notified when physical blocks have become free.
     pub freed: Condition,
@@ -170,7 +171,7 @@ impl ReaderEpochs {
         ended
     }
 
-    /// The epoch after which a physical block freed now may be used again, or nothing when no read is in flight.
+    /// The epoch after which a physical block freed now may be reused; `None` if no read is in flight.
     fn defer_free(&self) -> Option<u64> {
         let counts = self.counts.borrow();
         let newest = counts.len().checked_sub(1)?;
@@ -180,8 +181,8 @@ impl ReaderEpochs {
 }
 
 impl BlockAllocator {
-    /// The physical blocks of a volume; `wanted` is notified when [`BlockAllocator::has_work`]. With `keep_space` none is ever
-    /// given back to the medium.
+    /// The physical blocks of a volume; `wanted` is notified when [`BlockAllocator::has_work`]. With `keep_space` none
+    /// is ever deallocated on the medium.
     pub fn new(wanted: Rc<Condition>, keep_space: bool) -> BlockAllocator {
         BlockAllocator { wanted, keep_space, ..BlockAllocator::default() }
     }
@@ -191,13 +192,13 @@ impl BlockAllocator {
         self.groups.borrow().contains_key(&group)
     }
 
-    /// Hands over a block group's map.
+    /// Adds the map of a block group.
     pub fn load(&self, group: u64, map: FreeMap) {
         self.groups.borrow_mut().insert(group, map);
     }
 
-    /// Takes `count` physical blocks of a block group whose map is there, for the blocks from the one with this index in it on;
-    /// or none when there are not enough.
+    /// Takes `count` physical blocks of a block group whose map is loaded, for the blocks from this index on; `None` if
+    /// there are not enough.
     pub fn take(&self, group: u64, first: u32, count: u32) -> Option<Allocation<'_>> {
         self.take_by(group, |map| map.take(first, count))
     }
@@ -209,7 +210,7 @@ impl BlockAllocator {
         Some(Allocation { allocator: self, group, runs })
     }
 
-    /// Asks something of a block group's map, or notes something in it; nothing when it is not there.
+    /// Reads or changes a block group's map; `None` if it is not loaded.
     pub fn with<T>(&self, group: u64, what: impl FnOnce(&mut FreeMap) -> T) -> Option<T> {
         self.groups.borrow_mut().get_mut(&group).map(what)
     }
@@ -226,12 +227,12 @@ impl BlockAllocator {
         self.with(group, |map| map.free()).unwrap_or(0)
     }
 
-    /// Whether space is given back to the medium at all.
+    /// True if free space is deallocated on the medium.
     pub fn gives_space_back(&self) -> bool {
         !self.keep_space
     }
 
-    /// Gives back physical blocks that no map entry ever named.
+    /// Frees physical blocks that no map entry ever named.
     pub fn release(&self, group: u64, runs: &[Run]) {
         if let Some(map) = self.groups.borrow_mut().get_mut(&group) {
             runs.iter().for_each(|run| map.release(*run));
@@ -249,7 +250,8 @@ impl BlockAllocator {
         Frees { allocator: self, group, punch: false, run: (0, 0) }
     }
 
-    /// Frees physical blocks once no read looks at them any more; with `punch`, after their space went back to the medium.
+    /// Frees physical blocks once every read that may use them has ended; with `punch`, after they were deallocated on
+    /// the medium.
     pub fn defer_free(&self, group: u64, run: Run, punch: bool) {
         match self.readers.defer_free() {
             Some(epoch) => self.deferred.borrow_mut().push_back(DeferredFree { epoch, group, run, punch }),
@@ -257,7 +259,7 @@ impl BlockAllocator {
         }
     }
 
-    /// Frees retired physical blocks whose readers have ended.
+    /// Frees deferred physical blocks whose readers have ended.
     fn reclaim(&self) {
         let first = self.readers.first.get();
         loop {
@@ -290,7 +292,7 @@ impl BlockAllocator {
         }
     }
 
-    /// Leaves physical blocks to the worker whose write was dropped half-way.
+    /// Leaves physical blocks of a dropped write to the worker.
     fn release_dropped(&self, group: u64, runs: Runs) {
         self.dropped.borrow_mut().push((group, runs));
         self.wanted.notify();
@@ -301,8 +303,8 @@ impl BlockAllocator {
         !self.to_punch.borrow().is_empty() || !self.dropped.borrow().is_empty()
     }
 
-    /// Physical blocks of writes that were dropped half-way; the caller gives each back with [`BlockAllocator::release`] once
-    /// the medium is done with them.
+    /// Physical blocks of dropped writes; the caller frees each with [`BlockAllocator::release`] once the medium is
+    /// done with them.
     pub fn take_dropped(&self) -> Vec<(u64, Runs)> {
         self.dropped.take()
     }

@@ -37,7 +37,7 @@ pub struct Arguments {
 }
 
 /// A trial with a violation.
-pub struct Broken {
+pub struct FailedTrial {
     /// Its number.
     pub trial: u64,
     /// The damage.
@@ -47,9 +47,9 @@ pub struct Broken {
 }
 
 /// Prints the failed trials of one kind of damage, and how to repeat each.
-pub fn print_broken(broken: &[Broken], arguments: &Arguments) {
+pub fn print_failed(broken: &[FailedTrial], arguments: &Arguments) {
     let most = if arguments.trial.is_some() { usize::MAX } else { MAX_REPORTED };
-    for Broken { trial, what, findings } in broken.iter().take(most) {
+    for FailedTrial { trial, what, findings } in broken.iter().take(most) {
         println!("BROKEN {what}\n    {}", findings.join("\n    "));
         let groups = if arguments.groups { " --groups" } else { "" };
         let region = arguments.region.as_ref().map_or(String::new(), |region| format!(" --region '{region}'"));

@@ -22,7 +22,7 @@ use std::time::Instant;
 
 use sealblock_simulator::random::{Random, mix};
 
-use crate::arguments::{Arguments, Broken, print_broken, to_text};
+use crate::arguments::{Arguments, FailedTrial, print_failed, to_text};
 use crate::group::damage::{Cell, Damage};
 use crate::group::report::Report;
 use crate::group::shape::Kind;
@@ -37,7 +37,7 @@ const DRAWS: u64 = 4;
 #[derive(Default)]
 struct Totals {
     report: Report,
-    broken: BTreeMap<(Kind, Cell), Vec<Broken>>,
+    broken: BTreeMap<(Kind, Cell), Vec<FailedTrial>>,
     /// Groups with faults before any damage, by their first trial.
     unmade: Vec<(u64, String)>,
     void: u64,
@@ -95,7 +95,7 @@ fn run_group(arguments: &Arguments, group: u64, trials: Range<u64>, totals: &Mut
                 totals.report.take((kind, cell), outcome);
                 if !outcome.findings.is_empty() {
                     let what = format!("{cell}, {specimen}, {damage}");
-                    let broken = Broken { trial, what, findings: outcome.findings.clone() };
+                    let broken = FailedTrial { trial, what, findings: outcome.findings.clone() };
                     totals.broken.entry((kind, cell)).or_default().push(broken);
                 }
             }
@@ -124,7 +124,7 @@ fn print(arguments: &Arguments, totals: &Totals, elapsed_s: f64) -> ExitCode {
             arguments.seed
         );
     }
-    totals.broken.values().for_each(|broken| print_broken(broken, arguments));
+    totals.broken.values().for_each(|broken| print_failed(broken, arguments));
     let is_clean = totals.unmade.is_empty() && totals.broken.is_empty();
     if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

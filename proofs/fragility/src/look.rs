@@ -33,7 +33,7 @@ pub enum Seen {
 }
 
 /// The result of reading a volume.
-pub struct Looked {
+pub struct VolumeView {
     /// The content of every tested block.
     pub blocks: Vec<(Lba, Seen)>,
     /// The blocks in Verify's report.
@@ -54,7 +54,7 @@ pub struct Open {
 
 impl Open {
     /// Reads the blocks, and collects the reports.
-    pub async fn look(&self, checker: &BlockChecker, watched: &[Extent]) -> Looked {
+    pub async fn look(&self, checker: &BlockChecker, watched: &[Extent]) -> VolumeView {
         let mut looked = checker.look(&self.stack, watched).await;
         let info = &self.description;
         let is_lost = info.superblocks.iter().any(|copy| copy.lost.is_some());
@@ -95,7 +95,7 @@ pub fn on_executor<T: 'static, F: Future<Output = T> + 'static>(work: impl FnOnc
 ///
 /// # Errors
 /// Why it is refused.
-pub fn look(specimen: &Specimen, overlay: &Overlay) -> Result<Looked, String> {
+pub fn look(specimen: &Specimen, overlay: &Overlay) -> Result<VolumeView, String> {
     let (overlay, watched, checker) = (overlay.clone(), specimen.watched.clone(), BlockChecker::of(specimen));
     on_executor(|executor| async move {
         let session = start(&overlay, &executor, true).await?;
@@ -124,7 +124,7 @@ impl BlockChecker {
     }
 
     /// Reads and verifies blocks.
-    pub async fn look(&self, stack: &DynDevice, watched: &[Extent]) -> Looked {
+    pub async fn look(&self, stack: &DynDevice, watched: &[Extent]) -> VolumeView {
         let (mut blocks, mut named, mut is_told) = (Vec::new(), BTreeSet::new(), false);
         for extent in watched {
             blocks.extend(self.see(stack, *extent).await);
@@ -138,7 +138,7 @@ impl BlockChecker {
                 }
             }
         }
-        Looked { blocks, named, is_told }
+        VolumeView { blocks, named, is_told }
     }
 
     /// Reads blocks; one by one if that fails.

@@ -34,7 +34,7 @@ use clap::Parser;
 use sealblock_media_volume::format::RegionKind;
 use sealblock_simulator::random::{Random, mix};
 
-use crate::arguments::{Arguments, Broken, print_broken, to_text};
+use crate::arguments::{Arguments, FailedTrial, print_failed, to_text};
 use crate::damage::{Cell, Damage, Target};
 use crate::report::{Key, Report};
 use crate::specimen::{Specimen, State};
@@ -51,7 +51,7 @@ const DRAWS: u64 = 4;
 #[derive(Default)]
 struct Totals {
     report: Report,
-    broken: BTreeMap<(Cell, State), Vec<Broken>>,
+    broken: BTreeMap<(Cell, State), Vec<FailedTrial>>,
     /// Volumes with faults before any damage, by their first trial.
     unmade: Vec<(u64, String)>,
     void: u64,
@@ -107,7 +107,7 @@ fn run_volume(arguments: &Arguments, volume: u64, trials: std::ops::Range<u64>, 
             Some((damage, outcome)) => {
                 if totals.report.take(key, outcome) {
                     let what = format!("{}, {}, {specimen}, bytes {:?}", cell.target, cell.damage(), damage.ranges);
-                    let broken = Broken { trial, what, findings: outcome.findings.clone() };
+                    let broken = FailedTrial { trial, what, findings: outcome.findings.clone() };
                     totals.broken.entry((cell, state)).or_default().push(broken);
                 }
             }
@@ -167,7 +167,7 @@ fn print(arguments: &Arguments, totals: &Totals, elapsed_s: f64) -> ExitCode {
     }
     for broken in totals.broken.values() {
         is_clean = false;
-        print_broken(broken, arguments);
+        print_failed(broken, arguments);
     }
     if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

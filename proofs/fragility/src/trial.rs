@@ -10,7 +10,7 @@ use sealblock_units::{Extent, Lba};
 
 use crate::damage::Damage;
 use crate::kept::Kept;
-use crate::look::{BlockChecker, Looked, Open, Seen, look, on_executor, start};
+use crate::look::{BlockChecker, Open, Seen, VolumeView, look, on_executor, start};
 use crate::medium::Overlay;
 use crate::specimen::{IDLE, Specimen};
 
@@ -113,7 +113,7 @@ impl Trial<'_> {
     }
 
     /// Verify reports exactly the unreadable blocks.
-    fn check_names(&mut self, looked: &Looked) {
+    fn check_names(&mut self, looked: &VolumeView) {
         let failed = looked.blocks.iter().filter(|(_, seen)| matches!(seen, Seen::Lost(_)));
         let failed: BTreeSet<Lba> = failed.map(|(lba, _)| *lba).collect();
         if let Some(lba) = failed.symmetric_difference(&looked.named).next() {
@@ -122,7 +122,7 @@ impl Trial<'_> {
         }
     }
 
-    fn verdicts(&self, looked: &Looked) -> BTreeMap<Lba, Verdict> {
+    fn verdicts(&self, looked: &VolumeView) -> BTreeMap<Lba, Verdict> {
         looked.blocks.iter().map(|(lba, seen)| (*lba, self.verdict(*lba, seen))).collect()
     }
 

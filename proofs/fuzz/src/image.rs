@@ -6,8 +6,10 @@ use std::sync::OnceLock;
 
 use sealblock_block::{Device, Durability, DynDevice, Error, Expectations, Request, Response};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
+use sealblock_media_volume::OpenOptions;
 use sealblock_media_volume::format::{Layout, MAP_ENTRY_BYTES, SUPERBLOCK_OFFSETS};
-use sealblock_media_volume::{Hints, OpenOptions, open_remains};
+use sealblock_media_volume::rescue::profile::Hints;
+use sealblock_media_volume::rescue::open_remains;
 use sealblock_simulator::checker::{Content, Patterns};
 use sealblock_simulator::disk::{Behaviour, Image, SimDisk, Survival};
 use sealblock_simulator::executor::{Executor, RunEnd, RunLimits};

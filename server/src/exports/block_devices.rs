@@ -2,23 +2,27 @@
 //!
 //! Invariants: what a plan takes away or changes is not in use, or the plan is refused; a device is open as long as the kernel has it.
 
-use std::path::PathBuf;
 use std::rc::{Rc, Weak};
 
+use futures_util::future::{FutureExt, LocalBoxFuture};
 use sealblock_runtime_reactor::CoreHandle;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{Cause, StackError};
 
 use crate::control::protocol::RESIZING;
 use crate::devices::ServedDevice;
-use crate::events::AttachedInfo;
+use crate::events::Serving;
 use crate::exports::block_device::{BlockDevice, Ended};
-use crate::plan::BlockDevicePlan;
+use crate::exports::export::{Change, Export, Subsystems};
+use crate::exports::listeners::Place;
+use crate::exports::offered::OfferedNamespace;
+use crate::plan::{BlockDevicePlan, NamespacePlan, SubsystemPlan};
+use crate::status::server::ExportStatus;
 
 const ACTION: &str = "attach";
 
 /// A namespace that is to be a block device as well.
-pub struct WantedBlockDevice {
+struct WantedBlockDevice {
     /// How.
     pub plan: BlockDevicePlan,
     /// What the namespace is called.
@@ -28,7 +32,7 @@ pub struct WantedBlockDevice {
 }
 
 /// A namespace that is a block device.
-pub struct AttachedNamespace {
+struct AttachedNamespace {
     plan: BlockDevicePlan,
     /// Others own it.
     device: Weak<ServedDevice>,
@@ -51,19 +55,21 @@ pub struct BlockDevices {
     /// Why these cores can serve none, if they cannot.
     usable: Result<(), StackError>,
     attached: Vec<AttachedNamespace>,
+    /// Those of a plan that is being applied.
+    made: Vec<AttachedNamespace>,
 }
 
 impl BlockDevices {
     /// None yet, on these cores.
     pub fn new(cores: Vec<CoreHandle>, usable: Result<(), StackError>) -> BlockDevices {
-        BlockDevices { cores, usable, attached: Vec::new() }
+        BlockDevices { cores, usable, attached: Vec::new(), made: Vec::new() }
     }
 
     /// Makes those that are not there. What is there is not touched.
     ///
     /// # Errors
     /// When one cannot be made, or one that is there is in use and would go, or would change. Then those that were made are gone again.
-    pub async fn make_new(&self, wanted: &[WantedBlockDevice]) -> Result<Vec<AttachedNamespace>, StackError> {
+    async fn make_new(&self, wanted: &[WantedBlockDevice]) -> Result<Vec<AttachedNamespace>, StackError> {
         if !wanted.is_empty() {
             self.usable.clone()?;
         }
@@ -99,24 +105,13 @@ impl BlockDevices {
     }
 
     /// Keeps the wanted and the newly attached devices, and removes the rest. A device that came into use meanwhile stays.
-    pub async fn change(&mut self, made: Vec<AttachedNamespace>, wanted: &[WantedBlockDevice]) {
+    async fn change(&mut self, wanted: &[WantedBlockDevice]) {
         let is_wanted = |attached: &AttachedNamespace| wanted.iter().any(|wanted| attached.is(wanted));
         let before = std::mem::take(&mut self.attached);
         let (mut stay, go): (Vec<_>, Vec<_>) = before.into_iter().partition(is_wanted);
-        stay.extend(made);
+        stay.append(&mut self.made);
         self.attached = stay;
         end_all(go).await;
-    }
-
-    /// Makes one more, of a namespace that was not open.
-    ///
-    /// # Errors
-    /// Why it is not there.
-    pub async fn add(&mut self, wanted: &WantedBlockDevice) -> Result<(), StackError> {
-        self.usable.clone()?;
-        let attached = self.attach(wanted).await?;
-        self.attached.push(attached);
-        Ok(())
     }
 
     async fn attach(&self, wanted: &WantedBlockDevice) -> Result<AttachedNamespace, StackError> {
@@ -124,22 +119,67 @@ impl BlockDevices {
         Ok(AttachedNamespace { plan: wanted.plan.clone(), device: Rc::downgrade(&wanted.device), served })
     }
 
-    /// Those that are there.
-    pub fn serving(&self) -> Vec<AttachedInfo> {
-        self.there().map(|attached| attached.served.info().clone()).collect()
+    fn there(&self) -> impl Iterator<Item = &AttachedNamespace> {
+        self.attached.iter().filter(|attached| !attached.served.has_ended())
+    }
+}
+
+impl Export for BlockDevices {
+    fn protocol(&self) -> &'static str {
+        "ublk"
     }
 
-    /// The block devices that a device is.
-    pub fn paths_of(&self, device: &Rc<ServedDevice>) -> Vec<PathBuf> {
-        let own = self.there().filter(|attached| attached.is_of(device));
-        own.map(|attached| attached.served.info().path.clone()).collect()
+    fn prepare<'a>(&'a mut self, change: Change<'a>) -> LocalBoxFuture<'a, Result<(), StackError>> {
+        let making = async move {
+            self.made = self.make_new(&wanted_of(change.wanted)).await?;
+            Ok(())
+        };
+        making.boxed_local()
     }
 
-    /// Refuses another size of a device that is a block device of a kernel which keeps its size.
-    ///
-    /// # Errors
-    /// Which one it is.
-    pub fn check_resize(&self, device: &Rc<ServedDevice>) -> Result<(), StackError> {
+    /// Nothing is left of a plan that fails: this export prepares last.
+    fn abandon(&mut self) {}
+
+    fn withdraw<'a>(&'a mut self, change: Change<'a>) -> LocalBoxFuture<'a, Result<(), StackError>> {
+        let changing = async move {
+            self.change(&wanted_of(change.wanted)).await;
+            Ok(())
+        };
+        changing.boxed_local()
+    }
+
+    fn offer(&mut self, _: Change<'_>) -> Result<(), StackError> {
+        Ok(())
+    }
+
+    /// A block device that cannot be made is logged: the namespace is served all the same.
+    fn add<'a>(
+        &'a mut self,
+        _: &'a SubsystemPlan,
+        space: &'a OfferedNamespace,
+    ) -> LocalBoxFuture<'a, Result<(), StackError>> {
+        let adding = async move {
+            let Some(wanted) = wanted_block_device(space) else { return Ok(()) };
+            let made = match &self.usable {
+                Ok(()) => self.attach(&wanted).await,
+                Err(failure) => Err(failure.clone()),
+            };
+            match made {
+                Ok(attached) => self.attached.push(attached),
+                Err(failure) => tracing::error!("{}", failure.in_short()),
+            }
+            Ok(())
+        };
+        adding.boxed_local()
+    }
+
+    /// Nothing is added that another export could refuse: this one is the last.
+    fn remove(&mut self, _: &SubsystemPlan, _: &OfferedNamespace) -> Result<(), StackError> {
+        Ok(())
+    }
+
+    /// Not every kernel lets a block device change its size.
+    fn check_resize(&self, device: &Rc<ServedDevice>) -> Result<(), StackError> {
         let mut own = self.there().filter(|attached| attached.is_of(device));
         match own.find(|attached| !attached.served.can_resize()) {
             None => Ok(()),
@@ -153,24 +193,53 @@ impl BlockDevices {
         }
     }
 
-    /// Gives the block devices of a device the size that it has by now.
-    ///
-    /// # Errors
-    /// The first that keeps its size.
-    pub fn resize(&mut self, device: &Rc<ServedDevice>) -> Result<(), StackError> {
+    fn resize(&mut self, device: &Rc<ServedDevice>, _: &Subsystems) -> Result<(), StackError> {
         let own = self.attached.iter_mut().filter(|attached| attached.is_of(device) && !attached.served.has_ended());
         let resized: Vec<_> = own.map(|attached| attached.served.resize(device)).collect();
         resized.into_iter().collect()
     }
 
-    fn there(&self) -> impl Iterator<Item = &AttachedNamespace> {
-        self.attached.iter().filter(|attached| !attached.served.has_ended())
+    fn names(
+        &self,
+        _: &SubsystemPlan,
+        namespace: &NamespacePlan,
+        device: Option<&Rc<ServedDevice>>,
+    ) -> Vec<ExportStatus> {
+        let own = self.there().filter(|attached| device.is_some_and(|device| attached.is_of(device)));
+        let status = |attached: &AttachedNamespace| ExportStatus {
+            protocol: self.protocol().to_owned(),
+            name: attached.served.info().path.display().to_string(),
+            nsid: None,
+            hosts: None,
+            uri: None,
+            read_only: namespace.read_only,
+        };
+        own.map(status).collect()
+    }
+
+    fn serving(&self, _: &Subsystems, serving: &mut Serving) {
+        serving.block_devices = self.there().map(|attached| attached.served.info().clone()).collect();
+    }
+
+    fn places(&self) -> Vec<Place> {
+        Vec::new()
     }
 
     /// Takes all of them away, but for those in use: they wait for the next server, and their commands end with this process.
-    pub async fn end(&mut self) -> Ended {
-        end_all(std::mem::take(&mut self.attached)).await
+    fn leave(&mut self) -> LocalBoxFuture<'_, Ended> {
+        end_all(std::mem::take(&mut self.attached)).boxed_local()
     }
+}
+
+/// The block devices that the plan wants of the open devices.
+fn wanted_of(wanted: &Subsystems) -> Vec<WantedBlockDevice> {
+    let spaces = wanted.values().flat_map(|offered| offered.spaces.values());
+    spaces.filter_map(wanted_block_device).collect()
+}
+
+fn wanted_block_device(space: &OfferedNamespace) -> Option<WantedBlockDevice> {
+    let (plan, target) = (space.plan.block_device.clone()?, space.plan.target.clone());
+    Some(WantedBlockDevice { plan, target, device: Rc::clone(&space.device) })
 }
 
 /// Ends block devices; [`Ended::Left`] if something of one is still there.

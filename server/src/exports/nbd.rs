@@ -1,60 +1,65 @@
-//! The NBD side of the server: exports and listeners besides those of NVMe/TCP, of the same devices.
+//! The export over NBD: names and listeners besides those of NVMe/TCP, of the same devices.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-use sealblock_exports_nbd::{Export, Server as Nbd, SetupError};
+use futures_util::future::{FutureExt, LocalBoxFuture, ready};
+use sealblock_exports_nbd::{Client, Export, Server as Nbd, SetupError};
 use sealblock_exports_nvme_tcp::Limits;
 use sealblock_runtime_reactor::CoreHandle;
 use sealblock_stack::target::NbdAddress;
 use sealblock_stack::{Cause, StackError};
 
 use crate::devices::ServedDevice;
-use crate::events::NbdInfo;
+use crate::events::{NbdInfo, Serving};
+use crate::exports::export::{self, Change, ListClients, Subsystems};
 use crate::exports::listeners::{BoundListener, Listeners, Place};
-use crate::plan::{NamespacePlan, Plan, SubsystemPlan, export_name, export_uri, nbd_limits, on_this_machine};
+use crate::exports::offered::OfferedNamespace;
+use crate::plan::{NBD, NamespacePlan, Plan, SubsystemPlan, export_name, export_uri, nbd_limits, on_this_machine};
+use crate::status::server::{ClientStatus, ExportStatus};
 
 /// Longest text about an export, in bytes ("String encoding" of the protocol).
 const MAX_DESCRIPTION_BYTES: usize = 4096;
 
-/// An export that is to be offered.
-pub struct Wanted {
-    pub name: String,
-    pub device: Rc<ServedDevice>,
-}
-
 /// What is served over NBD.
-pub struct NbdSide {
+pub struct NbdExport {
     server: Nbd,
     /// The devices by the names of their exports; others own them.
     offered: BTreeMap<String, Weak<ServedDevice>>,
-    pub listeners: Listeners,
+    listeners: Listeners,
+    /// Listeners of a plan that is being applied.
+    bound: Vec<BoundListener>,
+    core: CoreHandle,
     /// The default export.
     default: Option<String>,
 }
 
-impl NbdSide {
-    /// Nothing yet, on these cores.
-    pub fn new(cores: Vec<CoreHandle>, nvme_limits: &Limits) -> Result<NbdSide, StackError> {
+/// An export that is to be offered.
+struct Wanted<'a> {
+    name: String,
+    device: &'a Rc<ServedDevice>,
+}
+
+impl NbdExport {
+    /// Nothing yet, on these cores, of which there is at least one.
+    pub fn new(cores: Vec<CoreHandle>, nvme_limits: &Limits) -> Result<NbdExport, StackError> {
         let server = Nbd::new([], nbd_limits(nvme_limits)).map_err(|error| setup_error(&error))?;
-        Ok(NbdSide {
+        let core = cores[0].clone();
+        let (listeners, bound) = (Listeners::default(), Vec::new());
+        Ok(NbdExport {
             server: server.with_cores(cores),
             offered: BTreeMap::new(),
-            listeners: Listeners::default(),
+            listeners,
+            bound,
+            core,
             default: None,
         })
     }
 
-    /// Connections now.
-    pub fn connections(&self) -> usize {
-        self.server.connections()
-    }
-
     /// Has clients that name no export get the first of the plan, and no other one while that is not open.
-    pub fn set_default(&mut self, plan: &Plan) {
+    fn set_default(&mut self, plan: &Plan) {
         let names = plan.subsystems.iter().flat_map(|subsystem| {
             subsystem.namespaces.iter().filter_map(|namespace| export_name(subsystem, namespace))
         });
@@ -62,45 +67,106 @@ impl NbdSide {
         self.server.set_default(self.default.clone());
     }
 
-    /// Whether it listens anywhere.
-    pub fn listens(&self) -> bool {
-        !self.listeners.is_empty()
-    }
-
     /// Takes away what is not wanted, or is another device now.
-    pub fn remove_others(&mut self, wanted: &[Wanted]) -> Result<(), StackError> {
+    fn remove_others(&mut self, wanted: &[Wanted<'_>]) -> Result<(), StackError> {
         let stays = |name: &String, device: &Weak<ServedDevice>| {
-            let is_same = |wanted: &Wanted| wanted.name == *name && Weak::as_ptr(device) == Rc::as_ptr(&wanted.device);
+            let is_same =
+                |wanted: &Wanted<'_>| wanted.name == *name && Weak::as_ptr(device) == Rc::as_ptr(wanted.device);
             wanted.iter().any(is_same)
         };
         let go: Vec<String> =
             self.offered.iter().filter(|(name, device)| !stays(name, device)).map(|(name, _)| name.clone()).collect();
-        for name in go {
-            self.offered.remove(&name);
-            self.server.remove_export(&name).map_err(|error| setup_error(&error))?;
-        }
-        Ok(())
+        go.into_iter().try_for_each(|name| self.remove_name(&name))
+    }
+
+    fn remove_name(&mut self, name: &str) -> Result<(), StackError> {
+        self.offered.remove(name);
+        self.server.remove_export(name).map_err(|error| setup_error(&error))
     }
 
     /// Offers what is not offered yet.
-    pub fn add_new(&mut self, wanted: Vec<Wanted>) -> Result<(), StackError> {
-        for Wanted { name, device } in wanted {
-            if self.offered.contains_key(&name) {
-                continue;
-            }
-            let mut description = device.target.to_string();
-            description.truncate(description.floor_char_boundary(MAX_DESCRIPTION_BYTES));
-            let export = Export::new(name.clone(), device.shared())
-                .described(description)
-                .with_owner(Arc::clone(&device.state) as _);
-            self.server.add_export(export).map_err(|error| setup_error(&error).on(&device.target))?;
-            self.offered.insert(name, Rc::downgrade(&device));
+    fn add_new(&mut self, Wanted { name, device }: Wanted<'_>) -> Result<(), StackError> {
+        if self.offered.contains_key(&name) {
+            return Ok(());
         }
+        let mut description = device.target.to_string();
+        description.truncate(description.floor_char_boundary(MAX_DESCRIPTION_BYTES));
+        let export = Export::new(name.clone(), device.shared())
+            .described(description)
+            .with_owner(Arc::clone(&device.state) as _);
+        self.server.add_export(export).map_err(|error| setup_error(&error).on(&device.target))?;
+        self.offered.insert(name, Rc::downgrade(device));
         Ok(())
     }
 
-    /// Has clients that connect from now on see a device as it is now, under all names that it has.
-    pub fn resize(&self, device: &Rc<ServedDevice>) -> Result<(), StackError> {
+    async fn listen_at(&mut self, plan: &Plan) -> Result<(), StackError> {
+        let server = self.server.clone();
+        let serve = move |listener| {
+            let server = server.clone();
+            async move { server.serve(listener).await }
+        };
+        self.listeners.change(std::mem::take(&mut self.bound), &plan.places_of(NBD), serve).await
+    }
+
+    /// What clients on this machine type for an export.
+    fn uri(&self, name: &str) -> Option<String> {
+        let at_address =
+            self.listeners.addresses().next().map(|(_, address)| export_uri(on_this_machine(address), name));
+        at_address.or_else(|| Some(NbdAddress::Unix(self.listeners.paths().next()?.to_owned()).uri(name)))
+    }
+}
+
+impl export::Export for NbdExport {
+    fn protocol(&self) -> &'static str {
+        NBD
+    }
+
+    fn prepare<'a>(&'a mut self, change: Change<'a>) -> LocalBoxFuture<'a, Result<(), StackError>> {
+        let binding = async move {
+            let (places, inherited) = (change.plan.places_of(NBD), &change.plan.inherited);
+            self.bound = self.listeners.bind_new(&self.core, &places, inherited).await?;
+            Ok(())
+        };
+        binding.boxed_local()
+    }
+
+    fn abandon(&mut self) {
+        self.bound.clear();
+    }
+
+    fn withdraw<'a>(
+        &'a mut self,
+        Change { plan, wanted, .. }: Change<'a>,
+    ) -> LocalBoxFuture<'a, Result<(), StackError>> {
+        self.set_default(plan);
+        ready(self.remove_others(&exports(plan, wanted))).boxed_local()
+    }
+
+    fn offer(&mut self, Change { plan, wanted, .. }: Change<'_>) -> Result<(), StackError> {
+        exports(plan, wanted).into_iter().try_for_each(|wanted| self.add_new(wanted))
+    }
+
+    fn listen<'a>(&'a mut self, plan: &'a Plan) -> LocalBoxFuture<'a, Result<(), StackError>> {
+        self.listen_at(plan).boxed_local()
+    }
+
+    fn add<'a>(
+        &'a mut self,
+        subsystem: &'a SubsystemPlan,
+        space: &'a OfferedNamespace,
+    ) -> LocalBoxFuture<'a, Result<(), StackError>> {
+        let name = export_name(subsystem, &space.plan).filter(|_| !self.listeners.is_empty());
+        let added = name.map_or(Ok(()), |name| self.add_new(Wanted { name, device: &space.device }));
+        ready(added).boxed_local()
+    }
+
+    fn remove(&mut self, subsystem: &SubsystemPlan, space: &OfferedNamespace) -> Result<(), StackError> {
+        let name = export_name(subsystem, &space.plan).filter(|name| self.offered.contains_key(name));
+        name.map_or(Ok(()), |name| self.remove_name(&name))
+    }
+
+    /// Clients that connect from now on see the device as it is now.
+    fn resize(&mut self, device: &Rc<ServedDevice>, _: &Subsystems) -> Result<(), StackError> {
         let names = self.offered.iter().filter(|(_, offered)| Weak::as_ptr(offered) == Rc::as_ptr(device));
         for (name, _) in names {
             let resized = self.server.resize_export(name, device.shared());
@@ -109,54 +175,85 @@ impl NbdSide {
         Ok(())
     }
 
-    /// Accepts at these places too, and no more at those that are not planned.
-    pub async fn listen(&mut self, bound: Vec<BoundListener>, planned: &[Place]) -> Result<(), StackError> {
-        let server = self.server.clone();
-        let serve = move |listener| {
-            let server = server.clone();
-            async move { server.serve(listener).await }
+    fn names(
+        &self,
+        subsystem: &SubsystemPlan,
+        namespace: &NamespacePlan,
+        _: Option<&Rc<ServedDevice>>,
+    ) -> Vec<ExportStatus> {
+        let name = export_name(subsystem, namespace).filter(|_| !self.listeners.is_empty());
+        let status = |name: String| ExportStatus {
+            protocol: NBD.to_owned(),
+            uri: self.uri(&name),
+            name,
+            nsid: None,
+            hosts: None,
+            read_only: namespace.read_only,
         };
-        self.listeners.change(bound, planned, serve).await
+        name.map(status).into_iter().collect()
     }
 
-    /// What clients on this machine type for an export.
-    pub fn uri(&self, name: &str) -> Option<String> {
-        let at_address =
-            self.listeners.addresses().next().map(|(_, address)| export_uri(on_this_machine(address), name));
-        at_address.or_else(|| Some(NbdAddress::Unix(self.listeners.paths().next()?.to_owned()).uri(name)))
-    }
-
-    /// The name under which a namespace is offered, if it is.
-    pub fn name_of(&self, subsystem: &SubsystemPlan, namespace: &NamespacePlan) -> Option<String> {
-        export_name(subsystem, namespace).filter(|name| self.offered.contains_key(name))
-    }
-
-    /// What is served now, if anything.
-    pub fn serving(&self) -> Option<NbdInfo> {
+    fn serving(&self, offered: &Subsystems, serving: &mut Serving) {
+        for subsystem in &mut serving.subsystems {
+            let planned = offered.values().find(|offered| offered.plan.nqn.as_str() == subsystem.nqn);
+            for namespace in &mut subsystem.namespaces {
+                let space = planned.and_then(|planned| Some((planned, planned.spaces.get(&namespace.nsid)?)));
+                let name = space.and_then(|(planned, space)| export_name(&planned.plan, &space.plan));
+                namespace.nbd = name.filter(|name| self.offered.contains_key(name));
+            }
+        }
         let exports = self.server.exports();
         let default_export = self.default.clone().filter(|name| exports.contains(name));
-        let (listeners, sockets) = (self.listeners(), self.paths());
-        self.listens().then_some(NbdInfo { listeners, sockets, exports, default_export })
+        let listeners = self.listeners.addresses().map(|(_, address)| address).collect();
+        let sockets = self.listeners.paths().map(Path::to_owned).collect();
+        let info = NbdInfo { listeners, sockets, exports, default_export };
+        serving.nbd = Some(info).filter(|_| !self.listeners.is_empty());
     }
 
-    /// The server's state for `status`.
-    pub fn server(&self) -> Nbd {
-        self.server.clone()
+    fn places(&self) -> Vec<Place> {
+        let sockets = self.listeners.paths().map(|path| Place::Unix(path.to_owned()));
+        self.listeners.addresses().map(|(_, address)| Place::Tcp(address)).chain(sockets).collect()
     }
 
-    /// Where it listens.
-    pub fn listeners(&self) -> Vec<SocketAddr> {
-        self.listeners.addresses().map(|(_, address)| address).collect()
+    fn connections(&self) -> usize {
+        self.server.connections()
     }
 
-    /// Where its Unix sockets are.
-    pub fn paths(&self) -> Vec<PathBuf> {
-        self.listeners.paths().map(Path::to_owned).collect()
+    fn clients(&self) -> ListClients {
+        let server = self.server.clone();
+        Box::new(move || server.clients().into_iter().map(client_status).collect())
     }
 
-    /// Takes no more connections and requests.
-    pub fn stop(&self) {
+    fn stop(&mut self) {
         self.server.stop();
+    }
+
+    fn drained(&self) -> LocalBoxFuture<'_, ()> {
+        self.listeners.ended().boxed_local()
+    }
+}
+
+/// The exports, in the order of the plan.
+fn exports<'a>(plan: &Plan, wanted: &'a Subsystems) -> Vec<Wanted<'a>> {
+    let mut exports = Vec::new();
+    for subsystem in plan.subsystems.iter().filter(|_| plan.has_nbd()) {
+        for namespace in &subsystem.namespaces {
+            let space = wanted.get(&subsystem.nqn).and_then(|offered| offered.spaces.get(&namespace.nsid));
+            let name = export_name(subsystem, namespace);
+            exports.extend(space.zip(name).map(|(space, name)| Wanted { name, device: &space.device }));
+        }
+    }
+    exports
+}
+
+fn client_status(client: Client) -> ClientStatus {
+    ClientStatus {
+        protocol: NBD.to_owned(),
+        host: None,
+        from: client.from,
+        name: client.export,
+        queues: None,
+        connected_s: client.connected.as_secs(),
     }
 }
 

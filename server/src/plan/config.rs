@@ -3,7 +3,7 @@
 //! A key that is not known is an error, and every error names the file and the line. Nothing is opened here. Relative paths
 //! are relative to the folder of the file, wherever the server was started: a service manager starts it in `/`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::io::{self, Read};
@@ -28,7 +28,9 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use toml::Spanned;
 
-use crate::plan::{BlockDevicePlan, NQN_PREFIX, NamespacePlan, Plan, SubsystemPlan, nbd_address, nvme_address};
+use crate::plan::{
+    BlockDevicePlan, Listening, NBD, NQN_PREFIX, NamespacePlan, Plan, SubsystemPlan, nbd_address, nvme_address,
+};
 
 /// The file that is used when nothing else is said.
 pub const DEFAULT_NAME: &str = "sealblock.toml";
@@ -373,9 +375,9 @@ pub fn parse(text: &str) -> Result<Plan, String> {
         subsystems.push(subsystem);
     }
     block_devices(file.ublk, &mut subsystems, &line)?;
-    let (nbd, nbd_sockets) = nbd(file.nbd, &line)?;
+    let listening = BTreeMap::from([(NBD, nbd(file.nbd, &line)?)]);
     let (strict, cores, limits) = (file.strict, file.cores, limits(&file.limits)?);
-    let mut plan = Plan { nbd, nbd_sockets, strict, cores, limits, ..Plan::new(subsystems) };
+    let mut plan = Plan { listening, strict, cores, limits, ..Plan::new(subsystems) };
     if !file.listeners.is_empty() {
         plan.listeners = file.listeners.iter().map(|listener| listener.address).collect();
     }
@@ -385,20 +387,17 @@ pub fn parse(text: &str) -> Result<Plan, String> {
 }
 
 /// Where NBD clients are listened for: each table has the one or the other.
-fn nbd(
-    tables: Vec<Spanned<NbdTable>>,
-    line: &impl Fn(usize) -> usize,
-) -> Result<(Vec<SocketAddr>, Vec<PathBuf>), String> {
-    let (mut addresses, mut sockets) = (Vec::new(), Vec::new());
+fn nbd(tables: Vec<Spanned<NbdTable>>, line: &impl Fn(usize) -> usize) -> Result<Listening, String> {
+    let mut listening = Listening::default();
     for table in tables {
         let at = line(table.span().start);
         match table.into_inner() {
-            NbdTable { address: Some(address), socket: None } => addresses.push(address),
-            NbdTable { address: None, socket: Some(path) } => sockets.push(path),
+            NbdTable { address: Some(address), socket: None } => listening.addresses.push(address),
+            NbdTable { address: None, socket: Some(path) } => listening.sockets.push(path),
             NbdTable { .. } => return Err(format!("line {at}: [[nbd]] needs either an address or a socket")),
         }
     }
-    Ok((addresses, sockets))
+    Ok(listening)
 }
 
 /// Gives namespaces the block devices that tables want of their targets.

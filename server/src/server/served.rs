@@ -2,15 +2,16 @@
 
 use std::net::SocketAddr;
 
-use sealblock_exports_nvme_tcp::{Hosts, PiVisibility};
+use sealblock_exports_nvme_tcp::PiVisibility;
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_stack::identity::uuid_text;
 use sealblock_stack::{TargetIdentity, protection_text};
 
 use crate::devices::waiting::Waiting;
 use crate::events::{NamespaceInfo, Serving, SubsystemInfo};
+use crate::exports::nvme_tcp::hosts_of;
 use crate::exports::offered::{Offered, OfferedNamespace};
-use crate::plan::{NamespacePlan, SubsystemPlan, export_name, namespace_uri, on_this_machine};
+use crate::plan::{NBD, NVME, NamespacePlan, SubsystemPlan};
 use crate::server::Server;
 use crate::status::server::{DeviceStatus, ExportStatus};
 use crate::status::server_info::{NamespaceView, ServerInfo};
@@ -18,54 +19,30 @@ use crate::status::server_info::{NamespaceView, ServerInfo};
 impl Server {
     /// What is served now.
     pub fn serving(&self) -> Serving {
-        let mut subsystems: Vec<SubsystemInfo> = Vec::with_capacity(self.offered.len());
-        for nqn in self.export.subsystems() {
-            let Some(offered) = self.offered.get(&nqn) else { continue };
-            let not_open = self.openings.waiting().iter().filter(|waiting| waiting.nqn == nqn);
-            subsystems.push(SubsystemInfo {
+        let subsystem = |(nqn, offered): (&Nqn, &Offered)| {
+            let not_open = self.openings.waiting().iter().filter(|waiting| waiting.nqn == *nqn);
+            SubsystemInfo {
                 nqn: nqn.to_string(),
                 serial: offered.serial.clone(),
                 hosts: hosts_of(&offered.plan),
-                namespaces: offered.spaces.values().map(|space| self.namespace_info(&offered.plan, space)).collect(),
+                namespaces: offered.spaces.values().map(namespace_info).collect(),
                 not_open: not_open.map(Waiting::not_open_info).collect(),
-            });
-        }
-        Serving {
-            listeners: self.listeners(),
-            subsystems,
-            nbd: self.nbd.serving(),
-            block_devices: self.block_devices.serving(),
-        }
-    }
-
-    fn namespace_info(
-        &self,
-        subsystem: &SubsystemPlan,
-        OfferedNamespace { plan, uuid, device }: &OfferedNamespace,
-    ) -> NamespaceInfo {
-        let shared = device.shared();
-        let geometry = shared.geometry();
-        NamespaceInfo {
-            nsid: plan.nsid,
-            target: plan.target.to_string(),
-            uuid: uuid_text(uuid),
-            block_size: geometry.block_size.bytes(),
-            blocks: geometry.capacity_blocks,
-            protection: protection_text(geometry.protection),
-            protection_shown: plan.protection == PiVisibility::Protected,
-            read_only: plan.read_only,
-            nbd: self.nbd.name_of(subsystem, plan),
-        }
+            }
+        };
+        let subsystems = self.offered.iter().map(subsystem).collect();
+        let mut serving = Serving { listeners: Vec::new(), subsystems, nbd: None, block_devices: Vec::new() };
+        self.exports.serving(&self.offered, &mut serving);
+        serving
     }
 
     /// Everything that is offered now, and the server as a whole.
     pub fn served(&self) -> (Vec<NamespaceView>, ServerInfo) {
+        let (nbd_listeners, nbd_sockets) = self.exports.listening(NBD);
         let info = ServerInfo {
-            export: self.export.clone(),
-            nbd: self.nbd.server(),
+            clients: self.exports.clients().into(),
             listeners: self.listeners(),
-            nbd_listeners: self.nbd.listeners(),
-            nbd_sockets: self.nbd.paths(),
+            nbd_listeners,
+            nbd_sockets,
             not_open: self.not_open(),
             waiting: self.openings.waiting().iter().map(|waiting| TargetIdentity::of(&waiting.plan.target)).collect(),
             control: String::new(),
@@ -75,7 +52,7 @@ impl Server {
 
     /// Where it listens for hosts.
     fn listeners(&self) -> Vec<SocketAddr> {
-        self.listeners.addresses().map(|(_, address)| address).collect()
+        self.exports.listening(NVME).0
     }
 
     /// The state of namespaces whose targets are not open.
@@ -108,43 +85,24 @@ impl Server {
 
     /// The names by which clients reach a namespace.
     fn exports_of(&self, subsystem: &SubsystemPlan, namespace: &NamespacePlan) -> Vec<ExportStatus> {
-        let hosts = hosts_of(subsystem);
-        let (nqn, nsid) = (subsystem.nqn.as_str(), namespace.nsid);
-        let named = Some(nsid).filter(|_| subsystem.namespaces.len() > 1);
-        let first = hosts.as_ref().and_then(|hosts| hosts.first()).map(String::as_str);
-        // A subsystem that no host may use gets no URI.
-        let reachable =
-            self.listeners.addresses().next().filter(|_| hosts.as_ref().is_none_or(|hosts| !hosts.is_empty()));
-        let uri = reachable.map(|(_, address)| namespace_uri(on_this_machine(address), nqn, named, first));
-        let read_only = namespace.read_only;
-        let nvme =
-            ExportStatus { protocol: "nvme".to_owned(), name: nqn.to_owned(), nsid: Some(nsid), hosts, uri, read_only };
-        let nbd = export_name(subsystem, namespace).filter(|_| self.nbd.listens()).map(|name| ExportStatus {
-            protocol: "nbd".to_owned(),
-            uri: self.nbd.uri(&name),
-            name,
-            nsid: None,
-            hosts: None,
-            read_only,
-        });
-        let space = self.offered.get(&subsystem.nqn).and_then(|offered| offered.spaces.get(&nsid));
-        let paths = space.map_or_else(Vec::new, |space| self.block_devices.paths_of(&space.device));
-        let block_devices = paths.into_iter().map(|path| ExportStatus {
-            protocol: "ublk".to_owned(),
-            name: path.display().to_string(),
-            nsid: None,
-            hosts: None,
-            uri: None,
-            read_only,
-        });
-        std::iter::once(nvme).chain(nbd).chain(block_devices).collect()
+        let space = self.offered.get(&subsystem.nqn).and_then(|offered| offered.spaces.get(&namespace.nsid));
+        self.exports.names(subsystem, namespace, space.map(|space| &space.device))
     }
 }
 
-/// The hosts that may connect; `None` if every host may.
-fn hosts_of(subsystem: &SubsystemPlan) -> Option<Vec<String>> {
-    match &subsystem.hosts {
-        Hosts::Any => None,
-        Hosts::Only(hosts) => Some(hosts.iter().map(Nqn::to_string).collect()),
+fn namespace_info(OfferedNamespace { plan, uuid, device }: &OfferedNamespace) -> NamespaceInfo {
+    let shared = device.shared();
+    let geometry = shared.geometry();
+    NamespaceInfo {
+        nsid: plan.nsid,
+        target: plan.target.to_string(),
+        uuid: uuid_text(uuid),
+        block_size: geometry.block_size.bytes(),
+        blocks: geometry.capacity_blocks,
+        protection: protection_text(geometry.protection),
+        protection_shown: plan.protection == PiVisibility::Protected,
+        read_only: plan.read_only,
+        // Its export knows.
+        nbd: None,
     }
 }

@@ -2,11 +2,9 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use futures_util::future::join_all;
-use sealblock_exports_nbd::{Client, Server as Nbd};
-use sealblock_exports_nvme_tcp::{ConnectedHost, Target as Export};
-use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_stack::target::TargetName;
 use sealblock_stack::{Sameness, TargetIdentity, TargetLabel};
 
@@ -17,6 +15,7 @@ use crate::control::peer::user;
 use crate::control::protocol::TargetRef;
 use crate::dates::unix_s;
 use crate::devices::DeviceHandle;
+use crate::exports::export::ListClients;
 use crate::log;
 use crate::plan::shell_word;
 
@@ -47,10 +46,8 @@ pub struct NamespaceView {
 /// What can be looked at of a server, besides its devices.
 #[derive(Clone)]
 pub struct ServerInfo {
-    /// What NVMe/TCP hosts use.
-    pub export: Export,
-    /// What NBD clients use.
-    pub nbd: Nbd,
+    /// Who uses each of its exports.
+    pub clients: Rc<[ListClients]>,
     /// Where it listens for hosts.
     pub listeners: Vec<SocketAddr>,
     /// Where it listens for NBD clients.
@@ -102,8 +99,7 @@ impl ServerInfo {
     }
 
     fn clients(&self) -> Vec<ClientStatus> {
-        let hosts = self.export.connected_hosts().into_iter().map(host_status);
-        hosts.chain(self.nbd.clients().into_iter().map(client_status)).collect()
+        self.clients.iter().flat_map(|list| list()).collect()
     }
 }
 
@@ -170,28 +166,6 @@ pub fn reaches(listener: SocketAddr, address: SocketAddr) -> bool {
     let (own, asked) = (listener.ip().to_canonical(), address.ip().to_canonical());
     let takes_all = own.is_unspecified() && (listener.is_ipv6() || asked.is_ipv4());
     listener.port() == address.port() && (takes_all || own == asked)
-}
-
-fn host_status(guest: ConnectedHost) -> ClientStatus {
-    ClientStatus {
-        protocol: "nvme".to_owned(),
-        host: guest.host.as_ref().map(Nqn::to_string),
-        from: guest.from,
-        name: guest.subsystem.to_string(),
-        queues: Some(guest.io_queues as u64),
-        connected_s: guest.connected.as_secs(),
-    }
-}
-
-fn client_status(client: Client) -> ClientStatus {
-    ClientStatus {
-        protocol: "nbd".to_owned(),
-        host: None,
-        from: client.from,
-        name: client.export,
-        queues: None,
-        connected_s: client.connected.as_secs(),
-    }
 }
 
 #[cfg(test)]

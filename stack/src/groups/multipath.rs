@@ -236,7 +236,10 @@ fn identity(target: &TargetName, info: &TargetInfo) -> Option<String> {
 
 fn leaf(info: &TargetInfo) -> Option<String> {
     if let Some(volume) = &info.volume {
-        return Some(format!("volume {}", uuid_text(&volume.uuid)));
+        let volume = format!("volume {}", uuid_text(&volume.uuid));
+        // A copy of the file has the identity of the volume, and is another device. Block devices may be paths to one disk.
+        let file = info.file.as_ref().filter(|file| !file.is_block_device);
+        return Some(file.map_or(volume.clone(), |file| format!("{volume} in file {}:{}", file.device, file.inode)));
     }
     let remote = info.remote.as_ref()?;
     Some(match (&remote.uuid, &remote.nguid, &remote.eui64) {

@@ -643,7 +643,11 @@ pub(super) fn replica_error(error: &ReplicaError) -> StackError {
             "inspect its content (`sealblock copy`), which may be the only good copy, or use another device; --force erases it",
         ),
         ReplicaError::Unusable { .. } => failure(Cause::Older).advise(OLDER),
-        ReplicaError::Labelled { .. } | ReplicaError::NotBlank { .. } => {
+        ReplicaError::Labelled { .. } => failure(Cause::Refused).advise(
+            "use another device, or --force to overwrite it; if a `replace` of this mirror was cut off, \
+             `sealblock verify mirror:A,B,NEW --repair` resyncs the new replica, and `sealblock mirror remove mirror:A,B,NEW OLD` ends it",
+        ),
+        ReplicaError::NotBlank { .. } => {
             failure(Cause::Refused).advise("use another device, or --force to overwrite it")
         }
         ReplicaError::InUse { .. } => failure(Cause::Refused),

@@ -4,27 +4,27 @@
 //! The mirror itself goes by the labels of all its replicas, and so does another host's mirror: their members are not marked.
 
 use sealblock_block::{
-    Abilities, Ability, Device, Freshness, Geometry, Outcome, Request, RequestKind, ReservedArea, Response, Unchecked,
-    WhyOlder,
+    Abilities, Ability, Device, ErrorKind, Freshness, Geometry, Outcome, Request, RequestKind, ReservedArea, Response,
+    Unchecked, WhyOlder,
 };
 use sealblock_layers_mirror::label::{Label, ReplicaState};
 
 use crate::opened::OpenTarget;
 
-/// The same target, which says that it may be older than what was written if its label does.
+/// The same target, which says that it may be older than what was written if its label does, or if it had one that is lost.
 pub(crate) async fn mark(opened: OpenTarget) -> OpenTarget {
     let abilities = opened.device.abilities();
     if abilities.reserved != Ability::Native || !abilities.freshness.is_current() {
         return opened;
     }
-    // An unreadable label proves nothing; writers are refused because of it.
-    match opened.device.execute(Request::read_reserved(ReservedArea::GroupLabel)).await {
-        Ok(Response::Reserved(label)) if is_out_of_sync(&label) => {
-            let OpenTarget { device, info, held, target, is_part } = opened;
-            OpenTarget { is_part, ..OpenTarget::new(&target, OutOfSync(device), info, held) }
-        }
-        _ => opened,
-    }
+    let why = match opened.device.execute(Request::read_reserved(ReservedArea::GroupLabel)).await {
+        Ok(Response::Reserved(label)) if is_out_of_sync(&label) => WhyOlder::OutOfSync,
+        // Nothing is left of it, or it cannot be read.
+        Err(error) if matches!(error.kind(), ErrorKind::Media { .. }) => WhyOlder::LabelLost,
+        _ => return opened,
+    };
+    let OpenTarget { device, info, held, target, is_part } = opened;
+    OpenTarget { is_part, ..OpenTarget::new(&target, OutOfSync(device, why), info, held) }
 }
 
 /// True if a mirror label marks its own replica as not in sync. A removed replica does not count.
@@ -33,8 +33,8 @@ fn is_out_of_sync(label: &[u8]) -> bool {
     matches!(label.replicas[label.own_index].state, ReplicaState::OutOfSync | ReplicaState::Resyncing)
 }
 
-/// A replica that is out of sync.
-struct OutOfSync<D>(D);
+/// A replica that is out of sync, or may be.
+struct OutOfSync<D>(D, WhyOlder);
 
 impl<D: Device> Device for OutOfSync<D> {
     fn geometry(&self) -> &Geometry {
@@ -42,14 +42,14 @@ impl<D: Device> Device for OutOfSync<D> {
     }
 
     fn abilities(&self) -> Abilities {
-        Abilities { freshness: Freshness::MayBeOlder(WhyOlder::OutOfSync), ..self.0.abilities() }
+        Abilities { freshness: Freshness::MayBeOlder(self.1), ..self.0.abilities() }
     }
 
     async fn execute(&self, request: Request) -> Outcome {
         let extent = request.extent();
         let mut outcome = self.0.execute(request).await;
         // Each block matches its seal, and none is known to be the last that was written.
-        let unchecked = extent.map(|extent| Unchecked::new(extent, WhyOlder::OutOfSync.why_unchecked()));
+        let unchecked = extent.map(|extent| Unchecked::new(extent, self.1.why_unchecked()));
         match (&mut outcome, unchecked) {
             (Ok(Response::Verified(checked)), Some(unchecked)) => checked.coverage.add(unchecked),
             (Ok(Response::Checksum(checksum)), Some(unchecked)) => checksum.coverage.add(unchecked),
@@ -79,7 +79,7 @@ mod tests {
             Ok(Response::Verified(stats)) => stats.coverage.unchecked().to_vec(),
             other => panic!("{other:?}"),
         };
-        let (plain, marked) = (memory(), OutOfSync(memory()));
+        let (plain, marked) = (memory(), OutOfSync(memory(), WhyOlder::OutOfSync));
         assert!(check(&|request| plain.execute(request).now_or_never().unwrap()).is_empty());
         let expected = [Unchecked::new(extent, WhyOlder::OutOfSync.why_unchecked())];
         assert_eq!(check(&|request| marked.execute(request).now_or_never().unwrap()), expected);

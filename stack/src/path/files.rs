@@ -11,8 +11,7 @@ use futures_util::future::LocalBoxFuture;
 use sealblock_block::Medium;
 use sealblock_media_file::{FileMedium, OpenError, Options, RawDevice};
 use sealblock_media_volume::{
-    Hints, Mutation, OpenOptions, Recognised, Remains, RemainsError, ResizeOptions, Resized, Standing, VolumeInfo,
-    open_remains, recognise, resize,
+    Mutation, OpenOptions, Recognised, ResizeOptions, Resized, Standing, VolumeInfo, recognise, resize,
 };
 use sealblock_runtime_ioctl::range_lock::Use;
 use sealblock_units::BlockSize;
@@ -26,7 +25,6 @@ use crate::kernel::holder::held_by_live_process;
 use crate::opened::OpenTarget;
 use crate::opened::held::{Access, FileVolume};
 use crate::opened::info::TargetInfo;
-use crate::opened::out_of_sync::mark;
 use crate::program::ReactorClock;
 use crate::quantity::count;
 use crate::target::TargetName;
@@ -157,24 +155,7 @@ pub fn open_again(
     })
 }
 
-/// Opens the volume at a path for reading, also if its medium was truncated, or its blocks may be older than
-/// what was written; as the volume with this identity, if one is given.
-///
-/// # Errors
-/// When there is none, or it cannot be opened.
-pub fn open_truncated<'a>(
-    target: &'a TargetName,
-    path: &'a Path,
-    identity: Option<[u8; 16]>,
-) -> LocalBoxFuture<'a, Result<OpenTarget, StackError>> {
-    Box::pin(async move {
-        let medium = medium_of(path, Access::ReadOlder).await?;
-        let options = OpenOptions { truncated: true, identity, ..options(&medium, Access::ReadOlder) };
-        Ok(mark(whole(target, volume_on(Rc::new(medium), path, &options).await?).await).await)
-    })
-}
-
-async fn whole(target: &TargetName, open: OpenVolume) -> OpenTarget {
+pub(crate) async fn whole(target: &TargetName, open: OpenVolume) -> OpenTarget {
     let info = TargetInfo { volume: Some(open.description), file: open.file, ..TargetInfo::plain("protected volume") };
     OpenTarget::volume(target, open.volume, info).await
 }
@@ -220,42 +201,6 @@ pub fn remains_error(doing: &str, path: &Path, parts: &str) -> StackError {
         .advise(format!("use `sealblock rescue {} TO`, or another copy of the data", path.display()))
 }
 
-/// Opens the remains of a volume without a superblock, for reading.
-///
-/// # Errors
-/// If no layout fits the remains, or the medium fails.
-pub fn open_shapeless<'a>(
-    target: &'a TargetName,
-    path: &'a Path,
-    hints: &'a Hints,
-) -> LocalBoxFuture<'a, Result<(OpenTarget, Remains), StackError>> {
-    Box::pin(async move {
-        const ACTION: &str = "determine the layout";
-        const HINT: &str =
-            "give the capacity that the volume was created with as --capacity SIZE, or use another copy of the data";
-        let medium = medium_of(path, Access::Read).await?;
-        let file = medium.describe().ok();
-        let (opened, remains) = open_remains(Rc::new(medium), ReactorClock, hints, &OpenOptions::default())
-            .await
-            .map_err(|error| match error {
-                RemainsError::Volume(error) => volume_error(ACTION, &error).on(path.display()),
-                RemainsError::Resized => StackError::new(Cause::Damaged, ACTION, error)
-                    .on(path.display())
-                    .advise("use another copy of the data"),
-                RemainsError::Profile(why) => {
-                    let why = format!("no superblock is left, and {why}");
-                    StackError::new(Cause::Damaged, ACTION, why).on(path.display()).advise(HINT)
-                }
-            })?;
-        let info = TargetInfo {
-            volume: Some(opened.description),
-            file,
-            ..TargetInfo::plain("the remains of a protected volume")
-        };
-        Ok((OpenTarget::volume(target, opened.volume, info).await, remains))
-    })
-}
-
 /// Opens the volume at a path; anything else there is refused.
 pub fn open_volume(path: &Path, access: Access) -> LocalBoxFuture<'_, Result<OpenVolume, StackError>> {
     Box::pin(async move {
@@ -270,7 +215,7 @@ pub fn open_volume(path: &Path, access: Access) -> LocalBoxFuture<'_, Result<Ope
     })
 }
 
-fn options(medium: &FileMedium, access: Access) -> OpenOptions {
+pub(crate) fn options(medium: &FileMedium, access: Access) -> OpenOptions {
     OpenOptions {
         read_only: !access.writes() || medium.is_read_only(),
         accept_older: access.accepts_older(),
@@ -279,7 +224,11 @@ fn options(medium: &FileMedium, access: Access) -> OpenOptions {
     }
 }
 
-async fn volume_on(medium: Rc<FileMedium>, path: &Path, options: &OpenOptions) -> Result<OpenVolume, StackError> {
+pub(crate) async fn volume_on(
+    medium: Rc<FileMedium>,
+    path: &Path,
+    options: &OpenOptions,
+) -> Result<OpenVolume, StackError> {
     let file = medium.describe().ok();
     let opened = sealblock_media_volume::open(medium, ReactorClock, options)
         .await

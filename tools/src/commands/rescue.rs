@@ -6,12 +6,14 @@
 
 use sealblock_block::{Device, WhyOlder};
 use sealblock_media_file::Options;
-use sealblock_media_volume::{Hints, Remains, Standing, SuperblockCopy};
+use sealblock_media_volume::rescue::Remains;
+use sealblock_media_volume::rescue::profile::Hints;
+use sealblock_media_volume::{Standing, SuperblockCopy};
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
+use sealblock_stack::rescue::{open_shapeless, open_truncated};
 use sealblock_stack::{
     ByteView, Cause, FileKind, Lost, OpenTarget, StackError, inspect, on_reactor, open_error, open_medium,
-    open_shapeless, open_truncated,
 };
 use sealblock_units::ByteCount;
 use serde::Serialize;

@@ -5,6 +5,7 @@
 
 pub mod text;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,7 @@ use sealblock_exports_nvme_tcp::Hosts;
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_scrub::Settings;
 use sealblock_server::exports::listeners::Inherited;
-use sealblock_server::plan::{NamespacePlan, Plan, SubsystemPlan, names};
+use sealblock_server::plan::{Listening, NBD, NamespacePlan, Plan, SubsystemPlan, names};
 use sealblock_server::run::service::Hangups;
 use sealblock_server::{log, plan::config, run::run as serve_plan};
 use sealblock_stack::quantity::Rate;
@@ -113,11 +114,15 @@ impl Source {
         };
         // Sockets of the service manager take precedence over both: they are open already, and its units name them.
         let (nvme, nbd) = inherited.addresses();
+        let Listening { addresses, sockets } = plan.listening.get(NBD).cloned().unwrap_or_default();
+        let clients_of_nbd = Listening {
+            addresses: or(&nbd, or(&arguments.nbd, addresses)),
+            sockets: or(&arguments.nbd_socket, sockets),
+        };
         let plan = Plan {
             listeners: or(&nvme, or(&arguments.listen, plan.listeners)),
             inherited: inherited.clone(),
-            nbd: or(&nbd, or(&arguments.nbd, plan.nbd)),
-            nbd_sockets: or(&arguments.nbd_socket, plan.nbd_sockets),
+            listening: BTreeMap::from([(NBD, clients_of_nbd)]),
             strict: arguments.strict || plan.strict,
             cores: arguments.cores.or(plan.cores),
             ..plan

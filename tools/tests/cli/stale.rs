@@ -100,3 +100,57 @@ fn older_copies_are_accepted_only_from_replicas_of_a_mirror() {
     place.run("verify a --repair --accept-stale a").fails(2, &["not a mirror"]);
     place.run("mirror accept-stale mirror:a,b c").fails(2, &["no replica c"]);
 }
+
+#[test]
+fn a_replica_whose_label_is_lost_may_be_older_for_readers_too() {
+    let place = Place::with_runtime("syscalls");
+    let (old, new) = (noise(1, 256 * BLOCK), noise(2, 256 * BLOCK));
+    for (name, data) in [("b", &old), ("a", &new)] {
+        place.run(&format!("create {name} --size 1MiB")).succeeds();
+        place.write("data", data);
+        place.run(&format!("copy data {name}")).succeeds();
+    }
+    place.run("mirror create a b --from a --force --no-wait").ends_with(0);
+    place.run("copy b out").ends_with(4);
+    // The label's places behind the first two superblocks, and before the third.
+    let end = place.len("b");
+    for (offset, length) in [(4 << 10, 24 << 10), (36 << 10, 24 << 10), (end - (64 << 10), 56 << 10)] {
+        place.poke("b", offset, &vec![0; length]);
+    }
+    for command in ["copy b out", "compare b data", "verify b", "info b"] {
+        let told = place.run(command);
+        assert!([1, 4].contains(&told.status), "{command}: {}{}", told.text(), told.stderr);
+    }
+    place.run("info b").ends_with(4).says(&["every copy of its label is lost"]);
+    place.run("zero b --range 1").fails(3, &["every copy of the label of a group is lost"]);
+}
+
+#[test]
+fn paths_to_two_copies_of_a_volume_are_not_one_device() {
+    let place = Place::with_runtime("syscalls");
+    place.volume("--size 1MiB", &noise(1, 256 * BLOCK));
+    std::fs::copy(place.path("v"), place.path("w")).unwrap();
+    place.write("later", &noise(2, 256 * BLOCK));
+    for command in ["copy later multipath:v,w", "verify multipath:v,w", "copy multipath:v,w out"] {
+        place.run(command).fails(3, &["another device than the other paths"]);
+    }
+    for copy in ["v", "w"] {
+        place.run(&format!("compare {copy} data")).succeeds();
+    }
+    std::fs::hard_link(place.path("v"), place.path("same")).unwrap();
+    place.run("verify multipath:v,same").succeeds();
+}
+
+#[test]
+fn a_volume_whose_file_was_cut_off_under_its_server_opens_again_once_it_is_written() {
+    let place = Place::with_runtime("syscalls");
+    place.volume("--size 1MiB", &noise(1, 256 * BLOCK));
+    let server = Server::start(&place, "v");
+    place.set_len("v", 1 << 19);
+    let later = noise(2, 256 * BLOCK);
+    place.write("later", &later);
+    place.run(&format!("copy later {}", server.target("v"))).succeeds();
+    drop(server.stop());
+    place.run("verify v").succeeds();
+    place.run("compare v later").succeeds();
+}

@@ -1,6 +1,6 @@
 //! The slots in which commands wait for their devices: futures that are reused.
 //!
-//! A slot's future takes a command from its handoff, executes it, puts the result back, and waits for the next. A
+//! A slot's future ([`ReusedFuture`]) executes one command after the other. A
 //! device that completes at once yields the result from the first poll; otherwise the slot stays busy, and the
 //! connection's task polls it after its waker was used.
 //!
@@ -11,13 +11,11 @@
 //! so that the completion of one of many commands costs one poll. No slot is borrowed while it is polled.
 
 use std::cell::{Cell, RefCell};
-use std::future::{Future, poll_fn};
-use std::pin::Pin;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 
+use sealblock_block::ReusedFuture;
 use sealblock_protocols_nvme::Command;
 use sealblock_protocols_nvme_tcp::target::Token;
 
@@ -34,45 +32,23 @@ pub(crate) struct CommandResult {
     pub(crate) outcome: Result<Reply, CommandError>,
 }
 
-/// Passes a command to a slot's future, and its result back.
-#[derive(Default)]
-struct CompletionHandoff {
-    work: Cell<Option<(IoRequest, RemainingWork)>>,
-    outcome: Cell<Option<Result<Reply, CommandError>>>,
-}
-
-impl CompletionHandoff {
-    async fn serve(self: Rc<Self>) {
-        loop {
-            let work = poll_fn(|_| self.work.take().map_or(Poll::Pending, Poll::Ready));
-            let (request, work) = work.await;
-            let outcome = request.execute(work).await;
-            self.outcome.set(Some(outcome));
-        }
-    }
-}
-
 struct Slot {
     index: usize,
-    handoff: Rc<CompletionHandoff>,
-    future: Pin<Box<dyn Future<Output = ()>>>,
+    future: ReusedFuture<(IoRequest, RemainingWork), Result<Reply, CommandError>>,
     waker: Waker,
     busy: Option<(Token, Command, u64)>,
 }
 
 impl Slot {
     fn new(index: usize, ready: &Arc<ReadySlots>) -> Box<Slot> {
-        let handoff = Rc::new(CompletionHandoff::default());
-        let future = Box::pin(Rc::clone(&handoff).serve());
+        let future = ReusedFuture::new(async |(request, work): (IoRequest, RemainingWork)| request.execute(work).await);
         let waker = Arc::new(SlotWaker { index, ready: Arc::clone(ready) }).into();
-        Box::new(Slot { index, handoff, future, waker, busy: None })
+        Box::new(Slot { index, future, waker, busy: None })
     }
 
     /// Polls the command; returns its result if it completed.
     fn poll(&mut self) -> Option<CommandResult> {
-        // The future never completes.
-        let _ = self.future.as_mut().poll(&mut Context::from_waker(&self.waker));
-        let outcome = self.handoff.outcome.take()?;
+        let Poll::Ready(outcome) = self.future.poll(&mut Context::from_waker(&self.waker)) else { return None };
         let (token, command, read_bytes) = self.busy.take()?;
         Some(CommandResult { token, command, read_bytes, outcome })
     }
@@ -156,7 +132,7 @@ impl CommandSlots {
     ) -> Result<Option<CommandResult>, NoSlot> {
         let Some(mut slot) = self.take_free() else { return Err(NoSlot) };
         slot.busy = Some((token, command, request.read_bytes()));
-        slot.handoff.work.set(Some((request, work)));
+        slot.future.begin((request, work));
         self.busy.set(self.busy.get() + 1);
         Ok(self.resume(slot))
     }

@@ -72,6 +72,35 @@ fn a_change_that_is_lost_before_it_completes_fails() {
     }
 }
 
+#[test]
+fn a_mirror_that_is_closed_during_a_resync_is_not_compared_when_it_is_opened() {
+    let (a, b, mirror) = pair(None);
+    write(&mirror, extent(0, BLOCKS), 1).unwrap();
+    b.is_offline.set(true);
+    write(&mirror, extent(0, 1), 2).unwrap();
+    b.is_offline.set(false);
+    reattach(&mirror, &b).unwrap();
+    // In the group of the region that is copied.
+    write(&mirror, extent(1, 1), 3).unwrap();
+    let replica = mirror.replicas.borrow()[1].clone();
+    let mut bringing = Box::pin(mirror.resync(&replica));
+    b.holds_labels.set(true);
+    assert!(bringing.as_mut().now_or_never().is_none());
+    a.holds_requests.set(true);
+    b.holds_labels.set(false);
+    assert!(bringing.as_mut().now_or_never().is_none());
+    assert!(mirror.range_lock.is_locked(0..=0), "it reads the region that it copies");
+    let mut closing = Box::pin(mirror.close());
+    assert!(closing.as_mut().now_or_never().is_none());
+    a.holds_requests.set(false);
+    assert!(bringing.as_mut().now_or_never().is_some());
+    closing.now_or_never().expect("nothing is held any more").unwrap();
+    let mirror = opened(&[&a, &b]);
+    assert!(mirror.write_intent.nosync.borrow().is_empty(), "{mirror:?}");
+    assert_reads(&mirror, extent(0, 1), 2);
+    assert_reads(&mirror, extent(1, 1), 3);
+}
+
 /// Most requests that the resync of a region with a bad block takes.
 const MAX_REQUESTS: u64 = 100;
 

@@ -26,10 +26,10 @@ pub(crate) struct ReadPiece {
     pbn: Option<u32>,
 }
 
-/// ReadPieces of a request. One is the usual number.
+/// Pieces of a request. One is the usual number.
 pub(crate) type ReadPieces = SmallVec<[ReadPiece; 1]>;
 
-/// ReadPieces that are read at once, with what lies between.
+/// Pieces that are read together, with the bytes between them.
 struct Span<'a> {
     offset: u64,
     end: u64,

@@ -1,4 +1,4 @@
-//! Where a block's data are now, and what its tags are.
+//! Where a block's data are, and its tags.
 
 use std::ops::Deref;
 
@@ -13,19 +13,20 @@ use crate::map::patches;
 use crate::space::ReadGuard;
 use crate::volume::Volume;
 
-/// Reference tags tried, back from the block's address and around the stored one, when a map entry's checksum is off.
+/// Reference tags that are tried, back from the block's address and around the stored one, when a map entry's checksum
+/// does not match.
 const MAX_TAGS_TRIED: u64 = u16::MAX as u64;
 
-/// Where one block's data are.
+/// The location of one block's data.
 #[derive(Clone, Copy)]
 pub(crate) enum BlockLocation {
     /// Reads as zeroes and carries no tags.
     Zeroes,
     /// The data are in the physical block that this map entry names, with its tuple.
     Stored(MapEntry),
-    /// The block is known to be bad without looking at its data.
+    /// The block is bad, which is known without its data.
     Bad(BadBlock),
-    /// The map entry does not check; what is wrong may show against the data.
+    /// The map entry is invalid; the data may show which field is wrong.
     Damaged([u8; MAP_ENTRY_BYTES]),
 }
 
@@ -33,8 +34,8 @@ pub(crate) enum BlockLocation {
 pub(crate) type LocatedBlocks = SmallVec<[BlockLocation; 1]>;
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Looks up every block of an extent, all at one moment; pages that it takes are read before. The physical blocks that it
-    /// found stay in use until the guard is dropped.
+    /// Looks up every block of an extent, all at one moment; the pages that it needs are read before. The physical
+    /// blocks that it finds stay in use until the guard is dropped.
     pub(crate) async fn locate(&self, extent: Extent) -> Result<(LocatedBlocks, ReadGuard<'_>), Error> {
         // Pages that are held are not dropped while further ones are read.
         let mut held = Vec::new();
@@ -55,7 +56,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.layout.page_pieces(extent).for_each(|(page, _)| self.block_map.retry(page));
     }
 
-    /// The same from memory alone; nothing when a page is not there.
+    /// The same from memory alone; `None` if a page is not in memory.
     pub(crate) fn locate_cached(&self, extent: Extent) -> Option<LocatedBlocks> {
         let mut located = LocatedBlocks::with_capacity(extent.len() as usize);
         for (number, piece) in self.layout.page_pieces(extent) {
@@ -78,7 +79,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Some(located)
     }
 
-    /// What the block map has of a block, or will have; nothing when its page is not in memory.
+    /// The map entry of a block in the block map and its patches; `None` if its page is not in memory.
     pub(crate) fn lookup_cached(&self, lba: Lba) -> Option<MapLookup> {
         self.lookup_with(lba, |number| self.block_map.cached(number))
     }
@@ -123,18 +124,19 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
             MapLookup::Unreadable => BlockLocation::Bad(BadBlock::media(lba)),
             MapLookup::Damaged(raw) => match MapEntry::decode(&raw, self.seed) {
-                // Whole and good, and of another block: it was written to the wrong place.
+                // Valid, but of another block: it was written to the wrong place.
                 Ok(other) => BlockLocation::Bad(bad_tag(lba, Field::RefTag, lba.get(), other.lba.get())),
                 Err(_) => BlockLocation::Damaged(raw),
             },
         }
     }
 
-    /// Says what is wrong with a block whose map entry does not check, given the data of the physical block the map entry names.
+    /// Determines the fault of a block whose map entry is invalid, from the data of the physical block that the map
+    /// entry names.
     ///
-    /// The map entry's own checksum tells that something is wrong; the data, the address, and the checksum again tell what. The
-    /// guard is compared with the data. Other tags are searched for a value that makes the checksum right: among 2^16
-    /// values of a tag that is not at fault, one does so by chance once in 2^16 damaged map entries.
+    /// The map entry's checksum shows that something is wrong; data, address and checksum show what. The guard is
+    /// compared with the data. Other tags are searched for a value that makes the checksum match: among 2^16 values of
+    /// an undamaged tag, one does so by chance once in 2^16 damaged map entries.
     pub(crate) fn diagnose(&self, lba: Lba, raw: &[u8; MAP_ENTRY_BYTES], data: Option<&[u8]>) -> BadBlock {
         let entry = MapEntry::decode_unchecked(raw);
         let (Some(format), Some(data)) = (self.geometry.protection, data) else { return BadBlock::media(lba) };
@@ -157,7 +159,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Whether the map entry would check with this tuple.
+    /// True if the map entry would be valid with this tuple.
     fn matches(&self, raw: &[u8; MAP_ENTRY_BYTES], format: PiFormat, tuple: &Tuple) -> bool {
         let mut bytes = *raw;
         tuple.write(format, &mut bytes[..format.tuple_bytes()]);
@@ -165,9 +167,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     }
 }
 
-/// What the reference tag of a block may have been. In Type 1 it is the address. In Types 2 and 3 it is the writer's choice:
-/// often the address of the block, or of the first one of its write; else one that is not far from what is stored, or
-/// differs from it in a bit.
+/// Candidates for the reference tag of a block. In Type 1 it is the address. In Types 2 and 3 it is the writer's
+/// choice: often the address of the block, or of the first one of its write; otherwise one near the stored value, or
+/// one that differs from it in a bit.
 fn likely_references(format: PiFormat, lba: Lba, stored: u64) -> impl Iterator<Item = u64> {
     let (mask, is_chosen) = (format.reference_tag_mask(), format.protection() != ProtectionType::Type1);
     let before = if is_chosen { lba.get().min(MAX_TAGS_TRIED) } else { 0 };
@@ -185,7 +187,7 @@ pub(crate) fn bad_tag(lba: Lba, field: Field, expected: u64, actual: u64) -> Bad
     BadBlock::new(lba, BadBlockCause::Tag(field), Some(expected), Some(actual))
 }
 
-/// Whether these data are the ones that a map entry was made for, as well as its checks can tell.
+/// True if these data match the map entry, as far as its checks can tell.
 ///
 /// This decides after a crash whether a write had reached the medium, so it takes the strongest check that the map entry
 /// has: the CRC-32C beside a 16-bit guard, or the guard itself.

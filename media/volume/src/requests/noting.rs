@@ -1,4 +1,4 @@
-//! Noting changes: how map entries get to the place of notes, and from there into the memtable. See `notes`.
+//! Noting changes: how map entries are written to the place of notes, and from there into the memtable. See `notes`.
 
 use sealblock_block::{Clock, Error, Medium, MediumError, NoteKeeping, yield_once};
 use sealblock_runtime_memory::Buffer;
@@ -13,7 +13,7 @@ const SPARE_PART: u64 = 4;
 /// Bytes of zeroes written at a time.
 const ZEROES_BYTES: u64 = 1 << 20;
 
-/// What a step of the leader came to.
+/// The result of a step of the leader.
 enum Step {
     /// Nothing is pending.
     Done,
@@ -23,12 +23,12 @@ enum Step {
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Has the map entries of a change, whose data are complete, put into the memtable by [`Volume::entered`].
+    /// Puts the map entries of a change, whose data are written, into the memtable by [`Volume::entered`].
     pub(crate) fn enter(&self, group: u64, entries: MapEntryRun, data_crc: u32) {
         self.ask(Pending { group, entries, data_crc, moved_from: None });
     }
 
-    /// The same of a block that was moved from a physical block.
+    /// The same for a block that was moved from a physical block.
     pub(crate) fn enter_moved(&self, group: u64, entry: MapEntryRun, from: u32) {
         self.ask(Pending { group, entries: entry, data_crc: 0, moved_from: Some(from) });
     }
@@ -58,7 +58,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Whether a block that was moved was not changed meanwhile.
+    /// True if a moved block was not changed meanwhile.
     fn is_still_at(&self, entry: &MapEntryRun, from: u32) -> bool {
         let now = self.stored_entry_now(entry.first.lba).flatten();
         now.is_some_and(|now| now.pbn == from) || self.mutation.is(Mutation::MoveOverNewer)
@@ -68,7 +68,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     pub(crate) async fn entered(&self) -> Result<(), Error> {
         let (notes, asked) = (&self.notes, self.notes.asked.get());
         if self.mutation.is(Mutation::NoteLate) && asked - notes.done.get() < 8 {
-            // An injected fault: changes are answered before they are noted.
+            // An injected fault: changes complete before they are noted.
             return Ok(());
         }
         while notes.done.get() < asked {
@@ -88,7 +88,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Notes everything that is pending and puts it into the memtable. Waits for commits where a half is full.
     async fn note_all(&self) -> Result<(), Error> {
         loop {
-            // What a failed volume notes may never be durable, and is not answered.
+            // Notes of a failed volume may never become durable, and their changes do not complete.
             if self.has_failed() {
                 return Err(self.failed());
             }
@@ -105,19 +105,19 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 }
                 Step::Failed(error) => {
                     tracing::warn!(%error, "cannot note changes; they are made durable before they are answered from now on");
-                    // The usual write allocates nothing for what happens once.
+                    // A function of its own, so that the usual write allocates nothing for a rare case.
                     Box::pin(self.give_notes_up()).await?;
                 }
             }
         }
     }
 
-    /// Notes as much as there is room for, and puts it into the memtable.
+    /// Notes as many pending map entries as there is room for, and puts them into the memtable.
     fn note_pending(&self) -> Step {
         loop {
             let front = self.notes.pending.borrow().front().map(|front| (front.entries, front.moved_from));
             let Some((entries, moved_from)) = front else { return Step::Done };
-            // What a move is compared with is in the memtable: everything that was pending before.
+            // The memtable has everything that was pending before, with which a move must be compared.
             if moved_from.is_some_and(|from| !self.is_still_at(&entries, from)) {
                 let lost = self.notes.pending.borrow_mut().pop_front();
                 lost.into_iter().for_each(|lost| self.put(lost));
@@ -136,7 +136,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Notes what is pending, up to the next block that was moved, as far as there is room; gives how much that is.
+    /// Notes pending map entries up to the next moved block, as far as there is room; returns their number.
     fn note_some(&self) -> Result<usize, MediumError> {
         let (pending, mut half) = (self.notes.pending.borrow(), self.notes.half.borrow_mut());
         let half = half.as_mut().expect("there is a half while changes are noted");
@@ -150,9 +150,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(count)
     }
 
-    /// Goes on without notes. What was noted is made durable before anything is put into the memtable that is not. Nothing is noted from
-    /// then on, whatever becomes of the superblock: a copy that says so may be on the medium although the others could not be written, and
-    /// one that still names the notes has recovery say that something may be lost.
+    /// Continues without notes. Noted changes are made durable before the memtable gets any that is not noted. From
+    /// then on nothing is noted, even if writing the superblock fails: a copy without notes may be on the medium
+    /// although the others could not be written, and with one that still names the notes recovery reports a possible
+    /// loss.
     async fn give_notes_up(&self) -> Result<(), Error> {
         self.flush().await?;
         self.notes.way.set(Way::Durable);
@@ -170,8 +171,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Finds out, before the first change, what becomes of changes; a block group whose map of free physical blocks is there may give
-    /// the place of notes.
+    /// Determines, before the first change, how changes are preserved; a block group whose map of free physical blocks
+    /// is loaded may provide the place of notes.
     ///
     /// # Errors
     /// When the medium fails.
@@ -202,8 +203,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// The block group that has the place of notes: this one, which is written to, or the first one where this one lies far in, since a
-    /// sync that leaves notes out knows offsets of 32 bits.
+    /// The block group for the place of notes: this one, which is being written, or the first one if this one is far
+    /// in, because a sync that skips notes supports only offsets of 32 bits.
     async fn group_for_notes(&self, group: u64) -> Result<u64, Error> {
         if self.block_group(group).end_offset <= u64::from(u32::MAX) {
             return Ok(group);
@@ -212,8 +213,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(0)
     }
 
-    /// Takes free physical blocks of a block group for notes and fills them with zeroes, so that they have space and nothing of an
-    /// earlier opening.
+    /// Takes free physical blocks of a block group for notes and fills them with zeroes, so that they have space and no
+    /// notes of an earlier open.
     async fn make_place(&self, group: u64, boot: [u8; 16]) -> Option<NotesPlace> {
         let shift = self.geometry.block_size.shift();
         let page_blocks = (NOTE_PAGE_BYTES >> shift).max(1) as u32;
@@ -255,11 +256,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.medium.write(place.offset + at, Buffer::zeroed(length as usize).freeze()).await?;
             at += length;
         }
-        // Whether notes work at all.
+        // Tests whether notes work at all.
         self.medium.note(place.offset, &[0; NOTE_PAGE_BYTES])
     }
 
-    /// Gives the place of notes back: nothing changes any more, and everything is durable.
+    /// Frees the place of notes. Requires that nothing changes any more, and everything is durable.
     pub(crate) fn drop_notes(&self) {
         if let Some((group, run)) = self.notes.taken.take() {
             self.allocator.release(group, &[run]);

@@ -15,16 +15,16 @@ use crate::format::MapEntry;
 use crate::requests::lookup::{BlockLocation, LocatedBlocks, check_block};
 use crate::volume::Volume;
 
-/// Bytes of the pieces that a Verify is done in, and pieces in flight at once: together they fit in a core's near cache, so
-/// that data are summed before they have left it.
+/// Bytes of the pieces of a Verify, and the number in flight: together they fit in a core's near cache, so that data
+/// are checksummed there.
 const VERIFY_BYTES: u32 = 256 << 10;
 const VERIFY_PIECES: usize = 2;
 
-/// Blocks that were read, and checked by nothing yet.
+/// Blocks that were read, and not checked yet.
 struct Fetched {
     data: Slice,
     tags: Slice,
-    /// Blocks that are bad without a look at their data.
+    /// Blocks that are bad, which is known without their data.
     bad_blocks: Vec<BadBlock>,
 }
 
@@ -41,7 +41,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.fetch_checked(extent, &located, expectations).await.map(|checked| Response::Data(checked.blocks))
     }
 
-    /// What is left of blocks, bad ones too.
+    /// All blocks that could be read, bad ones too.
     pub(crate) async fn salvage(&self, extent: Extent) -> Outcome {
         let (located, _reading) = self.locate(extent).await?;
         let mut fetched = self.fetch(extent, &located).await;
@@ -51,7 +51,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(Response::Salvaged(Salvaged { blocks: self.unchecked(fetched), bad_blocks }))
     }
 
-    /// Reads and checks without handing the data on. A bad block does not hide another.
+    /// Reads and checks without returning the data. A bad block does not hide another.
     pub(crate) async fn verify(&self, extent: Extent, expectations: &Expectations) -> Outcome {
         let mut outcomes = pin!(self.check_pieces(extent, expectations, |_, _| ()));
         let (mut bytes_transferred, mut tally) = (0, Tally::default());
@@ -65,7 +65,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(Response::Verified(VerifyStats { bytes_transferred, coverage: self.finish(extent, tally)? }))
     }
 
-    /// Checks blocks and sums their data. A bad block does not hide another.
+    /// Checks blocks and checksums their data. A bad block does not hide another.
     pub(crate) async fn checksum(&self, extent: Extent, kind: ChecksumKind, expectations: &Expectations) -> Outcome {
         let sum = |bytes, read: Option<Sealed>| read.map_or_else(|| kind.of_zeroes(bytes), |read| read.checksum(kind));
         let mut outcomes = pin!(self.check_pieces(extent, expectations, sum));
@@ -84,8 +84,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(Response::Checksum(whole))
     }
 
-    /// Checks blocks piece by piece, in order: the bytes of each piece, those that were read for it, what `see` makes of its length and
-    /// its data, which are nothing where all are zeroes, and whether every block of it has a seal.
+    /// Checks blocks piece by piece, in order. Returns the bytes of each piece, the bytes that were read for it, the
+    /// result of `see` for its length and its data (empty if all are zeroes), and whether every block of it has a seal.
     fn check_pieces<T>(
         &self,
         extent: Extent,
@@ -126,15 +126,15 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         })
     }
 
-    /// Whether nothing was ever written to the block groups of these blocks, as far as that is known without looking.
+    /// True if the block groups of these blocks are known, without reading, to be unwritten.
     fn is_unwritten(&self, extent: Extent) -> bool {
         let mut groups = self.layout.group_of(extent.start())..=self.layout.group_of(extent.last());
         let is_logged = !self.memtable.is_empty() || !self.block_map.patches.is_empty();
         !is_logged && groups.all(|group| !self.block_map.groups.is_initialized(group))
     }
 
-    /// Checks blocks; also says how many bytes were read for that. Nothing is read, and nothing given, where all are zeroes:
-    /// most of a large volume may be like this.
+    /// Checks blocks; also returns how many bytes were read. Nothing is read if all are zeroes: most of a large volume
+    /// may be like this.
     async fn check_piece(&self, extent: Extent, expectations: &Expectations) -> (u64, Result<Option<Checked>, Error>) {
         if self.is_unwritten(extent) {
             return (0, Ok(None));
@@ -160,10 +160,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Fetched { data, tags: self.tags(located), bad_blocks }
     }
 
-    /// Reads and checks located blocks: first against the volume's own seals, and then what the asker expects of good ones.
+    /// Reads and checks located blocks: first against the volume's own seals, and then good ones against the caller's
+    /// expectations.
     ///
-    /// Usually one pass over the tuples tells both. What it cannot tell is looked at block by block: blocks without tuples, whose tuples
-    /// disable their check or have a guard that their host wrote wrong, and those that do not match.
+    /// Usually one pass over the tuples decides both. The rest is checked block by block: blocks without tuples, with
+    /// tuples that disable their check, with guards that do not match by the host's wish, and those that fail.
     async fn fetch_checked(
         &self,
         extent: Extent,
@@ -258,8 +259,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         tags.freeze()
     }
 
-    /// Blocks that were never written, or were deallocated, are holes. One of which the block map cannot tell is none, so that who
-    /// reads everything else meets its damage.
+    /// Blocks that were never written, or were deallocated, are holes. If the block map cannot tell, it is no hole, so
+    /// that a reader meets its damage.
     pub(crate) async fn allocation(&self, extent: Extent) -> Outcome {
         let mut runs = StatusRuns::default();
         for (piece, _) in self.verify_pieces(extent, &Expectations::NONE) {

@@ -18,23 +18,24 @@ use crate::space::Allocation;
 use crate::space::free_map::Run;
 use crate::volume::{Volume, VolumeState};
 
-/// Commits that a long write waits for at most, so that it has a place of its own.
+/// The maximum number of commits for which a long write waits, to get contiguous physical blocks.
 const MAX_WAITS: u32 = 4;
-/// Blocks that lose their data before other requests have a turn. A long request comes in pieces, some of them at once, and each may do
-/// as much.
+/// Blocks that are deallocated before other requests run. A long request consists of pieces, some of them concurrent,
+/// and each may do as much.
 const BLOCKS_PER_TURN: u64 = 1 << 11;
 
-/// WrittenBlocks blocks with their tags, and what their map entries say besides, as far as that took a pass over the data in flight.
+/// Written blocks with their tags, and the other fields of their map entries, as far as these took a pass over the data
+/// in flight.
 struct WrittenBlocks {
     data: Sealed,
     /// One for each block, or none.
     extras: Vec<EntryExtras>,
 }
 
-/// What the map entry of a block says besides its tuple.
+/// The fields of a block's map entry besides its tuple.
 #[derive(Clone, Copy)]
 struct EntryExtras {
-    /// The CRC-32C of the data, where the tuple has none that is as good.
+    /// The CRC-32C of the data, if the tuple has no checksum as strong.
     data_crc: Option<u32>,
     guard_unverified: bool,
 }
@@ -45,7 +46,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.written(durability).await
     }
 
-    /// Answers a change that is in the memtable, once it is as durable as was asked for.
+    /// Completes a change that is in the memtable, once it has the requested durability.
     async fn written(&self, durability: Durability) -> Outcome {
         match durability {
             Durability::Volatile if !self.notes.answers_durable() => Ok(Response::Done),
@@ -101,7 +102,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Whether there is anything to compute from the data.
+    /// True if anything must be computed from the data.
     fn takes_a_pass(&self, data: &WriteData) -> bool {
         match data {
             WriteData::Unsealed(_) => true,
@@ -123,9 +124,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Box::pin(join_all(writes)).await.into_iter().collect()
     }
 
-    /// Writes data as [`Volume::write_runs`] does, and makes meanwhile what takes a pass over them: their tags, and what map entries need
-    /// besides. The data are immutable, so both are those of the bytes that are on their way. They are told to nobody before the writes
-    /// have ended well.
+    /// Writes data as [`Volume::write_runs`] does, and meanwhile computes their tags and the other fields of map
+    /// entries. The data are immutable, so these match the written bytes. They are used only after the writes have
+    /// succeeded.
     async fn seal_in_flight(&self, group: u64, runs: &[Run], data: &WriteData) -> Result<WrittenBlocks, MediumError> {
         let mut writing = pin!(self.write_runs(group, runs, data));
         let mut ended = poll!(writing.as_mut());
@@ -158,7 +159,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             Box::pin(self.prepare_notes(group)).await?;
         }
         let (first, count) = (self.index_in_group(extent.start()), extent.len() as u32);
-        // Without a line, many that want much would take whatever becomes free before one that wants little is woken.
+        // Without a queue, large writes would take all physical blocks that become free before a small one is woken.
         let mut place = (!self.allocator.queue.is_empty(group)).then(|| self.allocator.queue.join(group));
         if let Some(place) = &place {
             place.first().await;
@@ -182,7 +183,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let _place = place.get_or_insert_with(|| self.allocator.queue.join(group));
             let since = self.commits.completed.get();
             let _space_waiter = self.commits.register_space_waiter(self.memtable.active_len() > 0);
-            // Looked at anew each time: what makes it tight ends with a commit that may have been in flight already.
+            // Checked again each time: the commit that frees physical blocks may have been in flight already.
             let room = || {
                 !lacks_free_cluster()
                     && self.allocator.free(group) >= count
@@ -196,9 +197,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Asks for a commit before free physical blocks or room for map entries run out, so that writers need not wait for one,
-    /// and before extents run out of spare physical blocks at home. Not before it would free a good part of the physical
-    /// blocks: some may be out of use for good, named by damaged map entries, or hold notes.
+    /// Requests a commit before free physical blocks or room for map entries run out, so that writers need not wait for
+    /// one, and before extents run out of spare physical blocks at home. Not before it would free a good part of the
+    /// physical blocks: some may be unusable, because damaged map entries name them, or have notes.
     pub(crate) fn request_early_commit(&self, group: u64) {
         let open = self.memtable.active_len();
         let spare = self.layout.spare_blocks(group) as u32;
@@ -209,7 +210,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Has the map entries of written blocks put into the memtable, giving up the physical blocks of map entries they replace there.
+    /// Puts the map entries of written blocks into the memtable, and frees the physical blocks of the map entries that
+    /// they replace there.
     fn entry(&self, group: u64, extent: Extent, written: &WrittenBlocks, runs: &[Run]) {
         let WrittenBlocks { data, extras } = written;
         let pbns = runs.iter().flat_map(|&(start, len)| start..start + len);
@@ -217,7 +219,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let mut entry = MapEntry { kind: MapEntryKind::Stored, pbn, ..MapEntry::deallocated(lba) };
             let extras = extras.get(at).copied().unwrap_or_else(|| self.extras(block, data.has_verified_guards()));
             extras.fill(&mut entry, block.1);
-            // Whether such data arrived their guard cannot tell, as that of others can.
+            // A guard that does not match cannot show whether such data arrived.
             let data_crc = if entry.guard_unverified { guard::crc32c(block.0) } else { 0 };
             self.enter(group, entry.into(), data_crc);
         }
@@ -228,7 +230,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.extras(block, is_verified).fill(entry, block.1);
     }
 
-    /// What the map entry of a block with this tuple says besides, whose guard is known to match if `is_verified`.
+    /// The other fields of the map entry of a block with this tuple, whose guard is known to match if `is_verified`.
     fn extras(&self, (block, tuple): (&[u8], &[u8]), is_verified: bool) -> EntryExtras {
         let protection = self.geometry.protection;
         EntryExtras {
@@ -268,7 +270,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Deallocates blocks. They read as zeroes afterwards; their space goes back to the medium once the deallocation is durable.
+    /// Deallocates blocks. They read as zeroes afterwards; their space is freed once the deallocation is durable.
     pub(crate) async fn discard(&self, extents: &[Extent]) -> Outcome {
         for extent in extents {
             self.mark(*extent, MapEntryKind::Deallocated).await?;
@@ -285,7 +287,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.written(durability).await
     }
 
-    /// Zeroes that keep their space are blocks like any other.
+    /// Zeroes that keep their space are stored like any other blocks.
     async fn store_zeroes(&self, extent: Extent) -> Result<(), Error> {
         let (size, max) = (self.geometry.block_size, self.geometry.limits.max_transfer_blocks);
         let zeroes = Buffer::zeroed(extent.bytes(size).min(max.bytes(size)) as usize).freeze();
@@ -297,17 +299,17 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Makes blocks unreadable. What they held is deallocated.
+    /// Makes blocks unreadable. Their old data are deallocated.
     pub(crate) async fn write_uncorrectable(&self, extent: Extent, durability: Durability) -> Outcome {
         self.commits.uncorrectable.set(true);
         self.mark(extent, MapEntryKind::Uncorrectable).await?;
         self.written(durability).await
     }
 
-    /// Gives every block of an extent a map entry without data, of this kind, where it has none yet.
+    /// Gives every block of an extent a map entry without data, of this kind, unless it has one.
     ///
-    /// Blocks that are of this kind already take nothing: neither space for their map pages, nor notes, nor a commit. So a block group that
-    /// was never written is not touched by a request that deallocates it.
+    /// Blocks that are of this kind already need no work: no map pages, no notes, no commit. So a request that
+    /// deallocates an unwritten block group does not change it.
     ///
     /// Page by page, so that one long extent holds neither many pages nor the core for long.
     async fn mark(&self, extent: Extent, kind: MapEntryKind) -> Result<(), Error> {
@@ -344,7 +346,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Box::pin(self.entered()).await
     }
 
-    /// Lets others have their turns once so many blocks were looked at.
+    /// Lets other requests run after this number of blocks.
     async fn leave_turn(&self, blocks: u64) {
         let marked = self.marked.replace(self.marked.get() + blocks);
         if marked + blocks > BLOCKS_PER_TURN {
@@ -353,7 +355,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Whether none of these blocks of a block group was ever written, as far as that is known without looking at the medium.
+    /// True if these blocks of a block group are known, without reading the medium, to be unwritten.
     fn is_group_unwritten(&self, group: u64, extent: Extent) -> bool {
         !self.block_map.groups.is_initialized(group)
             && !self.memtable.meets(extent)
@@ -416,7 +418,7 @@ impl EntryExtras {
     }
 }
 
-/// Whether a host's guard does not match the data, which it may do where it asked for no check.
+/// True if a host's guard does not match the data, which is allowed if it disabled checks.
 fn has_wrong_guard(format: PiFormat, tags: &[u8], data: &[u8]) -> bool {
     Tuple::read(format, tags).guard != guard::compute(format.guard(), data)
 }

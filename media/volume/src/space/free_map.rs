@@ -1,14 +1,14 @@
-//! The physical blocks of one block group, and where blocks are put in them so that neighbours stay neighbours.
+//! The physical blocks of one block group, and the placement of blocks that keeps neighbours together.
 //!
-//! Blocks are seen in *extents* of 1 MiB, physical blocks in *clusters* that hold an extent and some spare physical blocks:
-//! half of a block group's spare physical blocks are spread over its clusters so, the other half makes clusters that are wholly
-//! free. Most blocks of an extent lie in one cluster, its *home*. A small write takes a free physical block of its home, so a
-//! cluster stays full of one extent however its blocks are overwritten, and a long read finds them within little more than
-//! their own length. A write of a whole extent takes a cluster that is wholly free, which becomes the home; the old one is free
-//! as a whole once the write is durable.
+//! Blocks form *extents* of 1 MiB, physical blocks form *clusters* of an extent and some spare physical blocks. Half of
+//! a block group's spare physical blocks are spread over its clusters in this way; the other half forms clusters that
+//! are completely free. Most blocks of an extent are in one cluster, its *home*. A small write takes a free physical
+//! block of its home, so a cluster stays full of one extent however its blocks are overwritten, and a long read finds
+//! them within little more than their own length. A write of a whole extent takes a completely free cluster, which
+//! becomes the home; the old one is completely free once the write is durable.
 //!
-//! Nothing of this is on the medium: any physical block of the block group may hold any of its blocks. What is kept here about
-//! homes and order is found out when the block group is loaded, and if it is wrong, blocks lie less well and nothing worse.
+//! None of this is on the medium: any physical block of the block group may have any of its blocks. Homes and order are
+//! determined when the block group is loaded; if they are wrong, the placement is worse and nothing else.
 
 mod load;
 mod upkeep;
@@ -102,7 +102,8 @@ impl FreeMap {
         self.extent_blocks
     }
 
-    /// Whether no cluster is wholly free for a write of so many blocks, though one may well be after a commit of so many map entries.
+    /// True if no cluster is completely free for a write of `count` blocks, but one may be after a commit of this
+    /// number of map entries.
     pub fn lacks_free_cluster(&self, count: u32, entries: usize) -> bool {
         self.free_clusters == 0 && count * 2 >= self.extent_blocks && entries >= 4 * self.extent_blocks as usize
     }

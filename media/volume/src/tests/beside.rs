@@ -93,7 +93,7 @@ fn the_reserved_area_is_durable_and_beside_the_blocks() {
     }
 }
 
-/// InFlightBudget a bit of what a copy at this offset holds.
+/// Flips a bit of what a copy at this offset holds.
 fn turn_a_bit(medium: &TestMedium, offset: u64) {
     medium.bytes.borrow_mut()[offset as usize + RESERVED_HEAD_BYTES] ^= 1;
 }

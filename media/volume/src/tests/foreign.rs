@@ -10,9 +10,10 @@ use sealblock_runtime_memory::Slice;
 
 use super::setup::{Rig, TestClock, TestMedium, UUID, pattern, protection};
 use crate::format::{Layout, SUPERBLOCK_OFFSETS, Seed, Superblock};
+use crate::rescue::profile::{Hints, ProfileError};
+use crate::rescue::{RemainsError, open_remains};
 use crate::{
-    CreateOptions, Hints, IdentityError, OpenOptions, ProfileError, Recognised, RemainsError, Trace, VolumeError,
-    VolumeInfo, create, open, open_remains, recognise,
+    CreateOptions, IdentityError, OpenOptions, Recognised, Trace, VolumeError, VolumeInfo, create, open, recognise,
 };
 
 const SIZE: BlockSize = BlockSize::B4096;

@@ -6,8 +6,10 @@ use sealblock_integrity::{GuardKind, PiFormat, ProtectionType};
 use sealblock_units::{BlockSize, Extent};
 
 use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
+use crate::OpenOptions;
 use crate::format::{Layout, RegionKind};
-use crate::{Hints, OpenOptions, ProfileError, Remains, RemainsError, open_remains};
+use crate::rescue::profile::{Hints, ProfileError};
+use crate::rescue::{Remains, RemainsError, open_remains};
 
 /// A volume of which no superblock is left.
 struct Found {

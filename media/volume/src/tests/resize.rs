@@ -8,9 +8,10 @@ use sealblock_units::{BlockSize, Extent};
 
 use super::setup::{Rig, TestClock, TestMedium, UUID, created, pattern, protection};
 use crate::format::{GroupMapSector, MAX_SEGMENTS, SUPERBLOCK_OFFSETS, Superblock};
+use crate::rescue::profile::Hints;
+use crate::rescue::{RemainsError, open_remains};
 use crate::{
-    CreateOptions, Hints, Mutation, OpenOptions, RemainsError, ResizeError, ResizeOptions, Resized, create,
-    format::Layout, open_remains, probe, resize,
+    CreateOptions, Mutation, OpenOptions, ResizeError, ResizeOptions, Resized, create, format::Layout, probe, resize,
 };
 
 const SIZE: BlockSize = BlockSize::B4096;

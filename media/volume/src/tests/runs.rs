@@ -8,7 +8,9 @@ use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
 use crate::format::{LogHeader, LogSector, MapEntry, MapEntryKind, MapEntryRun, Seed};
-use crate::{Hints, Mutation, OpenOptions, VolumeError, open, open_remains};
+use crate::rescue::open_remains;
+use crate::rescue::profile::Hints;
+use crate::{Mutation, OpenOptions, VolumeError, open};
 
 const BLOCKS: u64 = 4096;
 

@@ -37,7 +37,7 @@ pub enum What {
 
 /// The new content.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Instead {
+pub enum NewContent {
     /// Its earlier content.
     Stale,
     /// The content of a member of another group of the same shape.
@@ -73,7 +73,7 @@ pub struct Cell {
     /// The size.
     pub reach: Reach,
     /// The new content.
-    pub instead: Instead,
+    pub content: NewContent,
     /// The members.
     pub on: On,
 }
@@ -101,26 +101,26 @@ impl fmt::Display for On {
     }
 }
 
-impl fmt::Display for Instead {
+impl fmt::Display for NewContent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Instead::Stale => "of before",
-            Instead::Foreign => "of another group",
-            Instead::Blank => "of a blank volume",
-            Instead::Sibling => "of another member",
-            Instead::Zeroes => "zeroed",
-            Instead::Noise => "random",
-            Instead::Unreadable => "unreadable",
+            NewContent::Stale => "of before",
+            NewContent::Foreign => "of another group",
+            NewContent::Blank => "of a blank volume",
+            NewContent::Sibling => "of another member",
+            NewContent::Zeroes => "zeroed",
+            NewContent::Noise => "random",
+            NewContent::Unreadable => "unreadable",
         })
     }
 }
 
 impl fmt::Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Cell { what, reach, instead, on } = self;
+        let Cell { what, reach, content, on } = self;
         match what {
-            What::Label | What::Device => write!(f, "{what} {instead}, {on}"),
-            _ => write!(f, "{what}, {} {instead}, {on}", reach.name()),
+            What::Label | What::Device => write!(f, "{what} {content}, {on}"),
+            _ => write!(f, "{what}, {} {content}, {on}", reach.name()),
         }
     }
 }
@@ -128,12 +128,12 @@ impl fmt::Display for Cell {
 impl Cell {
     /// Every kind of damage of a group.
     pub fn all(kind: Kind) -> Vec<Cell> {
-        use Instead::{Blank, Foreign, Noise, Sibling, Stale, Unreadable, Zeroes};
+        use NewContent::{Blank, Foreign, Noise, Sibling, Stale, Unreadable, Zeroes};
         let some = [On::One, On::Every];
         let second = if kind == Kind::MirrorOfStripe { &[On::Second][..] } else { &[] };
         let mut cells = Vec::new();
-        let mut add = |what, reach, ways: &[Instead], on: On| {
-            cells.extend(ways.iter().map(|&instead| Cell { what, reach, instead, on }));
+        let mut add = |what, reach, ways: &[NewContent], on: On| {
+            cells.extend(ways.iter().map(|&content| Cell { what, reach, content, on }));
         };
         for on in some.iter().chain(second) {
             for what in [What::LabelBytes, What::Superblock, What::Log, What::GroupMap] {
@@ -147,7 +147,7 @@ impl Cell {
             add(What::Label, Reach::Copies, &[Stale, Foreign, Blank, Sibling], *on);
             // Not included, since the result is another valid group: all members of another group, all blank, or all
             // from before.
-            let ways: &[Instead] = if *on == On::Every { &[Sibling] } else { &[Stale, Foreign, Blank, Sibling] };
+            let ways: &[NewContent] = if *on == On::Every { &[Sibling] } else { &[Stale, Foreign, Blank, Sibling] };
             add(What::Device, Reach::Copies, ways, *on);
         }
         cells
@@ -233,23 +233,23 @@ impl Damage {
 
     /// The new bytes of a whole member.
     fn source<'a>(&self, member: usize, specimen: &'a GroupSpecimen) -> Option<&'a [u8]> {
-        match self.cell.instead {
-            Instead::Stale => Some(&specimen.earlier[self.earlier][member]),
-            Instead::Foreign => Some(&specimen.foreign[member]),
-            Instead::Blank => Some(&specimen.blank[member]),
-            Instead::Sibling => {
+        match self.cell.content {
+            NewContent::Stale => Some(&specimen.earlier[self.earlier][member]),
+            NewContent::Foreign => Some(&specimen.foreign[member]),
+            NewContent::Blank => Some(&specimen.blank[member]),
+            NewContent::Sibling => {
                 let (images, length) = (&specimen.images, specimen.images[member].len());
                 let others = (1..images.len()).map(|next| (member + next) % images.len());
                 others.map(|other| &images[other]).find(|image| image.len() == length).map(|image| &image[..])
             }
-            Instead::Zeroes | Instead::Noise | Instead::Unreadable => None,
+            NewContent::Zeroes | NewContent::Noise | NewContent::Unreadable => None,
         }
     }
 
     /// The new label.
     fn record(&self, member: usize, specimen: &GroupSpecimen) -> Option<Slice> {
-        match self.cell.instead {
-            Instead::Blank => Some(Slice::copy_from(&[])),
+        match self.cell.content {
+            NewContent::Blank => Some(Slice::copy_from(&[])),
             _ => record_of(&Rc::new(self.source(member, specimen)?.to_vec()), specimen),
         }
     }
@@ -286,14 +286,14 @@ impl Damage {
     /// The new content of a range; `None` for unreadable bytes.
     fn bytes(&self, member: usize, range: Range, specimen: &GroupSpecimen) -> Option<Vec<u8>> {
         let place = range.0 as usize..range.1 as usize;
-        match self.cell.instead {
-            Instead::Unreadable => None,
-            Instead::Noise => {
+        match self.cell.content {
+            NewContent::Unreadable => None,
+            NewContent::Noise => {
                 let (mut bytes, noise) = (vec![0; place.len()], Random::new(self.word ^ range.0));
                 bytes.chunks_mut(8).for_each(|part| part.copy_from_slice(&noise.word().to_le_bytes()[..part.len()]));
                 Some(bytes)
             }
-            Instead::Zeroes => Some(vec![0; place.len()]),
+            NewContent::Zeroes => Some(vec![0; place.len()]),
             _ => {
                 let source = self.source(member, specimen).unwrap_or(&specimen.images[member]);
                 Some(source[place].to_vec())

@@ -29,7 +29,7 @@ pub struct OpenGroup {
     pub stack: DynDevice,
     mirror: Option<Rc<Mirror<Executor>>>,
     /// Each replica of a mirror by itself, or the stripe.
-    legs: Vec<Option<DynDevice>>,
+    replicas: Vec<Option<DynDevice>>,
     close: Vec<BoxedWork<()>>,
 }
 
@@ -61,7 +61,7 @@ async fn open_volume(
 }
 
 /// Opens a replica: a volume, or a stripe of several. The mirror decides about its state.
-async fn open_leg(
+async fn open_replica(
     shape: &Shape,
     media: &[Overlay],
     machine: &Machine,
@@ -92,24 +92,24 @@ pub async fn open_group(
     present: &[bool],
     machine: &Machine,
 ) -> Result<OpenGroup, String> {
-    let (mut close, mut legs) = (Vec::new(), Vec::new());
-    for (leg, present) in shape.kind.legs().into_iter().zip(present) {
+    let (mut close, mut replicas) = (Vec::new(), Vec::new());
+    for (replica, present) in shape.kind.replicas().into_iter().zip(present) {
         let opened = match present {
-            true => open_leg(shape, &media[leg], machine, &mut close).await,
+            true => open_replica(shape, &media[replica], machine, &mut close).await,
             false => Err("away".to_owned()),
         };
-        legs.push(opened);
+        replicas.push(opened);
     }
     if !shape.kind.is_mirror() {
-        let stack = legs.swap_remove(0)?;
-        return Ok(OpenGroup { legs: vec![Some(stack.clone())], stack, mirror: None, close });
+        let stack = replicas.swap_remove(0)?;
+        return Ok(OpenGroup { replicas: vec![Some(stack.clone())], stack, mirror: None, close });
     }
     let source = |(number, device): (usize, &Result<DynDevice, String>)| ReplicaSource {
-        name: leg_name(number),
+        name: replica_name(number),
         device: device.clone(),
         reopen: None,
     };
-    let sources = legs.iter().enumerate().map(source).collect();
+    let sources = replicas.iter().enumerate().map(source).collect();
     let options = OpenOptions { is_read_only: machine.read_only, random: machine.random };
     let hooks = TestHooks { region_shift: Some(shape.region_shift), ..TestHooks::default() };
     let opened = sealblock_layers_mirror::open_with_hooks(sources, machine.executor.clone(), options, hooks).await;
@@ -119,11 +119,11 @@ pub async fn open_group(
     if let Freshness::MayBeOlder(why) = stack.abilities().freshness {
         return Err(format!("may be older: {why}"));
     }
-    let legs = legs.into_iter().map(Result::ok).collect();
-    Ok(OpenGroup { stack, mirror: Some(opened.mirror), legs, close })
+    let replicas = replicas.into_iter().map(Result::ok).collect();
+    Ok(OpenGroup { stack, mirror: Some(opened.mirror), replicas, close })
 }
 
-fn leg_name(number: usize) -> String {
+fn replica_name(number: usize) -> String {
     format!("replica-{number}")
 }
 
@@ -137,10 +137,10 @@ impl OpenGroup {
     pub fn in_sync(&self) -> Vec<usize> {
         let Some(info) = self.info() else { return vec![0] };
         let is_it = |number: &usize| {
-            let mut named = info.replicas.iter().filter(|replica| replica.name == leg_name(*number));
+            let mut named = info.replicas.iter().filter(|replica| replica.name == replica_name(*number));
             named.any(|replica| replica.is_online && replica.state == ReplicaState::InSync)
         };
-        (0..self.legs.len()).filter(is_it).collect()
+        (0..self.replicas.len()).filter(is_it).collect()
     }
 
     /// True if it reports no error.
@@ -159,17 +159,21 @@ impl OpenGroup {
     }
 
     /// The content of each replica that is reported as in sync, read from it alone.
-    pub async fn look_at_legs(&self, checker: &BlockChecker, watched: &[Extent]) -> BTreeMap<usize, Vec<(Lba, Seen)>> {
-        let mut legs = BTreeMap::new();
+    pub async fn look_at_replicas(
+        &self,
+        checker: &BlockChecker,
+        watched: &[Extent],
+    ) -> BTreeMap<usize, Vec<(Lba, Seen)>> {
+        let mut replicas = BTreeMap::new();
         for number in self.in_sync() {
-            let Some(Some(leg)) = self.legs.get(number) else { continue };
+            let Some(Some(replica)) = self.replicas.get(number) else { continue };
             let mut blocks = Vec::new();
             for extent in watched {
-                blocks.extend(checker.see(leg, *extent).await);
+                blocks.extend(checker.see(replica, *extent).await);
             }
-            legs.insert(number, blocks);
+            replicas.insert(number, blocks);
         }
-        legs
+        replicas
     }
 
     /// Waits until the mirror has reconciled all online replicas, up to a time limit.
@@ -235,15 +239,15 @@ pub async fn write_record(
 ///
 /// # Errors
 /// Why it does not open.
-pub async fn look_at_leg(
+pub async fn look_at_replica(
     shape: &Shape,
     media: &Media,
-    leg: usize,
+    replica: usize,
     checker: &BlockChecker,
     machine: &Machine,
 ) -> Result<Vec<(Lba, Seen)>, String> {
-    let members = shape.kind.legs()[leg].clone();
-    let device = open_leg(shape, &media[members], machine, &mut Vec::new()).await?;
+    let members = shape.kind.replicas()[replica].clone();
+    let device = open_replica(shape, &media[members], machine, &mut Vec::new()).await?;
     let mut seen = Vec::new();
     for extent in pieces(shape.capacity_blocks) {
         seen.extend(checker.see(&device, extent).await);

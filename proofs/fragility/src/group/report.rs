@@ -115,14 +115,14 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::group::damage::Instead;
+    use crate::group::damage::NewContent;
 
     #[test]
     fn a_row_has_all_replacement_contents_and_both_sizes_of_mirrors() {
-        let cell = Cell { what: What::Log, reach: Reach::Run, instead: Instead::Stale, on: On::One };
+        let cell = Cell { what: What::Log, reach: Reach::Run, content: NewContent::Stale, on: On::One };
         let mut report = Report::default();
         report.take((Kind::Mirror2, cell), &Outcome { lost: 3, ..Outcome::default() });
-        report.take((Kind::Mirror3, Cell { instead: Instead::Blank, ..cell }), &Outcome::default());
+        report.take((Kind::Mirror3, Cell { content: NewContent::Blank, ..cell }), &Outcome::default());
         let refused =
             Outcome { refused: Some("no".to_owned()), findings: vec!["bad".to_owned()], ..Outcome::default() };
         report.take((Kind::Stripe2, cell), &refused);

@@ -34,7 +34,7 @@ impl Kind {
     pub const ALL: [Kind; 5] = [Kind::Mirror2, Kind::Mirror3, Kind::MirrorOfStripe, Kind::Stripe2, Kind::Stripe3];
 
     /// The volumes of each replica, by number. A stripe is one replica.
-    pub fn legs(self) -> Vec<Range<usize>> {
+    pub fn replicas(self) -> Vec<Range<usize>> {
         match self {
             Kind::Mirror2 => vec![0..1, 1..2],
             Kind::Mirror3 => vec![0..1, 1..2, 2..3],
@@ -46,12 +46,12 @@ impl Kind {
 
     /// The number of volumes.
     pub fn volumes(self) -> usize {
-        self.legs().last().map_or(0, |leg| leg.end)
+        self.replicas().last().map_or(0, |replica| replica.end)
     }
 
     /// The replica of a volume.
-    pub fn leg_of(self, volume: usize) -> usize {
-        self.legs().iter().position(|leg| leg.contains(&volume)).unwrap_or(0)
+    pub fn replica_of(self, volume: usize) -> usize {
+        self.replicas().iter().position(|replica| replica.contains(&volume)).unwrap_or(0)
     }
 
     /// True if each replica has a copy of everything.
@@ -109,8 +109,9 @@ impl Shape {
 
     /// The layout of a volume.
     pub fn layout(&self, volume: usize) -> Layout {
-        let leg = self.kind.legs()[self.kind.leg_of(volume)].len() as u64;
-        Layout::new(self.block_size, self.sector_bytes, self.capacity_blocks / leg).expect("drawn shapes are possible")
+        let replica = self.kind.replicas()[self.kind.replica_of(volume)].len() as u64;
+        Layout::new(self.block_size, self.sector_bytes, self.capacity_blocks / replica)
+            .expect("drawn shapes are possible")
     }
 }
 

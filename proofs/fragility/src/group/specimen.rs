@@ -169,7 +169,7 @@ impl GroupSpecimen {
         let shape = Shape::draw(kind, &Random::new(seed));
         let blank = Life::create(shape, mix(seed ^ 1))?.images;
         let mut other = Life::create(shape, mix(seed ^ 2))?;
-        let all = vec![true; kind.legs().len()];
+        let all = vec![true; kind.replicas().len()];
         other.run_server(&all, true, true, Stop::Clean)?;
         other.run_server(&all, false, true, Stop::Clean)?;
         let (mut life, mut earlier) = (Life::create(shape, seed)?, Vec::new());

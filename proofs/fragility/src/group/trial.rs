@@ -10,11 +10,11 @@ use sealblock_simulator::random::Random;
 use sealblock_units::{Extent, Lba};
 
 use crate::damage::Reach;
-use crate::group::damage::{Damage, Instead, On, What};
-use crate::group::open::{Media, fingerprint, look_at_leg, open_group, read_record};
+use crate::group::damage::{Damage, NewContent, On, What};
+use crate::group::open::{Media, fingerprint, look_at_replica, open_group, read_record};
 use crate::group::shape::{on_machine, pieces};
 use crate::group::specimen::{GroupSpecimen, State};
-use crate::look::{Looked, Seen};
+use crate::look::{Seen, VolumeView};
 use crate::medium::Overlay;
 use crate::specimen::IDLE;
 
@@ -46,9 +46,9 @@ pub struct Outcome {
 struct View {
     blocks: BTreeMap<Lba, Seen>,
     /// The replicas that are reported as in sync, and the content of each alone.
-    legs: BTreeMap<usize, Vec<(Lba, Seen)>>,
+    replicas: BTreeMap<usize, Vec<(Lba, Seen)>>,
     is_optimal: bool,
-    replicas: String,
+    states: String,
 }
 
 struct Trial<'a> {
@@ -78,15 +78,15 @@ impl Trial<'_> {
     }
 
     /// The replicas without a damaged member.
-    fn undamaged_legs(&self) -> Vec<usize> {
+    fn undamaged_replicas(&self) -> Vec<usize> {
         let kind = self.specimen.shape.kind;
-        let hit: Vec<usize> = self.damage.members().map(|member| kind.leg_of(member)).collect();
-        (0..kind.legs().len()).filter(|leg| !hit.contains(leg)).collect()
+        let hit: Vec<usize> = self.damage.members().map(|member| kind.replica_of(member)).collect();
+        (0..kind.replicas().len()).filter(|replica| !hit.contains(replica)).collect()
     }
 
     /// The in-sync replicas without a damaged member: their content must stay, and the group must have it.
-    fn good_legs(&self) -> Vec<usize> {
-        self.undamaged_legs().into_iter().filter(|leg| self.specimen.in_sync.contains(leg)).collect()
+    fn good_replicas(&self) -> Vec<usize> {
+        self.undamaged_replicas().into_iter().filter(|replica| self.specimen.in_sync.contains(replica)).collect()
     }
 
     /// True if the group must open: after one fault of at most 64 KiB, or after detectable damage of one member beside
@@ -96,9 +96,9 @@ impl Trial<'_> {
         let is_small = matches!(cell.reach, Reach::Sector | Reach::Run) && !matches!(cell.what, What::Label);
         // Older records of the group itself may prove a split brain, and those of another group are refused with its
         // name.
-        let is_beside = !self.good_legs().is_empty()
+        let is_beside = !self.good_replicas().is_empty()
             && self.specimen.shape.kind.is_mirror()
-            && !matches!(cell.instead, Instead::Stale)
+            && !matches!(cell.content, NewContent::Stale)
             && !matches!(cell.what, What::Label | What::Device);
         (is_small && cell.on != On::Every) || is_beside
     }
@@ -114,7 +114,7 @@ impl Trial<'_> {
     /// True if blocks may be unreadable: no good replica has them, and the damage is more than one fault, or reaches
     /// data.
     fn may_lose(&self, is_reader: bool) -> bool {
-        let is_alone = self.good_legs().is_empty() && self.damage.cell.reach != Reach::Sector;
+        let is_alone = self.good_replicas().is_empty() && self.damage.cell.reach != Reach::Sector;
         is_alone || is_reader && self.is_window()
     }
 
@@ -125,7 +125,7 @@ impl Trial<'_> {
         let is_agreed = cell.on == On::Every
             && match cell.what {
                 What::Label => true,
-                What::LabelBytes => cell.reach == Reach::Copies && cell.instead == Instead::Stale,
+                What::LabelBytes => cell.reach == Reach::Copies && cell.content == NewContent::Stale,
                 _ => false,
             };
         self.is_window() || is_agreed || self.is_without_witness()
@@ -135,8 +135,8 @@ impl Trial<'_> {
     /// restored to an earlier state.
     fn is_without_witness(&self) -> bool {
         let cell = self.damage.cell;
-        let is_back = cell.instead == Instead::Stale && matches!(cell.what, What::Device | What::Superblock);
-        let mut others = self.undamaged_legs().into_iter().filter(|leg| self.specimen.last_present[*leg]);
+        let is_back = cell.content == NewContent::Stale && matches!(cell.what, What::Device | What::Superblock);
+        let mut others = self.undamaged_replicas().into_iter().filter(|replica| self.specimen.last_present[*replica]);
         others.next().is_none() && (is_back || self.specimen.shape.kind.is_mirror())
     }
 
@@ -144,9 +144,9 @@ impl Trial<'_> {
     fn has_lost_label(&self) -> bool {
         let cell = self.damage.cell;
         match cell.what {
-            What::Label => matches!(cell.instead, Instead::Blank),
-            What::LabelBytes => cell.reach == Reach::Copies && cell.instead != Instead::Stale,
-            What::Device => matches!(cell.instead, Instead::Blank | Instead::Foreign),
+            What::Label => matches!(cell.content, NewContent::Blank),
+            What::LabelBytes => cell.reach == Reach::Copies && cell.content != NewContent::Stale,
+            What::Device => matches!(cell.content, NewContent::Blank | NewContent::Foreign),
             _ => false,
         }
     }
@@ -166,20 +166,20 @@ impl Trial<'_> {
         if media.iter().any(|overlay| overlay.changes() > 0) {
             self.finding("a reader wrote".to_owned());
         }
-        self.outcome.is_without = self.specimen.in_sync.iter().any(|leg| !view.legs.contains_key(leg));
+        self.outcome.is_without = self.specimen.in_sync.iter().any(|replica| !view.replicas.contains_key(replica));
         self.judge("opened for reading", &view, &BTreeMap::new(), true, true);
-        let is_told = !view.is_optimal || self.damage.cell.instead == Instead::Stale;
+        let is_told = !view.is_optimal || self.damage.cell.content == NewContent::Stale;
         if self.outcome.older > 0 && !self.is_window() && self.damage.cell.on != On::Every && !is_told {
-            self.finding(format!("older contents, and nothing is told: {}", view.replicas));
+            self.finding(format!("older contents, and nothing is told: {}", view.states));
         }
         if self.has_lost_label() {
             let kind = self.specimen.shape.kind;
-            let hit: Vec<usize> = self.damage.members().map(|member| kind.leg_of(member)).collect();
-            if let Some(leg) = hit.iter().find(|leg| view.legs.contains_key(leg)) {
-                self.finding(format!("leg {leg}, whose label is lost, is said to be in sync: {}", view.replicas));
+            let hit: Vec<usize> = self.damage.members().map(|member| kind.replica_of(member)).collect();
+            if let Some(replica) = hit.iter().find(|replica| view.replicas.contains_key(replica)) {
+                self.finding(format!("replica {replica}, whose label is lost, is said to be in sync: {}", view.states));
             }
             if view.is_optimal {
-                self.finding(format!("a lost label is not told: {}", view.replicas));
+                self.finding(format!("a lost label is not told: {}", view.states));
             }
         }
         Some(view)
@@ -191,13 +191,13 @@ impl Trial<'_> {
         let (checker, watched) = (self.specimen.checker(), pieces(self.specimen.shape.capacity_blocks));
         on_machine(&Random::new(5), true, |machine| async move {
             let group = open_group(&shape, &media, &present, &machine).await?;
-            let Looked { blocks, .. } = checker.look(&group.stack, &watched).await;
-            let legs = match group.info() {
-                Some(_) => group.look_at_legs(&checker, &watched).await,
+            let VolumeView { blocks, .. } = checker.look(&group.stack, &watched).await;
+            let replicas = match group.info() {
+                Some(_) => group.look_at_replicas(&checker, &watched).await,
                 None => BTreeMap::from([(0, Vec::new())]),
             };
-            let (is_optimal, replicas) = (group.is_optimal(), group.replicas_text());
-            Ok(View { blocks: blocks.into_iter().collect(), legs, is_optimal, replicas })
+            let (is_optimal, states) = (group.is_optimal(), group.replicas_text());
+            Ok(View { blocks: blocks.into_iter().collect(), replicas, is_optimal, states })
         })
     }
 
@@ -211,13 +211,13 @@ impl Trial<'_> {
         for (lba, seen) in &view.blocks {
             self.judge_block(when, (*lba, seen), due, count, is_reader);
         }
-        for (leg, blocks) in &view.legs {
+        for (replica, blocks) in &view.replicas {
             for (lba, seen) in blocks {
                 // The other replicas repair a bad block of one replica, which is reported. If all in-sync replicas have
                 // lost it, or it was made unreadable on purpose, it is withheld even if an older copy exists.
                 if !matches!(seen, Seen::Lost(_)) && !matches!(view.blocks.get(lba), Some(Seen::Lost(_))) {
                     self.judge_block(
-                        &format!("{when}, leg {leg}, said to be in sync"),
+                        &format!("{when}, replica {replica}, said to be in sync"),
                         (*lba, seen),
                         due,
                         0,
@@ -275,7 +275,7 @@ impl Trial<'_> {
         let writes = host.writes.clone();
         let used = on_machine(random, false, |machine| async move {
             let group = open_group(&shape, &used, &present, &machine).await?;
-            let Looked { blocks, .. } = checker.look(&group.stack, &watched).await;
+            let VolumeView { blocks, .. } = checker.look(&group.stack, &watched).await;
             if host.settles {
                 group.wait_for_resync(&machine.executor).await;
             }
@@ -299,9 +299,9 @@ impl Trial<'_> {
         };
         let view = View {
             blocks: blocks.into_iter().collect(),
-            legs: BTreeMap::new(),
+            replicas: BTreeMap::new(),
             is_optimal: false,
-            replicas: String::new(),
+            states: String::new(),
         };
         self.judge("opened for writing", &view, &BTreeMap::new(), before.is_none(), false);
         let mut due = BTreeMap::new();
@@ -312,24 +312,24 @@ impl Trial<'_> {
         match self.look(&again) {
             Ok(again) => self.judge("opened again", &again, &due, false, true),
             // An unreadable log can be told from an empty one only while the volume is closed.
-            Err(_) if self.damage.cell.instead == Instead::Unreadable && !self.must_open() => {}
+            Err(_) if self.damage.cell.content == NewContent::Unreadable && !self.must_open() => {}
             Err(why) => self.finding(format!("does not open again: {why}")),
         }
-        self.check_legs(media, &due);
+        self.check_replicas(media, &due);
     }
 
     /// A good replica still has its content, or what was written since.
-    fn check_legs(&mut self, media: &Media, due: &BTreeMap<Lba, u64>) {
-        for leg in self.good_legs().into_iter().filter(|_| self.specimen.shape.kind.is_mirror()) {
+    fn check_replicas(&mut self, media: &Media, due: &BTreeMap<Lba, u64>) {
+        for replica in self.good_replicas().into_iter().filter(|_| self.specimen.shape.kind.is_mirror()) {
             let (shape, checker) = (self.specimen.shape, self.specimen.checker());
             let readers: Media = media.iter().map(|overlay| overlay.fork(true)).collect();
             let seen = on_machine(&Random::new(6), true, |machine| async move {
-                look_at_leg(&shape, &readers, leg, &checker, &machine).await
+                look_at_replica(&shape, &readers, replica, &checker, &machine).await
             });
             let blocks = match seen {
                 Ok(blocks) => blocks,
                 Err(why) => {
-                    self.finding(format!("the good leg {leg} does not open any more: {why}"));
+                    self.finding(format!("the good replica {replica} does not open any more: {why}"));
                     continue;
                 }
             };
@@ -349,7 +349,7 @@ impl Trial<'_> {
                 !is_right && !is_withheld(lba) && !is_window(lba, seen)
             };
             if let Some((lba, seen)) = blocks.iter().find(is_bad) {
-                self.finding(format!("block {lba} of the good leg {leg} was overwritten: {seen:?}"));
+                self.finding(format!("block {lba} of the good replica {replica} was overwritten: {seen:?}"));
             }
         }
     }
@@ -372,11 +372,11 @@ impl Trial<'_> {
         let is_refused = self.outcome.refused.is_some() && self.outcome.unwritable.is_some();
         for (member, (before, after)) in before.iter().zip(&after).enumerate() {
             let is_foreign = self.damage.cell.what == What::Device
-                && self.damage.cell.instead == Instead::Foreign
+                && self.damage.cell.content == NewContent::Foreign
                 && self.damage.members().any(|hit| hit == member);
             let is_same = matches!((before, after), (Ok(before), Ok(after)) if before[..] == after[..]);
             // A stripe that is labelled and refused later is only a replica of a mirror.
-            let is_kept = is_refused && kind.legs()[kind.leg_of(member)].len() == 1;
+            let is_kept = is_refused && kind.replicas()[kind.replica_of(member)].len() == 1;
             if before.is_ok() && !is_same && (is_kept || is_foreign) {
                 self.finding(format!("the label of member {member} was overwritten"));
             }
@@ -435,7 +435,7 @@ mod tests {
     use crate::group::damage::Cell;
     use crate::group::shape::Kind;
 
-    const NOTHING: Cell = Cell { what: What::Device, reach: Reach::Sector, instead: Instead::Sibling, on: On::One };
+    const NOTHING: Cell = Cell { what: What::Device, reach: Reach::Sector, content: NewContent::Sibling, on: On::One };
 
     #[test]
     fn an_undamaged_group_of_any_kind_in_any_state_is_right() {
@@ -456,7 +456,7 @@ mod tests {
     /// Found as trials 142 and 1539 of seed 1: the mirror's label is on the first member of the stripe.
     #[test]
     fn the_second_member_of_a_stripe_that_is_put_back_is_not_read_by_the_mirror_above() {
-        let cell = Cell { what: What::Device, reach: Reach::Copies, instead: Instead::Stale, on: On::Second };
+        let cell = Cell { what: What::Device, reach: Reach::Copies, content: NewContent::Stale, on: On::Second };
         for (seed, state) in [(41, State::Clean), (42, State::Crashed)] {
             let specimen = GroupSpecimen::make(seed, Kind::MirrorOfStripe, state).unwrap();
             let outcome = run(&specimen, &damage(cell, &specimen), &Random::new(1));
@@ -468,7 +468,7 @@ mod tests {
     #[test]
     fn a_mirror_without_a_label_of_one_replica_is_not_optimal_and_one_without_any_is_refused() {
         let specimen = GroupSpecimen::make(43, Kind::Mirror2, State::Clean).unwrap();
-        let cell = Cell { what: What::LabelBytes, reach: Reach::Copies, instead: Instead::Zeroes, on: On::One };
+        let cell = Cell { what: What::LabelBytes, reach: Reach::Copies, content: NewContent::Zeroes, on: On::One };
         let outcome = run(&specimen, &damage(cell, &specimen), &Random::new(1));
         assert_eq!((outcome.findings, outcome.refused, outcome.is_without), (Vec::new(), None, true));
         let cell = Cell { on: On::Every, ..cell };

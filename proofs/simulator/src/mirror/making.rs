@@ -31,7 +31,7 @@ impl Trial {
         }
         let has_content = self.random.chance(60);
         if has_content {
-            self.fill_legs()?;
+            self.fill_replicas()?;
         }
         for tries in 0.. {
             let cut = if tries < 3 { self.draw_cut(LIKELY_BOUNDARIES) } else { None };
@@ -49,7 +49,7 @@ impl Trial {
     }
 
     /// Writes content to the first replica, which counts, and perhaps to another one, which does not.
-    fn fill_legs(&mut self) -> Result<(), String> {
+    fn fill_replicas(&mut self) -> Result<(), String> {
         self.fill(0, self.checker.clone())?;
         if self.random.chance(40) {
             self.fill(1, self.blank_checker())?;

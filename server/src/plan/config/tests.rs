@@ -15,7 +15,7 @@ fn the_documented_example_is_read_and_shows_the_defaults() {
     let plan = parse(include_str!("../../../../docs/sealblock.toml")).unwrap();
     assert_eq!(plan.limits, Limits::default());
     assert_eq!(plan.listeners, ["127.0.0.1:4420".parse().unwrap(), "[::1]:4420".parse().unwrap()]);
-    assert_eq!(plan.nbd, ["127.0.0.1:10809".parse().unwrap()]);
+    assert_eq!(plan.listening[NBD].addresses, ["127.0.0.1:10809".parse().unwrap()]);
     let [photos, scratch] = plan.subsystems.as_slice() else { panic!("there are two subsystems") };
     assert_eq!(photos.nqn.as_str(), "nqn.2026-11.io.sealblock:photos");
     assert!(matches!(&photos.hosts, Hosts::Only(hosts) if hosts.len() == 1));
@@ -44,8 +44,8 @@ fn blocks_are_moved_unless_something_else_is_said() {
 #[test]
 fn little_is_needed() {
     let plan = parse(&with("")).unwrap();
+    assert!(plan.places_of(NBD).is_empty());
     assert_eq!((plan.listeners, plan.limits), (vec![DEFAULT_LISTEN], Limits::default()));
-    assert!(plan.nbd.is_empty());
 }
 
 #[test]

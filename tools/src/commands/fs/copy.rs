@@ -9,11 +9,12 @@ use std::pin::pin;
 use futures_util::StreamExt;
 use sealblock_btrfs::inode::{FileKind, Inode};
 use sealblock_btrfs::{Filesystem, FsError};
+use sealblock_btrfs_extract::{Extraction, Losses};
 use sealblock_runtime_memory::Slice;
 use sealblock_stack::filesystem::filesystem_error;
 use sealblock_stack::{Cause, StackError};
 
-use super::extract::{Extraction, Losses, empty_directory};
+use super::extract::{Shown, empty_directory, exit, note_unset, report, write_error};
 use super::place::{printable, resolve, with_filesystem};
 use crate::cli::{FsCat, FsGet};
 use crate::exit::Exit;
@@ -55,7 +56,8 @@ pub fn get(arguments: &FsGet) -> Result<Exit, StackError> {
             Some(name) if arguments.to.is_dir() => arguments.to.join(OsStr::from_bytes(name)),
             _ => arguments.to.clone(),
         };
-        let progress = Progress::new("copying", None, if arguments.json { Show::Never } else { Show::OnTerminal });
+        let show = if arguments.json { Show::Never } else { Show::OnTerminal };
+        let progress = Shown(Progress::new("copying", None, show));
         let (folder, path) = match inode.kind {
             FileKind::Directory => {
                 empty_directory(&to)?;
@@ -68,17 +70,17 @@ pub fn get(arguments: &FsGet) -> Result<Exit, StackError> {
             }
         };
         let mut extraction = Extraction::new(&open.filesystem, folder, Losses::LeaveOut, &progress);
-        extraction.copy(inode, &path).await?;
+        extraction.copy(inode, &path).await.map_err(write_error)?;
         extraction.finish();
         if arguments.json {
-            print_json(&extraction.report(place, &to, None))?;
+            print_json(&report(&extraction, place, &to, None))?;
         } else {
             for lost in &extraction.lost {
                 note(&format_args!("{}: skipped: {}", printable(&lost.path), lost.why));
             }
-            extraction.note_unset();
+            note_unset(&extraction);
         }
-        Ok(extraction.exit())
+        Ok(exit(&extraction))
     })
 }
 

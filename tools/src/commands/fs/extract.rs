@@ -1,85 +1,41 @@
-//! Copying files out of a filesystem into a directory of this machine.
-//!
-//! Invariants:
-//! - Nothing that is there is written over, and no path leads through a link: every name is made anew, and what lies in a directory that was not made
-//!   here is left out. So names in a hostile filesystem reach nothing outside of the directory that was given.
-//! - A file that is there in the end has the data of the filesystem, sector by sector checked; what is lost of it is a hole, and named, or the file
-//!   is left out ([`Losses`]).
+//! What `fs get` and `fs rescue` report of a copy out of a filesystem, and the directory that it goes to.
 
-use std::collections::{HashMap, HashSet};
-use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
+use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
-use std::path::{Path, PathBuf};
-use std::pin::pin;
+use std::path::Path;
 
-use futures_util::StreamExt;
-use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
-use sealblock_btrfs::data::ORDERED_STEP_BYTES;
-use sealblock_btrfs::inode::{FileKind, Inode};
-use sealblock_btrfs::walk::{Met, Walk};
-use sealblock_btrfs::{Filesystem, FsError};
-use sealblock_runtime_memory::Slice;
+use sealblock_btrfs_extract::{Extraction, Losses, Lost, Watch, WriteError, make_directory};
 use sealblock_stack::filesystem::FilesystemName;
 use sealblock_stack::{Cause, StackError};
 use serde::Serialize;
 
-use super::ls::device_numbers;
 use super::place::{RootsReport, printable};
 use crate::exit::Exit;
 use crate::interrupt;
 use crate::progress::Progress;
 use crate::report::note;
 
-/// The mode that Linux gives the directory in place of a subvolume that lies elsewhere.
-const PLACE_MODE: u32 = 0o755;
-/// Bytes of a run of data that are looked for at once.
-const RUN_BYTES: u64 = 64 << 20;
-/// Losses that are listed; the others are counted.
-pub(super) const MAX_LISTED: usize = 10_000;
+/// Shows how far a copy is, and ends it by a signal.
+pub(super) struct Shown(pub Progress);
 
-/// What becomes of a file of which something is lost.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Losses {
-    /// It is left out.
-    LeaveOut,
-    /// It is kept, with holes for what is lost.
-    Keep,
+impl Watch for Shown {
+    fn is_stopped(&self) -> bool {
+        interrupt::came()
+    }
+
+    fn copied(&self, bytes: u64) {
+        self.0.advance(bytes);
+    }
 }
 
-/// Something that was not copied, or not as it is.
-pub(super) struct Lost {
-    /// Its path, relative to the given directory.
-    pub(super) path: Vec<u8>,
-    /// The bytes of the file that are lost, if it is a part of a file: the first one, and how many.
-    pub(super) range: Option<(u64, u64)>,
-    /// Why.
-    pub(super) why: String,
-}
-
-/// Bytes of files that are kept though nothing vouches for them: their checksums are absent or lost.
-#[derive(Default)]
-pub(super) struct Unverified {
-    /// Where they are: the path of the file, the first byte, and how many. As many as are listed.
-    pub(super) listed: Vec<(Vec<u8>, u64, u64)>,
-    /// Ranges that are not listed.
-    pub(super) more: u64,
-    /// All such bytes.
-    pub(super) bytes: u64,
-}
-
-impl Unverified {
-    fn add(&mut self, path: &[u8], range: std::ops::Range<u64>) {
-        let bytes = range.end - range.start;
-        self.bytes += bytes;
-        let has_room = self.listed.len() < MAX_LISTED;
-        match self.listed.last_mut() {
-            Some((last, start, length)) if last == path && *start + *length == range.start => *length += bytes,
-            _ if has_room => self.listed.push((path.to_vec(), range.start, bytes)),
-            _ => self.more += 1,
+/// Why nothing more can be copied.
+pub(super) fn write_error(error: WriteError) -> StackError {
+    match error {
+        WriteError::Write { path, to, error } => {
+            StackError::io(format!("write /{} to", printable(&path)), &error).on(to.display())
         }
+        WriteError::Create { path, error } => StackError::io("create", &error).on(path.display()),
+        WriteError::Remove { path, error } => StackError::io("remove", &error).on(path.display()),
     }
 }
 
@@ -138,416 +94,46 @@ impl From<&Lost> for LostReport {
     }
 }
 
-/// A copy into a directory.
-pub(super) struct Extraction<'a> {
-    filesystem: &'a Filesystem,
-    to: PathBuf,
-    losses: Losses,
-    progress: &'a Progress,
-    /// Where the first name of an inode with several is.
-    links: HashMap<(u64, u64), PathBuf>,
-    /// Directories whose modes and times are set when all that lies in them is there.
-    directories: Vec<(PathBuf, Inode)>,
-    /// Directories that could not be made.
-    unmade: HashSet<Vec<u8>>,
-    /// Every inode that a name led to.
-    pub(super) reached: HashSet<(u64, u64)>,
-    /// Files that are there.
-    pub(super) files: u64,
-    /// Bytes of data that were written.
-    pub(super) bytes: u64,
-    /// What is lost: as many as are listed.
-    pub(super) lost: Vec<Lost>,
-    /// How many losses there are.
-    pub(super) lost_count: u64,
-    /// What was kept unverified.
-    pub(super) unverified: Unverified,
-    /// Attributes, owners and device nodes that could not be set here.
-    pub(super) unset: u64,
-    is_privileged: bool,
-}
-
-impl<'a> Extraction<'a> {
-    pub(super) fn new(
-        filesystem: &'a Filesystem,
-        to: PathBuf,
-        losses: Losses,
-        progress: &'a Progress,
-    ) -> Extraction<'a> {
-        Extraction {
-            filesystem,
-            to,
-            losses,
-            progress,
-            links: HashMap::new(),
-            directories: Vec::new(),
-            unmade: HashSet::new(),
-            reached: HashSet::new(),
-            files: 0,
-            bytes: 0,
-            lost: Vec::new(),
-            lost_count: 0,
-            unverified: Unverified::default(),
-            unset: 0,
-            is_privileged: rustix::process::geteuid().is_root(),
-        }
-    }
-
-    /// Copies an inode and all that lies below it to a path below the directory that was given; an empty one is that itself.
-    ///
-    /// # Errors
-    /// When nothing can be written there any more. What is lost is counted instead.
-    pub(super) async fn copy(&mut self, start: Inode, to: &[u8]) -> Result<(), StackError> {
-        let mut walk = Walk::new(self.filesystem, start, true);
-        while let Some(visit) = walk.next().await {
-            if interrupt::came() {
-                break;
-            }
-            let path = match (to.is_empty(), visit.path.is_empty()) {
-                (true, _) => visit.path,
-                (false, true) => to.to_vec(),
-                (false, false) => [to, b"/", &visit.path].concat(),
-            };
-            match visit.met {
-                // The directory that was given is there already.
-                Met::Inode(inode) if path.is_empty() => {
-                    self.reached.insert((inode.tree.id, inode.ino));
-                    let at = self.to.clone();
-                    self.made(&at, &inode).await;
-                }
-                Met::Inode(inode) => self.put(&path, &inode).await?,
-                Met::EmptyDirectory { uid, gid } => {
-                    let at = self.at(&path);
-                    match make_directory(&at) {
-                        Ok(()) => self.set_owner_and_mode(&at, (uid, gid), Some(PLACE_MODE)),
-                        Err(error) => self.not_made(&path, &error)?,
-                    }
-                }
-                Met::Lost(error) => self.lose(path, None, error.to_string()),
-                Met::BadName(error) => self.lose(path, None, error.to_string()),
-            }
-        }
-        Ok(())
-    }
-
-    /// The outcome.
-    pub(super) fn report(&self, from: &FilesystemName, to: &Path, nameless: Option<u64>) -> Report {
-        let range = |(path, offset, bytes): &(Vec<u8>, u64, u64)| RangeReport {
-            path: printable(path),
-            offset: *offset,
-            bytes: *bytes,
-        };
-        let unverified = (self.losses == Losses::Keep).then(|| UnverifiedReport {
-            unverified: self.unverified.listed.iter().map(range).collect(),
-            unverified_unlisted: self.unverified.more,
-            unverified_bytes: self.unverified.bytes,
-        });
-        Report {
-            target: from.to_string(),
-            to: to.display().to_string(),
-            files: self.files,
-            bytes: self.bytes,
-            nameless,
-            lost: self.lost.iter().map(LostReport::from).collect(),
-            lost_unlisted: self.lost_count - self.lost.len() as u64,
-            unverified,
-            roots: (self.losses == Losses::Keep).then(|| self.filesystem.roots().into()),
-            not_set: self.unset,
-        }
-    }
-
-    /// The exit status of the copy.
-    pub(super) fn exit(&self) -> Exit {
-        match (interrupt::came(), self.lost_count == 0 && self.unverified.bytes == 0) {
-            (true, _) => Exit::Interrupted,
-            (false, true) => Exit::Clean,
-            (false, false) => Exit::DamageFound,
-        }
-    }
-
-    /// Reports on standard error the attributes that could not be set.
-    pub(super) fn note_unset(&self) {
-        if self.unset > 0 {
-            note(&format_args!("{} owners, attributes, times or device nodes could not be set here", self.unset));
-        }
-    }
-
-    /// Sets what directories have, from the innermost on: whatever is made in them changes their times.
-    pub(super) fn finish(&mut self) {
-        for (path, inode) in std::mem::take(&mut self.directories).into_iter().rev() {
-            self.set_state(&path, &inode);
-        }
-    }
-
-    /// Makes directories that the filesystem does not have, one in the other, and returns their path.
-    ///
-    /// # Errors
-    /// When one cannot be made.
-    pub(super) fn folder(&mut self, names: &[String]) -> Result<Vec<u8>, StackError> {
-        let mut path = PathBuf::new();
-        for name in names {
-            path.push(name);
-            match make_directory(&self.to.join(&path)) {
-                // Of what the filesystem has there, only a directory will do, and no link to one.
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_directory(&self.to.join(&path)) => {}
-                made => made.map_err(|error| StackError::io("create", &error).on(path.display()))?,
-            }
-        }
-        Ok(path.into_os_string().into_encoded_bytes())
-    }
-
-    fn at(&self, path: &[u8]) -> PathBuf {
-        self.to.join(OsStr::from_bytes(path))
-    }
-
-    pub(super) fn lose(&mut self, path: Vec<u8>, range: Option<(u64, u64)>, why: String) {
-        self.lost_count += 1;
-        if self.lost.len() < MAX_LISTED {
-            self.lost.push(Lost { path, range, why });
-        }
-    }
-
-    /// Something could not be made here. A full or failing disk ends the copy; anything else is about this one name.
-    fn not_made(&mut self, path: &[u8], error: &io::Error) -> Result<(), StackError> {
-        use io::ErrorKind;
-        if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::ReadOnlyFilesystem)
-            || error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error())
-        {
-            return Err(StackError::io(format!("write /{} to", printable(path)), error).on(self.to.display()));
-        }
-        self.unmade.insert(path.to_vec());
-        let why = match error.kind() {
-            ErrorKind::AlreadyExists => "it already exists".to_owned(),
-            _ => format!("it cannot be created: {error}"),
-        };
-        self.lose(path.to_vec(), None, why);
-        Ok(())
-    }
-
-    async fn put(&mut self, path: &[u8], inode: &Inode) -> Result<(), StackError> {
-        self.reached.insert((inode.tree.id, inode.ino));
-        let parent = path.iter().rposition(|byte| *byte == b'/').map_or(&b""[..], |slash| &path[..slash]);
-        if !path.is_empty() && self.unmade.contains(parent) {
-            self.unmade.insert(path.to_vec());
-            self.lose(path.to_vec(), None, "its directory could not be created".to_owned());
-            return Ok(());
-        }
-        let at = self.at(path);
-        let key = (inode.tree.id, inode.ino);
-        if inode.kind != FileKind::Directory
-            && let Some(first) = self.links.get(&key)
-        {
-            return fs::hard_link(first, &at).or_else(|error| self.not_made(path, &error));
-        }
-        let made = match inode.kind {
-            FileKind::Regular => return self.put_file(path, &at, inode).await,
-            FileKind::Directory => make_directory(&at),
-            FileKind::Symlink => match self.filesystem.read_link(inode).await {
-                Ok(link) => std::os::unix::fs::symlink(OsStr::from_bytes(&link), &at),
-                Err(error) => {
-                    self.lose(path.to_vec(), None, error.to_string());
-                    return Ok(());
-                }
-            },
-            _ => {
-                if !self.is_privileged && device_numbers(inode).is_some() {
-                    self.unset += 1;
-                    return Ok(());
-                }
-                make_node(&at, inode)
-            }
-        };
-        match made {
-            Err(error) => self.not_made(path, &error),
-            Ok(()) => {
-                self.made(&at, inode).await;
-                Ok(())
-            }
-        }
-    }
-
-    /// Sets what an inode that was made has.
-    async fn made(&mut self, at: &Path, inode: &Inode) {
-        if inode.item.nlink > 1 && inode.kind != FileKind::Directory {
-            self.links.insert((inode.tree.id, inode.ino), at.to_owned());
-        }
-        match self.filesystem.xattrs(inode).await {
-            Ok(xattrs) => {
-                for one in xattrs {
-                    let name = OsStr::from_bytes(&one.name);
-                    let set = rustix::fs::lsetxattr(at, name, &one.value, XattrFlags::empty());
-                    self.unset += u64::from(set.is_err());
-                }
-            }
-            Err(error) => {
-                let path = at.strip_prefix(&self.to).unwrap_or(at).as_os_str().as_bytes().to_vec();
-                self.lose(path, None, format!("cannot read its attributes: {error}"));
-            }
-        }
-        match inode.kind {
-            FileKind::Directory => self.directories.push((at.to_owned(), *inode)),
-            _ => {
-                self.files += 1;
-                self.set_state(at, inode);
-            }
-        }
-    }
-
-    /// Owner and, where there is one, mode, in this order: setting an owner clears bits of the mode.
-    fn set_owner_and_mode(&mut self, at: &Path, (uid, gid): (u32, u32), mode: Option<u32>) {
-        if self.is_privileged {
-            let (owner, group) = (rustix::fs::Uid::from_raw(uid), rustix::fs::Gid::from_raw(gid));
-            let set = rustix::fs::chownat(CWD, at, Some(owner), Some(group), AtFlags::SYMLINK_NOFOLLOW);
-            self.unset += u64::from(set.is_err());
-        }
-        if let Some(mode) = mode {
-            let set = fs::set_permissions(at, fs::Permissions::from_mode(mode & 0o7777));
-            self.unset += u64::from(set.is_err());
-        }
-    }
-
-    /// Owner, mode and times.
-    fn set_state(&mut self, at: &Path, inode: &Inode) {
-        let item = &inode.item;
-        let mode = (inode.kind != FileKind::Symlink).then(|| item.mode.get());
-        self.set_owner_and_mode(at, (item.uid.get(), item.gid.get()), mode);
-        let time = |time: sealblock_btrfs_format::items::inode::Timespec| Timespec {
-            tv_sec: time.seconds.get(),
-            tv_nsec: time.nanoseconds.get().into(),
-        };
-        let times = Timestamps { last_access: time(item.atime), last_modification: time(item.mtime) };
-        let set = rustix::fs::utimensat(CWD, at, &times, AtFlags::SYMLINK_NOFOLLOW);
-        self.unset += u64::from(set.is_err());
-    }
-
-    async fn put_file(&mut self, path: &[u8], at: &Path, inode: &Inode) -> Result<(), StackError> {
-        let mut options = OpenOptions::new();
-        let file = match options.write(true).create_new(true).mode(0o600).open(at) {
-            Ok(file) => file,
-            Err(error) => return self.not_made(path, &error),
-        };
-        let whole = self.put_data(path, &file, inode).await?;
-        if !whole && self.losses == Losses::LeaveOut {
-            fs::remove_file(at).map_err(|error| StackError::io("remove", &error).on(at.display()))?;
-            return Ok(());
-        }
-        self.made(at, inode).await;
-        Ok(())
-    }
-
-    /// Writes the data of a file. True if nothing of them is lost.
-    async fn put_data(&mut self, path: &[u8], file: &File, inode: &Inode) -> Result<bool, StackError> {
-        let size = inode.size();
-        if let Err(error) = file.set_len(size) {
-            self.not_made(path, &error)?;
-            return Ok(false);
-        }
-        let (mut from, mut is_whole) = (0, true);
-        while from < size {
-            let run = match self.filesystem.next_data(inode, from, RUN_BYTES).await {
-                Ok(Some(run)) => run,
-                Ok(None) => break,
-                Err(error) => {
-                    // Where its extents are is lost from here on.
-                    self.lose(path.to_vec(), Some((from, size - from)), error.to_string());
-                    return Ok(false);
-                }
-            };
-            let (filesystem, end) = (self.filesystem, run.1.min(size));
-            let mut steps = pin!(filesystem.read_in_order(inode, run.0..end));
-            while let Some((at, data)) = steps.next().await {
-                // A file that is not whole is none of those that were copied; what is kept of it stays.
-                if interrupt::came() {
-                    return Ok(false);
-                }
-                let bytes = ORDERED_STEP_BYTES.min(end - at);
-                let lost = match data {
-                    Ok(data) => self.write(path, file, at, &data).map(|()| false)?,
-                    Err(error) => self.salvage(path, file, inode, (at, bytes), error).await?,
-                };
-                is_whole &= !lost;
-                if lost && self.losses == Losses::LeaveOut {
-                    return Ok(false);
-                }
-                self.progress.advance(bytes);
-            }
-            from = run.1;
-        }
-        Ok(is_whole)
-    }
-
-    /// Writes what can be read of bytes that cannot be read at once: as they are stored where only their checksums are lost, and otherwise each half by
-    /// itself, down to a sector. True if some are lost.
-    async fn salvage(
-        &mut self,
-        path: &[u8],
-        file: &File,
-        inode: &Inode,
-        range: (u64, u64),
-        error: FsError,
-    ) -> Result<bool, StackError> {
-        let sector = u64::from(self.filesystem.storage().geometry().sector_bytes);
-        let mut is_lost = false;
-        let first = match self.losses {
-            Losses::Keep => self.read_any(path, inode, range).await,
-            Losses::LeaveOut => Err(error),
-        };
-        let mut pending: Vec<((u64, u64), Result<Slice, FsError>)> = vec![(range, first)];
-        while let Some(((at, bytes), data)) = pending.pop() {
-            match data {
-                Ok(data) => self.write(path, file, at, &data)?,
-                Err(error) if bytes > sector && self.losses == Losses::Keep && error.is_damage() => {
-                    let half = (bytes / 2).next_multiple_of(sector);
-                    for range in [(at + half, bytes - half), (at, half)] {
-                        let data = self.read_any(path, inode, range).await;
-                        pending.push((range, data));
-                    }
-                }
-                Err(error) => {
-                    is_lost = true;
-                    self.lose(path.to_vec(), Some((at, bytes)), error.to_string());
-                }
-            }
-        }
-        Ok(is_lost)
-    }
-
-    /// Reads bytes of a file, and notes those that nothing vouches for.
-    async fn read_any(&mut self, path: &[u8], inode: &Inode, (at, bytes): (u64, u64)) -> Result<Slice, FsError> {
-        let (data, mut unverified) = self.filesystem.read_any(inode, at, bytes as usize).await?;
-        unverified.sort_by_key(|range| range.start);
-        unverified.into_iter().for_each(|range| self.unverified.add(path, range));
-        Ok(data)
-    }
-
-    fn write(&mut self, path: &[u8], file: &File, at: u64, data: &[u8]) -> Result<(), StackError> {
-        file.write_all_at(data, at)
-            .map_err(|error| StackError::io(format!("write /{} to", printable(path)), &error).on(self.to.display()))?;
-        self.bytes += data.len() as u64;
-        Ok(())
-    }
-}
-
-fn is_directory(at: &Path) -> bool {
-    fs::symlink_metadata(at).is_ok_and(|found| found.is_dir())
-}
-
-fn make_directory(at: &Path) -> io::Result<()> {
-    fs::DirBuilder::new().mode(0o700).create(at)
-}
-
-/// Makes a device node, a pipe or a socket.
-fn make_node(at: &Path, inode: &Inode) -> io::Result<()> {
-    let kind = match inode.kind {
-        FileKind::CharDevice => FileType::CharacterDevice,
-        FileKind::BlockDevice => FileType::BlockDevice,
-        FileKind::Socket => FileType::Socket,
-        _ => FileType::Fifo,
+/// The outcome.
+pub(super) fn report(copy: &Extraction<'_>, from: &FilesystemName, to: &Path, nameless: Option<u64>) -> Report {
+    let range = |(path, offset, bytes): &(Vec<u8>, u64, u64)| RangeReport {
+        path: printable(path),
+        offset: *offset,
+        bytes: *bytes,
     };
-    let (major, minor) = device_numbers(inode).unwrap_or_default();
-    // Major numbers have 12 bits and minor ones 20.
-    let device = rustix::fs::makedev(major as u32, minor as u32);
-    Ok(rustix::fs::mknodat(CWD, at, kind, Mode::from_raw_mode(0o600), device)?)
+    let unverified = (copy.losses() == Losses::Keep).then(|| UnverifiedReport {
+        unverified: copy.unverified.listed.iter().map(range).collect(),
+        unverified_unlisted: copy.unverified.more,
+        unverified_bytes: copy.unverified.bytes,
+    });
+    Report {
+        target: from.to_string(),
+        to: to.display().to_string(),
+        files: copy.files,
+        bytes: copy.bytes,
+        nameless,
+        lost: copy.lost.iter().map(LostReport::from).collect(),
+        lost_unlisted: copy.lost_count - copy.lost.len() as u64,
+        unverified,
+        roots: (copy.losses() == Losses::Keep).then(|| copy.filesystem().roots().into()),
+        not_set: copy.unset,
+    }
+}
+
+/// The exit status of the copy.
+pub(super) fn exit(copy: &Extraction<'_>) -> Exit {
+    match (copy.is_stopped(), copy.lost_count == 0 && copy.unverified.bytes == 0) {
+        (true, _) => Exit::Interrupted,
+        (false, true) => Exit::Clean,
+        (false, false) => Exit::DamageFound,
+    }
+}
+
+/// Reports on standard error the attributes that could not be set.
+pub(super) fn note_unset(copy: &Extraction<'_>) {
+    if copy.unset > 0 {
+        note(&format_args!("{} owners, attributes, times or device nodes could not be set here", copy.unset));
+    }
 }
 
 /// The directory that is copied into: it has to be empty, or is made.

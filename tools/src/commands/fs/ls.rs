@@ -203,22 +203,13 @@ fn kind_name(kind: FileKind) -> &'static str {
     }
 }
 
-/// Major and minor number of a device node, in the kernel's own form.
-pub(super) fn device_numbers(inode: &Inode) -> Option<(u64, u64)> {
-    /// Bits of a minor number.
-    const MINOR_BITS: u32 = 20;
-    let rdev = inode.item.rdev.get();
-    let is_device = matches!(inode.kind, FileKind::CharDevice | FileKind::BlockDevice);
-    is_device.then_some((rdev >> MINOR_BITS, rdev & ((1 << MINOR_BITS) - 1)))
-}
-
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn entry(path: &[u8], inode: Option<&Inode>, link: Option<Vec<u8>>, xattrs: Option<Vec<Xattr>>) -> Entry {
     let stat = |inode: &Inode| {
-        let (major, minor) = device_numbers(inode).unzip();
+        let (major, minor) = inode.device_numbers().unzip();
         Stat {
             subvolume: inode.tree.id,
             ino: inode.ino,
@@ -253,7 +244,7 @@ fn long(inode: Option<&Inode>) -> String {
         return format!("{:<10} {:>3} {:>5} {:>5} {:>12} {:<20} ", "d?????????", "?", "?", "?", "?", "elsewhere");
     };
     let item = &inode.item;
-    let size = match device_numbers(inode) {
+    let size = match inode.device_numbers() {
         Some((major, minor)) => format!("{major}, {minor}"),
         None => inode.size().to_string(),
     };

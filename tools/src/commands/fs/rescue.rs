@@ -5,12 +5,13 @@
 
 use sealblock_btrfs::inode::FileKind;
 use sealblock_btrfs::{OpenOptions, RootsFrom, TreeRoot};
+use sealblock_btrfs_extract::{Extraction, Losses};
 use sealblock_btrfs_format::items::Item;
 use sealblock_btrfs_format::key::{ItemType, Key, objectid};
 use sealblock_stack::StackError;
 use sealblock_stack::filesystem::{FilesystemName, OpenFilesystem, Start};
 
-use super::extract::{Extraction, Losses, empty_directory};
+use super::extract::{Shown, empty_directory, exit, note_unset, report, write_error};
 use super::place::{older_roots, printable, resolve, with_options};
 use crate::cli::FsRescue;
 use crate::exit::Exit;
@@ -30,7 +31,7 @@ pub fn run(arguments: &FsRescue) -> Result<Exit, StackError> {
     let options = OpenOptions { roots, ..OpenOptions::default() };
     with_options(place, options, async |open| {
         let show = if arguments.json { Show::Never } else { Show::OnTerminal };
-        let progress = Progress::new("rescuing", None, show);
+        let progress = Shown(Progress::new("rescuing", None, show));
         let mut extraction = Extraction::new(&open.filesystem, arguments.to.clone(), Losses::Keep, &progress);
         for lost in open.filesystem.lost_chunks() {
             extraction.lose(Vec::new(), None, lost.to_string());
@@ -40,14 +41,14 @@ pub fn run(arguments: &FsRescue) -> Result<Exit, StackError> {
         }
         let nameless = if is_part(place) {
             let start = resolve(open, place, false).await?;
-            extraction.copy(start, &name_in(place, start.kind)).await?;
+            extraction.copy(start, &name_in(place, start.kind)).await.map_err(write_error)?;
             0
         } else {
             all(open, &mut extraction).await?
         };
         extraction.finish();
         if arguments.json {
-            print_json(&extraction.report(place, &arguments.to, Some(nameless)))?;
+            print_json(&report(&extraction, place, &arguments.to, Some(nameless)))?;
         } else {
             for lost in &extraction.lost {
                 let range = lost.range.map_or(String::new(), |(at, bytes)| format!(" bytes {at}..{}", at + bytes - 1));
@@ -66,9 +67,9 @@ pub fn run(arguments: &FsRescue) -> Result<Exit, StackError> {
                     bytes => format!(", {bytes} bytes unverified"),
                 }
             ));
-            extraction.note_unset();
+            note_unset(&extraction);
         }
-        Ok(extraction.exit())
+        Ok(exit(&extraction))
     })
 }
 
@@ -88,7 +89,7 @@ async fn all(open: &OpenFilesystem, extraction: &mut Extraction<'_>) -> Result<u
     let filesystem = &open.filesystem;
     let top = FilesystemName { targets: Vec::new(), start: Start::TopLevel, path: Vec::new(), has_place: true };
     match resolve(open, &top, false).await {
-        Ok(start) => extraction.copy(start, b"").await?,
+        Ok(start) => extraction.copy(start, b"").await.map_err(write_error)?,
         Err(error) => extraction.lose(Vec::new(), None, error.to_string()),
     }
     let (subvolumes, lost) = filesystem.subvolumes().await;
@@ -101,7 +102,7 @@ async fn all(open: &OpenFilesystem, extraction: &mut Extraction<'_>) -> Result<u
         if *id != objectid::FS_TREE && !extraction.reached.contains(&(*id, subvolume.root_dirid)) {
             let name = format!("subvolume-{id}").into_bytes();
             match filesystem.top(subvolume).await {
-                Ok(start) => extraction.copy(start, &name).await?,
+                Ok(start) => extraction.copy(start, &name).await.map_err(write_error)?,
                 Err(error) => extraction.lose(name, None, error.to_string()),
             }
         }
@@ -140,11 +141,12 @@ async fn copy_nameless(
         if extraction.reached.contains(&(tree.id, ino)) {
             continue;
         }
-        let folder = extraction.folder(&[LOST_AND_FOUND.to_owned(), format!("subvolume-{}", tree.id)])?;
+        let folder =
+            extraction.folder(&[LOST_AND_FOUND.to_owned(), format!("subvolume-{}", tree.id)]).map_err(write_error)?;
         let path = [&folder[..], format!("/inode-{ino}").as_bytes()].concat();
         match filesystem.inode(tree, ino).await {
             Ok(inode) => {
-                extraction.copy(inode, &path).await?;
+                extraction.copy(inode, &path).await.map_err(write_error)?;
                 copied += 1;
             }
             Err(error) => extraction.lose(path, None, error.to_string()),

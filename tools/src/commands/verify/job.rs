@@ -87,6 +87,7 @@ struct JobState {
     ledger: PieceTracker,
     lines: Lines<Damage>,
     findings: Findings,
+    transfer: Transfer,
 }
 
 /// Who executes the checks.
@@ -167,6 +168,34 @@ pub(super) struct VerifyProgress {
     pub(super) bytes_transferred: u64,
 }
 
+/// Bytes of checked pieces, and of what crossed from the device for them.
+#[derive(Default)]
+struct Transfer {
+    known: u64,
+    crossed: u64,
+    /// Of pieces with bad blocks, whose checks do not tell what crossed.
+    unknown: u64,
+}
+
+impl Transfer {
+    fn add(&mut self, bytes: u64, crossed: Option<u64>) {
+        match crossed {
+            Some(crossed) => {
+                self.known += bytes;
+                self.crossed += crossed;
+            }
+            None => self.unknown += bytes,
+        }
+    }
+
+    /// What crossed for all pieces. Pieces with bad blocks count like the others, since a mirror reads each copy; once, if there are no others.
+    fn total(&self) -> u64 {
+        let of_unknown = u128::from(self.unknown) * u128::from(self.crossed);
+        let unknown = of_unknown.checked_div(u128::from(self.known)).unwrap_or(u128::from(self.unknown));
+        self.crossed + u64::try_from(unknown).unwrap_or(u64::MAX - self.crossed)
+    }
+}
+
 impl VerifyJob {
     /// The job for these arguments.
     pub fn new(
@@ -215,6 +244,7 @@ impl VerifyJob {
                 ledger: PieceTracker::new(span.first()),
                 lines,
                 findings: Findings::default(),
+                transfer: Transfer::default(),
             }),
             is_settled: AtomicBool::new(false),
         })
@@ -273,6 +303,7 @@ impl VerifyJob {
         self.add(state, rest);
         state.lines.finish(&self.progress)?;
         let mut findings = std::mem::take(&mut state.findings);
+        findings.bytes_transferred = state.transfer.total();
         findings.coverage.sort();
         findings.unprinted = state.lines.unlisted();
         findings.blocks = state.ledger.checked();
@@ -318,7 +349,7 @@ impl VerifyJob {
             errors,
             unchecked: unchecked.collect(),
             is_sealed: findings.coverage.is_sealed(),
-            bytes_transferred: findings.bytes_transferred,
+            bytes_transferred: state.transfer.total(),
         })
     }
 
@@ -367,11 +398,12 @@ impl VerifyJob {
                 opened.device.execute(Request::verify(extent, Expectations::NONE)).await
             }
         };
+        let is_offloaded = self.how == VerifyPath::Offloaded;
         let (faults, coverage, read) = match outcome {
-            Ok(Response::Verified(verified)) => (Vec::new(), verified.coverage, verified.bytes_transferred),
+            Ok(Response::Verified(verified)) => (Vec::new(), verified.coverage, Some(verified.bytes_transferred)),
             Ok(_) => unreachable!("a gate completes a check with its cost"),
             Err(error) => match error.into_damage() {
-                Ok((faults, coverage)) => (faults, coverage, if self.how == VerifyPath::Offloaded { 0 } else { bytes }),
+                Ok((faults, coverage)) => (faults, coverage, is_offloaded.then_some(0)),
                 Err(error) => return Err(device_error(format!("verify {extent}"), &error)),
             },
         };
@@ -379,10 +411,10 @@ impl VerifyJob {
             self.progress.bad(faults.len() as u64);
         }
         // The host cannot know how much of a failed remote request was executed: all of it counts.
-        self.progress.advance_by(bytes, if self.how == VerifyPath::Offloaded { bytes } else { read });
+        self.progress.advance_by(bytes, read.filter(|_| !is_offloaded).unwrap_or(bytes));
         let mut state = self.lock();
         state.findings.coverage.merge(coverage);
-        state.findings.bytes_transferred += read;
+        state.transfer.add(bytes, read);
         let in_order = state.ledger.done(extent, faults);
         self.add(&mut state, in_order);
         let JobState { ledger, lines, .. } = &mut *state;

@@ -5,7 +5,7 @@
 //! entry names its block and a log sector its place, and both have a checksum that is salted by the volume: what belongs
 //! together agrees on the salt. Then the data in the physical blocks of these map entries are checked against their tuples,
 //! which tells the guard and decides between layouts. Nothing is believed of which there are not two that agree, and where several volumes
-//! have left something, that counts which most places name ([`mod@crate::identity`]), not that of which there is most.
+//! have left something, that counts which most places name (`medium::identity`), not that of which there is most.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

@@ -1,4 +1,4 @@
-//! `sealblock fs mount`: a filesystem that this process reads, as a mount of this machine's kernel.
+//! A Btrfs filesystem that this process reads, as what `filesystem/fuse` mounts.
 //!
 //! A mount has one device number for all subvolumes, whose inode numbers overlap. So the number of an inode is that of its subvolume in the order in
 //! which they were met, in the highest 16 bits, and its own in the others: programs that tell files by their numbers see no two as one.
@@ -12,17 +12,7 @@ use sealblock_btrfs::{Filesystem, FsError as ReadError, TreeRoot};
 use sealblock_btrfs_format::items::directory::FileType;
 use sealblock_btrfs_format::items::inode::Timespec;
 use sealblock_btrfs_format::names::check_file_name;
-use sealblock_fuse::{
-    Attributes, DirectoryEntry, Ended, FsError, Kind, MAX_COOKIE, Options, ReadFs, Seek, Session, Statistics, Time,
-};
-use sealblock_runtime_reactor::shutdown_signal;
-use sealblock_stack::{Cause, StackError};
-
-use super::ls::device_numbers;
-use super::place::{resolve, with_filesystem};
-use crate::cli::FsMount;
-use crate::exit::Exit;
-use crate::report::say;
+use sealblock_fuse::{Attributes, DirectoryEntry, FsError, Kind, MAX_COOKIE, ReadFs, Seek, Statistics, Time};
 
 /// Bits of an inode's own number.
 const INO_BITS: u32 = 48;
@@ -37,35 +27,8 @@ const SECOND_NS: u32 = 1_000_000_000;
 /// Bytes of a run of data that is looked for.
 const RUN_BYTES: u64 = 1 << 40;
 
-/// Mounts, and serves until an unmount or a signal.
-pub fn run(arguments: &FsMount) -> Result<Exit, StackError> {
-    let place = &arguments.place;
-    with_filesystem(place, async |open| {
-        let root = resolve(open, place, true).await?;
-        let fail = |cause, why: String| StackError::new(cause, "mount on", why).on(arguments.point.display());
-        if root.kind != FileKind::Directory {
-            return Err(fail(Cause::Usage, format!("{place} is not a directory")));
-        }
-        let mounted = Mounted::new(&open.filesystem, &root).map_err(|error| fail(Cause::Damaged, error.to_string()))?;
-        let options = Options { source: place.to_string(), allow_other: arguments.allow_other, ..Options::default() };
-        let session = Session::mount(&arguments.point, mounted.root, &options);
-        let session = session.map_err(|error| fail(Cause::Refused, error.to_string()))?;
-        say(&format!("{place} is mounted on {}; unmount it with umount or Ctrl-C", session.point().display()))?;
-        let stop = async {
-            if let Err(error) = shutdown_signal().await {
-                tracing::warn!(%error, "signals are ignored; unmount with umount");
-                std::future::pending::<()>().await;
-            }
-        };
-        match session.serve(&mounted, stop).await {
-            Ok(Ended::Unmounted | Ended::Stopped) => Ok(Exit::Clean),
-            Err(error) => Err(fail(Cause::Io, error.to_string())),
-        }
-    })
-}
-
 /// A filesystem, or a part of it, that is mounted.
-struct Mounted<'a> {
+pub struct Mounted<'a> {
     filesystem: &'a Filesystem,
     root: u64,
     /// The trees of subvolumes, in the order in which they were met.
@@ -76,7 +39,10 @@ struct Mounted<'a> {
 
 impl<'a> Mounted<'a> {
     /// All below a directory.
-    fn new(filesystem: &'a Filesystem, root: &Inode) -> Result<Mounted<'a>, FsError> {
+    ///
+    /// # Errors
+    /// When its number has more bits than there is room for.
+    pub fn new(filesystem: &'a Filesystem, root: &Inode) -> Result<Mounted<'a>, FsError> {
         let mut mounted =
             Mounted { filesystem, root: 0, subvolumes: RefCell::default(), placeholders: RefCell::default() };
         mounted.root = mounted.number(root.tree, root.ino)?;
@@ -132,7 +98,7 @@ impl<'a> Mounted<'a> {
 
     fn attributes_of(&self, inode: &Inode) -> Result<Attributes, FsError> {
         let item = &inode.item;
-        let (major, minor) = device_numbers(inode).unwrap_or_default();
+        let (major, minor) = inode.device_numbers().unwrap_or_default();
         Ok(Attributes {
             ino: self.number(inode.tree, inode.ino)?,
             kind: kind(inode.kind),

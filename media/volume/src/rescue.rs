@@ -6,6 +6,8 @@
 //! mark counts only if its data are there. A place of the log that holds nothing was never written, or is gone, with map entries of
 //! unknown blocks: where there are any, the result says that blocks may be older than they were.
 
+pub mod profile;
+
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -21,7 +23,7 @@ use crate::map::map_entries::MapEntries;
 use crate::map::map_page::MapLookup;
 use crate::medium::superblocks::lost_copies;
 use crate::options::{OpenOptions, VolumeError};
-use crate::profile::{self, Hints, LayoutGuess, ProfileError};
+use crate::rescue::profile::{Hints, LayoutGuess, ProfileError};
 use crate::volume::Volume;
 
 /// Generations count to this and begin anew.
