@@ -72,7 +72,7 @@ pub async fn open<M: Medium, C: Clock>(
     if unit_bytes > layout.sector_bytes() {
         return Err(VolumeError::Sector { volume_bytes: layout.sector_bytes(), medium_bytes: medium.sector_bytes() });
     }
-    if medium.len_bytes() < layout.medium_bytes() && !(options.truncated && options.read_only) {
+    if medium.len_bytes() < layout.used_bytes() && !(options.truncated && options.read_only) {
         return Err(VolumeError::Truncated { medium_bytes: medium.len_bytes(), needed_bytes: layout.medium_bytes() });
     }
     if medium.is_read_only() && !options.read_only {

@@ -288,6 +288,12 @@ impl Layout {
         self.segments.end_offset() + TAIL_BYTES
     }
 
+    /// Bytes up to the end of the third superblock's sector; those behind it are never used. A file that was cut off while it was in
+    /// use has this length again once it is closed.
+    pub fn used_bytes(&self) -> u64 {
+        self.third_offset() + u64::from(self.sector_bytes())
+    }
+
     /// Where the third superblock lies: in the last [`THIRD_FROM_END_BYTES`] of the volume.
     pub fn third_offset(&self) -> u64 {
         self.medium_bytes() - THIRD_FROM_END_BYTES

@@ -266,9 +266,7 @@ async fn read_third<M: Medium>(medium: &M, offset: u64) -> ReadCopy {
 /// When the former fails. Without the third the volume stays usable: the third counts only if the others are lost.
 pub(crate) async fn write<M: Medium>(medium: &M, superblock: &Superblock) -> Result<(), MediumError> {
     write_at_start(medium, superblock).await?;
-    // To the end of the medium: a file that was cut off while it was in use has its length again.
-    let third = padded(medium, &superblock.encode(), THIRD_FROM_END_BYTES as usize);
-    if let Err(error) = medium.write(superblock.layout.third_offset(), third).await {
+    if let Err(error) = medium.write(superblock.layout.third_offset(), image(medium, superblock)).await {
         tracing::warn!(%error, "cannot write the third copy of the superblock");
     }
     Ok(())
