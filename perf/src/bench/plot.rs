@@ -1,7 +1,7 @@
 //! Plots as SVG, for white and for dark pages.
 //!
-//! The background is transparent, and text, lines and bars have medium colours, which are readable on both. Each axis
-//! has its unit, and the legend is above the drawing.
+//! The background is white on both, so the contrast is the same everywhere. Each axis has its unit, and the legend is above the
+//! drawing. A logarithmic axis has no zero that bars could stand on, so values are dots there.
 
 use std::ops::Range;
 
@@ -11,35 +11,39 @@ use plotters::coord::Shift;
 use plotters::coord::combinators::IntoLogRange;
 use plotters::coord::ranged1d::{AsRangedCoord, DefaultFormatting, KeyPointHint, Ranged, ValueFormatter};
 use plotters::drawing::{DrawingArea, IntoDrawingArea};
-use plotters::element::{Circle, Rectangle, Text};
+use plotters::element::{Circle, EmptyElement, Rectangle, Text};
 use plotters::prelude::{Cartesian2d, SVGBackend};
 use plotters::series::LineSeries;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use plotters::style::{Color, IntoFont, RGBColor, ShapeStyle, TextStyle};
+use plotters::style::{Color, IntoFont, RGBColor, ShapeStyle, TextStyle, WHITE};
 
 use super::outcome::{Axis, Curve, Drawing, Plot, Series};
 use crate::report::number;
 
 /// Pixels across and down.
-const SIZE: (u32, u32) = (800, 420);
+const SIZE: (u32, u32) = (1000, 470);
 /// Pixels of the title and of a line of the legend.
 const TITLE_HEIGHT: u32 = 34;
 const LEGEND_HEIGHT: u32 = 22;
 /// The approximate width of a letter of the legend, in pixels.
-const LETTER: i32 = 7;
+const LETTER: i32 = 8;
 const FONT: &str = "sans-serif";
 /// The margins of the drawing in pixels, and those of the numbers beside it.
 const MARGIN: u32 = 8;
 const RIGHT_MARGIN: u32 = 16;
 const NUMBERS_WIDTH: u32 = 72;
 /// The approximate width of a letter, relative to its font size.
-const LETTER_PART: f64 = 0.46;
-/// Font sizes of names under an axis and of values above bars, and the smallest readable one.
+const LETTER_PART: f64 = 0.57;
+/// What plotters divides a font size by.
+const FONT_SCALE: f64 = 1.24;
+/// Font sizes of names under an axis and of values above bars, and the smallest readable one, in pixels.
 const NAME_SIZE: u32 = 13;
-const VALUE_SIZE: u32 = 11;
-const LEAST_SIZE: u32 = 8;
-/// Contrast: 4.5 to 1 on white and 4.2 to 1 on #111.
-const INK: RGBColor = RGBColor(0x77, 0x77, 0x77);
+const VALUE_SIZE: u32 = 12;
+const LEAST_SIZE: u32 = 11;
+/// The radius of a dot, in pixels.
+const DOT: u32 = 6;
+/// Contrast: 7 to 1 on white.
+const INK: RGBColor = RGBColor(0x59, 0x59, 0x59);
 /// Colours that most colour-blind readers can distinguish as well.
 const PALETTE: [RGBColor; 6] = [
     RGBColor(0x3b, 0x82, 0xc4),
@@ -60,6 +64,7 @@ pub fn svg(plot: &Plot) -> anyhow::Result<String> {
     let mut text = String::new();
     {
         let root = SVGBackend::with_string(&mut text, SIZE).into_drawing_area();
+        root.fill(&WHITE)?;
         let (title, rest) = root.split_vertically(TITLE_HEIGHT);
         title.draw(&Text::new(plot.title.clone(), (SIZE.0 as i32 / 2, 12), words(18, HPos::Center, VPos::Top)))?;
         let names: Vec<&str> = match &plot.drawing {
@@ -74,11 +79,29 @@ pub fn svg(plot: &Plot) -> anyhow::Result<String> {
         drawn.with_context(|| format!("drawing {}", plot.name))?;
         root.present()?;
     }
-    Ok(text)
+    Ok(with_title(&text, &plot.title))
+}
+
+/// The same file with a title, which readers without eyes are told.
+fn with_title(svg: &str, title: &str) -> String {
+    let title = title.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    match svg.split_once(">\n") {
+        Some((head, rest)) => format!("{head} role=\"img\">\n<title>{title}</title>\n{rest}"),
+        None => svg.to_owned(),
+    }
+}
+
+/// The number beside a line of an axis, without zeroes that measure nothing: 10, not 10.0.
+fn tick(value: f64) -> String {
+    let text = number(value);
+    match text.contains('.') && !text.contains('e') {
+        true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
+        false => text,
+    }
 }
 
 fn words(size: u32, across: HPos, down: VPos) -> TextStyle<'static> {
-    (FONT, size).into_font().color(&INK).pos(Pos::new(across, down))
+    (FONT, f64::from(size) * FONT_SCALE).into_font().color(&INK).pos(Pos::new(across, down))
 }
 
 /// The font size in which the words fit into this number of pixels, if it is readable.
@@ -156,21 +179,21 @@ fn bars(area: &Area, plot: &Plot, groups: &[String], series: &[Series]) -> anyho
         true => {
             let mut chart = builder(area).build_cartesian_2d(x, (y.0..y.1).log_scale())?;
             mesh(&mut chart, plot, &names)?;
-            bars_in(&mut chart, series, y.0, group_width)
+            bars_in(&mut chart, series, None, group_width)
         }
         false => {
             let mut chart = builder(area).build_cartesian_2d(x, y.0..y.1)?;
             mesh(&mut chart, plot, &names)?;
-            bars_in(&mut chart, series, 0.0, group_width)
+            bars_in(&mut chart, series, Some(0.0), group_width)
         }
     }
 }
 
-/// Bars from `floor` upwards, with their values above them if there is room: a little more than the bar.
+/// Bars from `floor` upwards, or dots without one, with their values above them if there is room.
 fn bars_in<'a, 'b, X, Y>(
     chart: &mut ChartContext<'a, SVGBackend<'b>, Cartesian2d<X, Y>>,
     series: &[Series],
-    floor: f64,
+    floor: Option<f64>,
     group_width: f64,
 ) -> anyhow::Result<()>
 where
@@ -179,15 +202,24 @@ where
 {
     let width = 0.84 / series.len().max(1) as f64;
     for (index, series) in series.iter().enumerate() {
-        let drawn = series.values.iter().enumerate().filter(|(_, value)| value.is_finite() && **value >= floor);
+        let is_drawn = |value: f64| value.is_finite() && floor.map_or(value > 0.0, |floor| value >= floor);
+        let drawn = series.values.iter().enumerate().filter(|(_, value)| is_drawn(**value));
         for (group, &value) in drawn {
             let left = group as f64 + 0.08 + width * index as f64;
-            let bar = Rectangle::new([(left, floor), (left + width * 0.92, value)], colour(index));
-            chart.draw_series(std::iter::once(bar))?;
+            let middle = left + width * 0.46;
+            match floor {
+                Some(floor) => {
+                    let bar = Rectangle::new([(left, floor), (left + width * 0.92, value)], colour(index));
+                    chart.draw_series(std::iter::once(bar))?;
+                }
+                None => drop(chart.draw_series(std::iter::once(Circle::new((middle, value), DOT, colour(index))))?),
+            }
             let text = number(value);
-            if let Some(size) = fitting(&text, width * group_width * 1.3, VALUE_SIZE) {
-                let style = words(size, HPos::Center, VPos::Bottom);
-                chart.draw_series(std::iter::once(Text::new(text, (left + width * 0.46, value), style)))?;
+            if let Some(size) = fitting(&text, width * group_width, VALUE_SIZE) {
+                let above = if floor.is_some() { 0 } else { DOT as i32 + 1 };
+                let label = EmptyElement::at((middle, value))
+                    + Text::new(text, (0, -above), words(size, HPos::Center, VPos::Bottom));
+                chart.draw_series(std::iter::once(label))?;
             }
         }
     }
@@ -214,7 +246,7 @@ where
     Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
     let mut chart = builder(area).build_cartesian_2d(x, y)?;
-    mesh(&mut chart, plot, &Names { of: &|value| number(*value), size: NAME_SIZE, has_lines_upwards: true })?;
+    mesh(&mut chart, plot, &Names { of: &|value| tick(*value), size: NAME_SIZE, has_lines_upwards: true })?;
     let is_drawn = |&(right, up): &(f64, f64)| {
         let fits = |axis: &Axis, value: f64| value.is_finite() && (!axis.logarithmic || value > 0.0);
         fits(&plot.x, right) && fits(&plot.y, up)
@@ -256,7 +288,7 @@ where
     mesh.label_style(words(NAME_SIZE, HPos::Center, VPos::Top)).axis_desc_style(words(14, HPos::Center, VPos::Top));
     mesh.x_desc(plot.x.to_string()).y_desc(plot.y.to_string()).x_label_formatter(names.of);
     mesh.x_label_style(words(names.size, HPos::Center, VPos::Top));
-    mesh.y_label_formatter(&|value| number(*value)).y_labels(6);
+    mesh.y_label_formatter(&|value| tick(*value)).y_labels(6);
     if !names.has_lines_upwards {
         mesh.disable_x_mesh();
     }
@@ -290,6 +322,24 @@ mod tests {
     }
 
     #[test]
+    fn numbers_of_axes_have_no_zeroes_that_measure_nothing() {
+        let ticks = [0.1, 1.0, 1.5, 10.0, 100.0, 1e4, 1e-5].map(tick);
+        assert_eq!(ticks, ["0.1", "1", "1.5", "10", "100", "10,000", "1.00e-5"]);
+    }
+
+    #[test]
+    fn text_can_be_read_and_a_logarithmic_axis_has_dots() {
+        for logarithmic in [false, true] {
+            let text = svg(&plot(logarithmic, bars_of(&[1.5, 1234.0, 7.0]))).unwrap();
+            let sizes = text.split("font-size=\"").skip(1).map(|rest| rest.split('"').next().unwrap());
+            let least = sizes.map(|size| size.parse::<f64>().unwrap()).fold(f64::INFINITY, f64::min);
+            assert!(least >= f64::from(LEAST_SIZE) - 0.1, "{least} px");
+            assert_eq!(text.matches("<circle").count(), if logarithmic { 3 } else { 0 });
+            assert!(text.contains("<title>Some &lt;title&gt;</title>"), "{text}");
+        }
+    }
+
+    #[test]
     fn curves_are_drawn_on_all_kinds_of_axes() {
         let curve = Curve { name: "curve".to_owned(), points: vec![(1.0, 2.0), (10.0, 30.0), (f64::NAN, 1.0)] };
         for (x, y) in [(false, false), (false, true), (true, false), (true, true)] {
@@ -304,7 +354,8 @@ mod tests {
     #[test]
     fn words_without_room_are_smaller_or_left_out() {
         assert_eq!(fitting("verify 4096, memory", 400.0, NAME_SIZE), Some(NAME_SIZE));
-        assert_eq!(fitting("verify 4096, memory", 88.0, NAME_SIZE), Some(10));
+        assert_eq!(fitting("verify 4096, memory", 130.0, NAME_SIZE), Some(12));
+        assert_eq!(fitting("verify 4096, memory", 88.0, NAME_SIZE), None, "nothing is smaller than can be read");
         assert_eq!(fitting("1.50e-5", 12.0, VALUE_SIZE), None);
         let groups: Vec<String> = (0..12).map(|group| format!("group {group}")).collect();
         let series = |name: &str| Series { name: name.to_owned(), values: vec![0.000_012_5; 12] };
