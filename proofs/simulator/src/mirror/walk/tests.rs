@@ -41,7 +41,7 @@ fn unmarked_changes_and_early_reads_are_noticed() {
 #[test]
 fn marks_that_are_cleared_early_and_changes_out_of_order_are_noticed() {
     assert_caught_in(Mutation::ClearUnflushed, Workload::Spoil, 81..=120);
-    assert_caught(Mutation::EvictUnflushed, Workload::Mixed, 40);
+    assert_caught(Mutation::EvictUnflushed, Workload::Mixed, 300);
     assert_caught(Mutation::Unordered, Workload::Mixed, 40);
 }
 
@@ -88,7 +88,7 @@ fn reattaching_a_diverged_replica_and_late_labels_are_detected() {
 
 #[test]
 fn a_mirror_that_counts_labels_on_from_the_last_open_is_detected() {
-    assert_caught(Mutation::CountOn, Workload::Spoil, 150);
+    assert_caught(Mutation::CountOn, Workload::Spoil, 400);
 }
 
 #[test]
