@@ -82,7 +82,7 @@ impl fmt::Display for Place {
 }
 
 /// A listener on its core that accepts nothing yet.
-pub struct BoundListener {
+struct BoundListener {
     planned: Place,
     /// The address it got, or its absolute path.
     place: Place,
@@ -168,45 +168,54 @@ struct ActiveListener {
     task: CoreLocal<JoinHandle<()>>,
 }
 
-/// The listeners of one protocol, which accept.
-#[derive(Default)]
-pub struct Listeners(Vec<ActiveListener>);
+/// The listeners of one protocol.
+pub struct Listeners {
+    core: CoreHandle,
+    active: Vec<ActiveListener>,
+    /// Those of a plan that is being applied.
+    bound: Vec<BoundListener>,
+}
 
 impl Listeners {
+    /// None yet, on this core.
+    pub fn new(core: CoreHandle) -> Listeners {
+        Listeners { core, active: Vec::new(), bound: Vec::new() }
+    }
+
     /// Binds those places at which nothing listens yet.
     ///
     /// # Errors
     /// The first that cannot be bound.
-    pub async fn bind_new(
-        &self,
-        core: &CoreHandle,
-        planned: &[Place],
-        inherited: &Inherited,
-    ) -> Result<Vec<BoundListener>, StackError> {
+    pub async fn prepare(&mut self, planned: &[Place], inherited: &Inherited) -> Result<(), StackError> {
         let mut bound = Vec::new();
-        for place in planned.iter().filter(|place| !self.0.iter().any(|active| active.planned == **place)) {
-            bound.push(BoundListener::bind(core, place.clone(), inherited).await?);
+        for place in planned.iter().filter(|place| !self.active.iter().any(|active| active.planned == **place)) {
+            bound.push(BoundListener::bind(&self.core, place.clone(), inherited).await?);
         }
-        Ok(bound)
+        self.bound = bound;
+        Ok(())
     }
 
-    /// Accepts at these places too, and no more at those that are not planned. Connections stay.
+    /// Drops what was bound: the plan is not applied.
+    pub fn abandon(&mut self) {
+        self.bound.clear();
+    }
+
+    /// Accepts at the places that were bound too, and no more at those that are not planned. Connections stay.
     ///
     /// # Errors
     /// When the core has stopped.
     pub async fn change<F>(
         &mut self,
-        bound: Vec<BoundListener>,
         planned: &[Place],
         serve: impl Fn(Listener) -> F + Clone + Send + 'static,
     ) -> Result<(), StackError>
     where
         F: Future<Output = io::Result<()>> + 'static,
     {
-        for bound in bound {
-            self.0.push(bound.accept(serve.clone()).await?);
+        for bound in std::mem::take(&mut self.bound) {
+            self.active.push(bound.accept(serve.clone()).await?);
         }
-        for old in self.0.extract_if(.., |active| !planned.contains(&active.planned)) {
+        for old in self.active.extract_if(.., |active| !planned.contains(&active.planned)) {
             // A core that has stopped accepts nothing either.
             let _ = old.core.call(move || async move { old.task.get().inspect(|task| task.abort()).is_some() }).await;
         }
@@ -215,12 +224,17 @@ impl Listeners {
 
     /// True if there is none.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.active.is_empty()
+    }
+
+    /// Where they listen.
+    pub fn places(&self) -> impl Iterator<Item = &Place> {
+        self.active.iter().map(|active| &active.place)
     }
 
     /// The addresses that were asked for, each with the one that it got.
     pub fn addresses(&self) -> impl Iterator<Item = (SocketAddr, SocketAddr)> {
-        self.0.iter().filter_map(|active| match (&active.planned, &active.place) {
+        self.active.iter().filter_map(|active| match (&active.planned, &active.place) {
             (Place::Tcp(planned), Place::Tcp(address)) => Some((*planned, *address)),
             _ => None,
         })
@@ -228,7 +242,7 @@ impl Listeners {
 
     /// The paths of Unix sockets.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
-        self.0.iter().filter_map(|active| match &active.place {
+        self.places().filter_map(|place| match place {
             Place::Unix(path) => Some(path.as_path()),
             Place::Tcp(_) => None,
         })
@@ -236,7 +250,7 @@ impl Listeners {
 
     /// Waits until all have ended, as they do once their server has stopped and is drained.
     pub async fn ended(&self) {
-        for active in &self.0 {
+        for active in &self.active {
             while !active.has_ended().await {
                 sleep(END_POLL_INTERVAL).await;
             }

@@ -15,7 +15,7 @@ use sealblock_stack::{Cause, StackError};
 use crate::devices::ServedDevice;
 use crate::events::{NbdInfo, Serving};
 use crate::exports::export::{self, Change, ListClients, Subsystems};
-use crate::exports::listeners::{BoundListener, Listeners, Place};
+use crate::exports::listeners::{Listeners, Place};
 use crate::exports::offered::OfferedNamespace;
 use crate::plan::{NBD, NamespacePlan, Plan, SubsystemPlan, export_name, export_uri, nbd_limits, on_this_machine};
 use crate::status::server::{ClientStatus, ExportStatus};
@@ -29,9 +29,6 @@ pub struct NbdExport {
     /// The devices by the names of their exports; others own them.
     offered: BTreeMap<String, Weak<ServedDevice>>,
     listeners: Listeners,
-    /// Listeners of a plan that is being applied.
-    bound: Vec<BoundListener>,
-    core: CoreHandle,
     /// The default export.
     default: Option<String>,
 }
@@ -46,16 +43,8 @@ impl NbdExport {
     /// Nothing yet, on these cores, of which there is at least one.
     pub fn new(cores: Vec<CoreHandle>, nvme_limits: &Limits) -> Result<NbdExport, StackError> {
         let server = Nbd::new([], nbd_limits(nvme_limits)).map_err(|error| setup_error(&error))?;
-        let core = cores[0].clone();
-        let (listeners, bound) = (Listeners::default(), Vec::new());
-        Ok(NbdExport {
-            server: server.with_cores(cores),
-            offered: BTreeMap::new(),
-            listeners,
-            bound,
-            core,
-            default: None,
-        })
+        let listeners = Listeners::new(cores[0].clone());
+        Ok(NbdExport { server: server.with_cores(cores), offered: BTreeMap::new(), listeners, default: None })
     }
 
     /// Has clients that name no export get the first of the plan, and no other one while that is not open.
@@ -105,7 +94,7 @@ impl NbdExport {
             let server = server.clone();
             async move { server.serve(listener).await }
         };
-        self.listeners.change(std::mem::take(&mut self.bound), &plan.places_of(NBD), serve).await
+        self.listeners.change(&plan.places_of(NBD), serve).await
     }
 
     /// What clients on this machine type for an export.
@@ -122,16 +111,12 @@ impl export::Export for NbdExport {
     }
 
     fn prepare<'a>(&'a mut self, change: Change<'a>) -> LocalBoxFuture<'a, Result<(), StackError>> {
-        let binding = async move {
-            let (places, inherited) = (change.plan.places_of(NBD), &change.plan.inherited);
-            self.bound = self.listeners.bind_new(&self.core, &places, inherited).await?;
-            Ok(())
-        };
-        binding.boxed_local()
+        let Plan { inherited, .. } = change.plan;
+        async move { self.listeners.prepare(&change.plan.places_of(NBD), inherited).await }.boxed_local()
     }
 
     fn abandon(&mut self) {
-        self.bound.clear();
+        self.listeners.abandon();
     }
 
     fn withdraw<'a>(
@@ -211,8 +196,7 @@ impl export::Export for NbdExport {
     }
 
     fn places(&self) -> Vec<Place> {
-        let sockets = self.listeners.paths().map(|path| Place::Unix(path.to_owned()));
-        self.listeners.addresses().map(|(_, address)| Place::Tcp(address)).chain(sockets).collect()
+        self.listeners.places().cloned().collect()
     }
 
     fn connections(&self) -> usize {

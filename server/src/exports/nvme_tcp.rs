@@ -13,7 +13,7 @@ use sealblock_stack::StackError;
 use crate::devices::ServedDevice;
 use crate::events::Serving;
 use crate::exports::export::{Change, Export, ListClients, Subsystems};
-use crate::exports::listeners::{BoundListener, Listeners, Place};
+use crate::exports::listeners::{Listeners, Place};
 use crate::exports::offered::{Offered, OfferedNamespace, setup_error};
 use crate::plan::{NVME, NamespacePlan, Plan, SubsystemPlan, namespace_uri, on_this_machine};
 use crate::status::server::{ClientStatus, ExportStatus};
@@ -25,9 +25,6 @@ const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(5);
 pub struct NvmeExport {
     target: Target,
     listeners: Listeners,
-    /// Listeners of a plan that is being applied.
-    bound: Vec<BoundListener>,
-    core: CoreHandle,
     drain: Duration,
     advertised: Vec<(SocketAddr, SocketAddr)>,
 }
@@ -36,9 +33,8 @@ impl NvmeExport {
     /// Nothing yet, on these cores, of which there is at least one.
     pub fn new(cores: Vec<CoreHandle>, limits: &Limits) -> Result<NvmeExport, StackError> {
         let target = Target::new([], limits.clone()).map_err(|error| setup_error(&error))?;
-        let (core, drain) = (cores[0].clone(), limits.drain);
-        let (listeners, bound, advertised) = (Listeners::default(), Vec::new(), Vec::new());
-        Ok(NvmeExport { target: target.with_cores(cores), listeners, bound, core, drain, advertised })
+        let listeners = Listeners::new(cores[0].clone());
+        Ok(NvmeExport { target: target.with_cores(cores), listeners, drain: limits.drain, advertised: Vec::new() })
     }
 
     /// Applies the differences to a subsystem that stays.
@@ -96,7 +92,7 @@ impl NvmeExport {
             let target = target.clone();
             async move { target.serve(listener).await }
         };
-        self.listeners.change(std::mem::take(&mut self.bound), &plan.places(), serve).await?;
+        self.listeners.change(&plan.places(), serve).await?;
         self.advertise(plan);
         Ok(())
     }
@@ -121,16 +117,12 @@ impl Export for NvmeExport {
     }
 
     fn prepare<'a>(&'a mut self, change: Change<'a>) -> LocalBoxFuture<'a, Result<(), StackError>> {
-        let binding = async move {
-            let Plan { inherited, .. } = change.plan;
-            self.bound = self.listeners.bind_new(&self.core, &change.plan.places(), inherited).await?;
-            Ok(())
-        };
-        binding.boxed_local()
+        let Plan { inherited, .. } = change.plan;
+        async move { self.listeners.prepare(&change.plan.places(), inherited).await }.boxed_local()
     }
 
     fn abandon(&mut self) {
-        self.bound.clear();
+        self.listeners.abandon();
     }
 
     fn withdraw<'a>(&'a mut self, change: Change<'a>) -> LocalBoxFuture<'a, Result<(), StackError>> {
@@ -206,7 +198,7 @@ impl Export for NvmeExport {
     }
 
     fn places(&self) -> Vec<Place> {
-        self.listeners.addresses().map(|(_, address)| Place::Tcp(address)).collect()
+        self.listeners.places().cloned().collect()
     }
 
     fn connections(&self) -> usize {
