@@ -77,7 +77,7 @@ impl<'a> Mounted<'a> {
             return Ok(None);
         }
         let tree = self.subvolumes.borrow().get(ordinal as usize).copied().ok_or(FsError::NotFound)?;
-        self.filesystem.inode(tree, ino).await.map(Some).map_err(told)
+        self.filesystem.inode(tree, ino).await.map(Some).map_err(to_fuse_error)
     }
 
     async fn file(&self, number: u64) -> Result<Inode, FsError> {
@@ -128,7 +128,7 @@ impl<'a> Mounted<'a> {
     async fn number_of(&self, number: u64, directory: &Inode, entry: &DirEntry) -> Result<u64, FsError> {
         match entry.target {
             Target::Inode(ino) => self.number(directory.tree, ino),
-            Target::Subvolume(_) => match self.filesystem.follow(directory, entry).await.map_err(told)? {
+            Target::Subvolume(_) => match self.filesystem.follow(directory, entry).await.map_err(to_fuse_error)? {
                 Some(inode) => self.number(inode.tree, inode.ino),
                 None => Ok(self.placeholder(number, &entry.name)),
             },
@@ -144,14 +144,14 @@ impl<'a> Mounted<'a> {
                 .find(|(_, place)| **place == number)
                 .map_or(number, |((parent, _), _)| *parent));
         };
-        let subvolume = self.filesystem.subvolume(inode.tree.id).await.map_err(told)?;
+        let subvolume = self.filesystem.subvolume(inode.tree.id).await.map_err(to_fuse_error)?;
         if inode.ino != subvolume.root_dirid {
-            let names = self.filesystem.names(inode.tree, inode.ino).await.map_err(told)?;
+            let names = self.filesystem.names(inode.tree, inode.ino).await.map_err(to_fuse_error)?;
             return names.first().map_or(Ok(number), |name| self.number(inode.tree, name.parent));
         }
         match subvolume.parent {
             Some(parent) => {
-                let outer = self.filesystem.subvolume(parent.id).await.map_err(told)?;
+                let outer = self.filesystem.subvolume(parent.id).await.map_err(to_fuse_error)?;
                 self.number(outer.root, parent.dirid)
             }
             None => Ok(number),
@@ -187,7 +187,7 @@ fn time(time: Timespec) -> Time {
     Time { seconds: time.seconds.get(), nanoseconds: time.nanoseconds.get().min(SECOND_NS - 1) }
 }
 
-fn told(error: ReadError) -> FsError {
+fn to_fuse_error(error: ReadError) -> FsError {
     match error {
         ReadError::Absent(_) => FsError::NotFound,
         other => FsError::Damaged(other.to_string()),
@@ -221,7 +221,7 @@ impl ReadFs for Mounted<'_> {
 
     async fn lookup(&self, parent: u64, name: &[u8]) -> Result<Attributes, FsError> {
         let Some(directory) = self.directory(parent).await? else { return Err(FsError::NotFound) };
-        let entry = self.filesystem.entry(&directory, name).await.map_err(told)?.ok_or(FsError::NotFound)?;
+        let entry = self.filesystem.entry(&directory, name).await.map_err(to_fuse_error)?.ok_or(FsError::NotFound)?;
         match self.filesystem.follow(&directory, &entry).await {
             Ok(Some(inode)) => self.attributes_of(&inode),
             Ok(None) => Ok(empty_directory(self.placeholder(parent, name), &directory)),
@@ -258,7 +258,7 @@ impl ReadFs for Mounted<'_> {
         // Indices begin at 2, so the one behind an entry is where reading goes on.
         let mut from = cookie.max(2);
         loop {
-            let entries = self.filesystem.entries(&directory, from, ENTRIES).await.map_err(told)?;
+            let entries = self.filesystem.entries(&directory, from, ENTRIES).await.map_err(to_fuse_error)?;
             let Some(last) = entries.last() else { return Ok(()) };
             from = last.index.saturating_add(1);
             for entry in &entries {
@@ -286,7 +286,7 @@ impl ReadFs for Mounted<'_> {
 
     async fn read(&self, ino: u64, _: u64, offset: u64, size_bytes: u32) -> Result<Vec<u8>, FsError> {
         let inode = self.file(ino).await?;
-        let data = self.filesystem.read(&inode, offset, size_bytes as usize).await.map_err(told)?;
+        let data = self.filesystem.read(&inode, offset, size_bytes as usize).await.map_err(to_fuse_error)?;
         Ok(data.to_vec())
     }
 
@@ -296,7 +296,7 @@ impl ReadFs for Mounted<'_> {
         if offset >= size {
             return Err(FsError::NoSuchOffset);
         }
-        let run = self.filesystem.next_data(&inode, offset, RUN_BYTES).await.map_err(told)?;
+        let run = self.filesystem.next_data(&inode, offset, RUN_BYTES).await.map_err(to_fuse_error)?;
         match (what, run.filter(|(start, _)| *start < size)) {
             (Seek::Data, Some((start, _))) => Ok(start),
             (Seek::Data, None) => Err(FsError::NoSuchOffset),
@@ -307,18 +307,18 @@ impl ReadFs for Mounted<'_> {
 
     async fn read_link(&self, ino: u64) -> Result<Vec<u8>, FsError> {
         let inode = self.inode(ino).await?.filter(|inode| inode.kind == FileKind::Symlink).ok_or(FsError::WrongKind)?;
-        self.filesystem.read_link(&inode).await.map_err(told)
+        self.filesystem.read_link(&inode).await.map_err(to_fuse_error)
     }
 
     async fn xattr(&self, ino: u64, name: &[u8]) -> Result<Vec<u8>, FsError> {
         let Some(inode) = self.inode(ino).await? else { return Err(FsError::NoAttribute) };
-        let all = self.filesystem.xattrs(&inode).await.map_err(told)?;
+        let all = self.filesystem.xattrs(&inode).await.map_err(to_fuse_error)?;
         all.into_iter().find(|one| one.name == name).map(|one| one.value).ok_or(FsError::NoAttribute)
     }
 
     async fn xattrs(&self, ino: u64) -> Result<Vec<Vec<u8>>, FsError> {
         let Some(inode) = self.inode(ino).await? else { return Ok(Vec::new()) };
-        let all = self.filesystem.xattrs(&inode).await.map_err(told)?;
+        let all = self.filesystem.xattrs(&inode).await.map_err(to_fuse_error)?;
         Ok(all.into_iter().map(|one| one.name).collect())
     }
 

@@ -33,11 +33,9 @@ impl<C: Clock> Mirror<C> {
             return Ok(());
         }
         if !self.write_intent.dirty.borrow().is_empty() || self.write_intent.has_unwritten() {
-            // A resync that copies a region now ends with it. Until then the groups around it are not at rest, and would stay in the
-            // labels as if there had been a crash.
-            if let Some(last) = self.geometry.capacity_blocks.checked_sub(1) {
-                self.range_lock.wait_unlocked(0..=last).await;
-            }
+            // A resync that copies a region now ends with it. Until then the groups around it are not at rest, and would
+            // stay in the labels as if there had been a crash.
+            self.range_lock.wait_unlocked(0..=u64::MAX).await;
             self.clear_clean_regions().await?;
             if !self.write_intent.dirty.borrow().is_empty() {
                 // Regions in which replicas may still differ stay in the labels. Completed changes there become

@@ -188,7 +188,8 @@ impl Transfer {
         }
     }
 
-    /// What crossed for all pieces. Pieces with bad blocks count like the others, since a mirror reads each copy; once, if there are no others.
+    /// What crossed for all pieces. Those with bad blocks count like the others, since a mirror reads each copy; once, if
+    /// there are no others.
     fn total(&self) -> u64 {
         let of_unknown = u128::from(self.unknown) * u128::from(self.crossed);
         let unknown = of_unknown.checked_div(u128::from(self.known)).unwrap_or(u128::from(self.unknown));
