@@ -152,16 +152,18 @@ fn what_lies_in_the_folder_of_sockets_stops_no_command_and_controls_no_terminal(
     place.run("create v --size 1MiB").succeeds();
     let server = Server::start(&place, "v");
     let folder = place.path(RUNTIME_FOLDER).join("sealblock");
-    assert!(system("mkfifo", &[folder.join("1.sock").to_str().unwrap()]));
-    symlink("/dev/zero", folder.join("2.sock")).unwrap();
-    fs::write(folder.join("3.sock"), "a file").unwrap();
-    (1000..2000).for_each(|number| drop(UnixListener::bind(folder.join(format!("{number}.sock"))).unwrap()));
-    let silent = UnixListener::bind(folder.join("4.sock")).unwrap();
-    let endless = UnixListener::bind(folder.join("5.sock")).unwrap();
+    assert!(system("mkfifo", &[folder.join("6000001.sock").to_str().unwrap()]));
+    symlink("/dev/zero", folder.join("6000002.sock")).unwrap();
+    fs::write(folder.join("6000003.sock"), "a file").unwrap();
+    // Above all numbers of processes (PID_MAX_LIMIT, 2^22): one of them may be the server's.
+    let dead = |number: usize| folder.join(format!("{}.sock", 5_000_000 + number));
+    (0..1000).for_each(|number| drop(UnixListener::bind(dead(number)).unwrap()));
+    let silent = UnixListener::bind(folder.join("6000004.sock")).unwrap();
+    let endless = UnixListener::bind(folder.join("6000005.sock")).unwrap();
     thread::spawn(move || {
         endless.incoming().flatten().for_each(|mut stream| while stream.write_all(&[b'['; 1 << 16]).is_ok() {});
     });
-    let liar = UnixListener::bind(folder.join("6.sock")).unwrap();
+    let liar = UnixListener::bind(folder.join("6000006.sock")).unwrap();
     let found = r#"{"version":2,"found":{"target":"\u001b[2Jv","waiting":false}}"#;
     thread::spawn(move || {
         liar.incoming().flatten().for_each(|mut stream| {
@@ -172,7 +174,7 @@ fn what_lies_in_the_folder_of_sockets_stops_no_command_and_controls_no_terminal(
     });
     let scrub = place.run("scrub status v --json");
     assert_eq!(scrub.succeeds().json()["server_pid"], server.pid());
-    for word in ["4.sock did not respond", "5.sock did not respond", "6.sock, claims to serve v"] {
+    for word in ["6000004.sock did not respond", "6000005.sock did not respond", "6000006.sock, claims to serve v"] {
         assert!(scrub.stderr.contains(word), "{word}: {}", scrub.stderr);
     }
     let status = place.run("status --json").ends_with(4).json();
@@ -183,11 +185,11 @@ fn what_lies_in_the_folder_of_sockets_stops_no_command_and_controls_no_terminal(
     // Other servers of root, in other folders, may be silent as well.
     let own = folder.to_str().unwrap();
     let named: Vec<&str> = named.filter_map(|control| control.strip_prefix(own)?.strip_prefix('/')).collect();
-    assert_eq!(named, ["4.sock", "5.sock", "6.sock"]);
+    assert_eq!(named, ["6000004.sock", "6000005.sock", "6000006.sock"]);
     drop(silent);
     // The next server removes those of servers that are gone, and nothing else.
     Server::start(&place, "mem:1MiB").stop().is_clean();
-    assert!(!folder.join("1000.sock").exists() && folder.join("3.sock").exists() && folder.join("1.sock").exists());
+    assert!(!dead(0).exists() && folder.join("6000003.sock").exists() && folder.join("6000001.sock").exists());
     server.stop().is_clean();
 }
 
