@@ -8,6 +8,7 @@ pub mod exit;
 pub mod findings;
 pub mod interrupt;
 pub mod new_file;
+pub mod outputs;
 pub mod progress;
 pub mod report;
 pub mod tally;
@@ -40,9 +41,11 @@ pub mod commands {
 
     use crate::cli::Command;
     use crate::exit::Exit;
+    use crate::outputs;
 
     /// Does what the command line asks.
     pub fn run(command: &Command) -> Result<Exit, StackError> {
+        outputs::check(command)?;
         match command {
             Command::Create(arguments) => create::run(arguments),
             Command::Info(arguments) => info::run(arguments),

@@ -26,6 +26,7 @@ use sealblock_units::ByteCount;
 use super::create;
 use crate::cli::Serve;
 use crate::exit::Exit;
+use crate::outputs;
 
 /// The folder of the default volume, in the working directory; shared with the demonstration.
 const FOLDER: &str = "sealblock-data";
@@ -39,6 +40,7 @@ pub fn run(arguments: &Serve) -> Result<Exit, StackError> {
     log::install(arguments.log, arguments.json)?;
     let served = serve(arguments).map_err(|failure| match arguments.json {
         false => failure,
+        true if !failure.is_unreported() => failure,
         true => {
             log::report_end(&failure);
             failure.reported()
@@ -128,6 +130,9 @@ impl Source {
             ..plan
         };
         plan.check()?;
+        let namespaces = plan.subsystems.iter().flat_map(|subsystem| &subsystem.namespaces);
+        let targets: Vec<TargetName> = namespaces.map(|namespace| namespace.target.clone()).collect();
+        outputs::check_streams("serve", &targets, true)?;
         Ok(plan)
     }
 }

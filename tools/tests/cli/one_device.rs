@@ -237,3 +237,66 @@ fn a_group_has_each_device_once_also_for_readers() {
         }
     }
 }
+
+/// Runs a command of this program in a shell, which opens what the command is to write to.
+fn in_shell(place: &Place, command: &str) -> (Option<i32>, String, String) {
+    let program = env!("CARGO_BIN_EXE_sealblock");
+    let mut shell = std::process::Command::new("sh");
+    let output = shell.args(["-c", &format!("{program} {command}")]).current_dir(place.path(".")).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.code(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn no_output_of_a_command_overwrites_its_target() {
+    const SAME: &str = "are the same device or file";
+    let place = Place::new();
+    place.run("create v --size 1MiB").succeeds();
+    place.run("create w --size 1MiB").succeeds();
+    fs::hard_link(place.path("v"), place.path("hard")).unwrap();
+    place.write(
+        "sealblock.toml",
+        b"[[subsystems]]\nnqn = \"nqn.2026-11.io.sealblock:v\"\n[[subsystems.namespaces]]\nnsid = 1\ntarget = \"v\"\n",
+    );
+    let before = place.read("v");
+    for command in [
+        "verify v --json",
+        "verify hard",
+        "verify w v --json",
+        "info v --json",
+        "compare w v",
+        "zero v --range 0..1 --json",
+        "discard offset:0..1,v --yes --json",
+        "copy w v --json",
+        "rescue v out",
+        "resize v --size 2MiB --json",
+        "scrub status v --json",
+        "mirror status mirror:v,w --json",
+        "mirror create v w",
+        "fs info v",
+        "fs cat v/file",
+        "serve v --listen 127.0.0.1:0",
+        "serve --config sealblock.toml --listen 127.0.0.1:0",
+        "create v --size 1MiB --force --json",
+    ] {
+        let (status, _, said) = in_shell(&place, &format!("{command} 1<>v"));
+        assert!(status == Some(3) && said.contains("standard output and") && said.contains(SAME), "{command}: {said}");
+        assert!(place.read("v") == before, "{command} 1<>v");
+        // Nothing can be said where it would be written to the target.
+        let (status, said, _) = in_shell(&place, &format!("{command} 2<>v"));
+        assert!(status == Some(3) && said.contains("standard error and") && said.contains(SAME), "{command}: {said}");
+        assert!(place.read("v") == before, "{command} 2<>v");
+    }
+    let (status, ..) = in_shell(&place, "verify v 1<>v 2>&1");
+    assert!(status == Some(3) && place.read("v") == before);
+    place.run("verify v --resume v").fails(3, &["v and v", SAME]);
+    place.run("verify v --resume hard").fails(3, &["hard and v", SAME]);
+    place.run("fs get v/file hard").fails(3, &["hard and v", SAME]);
+    assert!(place.read("v") == before);
+    // Twins: another file, a pipe, and a copy that writes nothing to standard output.
+    assert_eq!(in_shell(&place, "verify v --json > report 2> errors").0, Some(0));
+    assert!(String::from_utf8(place.read("report")).unwrap().contains("blocks_verified"));
+    assert_eq!(in_shell(&place, "verify v --json | cat").0, Some(0));
+    assert_eq!(in_shell(&place, "copy v /dev/stdout > data").0, Some(0));
+    assert_eq!(place.len("data"), 1 << 20);
+}
