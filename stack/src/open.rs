@@ -9,6 +9,7 @@ use sealblock_layers_offset::OffsetLayer;
 use sealblock_media_file::FileMedium;
 use sealblock_media_linux::linked_drive;
 use sealblock_media_memory::MemoryDevice;
+use sealblock_media_nbd::NbdDevice;
 use sealblock_media_null::NullDevice;
 use sealblock_units::{BlockSize, ByteCount};
 
@@ -81,6 +82,35 @@ async fn check_fresh(opened: OpenTarget, access: Access) -> Result<OpenTarget, S
     }
 }
 
+/// Opens a target for reading past what is lost: an export by itself in blocks as small as its server takes them, so that one of them takes
+/// no others with it. Numbers of blocks in its name, or in names of which it is a part, are of its usual size.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_past_damage(
+    target: &TargetName,
+    access: Access,
+) -> LocalBoxFuture<'_, Result<OpenTarget, StackError>> {
+    Box::pin(async move {
+        match target {
+            TargetName::Nbd { address, export, connections } => {
+                let opened = open_export(target, connect_nbd(address, export, *connections, true)).await?;
+                check_fresh(opened, access).await
+            }
+            _ => open(target, access).await,
+        }
+    })
+}
+
+async fn open_export(
+    target: &TargetName,
+    connecting: impl Future<Output = Result<NbdDevice, StackError>>,
+) -> Result<OpenTarget, StackError> {
+    let device = connecting.await.map_err(|error| error.on(target))?;
+    let info = TargetInfo { export: Some(device.info().clone()), ..TargetInfo::plain("NBD export") };
+    Ok(OpenTarget::remote(target, device.clone(), info, vec![CloseHandle::Nbd(device)], NOT_OVER_NBD))
+}
+
 fn open_device(
     target: &TargetName,
     access: Access,
@@ -126,9 +156,7 @@ fn open_device(
                 Ok(OpenTarget::remote(target, device.clone(), info, vec![CloseHandle::NvmeTcp(device)], NOT_LISTED))
             }
             TargetName::Nbd { address, export, connections } => {
-                let device = connect_nbd(address, export, *connections).await.map_err(|error| error.on(target))?;
-                let info = TargetInfo { export: Some(device.info().clone()), ..TargetInfo::plain("NBD export") };
-                Ok(OpenTarget::remote(target, device.clone(), info, vec![CloseHandle::Nbd(device)], NOT_OVER_NBD))
+                open_export(target, connect_nbd(address, export, *connections, false)).await
             }
         }
     })

@@ -172,14 +172,15 @@ fn connect_error(doing: &str, error: &ConnectError) -> StackError {
     StackError::new(cause, doing, error).advise_if(advice)
 }
 
-/// Opens an export.
+/// Opens an export, with `small_blocks` in blocks as small as the server takes them.
 pub(crate) async fn connect_nbd(
     address: &NbdAddress,
     export: &str,
     connections: Option<NonZeroU16>,
+    small_blocks: bool,
 ) -> Result<NbdDevice, StackError> {
     let wanted = connections.map_or(NbdOptions::default().connections, Into::into);
-    let options = NbdOptions { connections: wanted, ..NbdOptions::default() };
+    let options = NbdOptions { connections: wanted, small_blocks, ..NbdOptions::default() };
     let opened = NbdDevice::connect(nbd_peer(address), export, options).await;
     opened.map_err(|error| nbd_connect_error("connect to", &error, address))
 }

@@ -7,11 +7,11 @@ use std::path::Path;
 use futures_util::future::LocalBoxFuture;
 use sealblock_block::Device;
 use sealblock_runtime_memory::{Buffer, Slice};
-use sealblock_units::Extent;
+use sealblock_units::{BlockSize, Extent};
 
 use crate::error::{Cause, StackError};
 use crate::failures::device_error;
-use crate::open::open;
+use crate::open::{open, open_past_damage};
 use crate::opened::held::Access;
 use crate::opened::out_of_sync::mark;
 use crate::opened::{OpenTarget, data_of};
@@ -35,6 +35,22 @@ impl ByteView {
     /// # Errors
     /// Says what could not be opened and why.
     pub fn open(target: &TargetName, access: Access) -> LocalBoxFuture<'_, Result<ByteView, StackError>> {
+        ByteView::open_by(target, access, open)
+    }
+
+    /// The same for reading past what is lost: an NBD export in blocks as small as its server takes them.
+    ///
+    /// # Errors
+    /// As [`ByteView::open`].
+    pub fn open_past_damage(target: &TargetName, access: Access) -> LocalBoxFuture<'_, Result<ByteView, StackError>> {
+        ByteView::open_by(target, access, open_past_damage)
+    }
+
+    fn open_by<'a>(
+        target: &'a TargetName,
+        access: Access,
+        open: fn(&'a TargetName, Access) -> LocalBoxFuture<'a, Result<OpenTarget, StackError>>,
+    ) -> LocalBoxFuture<'a, Result<ByteView, StackError>> {
         Box::pin(async move {
             let opened = match target {
                 TargetName::File(path) => mark(open_file(target, path, access, PlainFilePolicy::Taken).await?).await,
@@ -52,6 +68,14 @@ impl ByteView {
     /// The whole blocks of an open target.
     pub fn of_blocks(opened: OpenTarget) -> ByteView {
         ByteView { opened, rest: Slice::empty() }
+    }
+
+    /// The size of the blocks that numbers in names of the target count: of an NBD export the largest of which it has whole ones, however
+    /// it was opened.
+    pub fn named_block_size(&self) -> BlockSize {
+        let geometry = self.opened.device.geometry();
+        let is_whole = geometry.capacity_bytes().is_multiple_of(BlockSize::B4096.bytes() as u64);
+        if self.opened.info.export.is_some() && is_whole { BlockSize::B4096 } else { geometry.block_size }
     }
 
     /// How many bytes there are.

@@ -32,7 +32,7 @@ impl ExportProfile {
     /// [`ConnectError::Unsupported`] if no [`BlockSize`] suits the server's block sizes and the export's size.
     pub(crate) fn of(info: &ExportInfo, options: &Options) -> Result<ExportProfile, ConnectError> {
         use transmission as t;
-        let block_size = block_size(info)?;
+        let block_size = block_size(info, options.small_blocks)?;
         let block = block_size.bytes() as u64;
         let max_bytes = u64::from(options.transfer_bytes.min(info.sizes.largest)).max(block);
         let limits = Limits {
@@ -83,8 +83,8 @@ impl ExportProfile {
     }
 }
 
-/// 4096 bytes if the export's size is a multiple of it, else 512.
-fn block_size(info: &ExportInfo) -> Result<BlockSize, ConnectError> {
+/// 4096 bytes if the export's size is a multiple of it, else 512; with `is_small` 512 where the server takes as few.
+fn block_size(info: &ExportInfo, is_small: bool) -> Result<BlockSize, ConnectError> {
     let (size, smallest) = (info.size_bytes, u64::from(info.sizes.smallest));
     let unsupported = |why: String| Err(ConnectError::Unsupported(why));
     let largest = BlockSize::B4096.bytes() as u64;
@@ -93,7 +93,10 @@ fn block_size(info: &ExportInfo) -> Result<BlockSize, ConnectError> {
             "the server takes blocks of {smallest} bytes and more, and {largest} are the most here"
         ));
     }
-    let sizes = [BlockSize::B4096, BlockSize::B512];
+    let sizes = match is_small && smallest <= BlockSize::B512.bytes() as u64 {
+        true => [BlockSize::B512, BlockSize::B4096],
+        false => [BlockSize::B4096, BlockSize::B512],
+    };
     let fitting = sizes.into_iter().find(|block| size.is_multiple_of(block.bytes() as u64));
     match fitting.filter(|block| block.bytes() as u64 >= smallest) {
         Some(block) if block.bytes() as u64 <= u64::from(info.sizes.largest) => Ok(block),
@@ -167,6 +170,18 @@ mod tests {
         assert!(of((1 << 20) + 512, 4096).unwrap_err().contains("not a multiple of 512 bytes"));
         assert!(of(1000, 1).unwrap_err().contains("not a multiple of 512 bytes"));
         assert!(of(1 << 20, 8192).unwrap_err().contains("8192 bytes and more"));
+    }
+
+    #[test]
+    fn blocks_are_as_small_as_the_server_takes_them_where_that_is_asked_for() {
+        let of = |size, smallest| {
+            let options = Options { small_blocks: true, ..Options::default() };
+            let profile = ExportProfile::of(&info(size, sizes(smallest, 32 << 20), 1), &options);
+            profile.map(|profile| profile.geometry.block_size.bytes()).map_err(|error| error.to_string())
+        };
+        assert_eq!((of(1 << 20, 1), of(1 << 20, 512), of((1 << 20) + 512, 1)), (Ok(512), Ok(512), Ok(512)));
+        assert_eq!((of(1 << 20, 1024), of(1 << 20, 4096)), (Ok(4096), Ok(4096)));
+        assert!(of((1 << 20) + 512, 4096).unwrap_err().contains("not a multiple of 512 bytes"));
     }
 
     #[test]

@@ -17,6 +17,9 @@ pub struct Options {
     pub queue_depth: u16,
     /// Maximum bytes of data in one request, cut to the server's largest block; at least one block, at most 32 MiB.
     pub transfer_bytes: u32,
+    /// Blocks as small as the server takes them: a block that is lost then takes no others with it. Else blocks of 4096 bytes, where the
+    /// export has whole ones.
+    pub small_blocks: bool,
     /// Maximum bytes that one request zeroes or deallocates: a longer one could exceed [`Options::request_timeout`].
     pub zero_bytes: u32,
     /// Time limit of one attempt: name resolution, connections and negotiation.
@@ -40,6 +43,7 @@ impl Default for Options {
             connections: 1,
             queue_depth: 64,
             transfer_bytes: 1 << 20,
+            small_blocks: false,
             zero_bytes: 256 << 20,
             connect_timeout: Duration::from_secs(10),
             request_timeout: Duration::from_secs(30),

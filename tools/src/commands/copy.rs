@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use sealblock_block::Device;
 use sealblock_stack::quantity::count;
 use sealblock_stack::range::Run;
-use sealblock_stack::{Cause, Lost, OpenTarget, RAW_FILE, StackError, on_reactor};
-use sealblock_units::ByteCount;
+use sealblock_stack::{Cause, Lost, RAW_FILE, StackError, on_reactor};
+use sealblock_units::{BlockSize, ByteCount};
 use serde::Serialize;
 
 use crate::cli::Copy;
@@ -57,7 +57,7 @@ pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
     check_output(arguments.json, &arguments.to)?;
     let (report, behind, lacks) = on_reactor(async {
         check_apart("copy", &arguments.from, &arguments.to)?;
-        let source = Source::open(&arguments.from).await?;
+        let source = Source::open(&arguments.from, arguments.salvage).await?;
         let overwriting = overwriting(arguments.force, &source, &arguments.to).await;
         let sink = Sink::open(&arguments.to, overwriting, arguments.members.usage()).await?;
         let room = sink.room_bytes();
@@ -87,15 +87,18 @@ pub fn run(arguments: &Copy) -> Result<Exit, StackError> {
 /// sides may end at different bytes: then there is none.
 fn resume_command(arguments: &Copy, source: &Source, sink: &Sink, byte: u64) -> Option<String> {
     let (Source::Device(from), Sink::Device(to)) = (source, sink) else { return None };
-    let rest = |opened: &OpenTarget| {
-        let block_bytes = opened.device.geometry().block_size.bytes() as u64;
+    let rest = |size: BlockSize| {
+        let block_bytes = size.bytes() as u64;
         byte.is_multiple_of(block_bytes).then(|| byte / block_bytes)
     };
     if from.opened.info.kind == RAW_FILE {
         return None;
     }
-    let (first, first_to, salvage) =
-        (rest(&from.opened)?, rest(to)?, if arguments.salvage { " --salvage" } else { "" });
+    let (first, first_to, salvage) = (
+        rest(from.named_block_size())?,
+        rest(to.device.geometry().block_size)?,
+        if arguments.salvage { " --salvage" } else { "" },
+    );
     Some(format!(
         "sealblock copy{salvage} 'offset:{first}..,{}' 'offset:{first_to}..,{}'",
         arguments.from, arguments.to

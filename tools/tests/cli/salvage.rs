@@ -278,3 +278,26 @@ fn one_field_is_printed_in_one_width() {
         18
     );
 }
+
+#[test]
+fn an_nbd_server_of_small_blocks_loses_those_alone_that_are_lost() {
+    let (place, data) = damaged("--block-size 512 --guard crc16");
+    let server = Server::start(&place, "v --nbd 127.0.0.1:0");
+    let target = format!("nbd://{}/v", server.ready["nbd"]["listeners"][0].as_str().unwrap());
+    place.run(&format!("copy {target} out")).fails(3, &["try: use --salvage"]);
+    let report = place.run(&format!("copy {target} out --salvage --json")).ends_with(1).json();
+    assert_eq!((runs(&report), &report["block_size"]), (vec![(5, 2), (300, 1)], &512.into()));
+    assert!(place.read("out") == without(&data, &[5, 6, 300], 512));
+    // Numbers in names count blocks of the usual size, whether or not something is lost.
+    let part = format!("offset:1..1,{target}");
+    place.run(&format!("copy {part} part --salvage")).succeeds();
+    assert!(place.read("part") == data[4096..8192]);
+    server.stop();
+    // Twin: a server of larger blocks that takes any bytes loses whole ones, and no more.
+    let (place, data) = damaged("");
+    let server = Server::start(&place, "v --nbd 127.0.0.1:0");
+    let target = format!("nbd://{}/v", server.ready["nbd"]["listeners"][0].as_str().unwrap());
+    let report = place.run(&format!("copy {target} out --salvage --json")).ends_with(1).json();
+    assert_eq!((runs(&report), &report["block_size"]), (vec![(40, 16), (2400, 8)], &512.into()));
+    assert!(place.read("out") == without(&data, &[5, 6, 300], 4096));
+}

@@ -76,11 +76,14 @@ pub(in crate::commands) enum Source {
 }
 
 impl Source {
-    /// Opens the place.
-    pub async fn open(endpoint: &Endpoint) -> Result<Source, StackError> {
+    /// Opens the place, `past_damage` to lose as little as possible of it.
+    pub async fn open(endpoint: &Endpoint, past_damage: bool) -> Result<Source, StackError> {
         match endpoint {
             Endpoint::Standard => Ok(Source::Input(RefCell::new(io::stdin()))),
-            Endpoint::Target(target) => Ok(Source::Device(Box::new(ByteView::open(target, Access::ReadOlder).await?))),
+            Endpoint::Target(target) => {
+                let open = if past_damage { ByteView::open_past_damage } else { ByteView::open };
+                Ok(Source::Device(Box::new(open(target, Access::ReadOlder).await?)))
+            }
         }
     }
 
