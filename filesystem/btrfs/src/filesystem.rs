@@ -191,6 +191,36 @@ impl Filesystem {
         short.collect()
     }
 
+    /// Sizes in the superblocks that contradict the items of devices in the chunk tree. Copies of a superblock that were changed alike
+    /// agree with each other, and only the tree shows the change. Nothing if the newest chunk tree is not whole.
+    pub fn size_contradictions(&self) -> Vec<FsError> {
+        let mut found = Vec::new();
+        if !self.lost_chunks.is_empty() || self.roots.chunks.source != RootSource::Superblock {
+            return found;
+        }
+        let mut compare = |what: String, own: u64, in_tree: u64, slack: u64| {
+            if own.abs_diff(in_tree) > slack {
+                let why = format!("the superblock has {own}, and the chunk tree {in_tree}");
+                found.push(FsError::Contradiction { what, why });
+            }
+        };
+        let superblock = self.superblock();
+        let count = self.known.len() as u64;
+        compare("the number of devices".into(), superblock.num_devices.get(), count, 0);
+        // Older kernels cut sizes of devices to whole sectors in one of the two only.
+        let slack = u64::from(self.storage().geometry().sector_bytes) - 1;
+        let sizes = self.known.values().map(|device| device.item.total_bytes.get());
+        let sum = sizes.fold(0, u64::saturating_add);
+        compare("the number of bytes on all devices".into(), superblock.total_bytes.get(), sum, slack * count);
+        for (devid, device) in self.storage().devices.iter().filter(|(_, device)| !device.is_stale) {
+            if let Some(known) = self.known.get(&devid) {
+                let (own, in_tree) = (device.item.total_bytes.get(), known.item.total_bytes.get());
+                compare(format!("the number of bytes of device {devid}"), own, in_tree, slack);
+            }
+        }
+        found
+    }
+
     /// The lost parts of the chunk tree.
     pub fn lost_chunks(&self) -> &[FsError] {
         &self.lost_chunks

@@ -112,8 +112,9 @@ fn note_devices(session: &Session<'_>) {
         let fault = CopyFault::Old { found: device.generation, newest };
         session.found(Finding::Superblock(BadCopy { logical: None, place, mirror: 1, fault }));
     }
-    for device in fs.short_devices() {
-        session.found(Finding::ShortDevice(device));
+    session.note_sizes();
+    for error in fs.size_contradictions() {
+        session.found(Finding::Tree { tree: objectid::CHUNK_TREE, error });
     }
     session.note_copies_below();
     if fs.known_devices().values().any(|device| device.is_missing) {

@@ -117,6 +117,10 @@ fn an_image_whose_end_is_cut_off_is_damaged() {
     assert_eq!((&error["kind"], &error["bytes"]), (&"short_device".into(), &(56_u64 << 20).into()), "{report}");
     assert_eq!((&copy["device"], &copy["target"], &copy["offset"]), (&1.into(), &"disk".into(), &bytes.into()));
     place.run("fs verify disk").ends_with(1).says(&["device 1 has 209715200 bytes", "disk: 1 damaged"]);
+    // For a file whose data are all there, too.
+    let of_file = verified(&place, "disk/small", "", 1);
+    assert_eq!(of_file["errors"], report["errors"]);
+    place.run("fs verify disk/small").ends_with(1).says(&["device 1 has 209715200 bytes"]);
     let info = place.run("fs info disk --json").ends_with(1).json();
     let [damage] = &info["damage"].as_array().unwrap()[..] else { panic!("{info}") };
     assert!(damage.as_str().unwrap().contains("device 1 has 209715200 bytes"), "{info}");
@@ -165,8 +169,11 @@ fn intact_superblocks_of_one_transaction_that_differ_are_damage() {
         let before =
             change(&place, "disk", offset, SUPERBLOCK_BYTES, |bytes| bytes[at..][..new.len()].copy_from_slice(new));
         let report = verified(&place, "disk", "", 1);
-        let [error] = &report["errors"].as_array().unwrap()[..] else { panic!("{report}") };
+        let errors = report["errors"].as_array().unwrap();
+        let error = &errors[0];
         assert_eq!(error["kind"], "superblock", "{report}");
+        // Numbers in the first copy contradict the chunk tree besides.
+        assert_eq!(errors.len(), if copy == 0 { 2 } else { 1 }, "{report}");
         let told = &error["copies"][0];
         assert_eq!((&told["copy"], &told["offset"]), (&2.into(), &COPY_OFFSETS[1].into()), "{report}");
         let words = ["copy 2 on device 1 at byte 67108864", "differs from copy 1"];
@@ -179,6 +186,45 @@ fn intact_superblocks_of_one_transaction_that_differ_are_damage() {
     change(&place, "disk", COPY_OFFSETS[0], SUPERBLOCK_BYTES, |bytes| bytes[0x63] = 2);
     let report = verified(&place, "disk", "", 4);
     assert_eq!(report["unchecked"][0]["reason"], "log_tree", "{report}");
+}
+
+#[test]
+fn superblocks_that_were_changed_alike_contradict_the_chunk_tree() {
+    let Some((place, _)) = place_with_image() else { return };
+    // The number of devices, the bytes of all devices, and those of the device in its own item.
+    let changes: [(usize, &[u8], &str); 4] = [
+        (0x88, &[2], "number of devices contradicts itself: the superblock has 2, and the chunk tree 1"),
+        (
+            0x70,
+            &[0, 0, 0, 8],
+            "on all devices contradicts itself: the superblock has 134217728, and the chunk tree 268435456",
+        ),
+        (
+            0x70,
+            &[0, 0, 0, 32],
+            "on all devices contradicts itself: the superblock has 536870912, and the chunk tree 268435456",
+        ),
+        (
+            0xc9 + 8,
+            &[0, 0, 0, 32],
+            "bytes of device 1 contradicts itself: the superblock has 536870912, and the chunk tree 268435456",
+        ),
+    ];
+    for (at, new, words) in changes {
+        let before = COPY_OFFSETS[..2].iter().map(|offset| {
+            let new = |bytes: &mut [u8]| bytes[at..][..new.len()].copy_from_slice(new);
+            (*offset, change(&place, "disk", *offset, SUPERBLOCK_BYTES, new))
+        });
+        let before: Vec<_> = before.collect();
+        let report = verified(&place, "disk", "", 1);
+        let [error] = &report["errors"].as_array().unwrap()[..] else { panic!("{words}: {report}") };
+        assert_eq!(error["kind"], "tree", "{report}");
+        place.run("fs verify disk").ends_with(1).says(&[words]);
+        place.run("fs info disk").ends_with(1).says(&[words]);
+        before.iter().for_each(|(offset, bytes)| place.poke("disk", *offset, bytes));
+    }
+    verified(&place, "disk", "", 0);
+    place.run("fs info disk").succeeds();
 }
 
 #[test]

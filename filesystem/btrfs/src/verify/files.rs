@@ -31,7 +31,7 @@ const STEP_BYTES: u64 = 16 << 20;
 /// also after its end, and the nodes with the inodes' items and the checksums.
 ///
 /// The path to `start`, its directories and the nodes of the chunk tree, was read before, from copies that passed;
-/// their other copies are not read.
+/// their other copies are not read. A device whose end is cut off is damage, wherever the file lies.
 ///
 /// # Errors
 /// When devices must compute the checksums and one cannot. Everything else is in the report.
@@ -44,6 +44,7 @@ pub async fn verify_files(
     let session = Session::new(fs, options, watch)?;
     // Bad copies of nodes that led to the file.
     let mut met = fs.take_bad_copies();
+    session.note_sizes();
     session.note_copies_below();
     if let Err(Stopped) = scan(&session, start).await {
         session.unchecked(WhyUnchecked::Stopped, 0);

@@ -129,6 +129,11 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// Reports devices whose end is cut off. Which data that loses is seen only where they are read, so this counts for a single file too.
+    pub fn note_sizes(&self) {
+        self.fs.short_devices().into_iter().for_each(|device| self.found(Finding::ShortDevice(device)));
+    }
+
     /// Reports devices with copies of their own, of which only one was read.
     pub fn note_copies_below(&self) {
         let mut devices = self.fs.storage().devices.iter();

@@ -126,6 +126,7 @@ impl Troubles {
         let superblocks = filesystem.storage().devices.bad_superblocks().iter();
         troubles.damage.extend(superblocks.map(|copy| format!("superblock: {copy}")));
         troubles.damage.extend(filesystem.short_devices().iter().map(ToString::to_string));
+        troubles.damage.extend(filesystem.size_contradictions().iter().map(ToString::to_string));
         troubles
     }
 
