@@ -166,7 +166,12 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         if !volume.keeps_free_space.get() {
             volume.punch_all(|| true).await;
         }
-        match volume.checkpoint_both(true).await {
+        // The second sync is for the high-water mark of the last superblock.
+        let closed = async {
+            volume.checkpoint_both(true).await?;
+            volume.sync_or_fail().await
+        };
+        match closed.await {
             Ok(()) => volume.state.set(VolumeState::Closed),
             Err(error) => self.fail_close(&error),
         }

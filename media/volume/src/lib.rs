@@ -70,6 +70,7 @@ mod tests {
     mod remains;
     mod requests;
     mod resize;
+    mod rolled_back;
     mod runs;
     mod sealing;
     pub(crate) mod setup;

@@ -13,7 +13,7 @@ use sealblock_runtime_memory::Buffer;
 use sealblock_units::{BlockCount, BlockSize};
 
 use crate::background::Worker;
-use crate::format::{Answered, Layout, MapEntryRun, Seed, Superblock, TAIL_BYTES};
+use crate::format::{Answered, HighWaterMark, Layout, MapEntryRun, Seed, Superblock, TAIL_BYTES};
 use crate::life::noted::NotedChanges;
 use crate::life::recovery::Recovered;
 use crate::log::Log;
@@ -23,6 +23,7 @@ use crate::map::BlockMap;
 use crate::map::block_groups::BlockGroups;
 use crate::map::map_entries::MapEntries;
 use crate::map::memtable::Memtable;
+use crate::medium::high_water::{self, HighWater};
 use crate::medium::identity::{IdentityError, Standing};
 use crate::medium::lost_copies::{LostCopies, MIN_AGREEING};
 use crate::medium::reserved::ReservedAreas;
@@ -87,7 +88,14 @@ pub async fn open<M: Medium, C: Clock>(
         medium.sync().await?;
     }
     let groups = BlockGroups::read(&medium, &superblock).await?;
-    let recovered = recovery::replay(&medium, &superblock, groups.initialized_count() > 0, options).await?;
+    let mut recovered = recovery::replay(&medium, &superblock, groups.initialized_count() > 0, options).await?;
+    let mark = high_water::read(&medium, &superblock).await;
+    recovered.is_rolled_back = high_water::is_behind(&superblock, recovered.end, &mark);
+    if recovered.is_rolled_back {
+        // Behind every sector that a page of the block map may name: a log is never longer than its region, and goes on one behind that
+        // after a crash.
+        recovered.next = recovered.next.max(mark.log_tail + 2 * layout.log_sectors());
+    }
     if standing != Standing::Certain {
         groups.assume_initialized();
     }
@@ -96,7 +104,10 @@ pub async fn open<M: Medium, C: Clock>(
     if let (Some(sequence), false) = (recovered.first_lost, options.accept_older) {
         return Err(VolumeError::LogDamaged { sequence, sectors: recovered.lost });
     }
-    let is_kept = options.read_only || recovered.lost > 0;
+    if recovered.is_rolled_back && !options.accept_older {
+        return Err(VolumeError::RolledBack { write_seq: superblock.write_seq, newest: mark.superblocks });
+    }
+    let is_kept = options.read_only || recovered.is_older();
     if !is_kept {
         groups.repair(&medium).await?;
         wipe_foreign(&medium, &layout, &recovered).await?;
@@ -109,7 +120,7 @@ pub async fn open<M: Medium, C: Clock>(
     let description = VolumeInfo { standing, answered, ..description };
     let is_answered_known = superblock.is_clean || !options.keeps_answered || superblock.answered == Answered::Durable;
     let is_log_empty = are_all_usable && recovered.next == superblock.log_tail && is_answered_known;
-    let volume = Rc::new(assemble(medium, clock, superblock, options, &recovered, groups));
+    let volume = Rc::new(assemble(medium, clock, superblock, options, &recovered, groups, mark));
     if is_kept {
         volume.memtable.recover(newest_of(&noted.entries.in_order(), &entries));
     } else if !is_log_empty {
@@ -227,14 +238,16 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
     options: &OpenOptions,
     recovered: &Recovered,
     groups: BlockGroups,
+    mark: HighWaterMark,
 ) -> Volume<M, C> {
     let layout = superblock.layout;
     let wanted = Rc::new(Condition::default());
     let commits = CommitQueue::new(&layout, wanted.clone());
     let geometry = geometry(&superblock, commits.max_uncommitted);
-    let reserved = ReservedAreas::new(&superblock, groups.lost_copies());
-    let log_freshness = match recovered.lost {
-        0 => Freshness::Current,
+    let reserved = ReservedAreas::new(&superblock, &mark, groups.lost_copies());
+    let log_freshness = match recovered {
+        Recovered { lost: 0, is_rolled_back: false, .. } => Freshness::Current,
+        Recovered { is_rolled_back: true, .. } => Freshness::MayBeOlder(WhyOlder::RolledBack),
         _ => Freshness::MayBeOlder(WhyOlder::LogLost),
     };
     Volume {
@@ -254,11 +267,12 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
         notes: Notes::new(options),
         log: Log::new(&superblock, recovered.next, options.mutation),
         log_freshness: Cell::new(log_freshness),
-        keeps_lost_log: Cell::new(recovered.lost > 0 && !options.read_only),
+        keeps_lost_log: Cell::new(recovered.is_older() && !options.read_only),
         commits,
         marked: Cell::default(),
         checkpoints: Checkpoints::default(),
         reserved,
+        high_water: HighWater::new(&superblock, mark),
         superblock: Cell::new(superblock),
         loading_groups: RangeLock::default(),
         new_groups: Cell::new(0),
@@ -315,6 +329,8 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
     for write_seq in [0, 1] {
         let superblock = Superblock { write_seq, keeps_space: options.preallocate, areas_were_zeroed: true, ..new };
         superblocks::write(medium, &superblock).await?;
+        let mark = HighWaterMark { superblocks: write_seq, ..HighWaterMark::default() };
+        high_water::write(medium, &layout, superblock.seed(), &mark).await;
     }
     medium.sync().await?;
     Ok(())

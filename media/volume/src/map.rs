@@ -61,7 +61,7 @@ pub(crate) struct BlockMap {
     to_repair: RefCell<FxHashSet<u64>>,
     lost_copies: LostCopies,
     /// What follows the last sector of the log that was found, and the sector with which this opening goes on.
-    log_end: (u64, u64),
+    log_end: Cell<(u64, u64)>,
     /// The last sector of the log up to which this opening has written pages.
     written: Cell<u64>,
     /// Pages that have more of the log than there is.
@@ -87,8 +87,8 @@ impl BlockMap {
             loading: RangeLock::default(),
             lost_sectors: RefCell::default(),
             to_repair: RefCell::default(),
-            log_end,
             written: Cell::new(log_end.1),
+            log_end: Cell::new(log_end),
             newer: RefCell::default(),
             was_clean: superblock.is_clean,
             cache_bytes: options.cache_bytes,
@@ -205,12 +205,20 @@ impl BlockMap {
         }
         // A page is written when the log sectors that it has are durable, and the superblock frees none that it has not. So with a page
         // from behind the end of both, these are from before it.
-        let ((end, next), written) = (self.log_end, self.written.get());
+        let ((end, next), written) = (self.log_end.get(), self.written.get());
         let is_newer = page.sequence().is_some_and(|at| at > end && !(next..=written).contains(&at));
         if is_newer && self.newer.borrow_mut().insert(number) {
             tracing::warn!(%first, "a page of the block map is newer than the log and the superblocks; blocks may be older than what was written");
             self.lost_copies.add_newer_page();
         }
+    }
+
+    /// Takes pages that are newer than the log that was found as they are: the log goes on behind all of them.
+    pub fn forget_newer_pages(&self) {
+        let (_, next) = self.log_end.get();
+        self.log_end.set((next, next));
+        self.newer.borrow_mut().clear();
+        self.lost_copies.forget_newer_pages();
     }
 
     fn cache(&self, number: u64, page: &Rc<MapPage>) {

@@ -4,6 +4,7 @@
 //! medium reports the failure once, to one caller; a later sync may then succeed although data are gone. So after one failed sync
 //! every other sync fails too.
 
+pub(crate) mod high_water;
 pub(crate) mod identity;
 pub(crate) mod lost_copies;
 pub(crate) mod recognise;

@@ -73,8 +73,8 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             }
             Operation::WriteReserved(area, bytes) => {
                 let _change = self.begin_change()?;
-                let written = Box::pin(self.reserved.write(&self.medium, area, &bytes, || self.sync_or_fail())).await;
-                written.map(|()| Response::Done)
+                Box::pin(self.write_reserved(area, &bytes)).await?;
+                Ok(Response::Done)
             }
             Operation::BlockStatus => Box::pin(self.allocation(extents.one())).await,
             Operation::Copy { .. } | Operation::Compare(_) | Operation::CompareAndWrite(_) | Operation::Repair => {

@@ -15,7 +15,7 @@ use std::rc::Rc;
 use sealblock_block::{Clock, Freshness, Medium, WhyOlder};
 
 use crate::background::Worker;
-use crate::format::{Generations, LogSector, MapEntry, MapEntryRun, Superblock};
+use crate::format::{Generations, HighWaterMark, LogSector, MapEntry, MapEntryRun, Superblock};
 use crate::life::recovery::{DataPresence, Recovered, fits, has_data};
 use crate::life::{OpenVolume, assemble, describe};
 use crate::map::block_groups::BlockGroups;
@@ -79,7 +79,7 @@ pub async fn open_remains<M: Medium, C: Clock>(
         return Err(RemainsError::Resized);
     }
     groups.assume_initialized();
-    let volume = assemble(medium, clock, superblock, &options, &nothing, groups);
+    let volume = assemble(medium, clock, superblock, &options, &nothing, groups, HighWaterMark::default());
     let entries = log.newer_entries(&volume).await?;
     let taken = entries.in_order().iter().map(|run| u64::from(run.blocks)).sum();
     volume.memtable.recover(entries);

@@ -3,11 +3,15 @@
 use std::cell::Cell;
 
 use sealblock_block::{
-    Clock, Condition, Error, ErrorKind, Freshness, Geometry, Medium, MediumError, MediumErrorKind, RangeLock, WhyOlder,
+    Clock, Condition, Error, ErrorKind, Freshness, Geometry, Medium, MediumError, MediumErrorKind, RangeLock,
+    ReservedArea, WhyOlder,
 };
+use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockCount, Lba};
 
-use crate::format::{BlockGroup, Layout, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed, Superblock, WhyLost};
+use crate::format::{
+    BlockGroup, HighWaterMark, Layout, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, Seed, Superblock, WhyLost,
+};
 use crate::log::Log;
 use crate::log::notes::Notes;
 use crate::log::work_queue::{Checkpoints, CommitQueue};
@@ -15,6 +19,7 @@ use crate::map::BlockMap;
 use crate::map::map_page::MapLookup;
 use crate::map::memtable::Memtable;
 use crate::medium::SerializedSync;
+use crate::medium::high_water::HighWater;
 use crate::medium::identity::Standing;
 use crate::medium::lost_copies::LostCopies;
 use crate::medium::reserved::ReservedAreas;
@@ -47,13 +52,14 @@ pub struct Volume<M, C> {
     pub(crate) log: Log,
     /// Whether the log that was found has what was written last.
     pub(crate) log_freshness: Cell<Freshness>,
-    /// Sectors of the log were lost before this opening, and the medium is as it was found until a block changes.
+    /// The log or the superblocks were lost or put back before this opening, and the medium is as it was found until a block changes.
     pub(crate) keeps_lost_log: Cell<bool>,
     pub(crate) commits: CommitQueue,
     /// Blocks that lost their data since a request that unmaps gave others a turn.
     pub(crate) marked: Cell<u64>,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) reserved: ReservedAreas,
+    pub(crate) high_water: HighWater,
     pub(crate) superblock: Cell<Superblock>,
     /// Block groups that are being loaded, each by one at a time.
     pub(crate) loading_groups: RangeLock,
@@ -190,6 +196,17 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
         let _change = self.begin_change()?;
         self.change_superblock(|before| Superblock { unreported_loss: None, ..before }).await
+    }
+
+    /// Replaces what a reserved area holds; durable in the end.
+    pub(crate) async fn write_reserved(&self, area: ReservedArea, bytes: &Slice) -> Result<(), Error> {
+        self.reserved.write(&self.medium, area, bytes, || self.sync_or_fail()).await?;
+        // Writes of a mirror wait for its label, which every superblock counts.
+        if area == ReservedArea::ScrubState {
+            let durable = HighWaterMark { scrub_states: self.reserved.writes(area), ..HighWaterMark::default() };
+            self.high_water.raise(&self.medium, durable).await;
+        }
+        Ok(())
     }
 
     /// Refuses changes to a volume that takes none.

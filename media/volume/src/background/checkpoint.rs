@@ -8,9 +8,9 @@ use std::cell::Cell;
 
 use futures_util::future::{join, join_all};
 use futures_util::stream::{self, StreamExt};
-use sealblock_block::{Clock, Error, Freshness, Medium, MediumError};
+use sealblock_block::{Clock, Error, Freshness, Medium, MediumError, ReservedArea};
 
-use crate::format::{Answered, Generations, MapEntryRun, PageOffsets, Superblock};
+use crate::format::{Answered, Generations, HighWaterMark, MapEntryRun, PageOffsets, Superblock};
 use crate::medium::superblocks;
 use crate::options::Mutation;
 use crate::volume::Volume;
@@ -211,12 +211,15 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     async fn write_superblock(&self, changed: Superblock) -> Result<(), Error> {
         let is_anchored = changed.is_anchored && !changed.is_clean;
         let is_begun = changed.is_begun && is_anchored;
-        let labels_written = self.reserved.labels_written();
+        let labels_written = self.reserved.writes(ReservedArea::GroupLabel);
         let write_seq = self.superblock.get().write_seq + 1;
         let superblock = Superblock { write_seq, is_anchored, is_begun, labels_written, ..changed };
         superblocks::write(&self.medium, &superblock).await?;
         self.sync_or_fail().await?;
         self.superblock.set(superblock);
+        let Superblock { write_seq: superblocks, log_tail, .. } = superblock;
+        let durable = HighWaterMark { superblocks, log_tail, labels: labels_written, ..HighWaterMark::default() };
+        self.high_water.raise(&self.medium, durable).await;
         Ok(())
     }
 
@@ -253,11 +256,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             return Ok(());
         }
         self.block_map.groups.repair(&self.medium).await?;
-        // Its notes do not belong to the new log.
-        self.superblock.set(Superblock { answered: Answered::Volatile, ..self.superblock.get() });
+        // Its notes do not belong to the new log. The next superblock counts on from the newest that there ever was.
+        let before = self.superblock.get();
+        let write_seq = before.write_seq.max(self.high_water.mark().superblocks);
+        self.superblock.set(Superblock { answered: Answered::Volatile, write_seq, ..before });
         self.checkpoint_recovered(&self.memtable.recovered()).await?;
         self.memtable.end_commit();
-        tracing::warn!("a log of which sectors were lost is given up: blocks may be older than what was written");
+        self.block_map.forget_newer_pages();
+        tracing::warn!("what the log and the superblocks lack is given up: blocks may be older than what was written");
         self.keeps_lost_log.set(false);
         self.log_freshness.set(Freshness::Current);
         self.commits.wanted.notify();

@@ -219,6 +219,20 @@ impl Layout {
         self.group_map_bytes() / u64::from(self.sector_bytes()) * self.groups_per_map_sector()
     }
 
+    /// Where the copies of the high-water mark lie: at the end of the second copy of the group map, and before the
+    /// physical blocks of the first block group. Where a part before it takes its room, there is one copy less.
+    pub fn high_water_offsets(&self) -> impl Iterator<Item = u64> + use<> {
+        let sector = u64::from(self.sector_bytes());
+        let map_end = self.group_map_offset(1) + self.group_map_sectors() * sector;
+        let places = [
+            Some((map_end, self.bitmap_offset())),
+            self.block_group(0).map(|group| {
+                (group.second_offset + group.blocks.div_ceil(self.page_blocks()) * sector, group.data_offset)
+            }),
+        ];
+        places.into_iter().flatten().filter_map(move |(from, to)| to.checked_sub(sector).filter(|start| from <= *start))
+    }
+
     /// Where the bitmap pages of the reserved area start.
     pub fn bitmap_offset(&self) -> u64 {
         self.group_map_offset(2)

@@ -5,6 +5,7 @@
 
 mod generations;
 mod group_map;
+mod high_water;
 mod layout;
 mod log_sector;
 mod map_entry;
@@ -18,6 +19,7 @@ pub(crate) use sealblock_units::little_endian::{get, put};
 
 pub use generations::Generations;
 pub use group_map::GroupMapSector;
+pub use high_water::HighWaterMark;
 pub use layout::{
     BITMAP_PAGE_BYTES, HEAD_BYTES, LOG_REGIONS, Layout, PageOffsets, SUPERBLOCK_OFFSETS, TAIL_BYTES,
     THIRD_FROM_END_BYTES, reserved_offset,

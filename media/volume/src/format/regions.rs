@@ -22,6 +22,8 @@ pub enum RegionKind {
     Log(u8),
     /// A copy of the group map.
     GroupMap(u8),
+    /// A copy of the high-water mark.
+    HighWaterMark(u8),
     /// The bitmap pages of the reserved area.
     BitmapPages,
     /// Map entries of the blocks of a block group.
@@ -42,6 +44,7 @@ impl RegionKind {
             RegionKind::ReservedArea(_) => "reserved area",
             RegionKind::Log(_) => "log",
             RegionKind::GroupMap(_) => "block group map",
+            RegionKind::HighWaterMark(_) => "high-water mark",
             RegionKind::BitmapPages => "bitmap pages",
             RegionKind::MapEntries(_) => "map entries",
             RegionKind::Generations(_) => "generations",
@@ -58,6 +61,7 @@ impl fmt::Display for RegionKind {
             | RegionKind::ReservedArea(copy)
             | RegionKind::Log(copy)
             | RegionKind::GroupMap(copy)
+            | RegionKind::HighWaterMark(copy)
             | RegionKind::MapEntries(copy)
             | RegionKind::Generations(copy) => write!(f, "{} {copy}", self.name()),
             RegionKind::BitmapPages | RegionKind::PhysicalBlocks | RegionKind::Unused => f.write_str(self.name()),
@@ -131,6 +135,9 @@ impl Layout {
         for copy in [0, 1] {
             let length = self.group_map_sectors() * sector;
             named.push(of(RegionKind::GroupMap(copy), self.group_map_offset(u64::from(copy)), length));
+        }
+        for (copy, start) in (0..).zip(self.high_water_offsets()) {
+            named.push(of(RegionKind::HighWaterMark(copy), start, sector));
         }
         let bitmap_end = self.bitmap_offset() + u64::from(self.bitmap_pages()) * super::BITMAP_PAGE_BYTES;
         named.push(Region { kind: RegionKind::BitmapPages, start: self.bitmap_offset(), end: bitmap_end });

@@ -40,6 +40,8 @@ pub(crate) struct Recovered {
     pub lost: u64,
     /// The first of them.
     pub first_lost: Option<u64>,
+    /// The superblocks, or they and the log, were put back to an earlier state.
+    pub is_rolled_back: bool,
     /// The log has sectors from its tail on, with or without map entries.
     pub is_used: bool,
     /// What follows the last sector that was found.
@@ -136,6 +138,11 @@ pub(crate) async fn replay<M: Medium>(
 }
 
 impl Recovered {
+    /// Whether blocks may be older than what was written last.
+    pub fn is_older(&self) -> bool {
+        self.lost > 0 || self.is_rolled_back
+    }
+
     /// Takes map entries over whose data were durable.
     fn take_all(&mut self, entries: &[MapEntryRun]) {
         entries.iter().for_each(|run| drop(self.entries.insert_older(*run)));

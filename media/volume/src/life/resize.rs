@@ -11,10 +11,12 @@ use futures_util::future::{Either, select};
 use sealblock_block::{BlockState, Clock, Error, Medium, MediumError, MediumErrorKind, ReservedArea, Response};
 use sealblock_units::Extent;
 
-use crate::format::{Layout, LayoutError, RESERVED_HEAD_BYTES, ReservedCopy, Superblock, TAIL_BYTES, WhyLost};
+use crate::format::{
+    HighWaterMark, Layout, LayoutError, RESERVED_HEAD_BYTES, ReservedCopy, Superblock, TAIL_BYTES, WhyLost,
+};
 use crate::life::{OpenVolume, open};
 use crate::map::block_groups::BlockGroups;
-use crate::medium::superblocks;
+use crate::medium::{high_water, superblocks};
 use crate::options::{Mutation, OpenOptions, VolumeError};
 use crate::volume::Volume;
 
@@ -243,8 +245,12 @@ impl<M: Medium> ResizeStep<'_, M> {
         if !self.grows() {
             self.copy_reserved(&self.layout).await?;
         }
-        superblocks::write(self.medium, &Superblock { write_seq: resized.write_seq + 1, ..*resized }).await?;
+        let superblock = Superblock { write_seq: resized.write_seq + 1, ..*resized };
+        superblocks::write(self.medium, &superblock).await?;
         self.medium.sync().await?;
+        let superblocks = superblock.write_seq;
+        let mark = HighWaterMark { superblocks, ..high_water::read(self.medium, &superblock).await };
+        high_water::write(self.medium, &superblock.layout, superblock.seed(), &mark).await;
         if self.old.layout.is_resized() && !resized.layout.is_resized() {
             BlockGroups::read(self.medium, resized).await?.rewrite_for(self.medium, resized.layout, false).await?;
         }

@@ -55,6 +55,10 @@ impl LostCopies {
         self.0.newer_pages.set(self.0.newer_pages.get() + 1);
     }
 
+    pub(crate) fn forget_newer_pages(&self) {
+        self.0.newer_pages.set(0);
+    }
+
     pub(crate) fn add(&self, copies: u64) {
         self.0.lost.set(self.0.lost.get() + copies);
     }

@@ -9,7 +9,7 @@ use std::cell::{Cell, RefCell};
 use sealblock_block::{AsyncMutex, Error, ErrorKind, Medium, ReservedArea};
 use sealblock_runtime_memory::Slice;
 
-use crate::format::{BITMAP_PAGE_BYTES, Layout, RESERVED_HEAD_BYTES, ReservedCopy, Seed, Superblock};
+use crate::format::{BITMAP_PAGE_BYTES, HighWaterMark, Layout, RESERVED_HEAD_BYTES, ReservedCopy, Seed, Superblock};
 use crate::medium::lost_copies::LostCopies;
 use crate::medium::padded;
 
@@ -19,8 +19,8 @@ pub(crate) struct ReservedAreas {
     seed: Seed,
     /// They were zeroes when the volume was made.
     were_zeroed: bool,
-    /// Labels that had been written, durably, when the superblock was.
-    labels_before: u64,
+    /// Writes of each area that were durable before the volume was opened, at least.
+    written_before: [u64; ReservedArea::ALL.len()],
     lost_copies: LostCopies,
     /// A read or write of an area, or a write of a bitmap page: one at a time.
     turns: AsyncMutex,
@@ -32,13 +32,13 @@ pub(crate) struct ReservedAreas {
 }
 
 impl ReservedAreas {
-    /// The areas of a volume with this superblock; copies found lost are counted.
-    pub fn new(superblock: &Superblock, lost_copies: LostCopies) -> ReservedAreas {
+    /// The areas of a volume with this superblock and high-water mark; copies found lost are counted.
+    pub fn new(superblock: &Superblock, mark: &HighWaterMark, lost_copies: LostCopies) -> ReservedAreas {
         ReservedAreas {
             layout: superblock.layout,
             seed: superblock.seed(),
             were_zeroed: superblock.areas_were_zeroed,
-            labels_before: superblock.labels_written,
+            written_before: [superblock.labels_written.max(mark.labels), mark.scrub_states],
             lost_copies,
             turns: AsyncMutex::default(),
             write_seqs: Default::default(),
@@ -103,17 +103,31 @@ impl ReservedAreas {
                 .for_each(|salt| self.lost_copies.add_foreign("the reserved areas", salt, 1));
         }
         let write_seq = newest.as_ref().map_or(0, |newest| newest.write_seq);
-        let due = if area == ReservedArea::GroupLabel { self.labels_before } else { 0 };
+        let due = self.written_before[area.index()];
         // The next one follows the last one that there ever was.
         self.write_seqs[area.index()].set(Some(write_seq.max(due)));
         // An earlier volume may have left something where the areas were not zeroed.
         let is_lost = traces == 2 && self.were_zeroed && area == ReservedArea::GroupLabel;
-        let reason = match &newest {
-            Some(_) if write_seq < due => "the label of a group was put back to an earlier state",
-            None if due > 0 || is_lost => "every copy of the label of a group is lost, damaged or another volume's",
+        let reason = match (area, &newest) {
+            (ReservedArea::ScrubState, _) if write_seq < due => return Ok(self.forget(area)),
+            (_, Some(_)) if write_seq < due => "the label of a group was put back to an earlier state",
+            (_, None) if due > 0 || is_lost => {
+                "every copy of the label of a group is lost, damaged or another volume's"
+            }
             _ => return Ok(self.hold(area, newest)),
         };
         Err(ErrorKind::Media { reason: reason.to_owned() }.into())
+    }
+
+    /// The state of a scrub that was put back or is lost counts as none, and nothing that an earlier scrub knew is believed.
+    fn forget(&self, area: ReservedArea) -> Slice {
+        tracing::warn!(
+            "the state of the scrub and the list of bad blocks were put back to an earlier state, or are lost: the scrub starts over, and bad blocks that were known are not known any more"
+        );
+        let copies = 2 - self.lost[area.index()].get();
+        self.lost_copies.add(copies);
+        self.lost[area.index()].set(2);
+        self.hold(area, None)
     }
 
     /// Keeps what an area holds in memory.
@@ -123,9 +137,10 @@ impl ReservedAreas {
         held
     }
 
-    /// How many labels were written, durably.
-    pub fn labels_written(&self) -> u64 {
-        self.write_seqs[ReservedArea::GroupLabel.index()].get().unwrap_or(0).max(self.labels_before)
+    /// How often an area was written, durably.
+    pub fn writes(&self, area: ReservedArea) -> u64 {
+        let known = self.write_seqs[area.index()].get().unwrap_or(0);
+        known.max(self.written_before[area.index()])
     }
 
     /// Where a bitmap page lies.

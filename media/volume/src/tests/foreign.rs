@@ -311,7 +311,7 @@ fn a_superblock_that_nothing_confirms_opens_for_reading_only_and_calls_nothing_u
 }
 
 #[test]
-fn superblocks_and_log_of_yesterday_are_found_by_pages_that_are_newer_and_a_crash_is_none() {
+fn superblocks_log_and_high_water_marks_of_yesterday_are_found_by_pages_that_are_newer_and_a_crash_is_none() {
     let told = |medium: &TestMedium, options: OpenOptions| {
         let rig = Rig::open_with(medium, options).unwrap();
         let extent = Extent::from_raw(0, BLOCKS).unwrap();
@@ -329,6 +329,7 @@ fn superblocks_and_log_of_yesterday_are_found_by_pages_that_are_newer_and_a_cras
     let layout = layout();
     put(&medium, &yesterday, &superblocks().map(|at| (at, 512)));
     put(&medium, &yesterday, &[(layout.log_offset(), layout.log_bytes())]);
+    layout.high_water_offsets().for_each(|at| put(&medium, &yesterday, &[(at, 512)]));
     for read_only in [true, false] {
         assert_eq!(told(&medium.copy(), OpenOptions { read_only, ..reading() }), (Some(WhyOlder::RolledBack), false));
     }

@@ -1,0 +1,118 @@
+//! The high-water mark: how far the superblocks and the reserved areas have come.
+//!
+//! Each of them counts its writes, and all copies of one can be put back to an earlier state together: nothing in them
+//! shows that. The mark lies elsewhere and is written after them, so it is never ahead of what is on the medium. What is
+//! behind it was put back.
+
+use super::{MAX_COUNT, Seed, get, put};
+
+/// Bytes of the record; the rest of its sector is zero.
+pub(crate) const HIGH_WATER_BYTES: usize = 64;
+
+const MAGIC: [u8; 4] = *b"SHWM";
+const AT_CHECKSUM: usize = 4;
+const AT_SUPERBLOCKS: usize = 8;
+const AT_LOG_TAIL: usize = 16;
+const AT_LABELS: usize = 24;
+const AT_SCRUB_STATES: usize = 32;
+const AT_ZERO: usize = 40;
+
+/// What was durable before the mark was written; zeroes where nothing is known. All of it only grows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct HighWaterMark {
+    /// The write sequence number of a superblock.
+    pub superblocks: u64,
+    /// The first sector of the log that it had not in the block map.
+    pub log_tail: u64,
+    /// Writes of the group label.
+    pub labels: u64,
+    /// Writes of the state of the scrub.
+    pub scrub_states: u64,
+}
+
+impl HighWaterMark {
+    /// The record.
+    pub fn encode(&self, seed: Seed) -> [u8; HIGH_WATER_BYTES] {
+        let mut bytes = [0; HIGH_WATER_BYTES];
+        bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
+        put::<8>(&mut bytes, AT_SUPERBLOCKS, self.superblocks);
+        put::<8>(&mut bytes, AT_LOG_TAIL, self.log_tail);
+        put::<8>(&mut bytes, AT_LABELS, self.labels);
+        put::<8>(&mut bytes, AT_SCRUB_STATES, self.scrub_states);
+        let checksum = seed.checksum(&bytes[AT_SUPERBLOCKS..]);
+        put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
+        bytes
+    }
+
+    /// Reads a record of this volume; nothing where there is none that is whole.
+    pub fn decode(bytes: &[u8], seed: Seed) -> Option<HighWaterMark> {
+        let bytes = bytes.get(..HIGH_WATER_BYTES).filter(|bytes| bytes.starts_with(&MAGIC))?;
+        let is_whole = get::<4>(bytes, AT_CHECKSUM) == u64::from(seed.checksum(&bytes[AT_SUPERBLOCKS..]));
+        let [superblocks, log_tail, labels, scrub_states] =
+            [AT_SUPERBLOCKS, AT_LOG_TAIL, AT_LABELS, AT_SCRUB_STATES].map(|at| get::<8>(bytes, at));
+        let are_counts = [superblocks, log_tail, labels, scrub_states].iter().all(|count| *count <= MAX_COUNT);
+        let is_rest_zero = bytes[AT_ZERO..].iter().all(|byte| *byte == 0);
+        (is_whole && are_counts && is_rest_zero).then_some(HighWaterMark {
+            superblocks,
+            log_tail,
+            labels,
+            scrub_states,
+        })
+    }
+
+    /// The higher count of each.
+    #[must_use]
+    pub fn and(&self, other: &HighWaterMark) -> HighWaterMark {
+        HighWaterMark {
+            superblocks: self.superblocks.max(other.superblocks),
+            log_tail: self.log_tail.max(other.log_tail),
+            labels: self.labels.max(other.labels),
+            scrub_states: self.scrub_states.max(other.scrub_states),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SEED: Seed = Seed(5);
+
+    fn mark() -> HighWaterMark {
+        HighWaterMark { superblocks: 9, log_tail: 77, labels: 3, scrub_states: MAX_COUNT }
+    }
+
+    #[test]
+    fn a_mark_comes_back_and_no_other_volume_length_or_bit_passes() {
+        let bytes = mark().encode(SEED);
+        assert_eq!(HighWaterMark::decode(&bytes, SEED), Some(mark()));
+        assert_eq!(HighWaterMark::decode(&bytes, Seed(6)), None);
+        for length in 0..bytes.len() {
+            assert_eq!(HighWaterMark::decode(&bytes[..length], SEED), None, "{length} bytes");
+        }
+        for bit in 0..bytes.len() * 8 {
+            let mut bad = bytes;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(HighWaterMark::decode(&bad, SEED), None, "bit {bit}");
+        }
+        assert_eq!(HighWaterMark::decode(&[0; HIGH_WATER_BYTES], Seed(0)), None);
+    }
+
+    #[test]
+    fn forged_counts_and_bytes_that_have_no_meaning_are_no_mark() {
+        let forged = HighWaterMark { labels: MAX_COUNT + 1, ..mark() };
+        assert_eq!(HighWaterMark::decode(&forged.encode(SEED), SEED), None);
+        let mut bytes = mark().encode(SEED);
+        bytes[AT_ZERO + 3] = 1;
+        let checksum = SEED.checksum(&bytes[AT_SUPERBLOCKS..]);
+        put::<4>(&mut bytes, AT_CHECKSUM, u64::from(checksum));
+        assert_eq!(HighWaterMark::decode(&bytes, SEED), None);
+    }
+
+    #[test]
+    fn the_higher_count_of_each_counts() {
+        let other = HighWaterMark { superblocks: 8, log_tail: 78, labels: 3, scrub_states: 0 };
+        let both = HighWaterMark { log_tail: 78, ..mark() };
+        assert_eq!((mark().and(&other), other.and(&mark())), (both, both));
+    }
+}

@@ -1,0 +1,99 @@
+//! The [high-water mark](HighWaterMark) of a volume on its medium: two copies, away from what they are about.
+//!
+//! It is written after what it counts is durable, and is durable with the next sync, for which nobody waits. So a crash
+//! leaves one that is behind, which hides no more than the last moments.
+
+use std::cell::Cell;
+
+use futures_util::future::join_all;
+use sealblock_block::{AsyncMutex, Medium};
+
+use crate::format::{HighWaterMark, Layout, Seed, Superblock};
+use crate::medium::padded;
+
+/// Write sequence numbers by which a superblock may be behind the mark: that of its copy that was not written last, where both of the
+/// other state are lost.
+const BEHIND_AT_MOST: u64 = 1;
+
+/// The mark of an open volume.
+pub(crate) struct HighWater {
+    layout: Layout,
+    seed: Seed,
+    mark: Cell<HighWaterMark>,
+    /// One write at a time: an earlier one must not land on a later one.
+    turns: AsyncMutex,
+}
+
+impl HighWater {
+    /// The mark of the volume with this superblock, as it was found.
+    pub fn new(superblock: &Superblock, found: HighWaterMark) -> HighWater {
+        let turns = AsyncMutex::default();
+        HighWater { layout: superblock.layout, seed: superblock.seed(), mark: Cell::new(found), turns }
+    }
+
+    /// What it says.
+    pub fn mark(&self) -> HighWaterMark {
+        self.mark.get()
+    }
+
+    /// Raises it to what is durable by now. A medium that does not take it costs nothing but what it is for.
+    pub async fn raise<M: Medium>(&self, medium: &M, durable: HighWaterMark) {
+        let _in_order = self.turns.lock().await;
+        let mark = self.mark.get().and(&durable);
+        if mark != self.mark.replace(mark) {
+            write(medium, &self.layout, self.seed, &mark).await;
+        }
+    }
+}
+
+/// Reads the mark of the volume with this superblock: the higher count of both copies. A copy that is lost says nothing.
+pub(crate) async fn read<M: Medium>(medium: &M, superblock: &Superblock) -> HighWaterMark {
+    let sector = superblock.layout.sector_bytes() as usize;
+    let mut mark = HighWaterMark::default();
+    for offset in superblock.layout.high_water_offsets() {
+        if offset + sector as u64 > medium.len_bytes() {
+            continue;
+        }
+        let (read, bytes) = medium.read(offset, medium.buffer(sector)).await;
+        let found = read.ok().and_then(|()| HighWaterMark::decode(&bytes, superblock.seed()));
+        mark = found.map_or(mark, |found| mark.and(&found));
+    }
+    mark
+}
+
+/// Writes both copies of the mark. It is not durable before the next sync.
+pub(crate) async fn write<M: Medium>(medium: &M, layout: &Layout, seed: Seed, mark: &HighWaterMark) {
+    let sector = padded(medium, &mark.encode(seed), layout.sector_bytes() as usize);
+    let writes = layout.high_water_offsets().map(|offset| medium.write(offset, sector.clone()));
+    for error in join_all(writes).await.into_iter().filter_map(Result::err) {
+        tracing::warn!(%error, "cannot write the high-water mark");
+    }
+}
+
+/// Whether the newest superblock, or the log that ends here, was put back to what it was before the mark was written.
+pub(crate) fn is_behind(superblock: &Superblock, log_end: u64, mark: &HighWaterMark) -> bool {
+    superblock.write_seq + BEHIND_AT_MOST < mark.superblocks || log_end < mark.log_tail
+}
+
+#[cfg(test)]
+mod tests {
+    use sealblock_units::BlockSize;
+
+    use super::*;
+
+    #[test]
+    fn one_superblock_back_is_a_lost_copy_and_two_are_an_earlier_state() {
+        let layout = Layout::new(BlockSize::B4096, 512, 1000).unwrap();
+        let superblock = Superblock { write_seq: 10, ..Superblock::new([7; 16], layout, None) };
+        let mark = |superblocks, log_tail| HighWaterMark { superblocks, log_tail, ..HighWaterMark::default() };
+        for (mark, expected) in [
+            (mark(0, 0), false),
+            (mark(10, 40), false),
+            (mark(11, 40), false),
+            (mark(12, 40), true),
+            (mark(10, 41), true),
+        ] {
+            assert_eq!(is_behind(&superblock, 40, &mark), expected, "{mark:?}");
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! Superblocks, log and reserved areas that were put back together to an earlier state: the high-water mark shows it at the opening,
+//! and no crash is taken for that.
+
+use futures_executor::block_on;
+use sealblock_block::{Device, Freshness, Request, ReservedArea, Response, WhyOlder};
+use sealblock_integrity::{GuardKind, ProtectionType};
+use sealblock_runtime_memory::Slice;
+use sealblock_units::BlockSize;
+
+use super::setup::{Rig, TestClock, TestMedium, created, pattern, protection};
+use crate::format::{BITMAP_PAGE_BYTES, Layout, SUPERBLOCK_OFFSETS, Superblock};
+use crate::{Mutation, OpenOptions, ResizeOptions, VolumeError, probe, resize};
+
+const SIZE: BlockSize = BlockSize::B4096;
+const BLOCKS: u64 = 700;
+const OLDER: Freshness = Freshness::MayBeOlder(WhyOlder::RolledBack);
+
+type Parts = Vec<(u64, u64)>;
+
+fn layout() -> Layout {
+    Layout::new(SIZE, 512, BLOCKS).unwrap()
+}
+
+fn volume() -> TestMedium {
+    created(SIZE, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1))
+}
+
+fn content(seed: u64) -> Vec<u8> {
+    pattern(seed, 64 * SIZE.bytes())
+}
+
+/// Uses a volume: its first blocks are written anew, and it is closed.
+fn used(medium: &TestMedium, seed: u64) {
+    let rig = Rig::open(medium, false).unwrap();
+    rig.write(0, &content(seed)).unwrap();
+    rig.close();
+}
+
+fn put(medium: &TestMedium, from: &TestMedium, parts: &[(u64, u64)]) {
+    for &(start, length) in parts {
+        let range = start as usize..(start + length) as usize;
+        medium.bytes.borrow_mut()[range.clone()].copy_from_slice(&from.bytes.borrow()[range]);
+    }
+}
+
+/// Parts of a volume that something puts back together.
+fn put_back_together() -> [(&'static str, Parts); 5] {
+    let layout = layout();
+    let superblocks = || [SUPERBLOCK_OFFSETS[0], SUPERBLOCK_OFFSETS[1], layout.third_offset()].map(|at| (at, 512));
+    let log = (layout.log_offset(), layout.log_bytes());
+    let tail = (layout.tail_offset(), layout.medium_bytes() - layout.tail_offset());
+    [
+        ("the superblocks", superblocks().to_vec()),
+        ("superblocks and log", superblocks().into_iter().chain([log]).collect()),
+        ("what lies before the log, log and tail", vec![(0, 64 << 10), log, tail]),
+        ("what lies before the block groups, and tail", vec![(0, layout.groups_offset()), tail]),
+        (
+            "superblocks, log and one copy of the mark",
+            superblocks().into_iter().chain([log, (layout.high_water_offsets().last().unwrap(), 512)]).collect(),
+        ),
+    ]
+}
+
+fn opened(medium: &TestMedium, read_only: bool, accept_older: bool) -> Result<Rig, VolumeError> {
+    Rig::open_with(medium, OpenOptions { read_only, accept_older, ..OpenOptions::default() })
+}
+
+fn freshness(rig: &Rig) -> Freshness {
+    rig.gate.abilities().freshness
+}
+
+fn write_seq(medium: &TestMedium) -> u64 {
+    block_on(probe(medium)).unwrap().write_seq
+}
+
+/// The states of a volume in three uses of it, one after the other, as a machine that stops leaves them.
+fn states() -> Vec<TestMedium> {
+    let medium = volume();
+    let mut states = vec![medium.copy()];
+    for seed in 1..4 {
+        let rig = Rig::open(&medium, false).unwrap();
+        let mut keep = || states.push(medium.copy());
+        rig.write(0, &content(seed)).unwrap();
+        rig.flush().unwrap();
+        keep();
+        rig.wait(std::time::Duration::from_secs(5));
+        rig.write(100, &content(seed)).unwrap();
+        rig.flush().unwrap();
+        keep();
+        rig.close();
+        keep();
+    }
+    states
+}
+
+#[test]
+fn two_superblocks_back_or_more_are_refused_whatever_is_put_back_with_them() {
+    let states = states();
+    for (name, parts) in put_back_together() {
+        for (then, now) in (0..states.len()).flat_map(|now| (0..now).map(move |then| (then, now))) {
+            let medium = states[now].copy();
+            put(&medium, &states[then], &parts);
+            let behind = write_seq(&states[now]) - write_seq(&states[then]);
+            let before = medium.bytes.borrow().clone();
+            for read_only in [true, false] {
+                let refused = opened(&medium.copy(), read_only, false).err();
+                let is_older = matches!(refused, Some(VolumeError::RolledBack { .. } | VolumeError::LogDamaged { .. }));
+                assert!(is_older || behind < 2, "{name}: from {now} to {then}: {refused:?}");
+                if let (Some(VolumeError::RolledBack { write_seq: found, newest }), false) = (&refused, behind < 2) {
+                    assert_eq!((*found, *newest), (write_seq(&states[then]), write_seq(&states[now])), "{name}");
+                }
+            }
+            if behind >= 2 {
+                let rig = opened(&medium, true, true).unwrap();
+                assert_eq!(freshness(&rig), OLDER, "{name}: from {now} to {then}");
+                drop(rig);
+                assert!(*medium.bytes.borrow() == before, "reading writes nothing");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_as_it_was_left_is_current() {
+    for medium in states() {
+        for read_only in [true, false] {
+            let rig = opened(&medium.copy(), read_only, false).unwrap();
+            assert_eq!(freshness(&rig), Freshness::Current);
+            rig.verify().unwrap();
+        }
+    }
+}
+
+#[test]
+fn opening_for_writing_keeps_what_shows_it_and_the_first_change_ends_it() {
+    let states = states();
+    let (then, now) = (&states[3], states.last().unwrap());
+    for (name, parts) in put_back_together() {
+        let medium = now.copy();
+        put(&medium, then, &parts);
+        let before = medium.bytes.borrow().clone();
+        for _ in 0..2 {
+            let rig = opened(&medium, false, true).unwrap();
+            assert_eq!(freshness(&rig), OLDER, "{name}");
+            rig.flush().unwrap();
+            rig.wait(std::time::Duration::from_secs(60));
+            drop(rig.close());
+            assert!(*medium.bytes.borrow() == before, "{name}: without a change nothing is written");
+        }
+        let rig = opened(&medium, false, true).unwrap();
+        rig.write(200, &content(9)).unwrap();
+        rig.flush().unwrap();
+        assert_eq!(freshness(&rig), Freshness::Current, "{name}: whoever accepted it has changed it since");
+        rig.verify().unwrap();
+        assert_eq!(freshness(&rig), Freshness::Current, "{name}: no page is ahead of the log any more");
+        let crashed = medium.copy();
+        drop(rig.close());
+        for medium in [&crashed, &medium] {
+            let rig = opened(medium, true, false).unwrap();
+            assert_eq!(freshness(&rig), Freshness::Current, "{name}");
+            rig.verify().unwrap();
+            assert!(rig.read(200, 64).unwrap() == content(9), "{name}");
+            drop(rig);
+            put(medium, then, &parts);
+            assert!(opened(medium, true, false).is_err(), "{name}: the same is seen again");
+        }
+    }
+}
+
+#[test]
+fn a_lost_mark_costs_nothing_and_the_next_superblock_has_it_again() {
+    let marks: Vec<u64> = layout().high_water_offsets().collect();
+    assert_eq!(marks.len(), 2);
+    let medium = volume();
+    used(&medium, 1);
+    let yesterday = medium.copy();
+    used(&medium, 2);
+    marks.iter().for_each(|&at| medium.bytes.borrow_mut()[at as usize..][..512].fill(0xa5));
+    let unmarked = medium.copy();
+    let (_, parts) = &put_back_together()[1];
+    put(&unmarked, &yesterday, parts);
+    assert!(opened(&unmarked, true, false).is_ok(), "nothing at the opening shows it");
+    used(&medium, 3);
+    put(&medium, &yesterday, parts);
+    assert!(matches!(opened(&medium, true, false), Err(VolumeError::RolledBack { .. })));
+}
+
+#[test]
+fn a_crash_at_any_change_is_no_earlier_state() {
+    let start = volume();
+    used(&start, 1);
+    for stop in 0..120 {
+        let medium = start.copy();
+        medium.changes_left.set(stop);
+        let all = || -> Option<()> {
+            let rig = Rig::open(&medium, false).ok()?;
+            rig.write(30, &content(5)).ok()?;
+            rig.flush().ok()?;
+            let state = Request::write_reserved(ReservedArea::ScrubState, Slice::copy_from(b"state"));
+            rig.run(rig.gate.execute(state)).ok()?;
+            rig.wait(std::time::Duration::from_secs(5));
+            rig.write(300, &content(6)).ok()?;
+            rig.flush().ok()?;
+            rig.run(rig.gate.device().close()).ok()?;
+            let options = ResizeOptions { capacity_blocks: 2 * BLOCKS, bars: |_| None, mutation: Mutation::None };
+            block_on(resize(&&medium, TestClock::default(), &options)).ok().map(drop)
+        };
+        let has_ended = all().is_some();
+        medium.changes_left.set(u64::MAX);
+        for read_only in [true, false, true] {
+            let rig = opened(&medium, read_only, false).unwrap_or_else(|error| panic!("after {stop}: {error}"));
+            assert_eq!(freshness(&rig), Freshness::Current, "after {stop}");
+            let before = rig.lost_copies();
+            let (_, lost) = scrub_state(&rig);
+            // The twin of a copy may not have been written yet.
+            assert!(lost - before < 2, "after {stop}: the state of the scrub is whole");
+        }
+        assert!(stop < 119 || has_ended, "every change had its turn");
+    }
+}
+
+/// On a medium longer than the volume, such as a disk, nothing else shows it: the third superblock is not looked for there.
+#[test]
+fn superblocks_from_before_a_resize_are_found_out_on_a_longer_medium() {
+    let medium = TestMedium::new(layout().medium_bytes() * 4, 512);
+    medium.keeps_length.set(true);
+    let protection = protection(GuardKind::Crc32c, ProtectionType::Type1);
+    let uuid = super::setup::UUID;
+    let options =
+        crate::CreateOptions { block_size: SIZE, capacity_blocks: BLOCKS, protection, uuid, preallocate: false };
+    block_on(crate::create(&medium, &options)).unwrap();
+    used(&medium, 1);
+    let yesterday = medium.copy();
+    let options = ResizeOptions { capacity_blocks: 2 * BLOCKS, bars: |_| None, mutation: Mutation::None };
+    block_on(resize(&&medium, TestClock::default(), &options)).unwrap();
+    put(&medium, &yesterday, &SUPERBLOCK_OFFSETS.map(|at| (at, 512)));
+    for read_only in [true, false] {
+        assert!(matches!(opened(&medium, read_only, false), Err(VolumeError::RolledBack { .. })));
+    }
+}
+
+fn scrub_state(rig: &Rig) -> (Vec<u8>, u64) {
+    match rig.run(rig.gate.execute(Request::read_reserved(ReservedArea::ScrubState))) {
+        Ok(Response::Reserved(bytes)) => (bytes.to_vec(), rig.lost_copies()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_state_of_the_scrub_that_is_put_back_or_blank_in_all_places_is_none_and_counts_as_lost() {
+    let layout = layout();
+    let medium = volume();
+    let write = |text: &[u8]| {
+        let rig = Rig::open(&medium, false).unwrap();
+        let request = Request::write_reserved(ReservedArea::ScrubState, Slice::copy_from(text));
+        rig.run(rig.gate.execute(request)).unwrap();
+        rig.close();
+    };
+    write(b"good");
+    write(b"block 7 is bad");
+    let yesterday = medium.copy();
+    write(b"block 8 is bad, too");
+    write(b"blocks 7 and 8 are bad");
+    assert_eq!(scrub_state(&Rig::open(&medium, true).unwrap()), (b"blocks 7 and 8 are bad".to_vec(), 0));
+    let bytes = (crate::format::RESERVED_HEAD_BYTES + ReservedArea::ScrubState.max_bytes()) as u64;
+    assert!(bytes <= BITMAP_PAGE_BYTES * 2);
+    let places = [0, 1].into_iter().flat_map(|turn| layout.reserved_offsets(ReservedArea::ScrubState, turn));
+    let places: Parts = places.map(|at| (at, bytes)).collect();
+    let blank = TestMedium::new(medium.bytes.borrow().len() as u64, 512);
+    for from in [&yesterday, &blank] {
+        let medium = medium.copy();
+        put(&medium, from, &places);
+        assert_eq!(scrub_state(&Rig::open(&medium, true).unwrap()), (Vec::new(), 2));
+        let rig = Rig::open(&medium, false).unwrap();
+        assert_eq!(scrub_state(&rig), (Vec::new(), 2));
+        let request = Request::write_reserved(ReservedArea::ScrubState, Slice::copy_from(b"new"));
+        rig.run(rig.gate.execute(request)).unwrap();
+        assert_eq!(scrub_state(&rig), (b"new".to_vec(), 0));
+        rig.close();
+        assert_eq!(scrub_state(&Rig::open(&medium, true).unwrap()), (b"new".to_vec(), 0));
+    }
+}
+
+/// Superblocks are one sector each, and what is put back here is all of them.
+#[test]
+fn an_older_superblock_is_used_where_both_copies_of_the_newest_are_lost() {
+    let medium = volume();
+    used(&medium, 1);
+    let newest = write_seq(&medium);
+    for at in [SUPERBLOCK_OFFSETS[newest as usize % 2], layout().third_offset()] {
+        medium.bytes.borrow_mut()[at as usize..][..512].fill(0);
+    }
+    let rig = opened(&medium, true, false).unwrap();
+    let Superblock { write_seq, .. } = rig.gate.device().superblock();
+    assert_eq!((write_seq, freshness(&rig)), (newest - 1, Freshness::Current));
+    assert!(rig.read(0, 64).unwrap() == content(1));
+}
