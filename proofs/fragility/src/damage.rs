@@ -70,6 +70,8 @@ pub enum Target {
     /// The sectors with a block's map entry and with its generation, in all copies: more than one sector, and more than
     /// one run.
     Tables,
+    /// All superblocks and the log, in all copies: what shows how far the volume has come, but for the high-water mark.
+    SuperblocksAndLog,
 }
 
 /// One row of the result table.
@@ -87,7 +89,7 @@ impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Target::Region(kind) => write!(f, "{kind}"),
-            Target::Tables => f.write_str(self.class()),
+            Target::Tables | Target::SuperblocksAndLog => f.write_str(self.class()),
         }
     }
 }
@@ -98,6 +100,7 @@ impl Target {
         match self {
             Target::Region(kind) => kind.name(),
             Target::Tables => "map entry and every generation of a block",
+            Target::SuperblocksAndLog => "superblocks and log",
         }
     }
 }
@@ -145,6 +148,7 @@ impl Cell {
                 cells.extend(RECORDS.map(|fault| Cell { target, reach: Reach::Copies, fault }));
             }
         }
+        cells.push(Cell { target: Target::SuperblocksAndLog, reach: Reach::Copies, fault: Fault::Stale });
         let tables = [Fault::Zeroed, Fault::Stale];
         cells.extend(tables.map(|fault| Cell { target: Target::Tables, reach: Reach::Sector, fault }));
         cells
@@ -176,6 +180,16 @@ impl Damage {
         let earlier = random.below(specimen.earlier.len() as u64) as usize;
         let ranges = match cell.target {
             Target::Tables => tables(specimen, random),
+            Target::SuperblocksAndLog => {
+                let is_hit = |region: &Region| matches!(region.kind, RegionKind::Superblock(_) | RegionKind::Log(_));
+                specimen
+                    .layout
+                    .regions()
+                    .iter()
+                    .filter(|region| is_hit(region))
+                    .map(|region| whole(region, specimen))
+                    .collect()
+            }
             Target::Region(kind) => {
                 let is_hit = |region: &Region| match cell.reach {
                     Reach::Copies => region.kind.name() == kind.name(),

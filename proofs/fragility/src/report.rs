@@ -80,11 +80,15 @@ impl Line {
 }
 
 /// True if the damage cannot be detected, as the format documents. Older contents: the map entry and every copy of the
-/// generation of a block restored together. A smaller volume: all superblocks restored to a state before it grew.
+/// generation of a block restored together. A smaller volume: all superblocks restored to a state before it grew. Lost
+/// blocks: an old log names physical blocks that have other data since; that the volume is older is detected.
 pub fn is_named(cell: Cell, outcome: &Outcome) -> bool {
     let is_all_of = |class: &str| cell.reach == Reach::Copies && cell.target.class() == class;
     if is_all_of("superblock") && cell.fault == Fault::Stale {
         return outcome.wrong == 0 && outcome.stale == 0 && outcome.beyond == outcome.lost;
+    }
+    if cell.target == Target::SuperblocksAndLog {
+        return outcome.wrong == 0 && (outcome.stale == 0 || outcome.unwritable.is_some());
     }
     let only_stale = outcome.refused.is_none()
         && outcome.unwritable.is_none()

@@ -10,10 +10,7 @@ use sealblock_block::{AsyncMutex, Medium};
 
 use crate::format::{HighWaterMark, Layout, Seed, Superblock};
 use crate::medium::padded;
-
-/// Write sequence numbers by which a superblock may be behind the mark: that of its copy that was not written last, where both of the
-/// other state are lost.
-const BEHIND_AT_MOST: u64 = 1;
+use crate::medium::superblocks::{COPIES, SuperblockCopy};
 
 /// The mark of an open volume.
 pub(crate) struct HighWater {
@@ -71,8 +68,17 @@ pub(crate) async fn write<M: Medium>(medium: &M, layout: &Layout, seed: Seed, ma
 }
 
 /// Whether the newest superblock, or the log that ends here, was put back to what it was before the mark was written.
-pub(crate) fn is_behind(superblock: &Superblock, log_end: u64, mark: &HighWaterMark) -> bool {
-    superblock.write_seq + BEHIND_AT_MOST < mark.superblocks || log_end < mark.log_tail
+///
+/// Where both copies of the newest superblock are damaged the one before it counts, which is a loss of copies and no earlier state. A
+/// superblock that was put back has whole copies in all places.
+pub(crate) fn is_behind(
+    superblock: &Superblock,
+    copies: &[SuperblockCopy; COPIES],
+    log_end: u64,
+    mark: &HighWaterMark,
+) -> bool {
+    let lost = u64::from(copies.iter().any(|copy| copy.lost.is_some()));
+    superblock.write_seq + lost < mark.superblocks || log_end < mark.log_tail
 }
 
 #[cfg(test)]
@@ -82,18 +88,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_superblock_back_is_a_lost_copy_and_two_are_an_earlier_state() {
+    fn one_superblock_back_is_a_lost_copy_where_one_is_lost_and_two_are_an_earlier_state() {
         let layout = Layout::new(BlockSize::B4096, 512, 1000).unwrap();
         let superblock = Superblock { write_seq: 10, ..Superblock::new([7; 16], layout, None) };
         let mark = |superblocks, log_tail| HighWaterMark { superblocks, log_tail, ..HighWaterMark::default() };
-        for (mark, expected) in [
-            (mark(0, 0), false),
-            (mark(10, 40), false),
-            (mark(11, 40), false),
-            (mark(12, 40), true),
-            (mark(10, 41), true),
+        let whole = SuperblockCopy { offset_bytes: 0, lost: None, is_foreign: false };
+        let lost = SuperblockCopy { lost: Some("damaged".to_owned()), ..whole.clone() };
+        for (mark, with_lost, with_all) in [
+            (mark(0, 0), false, false),
+            (mark(10, 40), false, false),
+            (mark(11, 40), false, true),
+            (mark(12, 40), true, true),
+            (mark(10, 41), true, true),
         ] {
-            assert_eq!(is_behind(&superblock, 40, &mark), expected, "{mark:?}");
+            let all = [&whole, &whole, &whole].map(Clone::clone);
+            let one_lost = [&whole, &lost, &whole].map(Clone::clone);
+            assert_eq!(is_behind(&superblock, &all, 40, &mark), with_all, "{mark:?}");
+            assert_eq!(is_behind(&superblock, &one_lost, 40, &mark), with_lost, "{mark:?}");
         }
     }
 }

@@ -27,6 +27,8 @@ pub enum What {
     Superblock,
     /// The bytes of its log.
     Log,
+    /// The bytes of both.
+    SuperblockAndLog,
     /// The bytes of its block group map.
     GroupMap,
     /// Its label, replaced by a record that is valid on this member.
@@ -84,6 +86,7 @@ impl fmt::Display for What {
             What::LabelBytes => "bytes of the label",
             What::Superblock => "superblock",
             What::Log => "log",
+            What::SuperblockAndLog => "superblock and log",
             What::GroupMap => "block group map",
             What::Label => "label",
             What::Device => "device",
@@ -144,6 +147,7 @@ impl Cell {
                     add(what, reach, &[Stale, Foreign, Blank, Sibling, Zeroes, Unreadable], *on);
                 }
             }
+            add(What::SuperblockAndLog, Reach::Copies, &[Stale], *on);
             add(What::Label, Reach::Copies, &[Stale, Foreign, Blank, Sibling], *on);
             // Not included, since the result is another valid group: all members of another group, all blank, or all
             // from before.
@@ -368,6 +372,7 @@ fn regions_of(layout: &Layout, what: What) -> Vec<Range> {
     let is_it = |kind: RegionKind| match what {
         What::Superblock => matches!(kind, RegionKind::Superblock(_)),
         What::Log => matches!(kind, RegionKind::Log(_)),
+        What::SuperblockAndLog => matches!(kind, RegionKind::Superblock(_) | RegionKind::Log(_)),
         What::GroupMap => matches!(kind, RegionKind::GroupMap(_)),
         What::LabelBytes | What::Label | What::Device => false,
     };
