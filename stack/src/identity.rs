@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::io::Read;
 
+use sha2::{Digest, Sha256};
+
 use crate::error::StackError;
 
 /// Start and factor of the 128-bit FNV-1a hash (RFC 9923). Names are no secrets and a collision is no attack.
@@ -19,6 +21,18 @@ pub fn uuid_of(parts: &[&str]) -> [u8; 16] {
     uuid[6] = uuid[6] & 0x0f | 0x80;
     uuid[8] = uuid[8] & 0x3f | 0x80;
     uuid
+}
+
+/// The identity of this machine as a host, from its machine-id(5), which this does not show: a hash with a name, as that page asks for.
+/// `None` if there is none, as before the first boot of an image.
+pub(crate) fn host_of_machine(machine_id: &str) -> Option<[u8; 16]> {
+    let is_one = machine_id.len() == 32 && machine_id.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let hash =
+        is_one.then(|| Sha256::new().chain_update(b"sealblock NVMe host").chain_update(machine_id).finalize())?;
+    let mut uuid: [u8; 16] = hash.first_chunk().copied()?;
+    uuid[6] = uuid[6] & 0x0f | 0x80;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    Some(uuid)
 }
 
 /// A random identity.
@@ -66,6 +80,18 @@ mod tests {
         for (i, a) in all.iter().enumerate() {
             assert!(all[..i].iter().all(|b| a != b));
             assert_eq!((a[6] >> 4, a[8] >> 6), (8, 2));
+        }
+    }
+
+    #[test]
+    fn a_machine_is_one_host_and_what_is_no_machine_id_is_none() {
+        let id = "0123456789abcdef0123456789abcdef";
+        let host = host_of_machine(id).unwrap();
+        // Written down: another value would make each machine another host to its servers.
+        assert_eq!(uuid_text(&host), "45cd5b72-df60-80dc-81ef-4078a51c79ff");
+        assert_ne!(host_of_machine(&id.replace('0', "1")), Some(host));
+        for none in ["", "uninitialized", &id[1..], &format!("{id}0"), &id.replace('0', "x")] {
+            assert_eq!(host_of_machine(none), None, "{none}");
         }
     }
 

@@ -14,12 +14,14 @@ use sealblock_protocols_nvme::nqn::{Nqn, UUID_PREFIX};
 use sealblock_protocols_nvme::{Status, StatusCode};
 
 use crate::error::{Cause, StackError};
-use crate::identity::{uuid_from, uuid_of};
+use crate::identity::{host_of_machine, uuid_from, uuid_of};
 use crate::target::{Address, NBD_PORT, NVME_TCP_PORT, NbdAddress, RemoteOptions, TargetName};
 
 /// The files with the identity of a Linux host, for all programs that connect.
 const HOST_NQN_FILE: &str = "/etc/nvme/hostnqn";
 const HOST_ID_FILE: &str = "/etc/nvme/hostid";
+/// The file with the identity of a Linux system, machine-id(5), which is not to be given away as it is.
+const MACHINE_ID_FILE: &str = "/etc/machine-id";
 /// The default number of I/O connections.
 const QUEUES: u16 = 1;
 
@@ -77,12 +79,16 @@ fn peer(address: &Address) -> Peer {
     Peer::new(address.host_name(), address.port.map_or(NVME_TCP_PORT, Into::into))
 }
 
-/// The default options: the given host NQN, else that of this machine, else a generated one.
+/// The default options: the given host NQN, else that of this machine, else one from its identity. Commands of one machine are one host:
+/// a server that has something to tell each host tells it once. Without any, each process is a host of its own.
 fn as_host(named: Option<Nqn>) -> Options {
     let line = |path| fs::read_to_string(path).ok().map(|text: String| text.trim().to_owned());
     let (nqn, id) = match named {
         Some(nqn) => (Some(nqn), None),
-        None => (line(HOST_NQN_FILE).and_then(|line| line.parse().ok()), line(HOST_ID_FILE)),
+        None => match line(HOST_NQN_FILE).and_then(|line| line.parse().ok()) {
+            Some(nqn) => (Some(nqn), line(HOST_ID_FILE)),
+            None => (line(MACHINE_ID_FILE).as_deref().and_then(host_of_machine).map(Nqn::from_uuid), None),
+        },
     };
     let Some(host_nqn) = nqn else { return Options::default() };
     // A name and an identifier go together: targets may refuse one name with two of them.

@@ -128,7 +128,7 @@ pub struct Discover {
     /// The server: NVMe/TCP (default port 4420), or NBD by TCP (default port 10809) or on a Unix socket.
     #[arg(value_name = "HOST[:PORT]|nbd://HOST[:PORT]|nbd+unix:///?socket=PATH")]
     pub server: RemoteServer,
-    /// Host NQN to connect with. [default: /etc/nvme/hostnqn, or a random one]
+    /// Host NQN to connect with. [default: /etc/nvme/hostnqn, or one from /etc/machine-id]
     #[arg(long, value_name = "NQN", value_parser = nqn)]
     pub host_nqn: Option<Nqn>,
     /// Print one JSON object.

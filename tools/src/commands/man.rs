@@ -47,7 +47,7 @@ Files:
   /etc/sealblock/sealblock.toml
                               the configuration of the service
   /run/sealblock/control.sock the control socket of the service
-  /etc/nvme/hostnqn           the name of this machine for NVMe/TCP servers, if it is there";
+  /etc/nvme/hostnqn           the name of this machine for NVMe/TCP servers; without it one is made from /etc/machine-id";
 
 /// For pages whose text does not say more.
 const EXIT_STATUS: &str = "\

@@ -122,20 +122,86 @@ fn a_mirror_of_a_good_volume_and_one_without_its_log_has_the_content_of_the_good
         let server = Server::start(&place, &format!("mirror:{order}"));
         let target = server.target("mirror");
         assert!(place.run(&format!("copy {target} -")).succeeds().stdout == data, "{order}: served");
-        let status = format!("mirror status mirror:{order}");
-        let is_done = || place.run(&status).status == 0;
-        assert!(
-            (0..600).any(|_| is_done() || {
-                sleep(Duration::from_millis(50));
-                false
-            }),
-            "{order}: it is resynced"
-        );
+        until_in_sync(&place, order);
         server.stop().is_clean();
         place.run(&format!("verify mirror:{order}")).succeeds();
         place.run("copy b alone").succeeds();
         assert!(place.read("alone") == data, "{order}: it was resynced");
     }
+}
+
+/// Puts the superblocks and the log of a volume back to what they are in `of`, an earlier copy of it.
+fn put_back(place: &Place, name: &str, of: &[u8]) {
+    let info = place.run(&format!("info {name} --json")).json();
+    let log = info["volume"]["log_bytes"].as_u64().unwrap() as usize;
+    let third = of.len() - 4096;
+    for (at, length) in [(0, 512), (32 << 10, 512), (64 << 10, log), (third, 512)] {
+        place.poke(name, at as u64, &of[at..at + length]);
+    }
+}
+
+#[test]
+fn superblocks_and_log_that_were_put_back_together_are_told_like_a_lost_log() {
+    let place = Place::new();
+    place.run("create v --size 2MiB").succeeds();
+    let yesterday = place.read("v");
+    for seed in [5, 6] {
+        place.write("piece", &noise(seed, 16 * BLOCK));
+        place.run("copy piece offset:100..115,v").succeeds();
+    }
+    place.run("verify v").succeeds();
+    put_back(&place, "v", &yesterday);
+    let before = place.read("v");
+    for command in ["copy v out", "verify v", "info v", "compare v v", "rescue v out2"] {
+        place.run(command).ends_with(4);
+    }
+    assert_eq!(place.run("info v --json").ends_with(4).json()["may_be_older"], "rolled_back");
+    for command in ["serve --listen 127.0.0.1:0 v", "copy piece v", "zero v --yes", "resize v --size 64MiB"] {
+        place.run(command).fails(3, &["put back to an earlier state"]);
+    }
+    assert!(place.read("v") == before, "nothing is written");
+    let server = Server::start(&place, "v --accept-older");
+    place.run("status").ends_with(4).says(&[OLDER]);
+    server.stop().is_clean();
+}
+
+#[test]
+fn a_replica_whose_superblocks_and_log_were_put_back_gets_the_content_of_the_other() {
+    for order in ["a,b", "b,a"] {
+        let place = Place::new();
+        let data = filled(&place, 512);
+        let yesterday = place.read("b");
+        let server = Server::start(&place, "mirror:a,b");
+        place.write("piece", &noise(5, 16 * BLOCK));
+        place.run(&format!("copy piece offset:100..115,{}", server.target("mirror"))).succeeds();
+        server.stop().is_clean();
+        let data = [&data[..100 * BLOCK], &noise(5, 16 * BLOCK), &data[116 * BLOCK..]].concat();
+        put_back(&place, "b", &yesterday);
+        place.run(&format!("copy mirror:{order} out")).succeeds();
+        assert!(place.read("out") == data, "{order}: read only");
+        place.run(&format!("verify mirror:{order}")).ends_with(4);
+        let server = Server::start(&place, &format!("mirror:{order}"));
+        let target = server.target("mirror");
+        assert!(place.run(&format!("copy {target} -")).succeeds().stdout == data, "{order}: served");
+        until_in_sync(&place, order);
+        server.stop().is_clean();
+        place.run(&format!("verify mirror:{order}")).succeeds();
+        place.run("copy b alone").succeeds();
+        assert!(place.read("alone") == data, "{order}: it was resynced");
+    }
+}
+
+/// Waits until a served mirror is in sync.
+fn until_in_sync(place: &Place, order: &str) {
+    let status = format!("mirror status mirror:{order}");
+    let is_done = || place.run(&status).status == 0;
+    assert!(
+        (0..600).any(|_| is_done() || {
+            sleep(Duration::from_millis(50));
+            false
+        }),
+        "{order}: it is resynced"
+    );
 }
 
 #[test]

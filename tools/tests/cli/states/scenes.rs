@@ -175,6 +175,18 @@ fn log_lost(place: &Place, of: &Material) -> String {
     v
 }
 
+/// Superblocks and log of a state that was closed, put back after the volume was used again.
+fn rolled_back(place: &Place, of: &Material) -> String {
+    let v = filled(place, of, "crc32c");
+    let yesterday = place.read(&v);
+    place.run(&format!("copy piece offset:8..11,{v}")).succeeds();
+    let log = log_bytes(place, &v) as usize;
+    for (at, length) in [(0, 512), (32 << 10, 512), (LOG_START as usize, log), (yesterday.len() - 4096, 512)] {
+        place.poke(&v, at as u64, &yesterday[at..at + length]);
+    }
+    v
+}
+
 /// What the next opening after the death of a process writes where notes are damaged. Volumes this small have no notes.
 fn unflushed_lost(place: &Place, of: &Material) -> String {
     let v = filled(place, of, "crc32c");
@@ -338,6 +350,7 @@ pub fn scenes() -> Vec<Scene> {
             older,
         ),
         volume_in("log lost", "A server was killed, and the whole log is zeroes.", log_lost),
+        volume_in("put back in part", "Superblocks and log are those of before a write.", rolled_back),
         volume_in(
             "no guard, and rot",
             "Created with `--guard none`; a bit of block 5 is flipped.",
