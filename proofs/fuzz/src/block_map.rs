@@ -1,7 +1,7 @@
-//! Generations, the block group map and reserved areas of a volume.
+//! Generations, the block group map, reserved areas and the high-water mark of a volume.
 
 use sealblock_block::ReservedArea;
-use sealblock_media_volume::format::{Generations, GroupMapSector, ReservedCopy, Seed};
+use sealblock_media_volume::format::{Generations, GroupMapSector, HighWaterMark, ReservedCopy, Seed};
 use sealblock_units::Lba;
 
 use crate::{Pieces, forge_reserved_area, forge_sector};
@@ -10,7 +10,7 @@ const UUID: [u8; 16] = [9; 16];
 /// Bytes in front of what a sector of metadata holds.
 const HEAD: usize = 32;
 
-/// Generations, block group maps and reserved areas: any bytes are refused, or decode to a value that encodes and
+/// Generations, block group maps, reserved areas and high-water marks: any bytes are refused, or decode to a value that encodes and
 /// decodes to itself.
 pub fn try_block_map(input: &[u8]) {
     let mut pieces = Pieces::new(input);
@@ -18,7 +18,7 @@ pub fn try_block_map(input: &[u8]) {
     let sector_bytes = if kind & 64 == 0 { 512 } else { 4096 };
     let rest = pieces.rest();
     check(kind, rest, place, more);
-    match kind % 3 {
+    match kind % 4 {
         0 => {
             // At least one block, and at most as many as fit.
             let blocks = (u64::from(more) * 8 + 1).min((sector_bytes - HEAD) as u64 / 2);
@@ -37,7 +37,18 @@ pub fn try_block_map(input: &[u8]) {
             assert_eq!(GroupMapSector::decode(&sector, Seed::of(&UUID), place), Some(map));
             changed_sector(kind, sector, rest, place, more);
         }
-        _ => changed_reserved_area(kind, rest, place, more),
+        2 => changed_reserved_area(kind, rest, place, more),
+        _ => {
+            let mark = HighWaterMark {
+                superblocks: place >> 1,
+                log_tail: place >> 2,
+                labels: more.into(),
+                scrub_states: u64::from(more) << 8,
+            };
+            let record = mark.encode(Seed::of(&UUID));
+            assert_eq!(HighWaterMark::decode(&record, Seed::of(&UUID)), Some(mark));
+            changed_sector(kind, record.to_vec(), rest, place, more);
+        }
     }
 }
 
@@ -68,10 +79,11 @@ fn changed_reserved_area(kind: u8, rest: &[u8], place: u64, more: u8) {
 }
 
 fn check(kind: u8, bytes: &[u8], place: u64, more: u8) {
-    match kind % 3 {
+    match kind % 4 {
         0 => check_generations(bytes, place, u64::from(more) * 8),
         1 => check_group_map(bytes, place),
-        _ => ReservedArea::ALL.iter().for_each(|&area| check_reserved_area(bytes, area)),
+        2 => ReservedArea::ALL.iter().for_each(|&area| check_reserved_area(bytes, area)),
+        _ => check_high_water_mark(bytes),
     }
 }
 
@@ -100,6 +112,13 @@ fn check_group_map(bytes: &[u8], index: u64) {
         map.encode(&mut again, seed);
         assert_eq!(GroupMapSector::decode(&again, seed, index), Some(map));
     }
+}
+
+fn check_high_water_mark(bytes: &[u8]) {
+    let seed = Seed::of(&UUID);
+    let Some(mark) = HighWaterMark::decode(bytes, seed) else { return };
+    assert_eq!(mark.and(&HighWaterMark::default()), mark);
+    assert_eq!(mark.encode(seed)[..], bytes[..mark.encode(seed).len()], "no byte without a meaning");
 }
 
 fn check_reserved_area(bytes: &[u8], area: ReservedArea) {
