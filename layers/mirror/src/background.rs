@@ -268,6 +268,7 @@ impl<C: Clock> Mirror<C> {
                 self.repair_block(&replica, &bad).await;
             }
         }
+        self.forget_repaired().await;
     }
 }
 

@@ -84,22 +84,23 @@ impl<C: Clock> Mirror<C> {
             Mutation::Unordered => None,
             _ => Some(self.range_lock.lock(extent.into()).await),
         };
-        self.change_locked(extent, request).await
+        let changed = self.change_locked(extent, request).await?;
+        if self.has_rewritten_in(extent) {
+            // The labels still list these blocks as stale, and the replicas may hold nothing else of them. If only this process ends, an
+            // unflushed change stays and its block would be withheld again.
+            self.flush_internally().await?;
+        }
+        Ok(changed)
     }
 
     /// Executes a change whose blocks the caller has locked.
     pub(crate) async fn change_locked(&self, extent: Extent, request: Request) -> Outcome {
         self.make_room(extent).await;
         self.mark_dirty(extent).await?;
-        let (replicas, is_durable) = (self.write_targets(), !request.is_volatile());
         let mut unfinished = NosyncOnDrop { mirror: self, extent: Some(extent) };
-        let asked = execute_on(replicas, &request).await;
+        let asked = execute_on(self.write_targets(), &request).await;
         self.complete_write(asked, Some(&mut unfinished.extent)).await?;
         unfinished.extent = None;
-        if is_durable && self.has_rewritten() {
-            // The labels may still list these blocks as stale.
-            self.flush_internally().await?;
-        }
         Ok(Response::Done)
     }
 
@@ -234,6 +235,22 @@ impl<C: Clock> Mirror<C> {
     /// True if labels still list blocks that were written.
     pub(crate) fn has_rewritten(&self) -> bool {
         self.replicas.borrow().iter().any(|replica| !replica.stale.borrow().rewritten().is_empty())
+    }
+
+    /// The same of these blocks.
+    fn has_rewritten_in(&self, extent: Extent) -> bool {
+        let blocks = extent.start().get()..=extent.last().get();
+        let replicas = self.replicas.borrow();
+        replicas.iter().any(|replica| replica.stale.borrow().rewritten().range(blocks.clone()).next().is_some())
+    }
+
+    /// Lets the labels forget withheld blocks that repairs wrote.
+    pub(crate) async fn forget_repaired(&self) {
+        if self.has_rewritten()
+            && let Err(error) = self.flush_internally().await
+        {
+            tracing::debug!(%error, "cannot flush repaired blocks; labels go on listing them as stale");
+        }
     }
 
     /// Number of the last change that a flush which begins now covers. Changes in flight, and regions still to be

@@ -130,6 +130,9 @@ impl<C: Clock> Mirror<C> {
                 self.repair_block(replica, bad).await;
             }
         }
+        if !met.is_empty() {
+            self.forget_repaired().await;
+        }
     }
 
     /// Rewrites a bad block from another replica; true if it is good now.

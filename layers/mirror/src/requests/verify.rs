@@ -97,11 +97,7 @@ impl<C: Clock> Mirror<C> {
         let nosync_count = self.write_intent.nosync_count.get();
         let mut found = self.inspect(extent, None, Expectations::NONE, Some(nosync_count)).await?;
         self.repair_all(&mut found.tally.bad_blocks).await;
-        if self.has_rewritten()
-            && let Err(error) = self.flush_internally().await
-        {
-            tracing::debug!(%error, "cannot flush repaired blocks; labels go on listing them as stale");
-        }
+        self.forget_repaired().await;
         self.lost_blocks.set(self.lost_blocks.get() + count_unrepaired(&found.tally.bad_blocks, self.in_sync().len()));
         let bytes_transferred = found.bytes_transferred;
         Ok(Response::Verified(VerifyStats { bytes_transferred, coverage: found.tally.finish()? }))

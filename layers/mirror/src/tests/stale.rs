@@ -133,7 +133,10 @@ fn an_older_copy_that_is_bad_itself_is_not_accepted() {
 #[test]
 fn writing_the_block_ends_it_and_the_labels_forget_it_only_when_that_is_durable() {
     let (a, b, mirror) = beside_damage(CRC16);
-    write(&mirror, extent(5, 1), 3).unwrap();
+    b.holds_flushes.set(true);
+    let write = write_of(&*mirror, extent(5, 1), 3);
+    assert!(mirror.execute(write).now_or_never().is_none(), "the labels list it until it is durable");
+    b.holds_flushes.set(false);
     assert_eq!(stale_blocks(&mirror), [0, 0]);
     verify(&mirror).unwrap();
     let listed = |mirror: &TestMirror| mirror.label(&mirror.replicas.borrow()[1]).replicas[1].stale.clone();
@@ -149,6 +152,39 @@ fn writing_the_block_ends_it_and_the_labels_forget_it_only_when_that_is_durable(
     sweep(&again);
     assert_eq!(listed(&again), [0_u64; 0]);
     verify(&again).unwrap();
+}
+
+/// Both replicas have older copies of block 5, each of another time.
+fn both_withhold() -> (TestReplica, TestReplica, TestMirror) {
+    let (a, b, mirror) = pair(Some(CRC16));
+    write(&mirror, extent(0, 64), 1).unwrap();
+    mirror.replicas.borrow().iter().for_each(|replica| replica.stale.borrow_mut().withhold(Lba::new(5)));
+    mirror.write_labels().now_or_never().unwrap().unwrap();
+    sweep(&mirror);
+    (a, b, mirror)
+}
+
+#[test]
+fn a_change_of_a_block_that_all_withhold_outlives_the_process_although_nothing_was_flushed() {
+    let all = extent(5, 1);
+    for request in [None, Some(Request::write_zeroes(all, true, Default::default())), Some(Request::discard([all]))] {
+        let (a, b, mirror) = both_withhold();
+        let is_write = request.is_none();
+        run(&mirror, request.unwrap_or_else(|| write_of(&*mirror, all, 3))).unwrap();
+        drop(mirror);
+        let again = opened(&[&a, &b]);
+        let expected = if is_write { content(all, 3) } else { vec![0; 4096] };
+        assert!(read(&again, all).unwrap() == expected);
+        assert_eq!(stale_blocks(&again), [0, 0]);
+    }
+}
+
+#[test]
+fn a_change_beside_withheld_blocks_waits_for_no_flush() {
+    let (_a, b, mirror) = both_withhold();
+    b.holds_flushes.set(true);
+    write(&mirror, extent(6, 1), 3).unwrap();
+    assert_eq!(stale_blocks(&mirror), [1, 1]);
 }
 
 #[test]
@@ -184,7 +220,36 @@ fn zeroes_and_discards_end_it_too() {
 }
 
 #[test]
-fn another_good_copy_ends_it() {
+fn another_good_copy_ends_it_also_in_the_labels() {
+    for is_read in [false, true] {
+        let (replicas, mirror) = withheld_beside_a_good_copy();
+        match is_read {
+            // Each replica has its turn.
+            true => (0..3).for_each(|_| assert_reads(&mirror, extent(5, 1), 2)),
+            false => reexamine(&mirror),
+        }
+        assert_eq!(stale_blocks(&mirror), [0, 0, 0]);
+        // Nobody flushes, the process dies, and the others do not come back.
+        drop(mirror);
+        let [a, b, c] = &replicas;
+        [a, c].into_iter().for_each(|replica| replica.is_offline.set(true));
+        assert_reads(&opened(&[a, b, c]), extent(5, 1), 2);
+    }
+}
+
+#[test]
+fn another_good_copy_repairs_all_replicas() {
+    let (replicas, mirror) = withheld_beside_a_good_copy();
+    reexamine(&mirror);
+    repair(&mirror).unwrap_err();
+    verify(&mirror).unwrap();
+    for replica in &replicas {
+        assert_reads(&*replica.memory, extent(5, 1), 2);
+    }
+}
+
+/// Block 5 is lost on `a` and withheld on `b`; `c`, which has it, is back.
+fn withheld_beside_a_good_copy() -> ([TestReplica; 3], TestMirror) {
     let replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, Some(CRC16)));
     let [a, b, c] = &replicas;
     let mirror = opened(&[a, b, c]);
@@ -207,13 +272,7 @@ fn another_good_copy_ends_it() {
     c.is_offline.set(false);
     reattach(&mirror, c).unwrap();
     resync(&mirror);
-    reexamine(&mirror);
-    assert_eq!(stale_blocks(&mirror), [0, 0, 0]);
-    repair(&mirror).unwrap_err();
-    verify(&mirror).unwrap();
-    for replica in &replicas {
-        assert_reads(&*replica.memory, extent(5, 1), 2);
-    }
+    (replicas, mirror)
 }
 
 #[test]
