@@ -20,6 +20,8 @@ use super::report::{Unreadable, What};
 pub(super) const REGION_BYTES: u64 = 4 << 20;
 /// A region of at most so many bytes is read if both of its halves differ.
 const READ_BYTES: u64 = 1 << 20;
+/// A region with so many bad blocks is read: halving it would find them again at each step.
+const MANY_BAD_BLOCKS: usize = 8;
 
 /// Bytes read from each side at once.
 pub(super) const CHUNK_BYTES: u64 = 1 << 20;
@@ -143,6 +145,11 @@ impl Sides<'_> {
                 }
                 continue;
             }
+            if matches!(sums, Checksums::Unknown { bad_blocks } if bad_blocks >= MANY_BAD_BLOCKS) {
+                // Each half of it would be searched for the same bad blocks again.
+                self.read_into(&mut runs, offset, length).await?;
+                continue;
+            }
             let half = (blocks / 2) << self.block.shift();
             let (first, second) = ((offset, half), (offset + half, length - half));
             let sums = join(self.checksums(first.0, first.1), self.checksums(second.0, second.1)).await;
@@ -177,14 +184,14 @@ impl Sides<'_> {
         let other = async {
             match self.b {
                 Some(b) => digest(&b.opened, offset, length).await,
-                None => Ok(Some(SUMMED.of_zeroes(length))),
+                None => Ok(Ok(SUMMED.of_zeroes(length))),
             }
         };
         let (a, b) = join(digest(&self.a.opened, offset, length), other).await;
         Ok(match (a?, b?) {
-            (Some(a), Some(b)) if a == b => Checksums::Same,
-            (Some(_), Some(_)) => Checksums::Different,
-            _ => Checksums::Unknown,
+            (Ok(a), Ok(b)) if a == b => Checksums::Same,
+            (Ok(_), Ok(_)) => Checksums::Different,
+            (a, b) => Checksums::Unknown { bad_blocks: a.err().unwrap_or(0).max(b.err().unwrap_or(0)) },
         })
     }
 }
@@ -202,22 +209,24 @@ fn is_equal(a: &[u8], b: Option<&[u8]>) -> bool {
 enum Checksums {
     Same,
     Different,
-    /// A block there cannot be read, so nothing can be summed.
-    Unknown,
+    /// So many blocks of a side cannot be read, so that nothing can be summed.
+    Unknown {
+        bad_blocks: usize,
+    },
 }
 
 /// What sides are compared by: of both kinds the one that is least often the same for other data.
 const SUMMED: ChecksumKind = ChecksumKind::Crc64Nvme;
 
-/// The checksum of bytes of a target, whose tags are checked on the way; nothing where one of its blocks is damaged.
-async fn digest(opened: &OpenTarget, offset: u64, length: u64) -> Result<Option<u64>, StackError> {
+/// The checksum of bytes of a target, whose tags are checked on the way; or the number of its blocks that are damaged, if one is.
+async fn digest(opened: &OpenTarget, offset: u64, length: u64) -> Result<Result<u64, usize>, StackError> {
     let shift = opened.device.geometry().block_size.shift();
     let extent = Extent::from_raw(offset >> shift, length >> shift)
         .map_err(|error| StackError::new(Cause::Usage, "compare", error))?;
     match opened.device.execute(Request::checksum(extent, SUMMED, Expectations::NONE)).await {
-        Ok(Response::Checksum(digested)) => Ok(Some(digested.value)),
+        Ok(Response::Checksum(digested)) => Ok(Ok(digested.value)),
         Ok(_) => unreachable!("a checksum request returns a checksum"),
-        Err(error) if damage(&error).is_some() => Ok(None),
+        Err(error) if damage(&error).is_some() => Ok(Err(error.bad_blocks().map_or(1, |bad| bad.as_slice().len()))),
         Err(error) => Err(device_error("compare", &error)),
     }
 }
