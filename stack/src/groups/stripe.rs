@@ -1,5 +1,7 @@
 //! Opens stripes: checks by the labels that the members belong to one stripe, unless the target is `stripe-nolabel`.
 
+use std::collections::BTreeMap;
+
 use futures_util::future::join_all;
 use sealblock_layers_stripe::{AssembleError, CHUNK, StripeLayer};
 use sealblock_units::ByteCount;
@@ -9,10 +11,11 @@ use crate::identity::new_uuid;
 use crate::opened::damage_view::DamageView;
 use crate::opened::held::{Access, Usage, close_all};
 use crate::opened::info::TargetInfo;
+use crate::opened::target_identity::opening_order;
 use crate::opened::{OpenTarget, Opener};
 use crate::target::{GroupKind, TargetName};
 
-/// Opens the members of a stripe concurrently.
+/// Opens the members of a stripe; concurrently, to read them.
 pub(crate) async fn open(
     target: &TargetName,
     chunk: Option<ByteCount>,
@@ -23,7 +26,7 @@ pub(crate) async fn open(
 ) -> Result<OpenTarget, StackError> {
     // Without labels each member is opened by itself: it may be a member of another group.
     let of_leg = if labelled { Usage::Member } else { usage.hidden() };
-    let opened = all_or_none(join_all(members.iter().map(|member| opener(member, access, of_leg))).await).await?;
+    let opened = all_or_none(open_members(members, access, of_leg, opener).await).await?;
     let (mut devices, mut info, mut held) = (Vec::new(), Vec::new(), Vec::new());
     for member in opened {
         devices.push(member.device);
@@ -54,6 +57,28 @@ pub(crate) async fn open(
             Err(failure)
         }
     }
+}
+
+/// Opens the members: to write to them, up to the first that cannot be opened.
+async fn open_members(
+    members: &[TargetName],
+    access: Access,
+    usage: Usage,
+    opener: Opener,
+) -> Vec<Result<OpenTarget, StackError>> {
+    if !access.writes() {
+        return join_all(members.iter().map(|member| opener(member, access, usage))).await;
+    }
+    let mut opened = BTreeMap::new();
+    for number in opening_order(members) {
+        let member = opener(&members[number], access, usage).await;
+        let is_open = member.is_ok();
+        opened.insert(number, member);
+        if !is_open {
+            break;
+        }
+    }
+    opened.into_values().collect()
 }
 
 /// All members, or why one could not be opened; the others are closed then.

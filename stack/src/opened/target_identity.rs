@@ -193,6 +193,23 @@ impl fmt::Display for TargetIdentity {
     }
 }
 
+/// The numbers of these targets in an order that all processes have for the same devices, whatever they call them and in whatever order
+/// they name them. Of two processes that open the same devices to write to them, one after the other in this order, the one that gets the
+/// first gets all; in the order of their names, each could keep what the other one needs.
+pub(crate) fn opening_order<'a>(targets: impl IntoIterator<Item = &'a TargetName>) -> Vec<usize> {
+    let key = |target: &TargetName| {
+        let identity = TargetIdentity::of(target);
+        let places = identity.devices().into_iter().map(|device| match device {
+            TargetIdentity::Device { place, .. } => place.clone(),
+            TargetIdentity::Group { .. } | TargetIdentity::Part { .. } => None,
+        });
+        (identity.leaves().into_iter().min(), places.min())
+    };
+    let mut keyed: Vec<_> = targets.into_iter().map(key).enumerate().collect();
+    keyed.sort_by(|(_, a), (_, b)| a.cmp(b));
+    keyed.into_iter().map(|(number, _)| number).collect()
+}
+
 /// True if both are the same members, one of which at least is the same and not only in the same place.
 fn are_same(members: &[TargetIdentity], others: &[TargetIdentity]) -> bool {
     if members.len() != others.len() {
@@ -422,5 +439,25 @@ mod tests {
         }
         assert_eq!(label.compare(&folders.of("x1", "mirror:a,b")), Sameness::Same, "the first name stays");
         assert!(label.lock().compositions.len() <= MAX_COMPOSITIONS);
+    }
+
+    #[test]
+    fn devices_are_opened_in_one_order_whatever_they_are_called() {
+        let folders = Folders::new();
+        let link = folders.root.path().join("x2").join("z");
+        fs::hard_link(folders.root.path().join("x1").join("a"), &link).unwrap();
+        let names = |texts: &[&str]| -> Vec<TargetName> {
+            texts.iter().map(|text| folders.name(if *text == "z" { "x2" } else { "x1" }, text)).collect()
+        };
+        let in_order = |texts: &[&str]| -> Vec<TargetIdentity> {
+            let names = names(texts);
+            opening_order(&names).into_iter().map(|at| TargetIdentity::of(&names[at])).collect()
+        };
+        let expected = in_order(&["a", "b", "c", "nbd://host/x"]);
+        for other in [["nbd://host/x", "c", "b", "a"], ["b", "z", "nbd://host/x", "c"], ["c", "nbd://host/x", "z", "b"]]
+        {
+            let found = in_order(&other);
+            assert!(found.iter().zip(&expected).all(|(a, b)| a.compare(b) == Sameness::Same), "{other:?}: {found:?}");
+        }
     }
 }

@@ -82,3 +82,33 @@ fn naming_one_target_twice_is_nobody_elses_fault() {
     place.run("compare v v").succeeds();
     place.run("compare v data").succeeds();
 }
+
+/// Runs two commands at once; one of them does what it is to do, and the other one finds that something is in use, or done already.
+fn at_once(place: &Place, first: &str, second: &str) {
+    let children = [first, second].map(|command| (command, place.start(command)));
+    let ended = children.map(|(command, child)| (command, child.wait_with_output().unwrap()));
+    let said = ended
+        .iter()
+        .map(|(command, output)| format!("{command}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr)));
+    let said = said.collect::<String>();
+    assert_eq!(ended.iter().filter(|(_, output)| output.status.success()).count(), 1, "{said}");
+    let words = ["in use", "already", "exists", "stripe:"];
+    assert!(words.iter().any(|word| said.contains(word)), "{said}");
+}
+
+#[test]
+fn of_two_commands_that_make_the_same_thing_at_once_one_makes_it() {
+    for round in 0..8 {
+        let place = Place::with_runtime("syscalls");
+        at_once(&place, "create v --size 1MiB", "create v --size 2MiB");
+        place.run("verify v").succeeds();
+        for name in ["a", "b", "m", "n"] {
+            place.run(&format!("create {name} --size 1MiB")).succeeds();
+        }
+        at_once(&place, "mirror create a b", "mirror create b a");
+        place.run("verify mirror:a,b").succeeds();
+        at_once(&place, "zero stripe:m,n --range 0", "zero stripe:n,m --range 0");
+        let orders = ["verify stripe:m,n", "verify stripe:n,m"].map(|command| place.run(command).status);
+        assert!(orders.contains(&0), "round {round}: {orders:?}");
+    }
+}
