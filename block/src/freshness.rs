@@ -33,7 +33,8 @@ pub enum WhyOlder {
     OutOfSync = 3,
     /// Another host says so, and not why, or in a way that this program does not know.
     Unknown = 4,
-    /// It was a member of a group, and every copy of its label is lost: the label may have marked it as out of sync.
+    /// It was a member of a group, and every copy of its label is lost, which may have marked it as out of sync; or it is a mirror of
+    /// which a replica lost its label, which may have marked the others.
     LabelLost = 5,
 }
 
@@ -69,7 +70,7 @@ impl fmt::Display for WhyOlder {
             WhyOlder::RolledBack => "a part of it was put back to an earlier state",
             WhyOlder::OutOfSync => "it is a replica that is out of sync",
             WhyOlder::Unknown => "its server says so",
-            WhyOlder::LabelLost => "it was a replica or member, and every copy of its label is lost",
+            WhyOlder::LabelLost => "every copy of the label of a replica or member is lost",
         })
     }
 }

@@ -6,7 +6,9 @@ pub(crate) mod members;
 use std::rc::Rc;
 
 use futures_util::future::join_all;
-use sealblock_block::{Abilities, Clock, Device, DynDevice, ErrorKind, Freshness, Geometry, Limits, is_unwritten};
+use sealblock_block::{
+    Abilities, Clock, Device, DynDevice, ErrorKind, Freshness, Geometry, Limits, WhyOlder, is_unwritten,
+};
 use sealblock_units::BlockSize;
 
 use crate::background::Worker;
@@ -30,6 +32,9 @@ use crate::mirror::{Mirror, MirrorParts, Mutation, TestHooks, abilities};
 pub struct OpenOptions {
     /// Changes nothing: no repair, no labels, no resync.
     pub is_read_only: bool,
+    /// What the others have counts although a replica has lost its label. Otherwise such a mirror may be older than what was written,
+    /// and takes no writes.
+    pub accepts_lost_label: bool,
     /// Random, drawn by the caller for each opening: the identity of a new mirror, and what tells its labels from
     /// those of other openings.
     pub random: [u8; 16],
@@ -95,7 +100,7 @@ async fn open_all<C: Clock>(
         return Err(MirrorError::ReplicaCount(sources.len()));
     }
     let probed = join_all(sources.iter().map(|source| probe(source, hooks.mutation))).await;
-    let mut found = usable(&mut sources, probed)?;
+    let (mut found, lost_labels) = usable(&mut sources, probed)?;
     if hooks.mutation.is(Mutation::SkipLineage) {
         found.iter_mut().for_each(forget_lineage);
     }
@@ -105,7 +110,8 @@ async fn open_all<C: Clock>(
     let is_found_lost = matches!(&assembly, Assembly::Known(known) if known.label.unreported_loss && answered.contains(&Answered::MayBeLost));
     let labels_differ = matches!(&assembly, Assembly::Known(known) if known.labels_differ);
     let is_new = assembly == Assembly::New;
-    let parts = match assembly {
+    let is_word_lost = matches!(&assembly, Assembly::Known(known) if lost_labels > 0 && is_word_missing(known, &found));
+    let mut parts = match assembly {
         Assembly::New => {
             check_same_geometry(&sources)?;
             if let Some(replica) = first_not_blank(&sources).await? {
@@ -115,6 +121,9 @@ async fn open_all<C: Clock>(
         }
         Assembly::Known(known) => existing_parts(sources, *known, &older, &options, &hooks)?,
     };
+    if is_word_lost && !options.accepts_lost_label {
+        parts.freshness = parts.freshness.and(Freshness::MayBeOlder(WhyOlder::LabelLost));
+    }
     let opened = start(clock, parts, options.is_read_only);
     if is_new {
         // From here on the replicas belong together, and no other device can take the place of one.
@@ -165,21 +174,21 @@ async fn first_not_blank(sources: &[ReplicaSource]) -> Result<Option<usize>, Mir
 
 /// Probes the devices. Beside a replica with a label, a device counts as offline if its label is damaged, cannot be
 /// read, or is of a device of another size: it is neither read nor written, and `sealblock mirror replace` makes it a
-/// replica again.
+/// replica again. Also returns how many labels are lost.
 ///
 /// # Errors
 /// What is wrong with a device, when no other has a label, or when its label is valid and not a mirror's that is known here.
 fn usable(
     sources: &mut [ReplicaSource],
     probed: Vec<Result<ReplicaProbe, MirrorError>>,
-) -> Result<Vec<ReplicaProbe>, MirrorError> {
+) -> Result<(Vec<ReplicaProbe>, usize), MirrorError> {
     let misfits: Vec<Option<MirrorError>> =
         sources.iter().zip(&probed).map(|(source, found)| misfit(source, found.as_ref().ok()?)).collect();
     let is_labelled = probed
         .iter()
         .zip(&misfits)
         .any(|(found, misfit)| matches!(found, Ok(ReplicaProbe::Labelled(_))) && misfit.is_none());
-    let mut usable = Vec::with_capacity(probed.len());
+    let (mut usable, mut lost_labels) = (Vec::with_capacity(probed.len()), 0);
     for ((source, found), misfit) in sources.iter_mut().zip(probed).zip(misfits) {
         let reason = match found {
             Ok(_) if is_labelled && let Some(misfit) = &misfit => misfit.to_string(),
@@ -187,14 +196,31 @@ fn usable(
                 usable.push(found);
                 continue;
             }
-            Err(MirrorError::Label { error: error @ LabelError::Damaged, .. }) if is_labelled => error.to_string(),
-            Err(MirrorError::Replica { error, .. }) if is_labelled => error.to_string(),
+            Err(MirrorError::Label { error: error @ LabelError::Damaged, .. }) if is_labelled => {
+                lost_labels += 1;
+                error.to_string()
+            }
+            Err(MirrorError::Replica { error, .. }) if is_labelled => {
+                lost_labels += usize::from(matches!(error.kind(), ErrorKind::Media { .. }));
+                error.to_string()
+            }
             Err(other) => return Err(other),
         };
         source.device = Err(format!("its label cannot be used: {reason}"));
         usable.push(ReplicaProbe::Absent);
     }
-    Ok(usable)
+    Ok((usable, lost_labels))
+}
+
+/// True if a label that is lost may have said that the replicas with labels are out of sync: theirs call another one in sync, which may
+/// have been written without them since. A replica that is away may have such a label too, but its content is not here to be preferred.
+fn is_word_missing(known: &ExistingMirror, found: &[ReplicaProbe]) -> bool {
+    let is_labelled = |at: usize| {
+        let mut given = known.indices.iter().zip(found);
+        given.any(|(index, found)| *index == at && matches!(found, ReplicaProbe::Labelled(_)))
+    };
+    let mut records = known.label.replicas.iter().enumerate();
+    records.any(|(at, record)| record.state == ReplicaState::InSync && !is_labelled(at))
 }
 
 /// Why a device does not have the size in its own label. A different format depends on how it is served, and is an

@@ -58,7 +58,7 @@ impl Setup {
             device: Ok(replica.clone()),
             reopen: None,
         };
-        let options = OpenOptions { is_read_only: false, random: IDENTITY };
+        let options = OpenOptions { is_read_only: false, accepts_lost_label: false, random: IDENTITY };
         let opened =
             sealblock_layers_mirror::open(replicas.iter().map(source).collect(), TurnClock::REAL, options).await?;
         drop(spawn(opened.worker.run()));

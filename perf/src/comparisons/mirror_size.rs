@@ -148,7 +148,7 @@ impl OpenMirror {
         let mut random = IDENTITY;
         random[15] = opening;
         let clock = TurnClock::new(contenders.turns[MIRROR].clone());
-        let options = OpenOptions { is_read_only: false, random };
+        let options = OpenOptions { is_read_only: false, accepts_lost_label: false, random };
         let opened =
             sealblock_layers_mirror::open(contenders.replicas.iter().map(source).collect(), clock, options).await?;
         let worker = spawn(opened.worker.run());

@@ -1,11 +1,11 @@
 //! Opens mirrors, without replicas that are offline, and creates them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Mutex;
 
 use futures_util::future::join_all;
-use sealblock_block::DynDevice;
+use sealblock_block::{Device, DynDevice, ErrorKind, WhyOlder};
 use sealblock_layers_mirror::label::ReplicaState;
 use sealblock_layers_mirror::label::name::MirrorName;
 use sealblock_layers_mirror::{Answered, CreateOptions, MirrorInfo, OpenOptions, open_beside_lost};
@@ -16,6 +16,7 @@ use crate::failures::device_error;
 use crate::identity::new_uuid;
 use crate::opened::held::{Access, CloseHandle, Usage};
 use crate::opened::info::TargetInfo;
+use crate::opened::target_identity::opening_order;
 use crate::opened::{OpenTarget, Opener};
 use crate::program::{ReactorClock, note};
 use crate::target::TargetName;
@@ -88,12 +89,17 @@ async fn put_together(
         };
         sources.push(replica.source(device));
     }
-    let options = OpenOptions { is_read_only: !access.writes(), random: new_uuid()? };
+    let accepts_lost_label = access == Access::WriteWithoutLabel;
+    let options = OpenOptions { is_read_only: !access.writes(), accepts_lost_label, random: new_uuid()? };
     let answered = answered_on(replicas);
     let opened = open_beside_lost(sources, &answered, ReactorClock, options).await;
     let opened = opened.map_err(|error| mirror_error(&error).on(target))?;
     let described = opened.mirror.describe();
     report_offline(target, &described);
+    let why_older = opened.mirror.abilities().freshness.why_older();
+    if why_older == Some(WhyOlder::LabelLost) && !access.accepts_older() {
+        return Err(label_lost(target, &described));
+    }
     for (replica, stack) in here {
         // A replica that fails now goes out of sync with the first write that fails on it.
         if let Err(error) = replica.claim(&stack).await {
@@ -150,11 +156,13 @@ async fn create_of(
     options: &MirrorOptions,
     opener: Opener,
 ) -> Result<OpenTarget, StackError> {
-    let (mut sources, mut info) = (Vec::new(), Vec::new());
-    for replica in replicas {
-        let (stack, of) = open_first(replica, opener).await?;
+    let (mut sources, mut info, mut opened) = (Vec::new(), Vec::new(), BTreeMap::new());
+    for number in opening_order(replicas.iter().map(|replica| &replica.target)) {
+        opened.insert(number, open_first(&replicas[number], opener).await?);
+    }
+    for (number, (stack, of)) in opened {
         info.push(of);
-        sources.push(replica.source(Ok(stack)));
+        sources.push(replicas[number].source(Ok(stack)));
     }
     let MirrorOptions { name, from, force } = *options;
     let options = CreateOptions { random: new_uuid()?, name, from, force };
@@ -193,6 +201,21 @@ fn report_offline(target: &TargetName, mirror: &MirrorInfo) {
             note(what);
         }
     }
+}
+
+/// Why a mirror is not written of which a replica has lost its label.
+fn label_lost(target: &TargetName, mirror: &MirrorInfo) -> StackError {
+    let away = mirror.replicas.iter().filter(|replica| !replica.is_online && replica.state != ReplicaState::Removed);
+    let away: Vec<&str> = away.map(|replica| &*replica.name).collect();
+    let names = away.join(", ");
+    let why = format!(
+        "{}: that of {names} may have marked the others as out of sync",
+        ErrorKind::MayBeOlder(WhyOlder::LabelLost)
+    );
+    StackError::new(Cause::Older, "open", why).on(target).lasting().advise(format!(
+        "compare what each has (`sealblock copy`); `sealblock mirror replace {target} {} --force` goes on with the others",
+        away.first().unwrap_or(&"REPLICA")
+    ))
 }
 
 /// True if a replica that could not be opened may come back.

@@ -30,6 +30,8 @@ pub enum Access {
     Write,
     /// The same, and volumes do not move blocks while they are idle.
     WriteInPlace,
+    /// Reads and writes, exclusively, also a mirror of which a replica has lost its label: the others have what counts.
+    WriteWithoutLabel,
     /// Reads and writes as a replica: the mirror resynchronises one that may lack what was written last before anything of it counts.
     Replica,
     /// The same, and volumes do not move blocks while they are idle.
@@ -57,7 +59,7 @@ impl Access {
     pub fn of_replica(self) -> Access {
         match self {
             Access::Read | Access::ReadOlder => Access::ReadOlder,
-            Access::Write | Access::Replica => Access::Replica,
+            Access::Write | Access::WriteWithoutLabel | Access::Replica => Access::Replica,
             Access::WriteInPlace | Access::ReplicaInPlace => Access::ReplicaInPlace,
         }
     }

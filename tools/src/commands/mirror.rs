@@ -79,6 +79,14 @@ enum Change<'a> {
     Replace { old: &'a TargetName, new: Option<String>, force: bool },
 }
 
+impl Change<'_> {
+    fn is_forced(&self) -> bool {
+        match self {
+            Change::Add { force, .. } | Change::Remove { force, .. } | Change::Replace { force, .. } => *force,
+        }
+    }
+}
+
 /// The process that has the mirror open.
 enum Holder {
     /// A server.
@@ -256,8 +264,9 @@ fn accept_stale(arguments: &MirrorAcceptStale) -> Result<Exit, StackError> {
 
 fn change(target: &TargetName, server: Option<FoundServer>, change: Change<'_>) -> Result<Exit, StackError> {
     let is_served = server.is_some();
+    let access = if change.is_forced() { Access::WriteWithoutLabel } else { Access::Write };
     let apply = async |mirror: &Holder| Ok((execute_change(mirror, target, change).await?, mirror.stranger()));
-    let (status, stranger) = on_holder(target, server, Access::Write, apply)?;
+    let (status, stranger) = on_holder(target, server, access, apply)?;
     say(&attributed(&to_text(&status), stranger))?;
     if is_served {
         eprintln!(

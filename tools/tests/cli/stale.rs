@@ -121,7 +121,7 @@ fn a_replica_whose_label_is_lost_may_be_older_for_readers_too() {
         let told = place.run(command);
         assert!([1, 4].contains(&told.status), "{command}: {}{}", told.text(), told.stderr);
     }
-    place.run("info b").ends_with(4).says(&["every copy of its label is lost"]);
+    place.run("info b").ends_with(4).says(&["every copy of the label of a replica or member is lost"]);
     place.run("zero b --range 1").fails(3, &["every copy of the label of a group is lost"]);
 }
 

@@ -195,7 +195,12 @@ async fn finish<C: Clock>(
             unlabelled.push(ReplicaSource { name: source.name.clone(), device, reopen });
         }
     }
-    let opened = open_with_hooks(sources, clock, OpenOptions { is_read_only: false, random: options.random }, hooks);
+    let opened = open_with_hooks(
+        sources,
+        clock,
+        OpenOptions { is_read_only: false, accepts_lost_label: false, random: options.random },
+        hooks,
+    );
     let opened = opened.await?;
     for source in unlabelled {
         let name = source.name.clone();

@@ -2,8 +2,6 @@
 
 use futures_util::FutureExt;
 use futures_util::future::LocalBoxFuture;
-use sealblock_block::{Request, ReservedArea};
-use sealblock_runtime_memory::Slice;
 
 use super::*;
 use crate::label::ReplicaState;
@@ -228,11 +226,6 @@ fn a_name_is_on_every_label_and_stays_through_openings_and_new_replicas() {
     assert_eq!(pair(None).2.describe().name, None);
 }
 
-fn set_label(replica: &TestReplica, bytes: &[u8]) {
-    let slot = ReservedArea::GroupLabel;
-    run(&*replica.memory, Request::write_reserved(slot, Slice::copy_from(bytes))).unwrap();
-}
-
 #[test]
 fn a_replica_whose_label_is_damaged_is_left_out_and_nothing_is_written_to_it() {
     let (a, b, mirror) = pair(Some(TYPE1));
@@ -241,7 +234,7 @@ fn a_replica_whose_label_is_damaged_is_left_out_and_nothing_is_written_to_it() {
     drop(mirror);
     let bad = [&b"SBMIRROR\x02\0"[..], &[0; 200]].concat();
     set_label(&b, &bad);
-    let mirror = opened(&[&b, &a]);
+    let mirror = opened_by_the_others(&[&b, &a]);
     let described = mirror.describe();
     assert_eq!(states(&mirror), [ReplicaState::InSync, ReplicaState::OutOfSync]);
     let left_out = described.replicas.iter().find(|replica| replica.name == "b").unwrap();

@@ -100,7 +100,7 @@ fn mirror_of(disks: &[Rc<Disk>; 2], hooks: TestHooks) -> TestMirror {
         device: Ok(DynDevice::new("disk", Shared(disk.clone()))),
         reopen: None,
     };
-    let options = OpenOptions { is_read_only: false, random: random() };
+    let options = OpenOptions { is_read_only: false, accepts_lost_label: false, random: random() };
     let opened = open_with_hooks(disks.iter().map(source).collect(), StoppedClock, options, hooks).now_or_never();
     opened.expect("nothing stops or waits").unwrap().mirror
 }

@@ -532,7 +532,7 @@ fn a_replica_that_comes_back_with_a_later_label_gets_none_that_is_earlier() {
     // The third replica is resynced while the first one, which has one label of this opening, is offline; nothing is
     // changed.
     a.labels_left.set(Some(1));
-    let far = OpenOptions { is_read_only: false, random: [0xFF; 16] };
+    let far = OpenOptions { is_read_only: false, accepts_lost_label: false, random: [0xFF; 16] };
     let mirror = open(replicas.iter().map(TestReplica::source).collect(), StoppedClock, far)
         .now_or_never()
         .unwrap()

@@ -304,15 +304,23 @@ pub fn opened_with(replicas: &[&TestReplica], mutation: Mutation) -> TestMirror 
 /// A mirror of these replicas with these hooks.
 pub fn opened_with_hooks(replicas: &[&TestReplica], hooks: TestHooks) -> TestMirror {
     let sources = replicas.iter().map(|replica| replica.source()).collect();
-    let options = OpenOptions { is_read_only: false, random: random() };
+    let options = OpenOptions { is_read_only: false, accepts_lost_label: false, random: random() };
     let opened = open_with_hooks(sources, StoppedClock, options, hooks).now_or_never().expect("RAM never waits");
     opened.map(|opened| opened.mirror).unwrap()
 }
 
 pub fn try_open(replicas: &[&TestReplica], read_only: bool) -> Result<TestMirror, MirrorError> {
     let sources = replicas.iter().map(|replica| replica.source()).collect();
-    let options = OpenOptions { is_read_only: read_only, random: random() };
+    let options = OpenOptions { is_read_only: read_only, accepts_lost_label: false, random: random() };
     open(sources, StoppedClock, options).now_or_never().expect("RAM never waits").map(|opened| opened.mirror)
+}
+
+/// A mirror that goes on without replicas whose labels are lost.
+pub fn opened_by_the_others(replicas: &[&TestReplica]) -> TestMirror {
+    let sources = replicas.iter().map(|replica| replica.source()).collect();
+    let options = OpenOptions { is_read_only: false, accepts_lost_label: true, random: random() };
+    let opened = open(sources, StoppedClock, options).now_or_never().expect("RAM never waits");
+    opened.map(|opened| opened.mirror).unwrap()
 }
 
 pub fn opened(replicas: &[&TestReplica]) -> TestMirror {
@@ -402,4 +410,10 @@ pub fn states(mirror: &TestMirror) -> Vec<ReplicaState> {
 /// Closes a mirror without errors.
 pub fn close(mirror: &TestMirror) {
     mirror.close().now_or_never().expect("RAM never waits").unwrap();
+}
+
+/// Writes these bytes where a replica has its label.
+pub fn set_label(replica: &TestReplica, bytes: &[u8]) {
+    let slot = ReservedArea::GroupLabel;
+    run(&*replica.memory, Request::write_reserved(slot, Slice::copy_from(bytes))).unwrap();
 }

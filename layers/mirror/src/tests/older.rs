@@ -7,7 +7,7 @@ use sealblock_block::{Device, ErrorKind, Freshness, Request, ReservedArea, Respo
 use super::*;
 use crate::error::ReplicaError;
 use crate::label::Label;
-use crate::{CreateOptions, create};
+use crate::{CreateOptions, create, mark_written_alone};
 
 const LOST: Freshness = Freshness::MayBeOlder(WhyOlder::LogLost);
 
@@ -159,3 +159,138 @@ fn a_new_mirror_does_not_get_its_content_from_one_that_may_be_older() {
     b.freshness.set(LOST);
     assert!(try_open(&[&a, &b], false).is_err(), "nothing shows that it is blank");
 }
+
+/// What opening two devices as a mirror makes of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Found {
+    Refused,
+    /// The content of this seed, and writes are taken.
+    Content(u8),
+    /// The content of this seed, which may be older than what was written; nothing is written.
+    MayBeOlder(u8),
+}
+
+/// Opens images of two devices.
+fn found(replicas: [&TestReplica; 2], accepts_lost_label: bool) -> Found {
+    let images = replicas.map(TestReplica::image);
+    let sources = images.iter().map(TestReplica::source).collect();
+    let options = OpenOptions { is_read_only: false, accepts_lost_label, random: random() };
+    let Ok(opened) = open(sources, StoppedClock, options).now_or_never().unwrap() else { return Found::Refused };
+    let mirror = opened.mirror;
+    let seed = read(&*mirror, extent(0, 1)).unwrap()[8];
+    assert_reads(&*mirror, extent(0, 600), seed);
+    let written = write(&*mirror, extent(0, 1), seed);
+    let labels = images.iter().map(|image| image.label_writes.get()).sum::<u64>();
+    match mirror.abilities().freshness {
+        Freshness::Current => {
+            written.unwrap();
+            Found::Content(seed)
+        }
+        older => {
+            assert_eq!(older, Freshness::MayBeOlder(WhyOlder::LabelLost));
+            assert!(matches!(written.unwrap_err().kind(), ErrorKind::ReadOnly));
+            assert_eq!(labels, 0, "no label is written");
+            Found::MayBeOlder(seed)
+        }
+    }
+}
+
+/// A device of which nothing is left of the label.
+fn without_label(replica: &TestReplica) -> TestReplica {
+    let lost = replica.image();
+    set_label(&lost, &[&b"SBMIRROR\x02\0"[..], &[0; 200]].concat());
+    lost
+}
+
+/// The content of a mirror is 1, 2, and then 3, which `b` lacks at first.
+#[test]
+fn what_a_lost_label_may_have_said_is_not_taken_for_what_the_other_label_says() {
+    let (a, b, mirror) = pair(None);
+    write(&*mirror, extent(0, 600), 1).unwrap();
+    write(&*mirror, extent(0, 600), 2).unwrap();
+    close(&mirror);
+    let old_a = a.image();
+    let mirror = opened(&[&a, &b]);
+    b.is_offline.set(true);
+    write(&*mirror, extent(0, 600), 3).unwrap();
+    close(&mirror);
+    // `b` knows nothing of that: its label is older, and calls both in sync.
+    let (ahead, behind) = (a.image(), b.image());
+    b.is_offline.set(false);
+    let mirror = opened(&[&a, &b]);
+    mirror.start_resync(&mirror.named_replica("b").unwrap());
+    mirror.write_labels().now_or_never().unwrap().unwrap();
+    drop(mirror);
+    let (beside, out_of_sync) = (a.image(), b.image());
+    let mirror = opened(&[&a, &b]);
+    resync(&mirror);
+    close(&mirror);
+    let other = TestReplica::new("c", None);
+    let mirror = opened(&[&other, &TestReplica::new("d", None)]);
+    write(&*mirror, extent(0, 600), 9).unwrap();
+    close(&mirror);
+    let alone = ahead.image();
+    mark_written_alone(&alone.stack()).now_or_never().unwrap().unwrap();
+    let of_a_stripe = TestReplica::new("e", None);
+    set_label(&of_a_stripe, b"SBSTRIPE of a later version");
+    let (lost, blank) = (without_label(&ahead), without_label(&TestReplica::new("b", None)));
+    let in_sync = [&a, &b];
+    let cases = [
+        ("in sync, in sync", in_sync, Found::Content(3)),
+        ("in sync, out of sync", [&beside, &out_of_sync], Found::Content(3)),
+        ("in sync, older label", [&ahead, &behind], Found::Content(3)),
+        ("in sync, label lost, known to be out of sync", [&ahead, &without_label(&behind)], Found::Content(3)),
+        ("in sync, label lost and blank, known to be out of sync", [&ahead, &blank], Found::Content(3)),
+        ("in sync, label lost", [&a, &without_label(&b)], Found::MayBeOlder(3)),
+        ("in sync, label lost and blank", [&a, &blank], Found::MayBeOlder(3)),
+        ("older label, label lost", [&behind, &lost], Found::MayBeOlder(2)),
+        (
+            "older label, label lost and blank",
+            [&behind, &without_label(&TestReplica::new("a", None))],
+            Found::MayBeOlder(2),
+        ),
+        ("older label, out of sync", [&old_a, &out_of_sync], Found::Refused),
+        ("out of sync, label lost", [&out_of_sync, &lost], Found::Refused),
+        ("out of sync, label lost and blank", [&out_of_sync, &blank], Found::Refused),
+        ("out of sync, out of sync", [&alone, &out_of_sync], Found::Refused),
+        ("label lost, label lost", [&lost, &without_label(&behind)], Found::Refused),
+        ("label lost, label lost and blank", [&lost, &blank], Found::Refused),
+        ("in sync, another mirror's", [&ahead, &other], Found::Refused),
+        ("out of sync, another mirror's", [&out_of_sync, &other], Found::Refused),
+        ("older label, another mirror's", [&behind, &other], Found::Refused),
+        ("label lost, another mirror's", [&lost, &other], Found::MayBeOlder(9)),
+        ("in sync, a stripe's", [&ahead, &of_a_stripe], Found::Refused),
+        ("label lost, a stripe's", [&lost, &of_a_stripe], Found::Refused),
+        // Nothing is left that could show that there was anything newer.
+        ("older label, older label", [&old_a, &behind], Found::Content(2)),
+    ];
+    for (what, [first, second], expected) in cases {
+        for replicas in [[first, second], [second, first]] {
+            assert_eq!(found(replicas, false), expected, "{what}");
+            let accepted = if let Found::MayBeOlder(seed) = expected { Found::Content(seed) } else { expected };
+            assert_eq!(found(replicas, true), accepted, "{what}, accepted");
+        }
+    }
+}
+
+#[test]
+fn a_lost_label_of_a_replica_that_all_others_know_to_be_out_of_sync_says_nothing_new() {
+    let replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, None));
+    let [a, b, c] = &replicas;
+    let mirror = opened(&[a, b, c]);
+    write(&*mirror, extent(0, 600), 1).unwrap();
+    let lost = without_label(c);
+    assert_eq!(opened(&[a, b, &lost]).abilities().freshness, LOST_LABEL);
+    c.is_offline.set(true);
+    write(&*mirror, extent(0, 600), 2).unwrap();
+    close(&mirror);
+    let without = opened(&[a, b, &lost]);
+    assert_eq!(without.abilities().freshness, Freshness::Current);
+    assert_reads(&*without, extent(0, 600), 2);
+    drop(without);
+    // One that is away as well may have the label that counts; that is so without a lost one, too.
+    b.is_offline.set(true);
+    assert_eq!(opened(&[a, b, &lost]).abilities().freshness, LOST_LABEL);
+}
+
+const LOST_LABEL: Freshness = Freshness::MayBeOlder(WhyOlder::LabelLost);

@@ -130,7 +130,7 @@ fn another_device_in_the_place_of_a_replica_is_refused() {
     drop(without);
     let (c, d) = (TestReplica::new("c", None), TestReplica::new("d", None));
     let sources = vec![c.source(), d.source()];
-    let options = crate::OpenOptions { is_read_only: false, random: random() };
+    let options = crate::OpenOptions { is_read_only: false, accepts_lost_label: false, random: random() };
     crate::open(sources, StoppedClock, options).now_or_never().unwrap().unwrap();
     assert_eq!(refusal(&[&a, &d]), AssembleError::OtherMirror { replica: 1 });
     // The one that is named is the one that does not belong there, wherever it stands.

@@ -211,7 +211,7 @@ fn mirrors_nest() {
     let stack = || sealblock_block::DynDevice::new("ab", inner.clone());
     let sources =
         vec![crate::ReplicaSource { name: "ab".to_owned(), device: Ok(stack()), reopen: None }, replicas[2].source()];
-    let options = crate::OpenOptions { is_read_only: false, random: random() };
+    let options = crate::OpenOptions { is_read_only: false, accepts_lost_label: false, random: random() };
     let outer = crate::open(sources, StoppedClock, options).now_or_never().unwrap().unwrap().mirror;
     write(&outer, extent(0, 10), 1).unwrap();
     let at = extent(0, BLOCKS);

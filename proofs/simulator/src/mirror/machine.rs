@@ -87,7 +87,7 @@ pub(super) struct MachineSetup {
 impl MachineSetup {
     /// Opens the mirror of the replicas that are meant to be in use; those that are held are offline.
     pub async fn open(self) -> Result<RunningMirror, MirrorError> {
-        let options = OpenOptions { is_read_only: false, random: self.open_config.random };
+        let options = OpenOptions { is_read_only: false, accepts_lost_label: false, random: self.open_config.random };
         let opened = open_with_hooks(
             self.sources(self.harness.is_any_order.get()).await,
             self.clock(),

@@ -126,7 +126,7 @@ async fn open(harness: &Rc<Harness>, executor: &Executor, plan: &SessionPlan) ->
         let made = create_with_hooks(sources, executor.clone(), options, plan.hooks).await;
         return made.map_err(|why| harness.find(format!("a mirror cannot be made: {why}"))).ok();
     }
-    let options = OpenOptions { is_read_only: plan.read_only, random };
+    let options = OpenOptions { is_read_only: plan.read_only, accepts_lost_label: false, random };
     let opened = open_with_hooks(sources, executor.clone(), options, plan.hooks).await;
     opened.map_err(|why| check_refusal(harness, &plan.named, &plan.present, &why)).ok()
 }
