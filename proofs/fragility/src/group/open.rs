@@ -110,7 +110,8 @@ pub async fn open_group(
         reopen: None,
     };
     let sources = replicas.iter().enumerate().map(source).collect();
-    let options = OpenOptions { is_read_only: machine.read_only, accepts_lost_label: false, random: machine.random };
+    // As an operator who goes on with the others. Without that, a mirror of which a replica has lost its label is not written.
+    let options = OpenOptions { is_read_only: machine.read_only, accepts_lost_label: true, random: machine.random };
     let hooks = TestHooks { region_shift: Some(shape.region_shift), ..TestHooks::default() };
     let opened = sealblock_layers_mirror::open_with_hooks(sources, machine.executor.clone(), options, hooks).await;
     let opened = opened.map_err(|error| error.to_string())?;
