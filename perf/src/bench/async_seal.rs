@@ -369,6 +369,7 @@ fn plot(measured: &[Measured]) -> Plot {
         drawing: Drawing::Curves(vec![
             curve("measured", |_, round| Measured::gain(round)),
             curve("allowed by the model", |speed, round| speed.model(round).gain()),
+            curve("claim: 90 % of that", |speed, round| speed.model(round).gain() * OF_MODEL),
             curve("sealed before, against itself", |_, round| {
                 round[Turn::Before as usize] / round[Turn::BeforeAgain as usize] - 1.0
             }),

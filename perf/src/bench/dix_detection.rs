@@ -118,9 +118,9 @@ fn displaced_table(size: BlockSize, displaced: &[(Displaced, Vec<Seen>)]) -> Tab
 }
 
 fn plot(lines: &[Line]) -> Plot {
-    let series = GUARDS.map(|guard| Series {
-        name: guard.to_string(),
-        values: lines.iter().map(|line| line.measured[place(guard)].count.rate()).collect(),
+    let series = GUARDS.map(|guard| {
+        let rates = lines.iter().map(|line| line.measured[place(guard)].count.rate());
+        Series::counted(guard.to_string(), rates.collect())
     });
     Plot {
         name: "dix-guard-detection".to_owned(),
@@ -130,6 +130,7 @@ fn plot(lines: &[Line]) -> Plot {
         drawing: Drawing::Bars {
             groups: lines.iter().map(|line| line.fault.short_name()).collect(),
             series: series.into(),
+            threshold: None,
         },
     }
 }

@@ -258,13 +258,10 @@ fn cost_tables(costs: &[Cost]) -> Vec<Table> {
 }
 
 fn cost_plot(costs: &[Cost]) -> Plot {
-    let series = [0, INTERNET, 3, 4].map(|index| Series {
-        name: name(index),
-        values: costs
-            .iter()
-            .map(|cost| Spread::of(cost.rounds.iter().map(|round| own_cpu(&round[index]) * 1e3)).median)
-            .collect(),
-    });
+    let milliseconds =
+        |cost: &Cost, index: usize| Spread::of(cost.rounds.iter().map(|round| own_cpu(&round[index]) * 1e3));
+    let series = [0, INTERNET, 3, 4]
+        .map(|index| Series::measured(name(index), costs.iter().map(|cost| milliseconds(cost, index))));
     Plot {
         name: "dix-guard-cpu".to_owned(),
         title: "CPU time of the host by its guard, without the boundary".to_owned(),
@@ -273,6 +270,7 @@ fn cost_plot(costs: &[Cost]) -> Plot {
         drawing: Drawing::Bars {
             groups: costs.iter().map(|cost| cost.load.replace("QD ", "")).collect(),
             series: series.into(),
+            threshold: None,
         },
     }
 }

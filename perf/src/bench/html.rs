@@ -133,13 +133,13 @@ mod tests {
     fn sample() -> Report {
         let mut table = Table::new("A <table>", "way", &[("time", "s"), ("times", "")]);
         table.push("by \"reading\"", vec![Cell::counted(1.5), Cell::words("a & b")]);
-        let series = vec![Series { name: "here".to_owned(), values: vec![2.0] }];
+        let series = vec![Series::counted("here", vec![2.0])];
         let plot = Plot {
             name: "p".to_owned(),
             title: "A plot".to_owned(),
             x: Axis::linear("x", ""),
             y: Axis::linear("y", "s"),
-            drawing: Drawing::Bars { groups: vec!["g".to_owned()], series },
+            drawing: Drawing::Bars { groups: vec!["g".to_owned()], series, threshold: None },
         };
         let verdicts = vec![Verdict::counted("ratio", Threshold::AtLeast(6.0), 5.0)];
         let outcome = Outcome { tables: vec![table], plots: vec![plot], verdicts, notes: vec!["Quiet.".to_owned()] };

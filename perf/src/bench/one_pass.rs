@@ -15,7 +15,9 @@ use sealblock_integrity::{Checks, GuardKind, PiFormat, ProtectionType, Sealed, T
 use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, ByteCount, Lba};
 
-use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Scale, Series, Table};
+use super::outcome::{
+    Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Scale, Series, Table, ThresholdLine,
+};
 use super::verdict::{Round, Threshold, Verdict};
 use crate::cpu::{Memory, Pass, cpu_seconds};
 use crate::remote;
@@ -198,13 +200,12 @@ fn outcome(measured: &[Measured]) -> Outcome {
 }
 
 fn plot(measured: &[Measured]) -> Plot {
-    let series = [0, 2].map(|contender| Series {
-        name: CONTENDERS[contender].to_owned(),
-        values: measured
-            .iter()
-            .map(|work| Spread::of(work.turns.iter().map(|round| round[contender] * 1e3)).median)
-            .collect(),
+    let milliseconds =
+        |work: &Measured, contender: usize| Spread::of(work.turns.iter().map(|round| round[contender] * 1e3));
+    let series = [0, 2].map(|contender| {
+        Series::measured(CONTENDERS[contender], measured.iter().map(|work| milliseconds(work, contender)))
     });
+    let claimed = |work: &Measured| work.has_threshold.then(|| milliseconds(work, 0).median * AT_MOST);
     Plot {
         name: "one-pass".to_owned(),
         title: "CPU time for the tags and digests of 1 GiB".to_owned(),
@@ -213,6 +214,10 @@ fn plot(measured: &[Measured]) -> Plot {
         drawing: Drawing::Bars {
             groups: measured.iter().map(|work| work.short_name.clone()).collect(),
             series: series.into(),
+            threshold: Some(ThresholdLine {
+                name: format!("claim: at most {:.0} % of {}", AT_MOST * 100.0, CONTENDERS[0]),
+                values: measured.iter().map(claimed).collect(),
+            }),
         },
     }
 }

@@ -291,6 +291,9 @@ pub enum Drawing {
         groups: Vec<String>,
         /// A value for each group.
         series: Vec<Series>,
+        /// The threshold of the claim, where it is one of these values.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        threshold: Option<ThresholdLine>,
     },
     /// A curve for each series.
     Curves(Vec<Curve>),
@@ -303,6 +306,31 @@ pub struct Series {
     pub name: String,
     /// A value for each group.
     pub values: Vec<f64>,
+    /// The least and the greatest over rounds, for each group; empty where values are counted.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub spreads: Vec<(f64, f64)>,
+}
+
+impl Series {
+    /// Values that were measured in several rounds.
+    pub fn measured(name: impl Into<String>, of: impl Iterator<Item = Spread>) -> Series {
+        let (values, spreads) = of.map(|spread| (spread.median, (spread.least, spread.most))).unzip();
+        Series { name: name.into(), values, spreads }
+    }
+
+    /// Values that are the same in every round.
+    pub fn counted(name: impl Into<String>, values: Vec<f64>) -> Series {
+        Series { name: name.into(), values, spreads: Vec::new() }
+    }
+}
+
+/// A line across each group.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct ThresholdLine {
+    /// Its name.
+    pub name: String,
+    /// A value for each group; none where there is no line.
+    pub values: Vec<Option<f64>>,
 }
 
 /// Points of one colour, joined in their order.

@@ -118,16 +118,14 @@ fn table(rounds: &[Vec<f64>]) -> Table {
 }
 
 fn plot(rounds: &[Vec<f64>]) -> Plot {
-    let here = [UNWRITTEN, 0].map(|index| spread(rounds, index).median);
-    let series = vec![
-        Series { name: "published".to_owned(), values: vec![20_100.0, 98_800.0] },
-        Series { name: "here".to_owned(), values: here.into() },
-    ];
+    let here = [UNWRITTEN, 0].map(|index| spread(rounds, index));
+    let series =
+        vec![Series::counted("published", vec![20_100.0, 98_800.0]), Series::measured("here", here.into_iter())];
     Plot {
         name: "write-zeroes-overwrite".to_owned(),
         title: "Overwrites of 4 KiB with O_DSYNC".to_owned(),
         x: Axis::linear("extents", ""),
         y: Axis::linear("rate", "IOPS"),
-        drawing: Drawing::Bars { groups: vec!["unwritten".to_owned(), "written".to_owned()], series },
+        drawing: Drawing::Bars { groups: vec!["unwritten".to_owned(), "written".to_owned()], series, threshold: None },
     }
 }

@@ -1,7 +1,8 @@
 //! Plots as SVG, for white and for dark pages.
 //!
 //! The background is white on both, so the contrast is the same everywhere. Each axis has its unit, and the legend is above the
-//! drawing. A logarithmic axis has no zero that bars could stand on, so values are dots there.
+//! drawing. A logarithmic axis has no zero that bars could stand on, so values are dots there. A thin line through the end of a
+//! bar or a dot goes from the least to the greatest of its rounds, and a dashed line across a group is the threshold of the claim.
 
 use std::ops::Range;
 
@@ -11,13 +12,13 @@ use plotters::coord::Shift;
 use plotters::coord::combinators::IntoLogRange;
 use plotters::coord::ranged1d::{AsRangedCoord, DefaultFormatting, KeyPointHint, Ranged, ValueFormatter};
 use plotters::drawing::{DrawingArea, IntoDrawingArea};
-use plotters::element::{Circle, EmptyElement, Rectangle, Text};
+use plotters::element::{Circle, DashedPathElement, EmptyElement, PathElement, Rectangle, Text};
 use plotters::prelude::{Cartesian2d, SVGBackend};
 use plotters::series::LineSeries;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use plotters::style::{Color, IntoFont, RGBColor, ShapeStyle, TextStyle, WHITE};
 
-use super::outcome::{Axis, Curve, Drawing, Plot, Series};
+use super::outcome::{Axis, Curve, Drawing, Plot, Series, ThresholdLine};
 use crate::report::number;
 
 /// Pixels across and down.
@@ -67,13 +68,15 @@ pub fn svg(plot: &Plot) -> anyhow::Result<String> {
         root.fill(&WHITE)?;
         let (title, rest) = root.split_vertically(TITLE_HEIGHT);
         title.draw(&Text::new(plot.title.clone(), (SIZE.0 as i32 / 2, 12), words(18, HPos::Center, VPos::Top)))?;
-        let names: Vec<&str> = match &plot.drawing {
-            Drawing::Bars { series, .. } => series.iter().map(|series| series.name.as_str()).collect(),
-            Drawing::Curves(curves) => curves.iter().map(|curve| curve.name.as_str()).collect(),
+        let (names, threshold): (Vec<&str>, Option<&ThresholdLine>) = match &plot.drawing {
+            Drawing::Bars { series, threshold, .. } => {
+                (series.iter().map(|series| series.name.as_str()).collect(), threshold.as_ref())
+            }
+            Drawing::Curves(curves) => (curves.iter().map(|curve| curve.name.as_str()).collect(), None),
         };
-        let chart = legend(&rest, &names)?;
+        let chart = legend(&rest, &names, threshold)?;
         let drawn = match &plot.drawing {
-            Drawing::Bars { groups, series } => bars(&chart, plot, groups, series),
+            Drawing::Bars { groups, series, threshold } => bars(&chart, plot, groups, series, threshold.as_ref()),
             Drawing::Curves(curves) => curves_in(&chart, plot, curves),
         };
         drawn.with_context(|| format!("drawing {}", plot.name))?;
@@ -114,10 +117,11 @@ fn colour(index: usize) -> ShapeStyle {
     PALETTE[index % PALETTE.len()].filled()
 }
 
-/// Draws a square and a name for each series; returns the area below.
-fn legend<'a>(area: &Area<'a>, names: &[&str]) -> anyhow::Result<Area<'a>> {
+/// Draws a square and a name for each series, and a dashed line for the threshold; returns the area below.
+fn legend<'a>(area: &Area<'a>, names: &[&str], threshold: Option<&ThresholdLine>) -> anyhow::Result<Area<'a>> {
     let (mut at, mut places) = ((70, 4), Vec::new());
-    for name in names {
+    let all = || names.iter().copied().chain(threshold.map(|line| line.name.as_str()));
+    for name in all() {
         let width = 24 + LETTER * name.chars().count() as i32;
         if at.0 + width > SIZE.0 as i32 - 10 && at.0 > 70 {
             at = (70, at.1 + LEGEND_HEIGHT as i32);
@@ -126,11 +130,19 @@ fn legend<'a>(area: &Area<'a>, names: &[&str]) -> anyhow::Result<Area<'a>> {
         at.0 += width + 14;
     }
     let (line, chart) = area.split_vertically(at.1 + LEGEND_HEIGHT as i32);
-    for (index, (name, (x, y))) in names.iter().zip(places).enumerate() {
-        line.draw(&Rectangle::new([(x, y), (x + 12, y + 12)], colour(index)))?;
-        line.draw(&Text::new((*name).to_owned(), (x + 18, y), words(13, HPos::Left, VPos::Top)))?;
+    for (index, (name, (x, y))) in all().zip(places).enumerate() {
+        match index < names.len() {
+            true => line.draw(&Rectangle::new([(x, y), (x + 12, y + 12)], colour(index)))?,
+            false => line.draw(&dashes(vec![(x, y + 6), (x + 14, y + 6)]))?,
+        }
+        line.draw(&Text::new(name.to_owned(), (x + 18, y), words(13, HPos::Left, VPos::Top)))?;
     }
     Ok(chart)
+}
+
+/// The line of a threshold.
+fn dashes<C: Clone>(points: Vec<C>) -> DashedPathElement<std::vec::IntoIter<C>, u32> {
+    DashedPathElement::new(points, 4_u32, 3_u32, INK.stroke_width(2))
 }
 
 /// The range of an axis, for these values.
@@ -168,8 +180,17 @@ impl Ranged for Groups {
     }
 }
 
-fn bars(area: &Area, plot: &Plot, groups: &[String], series: &[Series]) -> anyhow::Result<()> {
-    let y = range(&plot.y, series.iter().flat_map(|series| series.values.iter().copied()))?;
+fn bars(
+    area: &Area,
+    plot: &Plot,
+    groups: &[String],
+    series: &[Series],
+    threshold: Option<&ThresholdLine>,
+) -> anyhow::Result<()> {
+    let medians = series.iter().flat_map(|series| series.values.iter().copied());
+    let spreads = series.iter().flat_map(|series| series.spreads.iter().flat_map(|&(least, most)| [least, most]));
+    let lines = threshold.iter().flat_map(|line| line.values.iter().flatten().copied());
+    let y = range(&plot.y, medians.chain(spreads).chain(lines))?;
     let x = Groups(groups.len());
     let name = |at: &f64| groups.get(*at as usize).cloned().unwrap_or_default();
     let group_width = f64::from(SIZE.0 - MARGIN - RIGHT_MARGIN - NUMBERS_WIDTH) / groups.len().max(1) as f64;
@@ -179,12 +200,14 @@ fn bars(area: &Area, plot: &Plot, groups: &[String], series: &[Series]) -> anyho
         true => {
             let mut chart = builder(area).build_cartesian_2d(x, (y.0..y.1).log_scale())?;
             mesh(&mut chart, plot, &names)?;
-            bars_in(&mut chart, series, None, group_width)
+            bars_in(&mut chart, series, None, group_width)?;
+            lines_in(&mut chart, threshold)
         }
         false => {
             let mut chart = builder(area).build_cartesian_2d(x, y.0..y.1)?;
             mesh(&mut chart, plot, &names)?;
-            bars_in(&mut chart, series, Some(0.0), group_width)
+            bars_in(&mut chart, series, Some(0.0), group_width)?;
+            lines_in(&mut chart, threshold)
         }
     }
 }
@@ -214,14 +237,35 @@ where
                 }
                 None => drop(chart.draw_series(std::iter::once(Circle::new((middle, value), DOT, colour(index))))?),
             }
+            let (least, most) = series.spreads.get(group).copied().unwrap_or((value, value));
+            if is_drawn(least) && most > least {
+                let whisker = PathElement::new(vec![(middle, least), (middle, most)], INK.stroke_width(1));
+                chart.draw_series(std::iter::once(whisker))?;
+            }
             let text = number(value);
             if let Some(size) = fitting(&text, width * group_width, VALUE_SIZE) {
                 let above = if floor.is_some() { 0 } else { DOT as i32 + 1 };
-                let label = EmptyElement::at((middle, value))
+                let label = EmptyElement::at((middle, value.max(most)))
                     + Text::new(text, (0, -above), words(size, HPos::Center, VPos::Bottom));
                 chart.draw_series(std::iter::once(label))?;
             }
         }
+    }
+    Ok(())
+}
+
+/// The threshold of the claim, across each group.
+fn lines_in<'b, X, Y>(
+    chart: &mut ChartContext<'_, SVGBackend<'b>, Cartesian2d<X, Y>>,
+    threshold: Option<&ThresholdLine>,
+) -> anyhow::Result<()>
+where
+    X: Ranged<ValueType = f64>,
+    Y: Ranged<ValueType = f64>,
+{
+    let values = threshold.iter().flat_map(|line| line.values.iter().enumerate());
+    for (group, value) in values.filter_map(|(group, value)| Some((group as f64, (*value)?))) {
+        chart.draw_series(std::iter::once(dashes(vec![(group + 0.04, value), (group + 0.96, value)])))?;
     }
     Ok(())
 }
@@ -299,6 +343,7 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Spread;
 
     fn plot(logarithmic: bool, drawing: Drawing) -> Plot {
         let y = if logarithmic { Axis::logarithmic("time", "ms") } else { Axis::linear("time", "ms") };
@@ -307,7 +352,7 @@ mod tests {
 
     fn bars_of(values: &[f64]) -> Drawing {
         let groups = values.iter().map(|value| format!("group {value}")).collect();
-        Drawing::Bars { groups, series: vec![Series { name: "a series".to_owned(), values: values.to_vec() }] }
+        Drawing::Bars { groups, series: vec![Series::counted("a series", values.to_vec())], threshold: None }
     }
 
     #[test]
@@ -358,10 +403,31 @@ mod tests {
         assert_eq!(fitting("verify 4096, memory", 88.0, NAME_SIZE), None, "nothing is smaller than can be read");
         assert_eq!(fitting("1.50e-5", 12.0, VALUE_SIZE), None);
         let groups: Vec<String> = (0..12).map(|group| format!("group {group}")).collect();
-        let series = |name: &str| Series { name: name.to_owned(), values: vec![0.000_012_5; 12] };
-        let text =
-            svg(&plot(true, Drawing::Bars { groups, series: vec![series("a"), series("b"), series("c")] })).unwrap();
+        let series = |name: &str| Series::counted(name, vec![0.000_012_5; 12]);
+        let text = svg(&plot(
+            true,
+            Drawing::Bars { groups, series: vec![series("a"), series("b"), series("c")], threshold: None },
+        ))
+        .unwrap();
         assert!(text.contains("group 11") && !text.contains("1.25e-5"));
+    }
+
+    #[test]
+    fn spreads_and_the_threshold_are_drawn_and_within_the_axis() {
+        let spread = |median, least, most| Spread { median, least, most };
+        let series = vec![Series::measured("s", [spread(4.0, 3.0, 9.0), spread(5.0, 5.0, 5.0)].into_iter())];
+        for logarithmic in [false, true] {
+            let drawn = |threshold: Option<ThresholdLine>| {
+                let groups = vec!["a".to_owned(), "b".to_owned()];
+                svg(&plot(logarithmic, Drawing::Bars { groups, series: series.clone(), threshold })).unwrap()
+            };
+            let lines = |text: &str| text.matches("<polyline").count();
+            let line = ThresholdLine { name: "at most 7".to_owned(), values: vec![Some(7.0), None] };
+            let (without, with) = (drawn(None), drawn(Some(line)));
+            assert!(with.contains("at most 7") && lines(&with) > lines(&without), "{with}");
+            let whisker = plot(logarithmic, bars_of(&[4.0, 5.0]));
+            assert_eq!(lines(&without), lines(&svg(&whisker).unwrap()) + 1, "one value has a spread");
+        }
     }
 
     #[test]

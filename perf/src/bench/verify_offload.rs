@@ -18,7 +18,9 @@ use sealblock_runtime_reactor::{Config, CoreHandle, Reactor};
 use sealblock_units::ByteCount;
 
 use super::machine::memory_bytes;
-use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
+use super::outcome::{
+    Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table, ThresholdLine,
+};
 use super::verdict::{Round, Threshold, Verdict};
 use crate::cpu::{core_cpu, thread_cpu, two_cpus};
 use crate::load::{Stopwatch, in_pieces};
@@ -336,23 +338,30 @@ fn verdicts(medium: Medium, turns: &[Vec<Turned>]) -> Vec<Verdict> {
 }
 
 fn plots(media: &[(Medium, Vec<Vec<Turned>>)]) -> Vec<Plot> {
-    let draw = |name: &str, title: &str, y: &str, of: fn(&Turned) -> f64| {
+    let claimed = |(medium, turns): &(Medium, Vec<Vec<Turned>>)| {
+        medium.has_threshold().then(|| spread(turns, 0, |turn| turn.seconds * 1e3 / FASTER).median)
+    };
+    let threshold = ThresholdLine {
+        name: format!("claim: {FASTER} times as fast as {}", WAYS[0].name),
+        values: media.iter().map(claimed).collect(),
+    };
+    let draw = |name: &str, title: &str, y: &str, threshold: Option<ThresholdLine>, of: fn(&Turned) -> f64| {
         let groups = media.iter().map(|(medium, _)| medium.name().to_owned()).collect();
-        let series = [0, 2, 4, 5].map(|way| Series {
-            name: WAYS[way].name.to_owned(),
-            values: media.iter().map(|(_, turns)| spread(turns, way, of).median * 1e3).collect(),
+        let milliseconds = |turn: &Turned| of(turn) * 1e3;
+        let series = [0, 2, 4, 5].map(|way| {
+            Series::measured(WAYS[way].name, media.iter().map(|(_, turns)| spread(turns, way, milliseconds)))
         });
         Plot {
             name: name.to_owned(),
             title: title.to_owned(),
             x: Axis::linear("what the target keeps blocks in", ""),
             y: Axis::logarithmic(y, "ms"),
-            drawing: Drawing::Bars { groups, series: series.into() },
+            drawing: Drawing::Bars { groups, series: series.into(), threshold },
         }
     };
     vec![
-        draw("verify-offload-time", "Time to verify 1 GiB over NVMe/TCP", "time", |turn| turn.seconds),
-        draw("verify-offload-cpu", "CPU time to verify 1 GiB, host and target together", "CPU time", |turn| {
+        draw("verify-offload-time", "Time to verify 1 GiB over NVMe/TCP", "time", Some(threshold), |turn| turn.seconds),
+        draw("verify-offload-cpu", "CPU time to verify 1 GiB, host and target together", "CPU time", None, |turn| {
             turn.host_cpu + turn.target_cpu
         }),
     ]

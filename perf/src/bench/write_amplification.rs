@@ -9,7 +9,9 @@ use anyhow::ensure;
 use sealblock_runtime_reactor::{Config, Reactor};
 use sealblock_units::ByteCount;
 
-use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
+use super::outcome::{
+    Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table, ThresholdLine,
+};
 use super::verdict::{Threshold, Verdict};
 use crate::amplification::{Amplified, count, threshold};
 use crate::report::number;
@@ -206,7 +208,7 @@ fn outcome(sizes: &[u64], writes: u64, lines: &[Line]) -> Outcome {
     for (name, values) in measured.chain(others) {
         table.push(name, values.iter().map(|value| Cell::counted(*value)).collect());
         if let Some((_, short)) = DRAWN.iter().find(|(drawn, _)| *drawn == name) {
-            series.push(Series { name: (*short).to_owned(), values });
+            series.push(Series::counted(*short, values));
         }
     }
     let mut tables = vec![table];
@@ -216,9 +218,16 @@ fn outcome(sizes: &[u64], writes: u64, lines: &[Line]) -> Outcome {
         title: title.to_owned(),
         x: Axis::linear("bytes over which writes are spread", ""),
         y: Axis::linear("bytes written for each byte of data", ""),
-        drawing: Drawing::Bars { groups: names, series },
+        drawing: Drawing::Bars { groups: names, series, threshold: Some(threshold_line(sizes, lines)) },
     };
     Outcome { verdicts: verdicts(sizes, lines), tables, plots: vec![plot], notes: notes(writes) }
+}
+
+/// The claim for random writes with many in flight.
+fn threshold_line(sizes: &[u64], lines: &[Line]) -> ThresholdLine {
+    let depth = lines.iter().map(|line| line.depth).max().unwrap_or(1);
+    let values = sizes.iter().map(|bytes| Some(threshold(*bytes, depth))).collect();
+    ThresholdLine { name: format!("claim for volumes, QD {depth}: at most this"), values }
 }
 
 /// The destination of the bytes of the largest volume.

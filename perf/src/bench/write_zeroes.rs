@@ -20,7 +20,9 @@ use sealblock_runtime_reactor::{Config, Reactor};
 use sealblock_units::ByteCount;
 
 use super::machine::{Discards, Mount, mount_of};
-use super::outcome::{Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table};
+use super::outcome::{
+    Axis, Cell, Claim, Defaults, Drawing, Outcome, Plot, Progress, Published, Scale, Series, Table, ThresholdLine,
+};
 use super::verdict::{Round, Threshold, Verdict};
 use super::{beside, overwrite};
 use crate::cpu::two_cpus;
@@ -311,10 +313,7 @@ fn discards_note(part: &Part, mount: &Mount) -> Option<String> {
 fn plot(parts: &[Part], scale: &Scale) -> Plot {
     let of =
         |part: &Part, way: usize| part.spread(way, |round| round[way].seconds * 1e3 * GIB / round[way].bytes as f64);
-    let series = [0, 4, 2, 3].map(|way| Series {
-        name: WAYS[way].1.to_owned(),
-        values: parts.iter().map(|part| of(part, way).median).collect(),
-    });
+    let series = [0, 4, 2, 3].map(|way| Series::measured(WAYS[way].1, parts.iter().map(|part| of(part, way))));
     Plot {
         name: "write-zeroes-time".to_owned(),
         title: format!("Time to zero 1 GiB of a device of {}", scale.size),
@@ -323,6 +322,10 @@ fn plot(parts: &[Part], scale: &Scale) -> Plot {
         drawing: Drawing::Bars {
             groups: parts.iter().map(|part| part.name.to_owned()).collect(),
             series: series.into(),
+            threshold: Some(ThresholdLine {
+                name: format!("claim: {FASTER} times as fast as {}", WAYS[0].1),
+                values: parts.iter().map(|part| Some(of(part, 0).median / FASTER)).collect(),
+            }),
         },
     }
 }
