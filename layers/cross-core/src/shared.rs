@@ -7,11 +7,14 @@ use std::task::{Context, Waker};
 use sealblock_block::{
     Abilities, Device, DynDevice, Error, FlushCursor, FlushErrors, Geometry, Outcome, RangeLock, Request, RequestKind,
 };
-use sealblock_runtime_reactor::{CoreLocal, spawn};
+use sealblock_runtime_reactor::{CoreLocal, long_step, spawn};
 use sealblock_units::Extent;
 
 use crate::changes::SessionId;
 use crate::device_slot::DeviceSlot;
+
+/// A request without data of more bytes than this counts as long: checking or marking so many takes some 10 microseconds without I/O.
+const LONG_BYTES: u64 = 1 << 20;
 
 /// A handle, usable on every core, of a device that belongs to one core. Clones are of the same device. The owner core drops the
 /// device when the last handle and the last attachment are dropped, or when the core stops.
@@ -153,6 +156,10 @@ impl SharedDevice {
         let Origin { session, is_locked } = from;
         // Listed before it waits for its lock: a fence is behind it either way.
         let _change = slot.changes.start(session, &request);
+        if self.is_long(&request) {
+            // Before it locks anything: it holds up nobody while it waits.
+            long_step().await;
+        }
         let range_lock = &self.0.device.range_lock;
         let _range = match (request.changed().filter(|_| !is_locked), request.source()) {
             // Devices copy as if nobody wrote to either range meanwhile, and a Copy may be sent again.
@@ -177,9 +184,16 @@ impl SharedDevice {
         outcome
     }
 
+    /// True for a request that needs no transfer and so may have the device compute for long: in each turn of its core few such begin,
+    /// so that a flood of them does not make each turn long for everybody else.
+    fn is_long(&self, request: &Request) -> bool {
+        let moves_data = matches!(request.kind(), RequestKind::Read | RequestKind::Write);
+        !moves_data && request.blocks() << self.0.geometry.block_size.shift() > LONG_BYTES
+    }
+
     /// Executes a request on the owner core if that needs no waiting.
     pub(crate) fn try_execute(&self, slot: &DeviceSlot, request: &Request) -> Option<Outcome> {
-        if request.source().is_some() {
+        if request.source().is_some() || self.is_long(request) {
             return None;
         }
         let _range = match request.changed() {

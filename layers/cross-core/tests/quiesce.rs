@@ -3,17 +3,18 @@
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use sealblock_block::{
-    Abilities, Device, Durability, DynDevice, ErrorKind, Expectations, Geometry, Outcome, Request, RequestKind,
-    Response,
+    Abilities, Ability, Device, Durability, DynDevice, ErrorKind, Expectations, Geometry, Outcome, Request,
+    RequestKind, Response, VerifyStats,
 };
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::{Attached, SharedDevice};
 use sealblock_media_memory::MemoryDevice;
 use sealblock_runtime_memory::Slice;
-use sealblock_runtime_reactor::{Config, Reactor, spawn, yield_now};
+use sealblock_runtime_reactor::{Config, Reactor, spawn, submitted, yield_now};
 use sealblock_units::{BlockSize, Extent};
 
 const BLOCKS: u64 = 64;
@@ -258,4 +259,57 @@ fn only_the_owner_core_can_quiesce() {
     .join()
     .unwrap();
     drop(owner);
+}
+
+/// A device whose every Verify computes for longer than further ones begin in a turn, and whose reads take a turn.
+struct Slow {
+    geometry: Geometry,
+    verified: Rc<Cell<u64>>,
+}
+
+impl Device for Slow {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { verify: Ability::Native, ..Abilities::BASIC }
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        if request.kind() != RequestKind::Verify {
+            submitted().await;
+            return Ok(Response::Done);
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_millis(1) {}
+        self.verified.set(self.verified.get() + 1);
+        Ok(Response::Verified(VerifyStats::default()))
+    }
+}
+
+#[test]
+fn a_short_request_does_not_wait_for_all_long_ones_that_came_before_it() {
+    const LONG_BLOCKS: u64 = 8192;
+    const MANY: u64 = 40;
+    run(|| async {
+        let verified = Rc::new(Cell::new(0));
+        let memory = MemoryDevice::new(BlockSize::B512, MANY * LONG_BLOCKS, None);
+        let slow = Slow { geometry: memory.geometry().clone(), verified: Rc::clone(&verified) };
+        let shared = SharedDevice::publish(DynDevice::new("slow", slow));
+        let device = shared.attach();
+        let begin = |request| {
+            let device = device.clone();
+            spawn(async move { device.execute(request).await })
+        };
+        let long: Vec<_> = (0..MANY)
+            .map(|at| begin(Request::verify(extent(at * LONG_BLOCKS, LONG_BLOCKS), Expectations::NONE)))
+            .collect();
+        begin(Request::flush()).await.unwrap().unwrap();
+        assert!(verified.get() <= 10, "{} long requests ended first", verified.get());
+        for done in join_all(long).await {
+            done.unwrap().unwrap();
+        }
+        assert!(verified.get() >= MANY, "all of them, in one part or several");
+    });
 }

@@ -26,6 +26,7 @@ use crate::descriptor::FdRegistration;
 use crate::driver::{Driver, Engine};
 use crate::gather::Gathers;
 use crate::inbox::{CoreId, ReactorShared, wake_elsewhere};
+use crate::long_steps::LongSteps;
 use crate::op_table::{Finished, Key, OpTable};
 use crate::operation::{Calls, Interest, IoOp};
 use crate::scheduler::{TaskId, Tasks, Timers};
@@ -82,6 +83,7 @@ pub(crate) struct Core {
     /// Turns so far, and who waits for the end of the next one.
     pub(crate) turns: Cell<u64>,
     pub(crate) after_turn: RefCell<Vec<Waker>>,
+    pub(crate) long_steps: LongSteps,
     pub(crate) op_table: RefCell<OpTable>,
     /// `None` once the reactor has ended.
     pub(crate) driver: RefCell<Option<Driver>>,

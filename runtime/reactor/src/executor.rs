@@ -23,6 +23,7 @@ use crate::core::{Core, Entered, try_current, waker};
 use crate::driver::{Driver, Engine};
 use crate::gather::Gathers;
 use crate::inbox::{ReactorShared, register, unregister};
+use crate::long_steps::LongSteps;
 use crate::op_table::CompletionAction;
 use crate::operation::{self, Calls};
 use crate::scheduler::TaskId;
@@ -90,7 +91,8 @@ impl Core {
     }
 
     fn wait(&self) -> Wait {
-        if self.root_woken.get() || !self.ready.borrow().is_empty() || !self.after_turn.borrow().is_empty() {
+        let is_due = self.long_steps.is_due(self.turns.get()) || !self.after_turn.borrow().is_empty();
+        if self.root_woken.get() || is_due || !self.ready.borrow().is_empty() {
             return Wait::No;
         }
         self.timers.borrow().next_deadline().map_or(Wait::Forever, Wait::Until)
@@ -116,6 +118,7 @@ impl Core {
         self.turns.set(self.turns.get() + 1);
         let waiting = self.after_turn.take();
         waiting.into_iter().for_each(Waker::wake);
+        self.long_steps.wake_first();
         turned
     }
 
@@ -218,6 +221,7 @@ impl Reactor {
             timers: RefCell::default(),
             turns: Cell::new(0),
             after_turn: RefCell::default(),
+            long_steps: LongSteps::default(),
             op_table: RefCell::default(),
             driver: RefCell::new(Some(driver)),
             finished: RefCell::default(),
