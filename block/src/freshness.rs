@@ -70,7 +70,7 @@ impl fmt::Display for WhyOlder {
             WhyOlder::RolledBack => "a part of it was put back to an earlier state",
             WhyOlder::OutOfSync => "it is a replica that is out of sync",
             WhyOlder::Unknown => "its server says so",
-            WhyOlder::LabelLost => "every copy of the label of a replica or member is lost",
+            WhyOlder::LabelLost => "every copy of the label of a replica or member is lost or was put back",
         })
     }
 }

@@ -86,8 +86,10 @@ impl<M: Medium, C: Clock> Worker<M, C> {
         while volume.state.get() != VolumeState::Failed {
             let wake = self.wait(second_copy.as_mut()).await;
             if wake == WakeReason::SecondCopyDue {
-                if let Err(error) = volume.log.write_second_copy(&volume.medium).await {
-                    volume.fail(&error);
+                match volume.log.write_second_copy(&volume.medium).await {
+                    // No later commit joins its last sector.
+                    Ok(()) => volume.raise_log_end().await,
+                    Err(error) => drop(volume.fail(&error)),
                 }
                 second_copy.set(self.second_copy_due());
                 continue;

@@ -94,7 +94,7 @@ pub async fn open<M: Medium, C: Clock>(
     if recovered.is_rolled_back {
         // Behind every sector that a page of the block map may name: a log is never longer than its region, and goes on one behind that
         // after a crash.
-        recovered.next = recovered.next.max(mark.log_tail + 2 * layout.log_sectors());
+        recovered.next = recovered.next.max(mark.log_end + 2 * layout.log_sectors());
     }
     if standing != Standing::Certain {
         groups.assume_initialized();
@@ -105,7 +105,8 @@ pub async fn open<M: Medium, C: Clock>(
         return Err(VolumeError::LogDamaged { sequence, sectors: recovered.lost });
     }
     if recovered.is_rolled_back && !options.accept_older {
-        return Err(VolumeError::RolledBack { write_seq: superblock.write_seq, newest: mark.superblocks });
+        let (write_seq, newest, newest_log_end) = (superblock.write_seq, mark.superblocks, mark.log_end);
+        return Err(VolumeError::RolledBack { write_seq, newest, log_end: recovered.end, newest_log_end });
     }
     let is_kept = options.read_only || recovered.is_older();
     if !is_kept {
@@ -247,7 +248,7 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
     let reserved = ReservedAreas::new(&superblock, &mark, groups.lost_copies());
     let log_freshness = match recovered {
         Recovered { lost: 0, is_rolled_back: false, .. } => Freshness::Current,
-        Recovered { is_rolled_back: true, .. } => Freshness::MayBeOlder(WhyOlder::RolledBack),
+        Recovered { lost: 0, is_rolled_back: true, .. } => Freshness::MayBeOlder(WhyOlder::RolledBack),
         _ => Freshness::MayBeOlder(WhyOlder::LogLost),
     };
     Volume {

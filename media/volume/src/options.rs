@@ -116,13 +116,17 @@ pub enum VolumeError {
     /// The superblocks, or they and the log, are those of an earlier time: blocks that were written since may read as older content,
     /// so the volume is not opened unless that is accepted.
     #[error(
-        "its superblocks were put back to an earlier state, number {write_seq} where number {newest} had been written: blocks written since may read as older content, and which ones is not known"
+        "its superblocks or its log were put back to an earlier state: superblock {write_seq} and log sector {log_end} where superblock {newest} and log sector {newest_log_end} had been written; blocks written since may read as older content, and which ones is not known"
     )]
     RolledBack {
         /// The write sequence number of the newest superblock found.
         write_seq: u64,
         /// That of one that was there before.
         newest: u64,
+        /// The sector of the log with which it ends.
+        log_end: u64,
+        /// The one with which it ended before.
+        newest_log_end: u64,
     },
     /// What a crash left could not be made durable.
     #[error("recovery could not be finished: {0}")]

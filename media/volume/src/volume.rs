@@ -209,6 +209,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
+    /// Counts every sector of the log in the high-water mark.
+    pub(crate) async fn raise_log_end(&self) {
+        let durable = HighWaterMark { log_end: self.log.next.get(), ..HighWaterMark::default() };
+        self.high_water.raise(&self.medium, durable).await;
+    }
+
     /// Refuses changes to a volume that takes none.
     pub(crate) fn check_writable(&self) -> Result<(), Error> {
         match self.state.get() {

@@ -41,7 +41,7 @@ pub fn try_block_map(input: &[u8]) {
         _ => {
             let mark = HighWaterMark {
                 superblocks: place >> 1,
-                log_tail: place >> 2,
+                log_end: place >> 2,
                 labels: more.into(),
                 scrub_states: u64::from(more) << 8,
             };

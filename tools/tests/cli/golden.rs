@@ -9,6 +9,7 @@ mod pack;
 use std::fs;
 
 use sealblock_integrity::guard::crc32c;
+use sealblock_media_volume::format::Superblock;
 
 use crate::common::{Place, SUPERBLOCK_BYTES, SUPERBLOCK_OFFSETS};
 use pack::Row;
@@ -168,8 +169,12 @@ fn patch_labels(place: &Place, name: &str, magic: &[u8], version: u8) -> usize {
     patched
 }
 
-/// The volumes below a group are opened before its labels are read, and closed again: of these only the superblocks change.
+/// The volumes below a group are opened before its labels are read, and closed again: of these only the superblocks and the high-water
+/// mark change.
 fn without_superblocks(mut bytes: Vec<u8>) -> Vec<u8> {
+    for offset in Superblock::decode(&bytes).unwrap().layout.high_water_offsets() {
+        bytes[offset as usize..][..512].fill(0);
+    }
     for offset in SUPERBLOCK_OFFSETS.into_iter().chain([bytes.len() as u64 - 4096]) {
         bytes[offset as usize..][..SUPERBLOCK_BYTES as usize].fill(0);
     }

@@ -112,9 +112,9 @@ fn other_mounts_on_the_folder_stay() {
     assert_eq!(fs::read(first.path("file-1")).unwrap().len(), 1, "dropping the upper one has not unmounted the lower");
     // A covered mount cannot be unmounted; serving continues until it is uncovered and unmounted.
     let over = Session::mount(&first.point, 256, &Options::default()).unwrap();
-    // Other tests mount and unmount meanwhile: only what is on this directory counts.
-    let point = format!(" {} ", first.point.to_str().unwrap());
-    let mounts = || fs::read_to_string("/proc/self/mountinfo").unwrap().matches(&point).count();
+    // Other tests mount and unmount meanwhile: only what is below this folder counts.
+    let folder = format!(" {}/", first.point.parent().unwrap().canonicalize().unwrap().to_str().unwrap());
+    let mounts = || fs::read_to_string("/proc/self/mountinfo").unwrap().matches(&folder).count();
     assert_eq!(mounts(), 2);
     first.tell_to_stop();
     thread::sleep(Duration::from_millis(100));

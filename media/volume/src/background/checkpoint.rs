@@ -217,8 +217,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         superblocks::write(&self.medium, &superblock).await?;
         self.sync_or_fail().await?;
         self.superblock.set(superblock);
-        let Superblock { write_seq: superblocks, log_tail, .. } = superblock;
-        let durable = HighWaterMark { superblocks, log_tail, labels: labels_written, ..HighWaterMark::default() };
+        // The anchor of a log that has just begun is in both its places.
+        let log_end = superblock.log_tail + u64::from(is_begun);
+        let durable =
+            HighWaterMark { superblocks: write_seq, log_end, labels: labels_written, ..HighWaterMark::default() };
         self.high_water.raise(&self.medium, durable).await;
         Ok(())
     }

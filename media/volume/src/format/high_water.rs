@@ -12,7 +12,7 @@ pub(crate) const HIGH_WATER_BYTES: usize = 64;
 const MAGIC: [u8; 4] = *b"SHWM";
 const AT_CHECKSUM: usize = 4;
 const AT_SUPERBLOCKS: usize = 8;
-const AT_LOG_TAIL: usize = 16;
+const AT_LOG_END: usize = 16;
 const AT_LABELS: usize = 24;
 const AT_SCRUB_STATES: usize = 32;
 const AT_ZERO: usize = 40;
@@ -22,8 +22,8 @@ const AT_ZERO: usize = 40;
 pub struct HighWaterMark {
     /// The write sequence number of a superblock.
     pub superblocks: u64,
-    /// The first sector of the log that it had not in the block map.
-    pub log_tail: u64,
+    /// What followed the last sector of the log that had every place it gets.
+    pub log_end: u64,
     /// Writes of the group label.
     pub labels: u64,
     /// Writes of the state of the scrub.
@@ -36,7 +36,7 @@ impl HighWaterMark {
         let mut bytes = [0; HIGH_WATER_BYTES];
         bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
         put::<8>(&mut bytes, AT_SUPERBLOCKS, self.superblocks);
-        put::<8>(&mut bytes, AT_LOG_TAIL, self.log_tail);
+        put::<8>(&mut bytes, AT_LOG_END, self.log_end);
         put::<8>(&mut bytes, AT_LABELS, self.labels);
         put::<8>(&mut bytes, AT_SCRUB_STATES, self.scrub_states);
         let checksum = seed.checksum(&bytes[AT_SUPERBLOCKS..]);
@@ -48,16 +48,11 @@ impl HighWaterMark {
     pub fn decode(bytes: &[u8], seed: Seed) -> Option<HighWaterMark> {
         let bytes = bytes.get(..HIGH_WATER_BYTES).filter(|bytes| bytes.starts_with(&MAGIC))?;
         let is_whole = get::<4>(bytes, AT_CHECKSUM) == u64::from(seed.checksum(&bytes[AT_SUPERBLOCKS..]));
-        let [superblocks, log_tail, labels, scrub_states] =
-            [AT_SUPERBLOCKS, AT_LOG_TAIL, AT_LABELS, AT_SCRUB_STATES].map(|at| get::<8>(bytes, at));
-        let are_counts = [superblocks, log_tail, labels, scrub_states].iter().all(|count| *count <= MAX_COUNT);
+        let [superblocks, log_end, labels, scrub_states] =
+            [AT_SUPERBLOCKS, AT_LOG_END, AT_LABELS, AT_SCRUB_STATES].map(|at| get::<8>(bytes, at));
+        let are_counts = [superblocks, log_end, labels, scrub_states].iter().all(|count| *count <= MAX_COUNT);
         let is_rest_zero = bytes[AT_ZERO..].iter().all(|byte| *byte == 0);
-        (is_whole && are_counts && is_rest_zero).then_some(HighWaterMark {
-            superblocks,
-            log_tail,
-            labels,
-            scrub_states,
-        })
+        (is_whole && are_counts && is_rest_zero).then_some(HighWaterMark { superblocks, log_end, labels, scrub_states })
     }
 
     /// The higher count of each.
@@ -65,7 +60,7 @@ impl HighWaterMark {
     pub fn and(&self, other: &HighWaterMark) -> HighWaterMark {
         HighWaterMark {
             superblocks: self.superblocks.max(other.superblocks),
-            log_tail: self.log_tail.max(other.log_tail),
+            log_end: self.log_end.max(other.log_end),
             labels: self.labels.max(other.labels),
             scrub_states: self.scrub_states.max(other.scrub_states),
         }
@@ -79,7 +74,7 @@ mod tests {
     const SEED: Seed = Seed(5);
 
     fn mark() -> HighWaterMark {
-        HighWaterMark { superblocks: 9, log_tail: 77, labels: 3, scrub_states: MAX_COUNT }
+        HighWaterMark { superblocks: 9, log_end: 77, labels: 3, scrub_states: MAX_COUNT }
     }
 
     #[test]
@@ -111,8 +106,8 @@ mod tests {
 
     #[test]
     fn the_higher_count_of_each_counts() {
-        let other = HighWaterMark { superblocks: 8, log_tail: 78, labels: 3, scrub_states: 0 };
-        let both = HighWaterMark { log_tail: 78, ..mark() };
+        let other = HighWaterMark { superblocks: 8, log_end: 78, labels: 3, scrub_states: 0 };
+        let both = HighWaterMark { log_end: 78, ..mark() };
         assert_eq!((mark().and(&other), other.and(&mark())), (both, both));
     }
 }

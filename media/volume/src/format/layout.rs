@@ -219,18 +219,20 @@ impl Layout {
         self.group_map_bytes() / u64::from(self.sector_bytes()) * self.groups_per_map_sector()
     }
 
-    /// Where the copies of the high-water mark lie: at the end of the second copy of the group map, and before the
-    /// physical blocks of the first block group. Where a part before it takes its room, there is one copy less.
+    /// Where the copies of the high-water mark lie: at the end of the second copy of the group map, and in the first
+    /// block group before the second generations, or else before the physical blocks. Where all that takes the room,
+    /// there is one copy less.
     pub fn high_water_offsets(&self) -> impl Iterator<Item = u64> + use<> {
         let sector = u64::from(self.sector_bytes());
         let map_end = self.group_map_offset(1) + self.group_map_sectors() * sector;
-        let places = [
-            Some((map_end, self.bitmap_offset())),
-            self.block_group(0).map(|group| {
-                (group.second_offset + group.blocks.div_ceil(self.page_blocks()) * sector, group.data_offset)
-            }),
-        ];
-        places.into_iter().flatten().filter_map(move |(from, to)| to.checked_sub(sector).filter(|start| from <= *start))
+        let rooms = self.block_group(0).map(|group| {
+            let pages = group.blocks.div_ceil(self.page_blocks());
+            let pages_end = group.pages_offset + pages * self.page_bytes();
+            [(pages_end, group.second_offset), (group.second_offset + pages * sector, group.data_offset)]
+        });
+        let last_of = move |(from, to): (u64, u64)| to.checked_sub(sector).filter(|start| from <= *start);
+        let in_group = rooms.and_then(|rooms| rooms.into_iter().find_map(last_of));
+        [last_of((map_end, self.bitmap_offset())), in_group].into_iter().flatten()
     }
 
     /// Where the bitmap pages of the reserved area start.

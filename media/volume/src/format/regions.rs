@@ -166,9 +166,12 @@ mod tests {
 
     #[test]
     fn every_byte_is_in_one_region() {
-        for (size, sector, blocks) in
-            [(BlockSize::B512, 512, 700), (BlockSize::B4096, 4096, 5000), (BlockSize::B4096, 512, 3 << 18)]
-        {
+        for (size, sector, blocks) in [
+            (BlockSize::B512, 512, 700),
+            (BlockSize::B4096, 4096, 5000),
+            (BlockSize::B4096, 512, 3 << 18),
+            (BlockSize::B4096, 512, 30_720),
+        ] {
             let layout = Layout::new(size, sector, blocks).unwrap();
             let regions = layout.regions();
             assert!(regions.windows(2).all(|pair| pair[0].end == pair[1].start), "{regions:?}");

@@ -69,16 +69,19 @@ pub(crate) async fn write<M: Medium>(medium: &M, layout: &Layout, seed: Seed, ma
 
 /// Whether the newest superblock, or the log that ends here, was put back to what it was before the mark was written.
 ///
-/// Where both copies of the newest superblock are damaged the one before it counts, which is a loss of copies and no earlier state. A
-/// superblock that was put back has whole copies in all places.
+/// A superblock is in two places once the mark counts it. Where both are damaged the one before it counts, which is a loss of copies
+/// and no earlier state. Where either holds a whole one that is older, that was put back.
 pub(crate) fn is_behind(
     superblock: &Superblock,
     copies: &[SuperblockCopy; COPIES],
     log_end: u64,
     mark: &HighWaterMark,
 ) -> bool {
-    let lost = u64::from(copies.iter().any(|copy| copy.lost.is_some()));
-    superblock.write_seq + lost < mark.superblocks || log_end < mark.log_tail
+    let [.., third] = copies;
+    let places = [&copies[(mark.superblocks % 2) as usize], third];
+    let is_put_back = || places.iter().any(|copy| copy.write_seq.is_some_and(|found| found < mark.superblocks));
+    let missed = mark.superblocks.saturating_sub(superblock.write_seq);
+    missed > 1 || missed == 1 && is_put_back() || log_end < mark.log_end
 }
 
 #[cfg(test)]
@@ -88,23 +91,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_superblock_back_is_a_lost_copy_where_one_is_lost_and_two_are_an_earlier_state() {
+    fn one_superblock_back_is_a_lost_copy_where_both_of_the_newest_are_damaged_and_else_an_earlier_state() {
         let layout = Layout::new(BlockSize::B4096, 512, 1000).unwrap();
         let superblock = Superblock { write_seq: 10, ..Superblock::new([7; 16], layout, None) };
-        let mark = |superblocks, log_tail| HighWaterMark { superblocks, log_tail, ..HighWaterMark::default() };
-        let whole = SuperblockCopy { offset_bytes: 0, lost: None, is_foreign: false };
-        let lost = SuperblockCopy { lost: Some("damaged".to_owned()), ..whole.clone() };
-        for (mark, with_lost, with_all) in [
-            (mark(0, 0), false, false),
-            (mark(10, 40), false, false),
-            (mark(11, 40), false, true),
-            (mark(12, 40), true, true),
-            (mark(10, 41), true, true),
+        let mark = |superblocks, log_end| HighWaterMark { superblocks, log_end, ..HighWaterMark::default() };
+        let copies = |of: [Option<u64>; COPIES]| {
+            of.map(|write_seq| SuperblockCopy { offset_bytes: 0, lost: None, write_seq, is_foreign: false })
+        };
+        let whole = [Some(10), Some(9), Some(10)];
+        for (mark, of, expected) in [
+            (mark(0, 0), whole, false),
+            (mark(10, 40), whole, false),
+            (mark(10, 41), whole, true),
+            (mark(11, 40), whole, true),
+            (mark(11, 40), [Some(10), None, None], false),
+            (mark(11, 40), [Some(10), None, Some(10)], true),
+            (mark(11, 40), [Some(10), Some(9), None], true),
+            (mark(11, 40), [None, Some(9), Some(10)], true),
+            (mark(12, 40), [Some(10), None, None], true),
         ] {
-            let all = [&whole, &whole, &whole].map(Clone::clone);
-            let one_lost = [&whole, &lost, &whole].map(Clone::clone);
-            assert_eq!(is_behind(&superblock, &all, 40, &mark), with_all, "{mark:?}");
-            assert_eq!(is_behind(&superblock, &one_lost, 40, &mark), with_lost, "{mark:?}");
+            assert_eq!(is_behind(&superblock, &copies(of), 40, &mark), expected, "{mark:?} {of:?}");
         }
     }
 }

@@ -22,6 +22,8 @@ pub struct SuperblockCopy {
     pub offset_bytes: u64,
     /// Why it cannot be used, where it cannot.
     pub lost: Option<String>,
+    /// Its write sequence number, if it is whole and of this volume, also where it is too old to be used.
+    pub write_seq: Option<u64>,
     /// That of another volume is there.
     pub is_foreign: bool,
 }
@@ -30,7 +32,8 @@ pub struct SuperblockCopy {
 pub(crate) fn lost_copies(layout: &Layout) -> [SuperblockCopy; COPIES] {
     let [a, b] = SUPERBLOCK_OFFSETS;
     let lost = || Some("no superblock can be used".to_owned());
-    [a, b, layout.third_offset()].map(|offset_bytes| SuperblockCopy { offset_bytes, lost: lost(), is_foreign: false })
+    let copy = |offset_bytes| SuperblockCopy { offset_bytes, lost: lost(), write_seq: None, is_foreign: false };
+    [a, b, layout.third_offset()].map(copy)
 }
 
 /// What the copies say together.
@@ -200,13 +203,18 @@ impl SuperblockCopy {
     /// A copy beside the one that counts.
     fn found(offset_bytes: u64, copy: ReadCopy, newest: &Superblock) -> SuperblockCopy {
         let missed = |copy: &Superblock| newest.write_seq.saturating_sub(copy.write_seq);
+        let write_seq = match &copy {
+            Ok(copy) => Some(copy.write_seq),
+            Err(CopyError::Behind(missed)) => Some(newest.write_seq.saturating_sub(*missed)),
+            Err(_) => None,
+        };
         let loss = match copy {
             // They take turns, and a crash may have come between a write of theirs and that of the third.
             Ok(copy) => Some(missed(&copy)).filter(|missed| *missed > 2).map(CopyError::Behind),
             Err(loss) => Some(loss),
         };
         let is_foreign = matches!(loss, Some(CopyError::Foreign(_)));
-        SuperblockCopy { offset_bytes, lost: loss.map(|loss| loss.to_string()), is_foreign }
+        SuperblockCopy { offset_bytes, lost: loss.map(|loss| loss.to_string()), write_seq, is_foreign }
     }
 }
 

@@ -106,7 +106,7 @@ fn an_earlier_superblock_is_refused_whatever_is_put_back_with_it() {
                 let refused = opened(&medium.copy(), read_only, false).err();
                 let is_older = matches!(refused, Some(VolumeError::RolledBack { .. } | VolumeError::LogDamaged { .. }));
                 assert!(is_older || behind == 0, "{name}: from {now} to {then}: {refused:?}");
-                if let Some(VolumeError::RolledBack { write_seq: found, newest }) = &refused {
+                if let Some(VolumeError::RolledBack { write_seq: found, newest, .. }) = &refused {
                     assert_eq!((*found, *newest), (write_seq(&states[then]), write_seq(&states[now])), "{name}");
                 }
             }
@@ -117,6 +117,63 @@ fn an_earlier_superblock_is_refused_whatever_is_put_back_with_it() {
                 assert!(*medium.bytes.borrow() == before, "reading writes nothing");
             }
         }
+    }
+}
+
+/// Put back to right before a session, with a copy lost: the one that counts is one behind.
+#[test]
+fn a_lost_copy_does_not_hide_an_earlier_state() {
+    let medium = volume();
+    used(&medium, 1);
+    let yesterday = medium.copy();
+    let rig = Rig::open(&medium, false).unwrap();
+    rig.write(0, &content(2)).unwrap();
+    rig.flush().unwrap();
+    drop(rig);
+    let (_, parts) = &put_back_together()[1];
+    put(&medium, &yesterday, parts);
+    let places = [SUPERBLOCK_OFFSETS[0], SUPERBLOCK_OFFSETS[1], layout().third_offset()];
+    let earliest = volume();
+    for lost in 1..8 {
+        for from in [None, Some(&earliest)] {
+            let medium = medium.copy();
+            let lost = places.iter().enumerate().filter(|(at, _)| lost >> at & 1 == 1);
+            lost.for_each(|(_, &at)| match from {
+                None => medium.bytes.borrow_mut()[at as usize..][..512].fill(0),
+                Some(earliest) => put(&medium, earliest, &[(at, 512)]),
+            });
+            for read_only in [true, false] {
+                assert!(opened(&medium, read_only, false).is_err());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_log_that_is_put_back_alone_is_shorter_than_it_was_when_its_last_sector_had_both_places() {
+    let medium = volume();
+    let rig = Rig::open(&medium, false).unwrap();
+    let flush = |seed| {
+        rig.write(0, &content(seed)).unwrap();
+        rig.flush().unwrap();
+        // Less than until the next checkpoint.
+        rig.wait(std::time::Duration::from_secs(1));
+    };
+    flush(1);
+    let earlier = medium.copy();
+    flush(2);
+    drop(rig);
+    assert_eq!(write_seq(&medium), write_seq(&earlier), "no superblock was written since");
+    let layout = layout();
+    let now = medium.copy();
+    put(&medium, &earlier, &[(layout.log_offset(), layout.log_bytes())]);
+    assert!(matches!(opened(&medium, true, false), Err(VolumeError::RolledBack { .. })));
+    // One of its two regions is enough.
+    for region in [0, 1] {
+        let medium = now.copy();
+        put(&medium, &earlier, &[(layout.log_sector_offset(0, region), layout.log_region_bytes())]);
+        let rig = opened(&medium, true, false).unwrap();
+        assert!(rig.read(0, 64).unwrap() == content(2));
     }
 }
 

@@ -194,3 +194,20 @@ fn areas_do_not_meet_each_other_nor_the_superblocks() {
         assert!(end(ReservedArea::ScrubState, copy) <= SUPERBLOCK_OFFSETS[copy as usize] + (32 << 10));
     }
 }
+
+#[test]
+fn the_high_water_mark_has_two_places_apart_from_each_other_but_where_sectors_are_large_and_there_is_no_room() {
+    for blocks in [1, 240, 241, 700, 28_800, 30_481, 30_720, 30_721, 61_440, 1 << 18, 3 << 18] {
+        for (size, sector_bytes) in [(BlockSize::B512, 512), (BlockSize::B4096, 512), (BlockSize::B4096, 4096)] {
+            let layout = Layout::new(size, sector_bytes, blocks).unwrap();
+            let places: Vec<u64> = layout.high_water_offsets().collect();
+            let group = layout.block_group(0).unwrap();
+            let pages = group.blocks.div_ceil(layout.page_blocks());
+            let has_no_room = sector_bytes == 4096 && pages.is_multiple_of(16);
+            assert_eq!(places.len(), if has_no_room { 1 } else { 2 }, "{blocks} blocks, {sector_bytes}");
+            assert!(places[0] + u64::from(sector_bytes) == layout.bitmap_offset());
+            assert!(places.windows(2).all(|pair| pair[1] >= pair[0] + (64 << 10)), "{places:?}");
+            assert!(places.last().unwrap() + u64::from(sector_bytes) <= group.data_offset);
+        }
+    }
+}
