@@ -1,11 +1,13 @@
 //! Handles of a device for all cores, what its owner core does for them, and quiescing it.
 
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Waker};
 
 use sealblock_block::{
-    Abilities, Device, DynDevice, Error, FlushCursor, FlushErrors, Geometry, Outcome, RangeLock, Request, RequestKind,
+    Abilities, Device, DynDevice, Error, FlushCursor, FlushErrors, Freshness, Geometry, Outcome, RangeLock, Request,
+    RequestKind,
 };
 use sealblock_runtime_reactor::{CoreLocal, long_step, spawn};
 use sealblock_units::Extent;
@@ -78,10 +80,13 @@ pub(crate) struct SharedDeviceState {
     pub(crate) flush_errors: Arc<FlushErrors>,
     pub(crate) range_lock: RangeLock,
     pub(crate) observer: OnceLock<Box<dyn Observer>>,
+    /// [`Freshness::bits`], the one ability that changes by itself.
+    freshness: AtomicU8,
 }
 
 impl SharedDevice {
-    /// Publishes a device of this core. Its geometry and abilities are read now and must not change, unless it is replaced.
+    /// Publishes a device of this core. Its geometry and abilities are read now and must not change, unless it is replaced; but its
+    /// freshness is read again after each request that is no read or write.
     ///
     /// # Panics
     /// Outside a reactor.
@@ -89,7 +94,8 @@ impl SharedDevice {
         let (name, geometry, abilities) = (device.name().into(), device.geometry().clone(), device.abilities());
         let (flush_errors, range_lock, observer) = (Arc::default(), RangeLock::default(), OnceLock::new());
         let slot = CoreLocal::new(DeviceSlot::new(device));
-        let device = Arc::new(SharedDeviceState { slot, name, flush_errors, range_lock, observer });
+        let freshness = AtomicU8::new(abilities.freshness.bits());
+        let device = Arc::new(SharedDeviceState { slot, name, flush_errors, range_lock, observer, freshness });
         SharedDevice(Arc::new(DeviceView { geometry, abilities, device }))
     }
 
@@ -104,6 +110,7 @@ impl SharedDevice {
     /// A handle of the same device that shows the geometry and abilities of `gate`.
     fn with_view_of(&self, gate: &DynDevice) -> SharedDevice {
         let (geometry, abilities, device) = (gate.geometry().clone(), gate.abilities(), Arc::clone(&self.0.device));
+        device.freshness.store(abilities.freshness.bits(), Ordering::Relaxed);
         SharedDevice(Arc::new(DeviceView { geometry, abilities, device }))
     }
 
@@ -171,17 +178,29 @@ impl SharedDevice {
         // that waits here for the quiesce to end would keep it from draining.
         let entered = slot.enter().await.map_err(|error| error.with_device(self.name()))?;
         let gate = entered.gate();
+        let kind = request.kind();
         if !request.is_durable() {
-            return gate.execute(request).await;
+            let outcome = gate.execute(request).await;
+            self.note_freshness(gate, kind);
+            return outcome;
         }
-        let is_flush = request.kind() == RequestKind::Flush;
+        let is_flush = kind == RequestKind::Flush;
         let guard = slot.durable.start(&self.0.device.flush_errors);
         let outcome = gate.execute(request).await;
         guard.complete(&outcome);
+        self.note_freshness(gate, kind);
         if is_flush && outcome.is_ok() {
             slot.durable.wait_for_earlier().await;
         }
         outcome
+    }
+
+    /// Notes whether the device may be older than what was written, after a request that may have changed or shown that. Reads and writes
+    /// are too frequent for it, and a flush or a check follows them.
+    fn note_freshness(&self, gate: &DynDevice, kind: RequestKind) {
+        if !matches!(kind, RequestKind::Read | RequestKind::Write) {
+            self.0.device.freshness.store(gate.abilities().freshness.bits(), Ordering::Relaxed);
+        }
     }
 
     /// True for a request that needs no transfer and so may have the device compute for long: in each turn of its core few such begin,
@@ -232,7 +251,8 @@ impl SharedDevice {
 
     /// Its abilities in front of its gate.
     pub fn abilities(&self) -> Abilities {
-        self.0.abilities
+        let freshness = Freshness::from_bits(self.0.device.freshness.load(Ordering::Relaxed));
+        Abilities { freshness, ..self.0.abilities }
     }
 
     /// The name of its gate.

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use sealblock_block::{
-    Abilities, Ability, Device, Durability, DynDevice, ErrorKind, Expectations, Geometry, Outcome, Request,
-    RequestKind, Response, VerifyStats,
+    Abilities, Ability, Device, Durability, DynDevice, ErrorKind, Expectations, Freshness, Geometry, Outcome, Request,
+    RequestKind, Response, VerifyStats, WhyOlder,
 };
 use sealblock_integrity::{Sealed, Tags};
 use sealblock_layers_cross_core::{Attached, SharedDevice};
@@ -311,5 +311,42 @@ fn a_short_request_does_not_wait_for_all_long_ones_that_came_before_it() {
             done.unwrap().unwrap();
         }
         assert!(verified.get() >= MANY, "all of them, in one part or several");
+    });
+}
+
+/// A device that may be older until it is flushed.
+struct Older {
+    geometry: Geometry,
+    freshness: Cell<Freshness>,
+}
+
+impl Device for Older {
+    fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn abilities(&self) -> Abilities {
+        Abilities { freshness: self.freshness.get(), ..Abilities::BASIC }
+    }
+
+    async fn execute(&self, request: Request) -> Outcome {
+        if request.kind() == RequestKind::Flush {
+            self.freshness.set(Freshness::Current);
+        }
+        Ok(Response::Done)
+    }
+}
+
+#[test]
+fn handles_show_the_freshness_that_a_device_has_now() {
+    run(|| async {
+        let memory = MemoryDevice::new(BlockSize::B512, BLOCKS, None);
+        let older = Freshness::MayBeOlder(WhyOlder::RolledBack);
+        let device = Older { geometry: memory.geometry().clone(), freshness: Cell::new(older) };
+        let shared = SharedDevice::publish(DynDevice::new("older", device));
+        let handle = shared.clone();
+        assert_eq!(handle.abilities().freshness, older);
+        shared.attach().execute(Request::flush()).await.unwrap();
+        assert_eq!(handle.abilities().freshness, Freshness::Current);
     });
 }
