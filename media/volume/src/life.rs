@@ -90,11 +90,8 @@ pub async fn open<M: Medium, C: Clock>(
     let groups = BlockGroups::read(&medium, &superblock).await?;
     let mut recovered = recovery::replay(&medium, &superblock, groups.initialized_count() > 0, options).await?;
     let mark = high_water::read(&medium, &superblock).await;
-    recovered.is_rolled_back = high_water::is_behind(&superblock, &copies, recovered.end, &mark);
-    if recovered.is_rolled_back {
-        // Behind every sector that a page of the block map may name: a log is never longer than its region, and goes on one behind that
-        // after a crash.
-        recovered.next = recovered.next.max(mark.log_end + 2 * layout.log_sectors());
+    if high_water::is_behind(&superblock, &copies, recovered.end, &mark) {
+        recovered.roll_back(&layout, &mark);
     }
     if standing != Standing::Certain {
         groups.assume_initialized();

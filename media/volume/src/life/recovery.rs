@@ -15,7 +15,8 @@ use sealblock_block::Medium;
 use sealblock_units::Lba;
 
 use crate::format::{
-    LOG_REGIONS, LogPosition, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun, Seed, Superblock,
+    HighWaterMark, LOG_REGIONS, Layout, LogPosition, LogSector, MAP_ENTRY_BYTES, MapEntry, MapEntryKind, MapEntryRun,
+    Seed, Superblock,
 };
 use crate::map::map_entries::MapEntries;
 use crate::medium::read_sectors;
@@ -138,6 +139,13 @@ pub(crate) async fn replay<M: Medium>(
 }
 
 impl Recovered {
+    /// Notes that what was found was put back to an earlier state. The log goes on behind every sector that a page of the block map may
+    /// name: it is never longer than its region, and goes on one behind that after a crash.
+    pub fn roll_back(&mut self, layout: &Layout, mark: &HighWaterMark) {
+        self.is_rolled_back = true;
+        self.next = self.next.max(mark.log_end + 2 * layout.log_sectors());
+    }
+
     /// Whether blocks may be older than what was written last.
     pub fn is_older(&self) -> bool {
         self.lost > 0 || self.is_rolled_back
@@ -400,7 +408,6 @@ mod tests {
     use sealblock_units::BlockSize;
 
     use super::*;
-    use crate::format::Layout;
 
     fn superblock(log_tail: u64, clean: bool) -> Superblock {
         let layout = Layout::new(BlockSize::B4096, 512, 1000).unwrap();
