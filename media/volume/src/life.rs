@@ -327,8 +327,6 @@ pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<()
     for write_seq in [0, 1] {
         let superblock = Superblock { write_seq, keeps_space: options.preallocate, areas_were_zeroed: true, ..new };
         superblocks::write(medium, &superblock).await?;
-        let mark = HighWaterMark { superblocks: write_seq, ..HighWaterMark::default() };
-        high_water::write(medium, &layout, superblock.seed(), &mark).await;
     }
     medium.sync().await?;
     Ok(())

@@ -347,7 +347,7 @@ fn what_lies_where_map_pages_go_does_not_matter_until_they_are_made() {
     };
     futures_executor::block_on(crate::create(&medium, &options)).unwrap();
     let group = layout.block_group(0).unwrap();
-    let tables = group.pages_offset as usize..layout.high_water_offsets().last().unwrap() as usize;
+    let tables = group.pages_offset as usize..group.data_offset as usize;
     assert!(medium.bytes.borrow()[tables.clone()] == rubbish[tables], "creating writes no map pages");
     let rig = Rig::open(&medium, false).unwrap();
     assert!(rig.read(0, BLOCKS).unwrap() == vec![0; BLOCKS as usize * SIZE.bytes()]);

@@ -276,6 +276,22 @@ fn a_crash_at_any_change_is_no_earlier_state() {
     }
 }
 
+/// A new volume has nothing that could have been put back: its two superblocks and all else are written before one sync.
+#[test]
+fn whatever_of_a_new_volume_has_arrived_is_no_earlier_state() {
+    let medium = volume();
+    let places = [SUPERBLOCK_OFFSETS[0], SUPERBLOCK_OFFSETS[1], layout().third_offset()];
+    let first = Superblock { write_seq: 0, ..Superblock::decode(&medium.bytes.borrow()).unwrap() };
+    for lost in 0..4 {
+        let medium = medium.copy();
+        // The third may be the first of the two that were written there.
+        medium.bytes.borrow_mut()[places[2] as usize..][..512].copy_from_slice(&first.encode());
+        let lost = (0..2).filter(|at| lost >> at & 1 == 1);
+        lost.for_each(|at| medium.bytes.borrow_mut()[places[at] as usize..][..512].fill(0));
+        assert_eq!(freshness(&opened(&medium, true, false).unwrap()), Freshness::Current);
+    }
+}
+
 /// On a medium longer than the volume, such as a disk, nothing else shows it: the third superblock is not looked for there.
 #[test]
 fn superblocks_from_before_a_resize_are_found_out_on_a_longer_medium() {
