@@ -113,7 +113,7 @@ pub enum VolumeError {
         /// How many are lost.
         sectors: u64,
     },
-    /// The superblocks, or they and the log, are those of an earlier time: blocks that were written since may read as older content,
+    /// The superblocks, or the log, or both are those of an earlier time: blocks that were written since may read as older content,
     /// so the volume is not opened unless that is accepted.
     #[error(
         "its superblocks or its log were put back to an earlier state: superblock {write_seq} and log sector {log_end} where superblock {newest} and log sector {newest_log_end} had been written; blocks written since may read as older content, and which ones is not known"

@@ -1,6 +1,6 @@
-//! The high-water mark: how far the superblocks and the reserved areas have come.
+//! The high-water mark: how far the superblocks, the log and the reserved areas have come.
 //!
-//! Each of them counts its writes, and all copies of one can be put back to an earlier state together: nothing in them
+//! Each of them numbers its writes, and all copies of one can be put back to an earlier state together: nothing in them
 //! shows that. The mark lies elsewhere and is written after them, so it is never ahead of what is on the medium. What is
 //! behind it was put back.
 

@@ -226,7 +226,7 @@ impl Layout {
         let sector = u64::from(self.sector_bytes());
         let map_end = self.group_map_offset(1) + self.group_map_sectors() * sector;
         let rooms = self.block_group(0).map(|group| {
-            let pages = group.blocks.div_ceil(self.page_blocks());
+            let pages = self.pages_of_group(0).end;
             let pages_end = group.pages_offset + pages * self.page_bytes();
             [(pages_end, group.second_offset), (group.second_offset + pages * sector, group.data_offset)]
         });

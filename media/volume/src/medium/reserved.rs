@@ -109,7 +109,7 @@ impl ReservedAreas {
         // An earlier volume may have left something where the areas were not zeroed.
         let is_lost = traces == 2 && self.were_zeroed && area == ReservedArea::GroupLabel;
         let reason = match (area, &newest) {
-            (ReservedArea::ScrubState, _) if write_seq < due => return Ok(self.forget(area)),
+            (ReservedArea::ScrubState, _) if write_seq < due => return Ok(self.forget_scrub_state()),
             (_, Some(_)) if write_seq < due => "the label of a group was put back to an earlier state",
             (_, None) if due > 0 || is_lost => {
                 "every copy of the label of a group is lost, damaged or another volume's"
@@ -120,13 +120,13 @@ impl ReservedAreas {
     }
 
     /// The state of a scrub that was put back or is lost counts as none, and nothing that an earlier scrub knew is believed.
-    fn forget(&self, area: ReservedArea) -> Slice {
+    fn forget_scrub_state(&self) -> Slice {
         tracing::warn!(
             "the state of the scrub and the list of bad blocks were put back to an earlier state, or are lost: the scrub starts over, and bad blocks that were known are not known any more"
         );
-        let copies = 2 - self.lost[area.index()].get();
-        self.lost_copies.add(copies);
-        self.lost[area.index()].set(2);
+        let area = ReservedArea::ScrubState;
+        let already_counted = self.lost[area.index()].replace(2);
+        self.lost_copies.add(2 - already_counted);
         self.hold(area, None)
     }
 
