@@ -21,7 +21,7 @@ use crate::label::name::MirrorName;
 use crate::label::regions::{MAX_REGIONS, MAX_REGIONS_IN_LABEL, RegionMap, Regions};
 use crate::label::{Label, LabelError, MAX_REPLICAS, ReplicaRecord, ReplicaState};
 use crate::mirror::probe::{
-    ProbeError, check_fit, check_pages, check_same_geometry, default_name, probe_device, why_older,
+    ProbeError, check_fit, check_pages, check_same_geometry, default_name, probe_device, why_older, why_unfit,
 };
 use crate::mirror::replica::{Replica, ReplicaSource, has_reserved_area};
 use crate::mirror::write_intent::{PriorState, WriteIntent};
@@ -173,8 +173,9 @@ async fn first_not_blank(sources: &[ReplicaSource]) -> Result<Option<usize>, Mir
 }
 
 /// Probes the devices. Beside a replica with a label, a device counts as offline if its label is damaged, cannot be
-/// read, or is of a device of another size: it is neither read nor written, and `sealblock mirror replace` makes it a
-/// replica again. Also returns how many labels are lost.
+/// read, or says that the device is larger: it is neither read nor written, and `sealblock mirror replace` makes it a
+/// replica again. What the label of a smaller device says of the replicas counts nevertheless. Also returns how many
+/// labels are lost.
 ///
 /// # Errors
 /// What is wrong with a device, when no other has a label, or when its label is valid and not a mirror's that is known here.
@@ -182,16 +183,15 @@ fn usable(
     sources: &mut [ReplicaSource],
     probed: Vec<Result<ReplicaProbe, MirrorError>>,
 ) -> Result<(Vec<ReplicaProbe>, usize), MirrorError> {
-    let misfits: Vec<Option<MirrorError>> =
-        sources.iter().zip(&probed).map(|(source, found)| misfit(source, found.as_ref().ok()?)).collect();
-    let is_labelled = probed
-        .iter()
-        .zip(&misfits)
-        .any(|(found, misfit)| matches!(found, Ok(ReplicaProbe::Labelled(_))) && misfit.is_none());
+    let is_labelled = probed.iter().any(|found| found.as_ref().is_ok_and(|found| found.label().is_some()));
     let (mut usable, mut lost_labels) = (Vec::with_capacity(probed.len()), 0);
-    for ((source, found), misfit) in sources.iter_mut().zip(probed).zip(misfits) {
+    for (source, found) in sources.iter_mut().zip(probed) {
         let reason = match found {
-            Ok(_) if is_labelled && let Some(misfit) = &misfit => misfit.to_string(),
+            Ok(ReplicaProbe::Labelled(label)) if let Some(unfit) = why_unfit(source, &label) => {
+                source.device = Err(unfit);
+                usable.push(ReplicaProbe::Unfit(label));
+                continue;
+            }
             Ok(found) => {
                 usable.push(found);
                 continue;
@@ -217,23 +217,15 @@ fn usable(
 fn is_word_missing(known: &ExistingMirror, found: &[ReplicaProbe]) -> bool {
     let is_labelled = |at: usize| {
         let mut given = known.indices.iter().zip(found);
-        given.any(|(index, found)| *index == at && matches!(found, ReplicaProbe::Labelled(_)))
+        given.any(|(index, found)| *index == at && found.label().is_some())
     };
     let mut records = known.label.replicas.iter().enumerate();
     records.any(|(at, record)| record.state == ReplicaState::InSync && !is_labelled(at))
 }
 
-/// Why a device does not have the size in its own label. A different format depends on how it is served, and is an
-/// error.
-fn misfit(source: &ReplicaSource, found: &ReplicaProbe) -> Option<MirrorError> {
-    let ReplicaProbe::Labelled(label) = found else { return None };
-    let fit = check_fit(source, label.block_size, label.capacity_blocks, label.protection);
-    fit.err().filter(|misfit| matches!(misfit, MirrorError::Size { .. }))
-}
-
 /// Clears the lineage of a label.
 fn forget_lineage(found: &mut ReplicaProbe) {
-    if let ReplicaProbe::Labelled(label) = found {
+    if let ReplicaProbe::Labelled(label) | ReplicaProbe::Unfit(label) = found {
         label.lineage = Lineage::default();
     }
 }
@@ -254,7 +246,8 @@ pub(crate) fn assemble_error(refusal: AssembleError, sources: &[ReplicaSource]) 
         | AssembleError::OtherMirror { replica }
         | AssembleError::NotAReplica { replica }
         | AssembleError::Removed { replica }
-        | AssembleError::NotCreated { replica } => &[*replica],
+        | AssembleError::NotCreated { replica }
+        | AssembleError::OnlyUnfit { replica } => &[*replica],
         AssembleError::Duplicate { first, second } | AssembleError::SplitBrain { first, second } => &[*first, *second],
     };
     let whole = |source: &ReplicaSource| match &source.device {
@@ -346,7 +339,7 @@ fn existing_parts(
     options: &OpenOptions,
     hooks: &TestHooks,
 ) -> Result<MirrorParts, MirrorError> {
-    let ExistingMirror { mut label, indices, unused, may_be_older, .. } = known;
+    let ExistingMirror { mut label, indices, unused, unfit, may_be_older, .. } = known;
     for replica in unused.iter().copied() {
         let is_removed = label.replicas[indices[replica]].state == ReplicaState::Removed;
         let reason = if is_removed { "it was removed from the mirror" } else { NO_LABEL };
@@ -367,7 +360,7 @@ fn existing_parts(
     };
     let dirty = label.dirty.clone();
     let replicas = existing_replicas(sources, &indices, &mut label);
-    mark_assumed_names(&replicas, &unused);
+    mark_assumed_names(&replicas, &unused, &unfit);
     doubted.into_iter().for_each(|(index, why)| drop(replicas[index].last_error.replace(why)));
     let Label {
         map, capacity_blocks, block_size, protection, uuid, name, unreported_loss, own_index: authority, ..
@@ -439,10 +432,11 @@ fn existing_replicas(sources: Vec<ReplicaSource>, indices: &[usize], label: &mut
     replicas
 }
 
-/// Marks offline replicas whose names are assumed: only labels could distinguish them, unless there is a single one.
-fn mark_assumed_names(replicas: &[Rc<Replica>], unused: &[usize]) {
-    let away =
-        || replicas.iter().filter(|replica| !replica.is_online() && replica.state.get() != ReplicaState::Removed);
+/// Marks offline replicas whose names are assumed: only labels could distinguish them, unless there is a single one. Those of `unfit`
+/// devices are known by their labels.
+fn mark_assumed_names(replicas: &[Rc<Replica>], unused: &[usize], unfit: &[usize]) {
+    let is_away = |replica: &&Rc<Replica>| !replica.is_online() && replica.state.get() != ReplicaState::Removed;
+    let away = || replicas.iter().filter(is_away).filter(|replica| !unfit.contains(&replica.number.get()));
     let is_guessed = away().count() > 1;
     for replica in away() {
         replica.is_name_assumed.set(is_guessed);

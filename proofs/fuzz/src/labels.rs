@@ -20,6 +20,11 @@ pub fn try_mirror_label(input: &[u8]) {
         check_mirror_label(&bytes)
     });
     let mut found: Vec<ReplicaProbe> = labels.map(|label| ReplicaProbe::Labelled(Box::new(label))).collect();
+    if let (0, Some(first)) = (pieces.byte() % 4, found.first_mut())
+        && let Some(label) = first.label().cloned()
+    {
+        *first = ReplicaProbe::Unfit(Box::new(label));
+    }
     match pieces.byte() % 4 {
         0 => found.push(ReplicaProbe::Absent),
         1 => found.push(ReplicaProbe::Unlabelled { has_room: pieces.byte() & 1 == 1 }),
@@ -29,6 +34,8 @@ pub fn try_mirror_label(input: &[u8]) {
         assert_eq!(known.indices.len(), found.len());
         let in_sync = |at: &usize| known.label.replicas[*at].state == ReplicaState::InSync;
         assert!(known.indices.iter().any(in_sync), "a mirror has a replica that is in sync");
+        let authority = known.indices.iter().position(|at| *at == known.label.own_index);
+        assert!(authority.is_some_and(|at| matches!(found[at], ReplicaProbe::Labelled(_))), "its device is used");
     }
 }
 

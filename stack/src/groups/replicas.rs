@@ -595,6 +595,13 @@ fn advice(refusal: &sealblock_layers_mirror::label::assemble::AssembleError) -> 
         AssembleError::NoReplica | AssembleError::NewWithoutReplica { .. } | AssembleError::NoneInSync => {
             (Cause::Unreachable, Some("try again when the replicas are online"))
         }
+        AssembleError::OnlyUnfit { .. } => (
+            Cause::Unsuitable,
+            Some(
+                "give its device its size again; or inspect each replica separately, move this one away, \
+                 then use `sealblock mirror replace TARGET OLD NEW`",
+            ),
+        ),
         AssembleError::NotAReplica { .. } => {
             (Cause::Refused, Some("use `sealblock mirror add TARGET REPLICA` to add and resync a new replica"))
         }

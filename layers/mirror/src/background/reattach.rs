@@ -4,9 +4,10 @@ use std::rc::Rc;
 
 use sealblock_block::{Clock, DynDevice, ErrorKind, WhyOlder};
 
+use crate::error::MirrorError;
 use crate::label::assemble::{Assembly, ReplicaProbe, add_missed, assemble, is_still_new, needs_full_resync};
 use crate::label::{Label, ReplicaState};
-use crate::mirror::probe::{check_fit, default_name, probe_device, why_older};
+use crate::mirror::probe::{check_fit, default_name, probe_device, why_older, why_unfit};
 use crate::mirror::replica::{Replica, ReplicaSource};
 use crate::mirror::{Mirror, Mutation};
 
@@ -17,10 +18,12 @@ impl<C: Clock> Mirror<C> {
     /// Why it cannot be attached.
     pub(crate) async fn reattach(&self, replica: &Rc<Replica>, device: DynDevice) -> Result<(), String> {
         let source = ReplicaSource { name: replica.name().to_string(), device: Ok(device.clone()), reopen: None };
-        check_fit(&source, self.geometry.block_size, self.geometry.capacity_blocks, self.geometry.protection)
-            .map_err(|error| error.to_string())?;
+        let fit = check_fit(&source, self.geometry.block_size, self.geometry.capacity_blocks, self.geometry.protection);
         let found = probe_device(&device, self.mutation).await.map_err(|error| error.to_string())?;
         let replica = &self.identify(replica, &found);
+        if let Err(misfit) = fit {
+            return Err(self.refuse_misfit(replica, &source, &found, &misfit));
+        }
         if let ReplicaProbe::Labelled(label) = &found {
             self.adopt_label(replica, label, why_older(&device))?;
             replica.is_name_assumed.set(false);
@@ -44,6 +47,22 @@ impl<C: Clock> Mirror<C> {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Why a device that does not fit cannot be attached, and what its label says besides: it may have changes that the mirror lacks.
+    fn refuse_misfit(
+        &self,
+        replica: &Replica,
+        source: &ReplicaSource,
+        found: &ReplicaProbe,
+        misfit: &MirrorError,
+    ) -> String {
+        let Some(label) = found.label() else { return misfit.to_string() };
+        let unfit = why_unfit(source, label).unwrap_or_else(|| misfit.to_string());
+        match self.check_label(replica, label) {
+            Ok(()) => unfit,
+            Err(reason) => format!("{unfit}; {reason}"),
+        }
     }
 
     /// The replica whose device was found under the name of `replica`. Replicas that were offline at the open were

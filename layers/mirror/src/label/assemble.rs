@@ -21,12 +21,23 @@ pub enum ReplicaProbe {
     },
     /// A device with a label.
     Labelled(Box<Label>),
+    /// A device that is smaller than its label says. The label counts as evidence of what the replicas have; nothing of the device is
+    /// used.
+    Unfit(Box<Label>),
 }
 
 impl ReplicaProbe {
     /// True if the device has room for a label.
     pub fn has_room(&self) -> bool {
-        matches!(self, ReplicaProbe::Labelled(_) | ReplicaProbe::Unlabelled { has_room: true })
+        matches!(self, ReplicaProbe::Unlabelled { has_room: true }) || self.label().is_some()
+    }
+
+    /// Its label.
+    pub fn label(&self) -> Option<&Label> {
+        match self {
+            ReplicaProbe::Labelled(label) | ReplicaProbe::Unfit(label) => Some(label),
+            ReplicaProbe::Absent | ReplicaProbe::Unlabelled { .. } => None,
+        }
     }
 }
 
@@ -88,6 +99,12 @@ pub enum AssembleError {
     /// All online replicas are out of sync.
     #[error("no in-sync replica is available")]
     NoneInSync,
+    /// By all labels together no other online replica is in sync than one whose device does not fit its label.
+    #[error("by the labels only replica {replica} is in sync, and its device cannot be used")]
+    OnlyUnfit {
+        /// The replica with the content.
+        replica: usize,
+    },
 }
 
 /// The result of an assembly.
@@ -110,6 +127,8 @@ pub struct ExistingMirror {
     /// Given devices that are not used: they have no label although their replica should, or a crash interrupted their
     /// removal.
     pub unused: Vec<usize>,
+    /// Given devices that do not fit their labels, so that nothing but the label is used.
+    pub unfit: Vec<usize>,
     /// True if the labels are not all from the same write: a crash interrupted it, or a replica is an older image.
     pub labels_differ: bool,
     /// The content of the replica with the authoritative label may be older than the last writes, and so may that of
@@ -152,11 +171,9 @@ pub fn assemble_beside(
     answered: &[Answered],
 ) -> Result<Assembly, AssembleError> {
     let answered_on = |at: usize| answered.get(at).copied().unwrap_or_default();
-    let labels: Vec<(usize, &Label)> = found
-        .iter()
-        .enumerate()
-        .filter_map(|(at, found)| if let ReplicaProbe::Labelled(label) = found { Some((at, &**label)) } else { None })
-        .collect();
+    let labels: Vec<(usize, &Label)> =
+        found.iter().enumerate().filter_map(|(at, found)| Some((at, found.label()?))).collect();
+    let is_unfit = |at: usize| matches!(found[at], ReplicaProbe::Unfit(_));
     if labels.is_empty() {
         return assemble_unlabelled(found);
     }
@@ -169,12 +186,17 @@ pub fn assemble_beside(
         |label: &Label| labels.iter().any(|(_, other)| marks_out_of_sync(other, label) || is_ahead(other, label));
     let is_current = |label: &Label| is_own_in_sync(label) && !is_old(label) && !is_marked(label);
     let current = labels.iter().filter(|(_, label)| is_current(label));
-    let authority =
-        current.min_by_key(|(at, label)| (older.contains(at), std::cmp::Reverse(label.events), answered_on(*at)));
+    // A device that cannot be used comes last: where another one is current by all labels, that one lacks nothing.
+    let authority = current.min_by_key(|(at, label)| {
+        (is_unfit(*at), older.contains(at), std::cmp::Reverse(label.events), answered_on(*at))
+    });
     let Some(&(first, authority)) = authority else { return Err(AssembleError::NoneInSync) };
     // Also of a replica that is not in sync: it may have the only copy of the writes on the other side.
     if let Some(&(second, _)) = labels.iter().find(|(_, label)| !includes_changes_of(authority, label)) {
         return Err(AssembleError::SplitBrain { first, second });
+    }
+    if is_unfit(first) {
+        return Err(AssembleError::OnlyUnfit { replica: first });
     }
     let mut label = authority.clone();
     let may_be_older = older.contains(&first);
@@ -191,9 +213,10 @@ pub fn assemble_beside(
     label.is_tentative = authority.is_tentative && !is_last_change_everywhere(&label, &labels);
     let (indices, unused) = match_replicas(found, authority, &label, &labels)?;
     let labels_differ = labels.iter().any(|(_, other)| other.events != label.events);
+    let unfit = (0..found.len()).filter(|at| is_unfit(*at)).collect();
     // The next label must have a higher event count than any label there is.
     label.events = labels.iter().map(|(_, other)| other.events).max().unwrap_or(0);
-    Ok(Assembly::Known(Box::new(ExistingMirror { label, indices, unused, labels_differ, may_be_older })))
+    Ok(Assembly::Known(Box::new(ExistingMirror { label, indices, unused, unfit, labels_differ, may_be_older })))
 }
 
 fn assemble_unlabelled(found: &[ReplicaProbe]) -> Result<Assembly, AssembleError> {
@@ -434,7 +457,7 @@ fn match_replicas(
     let mut free: Vec<usize> = (0..label.replicas.len())
         .filter(|at| !indices.contains(&Some(*at)) && label.replicas[*at].state != ReplicaState::Removed)
         .collect();
-    for (replica, found) in found.iter().enumerate().filter(|(_, found)| !matches!(found, ReplicaProbe::Labelled(_))) {
+    for (replica, found) in found.iter().enumerate().filter(|(_, found)| found.label().is_none()) {
         // A device that has room and no label never was this replica, and one without room is none that had a label:
         // it is another device under that name.
         let is_replica =
@@ -446,7 +469,8 @@ fn match_replicas(
         let at = fit.or((!free.is_empty()).then_some(0)).ok_or(AssembleError::NotAReplica { replica })?;
         indices[replica] = Some(free.remove(at));
     }
-    let is_used = |replica: usize| found[replica] != ReplicaProbe::Absent && !unused.contains(&replica);
+    let is_there = |replica: usize| !matches!(found[replica], ReplicaProbe::Absent | ReplicaProbe::Unfit(_));
+    let is_used = |replica: usize| is_there(replica) && !unused.contains(&replica);
     let is_current = |(replica, at): (usize, &Option<usize>)| {
         is_used(replica) && at.is_some_and(|at| label.replicas[at].state == ReplicaState::InSync)
     };

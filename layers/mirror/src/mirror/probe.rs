@@ -113,6 +113,14 @@ pub(crate) fn check_fit(
     Ok(())
 }
 
+/// Why a device is not what its own label says: it is smaller. A larger one may be a replica, and another format depends
+/// on how it is served.
+pub(crate) fn why_unfit(source: &ReplicaSource, label: &Label) -> Option<String> {
+    let fit = check_fit(source, label.block_size, label.capacity_blocks, label.protection);
+    let MirrorError::Size { expected, actual, .. } = fit.err()? else { return None };
+    Some(format!("its device has {actual} blocks, and its label says {expected}"))
+}
+
 /// Refuses a device whose reserved area has too few bitmap pages for the sets of such a map.
 pub(crate) fn check_pages(name: &str, device: &DynDevice, map: &RegionMap) -> Result<(), MirrorError> {
     let (expected, actual) = (MAX_SETS as u32 * pages_of_set(map.count()), device.abilities().bitmap_pages);

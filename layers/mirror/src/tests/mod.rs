@@ -15,6 +15,7 @@ mod replicas;
 mod requests;
 mod sets;
 mod stale;
+mod unfit;
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;

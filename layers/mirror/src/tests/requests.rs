@@ -105,27 +105,6 @@ fn replicas_must_fit() {
 }
 
 #[test]
-fn a_replica_that_is_not_the_size_of_its_label_is_left_out_by_name() {
-    let (a, mut b, mirror) = pair(None);
-    mirror.close().now_or_never().unwrap().unwrap();
-    let Ok(Response::Reserved(label)) = run(&*b.memory, Request::read_reserved(ReservedArea::GroupLabel)) else {
-        panic!("no label")
-    };
-    let device = sealblock_media_memory::MemoryDevice::new(BlockSize::B4096, BLOCKS / 2, None);
-    b.memory = std::rc::Rc::new(sealblock_block::Gate::new("b", device));
-    run(&*b.memory, Request::write_reserved(ReservedArea::GroupLabel, label)).unwrap();
-    for order in [[&a, &b], [&b, &a]] {
-        let info = try_open(&order, true).unwrap().describe();
-        let left_out = info.replicas.iter().find(|replica| replica.name == "b").unwrap();
-        assert!(info.state == crate::MirrorState::Degraded && !left_out.is_online, "{info:?}");
-        assert!(left_out.last_error.contains("blocks"), "{}", left_out.last_error);
-    }
-    // Twin: with nothing else there is nothing to go by.
-    let other = TestReplica::new("c", None);
-    assert!(matches!(try_open(&[&b, &other], false), Err(MirrorError::Size { .. })));
-}
-
-#[test]
 fn what_is_left_without_a_label_is_called_so() {
     let (a, mut bare) = (TestReplica::new("a", None), TestReplica::new("bare", None));
     bare.has_no_label_room = true;
