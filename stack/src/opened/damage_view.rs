@@ -12,8 +12,15 @@ const MAX_CHUNKS: u64 = 4_096;
 #[derive(Clone)]
 pub struct DamageView(Arc<View>);
 
-/// The view of each replica of a mirror, by its name, as far as it was open.
-type Replicas = Mutex<Vec<(String, DamageView)>>;
+/// The replicas of a mirror.
+#[derive(Default)]
+struct Replicas {
+    /// The view of each by its name, as far as it was open.
+    views: Vec<(String, DamageView)>,
+    /// Changes and additions of those that were replaced: what the mirror counts never falls, and never is what it was before.
+    generation: u64,
+    additions: u64,
+}
 
 enum View {
     /// A device at the bottom.
@@ -21,7 +28,7 @@ enum View {
     /// Devices with the same addresses, such as paths.
     All(Vec<DamageView>),
     /// The replicas of a mirror, which commands change.
-    Replicas(Replicas),
+    Replicas(Mutex<Replicas>),
     /// Some blocks of a device.
     Slice { below: DamageView, first: u64, blocks: u64 },
     /// Chunks of each member in turn.
@@ -37,6 +44,16 @@ struct Elsewhere {
     why_not: &'static str,
     /// Set once it was taken over: whether that is all of it.
     is_all: OnceLock<bool>,
+}
+
+impl Replicas {
+    fn generation(&self) -> u64 {
+        self.generation + self.views.iter().map(|(_, view)| view.generation()).sum::<u64>()
+    }
+
+    fn additions(&self) -> u64 {
+        self.additions + self.views.iter().map(|(_, view)| view.additions()).sum::<u64>()
+    }
 }
 
 impl DamageView {
@@ -123,15 +140,18 @@ impl DamageView {
     pub(crate) fn set_replica(&self, name: &str, view: Option<DamageView>) {
         if let View::Replicas(replicas) = &*self.0 {
             let mut replicas = lock(replicas);
-            replicas.retain(|(known, _)| known != name);
-            replicas.extend(view.map(|view| (name.to_owned(), view)));
+            let (generation, additions) = (replicas.generation(), replicas.additions());
+            replicas.views.retain(|(known, _)| known != name);
+            replicas.views.extend(view.map(|view| (name.to_owned(), view)));
+            replicas.generation += generation.saturating_sub(replicas.generation()) + 1;
+            replicas.additions += additions.saturating_sub(replicas.additions());
         }
     }
 
     /// The view of each replica of a mirror, by its name.
     pub fn replicas(&self) -> Vec<(String, DamageView)> {
         match &*self.0 {
-            View::Replicas(replicas) => lock(replicas).clone(),
+            View::Replicas(replicas) => lock(replicas).views.clone(),
             _ => Vec::new(),
         }
     }
@@ -170,17 +190,20 @@ impl DamageView {
             View::All(of) | View::Stripe { members: of, .. } => {
                 of.iter().flat_map(|view| view.of_leaves(say)).collect()
             }
-            View::Replicas(replicas) => lock(replicas).iter().flat_map(|(_, view)| view.of_leaves(say)).collect(),
+            View::Replicas(replicas) => lock(replicas).views.iter().flat_map(|(_, view)| view.of_leaves(say)).collect(),
             View::Slice { below, .. } => below.of_leaves(say),
         }
     }
 
-    fn sum(&self, of: fn(&DamageRecord) -> u64) -> u64 {
+    /// The sum over all that this view is made of: of devices, and of mirrors, which count those that they have no more, too.
+    fn sum(&self, of_device: fn(&DamageRecord) -> u64, of_mirror: fn(&Replicas) -> u64) -> u64 {
         match &*self.0 {
-            View::Leaf { record, .. } => of(record),
-            View::All(views) | View::Stripe { members: views, .. } => views.iter().map(|view| view.sum(of)).sum(),
-            View::Replicas(replicas) => lock(replicas).iter().map(|(_, view)| view.sum(of)).sum(),
-            View::Slice { below, .. } => below.sum(of),
+            View::Leaf { record, .. } => of_device(record),
+            View::All(views) | View::Stripe { members: views, .. } => {
+                views.iter().map(|view| view.sum(of_device, of_mirror)).sum()
+            }
+            View::Replicas(replicas) => of_mirror(&lock(replicas)),
+            View::Slice { below, .. } => below.sum(of_device, of_mirror),
         }
     }
 }
@@ -191,7 +214,7 @@ impl DamageSource for DamageView {
             View::Leaf { name, record, .. } => record.visit(first, last, |run| see(name, run)),
             View::All(of) => of.iter().for_each(|view| view.visit(first, last, see)),
             View::Replicas(replicas) => {
-                let replicas = lock(replicas).clone();
+                let replicas = lock(replicas).views.clone();
                 replicas.iter().for_each(|(_, view)| view.visit(first, last, see));
             }
             View::Slice { below, first: from, blocks } => {
@@ -219,11 +242,11 @@ impl DamageSource for DamageView {
     }
 
     fn generation(&self) -> u64 {
-        self.sum(DamageRecord::generation)
+        self.sum(DamageRecord::generation, Replicas::generation)
     }
 
     fn additions(&self) -> u64 {
-        self.sum(DamageRecord::additions)
+        self.sum(DamageRecord::additions, Replicas::additions)
     }
 }
 
@@ -280,7 +303,7 @@ fn without(runs: Vec<(u64, u64)>, others: &[(u64, u64)]) -> Vec<(u64, u64)> {
     left
 }
 
-fn lock(replicas: &Replicas) -> MutexGuard<'_, Vec<(String, DamageView)>> {
+fn lock(replicas: &Mutex<Replicas>) -> MutexGuard<'_, Replicas> {
     replicas.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -323,6 +346,22 @@ mod tests {
         assert_eq!(mirror.summary().1.least, 2);
         mirror.set_replica("a", Some(leaf("a", &[])));
         assert_eq!((mirror.summary().1.least, mirror.replicas().len()), (0, 1));
+    }
+
+    #[test]
+    fn what_a_mirror_counts_never_falls_and_never_is_what_it_was_before() {
+        let mirror = DamageView::mirror();
+        let mut seen = vec![mirror.generation()];
+        let mut additions = 0;
+        let views =
+            [Some(leaf("a", &[3, 9])), Some(leaf("b", &[9])), None, Some(leaf("b", &[])), Some(leaf("b", &[7]))];
+        for view in views {
+            mirror.set_replica("b", view);
+            assert!(mirror.additions() >= additions, "or news would be none");
+            additions = mirror.additions();
+            assert!(mirror.generation() > *seen.last().unwrap(), "{seen:?} and {}", mirror.generation());
+            seen.push(mirror.generation());
+        }
     }
 
     #[test]

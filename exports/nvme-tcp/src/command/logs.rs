@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use sealblock_block::Ability;
 use sealblock_protocols_nvme::admin::GetLogPage;
@@ -13,10 +14,12 @@ use sealblock_protocols_nvme::logs::{
 use sealblock_protocols_nvme::nqn::Nqn;
 use sealblock_protocols_nvme::nvm::LbaStatusAction;
 use sealblock_protocols_nvme::{AdminOpcode, Ascii, Invalid, IoOpcode, NSID_ALL, StatusCode};
+use sealblock_runtime_reactor::now;
 
 use crate::command::features;
 use crate::model::command_error::CommandError;
 use crate::model::controller::Controller;
+use crate::model::damage_pages::DamagePage;
 use crate::model::namespace::Namespace;
 use crate::model::registry::TargetState;
 
@@ -35,8 +38,52 @@ const NVM_PAGES: [LogPage; 11] = [
 ];
 const DISCOVERY_PAGES: [LogPage; 3] = [LogPage::SupportedLogPages, LogPage::ErrorInformation, LogPage::Discovery];
 
+/// A whole log page.
+pub(crate) enum Page {
+    /// Made for this command.
+    Own(Vec<u8>),
+    /// That of a device's damage, which commands share.
+    Damage(Arc<DamagePage>),
+}
+
+impl Page {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        match self {
+            Page::Own(bytes) => bytes,
+            Page::Damage(page) => page.bytes(),
+        }
+    }
+}
+
 /// Returns the whole page; the caller cuts it. `local_address` is the target's side of the connection.
 pub(crate) fn page(
+    target: &TargetState,
+    local_address: impl FnOnce() -> io::Result<SocketAddr>,
+    controller: &Controller,
+    args: &GetLogPage,
+) -> Result<Page, CommandError> {
+    if !controller.is_discovery && args.lid == LogPage::Damage.code() {
+        return damage(controller, args).map(Page::Damage);
+    }
+    own_page(target, local_address, controller, args).map(Page::Own)
+}
+
+/// The damage log: as it is now where a read begins, and as it was then where it goes on.
+fn damage(controller: &Controller, args: &GetLogPage) -> Result<Arc<DamagePage>, CommandError> {
+    let namespace = controller.namespace(args.nsid)?;
+    let list = &namespace.state.damage_list;
+    let begun = controller.damage_page.lock().clone();
+    if args.offset > 0
+        && let Some(page) = list.go_on_page(args.nsid, &begun, now())
+    {
+        return Ok(page);
+    }
+    let page = list.begin_page(args.nsid, now());
+    controller.damage_page.set(Arc::downgrade(&page));
+    Ok(page)
+}
+
+fn own_page(
     target: &TargetState,
     local_address: impl FnOnce() -> io::Result<SocketAddr>,
     controller: &Controller,
@@ -61,10 +108,6 @@ pub(crate) fn page(
         LogPage::FeatureEffects => Ok(features::effects().to_vec()),
         // No NVMe-MI command is supported, but LPA bit 5 requires this page along with the other effects pages.
         LogPage::ManagementEffects => Ok(vec![0; 4096]),
-        LogPage::Damage => {
-            let namespace = controller.namespace(args.nsid)?;
-            Ok(namespace.state.damage_list.damage_log(args.nsid).encode())
-        }
         LogPage::Extensions => {
             let namespace = controller.namespace(args.nsid)?;
             let pages = namespace.device.abilities().bitmap_pages;

@@ -62,7 +62,7 @@ fn run(
         AdminCommand::GetLogPage(args) => {
             let shown = controller.async_events.counts();
             let page = logs::page(&connection.target, || connection.stream.local_addr(), &controller, &args)?;
-            let reply = cut(args.slice(&page)?, host_buffer_bytes, args.length_bytes)?;
+            let reply = cut(args.slice(page.bytes())?, host_buffer_bytes, args.length_bytes)?;
             if !args.retain_event
                 && let Some(page) = LogPage::from_code(args.lid)
             {

@@ -27,6 +27,7 @@ use sealblock_units::Lba;
 
 use crate::model::async_events::AsyncEvents;
 use crate::model::command_error::CommandError;
+use crate::model::damage_pages::DamagePage;
 use crate::model::handover::Successor;
 use crate::model::namespace::{Namespace, inactive};
 use crate::model::subsystem::Subsystem;
@@ -69,6 +70,8 @@ pub(crate) struct Controller {
     pub(crate) timestamp: Locked<(u64, Instant)>,
     pub(crate) behavior: Locked<Vec<u8>>,
     pub(crate) errors: Locked<ErrorLog>,
+    /// The page of a damage log that the host reads.
+    pub(crate) damage_page: Locked<Weak<DamagePage>>,
     pub(crate) io_queues: Locked<BTreeMap<u16, Weak<ControlSignal>>>,
     /// The flush cursor of this controller at each device. All its queues share it.
     flush_cursors: Locked<Vec<Arc<FlushCursor>>>,
@@ -137,6 +140,7 @@ impl Controller {
             timestamp: Locked::new((0, now())),
             behavior: Locked::new(vec![0; BEHAVIOR_BYTES]),
             errors: Locked::new(ErrorLog::new(usize::from(ERROR_ENTRIES))),
+            damage_page: Locked::default(),
             io_queues: Locked::default(),
             flush_cursors: Locked::default(),
             state: Locked::default(),

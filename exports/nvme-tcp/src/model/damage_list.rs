@@ -15,7 +15,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Instant;
 
 use sealblock_block::{
     BadBlock, BadBlockCause, DamageRun, DamageSource, Error, ErrorKind, Geometry, Outcome, Request, RequestKind,
@@ -24,6 +25,8 @@ use sealblock_block::{
 use sealblock_protocols_nvme::logs::{DamageEntry, DamageLog};
 use sealblock_protocols_nvme::nvm::{LbaStatusDescriptor, LbaStatusFlags};
 use sealblock_units::{Extent, Lba};
+
+use crate::model::damage_pages::{DamagePage, DamagePages};
 
 /// The maximum number of listed bad blocks of one namespace.
 pub const MAX_BAD_BLOCKS: usize = 16_384;
@@ -42,6 +45,8 @@ pub(crate) struct DamageList {
     source: Mutex<Option<Arc<dyn DamageSource>>>,
     /// Additions to them that were reported.
     reported_additions: AtomicU64,
+    /// What hosts read of it.
+    pages: DamagePages,
 }
 
 /// What is wrong with a block.
@@ -108,6 +113,7 @@ impl DamageList {
     pub(crate) fn set_source(&self, source: Arc<dyn DamageSource>) {
         self.reported_additions.store(source.additions(), Ordering::Relaxed);
         self.source.lock().unwrap_or_else(PoisonError::into_inner).replace(source);
+        self.pages.clear();
     }
 
     fn source(&self) -> Option<Arc<dyn DamageSource>> {
@@ -313,8 +319,26 @@ impl DamageList {
         DamageListSummary { blocks, overflowed, additions, runs: descriptors(&runs) }
     }
 
+    /// Number of changes, here and in the source.
+    fn generation(&self) -> u64 {
+        let from_source = self.source().map_or(0, |source| source.generation());
+        self.lock().generation.wrapping_add(from_source)
+    }
+
+    /// The damage log of namespace `nsid` as a page, for a host that begins to read it.
+    pub(crate) fn begin_page(&self, nsid: u32, now: Instant) -> Arc<DamagePage> {
+        self.pages.begin(nsid, self.generation(), now, || self.damage_log(nsid))
+    }
+
+    /// The page with which a read began, if it is still kept.
+    pub(crate) fn go_on_page(&self, nsid: u32, begun: &Weak<DamagePage>, now: Instant) -> Option<Arc<DamagePage>> {
+        self.pages.go_on(nsid, begun, now)
+    }
+
     /// Returns the damage log of namespace `nsid`: as many bad blocks as it has room for, and none that may be good.
     pub(crate) fn damage_log(&self, nsid: u32) -> DamageLog {
+        // Before the blocks: what is added in between belongs to a later generation, and is never missing from one that counts it.
+        let generation = self.generation();
         let runs = self.all(0, u64::MAX);
         let entry = |run: &DamageRun, lba| DamageEntry {
             lba: Lba::new(lba),
@@ -329,10 +353,8 @@ impl DamageList {
         let blocks: u64 = runs.iter().map(DamageRun::blocks).sum();
         let each = exact.flat_map(|run| (run.first..=run.last).map(move |lba| entry(run, lba)));
         let entries: Vec<DamageEntry> = each.take(MAX_BAD_BLOCKS).collect();
-        let from_source = self.source().map_or(0, |source| source.generation());
-        let set = self.lock();
-        let overflowed = set.overflowed || entries.len() as u64 != blocks;
-        DamageLog { nsid, generation: set.generation + from_source, overflowed, entries }
+        let overflowed = !self.is_complete() || entries.len() as u64 != blocks;
+        DamageLog { nsid, generation, overflowed, entries }
     }
 }
 

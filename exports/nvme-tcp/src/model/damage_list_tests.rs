@@ -56,6 +56,43 @@ fn all_bad_blocks_of_a_failed_verify_are_listed_with_their_causes() {
     assert_eq!((runs[0].extent, complete), (extent(4, 1), false), "cut at the extent, and short of room");
 }
 
+/// A device whose list changes while it is read.
+struct Changing(sealblock_block::DamageRecord);
+
+impl DamageSource for Changing {
+    fn visit(&self, first: u64, last: u64, see: &mut dyn FnMut(&str, DamageRun)) {
+        self.0.visit(first, last, |run| see("below", run));
+        let next = self.0.runs().last().map_or(0, |run| run.last + 2);
+        if next < 10 {
+            self.0.add(&[BadBlock::media(Lba::new(next))]);
+        }
+    }
+
+    fn generation(&self) -> u64 {
+        self.0.generation()
+    }
+
+    fn additions(&self) -> u64 {
+        self.0.additions()
+    }
+}
+
+#[test]
+fn a_log_is_never_called_later_than_what_is_in_it() {
+    let known = DamageList::default();
+    known.set_source(Arc::new(Changing(sealblock_block::DamageRecord::new(100))));
+    let entries = |page: &DamagePage| DamageLog::decode(page.bytes()).unwrap().entries.len();
+    let now = Instant::now();
+    for blocks in 0..=5 {
+        assert_eq!(entries(&known.begin_page(1, now)), blocks, "each read finds the one before out of date");
+    }
+    let last = known.begin_page(1, now);
+    assert!(Arc::ptr_eq(&last, &known.begin_page(1, now)), "until nothing changes");
+    known.set_source(Arc::new(Changing(sealblock_block::DamageRecord::new(100))));
+    assert_eq!(entries(&known.begin_page(1, now)), 0, "another device may count the same");
+    assert!(known.go_on_page(1, &Arc::downgrade(&last), now).is_none());
+}
+
 #[test]
 fn a_check_removes_the_blocks_that_it_would_have_found_and_no_others() {
     let known = DamageList::default();

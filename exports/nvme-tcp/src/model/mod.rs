@@ -6,6 +6,7 @@ pub(crate) mod command_error;
 pub(crate) mod controller;
 pub(crate) mod damage;
 pub(crate) mod damage_list;
+pub(crate) mod damage_pages;
 pub(crate) mod handover;
 pub(crate) mod limits;
 pub(crate) mod namespace;

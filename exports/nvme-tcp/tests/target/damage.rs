@@ -114,6 +114,43 @@ fn write_uncorrectable_is_invalid_without_the_ability() {
     });
 }
 
+/// A part of the damage log.
+async fn part(admin: &mut Queue, nsid: u32, offset: u64, bytes: usize) -> Vec<u8> {
+    let ask = GetLogPage { nsid, offset, ..GetLogPage::new(0xC0, bytes as u64) };
+    admin.call(ask.encode(), Data::Read(bytes)).await.ok().data.to_vec()
+}
+
+#[test]
+fn parts_of_one_read_are_of_one_state_and_a_new_read_has_the_new_one() {
+    run(|| async {
+        let served = serve(short());
+        let (mut admin, mut io) = Queue::pair(served.address, false).await;
+        let (mut other, _other_io) = Queue::pair(served.address, false).await;
+        let bad = |page: &[u8]| -> Vec<u64> {
+            DamageLog::decode(page).unwrap().entries.iter().map(|entry| entry.lba.get()).collect()
+        };
+        io.io(PLAIN, IoCommand::WriteUncorrectable(extent(8, 4)), Data::None).await.ok();
+        let mut page = part(&mut admin, PLAIN, 0, 32).await;
+        page.extend(part(&mut admin, PLAIN, 32, 32).await);
+        // One in front of those that are not read yet, and one leaves.
+        io.io(PLAIN, IoCommand::WriteUncorrectable(extent(2, 1)), Data::None).await.ok();
+        write(&mut io, PLAIN, 9, 1, 1).await;
+        let now = part(&mut other, PLAIN, 0, 160).await;
+        assert_eq!(bad(&now), [2, 8, 10, 11], "a read of another host begins now");
+        page.extend(part(&mut admin, PLAIN, 64, 32).await);
+        page.extend(part(&mut admin, PLAIN, 96, 64).await);
+        assert_eq!(bad(&page), [8, 9, 10, 11]);
+        assert_eq!(bad(&part(&mut admin, PLAIN, 0, 160).await), [2, 8, 10, 11]);
+        assert_eq!(part(&mut admin, PLAIN, 24, 8).await, now[24..32], "the generation is the new one, too");
+        // Between parts of it another list is read: what follows is of now, as the generation shows.
+        let head = part(&mut admin, PLAIN, 0, 32).await;
+        part(&mut admin, BARE, 0, 32).await;
+        write(&mut io, PLAIN, 10, 1, 1).await;
+        assert!(part(&mut admin, PLAIN, 24, 8).await != head[24..]);
+        assert_eq!(bad(&part(&mut admin, PLAIN, 0, 128).await), [2, 8, 11]);
+    });
+}
+
 #[test]
 fn one_verify_names_all_bad_blocks_in_the_logs() {
     run(|| async {
