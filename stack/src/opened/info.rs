@@ -147,11 +147,11 @@ impl TargetInfo {
     /// How many other copies of metadata were found lost until now, for each volume that has lost any, and the records of other volumes, as
     /// text.
     pub fn lost_copies(&self) -> Vec<String> {
-        let each = self.all().into_iter().filter_map(|info| Some((info, info.volume.as_ref()?.lost_copies.count())));
+        let each = self.all().into_iter().filter_map(|info| Some((info, &info.volume.as_ref()?.lost_copies)));
         let of =
             |info: &TargetInfo| info.file.as_ref().map_or(String::new(), |file| format!(" of {}", file.path.display()));
-        let lost = each.filter(|(_, count)| *count > 0).map(|(info, count)| {
-            format!("lost copies of metadata{}, of which the other copy is used: {count}", of(info))
+        let lost = each.filter(|(_, lost)| lost.count() > 0).map(|(info, lost)| {
+            format!("lost copies of metadata{}, of which the other copy is used: {}", of(info), lost.to_text())
         });
         let volumes = self.all().into_iter().filter_map(|info| Some((info, info.volume.as_ref()?)));
         let foreign = volumes.flat_map(|(info, volume)| {

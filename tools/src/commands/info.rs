@@ -150,6 +150,7 @@ fn info_json(info: &TargetInfo) -> Value {
             "medium_bytes": volume.layout.medium_bytes(),
             "unflushed_lost": unflushed_lost(volume),
             "lost_metadata_copies": volume.lost_copies.count(),
+            "maybe_cut_off_metadata_copies": volume.lost_copies.maybe_cut_off(),
             "foreign_records": foreign_json(volume),
             "identity": volume.standing.as_str(),
             "superblock_copies": superblocks_json(&volume.superblocks),
@@ -399,7 +400,7 @@ fn lost_copies_text(lines: &mut Lines, volume: &VolumeDescription) {
         lines.put("foreign", format!("{} of another volume in {place}", count(records, "record")));
     }
     if volume.lost_copies.count() > 0 {
-        let copies = volume.lost_copies.count();
+        let copies = volume.lost_copies.to_text();
         lines.put(
             "metadata",
             format!(

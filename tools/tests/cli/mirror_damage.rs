@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::common::server::Server;
-use crate::common::{BLOCK, Place, filled, noise, verify};
+use crate::common::{Answer, BLOCK, Place, filled, noise, verify};
 use serde_json::Value;
 
 const KINDS: [&str; 6] = ["data", "guard", "ref-tag", "app-tag", "lost-write", "misdirected"];
@@ -310,6 +310,59 @@ fn transplant(place: &Place, from: &str, volume: &str, count: usize) {
     let (bytes, copies) = (place.read(from), label_copies(place, volume));
     assert_eq!((copies.len(), &copies), (4, &label_copies(place, from)), "both were labelled more than once");
     copies.into_iter().take(count).for_each(|at| place.poke(volume, at as u64, &bytes[at..at + COPY_BYTES]));
+}
+
+/// The bytes of a volume as a power cut leaves them in the middle of its label: those of before, with the first copy of the newest label
+/// of now, and a part of the second: this label has less than a sector, and not every medium writes a sector as a whole.
+fn cut_off_label(place: &Place, volume: &str, before: &[u8]) -> Vec<u8> {
+    const COPY_BYTES: usize = 20 << 10;
+    let (now, mut cut) = (place.read(volume), before.to_vec());
+    let write_seq = |at: &usize| u64::from_le_bytes(now[at + 8..at + 16].try_into().unwrap());
+    let copies = label_copies(place, volume);
+    let newest = copies.iter().map(write_seq).max().unwrap();
+    let twins: Vec<usize> = copies.into_iter().filter(|at| write_seq(at) == newest).collect();
+    for (at, bytes) in twins.into_iter().zip([COPY_BYTES, 128]) {
+        cut[at..at + bytes].copy_from_slice(&now[at..at + bytes]);
+    }
+    cut
+}
+
+#[test]
+fn a_label_that_a_power_cut_tore_is_not_called_damaged_alone_and_the_next_write_ends_it() {
+    let place = Place::with_runtime("syscalls");
+    let data = filled(&place, 512);
+    place.write("data", &data);
+    let before = place.read("a");
+    place.run("copy data mirror:a,b").succeeds();
+    let (cut, closed) = (cut_off_label(&place, "a", &before), place.read("a"));
+    place.write("a", &cut);
+    let info = place.run("info a");
+    let said = "lost copies: 1, damaged, or cut off by a crash while written";
+    assert!(info.text().contains(said), "{}", info.text());
+    let counts = |answer: &Answer| {
+        let json = answer.json()["volume"].clone();
+        ["lost_metadata_copies", "maybe_cut_off_metadata_copies"].map(|field| json[field].as_u64().unwrap())
+    };
+    assert_eq!(counts(&place.run("info a --json")), [1, 1]);
+    let found = place.run("verify mirror:a,b").ends_with(4).stderr.clone();
+    assert!(found.contains("used: 1, damaged, or cut off by a crash while written; --repair rewrites it"), "{found}");
+    // Either ends it.
+    for end in ["zero mirror:a,b --range 2", "verify mirror:a,b --repair"] {
+        place.write("a", &cut);
+        place.run(end);
+        assert_eq!(counts(&place.run("info a --json")), [0, 0], "{end}");
+        verify(&place, "mirror:a,b", 0);
+        assert!(place.blocks("mirror:a,b", 3, 511) == data[3 * BLOCK..]);
+    }
+    // Twin: a volume that was closed in good order knows that its label was complete.
+    place.write("a", &closed);
+    let copies = label_copies(&place, "a");
+    let write_seq = |at: &usize| u64::from_le_bytes(closed[at + 8..at + 16].try_into().unwrap());
+    let newest = copies.into_iter().max_by_key(write_seq).unwrap();
+    place.poke("a", newest as u64 + 64, &[0xA5]);
+    assert_eq!(counts(&place.run("info a --json")), [1, 0]);
+    let info = place.run("info a");
+    assert!(info.text().contains("lost copies: 1; "), "{}", info.text());
 }
 
 #[test]

@@ -19,6 +19,8 @@ pub struct LostCopies(Rc<Losses>);
 #[derive(Default, Debug)]
 struct Losses {
     lost: Cell<u64>,
+    /// Those of them whose write a crash may have cut off.
+    maybe_cut_off: Cell<u64>,
     newer_pages: Cell<u64>,
     /// Where records of another salt were found, and how many, by salt.
     foreign: RefCell<BTreeMap<Seed, BTreeMap<&'static str, u64>>>,
@@ -28,6 +30,21 @@ impl LostCopies {
     /// How many.
     pub fn count(&self) -> u64 {
         self.0.lost.get()
+    }
+
+    /// Of how many of them nothing shows whether they are damaged or a crash cut their write off.
+    pub fn maybe_cut_off(&self) -> u64 {
+        self.0.maybe_cut_off.get()
+    }
+
+    /// How many, and what is known of the cause, as text.
+    pub fn to_text(&self) -> String {
+        const CAUSES: &str = "damaged, or cut off by a crash while written";
+        match (self.count(), self.maybe_cut_off()) {
+            (all, 0) => all.to_string(),
+            (all, cut_off) if all == cut_off => format!("{all}, {CAUSES}"),
+            (all, cut_off) => format!("{all}, {cut_off} of them {CAUSES}"),
+        }
     }
 
     /// Where records of other volumes lie in place of this one's, and how many.
@@ -49,6 +66,18 @@ impl LostCopies {
     /// So many were written again.
     pub(crate) fn remove(&self, copies: u64) {
         self.0.lost.set(self.0.lost.get().saturating_sub(copies));
+    }
+
+    /// So many that a crash may have cut off were written again.
+    pub(crate) fn remove_maybe_cut_off(&self, copies: u64) {
+        self.remove(copies);
+        self.0.maybe_cut_off.set(self.0.maybe_cut_off.get().saturating_sub(copies));
+    }
+
+    /// Counts copies of a write that nothing durable shows to have been complete: damage, or what a crash left of it.
+    pub(crate) fn add_maybe_cut_off(&self, copies: u64) {
+        self.add(copies);
+        self.0.maybe_cut_off.set(self.0.maybe_cut_off.get() + copies);
     }
 
     pub(crate) fn add_newer_page(&self) {
@@ -75,6 +104,18 @@ impl LostCopies {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_crash_may_have_done_is_not_called_damage_alone() {
+        let lost = LostCopies::default();
+        lost.add_maybe_cut_off(1);
+        assert_eq!((lost.count(), lost.to_text()), (1, "1, damaged, or cut off by a crash while written".to_owned()));
+        lost.add(2);
+        let both = "3, 1 of them damaged, or cut off by a crash while written";
+        assert_eq!((lost.count(), lost.maybe_cut_off(), lost.to_text()), (3, 1, both.to_owned()));
+        lost.remove_maybe_cut_off(1);
+        assert_eq!((lost.count(), lost.maybe_cut_off(), lost.to_text()), (2, 0, "2".to_owned()));
+    }
 
     #[test]
     fn records_that_agree_on_another_salt_are_another_volumes_and_a_single_one_is_damage() {

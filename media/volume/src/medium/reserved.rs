@@ -26,9 +26,17 @@ pub(crate) struct ReservedAreas {
     turns: AsyncMutex,
     write_seqs: [Cell<Option<u64>>; ReservedArea::ALL.len()],
     /// Copies of the newest content that were found lost, and not written since.
-    lost: [Cell<u64>; ReservedArea::ALL.len()],
+    lost: [Cell<Lost>; ReservedArea::ALL.len()],
     /// What the areas hold, once they have been read or written.
     held: RefCell<[Option<Slice>; ReservedArea::ALL.len()]>,
+}
+
+/// Lost copies of the newest content of an area.
+#[derive(Clone, Copy, Default)]
+struct Lost {
+    copies: u64,
+    /// Nothing durable shows that their write was complete.
+    is_maybe_cut_off: bool,
 }
 
 impl ReservedAreas {
@@ -93,8 +101,9 @@ impl ReservedAreas {
             // One that is whole and older was not reached by the last write, which a crash may do; it is no loss.
             let twins = &write_seqs[(newest.write_seq % 2 * 2) as usize..][..2];
             let lost = twins.iter().filter(|write_seq| write_seq.is_none()).count() as u64;
-            self.lost_copies.add(lost);
-            self.lost[area.index()].set(lost);
+            // Both copies are written before a sync, and what is counted as durable came after it. Behind that a crash can have torn one.
+            let is_maybe_cut_off = newest.write_seq > self.written_before[area.index()];
+            self.set_lost(area, Lost { copies: lost, is_maybe_cut_off });
             // In places that were never written an earlier volume may have left something.
             let salts = &salts[(newest.write_seq % 2 * 2) as usize..][..2];
             let foreign = twins.iter().zip(salts).filter(|(write_seq, _)| write_seq.is_none());
@@ -125,9 +134,21 @@ impl ReservedAreas {
             "the state of the scrub and the list of bad blocks were put back to an earlier state, or are lost: the scrub starts over, and bad blocks that were known are not known any more"
         );
         let area = ReservedArea::ScrubState;
-        let already_counted = self.lost[area.index()].replace(2);
-        self.lost_copies.add(2 - already_counted);
+        self.set_lost(area, Lost { copies: 2, is_maybe_cut_off: false });
         self.hold(area, None)
+    }
+
+    /// Counts what is lost of an area, in place of what was lost of it before.
+    fn set_lost(&self, area: ReservedArea, lost: Lost) {
+        let before = self.lost[area.index()].replace(lost);
+        match before.is_maybe_cut_off {
+            true => self.lost_copies.remove_maybe_cut_off(before.copies),
+            false => self.lost_copies.remove(before.copies),
+        }
+        match lost.is_maybe_cut_off {
+            true => self.lost_copies.add_maybe_cut_off(lost.copies),
+            false => self.lost_copies.add(lost.copies),
+        }
     }
 
     /// Keeps what an area holds in memory.
@@ -194,8 +215,7 @@ impl ReservedAreas {
         }
         sync().await?;
         // Both copies are new, in the other place: what was lost of the last content is of no use to anybody.
-        self.lost_copies.remove(self.lost[area.index()].replace(u64::from(second.is_err())));
-        self.lost_copies.add(u64::from(second.is_err()));
+        self.set_lost(area, Lost { copies: u64::from(second.is_err()), is_maybe_cut_off: false });
         self.write_seqs[area.index()].set(Some(write_seq));
         self.held.borrow_mut()[area.index()] = Some(Slice::copy_from(bytes));
         Ok(())
@@ -203,7 +223,7 @@ impl ReservedAreas {
 
     /// Writes the areas again of which a copy was found lost.
     pub async fn mend<M: Medium>(&self, medium: &M, sync: impl AsyncFn() -> Result<(), Error>) -> Result<(), Error> {
-        for area in ReservedArea::ALL.into_iter().filter(|area| self.lost[area.index()].get() > 0) {
+        for area in ReservedArea::ALL.into_iter().filter(|area| self.lost[area.index()].get().copies > 0) {
             let held = self.held.borrow()[area.index()].clone();
             if let Some(held) = held {
                 self.write(medium, area, &held, &sync).await?;

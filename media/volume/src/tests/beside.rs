@@ -120,6 +120,77 @@ fn one_damaged_copy_costs_nothing_and_torn_twins_leave_what_was_there_before() {
     assert_eq!(noted(&Rig::open(&medium, true).unwrap(), ReservedArea::GroupLabel), b"newer");
 }
 
+/// Copies that are lost, and of how many of them a crash may be the cause.
+fn losses(rig: &Rig) -> (u64, u64) {
+    let lost = rig.gate.device().block_map.groups.lost_copies();
+    (lost.count(), lost.maybe_cut_off())
+}
+
+#[test]
+fn a_copy_whose_write_a_power_cut_tore_is_not_called_damage_and_is_written_anew() {
+    for area in ReservedArea::ALL {
+        let (old, new) = (vec![1; area.max_bytes()], vec![2; area.max_bytes()]);
+        let whole = medium();
+        let rig = Rig::open(&whole, false).unwrap();
+        note(&rig, area, &old).unwrap();
+        let before = whole.copy();
+        note(&rig, area, &new).unwrap();
+        drop(rig);
+        let twins = Layout::new(BlockSize::B4096, 512, 64).unwrap().reserved_offsets(area, 2);
+        let length = area.max_bytes() + RESERVED_HEAD_BYTES;
+        // Bytes of the first and of the second copy that reached the medium.
+        for (first, second, expected, lost) in [
+            (0, 0, &old, 0),
+            (512, 0, &old, 0),
+            (length - 512, length - 512, &old, 0),
+            (length, 0, &new, 1),
+            (length, 512, &new, 1),
+            (512, length, &new, 1),
+            (length, length, &new, 0),
+        ] {
+            let cut = before.copy();
+            for (at, reached) in twins.into_iter().zip([first, second]) {
+                let reached = at as usize..at as usize + reached;
+                cut.bytes.borrow_mut()[reached.clone()].copy_from_slice(&whole.bytes.borrow()[reached]);
+            }
+            let rig = Rig::open(&cut, true).unwrap();
+            assert_eq!((noted(&rig, area) == **expected, losses(&rig)), (true, (lost, lost)), "{first} {second}");
+            // Whoever opens it for writing and looks at the area ends that.
+            let rig = Rig::open(&cut, false).unwrap();
+            assert!(noted(&rig, area) == **expected);
+            rig.run(rig.gate.device().close()).unwrap();
+            assert_eq!(losses(&rig), (0, 0));
+            let rig = Rig::open(&cut, true).unwrap();
+            assert_eq!((noted(&rig, area) == **expected, losses(&rig)), (true, (0, 0)), "{first} {second}");
+        }
+    }
+}
+
+#[test]
+fn a_copy_of_a_write_that_is_known_to_be_durable_is_damaged() {
+    for (area, is_closed) in [
+        (ReservedArea::GroupLabel, true),
+        (ReservedArea::ScrubState, true),
+        // The high-water mark counts it.
+        (ReservedArea::ScrubState, false),
+    ] {
+        let medium = medium();
+        let rig = Rig::open(&medium, false).unwrap();
+        note(&rig, area, b"old").unwrap();
+        note(&rig, area, b"new").unwrap();
+        if is_closed {
+            rig.run(rig.gate.device().close()).unwrap();
+        }
+        drop(rig);
+        for twin in Layout::new(BlockSize::B4096, 512, 64).unwrap().reserved_offsets(area, 2) {
+            let damaged = medium.copy();
+            turn_a_bit(&damaged, twin);
+            let rig = Rig::open(&damaged, true).unwrap();
+            assert_eq!((noted(&rig, area), losses(&rig)), (b"new".to_vec(), (1, 0)), "{is_closed}");
+        }
+    }
+}
+
 #[test]
 fn either_end_of_the_volume_can_be_lost_without_what_the_reserved_area_holds() {
     let layout = Layout::new(BlockSize::B4096, 512, 64).unwrap();
