@@ -100,7 +100,8 @@ async fn put_together(
     if why_older == Some(WhyOlder::LabelLost) && !access.accepts_older() {
         return Err(label_lost(target, &described));
     }
-    for (replica, stack) in here {
+    let is_used = |name: &str| described.replicas.iter().any(|other| other.name == name && other.is_online);
+    for (replica, stack) in here.into_iter().filter(|(replica, _)| is_used(&replica.name)) {
         // A replica that fails now goes out of sync with the first write that fails on it.
         if let Err(error) = replica.claim(&stack).await {
             tracing::warn!(replica = replica.name, %error, "the label could not be written");
