@@ -166,7 +166,8 @@ impl Ended {
     pub fn is_clean(&self) -> &Ended {
         assert_eq!(self.status, Some(0), "{}", self.stderr);
         let names: Vec<_> = self.events.iter().map(|event| event["event"].as_str().unwrap()).collect();
-        assert!(names.ends_with(&["draining", "stopped"]), "{names:?}");
+        // A server that is stopped at once may still tell what it found when it opened its devices.
+        assert!(names.contains(&"draining") && names.ends_with(&["stopped"]), "{names:?}");
         self
     }
 }
