@@ -292,22 +292,39 @@ pub(crate) fn includes_changes_of(a: &Label, b: &Label) -> bool {
         // there proves that nothing diverged.
         return a.lineage.is_full() && index.is_some_and(|replica| replica.sent_events == b.events);
     };
-    // If only the last label before a change reached this replica, the replica that it lists as in sync lacks nothing
-    // either. Only a replica that was written alone lists itself as out of sync: its label's states of the others are
-    // older. A resyncing replica got a label after all in-sync ones, unless it was not sent to this one: then it is
-    // from an open without this replica that changed nothing and reconciled nothing.
-    let is_with = index_of(b, a).map(|at| &b.replicas[at]).is_some_and(|listed| {
+    // If only the last label before a change reached this replica, a replica that it lists as in sync lacks nothing
+    // either.
+    let is_enough = b.is_tentative && index.is_some_and(|replica| descends_from_in_sync(a, b, replica));
+    known.until >= if is_enough { b.changed } else { newest.until }
+}
+
+/// True if the replica of `a` is one that `b` lists as in sync, and that had every change which was completed when `b` was
+/// written. A replica that `b` does not list was added since: its content comes from one of those that `b` lists, and it is not
+/// known from which. `of_b` is the record that `a` has for the replica of `b`.
+fn descends_from_in_sync(a: &Label, b: &Label, of_b: &ReplicaRecord) -> bool {
+    let own_b = &b.replicas[b.own_index];
+    let lacks_nothing = |listed: &ReplicaRecord| {
         // Every label of an in-sync replica was sent to both, so one that acknowledged it knows that it was sent to the other.
         // An image from before does not, and lacks what was changed since.
-        let knows_its_own = index.is_some_and(|replica| replica.sent_events >= listed.acked_events);
-        let is_excused = match b.replicas[b.own_index].state {
+        let knows_its_own = of_b.sent_events >= listed.acked_events;
+        // Only a replica that was written alone lists itself as out of sync: its label's states of the others are older.
+        // A resyncing replica got a label after all in-sync ones, unless it was not sent to this one: then it is from an
+        // open without this replica that changed nothing and reconciled nothing.
+        let is_excused = match own_b.state {
             ReplicaState::InSync | ReplicaState::OutOfSync => knows_its_own,
             ReplicaState::Resyncing => listed.sent_events < b.events,
             ReplicaState::Removed => false,
         };
         listed.state == ReplicaState::InSync && is_excused
-    });
-    known.until >= if b.is_tentative && is_with { b.changed } else { newest.until }
+    };
+    if let Some(at) = index_of(b, a) {
+        return lacks_nothing(&b.replicas[at]);
+    }
+    // The content of a mirror never comes from a replica without a label.
+    let is_source =
+        |listed: &&ReplicaRecord| listed.id != own_b.id && listed.has_room && listed.state != ReplicaState::Removed;
+    let mut sources = b.replicas.iter().filter(is_source);
+    sources.clone().next().is_some() && sources.all(lacks_nothing)
 }
 
 /// True if all in-sync replicas are online and have the last label before a change. From then on a replica without it

@@ -232,6 +232,97 @@ fn labels_cut_short_at_any_point_before_a_change_make_no_split() {
     panic!("the write was never carried out");
 }
 
+/// Two replicas of which labels were cut off before a change: the first one goes on alone, gets a third replica, and perhaps leaves.
+fn added_to_one_of_two(cut: u32, is_swapped: bool, leaves: bool) -> (TestReplica, TestReplica, TestReplica) {
+    let (a, mut b, mirror) = pair(Some(TYPE1));
+    write(&mirror, extent(0, 8), 1).unwrap();
+    close(&mirror);
+    drop(mirror);
+    b.labels_left = a.labels_left.clone();
+    let mirror = opened(&[&a, &b]);
+    a.labels_left.set(Some(cut));
+    let written = sealblock_block::Device::execute(&*mirror, write_of(&mirror, extent(0, 8), 2)).now_or_never();
+    assert!(written.is_none(), "two rounds of labels come before a change");
+    std::mem::forget(mirror);
+    a.labels_left.set(None);
+    let (here, other) = if is_swapped { (b.image(), a.image()) } else { (a.image(), b.image()) };
+    let third = TestReplica::new("c", Some(TYPE1));
+    let mirror = alone(&here, &other);
+    write(&mirror, extent(8, 8), 3).unwrap();
+    mirror.add(third.source(), false).now_or_never().unwrap().unwrap();
+    resync(&mirror);
+    if leaves {
+        mirror.remove(here.name).now_or_never().unwrap().unwrap();
+    }
+    close(&mirror);
+    drop(mirror);
+    (here, other, third)
+}
+
+#[test]
+fn a_replica_that_was_added_while_another_was_away_makes_no_split_brain() {
+    for (cut, is_swapped, leaves) in (0..4)
+        .flat_map(|cut| [(cut, false), (cut, true)])
+        .flat_map(|(cut, is_swapped)| [(cut, is_swapped, false), (cut, is_swapped, true)])
+    {
+        let (here, other, third) = added_to_one_of_two(cut, is_swapped, leaves);
+        let orders: Vec<Vec<&TestReplica>> = match leaves {
+            true => vec![vec![&third, &other], vec![&other, &third]],
+            false => vec![vec![&here, &other, &third], vec![&third, &other, &here], vec![&other, &third]],
+        };
+        for order in orders {
+            let images: Vec<TestReplica> = order.iter().map(|replica| replica.image()).collect();
+            let mirror = opened(&images.iter().collect::<Vec<_>>());
+            let in_sync: Vec<String> = mirror.in_sync().iter().map(|replica| replica.name().to_string()).collect();
+            assert!(!in_sync.iter().any(|name| *name == other.name), "cut after {cut}: {in_sync:?}");
+            resync(&mirror);
+            images.iter().for_each(|image| assert_reads(&*image.memory, extent(8, 8), 3));
+            images.iter().for_each(|image| assert_reads(&*image.memory, extent(0, 8), 1));
+        }
+    }
+}
+
+#[test]
+fn a_replica_that_was_added_while_another_one_was_written_is_a_split_brain() {
+    for (cut, leaves) in (0..4).flat_map(|cut| [(cut, false), (cut, true)]) {
+        let (here, other, third) = added_to_one_of_two(cut, cut % 2 == 0, leaves);
+        let mirror = alone(&other, &here);
+        write(&mirror, extent(16, 8), 4).unwrap();
+        close(&mirror);
+        drop(mirror);
+        for order in [[&third, &other], [&other, &third]] {
+            assert!(matches!(refusal(&order), Some(AssembleError::SplitBrain { .. })), "cut after {cut}");
+        }
+    }
+}
+
+#[test]
+fn a_replica_that_was_added_to_one_that_was_away_is_not_taken_for_the_others() {
+    let replicas = ["a", "b", "c"].map(|name| TestReplica::new(name, Some(TYPE1)));
+    let [a, b, c] = &replicas;
+    let mirror = opened(&[a, b, c]);
+    write(&mirror, extent(0, 8), 1).unwrap();
+    close(&mirror);
+    c.is_offline.set(true);
+    write(&mirror, extent(0, 8), 2).unwrap();
+    flush(&mirror);
+    drop(mirror);
+    // The third one does not know that it was left, and gets a replica that has only what it has itself.
+    c.is_offline.set(false);
+    (a.is_offline.set(true), b.is_offline.set(true));
+    let added = TestReplica::new("d", Some(TYPE1));
+    let mirror = opened(&[a, b, c]);
+    mirror.add(added.source(), false).now_or_never().unwrap().unwrap();
+    resync(&mirror);
+    close(&mirror);
+    drop(mirror);
+    (a.is_offline.set(false), b.is_offline.set(false));
+    for order in [[&added, b], [b, &added], [&added, a]] {
+        assert!(matches!(refusal(&order), Some(AssembleError::SplitBrain { .. })));
+    }
+    [a, b].map(|replica| assert_reads(&*replica.memory, extent(0, 8), 2));
+}
+
 #[test]
 fn a_replica_that_was_written_alone_on_purpose_is_out_of_sync_in_everything() {
     let (a, b, mirror) = pair(Some(TYPE1));
