@@ -41,7 +41,7 @@ const DELAYS_US: [u32; 6] = [2000, 1000, 500, 250, 125, 0];
 /// The claim.
 pub const CLAIM: Claim = Claim {
     name: "async-seal",
-    sentence: "Sealing a write while it is in flight gains at least 90 % of what a model of memory, sealing and device allows.",
+    sentence: "Computing checksums while the write is in flight gains at least 90 % of what a model of memory, CPU and device allows.",
     published: &[
         Published {
             figure: "10.6 % more bandwidth measured",

@@ -32,7 +32,7 @@ const GIB: f64 = (1_u64 << 30) as f64;
 /// The claim.
 pub const CLAIM: Claim = Claim {
     name: "one-pass",
-    sentence: "Tags with the 32-bit guard and the data digest, made or checked in one pass, take at most 60 % of the CPU time of two passes.",
+    sentence: "Tags (32-bit guard) and the NVMe/TCP data digest, computed in one pass, take at most 60 % of the CPU time of two passes.",
     published: &[],
     defaults: Defaults { size: ByteCount::new(256 << 20), seconds: 0.1, rounds: 11 },
     makes_files: false,

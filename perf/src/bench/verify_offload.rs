@@ -45,7 +45,7 @@ const GIB: f64 = (1_u64 << 30) as f64;
 /// The claim.
 pub const CLAIM: Claim = Claim {
     name: "verify-offload",
-    sentence: "Verify by the device that holds the data is at least 6 times as fast as reading the blocks over the network to check them here.",
+    sentence: "Verify at the device that holds the data is at least 6 times as fast as reading the blocks over the network.",
     published: &[Published {
         figure: "500 GB over nvme-loop on null_blk: 2m04s with Verify, 12m19s by reading, 5.97 times",
         source: "cover letter of the patches that proposed REQ_OP_VERIFY for the Linux block layer in 2021",

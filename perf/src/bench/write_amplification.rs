@@ -29,7 +29,7 @@ const MIN_SIZE: ByteCount = ByteCount::new(256 << 20);
 /// The claim.
 pub const CLAIM: Claim = Claim {
     name: "write-amplification",
-    sentence: "Integrity that the device keeps costs a small part of the writes that a checksum tree or a journal costs: at most 1.10 bytes for each byte of random writes.",
+    sentence: "Integrity kept by the device writes at most 1.10 bytes for each byte of random writes, far less than a checksum tree or a journal.",
     published: &[
         Published {
             figure: "120 G of random writes: 66 G more with a checksum tree, 9 G more with the checksums offloaded",

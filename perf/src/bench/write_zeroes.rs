@@ -41,7 +41,7 @@ const GIB: f64 = (1_u64 << 30) as f64;
 /// The claim.
 pub const CLAIM: Claim = Claim {
     name: "write-zeroes",
-    sentence: "Zeroing by a command of the device is at least 10 times as fast as writing zeroes, and costs others next to nothing.",
+    sentence: "Zeroing by a device command is at least 10 times as fast as writing zeroes, and hardly slows other I/O.",
     published: &[
         Published {
             figure: "1 GiB zeroed in 0.17 s, by dd in 0.5 s; 10 GiB in 1.7 s, by dd in 5.0 s; in the background for less than 0.1 % of the bandwidth",

@@ -150,6 +150,14 @@ fn the_transcript_of_the_readme_is_what_is_printed() {
 }
 
 #[test]
+fn faults_of_the_readme_are_found_as_written() {
+    let Some(said) = run(&typed(&document("README.md"), "## Testing software against PI and faults")) else { return };
+    for words in ["101 damaged", "block 7: guard", "1 damaged"] {
+        assert!(said.contains(words), "'{words}' is not in:\n{said}");
+    }
+}
+
+#[test]
 fn what_is_served_without_arguments_is_verified_as_written() {
     let readme = document("README.md");
     let serve = "cargo run --release -- serve";
