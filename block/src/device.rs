@@ -25,6 +25,11 @@ pub trait Device {
     /// Whoever must know waits for it. A device may promise more in its own documentation.
     fn execute(&self, request: Request) -> impl Future<Output = Outcome>;
 
+    /// True if [`Device::try_execute`] may return an outcome. Where it is false, nobody tries.
+    fn executes_in_place(&self) -> bool {
+        false
+    }
+
     /// Executes a request in place if the device need not wait for anything; `None` if the request was not started and has to go
     /// through [`Device::execute`]. This saves a future per small request.
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
@@ -44,6 +49,10 @@ impl<D: Device> Device for Rc<D> {
 
     fn execute(&self, request: Request) -> impl Future<Output = Outcome> {
         Device::execute(&**self, request)
+    }
+
+    fn executes_in_place(&self) -> bool {
+        Device::executes_in_place(&**self)
     }
 
     fn try_execute(&self, request: &Request) -> Option<Outcome> {

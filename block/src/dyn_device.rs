@@ -80,6 +80,10 @@ impl Device for DynDevice {
         ExecuteFuture { device: &*self.device, future: Some(future) }
     }
 
+    fn executes_in_place(&self) -> bool {
+        self.device.executes_in_place()
+    }
+
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
         self.device.try_execute(request)
     }
@@ -95,6 +99,7 @@ trait ObjectSafeDevice {
     fn name(&self) -> &str;
     fn counters(&self) -> &Counters;
     fn verify_by_reading(&self, extent: Extent, expectations: Expectations) -> LocalBoxFuture<'_, Outcome>;
+    fn executes_in_place(&self) -> bool;
     fn try_execute(&self, request: &Request) -> Option<Outcome>;
     fn take_future(&self) -> PooledFuture;
     fn put_back(&self, future: PooledFuture);
@@ -128,6 +133,10 @@ impl<D: Device + 'static> ObjectSafeDevice for ErasedGate<D> {
 
     fn verify_by_reading(&self, extent: Extent, expectations: Expectations) -> LocalBoxFuture<'_, Outcome> {
         self.gate.verify_by_reading(extent, expectations)
+    }
+
+    fn executes_in_place(&self) -> bool {
+        self.gate.executes_in_place()
     }
 
     fn try_execute(&self, request: &Request) -> Option<Outcome> {

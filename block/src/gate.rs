@@ -75,9 +75,16 @@ impl<D: Device> Device for Gate<D> {
         outcome.map_err(|error| named(&self.name, kind, error))
     }
 
+    fn executes_in_place(&self) -> bool {
+        self.device.executes_in_place()
+    }
+
     /// Executes only requests that need no splitting and no emulation. Data without tags for a device that makes none are not sealed
     /// here: if the device then had to wait, they would be sealed again.
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        if !self.device.executes_in_place() {
+            return None;
+        }
         let (kind, geometry, abilities) = (request.kind(), self.device.geometry(), self.device.abilities());
         if !is_plain(geometry, &abilities, request) || check(geometry, &abilities, request).is_err() {
             return None;

@@ -233,7 +233,14 @@ impl Device for Attached {
         self.execute_reported(request, false).await
     }
 
+    fn executes_in_place(&self) -> bool {
+        self.is_local() && self.device.executes_in_place()
+    }
+
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
+        if !self.device.executes_in_place() {
+            return None;
+        }
         let outcome = self.try_execute_tracked(request)?;
         self.report(RequestInfo::of(request), &outcome);
         Some(outcome)

@@ -70,6 +70,7 @@ impl Drop for EarlierClients {
 pub(crate) struct DeviceView {
     geometry: Geometry,
     abilities: Abilities,
+    executes_in_place: bool,
     device: Arc<SharedDeviceState>,
 }
 
@@ -93,10 +94,11 @@ impl SharedDevice {
     pub fn publish(device: DynDevice) -> SharedDevice {
         let (name, geometry, abilities) = (device.name().into(), device.geometry().clone(), device.abilities());
         let (flush_errors, range_lock, observer) = (Arc::default(), RangeLock::default(), OnceLock::new());
+        let executes_in_place = device.executes_in_place();
         let slot = CoreLocal::new(DeviceSlot::new(device));
         let freshness = AtomicU8::new(abilities.freshness.bits());
         let device = Arc::new(SharedDeviceState { slot, name, flush_errors, range_lock, observer, freshness });
-        SharedDevice(Arc::new(DeviceView { geometry, abilities, device }))
+        SharedDevice(Arc::new(DeviceView { geometry, abilities, executes_in_place, device }))
     }
 
     pub(crate) fn of_view(view: Arc<DeviceView>) -> SharedDevice {
@@ -111,7 +113,8 @@ impl SharedDevice {
     fn with_view_of(&self, gate: &DynDevice) -> SharedDevice {
         let (geometry, abilities, device) = (gate.geometry().clone(), gate.abilities(), Arc::clone(&self.0.device));
         device.freshness.store(abilities.freshness.bits(), Ordering::Relaxed);
-        SharedDevice(Arc::new(DeviceView { geometry, abilities, device }))
+        let executes_in_place = gate.executes_in_place();
+        SharedDevice(Arc::new(DeviceView { geometry, abilities, executes_in_place, device }))
     }
 
     /// Reports the results of clients' requests ([`SharedDevice::flush_cursor`]) to `observer` from now on; requests of other
@@ -253,6 +256,11 @@ impl SharedDevice {
     pub fn abilities(&self) -> Abilities {
         let freshness = Freshness::from_bits(self.0.device.freshness.load(Ordering::Relaxed));
         Abilities { freshness, ..self.0.abilities }
+    }
+
+    /// True if its gate may execute requests in place, as of the moment when its geometry was read.
+    pub(crate) fn executes_in_place(&self) -> bool {
+        self.0.executes_in_place
     }
 
     /// The name of its gate.

@@ -115,6 +115,10 @@ impl<C: Clock> Device for Mirror<C> {
         }
     }
 
+    fn executes_in_place(&self) -> bool {
+        self.replicas.borrow().iter().any(|replica| replica.executes_in_place())
+    }
+
     /// Executes only reads, on a replica that executes them in place. A change waits for labels and for overlapping changes.
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
         match request.operation {

@@ -381,6 +381,10 @@ impl<D: Device> Device for StripeLayer<D> {
         }
     }
 
+    fn executes_in_place(&self) -> bool {
+        self.members.iter().any(Device::executes_in_place)
+    }
+
     /// Executes only reads and writes of blocks of one chunk, on a member that executes them in place.
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
         if !matches!(request.kind(), RequestKind::Read | RequestKind::Write) {

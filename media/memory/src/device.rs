@@ -444,6 +444,10 @@ impl Device for MemoryDevice {
         self.carry_out(&operation)
     }
 
+    fn executes_in_place(&self) -> bool {
+        true
+    }
+
     fn try_execute(&self, operation: &Request) -> Option<Outcome> {
         let bytes = operation.blocks() << self.geometry.block_size.shift();
         is_short(operation, bytes).then(|| self.carry_out(operation))

@@ -121,6 +121,10 @@ impl Device for NullDevice {
         self.carry_out(&operation)
     }
 
+    fn executes_in_place(&self) -> bool {
+        true
+    }
+
     fn try_execute(&self, operation: &Request) -> Option<Outcome> {
         Some(self.carry_out(operation))
     }

@@ -203,6 +203,10 @@ impl Device for FakeDevice {
         self.respond(request)
     }
 
+    fn executes_in_place(&self) -> bool {
+        true
+    }
+
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
         self.instant.then(|| self.respond(request.clone()))
     }

@@ -247,6 +247,11 @@ impl Replica {
         }
     }
 
+    /// True if its device may execute requests in place.
+    pub fn executes_in_place(&self) -> bool {
+        self.device.borrow().as_ref().is_some_and(Device::executes_in_place)
+    }
+
     /// Executes a request in place if the device need not wait for anything; `None` if it was not started.
     pub fn try_execute(&self, request: &Request) -> Option<Outcome> {
         if self.lacks_own_label() || !self.stale.borrow().is_empty() {

@@ -309,18 +309,18 @@ fn a_replica_that_was_added_to_one_that_was_away_is_not_taken_for_the_others() {
     drop(mirror);
     // The third one does not know that it was left, and gets a replica that has only what it has itself.
     c.is_offline.set(false);
-    (a.is_offline.set(true), b.is_offline.set(true));
+    [a, b].iter().for_each(|replica| replica.is_offline.set(true));
     let added = TestReplica::new("d", Some(TYPE1));
     let mirror = opened(&[a, b, c]);
     mirror.add(added.source(), false).now_or_never().unwrap().unwrap();
     resync(&mirror);
     close(&mirror);
     drop(mirror);
-    (a.is_offline.set(false), b.is_offline.set(false));
+    [a, b].iter().for_each(|replica| replica.is_offline.set(false));
     for order in [[&added, b], [b, &added], [&added, a]] {
         assert!(matches!(refusal(&order), Some(AssembleError::SplitBrain { .. })));
     }
-    [a, b].map(|replica| assert_reads(&*replica.memory, extent(0, 8), 2));
+    [a, b].iter().for_each(|replica| assert_reads(&*replica.memory, extent(0, 8), 2));
 }
 
 #[test]

@@ -230,6 +230,10 @@ impl Device for TestReplica {
         Abilities { reserved, writable, freshness, ..self.memory.abilities() }
     }
 
+    fn executes_in_place(&self) -> bool {
+        true
+    }
+
     fn try_execute(&self, request: &Request) -> Option<Outcome> {
         let waits = match request.kind() {
             RequestKind::Read | RequestKind::Write => self.holds_requests.get(),
