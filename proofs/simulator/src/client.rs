@@ -60,6 +60,26 @@ impl RunContext {
     }
 }
 
+/// A change that was issued. Dropped before its end it may have taken effect or not, as after an error; it must not take effect later.
+struct IssuedChange<'a> {
+    context: &'a RunContext,
+    change: Option<Change>,
+}
+
+impl IssuedChange<'_> {
+    fn end(&mut self, done: bool) {
+        if let Some(change) = self.change.take() {
+            self.context.checker.borrow_mut().end_change(change, done);
+        }
+    }
+}
+
+impl Drop for IssuedChange<'_> {
+    fn drop(&mut self) {
+        self.end(false);
+    }
+}
+
 /// A host. Clones are other hosts of the same device.
 #[derive(Clone)]
 pub struct Client {
@@ -180,8 +200,9 @@ impl Client {
     }
 
     async fn change(&self, change: Change, request: Request, what: &str) -> Result<(), Stop> {
+        let mut issued = IssuedChange { context: &self.context, change: Some(change) };
         let outcome = self.context.heard(self.stack.execute(request).await).await;
-        self.context.checker.borrow_mut().end_change(change, outcome.is_ok());
+        issued.end(outcome.is_ok());
         match outcome {
             Ok(Response::Done) => self.completed(),
             Ok(other) => return Err(self.context.find(format!("{what} was answered {other:?}"))),

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::task::Poll;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -39,6 +40,8 @@ pub enum Workload {
     Spoil,
     /// Like mixed, on a disk whose writes and syncs fail sometimes.
     Faulty,
+    /// Like mixed, by hosts that drop some of their requests half-way.
+    Abandon,
 }
 
 /// The weight of each operation.
@@ -70,6 +73,8 @@ struct ClientProfile {
     in_order: bool,
     /// Only this number of blocks of the region is used.
     region_blocks: u64,
+    /// The percentage of requests that are dropped before they have ended.
+    dropped_percent: u64,
 }
 
 const MIX: OpMix =
@@ -83,6 +88,7 @@ const HABITS: ClientProfile = ClientProfile {
     forced_percent: 5,
     in_order: false,
     region_blocks: u64::MAX,
+    dropped_percent: 0,
 };
 
 impl Workload {
@@ -113,6 +119,13 @@ impl Workload {
                 ClientProfile { mix: OpMix { write: 40, discard: 8, zero: 8, spoil: 16, ..MIX }, ..HABITS }
             }
             Workload::Crowd => ClientProfile { hosts: 32, readers: 4, steps: 12, ..HABITS },
+            Workload::Abandon => ClientProfile {
+                hosts: 6,
+                dropped_percent: 30,
+                mix: OpMix { discard: 6, zero: 6, flush: 10, ..MIX },
+                region_blocks: 24,
+                ..HABITS
+            },
             Workload::Idle => ClientProfile { mix: OpMix { idle: 20, flush: 1, ..MIX }, steps: 40, ..HABITS },
         }
     }
@@ -152,6 +165,22 @@ pub async fn drive(workload: Workload, client: &Client, executor: &Executor, ran
     }
 }
 
+/// The number of polls before which requests are dropped.
+const MAX_POLLS: u64 = 12;
+
+/// Polls a request so many times at most, and drops it then.
+async fn dropped_after(request: impl Future<Output = Result<(), Stop>>, polls: u64) -> Result<(), Stop> {
+    let (mut request, mut left) = (std::pin::pin!(request), polls);
+    std::future::poll_fn(|cx| match left.checked_sub(1) {
+        None => Poll::Ready(Ok(())),
+        Some(rest) => {
+            left = rest;
+            request.as_mut().poll(cx)
+        }
+    })
+    .await
+}
+
 /// The blocks that hosts use.
 #[derive(Clone, Copy, Debug)]
 struct Region {
@@ -184,7 +213,12 @@ struct Host {
 impl Host {
     async fn work(&self) {
         for _ in 0..self.random.between(self.habits.steps / 2, self.habits.steps) {
-            if self.step().await == Err(Stop) && self.is_over() {
+            let is_dropped = self.habits.dropped_percent > 0 && self.random.chance(self.habits.dropped_percent);
+            let ended = match is_dropped {
+                true => dropped_after(self.step(), self.random.below(MAX_POLLS)).await,
+                false => self.step().await,
+            };
+            if ended == Err(Stop) && self.is_over() {
                 return;
             }
         }

@@ -314,6 +314,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Page by page, so that one long extent holds neither many pages nor the core for long.
     async fn mark(&self, extent: Extent, kind: MapEntryKind) -> Result<(), Error> {
         let _change = self.begin_change()?;
+        // A write that was dropped may still be pending, and would come behind this change where the memtable does not show it.
+        if !self.notes.pending.borrow().is_empty() {
+            Box::pin(self.entered()).await?;
+        }
         for (group, in_group) in self.layout.group_pieces(extent) {
             if kind == MapEntryKind::Deallocated && self.is_group_unwritten(group, in_group) {
                 self.leave_turn(1).await;

@@ -45,8 +45,6 @@ pub(super) struct Harness {
     pub losses: Cell<u64>,
     /// Replicas that were out of sync from before a change was sent until it completed.
     pub missed_writes: RefCell<Vec<bool>>,
-    /// Changes in flight.
-    pub changing: Cell<u64>,
     pub completed_changes: Cell<u64>,
     /// The number of comparisons of quiesced replicas.
     pub quiesced_count: Cell<u64>,
@@ -71,7 +69,6 @@ impl Harness {
             is_damaged: Cell::default(),
             losses: Cell::default(),
             missed_writes: vec![false; replicas].into(),
-            changing: Cell::default(),
             completed_changes: Cell::default(),
             quiesced_count: Cell::default(),
             is_any_order: Cell::default(),
@@ -162,12 +159,10 @@ impl Harness {
         for env in self.envs.borrow().iter() {
             env.allowed.borrow_mut().extend(extents.iter().flat_map(|extent| self.regions(*extent)));
         }
-        self.changing.set(self.changing.get() + 1);
     }
 
     /// The change succeeded or failed. `left` are the replicas that were out of sync before it.
     fn end_change(&self, is_done: bool, left: &[usize]) {
-        self.changing.set(self.changing.get() - 1);
         if !is_done {
             return;
         }

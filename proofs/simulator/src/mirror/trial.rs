@@ -26,7 +26,7 @@ use crate::workload::{self, Workload};
 const LIMITS: RunLimits = RunLimits { steps: 5_000_000, seconds: 24 * 3600 };
 
 /// The loads that mirrors are put under.
-pub const LOADS: [Workload; 8] = [
+pub const LOADS: [Workload; 9] = [
     Workload::Mixed,
     Workload::Forced,
     Workload::Laps,
@@ -35,6 +35,7 @@ pub const LOADS: [Workload; 8] = [
     Workload::Crowd,
     Workload::Idle,
     Workload::Spoil,
+    Workload::Abandon,
 ];
 
 /// Runs one seed.
