@@ -21,6 +21,7 @@ use std::ops::Range;
 use sealblock_block::{AsyncMutex, Condition};
 
 use crate::format::{LogPosition, MapEntryRun, NOTE_PAGE_BYTES, NOTES_PER_PAGE, Note, NoteHead, NotesPlace, Seed};
+use crate::log::work_queue::CommitQueue;
 use crate::options::{Mutation, OpenOptions};
 use crate::space::free_map::Run;
 
@@ -82,12 +83,19 @@ pub(crate) struct Notes {
 }
 
 /// The one that notes what is pending, until it is dropped.
-pub(crate) struct Leader<'a>(pub &'a Notes);
+pub(crate) struct Leader<'a> {
+    pub notes: &'a Notes,
+    pub commits: &'a CommitQueue,
+}
 
 impl Drop for Leader<'_> {
     fn drop(&mut self) {
-        self.0.is_led.set(false);
-        self.0.changed.notify();
+        self.notes.is_led.set(false);
+        self.notes.changed.notify();
+        if !self.notes.pending.borrow().is_empty() {
+            // Its change was dropped, and nobody else may be waiting: the worker notes what it left.
+            self.commits.request_space();
+        }
     }
 }
 

@@ -76,13 +76,28 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 notes.changed.wait_until(|| notes.done.get() >= asked || !notes.is_led.get()).await;
                 continue;
             }
-            let _leader = Leader(notes);
+            let _leader = Leader { notes, commits: &self.commits };
             if self.changes.get() > 1 {
                 yield_once().await;
             }
             self.note_all().await?;
         }
         Ok(())
+    }
+
+    /// Ends when everything that is pending is in the memtable. A change that was dropped may have left it, and then it has physical blocks
+    /// that no commit frees, and comes behind a change that does not look at it.
+    pub(crate) async fn pending_entered(&self) -> Result<(), Error> {
+        let is_empty = self.notes.pending.borrow().is_empty();
+        if is_empty { Ok(()) } else { Box::pin(self.entered()).await }
+    }
+
+    /// Notes what dropped changes left pending, as far as that needs no waiting.
+    pub(crate) fn note_dropped(&self) {
+        if !self.notes.is_led.get() && !self.has_failed() {
+            // A half that is full, and errors, are left to the next change.
+            let _ = self.note_pending();
+        }
     }
 
     /// Notes everything that is pending and puts it into the memtable. Waits for commits where a half is full.

@@ -181,6 +181,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 return Ok(taken);
             }
             let _place = place.get_or_insert_with(|| self.allocator.queue.join(group));
+            self.pending_entered().await?;
             let since = self.commits.completed.get();
             let _space_waiter = self.commits.register_space_waiter(self.memtable.active_len() > 0);
             // Checked again each time: the commit that frees physical blocks may have been in flight already.
@@ -314,10 +315,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Page by page, so that one long extent holds neither many pages nor the core for long.
     async fn mark(&self, extent: Extent, kind: MapEntryKind) -> Result<(), Error> {
         let _change = self.begin_change()?;
-        // A write that was dropped may still be pending, and would come behind this change where the memtable does not show it.
-        if !self.notes.pending.borrow().is_empty() {
-            Box::pin(self.entered()).await?;
-        }
+        self.pending_entered().await?;
         for (group, in_group) in self.layout.group_pieces(extent) {
             if kind == MapEntryKind::Deallocated && self.is_group_unwritten(group, in_group) {
                 self.leave_turn(1).await;
