@@ -122,7 +122,6 @@ impl<M: Medium, C: Clock> Worker<M, C> {
     /// Commits, and completes the waiting flushes.
     async fn commit(&self) -> Result<(), Error> {
         let volume = &*self.volume;
-        volume.note_dropped();
         let answer = volume.commits.begin();
         let committed = if volume.mutation.is(Mutation::LateTags) {
             // An injected fault: the data are durable, the tags are not yet, and the flush completes.

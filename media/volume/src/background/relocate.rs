@@ -199,10 +199,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             self.locate(place).await?;
         }
         taken.commit();
+        let first = self.notes.asked.get();
         for ((_, read), pbn) in blocks.iter().zip(pbns) {
             self.enter_moved(group, MapEntry { pbn, ..*read }.into(), read.pbn);
         }
-        self.entered().await
+        self.entered(first).await
     }
 
     /// An injected fault: a map entry is made to fit the data.

@@ -21,7 +21,6 @@ use std::ops::Range;
 use sealblock_block::{AsyncMutex, Condition};
 
 use crate::format::{LogPosition, MapEntryRun, NOTE_PAGE_BYTES, NOTES_PER_PAGE, Note, NoteHead, NotesPlace, Seed};
-use crate::log::work_queue::CommitQueue;
 use crate::options::{Mutation, OpenOptions};
 use crate::space::free_map::Run;
 
@@ -45,6 +44,8 @@ pub(crate) struct Pending {
     pub data_crc: u32,
     /// For a relocated block: its former position. If it is elsewhere by now, nothing is put.
     pub moved_from: Option<u32>,
+    /// Its change was dropped before this was noted: it is neither noted nor put, and has no physical blocks any more.
+    pub is_dropped: bool,
 }
 
 /// The half that is being filled.
@@ -83,19 +84,12 @@ pub(crate) struct Notes {
 }
 
 /// The one that notes what is pending, until it is dropped.
-pub(crate) struct Leader<'a> {
-    pub notes: &'a Notes,
-    pub commits: &'a CommitQueue,
-}
+pub(crate) struct Leader<'a>(pub &'a Notes);
 
 impl Drop for Leader<'_> {
     fn drop(&mut self) {
-        self.notes.is_led.set(false);
-        self.notes.changed.notify();
-        if !self.notes.pending.borrow().is_empty() {
-            // Its change was dropped, and nobody else may be waiting: the worker notes what it left.
-            self.commits.request_space();
-        }
+        self.0.is_led.set(false);
+        self.0.changed.notify();
     }
 }
 

@@ -1,5 +1,7 @@
 //! Noting changes: how map entries are written to the place of notes, and from there into the memtable. See `notes`.
 
+use std::ops::Range;
+
 use sealblock_block::{Clock, Error, Medium, MediumError, NoteKeeping, yield_once};
 use sealblock_runtime_memory::Buffer;
 
@@ -13,6 +15,31 @@ const SPARE_PART: u64 = 4;
 /// Bytes of zeroes written at a time.
 const ZEROES_BYTES: u64 = 1 << 20;
 
+/// Map entries of a change that is not in the memtable yet, by their numbers in the order of [`Volume::enter`]. When this is dropped
+/// with the change, those that are still pending never get there: what was dropped does not take effect later, when other changes of
+/// these blocks may have completed.
+struct Entering<'a, M: Medium, C> {
+    volume: &'a Volume<M, C>,
+    numbers: Range<u64>,
+}
+
+impl<M: Medium, C> Drop for Entering<'_, M, C> {
+    fn drop(&mut self) {
+        let (notes, done) = (&self.volume.notes, self.volume.notes.done.get());
+        let mut freed = Vec::new();
+        for number in self.numbers.start.max(done)..self.numbers.end {
+            let mut pending = notes.pending.borrow_mut();
+            let Some(pending) = pending.get_mut((number - done) as usize) else { break };
+            pending.is_dropped = true;
+            if pending.entries.first.kind == MapEntryKind::Stored {
+                freed.push((pending.group, pending.entries.first.pbn));
+            }
+        }
+        // Their data are written: only a change that has written its data enters map entries.
+        freed.into_iter().for_each(|(group, pbn)| self.volume.allocator.release(group, &[(pbn, 1)]));
+    }
+}
+
 /// The result of a step of the leader.
 enum Step {
     /// Nothing is pending.
@@ -25,12 +52,12 @@ enum Step {
 impl<M: Medium, C: Clock> Volume<M, C> {
     /// Puts the map entries of a change, whose data are written, into the memtable by [`Volume::entered`].
     pub(crate) fn enter(&self, group: u64, entries: MapEntryRun, data_crc: u32) {
-        self.ask(Pending { group, entries, data_crc, moved_from: None });
+        self.ask(Pending { group, entries, data_crc, moved_from: None, is_dropped: false });
     }
 
     /// The same for a block that was moved from a physical block.
     pub(crate) fn enter_moved(&self, group: u64, entry: MapEntryRun, from: u32) {
-        self.ask(Pending { group, entries: entry, data_crc: 0, moved_from: Some(from) });
+        self.ask(Pending { group, entries: entry, data_crc: 0, moved_from: Some(from), is_dropped: false });
     }
 
     fn ask(&self, pending: Pending) {
@@ -64,40 +91,27 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         now.is_some_and(|now| now.pbn == from) || self.mutation.is(Mutation::MoveOverNewer)
     }
 
-    /// Ends when all map entries that were given to [`Volume::enter`] are noted and in the memtable.
-    pub(crate) async fn entered(&self) -> Result<(), Error> {
+    /// Ends when all map entries that were given to [`Volume::enter`] are noted and in the memtable. Those from number `first` on are the
+    /// caller's: dropped meanwhile, it gives them up.
+    pub(crate) async fn entered(&self, first: u64) -> Result<(), Error> {
         let (notes, asked) = (&self.notes, self.notes.asked.get());
         if self.mutation.is(Mutation::NoteLate) && asked - notes.done.get() < 8 {
             // An injected fault: changes complete before they are noted.
             return Ok(());
         }
+        let _entering = Entering { volume: self, numbers: first..asked };
         while notes.done.get() < asked {
             if notes.is_led.replace(true) {
                 notes.changed.wait_until(|| notes.done.get() >= asked || !notes.is_led.get()).await;
                 continue;
             }
-            let _leader = Leader { notes, commits: &self.commits };
+            let _leader = Leader(notes);
             if self.changes.get() > 1 {
                 yield_once().await;
             }
             self.note_all().await?;
         }
         Ok(())
-    }
-
-    /// Ends when everything that is pending is in the memtable. A change that was dropped may have left it, and then it has physical blocks
-    /// that no commit frees, and comes behind a change that does not look at it.
-    pub(crate) async fn pending_entered(&self) -> Result<(), Error> {
-        let is_empty = self.notes.pending.borrow().is_empty();
-        if is_empty { Ok(()) } else { Box::pin(self.entered()).await }
-    }
-
-    /// Notes what dropped changes left pending, as far as that needs no waiting.
-    pub(crate) fn note_dropped(&self) {
-        if !self.notes.is_led.get() && !self.has_failed() {
-            // A half that is full, and errors, are left to the next change.
-            let _ = self.note_pending();
-        }
     }
 
     /// Notes everything that is pending and puts it into the memtable. Waits for commits where a half is full.
@@ -130,8 +144,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Notes as many pending map entries as there is room for, and puts them into the memtable.
     fn note_pending(&self) -> Step {
         loop {
-            let front = self.notes.pending.borrow().front().map(|front| (front.entries, front.moved_from));
-            let Some((entries, moved_from)) = front else { return Step::Done };
+            let front =
+                self.notes.pending.borrow().front().map(|front| (front.entries, front.moved_from, front.is_dropped));
+            let Some((entries, moved_from, is_dropped)) = front else { return Step::Done };
+            if is_dropped {
+                drop(self.notes.pending.borrow_mut().pop_front());
+                self.notes.finish(1);
+                continue;
+            }
             // The memtable has everything that was pending before, with which a move must be compared.
             if moved_from.is_some_and(|from| !self.is_still_at(&entries, from)) {
                 let lost = self.notes.pending.borrow_mut().pop_front();
@@ -151,13 +171,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Notes pending map entries up to the next moved block, as far as there is room; returns their number.
+    /// Notes pending map entries up to the next moved or dropped block, as far as there is room; returns their number.
     fn note_some(&self) -> Result<usize, MediumError> {
         let (pending, mut half) = (self.notes.pending.borrow(), self.notes.half.borrow_mut());
         let half = half.as_mut().expect("there is a half while changes are noted");
-        let is_moved = |pending: &Pending| pending.moved_from.is_some();
-        let until_move = pending.iter().skip(1).position(is_moved).map_or(pending.len(), |at| at + 1);
-        let count = until_move.min(half.room());
+        let is_other = |pending: &Pending| pending.moved_from.is_some() || pending.is_dropped;
+        let until_other = pending.iter().skip(1).position(is_other).map_or(pending.len(), |at| at + 1);
+        let count = until_other.min(half.room());
         if count > 0 {
             let (offset, pages) = half.add(pending.iter().take(count), self.seed);
             self.medium.note(offset, &half.pages[pages]).inspect_err(|_| half.take_back(count))?;
@@ -174,7 +194,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.notes.way.set(Way::Durable);
         let pending = self.notes.pending.take();
         let count = pending.len();
-        pending.into_iter().for_each(|pending| self.put(pending));
+        pending.into_iter().filter(|pending| !pending.is_dropped).for_each(|pending| self.put(pending));
         self.commits.schedule();
         self.notes.finish(count);
         match self.mark_answered(Answered::Durable).await {

@@ -74,8 +74,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         if self.mutation.is(Mutation::NoteEarly) {
             // An injected fault: blocks are noted and in the memtable before their data have arrived.
             let sealed = WrittenBlocks { data: data.clone().into_sealed(), extras: Vec::new() };
+            let first = self.notes.asked.get();
             self.entry(group, extent, &sealed, taken.runs());
-            self.entered().await?;
+            self.entered(first).await?;
             let written = self.write_runs(group, taken.runs(), data).await;
             taken.commit();
             return written.map_err(Error::from);
@@ -90,9 +91,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         };
         match written {
             Ok(written) => {
+                let first = self.notes.asked.get();
                 self.entry(group, extent, &written, taken.runs());
                 taken.commit();
-                self.entered().await
+                self.entered(first).await
             }
             Err(error) => {
                 // Every write has ended, and no map entry names the physical blocks.
@@ -181,7 +183,6 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 return Ok(taken);
             }
             let _place = place.get_or_insert_with(|| self.allocator.queue.join(group));
-            self.pending_entered().await?;
             let since = self.commits.completed.get();
             let _space_waiter = self.commits.register_space_waiter(self.memtable.active_len() > 0);
             // Checked again each time: the commit that frees physical blocks may have been in flight already.
@@ -315,7 +316,6 @@ impl<M: Medium, C: Clock> Volume<M, C> {
     /// Page by page, so that one long extent holds neither many pages nor the core for long.
     async fn mark(&self, extent: Extent, kind: MapEntryKind) -> Result<(), Error> {
         let _change = self.begin_change()?;
-        self.pending_entered().await?;
         for (group, in_group) in self.layout.group_pieces(extent) {
             if kind == MapEntryKind::Deallocated && self.is_group_unwritten(group, in_group) {
                 self.leave_turn(1).await;
@@ -342,10 +342,11 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.prepare_notes(group).await?;
         self.wait_for_room().await?;
         // Blocks may have changed meanwhile.
+        let first = self.notes.asked.get();
         for run in unlike().await? {
             self.enter(group, run, 0);
         }
-        Box::pin(self.entered()).await
+        Box::pin(self.entered(first)).await
     }
 
     /// Lets other requests run after this number of blocks.
