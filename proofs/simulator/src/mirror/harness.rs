@@ -46,6 +46,9 @@ pub(super) struct Harness {
     /// Replicas that were out of sync from before a change was sent until it completed.
     pub missed_writes: RefCell<Vec<bool>>,
     pub completed_changes: Cell<u64>,
+    /// A request of a replica ends when its future is dropped, as that of a volume in this process does; otherwise it goes on, as
+    /// that of a replica at a server does.
+    pub drops_requests: Cell<bool>,
     /// The number of comparisons of quiesced replicas.
     pub quiesced_count: Cell<u64>,
     /// True if the replicas are named in random order, so that an offline one is identified only once it is online.
@@ -70,6 +73,7 @@ impl Harness {
             losses: Cell::default(),
             missed_writes: vec![false; replicas].into(),
             completed_changes: Cell::default(),
+            drops_requests: Cell::default(),
             quiesced_count: Cell::default(),
             is_any_order: Cell::default(),
             is_in_doubt: Cell::default(),

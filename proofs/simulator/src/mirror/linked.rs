@@ -160,10 +160,13 @@ impl Device for LinkedDevice {
             self.check(request.extents.one());
         }
         let inner = self.inner.clone();
-        // A task of its own: a request continues when its future is dropped.
-        let task = self.env.executor.spawn("replica", async move { inner.execute(request).await });
+        let executed: LocalBoxFuture<'static, Outcome> = match self.harness.drops_requests.get() {
+            true => Box::pin(async move { inner.execute(request).await }),
+            // A task of its own: a request continues when its future is dropped.
+            false => Box::pin(self.env.executor.spawn("replica", async move { inner.execute(request).await })),
+        };
         let lost = self.env.changed.wait_until(|| self.is_lost());
-        let outcome = match select(pin!(task), pin!(lost)).await {
+        let outcome = match select(executed, pin!(lost)).await {
             Either::Left((outcome, _)) => outcome,
             Either::Right(_) => return unreachable(),
         };

@@ -300,6 +300,7 @@ impl Trial {
         let harness =
             Rc::new(Harness::new(context.clone(), self.open_config.region_shift, replicas, self.trace.clone()));
         harness.is_damaged.set(plan.is_damaged);
+        harness.drops_requests.set(self.config.workload == Workload::Abandon);
         context.decayed.set(plan.is_damaged);
         *harness.missed_writes.borrow_mut() = self.replicas.iter().map(|replica| replica.missed_writes).collect();
         harness.is_any_order.set(plan.is_any_order && !self.replicas.iter().any(|replica| replica.has_no_label));
