@@ -21,8 +21,9 @@ pub trait Device {
     /// Executes one request. Several may be in flight at once, in any order; a Flush covers the writes that completed before it
     /// started.
     ///
-    /// Dropping the future gives up the outcome, and not the request: a change may then be executed wholly, in part or not at all.
-    /// Whoever must know waits for it. A device may promise more in its own documentation.
+    /// Dropping the future gives up the outcome, and not the request: a change may then be executed wholly, in part or not at all, also
+    /// later, after other changes of its blocks. So exports and sessions wait for the changes that they have begun. A device may promise
+    /// more in its own documentation: a volume does not execute later what it has not executed by then.
     fn execute(&self, request: Request) -> impl Future<Output = Outcome>;
 
     /// True if [`Device::try_execute`] may return an outcome. Where it is false, nobody tries.

@@ -186,6 +186,8 @@ pub enum Mutation {
     NoteLate,
     /// Blocks are noted before their data have arrived.
     NoteEarly,
+    /// What a dropped change has not noted is noted with a later change.
+    NoteDropped,
     /// Notes record a base that is older by one commit.
     BaseBehind,
     /// The half with the notes of a commit in flight is overwritten.

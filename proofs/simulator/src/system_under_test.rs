@@ -20,7 +20,7 @@ pub enum SystemUnderTest {
     Walk(MirrorMutation),
 }
 
-const OF_VOLUMES: [(&str, VolumeMutation); 33] = [
+const OF_VOLUMES: [(&str, VolumeMutation); 34] = [
     ("none", VolumeMutation::None),
     ("skip-sync", VolumeMutation::SkipSync),
     ("late-tags", VolumeMutation::LateTags),
@@ -49,6 +49,7 @@ const OF_VOLUMES: [(&str, VolumeMutation); 33] = [
     ("keep-bits", VolumeMutation::KeepBits),
     ("no-anchor", VolumeMutation::NoAnchor),
     ("note-late", VolumeMutation::NoteLate),
+    ("note-dropped", VolumeMutation::NoteDropped),
     ("note-early", VolumeMutation::NoteEarly),
     ("base-behind", VolumeMutation::BaseBehind),
     ("half-early", VolumeMutation::HalfEarly),

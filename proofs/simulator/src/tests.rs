@@ -116,6 +116,11 @@ fn a_volume_that_answers_before_it_notes_is_caught() {
 }
 
 #[test]
+fn a_volume_that_notes_what_was_dropped_is_caught() {
+    assert_caught(&Volumes { mutation: Mutation::NoteDropped }, &[Workload::Abandon], 600);
+}
+
+#[test]
 fn a_volume_that_notes_blocks_whose_data_are_in_flight_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::NoteEarly }, &[Workload::Hot, Workload::Mixed, Workload::Crowd], 60);
 }

@@ -26,6 +26,9 @@ struct Entering<'a, M: Medium, C> {
 impl<M: Medium, C> Drop for Entering<'_, M, C> {
     fn drop(&mut self) {
         let (notes, done) = (&self.volume.notes, self.volume.notes.done.get());
+        if self.volume.mutation.is(Mutation::NoteDropped) {
+            return;
+        }
         let mut freed = Vec::new();
         for number in self.numbers.start.max(done)..self.numbers.end {
             let mut pending = notes.pending.borrow_mut();
@@ -148,7 +151,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 self.notes.pending.borrow().front().map(|front| (front.entries, front.moved_from, front.is_dropped));
             let Some((entries, moved_from, is_dropped)) = front else { return Step::Done };
             if is_dropped {
-                drop(self.notes.pending.borrow_mut().pop_front());
+                self.notes.pending.borrow_mut().pop_front();
                 self.notes.finish(1);
                 continue;
             }

@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use futures_util::FutureExt;
 use sealblock_block::{Device, Durability, Request};
-use sealblock_integrity::{GuardKind, ProtectionType};
+use sealblock_integrity::{GuardKind, ProtectionType, Sealed, Tags};
+use sealblock_runtime_memory::Slice;
 use sealblock_units::{BlockSize, Extent};
 
 use super::setup::{Rig, TestMedium, created, pattern, protection};
@@ -323,6 +325,45 @@ fn a_half_that_is_full_has_a_commit_made_and_changes_go_on_beside_it() {
         }
         assert!(!is_dead || rig.read(100, 200).unwrap() == long);
     }
+}
+
+#[test]
+fn what_of_a_dropped_change_is_not_noted_never_takes_effect() {
+    let medium = medium();
+    let rig = noted(&medium);
+    rig.write(0, &pattern(1, 4096)).unwrap();
+    let write = |start: u64, seed: u64| {
+        let extent = Extent::from_raw(start, 1).unwrap();
+        let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: start };
+        let data = Slice::copy_from(&pattern(seed, 4096));
+        let sealed = Sealed::seal(data, BlockSize::B4096, rig.gate.geometry().protection, &tags);
+        Box::pin(rig.gate.execute(Request::write(extent, sealed, Durability::Volatile)))
+    };
+    // A change in flight has whoever notes let others run before.
+    medium.held.set((0, u64::MAX));
+    let mut other = write(9, 2);
+    assert!(other.as_mut().now_or_never().is_none());
+    medium.held.set((0, 0));
+    let free = rig.gate.device().allocator.free(0);
+    for is_dropped in [true, false] {
+        let mut noting = write(5, 3);
+        assert!(noting.as_mut().now_or_never().is_none(), "its data are written, and it is about to be noted");
+        if is_dropped {
+            drop(noting);
+            assert_eq!(rig.gate.device().allocator.free(0), free, "its physical block is free again");
+        } else {
+            rig.run(noting).unwrap();
+        }
+        // Blocks that are known to be deallocated already need no map entry.
+        discard(&rig, 5, 1);
+        assert_eq!(rig.read(5, 1).unwrap(), vec![0; 4096]);
+        rig.write(6, &pattern(4, 4096)).unwrap();
+        assert_eq!(rig.read(5, 1).unwrap(), vec![0; 4096], "dropped: {is_dropped}");
+    }
+    medium.let_all_go();
+    rig.run(other).unwrap();
+    assert_eq!(noted(&copied(&medium)).read(9, 1).unwrap(), pattern(2, 4096));
+    rig.verify().unwrap();
 }
 
 #[test]
