@@ -54,14 +54,14 @@ impl<M: Medium, C: Clock> Worker<M, C> {
             volume.checkpoints.stop();
             is_closing
         };
-        // Idle work has no end of its own. It counts as a change while it works, so it is idle when commits end.
+        // Idle work never ends by itself. While it works it counts as a change, so it is idle when commits end.
         let (work, upkeep) = (pin!(join(commits, volume.run_checkpoints())), pin!(volume.run_idle_work()));
         let is_closing = match select(work, upkeep).await {
             Either::Left(((is_closing, ()), _)) => is_closing,
             Either::Right(((), _)) => false,
         };
-        // A read that ended during the last checkpoint may have left a physical block to deallocate; nothing else has
-        // changed.
+        // A read that ended during the last checkpoint may have left a physical block to deallocate on the medium;
+        // nothing else has changed.
         if is_closing && volume.state.get() == VolumeState::Closing {
             self.close().await;
         }

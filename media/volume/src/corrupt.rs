@@ -1,6 +1,6 @@
-//! Damage on purpose, for tests and for trying how a stack reacts.
+//! Damage on purpose, for tests and for experiments with a stack.
 //!
-//! Each kind leaves the volume as a fault of a medium would, below everything that keeps it consistent.
+//! Each kind leaves the volume as a fault of the medium would, below everything that keeps it consistent.
 
 use std::rc::Rc;
 
@@ -24,13 +24,13 @@ pub enum CorruptionKind {
     RefTag,
     /// The stored application tag changes.
     AppTag,
-    /// The last write of the block is undone: an older block with tags that match it is put back.
+    /// The last write of the block is undone: it gets an older block whose tags match it.
     LostWrite,
     /// A write meant for another block lands here, with tags that match its data.
     Misdirected,
 }
 
-/// Why no damage can be made.
+/// Why a block cannot be damaged.
 #[derive(Debug, thiserror::Error)]
 pub enum CorruptionError {
     /// The block is past the end.
@@ -41,7 +41,7 @@ pub enum CorruptionError {
         /// The last block of the volume.
         last: u64,
     },
-    /// The block has no data to damage.
+    /// The block has no data.
     #[error("block {0} holds no data: write it first")]
     Empty(Lba),
     /// The block is damaged already.
@@ -105,7 +105,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// The page of a block, and its map entry there.
+    /// The page of a block, and the block's map entry in it.
     async fn held(&self, lba: Lba) -> Result<(Rc<MapPage>, MapLookup), CorruptionError> {
         let (number, index) = self.block_map.locate(lba);
         let page = self.block_map.page(&self.medium, number).await.map_err(Error::from)?;
@@ -126,7 +126,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(self.medium.write(offset, data.freeze()).await.map_err(Error::from)?)
     }
 
-    /// Changes the tuple and updates no data checksum, as a flipped bit would.
+    /// Changes the tuple but no checksum of the data, as a flipped bit would.
     async fn corrupt_tuple(
         &self,
         entry: &MapEntry,
@@ -141,14 +141,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.put_entry(entry.lba, raw).await
     }
 
-    /// Replaces a block's map entry, under its current generation.
+    /// Replaces a block's map entry, and keeps the generation of its page.
     async fn put_entry(&self, lba: Lba, bytes: [u8; MAP_ENTRY_BYTES]) -> Result<(), CorruptionError> {
         Ok(self.block_map.write_raw(&self.medium, lba, bytes).await.map_err(Error::from)?)
     }
 
     async fn lose_write(&self, entry: &MapEntry) -> Result<(), CorruptionError> {
         let mut data = self.stored_data(entry).await?;
-        // The previous data are gone, so the older block is any one that differs from the current one.
+        // The previous data are gone, so any block that differs from the current one serves as the older block.
         data.iter_mut().for_each(|byte| *byte = !*byte);
         let generation = if entry.generation > 1 { entry.generation - 1 } else { u16::MAX };
         let older = self.sealed_entry(entry.lba, entry.pbn, generation, &data);

@@ -12,7 +12,8 @@
 //! - `medium`: serialized syncs; the identity of the medium, the three superblocks, the reserved area; recognition of
 //!   volumes.
 //! - `space`: free physical blocks, the writers that wait for them, and idle work.
-//! - `map`: the block map and its pages; map entries that are durable and not there yet (`patches`), or not durable (`memtable`).
+//! - `map`: the block map and its pages; map entries that are durable but not in it yet (`patches`), or not durable
+//!   (`memtable`).
 //! - `log`: the state of the log; notes, by which completed changes outlive the process; waiters for commits.
 //! - `volume`: the state of an open volume.
 //! - `requests`: the volume as a device; executed in the caller's task.
@@ -51,7 +52,7 @@ pub use options::{Mutation, OpenOptions, VolumeError};
 pub use space::idle::IdleWorkCounts;
 pub use volume::{AnsweredChanges, Volume, VolumeInfo};
 
-/// The volume on a medium in memory. Crashes are the simulator's business; here is what holds without them.
+/// The volume on a medium in memory, without crashes. The simulator tests crashes.
 #[cfg(test)]
 mod tests {
     mod allocation;

@@ -35,7 +35,7 @@ use crate::space::idle::IdleWork;
 use crate::space::turns::InFlightBudget;
 use crate::volume::{AnsweredChanges, Volume, VolumeInfo, VolumeState, max_transfer_blocks};
 
-/// Blocks of one Verify at most, in transfers.
+/// The maximum number of blocks of a Verify, in transfers.
 const VERIFY_TRANSFERS: u32 = 16;
 
 /// A volume and the worker that must run beside it.
@@ -56,10 +56,10 @@ pub async fn probe<M: Medium>(medium: &M) -> Result<Superblock, VolumeError> {
     Ok(superblocks::read(medium).await?.superblock)
 }
 
-/// Opens a volume, taking over what a crash left in its log.
+/// Opens a volume. After a crash, it recovers what is in the log and in notes.
 ///
 /// # Errors
-/// See [`VolumeError`]. A volume that cannot be opened is left as it is.
+/// See [`VolumeError`]. A volume that cannot be opened is unchanged.
 pub async fn open<M: Medium, C: Clock>(
     medium: M,
     clock: C,
@@ -68,7 +68,8 @@ pub async fn open<M: Medium, C: Clock>(
     let SuperblockProbe { superblock, copies, are_all_usable, standing } =
         superblocks::read_as(&medium, options.identity).await?;
     let layout = superblock.layout;
-    // Smaller sectors than the medium's can be read from it, and not be written without those beside them.
+    // A volume with smaller sectors than the medium's can be read, but not written: a write would include the
+    // neighbouring sectors.
     let unit_bytes = if options.read_only { medium.read_unit_bytes() } else { medium.sector_bytes() };
     if unit_bytes > layout.sector_bytes() {
         return Err(VolumeError::Sector { volume_bytes: layout.sector_bytes(), medium_bytes: medium.sector_bytes() });
@@ -143,7 +144,7 @@ fn with_lost(superblock: Superblock, noted: &NotedChanges, options: &OpenOptions
     (Superblock { unreported_loss: found.filter(|_| !is_forgotten), ..superblock }, answered)
 }
 
-/// Map entries of notes, and older ones of the log.
+/// The newest map entry of each block: those of notes, then those of the log, which are older.
 fn newest_of(noted: &[MapEntryRun], logged: &[MapEntryRun]) -> MapEntries {
     let mut newest = MapEntries::default();
     noted.iter().chain(logged).for_each(|run| drop(newest.insert_older(*run)));
@@ -186,7 +187,7 @@ async fn wipe_foreign<M: Medium>(medium: &M, layout: &Layout, recovered: &Recove
     Ok(())
 }
 
-/// What was found when a volume was opened; `taken` blocks have map entries of the log.
+/// What was found when a volume was opened; `taken` blocks have map entries that recovery took from the log.
 pub(crate) fn describe(
     superblock: &Superblock,
     recovered: &Recovered,
@@ -210,7 +211,7 @@ pub(crate) fn describe(
     }
 }
 
-/// The shape of the device, with limits that the volume can always meet.
+/// The geometry of the device, with limits that the volume can always meet.
 fn geometry(superblock: &Superblock, most_open: usize) -> Geometry {
     let layout = &superblock.layout;
     let transfer = max_transfer_blocks(layout);
@@ -228,7 +229,7 @@ fn geometry(superblock: &Superblock, most_open: usize) -> Geometry {
     }
 }
 
-/// Puts a volume together from what was found.
+/// Creates a volume in memory from what was found on the medium.
 pub(crate) fn assemble<M: Medium, C: Clock>(
     medium: M,
     clock: C,
@@ -281,10 +282,10 @@ pub(crate) fn assemble<M: Medium, C: Clock>(
     }
 }
 
-/// Bytes written at once where zeroes are written.
+/// Bytes of one write of zeroes.
 const CHUNK_BYTES: u64 = 1 << 20;
 
-/// The shape of a new volume.
+/// The properties of a new volume.
 #[derive(Clone, Copy, Debug)]
 pub struct CreateOptions {
     /// Size of a block.
@@ -295,15 +296,15 @@ pub struct CreateOptions {
     pub protection: Option<PiFormat>,
     /// Identity; two volumes must not share one, because it salts their checksums.
     pub uuid: [u8; 16],
-    /// Take the space of the whole volume at once, and never give it back.
+    /// Allocate the space of the whole volume now, and keep it.
     pub preallocate: bool,
 }
 
-/// Makes an empty volume on a medium, whatever was there before. The medium must have [`Layout::medium_bytes`].
+/// Creates an empty volume on a medium, which may contain anything. The medium must have [`Layout::medium_bytes`].
 ///
 /// # Errors
-/// When the shape is impossible, the medium is too short, has not the space or cannot promise it, or fails. An earlier volume
-/// on it is gone then.
+/// When the layout is impossible, or the medium is too short, lacks the space, cannot reserve it, or fails. An earlier
+/// volume on it may be destroyed by then.
 pub async fn create<M: Medium>(medium: &M, options: &CreateOptions) -> Result<(), VolumeError> {
     let layout = Layout::new(options.block_size, medium.sector_bytes(), options.capacity_blocks)?;
     if medium.len_bytes() < layout.medium_bytes() {

@@ -31,25 +31,26 @@ use crate::format::{
 use crate::medium::padded;
 use crate::options::Mutation;
 
-/// Map entries of a commit that is written once at most, and blocks that they are about: two such commits fit in the smallest sector.
+/// A commit is small if it has at most this many map entries and blocks: two such commits fit in the smallest sector.
+/// Small commits are written once.
 const SMALL_COMMIT_ENTRIES: usize = 7;
 
 /// A map entry of a block or a run of blocks, and its bytes in the log.
 pub(crate) type Encoded = (MapEntryRun, [u8; MAP_ENTRY_BYTES]);
 
-/// Where the log stands. Numbers are sequence numbers of sectors.
+/// The state of the log. Numbers are sequence numbers of sectors.
 pub(crate) struct Log {
     layout: Layout,
     seed: Seed,
     mutation: Mutation,
-    /// The next sector that no commit has written to. Every sector before this one is durable, with its data, but for what a
-    /// commit in flight adds to the last one.
+    /// The first sector that no commit has used. Every earlier sector is durable, with its data, except what a commit
+    /// in flight adds to the last one.
     pub next: Cell<u64>,
-    /// The map entries of every sector before this one are in the map pages in memory.
+    /// The map entries of every earlier sector are in the block map's patches, or in the block map.
     applied: Cell<u64>,
-    /// Every sector before this one is in the block map, and the superblock says so.
+    /// Every earlier sector is in the block map, and the superblock says so.
     pub tail: Cell<u64>,
-    /// Counts commits that were written.
+    /// The number of commits that were written.
     pub commits: Cell<u64>,
     last: RefCell<Option<LastSector>>,
 }
@@ -59,28 +60,28 @@ pub(crate) struct Log {
 struct LastSector {
     sequence: u64,
     bytes: Vec<u8>,
-    /// The blocks of its own map entries, from one up to another, where only one place has the newest.
+    /// The blocks of its own map entries, as ranges, if only one place has the newest.
     blocks: Vec<(u64, u64)>,
-    /// The region that has its newest map entries; none if both have them all.
+    /// The region that has its newest map entries; `None` if both have all.
     only_in: Option<u64>,
-    /// A checkpoint counts it among those that are wholly in the block map, so nothing may be added.
+    /// A checkpoint counts it as wholly in the block map, so no commit may join it.
     is_closed: bool,
     /// Its second copy could not be written.
     has_no_second_copy: bool,
 }
 
-/// Where the map entries of a commit go.
+/// Where a commit is written.
 pub(crate) struct LogPlacement {
     /// The first sector.
     pub first: u64,
-    /// The region that the only sector is written to; both if none.
+    /// The region to which the only sector is written; `None` for both.
     region: Option<u64>,
-    /// What the sector has already.
+    /// The map entries that the sector has already.
     earlier: Vec<[u8; MAP_ENTRY_BYTES]>,
-    /// What the first sector repeats of the one before.
+    /// The map entries of the previous sector that the first one repeats.
     repeats: Vec<[u8; MAP_ENTRY_BYTES]>,
     left_out: u16,
-    /// The blocks of all own map entries of a sector that is written to one place.
+    /// The blocks of all own map entries, for a sector that is written once.
     blocks: Vec<(u64, u64)>,
 }
 
@@ -99,17 +100,18 @@ impl Log {
         }
     }
 
-    /// Whether the last commit waits for [`Log::write_second_copy`].
+    /// True if the last commit needs [`Log::write_second_copy`].
     pub fn needs_second_copy(&self) -> bool {
         self.last.borrow().as_ref().is_some_and(|last| !last.has_no_second_copy && last.sequence >= self.tail.get())
     }
 
-    /// What was written is in the map pages in memory.
+    /// Records that the map entries of every written sector are in the block map's patches.
     pub fn end_commit(&self) {
         self.applied.set(self.next.get());
     }
 
-    /// Everything before the sector that this gives is in the map pages in memory, and stays so: nothing joins those sectors.
+    /// Returns the first sector whose map entries are not all in the block map's patches. No commit joins an earlier
+    /// sector from now on.
     pub fn take_applied(&self) -> u64 {
         let applied = self.applied.get();
         if let Some(last) = self.last.borrow_mut().as_mut().filter(|last| last.sequence < applied) {
@@ -118,10 +120,10 @@ impl Log {
         applied
     }
 
-    /// Where these map entries go, for which there is room in the log. From here on the sector that they join is not wholly in
-    /// the block map.
+    /// Decides where map entries are written, for which the log must have room. If they join a sector, that sector is
+    /// not wholly in the block map any more.
     pub fn place_commit(&self, entries: &[MapEntryRun]) -> LogPlacement {
-        // A long run is one map entry, and yet more than may hang on a single sector.
+        // A long run is one map entry, but too much to depend on a single sector.
         let is_small = entries.iter().map(|run| run.blocks as usize).sum::<usize>() <= SMALL_COMMIT_ENTRIES;
         let small = if is_small { entries } else { &[] };
         let blocks: Vec<(u64, u64)> = small.iter().map(|run| (run.start(), run.end())).collect();
@@ -150,20 +152,20 @@ impl Log {
             repeats = sector.entries()[usize::from(left_out)..].to_vec();
         }
         let region = is_small.then(|| single.map_or(first, |(_, region)| region + 1));
-        // The last place of the first region and the first one of the second lie side by side.
+        // The last place of the first region and the first place of the second region are adjacent.
         let region =
             region.filter(|region| region % LOG_REGIONS == 0 || !first.is_multiple_of(self.layout.log_sectors()));
         LogPlacement { first, region, earlier: Vec::new(), repeats, left_out, blocks }
     }
 
-    /// Behind all map entries of the log.
+    /// The position after all map entries of the log.
     pub fn position(&self) -> LogPosition {
         let last = self.last.borrow();
         let own = last.as_ref().map(|last| (last.sequence, LogSector::of_encoded(&last.bytes).entries().len() as u16));
         own.unwrap_or((self.next.get(), 0))
     }
 
-    /// Behind all map entries of the log once so many are written to this place.
+    /// The position after all map entries of the log once this number of them is written as placed.
     pub fn end_of(&self, place: &LogPlacement, entries: usize) -> LogPosition {
         let per_sector = self.layout.log_sector_entries() as usize;
         let (mut sector, mut own) = (place.first, place.earlier.len() + entries);
@@ -174,12 +176,12 @@ impl Log {
         (sector, own as u16)
     }
 
-    /// Sectors that a commit of so many map entries may take.
+    /// The maximum number of sectors for a commit of this number of map entries.
     pub fn sectors_for(&self, entries: usize) -> u64 {
         (entries + SMALL_COMMIT_ENTRIES).div_ceil(self.layout.log_sector_entries() as usize) as u64
     }
 
-    /// Map entries that one commit may have in so many sectors.
+    /// The number of map entries that always fit in a commit of this number of sectors.
     pub fn entries_in(&self, sectors: u64) -> usize {
         ((sectors * self.layout.log_sector_entries()) as usize).saturating_sub(SMALL_COMMIT_ENTRIES)
     }
@@ -192,7 +194,7 @@ impl Log {
         entries: &[Encoded],
     ) -> Result<(), MediumError> {
         if entries.iter().any(|(run, _)| run.first.guard_unverified) {
-            // Recovery cannot tell such data by their guard, so they must be durable before their map entries.
+            // Recovery cannot check such data by their guard, so they must be durable before their map entries.
             medium.sync().await?;
         }
         let bytes = self.encode_sectors(medium, &place, entries);
@@ -221,9 +223,10 @@ impl Log {
         Ok(())
     }
 
-    /// Begins an empty log with a sector without map entries, in both places; durable once the medium is synced.
+    /// Begins an empty log with the anchor, a sector without map entries, in both places. It is durable after the next
+    /// sync.
     ///
-    /// It says nothing of the sectors before it: after a crash its number is far ahead of theirs.
+    /// Its durable_seq is 0 and covers no earlier sectors: after a crash its number is far ahead of theirs.
     pub async fn write_anchor<M: Medium>(&self, medium: &M) -> Result<(), MediumError> {
         let sequence = self.next.get();
         debug_assert_eq!(sequence, self.tail.get(), "the log is empty");
@@ -239,15 +242,15 @@ impl Log {
         Ok(())
     }
 
-    /// The sectors of a commit, the first of which repeats what is in one place only.
+    /// Encodes the sectors of a commit. The first one repeats the map entries that have only one place.
     fn encode_sectors(&self, medium: &impl Medium, place: &LogPlacement, entries: &[Encoded]) -> Slice {
         let sector = self.layout.sector_bytes() as usize;
         let per_sector = self.layout.log_sector_entries() as usize;
         let LogPlacement { first, earlier, repeats, left_out, .. } = place;
         let own: Vec<&[u8; MAP_ENTRY_BYTES]> = earlier.iter().chain(entries.iter().map(|(_, bytes)| bytes)).collect();
         let mut buffer = medium.buffer((own.len() + repeats.len()).div_ceil(per_sector) * sector);
-        // Only the first sector has what is repeated, and a crash may leave the others alone: these do not speak for the sector
-        // before.
+        // Only the first sector has the repeated entries, and after a crash the others may exist without it. So the
+        // durable_seq of the others does not cover the previous sector.
         let durable = first - u64::from(!repeats.is_empty());
         let (mut rest, mut repeats) = (&own[..], &repeats[..]);
         let mut header =
@@ -261,7 +264,7 @@ impl Log {
         buffer.freeze()
     }
 
-    /// Where the sectors from `first` on lie in a region: behind one another, but for the end of the region.
+    /// The parts of the sectors from `first` in a region: contiguous, but split at the end of the region.
     fn log_pieces(&self, first: u64, region: u64, bytes: &Slice) -> impl Iterator<Item = (u64, Slice)> {
         let sector = u64::from(self.layout.sector_bytes());
         let before_end = (self.layout.log_sectors() - first % self.layout.log_sectors()) * sector;
@@ -271,12 +274,12 @@ impl Log {
         places.into_iter().filter(|(_, piece)| !piece.is_empty())
     }
 
-    /// Gives the last sector its second copy, where a place lacks the newest map entries, which also says that the sector and
-    /// its data are durable. From here on no single fault loses a map entry of the log, and a block that does not match its map
-    /// entry is damaged and not a write that never arrived.
+    /// Writes the second copy of the last sector, if one place lacks the newest map entries. It also records that the
+    /// sector and its data are durable. From here on no single fault loses a map entry of the log, and a block that
+    /// does not match its map entry is damage, not a write that never arrived.
     ///
     /// # Errors
-    /// When a sync fails. A write that fails costs nothing that was there before.
+    /// When a sync fails. A failed write loses nothing that was there before.
     pub async fn write_second_copy<M: Medium>(&self, medium: &M) -> Result<(), MediumError> {
         let Some(mut last) = self.last.borrow().clone().filter(|_| self.needs_second_copy()) else {
             return Ok(());
@@ -296,7 +299,7 @@ impl Log {
 }
 
 impl LastSector {
-    /// Whether map entries of these blocks may be added. Two of one block would have the same generation.
+    /// True if map entries of these blocks may be added. Two entries of one block would have the same generation.
     fn has_room_for(&self, blocks: &[(u64, u64)], layout: &Layout, mutation: Mutation) -> bool {
         let sector = LogSector::of_encoded(&self.bytes);
         let entries = (sector.entries().len() + sector.repeats().len() + blocks.len()) as u64;

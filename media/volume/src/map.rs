@@ -1,6 +1,7 @@
-//! The block map: map pages and generations, with those in use kept in memory, and the map entries that are to go there.
+//! The block map: map pages and generations, of which those in use are cached, and the map entries to be written there.
 //!
-//! Pages are as on the medium; what is durable in the log and not there yet are patches. The number of pages kept is bounded.
+//! Pages in memory equal those on the medium. Map entries that are durable in the log but not in the block map yet are
+//! patches. The number of cached pages is bounded.
 //!
 //! Unreadable sectors cost only the blocks whose map entries are there: a page's generations have two copies, and map
 //! entries beside a lost sector are served. Such a sector is left alone, and may be readable the next time, until a map
@@ -30,13 +31,14 @@ use crate::medium::lost_copies::LostCopies;
 use crate::medium::{padded, read_sectors};
 use crate::options::{Mutation, OpenOptions};
 
-/// Pages looked at for one to drop whenever one is read, so that a crowd of pages in use costs no time quadratic in it.
+/// The number of pages that are considered for eviction per page read, so that many pages in use do not cost quadratic
+/// time.
 const MAX_EVICTION_PROBES: usize = 32;
-/// Pages kept at least.
+/// The minimum number of cached pages.
 const MIN_CACHED_PAGES: usize = 8;
-/// Memory for map entries that the block map does not have yet, at least.
+/// The minimum memory for map entries that the block map does not have yet.
 const MIN_PATCHES_BYTES: usize = 64 << 10;
-/// Bytes of pages read at once where a block group's are read one after the other.
+/// Bytes of pages that are read at once if all pages of a block group are read.
 const SCAN_BYTES: u64 = 1 << 20;
 
 /// The block map of a volume.
@@ -46,33 +48,34 @@ pub(crate) struct BlockMap {
     mutation: Mutation,
     /// Which block groups are initialized.
     pub groups: BlockGroups,
-    /// What the block map does not have yet.
+    /// The map entries that the block map does not have yet.
     pub patches: Patches,
-    /// The page of every block group that is not initialized.
+    /// The page of every uninitialized block group.
     unwritten: Rc<MapPage>,
     pages: RefCell<FxHashMap<u64, Rc<MapPage>>>,
     order: RefCell<VecDeque<u64>>,
-    /// Pages that are being read, each by one at a time.
+    /// Pages that are being read, so that each is read once.
     loading: RangeLock,
-    /// Sectors with map entries that stay lost even should the medium give them again, by page: physical blocks they name may
-    /// be in use.
+    /// Sectors with map entries that stay lost even if the medium returns them again, by page: the physical blocks that
+    /// they name may have been reused.
     lost_sectors: RefCell<FxHashMap<u64, u32>>,
-    /// Pages of which a copy of the generations is lost or old.
+    /// Pages with a lost or old copy of the generations.
     to_repair: RefCell<FxHashSet<u64>>,
     lost_copies: LostCopies,
-    /// What follows the last sector of the log that was found, and the sector with which this opening goes on.
+    /// The sequence number after the last log sector that was found, and that of the first sector which this open
+    /// writes.
     log_end: Cell<(u64, u64)>,
-    /// The last sector of the log up to which this opening has written pages.
+    /// The last log sector that is in a page which this open has written.
     written: Cell<u64>,
-    /// Pages that have more of the log than there is.
+    /// Pages that include log sectors after the end of the log.
     newer: RefCell<FxHashSet<u64>>,
-    /// The volume was closed cleanly: then only damage leaves a copy older than the other.
+    /// The volume was closed cleanly: then only damage makes one copy older than the other.
     was_clean: bool,
     cache_bytes: usize,
 }
 
 impl BlockMap {
-    /// The block map of a volume with this superblock and group map, whose log was found to end and goes on with these sectors.
+    /// The block map of a volume with this superblock and group map; for `log_end` see the field.
     pub fn new(superblock: &Superblock, groups: BlockGroups, log_end: (u64, u64), options: &OpenOptions) -> BlockMap {
         BlockMap {
             layout: superblock.layout,
@@ -105,26 +108,27 @@ impl BlockMap {
         number / self.layout.group_pages()
     }
 
-    /// A page that is in memory.
+    /// A page, if it is in memory.
     pub fn cached(&self, number: u64) -> Option<Rc<MapPage>> {
         let page = self.pages.borrow().get(&number).cloned();
         page.or_else(|| (!self.groups.is_initialized(self.group_of(number))).then(|| self.unwritten.clone()))
     }
 
-    /// Drops a page that the medium returned in part, so that the next use reads it again.
+    /// Drops a page that could be read only in part, so that the next use reads it again.
     pub fn retry(&self, number: u64) {
         let mut pages = self.pages.borrow_mut();
-        // One that is held may be on its way to the medium: another, read meanwhile, would be neither old nor new.
+        // A page that is referenced may be about to be written. A second one, read meanwhile, would be neither the old
+        // nor the new page.
         let is_whole = |page: &Rc<MapPage>| page.unreadable() == 0 && page.lost_copies() == 0;
         if pages.get(&number).is_some_and(|page| !is_whole(page) && Rc::strong_count(page) == 1) {
             pages.remove(&number);
         }
     }
 
-    /// A page as far as the medium gives it; two that want the same page read it once.
+    /// Reads a page as far as it is readable. Tasks that want the same page read it once.
     ///
     /// # Errors
-    /// When the medium fails as a whole. Sectors that it does not give are no error.
+    /// When the medium fails as a whole. Unreadable sectors are no error.
     pub async fn page<M: Medium>(&self, medium: &M, number: u64) -> Result<Rc<MapPage>, MediumError> {
         if let Some(page) = self.cached(number) {
             return Ok(page);
@@ -139,12 +143,12 @@ impl BlockMap {
         Ok(page)
     }
 
-    /// Where a page lies.
+    /// The position of a page.
     pub fn offsets(&self, number: u64) -> PageOffsets {
         self.layout.page_offsets(number).expect("pages are asked for blocks of the volume")
     }
 
-    /// Reads pages of one block group, as far as the medium gives them.
+    /// Reads pages of one block group, as far as they are readable.
     async fn read<M: Medium>(&self, medium: &M, numbers: Range<u64>) -> Result<Vec<MapPage>, MediumError> {
         let (place, count) = (self.offsets(numbers.start), (numbers.end - numbers.start) as usize);
         let (page_bytes, sector) = (self.layout.page_bytes() as usize, self.layout.sector_bytes() as usize);
@@ -164,13 +168,14 @@ impl BlockMap {
         Ok(pages.collect())
     }
 
-    /// The page with these bytes and second generations; `unreadable` has the bits of sectors whose bytes are not there.
+    /// Decodes a page from its bytes and its second generations; `unreadable` has the bits of sectors that could not be
+    /// read.
     fn decode(&self, number: u64, bytes: &[u8], second: &[u8], unreadable: u32) -> MapPage {
         let place = self.offsets(number);
         let (head, body) = bytes.split_at(self.layout.sector_bytes() as usize);
         let generations = |sector: &[u8]| {
             let found = Generations::decode(sector, self.seed, place.first, self.layout.page_blocks());
-            // Of a page that is read once more they were counted.
+            // If the page was read before, its losses were counted then.
             let is_new = found.is_none() && !self.to_repair.borrow().contains(&number);
             let salt = Generations::trace_salt(sector).filter(|(first, _)| is_new && *first == place.first);
             salt.into_iter().for_each(|(_, salt)| self.lost_copies.add_foreign("the map pages", salt, 1));
@@ -185,12 +190,12 @@ impl BlockMap {
         page
     }
 
-    /// Bits of the sectors of a page that are given up.
+    /// Bits of the sectors of a page that are given up as lost.
     fn lost_sectors(&self, number: u64) -> u32 {
         self.lost_sectors.borrow().get(&number).copied().unwrap_or(0)
     }
 
-    /// Notes what a page that was read has lost.
+    /// Records what a page that was read has lost.
     fn note_losses(&self, number: u64, page: &MapPage) {
         let first = self.offsets(number).first;
         if page.unreadable() != 0 {
@@ -203,8 +208,8 @@ impl BlockMap {
         if (page.lost_copies() > 0 || page.is_behind()) && self.to_repair.borrow_mut().insert(number) {
             self.lost_copies.add(u64::from(lost));
         }
-        // A page is written when the log sectors that it has are durable, and the superblock frees none that it has not. So with a page
-        // from behind the end of both, these are from before it.
+        // A page is written only when the log sectors that it includes are durable, and before a superblock frees them.
+        // So if it includes sectors after the end of the log, the log and the superblocks are from before that write.
         let ((end, next), written) = (self.log_end.get(), self.written.get());
         let is_newer = page.sequence().is_some_and(|at| at > end && !(next..=written).contains(&at));
         if is_newer && self.newer.borrow_mut().insert(number) {
@@ -213,7 +218,7 @@ impl BlockMap {
         }
     }
 
-    /// Takes pages that are newer than the log that was found as they are: the log goes on behind all of them.
+    /// Accepts pages that are newer than the log that was found: the log continues after all of them.
     pub fn forget_newer_pages(&self) {
         let (_, next) = self.log_end.get();
         self.log_end.set((next, next));
@@ -227,7 +232,8 @@ impl BlockMap {
         self.evict();
     }
 
-    /// Drops unreferenced pages over the limit, those untouched longest first. What patches need is not there for pages.
+    /// Drops unreferenced pages over the limit; a page that was used since it was last considered gets a second chance.
+    /// Memory that patches use is not available to pages.
     fn evict(&self) {
         let page_bytes = (self.layout.page_bytes() + u64::from(self.layout.sector_bytes())) as usize;
         let limit = (self.cache_bytes.saturating_sub(self.patches.bytes()) / page_bytes).max(MIN_CACHED_PAGES);
@@ -255,11 +261,11 @@ impl BlockMap {
         self.patches.active_bytes() * 2 > self.cache_bytes.max(MIN_PATCHES_BYTES)
     }
 
-    /// Reads the block map of a block group, one page after the other, and shows what they say of each block. With `give_up`, what the
-    /// medium does not give stays lost.
+    /// Reads the block map of a block group, page by page, and calls `see` for each block. With `give_up`, unreadable
+    /// sectors stay lost.
     ///
     /// # Errors
-    /// When the medium fails as a whole, or seems to.
+    /// When the medium fails as a whole, or seems to fail as a whole.
     pub async fn scan<M: Medium>(
         &self,
         medium: &M,
@@ -284,7 +290,7 @@ impl BlockMap {
         Ok(())
     }
 
-    /// Shows what a page says of each block; whether any has its map entry in a sector that cannot be read.
+    /// Calls `see` for each block of a page. True if the map entry of a block is in an unreadable sector.
     fn report_entries(&self, number: u64, page: &MapPage, see: &mut impl FnMut(MapLookup)) -> bool {
         self.note_losses(number, page);
         let place = self.offsets(number);
@@ -297,7 +303,7 @@ impl BlockMap {
         is_lost
     }
 
-    /// Counts sectors of a page as lost, whatever the medium returns from now on.
+    /// Treats sectors of a page as lost, whatever the medium returns from now on.
     fn mark_sectors_lost(&self, number: u64, sectors: u32) {
         self.lost_sectors.borrow_mut().insert(number, sectors);
         if let Some(cached) = self.pages.borrow().get(&number) {
@@ -305,8 +311,8 @@ impl BlockMap {
         }
     }
 
-    /// Fails if the whole medium is unreadable, rather than single sectors: before what cannot be read is
-    /// written over, it has to give a copy of the page's generations.
+    /// Fails if the whole medium is unreadable, rather than single sectors: before unreadable sectors are overwritten,
+    /// a copy of the page's generations must be readable.
     async fn check_medium_reads<M: Medium>(&self, medium: &M, place: &PageOffsets) -> Result<(), MediumError> {
         let buffer = || medium.buffer(self.layout.sector_bytes() as usize);
         if medium.read(place.second_offset, buffer()).await.0.is_ok() {
@@ -315,7 +321,8 @@ impl BlockMap {
         medium.read(place.offset, buffer()).await.0
     }
 
-    /// The pages that a checkpoint has to write, in order: those it has taken map entries of, and those that have lost something.
+    /// The pages that a checkpoint must write, in order: those for which it has taken map entries, and those that have
+    /// lost something.
     pub fn to_write(&self) -> Vec<u64> {
         let mut numbers = self.patches.taken_pages();
         numbers.extend(self.to_repair.borrow().iter());
@@ -325,13 +332,13 @@ impl BlockMap {
         numbers
     }
 
-    /// Puts the map entries that a checkpoint has taken into a page on the medium, as of the log sector `sequence`. Durable after
-    /// the next sync.
+    /// Writes the map entries that a checkpoint has taken to their page, as of the log sector `sequence`. They are
+    /// durable after the next sync.
     ///
     /// # Errors
-    /// When the medium fails. The page in memory is as it was, and the map entries are still there for another try.
+    /// When the medium fails. The page in memory is unchanged, and the map entries can be written again.
     pub async fn write<M: Medium>(&self, medium: &M, number: u64, sequence: u64) -> Result<(), MediumError> {
-        // What could not be read before is asked for once more: it would be lost for good.
+        // Unreadable sectors are read once more, because they would be lost for good.
         self.retry(number);
         let page = self.page(medium, number).await?;
         let patches = self.patches.taken(number);
@@ -359,8 +366,8 @@ impl BlockMap {
         Ok(())
     }
 
-    /// Writes the bytes of one map entry where they lie, right or wrong, and leaves the generations: damage on purpose. No
-    /// checkpoint may run, and nothing of the block may wait for one.
+    /// Overwrites the bytes of one map entry, which may be invalid, and leaves the generations unchanged: damage on
+    /// purpose. No checkpoint may run, and no map entry of the block may wait for one.
     ///
     /// # Errors
     /// When the medium fails.

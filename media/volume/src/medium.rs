@@ -1,8 +1,8 @@
-//! The medium as a volume uses it: one sync at a time, and reads that name the sectors the medium does not return.
+//! The medium as a volume uses it: syncs run one at a time, and reads return which sectors are unreadable.
 //!
-//! Commits, checkpoints and the reserved area sync beside one another. A failed sync may have lost writes of any of them, and the
-//! medium reports the failure once, to one caller; a later sync may then succeed although data are gone. So after one failed sync
-//! every other sync fails too.
+//! Commits, checkpoints and writes of the reserved area sync concurrently. A failed sync may have lost writes of any of
+//! them, but the medium reports the failure only once, to one caller; a later sync may succeed although data are gone.
+//! So after one failed sync every other sync fails, too.
 
 pub(crate) mod high_water;
 pub(crate) mod identity;
@@ -16,16 +16,16 @@ use std::cell::RefCell;
 use sealblock_block::{AsyncMutex, Medium, MediumError, MediumErrorKind, NoteKeeping};
 use sealblock_runtime_memory::{Buffer, Slice};
 
-/// A medium with syncs one at a time.
+/// A medium whose syncs run one at a time.
 pub(crate) struct SerializedSync<M> {
     medium: M,
-    /// One sync at a time.
+    /// Held during a sync.
     syncing: AsyncMutex,
     failed: RefCell<Option<String>>,
 }
 
 impl<M> SerializedSync<M> {
-    /// This medium, none of whose syncs has failed.
+    /// Wraps a medium. No sync has failed yet.
     pub fn new(medium: M) -> SerializedSync<M> {
         SerializedSync { medium, syncing: AsyncMutex::default(), failed: RefCell::default() }
     }
@@ -121,7 +121,7 @@ impl<M: Medium> Medium for SerializedSync<M> {
     }
 }
 
-/// A buffer of the medium's with these bytes, and zeroes up to `len_bytes`.
+/// A buffer of the medium with these bytes, padded with zeroes up to `len_bytes`.
 pub(crate) fn padded(medium: &impl Medium, bytes: &[u8], len_bytes: usize) -> Slice {
     let mut buffer = medium.buffer(len_bytes);
     let (head, rest) = buffer.split_at_mut(bytes.len());
@@ -133,11 +133,11 @@ pub(crate) fn padded(medium: &impl Medium, bytes: &[u8], len_bytes: usize) -> Sl
 /// How often a sector is read before it counts as unreadable.
 const READ_ATTEMPTS: u32 = 3;
 
-/// Reads whole sectors; where the medium fails, one by one. Also gives the numbers of those that it does not give, which are
-/// zeroes.
+/// Reads whole sectors; if the medium fails, one by one. Also returns the numbers of the unreadable ones, whose bytes
+/// are zeroes.
 ///
 /// # Errors
-/// When the medium fails in another way than by not giving bytes.
+/// When the medium fails as a whole, rather than at single sectors.
 pub(crate) async fn read_sectors<M: Medium>(
     medium: &M,
     offset: u64,
@@ -150,7 +150,7 @@ pub(crate) async fn read_sectors<M: Medium>(
         Err(error) if !error.is_local() => return Err(error),
         Err(_) => {}
     }
-    // All of them between two tries of one: what troubles a medium for a moment is over by then.
+    // Each attempt reads all of them before the next one, so that a short disturbance of the medium has passed by then.
     let mut missing: Vec<usize> = (0..length / sector).collect();
     whole.fill(0);
     for _ in 0..READ_ATTEMPTS {
@@ -168,10 +168,10 @@ pub(crate) async fn read_sectors<M: Medium>(
     Ok((whole, missing))
 }
 
-/// Bytes looked at in one place.
+/// Bytes that are read at one place to look for records.
 pub(crate) const PROBE_BYTES: u64 = 64 << 10;
 
-/// Up to [`PROBE_BYTES`] from `offset` on; zeroes for sectors that cannot be read.
+/// Up to [`PROBE_BYTES`] from `offset`. Sectors that cannot be read are zeroes.
 pub(crate) async fn read_probe<M: Medium>(medium: &M, offset: u64) -> Vec<u8> {
     let sector = u64::from(medium.sector_bytes());
     let length = medium.len_bytes().saturating_sub(offset).min(PROBE_BYTES);
@@ -207,7 +207,7 @@ mod tests {
         medium.syncs_left.set(0);
         let first = async {
             let synced = one_sync.sync().await;
-            // The medium says it once.
+            // The medium reports the failure only once.
             medium.syncs_left.set(u64::MAX);
             synced
         };

@@ -1,4 +1,4 @@
-//! How a volume is opened, why it cannot be, and the rules that tests disable to show that they are needed.
+//! How a volume is opened, why that can fail, and faults that tests inject to show that each rule is needed.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use sealblock_block::MediumError;
 use crate::format::{LayoutError, NotesPlace, SuperblockError};
 use crate::medium::identity::IdentityError;
 
-/// Memory for map pages unless told otherwise: the block map of 30 GiB of 4 KiB blocks. Taken as it is needed.
+/// Memory for map pages by default, enough for 30 GiB of 4 KiB blocks. It is allocated as needed.
 const CACHE_BYTES: usize = 256 << 20;
-/// A volume that was left alone for this time is idle unless told otherwise.
+/// A volume is idle after this time without requests by default.
 const IDLE_AFTER: Duration = Duration::from_millis(100);
 
 /// Writes of at least this many bytes are sealed while they are in flight by default. For shorter ones the extra turn
@@ -19,28 +19,28 @@ const SEAL_IN_FLIGHT_BYTES: u64 = 64 << 10;
 /// How a volume is opened.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
-    /// Write nothing: what a crash left is taken over in memory only.
+    /// Write nothing: recovery after a crash is done in memory only.
     pub read_only: bool,
-    /// Open a volume whose log is lost, too, of which blocks may be older than what was written. One that is opened for writing
-    /// keeps its state on the medium until a block changes, and gives its log up with that: so whoever opens it records first that
-    /// nothing on it counts, as a mirror does.
+    /// Also open a volume whose log is lost, or that was restored from an earlier state, so that blocks may be older
+    /// than their last writes. If it is opened for writing, the medium stays unchanged until a block changes; then the
+    /// log is discarded. So the caller must first record that the content is not current, as a mirror does.
     pub accept_older: bool,
-    /// Open a volume whose medium ends before it does, for reading only: what lay behind the end cannot be read.
+    /// Open a volume whose medium was truncated, for reading only: what was after the end of the medium cannot be read.
     pub truncated: bool,
-    /// The volume that the medium is taken for, for reading only, where nothing tells whose it is.
+    /// The identity of the volume to open, for reading only, if it is unclear which volume owns the medium.
     pub identity: Option<[u8; 16]>,
-    /// Memory for map pages, in bytes. Pages that differ from the medium may need more for a while.
+    /// Memory for map pages, in bytes. Map entries that are not in the block map yet may need more for a while.
     pub cache_bytes: usize,
-    /// While the volume is idle, blocks that small overwrites have scattered are moved to lie beside their neighbours.
+    /// While the volume is idle, move blocks that small overwrites have scattered next to their neighbours.
     pub relocate: bool,
-    /// The volume is idle after this time without a request. After 100 times as long the space of free physical blocks
-    /// goes back to the medium.
+    /// The volume is idle after this time without requests. After 100 times as long the space of free physical blocks
+    /// is deallocated on the medium.
     pub idle_after: Duration,
-    /// What is answered survives the death of this process, though it be not flushed.
+    /// Completed changes survive the death of this process even without a flush.
     pub keeps_answered: bool,
-    /// Bytes at most of each half of the place where that is noted, in whole pages of 4096.
+    /// The maximum number of bytes of each half of the place of notes, in whole pages of 4096.
     pub notes_half_bytes: u32,
-    /// Writes of at least as many bytes are sealed while they are in flight, and shorter ones before they are started.
+    /// Writes of at least this many bytes are sealed while they are in flight, shorter ones before they start.
     pub seal_in_flight_bytes: u64,
     /// An injected fault, to show that tests notice it.
     pub mutation: Mutation,
@@ -64,16 +64,16 @@ impl Default for OpenOptions {
     }
 }
 
-/// Why a volume cannot be made or opened.
+/// Why a volume cannot be created or opened.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
-    /// Neither superblock can be used.
+    /// No superblock can be used.
     #[error("{0}")]
     Superblock(#[from] SuperblockError),
-    /// Whose volume it is cannot be told.
+    /// It is unclear which volume owns the medium.
     #[error("{0}")]
     Identity(#[from] IdentityError),
-    /// The shape asked for is impossible.
+    /// The requested layout is impossible.
     #[error("{0}")]
     Layout(#[from] LayoutError),
     /// The medium failed.
@@ -89,7 +89,7 @@ pub enum VolumeError {
         /// Length the volume needs.
         needed_bytes: u64,
     },
-    /// The volume was made for smaller sectors than the medium has.
+    /// The volume has smaller sectors than the medium.
     #[error(
         "the volume was made for sectors of {volume_bytes} bytes and the medium has sectors of {medium_bytes}: it can be read there, and not be written"
     )]
@@ -99,11 +99,11 @@ pub enum VolumeError {
         /// The medium's sector.
         medium_bytes: u32,
     },
-    /// The medium takes no writes, and the volume was to be opened for writing.
+    /// The medium is read-only, and the volume was to be opened for writing.
     #[error("the medium is read-only")]
     ReadOnly,
-    /// Every copy of log sectors that were once durable is lost, which takes two faults: which blocks they were about is not
-    /// known, so the volume is not opened unless older content is accepted.
+    /// Every copy of log sectors that were durable is lost, which takes two faults. It is unknown which blocks they
+    /// described, so the volume opens only if older content is accepted.
     #[error(
         "{sectors} sectors of the log are lost in every copy, from number {sequence} on: blocks written shortly before the last crash may read as older content, and which ones is not known"
     )]
@@ -113,22 +113,22 @@ pub enum VolumeError {
         /// How many are lost.
         sectors: u64,
     },
-    /// The superblocks, or the log, or both are those of an earlier time: blocks that were written since may read as older content,
-    /// so the volume is not opened unless that is accepted.
+    /// The superblocks or the log were restored from an earlier state. Blocks written since may read as older content,
+    /// so the volume opens only if that is accepted.
     #[error(
         "its superblocks or its log were put back to an earlier state: superblock {write_seq} and log sector {log_end} where superblock {newest} and log sector {newest_log_end} had been written; blocks written since may read as older content, and which ones is not known"
     )]
     RolledBack {
         /// The write sequence number of the newest superblock found.
         write_seq: u64,
-        /// That of one that was there before.
+        /// That of the newest one that ever existed.
         newest: u64,
-        /// The sector of the log with which it ends.
+        /// The log sector at which the log ends.
         log_end: u64,
-        /// The one with which it ended before.
+        /// The log sector at which it ended before.
         newest_log_end: u64,
     },
-    /// What a crash left could not be made durable.
+    /// What recovery found could not be made durable.
     #[error("recovery could not be finished: {0}")]
     Recovery(String),
 }
@@ -144,15 +144,15 @@ pub enum Mutation {
     SkipSync,
     /// Flushes complete when the data are durable and the tags are not.
     LateTags,
-    /// Physical blocks are used again before the map entry that gives them up is durable.
+    /// Physical blocks are reused before the map entry that frees them is durable.
     ReuseEarly,
-    /// A write that is sealed in flight is entered and completed before its data have arrived.
+    /// A write that is sealed in flight is put into the memtable and completes before its data have arrived.
     EntryInFlight,
-    /// Recovery takes map entries over without looking at their data.
+    /// Recovery uses map entries without a check of their data.
     TrustLog,
     /// The group map says that a block group is initialized before its generations are durable.
     MapFirst,
-    /// Of the two copies of generations only the first is read.
+    /// Only the first of the two copies of generations is read.
     OneCopy,
     /// Checkpoints free log space before the block map is durable.
     UnsyncedTables,
@@ -160,11 +160,11 @@ pub enum Mutation {
     RepeatNothing,
     /// A commit joins a sector of the log that a checkpoint counts as wholly in the block map.
     JoinTaken,
-    /// A commit that joins a sector of the log writes over the only place that has the commit before.
+    /// A commit that joins a sector of the log overwrites the only place that has the previous commit.
     JoinInPlace,
-    /// Of two copies of a log sector recovery takes the one that has less.
+    /// Of two copies of a log sector, recovery uses the one with fewer entries.
     ShorterCopy,
-    /// Recovery takes repeated map entries for newer ones than those of the sector that repeats them.
+    /// Recovery treats repeated map entries as newer than those of the sector that repeats them.
     RepeatAsNew,
     /// Recovery reads only one of the log's two regions.
     OneRegion,
@@ -174,13 +174,13 @@ pub enum Mutation {
     ShortRun,
     /// Recovery lets runs of blocks win over later map entries of single ones.
     RunsFirst,
-    /// A checkpoint lets the log begin behind what was committed while it was in flight.
+    /// A checkpoint lets the log begin after entries that were committed while it was in flight.
     TailEarly,
-    /// A block that is moved takes the place of one written meanwhile.
+    /// A block that was moved replaces one that was written meanwhile.
     MoveOverNewer,
-    /// Blocks are moved without being checked, and sealed anew.
+    /// Blocks are moved without a check, and sealed again.
     MoveUnchecked,
-    /// With free physical blocks, those behind them are given back to the medium.
+    /// Together with free physical blocks, those after them are deallocated on the medium.
     PunchBeyond,
     /// Changes complete before they are noted.
     NoteLate,
@@ -192,7 +192,7 @@ pub enum Mutation {
     BaseBehind,
     /// The half with the notes of a commit in flight is overwritten.
     HalfEarly,
-    /// Recovery takes notes over without comparing them with the log, the data and each other.
+    /// Recovery uses notes without comparing them with the log, the data and each other.
     TrustNotes,
     /// Only the open that finds that changes may be lost reports it, and no later one.
     ForgetLost,

@@ -38,7 +38,7 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             bitmap_pages: self.layout.bitmap_pages(),
             unmap_zeroes: true,
             offloads: false,
-            // Without protection information too: each map entry has a CRC-32C of its block.
+            // Also without protection information: each map entry has a CRC-32C of its block.
             seals: true,
             copies: false,
             freshness: self.freshness(),
@@ -53,7 +53,8 @@ impl<M: Medium, C: Clock> Device for Volume<M, C> {
             Box::pin(self.give_up_log()).await?;
         }
         let Request { operation, extents, durability } = request;
-        // What is rare is boxed, so that the future of a read or write has no room for it: it is moved several times on its way.
+        // Rare requests are boxed, so that the future of a read or write has no room for them: it is moved several
+        // times.
         match operation {
             Operation::Read(expectations) => self.read(extents.one(), &expectations).await,
             Operation::Salvage => Box::pin(self.salvage(extents.one())).await,

@@ -1,10 +1,10 @@
-//! What is left of a volume without a superblock, opened for reading: its shape is found, and its log is weighed against its
-//! map pages.
+//! Opens what is left of a volume without a superblock, for reading only.
 //!
-//! Where the live part of the log begins stood in the superblock. But each map page says up to which sector of the log it
-//! has everything: what the log has from there on is newer, and all else is not. As after any crash, a map entry behind the last
-//! mark counts only if its data are there. A place of the log that holds nothing was never written, or is gone, with map entries of
-//! unknown blocks: where there are any, the result says that blocks may be older than they were.
+//! The superblock had the position where the live part of the log begins. But each map page records up to which log
+//! sector it includes the log: later map entries are newer than the page, earlier ones are not. As after any crash, a
+//! map entry after the highest `durable_seq` counts only if its data are there. A place of the log without a sector was
+//! never written, or it is lost with map entries of unknown blocks. If there is such a place, the result says that
+//! blocks may be older than they were.
 
 pub mod profile;
 
@@ -26,19 +26,19 @@ use crate::options::{OpenOptions, VolumeError};
 use crate::rescue::profile::{Hints, LayoutGuess, ProfileError};
 use crate::volume::Volume;
 
-/// Generations count to this and begin anew.
+/// Generations wrap around after this number.
 const GENERATIONS: u32 = u16::MAX as u32;
 
-/// Why what is left of a volume does not open.
+/// Why the remains of a volume do not open.
 #[derive(Debug, thiserror::Error)]
 pub enum RemainsError {
-    /// Its shape cannot be found.
+    /// Its layout cannot be derived.
     #[error("{0}")]
     Profile(#[from] ProfileError),
     /// The medium failed.
     #[error("{0}")]
     Volume(#[from] VolumeError),
-    /// It was resized, and only its superblocks said to where.
+    /// It was resized, and only its superblocks recorded the new layout.
     #[error(
         "the volume was resized since it was created, and where its blocks lie stood in the superblocks alone, which are lost"
     )]
@@ -48,21 +48,21 @@ pub enum RemainsError {
 /// What was found of a volume without a superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Remains {
-    /// Its shape.
+    /// Its layout.
     pub profile: LayoutGuess,
-    /// Sectors of the log that are there.
+    /// Sectors of the log that were found.
     pub log_sectors: u64,
-    /// Places of the log that hold no sector: never written, or gone.
+    /// Places of the log without a sector: never written, or lost.
     pub log_sectors_missing: u64,
-    /// The log cannot be told to be whole: blocks written shortly before the volume was used for the last time may have an older
+    /// The log may be incomplete: blocks written shortly before the last use of the volume ended may have older
     /// content.
     pub may_be_older: bool,
 }
 
-/// Opens what is left of a volume, for reading only. Nothing of it is written.
+/// Opens the remains of a volume for reading only. Nothing on the medium changes.
 ///
 /// # Errors
-/// When no shape fits what is there, or the medium fails.
+/// When no layout fits, or the medium fails.
 pub async fn open_remains<M: Medium, C: Clock>(
     medium: M,
     clock: C,
@@ -98,17 +98,17 @@ pub async fn open_remains<M: Medium, C: Clock>(
     Ok((OpenVolume { worker: Worker { volume: volume.clone() }, volume, description }, remains))
 }
 
-/// A superblock that says what is known.
+/// A superblock with what is known.
 fn superblock(shape: &LayoutGuess) -> Superblock {
     let new = Superblock::new(shape.seed.identity(), shape.layout, shape.protection);
     Superblock { is_clean: false, uncorrectable: true, keeps_space: true, ..new }
 }
 
-/// The newest sector of the log, which tells where the one behind it would be.
+/// The newest sector of the log, from which the place of the next one follows.
 #[derive(Default)]
 struct NewestSector {
     sequence: u64,
-    /// How many own map entries each region has of it.
+    /// The number of its own map entries in each region.
     entries: [Option<usize>; 2],
 }
 
@@ -122,8 +122,8 @@ impl NewestSector {
         }
     }
 
-    /// A sector that is written once goes to the other region than what only one place of the one before has, else by its number's
-    /// parity.
+    /// The region of the next sector if it is written once: the one that lacks the newest map entries of this sector,
+    /// or else by the parity of its number.
     fn next_region(&self) -> u64 {
         match self.entries {
             [a, b] if a == b => self.sequence + 1,
@@ -134,15 +134,16 @@ impl NewestSector {
 
 /// What is left of the log.
 struct RemainingLog {
-    /// The map entries of each sector, in it or repeated behind it, and whether some sector says that they were durable.
+    /// The map entries of each sector, from the sector itself or repeated by the next one, and whether a sector shows
+    /// that they were durable.
     sectors: BTreeMap<u64, Vec<(MapEntryRun, bool)>>,
-    /// Positions of which some place holds a sector.
+    /// The positions of the ring for which some place has a sector.
     positions: BTreeSet<u64>,
-    /// The first place of the sector that would follow the newest one holds an older one.
+    /// The first place of the sector that would follow the newest one holds an older sector.
     is_end_known: bool,
-    /// Sectors of the ring.
+    /// The number of sectors in the ring.
     ring: u64,
-    /// Every sector below was durable, with its data.
+    /// Every sector before this one was durable, with its data.
     durable: u64,
     next: u64,
 }
@@ -182,12 +183,12 @@ impl RemainingLog {
         self.ring - self.positions.len() as u64
     }
 
-    /// A log that has not gone round once has unwritten places behind its end, as if they had been wiped.
+    /// A log that has not wrapped around yet has unwritten places after its end, which look like lost ones.
     fn may_be_older(&self) -> bool {
         self.missing() > 0 || !self.is_end_known
     }
 
-    /// The map entries that are newer than what the block map has.
+    /// The map entries that are newer than the block map.
     async fn newer_entries<M: Medium, C: Clock>(&self, base: &Volume<M, C>) -> Result<MapEntries, VolumeError> {
         let (mut entries, mut seen, mut reached) = (MapEntries::default(), MapEntries::default(), BTreeMap::new());
         for (&sequence, found) in self.sectors.iter().rev() {
@@ -195,7 +196,7 @@ impl RemainingLog {
                 if run.blocks == 1 && seen.get(run.first.lba).is_some() {
                     continue;
                 }
-                // Data that cannot be read are taken for there: the block is unreadable then, and not older than it was.
+                // Unreadable data count as present: the block is then unreadable rather than older than it was.
                 let is_durable = *is_durable || sequence < self.durable;
                 if !is_durable && has_data(&base.medium, &base.superblock(), &run.first).await? == DataPresence::No {
                     continue;
@@ -216,8 +217,8 @@ impl RemainingLog {
     }
 }
 
-/// Takes what the log says of blocks of one page, where it is newer than the block map; where the page does not say, each
-/// block's map entry may.
+/// Takes over map entries of the log for blocks of one page, if they are newer than the block map. `is_newer` is `None`
+/// if the page does not show it; then the map entry of each block decides.
 async fn take_newer<M: Medium, C: Clock>(
     base: &Volume<M, C>,
     [entries, seen]: [&mut MapEntries; 2],
@@ -229,7 +230,7 @@ async fn take_newer<M: Medium, C: Clock>(
         Some(true) => drop(entries.insert_older(run)),
         None => {
             for entry in run.entries() {
-                // One that was seen by itself is newer than the run.
+                // A map entry of a single block that was seen before is newer than the run.
                 let is_due = run.blocks == 1 || seen.single(entry.lba).is_none();
                 if is_due && is_newer_than_table(base, &entry).await? {
                     entries.insert_older(MapEntryRun::from(entry));
@@ -240,7 +241,7 @@ async fn take_newer<M: Medium, C: Clock>(
     Ok(())
 }
 
-/// Up to which sector of the log a page has everything; nothing where neither copy of its generations is left.
+/// The log sector up to which a page includes the log; `None` if neither copy of its generations is left.
 async fn reach<M: Medium, C: Clock>(base: &Volume<M, C>, number: u64) -> Result<Option<u64>, VolumeError> {
     if !base.block_map.groups.is_initialized(base.block_map.group_of(number)) {
         return Ok(Some(0));
@@ -261,7 +262,7 @@ async fn reach<M: Medium, C: Clock>(base: &Volume<M, C>, number: u64) -> Result<
     Ok(reach)
 }
 
-/// The same where the page does not say how far it reaches: by the generations of both map entries, as far as these can tell.
+/// The same for a page without generations: compares the generations of both map entries, as far as that is conclusive.
 async fn is_newer_than_table<M: Medium, C: Clock>(base: &Volume<M, C>, entry: &MapEntry) -> Result<bool, VolumeError> {
     let (number, index) = base.block_map.locate(entry.lba);
     let page = base.block_map.page(&base.medium, number).await?;

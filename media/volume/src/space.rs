@@ -28,12 +28,12 @@ pub(crate) struct Allocation<'a> {
 }
 
 impl Allocation<'_> {
-    /// The runs.
+    /// The runs of physical blocks.
     pub fn runs(&self) -> &[Run] {
         &self.runs
     }
 
-    /// Joins a run to the last one if it follows it.
+    /// Extends the last run if this one follows it.
     fn extend(&mut self, (start, len): Run) -> bool {
         let last = self.runs.last_mut().filter(|last| last.0 + last.1 == start);
         last.map(|last| last.1 += len).is_some()
@@ -58,7 +58,7 @@ impl Drop for Allocation<'_> {
     }
 }
 
-/// Physical blocks in a row that no map entry names any more.
+/// Contiguous physical blocks that no map entry names any more.
 #[derive(Clone, Copy)]
 struct DeferredFree {
     epoch: u64,
@@ -67,7 +67,7 @@ struct DeferredFree {
     punch: bool,
 }
 
-/// Frees physical blocks of a block group, contiguous ones together: the last of them when it is dropped.
+/// Frees physical blocks of a block group; contiguous ones together. Dropping it frees the last ones.
 pub(crate) struct Frees<'a> {
     allocator: &'a BlockAllocator,
     group: u64,
@@ -106,9 +106,9 @@ pub(crate) struct BlockAllocator {
     groups: RefCell<FxHashMap<u64, FreeMap>>,
     readers: ReaderEpochs,
     deferred: RefCell<VecDeque<DeferredFree>>,
-    /// Units of physical blocks of which some were deallocated by an unmap.
+    /// Units with physical blocks whose blocks were deallocated by a request.
     to_punch: RefCell<BTreeSet<(u64, u32)>>,
-    /// Space is never given back.
+    /// Free space is never deallocated on the medium.
     keep_space: bool,
     /// True if something changed since idle work last checked.
     pub changed: Cell<bool>,
@@ -124,16 +124,16 @@ pub(crate) struct BlockAllocator {
     pub freed: Condition,
 }
 
-/// A physical block may be used again once every read that began before it was deallocated has ended. Reads are counted by epoch.
+/// Counts reads by epoch: a freed physical block may be reused once every read that began before has ended.
 #[derive(Default)]
 struct ReaderEpochs {
     first: Cell<u64>,
     counts: RefCell<VecDeque<u32>>,
-    /// Physical blocks were retired since the newest epoch began, so the next reader opens another.
+    /// Physical blocks were freed since the newest epoch began, so the next read begins another one.
     stale: Cell<bool>,
 }
 
-/// A read in flight. Physical blocks that it may look at stay in use until it is dropped.
+/// A read in flight. The physical blocks that it may use stay in use until this is dropped.
 pub(crate) struct ReadGuard<'a> {
     allocator: &'a BlockAllocator,
     epoch: u64,
@@ -158,7 +158,7 @@ impl ReaderEpochs {
         self.first.get() + newest as u64
     }
 
-    /// Ends a read; whether an epoch ended with it.
+    /// Ends a read. True if an epoch ended with it.
     fn leave(&self, epoch: u64) -> bool {
         let mut counts = self.counts.borrow_mut();
         counts[(epoch - self.first.get()) as usize] -= 1;
@@ -187,7 +187,7 @@ impl BlockAllocator {
         BlockAllocator { wanted, keep_space, ..BlockAllocator::default() }
     }
 
-    /// Whether the block group's map is there.
+    /// True if the block group's map is loaded.
     pub fn is_loaded(&self, group: u64) -> bool {
         self.groups.borrow().contains_key(&group)
     }
@@ -203,7 +203,7 @@ impl BlockAllocator {
         self.take_by(group, |map| map.take(first, count))
     }
 
-    /// Takes physical blocks of a block group in a way of the caller's.
+    /// Takes physical blocks of a block group with a function of the caller's.
     pub fn take_by(&self, group: u64, how: impl FnOnce(&mut FreeMap) -> Option<Runs>) -> Option<Allocation<'_>> {
         let runs = how(self.groups.borrow_mut().get_mut(&group)?)?;
         self.touch();
@@ -215,14 +215,14 @@ impl BlockAllocator {
         self.groups.borrow_mut().get_mut(&group).map(what)
     }
 
-    /// The block groups whose maps are there, in order.
+    /// The block groups whose maps are loaded, in order.
     pub fn groups(&self) -> Vec<u64> {
         let mut groups: Vec<u64> = self.groups.borrow().keys().copied().collect();
         groups.sort_unstable();
         groups
     }
 
-    /// Free physical blocks of a block group.
+    /// The number of free physical blocks of a block group.
     pub fn free(&self, group: u64) -> u32 {
         self.with(group, |map| map.free()).unwrap_or(0)
     }
@@ -245,13 +245,13 @@ impl BlockAllocator {
         ReadGuard { allocator: self, epoch: self.readers.enter() }
     }
 
-    /// For physical blocks of a block group that are to be freed one after the other.
+    /// Returns a guard to free physical blocks of a block group one by one.
     pub fn frees(&self, group: u64) -> Frees<'_> {
         Frees { allocator: self, group, punch: false, run: (0, 0) }
     }
 
-    /// Frees physical blocks once every read that may use them has ended; with `punch`, after they were deallocated on
-    /// the medium.
+    /// Frees physical blocks once every read that may use them has ended. With `punch`, their units are also queued for
+    /// deallocation on the medium.
     pub fn defer_free(&self, group: u64, run: Run, punch: bool) {
         match self.readers.defer_free() {
             Some(epoch) => self.deferred.borrow_mut().push_back(DeferredFree { epoch, group, run, punch }),
@@ -292,25 +292,25 @@ impl BlockAllocator {
         }
     }
 
-    /// Leaves physical blocks of a dropped write to the worker.
+    /// Leaves the physical blocks of a dropped write to the worker.
     fn release_dropped(&self, group: u64, runs: Runs) {
         self.dropped.borrow_mut().push((group, runs));
         self.wanted.notify();
     }
 
-    /// Whether physical blocks wait for [`BlockAllocator::take_punches`] or [`BlockAllocator::take_dropped`].
+    /// True if physical blocks wait for [`BlockAllocator::take_punches`] or [`BlockAllocator::take_dropped`].
     pub fn has_work(&self) -> bool {
         !self.to_punch.borrow().is_empty() || !self.dropped.borrow().is_empty()
     }
 
-    /// Physical blocks of dropped writes; the caller frees each with [`BlockAllocator::release`] once the medium is
-    /// done with them.
+    /// Takes the physical blocks of dropped writes. The caller frees them with [`BlockAllocator::release`] once the
+    /// medium has finished the writes.
     pub fn take_dropped(&self) -> Vec<(u64, Runs)> {
         self.dropped.take()
     }
 
-    /// Takes free physical blocks of a block group that may take space, in whole units: the first ones from a unit on, at most
-    /// `max` units. Also gives the unit behind them. They are in use until they are given back.
+    /// Takes free physical blocks that may take space on the medium, in whole units: the first ones from unit `from`,
+    /// at most `max` units. Also returns the unit after them. They are in use until they are released.
     pub fn take_unpunched(&self, group: u64, from: u32, max: u32) -> Option<(Allocation<'_>, u32)> {
         let (run, next) = self.with(group, |map| {
             let run = map.take_unpunched(from, max)?;
@@ -319,9 +319,9 @@ impl BlockAllocator {
         Some((Allocation { allocator: self, group, runs: Runs::from_buf([run]) }, next))
     }
 
-    /// Physical blocks whose space is to be given back because they were unmapped: those of the first `max` units that are
-    /// wholly free by now. They are in use until they are given back or what is returned is dropped. Nothing where no unit
-    /// waits.
+    /// Takes physical blocks to deallocate on the medium, because their blocks were deallocated: of the first `max`
+    /// units, those that are completely free by now. They are in use until they are released or the result is dropped.
+    /// `None` if no unit waits.
     pub fn take_punches(&self, max: usize) -> Option<Vec<(u64, Allocation<'_>)>> {
         let mut units = self.to_punch.borrow_mut();
         if units.is_empty() {
@@ -400,7 +400,7 @@ mod tests {
         let allocator = BlockAllocator::default();
         allocator.load(0, map(256));
         allocator.take(0, 0, 256).unwrap().commit();
-        // Units of 16 physical blocks: the third and the fourth wholly, one physical block of the sixth.
+        // Units of 16 physical blocks: all of the third and the fourth, one physical block of the sixth.
         (32..64).chain([80]).for_each(|pbn| allocator.defer_free(0, (pbn, 1), true));
         allocator.defer_free(0, (96, 16), false);
         let free = allocator.free(0);

@@ -30,7 +30,7 @@ use crate::space::free_map::{FreeMap, Loader};
 use crate::space::idle::IdleWork;
 use crate::space::turns::InFlightBudget;
 
-/// A protected volume on a medium. Make one with [`crate::open`].
+/// A protected volume on a medium. See [`crate::open`].
 ///
 /// Requests execute in the task that polls them; commits and checkpoints in the [`crate::Worker`] that comes
 /// with the volume and must be run beside it.
@@ -50,23 +50,24 @@ pub struct Volume<M, C> {
     pub(crate) memtable: Memtable,
     pub(crate) notes: Notes,
     pub(crate) log: Log,
-    /// Whether the log that was found has what was written last.
+    /// Whether the log that was found ends with the newest writes.
     pub(crate) log_freshness: Cell<Freshness>,
-    /// The log or the superblocks were lost or put back before this opening, and the medium is as it was found until a block changes.
+    /// The log or the superblocks were lost, or restored from an earlier state, before this open. The medium stays as
+    /// it was found until a block changes.
     pub(crate) keeps_lost_log: Cell<bool>,
     pub(crate) commits: CommitQueue,
-    /// Blocks that lost their data since a request that unmaps gave others a turn.
+    /// Blocks that requests have deallocated or made unreadable since they last let other requests run.
     pub(crate) marked: Cell<u64>,
     pub(crate) checkpoints: Checkpoints,
     pub(crate) reserved: ReservedAreas,
     pub(crate) high_water: HighWater,
     pub(crate) superblock: Cell<Superblock>,
-    /// Block groups that are being loaded, each by one at a time.
+    /// Block groups that are being loaded, so that each is loaded once.
     pub(crate) loading_groups: RangeLock,
-    /// Block groups without map pages that were loaded to be written to since the last checkpoint began.
+    /// Block groups without map pages that were loaded for writes since the last checkpoint began.
     pub(crate) new_groups: Cell<u64>,
     pub(crate) state: Cell<VolumeState>,
-    /// When it is closed, the space of free physical blocks is not given back.
+    /// The close does not deallocate free physical blocks on the medium.
     pub(crate) keeps_free_space: Cell<bool>,
     /// Changes in flight: [`ChangeGuard`]s.
     pub(crate) changes: Cell<usize>,
@@ -77,11 +78,11 @@ pub struct Volume<M, C> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum VolumeState {
     Open,
-    /// Closing: no change begins any more, and the worker is to commit everything, once the last one has ended, and end.
+    /// Closing: no change may begin. Once the last one has ended, the worker commits everything and ends.
     Closing,
     /// Closed cleanly.
     Closed,
-    /// A write to the log or a sync failed: what is on the medium is not known, so nothing more is written.
+    /// A write to the log or a sync failed. The content of the medium is unknown, so nothing more is written.
     Failed,
 }
 
@@ -90,66 +91,70 @@ pub(crate) enum VolumeState {
 pub struct VolumeInfo {
     /// The volume's identity.
     pub uuid: [u8; 16],
-    /// Count of its superblocks as this open found it: each open that changes the volume raises it.
+    /// The write sequence number of the superblock that this open found. Each open that changes the volume raises it.
     pub write_seq: u64,
     /// True if it was closed cleanly before this open.
     pub is_clean: bool,
-    /// Where everything lies.
+    /// The layout.
     pub layout: Layout,
-    /// Blocks whose map entries a crash had left in the log and recovery took over.
+    /// Blocks whose map entries recovery took from the log after a crash.
     pub recovered: u64,
-    /// Map entries in the log that were not taken over because their data had not reached the medium.
+    /// Map entries in the log that recovery dropped, because their data had not reached the medium.
     pub dropped: u64,
-    /// Blocks whose map entries were taken over though their physical blocks cannot be read: neither can the blocks, until they
-    /// are written. At most as many as one commit has map entries.
+    /// Blocks whose map entries recovery kept although their physical blocks cannot be read. The blocks are unreadable
+    /// until they are written. At most as many as one commit has map entries.
     pub unreadable: Vec<Lba>,
-    /// Sectors of the log of which every copy is lost: each had the map entries of up to 15 or 127 blocks or runs of blocks
-    /// that are not known and that read as they were before. All there is room for, where nothing of a log in use is left.
+    /// Log sectors of which every copy is lost. Each had up to 15 or 127 map entries, of blocks or runs of blocks that
+    /// are unknown and that read as they were before. If nothing of a log in use is left, this is the size of the log.
     pub log_lost: u64,
-    /// Other copies of metadata that are lost: those that the opening met, and, counted on, those met since. A volume open for
-    /// writing writes them anew with its next checkpoint, but for the reserved area's, whose owners do with their next write.
+    /// Other copies of metadata that are lost: those that this open found, and those found since. If the volume is open
+    /// for writing, its next checkpoint rewrites them, except those of the reserved area, which their owner's next
+    /// write replaces.
     pub lost_copies: LostCopies,
-    /// How it was found out whose the medium is.
+    /// How the owner of the medium was determined.
     pub standing: Standing,
-    /// What is known of changes that were answered, and not durable, when the volume was last used.
+    /// What is known of changes that had completed, but were not durable, when the volume was last used.
     pub answered: AnsweredChanges,
-    /// The copies of the superblock, as they were found. A volume opened for writing has written lost ones anew.
+    /// The copies of the superblock, as they were found. A volume open for writing has rewritten lost ones.
     pub superblocks: [SuperblockCopy; COPIES],
 }
 
-/// What became of changes that were answered before the volume was last left, not in good order, and that were not flushed.
+/// The fate of changes that had completed, but had not been flushed, when the last use of the volume ended without a
+/// clean close.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AnsweredChanges {
-    /// None is lost: it was closed in good order, or all are durable.
+    /// None is lost: the volume was closed cleanly, or all are durable.
     AllDurable,
-    /// None is lost: the process died, and notes of this many changes were all there.
+    /// None is lost: only the process died, and all notes are there, of this many changes.
     Noted(u64),
-    /// Some may be lost, by what this opening found or an earlier one, and who sent them has not been told: see [`Volume::forget_lost`].
+    /// Some may be lost, as this open or an earlier one found, and their senders have not been told: see
+    /// [`Volume::forget_lost`].
     MayBeLost(WhyLost),
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// The medium below.
+    /// The underlying medium.
     pub fn medium(&self) -> &M {
         self.medium.get()
     }
 
-    /// The superblock as it is on the medium now.
+    /// The superblock that is on the medium now.
     pub fn superblock(&self) -> Superblock {
         self.superblock.get()
     }
 
-    /// Makes everything durable, writes the block map by a checkpoint, marks the volume clean and ends the worker. From here on
-    /// changes are refused; those in flight end before it does, either refused as well or durable, and flushes complete.
+    /// Makes everything durable, runs a checkpoint, marks the volume clean and ends the worker. New changes are refused
+    /// from now on. Those in flight are refused or become durable before the close ends, and flushes complete.
     ///
     /// # Errors
-    /// When the medium fails, or had failed before: then the volume is not marked clean. What was flushed is safe all the same.
+    /// When the medium fails or has failed before: then the volume is not marked clean. What was flushed is safe
+    /// nevertheless.
     pub async fn close(&self) -> Result<(), Error> {
         self.close_as(true).await
     }
 
-    /// The same for a volume that is opened again at once, while requests wait: the space of free physical blocks is kept, since
-    /// giving it back takes the longer the more of them there are. See [`Volume::give_space_back`].
+    /// The same for a volume that is reopened at once, while requests wait. Free physical blocks are not deallocated on
+    /// the medium, because that takes longer the more of them there are. See [`Volume::give_space_back`].
     ///
     /// # Errors
     /// As [`Volume::close`].
@@ -180,16 +185,17 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Why changes that were answered may be lost, of which nobody was told yet.
+    /// Why completed changes may be lost, if that has not been reported yet.
     pub fn may_be_lost(&self) -> Option<WhyLost> {
         self.superblock.get().unreported_loss
     }
 
-    /// Those whose changes may be lost were told, or need not be: later openings do not say so any more. Does nothing where nothing is
-    /// lost, to a volume that is open for reading only, and to one that is kept as it was found until a block changes.
+    /// Records that the senders of the changes that may be lost know it, or need not: later opens do not report it any
+    /// more. Does nothing if nothing is lost, if the volume is read-only, or while it keeps the state that was found
+    /// until a block changes.
     ///
     /// # Errors
-    /// When the medium fails. Then later openings may say it again.
+    /// When the medium fails. Then later opens may report it again.
     pub async fn forget_lost(&self) -> Result<(), Error> {
         if self.may_be_lost().is_none() || self.is_read_only || self.keeps_lost_log.get() {
             return Ok(());
@@ -198,10 +204,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.change_superblock(|before| Superblock { unreported_loss: None, ..before }).await
     }
 
-    /// Replaces what a reserved area holds; durable in the end.
+    /// Replaces the content of a reserved area. It is durable on return.
     pub(crate) async fn write_reserved(&self, area: ReservedArea, bytes: &Slice) -> Result<(), Error> {
         self.reserved.write(&self.medium, area, bytes, || self.sync_or_fail()).await?;
-        // Writes of a mirror wait for its label, which every superblock counts.
+        // Only the scrub state: writes of a mirror wait for its label, which every superblock counts anyway.
         if area == ReservedArea::ScrubState {
             let durable = HighWaterMark { scrub_states: self.reserved.writes(area), ..HighWaterMark::default() };
             self.high_water.raise(&self.medium, durable).await;
@@ -209,13 +215,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Counts every sector of the log in the high-water mark.
+    /// Raises the high-water mark to the end of the log.
     pub(crate) async fn raise_log_end(&self) {
         let durable = HighWaterMark { log_end: self.log.next.get(), ..HighWaterMark::default() };
         self.high_water.raise(&self.medium, durable).await;
     }
 
-    /// Refuses changes to a volume that takes none.
+    /// Refuses changes if the volume does not accept any.
     pub(crate) fn check_writable(&self) -> Result<(), Error> {
         match self.state.get() {
             _ if self.is_read_only => Err(ErrorKind::ReadOnly.into()),
@@ -248,7 +254,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         ErrorKind::Media { reason }.into()
     }
 
-    /// Stops all writes for good.
+    /// Disables all further writes.
     pub(crate) fn fail(&self, why: &MediumError) -> Error {
         self.state.set(VolumeState::Failed);
         *self.commits.failure.borrow_mut() = Some(why.to_string());
@@ -259,7 +265,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.failed()
     }
 
-    /// Syncs the medium. If that fails, so does the volume: which writes are lost is not known.
+    /// Syncs the medium. If that fails, the volume fails, because it is unknown which writes are lost.
     pub(crate) async fn sync_or_fail(&self) -> Result<(), Error> {
         self.medium.sync().await.map_err(|error| self.fail(&error))
     }
@@ -272,7 +278,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.layout.block_group(number).expect("block groups come from blocks of the volume")
     }
 
-    /// Where a physical block of the block's group lies on the medium, and how many physical blocks the block group has.
+    /// The offset of a physical block of a block group on the medium.
     pub(crate) fn pbn_offset(&self, group: u64, pbn: u32) -> u64 {
         self.block_group(group).data_offset + (u64::from(pbn) << self.geometry.block_size.shift())
     }
@@ -287,14 +293,16 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             return Ok(());
         }
         let group = self.block_group(number);
-        // A block group is loaded to be written to. Its map pages take their space now, while nothing is lost if there is none.
+        // A block group is loaded when it is first written. The space of its map pages is reserved now, because a lack
+        // of space does no harm yet.
         match self.medium.reserve(group.pages_offset, group.data_offset - group.pages_offset).await {
             Err(error) if error.kind != MediumErrorKind::Unsupported => return Err(error.into()),
             _ => {}
         }
         let map = FreeMap::new(group.blocks as u32, group.physical_blocks, self.geometry.block_size.bytes() as u32);
         let (mut loader, mut index) = (Loader::new(map), 0);
-        // Which physical blocks a lost sector names is not known, so they may be used again: what it said must not come back.
+        // It is unknown which physical blocks a lost sector names, so they may be reused: the sector must not become
+        // valid again.
         let see = |lookup: MapLookup| {
             mapped_pbn(&lookup).into_iter().for_each(|pbn| loader.mark_used(index, pbn));
             index += 1;
@@ -307,7 +315,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Whether the blocks are those that were written last.
+    /// Whether the blocks have their newest content.
     pub(crate) fn freshness(&self) -> Freshness {
         let tables = match self.block_map.groups.lost_copies().newer_pages() {
             0 => Freshness::Current,
@@ -316,14 +324,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.log_freshness.get().and(tables)
     }
 
-    /// Which block of its block group a block is.
+    /// The index of a block in its block group.
     pub(crate) fn index_in_group(&self, lba: Lba) -> u32 {
         self.layout.index_in_group(lba) as u32
     }
 }
 
-/// The physical block that is to stay in use for an entry of the block map. A damaged map entry may still name its physical
-/// block rightly; keeping that physical block costs little.
+/// The physical block that must stay in use because of an entry of the block map. A damaged map entry may still name
+/// the right physical block, and keeping it in use costs little.
 fn mapped_pbn(lookup: &MapLookup) -> Option<u32> {
     let entry = match lookup {
         MapLookup::Mapped(entry) | MapLookup::Stale { entry, .. } => *entry,
@@ -333,7 +341,8 @@ fn mapped_pbn(lookup: &MapLookup) -> Option<u32> {
     (entry.kind == MapEntryKind::Stored).then_some(entry.pbn)
 }
 
-/// A change in flight, until it is dropped: with its map entries in the memtable, refused, or cancelled half-way.
+/// A change in flight. It ends when this is dropped: its map entries are in the memtable, or it was refused or
+/// cancelled.
 pub(crate) struct ChangeGuard<'a> {
     changes: &'a Cell<usize>,
     state: &'a Cell<VolumeState>,
@@ -349,7 +358,8 @@ impl Drop for ChangeGuard<'_> {
     }
 }
 
-/// Most blocks of one transfer. A block group has spare physical blocks for several such, or for every block it has.
+/// The maximum number of blocks of a transfer. The spare physical blocks of a block group are enough for several of
+/// these, or for every block of the block group.
 pub(crate) fn max_transfer_blocks(layout: &Layout) -> BlockCount {
     const TRANSFER_BYTES: u32 = 1 << 20;
     BlockCount::new(TRANSFER_BYTES >> layout.block_size().shift()).unwrap_or(BlockCount::ONE)

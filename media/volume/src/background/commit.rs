@@ -10,7 +10,7 @@ use crate::map::patches::Patch;
 use crate::options::Mutation;
 use crate::volume::{Volume, VolumeState};
 
-/// Pages read at once when map entries are put into them.
+/// Pages that are read at once to free replaced physical blocks.
 const MAX_PAGES_PER_BATCH: usize = 64;
 /// A commit of more blocks than this lets other requests run before each batch.
 const LONG_COMMIT_BLOCKS: u64 = 1 << 14;
@@ -85,7 +85,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             is_all || !self.notes.are_kept(),
             "a half has notes of one memtable, which is committed as a whole"
         );
-        // There was no await since the memtable was taken over.
+        // Nothing was awaited since the memtable was taken over.
         self.notes.begin_half(self.log.end_of(&place, entries.len()), self.mutation);
         match self.log.write(&self.medium, place, &entries).await {
             Ok(()) => Ok((entries, is_all)),
@@ -106,7 +106,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// The bytes of map entries in the log.
+    /// Encodes map entries for the log.
     pub(crate) fn encode(&self, entries: &[MapEntryRun]) -> Vec<Encoded> {
         let said = |run: &MapEntryRun| match self.mutation.injected() {
             // An injected fault: after a crash the last block of the run is as it was before.
@@ -122,7 +122,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         let mut pieces = entries.iter().flat_map(|encoded| self.page_parts(encoded)).peekable();
         let is_long = entries.iter().map(|(run, _)| u64::from(run.blocks)).sum::<u64>() > LONG_COMMIT_BLOCKS;
         while pieces.peek().is_some() {
-            // Completed flushes and other requests do not wait for all of a long run.
+            // Completed flushes and other requests run before each batch of a long run.
             if is_long {
                 self.medium.submitted().await;
             }

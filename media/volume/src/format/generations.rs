@@ -1,5 +1,5 @@
-//! The sector with the generations of a page's blocks: the write that each block's map entry must be of, and which
-//! blocks were never written.
+//! The sector with the generations of a page: for each block, the write that its map entry must belong to, or that it
+//! was never written.
 //!
 //! It has two copies, at the head of its page and elsewhere, so that one survives any single fault. It has a checksum:
 //! a block counts as never written only if a valid sector says so.
@@ -33,7 +33,7 @@ impl Generations {
         Generations { first, sequence: 0, of_blocks: vec![0; page_blocks as usize] }
     }
 
-    /// Fills `sector`.
+    /// Encodes the generations into `sector`.
     ///
     /// # Panics
     /// When there are more generations than fit.

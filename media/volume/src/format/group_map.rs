@@ -1,8 +1,8 @@
 //! The sectors of the group map: a bit for each block group, set when the block group is initialized.
 //!
-//! Blocks that were never written are known from here, and never guessed from zeroes. Each sector has two separate
-//! copies with checksums. Bits are only ever set, so of two copies the one with the higher write sequence number has
-//! every bit of the other.
+//! Only this map shows which block groups were never written; zeroes prove nothing. Each sector has two separate copies
+//! with checksums. Bits are only ever set, so of two copies the one with the higher write sequence number has every bit
+//! of the other.
 
 use super::{HEAD_BYTES, MAX_COUNT, Seed, get, put};
 
@@ -20,7 +20,7 @@ pub struct GroupMapSector {
     pub index: u64,
     /// Counts the writes of the sector; the higher of two valid copies counts.
     pub write_seq: u64,
-    /// A bit for each block group from `index` times the block groups of a sector on, the lowest of the first byte first.
+    /// A bit for each block group of the sector, in order, the lowest bit of the first byte first.
     pub bits: Vec<u8>,
     /// True if the layout differs from that of a new volume of this size: then without a superblock the positions of
     /// its block groups are unknown.

@@ -1,8 +1,8 @@
 //! The high-water mark: how far the superblocks, the log and the reserved areas have come.
 //!
-//! Each of them numbers its writes, and all copies of one can be put back to an earlier state together: nothing in them
-//! shows that. The mark lies elsewhere and is written after them, so it is never ahead of what is on the medium. What is
-//! behind it was put back.
+//! Each of them numbers its writes. If all copies of one are restored from an earlier state together, nothing in them
+//! shows it. The mark is stored elsewhere and is written after them, so it is never ahead of what is on the medium.
+//! Whatever is older than the mark was restored from an earlier state.
 
 use super::{MAX_COUNT, Seed, get, put};
 
@@ -17,21 +17,21 @@ const AT_LABELS: usize = 24;
 const AT_SCRUB_STATES: usize = 32;
 const AT_ZERO: usize = 40;
 
-/// What was durable before the mark was written; zeroes where nothing is known. All of it only grows.
+/// What was durable before the mark was written; zero if nothing is known. Every count only grows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct HighWaterMark {
-    /// The write sequence number of a superblock.
+    /// The write sequence number of the superblocks.
     pub superblocks: u64,
-    /// What followed the last sector of the log that had every place it gets.
+    /// The sequence number after the last log sector that had been written to all its places.
     pub log_end: u64,
-    /// Writes of the group label.
+    /// The number of writes of the group label.
     pub labels: u64,
-    /// Writes of the state of the scrub.
+    /// The number of writes of the scrub state.
     pub scrub_states: u64,
 }
 
 impl HighWaterMark {
-    /// The record.
+    /// Encodes the record.
     pub fn encode(&self, seed: Seed) -> [u8; HIGH_WATER_BYTES] {
         let mut bytes = [0; HIGH_WATER_BYTES];
         bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
@@ -44,7 +44,7 @@ impl HighWaterMark {
         bytes
     }
 
-    /// Reads a record of this volume; nothing where there is none that is whole.
+    /// Reads a record of this volume; `None` if it is not valid.
     pub fn decode(bytes: &[u8], seed: Seed) -> Option<HighWaterMark> {
         let bytes = bytes.get(..HIGH_WATER_BYTES).filter(|bytes| bytes.starts_with(&MAGIC))?;
         let is_whole = get::<4>(bytes, AT_CHECKSUM) == u64::from(seed.checksum(&bytes[AT_SUPERBLOCKS..]));
@@ -55,7 +55,7 @@ impl HighWaterMark {
         (is_whole && are_counts && is_rest_zero).then_some(HighWaterMark { superblocks, log_end, labels, scrub_states })
     }
 
-    /// The higher count of each.
+    /// The higher value of each count.
     #[must_use]
     pub fn and(&self, other: &HighWaterMark) -> HighWaterMark {
         HighWaterMark {

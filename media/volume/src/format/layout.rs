@@ -58,17 +58,17 @@ pub struct PageOffsets {
     pub first: Lba,
     /// How many blocks of the volume it has; the last page of a block group may have room for more.
     pub blocks: u64,
-    /// Where its [`PAGE_SECTORS`] sectors start: the generations first, the map entries behind them.
+    /// The offset of its [`PAGE_SECTORS`] sectors: first the generations, then the map entries.
     pub offset: u64,
-    /// Where the second copy of the generations is.
+    /// The offset of the second copy of the generations.
     pub second_offset: u64,
 }
 
 impl Layout {
-    /// The layout of a new volume of this shape on a medium with sectors of this size.
+    /// The layout of a new volume of this size on a medium with sectors of this size.
     ///
     /// # Errors
-    /// When there is no such volume.
+    /// When no such volume is possible.
     pub fn new(block_size: BlockSize, sector_bytes: u32, capacity_blocks: u64) -> Result<Layout, LayoutError> {
         Layout::lay(Grouping::new(block_size, sector_bytes)?, capacity_blocks, &[capacity_blocks], capacity_blocks)
     }
@@ -76,7 +76,7 @@ impl Layout {
     /// The layout of a volume that was created with `created_blocks` and resized since, to these segments.
     ///
     /// # Errors
-    /// When there is no such volume.
+    /// When no such volume is possible.
     pub fn resized(
         block_size: BlockSize,
         sector_bytes: u32,
@@ -92,7 +92,7 @@ impl Layout {
     /// The layout of the same volume with another capacity. Existing parts stay in place.
     ///
     /// # Errors
-    /// When there can be no such volume.
+    /// When no such volume is possible.
     pub fn with_capacity(&self, capacity_blocks: u64) -> Result<Layout, LayoutError> {
         check_capacity(capacity_blocks)?;
         let segments = self.segments.resized(&self.grouping, capacity_blocks);
@@ -110,7 +110,7 @@ impl Layout {
         let created_bytes = created_blocks << grouping.block_size.shift();
         let log_bytes = (created_bytes / DATA_PER_LOG).clamp(MIN_LOG_BYTES, MAX_LOG_BYTES);
         let log_sectors = log_bytes.next_multiple_of(ALIGNMENT) / u64::from(grouping.sector_bytes);
-        // Where the block groups start follows from the fields that are known by now.
+        // The fields that are set by now determine where the block groups start.
         let unplaced = Segments::lay(&grouping, 0, &[capacity_blocks], capacity_blocks)?;
         let mut layout =
             Layout { grouping, capacity_blocks, created_blocks, segments: unplaced, group_pages: 0, log_sectors };
@@ -172,7 +172,7 @@ impl Layout {
         self.log_sectors
     }
 
-    /// Map entries that one sector of the log has at most.
+    /// The maximum number of map entries in a log sector.
     pub fn log_sector_entries(&self) -> u64 {
         LogSector::capacity(self.sector_bytes()) as u64
     }
@@ -182,7 +182,7 @@ impl Layout {
         self.log_sectors * u64::from(self.sector_bytes())
     }
 
-    /// Bytes of the log: of both regions, which lie behind one another.
+    /// Bytes of the log: both regions, one after the other.
     pub fn log_bytes(&self) -> u64 {
         self.log_region_bytes() * LOG_REGIONS
     }
@@ -208,20 +208,20 @@ impl Layout {
         (u64::from(self.sector_bytes()) - HEAD_BYTES) * 8
     }
 
-    /// Bytes from one copy of the group map to the other: as many as the volume was created with.
+    /// Bytes from one copy of the group map to the next. The size at creation determines it.
     fn group_map_bytes(&self) -> u64 {
         let groups = self.created_blocks.div_ceil(self.grouping.group_blocks(self.created_blocks));
         (groups.div_ceil(self.groups_per_map_sector()) * u64::from(self.sector_bytes())).next_multiple_of(ALIGNMENT)
     }
 
-    /// Block groups that there is room for in the group map.
+    /// The number of block groups that fit in the group map.
     pub fn max_groups(&self) -> u64 {
         self.group_map_bytes() / u64::from(self.sector_bytes()) * self.groups_per_map_sector()
     }
 
-    /// Where the copies of the high-water mark lie: at the end of the second copy of the group map, and in the first
-    /// block group before the second generations, or else before the physical blocks. Where all that takes the room,
-    /// there is one copy less.
+    /// The offsets of the copies of the high-water mark: at the end of the second copy of the group map, and in the
+    /// first block group before the second generations, or else before the physical blocks. A copy for which there is
+    /// no room is omitted.
     pub fn high_water_offsets(&self) -> impl Iterator<Item = u64> + use<> {
         let sector = u64::from(self.sector_bytes());
         let map_end = self.group_map_offset(1) + self.group_map_sectors() * sector;
@@ -240,7 +240,7 @@ impl Layout {
         self.group_map_offset(2)
     }
 
-    /// How many bitmap pages the reserved area has: as many as the volume was created with.
+    /// The number of bitmap pages of the reserved area. The size at creation determines it.
     pub fn bitmap_pages(&self) -> u32 {
         ReservedArea::bitmap_pages(self.created_blocks << self.block_size().shift())
     }
@@ -256,7 +256,7 @@ impl Layout {
         self.segments.all()[0].stride
     }
 
-    /// Where block group `index` lies, if there is one.
+    /// The parts of block group `index`; `None` if there is none.
     pub fn block_group(&self, index: u64) -> Option<BlockGroup> {
         if index >= self.block_groups() {
             return None;
@@ -275,7 +275,7 @@ impl Layout {
         (blocks + self.grouping.spare(blocks)) as u32
     }
 
-    /// The block group of a block of the volume, and which block of it that is.
+    /// The block group of a block, and the block's index in it.
     fn place_in_group(&self, lba: Lba) -> (u64, u64) {
         let segment = self.segments.of_block(lba.get());
         let within = lba.get() - segment.first;
@@ -287,12 +287,12 @@ impl Layout {
         self.place_in_group(lba).0
     }
 
-    /// Which block of its block group a block of the volume is.
+    /// The index of a block in its block group.
     pub fn index_in_group(&self, lba: Lba) -> u64 {
         self.place_in_group(lba).1
     }
 
-    /// How many blocks its block group has from a block of the volume on.
+    /// The number of blocks from this one to the end of its block group.
     fn left_in_group(&self, lba: Lba) -> u64 {
         let segment = self.segments.of_block(lba.get());
         let within = lba.get() - segment.first;
@@ -304,18 +304,19 @@ impl Layout {
         self.segments.end_offset() + TAIL_BYTES
     }
 
-    /// Bytes up to the end of the third superblock's sector; those behind it are never used. A file that was cut off while it was in
-    /// use has this length again once it is closed.
+    /// Bytes up to the end of the third superblock's sector. The bytes after it are never used. If a file is truncated
+    /// while it is in use, closing it restores this length.
     pub fn used_bytes(&self) -> u64 {
         self.third_offset() + u64::from(self.sector_bytes())
     }
 
-    /// Where the third superblock lies: in the last [`THIRD_FROM_END_BYTES`] of the volume.
+    /// The offset of the third superblock, [`THIRD_FROM_END_BYTES`] before the end of the volume.
     pub fn third_offset(&self) -> u64 {
         self.medium_bytes() - THIRD_FROM_END_BYTES
     }
 
-    /// The start of the room after the last block group: [`TAIL_BYTES`] for the reserved area and the third superblock.
+    /// The start of the tail: [`TAIL_BYTES`] after the last block group, for the reserved area and the third
+    /// superblock.
     pub fn tail_offset(&self) -> u64 {
         self.medium_bytes() - TAIL_BYTES
     }
@@ -338,7 +339,8 @@ impl Layout {
         self.grouping.spare(segment.group(index - segment.first_group).1)
     }
 
-    /// Blocks of a full map page: the unit in which they are read and cached. Pages begin anew in each block group.
+    /// Blocks of a full map page, the unit in which map entries are read and cached. Each block group begins a new
+    /// page.
     pub fn page_blocks(&self) -> u64 {
         self.grouping.page_blocks
     }
@@ -354,7 +356,7 @@ impl Layout {
         self.group_pages
     }
 
-    /// The page of a block, counted through all block groups, and the block's index in it.
+    /// The page of a block, numbered through all block groups, and the block's index in it.
     pub fn page_of(&self, lba: Lba) -> (u64, usize) {
         let (group, index) = self.place_in_group(lba);
         let page_blocks = self.page_blocks();
@@ -367,13 +369,13 @@ impl Layout {
         entry.lba.get() < self.capacity_blocks && (entry.kind != MapEntryKind::Stored || is_in_group())
     }
 
-    /// Where the data of a map entry that names a physical block of the volume lie.
+    /// The offset of the data of a map entry; `None` if its physical block does not exist.
     pub fn data_offset(&self, entry: &MapEntry) -> Option<u64> {
         let group = self.block_group(self.group_of(entry.lba)).filter(|group| entry.pbn < group.physical_blocks)?;
         Some(group.data_offset + (u64::from(entry.pbn) << self.block_size().shift()))
     }
 
-    /// Where a page lies, if there is one with this number.
+    /// The position of a page; `None` if there is none with this number.
     pub fn page_offsets(&self, number: u64) -> Option<PageOffsets> {
         let group = self.block_group(number / self.group_pages)?;
         let within = number % self.group_pages;
@@ -393,12 +395,12 @@ impl Layout {
         group * self.group_pages..group * self.group_pages + blocks.div_ceil(self.page_blocks())
     }
 
-    /// An extent cut where block groups end.
+    /// An extent, split at the ends of block groups.
     pub fn group_pieces(&self, extent: Extent) -> impl Iterator<Item = (u64, Extent)> {
         pieces(extent, move |at| (self.group_of(at), self.left_in_group(at)))
     }
 
-    /// An extent cut where pages end: the number of each page, and the piece that lies in it.
+    /// An extent, split at the ends of pages: the number of each page, and the piece in it.
     pub fn page_pieces(&self, extent: Extent) -> impl Iterator<Item = (u64, Extent)> {
         pieces(extent, move |at| {
             let (number, index) = self.page_of(at);
@@ -418,7 +420,7 @@ pub fn reserved_offset(area: ReservedArea, copy: u64) -> u64 {
     SUPERBLOCK_OFFSETS[(copy % 2) as usize] + within
 }
 
-/// An extent cut into pieces: `part` returns for a block the number of its part, and the number of blocks from it to
+/// An extent, split into pieces: `part` returns for a block the number of its part, and the number of blocks from it to
 /// the end of the part.
 fn pieces(extent: Extent, part: impl Fn(Lba) -> (u64, u64)) -> impl Iterator<Item = (u64, Extent)> {
     let (mut at, end) = (extent.start().get(), extent.last().get() + 1);

@@ -65,7 +65,8 @@ impl<'a> LogSector<'a> {
         (sector_bytes as usize - HEADER_BYTES) / MAP_ENTRY_BYTES
     }
 
-    /// Fills `sector` with a header, `entries`, and behind them `repeats`, map entries of the sector before. They must fit.
+    /// Fills `sector` with a header, `entries`, and after them `repeats`, which are map entries of the previous sector.
+    /// They must fit.
     ///
     /// # Panics
     /// When there are more map entries than [`LogSector::capacity`].
@@ -90,7 +91,7 @@ impl<'a> LogSector<'a> {
         LogSector::set_durable_seq(sector, seed, header.durable_seq);
     }
 
-    /// Gives an encoded sector another durable_seq.
+    /// Changes the durable_seq of an encoded sector.
     ///
     /// # Panics
     /// When `sector` is shorter than a header.
@@ -100,7 +101,7 @@ impl<'a> LogSector<'a> {
         put::<4>(sector, AT_CHECKSUM, u64::from(checksum));
     }
 
-    /// Reads a sector, checking it. The map entries have their own checks.
+    /// Reads and checks a sector. The map entries have their own checksums.
     pub fn decode(sector: &'a [u8], seed: Seed) -> Result<LogSector<'a>, LogSectorError> {
         if sector.len() < HEADER_BYTES || get::<4>(sector, 0) != MAGIC {
             return Err(LogSectorError::Invalid);
@@ -111,7 +112,7 @@ impl<'a> LogSector<'a> {
         LogSector::read(sector).ok_or(LogSectorError::InvalidHeader)
     }
 
-    /// Reads a sector that is right, as one that was encoded here.
+    /// Reads a sector that was encoded by this program, without a check of its checksum.
     ///
     /// # Panics
     /// When it cannot be one.
@@ -119,14 +120,15 @@ impl<'a> LogSector<'a> {
         LogSector::read(sector).expect("a sector that was encoded")
     }
 
-    /// Reads a sector if it can be one, without its checksum.
+    /// Reads a sector without checking its checksum; `None` if its fields are impossible.
     fn read(sector: &'a [u8]) -> Option<LogSector<'a>> {
         let (header, own, repeats) = LogSector::fields(sector)?;
         let (entries, rest) = sector[HEADER_BYTES..].split_at(own * MAP_ENTRY_BYTES);
         Some(LogSector { header, entries, repeats: &rest[..repeats * MAP_ENTRY_BYTES] })
     }
 
-    /// The header and the numbers of own and repeated map entries, if they can be; nothing else is looked at.
+    /// The header and the numbers of own and repeated map entries; `None` if they are impossible. Nothing else is
+    /// checked.
     fn fields(sector: &[u8]) -> Option<(LogHeader, usize, usize)> {
         let (count, repeats) = (get::<2>(sector, AT_COUNT) as usize, get::<2>(sector, AT_REPEATS) as usize);
         let header = LogHeader {
@@ -146,15 +148,15 @@ impl<'a> LogSector<'a> {
         is_possible.then_some((header, own, repeats))
     }
 
-    /// The sequence number of a log sector of whatever volume, whose salt is not known: the checksum is not looked at, but
-    /// every field has to be possible.
+    /// The sequence number of a log sector of any volume, without its salt: the checksum is not checked, but every
+    /// field must be possible.
     pub fn trace(sector: &[u8]) -> Option<u64> {
         let is_sector = sector.len() >= HEADER_BYTES && get::<4>(sector, 0) == MAGIC;
         let (header, ..) = is_sector.then(|| LogSector::fields(sector)).flatten()?;
         Some(header.sequence)
     }
 
-    /// The sequence number of a log sector and the salt with which its checksum is right, where it can be one at all.
+    /// The sequence number of a log sector, and the salt for which its checksum matches; `None` if it cannot be one.
     pub fn trace_salt(sector: &[u8]) -> Option<(u64, Seed)> {
         let sequence = LogSector::trace(sector)?;
         let plain = Seed(0).checksum(&sector[AT_SEQUENCE..]);
@@ -166,7 +168,8 @@ impl<'a> LogSector<'a> {
         self.entries.as_chunks::<MAP_ENTRY_BYTES>().0
     }
 
-    /// Map entries of the sector before, unchecked: its own but those left out, or none where all of them are in both its places.
+    /// Map entries of the previous sector, unchecked: its own except those left out, or none if all of them have two
+    /// places.
     pub fn repeats(&self) -> &'a [[u8; MAP_ENTRY_BYTES]] {
         self.repeats.as_chunks::<MAP_ENTRY_BYTES>().0
     }

@@ -14,7 +14,7 @@ use super::{Seed, crc32c, get, put};
 
 /// Bytes of a map entry.
 pub const MAP_ENTRY_BYTES: usize = 32;
-/// Addresses are kept in 40 bits.
+/// An address has 40 bits.
 const LBA_LIMIT: u64 = 1 << 40;
 
 const TUPLE: usize = 0;
@@ -28,7 +28,7 @@ const CHECKSUM: usize = 28;
 
 /// Flag: the host disabled checks and its guard does not match the data, so the guard proves nothing about them.
 const FLAG_GUARD_UNVERIFIED: u8 = 1;
-/// Flag, in the log only: the map entry is that of several blocks without data, as many as the pbn field says.
+/// Flag, in the log only: the entry describes several blocks without data; the pbn field has their number.
 pub(super) const FLAG_RUN: u8 = 2;
 
 /// The state of a block.
@@ -51,12 +51,12 @@ pub struct MapEntry {
     pub kind: MapEntryKind,
     /// The physical block of the block's block group that holds the data.
     pub pbn: u32,
-    /// Which commit wrote the map entry; never 0.
+    /// The commit that wrote the map entry; never 0.
     pub generation: u16,
-    /// The protection information tuple as it was sealed, padded with zeroes; for an 8-byte tuple or none, bytes 8..12
-    /// are the CRC-32C of the data, by which recovery recognises data that did not all reach the medium.
+    /// The protection information tuple as it was sealed, padded with zeroes. If it has 8 bytes or there is none, bytes
+    /// 8..12 are the CRC-32C of the data, which shows recovery whether all data reached the medium.
     pub tuple: [u8; 16],
-    /// The guard did not match the data when the host wrote it unchecked.
+    /// The guard came from the host unchecked, and does not match the data.
     pub guard_unverified: bool,
 }
 
@@ -92,12 +92,12 @@ impl MapEntry {
         MapEntry { kind: MapEntryKind::Uncorrectable, ..MapEntry::deallocated(lba) }
     }
 
-    /// The bytes of the map entry.
+    /// Encodes the map entry.
     pub fn encode(&self, seed: Seed) -> [u8; MAP_ENTRY_BYTES] {
         self.encode_flagged(seed, 0)
     }
 
-    /// The bytes of the map entry with further flags.
+    /// Encodes the map entry with further flags.
     fn encode_flagged(&self, seed: Seed, flags: u8) -> [u8; MAP_ENTRY_BYTES] {
         let mut bytes = self.encode_unsealed(flags);
         let checksum = seed.checksum(&bytes[..CHECKSUM]);
@@ -105,7 +105,7 @@ impl MapEntry {
         bytes
     }
 
-    /// The bytes of the map entry with further flags, without a checksum.
+    /// Encodes the map entry with further flags and without a checksum.
     #[inline]
     fn encode_unsealed(&self, flags: u8) -> [u8; MAP_ENTRY_BYTES] {
         let mut bytes = [0; MAP_ENTRY_BYTES];
@@ -122,12 +122,13 @@ impl MapEntry {
         bytes
     }
 
-    /// Reads a map entry, checking it. Physical block and address are in range of their fields, not yet of the volume.
+    /// Reads and checks a map entry. The physical block and the address are in range of their fields, but maybe not of
+    /// the volume.
     pub fn decode(bytes: &[u8; MAP_ENTRY_BYTES], seed: Seed) -> Result<MapEntry, MapEntryError> {
         MapEntry::decode_flagged(bytes, seed, 0).map(|(entry, _)| entry)
     }
 
-    /// Reads a map entry that may have further flags, and gives those it has.
+    /// Reads a map entry that may have these further flags. Also returns those that it has.
     fn decode_flagged(bytes: &[u8; MAP_ENTRY_BYTES], seed: Seed, flags: u8) -> Result<(MapEntry, u8), MapEntryError> {
         if *bytes == [0; MAP_ENTRY_BYTES] {
             return Err(MapEntryError::Unwritten);
@@ -138,7 +139,7 @@ impl MapEntry {
         MapEntry::decode_unsealed(bytes, flags)
     }
 
-    /// The same, without looking at a checksum.
+    /// The same without a check of the checksum.
     fn decode_unsealed(bytes: &[u8; MAP_ENTRY_BYTES], flags: u8) -> Result<(MapEntry, u8), MapEntryError> {
         let kind = match bytes[KIND] {
             1 => MapEntryKind::Stored,
@@ -152,7 +153,7 @@ impl MapEntry {
         Ok((MapEntry::fields(bytes, kind), bytes[FLAGS] & flags))
     }
 
-    /// The salt with which `bytes` would be the map entry of this block, where they can be one at all.
+    /// The salt for which `bytes` are the map entry of this block; `None` if they cannot be one.
     pub fn trace(bytes: &[u8; MAP_ENTRY_BYTES], lba: Lba) -> Option<u32> {
         let is_possible = matches!(bytes[KIND], 1..=3)
             && bytes[FLAGS] & !FLAG_GUARD_UNVERIFIED == 0
@@ -161,7 +162,7 @@ impl MapEntry {
         is_possible.then(|| get::<4>(bytes, CHECKSUM) as u32 ^ crc32c(&bytes[..CHECKSUM]))
     }
 
-    /// The fields as they stand, unchecked: to say what is wrong with a damaged map entry.
+    /// The fields as they are, unchecked, to find out what is wrong with a damaged map entry.
     pub fn decode_unchecked(bytes: &[u8; MAP_ENTRY_BYTES]) -> MapEntry {
         let kind = match bytes[KIND] {
             2 => MapEntryKind::Deallocated,
@@ -200,12 +201,12 @@ impl MapEntry {
     }
 }
 
-/// The map entry of a block, or of several in a row that have no data.
+/// The map entry of a block, or of several contiguous blocks without data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MapEntryRun {
-    /// The map entry of the first block. Those of the others are the same but for their addresses.
+    /// The map entry of the first block. Those of the others differ only in their addresses.
     pub first: MapEntry,
-    /// Number of blocks: 1 where there are data, else 1 to [`MapEntryRun::MAX_BLOCKS`].
+    /// Number of blocks: 1 if there are data, else 1 to [`MapEntryRun::MAX_BLOCKS`].
     pub blocks: u32,
 }
 
@@ -216,7 +217,7 @@ impl From<MapEntry> for MapEntryRun {
 }
 
 impl MapEntryRun {
-    /// Blocks of a run at most: what the field holds.
+    /// The maximum number of blocks of a run: what the field holds.
     pub const MAX_BLOCKS: u32 = (1 << 24) - 1;
 
     /// The address of the first block.
@@ -224,7 +225,7 @@ impl MapEntryRun {
         self.first.lba.get()
     }
 
-    /// The address behind the last block.
+    /// The address after the last block.
     pub fn end(&self) -> u64 {
         self.start() + u64::from(self.blocks)
     }
@@ -234,7 +235,7 @@ impl MapEntryRun {
         Extent::from_raw(self.start(), u64::from(self.blocks)).expect("a run has blocks, with addresses of 40 bits")
     }
 
-    /// The part from one address up to another, both within the run.
+    /// The part between two addresses of the run, the second one excluded.
     ///
     /// # Panics
     /// In tests, when the part is empty or not within the run.
@@ -248,7 +249,7 @@ impl MapEntryRun {
         (self.start()..self.end()).map(move |lba| MapEntry { lba: Lba::new(lba), ..self.first })
     }
 
-    /// Takes in what follows, if that is about the next blocks and says the same of them.
+    /// Appends `next` if it follows and its map entries are the same except for their addresses. True if it did.
     pub fn join(&mut self, next: &MapEntryRun) -> bool {
         let blocks = self.blocks.saturating_add(next.blocks);
         let joins = self.first.kind != MapEntryKind::Stored
@@ -261,7 +262,7 @@ impl MapEntryRun {
         joins
     }
 
-    /// The bytes in the log: those of a map entry where it is one block.
+    /// Encodes the run for the log; a single block as an ordinary map entry.
     pub fn encode(&self, seed: Seed) -> [u8; MAP_ENTRY_BYTES] {
         match self.blocks {
             1 => self.first.encode(seed),
@@ -269,7 +270,7 @@ impl MapEntryRun {
         }
     }
 
-    /// The bytes in a page that checks itself as a whole: a word of its own stands where the log has a checksum.
+    /// Encodes the run for a page with a checksum of its own: `word` takes the place of the map entry's checksum.
     #[inline]
     pub fn encode_with(&self, word: u32) -> [u8; MAP_ENTRY_BYTES] {
         let mut bytes = match self.blocks {
@@ -280,15 +281,16 @@ impl MapEntryRun {
         bytes
     }
 
-    /// Reads a map entry of the log, checking it. Addresses are in range of their fields, not yet of the volume.
+    /// Reads and checks a map entry of the log. Addresses are in range of their fields, but maybe not of the volume.
     ///
     /// # Errors
-    /// As [`MapEntry::decode`]; [`MapEntryError::Unknown`] also for a run of fewer than two blocks, or of blocks that have data.
+    /// As [`MapEntry::decode`]; [`MapEntryError::Unknown`] also for a run of fewer than two blocks, or of blocks that
+    /// have data.
     pub fn decode(bytes: &[u8; MAP_ENTRY_BYTES], seed: Seed) -> Result<MapEntryRun, MapEntryError> {
         MapEntry::decode_flagged(bytes, seed, FLAG_RUN).and_then(MapEntryRun::of_flagged)
     }
 
-    /// Reads what [`MapEntryRun::encode_with`] wrote, and the word.
+    /// Reads what [`MapEntryRun::encode_with`] wrote. Also returns the word.
     ///
     /// # Errors
     /// [`MapEntryError::Unknown`] as [`MapEntryRun::decode`].

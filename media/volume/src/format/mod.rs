@@ -32,8 +32,8 @@ pub use reserved::{RESERVED_HEAD_BYTES, ReservedCopy};
 pub use segments::{BlockGroup, LayoutError, MAX_SEGMENTS, PAGE_SECTORS, Segment};
 pub use superblock::{Answered, CountedNotes, NotesPlace, SUPERBLOCK_BYTES, Superblock, SuperblockError, WhyLost};
 
-/// The highest write sequence number or sequence number. They grow by one a write and so never get near it in the life
-/// of a medium; a higher one is forged, and counting on from it could wrap to 0.
+/// The highest write sequence number or sequence number. They grow by one with each write, so they never get near it in
+/// the life of a medium. A higher one is forged, and counting on from it could wrap to 0.
 pub(crate) const MAX_COUNT: u64 = u64::MAX / 2;
 
 /// Salt of a volume's checksums, so that records of an earlier volume on the same medium are never taken for this
@@ -47,14 +47,15 @@ impl Seed {
         Seed(crc32c(uuid))
     }
 
-    /// An identity that has this salt, for a volume of which only the salt is known. It is not the volume's own.
+    /// An identity with this salt, for a volume of which only the salt is known. It is not the volume's own identity.
     pub(crate) fn identity(self) -> [u8; 16] {
         let of = |word: u32| {
             let mut identity = [0; 16];
             identity[12..].copy_from_slice(&word.to_le_bytes());
             identity
         };
-        // A CRC is linear but for a constant, and any four bytes in a row reach every value: a system of 32 equations.
+        // A CRC is linear except for a constant, and four consecutive bytes can give it any value: a system of 32
+        // equations.
         let origin = crc32c(&of(0));
         let mut reduced = [(0_u32, 0_u32); 32];
         for bit in 0..32 {
@@ -83,7 +84,7 @@ impl Seed {
     }
 }
 
-/// A volume's identity in its usual form.
+/// A volume's identity as text, in the usual form of a UUID.
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     [&uuid[..4], &uuid[4..6], &uuid[6..8], &uuid[8..10], &uuid[10..]].map(hex).join("-")

@@ -1,4 +1,4 @@
-//! A page of notes: map entries of completed changes that are not durable, for use after the death of the process.
+//! A page of notes: map entries of completed changes that are not durable, for use if the process dies.
 //!
 //! Notes are valid only as long as the machine runs, so a page has the identity of its boot, and of the open of the
 //! volume. A page is written and checksummed as a whole: all of its notes count or none, and the page cache has no torn
@@ -8,7 +8,7 @@ use super::{MAP_ENTRY_BYTES, MapEntryRun, Seed, get, put};
 
 /// Bytes of a page.
 pub const NOTE_PAGE_BYTES: usize = 4096;
-/// Notes of a page.
+/// The number of notes in a page.
 pub const NOTES_PER_PAGE: usize = (NOTE_PAGE_BYTES - HEAD_BYTES) / MAP_ENTRY_BYTES;
 
 const MAGIC: u64 = u32::from_le_bytes(*b"SNO2") as u64;
@@ -27,32 +27,32 @@ const FIRST: usize = 48;
 /// Entries before it are older.
 pub type LogPosition = (u64, u16);
 
-/// What all notes of a page have in common.
+/// What all notes of a page share.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct NoteHead {
     /// The open that it belongs to: the `write_seq` of the superblock that named the place.
     pub run: u64,
     /// The boot of the machine.
     pub boot: [u8; 16],
-    /// The end of the log when the memtable of these map entries got its first one.
+    /// The end of the log when the memtable of these map entries got its first entry.
     pub base: LogPosition,
-    /// Which page of its half it is.
+    /// The number of the page in its half.
     pub number: u32,
-    /// The order of its first note, which counts the notes of the opening. Those behind it count on.
+    /// The number of its first note, counted over all notes of the open. The following notes count on.
     pub first: u64,
 }
 
 /// The map entries of a change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Note {
-    /// One map entry, or that of a run.
+    /// The map entry of a block or of a run.
     pub entries: MapEntryRun,
-    /// The CRC-32C of the data, of a block whose guard says nothing of them; else 0.
+    /// The CRC-32C of the data if the guard is unverified, else 0.
     pub data_crc: u32,
 }
 
 impl NoteHead {
-    /// Writes the head of a page that has these many notes, and the checksum of both.
+    /// Writes the head of a page with this number of notes, and the checksum of the page.
     pub fn seal(&self, page: &mut [u8], notes: usize, seed: Seed) {
         put::<4>(page, 0, MAGIC);
         put::<8>(page, RUN, self.run);
@@ -66,7 +66,7 @@ impl NoteHead {
         put::<4>(page, CHECKSUM, u64::from(checksum));
     }
 
-    /// Reads the head of a page, and how many notes it has; nothing unless the page checks.
+    /// Reads the head of a page, and its number of notes; `None` if the page is not valid.
     pub fn decode(page: &[u8], seed: Seed) -> Option<(NoteHead, usize)> {
         let page = page.get(..NOTE_PAGE_BYTES)?;
         let notes = get::<2>(page, NOTES) as usize;
@@ -91,7 +91,7 @@ impl NoteHead {
 }
 
 impl Note {
-    /// Where a note of a page begins.
+    /// The offset of a note in its page.
     fn place(at: usize) -> usize {
         HEAD_BYTES + at * MAP_ENTRY_BYTES
     }
@@ -99,13 +99,13 @@ impl Note {
     /// Writes a note to its place in a page.
     #[inline]
     pub fn encode(&self, page: &mut [u8], at: usize) {
-        // A map entry without a generation is none. The log gives it its own.
+        // A map entry without a generation is invalid. The log gives it its real one.
         let mut entries = self.entries;
         entries.first.generation = 1;
         page[Note::place(at)..][..MAP_ENTRY_BYTES].copy_from_slice(&entries.encode_with(self.data_crc));
     }
 
-    /// Reads the note at a place of a page that checks; nothing if it is impossible.
+    /// Reads a note of a valid page; `None` if it is impossible.
     pub fn decode(page: &[u8], at: usize) -> Option<Note> {
         let mut bytes = [0; MAP_ENTRY_BYTES];
         bytes.copy_from_slice(page.get(Note::place(at)..Note::place(at + 1))?);
@@ -113,7 +113,7 @@ impl Note {
         Some(Note { entries, data_crc })
     }
 
-    /// Leaves nothing from this place on.
+    /// Clears the page from this note on.
     pub fn clear_from(page: &mut [u8], at: usize) {
         page[Note::place(at)..NOTE_PAGE_BYTES].fill(0);
     }

@@ -11,14 +11,15 @@ use sealblock_units::Lba;
 
 use super::{HEAD_BYTES, LOG_REGIONS, Layout, MAP_ENTRY_BYTES, RESERVED_HEAD_BYTES, SUPERBLOCK_OFFSETS};
 
-/// What a stretch of the medium is for. Copies count from 0.
+/// The use of a range of the medium. Copies are numbered from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum RegionKind {
     /// A copy of the superblock.
     Superblock(u8),
-    /// Copies of the reserved areas, behind the superblock of the same number; 2 and 3 are their twins in the tail.
+    /// Copies of the reserved areas after the superblock of the same number; 2 and 3 are their second copies in the
+    /// tail.
     ReservedArea(u8),
-    /// The log, or one of its copies.
+    /// A region of the log.
     Log(u8),
     /// A copy of the group map.
     GroupMap(u8),
@@ -28,16 +29,16 @@ pub enum RegionKind {
     BitmapPages,
     /// Map entries of the blocks of a block group.
     MapEntries(u8),
-    /// Generations of the blocks of a block group, or one of their copies.
+    /// A copy of the generations of a block group.
     Generations(u8),
     /// Physical blocks of a block group, the data.
     PhysicalBlocks,
-    /// Nothing: rounded up, or kept free.
+    /// Unused: padding, or kept free.
     Unused,
 }
 
 impl RegionKind {
-    /// What it is called, whichever copy it is.
+    /// Its name, which is the same for all copies.
     pub fn name(self) -> &'static str {
         match self {
             RegionKind::Superblock(_) => "superblock",
@@ -69,19 +70,20 @@ impl fmt::Display for RegionKind {
     }
 }
 
-/// A stretch of the medium, in bytes from its start.
+/// A range of the medium, in bytes from its start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Region {
-    /// What it is for.
+    /// Its use.
     pub kind: RegionKind,
-    /// Where it begins.
+    /// Its first byte.
     pub start: u64,
-    /// Where it ends: the first byte behind it.
+    /// The byte after its last one.
     pub end: u64,
 }
 
 impl Layout {
-    /// The regions of the volume, in order and without gaps, up to [`Layout::medium_bytes`]. One of a kind for each block group.
+    /// The regions of the volume, in order and without gaps, up to [`Layout::medium_bytes`]. Each map page has regions
+    /// of its own.
     pub fn regions(&self) -> Vec<Region> {
         let mut named = self.named_regions();
         named.retain(|region| region.start < region.end);
@@ -101,14 +103,14 @@ impl Layout {
         regions
     }
 
-    /// Where the map entry of a block of the volume lies in the block map.
+    /// The offset of a block's map entry in the block map.
     pub fn map_entry_offset(&self, lba: Lba) -> u64 {
         let (number, index) = self.page_of(lba);
         let entries = self.page_offsets(number).map_or(0, |place| place.offset + u64::from(self.sector_bytes()));
         entries + (index * MAP_ENTRY_BYTES) as u64
     }
 
-    /// Where the generation of a block of the volume lies: one offset for each copy.
+    /// The offsets of a block's generation, one for each copy.
     pub fn generation_offsets(&self, lba: Lba) -> Vec<u64> {
         let (number, index) = self.page_of(lba);
         let at = HEAD_BYTES + index as u64 * 2;

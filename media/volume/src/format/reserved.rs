@@ -4,7 +4,7 @@ use sealblock_block::ReservedArea;
 
 use super::{MAX_COUNT, Seed, get, put};
 
-/// Bytes in front of what an area holds.
+/// Bytes before the content of an area.
 pub const RESERVED_HEAD_BYTES: usize = 64;
 
 const MAGIC: [u8; 4] = *b"SANX";
@@ -13,17 +13,17 @@ const AT_WRITE_SEQ: usize = 8;
 const AT_LENGTH: usize = 16;
 const AT_AREA: usize = 20;
 
-/// One of the copies of an area: two places are written in turn, and each is there twice.
+/// One copy of an area. An area has two places, which are written in turn, and each place has two copies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ReservedCopy {
     /// Counts the writes of the area; the higher of two valid copies counts.
     pub write_seq: u64,
-    /// What the area holds.
+    /// The content of the area.
     pub bytes: Vec<u8>,
 }
 
 impl ReservedCopy {
-    /// The bytes of the copy.
+    /// Encodes the copy.
     pub fn encode(&self, area: ReservedArea, seed: Seed) -> Vec<u8> {
         let mut bytes = vec![0; RESERVED_HEAD_BYTES];
         bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
@@ -36,7 +36,7 @@ impl ReservedCopy {
         bytes
     }
 
-    /// Whether `bytes` begin with the head of this copy of this area, of whatever volume. What follows is not looked at.
+    /// True if `bytes` begin with the head of this copy of this area, of any volume. Nothing after the head is checked.
     pub fn is_trace(bytes: &[u8], area: ReservedArea, copy: u64) -> bool {
         let Some(head) = bytes.get(..RESERVED_HEAD_BYTES) else { return false };
         head.starts_with(&MAGIC)
@@ -46,7 +46,7 @@ impl ReservedCopy {
             && head[AT_AREA + 1..].iter().all(|&byte| byte == 0)
     }
 
-    /// The salt with which the checksum of this copy of this area is right, where it can be one at all.
+    /// The salt for which the checksum of this copy of this area matches; `None` if it cannot be one.
     pub fn trace_salt(bytes: &[u8], area: ReservedArea, copy: u64) -> Option<Seed> {
         let is_one = ReservedCopy::is_trace(bytes, area, copy);
         let length = is_one.then(|| get::<4>(bytes, AT_LENGTH) as usize)?;
@@ -54,7 +54,7 @@ impl ReservedCopy {
         Some(Seed(get::<4>(bytes, AT_CHECKSUM) as u32 ^ Seed(0).checksum(&whole[AT_WRITE_SEQ..])))
     }
 
-    /// Reads a copy; nothing where there is none that is whole.
+    /// Reads a copy; `None` if it is not valid.
     pub fn decode(bytes: &[u8], area: ReservedArea, seed: Seed) -> Option<ReservedCopy> {
         if bytes.len() < RESERVED_HEAD_BYTES || !bytes.starts_with(&MAGIC) {
             return None;

@@ -1,4 +1,4 @@
-//! Block groups, and segments: runs of blocks whose block groups are of one size and lie in one row.
+//! Block groups and segments. A segment is a run of blocks whose block groups have one size and are contiguous.
 //!
 //! A volume that was never resized has one segment. Existing block groups stay in place, so a volume that grows after a
 //! block group that is not full gets another segment, which follows the last block group. All positions still follow
@@ -9,27 +9,27 @@ use sealblock_units::{BlockSize, Lba};
 
 use super::MAP_ENTRY_BYTES;
 
-/// Data bytes of a full block group. Small enough that reading a block group's map entries to find its free physical blocks is
-/// one short pause.
+/// Data bytes of a full block group. Small enough that reading all its map entries to find its free physical blocks is
+/// only a short pause.
 const GROUP_DATA_BYTES: u64 = 1 << 30;
-/// Blocks of a block group at most: bounds the map entries of a block group where blocks are small.
+/// The maximum number of blocks of a block group: it bounds the map entries of a block group if blocks are small.
 const MAX_GROUP_BLOCKS: u64 = 1 << 18;
-/// Spare physical blocks of a block group hold this many bytes, so that several of the largest requests fit; small block groups
-/// have one spare physical block for every block instead, and at least `MIN_SPARE_BLOCKS` of them.
+/// Bytes of the spare physical blocks of a block group, so that several of the largest requests fit. Small block groups
+/// have one spare physical block for every block instead, and at least `MIN_SPARE_BLOCKS`.
 const SPARE_BYTES: u64 = 8 << 20;
 const MIN_SPARE_BLOCKS: u64 = 16;
 /// One spare physical block for this many blocks.
 const BLOCKS_PER_SPARE: u64 = 16;
-/// Block groups and the parts of a block group start at multiples of this, the page and stripe unit of common media.
+/// The alignment of block groups and of their parts: the page and stripe unit of common media.
 pub(super) const ALIGNMENT: u64 = 64 << 10;
 /// Sectors of a map page: one with the generations of its blocks, and those with their map entries.
 pub const PAGE_SECTORS: u64 = 16;
-/// Most blocks a volume can have: a map entry keeps the address in 40 bits.
+/// The maximum number of blocks of a volume: the LBA of a map entry has 40 bits.
 pub(super) const MAX_CAPACITY_BLOCKS: u64 = 1 << 40;
-/// Segments of a volume at most: as many as a superblock has room for beside what may come.
+/// The maximum number of segments of a volume: what a superblock has room for besides future fields.
 pub const MAX_SEGMENTS: usize = 16;
 
-/// Why there can be no volume of this shape.
+/// Why no volume with this layout is possible.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LayoutError {
     /// No block.
@@ -38,10 +38,10 @@ pub enum LayoutError {
     /// More blocks than a map entry can name.
     #[error("{blocks} blocks are more than the {} a volume can have", MAX_CAPACITY_BLOCKS)]
     TooLarge {
-        /// Blocks asked for.
+        /// Blocks requested.
         blocks: u64,
     },
-    /// The medium's sector is neither 512 nor 4096 bytes, or larger than a block.
+    /// The medium's sector is neither 512 nor 4096 bytes, or it is larger than a block.
     #[error("a medium with sectors of {sector_bytes} bytes cannot hold blocks of {block_bytes} bytes")]
     Sector {
         /// The medium's sector.
@@ -49,23 +49,23 @@ pub enum LayoutError {
         /// The volume's block.
         block_bytes: u32,
     },
-    /// More segments than there is room for.
+    /// More segments than fit in a superblock.
     #[error("a volume that is resized so would lie in more than {MAX_SEGMENTS} parts")]
     Segments,
-    /// The segments do not end with the volume.
+    /// The segments do not end where the volume ends.
     #[error("the parts of the volume do not have its blocks")]
     Misplaced,
-    /// More block groups than the group map has room for.
+    /// More block groups than fit in the group map.
     #[error("{groups} block groups are more than the {limit} that a volume created with this size has room for")]
     BlockGroups {
-        /// Block groups that it would have.
+        /// Block groups that the volume would have.
         groups: u64,
-        /// Block groups that its map has room for.
+        /// Block groups that fit in its group map.
         limit: u64,
     },
 }
 
-/// How blocks are put into block groups.
+/// How blocks are divided into block groups.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Grouping {
     pub block_size: BlockSize,
@@ -74,18 +74,19 @@ pub(super) struct Grouping {
     pub page_blocks: u64,
 }
 
-/// Where the parts of one block group lie.
+/// The positions of the parts of a block group.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockGroup {
     /// First block of the block group.
     pub first: Lba,
     /// Blocks of the block group.
     pub blocks: u64,
-    /// Physical blocks of the block group, more than blocks.
+    /// Physical blocks of the block group: more than it has blocks.
     pub physical_blocks: u32,
     /// Where its map pages start.
     pub pages_offset: u64,
-    /// Where the second copies of their generations start: one sector a page. No 64 KiB hold both copies of a page's.
+    /// Where the second copies of their generations start, one sector for each page. No 64 KiB contain both copies of a
+    /// page.
     pub second_offset: u64,
     /// Where the physical blocks start.
     pub data_offset: u64,
@@ -104,7 +105,7 @@ impl Grouping {
         Ok(Grouping { block_size, sector_bytes, page_blocks })
     }
 
-    /// Blocks of each block group but the last of so many blocks that are put into block groups.
+    /// Blocks of each block group except the last, if this many blocks are divided into block groups.
     pub fn group_blocks(&self, blocks: u64) -> u64 {
         blocks.min(MAX_GROUP_BLOCKS).min(GROUP_DATA_BYTES >> self.block_size.shift())
     }
@@ -120,13 +121,13 @@ impl Grouping {
         blocks.div_ceil(BLOCKS_PER_SPARE).max(roomy)
     }
 
-    /// The block group of this many blocks from block `first` on that starts at `base`.
+    /// The block group of this many blocks, from block `first`, that starts at offset `base`.
     pub fn group_at(&self, base: u64, first: u64, blocks: u64) -> BlockGroup {
         let physical_blocks = blocks + self.spare(blocks);
         let pages = blocks.div_ceil(self.page_blocks);
         let sector = u64::from(self.sector_bytes);
-        // The second copy of the last page is the nearest to the first one. From start to start 64 KiB are enough: what touches
-        // both is longer.
+        // The second copy of the last page is the nearest to its first one. A distance of 64 KiB from start to start is
+        // enough: whatever touches both is longer.
         let second_offset = (base + (pages - 1) * PAGE_SECTORS * sector + ALIGNMENT).next_multiple_of(ALIGNMENT);
         let data_offset = (second_offset + pages * sector).next_multiple_of(ALIGNMENT);
         let end_offset = (data_offset + (physical_blocks << self.block_size.shift())).next_multiple_of(ALIGNMENT);
@@ -147,9 +148,9 @@ impl Grouping {
 pub struct Segment {
     /// Its first block.
     pub first: u64,
-    /// Blocks that it has room for; the last one's may be more than the volume has.
+    /// The number of blocks that fit in it. The last segment may have room for more than the volume has.
     pub blocks: u64,
-    /// Blocks of each of its block groups but the last, which may have fewer.
+    /// Blocks of each of its block groups except the last, which may have fewer.
     pub group_blocks: u64,
     /// The number of its first block group.
     pub first_group: u64,
@@ -165,7 +166,7 @@ impl Segment {
         self.blocks.div_ceil(self.group_blocks)
     }
 
-    /// The first block of a block group of the segment, counted from its own first block, and the block group's blocks.
+    /// The first block of a block group of the segment, relative to the segment, and the number of its blocks.
     pub(super) fn group(&self, within: u64) -> (u64, u64) {
         let first = within * self.group_blocks;
         (first, self.group_blocks.min(self.blocks.saturating_sub(first)))
@@ -182,8 +183,8 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    /// Segments with so many blocks, from `offset` on. The last one has to have the last of `capacity_blocks`, in its last
-    /// block group.
+    /// Lays out segments with these numbers of blocks, from `offset`. The last of `capacity_blocks` must be in the last
+    /// block group of the last segment.
     pub fn lay(
         grouping: &Grouping,
         offset: u64,
@@ -216,7 +217,7 @@ impl Segments {
         }
         let segments = Segments { all, count: blocks.len(), end_offset: next.offset };
         let last = segments.last();
-        // What lies wholly behind the end has gone.
+        // Block groups that are wholly after the end have been dropped.
         let kept = last.groups().saturating_sub(1) * last.group_blocks;
         let is_last = (last.first + kept..next.first).contains(&capacity_blocks.wrapping_sub(1));
         if !is_last {
@@ -225,7 +226,7 @@ impl Segments {
         Ok(segments)
     }
 
-    /// The blocks of the segments of a volume with another capacity: what lies where stays there.
+    /// The blocks of the segments after a change of the capacity. Existing block groups stay in place.
     pub fn resized(&self, grouping: &Grouping, capacity_blocks: u64) -> Vec<u64> {
         let last = self.last();
         let room = last.first + last.blocks;
@@ -247,7 +248,7 @@ impl Segments {
         .collect()
     }
 
-    /// All of them, in order.
+    /// All segments, in order.
     pub fn all(&self) -> &[Segment] {
         &self.all[..self.count]
     }
@@ -256,7 +257,7 @@ impl Segments {
         &self.all[self.count.saturating_sub(1)]
     }
 
-    /// How many block groups there are.
+    /// The number of block groups.
     pub fn groups(&self) -> u64 {
         self.last().first_group + self.last().groups()
     }
@@ -266,8 +267,8 @@ impl Segments {
         self.end_offset
     }
 
-    /// The segment of a block. Asked for every block that is read: nearly all volumes have one segment, and large ones most of
-    /// their blocks in the first.
+    /// The segment of a block. Called for every block that is read, so the common cases come first: nearly all volumes
+    /// have one segment, and large ones have most of their blocks in the first.
     pub fn of_block(&self, block: u64) -> &Segment {
         if self.count == 1 || block < self.all[0].blocks {
             return &self.all[0];

@@ -1,4 +1,4 @@
-//! The superblock: what volume this is, and where its log begins.
+//! The superblock: the volume's identity and layout, and where its log begins.
 //!
 //! Two copies at the start are written alternately, each within one sector, so one of them is always intact; a third at
 //! the end is written with each of them. The newest valid one is used.
@@ -13,14 +13,14 @@ use super::{
 /// Bytes of a superblock: the smallest sector, which is written whole or not at all.
 pub const SUPERBLOCK_BYTES: usize = 512;
 
-/// A byte above 127, letters, line ends and an end-of-file mark show most ways in which a copy can bend a file.
+/// A byte above 127, letters, line ends and an end-of-file mark reveal most ways in which copying can alter a file.
 const MAGIC: [u8; 8] = *b"\x89SEAL\r\n\x1a";
 const VERSION: u64 = 2;
-/// Bytes of the magic that may be wrong in what still is the trace of a superblock.
+/// The number of bytes of the magic that may be wrong in the trace of a superblock.
 const MAGIC_BYTES_WRONG: usize = 3;
-/// Features: map entries of blocks that were made unreadable (kind 3) may be there.
+/// Features: there may be map entries of blocks that were made unreadable (kind 3).
 const FEATURE_UNCORRECTABLE: u64 = 1;
-/// Features: the volume was resized, and lies in the segments that are listed.
+/// Features: the volume was resized, and its segments are listed.
 const FEATURE_RESIZED: u64 = 2;
 
 const AT_VERSION: usize = 8;
@@ -55,7 +55,7 @@ const AT_UNREPORTED_LOSS: usize = 291;
 const AT_NOTES_BOOT: usize = 296;
 const AT_LABELS: usize = 312;
 const AT_CHECKSUM: usize = 508;
-/// Marks: the log is anchored. Programs that do not know a mark drop it with the next superblock that they write.
+/// Marks: the log is anchored. Programs that do not know a mark clear it with the next superblock that they write.
 const MARK_ANCHORED: u64 = 1;
 /// Marks: the reserved areas were zeroed.
 const MARK_ZEROED_AREAS: u64 = 2;
@@ -88,40 +88,40 @@ pub struct NotesPlace {
     pub run: u64,
     /// The boot of the machine that they belong to.
     pub boot: [u8; 16],
-    /// Set while recovery makes them durable, when the block map already has the log that they were compared with.
+    /// Set while recovery makes them durable: the log that they were compared with is then in the block map already.
     pub counted: Option<CountedNotes>,
 }
 
 /// The notes that recovery has decided to use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CountedNotes {
-    /// Those with this base, or a later one.
+    /// The base of the oldest notes to use.
     pub floor: LogPosition,
-    /// The order of the newest.
+    /// The number of the newest note.
     pub newest: u64,
 }
 
-/// Why completed changes that were not durable may be lost. The number of each is its code in a superblock.
+/// Why completed changes that were not durable may be lost. The discriminants are the codes in a superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum WhyLost {
-    /// The program that used the volume kept them in memory alone.
+    /// The program that used the volume kept them only in memory.
     InMemory = 1,
-    /// Notes are of another boot.
+    /// The notes are of another boot.
     OtherBoot = 2,
-    /// The medium keeps no notes.
+    /// The medium does not support notes.
     NoNotes = 3,
-    /// The medium failed where notes are read.
+    /// The medium failed when notes were read.
     Unreadable = 4,
-    /// Notes do not check.
+    /// Notes are damaged.
     Damaged = 5,
-    /// Notes do not check, or are not there.
+    /// Notes are damaged or missing.
     Missing = 6,
-    /// The log has changes that no note is of.
+    /// The log has changes that were not noted.
     NotNoted = 7,
-    /// Notes that an opening had counted are not there any more.
+    /// Notes that an earlier recovery had decided to use are gone.
     Gone = 8,
-    /// The data of noted changes are not there.
+    /// The data of noted changes are not on the medium.
     DataGone = 9,
     /// A reason that this program does not know.
     Other = 255,
@@ -140,7 +140,7 @@ impl WhyLost {
         WhyLost::DataGone,
     ];
 
-    /// In words.
+    /// As text.
     pub const fn as_str(self) -> &'static str {
         match self {
             WhyLost::InMemory => "the program that used the volume last kept them in memory alone",
@@ -163,35 +163,36 @@ impl WhyLost {
     }
 }
 
-/// What a superblock says.
+/// The content of a superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Superblock {
     /// The volume's identity.
     pub uuid: [u8; 16],
     /// Counts the writes of superblocks; the higher of two valid copies counts.
     pub write_seq: u64,
-    /// Where everything lies.
+    /// The layout.
     pub layout: Layout,
-    /// The format of the blocks' protection information, if they have any.
+    /// The format of the blocks' protection information; `None` without.
     pub protection: Option<PiFormat>,
-    /// The volume was closed cleanly: the log from `log_tail` on is empty.
+    /// The volume was closed cleanly: the log is empty from `log_tail` on.
     pub is_clean: bool,
-    /// The log in use has a sector that was durable before this was written: without a fault, at least the one before
-    /// `log_tail` is there. Without meaning in a volume that was closed cleanly.
+    /// The log in use has an anchor, a sector that was durable before this superblock was written. Without a fault, the
+    /// sector before `log_tail` or a later one exists. Meaningless in a volume that was closed cleanly.
     pub is_anchored: bool,
-    /// The log is anchored, and no checkpoint was made since: the sector `log_tail` itself was durable before this was written.
+    /// The log is anchored, and there was no checkpoint since: the sector `log_tail` itself is the anchor.
     pub is_begun: bool,
-    /// Blocks may have been made unreadable (feature bit 0): set before the first map entry that says so, and never cleared.
+    /// Blocks may have been made unreadable (feature bit 0). Set before the first such map entry is written, and never
+    /// cleared.
     pub uncorrectable: bool,
-    /// The space of the volume was taken when it was made, and free physical blocks keep it.
+    /// Created with `--preallocate`: the volume's space was allocated then, and free physical blocks keep theirs.
     pub keeps_space: bool,
-    /// The reserved areas were zeroes when the volume was made: something that is there now was written since.
+    /// The reserved areas were zeroed when the volume was created: whatever they contain was written since.
     pub areas_were_zeroed: bool,
     /// Sequence number of the first log sector whose map entries are not all in the block map.
     pub log_tail: u64,
-    /// At least this number of block groups was initialized when it was written: a group map with fewer is an old one.
+    /// The number of block groups that were initialized when this was written: a group map with fewer is an old one.
     pub initialized_groups: u64,
-    /// What is known of changes that were answered. Nothing that is impossible makes a superblock none.
+    /// The state of completed changes. Impossible values do not invalidate the superblock.
     pub answered: Answered,
     /// The number of group labels that had been written durably by then: a label with a lower count was restored from
     /// an earlier state. Programs that do not know it leave 0.
@@ -202,25 +203,25 @@ pub struct Superblock {
     pub unreported_loss: Option<WhyLost>,
 }
 
-/// Why these bytes are no superblock that can be used.
+/// Why bytes are not a usable superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum SuperblockError {
-    /// The magic bytes are not there: this is something else.
+    /// The magic bytes are missing: this is not a superblock.
     #[error("no protected volume (the magic bytes are missing)")]
     Magic,
-    /// The bytes end too early.
+    /// There are too few bytes.
     #[error("the superblock is cut off")]
     Truncated,
     /// The checksum does not match.
     #[error("the superblock's checksum does not match")]
     Checksum,
-    /// It is a copy for another place: what lies here is part of something else.
+    /// It is a copy that belongs elsewhere: what is here is part of something else.
     #[error("the superblock belongs at another place")]
     Place,
-    /// Another version of the format.
+    /// An unknown version of the format.
     #[error("the volume has format version {0}; this program knows version 2")]
     Version(u64),
-    /// Features this program does not know.
+    /// Features that this program does not know.
     #[error("the volume has features {0:#x}, which this program does not know")]
     Features(u64),
     /// A field has an impossible value.
@@ -231,13 +232,13 @@ pub enum SuperblockError {
         /// Its value.
         value: u64,
     },
-    /// The shape is impossible.
+    /// The layout is impossible.
     #[error("invalid superblock layout: {0}")]
     Layout(#[from] LayoutError),
 }
 
 impl Superblock {
-    /// The superblock of a volume that nothing was ever written to, closed.
+    /// The superblock of a new volume, closed cleanly.
     pub fn new(uuid: [u8; 16], layout: Layout, protection: Option<PiFormat>) -> Superblock {
         Superblock {
             uuid,
@@ -263,7 +264,7 @@ impl Superblock {
         Seed::of(&self.uuid)
     }
 
-    /// Whether `bytes` begin like a protected volume, whatever its state.
+    /// True if `bytes` begin like a protected volume, in whatever state.
     pub fn recognise(bytes: &[u8]) -> bool {
         bytes.starts_with(&MAGIC)
     }
@@ -276,8 +277,8 @@ impl Superblock {
         wrong <= MAGIC_BYTES_WRONG || decode_layout(bytes).is_ok()
     }
 
-    /// Whether `bytes` are what is left of the third superblock of a volume that ends with the [`THIRD_FROM_END_BYTES`] at
-    /// `offset`: a trace whose shape, where it still says one, belongs there and not elsewhere.
+    /// True if `bytes` are the remains of the third superblock of a volume that ends with the [`THIRD_FROM_END_BYTES`]
+    /// at `offset`: a trace of a superblock whose layout, if it still has one, ends there.
     ///
     /// [`THIRD_FROM_END_BYTES`]: super::THIRD_FROM_END_BYTES
     pub fn is_trace_at(bytes: &[u8], offset: u64) -> bool {
@@ -285,7 +286,7 @@ impl Superblock {
         Superblock::is_trace(bytes) && shape.is_none_or(|layout| layout.third_offset() == offset)
     }
 
-    /// The bytes of the superblock.
+    /// Encodes the superblock.
     pub fn encode(&self) -> [u8; SUPERBLOCK_BYTES] {
         let mut bytes = [0; SUPERBLOCK_BYTES];
         bytes[..MAGIC.len()].copy_from_slice(&MAGIC);
@@ -345,7 +346,7 @@ impl Superblock {
         bytes
     }
 
-    /// Reads a superblock, checking every field.
+    /// Reads a superblock and checks every field.
     pub fn decode(bytes: &[u8]) -> Result<Superblock, SuperblockError> {
         if !Superblock::recognise(bytes) {
             return Err(SuperblockError::Magic);
@@ -407,7 +408,7 @@ impl Superblock {
     }
 }
 
-/// An invalid place means that changes may be lost, and nothing worse.
+/// An invalid place means that changes may be lost; it does not invalidate the superblock.
 fn decode_answered(bytes: &[u8], layout: &Layout) -> Answered {
     let mut boot = [0; 16];
     boot.copy_from_slice(&bytes[AT_NOTES_BOOT..AT_NOTES_BOOT + 16]);
@@ -429,7 +430,7 @@ fn decode_answered(bytes: &[u8], layout: &Layout) -> Answered {
 }
 
 impl NotesPlace {
-    /// Bytes of a half at most: 256 pages.
+    /// The maximum number of bytes of a half: 256 pages.
     pub const HALF_BYTES_MAX: u32 = 1 << 20;
 
     /// Bytes of both halves.
@@ -437,7 +438,8 @@ impl NotesPlace {
         2 * u64::from(self.half_bytes)
     }
 
-    /// Whether a volume that lies like this can have it: whole pages, within the block groups, and not more than its log has room for.
+    /// True if a volume with this layout can have it: whole pages, within the block groups, and not more notes than fit
+    /// in its log.
     fn fits(&self, layout: &Layout) -> bool {
         let page = NOTE_PAGE_BYTES as u64;
         let is_whole = self.offset.is_multiple_of(page) && u64::from(self.half_bytes).is_multiple_of(page);
@@ -447,9 +449,10 @@ impl NotesPlace {
         is_whole && is_possible && within
     }
 
-    /// Bytes of a half at most in a volume that lies like this: a commit has room for two log entries of each note.
+    /// The maximum number of bytes of a half in a volume with this layout: a commit has room for two log entries for
+    /// each note.
     pub fn half_bytes_max(layout: &Layout) -> u32 {
-        // A commit takes a quarter of the log, but for what its first sector repeats.
+        // A commit takes at most a quarter of the log, including what its first sector repeats.
         let quarter = layout.log_sectors() / 4 * layout.log_sector_entries() - 8;
         let pages = quarter / 2 / NOTES_PER_PAGE as u64;
         u32::try_from(pages * NOTE_PAGE_BYTES as u64).unwrap_or(u32::MAX).min(NotesPlace::HALF_BYTES_MAX)
@@ -476,8 +479,8 @@ fn protection_codes(protection: Option<PiFormat>) -> (u64, u64, u64) {
     (guard, protection, u64::from(format.storage_tag_bits()))
 }
 
-/// The layout follows from three fields, and from the segments of a volume that was resized; those that repeat what follows must
-/// agree.
+/// The layout follows from three fields, and for a volume that was resized also from its segments. The fields that
+/// repeat parts of it must agree.
 fn decode_layout(bytes: &[u8]) -> Result<Layout, SuperblockError> {
     let block_bytes = get::<4>(bytes, AT_BLOCK_BYTES);
     let block_size = BlockSize::from_bytes(block_bytes).ok_or(invalid("block size", block_bytes))?;
@@ -546,7 +549,7 @@ mod tests {
         }
     }
 
-    /// `bytes` with `value` at `at` and the checksum made right again.
+    /// `bytes` with `value` at `at` and a matching checksum.
     fn forged<const N: usize>(at: usize, value: u64) -> [u8; 512] {
         let mut bytes = superblock(1).encode();
         put::<N>(&mut bytes, at, value);

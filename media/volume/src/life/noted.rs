@@ -28,14 +28,14 @@ use crate::medium::read_sectors;
 use crate::options::{Mutation, OpenOptions, VolumeError};
 use crate::volume::AnsweredChanges;
 
-/// Blocks whose data are read at once.
+/// The number of blocks whose data are read at once.
 const BLOCKS_IN_FLIGHT: usize = 64;
 
-/// What notes say of a volume.
+/// What the notes of a volume contain.
 pub(crate) struct NotedChanges {
-    /// The newest map entry of each block that notes are about; none where they do not count.
+    /// The newest map entry of each noted block; empty if the notes do not count.
     pub entries: MapEntries,
-    /// Where they are, and which they are.
+    /// Where the notes are, and which of them count.
     pub place: Option<NotesPlace>,
     pub answered: AnsweredChanges,
 }
@@ -43,26 +43,26 @@ pub(crate) struct NotedChanges {
 /// The notes of one memtable, oldest first.
 struct Gathered {
     base: LogPosition,
-    /// The order of the first.
+    /// The number of the first note.
     first: u64,
     notes: Vec<Note>,
 }
 
 impl Gathered {
-    /// The order of the note that follows.
+    /// The number of the note after these.
     fn next(&self) -> u64 {
         self.first + self.notes.len() as u64
     }
 }
 
-/// A page that checks.
+/// A valid page.
 struct Page {
     head: NoteHead,
     notes: usize,
     bytes: Vec<u8>,
 }
 
-/// Reads the notes of a volume, whose log says this, and decides whether they count.
+/// Reads the notes of a volume with this recovered log, and decides whether they count.
 pub(crate) async fn read<M: Medium>(
     medium: &M,
     superblock: &Superblock,
@@ -86,7 +86,7 @@ pub(crate) async fn read<M: Medium>(
     };
     let newest = found.last().map(|gathered| gathered.next() - 1);
     let is_trusted = options.mutation.is(Mutation::TrustNotes);
-    // Of the log that they were compared with nothing is left where they were counted before.
+    // If the notes were counted before, the log with which they were compared may be gone.
     if place.counted.is_none() && !is_trusted && !agrees_with_log(&found, recovered) {
         return Ok(nothing(AnsweredChanges::MayBeLost(WhyLost::NotNoted)));
     }
@@ -134,13 +134,13 @@ async fn find<M: Medium>(
                     pages.entry(head.base).or_default().insert(head.number, page);
                 }
                 Some(_) => {}
-                // The place was filled with zeroes.
+                // A page without valid notes must be zero: the place was filled with zeroes.
                 None if page.iter().any(|byte| *byte != 0) => return Ok(Err(WhyLost::Damaged)),
                 None => {}
             }
         }
     }
-    // Of an older memtable a part is written over, and all of it is durable.
+    // Older memtables are durable, and their notes are partly overwritten.
     let newest: Vec<LogPosition> = pages.keys().rev().take(2).rev().copied().collect();
     let mut found: Vec<Gathered> = Vec::new();
     for base in newest {
@@ -155,7 +155,7 @@ async fn find<M: Medium>(
     Ok(Ok(found))
 }
 
-/// The notes of the pages of one memtable, if none is missing between the first and the last, and each fits the volume.
+/// The notes in the pages of one memtable; `None` unless all pages and notes are there and fit the volume.
 fn whole(base: LogPosition, pages: &BTreeMap<u32, Page>, superblock: &Superblock) -> Option<Gathered> {
     let first = pages.values().next()?.head.first;
     let mut gathered = Gathered { base, first, notes: Vec::new() };
@@ -173,7 +173,7 @@ fn whole(base: LogPosition, pages: &BTreeMap<u32, Page>, superblock: &Superblock
     Some(gathered)
 }
 
-/// What a memtable has after these changes.
+/// The content of a memtable after these changes.
 fn memtable_of<'a>(notes: impl Iterator<Item = &'a Note>) -> MapEntries {
     let mut entries = MapEntries::default();
     for Note { entries: run, .. } in notes {
@@ -185,8 +185,8 @@ fn memtable_of<'a>(notes: impl Iterator<Item = &'a Note>) -> MapEntries {
     entries
 }
 
-/// Whether the log has, of the memtables that notes are of, nothing but what the notes say that they had. Two memtables have notes at
-/// a time; where fewer do, none of the log is of an older one.
+/// True if the log has, for the memtables of these notes, only map entries that the notes have, too. At any time two
+/// memtables have notes; if only one has, the log must not have entries of an older one.
 fn agrees_with_log(found: &[Gathered], recovered: &Recovered) -> bool {
     let start = found.first().map_or((u64::MAX, 0), |first| first.base);
     let is_before = |position: &LogPosition| (recovered.durable_end..start).contains(position);
@@ -211,7 +211,7 @@ fn agrees_with_log(found: &[Gathered], recovered: &Recovered) -> bool {
     })
 }
 
-/// Whether the data of all blocks are in their physical blocks, and no two blocks have the same.
+/// True if the data of all blocks are in their physical blocks, and no two blocks share one.
 async fn is_all_there<M: Medium>(
     medium: &M,
     superblock: &Superblock,

@@ -23,84 +23,85 @@ use crate::medium::read_sectors;
 use crate::options::{Mutation, OpenOptions, VolumeError};
 use crate::requests::lookup::{data_match, has_data_crc};
 
-/// Bytes of a region of the log read at once.
+/// Bytes of a log region that are read at once.
 const CHUNK_BYTES: u64 = 1 << 20;
-/// Salts of other volumes that are counted.
+/// The maximum number of salts of other volumes that are counted.
 const MAX_SALTS: usize = 4096;
 
 /// What recovery found.
 #[derive(Default)]
 pub(crate) struct Recovered {
-    /// The map entries to be taken over, by block.
+    /// The map entries that count, by block.
     pub entries: MapEntries,
-    /// Map entries that were not taken over because their data are not there.
+    /// Map entries that do not count because their data are not on the medium.
     pub discarded: u64,
-    /// The blocks of map entries that were taken over though their physical blocks cannot be read.
+    /// The blocks of map entries that count although their physical blocks cannot be read.
     pub unreadable: Vec<Lba>,
-    /// Sectors before the durable_seq that are lost in every place.
+    /// Sectors before the durable_seq of which every copy is lost.
     pub lost: u64,
-    /// The first of them.
+    /// The number of the first of them.
     pub first_lost: Option<u64>,
-    /// The superblocks, or they and the log, were put back to an earlier state.
+    /// The superblocks, the log, or both were restored from an earlier state.
     pub is_rolled_back: bool,
     /// The log has sectors from its tail on, with or without map entries.
     pub is_used: bool,
-    /// What follows the last sector that was found.
+    /// The sequence number after the last sector that was found.
     pub end: u64,
     /// A sequence number that no sector had before.
     pub next: u64,
-    /// Records of other volumes in the log, by their salts.
+    /// Sectors of other volumes in the log, by their salts.
     pub foreign: BTreeMap<Seed, ForeignSectors>,
-    /// The own map entries of sectors that are not known to be durable as a whole, and of the last one that is.
+    /// The own map entries of the last sector that is known to be durable as a whole, and of all later sectors.
     pub tail: Vec<(LogPosition, MapEntryRun)>,
-    /// All own map entries before this are known to be durable.
+    /// All own map entries before this position are known to be durable.
     pub durable_end: LogPosition,
 }
 
-/// What another volume has in the log.
+/// The sectors of another volume in the log.
 #[derive(Default)]
 pub(crate) struct ForeignSectors {
-    /// Sectors, and the map entries in them.
+    /// The number of sectors and of map entries in them.
     pub records: u64,
-    /// Where the sectors lie.
+    /// The offsets of the sectors.
     pub offsets: Vec<u64>,
 }
 
-/// One sector of the log, as far as it was found.
+/// What was found of a log sector.
 #[derive(Default)]
 struct FoundSector {
     /// Its own map entries.
     own: Vec<MapEntryRun>,
-    /// How many of them, the first ones, were durable when it was written.
+    /// The number of them, from the first one, that were durable when the sector was written.
     earlier: usize,
-    /// Those of the sector before, which were durable when this one was written.
+    /// Repeated map entries of the previous sector, which were durable when this one was written.
     repeats: Vec<MapEntryRun>,
-    /// They are all that the sector before has.
+    /// They are all that the previous sector has.
     repeats_all: bool,
 }
 
-/// The log as read: by sequence number.
+/// The log as it was read, by sequence number.
 struct LogScan<'a> {
     superblock: &'a Superblock,
     sectors: BTreeMap<u64, FoundSector>,
     durable: u64,
-    /// What follows every sector found.
+    /// The sequence number after the last sector found.
     next: u64,
-    /// The highest number of a sector found, those before the tail included.
+    /// The highest sequence number found, even if it is before the tail.
     newest: Option<u64>,
-    /// Places that cannot be read.
+    /// The number of unreadable places.
     unreadable: u64,
-    /// Sectors neither of whose places can be read.
+    /// Sectors for which both places are unreadable.
     unseen: Vec<u64>,
-    /// Records of other volumes, by their salts.
+    /// Sectors of other volumes, by their salts.
     foreign: BTreeMap<Seed, ForeignSectors>,
-    /// How many own map entries the last sector has that is wholly in the block map, if it is there.
+    /// The number of own map entries of the sector before the tail, 0 if it is gone.
     before_tail: usize,
-    /// An injected fault.
+    /// An injected fault: of two copies the one with fewer entries is used.
     takes_less: bool,
 }
 
-/// Reads the log of a volume, some of whose block groups have map pages or none, and decides which map entries count.
+/// Reads the log of a volume and decides which map entries count. `has_groups` is true if any block group has map
+/// pages.
 pub(crate) async fn replay<M: Medium>(
     medium: &M,
     superblock: &Superblock,
@@ -118,7 +119,7 @@ pub(crate) async fn replay<M: Medium>(
         let found_sectors = scan.sectors.values().rev().flat_map(|found| &found.own);
         found_sectors.filter(|run| run.blocks > 1).for_each(|run| drop(recovered.entries.insert_older(*run)));
     }
-    // Newest first: the first map entry of a block that counts is the one.
+    // Newest first: of the map entries of a block that count, the first one is used.
     for (&sequence, found) in scan.sectors.iter().rev() {
         if options.mutation.is(Mutation::RepeatAsNew) {
             recovered.take_all(&found.repeats);
@@ -139,24 +140,24 @@ pub(crate) async fn replay<M: Medium>(
 }
 
 impl Recovered {
-    /// Notes that what was found was put back to an earlier state. The log goes on behind every sector that a page of the block map may
-    /// name: it is never longer than its region, and goes on one behind that after a crash.
+    /// Records that an earlier state was restored. The log continues after every sector that a page of the block map
+    /// may name: the log is never longer than one region, and after a crash it continues one region further.
     pub fn roll_back(&mut self, layout: &Layout, mark: &HighWaterMark) {
         self.is_rolled_back = true;
         self.next = self.next.max(mark.log_end + 2 * layout.log_sectors());
     }
 
-    /// Whether blocks may be older than what was written last.
+    /// True if blocks may be older than their last writes.
     pub fn is_older(&self) -> bool {
         self.lost > 0 || self.is_rolled_back
     }
 
-    /// Takes map entries over whose data were durable.
+    /// Takes map entries whose data were durable.
     fn take_all(&mut self, entries: &[MapEntryRun]) {
         entries.iter().for_each(|run| drop(self.entries.insert_older(*run)));
     }
 
-    /// Takes a map entry over if its data are on the medium.
+    /// Takes a map entry if its data are on the medium.
     async fn take_if_data_present<M: Medium>(
         &mut self,
         medium: &M,
@@ -184,17 +185,17 @@ impl Recovered {
 }
 
 impl LogScan<'_> {
-    /// Whether all map entries of a sector were found, in it or behind it.
+    /// True if all map entries of a sector were found, in it or repeated by the next one.
     fn is_known(&self, sequence: u64) -> bool {
         let is_repeated = || self.sectors.get(&(sequence + 1)).is_some_and(|found| found.repeats_all);
         self.sectors.contains_key(&sequence) || is_repeated()
     }
 
-    /// The sectors of which no copy is there, those that were durable and those that may have been: how many, and the first. A log
-    /// that the superblock calls empty has none of the latter.
+    /// The number of sectors of which no copy exists, and the first of them: sectors that were durable, and unreadable
+    /// ones that may have been durable. A log that the superblock calls empty has none of the latter.
     ///
-    /// Those that were found are counted, and not those that are missing: with a superblock that is old or forged these are more
-    /// than anybody can count.
+    /// It counts the sectors that were found and not the missing ones, because an old or forged superblock could make
+    /// the missing ones too many to count.
     fn lost(&self, has_groups: bool) -> (u64, Option<u64>) {
         if self.is_gone(has_groups) {
             return (self.superblock.layout.log_sectors(), Some(self.superblock.log_tail));
@@ -216,11 +217,12 @@ impl LogScan<'_> {
         (count, first.into_iter().chain(unseen()).min())
     }
 
-    /// Whether a log that the superblock calls in use is not there at all, or is one of an earlier time.
+    /// True if a log that the superblock calls in use does not exist, or is from an earlier time.
     ///
-    /// An anchored one has had a sector with the number before the tail or a later one ever since, and the tail itself where no checkpoint
-    /// was made since: a log of before, which the volume had when it was closed, ends with the number before the tail. One that an older program left was
-    /// used if it has begun anywhere but at its start, or if block groups have map pages, and then some sector of it is there.
+    /// An anchored log always has the sector before the tail or a later one; without a checkpoint since then, it has
+    /// the tail itself. An earlier log, which the volume had when it was closed, ends with the sector before the tail.
+    /// An older program has no anchors: its log was used if its tail is not at the start or if block groups have map
+    /// pages, and then at least one sector must exist.
     fn is_gone(&self, has_groups: bool) -> bool {
         let tail = self.superblock.log_tail;
         match (self.superblock.is_clean, self.superblock.is_anchored, self.newest) {
@@ -230,7 +232,8 @@ impl LogScan<'_> {
         }
     }
 
-    /// The own map entries from the last sector on that is known to be durable as a whole, where they are.
+    /// The own map entries of the last sector that is known to be durable as a whole, and of all later sectors, as far
+    /// as they were found.
     fn tail(&self) -> Vec<(LogPosition, MapEntryRun)> {
         let sectors = self.sectors.range(self.durable.saturating_sub(1)..);
         let own = sectors
@@ -238,7 +241,7 @@ impl LogScan<'_> {
         own.collect()
     }
 
-    /// Behind the last own map entry that is known to be durable.
+    /// The position after the last own map entry that is known to be durable.
     fn durable_end(&self) -> LogPosition {
         let whole = self.durable.checked_sub(1).map(|last| {
             let own = self.sectors.get(&last).map_or(self.before_tail, |found| found.own.len());
@@ -248,15 +251,15 @@ impl LogScan<'_> {
         joined.filter(|(_, earlier)| *earlier > 0).chain(whole).max().unwrap_or_default()
     }
 
-    /// Notes that a position of neither region can be read.
+    /// Records that a position is unreadable in both regions.
     fn note_unreadable(&mut self, position: u64) {
         let (tail, sectors) = (self.superblock.log_tail, self.superblock.layout.log_sectors());
         let ahead = (position + sectors - tail % sectors) % sectors;
         self.unseen.push(tail + ahead);
     }
 
-    /// Where the log continues: at its tail if it is empty. Otherwise behind everything that may be in it, seen or not: a
-    /// place that cannot be read today must not hold another sector of the same number tomorrow.
+    /// Where the log continues: at its tail if it is empty, otherwise after everything that it may have, readable or
+    /// not. A place that is unreadable today must not hold another sector of the same number tomorrow.
     fn next(&self) -> u64 {
         match self.unreadable == 0 && self.next == self.superblock.log_tail {
             true => self.next,
@@ -264,7 +267,7 @@ impl LogScan<'_> {
         }
     }
 
-    /// Takes in one sector of the log, if it is one and lies where it should.
+    /// Adds a sector of the log, if it is valid and in its place.
     fn take(&mut self, position: u64, region: u64, bytes: &[u8]) {
         let Ok(sector) = LogSector::decode(bytes, self.superblock.seed()) else {
             return self.note_foreign(position, region, bytes);
@@ -281,15 +284,15 @@ impl LogScan<'_> {
             }
             return;
         }
-        // The sector's checksum is right, so a map entry that is not, or several of one block, were made so: by another program, or on
-        // purpose. Such a sector says nothing.
+        // The sector's checksum matches, so an invalid map entry, or two of one block, was written by another program
+        // or forged. Such a sector does not count.
         let (Some(own), Some(repeats)) = (self.entries(sector.entries()), self.entries(sector.repeats())) else {
             return;
         };
         self.durable = self.durable.max(sector.header.durable_seq);
         let repeats_all = !repeats.is_empty() && sector.header.left_out == 0;
         let found = FoundSector { own, earlier: usize::from(sector.header.earlier), repeats, repeats_all };
-        // Of two copies, one may lack what the last commits have added. They say the same otherwise, unless one was made on purpose.
+        // One of two copies may lack what the last commits added. Otherwise they are equal, unless one was forged.
         match self.sectors.entry(sequence) {
             Entry::Vacant(place) => drop(place.insert(found)),
             Entry::Occupied(mut place) => {
@@ -301,7 +304,7 @@ impl LogScan<'_> {
         }
     }
 
-    /// Counts a sector of another volume that lies where it should, with the map entries that have its salt.
+    /// Counts a sector of another volume that is in its place, and its map entries that are valid under the same salt.
     fn note_foreign(&mut self, position: u64, region: u64, bytes: &[u8]) {
         let Some((sequence, salt)) = LogSector::trace_salt(bytes) else { return };
         if sequence % self.superblock.layout.log_sectors() == position && self.foreign.len() < MAX_SALTS {
@@ -314,7 +317,8 @@ impl LogScan<'_> {
         }
     }
 
-    /// The own or the repeated map entries of a sector; nothing unless all can be, and no two are about one block.
+    /// The own or the repeated map entries of a sector; `None` unless all are possible and no two are for the same
+    /// block.
     fn entries(&self, raw: &[[u8; MAP_ENTRY_BYTES]]) -> Option<Vec<MapEntryRun>> {
         let decode =
             |raw| MapEntryRun::decode(raw, self.superblock.seed()).ok().filter(|run| fits(self.superblock, run));
@@ -369,7 +373,7 @@ async fn read_log<'a, M: Medium>(
     Ok(scan)
 }
 
-/// Whether a map entry can be one of this volume.
+/// True if a map entry is possible in this volume.
 pub(crate) fn fits(superblock: &Superblock, run: &MapEntryRun) -> bool {
     run.end() <= superblock.layout.capacity_blocks() && superblock.layout.holds(&run.first)
 }
@@ -379,12 +383,12 @@ pub(crate) fn fits(superblock: &Superblock, run: &MapEntryRun) -> bool {
 pub(crate) enum DataPresence {
     Yes,
     No,
-    /// An unreadable physical block proves nothing. The old mapping could lose a flushed write for good; so the map entry counts, and
-    /// the block is unreadable until it is written.
+    /// The physical block cannot be read, which proves nothing. Using the older map entry could lose a flushed write
+    /// for good. So the map entry counts, and the block is unreadable until it is written.
     Unreadable,
 }
 
-/// Looks at the physical block of a map entry that [`fits`].
+/// Reads and checks the physical block of a map entry that [`fits`].
 pub(crate) async fn has_data<M: Medium>(
     medium: &M,
     superblock: &Superblock,
@@ -414,7 +418,7 @@ mod tests {
         Superblock { is_clean: clean, log_tail, ..Superblock::new([7; 16], layout, None) }
     }
 
-    /// What is lost where these sectors were found, of which the second repeat all of the one before.
+    /// What is lost if these sectors were found; those in the second list repeat all of the previous one.
     fn lost(
         superblock: &Superblock,
         durable: u64,

@@ -20,12 +20,12 @@ use crate::medium::{high_water, superblocks};
 use crate::options::{Mutation, OpenOptions, VolumeError};
 use crate::volume::Volume;
 
-/// Bytes at the end of the tail that no reserved area copy takes: the third superblock, and room that is not used.
+/// Bytes at the end of the tail after the reserved area copies: the third superblock, and unused space.
 const RESERVED_FREE_BYTES: u64 = 8 << 10;
-/// Blocks whose status is read at once.
+/// The number of blocks whose status is read at once.
 const STATUS_BLOCKS: u64 = 1 << 20;
 
-/// What a volume is to become.
+/// The requested size of a volume.
 #[derive(Clone, Copy, Debug)]
 pub struct ResizeOptions {
     /// The new size, in blocks.
@@ -40,46 +40,46 @@ pub struct ResizeOptions {
 /// A volume that was resized.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Resized {
-    /// Blocks that it had.
+    /// Its former size in blocks.
     pub before_blocks: u64,
-    /// Blocks that it has.
+    /// Its size in blocks.
     pub capacity_blocks: u64,
-    /// Bytes of the medium that it took.
+    /// The bytes of the medium that it used before.
     pub before_medium_bytes: u64,
-    /// Bytes of the medium that it takes.
+    /// The bytes of the medium that it uses.
     pub medium_bytes: u64,
     /// Why completed changes may be lost, if that was not reported yet.
     pub may_be_lost: Option<WhyLost>,
 }
 
-/// Why a volume was not resized. It is as it was.
+/// Why a volume was not resized. It is unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum ResizeError {
     /// It does not open for writing, or the medium failed.
     #[error("{0}")]
     Volume(#[from] VolumeError),
-    /// It is a member of a group, whose other members would be of another size.
+    /// It is a member of a group, and the other members would keep their size.
     #[error("resizing members is not supported: {0}")]
     Member(String),
-    /// Blocks beyond the new end hold data, or cannot be told not to.
+    /// Blocks beyond the new end have data, or it is unknown whether they do.
     #[error("{blocks} blocks beyond the new end hold data, the first of them block {first}")]
     InUse {
-        /// How many.
+        /// The number of these blocks.
         blocks: u64,
         /// The first of them.
         first: u64,
     },
-    /// The medium has not the room.
+    /// The medium is too short.
     #[error("the medium has {medium_bytes} bytes and the larger volume needs {needed_bytes}: {reason}")]
     Room {
-        /// What the medium has.
+        /// The length of the medium.
         medium_bytes: u64,
-        /// What the volume would need.
+        /// The length that the volume needs.
         needed_bytes: u64,
-        /// Why it does not become longer.
+        /// Why the medium cannot be extended.
         reason: String,
     },
-    /// There is no place in the superblock or the group map to say where the new blocks lie.
+    /// The superblock or the group map has no room to describe the new blocks.
     #[error("{0}; copy it to a new volume of that size")]
     Limit(String),
 }
@@ -90,11 +90,11 @@ impl From<MediumError> for ResizeError {
     }
 }
 
-/// Changes the size of the volume on a medium that no volume is open on.
+/// Changes the size of a volume that is not open.
 ///
-/// `medium` is a pointer to it. Open the medium for writing, which locks other processes out. Whatever happens in between, such as a crash, the
-/// volume has its old size or its new one and all of its data. After a crash, doing it again finishes it. So does asking for
-/// the size that it has.
+/// `medium` must be a pointer to its medium, opened for writing, which locks out other processes. After any
+/// interruption, such as a crash, the volume has its old size or the new one, and all of its data. After a crash,
+/// resizing again finishes it, even to the size that the volume already has.
 ///
 /// # Errors
 /// See [`ResizeError`]. When the medium fails half-way, the volume has the old size or the new one.
@@ -146,7 +146,7 @@ async fn close_in_order<M: Medium + Clone, C: Clock>(
     Ok(volume.superblock())
 }
 
-/// Refuses members of groups, and ends before blocks that hold data.
+/// Refuses members of groups, and a new end before blocks that have data.
 async fn may_resize<M: Medium, C: Clock>(volume: &Volume<M, C>, options: &ResizeOptions) -> Result<(), ResizeError> {
     let failed = |error: Error| ResizeError::Volume(VolumeError::Recovery(error.to_string()));
     let label = volume.reserved.read(&volume.medium, ReservedArea::GroupLabel).await.map_err(failed)?;
@@ -173,7 +173,7 @@ async fn may_resize<M: Medium, C: Clock>(volume: &Volume<M, C>, options: &Resize
     first.map_or(Ok(()), |first| Err(ResizeError::InUse { blocks, first }))
 }
 
-/// From one layout of a volume that is closed to another.
+/// A change of the layout of a closed volume.
 ///
 /// The parts that the new layout needs are durable before the first superblock with it; parts that only the old layout
 /// needs are overwritten after that. In between only the copies at the start exist.
@@ -188,7 +188,7 @@ impl<M: Medium> ResizeStep<'_, M> {
     async fn run(&self) -> Result<(), ResizeError> {
         let (from, to) = (self.old.layout, self.layout);
         if to == from {
-            // A crash may have come before the end.
+            // A crash may have interrupted an earlier resize.
             self.copy_reserved(&self.layout).await?;
             self.medium.sync().await?;
             return self.cut().await;
@@ -204,7 +204,7 @@ impl<M: Medium> ResizeStep<'_, M> {
         let medium_bytes = self.medium.len_bytes();
         let prepared = self.prepare(&groups).await;
         if prepared.is_err() && medium_bytes < self.medium.len_bytes() {
-            // If that fails, too, the medium is longer than the volume, which costs nothing.
+            // If that fails, too, the medium is longer than the volume, which does no harm.
             let _ = self.medium.set_len(medium_bytes).await;
         }
         prepared?;
@@ -215,12 +215,12 @@ impl<M: Medium> ResizeStep<'_, M> {
         self.finish(&resized).await
     }
 
-    /// Whether the volume ends further behind than before.
+    /// True if the new end of the volume is after the old one.
     fn grows(&self) -> bool {
         self.layout.medium_bytes() > self.old.layout.medium_bytes()
     }
 
-    /// Writes the parts that only the new layout has: the volume has its old size during and after that.
+    /// Writes the parts that only the new layout has. The volume keeps its old size.
     async fn prepare(&self, groups: &BlockGroups) -> Result<(), ResizeError> {
         let (from, to) = (self.old.layout, self.layout);
         let there = self.medium.len_bytes();
@@ -281,7 +281,7 @@ impl<M: Medium> ResizeStep<'_, M> {
         Ok(())
     }
 
-    /// Makes the medium long enough, and takes the space that must not be missing later.
+    /// Extends the medium, and allocates the space that must not be missing later.
     async fn make_room(&self) -> Result<(), ResizeError> {
         let (medium_bytes, needed_bytes) = (self.medium.len_bytes(), self.layout.medium_bytes());
         let no_room = |error: MediumError| match error.kind {
@@ -300,7 +300,8 @@ impl<M: Medium> ResizeStep<'_, M> {
         }
     }
 
-    /// Writes the copies of the reserved area that lie in the tail, each as its twin at the start or in the old tail has it.
+    /// Writes the copies of the reserved area in the tail. Each gets the newer content of the two copies at the start
+    /// and in the old tail.
     async fn copy_reserved(&self, to: &Layout) -> Result<(), ResizeError> {
         let seed = self.old.seed();
         for area in ReservedArea::ALL {
@@ -316,7 +317,7 @@ impl<M: Medium> ResizeStep<'_, M> {
                         newest = copy;
                     }
                 }
-                // Where there is none, zeroes: an earlier size may have left something there.
+                // Zeroes if neither copy has valid content: an earlier size may have left something.
                 let mut buffer = self.medium.buffer(length);
                 buffer.fill(0);
                 if let Some(newest) = newest {
@@ -325,8 +326,8 @@ impl<M: Medium> ResizeStep<'_, M> {
                 }
                 let place = to.reserved_offsets(area, turn)[1];
                 let (read, there) = self.medium.read(place, self.medium.buffer(length)).await;
-                // What a volume of the new size has not yet is written in any case, which takes its space; what this one has is
-                // not put at risk.
+                // Copies that a volume of the new size does not have yet are always written, which allocates their
+                // space. Copies that the volume has already are not put at risk.
                 let is_there = *to == self.old.layout && *to != self.layout && read.is_ok() && *there == *buffer;
                 if !is_there {
                     self.medium.write(place, buffer.freeze()).await?;
@@ -336,8 +337,8 @@ impl<M: Medium> ResizeStep<'_, M> {
         Ok(())
     }
 
-    /// Gives back what lies behind the end. A medium that keeps its length is asked to keep no space there. The volume has its
-    /// new size either way.
+    /// Truncates the medium after the new end. If the medium keeps its length, the space there is deallocated. The
+    /// volume has its new size either way.
     async fn cut(&self) -> Result<(), ResizeError> {
         let (end, there) = (self.layout.medium_bytes(), self.medium.len_bytes());
         if there > end {

@@ -12,7 +12,8 @@
 //! memtable is durable, so its half is free. A half has at most half as many notes as a commit takes map entries, so a
 //! commit always takes all of a memtable.
 //!
-//! Shape: changes that are ready in one turn are noted together, by the first of them, which lets the others run before.
+//! Shape: of the changes that become ready in the same turn of the reactor, the first lets the others run and then
+//! notes all of them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -42,7 +43,7 @@ pub(crate) struct Pending {
     pub group: u64,
     pub entries: MapEntryRun,
     pub data_crc: u32,
-    /// For a relocated block: its former position. If it is elsewhere by now, nothing is put.
+    /// For a relocated block: its former physical block. If the block is no longer there, the map entry is dropped.
     pub moved_from: Option<u32>,
     /// Its change was dropped before this was noted: it is neither noted nor put, and has no physical blocks any more.
     pub is_dropped: bool,
@@ -69,7 +70,7 @@ pub(crate) struct Notes {
     pub half_bytes_max: u32,
     pub half: RefCell<Option<Half>>,
     pub pending: RefCell<VecDeque<Pending>>,
-    /// Counts map entries that were pending, and those that are in the memtable or were dropped.
+    /// The number of map entries that were ever pending, and of those that are in the memtable or were dropped.
     pub asked: Cell<u64>,
     pub done: Cell<u64>,
     /// A task is noting the pending entries.
@@ -83,7 +84,7 @@ pub(crate) struct Notes {
     pub taken: Cell<Option<(u64, Run)>>,
 }
 
-/// The one that notes what is pending, until it is dropped.
+/// Held by the task that notes the pending entries; another may do so once it is dropped.
 pub(crate) struct Leader<'a>(pub &'a Notes);
 
 impl Drop for Leader<'_> {
@@ -94,7 +95,7 @@ impl Drop for Leader<'_> {
 }
 
 impl Notes {
-    /// For a volume that is opened like this.
+    /// The notes of a volume opened with these options.
     pub fn new(options: &OpenOptions) -> Notes {
         let way = if options.read_only || !options.keeps_answered { Way::Memory } else { Way::Unknown };
         Notes {
@@ -112,37 +113,38 @@ impl Notes {
         }
     }
 
-    /// Whether changes that are answered need not survive the process.
+    /// True if completed changes need not survive the process.
     pub fn are_needless(&self) -> bool {
         self.way.get() == Way::Memory
     }
 
-    /// Whether what becomes of changes is not found out yet.
+    /// True if it is not known yet how changes are preserved.
     pub fn are_open(&self) -> bool {
         self.way.get() == Way::Unknown
     }
 
-    /// Whether changes are noted.
+    /// True if changes are noted.
     pub fn are_kept(&self) -> bool {
         self.way.get() == Way::Noted
     }
 
-    /// Whether what is answered must be durable.
+    /// True if changes must be durable before they complete.
     pub fn answers_durable(&self) -> bool {
         self.way.get() == Way::Durable
     }
 
-    /// Physical blocks of a block group that the place of notes has.
+    /// The number of physical blocks of a block group that the place of notes takes.
     pub fn blocks_taken(&self, group: u64) -> u32 {
         self.taken.get().filter(|(of, _)| *of == group).map_or(0, |(_, (_, blocks))| blocks)
     }
 
-    /// A commit has taken the memtable over, which ends in the log before `end`: further notes are about the next memtable.
+    /// Begins the next half: a commit has taken over the memtable, and its entries end before `end` in the log. Further
+    /// notes belong to the next memtable.
     pub fn begin_half(&self, end: LogPosition, mutation: Mutation) {
         if let Some(half) = self.half.borrow_mut().as_mut() {
-            // An injected fault: the half of a memtable whose commit is in flight is written over.
+            // An injected fault: the half of a memtable whose commit is in flight is overwritten.
             half.number += u64::from(!mutation.is(Mutation::HalfEarly));
-            // An injected fault: notes count from the commit before.
+            // An injected fault: the base is older by one commit.
             half.base = if mutation.is(Mutation::BaseBehind) { half.base } else { end };
             half.pages.clear();
             half.first += half.len as u64;
@@ -152,7 +154,7 @@ impl Notes {
         self.changed.notify();
     }
 
-    /// Wakes the waiters for a commit to check again: there may be none to come.
+    /// Wakes tasks that wait for a commit, so that they check again: there may be no further commit.
     pub fn wake(&self) {
         self.changed.notify();
     }
@@ -164,12 +166,12 @@ impl Notes {
 }
 
 impl Half {
-    /// Notes that there is room for.
+    /// The number of notes that still fit.
     pub fn room(&self) -> usize {
         self.place.half_bytes as usize / NOTE_PAGE_BYTES * NOTES_PER_PAGE - self.len
     }
 
-    /// Adds notes, for which there is room; gives where the pages that changed are on the medium, and which they are.
+    /// Adds notes, which must fit. Returns the offset of the changed pages on the medium, and their bytes in `pages`.
     pub fn add<'a>(&mut self, pending: impl Iterator<Item = &'a Pending>, seed: Seed) -> (u64, Range<usize>) {
         let first_page = self.len / NOTES_PER_PAGE;
         for Pending { entries, data_crc, .. } in pending {

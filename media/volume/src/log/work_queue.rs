@@ -1,5 +1,5 @@
-//! The work of the worker, and its results: commits, for which flushes and writers wait, and checkpoints, for which
-//! commits wait.
+//! The queues between requests and the worker: commits, which flushes and writers wait for, and checkpoints, which
+//! commits wait for.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
@@ -8,8 +8,8 @@ use sealblock_block::{AsyncMutex, Condition, Error};
 
 use crate::format::Layout;
 
-/// What map entries gathered in memory weigh at most, counted in those of single blocks; bounds what an unclean end can lose, the
-/// memory of the memtable and the work of a commit.
+/// The limit of the memtable's weight, in map entries of single blocks. It bounds what a crash can lose, the memory of
+/// the memtable and the work of a commit.
 const MAX_UNCOMMITTED: usize = 32 << 10;
 
 /// Waiters for commits, and the results of commits.
@@ -46,7 +46,7 @@ impl Drop for SpaceWaiter<'_> {
 }
 
 impl CommitQueue {
-    /// For a volume laid out like this, whose worker waits for `wanted`.
+    /// The queue of a volume with this layout, whose worker waits for `wanted`.
     pub fn new(layout: &Layout, wanted: Rc<Condition>) -> CommitQueue {
         // A quarter of the log at most goes into one commit, so that a checkpoint can always make room for the next.
         let quarter = (layout.log_sectors() / 4 * layout.log_sector_entries()) as usize;

@@ -1,8 +1,9 @@
-//! Which block groups are initialized: the group map, read when the volume is opened and kept in memory.
+//! Which block groups are initialized: the group map, which is read when the volume is opened and kept in memory.
 //!
-//! A block group is initialized before the first map entry goes there, and keeps them. Until then every block of it was never written,
-//! and its map pages are not read, whatever lies there. The bit of a block group is set only when its generations are durable; its two
-//! copies are written one after the other, with a sync between, so that one of them is whole at any time.
+//! A block group is initialized before its first map entry is written, and stays so. Until then all of its blocks are
+//! unwritten, and its map pages are not read, whatever is there. The bit of a block group is set only when its
+//! generations are durable. Its two copies are written one after the other, with a sync in between, so that one of them
+//! is always intact.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -21,12 +22,12 @@ pub(crate) struct BlockGroups {
     layout: Layout,
     seed: Seed,
     sectors: RefCell<Vec<GroupMapSector>>,
-    /// Sectors one of whose copies is lost or older than the other.
+    /// Sectors of which a copy is lost or older than the other.
     to_repair: RefCell<Vec<u64>>,
     lost_copies: LostCopies,
-    /// Some sector says that the volume was resized.
+    /// A sector says that the volume was resized.
     is_marked_resized: bool,
-    /// Sectors of which no copy is left.
+    /// Sectors that have lost both copies.
     guessed: Vec<u64>,
 }
 
@@ -48,9 +49,9 @@ impl BlockGroups {
     /// Reads the map.
     ///
     /// # Errors
-    /// When the medium fails as a whole. Sectors that are lost are no error: where both copies are, or all are from before the
-    /// superblock, the block groups in question are looked at. Where fewer are found than the superblock knows of, all in
-    /// question have map pages, so that none reads as never written.
+    /// When the medium fails as a whole. Lost sectors are no error: if both copies are lost, or the map is older than
+    /// the superblock, the generations of the block groups in question are read. If fewer are found than the superblock
+    /// counts, all of these block groups count as initialized, so that none of their blocks reads as never written.
     pub async fn read<M: Medium>(medium: &M, superblock: &Superblock) -> Result<BlockGroups, MediumError> {
         let layout = superblock.layout;
         let mut groups = BlockGroups::uninitialized(layout, superblock.seed());
@@ -96,7 +97,7 @@ impl BlockGroups {
         Ok(groups)
     }
 
-    /// Takes a sector over, but for bits of block groups that the volume does not have.
+    /// Takes over a sector, without the bits of block groups that the volume does not have.
     fn adopt(&mut self, mut sector: GroupMapSector) {
         let groups = self.layout.block_groups() - sector.index * self.layout.groups_per_map_sector();
         self.is_marked_resized |= sector.is_resized;
@@ -122,7 +123,7 @@ impl BlockGroups {
         Ok((0_u64..).zip(bytes.chunks_exact(sector)).map(decode).collect())
     }
 
-    /// Finds the block groups of these sectors by their generations: they were all written before the block group's bit was set.
+    /// Finds the block groups of these sectors by their generations, which were all written before the bit was set.
     #[cold]
     async fn find_by_generations<M: Medium>(&mut self, medium: &M, sectors: &[u64]) -> Result<(), MediumError> {
         for index in sectors {
@@ -136,8 +137,9 @@ impl BlockGroups {
         Ok(())
     }
 
-    /// Has the block map decide of block groups that an older copy of the map knows and the newer one denies. No fault but one
-    /// does that: a copy put back from before the volume shrank, and what lay there then was wiped when it grew.
+    /// Decides by the block map whether block groups are initialized that only an older copy of the map has. The only
+    /// fault that causes this restores the older copy from before the volume shrank; its map pages were wiped when the
+    /// volume grew again.
     async fn reconcile<M: Medium>(&mut self, medium: &M, disputed: &[u64]) -> Result<(), MediumError> {
         for &group in disputed {
             if self.has_generations(medium, group).await? {
@@ -151,7 +153,7 @@ impl BlockGroups {
         Ok(())
     }
 
-    /// Whether any generations of a block group are there. What cannot be read may be some: that is an error, since a block
+    /// True if generations of a block group are on the medium. It is an error if some cannot be read, since a block
     /// group without map pages reads as never written.
     async fn has_generations<M: Medium>(&self, medium: &M, group: u64) -> Result<bool, MediumError> {
         let sector = self.layout.sector_bytes() as usize;
@@ -173,13 +175,13 @@ impl BlockGroups {
         Err(MediumError { kind: MediumErrorKind::Failed, doing: "read", offset_bytes: first.offset, reason })
     }
 
-    /// Whether a block group is initialized.
+    /// True if a block group is initialized.
     pub fn is_initialized(&self, group: u64) -> bool {
         let (sector, bit) = self.place(group);
         self.sectors.borrow().get(sector).is_some_and(|sector| sector.has(bit))
     }
 
-    /// The sector of a block group, and its bit there.
+    /// The sector of a block group, and its bit in it.
     fn place(&self, group: u64) -> (usize, usize) {
         let per_sector = self.layout.groups_per_map_sector();
         ((group / per_sector) as usize, (group % per_sector) as usize)
@@ -191,18 +193,18 @@ impl BlockGroups {
         first..(first + self.layout.groups_per_map_sector()).min(self.layout.block_groups())
     }
 
-    /// How many block groups are initialized.
+    /// The number of initialized block groups.
     pub fn initialized_count(&self) -> u64 {
         let ones = |sector: &GroupMapSector| sector.bits.iter().map(|byte| u64::from(byte.count_ones())).sum::<u64>();
         self.sectors.borrow().iter().map(ones).sum()
     }
 
-    /// Where lost copies are counted.
+    /// The counter of lost copies.
     pub fn lost_copies(&self) -> LostCopies {
         self.lost_copies.clone()
     }
 
-    /// Whether the map says that the volume was resized.
+    /// True if the map says that the volume was resized.
     pub fn is_marked_resized(&self) -> bool {
         self.is_marked_resized
     }
@@ -219,7 +221,7 @@ impl BlockGroups {
         sectors.iter().flat_map(|sector| self.groups_of(*sector)).for_each(|group| self.set_bit(group));
     }
 
-    /// How many block groups below `end` are initialized.
+    /// The number of initialized block groups below `end`.
     pub fn initialized_below(&self, end: u64) -> u64 {
         (0..end.min(self.layout.block_groups())).filter(|group| self.is_initialized(*group)).count() as u64
     }
@@ -232,7 +234,8 @@ impl BlockGroups {
     /// Marks block groups as initialized, in order, once their generations are durable; durable on return.
     ///
     /// # Errors
-    /// When the medium fails. Whether the map says so then is not known; the block groups' map pages are as they were made either way.
+    /// When the medium fails. Whether the map says so is then unknown; the map pages of the block groups are
+    /// initialized either way.
     pub async fn set_initialized<M: Medium>(&self, medium: &M, groups: &[u64]) -> Result<(), MediumError> {
         let per_sector = self.layout.groups_per_map_sector();
         let mut sectors: Vec<u64> = groups.iter().map(|group| group / per_sector).collect();
@@ -240,7 +243,7 @@ impl BlockGroups {
         self.rewrite(medium, &sectors, groups).await
     }
 
-    /// Writes the sectors anew that were not there twice, of a volume opened for writing; durable in the end.
+    /// Rewrites the sectors of which a copy is lost or old, for a volume that is open for writing. Durable on return.
     ///
     /// # Errors
     /// When the medium fails.
@@ -249,7 +252,7 @@ impl BlockGroups {
         if sectors.is_empty() { Ok(()) } else { self.rewrite(medium, &sectors, &[]).await }
     }
 
-    /// Writes sectors with the bits that they have and those of `groups`.
+    /// Rewrites sectors with the bits that they have and those of `groups`.
     async fn rewrite<M: Medium>(&self, medium: &M, sectors: &[u64], groups: &[u64]) -> Result<(), MediumError> {
         let image = |index: &u64| {
             let mut sector = self.sectors.borrow()[*index as usize].clone();
@@ -304,7 +307,7 @@ impl BlockGroups {
         let images: Vec<GroupMapSector> = (0..wide.group_map_sectors())
             .map(|index| {
                 let known = self.sectors.borrow().get(index as usize).cloned();
-                // Higher than whatever lies there, so that it never counts again.
+                // Higher than what is there, so that it never counts again.
                 let [a, b] = [&first, &second].map(|copy| write_seq(copy, index as usize));
                 GroupMapSector {
                     write_seq: a.max(b) + 1,

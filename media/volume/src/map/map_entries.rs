@@ -1,11 +1,11 @@
 //! Map entries by block.
 //!
-//! Map entries are kept in buckets of neighbours: a long write then costs one look-up in a map for many blocks, and a commit
-//! finds them almost in order. Runs of blocks without data, as requests deallocate them and recovery finds them in the log, are
-//! kept as runs, however long they are.
+//! Map entries are stored in buckets of neighbouring blocks: a long write then costs one look-up for many blocks, and a
+//! commit finds them almost in order. Runs of blocks without data, as requests and the log have them, are stored as
+//! runs of any length.
 //!
-//! Map entries come in newest last ([`MapEntries::put`], [`MapEntries::put_run`]) or newest first ([`MapEntries::insert_older`]), and
-//! never in both ways. Newest last, no block is both in a run and by itself.
+//! Map entries are added either newest last ([`MapEntries::put`], [`MapEntries::put_run`]) or newest first
+//! ([`MapEntries::insert_older`]), and never in both ways. With newest last, no block is both in a run and in a bucket.
 
 use std::collections::BTreeMap;
 
@@ -17,14 +17,15 @@ use crate::format::{MapEntry, MapEntryKind, MapEntryRun};
 
 /// Blocks of a bucket.
 const BUCKET_BLOCKS: u64 = 16;
-/// Blocks of runs that weigh as much as a map entry by itself: what there is to do for a run once it is durable grows with its blocks,
-/// though its memory does not.
+/// The number of blocks of a run that weigh as much as a single map entry: the work for a run once it is durable grows
+/// with its blocks, but its memory does not.
 const RUN_BLOCKS_PER_ENTRY: usize = 32;
 
-/// Which of some neighbouring blocks have map entries, and where these are kept: elsewhere, so that a bucket of one is small.
+/// Which blocks of a bucket have map entries, and the positions of these in a separate list, so that a bucket with one
+/// is small.
 #[derive(Clone, Default)]
 struct Bucket {
-    /// Bits of the blocks that have a map entry.
+    /// Bits of the blocks with a map entry.
     present: u16,
     /// Bits of those that are deallocated.
     deallocated: u16,
@@ -32,20 +33,20 @@ struct Bucket {
 }
 
 impl Bucket {
-    /// Map entries that these take in the log at most: neighbours that are deallocated are one.
+    /// The maximum number of entries that these need in the log: contiguous deallocated blocks are one.
     fn log_entries(&self) -> usize {
         let first_given_up = self.deallocated & !(self.deallocated << 1);
         ((self.present & !self.deallocated).count_ones() + first_given_up.count_ones()) as usize
     }
 
-    /// Bits of the blocks from one address up to another, of the bucket with this number.
+    /// Bits of the blocks from `start` up to `end`, in the bucket with this number.
     fn bits(key: u64, start: u64, end: u64) -> u16 {
         let first = key * BUCKET_BLOCKS;
         let (from, to) = (start.saturating_sub(first).min(BUCKET_BLOCKS), end.saturating_sub(first).min(BUCKET_BLOCKS));
         ((1_u32 << to) - (1 << from)) as u16
     }
 
-    /// Where the map entries are, in order of their blocks.
+    /// The positions of the map entries, in order of their blocks.
     fn places(&self) -> impl Iterator<Item = usize> {
         (0..BUCKET_BLOCKS as usize).filter(|index| self.present >> index & 1 == 1).map(|index| self.at[index] as usize)
     }
@@ -56,35 +57,37 @@ impl Bucket {
 pub(crate) struct MapEntries {
     buckets: FxHashMap<u64, Bucket>,
     entries: Vec<MapEntry>,
-    /// Places in `entries` that no bucket names any more.
+    /// Unused positions in `entries`.
     free: Vec<u32>,
-    /// Map entries in buckets, and what these take in the log at most.
+    /// The number of map entries in buckets, and the maximum number of log entries for them.
     singles: usize,
     log_entries: usize,
     /// Runs, by first block. The map entry of a block in a bucket is newer.
     runs: BTreeMap<u64, MapEntryRun>,
     run_blocks: usize,
-    /// The blocks of `runs` that [`MapEntries::insert_older`] has put in, from the key up to the value; what touches is one.
+    /// The blocks of `runs` that [`MapEntries::insert_older`] has added, from the key up to the value. Adjacent ranges
+    /// are merged.
     covered: BTreeMap<u64, u64>,
 }
 
 impl MapEntries {
-    /// Number of blocks that have a map entry; one that is by itself and in an older run is counted twice.
+    /// The number of blocks with a map entry. A block that is in a bucket and in an older run counts twice.
     pub fn len(&self) -> usize {
         self.singles + self.run_blocks
     }
 
-    /// What these cost in memory, and in work when they are durable, counted in map entries of single blocks.
+    /// The cost of the map entries in memory, and in work once they are durable, in map entries of single blocks.
     pub fn weight(&self) -> usize {
         self.singles + self.runs.len() + self.run_blocks / RUN_BLOCKS_PER_ENTRY
     }
 
-    /// Whether there is nothing.
+    /// True if there are no map entries.
     pub fn is_empty(&self) -> bool {
         self.singles == 0 && self.runs.is_empty()
     }
 
-    /// Map entries that these take in the log at most. Where single blocks are newer than a run, the parts of it count as one.
+    /// The maximum number of entries that these need in the log. A run counts once, even if newer map entries of single
+    /// blocks split it.
     pub fn log_entries(&self) -> usize {
         self.log_entries + self.runs.len()
     }
@@ -97,14 +100,14 @@ impl MapEntries {
         })
     }
 
-    /// The map entry of a block that was put in by itself, and not with a run.
+    /// The map entry of a block that was added as a single block, not with a run.
     pub fn single(&self, lba: Lba) -> Option<&MapEntry> {
         let bucket = self.buckets.get(&(lba.get() / BUCKET_BLOCKS))?;
         let index = (lba.get() % BUCKET_BLOCKS) as usize;
         (bucket.present >> index & 1 == 1).then(|| &self.entries[bucket.at[index] as usize])
     }
 
-    /// Whether any of these blocks has a map entry.
+    /// True if any of these blocks has a map entry.
     pub fn meets(&self, start: u64, end: u64) -> bool {
         let has_single =
             |key| self.buckets.get(&key).is_some_and(|bucket| bucket.present & Bucket::bits(key, start, end) != 0);
@@ -112,13 +115,13 @@ impl MapEntries {
         !self.buckets.is_empty() && (start / BUCKET_BLOCKS..=(end - 1) / BUCKET_BLOCKS).any(has_single) || in_run()
     }
 
-    /// Puts in the newest map entry of a block; gives back the one by itself that it replaces.
+    /// Adds the newest map entry of a block. Returns the single one that it replaces.
     pub fn put(&mut self, entry: MapEntry) -> Option<MapEntry> {
         self.cut(entry.lba.get(), entry.lba.get() + 1);
         self.insert(entry)
     }
 
-    /// Puts in the newest map entries of blocks without data; gives back those by themselves that they replace, in order.
+    /// Adds the newest map entries of blocks without data. Returns the single ones that they replace, in order.
     pub fn put_run(&mut self, mut run: MapEntryRun) -> Vec<MapEntry> {
         let replaced = self.take_singles(run.start(), run.end());
         self.cut(run.start(), run.end());
@@ -138,7 +141,7 @@ impl MapEntries {
         replaced
     }
 
-    /// Takes out the map entries of blocks by themselves, from one address up to another.
+    /// Removes and returns the single map entries of a range of blocks.
     fn take_singles(&mut self, start: u64, end: u64) -> Vec<MapEntry> {
         let mut taken = Vec::new();
         if self.buckets.is_empty() {
@@ -162,7 +165,7 @@ impl MapEntries {
         taken
     }
 
-    /// Takes the blocks from one address up to another out of runs.
+    /// Removes a range of blocks from runs.
     fn cut(&mut self, start: u64, end: u64) {
         while let Some(run) = self.runs.range(..end).next_back().map(|(_, run)| *run).filter(|run| run.end() > start) {
             self.forget_run(run.start());
@@ -184,7 +187,7 @@ impl MapEntries {
         self.run_blocks -= self.runs.remove(&start).map_or(0, |run| run.blocks as usize);
     }
 
-    /// Puts in a map entry; gives back the one it replaces.
+    /// Adds a single map entry. Returns the one that it replaces.
     fn insert(&mut self, entry: MapEntry) -> Option<MapEntry> {
         let index = (entry.lba.get() % BUCKET_BLOCKS) as usize;
         let bucket = self.buckets.entry(entry.lba.get() / BUCKET_BLOCKS).or_default();
@@ -206,8 +209,8 @@ impl MapEntries {
         replaced
     }
 
-    /// Puts in map entries of which others that are here already are newer. Gives what was taken: in parts of a run there may be newer
-    /// map entries of single blocks.
+    /// Adds map entries that are older than those already here. Returns the parts that were added; for a run, these may
+    /// include blocks with newer single map entries.
     pub fn insert_older(&mut self, run: MapEntryRun) -> SmallVec<[MapEntryRun; 1]> {
         if run.blocks == 1 {
             let is_new = self.get(run.first.lba).is_none();
@@ -222,7 +225,7 @@ impl MapEntries {
         parts
     }
 
-    /// Notes that runs have these blocks; gives those that none had before.
+    /// Records that runs have these blocks. Returns the ranges that none had before.
     fn cover(&mut self, start: u64, end: u64) -> Vec<(u64, u64)> {
         let (mut first, mut last, mut at) = (start, end, start);
         let mut gaps = Vec::new();
@@ -243,7 +246,7 @@ impl MapEntries {
         gaps
     }
 
-    /// Every map entry, in order of the blocks, those of neighbours that say the same as one.
+    /// All map entries in order of the blocks. Neighbours that differ only in their addresses are joined.
     pub fn in_order(&self) -> Vec<MapEntryRun> {
         let mut keys: Vec<u64> = self.buckets.keys().copied().collect();
         keys.sort_unstable();
@@ -270,7 +273,7 @@ impl MapEntries {
         ordered.0
     }
 
-    /// Takes out runs and buckets until they may take `max` map entries in the log, or none are left.
+    /// Removes runs and buckets until these may need `max` entries in the log, or none are left. Returns them.
     pub fn take(&mut self, max: usize) -> MapEntries {
         let mut taken = MapEntries::default();
         while taken.runs.len() < max
@@ -296,7 +299,7 @@ impl MapEntries {
         taken
     }
 
-    /// Forgets everything.
+    /// Drops everything.
     pub fn clear(&mut self) {
         self.buckets.clear();
         self.entries.clear();
@@ -307,7 +310,7 @@ impl MapEntries {
     }
 }
 
-/// Map entries in order of their blocks, neighbours that say the same joined.
+/// Map entries in order of their blocks, with equal neighbours joined.
 struct Ordered(Vec<MapEntryRun>);
 
 impl Ordered {
@@ -354,7 +357,7 @@ mod tests {
 
     #[test]
     fn what_is_put_in_as_older_yields_to_what_is_there_whatever_it_is() {
-        // Newest first: each block's first map entry counts, as if every run were its blocks one by one.
+        // Newest first: each block's first map entry counts, as if every run were added block by block.
         let order = [
             stored(10, 9),
             deallocated(20, 10, 9),
@@ -394,7 +397,7 @@ mod tests {
         assert_eq!(entries.in_order().len(), 2000);
     }
 
-    /// Every block's map entry by itself, and a generator of what is put in.
+    /// Each block's map entry, and a generator of what is added.
     struct Model {
         due: BTreeMap<u64, MapEntry>,
         state: u64,
@@ -406,7 +409,7 @@ mod tests {
             (self.state >> 33) % below
         }
 
-        /// Puts in a run, or a block with data, and checks what it replaces.
+        /// Adds a run, or a block with data, and checks what it replaces.
         fn put(&mut self, entries: &mut MapEntries, generation: u16) {
             let start = self.random(400);
             if self.random(2) == 0 {
@@ -442,7 +445,7 @@ mod tests {
             model.check(&entries);
         }
         assert!(!entries.meets(510, 2000) && entries.runs.len() > 3 && entries.singles > 3, "the premise");
-        // Taken out in parts, every block is in one of them, as it was.
+        // If everything is taken in parts, each block is in one of them, unchanged.
         while !entries.is_empty() {
             let taken = entries.take(20);
             assert!(!taken.is_empty() && taken.in_order().len() <= 20);

@@ -1,7 +1,7 @@
-//! A map page in memory: the map entries of a run of blocks, and the generations they have to have.
+//! A map page in memory: the map entries of a run of blocks, and the generations that they must have.
 //!
-//! It is always as on the medium. What is not there yet are patches, which a checkpoint merges into an image of the page, and
-//! into the page once the image has been written.
+//! It always equals the page on the medium. Newer map entries are patches. A checkpoint merges them into an image of
+//! the page, and into the page in memory once the image has been written.
 
 use std::cell::{Cell, RefCell};
 
@@ -9,54 +9,55 @@ use sealblock_units::Lba;
 
 use crate::format::{Generations, Layout, MAP_ENTRY_BYTES, MapEntry, PAGE_SECTORS, PageOffsets, Seed};
 
-/// The bit of the sector with the generations in a set of sectors of a page; those of the map entries follow.
+/// The bit of the sector with the generations, in a set of sectors of a page. The bits of the sectors with map entries
+/// follow.
 pub(crate) const GENERATIONS_BIT: u32 = 1;
-/// What stands for the generation of a block whose map entry is lost: it fits no map entry that is not there.
+/// The generation of a block whose map entry is lost: no map entry there matches it.
 const LOST: u16 = u16::MAX;
 
-/// What the block map says of a block.
+/// What the block map has for a block.
 #[derive(Debug)]
 pub(crate) enum MapLookup {
-    /// A good map entry.
+    /// A valid map entry.
     Mapped(MapEntry),
     /// Never written: reads as zeroes.
     Unwritten,
-    /// The map entry is of another write than the one the generations know of.
+    /// The map entry is of another write than the generations say.
     Stale {
-        /// The map entry as it stands.
+        /// The map entry on the medium.
         entry: MapEntry,
-        /// The generation it should have; 0 for none.
+        /// The generation that it should have; 0 for none.
         expected: u16,
     },
-    /// The map entry does not check, or is about another block.
+    /// The map entry is not valid, or it is of another block.
     Damaged([u8; MAP_ENTRY_BYTES]),
     /// The sector with the map entry cannot be read.
     Unreadable,
 }
 
-/// The map entries and generations of a run of blocks; none of either where none of the blocks was ever written.
+/// The map entries and generations of a run of blocks; empty if none of the blocks was ever written.
 #[derive(Default)]
 pub(crate) struct MapPage {
-    /// None for a page that is not on the medium, because its block group is not initialized.
+    /// Empty for a page that is not on the medium because its block group is not initialized.
     entries: RefCell<Vec<[u8; MAP_ENTRY_BYTES]>>,
-    /// None where neither copy checks.
+    /// `None` if neither copy is valid.
     generations: RefCell<Option<Vec<u16>>>,
     /// Bits of the sectors with map entries that cannot be read.
     unreadable: Cell<u32>,
-    /// Copies of the generations that do not check.
+    /// The number of copies of the generations that are not valid.
     lost_copies: Cell<u32>,
     /// One copy of the generations is older than the other.
     is_behind: Cell<bool>,
-    /// Up to which log sector the page that was read has the log.
+    /// The log sector up to which the page includes the log, as it was read.
     sequence: Option<u64>,
     pub touched: Cell<bool>,
 }
 
-/// The bytes of a page as they are to be on the medium.
+/// The bytes of a page for the medium.
 pub(crate) struct MapPageImage {
     /// The whole page.
     pub bytes: Vec<u8>,
-    /// Bits of the sectors that are to be written; that of the generations, and its second copy, always are.
+    /// Bits of the sectors to write. The generations, and their second copy, are always written.
     pub changed: u32,
     generations: Vec<u16>,
 }
@@ -67,8 +68,8 @@ fn sector_bit(per_sector: usize, index: usize) -> u32 {
 }
 
 impl MapPage {
-    /// The page that was read: its map entries, with zeroes for those in the sectors that are `unreadable`, and its two copies of
-    /// the generations, where they check. The copy with the higher sequence counts.
+    /// A page that was read: its map entries, which are zeroes in the sectors that are `unreadable`, and the valid
+    /// copies of the generations. The copy with the higher sequence counts.
     pub fn new(
         entries: Vec<[u8; MAP_ENTRY_BYTES]>,
         unreadable: u32,
@@ -92,7 +93,7 @@ impl MapPage {
         }
     }
 
-    /// What the page says of the block with this index in it, whose address is `lba`.
+    /// Looks up the block with this index in the page and with address `lba`.
     pub fn lookup(&self, index: usize, lba: Lba, seed: Seed) -> MapLookup {
         self.touched.set(true);
         let entries = self.entries.borrow();
@@ -106,7 +107,7 @@ impl MapPage {
                 MapLookup::Stale { entry, expected }
             }
             (Ok(entry), _) if entry.lba == lba => MapLookup::Mapped(entry),
-            // Whatever else lies there, from before the block map was made or from elsewhere.
+            // Never written: whatever else is there is older than the block map, or misdirected.
             (_, Some(0)) => MapLookup::Unwritten,
             (_, _) => MapLookup::Damaged(*bytes),
         }
@@ -121,22 +122,22 @@ impl MapPage {
         self.unreadable.get()
     }
 
-    /// Counts these sectors as unreadable from now on, whatever the medium returns.
+    /// Treats these sectors as unreadable from now on, whatever the medium returns.
     pub fn mark_unreadable(&self, sectors: u32) {
         self.unreadable.set(self.unreadable.get() | sectors);
     }
 
-    /// Up to which log sector the page had the log when it was read, as far as a copy of its generations says so.
+    /// The log sector up to which the page includes the log, as it was read; `None` without valid generations.
     pub fn sequence(&self) -> Option<u64> {
         self.sequence
     }
 
-    /// One copy of the generations is older than the other.
+    /// True if one copy of the generations is older than the other.
     pub fn is_behind(&self) -> bool {
         self.is_behind.get()
     }
 
-    /// Copies of the generations that do not check: 0 to 2.
+    /// The number of copies of the generations that are not valid: 0 to 2.
     pub fn lost_copies(&self) -> u32 {
         self.lost_copies.get()
     }
@@ -146,9 +147,9 @@ impl MapPage {
         self.entries.borrow()[index]
     }
 
-    /// The page with the map entries of `patches` at their indices, as of the log sector `sequence`. What cannot be read of the
-    /// sectors that change, and of those `deallocated`, is lost: blocks that were written become damage, and unwritten ones
-    /// stay unwritten.
+    /// The page with the map entries of `patches` at their indices, as of the log sector `sequence`. The unreadable
+    /// sectors among those that change, and those given in `deallocated`, are given up: their written blocks become
+    /// damage, and unwritten ones stay unwritten.
     pub fn image(
         &self,
         layout: &Layout,
@@ -180,7 +181,7 @@ impl MapPage {
         MapPageImage { bytes, changed, generations: generations.of_blocks }
     }
 
-    /// The page is as `image` from now on: it has been written.
+    /// Takes over an image that has been written.
     pub fn apply(&self, image: MapPageImage) {
         let head = image.bytes.len() / PAGE_SECTORS as usize;
         let body = image.bytes[head..].as_chunks::<MAP_ENTRY_BYTES>().0;
@@ -198,7 +199,7 @@ impl MapPage {
         self.is_behind.set(false);
     }
 
-    /// Changes the bytes of one map entry, right or wrong: they are so on the medium now.
+    /// Replaces the bytes of one map entry, which may be invalid: they are on the medium now.
     pub fn set_raw(&self, index: usize, bytes: [u8; MAP_ENTRY_BYTES]) {
         self.entries.borrow_mut()[index] = bytes;
     }
@@ -211,8 +212,8 @@ impl MapPage {
     }
 }
 
-/// What stands for the generations where both copies are lost: those of the map entries that check. The others are lost, and
-/// never unwritten.
+/// The generations to use if both copies are lost: those of the valid map entries. All other blocks count as lost, and
+/// none as unwritten.
 fn generations_of(entries: &[[u8; MAP_ENTRY_BYTES]], first: Lba, seed: Seed) -> Vec<u16> {
     let of = |(lba, bytes): (u64, &[u8; MAP_ENTRY_BYTES])| {
         let entry = MapEntry::decode(bytes, seed).ok().filter(|entry| entry.lba.get() == lba);

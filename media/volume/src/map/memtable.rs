@@ -1,8 +1,8 @@
-//! Map entries that the block map does not have yet.
+//! The memtable: the newest map entries, which are not durable yet.
 //!
-//! A write that is done puts its map entries into the open part. A commit takes the open part over as the committing part,
-//! where it stays until it is durable and in the block map. A block is looked up in the open part, the committing part, and
-//! then the block map.
+//! A finished write puts its map entries into the active part. A commit moves the active part to the immutable part,
+//! where it stays until it is durable and in the block map's patches. A block is looked up in the active part, then in
+//! the immutable part, then in the patches and the block map.
 
 use std::cell::RefCell;
 
@@ -11,7 +11,7 @@ use sealblock_units::{Extent, Lba};
 use crate::format::{MapEntry, MapEntryRun};
 use crate::map::map_entries::MapEntries;
 
-/// Map entries that the block map does not have yet.
+/// Map entries that neither the block map nor its patches have yet.
 #[derive(Default)]
 pub(crate) struct Memtable {
     active: RefCell<MapEntries>,
@@ -19,7 +19,7 @@ pub(crate) struct Memtable {
 }
 
 impl Memtable {
-    /// Takes over what recovery found, for a volume that stays as it is on the medium: it goes into the committing part.
+    /// Takes over what recovery found, for a volume that stays unchanged on the medium: it becomes the immutable part.
     pub fn recover(&self, entries: MapEntries) {
         *self.immutable.borrow_mut() = entries;
     }
@@ -29,56 +29,56 @@ impl Memtable {
         self.immutable.borrow().in_order()
     }
 
-    /// The newest map entry of a block, if it is here.
+    /// The newest map entry of a block, if there is one here.
     pub fn get(&self, lba: Lba) -> Option<MapEntry> {
         let open = self.active.borrow().get(lba);
         open.or_else(|| self.immutable.borrow().get(lba))
     }
 
-    /// Puts in a map entry; gives back the one it replaces, if that was never on its way to the log.
+    /// Adds a map entry. Returns the one that it replaces, if no commit has taken that.
     pub fn put(&self, entry: MapEntry) -> Option<MapEntry> {
         self.active.borrow_mut().put(entry)
     }
 
-    /// Puts in the map entries of blocks without data; gives back those of single blocks that they replace, in order, as far as these
-    /// were never on their way to the log.
+    /// Adds the map entries of blocks without data. Returns those of single blocks that they replace, in order, if no
+    /// commit has taken them.
     pub fn put_run(&self, run: MapEntryRun) -> Vec<MapEntry> {
         self.active.borrow_mut().put_run(run)
     }
 
-    /// Whether any block of an extent has a map entry here.
+    /// True if any block of an extent has a map entry here.
     pub fn meets(&self, extent: Extent) -> bool {
         let (start, end) = (extent.start().get(), extent.last().get() + 1);
         self.active.borrow().meets(start, end) || self.immutable.borrow().meets(start, end)
     }
 
-    /// Number of blocks with map entries that are not on their way to the log yet.
+    /// The number of blocks whose map entries no commit has taken.
     pub fn active_len(&self) -> usize {
         self.active.borrow().len()
     }
 
-    /// What map entries that are not on their way to the log yet cost, counted in those of single blocks.
+    /// The weight of the map entries that no commit has taken, in map entries of single blocks.
     pub fn active_weight(&self) -> usize {
         self.active.borrow().weight()
     }
 
-    /// Map entries that these take in the log at most.
+    /// The maximum number of entries that these need in the log.
     pub fn active_log_entries(&self) -> usize {
         self.active.borrow().log_entries()
     }
 
-    /// Number of blocks with map entries that the block map does not have yet; one that is changed during a commit counts twice.
+    /// The number of blocks with map entries here. A block that changed during a commit counts twice.
     pub fn len(&self) -> usize {
         self.active.borrow().len() + self.immutable.borrow().len()
     }
 
-    /// Whether everything is in the block map.
+    /// True if there are no map entries here.
     pub fn is_empty(&self) -> bool {
         self.active.borrow().is_empty() && self.immutable.borrow().is_empty()
     }
 
-    /// Moves what takes at most `max` map entries in the log to the committing part and lists these in order of their blocks.
-    /// Nothing may be in flight to the log.
+    /// Moves map entries that need at most `max` entries in the log to the immutable part. Returns them in order of
+    /// their blocks. No other commit may be running.
     pub fn begin_commit(&self, max: usize) -> Vec<MapEntryRun> {
         let (mut open, mut committing) = (self.active.borrow_mut(), self.immutable.borrow_mut());
         debug_assert!(committing.is_empty(), "one commit at a time");
@@ -90,7 +90,7 @@ impl Memtable {
         committing.in_order()
     }
 
-    /// Forgets the map entries of a commit that are in the block map now.
+    /// Drops the map entries of a commit, which are in the block map's patches now.
     pub fn end_commit(&self) {
         self.immutable.borrow_mut().clear();
     }

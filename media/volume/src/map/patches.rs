@@ -1,11 +1,12 @@
-//! Map entries that are durable in the log and not in the block map yet, by page.
+//! Map entries that are durable in the log but not in the block map yet, by page.
 //!
-//! A commit puts its map entries here. A checkpoint takes them all at its beginning, while new commits fill the map anew; a block
-//! is looked up in the new ones, in those a checkpoint has taken, and then in its page. What a checkpoint has taken stays until
-//! it has ended well, so one that fails, or is dropped, has lost nothing: the next one takes both.
+//! A commit puts its map entries here. A checkpoint takes all of them when it begins, and later commits put new ones
+//! beside them. A block is looked up in the new ones, then in those that a checkpoint has taken, then in its page.
+//! Those that were taken are kept until the checkpoint has succeeded. So a checkpoint that fails or is dropped loses
+//! nothing, and the next one takes both.
 //!
-//! Blocks of a page that were deallocated, or made unreadable, together are one patch: a long run takes some bytes for each page, and
-//! is a map entry for each block only in the image of the page that is written.
+//! Blocks of a page that were deallocated or made unreadable together are one patch. A long run takes a few bytes for
+//! each page, and becomes one map entry for each block only in the image of a page that is written.
 
 use std::cell::RefCell;
 use std::collections::hash_map::Entry;
@@ -18,19 +19,19 @@ use sealblock_units::Lba;
 use crate::format::{MAP_ENTRY_BYTES, MapEntry, MapEntryRun, Seed};
 use crate::map::map_page::MapLookup;
 
-/// The map entry of a block, or those of several in a row that say the same.
+/// The map entry of a block, or of several contiguous blocks that differ only in their addresses.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patch {
     /// The first block's index in its page.
     pub index: u16,
     /// Number of blocks.
     pub blocks: u16,
-    /// The first block's map entry, as it is to be in the page.
+    /// The first block's map entry, as it will be in the page.
     pub bytes: [u8; MAP_ENTRY_BYTES],
 }
 
 impl Patch {
-    /// The patch of blocks of one page, of which this is the index of the first.
+    /// The patch of a run in one page; `index` is that of its first block.
     pub fn new(index: u16, run: &MapEntryRun, seed: Seed) -> Patch {
         Patch { index, blocks: run.blocks as u16, bytes: run.first.encode(seed) }
     }
@@ -39,7 +40,7 @@ impl Patch {
         self.index + self.blocks
     }
 
-    /// The map entry of a block that it is about.
+    /// The map entry of one of its blocks.
     fn at(&self, index: u16, seed: Seed) -> [u8; MAP_ENTRY_BYTES] {
         if index == self.index {
             return self.bytes;
@@ -49,13 +50,13 @@ impl Patch {
         MapEntry { lba, ..first }.encode(seed)
     }
 
-    /// The part from one block up to another, or nothing where that is none.
+    /// The part between two blocks, the second one excluded; `None` if it is empty.
     fn part(&self, from: u16, to: u16, seed: Seed) -> Option<Patch> {
         (from < to).then(|| Patch { index: from, blocks: to - from, bytes: self.at(from, seed) })
     }
 }
 
-/// The blocks that a patch of a page is about, from one up to another, and which of the page's map entries it has.
+/// The blocks of a patch, from `start` up to `end`, and the index of its map entry in `entries`.
 #[derive(Clone, Copy)]
 struct Span {
     start: u16,
@@ -63,24 +64,24 @@ struct Span {
     at: u16,
 }
 
-/// The patches of one page. Spans are apart from map entries, in order of their blocks, so that one is found in little memory and
-/// put between others by moving few bytes.
+/// The patches of one page. Spans are stored separately from map entries, in order of their blocks, so that a search
+/// touches little memory and an insertion moves few bytes.
 #[derive(Default)]
 struct PagePatches {
     spans: Vec<Span>,
     entries: Vec<[u8; MAP_ENTRY_BYTES]>,
-    /// Map entries that no span has any more.
+    /// Unused map entries.
     free: Vec<u16>,
 }
 
 impl PagePatches {
-    /// None, and memory for so many.
+    /// Empty, with memory for this number.
     fn for_patches(count: usize) -> PagePatches {
         PagePatches { spans: Vec::with_capacity(count), entries: Vec::with_capacity(count), free: Vec::new() }
     }
 
     fn put(&mut self, patch: Patch, seed: Seed) {
-        // Blocks of a long write come in order.
+        // Common case: the blocks of a long write come in order.
         if self.spans.last().is_none_or(|last| last.end <= patch.index) {
             let span = self.span(&patch);
             return self.spans.push(span);
@@ -101,7 +102,7 @@ impl PagePatches {
         self.spans.splice(first..behind, new.into_iter().flatten());
     }
 
-    /// Keeps the map entry of a patch.
+    /// Stores the map entry of a patch.
     fn span(&mut self, patch: &Patch) -> Span {
         let at = self.free.pop().unwrap_or_else(|| {
             self.entries.push(patch.bytes);
@@ -136,17 +137,17 @@ impl PagePatches {
 struct Cursor<'a> {
     page: &'a PagePatches,
     at: usize,
-    /// The first map entry of the span that it stands at, if that is one of several blocks.
+    /// The decoded first map entry of the current span, if it has several blocks.
     first: Option<MapEntry>,
 }
 
 impl Cursor<'_> {
-    /// Before the block with this index.
+    /// A cursor before the block with this index.
     fn new(page: &PagePatches, index: u16) -> Cursor<'_> {
         Cursor { page, at: page.spans.partition_point(|span| span.end <= index), first: None }
     }
 
-    /// What there is of a block, none of which comes before the last one that was asked for.
+    /// Looks up a block. The indices must not decrease from call to call.
     fn lookup(&mut self, index: u16, seed: Seed) -> Option<MapLookup> {
         while self.page.spans.get(self.at).is_some_and(|span| span.end <= index) {
             (self.at, self.first) = (self.at + 1, None);
@@ -166,7 +167,7 @@ impl Cursor<'_> {
     }
 }
 
-/// What a map entry says that the block map does not have yet.
+/// Decodes a map entry that the block map does not have yet.
 pub(crate) fn lookup_of(bytes: [u8; MAP_ENTRY_BYTES], seed: Seed) -> MapLookup {
     MapEntry::decode(&bytes, seed).map_or(MapLookup::Damaged(bytes), MapLookup::Mapped)
 }
@@ -178,7 +179,7 @@ struct Patched {
     bytes: usize,
 }
 
-/// Memory for the entry of a page in the map, about.
+/// The approximate memory of a page's entry in the map.
 const ENTRY_BYTES: usize = 2 * size_of::<(u64, PagePatches)>();
 
 impl Patched {
@@ -212,12 +213,12 @@ pub(crate) struct Patches {
 }
 
 impl Patches {
-    /// None, of a volume with this salt.
+    /// Empty, for a volume with this salt.
     pub fn new(seed: Seed) -> Patches {
         Patches { seed, active: RefCell::default(), taken: RefCell::default() }
     }
 
-    /// Puts in map entries of one page, which are durable.
+    /// Adds durable map entries of one page.
     pub fn put(&self, number: u64, patches: impl Iterator<Item = Patch>) {
         self.active.borrow_mut().put(number, patches, self.seed);
     }
@@ -229,7 +230,7 @@ impl Patches {
         open.or_else(|| self.taken.borrow().get(number, index, self.seed))
     }
 
-    /// Shows of each block of a page, from one index up to another, what its newest map entry says that is here, if any is.
+    /// Calls `see` for each block of a page in a range of indices, with its newest map entry here, if any.
     pub fn each(&self, number: u64, indices: Range<u16>, mut see: impl FnMut(u16, Option<MapLookup>)) {
         let (active, taken) = (self.active.borrow(), self.taken.borrow());
         let cursor = |page| Cursor::new(page, indices.start);
@@ -240,12 +241,13 @@ impl Patches {
         }
     }
 
-    /// Whether there is anything of a page.
+    /// True if there is a patch for a page.
     pub fn has_page(&self, number: u64) -> bool {
         self.active.borrow().pages.contains_key(&number) || self.taken.borrow().pages.contains_key(&number)
     }
 
-    /// Whether there is anything of one of these pages. Looks at each page of whichever are fewer, these or those with patches.
+    /// True if there is a patch for any of these pages. Its cost is the smaller of the numbers of these pages and of
+    /// the pages with patches.
     pub fn has_any_of(&self, numbers: Range<u64>) -> bool {
         [&self.active, &self.taken].into_iter().any(|patched| {
             let pages = &patched.borrow().pages;
@@ -256,7 +258,7 @@ impl Patches {
         })
     }
 
-    /// Whether there is nothing.
+    /// True if there are no patches.
     pub fn is_empty(&self) -> bool {
         self.active.borrow().pages.is_empty() && self.taken.borrow().pages.is_empty()
     }
@@ -266,12 +268,12 @@ impl Patches {
         self.active.borrow().bytes + self.taken.borrow().bytes
     }
 
-    /// Memory in use by what no checkpoint has taken, in bytes.
+    /// Memory in use by patches that no checkpoint has taken, in bytes.
     pub fn active_bytes(&self) -> usize {
         self.active.borrow().bytes
     }
 
-    /// Takes everything for a checkpoint, what one before has left too.
+    /// Takes everything for a checkpoint, including what an earlier one has left.
     pub fn take(&self) {
         let mut left = self.taken.take();
         if left.pages.is_empty() {
@@ -284,12 +286,12 @@ impl Patches {
         *self.taken.borrow_mut() = left;
     }
 
-    /// The pages that a checkpoint has taken map entries of.
+    /// The pages for which a checkpoint has taken map entries.
     pub fn taken_pages(&self) -> Vec<u64> {
         self.taken.borrow().pages.keys().copied().collect()
     }
 
-    /// What a checkpoint has taken for a page: the index and the map entry of each block, in order.
+    /// The map entries that a checkpoint has taken for a page, in order, with the index of each block.
     pub fn taken(&self, number: u64) -> Vec<(usize, [u8; MAP_ENTRY_BYTES])> {
         let taken = self.taken.borrow();
         let patches = taken.pages.get(&number).into_iter().flat_map(PagePatches::patches);
@@ -299,7 +301,7 @@ impl Patches {
         patches.flat_map(entries).collect()
     }
 
-    /// What the checkpoint has taken is in the block map, and the superblock says so.
+    /// Drops what the checkpoint has taken: it is in the block map, and the superblock says so.
     pub fn end(&self) {
         drop(self.taken.take());
     }
@@ -311,7 +313,7 @@ mod tests {
 
     const SEED: Seed = Seed(5);
 
-    /// A patch of some blocks of page 0, and what makes it: its generation.
+    /// A patch of some blocks of page 0, which is recognised by its generation.
     fn run(index: u16, blocks: u16, generation: u16) -> Patch {
         let first = MapEntry { generation, ..MapEntry::deallocated(Lba::new(u64::from(index))) };
         Patch::new(index, &MapEntryRun { first, blocks: u32::from(blocks) }, SEED)
@@ -401,7 +403,7 @@ mod tests {
                 assert_eq!(at, to);
             }
             if generation == 4 {
-                // What a checkpoint has taken is looked at behind what came later.
+                // Those that a checkpoint has taken are looked up after the newer ones.
                 patches.take();
             }
         }

@@ -1,7 +1,7 @@
-//! The [high-water mark](HighWaterMark) of a volume on its medium: two copies, away from what they are about.
+//! The [high-water mark](HighWaterMark) on the medium: two copies, away from what they count.
 //!
-//! It is written after what it counts is durable, and is durable with the next sync, for which nobody waits. So a crash
-//! leaves one that is behind, which hides no more than the last moments.
+//! It is written after what it counts is durable, and becomes durable with the next sync, for which nothing waits. So
+//! after a crash it may be behind, and then it misses only a rollback to the last moments.
 
 use std::cell::Cell;
 
@@ -17,23 +17,23 @@ pub(crate) struct HighWater {
     layout: Layout,
     seed: Seed,
     mark: Cell<HighWaterMark>,
-    /// One write at a time: an earlier one must not land on a later one.
+    /// Held during a write, so that an earlier one does not overwrite a later one.
     turns: AsyncMutex,
 }
 
 impl HighWater {
-    /// The mark of the volume with this superblock, as it was found.
+    /// The mark of the volume with this superblock, as found on the medium.
     pub fn new(superblock: &Superblock, found: HighWaterMark) -> HighWater {
         let turns = AsyncMutex::default();
         HighWater { layout: superblock.layout, seed: superblock.seed(), mark: Cell::new(found), turns }
     }
 
-    /// What it says.
+    /// Its current value.
     pub fn mark(&self) -> HighWaterMark {
         self.mark.get()
     }
 
-    /// Raises it to what is durable by now. A medium that does not take it costs nothing but what it is for.
+    /// Raises the mark to what is durable now. If the write fails, only this protection is lost.
     pub async fn raise<M: Medium>(&self, medium: &M, durable: HighWaterMark) {
         let _in_order = self.turns.lock().await;
         let mark = self.mark.get().and(&durable);
@@ -43,7 +43,8 @@ impl HighWater {
     }
 }
 
-/// Reads the mark of the volume with this superblock: the higher count of both copies. A copy that is lost says nothing.
+/// Reads the mark of the volume with this superblock: the higher value of each count in both copies. Lost copies are
+/// ignored.
 pub(crate) async fn read<M: Medium>(medium: &M, superblock: &Superblock) -> HighWaterMark {
     let sector = superblock.layout.sector_bytes() as usize;
     let mut mark = HighWaterMark::default();
@@ -58,7 +59,7 @@ pub(crate) async fn read<M: Medium>(medium: &M, superblock: &Superblock) -> High
     mark
 }
 
-/// Writes both copies of the mark. It is not durable before the next sync.
+/// Writes both copies of the mark. They are durable after the next sync.
 pub(crate) async fn write<M: Medium>(medium: &M, layout: &Layout, seed: Seed, mark: &HighWaterMark) {
     let sector = padded(medium, &mark.encode(seed), layout.sector_bytes() as usize);
     let writes = layout.high_water_offsets().map(|offset| medium.write(offset, sector.clone()));
@@ -67,10 +68,11 @@ pub(crate) async fn write<M: Medium>(medium: &M, layout: &Layout, seed: Seed, ma
     }
 }
 
-/// Whether the newest superblock, or the log that ends here, was put back to what it was before the mark was written.
+/// True if the newest superblock, or the log that ends at `log_end`, was restored from an earlier state than that of
+/// the mark.
 ///
-/// A superblock is in two places once the mark counts it. Where both are damaged the one before it counts, which is a loss of copies
-/// and no earlier state. Where either holds a whole one that is older, that was put back.
+/// A superblock is in two places before the mark counts it. If both are damaged, the previous superblock counts: copies
+/// are lost, but nothing is older. If one of the two places has a valid older superblock, that was restored.
 pub(crate) fn is_behind(
     superblock: &Superblock,
     copies: &[SuperblockCopy; COPIES],

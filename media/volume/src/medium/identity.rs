@@ -1,12 +1,13 @@
-//! Whose medium it is: the volume that a majority of independent witnesses names.
+//! Which volume owns a medium: the one that most independent witnesses name.
 //!
-//! A superblock names its volume, and so does a foreign one. So before any sequence is compared, the places of the
-//! superblocks' volumes are checked: their checksums are salted by the volume, and the salt for which a record is valid
-//! identifies its volume. A *unit* is a place such that no 64 KiB that begin with a sector reach two units, so one
-//! fault changes one witness at most. The start of the medium, which most accidents overwrite, is no witness: it only
-//! names candidates.
+//! A superblock names its volume, but so does a foreign one. So before sequence numbers are compared, other records are
+//! read where the layouts in the superblocks place them. Their checksums are salted by the volume, and the salt for
+//! which a record is valid identifies its volume. A *unit* is a place such that no 64 KiB that begin with a sector
+//! overlap two units, so one fault changes at most one witness. The start of the medium, which most accidents
+//! overwrite, is no witness: it only names candidates.
 //!
-//! Remains of an earlier volume on the medium are witnesses, too. Creating a volume over it left at most its map pages.
+//! Records of an earlier volume on the medium are witnesses, too. Creating a volume over it leaves at most its map
+//! pages.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,17 +19,17 @@ use crate::format::{
 };
 use crate::medium::read_probe;
 
-/// Witnesses that make an identity certain.
+/// The number of witnesses that make an identity certain.
 const CERTAIN: usize = 2;
-/// Records of one salt that make an unknown identity in a place with many of them: one could be damage.
+/// In a place with many records, the number that must have the same unknown salt: one could be damage.
 const MIN_AGREEING: usize = 2;
-/// Map pages that are looked at.
+/// The number of map pages that are read.
 const PAGES: u64 = 16;
 
-/// A place that tells whose the medium is.
+/// A place whose records identify the owner of the medium.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Unit {
-    /// Both superblocks at the start. It is counted among the candidates, and not among the witnesses.
+    /// Both superblocks at the start. They name candidates and are no witness.
     Start,
     /// A region of the log.
     Log(u8),
@@ -36,7 +37,7 @@ pub enum Unit {
     GroupMap(u8),
     /// The map pages.
     MapPages,
-    /// The third superblock, or else the copies of the reserved areas beside it.
+    /// The third superblock, or without one the copies of the reserved areas beside it.
     Tail,
 }
 
@@ -52,29 +53,29 @@ impl fmt::Display for Unit {
     }
 }
 
-/// A record was found that is right under this salt.
+/// A record that is valid under this salt.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Sighting {
-    /// What salts the volume's checksums.
+    /// The salt of the volume's checksums.
     pub salt: Seed,
-    /// Where.
+    /// Where it was found.
     pub unit: Unit,
 }
 
-/// What the sightings say together.
+/// The conclusion from all sightings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// More witnesses name this volume than any other, and at least two do.
     Certain(Seed),
-    /// Nothing names another volume, and fewer than two witnesses this one.
+    /// No other volume is named, and fewer than two witnesses name this one.
     Unopposed(Seed),
-    /// Several are named and none by a majority: each with the places that name it, most witnesses first.
+    /// Several are named, and none has a majority: each with the places that name it, most witnesses first.
     Doubtful(Vec<(Seed, Vec<Unit>)>),
     /// Nothing was found.
     Nothing,
 }
 
-/// Decides whose the medium is.
+/// Decides which volume owns the medium.
 pub fn decide(sightings: &[Sighting]) -> Verdict {
     let mut named = ranked(sightings);
     let witnesses = |at: usize| named.get(at).map_or(0, |(_, units)| witnesses(units));
@@ -86,7 +87,7 @@ pub fn decide(sightings: &[Sighting]) -> Verdict {
     }
 }
 
-/// Each identity that was sighted, with where, the most witnesses first.
+/// Each identity that was sighted, with its places, most witnesses first.
 fn ranked(sightings: &[Sighting]) -> Vec<(Seed, Vec<Unit>)> {
     let mut units: BTreeMap<Seed, BTreeSet<Unit>> = BTreeMap::new();
     for sighting in sightings {
@@ -98,19 +99,19 @@ fn ranked(sightings: &[Sighting]) -> Vec<(Seed, Vec<Unit>)> {
     named
 }
 
-/// How many of these places are witnesses.
+/// The number of these places that are witnesses.
 pub(crate) fn witnesses(units: &[Unit]) -> usize {
     units.iter().filter(|unit| **unit != Unit::Start).count()
 }
 
-/// A volume that a medium may belong to.
+/// A volume that may own the medium.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Candidate {
-    /// Its identity, which only a superblock tells.
+    /// Its identity, which only a superblock has.
     pub uuid: Option<[u8; 16]>,
-    /// Where its superblocks lie, in bytes.
+    /// The offsets of its superblocks.
     pub superblocks: Vec<u64>,
-    /// What names it besides.
+    /// The witnesses that name it.
     pub witnesses: Vec<Unit>,
 }
 
@@ -131,34 +132,34 @@ impl fmt::Display for Candidate {
     }
 }
 
-/// Why a medium is not taken for a volume's.
+/// Why no volume is accepted as the owner of a medium.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// Records of several volumes lie there, and none has the majority.
+    /// There are records of several volumes, and none has a majority.
     #[error("whose volume this is cannot be told, and nothing was written. It may be {}", join(.0))]
     Doubtful(Vec<Candidate>),
-    /// All superblocks are one volume's, and everything else is another's.
+    /// All superblocks are one volume's, and all other records are another's.
     #[error(
         "every superblock is another volume's. It has the superblocks of {foreign}, and everything else is of {owner}"
     )]
     Foreign {
-        /// Whose superblocks these are.
+        /// The volume of the superblocks.
         foreign: Box<Candidate>,
-        /// Whose volume it is.
+        /// The volume of the other records.
         owner: Box<Candidate>,
     },
-    /// Only superblocks say whose volume this is.
+    /// Only superblocks name this volume.
     #[error(
         "nothing but a superblock says that this is volume {}: it opens for reading only, and what was never written there \
          reads as damage", uuid_text(.0)
     )]
     Unproven([u8; 16]),
-    /// The identity that was asked for is not there.
+    /// The requested identity is not on the medium.
     #[error("no superblock of volume {} is there. There is {}", uuid_text(.asked), join(.found))]
     Absent {
-        /// What was asked for.
+        /// The identity requested.
         asked: [u8; 16],
-        /// What is there.
+        /// The volumes found.
         found: Vec<Candidate>,
     },
 }
@@ -167,19 +168,19 @@ fn join(candidates: &[Candidate]) -> String {
     candidates.iter().map(ToString::to_string).collect::<Vec<_>>().join("; or ")
 }
 
-/// How an identity was found out.
+/// How an identity was determined.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Standing {
     /// By a majority of witnesses.
     Certain,
-    /// It is the only one, and not proven.
+    /// It is the only one, but not proven.
     Unopposed,
-    /// It was asked for by name.
+    /// The caller requested it.
     Chosen,
 }
 
 impl Standing {
-    /// As a word.
+    /// As text.
     pub fn as_str(self) -> &'static str {
         match self {
             Standing::Certain => "certain",
@@ -189,7 +190,7 @@ impl Standing {
     }
 }
 
-/// A superblock that lies where it belongs.
+/// A superblock that is where it belongs.
 #[derive(Clone, Copy)]
 pub(crate) struct Claim {
     pub superblock: Superblock,
@@ -202,10 +203,10 @@ impl Claim {
     }
 }
 
-/// Finds out which of the volumes that superblocks name has the medium, or takes the one that is `chosen`.
+/// Determines which of the volumes that superblocks name owns the medium, or accepts the one that is `chosen`.
 ///
 /// # Errors
-/// When it cannot be told, or it is none of them.
+/// When it cannot be determined, or it is none of them.
 pub(crate) async fn establish<M: Medium>(
     medium: &M,
     claims: &[Claim],
@@ -230,7 +231,7 @@ pub(crate) async fn establish<M: Medium>(
     let sightings = gather(medium, claims).await;
     let found = candidates(&sightings, claims);
     let of_salt = |salt: Seed| claims.iter().find(|claim| claim.superblock.seed() == salt);
-    // Two with one salt are not told apart by any witness.
+    // Witnesses cannot distinguish two volumes with the same salt.
     let is_shared = |one: &Claim| {
         let mut same = claims.iter().filter(|claim| claim.superblock.seed() == one.superblock.seed());
         same.any(|claim| claim.superblock.uuid != one.superblock.uuid)
@@ -249,7 +250,7 @@ pub(crate) async fn establish<M: Medium>(
     }
 }
 
-/// The first of these has the majority and no superblock.
+/// The error for a medium whose owner, the first of these, has no superblock.
 fn owned_by_another(mut found: Vec<Candidate>) -> IdentityError {
     match found.iter().position(|candidate| candidate.uuid.is_some()) {
         Some(at) if found.iter().filter(|candidate| candidate.uuid.is_some()).count() == 1 => {
@@ -260,7 +261,7 @@ fn owned_by_another(mut found: Vec<Candidate>) -> IdentityError {
     }
 }
 
-/// Whether two witnesses name the only volume that superblocks name: the usual case, for one read or two.
+/// True if two witnesses name the volume of all superblocks. This is the usual case, and costs one read or two.
 async fn is_confirmed<M: Medium>(medium: &M, claims: &[Claim], newest: &Superblock) -> bool {
     let mut found = usize::from(claims.iter().any(|claim| claim.unit() == Unit::Tail));
     for copy in 0..2 {
@@ -298,8 +299,8 @@ fn seen(claim: &Claim) -> Sighting {
     Sighting { salt: claim.superblock.seed(), unit: claim.unit() }
 }
 
-/// All that names a volume, where the volumes that superblocks name would have it. A place of one volume's layout says nothing of another
-/// volume that has a layout of its own.
+/// All records that name a volume, at the positions in the layouts of all superblocks. A position in one volume's
+/// layout does not count for a volume whose superblocks have other layouts.
 async fn gather<M: Medium>(medium: &M, claims: &[Claim]) -> Vec<Sighting> {
     let mut sightings: Vec<Sighting> = claims.iter().map(seen).collect();
     let salts: Vec<Seed> = claims.iter().map(|claim| claim.superblock.seed()).collect();
@@ -320,7 +321,8 @@ async fn gather<M: Medium>(medium: &M, claims: &[Claim]) -> Vec<Sighting> {
     sightings
 }
 
-/// All that names a volume with this layout. Of salts that are not `known` already two records must agree, where there are several.
+/// All records that name a volume, at the positions in this layout. In a place with several records, a salt that is not
+/// `known` counts only if two agree.
 pub(crate) async fn sightings_in<M: Medium>(medium: &M, layout: &Layout, known: &[Seed]) -> Vec<Sighting> {
     let mut sightings = Vec::new();
     let mut add =
@@ -338,14 +340,14 @@ pub(crate) async fn sightings_in<M: Medium>(medium: &M, layout: &Layout, known: 
     sightings
 }
 
-/// The salts of these that are known, or that two have.
+/// The salts that are known, or that occur twice.
 fn agreeing(mut salts: Vec<Seed>, known: &[Seed]) -> Vec<Seed> {
     salts.sort_unstable();
     let groups = salts.chunk_by(|a, b| a == b).filter(|same| same.len() >= MIN_AGREEING || known.contains(&same[0]));
     groups.map(|same| same[0]).collect()
 }
 
-/// The salts of log sectors at the beginning of a region.
+/// The salts of the log sectors at the beginning of a region.
 fn in_log(bytes: &[u8], layout: &Layout) -> Vec<Seed> {
     let sectors = (0_u64..).zip(bytes.chunks_exact(layout.sector_bytes() as usize));
     let salts = sectors.filter_map(|(position, bytes)| {
@@ -355,12 +357,12 @@ fn in_log(bytes: &[u8], layout: &Layout) -> Vec<Seed> {
     salts.collect()
 }
 
-/// The salt of the first sector of a copy of the group map. Every volume has it.
+/// The salt of the first sector of a copy of the group map, which every volume has.
 async fn in_group_map<M: Medium>(medium: &M, layout: &Layout, copy: u64) -> Option<Seed> {
     GroupMapSector::trace_salt(&read_sector(medium, layout, layout.group_map_offset(copy)).await?, 0)
 }
 
-/// A sector of the volume; nothing where it cannot be read.
+/// A sector of the volume; `None` if it cannot be read.
 async fn read_sector<M: Medium>(medium: &M, layout: &Layout, offset: u64) -> Option<Vec<u8>> {
     let sector = layout.sector_bytes() as usize;
     let length = sector.max(medium.sector_bytes() as usize);
@@ -371,9 +373,10 @@ async fn read_sector<M: Medium>(medium: &M, layout: &Layout, offset: u64) -> Opt
     read.ok().map(|()| bytes[..sector].to_vec())
 }
 
-/// The salts of the generations of some pages: of block groups that are made, where both copies of the group map and the tail are one known
-/// volume's. In others there may be those of an earlier volume. A tail of another volume was not written by the creation of this one: then
-/// the group map, which creation writes too, may be the one that is out of place, and all pages are asked.
+/// The salts of the generations of some pages. If both copies of the group map and the tail belong to one known volume,
+/// only initialized block groups are read: in others there may be generations of an earlier volume. If the tail belongs
+/// to another volume, the creation of this one did not write it. Then the group map, which is also written at creation,
+/// may be the foreign part, and all pages are candidates.
 async fn in_map_pages<M: Medium>(medium: &M, layout: &Layout, known: &[Seed], tail: &[Seed]) -> Vec<Seed> {
     let [first, second] = [0, 1].map(|copy| read_sector(medium, layout, layout.group_map_offset(copy)));
     let (first, second) = (first.await, second.await);
@@ -403,7 +406,8 @@ async fn in_map_pages<M: Medium>(medium: &M, layout: &Layout, known: &[Seed], ta
     salts
 }
 
-/// The salt of the third superblock, or else those of the reserved areas beside it. An earlier volume may have left the latter.
+/// The salt of the third superblock, or without one those of the reserved areas beside it, which may be those of an
+/// earlier volume.
 fn in_tail(bytes: &[u8], layout: &Layout) -> Vec<Seed> {
     let at = (layout.third_offset() - layout.tail_offset()) as usize;
     let third = bytes.get(at..).and_then(|bytes| Superblock::decode(bytes).ok());
@@ -433,7 +437,7 @@ mod tests {
     const OWN: Seed = Seed(1);
     const OTHER: Seed = Seed(2);
 
-    /// Every way in which each unit names one volume, the other, or none.
+    /// All combinations in which each unit names one volume, the other, or none.
     fn all() -> impl Iterator<Item = [Option<Seed>; 6]> {
         (0..3_usize.pow(6)).map(|number| {
             std::array::from_fn(|unit| [None, Some(OWN), Some(OTHER)][number / 3_usize.pow(unit as u32) % 3])

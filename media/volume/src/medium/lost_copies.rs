@@ -1,4 +1,4 @@
-//! Copies of metadata that were found lost, and records of other volumes in their places.
+//! Counts lost copies of metadata, and records of other volumes in their places.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -6,13 +6,13 @@ use std::rc::Rc;
 
 use crate::format::Seed;
 
-/// Records that agree on a salt which is not the volume's: a single one is no more than damage.
+/// Records that must agree on a salt other than the volume's: a single one is just damage.
 pub(crate) const MIN_AGREEING: u64 = 2;
-/// Salts that are counted. Damaged records have one each, those of another volume one in common.
+/// The maximum number of salts that are counted. Damaged records have one each; those of another volume share one.
 const MAX_SALTS: usize = 4096;
 
-/// Counts copies of metadata beside the superblocks that were found lost, or older than the other though nothing but a fault can
-/// have left them so, since the volume was opened. They cost nothing while the other copy is there.
+/// Counts copies of metadata, except superblocks, that were found since the volume was opened to be lost, or older than
+/// the other copy in a way that only a fault explains. They do no harm while the other copy exists.
 #[derive(Clone, Default, Debug)]
 pub struct LostCopies(Rc<Losses>);
 
@@ -22,12 +22,12 @@ struct Losses {
     /// Those of them whose write a crash may have cut off.
     maybe_cut_off: Cell<u64>,
     newer_pages: Cell<u64>,
-    /// Where records of another salt were found, and how many, by salt.
+    /// For each salt, the places where records with it were found, and their number.
     foreign: RefCell<BTreeMap<Seed, BTreeMap<&'static str, u64>>>,
 }
 
 impl LostCopies {
-    /// How many.
+    /// The number of lost copies.
     pub fn count(&self) -> u64 {
         self.0.lost.get()
     }
@@ -57,13 +57,13 @@ impl LostCopies {
         places.into_iter().collect()
     }
 
-    /// Pages of the block map that are newer than the log and the superblocks: these were put back to what they were, so blocks may be
-    /// older than what was written.
+    /// Pages of the block map that are newer than the log and the superblocks: these were restored from an earlier
+    /// state, so blocks may be older than their last writes.
     pub fn newer_pages(&self) -> u64 {
         self.0.newer_pages.get()
     }
 
-    /// So many were written again.
+    /// This many copies were rewritten.
     pub(crate) fn remove(&self, copies: u64) {
         self.0.lost.set(self.0.lost.get().saturating_sub(copies));
     }
@@ -92,7 +92,7 @@ impl LostCopies {
         self.0.lost.set(self.0.lost.get() + copies);
     }
 
-    /// Notes records whose checksums are right under another salt than the volume's.
+    /// Counts records that are valid under another salt than the volume's.
     pub(crate) fn add_foreign(&self, place: &'static str, salt: Seed, records: u64) {
         let mut foreign = self.0.foreign.borrow_mut();
         if foreign.len() < MAX_SALTS || foreign.contains_key(&salt) {

@@ -1,4 +1,4 @@
-//! Whether a volume lies on a medium, or what is left of one.
+//! Recognises a volume on a medium, or the remains of one.
 //!
 //! A volume with damaged superblocks is a damaged volume, and never an empty medium: a medium that counts as empty is
 //! overwritten, and one that counts as raw is served without a check. So besides the superblocks, everything with a
@@ -22,38 +22,38 @@ use crate::medium::superblocks;
 use crate::medium::{PROBE_BYTES, read_probe};
 use crate::options::VolumeError;
 
-/// Where every log begins.
+/// The offset of every log.
 const LOG_OFFSET: u64 = 64 << 10;
-/// Blocks of a volume whose log is as long as logs get.
+/// The blocks of a volume with the longest log.
 const LONGEST_LOG_BLOCKS: u64 = 1 << 30;
-/// Map entries of one salt that make a block map: one could be chance.
+/// Map entries with one salt that are evidence of a block map: a single one could be chance.
 const MIN_ENTRIES_OF_MAP: usize = 2;
-/// The shapes that volumes have: sizes of blocks and sectors.
+/// The possible block and sector sizes of volumes.
 pub(crate) const PROFILES: [(BlockSize, u32); 3] =
     [(BlockSize::B4096, 512), (BlockSize::B4096, 4096), (BlockSize::B512, 512)];
 
-/// The sectors that volumes have.
+/// The possible sector sizes of volumes.
 const SECTORS: [u32; 2] = [512, 4096];
 
-/// What lies on a medium.
+/// What is on a medium.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Recognised {
-    /// A volume with a superblock: one that opens, or whose opening says why not.
+    /// A volume with a superblock: it opens, or its open reports why not.
     Volume,
-    /// Parts of a volume, without a superblock that can be used. Never empty.
+    /// Parts of a volume, without a usable superblock. Never empty.
     Remains(Vec<Trace>),
-    /// Nothing of a volume.
+    /// No part of a volume.
     Nothing,
 }
 
-/// A part of a volume that was recognised.
+/// A part of a volume that was recognised. The number is its offset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Trace {
     /// A damaged superblock.
     Superblock(u64),
-    /// A superblock of another volume, while everything else is of this one.
+    /// A superblock of another volume, although all other records are of this one.
     ForeignSuperblock(u64),
-    /// Notes of the reserved area.
+    /// A copy in the reserved area.
     ReservedArea(u64),
     /// A sector of the log.
     Log(u64),
@@ -64,7 +64,7 @@ pub enum Trace {
 }
 
 impl fmt::Display for Trace {
-    /// What and where, in bytes.
+    /// The part and its offset in bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Trace::Superblock(at) => write!(f, "a damaged superblock at byte {at}"),
@@ -77,10 +77,10 @@ impl fmt::Display for Trace {
     }
 }
 
-/// Finds out what lies on a medium.
+/// Determines what is on a medium.
 ///
 /// # Errors
-/// When the medium fails where a superblock would be, and nothing else is found: it cannot be said then.
+/// When the medium fails at the position of a superblock, and nothing else is found: then it is unknown.
 pub async fn recognise<M: Medium>(medium: &M) -> Result<Recognised, MediumError> {
     let (foreign, unreadable) = match superblocks::read(medium).await {
         Ok(_) => return Ok(Recognised::Volume),
@@ -111,10 +111,10 @@ pub async fn recognise<M: Medium>(medium: &M) -> Result<Recognised, MediumError>
     }
 }
 
-/// Damaged superblocks, and the reserved area behind each.
+/// Damaged superblocks, and copies in the reserved area after each.
 fn at_start(bytes: &[u8]) -> Vec<Trace> {
     let from = |offset: u64| bytes.get(offset as usize..).unwrap_or_default();
-    // One that is whole and in the other's place belongs to something that begins elsewhere.
+    // A valid superblock in the other one's place belongs to something that begins elsewhere.
     let is_damaged = |at: u64| Superblock::is_trace(from(at)) && Superblock::decode(from(at)).is_err();
     let superblocks = SUPERBLOCK_OFFSETS.into_iter().filter(|&at| is_damaged(at)).map(Trace::Superblock);
     let places = [ReservedArea::GroupLabel, ReservedArea::ScrubState]
@@ -127,12 +127,12 @@ fn at_start(bytes: &[u8]) -> Vec<Trace> {
     superblocks.chain(reserved).collect()
 }
 
-/// The first sector of the log that lies where its number says.
+/// The first sector of the log that is where its number says.
 fn in_log(bytes: &[u8]) -> Option<Trace> {
     [512, 4096].into_iter().find_map(|sector| {
         let places = PROBE_BYTES / sector as u64;
         let mut sectors = (0_u64..).zip(bytes.chunks_exact(sector));
-        // Every log has a multiple of so many sectors.
+        // The number of sectors of every log is a multiple of this.
         let found = sectors.find(|(place, bytes)| LogSector::trace(bytes).is_some_and(|at| at % places == *place));
         found.map(|(place, _)| Trace::Log(LOG_OFFSET + place * sector as u64))
     })
@@ -143,15 +143,14 @@ fn in_group_map(offset: u64, bytes: &[u8]) -> Option<Trace> {
     GroupMapSector::trace(bytes).then_some(Trace::GroupMap(offset))
 }
 
-/// The first map pages: the head of one, or map entries of the first blocks, if so many have one salt that they are no
-/// chance.
+/// The first map pages: the head of one, or map entries of the first blocks, if enough have the same salt.
 fn in_block_map(offset: u64, bytes: &[u8]) -> Option<Trace> {
-    // A log has map entries, too; that of a volume further in may lie here.
+    // A log has map entries, too, and the log of a volume that begins further on may be here.
     if bytes.chunks_exact(512).any(|sector| LogSector::trace(sector).is_some()) {
         return None;
     }
     let is_table = SECTORS.into_iter().any(|sector| {
-        // The first pages are as long in every volume with this sector.
+        // The first pages have the same length in every volume with this sector size.
         let Ok(layout) = Layout::new(BlockSize::B4096, sector, 1) else { return false };
         let (sector, page_bytes) = (sector as usize, layout.page_bytes() as usize);
         let firsts = (0_u64..).map(|page| Lba::new(page * layout.page_blocks()));
@@ -167,18 +166,18 @@ fn in_block_map(offset: u64, bytes: &[u8]) -> Option<Trace> {
     is_table.then_some(Trace::MapEntries(offset))
 }
 
-/// The smallest volumes, and those that fill a medium of this length, of every shape.
+/// The layouts of the smallest volumes, and of those that fill a medium of this length.
 fn likely(len_bytes: u64) -> impl Iterator<Item = Layout> {
     let smallest = PROFILES.into_iter().filter_map(|(block_size, sector)| Layout::new(block_size, sector, 1).ok());
     smallest.chain(PROFILES.into_iter().filter_map(move |(block_size, sector)| filling(block_size, sector, len_bytes)))
 }
 
-/// Where the block map can begin.
+/// The possible offsets of the block map.
 fn block_maps(len_bytes: u64) -> Vec<u64> {
     in_order(likely(len_bytes).map(|layout| layout.groups_offset()), len_bytes)
 }
 
-/// Where the group map can begin: behind the logs of those volumes, and behind the longest log there is.
+/// The possible offsets of the group map: after the logs of those volumes, and after the longest log.
 fn group_maps(len_bytes: u64) -> Vec<u64> {
     let longest = Layout::new(BlockSize::B4096, 512, LONGEST_LOG_BLOCKS).ok();
     in_order(likely(len_bytes).chain(longest).map(|layout| layout.group_map_offset(0)), len_bytes)
@@ -191,13 +190,14 @@ fn in_order(offsets: impl Iterator<Item = u64>, len_bytes: u64) -> Vec<u64> {
     offsets
 }
 
-/// The volume that has this shape and this length.
+/// The volume with these sizes that has this length.
 fn filling(block_size: BlockSize, sector: u32, len_bytes: u64) -> Option<Layout> {
     let blocks = first_of_length(block_size, sector, len_bytes);
     Layout::new(block_size, sector, blocks).ok().filter(|layout| layout.medium_bytes() == len_bytes)
 }
 
-/// The fewest blocks of a volume of this shape that is at least so long. Longer volumes have more blocks.
+/// The smallest number of blocks of a volume with these sizes that is at least this long. The length grows with the
+/// number of blocks.
 pub(crate) fn first_of_length(block_size: BlockSize, sector: u32, len_bytes: u64) -> u64 {
     let (mut few, mut many) = (1, (len_bytes >> block_size.shift()).max(1));
     while few < many {

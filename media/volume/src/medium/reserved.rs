@@ -1,8 +1,9 @@
-//! The reserved area: small durable areas beside the blocks, for the layers above: a group label and the state of scrubs.
+//! The reserved area: small durable areas besides the blocks, for the layers above: a group label and the state of
+//! scrubs.
 //!
-//! Each area has two places, written in turn, so one of them always holds something whole; and each place is there twice,
-//! behind a superblock and in the tail, so that the loss of either end of the volume costs nothing. Bitmap pages lie behind
-//! the log and are written in place; what a torn one holds is for its reader to find out.
+//! Each area has two places, which are written in turn, so one of them is always intact. Each place has two copies, one
+//! after a superblock and one in the tail, so that the loss of either end of the volume does no harm. Bitmap pages are
+//! stored after the group map and written in place; their reader must detect torn ones.
 
 use std::cell::{Cell, RefCell};
 
@@ -17,12 +18,12 @@ use crate::medium::padded;
 pub(crate) struct ReservedAreas {
     layout: Layout,
     seed: Seed,
-    /// They were zeroes when the volume was made.
+    /// They were zeroed when the volume was created.
     were_zeroed: bool,
-    /// Writes of each area that were durable before the volume was opened, at least.
+    /// The number of durable writes of each area before this open, at least.
     written_before: [u64; ReservedArea::ALL.len()],
     lost_copies: LostCopies,
-    /// A read or write of an area, or a write of a bitmap page: one at a time.
+    /// Held during a read or write of an area, and a write of a bitmap page.
     turns: AsyncMutex,
     write_seqs: [Cell<Option<u64>>; ReservedArea::ALL.len()],
     /// Copies of the newest content that were found lost, and not written since.
@@ -55,10 +56,11 @@ impl ReservedAreas {
         }
     }
 
-    /// What an area holds; empty when nothing was ever written to it.
+    /// The content of an area; empty if it was never written.
     ///
     /// # Errors
-    /// When a label was written and no copy of it is left: a member of a group must not look like a device that never was one.
+    /// When a label was written and no copy of it is left: a member of a group must not look like a device that never
+    /// was one.
     pub async fn read<M: Medium>(&self, medium: &M, area: ReservedArea) -> Result<Slice, Error> {
         if let ReservedArea::Bitmap { page } = area {
             let (read, bytes) = medium.read(self.bitmap_page(page)?, medium.buffer(BITMAP_PAGE_BYTES as usize)).await;
@@ -78,15 +80,15 @@ impl ReservedAreas {
         for (at, offset) in [0, 1].into_iter().flat_map(|turn| self.layout.reserved_offsets(area, turn)).enumerate() {
             let room = medium.buffer(area.max_bytes() + RESERVED_HEAD_BYTES);
             let (read, bytes) = medium.read(offset, room).await;
-            // An unreadable copy is no more than a damaged one. Two copies of one place that are both unreadable may have been
+            // A single unreadable copy counts as a damaged one. If both copies of a place are unreadable, they may be
             // the newest, so the read fails.
             failed[at / 2] += usize::from(read.is_err());
             if let (Err(error), 2) = (&read, failed[at / 2]) {
                 let reason = format!("cannot read either copy of the reserved area: {error}");
                 return Err(ErrorKind::Media { reason }.into());
             }
-            // The place of even numbers is written from the second write on, when the first is durable: no crash leaves its copies the
-            // only ones that hold something.
+            // The place of even numbers is first written by the second write, when the first one is durable. So after a
+            // crash its copies are never the only ones with content.
             traces += usize::from(at < 2 && read.is_ok() && bytes.iter().any(|byte| *byte != 0));
             salts[at] = ReservedCopy::trace_salt(&bytes, area, at as u64 / 2).filter(|_| read.is_ok());
             let found = read.ok().and_then(|()| ReservedCopy::decode(&bytes, area, self.seed));
@@ -98,7 +100,7 @@ impl ReservedAreas {
             }
         }
         if let Some(newest) = &newest {
-            // One that is whole and older was not reached by the last write, which a crash may do; it is no loss.
+            // An intact older copy was not reached by the last write. A crash can cause that; it is no loss.
             let twins = &write_seqs[(newest.write_seq % 2 * 2) as usize..][..2];
             let lost = twins.iter().filter(|write_seq| write_seq.is_none()).count() as u64;
             // Both copies are written before a sync, and what is counted as durable came after it. Behind that a crash can have torn one.
@@ -113,9 +115,9 @@ impl ReservedAreas {
         }
         let write_seq = newest.as_ref().map_or(0, |newest| newest.write_seq);
         let due = self.written_before[area.index()];
-        // The next one follows the last one that there ever was.
+        // The next number follows the highest one that was ever used.
         self.write_seqs[area.index()].set(Some(write_seq.max(due)));
-        // An earlier volume may have left something where the areas were not zeroed.
+        // If the areas were not zeroed, records of an earlier volume may be there.
         let is_lost = traces == 2 && self.were_zeroed && area == ReservedArea::GroupLabel;
         let reason = match (area, &newest) {
             (ReservedArea::ScrubState, _) if write_seq < due => return Ok(self.forget_scrub_state()),
@@ -128,7 +130,8 @@ impl ReservedAreas {
         Err(ErrorKind::Media { reason: reason.to_owned() }.into())
     }
 
-    /// The state of a scrub that was put back or is lost counts as none, and nothing that an earlier scrub knew is believed.
+    /// A scrub state that was restored from an earlier state or is lost counts as none, and nothing from an earlier
+    /// scrub is used.
     fn forget_scrub_state(&self) -> Slice {
         tracing::warn!(
             "the state of the scrub and the list of bad blocks were put back to an earlier state, or are lost: the scrub starts over, and bad blocks that were known are not known any more"
@@ -158,13 +161,13 @@ impl ReservedAreas {
         held
     }
 
-    /// How often an area was written, durably.
+    /// The number of durable writes of an area.
     pub fn writes(&self, area: ReservedArea) -> u64 {
         let known = self.write_seqs[area.index()].get().unwrap_or(0);
         known.max(self.written_before[area.index()])
     }
 
-    /// Where a bitmap page lies.
+    /// The offset of a bitmap page.
     fn bitmap_page(&self, page: u32) -> Result<u64, Error> {
         let limit = u64::from(self.layout.bitmap_pages());
         if u64::from(page) >= limit {
@@ -173,8 +176,8 @@ impl ReservedAreas {
         Ok(self.layout.bitmap_offset() + u64::from(page) * BITMAP_PAGE_BYTES)
     }
 
-    /// Replaces what an area holds; durable in the end, after `sync` of the medium, which makes other writes durable, too, or loses
-    /// them.
+    /// Replaces the content of an area. It is durable on return, after `sync` of the medium, which covers other writes,
+    /// too.
     pub async fn write<M: Medium>(
         &self,
         medium: &M,
@@ -186,18 +189,18 @@ impl ReservedAreas {
             let bytes = padded(medium, bytes, BITMAP_PAGE_BYTES as usize);
             {
                 let _in_order = self.turns.lock().await;
-                // As below: a dropped write is still in flight, and could land on this one.
+                // As below: a dropped write may still be in flight, and could overwrite this one.
                 medium.drain().await;
                 medium.write(self.bitmap_page(page)?, bytes).await?;
             }
             return sync().await;
         }
         let _alone = self.turns.lock().await;
-        // A dropped write is still in flight, and could land on the same copy.
+        // A dropped write may still be in flight, and could overwrite the same copy.
         medium.drain().await;
         if self.write_seqs[area.index()].get().is_none() {
             let loaded = self.load(medium, area).await;
-            // A label of which nothing is left may be replaced; one that cannot be read may be there.
+            // A label of which nothing is left may be replaced, but an unreadable one may still exist.
             if self.write_seqs[area.index()].get().is_none() {
                 loaded?;
             }
@@ -221,7 +224,7 @@ impl ReservedAreas {
         Ok(())
     }
 
-    /// Writes the areas again of which a copy was found lost.
+    /// Rewrites the areas of which a copy was found lost.
     pub async fn mend<M: Medium>(&self, medium: &M, sync: impl AsyncFn() -> Result<(), Error>) -> Result<(), Error> {
         for area in ReservedArea::ALL.into_iter().filter(|area| self.lost[area.index()].get().copies > 0) {
             let held = self.held.borrow()[area.index()].clone();

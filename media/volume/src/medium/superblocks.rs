@@ -12,23 +12,23 @@ use crate::medium::identity::{self, Claim, Standing};
 use crate::medium::padded;
 use crate::options::VolumeError;
 
-/// Copies of a superblock.
+/// The number of copies of a superblock.
 pub(crate) const COPIES: usize = 3;
 
 /// A copy of the superblock, as it was found.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SuperblockCopy {
-    /// Where it lies, in bytes.
+    /// Its offset.
     pub offset_bytes: u64,
-    /// Why it cannot be used, where it cannot.
+    /// Why it cannot be used; `None` if it can.
     pub lost: Option<String>,
-    /// Its write sequence number, if it is whole and of this volume, also where it is too old to be used.
+    /// Its write sequence number, if it is valid and of this volume, even if it is too old to be used.
     pub write_seq: Option<u64>,
-    /// That of another volume is there.
+    /// The superblock of another volume is there.
     pub is_foreign: bool,
 }
 
-/// The copies of a volume of which none can be used.
+/// The copies of a volume of which no copy can be used.
 pub(crate) fn lost_copies(layout: &Layout) -> [SuperblockCopy; COPIES] {
     let [a, b] = SUPERBLOCK_OFFSETS;
     let lost = || Some("no superblock can be used".to_owned());
@@ -36,15 +36,15 @@ pub(crate) fn lost_copies(layout: &Layout) -> [SuperblockCopy; COPIES] {
     [a, b, layout.third_offset()].map(copy)
 }
 
-/// What the copies say together.
+/// What all copies show together.
 pub(crate) struct SuperblockProbe {
-    /// The one that counts: the newest of the volume that has the medium.
+    /// The one that counts: the newest of the volume that owns the medium.
     pub superblock: Superblock,
-    /// Each of them.
+    /// All copies.
     pub copies: [SuperblockCopy; COPIES],
-    /// All are there and begin the log at the same place.
+    /// All copies are usable, and begin the log at the same place.
     pub are_all_usable: bool,
-    /// How it was found out whose they are.
+    /// How their volume was determined.
     pub standing: Standing,
 }
 
@@ -55,16 +55,16 @@ enum CopyError {
     Medium(MediumError),
     #[error("{0}")]
     Superblock(SuperblockError),
-    /// It is this many writes older than the others.
+    /// It is older than the others by this number of writes.
     #[error("it missed {0} writes of the others")]
     Behind(u64),
-    /// It is another volume's.
+    /// It belongs to another volume.
     #[error("the superblock of another volume is there, {}", uuid_text(.0))]
     Foreign([u8; 16]),
 }
 
 impl CopyError {
-    /// Whether it is a superblock all the same: one that is not understood. No other copy may be used in its stead.
+    /// True if it is a superblock that this program does not understand. Then no other copy may be used instead.
     fn is_unknown(&self) -> bool {
         use SuperblockError::{Checksum, Features, Field, Layout, Magic, Place, Truncated, Version};
         match self {
@@ -87,32 +87,32 @@ impl From<CopyError> for VolumeError {
     }
 }
 
-/// Where the third copy is if a volume fills the medium.
+/// The offset of the third copy if a volume fills the medium.
 pub(crate) fn tail_offset<M: Medium>(medium: &M) -> Option<u64> {
     (medium.len_bytes() / THIRD_FROM_END_BYTES).checked_sub(1).map(|tail| tail * THIRD_FROM_END_BYTES)
 }
 
-/// One copy as it was read.
+/// The result of reading one copy.
 type ReadCopy = Result<Superblock, CopyError>;
 
-/// All copies of whatever volumes, before it is known whose they are.
+/// All copies, of any volumes, before the owner of the medium is known.
 struct AllCopies {
     at_start: [ReadCopy; 2],
-    /// Wherever the third may be, each with its place.
+    /// Every candidate for the third copy, with its offset.
     thirds: Vec<(u64, ReadCopy)>,
 }
 
-/// Reads the copies of a volume's superblock. Whose the medium is comes first: the newest copy of that volume counts, and no other's,
-/// whatever its sequence.
+/// Reads the copies of a volume's superblock. First it determines which volume owns the medium; then the newest copy of
+/// that volume counts, whatever the write sequence numbers of others.
 ///
 /// # Errors
-/// When there is none that can be used: what is wrong with the first one, unless only another begins like a superblock. When it cannot
-/// be told whose volume it is.
+/// When no copy can be used: the error of the first one, unless only another begins like a superblock. Also when it is
+/// unclear which volume owns the medium.
 pub(crate) async fn read<M: Medium>(medium: &M) -> Result<SuperblockProbe, VolumeError> {
     read_as(medium, None).await
 }
 
-/// The same of a volume that is `chosen`, if one is.
+/// The same for the volume that is `chosen`, if any.
 ///
 /// # Errors
 /// As [`read`].
@@ -144,7 +144,7 @@ impl AllCopies {
         AllCopies { at_start, thirds }
     }
 
-    /// Each copy that is one, with its place.
+    /// Each valid copy, with its offset.
     fn claims(&self) -> Vec<Claim> {
         let at_start = SUPERBLOCK_OFFSETS.into_iter().zip(&self.at_start);
         let thirds = self.thirds.iter().map(|(offset, copy)| (*offset, copy));
@@ -152,7 +152,7 @@ impl AllCopies {
         all.filter_map(|(offset, copy)| Some(Claim { superblock: *copy.as_ref().ok()?, offset })).collect()
     }
 
-    /// The same, those of other volumes as lost.
+    /// The copies of one volume; those of others count as lost.
     fn of(self, uuid: &[u8; 16]) -> AllCopies {
         let own = |copy: ReadCopy| match copy {
             Ok(found) if found.uuid != *uuid => Err(CopyError::Foreign(found.uuid)),
@@ -162,8 +162,8 @@ impl AllCopies {
         AllCopies { at_start: self.at_start.map(own), thirds }
     }
 
-    /// The newest of one volume's copies, of which there is one at least; each copy as it was found; and whether all begin the log at the
-    /// same place.
+    /// The newest of one volume's copies, of which there must be one; each copy as it was found; and whether all begin
+    /// the log at the same place.
     fn newest(mut self) -> (Superblock, [SuperblockCopy; COPIES], bool) {
         let by_sequence = |superblock: &&Superblock| superblock.write_seq;
         let thirds = || self.thirds.iter().filter_map(|(_, copy)| copy.as_ref().ok());
@@ -174,8 +174,8 @@ impl AllCopies {
             let third = thirds().find(|third| third.layout == of.layout);
             third.is_some_and(|third| of.write_seq.saturating_sub(third.write_seq) <= 1)
         };
-        // None is written before one of the first two tells of its size, so where a third one that tells of another size is ahead of
-        // them, older ones were put back.
+        // A third copy with a new size is written only after one of the first two has it. So if one with another size
+        // is ahead of the first two, these were restored from an earlier state.
         let ahead = thirds().find(|third| third.write_seq > newest.write_seq);
         if let Some(ahead) = ahead.filter(|_| !is_third_of(&newest)) {
             newest = *ahead;
@@ -200,7 +200,7 @@ impl AllCopies {
 }
 
 impl SuperblockCopy {
-    /// A copy beside the one that counts.
+    /// Describes a copy in relation to the newest one.
     fn found(offset_bytes: u64, copy: ReadCopy, newest: &Superblock) -> SuperblockCopy {
         let missed = |copy: &Superblock| newest.write_seq.saturating_sub(copy.write_seq);
         let write_seq = match &copy {
@@ -209,7 +209,8 @@ impl SuperblockCopy {
             Err(_) => None,
         };
         let loss = match copy {
-            // They take turns, and a crash may have come between a write of theirs and that of the third.
+            // The first two are written in turn, and a crash may have come between the write of one of them and that of
+            // the third.
             Ok(copy) => Some(missed(&copy)).filter(|missed| *missed > 2).map(CopyError::Behind),
             Err(loss) => Some(loss),
         };
@@ -218,7 +219,7 @@ impl SuperblockCopy {
     }
 }
 
-/// The third copy beside the newest one. One that missed writes is as good as lost.
+/// The third copy in relation to the newest one. If it missed writes, it counts as lost.
 fn third_of(newest: &Superblock, third: Superblock) -> ReadCopy {
     match newest.write_seq.saturating_sub(third.write_seq) {
         _ if third.layout != newest.layout => Err(CopyError::Superblock(SuperblockError::Place)),
@@ -228,7 +229,7 @@ fn third_of(newest: &Superblock, third: Superblock) -> ReadCopy {
     }
 }
 
-/// What to say where no copy can be used.
+/// The error to report if no copy can be used.
 fn reason(first: ReadCopy, second: ReadCopy) -> VolumeError {
     match (first, second) {
         (Err(CopyError::Superblock(SuperblockError::Magic)), Err(second)) => second.into(),
@@ -249,8 +250,8 @@ async fn read_copy<M: Medium>(medium: &M, offset: u64) -> ReadCopy {
     Superblock::decode(&bytes).map_err(CopyError::Superblock)
 }
 
-/// One of the first two. They take turns, so one in the other's place is part of something else, such as of a volume that
-/// lies as a whole further on.
+/// Reads one of the first two copies. They are written in turn, so a copy in the other one's place is part of something
+/// else, such as a whole volume that begins further on.
 async fn read_at_start<M: Medium>(medium: &M, copy: usize) -> ReadCopy {
     let found = read_copy(medium, SUPERBLOCK_OFFSETS[copy]).await?;
     if found.write_seq % 2 != copy as u64 {
@@ -259,7 +260,7 @@ async fn read_at_start<M: Medium>(medium: &M, copy: usize) -> ReadCopy {
     Ok(found)
 }
 
-/// A third one, if it says itself that it belongs there.
+/// Reads a third copy. It counts only if its layout places it there.
 async fn read_third<M: Medium>(medium: &M, offset: u64) -> ReadCopy {
     let found = read_copy(medium, offset).await?;
     if found.layout.third_offset() != offset {
@@ -268,10 +269,11 @@ async fn read_third<M: Medium>(medium: &M, offset: u64) -> ReadCopy {
     Ok(found)
 }
 
-/// Writes a superblock to the place of the older of the first two copies, and to that of the third.
+/// Writes a superblock over the older of the first two copies, and over the third.
 ///
 /// # Errors
-/// When the former fails. Without the third the volume stays usable: the third counts only if the others are lost.
+/// When the first of these writes fails. Without the third copy the volume stays usable: it counts only if the others
+/// are lost.
 pub(crate) async fn write<M: Medium>(medium: &M, superblock: &Superblock) -> Result<(), MediumError> {
     write_at_start(medium, superblock).await?;
     if let Err(error) = medium.write(superblock.layout.third_offset(), image(medium, superblock)).await {
@@ -280,10 +282,12 @@ pub(crate) async fn write<M: Medium>(medium: &M, superblock: &Superblock) -> Res
     Ok(())
 }
 
-/// Writes a superblock to the place of the older of the first two copies alone: the first one that tells of a new size.
+/// Writes a superblock only over the older of the first two copies. This is how the first superblock with a new size is
+/// written.
 ///
-/// The third must not be ahead of the others: should these not tell of the new size, then on a medium longer than the volume,
-/// where the third is not found by itself, the volume would go on with the old size, and leave the third behind as it is.
+/// The third copy must not be ahead of the others then. If they still had the old size, on a medium longer than the
+/// volume the third copy would not be found; the volume would continue with the old size, and the third copy would stay
+/// there.
 ///
 /// # Errors
 /// When the medium fails.
@@ -291,7 +295,7 @@ pub(crate) async fn write_at_start<M: Medium>(medium: &M, superblock: &Superbloc
     medium.write(SUPERBLOCK_OFFSETS[(superblock.write_seq % 2) as usize], image(medium, superblock)).await
 }
 
-/// Bytes that are written for one copy: a sector, of the volume or of the medium.
+/// Bytes that are written for one copy: a sector of the volume or of the medium, whichever is larger.
 fn copy_bytes<M: Medium>(medium: &M, layout: &Layout) -> usize {
     layout.sector_bytes().max(medium.sector_bytes()) as usize
 }
@@ -300,7 +304,7 @@ fn image<M: Medium>(medium: &M, superblock: &Superblock) -> Slice {
     padded(medium, &superblock.encode(), copy_bytes(medium, &superblock.layout))
 }
 
-/// Makes the third copy of a layout unreadable: it must not be found where that layout is not the volume's any more.
+/// Wipes the third copy of a layout, so that it is not found there once the volume has another layout.
 ///
 /// # Errors
 /// When the medium fails.
@@ -308,12 +312,13 @@ pub(crate) async fn wipe_third<M: Medium>(medium: &M, layout: &Layout) -> Result
     medium.write(layout.third_offset(), padded(medium, &[], copy_bytes(medium, layout))).await
 }
 
-/// Makes every copy that an earlier volume may have left on the medium unreadable, before a new one is laid out like this.
+/// Wipes every copy that an earlier volume may have left on the medium, before a new volume is created with this
+/// layout.
 ///
 /// # Errors
 /// When the medium fails.
 pub(crate) async fn wipe<M: Medium>(medium: &M, layout: &Layout) -> Result<(), MediumError> {
-    // Of whatever volumes: which of them had the medium does not matter any more.
+    // Copies of any volume: it no longer matters which of them owned the medium.
     let old = AllCopies::read(medium).await.thirds;
     let thirds = old.into_iter().map(|(offset, _)| offset).chain([layout.third_offset()]);
     let sector = copy_bytes(medium, layout);

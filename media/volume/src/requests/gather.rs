@@ -1,7 +1,8 @@
-//! From physical blocks into one buffer: the data of a request, wherever they lie.
+//! Reads the data of a request from its physical blocks into one buffer.
 //!
-//! Blocks in consecutive physical blocks are read where they belong. Where a request is in many pieces that lie close together, as
-//! extents are after small overwrites (see `free_map`), they are read with what lies between and copied out.
+//! Blocks in contiguous physical blocks are read directly to their position in the buffer. If a request consists of
+//! many pieces that are close together, as extents are after small overwrites (see `free_map`), they are read together
+//! with what is between them, and copied out.
 
 use futures_util::future::join_all;
 use futures_util::stream::{FuturesUnordered, StreamExt};
@@ -14,19 +15,19 @@ use crate::format::MapEntry;
 use crate::requests::lookup::{BlockLocation, LocatedBlocks};
 use crate::volume::Volume;
 
-/// What lies between two pieces is read with them up to so many bytes: that is cheaper than another request.
+/// The largest gap between two pieces that is read with them, because that is cheaper than another request.
 const GAP_BYTES: u64 = 8 << 10;
-/// Bytes read at once where pieces are copied out, small enough to stay in a core's near cache.
+/// Bytes that are read at once if pieces are copied out: they fit in a core's near cache.
 const SPAN_BYTES: u64 = 256 << 10;
 
-/// Blocks of a request whose data lie in consecutive physical blocks, or that read as zeroes.
+/// Blocks of a request whose data are in contiguous physical blocks, or that read as zeroes.
 pub(crate) struct ReadPiece {
     first: usize,
     blocks: usize,
     pbn: Option<u32>,
 }
 
-/// Pieces of a request. One is the usual number.
+/// The pieces of a request; usually one.
 pub(crate) type ReadPieces = SmallVec<[ReadPiece; 1]>;
 
 /// Pieces that are read together, with the bytes between them.
@@ -38,7 +39,7 @@ struct Span<'a> {
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Cuts an extent where its physical blocks are not consecutive.
+    /// Splits an extent where its physical blocks are not contiguous.
     pub(crate) fn pieces(&self, extent: Extent, located: &LocatedBlocks) -> ReadPieces {
         let mut pieces = ReadPieces::new();
         for (index, (lba, block)) in extent.iter().zip(located).enumerate() {
@@ -87,7 +88,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         whole.unwrap_or(rest)
     }
 
-    /// Reads one piece. Where the medium fails, block by block, so that the error names exactly the unreadable ones.
+    /// Reads one piece. If the medium fails, it reads block by block, so that the error names exactly the unreadable
+    /// blocks.
     async fn fill(&self, extent: Extent, piece: &ReadPiece, buffer: Buffer, bad_blocks: &mut Vec<BadBlock>) -> Buffer {
         let Some(pbn) = piece.pbn else {
             let mut buffer = buffer;
@@ -102,7 +104,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Reads consecutive physical blocks one by one.
+    /// Reads contiguous physical blocks one by one.
     #[cold]
     async fn fill_one_by_one(
         &self,
@@ -144,13 +146,13 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Box::pin(self.gather(extent, pieces, spans, buffer, bad_blocks)).await
     }
 
-    /// Where a piece lies on the medium.
+    /// The offset of a piece on the medium.
     fn place_of(&self, extent: Extent, piece: &ReadPiece) -> Option<u64> {
         let first = extent.start().checked_add(piece.first as u64)?;
         piece.pbn.map(|pbn| self.pbn_offset(self.layout.group_of(first), pbn))
     }
 
-    /// Puts pieces together that lie close to one another.
+    /// Groups pieces that are close together.
     fn spans<'a>(&self, extent: Extent, pieces: &'a [ReadPiece]) -> Vec<Span<'a>> {
         let mut placed: Vec<(u64, &ReadPiece)> =
             pieces.iter().filter_map(|piece| Some((self.place_of(extent, piece)?, piece))).collect();
@@ -160,7 +162,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let end = offset + ((piece.blocks as u64) << self.geometry.block_size.shift());
             match spans.last_mut() {
                 Some(span) if offset <= span.end + GAP_BYTES && end <= span.offset + SPAN_BYTES => {
-                    // Two map entries may name one physical block where map pages were damaged.
+                    // Two map entries may name the same physical block if map pages were damaged.
                     span.end = span.end.max(end);
                     span.members.push((offset, piece));
                 }
@@ -170,7 +172,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         spans
     }
 
-    /// Reads spans and copies the pieces out of them. What cannot be read as a span is read piece by piece.
+    /// Reads spans and copies the pieces out of them. A span that cannot be read is read piece by piece.
     async fn gather<'a>(
         &self,
         extent: Extent,

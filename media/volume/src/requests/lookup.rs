@@ -1,4 +1,4 @@
-//! Where a block's data are, and its tags.
+//! Finding the data and the tags of a block.
 
 use std::ops::Deref;
 
@@ -13,31 +13,31 @@ use crate::map::patches;
 use crate::space::ReadGuard;
 use crate::volume::Volume;
 
-/// Reference tags that are tried, back from the block's address and around the stored one, when a map entry's checksum
-/// does not match.
+/// The number of reference tags that are tried if a map entry's checksum does not match: below the block's address, and
+/// around the stored tag.
 const MAX_TAGS_TRIED: u64 = u16::MAX as u64;
 
 /// The location of one block's data.
 #[derive(Clone, Copy)]
 pub(crate) enum BlockLocation {
-    /// Reads as zeroes and carries no tags.
+    /// The block reads as zeroes and has no tags.
     Zeroes,
     /// The data are in the physical block that this map entry names, with its tuple.
     Stored(MapEntry),
-    /// The block is bad, which is known without its data.
+    /// The block is known to be bad without a check of its data.
     Bad(BadBlock),
     /// The map entry is invalid; the data may show which field is wrong.
     Damaged([u8; MAP_ENTRY_BYTES]),
 }
 
-/// Blocks of one request; one is the usual number.
+/// The blocks of a request; usually one.
 pub(crate) type LocatedBlocks = SmallVec<[BlockLocation; 1]>;
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Looks up every block of an extent, all at one moment; the pages that it needs are read before. The physical
-    /// blocks that it finds stay in use until the guard is dropped.
+    /// Looks up all blocks of an extent at one moment, after reading the pages that are needed. The physical blocks
+    /// that it finds stay in use until the guard is dropped.
     pub(crate) async fn locate(&self, extent: Extent) -> Result<(LocatedBlocks, ReadGuard<'_>), Error> {
-        // Pages that are held are not dropped while further ones are read.
+        // Pages that are held stay in memory while further ones are read.
         let mut held = Vec::new();
         loop {
             // Nothing is awaited between the look-up and the guard on the physical blocks.
@@ -45,13 +45,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 return Ok((located, self.allocator.read()));
             }
             for (page, _) in self.layout.page_pieces(extent) {
-                // Boxed, as it is rare: a future is moved several times before it is first polled, with room for all that it may await.
+                // Boxed, because it is rare: a future is moved several times before its first poll, with room for
+                // everything that it may await.
                 held.push(Box::pin(self.block_map.page(&self.medium, page)).await?);
             }
         }
     }
 
-    /// Drops the map pages of these blocks that the medium returned in part, so that they are read again.
+    /// Drops those map pages of these blocks that could be read only in part, so that they are read again.
     pub(crate) fn retry_map_pages(&self, extent: Extent) {
         self.layout.page_pieces(extent).for_each(|(page, _)| self.block_map.retry(page));
     }
@@ -84,7 +85,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.lookup_with(lba, |number| self.block_map.cached(number))
     }
 
-    /// The same, with the block's page, which is asked for by its number where there is no patch.
+    /// The same with a function that returns the block's page by its number. It is called only if there is no patch.
     pub(crate) fn lookup_with<P: Deref<Target = MapPage>>(
         &self,
         lba: Lba,
@@ -97,7 +98,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// The same of each block of an extent that lies in one page, in order; with that page.
+    /// The same for each block of an extent in one page, in order, given that page.
     pub(crate) fn lookup_each(&self, number: u64, page: &MapPage, extent: Extent, mut see: impl FnMut(Lba, MapLookup)) {
         let first = self.block_map.locate(extent.start()).1 as u16;
         self.block_map.patches.each(number, first..first + extent.len() as u16, |index, patched| {
@@ -124,7 +125,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             }
             MapLookup::Unreadable => BlockLocation::Bad(BadBlock::media(lba)),
             MapLookup::Damaged(raw) => match MapEntry::decode(&raw, self.seed) {
-                // Valid, but of another block: it was written to the wrong place.
+                // Valid, but of another block: a misdirected write.
                 Ok(other) => BlockLocation::Bad(bad_tag(lba, Field::RefTag, lba.get(), other.lba.get())),
                 Err(_) => BlockLocation::Damaged(raw),
             },
@@ -187,10 +188,10 @@ pub(crate) fn bad_tag(lba: Lba, field: Field, expected: u64, actual: u64) -> Bad
     BadBlock::new(lba, BadBlockCause::Tag(field), Some(expected), Some(actual))
 }
 
-/// True if these data match the map entry, as far as its checks can tell.
+/// True if these data match the map entry, as far as its checks show.
 ///
-/// This decides after a crash whether a write had reached the medium, so it takes the strongest check that the map entry
-/// has: the CRC-32C beside a 16-bit guard, or the guard itself.
+/// This decides after a crash whether a write had reached the medium, so it takes the strongest check that the map
+/// entry has: the CRC-32C beside a 16-bit guard, or the guard itself.
 pub(crate) fn data_match(entry: &MapEntry, format: Option<PiFormat>, data: &[u8]) -> bool {
     match format.filter(|format| !has_data_crc(Some(*format))) {
         Some(format) => {
@@ -201,13 +202,14 @@ pub(crate) fn data_match(entry: &MapEntry, format: Option<PiFormat>, data: &[u8]
     }
 }
 
-/// Whether map entries of this format have a CRC-32C of the data besides their tuple: where the guard is short or missing.
+/// True if map entries of this format have a CRC-32C of the data besides the tuple: if the guard is short or missing.
 pub(crate) fn has_data_crc(format: Option<PiFormat>) -> bool {
     format.is_none_or(|format| matches!(format.guard(), GuardKind::Crc16 | GuardKind::IpChecksum))
 }
 
-/// The volume's own check of a stored block; true if there is a seal to check its data against. That is the guard; or, without a tuple
-/// and where its host wrote a guard that does not match, the CRC-32C beside it, which long guards leave no room for.
+/// The volume's own check of a stored block; true if there is a seal to check its data against. That is the guard.
+/// Without a tuple, or if the host wrote a guard that does not match, it is the CRC-32C beside it, for which long
+/// guards leave no room.
 ///
 /// # Errors
 /// The bad block.

@@ -10,7 +10,7 @@ use crate::log::notes::{Half, Leader, Pending, Way};
 use crate::options::Mutation;
 use crate::volume::Volume;
 
-/// The place of notes takes at most this part of the spare physical blocks of its block group.
+/// The place of notes takes at most this fraction of the spare physical blocks of its block group.
 const SPARE_PART: u64 = 4;
 /// Bytes of zeroes written at a time.
 const ZEROES_BYTES: u64 = 1 << 20;
@@ -53,12 +53,12 @@ enum Step {
 }
 
 impl<M: Medium, C: Clock> Volume<M, C> {
-    /// Puts the map entries of a change, whose data are written, into the memtable by [`Volume::entered`].
+    /// Submits the map entries of a change whose data are written. [`Volume::entered`] puts them into the memtable.
     pub(crate) fn enter(&self, group: u64, entries: MapEntryRun, data_crc: u32) {
         self.ask(Pending { group, entries, data_crc, moved_from: None, is_dropped: false });
     }
 
-    /// The same for a block that was moved from a physical block.
+    /// The same for a block that was moved away from physical block `from`.
     pub(crate) fn enter_moved(&self, group: u64, entry: MapEntryRun, from: u32) {
         self.ask(Pending { group, entries: entry, data_crc: 0, moved_from: Some(from), is_dropped: false });
     }
@@ -117,10 +117,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// Notes everything that is pending and puts it into the memtable. Waits for commits where a half is full.
+    /// Notes everything that is pending and puts it into the memtable. Waits for a commit if the half is full.
     async fn note_all(&self) -> Result<(), Error> {
         loop {
-            // Notes of a failed volume may never become durable, and their changes do not complete.
+            // The notes of a failed volume may never become durable, so their changes do not complete.
             if self.has_failed() {
                 return Err(self.failed());
             }
@@ -137,14 +137,14 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 }
                 Step::Failed(error) => {
                     tracing::warn!(%error, "cannot note changes; they are made durable before they are answered from now on");
-                    // A function of its own, so that the usual write allocates nothing for a rare case.
+                    // Boxed, so that the usual write does not allocate for a rare case.
                     Box::pin(self.give_notes_up()).await?;
                 }
             }
         }
     }
 
-    /// Notes as many pending map entries as there is room for, and puts them into the memtable.
+    /// Notes pending map entries, as many as fit, and puts them into the memtable.
     fn note_pending(&self) -> Step {
         loop {
             let front =
@@ -188,10 +188,9 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(count)
     }
 
-    /// Continues without notes. Noted changes are made durable before the memtable gets any that is not noted. From
-    /// then on nothing is noted, even if writing the superblock fails: a copy without notes may be on the medium
-    /// although the others could not be written, and with one that still names the notes recovery reports a possible
-    /// loss.
+    /// Continues without notes. First all noted changes are made durable; then the memtable may get changes that are
+    /// not noted. From then on nothing is noted, even if writing the superblock fails: one copy of it may then be
+    /// without notes on the medium, and if recovery uses a copy that still names the notes, it reports a possible loss.
     async fn give_notes_up(&self) -> Result<(), Error> {
         self.flush().await?;
         self.notes.way.set(Way::Durable);

@@ -15,23 +15,23 @@ use crate::format::MapEntry;
 use crate::requests::lookup::{BlockLocation, LocatedBlocks, check_block};
 use crate::volume::Volume;
 
-/// Bytes of the pieces of a Verify, and the number in flight: together they fit in a core's near cache, so that data
-/// are checksummed there.
+/// Bytes of the pieces of a Verify, and the number of pieces in flight. Together they fit in a core's near cache, so
+/// that data are checksummed there.
 const VERIFY_BYTES: u32 = 256 << 10;
 const VERIFY_PIECES: usize = 2;
 
-/// Blocks that were read, and not checked yet.
+/// Blocks that were read but not checked yet.
 struct Fetched {
     data: Slice,
     tags: Slice,
-    /// Blocks that are bad, which is known without their data.
+    /// Blocks that are known to be bad without a check of their data.
     bad_blocks: Vec<BadBlock>,
 }
 
 /// Blocks that passed all checks.
 struct Checked {
     blocks: Sealed,
-    /// False if there was a block without a seal to check it against.
+    /// False if some block had no seal to check it against.
     is_sealed: bool,
 }
 
@@ -41,7 +41,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.fetch_checked(extent, &located, expectations).await.map(|checked| Response::Data(checked.blocks))
     }
 
-    /// All blocks that could be read, bad ones too.
+    /// Returns all blocks that could be read, including bad ones.
     pub(crate) async fn salvage(&self, extent: Extent) -> Outcome {
         let (located, _reading) = self.locate(extent).await?;
         let mut fetched = self.fetch(extent, &located).await;
@@ -104,8 +104,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         stream::iter(pieces).buffered(VERIFY_PIECES)
     }
 
-    /// Where a check ends: nothing tells of writes that are missing, and pages that were read meanwhile may have shown that there are
-    /// some.
+    /// Ends a check. If writes may be missing, nothing shows which, so the extent counts as unchecked. Map pages that
+    /// were read during the check may have shown that writes are missing.
     fn finish(&self, extent: Extent, mut tally: Tally) -> Result<Coverage, Error> {
         if !self.freshness().is_current() {
             tally.coverage.add(Unchecked::new(extent, WhyUnchecked::LogLost));
@@ -113,7 +113,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         tally.finish()
     }
 
-    /// The pieces that a Verify is done in, each with its expectations.
+    /// The pieces of a Verify, each with its expectations.
     fn verify_pieces(
         &self,
         extent: Extent,
@@ -133,8 +133,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         !is_logged && groups.all(|group| !self.block_map.groups.is_initialized(group))
     }
 
-    /// Checks blocks; also returns how many bytes were read. Nothing is read if all are zeroes: most of a large volume
-    /// may be like this.
+    /// Checks blocks. Also returns the number of bytes read. Nothing is read if all are zeroes, as may be most of a
+    /// large volume.
     async fn check_piece(&self, extent: Extent, expectations: &Expectations) -> (u64, Result<Option<Checked>, Error>) {
         if self.is_unwritten(extent) {
             return (0, Ok(None));
@@ -160,11 +160,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Fetched { data, tags: self.tags(located), bad_blocks }
     }
 
-    /// Reads and checks located blocks: first against the volume's own seals, and then good ones against the caller's
-    /// expectations.
+    /// Reads located blocks and checks them, first against the volume's own seals, then the good ones against the
+    /// caller's expectations.
     ///
-    /// Usually one pass over the tuples decides both. The rest is checked block by block: blocks without tuples, with
-    /// tuples that disable their check, with guards that do not match by the host's wish, and those that fail.
+    /// Usually one pass over the tuples checks both. These blocks are then checked one by one: those without tuples,
+    /// those whose tuples disable checks, those whose guard does not match because the host wrote it so, and those that
+    /// failed.
     async fn fetch_checked(
         &self,
         extent: Extent,
@@ -199,8 +200,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(Checked { blocks, is_sealed })
     }
 
-    /// The volume's own check of each block that was read, but for those of which `is_told` says that they are good; whether all of them
-    /// have seals, and the bad ones beside those that were `found` before.
+    /// The volume's own check of the blocks that were read, except those that `is_told` declares good. Returns whether
+    /// all have seals, and the bad blocks including those in `found`.
     fn check_seals(
         &self,
         located: &LocatedBlocks,
@@ -228,7 +229,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             .expect("one tuple was laid beside each block")
     }
 
-    /// Blocks with their tags, of which this says nothing.
+    /// Blocks with their tags, without any check.
     fn unchecked(&self, fetched: Fetched) -> Sealed {
         self.unverified(&fetched).verify(&Checks::NONE).expect("nothing is checked")
     }
@@ -245,7 +246,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// One tuple a block; blocks without tags get one that escapes all checks, as deallocated blocks do.
+    /// One tuple for each block. Blocks without tags get one that disables all checks, as deallocated blocks have.
     fn tags(&self, located: &LocatedBlocks) -> Slice {
         let Some(format) = self.geometry.protection else { return Slice::empty() };
         let tuple_bytes = format.tuple_bytes();
@@ -259,8 +260,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         tags.freeze()
     }
 
-    /// Blocks that were never written, or were deallocated, are holes. If the block map cannot tell, it is no hole, so
-    /// that a reader meets its damage.
+    /// Unwritten and deallocated blocks are holes. If the block map is damaged, a block does not count as a hole, so
+    /// that a reader meets the damage.
     pub(crate) async fn allocation(&self, extent: Extent) -> Outcome {
         let mut runs = StatusRuns::default();
         for (piece, _) in self.verify_pieces(extent, &Expectations::NONE) {

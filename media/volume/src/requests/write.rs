@@ -20,15 +20,15 @@ use crate::volume::{Volume, VolumeState};
 
 /// The maximum number of commits for which a long write waits, to get contiguous physical blocks.
 const MAX_WAITS: u32 = 4;
-/// Blocks that are deallocated before other requests run. A long request consists of pieces, some of them concurrent,
-/// and each may do as much.
+/// Blocks that are deallocated before other requests run. A long request consists of pieces, some of which run
+/// concurrently, and each may deallocate this many.
 const BLOCKS_PER_TURN: u64 = 1 << 11;
 
-/// Written blocks with their tags, and the other fields of their map entries, as far as these took a pass over the data
-/// in flight.
+/// Written blocks with their tags. Also the other fields of their map entries, if these were computed while the data
+/// were in flight.
 struct WrittenBlocks {
     data: Sealed,
-    /// One for each block, or none.
+    /// One for each block, or empty.
     extras: Vec<EntryExtras>,
 }
 
@@ -199,9 +199,10 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Requests a commit before free physical blocks or room for map entries run out, so that writers need not wait for
-    /// one, and before extents run out of spare physical blocks at home. Not before it would free a good part of the
-    /// physical blocks: some may be unusable, because damaged map entries name them, or have notes.
+    /// Requests a commit early, before free physical blocks or room for map entries run out and writers must wait for
+    /// one, and before homes of extents run out of spare physical blocks. But only if a commit would free a good part
+    /// of the spare physical blocks: some may stay in use because damaged map entries name them, or because they have
+    /// notes.
     pub(crate) fn request_early_commit(&self, group: u64) {
         let open = self.memtable.active_len();
         let spare = self.layout.spare_blocks(group) as u32;
@@ -221,18 +222,18 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             let mut entry = MapEntry { kind: MapEntryKind::Stored, pbn, ..MapEntry::deallocated(lba) };
             let extras = extras.get(at).copied().unwrap_or_else(|| self.extras(block, data.has_verified_guards()));
             extras.fill(&mut entry, block.1);
-            // A guard that does not match cannot show whether such data arrived.
+            // If the guard does not match, it cannot show whether the data arrived.
             let data_crc = if entry.guard_unverified { guard::crc32c(block.0) } else { 0 };
             self.enter(group, entry.into(), data_crc);
         }
     }
 
-    /// Fills in the tuple of a map entry from a block and its tuple, whose guard is known to match if `is_verified`.
+    /// Fills in the tuple of a map entry from a block and its tuple. The guard is known to match if `is_verified`.
     pub(crate) fn fill_tuple(&self, entry: &mut MapEntry, block: (&[u8], &[u8]), is_verified: bool) {
         self.extras(block, is_verified).fill(entry, block.1);
     }
 
-    /// The other fields of the map entry of a block with this tuple, whose guard is known to match if `is_verified`.
+    /// The other fields of the map entry of a block with this tuple. The guard is known to match if `is_verified`.
     fn extras(&self, (block, tuple): (&[u8], &[u8]), is_verified: bool) -> EntryExtras {
         let protection = self.geometry.protection;
         EntryExtras {
@@ -241,8 +242,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Puts the map entry of a block with data into the memtable. A physical block named only by the map entry it replaces there is
-    /// deallocated at once: that map entry was never durable.
+    /// Puts the map entry of a block with data into the memtable. If it replaces another one there, the physical block
+    /// of that one is freed at once, because that map entry was never durable.
     pub(crate) fn replace(&self, group: u64, entry: MapEntry) {
         if self.mutation.is(Mutation::ReuseEarly) {
             self.free_durable_early(group, &entry);
@@ -252,7 +253,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// The same of a run of blocks without data; the space of physical blocks goes back to the medium.
+    /// The same for a run of blocks without data. The physical blocks that become free are deallocated on the medium.
     pub(crate) fn replace_run(&self, group: u64, run: MapEntryRun) {
         if self.mutation.is(Mutation::ReuseEarly) {
             run.entries().for_each(|entry| self.free_durable_early(group, &entry));
@@ -262,7 +263,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         replaced.for_each(|old| frees.add(old.pbn, true));
     }
 
-    /// An injected fault: the physical block of the durable map entry is deallocated before the new map entry is durable.
+    /// An injected fault: the physical block of the durable map entry is freed before the new map entry is durable.
     fn free_durable_early(&self, group: u64, entry: &MapEntry) {
         if self.memtable.get(entry.lba).is_none()
             && let Some(MapLookup::Mapped(old)) = self.lookup_cached(entry.lba)
@@ -308,12 +309,12 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.written(durability).await
     }
 
-    /// Gives every block of an extent a map entry without data, of this kind, unless it has one.
+    /// Gives every block of an extent a map entry of this kind without data, unless it has one.
     ///
-    /// Blocks that are of this kind already need no work: no map pages, no notes, no commit. So a request that
+    /// Blocks that already are of this kind cost nothing: no map pages, no notes, no commit. So a request that
     /// deallocates an unwritten block group does not change it.
     ///
-    /// Page by page, so that one long extent holds neither many pages nor the core for long.
+    /// It works page by page, so that a long extent does not keep many pages in memory or occupy the core for long.
     async fn mark(&self, extent: Extent, kind: MapEntryKind) -> Result<(), Error> {
         let _change = self.begin_change()?;
         for (group, in_group) in self.layout.group_pieces(extent) {
@@ -329,7 +330,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Ok(())
     }
 
-    /// The same of an extent that lies in one page.
+    /// The same for an extent within one page.
     async fn mark_in_page(&self, group: u64, number: u64, piece: Extent, kind: MapEntryKind) -> Result<(), Error> {
         let unlike = async || {
             let page = self.block_map.page(&self.medium, number).await?;
@@ -349,7 +350,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         Box::pin(self.entered(first)).await
     }
 
-    /// Lets other requests run after this number of blocks.
+    /// Lets other requests run, after a number of blocks.
     async fn leave_turn(&self, blocks: u64) {
         let marked = self.marked.replace(self.marked.get() + blocks);
         if marked + blocks > BLOCKS_PER_TURN {
@@ -365,7 +366,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
             && !self.block_map.patches.has_any_of(self.layout.pages_of_group(group))
     }
 
-    /// The runs of blocks of an extent in one page that are not known to be of a kind without data, as map entries of this kind.
+    /// The runs of blocks of an extent in one page that are not known to be of this kind without data, as map entries
+    /// of this kind.
     fn runs_unlike(&self, number: u64, page: &MapPage, piece: Extent, kind: MapEntryKind) -> Vec<MapEntryRun> {
         let mut runs: Vec<MapEntryRun> = Vec::new();
         let has_newer = self.memtable.meets(piece);
@@ -385,7 +387,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         runs
     }
 
-    /// Waits until the memtable takes more map entries.
+    /// Waits until the memtable accepts more map entries.
     async fn wait_for_room(&self) -> Result<(), Error> {
         loop {
             self.check_writable()?;
@@ -396,7 +398,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         }
     }
 
-    /// Asks for a commit and waits for its end, or for that of the volume.
+    /// Requests a commit and waits until one has ended, or the volume accepts no more changes.
     pub(crate) async fn wait_for_commit(&self) -> Result<(), Error> {
         let since = self.commits.completed.get();
         self.commits.request_space();
@@ -404,7 +406,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         self.commits.error_since(since).map_or(Ok(()), Err)
     }
 
-    /// Whether a commit has ended since this count of them, or the volume takes no more changes.
+    /// True if a commit has ended since the count was `since`, or the volume accepts no more changes.
     fn has_ended_since(&self, since: u64) -> bool {
         self.commits.completed.get() != since || self.state.get() != VolumeState::Open
     }

@@ -1,11 +1,13 @@
-//! The shape of a volume that has no superblock left, found from what lies on the medium.
+//! Derives the layout of a volume without a superblock from what is left on the medium.
 //!
-//! Everything follows from block size, sector size and capacity, and the length of the medium leaves few of these. For each
-//! layout that fits, the map entries of sampled blocks are looked at where they would lie, and the sectors of the log. A map
-//! entry names its block and a log sector its place, and both have a checksum that is salted by the volume: what belongs
-//! together agrees on the salt. Then the data in the physical blocks of these map entries are checked against their tuples,
-//! which tells the guard and decides between layouts. Nothing is believed of which there are not two that agree, and where several volumes
-//! have left something, that counts which most places name (`medium::identity`), not that of which there is most.
+//! The whole layout follows from block size, sector size and capacity, and the length of the medium leaves few
+//! combinations. For each possible layout, map entries of sampled blocks and the sectors of the log are read at the
+//! positions that the layout gives them. A map entry names its block and a log sector its position, and both have a
+//! checksum salted by the volume: records of one volume agree on the salt. Then the data in the physical blocks of
+//! these map entries are checked against their tuples. That determines the guard and decides between layouts.
+//!
+//! A salt counts only if at least two records agree on it. If several volumes have left records, the one that most
+//! places name wins (`medium::identity`), not the one with the most records.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -18,56 +20,56 @@ use crate::medium::identity::{Unit, sightings_in};
 use crate::medium::read_probe;
 use crate::medium::recognise::{PROFILES, first_of_length};
 
-/// Places where the map entries of blocks are looked at, and blocks of each.
+/// The number of sites where map entries are sampled, and the blocks of each site.
 const SITES: u64 = 256;
 const SITE_BLOCKS: u64 = 256;
-/// Pieces of a volume that agree on a salt: one could be chance.
+/// Records that must agree on a salt: a single one could be chance.
 const MIN_AGREEING: u64 = 2;
-/// Map entries of the map pages whose data are looked at, and as many of the log.
+/// The number of map entries of the map pages whose data are checked, and the same number from the log.
 const SAMPLES: usize = 64;
-/// Places by which the owner of remains must be ahead of any other volume that has left something there: one fault moves one.
+/// The owner of the remains must be named by this many more places than any other volume: one fault changes one place.
 const CERTAIN_LEAD: usize = 2;
-/// Salts that are counted: noise has a new one in every ten thousandth place.
+/// The number of salts that are counted. In noise, about every ten thousandth place has a new one.
 const MAX_SALTS: usize = 1 << 16;
-/// Bytes read at once, and kept for the next look.
+/// Bytes that are read at once and cached.
 const CHUNK_BYTES: u64 = 64 << 10;
-/// Chunks kept.
+/// The number of cached chunks.
 const CHUNKS: usize = 512;
 
-/// What is known of a volume without its superblock.
+/// What is known about a volume without a superblock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Hints {
-    /// Bytes of data that it holds: what it was created with.
+    /// Its capacity at creation, in bytes of data.
     pub capacity_bytes: Option<u64>,
     /// Bytes of a block.
     pub block_size: Option<BlockSize>,
 }
 
-/// Why no shape was found.
+/// Why no layout was found.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ProfileError {
     /// The hints contradict each other or the format.
     #[error("no volume has this capacity and block size")]
     Hints,
-    /// No volume fills the medium.
+    /// No volume has the length of the medium.
     #[error(
         "no volume has the length of this medium, {0} bytes, so where it would lie cannot be told without its capacity"
     )]
     Length(u64),
-    /// Nothing that could be a volume of a possible shape.
+    /// No records of a volume with a possible layout were found.
     #[error("no map entries of a volume were found where a volume of this length would have them")]
     Nothing,
-    /// What is there is of several volumes.
+    /// There are records of several volumes.
     #[error(
         "records of several volumes lie there: {places} places name one and {other_places} another, so whose the rest is cannot be told"
     )]
     Ambiguous {
-        /// Places that name the one that most do.
+        /// Places that name the volume that most places name.
         places: usize,
-        /// Places that name the next one.
+        /// Places that name the second one.
         other_places: usize,
     },
-    /// Map entries, but no block whose data match.
+    /// There are map entries, but no data that match any of them.
     #[error(
         "{entries} map entries of a volume were found, and no block that any of them describes: no data of it are left"
     )]
@@ -77,30 +79,30 @@ pub enum ProfileError {
     },
 }
 
-/// The shape of a volume, and how sure it is.
+/// The layout of a volume, and how certain it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LayoutGuess {
-    /// Where everything lies.
+    /// The layout.
     pub layout: Layout,
-    /// The format of the protection information, as far as reading needs it: its guard is right; its type is one that leaves
-    /// reference tags to the writer.
+    /// The format of the protection information, as far as reads need it: the guard is correct, and the type is one
+    /// whose reference tags the writer chooses.
     pub protection: Option<PiFormat>,
-    /// What salts the checksums.
+    /// The salt of the checksums.
     pub seed: Seed,
     /// Map entries and sectors of the log that agree.
     pub agreeing: u64,
-    /// Blocks, among those looked at, whose data are what their map entry says.
+    /// Of the blocks that were checked, those whose data match their map entry.
     pub matching: u64,
 }
 
-/// Bytes of a medium, read in chunks that are kept for a while; zeroes where it cannot be read.
+/// Bytes of a medium, read in cached chunks. Bytes that cannot be read are zeroes.
 struct Chunks<'a, M> {
     medium: &'a M,
     kept: HashMap<u64, Vec<u8>>,
 }
 
 impl<M: Medium> Chunks<'_, M> {
-    /// `length` bytes that do not cross a chunk's end; nothing past the end of the medium.
+    /// `length` bytes, which must not cross the end of a chunk; `None` past the end of the medium.
     async fn get(&mut self, offset: u64, length: usize) -> Option<&[u8]> {
         let (chunk, at) = (offset / CHUNK_BYTES, (offset % CHUNK_BYTES) as usize);
         if !self.kept.contains_key(&chunk) {
@@ -113,7 +115,7 @@ impl<M: Medium> Chunks<'_, M> {
     }
 }
 
-/// Layouts that differ in nothing that can be seen: every block lies at the same place.
+/// Layouts that the medium cannot tell apart: every block is in the same place.
 struct LayoutFamily {
     /// The one with the most blocks.
     layout: Layout,
@@ -121,10 +123,10 @@ struct LayoutFamily {
     capacities: Vec<u64>,
 }
 
-/// What one family has of a salt.
+/// The records that agree on a salt, under one family of layouts.
 #[derive(Default)]
 struct Agreeing {
-    /// Map entries and log sectors.
+    /// The number of map entries and log sectors.
     pieces: u64,
     /// Some of the map entries.
     samples: Vec<MapEntry>,
@@ -132,17 +134,17 @@ struct Agreeing {
     units: BTreeSet<Unit>,
 }
 
-/// Pieces of a volume that were found where a family has them, by salt.
+/// The records that were found at the positions of a family, by salt.
 #[derive(Default)]
 struct SaltCounts {
     by_salt: BTreeMap<Seed, Agreeing>,
 }
 
-/// Finds the shape of the volume whose remains lie on a medium. Whose they are comes first: what another volume has left there, or what was
-/// written over a part of this one, may be more.
+/// Finds the layout of the volume that has left remains on a medium. It first determines whose remains they are:
+/// another volume may have left more records than this one.
 ///
 /// # Errors
-/// When nothing is found that agrees, the length of the medium leaves no possible shape, or it cannot be told whose remains they are.
+/// When no records agree, no layout fits the length of the medium, or it is unclear whose remains they are.
 pub(crate) async fn find<M: Medium>(medium: &M, hints: &Hints) -> Result<LayoutGuess, ProfileError> {
     let families = families(medium.len_bytes(), medium.read_unit_bytes(), hints)?;
     let mut chunks = Chunks { medium, kept: HashMap::new() };
@@ -170,8 +172,8 @@ pub(crate) async fn find<M: Medium>(medium: &M, hints: &Hints) -> Result<LayoutG
     Ok(LayoutGuess { layout, ..shape })
 }
 
-/// The salt that most places name, of those that pieces agree on. Where pieces of another agree, too, it must be ahead by so much that no
-/// single fault has made it so.
+/// The salt that most places name. If records agree on another salt, too, the first must lead by more than a single
+/// fault can cause.
 fn owner(found: &[SaltCounts]) -> Result<Seed, ProfileError> {
     let mut salts: BTreeMap<Seed, (usize, u64)> = BTreeMap::new();
     for (salt, agreeing) in found.iter().flat_map(|counts| &counts.by_salt).filter(|(_, of)| of.pieces >= MIN_AGREEING)
@@ -190,7 +192,7 @@ fn owner(found: &[SaltCounts]) -> Result<Seed, ProfileError> {
     }
 }
 
-/// The layouts that are possible, in families.
+/// The possible layouts, in families.
 fn families(len_bytes: u64, medium_sector: u32, hints: &Hints) -> Result<Vec<LayoutFamily>, ProfileError> {
     let mut families: Vec<(u64, [u64; 4], u32, LayoutFamily)> = Vec::new();
     for (block_size, sector) in PROFILES {
@@ -231,7 +233,7 @@ fn families(len_bytes: u64, medium_sector: u32, hints: &Hints) -> Result<Vec<Lay
     }
 }
 
-/// The capacities, in blocks, of volumes that are as long as the medium, or the one that is known.
+/// The capacities, in blocks, for which a volume has the length of the medium; or the one that is known.
 fn capacities(block_size: BlockSize, sector: u32, len_bytes: u64, hints: &Hints) -> std::ops::Range<u64> {
     if let Some(bytes) = hints.capacity_bytes {
         let blocks = bytes >> block_size.shift();
@@ -243,14 +245,14 @@ fn capacities(block_size: BlockSize, sector: u32, len_bytes: u64, hints: &Hints)
 }
 
 impl SaltCounts {
-    /// What lies where a layout has it.
+    /// Counts the records at the positions of a layout.
     async fn of<M: Medium>(chunks: &mut Chunks<'_, M>, layout: &Layout) -> SaltCounts {
         let mut counts = SaltCounts::default();
         let stride = (layout.capacity_blocks() / SITES).max(SITE_BLOCKS);
         counts.sample_map(chunks, layout, stride).await;
         counts.sample_log(chunks, layout).await;
         if counts.by_salt.values().all(|agreeing| agreeing.pieces < MIN_AGREEING) {
-            // Few blocks of it are written, so all are looked at.
+            // Few of its blocks were written, so all sites are read.
             counts.sample_map(chunks, layout, SITE_BLOCKS).await;
         }
         for sighting in sightings_in(chunks.medium, layout, &[]).await {
@@ -261,10 +263,10 @@ impl SaltCounts {
         counts
     }
 
-    /// Counts a piece; of its map entry's kind at most so many are kept to look at their data.
+    /// Counts a record. At most `samples` map entries of its kind are kept for the check of their data.
     fn count(&mut self, seed: Seed, entry: Option<MapEntry>, samples: usize) {
         if self.by_salt.len() >= MAX_SALTS && !self.by_salt.contains_key(&seed) {
-            // What agrees with nothing so far is deallocated first.
+            // Salts with a single record are dropped first.
             self.by_salt.retain(|_, agreeing| agreeing.pieces > 1);
             if self.by_salt.len() >= MAX_SALTS {
                 return;
@@ -278,9 +280,9 @@ impl SaltCounts {
         }
     }
 
-    /// Map entries of some blocks every `stride` blocks.
+    /// Samples the map entries of some blocks every `stride` blocks.
     async fn sample_map<M: Medium>(&mut self, chunks: &mut Chunks<'_, M>, layout: &Layout, stride: u64) {
-        // From the end on, so that the samples are not all from the blocks at the start, where most is written over.
+        // From the end, so that not all samples are from the start, which most accidents overwrite.
         let sites = (0..layout.capacity_blocks().div_ceil(stride)).rev().map(|site| site * stride);
         for lba in sites.flat_map(|first| first..(first + SITE_BLOCKS).min(layout.capacity_blocks())) {
             let lba = Lba::new(lba);
@@ -295,7 +297,8 @@ impl SaltCounts {
         }
     }
 
-    /// Sectors of the log that lie where their number says, and their map entries: the newest first, whose data are there if any are.
+    /// Samples the sectors of the log that lie where their number says, and their map entries: the newest first, as
+    /// their data are the most likely to be there.
     async fn sample_log<M: Medium>(&mut self, chunks: &mut Chunks<'_, M>, layout: &Layout) {
         let mut sectors = log_sectors(chunks, layout).await;
         sectors.sort_unstable_by_key(|(_, sequence, _)| std::cmp::Reverse(*sequence));
@@ -313,7 +316,7 @@ impl SaltCounts {
     }
 }
 
-/// Every sector of the log, of all its copies, that lies where its number says: its offset, its number, and the bytes.
+/// Every sector of the log, of all copies, that lies where its number says: its offset, its number and its bytes.
 async fn log_sectors<M: Medium>(chunks: &mut Chunks<'_, M>, layout: &Layout) -> Vec<(u64, u64, Vec<u8>)> {
     let sector_bytes = layout.sector_bytes() as usize;
     let mut found = Vec::new();
@@ -333,7 +336,8 @@ pub(crate) async fn read_log<M: Medium>(medium: &M, layout: &Layout) -> Vec<(u64
     log_sectors(&mut Chunks { medium, kept: HashMap::new() }, layout).await
 }
 
-/// The format of the protection information, as the data of these map entries have it, and how many of them do.
+/// The format of the protection information that the data of these map entries have, and the number of map entries that
+/// match it.
 async fn guard_of<M: Medium>(
     chunks: &mut Chunks<'_, M>,
     layout: &Layout,
@@ -351,14 +355,14 @@ async fn guard_of<M: Medium>(
     Some((formats().nth(number)?, matching))
 }
 
-/// The formats that are told apart: by their guards. Of types the one is taken that leaves the reference tags to the writer: that
-/// a map entry is its block's says the map entry itself.
+/// The formats that can be told apart: one for each guard. Of the types it is the one whose reference tags the writer
+/// chooses: that a map entry belongs to its block is checked by its LBA.
 fn formats() -> impl Iterator<Item = Option<PiFormat>> {
     let of = |guard| Some(PiFormat::with_default_storage_tag(guard, ProtectionType::Type3));
     std::iter::once(None).chain(GuardKind::ALL.into_iter().map(of))
 }
 
-/// Whether a map entry of this format describes these data.
+/// True if a map entry in this format matches these data.
 fn is_sealed_as(entry: &MapEntry, format: Option<PiFormat>, data: &[u8]) -> bool {
     let has_data_crc = || entry.data_crc() == guard::crc32c(data) && entry.tuple[12..] == [0; 4];
     match format {
@@ -370,8 +374,8 @@ fn is_sealed_as(entry: &MapEntry, format: Option<PiFormat>, data: &[u8]) -> bool
     }
 }
 
-/// The layout of a family with the most likely capacity: all have the same blocks at the same places, and differ in how many
-/// blocks at the end were never written. People ask for round sizes.
+/// The layout of a family with the most likely capacity. All have the same blocks in the same places; they differ in
+/// the number of unwritten blocks at the end. Users choose round sizes.
 async fn most_likely<M: Medium>(chunks: &mut Chunks<'_, M>, family: &LayoutFamily, seed: Seed) -> Layout {
     let min = family.capacities.iter().copied().min().unwrap_or(1);
     let mut written = min;

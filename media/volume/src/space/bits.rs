@@ -1,26 +1,26 @@
-//! A run of bits in words, and the runs of clear ones among them.
+//! A bit set, and searches for runs of clear bits.
 
-/// A run: the first one and how many.
+/// A run: its start and its length.
 pub(crate) type Run = (u32, u32);
 
-/// So many bits. Nothing behind the last one is ever found.
+/// A set of `len` bits. Bits after the last one are never found.
 pub(crate) struct Bits {
     words: Vec<u64>,
     len: u32,
 }
 
 impl Bits {
-    /// So many bits, all clear.
+    /// This many bits, all clear.
     pub fn clear(len: u32) -> Bits {
         Bits { words: vec![0; len.div_ceil(64) as usize], len }
     }
 
-    /// How many there are.
+    /// The number of bits.
     pub fn len(&self) -> u32 {
         self.len
     }
 
-    /// Whether a bit is set.
+    /// True if a bit is set.
     pub fn get(&self, at: u32) -> bool {
         self.words[at as usize / 64] >> (at % 64) & 1 == 1
     }
@@ -35,7 +35,7 @@ impl Bits {
         self.words[at as usize / 64] &= !(1 << (at % 64));
     }
 
-    /// Clears a run of bits that lies within; gives how many of them were set.
+    /// Clears a run of bits, which must be within the set. Returns how many were set.
     pub fn unset_run(&mut self, (start, count): Run) -> u32 {
         let (mut at, end, mut were_set) = (start, start + count, 0);
         while at < end {
@@ -49,19 +49,19 @@ impl Bits {
         were_set
     }
 
-    /// Whether a run lies within and every bit of it is clear.
+    /// True if a run is within the set and all its bits are clear.
     pub fn is_clear(&self, (start, count): Run) -> bool {
         start + count <= self.len && self.next_set(start, start + count).is_none()
     }
 
-    /// The first run of clear bits from `from` on and before `end`: its start and its length, at most `max`.
+    /// The first run of clear bits between `from` and `end`, cut to `max` bits.
     pub fn clear_run(&self, from: u32, end: u32, max: u32) -> Option<Run> {
         let start = self.next(from, end, |word| !word)?;
         let end = end.min(self.len).min(start.saturating_add(max));
         Some((start, self.next_set(start, end).unwrap_or(end) - start))
     }
 
-    /// Every run of clear bits from `from` on and before `end`, none longer than `max`.
+    /// All runs of clear bits between `from` and `end`, cut to `max` bits.
     pub fn clear_runs(&self, from: u32, end: u32, max: u32) -> impl Iterator<Item = Run> {
         let mut at = from;
         std::iter::from_fn(move || {
@@ -71,12 +71,12 @@ impl Bits {
         })
     }
 
-    /// The first set bit from `from` on and before `end`.
+    /// The first set bit between `from` and `end`.
     pub fn next_set(&self, from: u32, end: u32) -> Option<u32> {
         self.next(from, end, |word| word)
     }
 
-    /// The first bit from `from` on and before `end` that is set in `view` of its word.
+    /// The first bit between `from` and `end` that is set in `view` of its word.
     fn next(&self, from: u32, end: u32, view: impl Fn(u64) -> u64) -> Option<u32> {
         let end = end.min(self.len);
         if from >= end {

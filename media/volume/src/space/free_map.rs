@@ -20,50 +20,52 @@ use crate::space::bits::Bits;
 pub(crate) use crate::space::bits::Run;
 pub(crate) use load::Loader;
 
-/// Runs of one request. One is the usual number.
+/// The runs of one request; usually one.
 pub(crate) type Runs = SmallVec<[Run; 1]>;
 
-/// Bytes of an extent, and its blocks at most: where blocks are small a block group is too, and is to have many wholly free clusters.
+/// Bytes of an extent, and its maximum number of blocks: if blocks are small, so are block groups, which need many
+/// completely free clusters.
 const EXTENT_BYTES: u32 = 1 << 20;
 const EXTENT_BLOCKS_MAX: u32 = 512;
-/// A write of this part of an extent is kept together where it can be, also away from home.
+/// A write is long if it has at least one part in this many of an extent. It is kept together if possible, even away
+/// from home.
 const LONG_PART: u32 = 32;
-/// Space is given back in units of so many bytes.
+/// Space is deallocated on the medium in units of this size.
 pub(crate) const PUNCH_BYTES: u32 = 64 << 10;
 /// No cluster, or no extent.
 const NONE: u16 = u16::MAX;
 
 /// The physical blocks of one block group.
 pub(crate) struct FreeMap {
-    /// Set: in use.
+    /// Set for physical blocks in use.
     allocated: Bits,
     free: u32,
     extent_blocks: u32,
     cluster_blocks: u32,
-    /// Physical blocks in use of each cluster.
+    /// The number of physical blocks in use in each cluster.
     used: Vec<u16>,
     /// The extent whose home a cluster is.
     owner: Vec<u16>,
-    /// The cluster that is an extent's home.
+    /// The home of each extent.
     home: Vec<u16>,
-    /// About how many fragments an extent is in, where that is more than the least.
+    /// The approximate number of fragments of each extent, if above the minimum.
     fragments: Vec<u16>,
-    /// Clusters that are wholly free and hold an extent.
+    /// The number of completely free clusters that can hold an extent.
     free_clusters: u32,
-    /// Where the next wholly free cluster is looked for.
+    /// Where the search for a completely free cluster continues.
     next_free: u32,
-    /// The cluster that takes blocks for which there is no room at home.
+    /// The cluster for blocks that do not fit at home.
     overflow: u32,
-    /// Units of [`PUNCH_BYTES`] that may take space on the medium though free.
+    /// Units of [`PUNCH_BYTES`] that may take space on the medium although they are free.
     unpunched: Bits,
     unit_blocks: u32,
-    /// Physical blocks that more than one map entry of the block map names. Such map pages were damaged or made on purpose; no
-    /// map entry that goes gives the physical block up, because another may still mean it.
+    /// Physical blocks that more than one entry of the block map names, because of damaged or forged map pages. They
+    /// are not freed when such an entry is replaced, because another one may really own them.
     shared: FxHashSet<u32>,
 }
 
 impl FreeMap {
-    /// The map of a block group with so many blocks and physical blocks, all of them free.
+    /// The map of a block group with this number of blocks and physical blocks, all of them free.
     pub fn new(blocks: u32, pbns: u32, block_bytes: u32) -> FreeMap {
         let extent_blocks = (EXTENT_BYTES / block_bytes).min(EXTENT_BLOCKS_MAX).min(blocks);
         let extents = blocks.div_ceil(extent_blocks);
@@ -92,7 +94,7 @@ impl FreeMap {
         map
     }
 
-    /// Physical blocks that are free.
+    /// The number of free physical blocks.
     pub fn free(&self) -> u32 {
         self.free
     }
@@ -108,7 +110,7 @@ impl FreeMap {
         self.free_clusters == 0 && count * 2 >= self.extent_blocks && entries >= 4 * self.extent_blocks as usize
     }
 
-    /// Takes physical blocks for `count` blocks from the one with this index in the block group on, or none when there are too few.
+    /// Takes physical blocks for `count` blocks from index `first` in the block group; `None` if there are too few.
     pub fn take(&mut self, first: u32, count: u32) -> Option<Runs> {
         if self.free < count {
             return None;
@@ -123,8 +125,8 @@ impl FreeMap {
         Some(runs)
     }
 
-    /// Takes so many free physical blocks in a row for something else than blocks, from a multiple of `align` on: the last ones, where
-    /// they break up no cluster that another extent would have had sooner.
+    /// Takes a run of free physical blocks for another use than blocks, aligned to `align`. It takes the last ones, so
+    /// that it splits no cluster that extents would use earlier.
     pub fn take_from_end(&mut self, count: u32, align: u32) -> Option<Runs> {
         let last = self.allocated.len().checked_sub(count)? / align;
         let start = (0..=last).rev().map(|at| at * align).find(|&start| self.allocated.is_clear((start, count)))?;
@@ -141,7 +143,7 @@ impl FreeMap {
         }
         let is_long = count * LONG_PART >= self.extent_blocks;
         if is_long && (offset == 0 || count * 2 >= self.extent_blocks) {
-            // The beginning of an extent is written anew, and likely the rest of it follows.
+            // The beginning of an extent is rewritten, and its rest will probably follow.
             if let Some(cluster) = self.free_cluster() {
                 self.adopt(extent, cluster);
                 self.fragments[extent as usize] = u16::from(count != self.extent_blocks);
@@ -159,7 +161,7 @@ impl FreeMap {
         }
     }
 
-    /// Takes a physical block for one block: as near to its place as may be.
+    /// Takes a physical block for one block, as near to its own position as possible.
     fn put_block(&mut self, extent: u32, offset: u32, runs: &mut Runs) {
         let goal = self.home_of(extent).map(|cluster| cluster * self.cluster_blocks + offset);
         let pbn = match goal.filter(|&pbn| self.allocated.is_clear((pbn, 1))) {
@@ -173,8 +175,8 @@ impl FreeMap {
         self.put(pbn.or_else(anywhere).expect("there are free physical blocks, by their count"), runs);
     }
 
-    /// Takes physical blocks for a long write where no run has room for all of it: at home, then in clusters that are no home,
-    /// those with most room first, and only then in other homes.
+    /// Takes physical blocks for a long write for which no run is long enough: at home, then in clusters that are not a
+    /// home, those with most room first, and only then in other homes.
     fn put_fragments(&mut self, extent: u32, count: u32, runs: &mut Runs) {
         let home = self.home_of(extent).map_or(0..0, |cluster| self.cluster_range(cluster));
         let mut mixed: Vec<u32> =
@@ -194,7 +196,8 @@ impl FreeMap {
         debug_assert_eq!(missing, 0, "the count of free physical blocks is right");
     }
 
-    /// A run of free physical blocks in an extent's home: among the spare ones first, which are no block's place.
+    /// A run of free physical blocks in an extent's home, first among the spare ones, which are no block's own
+    /// position.
     fn run_at_home(&self, extent: u32, count: u32) -> Option<Run> {
         let range = self.cluster_range(self.home_of(extent)?);
         let spare = (range.start + self.extent_blocks).min(range.end);
@@ -205,7 +208,8 @@ impl FreeMap {
         self.allocated.clear_runs(from, end, count).find(|&(_, len)| len == count)
     }
 
-    /// A run of free physical blocks away from home: where such blocks are already, so that they do not break up free clusters.
+    /// A run of free physical blocks away from home, if possible in a cluster that already has such blocks, so that it
+    /// splits no free one.
     fn overflow_run(&mut self, count: u32) -> Option<Run> {
         let within = |map: &FreeMap, cluster: u32| {
             let range = map.cluster_range(cluster);
@@ -228,15 +232,15 @@ impl FreeMap {
         Some(run)
     }
 
-    /// Whether a cluster is no home, is in use in part, and is not about to be wholly free: one whose extent was just written anew
-    /// is nearly full.
+    /// True if a cluster is no home, is partly in use, and is not about to become free: one whose extent was just
+    /// rewritten elsewhere is nearly full.
     fn takes_overflow(&self, cluster: u32) -> bool {
         let (used, range) = (u32::from(self.used[cluster as usize]), self.cluster_range(cluster));
         let is_new_home_elsewhere = used * 8 > (range.end - range.start) * 7 && cluster != self.overflow;
         self.owner[cluster as usize] == NONE && used > 0 && !is_new_home_elsewhere
     }
 
-    /// The last cluster, where it is too short for an extent.
+    /// The last cluster, if it is too short for an extent.
     fn short_cluster(&self) -> Option<u32> {
         let last = self.used.len() as u32 - 1;
         (!self.holds_extent(last)).then_some(last)
@@ -246,7 +250,7 @@ impl FreeMap {
         Some(self.home[extent as usize]).filter(|&cluster| cluster != NONE).map(u32::from)
     }
 
-    /// The home of an extent. One that has none gets the cluster with its own number, else any that is wholly free.
+    /// The home of an extent. Without one, it gets the cluster with its own number, or else any completely free one.
     fn home_or_new(&mut self, extent: u32) -> Option<u32> {
         if let Some(cluster) = self.home_of(extent) {
             return Some(cluster);
@@ -257,7 +261,8 @@ impl FreeMap {
         Some(cluster)
     }
 
-    /// A cluster that is wholly free, from where the last one was on: extents that are written one after the other lie so.
+    /// A completely free cluster. The search continues after the last one found, so extents that are written in
+    /// sequence are stored in sequence.
     fn free_cluster(&mut self) -> Option<u32> {
         let clusters = self.used.len() as u32;
         let mut order = (self.next_free..clusters).chain(0..self.next_free).filter(|_| self.free_clusters > 0);
@@ -298,8 +303,8 @@ impl FreeMap {
         }
     }
 
-    /// Marks a physical block as in use; a second time does nothing. Physical blocks past the end are ignored: they come from
-    /// damaged map entries.
+    /// Marks a physical block as in use; has no effect if it is already. Physical blocks past the end come from damaged
+    /// map entries and are ignored.
     fn occupy(&mut self, pbn: u32) {
         if pbn < self.allocated.len() && !self.allocated.get(pbn) {
             self.mark(pbn);
@@ -317,7 +322,7 @@ impl FreeMap {
         self.used[cluster as usize] += 1;
     }
 
-    /// Marks a run of physical blocks as free, but for those that another map entry may name.
+    /// Marks a run of physical blocks as free, except those that another map entry may name.
     pub fn release(&mut self, (start, count): Run) {
         if !self.shared.is_empty() && count > 1 {
             return (start..start + count).for_each(|pbn| self.release((pbn, 1)));
@@ -334,7 +339,7 @@ impl FreeMap {
         }
     }
 
-    /// The same of physical blocks of one cluster, none of which another map entry may name.
+    /// The same for physical blocks in one cluster, none of which another map entry may name.
     fn release_in(&mut self, cluster: u32, run: Run) {
         let freed = self.allocated.unset_run(run);
         debug_assert_eq!(freed, run.1, "a physical block is released once");

@@ -1,22 +1,22 @@
-//! Whether a volume is idle, and what it has done while it was.
+//! Detects whether a volume is idle, and counts what it did meanwhile.
 
 use std::cell::Cell;
 use std::time::Duration;
 
 use crate::options::OpenOptions;
 
-/// What upkeep has done since the volume was opened.
+/// Counts of the idle work since the volume was opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct IdleWorkCounts {
-    /// Blocks that were moved to lie beside their neighbours.
+    /// Blocks that were moved next to their neighbours.
     pub blocks_moved: u64,
-    /// Blocks that were to be moved and did not check, or could not be read: they stay as they are.
+    /// Blocks that were not moved because they failed their check or could not be read. They stay as they are.
     pub blocks_unfit: u64,
-    /// Bytes of free physical blocks given back to the medium.
+    /// Bytes of free physical blocks that were deallocated on the medium.
     pub bytes_punched: u64,
 }
 
-/// How upkeep is done, and what it has done.
+/// The options and counts of idle work.
 pub(crate) struct IdleWork {
     pub relocates: bool,
     pub idle_after: Duration,
@@ -26,18 +26,18 @@ pub(crate) struct IdleWork {
 }
 
 impl IdleWork {
-    /// For a volume opened like this.
+    /// For a volume opened with these options.
     pub fn new(options: &OpenOptions) -> IdleWork {
         let OpenOptions { relocate, idle_after, .. } = *options;
         IdleWork { relocates: relocate, idle_after, requests: Cell::new(0), counts: Cell::default() }
     }
 
-    /// Notes a request.
+    /// Counts a request.
     pub fn note_request(&self) {
         self.requests.set(self.requests.get().wrapping_add(1));
     }
 
-    /// A time without requests that begins now.
+    /// A period without requests that begins now.
     pub fn idle_period(&self) -> IdlePeriod<'_> {
         IdlePeriod { upkeep: self, since: self.requests.get() }
     }
@@ -50,14 +50,14 @@ impl IdleWork {
     }
 }
 
-/// A time without requests: over as soon as one comes.
+/// A period without requests. It ends when one arrives.
 pub(crate) struct IdlePeriod<'a> {
     upkeep: &'a IdleWork,
     since: u64,
 }
 
 impl IdlePeriod<'_> {
-    /// Whether no request has come.
+    /// True if no request has arrived.
     pub fn lasts(&self) -> bool {
         self.upkeep.requests.get() == self.since
     }

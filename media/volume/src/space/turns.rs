@@ -1,8 +1,8 @@
-//! First come, first served: writers that wait for physical blocks, and long requests that take turns.
+//! First come, first served: queues for writers that wait for physical blocks, and for long requests.
 //!
-//! Invariants: no waiter overtakes another that waits for the same thing; a waiter that is dropped leaves the queue and lets
-//! the next one look; what a [`Turn`] holds comes back when it is dropped. Long requests together hold no more than
-//! [`MAX_IN_FLIGHT_BYTES`] of the medium, so a short one never finds more than that before it in the medium's own queue.
+//! Invariants: no waiter overtakes another that waits for the same thing. A waiter that is dropped leaves the queue and
+//! lets the next one check. Dropping a [`Turn`] returns what it holds. Long requests together have at most
+//! [`MAX_IN_FLIGHT_BYTES`] in flight at the medium, so a short one never waits behind more than that.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -10,14 +10,14 @@ use std::collections::VecDeque;
 use sealblock_block::{Condition, Request, RequestKind};
 use sealblock_units::BlockSize;
 
-/// Requests of at most this many bytes go on at once.
+/// Requests of at most this many bytes do not wait.
 const SHORT_BYTES: u64 = 128 << 10;
-/// A request counts for this many bytes at most: longer ones execute piece by piece.
+/// A request counts for at most this many bytes: longer ones run piece by piece.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Bytes of long requests that are in flight together. A medium of 100 MB/s is through with as much in 80 ms.
+/// Bytes of long requests that may be in flight together. A medium of 100 MB/s needs 80 ms for them.
 const MAX_IN_FLIGHT_BYTES: u64 = 8 << 20;
 
-/// Waiters, in order. A queue has a line for each key.
+/// Waiters, in order, with a separate queue for each key.
 #[derive(Default)]
 pub(crate) struct Queue {
     waiting: RefCell<VecDeque<(u64, u64)>>,
@@ -33,27 +33,27 @@ pub(crate) struct QueuePlace<'a> {
 }
 
 impl Queue {
-    /// Takes the last place of this line.
+    /// Joins the end of the queue for this key.
     pub fn join(&self, key: u64) -> QueuePlace<'_> {
         let number = self.next.replace(self.next.get() + 1);
         self.waiting.borrow_mut().push_back((key, number));
         QueuePlace { queue: self, key, number }
     }
 
-    /// True if this line is empty.
+    /// True if the queue for this key is empty.
     pub fn is_empty(&self, key: u64) -> bool {
         !self.waiting.borrow().iter().any(|&(other, _)| other == key)
     }
 }
 
 impl QueuePlace<'_> {
-    /// Whether it is the first of its line.
+    /// True if it is the first of its queue.
     pub fn is_first(&self) -> bool {
         let waiting = self.queue.waiting.borrow();
         waiting.iter().find(|(key, _)| *key == self.key).is_some_and(|&(_, number)| number == self.number)
     }
 
-    /// Resolves once it is the first of its line.
+    /// Resolves when it is the first of its queue.
     pub async fn first(&self) {
         self.queue.moved.wait_until(|| self.is_first()).await;
     }
@@ -66,7 +66,7 @@ impl Drop for QueuePlace<'_> {
     }
 }
 
-/// Long requests take turns.
+/// The budget of bytes in flight that long requests share.
 #[derive(Default)]
 pub(crate) struct InFlightBudget {
     held_bytes: Cell<u64>,
@@ -74,14 +74,14 @@ pub(crate) struct InFlightBudget {
     given_back: Condition,
 }
 
-/// The turn of a long request, until it is dropped; a short one holds nothing.
+/// A long request's share of the budget, until it is dropped; a short one holds nothing.
 pub(crate) struct Turn<'a> {
     turns: &'a InFlightBudget,
     bytes: u64,
 }
 
 impl InFlightBudget {
-    /// Waits for the turn of a request of this [`weight`].
+    /// Waits until a request of this [`weight`] may start.
     pub async fn take(&self, bytes: u64) -> Turn<'_> {
         if bytes == 0 {
             return Turn { turns: self, bytes };
@@ -109,7 +109,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-/// What an operation holds of the medium at a time, in bytes; 0 for a short one.
+/// The bytes that a request has in flight at a time; 0 for a short one.
 pub(crate) fn weight(request: &Request, size: BlockSize) -> u64 {
     let bytes = match request.kind() {
         RequestKind::Read
@@ -140,7 +140,7 @@ mod tests {
     use sealblock_block::Expectations;
     use sealblock_units::Extent;
 
-    /// The weight of a read of so many blocks.
+    /// The weight of a read of this many blocks.
     fn read(blocks: u64) -> u64 {
         let extent = Extent::from_raw(0, blocks).unwrap();
         weight(&Request::read(extent, Expectations::NONE), BlockSize::B4096)

@@ -1,4 +1,4 @@
-//! Holes: what was never written or was deallocated, and nothing else.
+//! Holes: blocks that were never written or were deallocated, and no others.
 
 use sealblock_block::{BlockState, Device, Durability, Request, Response};
 use sealblock_integrity::{GuardKind, ProtectionType};
@@ -7,7 +7,7 @@ use sealblock_units::{BlockSize, Extent, Lba};
 use super::setup::{Rig, pattern, protection};
 use crate::CorruptionKind;
 
-/// The runs of blocks: how many, and whether they are holes. Neighbours that pieces have cut are one.
+/// The runs of blocks: their length, and whether they are holes. Runs that are split between pieces are joined.
 fn runs(rig: &Rig, start: u64, blocks: u64) -> Vec<(u64, bool)> {
     let extent = Extent::from_raw(start, blocks).unwrap();
     let answer = rig.run(rig.gate.execute(Request::block_status(extent))).unwrap();

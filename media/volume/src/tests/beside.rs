@@ -1,4 +1,4 @@
-//! Digests and the reserved area.
+//! Checksums and the reserved area.
 
 use sealblock_block::{BadBlockCause, Checksum, Device, Error, Expectations, Medium, Request, ReservedArea, Response};
 use sealblock_integrity::{ChecksumKind, Field, GuardKind, ProtectionType};
@@ -38,7 +38,7 @@ fn a_digest_sums_what_is_read_holes_included() {
 
 #[test]
 fn damage_fails_a_digest_at_its_block() {
-    // Also where the stored guards would give the checksum that the data no longer have.
+    // Also if the stored guards would give the checksum of the data before their damage.
     for (guard, kind) in [GuardKind::Crc64, GuardKind::Crc32c].into_iter().zip(ChecksumKind::ALL) {
         let rig = Rig::new(BlockSize::B512, 700, protection(guard, ProtectionType::Type1));
         rig.write(0, &pattern(1, 700 * 512)).unwrap();
@@ -93,7 +93,7 @@ fn the_reserved_area_is_durable_and_beside_the_blocks() {
     }
 }
 
-/// Flips a bit of what a copy at this offset holds.
+/// Flips a bit in the content of the copy at this offset.
 fn turn_a_bit(medium: &TestMedium, offset: u64) {
     medium.bytes.borrow_mut()[offset as usize + RESERVED_HEAD_BYTES] ^= 1;
 }
@@ -112,7 +112,7 @@ fn one_damaged_copy_costs_nothing_and_torn_twins_leave_what_was_there_before() {
         assert_eq!((noted(&rig, ReservedArea::GroupLabel), rig.lost_copies()), (b"new".to_vec(), 1));
         turn_a_bit(&medium, twin);
     }
-    // Both hang on one write, which a crash can tear.
+    // Both belong to one write, which a crash can tear.
     twins.iter().for_each(|twin| turn_a_bit(&medium, *twin));
     let rig = Rig::open(&medium, false).unwrap();
     assert_eq!(noted(&rig, ReservedArea::GroupLabel), b"old");
@@ -241,7 +241,7 @@ fn label_copies() -> [u64; 4] {
 #[test]
 fn labels_of_another_volume_in_every_place_are_damage_and_not_a_device_that_never_had_one() {
     let own = medium();
-    // Of the same shape, and another one.
+    // Another volume of the same shape.
     let (other, protection) =
         (TestMedium::new(own.len_bytes(), 512), protection(GuardKind::Crc32c, ProtectionType::Type1));
     let uuid = *b"another identity";
@@ -266,7 +266,7 @@ fn labels_of_another_volume_in_every_place_are_damage_and_not_a_device_that_neve
         let why = rig.run(rig.gate.execute(Request::read_reserved(ReservedArea::GroupLabel))).unwrap_err();
         assert!(why.to_string().contains("every copy of the label"), "{why}");
     }
-    // Opening for writing changes none of them, and whoever means it writes a new label.
+    // An open for writing changes none of them, and a new label can be written explicitly.
     let before = own.bytes.borrow().clone();
     let rig = Rig::open(&own, false).unwrap();
     assert!(copies.iter().all(|at| own.bytes.borrow()[*at as usize..][..length] == before[*at as usize..][..length]));

@@ -1,4 +1,4 @@
-//! The block map, damaged: each sector costs its own blocks, or nothing, and what was never written is known and not guessed.
+//! Damage to the block map: each sector costs its own blocks or nothing, and no damage makes a block look unwritten.
 
 use sealblock_block::{BadBlock, BadBlockCause};
 use sealblock_integrity::{Field, GuardKind, ProtectionType};
@@ -9,20 +9,20 @@ use crate::format::{GroupMapSector, Layout, MAP_ENTRY_BYTES, PAGE_SECTORS, Super
 
 const SIZE: BlockSize = BlockSize::B4096;
 
-/// What happens to sectors.
+/// Damage to sectors.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Harm {
     Zeroed,
     Random,
     Unreadable,
-    /// As they were at an earlier checkpoint.
+    /// Restored from an earlier checkpoint.
     Stale,
 }
 
 const HARMS: [Harm; 4] = [Harm::Zeroed, Harm::Random, Harm::Unreadable, Harm::Stale];
 
-/// A volume with a history: blocks below `WRITTEN` were written, those below `CHANGED` once more after a checkpoint, some given
-/// up; the rest never.
+/// A volume with a history: blocks below `WRITTEN` were written, those below `CHANGED` once more after a checkpoint,
+/// and some were deallocated. The others were never written.
 struct Old {
     layout: Layout,
     before: Vec<u8>,
@@ -62,7 +62,7 @@ fn discard(rig: &Rig, start: u64, blocks: u64) {
 }
 
 impl Old {
-    /// The medium with the sectors from `at` on harmed.
+    /// The medium with damage to the sectors from offset `at`.
     fn harmed(&self, at: u64, bytes: u64, harm: Harm) -> TestMedium {
         let medium = TestMedium::new(0, self.layout.sector_bytes());
         let mut image = self.now.clone();
@@ -77,7 +77,7 @@ impl Old {
         medium
     }
 
-    /// Blocks that do not verify; all others have their content.
+    /// The blocks that do not verify. All others must have their content.
     fn lost(&self, rig: &Rig, doing: &str) -> Vec<u64> {
         let mut lost = Vec::new();
         for lba in 0..BLOCKS {
@@ -101,7 +101,8 @@ impl Old {
     }
 }
 
-/// The blocks whose map entries lie in sector `sector` of page `page` and were written, or, `changed`, changed since the old image.
+/// The written blocks whose map entries are in sector `sector` of page `page`; with `changed`, only those that changed
+/// since the old image.
 fn hit(layout: &Layout, page: u64, sector: u64, changed: bool) -> Vec<u64> {
     let per_sector = u64::from(layout.sector_bytes()) / MAP_ENTRY_BYTES as u64;
     let first = page * layout.page_blocks() + (sector - 1) * per_sector;
@@ -136,17 +137,17 @@ fn each_sector_of_the_map_pages_costs_its_own_blocks_or_nothing() {
     }
 }
 
-/// Opens for writing, which works; writes to the lost blocks and others, and finds everything in order after that.
+/// Opens for writing, which must succeed; writes to the lost blocks and others, and finds no damage after that.
 fn repaired(old: &Old, medium: &TestMedium, lost: &[u64], doing: &str) {
     let rig = Rig::open(medium, false).unwrap();
     assert_eq!(old.lost(&rig, doing), lost, "{doing}");
-    // A block in each page, in another sector if there is one: what is lost stays so, and no more gets lost.
+    // A block in each page, in another sector if there is one: lost blocks stay lost, and no other is lost.
     for lba in [299, 500] {
         rig.write(lba, &pattern(lba, SIZE.bytes())).unwrap();
     }
     rig.flush().unwrap();
     rig.close();
-    // A sector that is written can be read again.
+    // A sector that was rewritten can be read again.
     medium.unreadable.set((0, 0));
     let rig = Rig::open(medium, false).unwrap();
     let still: Vec<u64> = lost.iter().copied().filter(|lba| *lba != 299).collect();
@@ -197,7 +198,7 @@ fn both_copies_of_the_generations_lost_leave_what_checks_and_nothing_unwritten()
         assert_eq!(old.lost(&rig, "both copies"), due);
         assert_eq!(rig.lost_copies(), 2);
         drop(rig);
-        // An opening for writing says so for good, and does not call them unwritten later.
+        // An open for writing records this for good, so they do not read as unwritten later.
         drop(Rig::open(&medium, false).unwrap().close());
         assert_eq!(old.lost(&Rig::open(&medium, true).unwrap(), "both copies, written anew"), due);
     }
@@ -218,7 +219,7 @@ fn a_stale_map_entry_is_named_and_stale_map_entries_with_one_copy_of_the_generat
             "{bad_blocks:?}"
         );
     }
-    // All three put back together: nothing here can tell, and the documentation says so.
+    // All three restored together: nothing detects it here, as the documentation says.
     let medium = old.harmed(place.offset, length, Harm::Stale);
     let second = place.second_offset as usize..place.second_offset as usize + 512;
     medium.bytes.borrow_mut()[second.clone()].copy_from_slice(&old.before[second]);
@@ -242,7 +243,8 @@ fn a_block_group_map_that_is_lost_or_old_hides_nothing() {
             assert_eq!(Rig::open(&medium, true).unwrap().lost_copies(), 0, "{doing}: written anew");
         }
     }
-    // Both lost, and both from before the block group was initialized: the superblock knows better, and the block map is there.
+    // Both copies lost, or both from before the block group was initialized: the superblock counts more block groups,
+    // and the block map is there.
     let new = created(SIZE, 512, BLOCKS, None).bytes.borrow().clone();
     for harm in [Harm::Zeroed, Harm::Stale] {
         let medium = old.harmed(a, 512, Harm::Zeroed);
@@ -260,7 +262,7 @@ fn a_block_group_map_that_is_lost_or_old_hides_nothing() {
     }
 }
 
-/// A block group that the superblock counts and no scan finds was written, wherever it was.
+/// A block group that the superblock counts but that is not found was written, wherever it was.
 #[test]
 fn map_pages_that_are_lost_with_the_map_are_damage_and_not_unwritten() {
     let old = old(512);
@@ -280,8 +282,8 @@ fn map_pages_that_are_lost_with_the_map_are_damage_and_not_unwritten() {
     }
 }
 
-/// A copy never has fewer bits than one before it. Should one deny a block group and be whole all the same, the block map is
-/// not made over.
+/// A newer copy never has fewer bits than an older one. If a valid copy nevertheless lacks a block group, its map pages
+/// are not initialized again.
 #[test]
 fn a_copy_of_the_block_group_map_that_denies_a_block_group_is_not_believed() {
     let old = old(512);
@@ -311,7 +313,8 @@ fn a_medium_that_gives_nothing_is_not_taken_for_one_on_which_nothing_was_written
     }
     medium.unreadable.set((0, 0));
     assert_eq!(old.lost(&Rig::open(&medium, false).unwrap(), "read again"), [0; 0]);
-    // The block map alone: their blocks are damage, and nothing is written over what may come back.
+    // Only the block map is unreadable: its blocks are damage, and nothing is overwritten that may become readable
+    // again.
     let group = old.layout.block_group(0).unwrap();
     let medium = old.harmed(group.pages_offset, group.data_offset - group.pages_offset, Harm::Unreadable);
     let rig = Rig::open(&medium, false).unwrap();
@@ -357,7 +360,7 @@ fn what_lies_where_map_pages_go_does_not_matter_until_they_are_made() {
     assert!(rig.read(300, 1).unwrap() == pattern(1, 4096));
     assert!(rig.read(0, 300).unwrap() == vec![0; 300 * SIZE.bytes()]);
     assert!(rig.read(301, 399).unwrap() == vec![0; 399 * SIZE.bytes()]);
-    // Rubbish in the map entries takes no physical blocks.
+    // Damaged map entries take no physical blocks.
     assert_eq!(rig.gate.device().allocator.free(0), 0, "the block group is not loaded yet");
     rig.write(301, &pattern(2, 4096)).unwrap();
     assert_eq!(rig.gate.device().allocator.free(0), group.physical_blocks - 2);
@@ -393,7 +396,7 @@ fn a_block_group_gets_its_map_pages_in_few_writes() {
         rig.flush().unwrap();
         let before = medium.changes_left.get();
         drop(rig.close());
-        // The rest are page and superblocks, group map and syncs.
+        // The others are pages, superblocks, the group map and syncs.
         let (pages, changes) = (blocks.div_ceil(layout.page_blocks()), before - medium.changes_left.get());
         assert!(changes <= 30, "{changes} for {pages} pages of sectors of {sector_bytes} bytes");
         let rig = Rig::open(&medium, true).unwrap();
@@ -425,7 +428,7 @@ fn many_block_groups_without_map_pages_do_not_wait_for_the_close() {
 fn physical_blocks_of_a_lost_sector_do_not_cost_other_blocks_when_it_comes_back() {
     let old = old(512);
     let place = old.layout.page_offsets(0).unwrap();
-    // Map entries of blocks 0 to 15 are gone for a while; the block group is written to meanwhile, all of it, twice.
+    // The map entries of blocks 0 to 15 are unreadable for a while. Meanwhile the whole block group is written twice.
     let medium = old.harmed(place.offset + 512, 512, Harm::Unreadable);
     let rig = Rig::open(&medium, false).unwrap();
     for seed in [8, 9] {

@@ -1,4 +1,4 @@
-//! Closing beside requests, and requests that are dropped half-way, in many orders of steps.
+//! Closing concurrently with requests, and requests that are dropped half-way, in many orders of steps.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ const BLOCKS: u64 = 64;
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Whether a task is to be polled.
+/// True if a task must be polled.
 struct Flag(AtomicBool);
 
 impl Wake for Flag {
@@ -42,7 +42,8 @@ impl Dice {
     }
 }
 
-/// Runs tasks to their end, one poll at a time, in a drawn order of those that were woken. Returns those that are never woken.
+/// Runs tasks to their end, one poll at a time, in a random order of those that were woken. Returns those that are
+/// never woken.
 fn run_all(tasks: Vec<(&'static str, Task)>, dice: &mut Dice) -> Vec<&'static str> {
     let awake = |task| (task, Arc::new(Flag(AtomicBool::new(true))));
     let mut tasks: Vec<_> = tasks.into_iter().map(awake).collect();
@@ -92,7 +93,7 @@ fn is_closed(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unreachable { reason } if reason.contains("closed"))
 }
 
-/// What writers were answered: the seed of each block's last acknowledged write, and of one that was refused after it.
+/// The results that writers got: the seed of each block's last acknowledged write, and that of a later refused one.
 #[derive(Default)]
 struct Answers {
     acknowledged: RefCell<BTreeMap<u64, u64>>,
@@ -197,7 +198,7 @@ fn a_volume_whose_last_commit_failed_is_not_called_clean() {
     assert!(!open_now(&medium, true).description.is_clean);
 }
 
-/// Polls so often, with turns for the worker in between. Whether it ended.
+/// Polls this often, and lets the worker run in between. True if the future ended.
 fn poll_times<F: Future>(rig: &Rig, mut future: Pin<&mut F>, times: u64) -> bool {
     rig.run(async {
         for _ in 0..times {
@@ -211,13 +212,13 @@ fn poll_times<F: Future>(rig: &Rig, mut future: Pin<&mut F>, times: u64) -> bool
     })
 }
 
-/// Drops a write of `blocks` after so many polls, and fills the volume after that. Whether the write ended before.
+/// Drops a write of `blocks` after this many polls, then fills the volume. True if the write had ended before.
 fn drop_a_write(full: &[u8], blocks: u64, polls: u64) -> bool {
     let mut medium = TestMedium::new(0, 512);
     medium.bytes = Rc::new(RefCell::new(full.to_vec()));
     let rig = Rig::open(&medium, false).unwrap();
     let size = rig.size();
-    // The block group's map is loaded, and a write of each kind has been.
+    // The block group's map is loaded, and there was a write of each kind.
     rig.write(63, &pattern(9, size.bytes())).unwrap();
     rig.flush().unwrap();
     rig.idle();

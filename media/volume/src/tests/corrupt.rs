@@ -1,4 +1,4 @@
-//! Every kind of damage is found, on exactly the blocks it was made on, and named rightly.
+//! Every kind of damage is found on exactly the damaged blocks, and reported as what it is.
 
 use sealblock_block::{BadBlock, BadBlockCause, ErrorKind};
 use sealblock_integrity::{Field, GuardKind, ProtectionType};

@@ -1,4 +1,4 @@
-//! What a small request waits for beside many large ones, and a large one beside many small ones.
+//! How long a small request waits among many large ones, and a large one among many small ones.
 
 use std::cell::Cell;
 
@@ -24,7 +24,7 @@ fn write(rig: &Rig, start: u64, data: &Slice) -> Request {
     Request::write(extent, data, Durability::Volatile)
 }
 
-/// The most large requests that were answered while one small write waited.
+/// The maximum number of large requests that completed while one small write waited.
 fn overtaken(large: impl Fn(&Rig, u64) -> Request) -> u64 {
     let rig = Rig::new(SIZE, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
     rig.medium.turns.set(3);
@@ -57,7 +57,7 @@ fn overtaken(large: impl Fn(&Rig, u64) -> Request) -> u64 {
 fn a_small_write_is_served_in_its_turn_beside_large_ones() {
     let data = Slice::copy_from(&pattern(1, LARGE_BLOCKS as usize * SIZE.bytes()));
     let overtaken = overtaken(|rig, start| write(rig, start, &data));
-    // Those who hold the medium when it comes, and as many who found physical blocks before it joined the line.
+    // Those that had started when it arrived, and as many that got physical blocks before it joined the queue.
     assert!(overtaken <= 16, "{overtaken} large writes were answered first");
 }
 
@@ -69,9 +69,9 @@ fn a_small_write_is_served_in_its_turn_beside_zeroes_that_keep_their_space() {
     assert!(overtaken <= 16, "{overtaken} large requests were answered first");
 }
 
-/// A volume of as many spare physical blocks as a large write takes: all of them have to be free at once.
+/// A volume with as many spare physical blocks as a large write takes: all of them must be free at once.
 const TIGHT_BLOCKS: u64 = LARGE_BLOCKS;
-/// Where nothing is served in turn the large write waits for as long as there are small ones.
+/// Without a queue, the large write would wait as long as there are small ones.
 const MOST_SMALL: u64 = 20_000;
 
 #[test]
@@ -103,6 +103,6 @@ fn a_large_write_is_served_in_its_turn_beside_small_ones() {
         worst
     };
     let (_, overtaken) = rig.run(join(join_all((0..CLIENTS).map(client)), large));
-    // Those who had physical blocks when it came, and as many as find some before it is the first of its line.
+    // Those that had physical blocks when it arrived, and as many that get some before it is the first of its queue.
     assert!(overtaken <= 4 * CLIENTS, "{overtaken} small writes were answered first");
 }

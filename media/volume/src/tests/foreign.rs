@@ -1,5 +1,5 @@
-//! Records of another volume, of a blank one and of yesterday, in place of good ones: the volume stays whose it is, and nothing good is
-//! overwritten.
+//! Records of another volume, of an empty one or of an earlier state replace good ones: the owner of the medium stays
+//! the same, and nothing good is overwritten.
 
 use futures_executor::block_on;
 use sealblock_integrity::{GuardKind, ProtectionType};
@@ -21,7 +21,7 @@ const BLOCKS: u64 = 512;
 const OTHER: [u8; 16] = *b"another identity";
 const START: u64 = 64 << 10;
 
-/// A volume of this identity: blank, or written to so often and closed.
+/// A volume with this identity: empty, or written this often and closed.
 fn volume(uuid: [u8; 16], writes: u64) -> TestMedium {
     let medium = TestMedium::new(layout().medium_bytes(), 512);
     let protection = protection(GuardKind::Crc32c, ProtectionType::Type1);
@@ -31,7 +31,7 @@ fn volume(uuid: [u8; 16], writes: u64) -> TestMedium {
     medium
 }
 
-/// Uses a volume: the blocks are written anew with every round.
+/// Uses a volume: each round writes all blocks.
 fn used(medium: &TestMedium, writes: u64) {
     for round in 0..writes {
         let rig = Rig::open(medium, false).unwrap();
@@ -48,7 +48,7 @@ fn layout() -> Layout {
     Layout::new(SIZE, 512, BLOCKS).unwrap()
 }
 
-/// Puts these bytes of another medium there.
+/// Copies these ranges of another medium.
 fn put(medium: &TestMedium, from: &TestMedium, places: &[(u64, u64)]) {
     for &(start, length) in places {
         let range = start as usize..(start + length) as usize;
@@ -68,8 +68,8 @@ fn reading() -> OpenOptions {
     OpenOptions { read_only: true, ..OpenOptions::default() }
 }
 
-/// Opens it for reading and then for writing: it is the first volume's, holds what it held, and names these superblocks as another's. What
-/// was another's is written anew then, and nothing else is touched.
+/// Opens the medium for reading and then for writing: it must be the first volume, with its content, and report these
+/// superblocks as foreign. The open for writing rewrites what was foreign, and changes nothing else.
 fn assert_own(medium: &TestMedium, foreign: &[u64], doing: &str) {
     let named = |info: &VolumeInfo| -> Vec<u64> {
         info.superblocks.iter().filter(|copy| copy.is_foreign).map(|copy| copy.offset_bytes).collect()
@@ -125,7 +125,7 @@ fn all_that_lies_before_the_map_pages_of_a_blank_volume_is_a_doubt_and_a_volume_
         assert!(matches!(refused, VolumeError::Identity(IdentityError::Doubtful(_))), "{refused}");
     }
     assert!(before == *medium.bytes.borrow());
-    // The same with its end is a volume that was made over this one, of which the map pages are left.
+    // With its end replaced, too, it is a volume that was created over this one, of which the map pages are left.
     let medium = volume(UUID, 2);
     let protection = protection(GuardKind::Crc32c, ProtectionType::Type1);
     let options =
@@ -146,7 +146,7 @@ fn a_foreign_group_map_reads_as_nothing_that_was_never_written() {
             assert_eq!(rig.lost_copies(), places.len() as u64);
             drop(rig);
             assert_own(&medium, &[], &format!("{places:?}"));
-            // With the start another's, too.
+            // With the start replaced, too.
             put(&medium, &other, &places);
             put(&medium, &other, &[(0, START)]);
             assert_own(&medium, &SUPERBLOCK_OFFSETS, &format!("{places:?} and the start"));
@@ -177,7 +177,7 @@ fn all_superblocks_of_another_volume_leave_remains_that_are_the_owners() {
     }
 }
 
-/// What is named as another volume's beside superblocks, after all was read.
+/// The other records that are reported as foreign, after everything was read.
 fn foreign(medium: &TestMedium) -> Vec<(&'static str, u64)> {
     let rig = Rig::open(medium, true).unwrap();
     assert_eq!(rig.read(0, 64).unwrap(), content(1));
@@ -210,17 +210,17 @@ fn foreign_records_of_every_structure_are_named_and_damage_of_one_is_not() {
         let medium = own.copy();
         put(&medium, &other, &places);
         assert!(matches!(foreign(&medium)[..], [(found, records)] if found == place && records >= 2), "{place}");
-        // The next opening for writing writes all of them anew.
+        // The next open for writing rewrites all of them.
         let rig = Rig::open(&medium, false).unwrap();
         rig.verify().unwrap();
         rig.close();
         assert_eq!(foreign(&medium), [], "{place}");
-        // As many damaged ones are no other volume's.
+        // The same number of damaged records does not count as another volume's.
         let medium = own.copy();
         places.iter().zip(40..).for_each(|((at, _), byte)| medium.bytes.borrow_mut()[*at as usize + byte] ^= 1);
         assert_eq!(foreign(&medium), [], "{place}");
     }
-    // One of the two copies, and something else of the same volume.
+    // One of the two copies, and another record of the same volume.
     let medium = own.copy();
     put(&medium, &other, &[(reserved[0], 512), (maps[0], 512)]);
     assert_eq!(foreign(&medium), [("the block group map", 1), ("the reserved areas", 1)]);
@@ -238,11 +238,11 @@ fn remains_are_those_of_the_volume_that_most_places_name_and_not_of_what_there_i
         superblocks().iter().for_each(|at| medium.bytes.borrow_mut()[*at as usize..][..512].fill(0));
         medium
     };
-    // A log of another volume has more records than all that is left of this one.
+    // The log of another volume has more records than are left of this one.
     let (own, other) = (volume(UUID, 2), volume(OTHER, 9));
     put(&own, &other, &[(layout.log_offset(), layout.log_region_bytes())]);
     assert_eq!(found(&wiped(own)).unwrap(), Seed::of(&UUID));
-    // A volume that was made over another, and has written less.
+    // A volume that was created over another one, and has written less.
     let made = volume(OTHER, 9);
     let protection = protection(GuardKind::Crc32c, ProtectionType::Type1);
     let options =
@@ -252,7 +252,7 @@ fn remains_are_those_of_the_volume_that_most_places_name_and_not_of_what_there_i
     rig.write(500, &pattern(1, 2 * SIZE.bytes())).unwrap();
     rig.close();
     assert_eq!(found(&wiped(made)).unwrap(), Seed::of(&UUID));
-    // Half of each: nobody knows.
+    // Half of the places each: unclear.
     let own = volume(UUID, 2);
     put(&own, &other, &[(layout.log_offset(), layout.log_region_bytes()), (layout.group_map_offset(0), 512)]);
     put(&own, &other, &[(layout.tail_offset(), START)]);
@@ -282,7 +282,7 @@ fn a_medium_of_two_volumes_is_refused_by_both_names_and_read_as_the_one_that_is_
     let chosen = OpenOptions { identity: Some(UUID), ..reading() };
     assert_eq!(opened(&medium, &chosen).unwrap().uuid, UUID);
     assert_eq!(Rig::open_with(&medium, chosen).unwrap().read(0, 64).unwrap(), content(1));
-    // It opens for reading only, and as no third one.
+    // It opens for reading only, and not under a third identity.
     let written = opened(&medium, &OpenOptions { read_only: false, ..chosen });
     assert!(matches!(written, Err(VolumeError::Identity(IdentityError::Unproven(UUID)))), "{written:?}");
     let absent = opened(&medium, &OpenOptions { identity: Some([9; 16]), ..reading() });
@@ -305,7 +305,7 @@ fn a_superblock_that_nothing_confirms_opens_for_reading_only_and_calls_nothing_u
         assert!(rig.read(lba, 1).is_err(), "block {lba} is no zeroes");
     }
     assert!(before == *blank.bytes.borrow());
-    // A new volume has its group maps, and is certain.
+    // A new volume is certain by its group maps.
     let new = volume(UUID, 0);
     assert_eq!(Rig::open(&new, false).unwrap().read(0, 1).unwrap(), vec![0; SIZE.bytes()]);
 }
@@ -333,7 +333,8 @@ fn superblocks_log_and_high_water_marks_of_yesterday_are_found_by_pages_that_are
     for read_only in [true, false] {
         assert_eq!(told(&medium.copy(), OpenOptions { read_only, ..reading() }), (Some(WhyOlder::RolledBack), false));
     }
-    // Whatever a crash leaves, in a checkpoint and after one, has no such page: nor has what comes of it.
+    // Whatever a crash leaves, during a checkpoint or after one, has no such page; nor do the volumes that follow from
+    // it.
     let start = volume(UUID, 1);
     for stop in 0..60 {
         let medium = start.copy();
@@ -372,7 +373,7 @@ fn a_volume_that_was_made_over_another_is_its_own_and_needs_nothing_of_it() {
     assert!(left(layout.groups_offset()..layout.tail_offset()), "its map pages stay");
     assert!(!left(SUPERBLOCK_OFFSETS[1] - (28 << 10)..SUPERBLOCK_OFFSETS[1]), "its reserved areas are gone");
     assert!(!left(layout.log_offset()..layout.group_map_offset(0)), "and its log");
-    // New, and with the start of the old one put back.
+    // A new volume, also with the start of the old one restored.
     for restored in [false, true] {
         let medium = medium.copy();
         if restored {
@@ -395,17 +396,17 @@ fn a_volume_on_a_longer_medium_stays_whose_it_is() {
         medium.bytes.borrow_mut().resize(length + extra as usize, 0);
         put(&medium, &other, &[(0, 512)]);
         assert_own(&medium, &[0], &format!("{extra} more"));
-        // Without the other superblock the third one is not found, and nothing is made of the foreign ones.
+        // Without the other superblock the third one is not found, and nothing is created from the foreign ones.
         put(&medium, &other, &[(0, START)]);
         let before = medium.bytes.borrow().clone();
         for read_only in [true, false] {
-            // Another volume of this shape says where the third one lies.
+            // A superblock of another volume of this shape shows where the third one is.
             let info = opened(&medium, &OpenOptions { read_only, ..reading() });
             assert!(info.is_ok_and(|info| info.uuid == UUID), "{extra} more");
             *medium.bytes.borrow_mut() = before.clone();
         }
     }
-    // One of another shape says nothing of where.
+    // A superblock of another shape does not show it.
     let (medium, far) = (volume(UUID, 2), TestMedium::new(Layout::new(SIZE, 512, 4096).unwrap().medium_bytes(), 512));
     let options =
         CreateOptions { block_size: SIZE, capacity_blocks: 4096, protection: None, uuid: OTHER, preallocate: false };

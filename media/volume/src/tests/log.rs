@@ -1,4 +1,5 @@
-//! The log, twice and apart: what one fault may cost, and that commits wait neither for second copies nor for checkpoints.
+//! The two places of the log: what one fault may cost, and that commits wait neither for second copies nor for
+//! checkpoints.
 
 use std::time::Duration;
 
@@ -13,16 +14,16 @@ use crate::options::Mutation;
 use crate::{OpenOptions, OpenVolume, VolumeError, open};
 
 const BLOCKS: u64 = 64;
-/// What one fault may reach.
+/// The length of the longest fault.
 const FAULT_BYTES: u64 = 64 << 10;
-/// Longer than the worker waits with a second copy.
+/// The time after which the worker writes a second copy.
 const SETTLED: Duration = Duration::from_millis(200);
 
 /// A volume whose machine has stopped with a live log.
 struct Crashed {
     medium: TestMedium,
     layout: Layout,
-    /// Its bytes when its log was empty, after a lap.
+    /// Its bytes at an earlier time, when the log had wrapped around and was empty.
     earlier: Vec<u8>,
     /// The seed of each block's last flushed write, and of the one before if that is in the last commit.
     last: Vec<u64>,
@@ -39,7 +40,7 @@ fn size_of(blocks: u64, of: &Layout) -> usize {
 }
 
 impl Crashed {
-    /// Flushes commits of so many blocks each, as many as go to the log without a checkpoint, and stops.
+    /// Flushes commits of these numbers of blocks, as many as the log takes without a checkpoint, and stops.
     fn after(size: BlockSize, sector: u32, commits: impl IntoIterator<Item = u64>, has_second_copy: bool) -> Crashed {
         let medium = created(size, sector, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
         let rig = Rig::open(&medium, false).unwrap();
@@ -79,7 +80,7 @@ impl Crashed {
         Crashed { medium, layout, earlier, last, before, tail, next, logs }
     }
 
-    /// Opens a copy of the medium that was damaged from one byte to another, read-only and for writing.
+    /// Opens a copy of the medium with damage from byte `from` to byte `to`, read-only and for writing.
     fn check(&self, what: &str, from: u64, to: u64, last: &[u64]) {
         for read_only in [true, false] {
             let medium = self.medium.copy();
@@ -99,7 +100,7 @@ impl Crashed {
         }
     }
 
-    /// A sector of the log in both its places.
+    /// Both places of a log sector.
     fn copies(&self, sequence: u64) -> [(u64, Vec<u8>); 2] {
         let sector = self.layout.sector_bytes() as usize;
         [0, 1].map(|region| {
@@ -108,7 +109,7 @@ impl Crashed {
         })
     }
 
-    /// Where the only copy of the last commit lies: the other place of its sector has less, or an older sector.
+    /// The only place of the last commit: the other place of its sector has fewer entries, or an older sector.
     fn only_place(&self) -> u64 {
         let entries = |bytes: &[u8]| {
             let sector = LogSector::decode(bytes, Seed::of(&super::setup::UUID)).ok();
@@ -122,7 +123,7 @@ impl Crashed {
 
 const KINDS: [&str; 4] = ["zeroed", "random", "stale", "unreadable"];
 
-/// Damages every sector of the live log in turn. What `only` is in may cost the last commit, and has to.
+/// Damages every sector of the live log in turn. Damage to the one with `only` must cost the last commit; no other may.
 fn damage_each_sector(crashed: &Crashed, only: Option<u64>) {
     let sector = u64::from(crashed.layout.sector_bytes());
     for what in KINDS {
@@ -136,7 +137,7 @@ fn damage_each_sector(crashed: &Crashed, only: Option<u64>) {
     }
 }
 
-/// Damages every run of the log of the greatest length, in steps.
+/// Damages every run of the log that has the length of the longest fault, in steps.
 fn damage_each_run(crashed: &Crashed, step: u64, only: Option<u64>) {
     let (start, end) = (crashed.layout.log_offset(), crashed.layout.bitmap_offset());
     for (at, from) in (start..=end - FAULT_BYTES).step_by(step as usize).enumerate() {
@@ -149,7 +150,8 @@ fn damage_each_run(crashed: &Crashed, step: u64, only: Option<u64>) {
 #[test]
 fn a_damaged_sector_of_a_live_log_costs_the_last_small_commit_at_most() {
     for (size, sector) in [(BlockSize::B4096, 512), (BlockSize::B512, 512), (BlockSize::B4096, 4096)] {
-        // Small ones behind one another, greater ones between them, the smallest that is written twice, overwritten blocks.
+        // Consecutive small commits, larger ones in between, the smallest one that is written twice, and overwritten
+        // blocks.
         let commits = [1, 1, 7, 7, 1, 8, 1, 40, 1, 7, 2, 30, 1, 5];
         let crashed = Crashed::after(size, sector, commits, false);
         damage_each_sector(&crashed, Some(crashed.only_place()));
@@ -175,7 +177,7 @@ fn a_damaged_run_of_a_live_log_costs_the_last_small_commit_at_most() {
 #[test]
 fn a_sector_of_a_live_log_put_back_to_an_earlier_content_costs_the_last_small_commit_at_most() {
     for has_second_copy in [false, true] {
-        // Up to fourteen in a sector, and sectors that end early.
+        // Sectors with up to fourteen commits, and sectors that end early.
         let commits = [1, 1, 2, 1, 1, 9, 1, 1, 7, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 1];
         let crashed = Crashed::after(BlockSize::B4096, 512, commits, has_second_copy);
         let only = if has_second_copy { None } else { Some(crashed.only_place()) };
@@ -239,7 +241,7 @@ fn a_commit_that_joins_a_sector_beside_a_checkpoint_is_not_taken_for_one_in_the_
         hold_tables(&rig);
         rig.gate.device().checkpoints.request();
         rig.idle();
-        // A checkpoint is in flight, and has the sector.
+        // A checkpoint is in flight and includes the sector.
         rig.write(1, &pattern(2, 4096)).unwrap();
         rig.flush().unwrap();
         rig.medium.let_all_go();
@@ -260,7 +262,7 @@ fn open_described(medium: &TestMedium, read_only: bool) -> Result<OpenVolume<Tes
 fn a_log_that_lost_a_sector_in_both_places_is_read_and_not_written_and_never_called_clean() {
     let crashed = Crashed::after(BlockSize::B4096, 512, [1, 8, 7, 7, 7, 7], true);
     let (layout, tail) = (crashed.layout, crashed.tail);
-    // One that is written twice; one that is written once and repeated.
+    // A sector that is written twice, and one that is written once and repeated.
     for (sequence, other) in [(tail + 1, tail + 1), (tail + 3, tail + 4)] {
         let medium = crashed.medium.copy();
         for at in [
@@ -282,7 +284,7 @@ fn a_log_that_lost_a_sector_in_both_places_is_read_and_not_written_and_never_cal
         let rig = Rig::open_with(&medium, options).unwrap();
         let extent = Extent::from_raw(0, BLOCKS).unwrap();
         let verify = Request::verify(extent, Expectations::NONE);
-        // A block whose write is lost is as it was before, or bad where that physical block has been used again since.
+        // A block whose write is lost is as it was before, or bad if its physical block has been reused since.
         let coverage = match rig.run(rig.gate.execute(verify)) {
             Ok(Response::Verified(verified)) => verified.coverage,
             Ok(other) => panic!("a verify was answered with {other:?}"),
@@ -312,7 +314,7 @@ fn a_sector_that_is_repeated_in_part_is_lost_where_both_its_places_are() {
     assert_eq!(open_described(&crashed.medium, true).unwrap().description.log_lost, 1);
 }
 
-/// A volume with two small commits of one block, in the sectors behind the anchor.
+/// A volume with two small commits of one block, in the sectors after the anchor.
 fn with_two_commits() -> Rig {
     let rig = Rig::new(BlockSize::B4096, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
     for seed in [1, 2] {
@@ -322,7 +324,8 @@ fn with_two_commits() -> Rig {
     rig
 }
 
-/// The durable_seq and the number of repeated map entries of a log sector: where it was written first, and in its other place.
+/// The durable_seq and the number of repeated map entries of a log sector, in the place where it was written first, and
+/// in the other place.
 fn found(rig: &Rig, sequence: u64) -> [Option<(u64, usize)>; 2] {
     [sequence, sequence + 1].map(|region| {
         let at = rig.gate.device().layout.log_sector_offset(sequence, region) as usize;
@@ -341,7 +344,7 @@ fn the_last_small_commit_gets_its_second_copy_when_no_other_follows() {
     let before = done();
     rig.wait(Duration::from_millis(1));
     assert_eq!(found(&rig, 2), [Some((2, 1)), Some((3, 1))]);
-    // With both copies of the high-water mark.
+    // Including both copies of the high-water mark.
     assert_eq!(done(), (before.0 + 3 * 512, before.1 + 1));
     rig.wait(Duration::from_secs(1));
     assert_eq!(done(), (before.0 + 3 * 512, before.1 + 1), "once");
@@ -384,17 +387,17 @@ fn whatever_else_the_worker_has_to_do_does_not_keep_the_second_copy_waiting() {
     let rig = with_two_commits();
     for _ in 0..4 {
         rig.wait(SETTLED / 4);
-        // A writer waits for space, and there is nothing to commit.
+        // A writer waits for space, but there is nothing to commit.
         rig.gate.device().commits.request_space();
         rig.idle();
     }
     assert_eq!(found(&rig, 2), [Some((2, 1)), Some((3, 1))]);
 }
 
-/// The place of a volume's map pages: held there, writes keep a checkpoint from ending.
+/// Holds writes to a volume's map pages, so that no checkpoint ends.
 fn hold_tables(rig: &Rig) {
     let group = rig.gate.device().layout.block_group(0).unwrap();
-    // Up to the high-water mark, which lies behind them.
+    // Up to the high-water mark, which follows them.
     rig.medium.held.set((rig.gate.device().layout.groups_offset(), group.second_offset - 512));
 }
 
@@ -443,7 +446,7 @@ fn a_full_log_waits_for_the_checkpoint_and_goes_on_behind_it() {
             }
         })
     };
-    // Fourteen of them to a sector, but for the anchor.
+    // Fourteen of them fit in a sector, and one sector is the anchor.
     let max = 14 * (sectors - 1);
     let flushed = (0..2 * max).find(|round| !write(*round)).unwrap();
     assert!((max - 28..=max + 1).contains(&flushed), "{flushed} of {max}");
@@ -462,16 +465,16 @@ fn what_is_written_while_a_commit_waits_for_room_is_committed_too() {
     hold_tables(&rig);
     let log = &rig.gate.device().log;
     let sectors = rig.gate.device().layout.log_sectors();
-    // One of them is the anchor.
+    // One sector is the anchor.
     for round in 1..sectors {
-        // Commits of one block share no sector.
+        // Commits of the same block do not share a sector.
         rig.write(63, &pattern(round, 4096)).unwrap();
         rig.flush().unwrap();
     }
     assert_eq!(log.next.get() - log.tail.get(), sectors, "the log is full");
     rig.write(0, &pattern(1, 4096)).unwrap();
     rig.wait(Duration::from_secs(1));
-    // A commit of one block waits now. It has asked for the room of one.
+    // A commit of one block waits now, for the room of one block.
     rig.write(1, &pattern(2, 40 * 4096)).unwrap();
     rig.medium.let_all_go();
     rig.flush().unwrap();
@@ -502,7 +505,7 @@ fn a_log_that_cannot_be_read_at_all_is_not_taken_for_an_empty_one_unless_the_sup
     rig.write(6, &pattern(3, 4096)).unwrap();
     rig.flush().unwrap();
     drop(rig);
-    // The superblock has said since that the log may hold something.
+    // Since then the superblock says that the log may have entries.
     assert!(matches!(open_described(&medium, false).err(), Some(VolumeError::LogDamaged { .. })));
     medium.unreadable.set((0, 0));
     let again = Rig::open(&medium, false).unwrap();
@@ -521,7 +524,7 @@ fn a_part_of_a_great_commit_says_nothing_of_what_only_its_first_sector_repeats()
         let at = layout.log_sector_offset(sequence, region) as usize;
         medium.bytes.borrow_mut()[at..at + 512].fill(0);
     };
-    // The crash has left all but its first sector, and then the only place of the commit before is lost.
+    // After the crash all but its first sector exist; then the only place of the previous commit is lost, too.
     wipe(first, 0);
     wipe(first, 1);
     let rig = Rig::open(&medium.copy(), false).unwrap();

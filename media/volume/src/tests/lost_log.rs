@@ -1,5 +1,5 @@
-//! A log that was in use and is gone: it is told at once, nothing is written for it, and who accepts it sees it as a state of the
-//! device. The anchor makes that exact, and no crash at any of its steps is taken for a loss.
+//! A log that was in use and is lost: the open reports it and writes nothing. A caller that accepts it sees that the
+//! device is not current. The anchor makes this exact: no crash at any of its steps counts as a loss.
 
 use std::ops::Range;
 use std::pin::pin;
@@ -19,17 +19,17 @@ use crate::options::Mutation;
 use crate::{OpenOptions, VolumeError, open};
 
 const BLOCKS: u64 = 64;
-/// Longer than a volume without writes waits with a checkpoint.
+/// Longer than the idle time after which a checkpoint begins.
 const CHECKPOINTED: Duration = Duration::from_secs(5);
 
-/// A volume whose machine stops after flushed writes: before its first checkpoint, or after one.
+/// A volume whose machine stopped after flushed writes, before its first checkpoint or after one.
 struct InUse {
     medium: TestMedium,
-    /// Its bytes when the log had not come as far.
+    /// Its bytes at an earlier state of the log.
     yesterday: Vec<u8>,
     /// The log, both regions.
     log: Range<usize>,
-    /// Where its second region begins.
+    /// Where the second region begins.
     second: usize,
     /// The seed of each block's last flushed write.
     last: u64,
@@ -63,7 +63,7 @@ impl InUse {
         InUse { medium, yesterday, log: from..from + bytes, second: from + bytes / 2, last }
     }
 
-    /// A copy of the medium with a part of the log as this kind of damage leaves it.
+    /// A copy of the medium whose log has this kind of damage in this part.
     fn damaged(&self, what: &str, part: Range<usize>) -> TestMedium {
         let medium = self.medium.copy();
         match what {
@@ -85,7 +85,7 @@ fn foreign_sectors(log: &mut [u8]) {
     }
 }
 
-/// What an opening for reading, or for writing, with or without accepting older content comes to.
+/// The result of an open for reading or for writing, with or without accepting older content.
 fn opened(medium: &TestMedium, read_only: bool, accept_older: bool) -> Result<Rig, VolumeError> {
     Rig::open_with(medium, OpenOptions { read_only, accept_older, ..OpenOptions::default() })
 }
@@ -116,7 +116,7 @@ fn a_log_in_use_that_is_gone_is_refused_and_where_that_is_accepted_it_is_told_an
         let rig = opened(&medium, true, true).unwrap();
         assert_eq!(freshness(&rig), LOST, "{what}");
         let verify = Request::verify(all(), Expectations::NONE);
-        // A block whose write is lost may be bad where that physical block has been used again since.
+        // A block whose write is lost may be bad if its physical block has been reused since.
         let coverage = match rig.run(rig.gate.execute(verify)) {
             Ok(Response::Verified(verified)) => verified.coverage,
             Ok(other) => panic!("a verify was answered with {other:?}"),
@@ -162,7 +162,8 @@ fn a_closed_volume_needs_no_log_and_one_that_was_opened_since_does() {
     assert!(matches!(opened(&medium, true, false), Err(VolumeError::LogDamaged { .. })));
 }
 
-/// Found as trial 2594 of `--region log` of `proofs/fragility`: the last sector of the log of before is the one before the tail.
+/// Found as trial 2594 of `--region log` of `proofs/fragility`: the last sector of the earlier log is the one before
+/// the tail.
 #[test]
 fn a_log_that_is_put_back_to_what_it_was_when_the_volume_was_closed_before_is_gone() {
     let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
@@ -186,7 +187,7 @@ fn a_log_that_is_put_back_to_what_it_was_when_the_volume_was_closed_before_is_go
     assert!(superblock.is_anchored && !superblock.is_begun, "a checkpoint moves the tail behind the anchor");
 }
 
-/// Writes the superblocks as a program does that does not know the anchor.
+/// Writes the superblocks as a program that does not know anchors.
 fn forget_anchor(medium: &TestMedium) {
     let third = Superblock::decode(&medium.bytes.borrow()).unwrap().layout.third_offset();
     for at in [SUPERBLOCK_OFFSETS[0], SUPERBLOCK_OFFSETS[1], third] {
@@ -213,7 +214,7 @@ fn the_log_of_an_older_program_is_gone_where_it_had_begun_and_no_sector_is_left_
 #[test]
 fn no_crash_at_any_step_of_the_anchor_is_taken_for_a_loss() {
     let fresh = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
-    // Opened after a close and after a crash; the latter writes its anchor at once.
+    // After a clean close and after crashes; an open after a crash writes its anchor at once.
     for start in [fresh, InUse::new(false).medium, InUse::new(true).medium] {
         let mut steps = 0;
         loop {
@@ -236,7 +237,8 @@ fn no_crash_at_any_step_of_the_anchor_is_taken_for_a_loss() {
     }
 }
 
-/// What one of two does at the same time as the other one who is the first to use the log must not promise an anchor for it.
+/// Two tasks are the first to use the log at the same time: neither may mark it as anchored before the other's anchor
+/// is durable.
 #[test]
 fn two_who_begin_the_log_at_once_promise_no_anchor_before_it_is_durable() {
     let medium = created(BlockSize::B4096, 512, BLOCKS, protection(GuardKind::Crc32c, ProtectionType::Type1));
@@ -252,7 +254,8 @@ fn two_who_begin_the_log_at_once_promise_no_anchor_before_it_is_durable() {
     let mut first = pin!(volume.mark_log_in_use());
     let mut second = pin!(volume.mark_log_in_use());
     let context = &mut Context::from_waker(Waker::noop());
-    // The anchor has arrived, and its sync is under way when the second one comes. That sync fails: nobody knows what is left of it.
+    // The anchor is written, and its sync is in flight when the second task comes. That sync fails, so it is unknown
+    // what is left of it.
     medium.turns.set(50);
     medium.syncs_left.set(0);
     while !is_written() {

@@ -1,4 +1,4 @@
-//! Extents stay together or are brought together, and free physical blocks take no space.
+//! Extents stay together or are moved together, and free physical blocks take no space.
 
 use std::future::poll_fn;
 use std::task::Poll;
@@ -15,14 +15,14 @@ use crate::format::Layout;
 use crate::{CreateOptions, IdleWorkCounts, Mutation, OpenOptions, VolumeError, create};
 
 const IDLE: Duration = Duration::from_millis(100);
-/// Eight extents of blocks of 4 KiB; two more groups are free.
+/// Eight extents of blocks of 4 KiB; two more clusters are free.
 const BLOCKS: u64 = 2048;
 
 fn format() -> Option<PiFormat> {
     protection(GuardKind::Crc16, ProtectionType::Type1)
 }
 
-/// A volume each of whose blocks was overwritten by itself, in an order that leaves no two together; and the data.
+/// A volume each of whose blocks was overwritten separately, in an order that leaves no two together; and its data.
 fn scattered(options: OpenOptions) -> (Rig, Vec<u8>) {
     let rig = Rig::open_with(&created(BlockSize::B4096, 512, BLOCKS, format()), options).unwrap();
     rig.write(0, &pattern(1, BLOCKS as usize * 4096)).unwrap();
@@ -39,14 +39,14 @@ fn scattered(options: OpenOptions) -> (Rig, Vec<u8>) {
     (rig, data)
 }
 
-/// In how many pieces the blocks from one on lie.
+/// The number of contiguous pieces in which these blocks are stored.
 fn pieces(rig: &Rig, first: u64, blocks: u64) -> usize {
     let extent = Extent::from_raw(first, blocks).unwrap();
     let (located, _) = rig.run(rig.gate.device().locate(extent)).unwrap();
     rig.gate.device().pieces(extent, &located).len()
 }
 
-/// Lets a volume be idle for long, commits and checkpoints included.
+/// Lets a volume be idle for a long time, including commits and checkpoints.
 fn rest(rig: &Rig) {
     (0..300).for_each(|_| rig.wait(IDLE));
 }
@@ -156,7 +156,7 @@ fn moves_that_check_nothing_would_bless_damage() {
     assert_eq!(errors, [true, false], "the test tells");
 }
 
-/// Whether what a host changes while moved blocks are being written is there afterwards.
+/// True if a host's changes survive that were made while moved blocks were being written.
 fn changes_win(mutation: Mutation) -> bool {
     (0..7).all(|turns| {
         let (rig, mut data) = scattered(OpenOptions { mutation, relocate: false, ..OpenOptions::default() });
@@ -167,7 +167,7 @@ fn changes_win(mutation: Mutation) -> bool {
                 pass_turns(1).await;
             }
             pass_turns(turns).await;
-            // What the host does is quick from here on; what is in flight takes its time.
+            // The host's request is fast; those in flight are slow.
             rig.medium.turns.set(0);
             let extents = vec![Extent::from_raw(9, 100).unwrap()];
             data[9 * 4096..109 * 4096].fill(0);
@@ -215,7 +215,7 @@ fn discard(rig: &Rig, start: u64, blocks: u64) {
     rig.run(rig.gate.execute(Request::discard(extents))).unwrap();
 }
 
-/// Bytes that a volume takes without any block: all but its physical blocks.
+/// The bytes that a volume takes without any blocks: everything but its physical blocks.
 fn overhead(layout: &Layout) -> u64 {
     let group = layout.block_group(0).unwrap();
     layout.medium_bytes() - (group.end_offset - group.data_offset)
@@ -252,7 +252,7 @@ fn physical_blocks_that_overwriting_has_freed_take_no_space_after_a_while() {
     assert!(rig.gate.device().upkeep().bytes_punched > 0);
     assert!(rig.read(0, BLOCKS).unwrap() == data);
     rig.verify().unwrap();
-    // Punching beyond the free physical blocks shows.
+    // Twin: punching beyond the free physical blocks is detected.
     let (rig, _) = scattered(OpenOptions { mutation: Mutation::PunchBeyond, ..OpenOptions::default() });
     rest(&rig);
     assert!(rig.verify().is_err());
@@ -330,7 +330,7 @@ fn preallocated_space_is_taken_at_once_and_kept() {
         Some(VolumeError::Medium(error)) => assert_eq!(error.kind, MediumErrorKind::Unsupported),
         other => panic!("{other:?}"),
     }
-    // Where nothing can be reserved, a volume without that promise works all the same.
+    // If nothing can be reserved, a volume without preallocation works nevertheless.
     let medium = created(BlockSize::B4096, 512, BLOCKS, format());
     medium.reserves.set(false);
     Rig::open(&medium, false).unwrap().write(0, &pattern(1, 4096)).unwrap();

@@ -1,4 +1,4 @@
-//! What was answered outlives the process: notes, where they count and where they do not.
+//! Completed changes outlive the process: when notes count and when they do not.
 
 use std::collections::BTreeMap;
 
@@ -27,21 +27,21 @@ fn discard(rig: &Rig, start: u64, blocks: u64) {
     rig.run(rig.gate.execute(Request::discard(vec![extent]))).unwrap();
 }
 
-/// What the next opening says of changes that were answered; it is not used.
+/// What the next open would report about completed changes; that open leaves no trace.
 fn answered(medium: &TestMedium, read_only: bool) -> AnsweredChanges {
     let (copy, options) = (copied(medium), OpenOptions { read_only, ..OpenOptions::default() });
     let clock = super::setup::TestClock::default();
     futures_executor::block_on(open(copy, clock, &options)).unwrap().description.answered
 }
 
-/// The medium as the death of the process leaves it.
+/// The medium as it is after the death of the process.
 fn copied(medium: &TestMedium) -> TestMedium {
     let copy = medium.copy();
     copy.boot.set(medium.boot.get());
     copy
 }
 
-/// The same, and the machine was started anew.
+/// The same after a reboot of the machine.
 fn rebooted(medium: &TestMedium) -> TestMedium {
     let copy = medium.copy();
     copy.boot.set(Some(2));
@@ -86,7 +86,7 @@ fn check(rig: &Rig, expected: &BTreeMap<u64, Option<Vec<u8>>>) {
     assert!(rig.read(0, 1).unwrap() == first, "what was not changed since");
 }
 
-/// Exactly what was flushed.
+/// Exactly the flushed content.
 fn check_flushed(rig: &Rig) {
     assert!(rig.read(0, 40).unwrap() == pattern(1, 40 * 4096), "what was flushed");
     assert!(rig.read(100, 9).unwrap() == vec![0; 9 * 4096], "what was not");
@@ -128,7 +128,7 @@ fn notes_of_another_boot_do_not_count_and_it_is_said() {
     assert!(matches!(answered(&copy, true), AnsweredChanges::MayBeLost(WhyLost::OtherBoot)));
     check_flushed(&noted(&copy));
     assert_eq!(answered(&copy, true), AnsweredChanges::MayBeLost(WhyLost::OtherBoot), "nobody was told");
-    // Nor where no boot has an identity.
+    // Notes also do not count if no boot has an identity.
     let copy = medium.copy();
     copy.boot.set(None);
     check_flushed(&noted(&copy));
@@ -147,7 +147,7 @@ fn a_damaged_note_costs_what_was_not_flushed_and_nothing_else_and_it_is_said() {
     let (medium, _) = used();
     let place = place(&medium).offset as usize;
     let half = self::place(&medium).half_bytes as usize;
-    // The flush was the first commit, so the notes behind it are in the second half.
+    // The flush was the first commit, so later notes are in the second half.
     for at in [half, half + 3, half + 70, half + 64 + 48 * 5 + 40] {
         let copy = copied(&medium);
         copy.bytes.borrow_mut()[place + at] ^= 4;
@@ -155,7 +155,7 @@ fn a_damaged_note_costs_what_was_not_flushed_and_nothing_else_and_it_is_said() {
         assert!(matches!(said, AnsweredChanges::MayBeLost(_)), "byte {at}: {said:?}");
         check_flushed(&noted(&copy));
     }
-    // Twin: what lies before the place is a free physical block.
+    // Twin: a free physical block is before the place.
     let copy = copied(&medium);
     copy.bytes.borrow_mut()[place - 1] ^= 4;
     let said = answered(&copy, true);
@@ -185,7 +185,7 @@ fn that_changes_may_be_lost_is_known_until_who_sent_them_was_told_whatever_opens
     let resized = futures_executor::block_on(resize(&medium, super::setup::TestClock::default(), &options)).unwrap();
     assert_eq!(resized.may_be_lost, Some(WhyLost::OtherBoot));
     assert_eq!(answered(&medium, true), SAID);
-    // A reader cannot end it.
+    // An open for reading cannot clear it.
     let reader = Rig::open_noted(&copied(&medium), OpenOptions { read_only: true, ..OpenOptions::default() }).unwrap();
     reader.run(reader.gate.device().forget_lost()).unwrap();
     assert_eq!(reader.gate.device().may_be_lost(), Some(WhyLost::OtherBoot));
@@ -244,7 +244,7 @@ fn a_death_while_recovery_works_loses_nothing_and_a_power_cut_then_nothing_flush
         let (dead, off) = (copied(&copy), rebooted(&copy));
         check(&noted(&dead), &expected);
         let rig = noted(&off);
-        // Each block as it was flushed or as it was changed since.
+        // Each block is as it was flushed, or as it was changed since.
         let flushed = pattern(1, 40 * 4096);
         for (lba, block) in &expected {
             let found = rig.read(*lba, 1).unwrap();
@@ -372,7 +372,7 @@ fn a_snapshot_with_old_notes_is_a_crash_image() {
     let rig = noted(&medium);
     rig.write(0, &pattern(1, 4096)).unwrap();
     let old = copied(&medium);
-    // Enough that the log says of the first commit that it is durable, and its physical block is used again.
+    // So many that the log records the first commit as durable, and its physical block is reused.
     for seed in 2..8 {
         rig.write(0, &pattern(seed, 4096)).unwrap();
         rig.flush().unwrap();
@@ -392,7 +392,7 @@ fn the_place_of_notes_has_no_commit_made_earlier() {
         let rig = Rig::open_noted(&medium, OpenOptions { keeps_answered, ..OpenOptions::default() }).unwrap();
         for write in 0..2 * MANY {
             rig.write(write * 7 % MANY, &pattern(write, 4096)).unwrap();
-            // The worker has its turn.
+            // Lets the worker run.
             rig.idle();
         }
         let volume = rig.gate.device();

@@ -1,4 +1,4 @@
-//! What is recognised from its bytes: volumes, what is left of them, and everything else.
+//! What is recognised from bytes on a medium: volumes, remains of volumes, and everything else.
 
 use futures_executor::block_on;
 use sealblock_integrity::{GuardKind, ProtectionType};
@@ -37,7 +37,7 @@ fn traces(medium: &TestMedium) -> Vec<Trace> {
     }
 }
 
-/// Which copies of the superblock an opening for reading finds lost.
+/// The copies of the superblock that an open for reading finds lost.
 fn lost(medium: &TestMedium) -> Vec<u64> {
     let options = crate::OpenOptions { read_only: true, ..Default::default() };
     let opened = block_on(open(medium.clone(), super::setup::TestClock::default(), &options)).unwrap();
@@ -80,7 +80,7 @@ fn a_wiped_start_costs_nothing_that_was_flushed() {
 
 #[test]
 fn the_third_copy_is_never_older_than_the_log_it_needs() {
-    // More commits than the log has sectors, so that old places of it are used again between checkpoints.
+    // More commits than the log has sectors, so that old places are reused between checkpoints.
     let medium = used();
     let rig = Rig::open(&medium, false).unwrap();
     for round in 0..300 {
@@ -113,12 +113,12 @@ fn what_is_left_of_a_volume_is_recognised_by_any_part_of_it() {
     assert_eq!(traces(&logless), [Trace::GroupMap(map), Trace::MapEntries(tables)]);
     wipe(&logless, 64 << 10, tables as usize);
     assert_eq!(traces(&logless), [Trace::MapEntries(tables)]);
-    // Of a volume that was never written to, the group map tells.
+    // A volume that was never written to is recognised by its group map.
     let fresh = created(BlockSize::B4096, 512, BLOCKS, None);
     wipe(&fresh, 0, map as usize);
     wipe(&fresh, third(), third() + 512);
     assert_eq!(traces(&fresh), [Trace::GroupMap(map)]);
-    // A third superblock by itself, damaged.
+    // Only a third superblock, damaged.
     let medium = used();
     wipe(&medium, 0, third());
     medium.bytes.borrow_mut()[third() + 40] ^= 1;
@@ -160,7 +160,7 @@ fn other_bytes_are_nothing_and_neither_is_what_holds_a_volume_further_in() {
             assert_eq!(other(bytes), Recognised::Nothing, "{before} before, {behind} behind");
         }
     }
-    // And a volume with something behind it is one.
+    // A volume with other bytes after it is a volume.
     assert_eq!(other([volume, vec![1; 8192]].concat()), Recognised::Volume);
 }
 

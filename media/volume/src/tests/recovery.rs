@@ -1,4 +1,4 @@
-//! Faults around recovery that the simulator found once, each as small as it gets.
+//! Faults around recovery that the simulator once found, each as a minimal case.
 
 use sealblock_block::{BadBlock, Device, Durability, ErrorKind, Expectations, Request};
 use sealblock_integrity::{Checks, Field, GuardKind, ProtectionType, Unverified};
@@ -22,7 +22,7 @@ fn newest(rig: &Rig, lba: u64) -> MapEntry {
     })
 }
 
-/// Overwrites the data of a block that was written last, as if they had never arrived.
+/// Overwrites the data of a block's last write, as if they had never arrived.
 pub(super) fn lose_data(rig: &Rig, lba: u64) {
     let volume = rig.gate.device();
     let at = volume.pbn_offset(0, newest(rig, lba).pbn) as usize;

@@ -1,4 +1,4 @@
-//! Volumes without any superblock: found, read, and never taken for more than they are.
+//! Volumes without any superblock: what is found of them, and what can be read.
 
 use futures_executor::block_on;
 use sealblock_block::{Device, Durability, Expectations, Request, Response};
@@ -54,7 +54,7 @@ fn wipe_superblocks(medium: &TestMedium, layout: &Layout) {
     wipe(medium, layout, |kind| matches!(kind, RegionKind::Superblock(_) | RegionKind::ReservedArea(_)));
 }
 
-/// The blocks of these bytes, behind blocks of zeroes.
+/// The blocks of these bytes, after blocks of zeroes.
 fn blocks_of(data: &[u8], size: BlockSize, first: usize, all: u64) -> Vec<Option<Vec<u8>>> {
     let mut bytes = vec![0; all as usize * size.bytes()];
     bytes[first * size.bytes()..][..data.len()].copy_from_slice(data);
@@ -138,11 +138,12 @@ fn what_the_log_has_is_newer_than_the_map_pages_unless_its_newer_part_is_gone() 
     let before = log(&rig.medium);
     write(&rig, 3);
     let after = log(&rig.medium);
-    // Crashed: the block map has the second content, the log has the third.
+    // After a crash: the block map has the second content, the log has the third.
     let crashed = rig.medium.clone();
     wipe_superblocks(&crashed, &layout);
     assert_eq!(find(&crashed).blocks[9], Some(pattern(3, 4096)));
-    // Closed: the block map has the third. Where the log keeps the second and has lost the third, the block map is right.
+    // After a close: the block map has the third content. If the log still has the second but lost the third, the block
+    // map counts.
     let medium = created(size, 512, blocks, format);
     let rig = Rig::open(&medium, false).unwrap();
     write(&rig, 1);
@@ -193,7 +194,7 @@ fn what_is_no_volume_is_refused_and_says_why() {
     let format = protection(GuardKind::Crc32c, ProtectionType::Type1);
     let layout = layout(BlockSize::B4096, 512, 512);
     let hints = Hints::default();
-    // Nothing was ever written to it, so nothing tells where anything lies.
+    // It was never written to, so nothing shows its layout.
     let unwritten = created(BlockSize::B4096, 512, 512, format);
     wipe_superblocks(&unwritten, &layout);
     assert_eq!(why(&unwritten, &hints), ProfileError::Nothing);
@@ -204,7 +205,7 @@ fn what_is_no_volume_is_refused_and_says_why() {
     assert_eq!(why(&odd, &hints), ProfileError::Length(layout.medium_bytes() + 512));
     let capacity = Hints { capacity_bytes: Some(1000), ..hints };
     assert_eq!(why(&noise, &capacity), ProfileError::Hints);
-    // Map entries without any data are not worth a shape.
+    // Map entries without any data are not enough to derive a layout.
     let rig = Rig::open(&created(BlockSize::B4096, 512, 512, format), false).unwrap();
     rig.write(0, &pattern(3, 64 * 4096)).unwrap();
     let medium = rig.close();

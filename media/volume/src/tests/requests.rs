@@ -1,4 +1,4 @@
-//! Requests, and what is left of them after the volume was closed and opened again.
+//! Requests, and their effects after the volume was closed and opened again.
 
 use sealblock_block::{BadBlockCause, Device, Durability, ErrorKind, Request};
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Sealed, Tags};
@@ -8,7 +8,7 @@ use sealblock_units::{BlockSize, Extent};
 use super::setup::{Rig, TestMedium, created, pattern, protection};
 use crate::{OpenOptions, VolumeError};
 
-/// Every guard and type, and none, with both block sizes.
+/// Every guard and type, and no protection information, with both block sizes.
 fn shapes() -> impl Iterator<Item = (BlockSize, Option<PiFormat>)> {
     let guards = [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64];
     let types = [ProtectionType::Type1, ProtectionType::Type2, ProtectionType::Type3];
@@ -69,7 +69,7 @@ fn overwriting_a_full_volume_again_and_again_finds_physical_blocks_and_log_space
 #[test]
 fn a_flush_of_many_blocks_is_one_small_write() {
     let rig = Rig::new(BlockSize::B4096, 256, protection(GuardKind::Crc32c, ProtectionType::Type1));
-    // The first commit of all says in the superblock that the log is in use.
+    // The very first commit marks the log as in use in the superblock.
     rig.write(200, &pattern(200, 8 * 4096)).unwrap();
     rig.flush().unwrap();
     let (written, syncs) = (rig.medium.written_bytes.get(), rig.medium.syncs.get());
@@ -167,7 +167,7 @@ fn bad_media_are_refused_by_name() {
     let whole = medium.bytes.borrow().clone();
     medium.bytes.borrow_mut().truncate(whole.len() - 4096);
     assert!(matches!(Rig::open(&medium, true), Err(VolumeError::Truncated { .. })));
-    // Only who reads may ask for what is left of it.
+    // Only an open for reading may accept a truncated medium.
     let truncated = |read_only| OpenOptions { read_only, truncated: true, ..OpenOptions::default() };
     assert!(matches!(Rig::open_with(&medium, truncated(false)), Err(VolumeError::Truncated { .. })));
     Rig::open_with(&medium, truncated(true)).unwrap();
@@ -189,7 +189,7 @@ fn a_volume_on_larger_sectors_than_it_was_made_for_is_read_there_and_not_written
         let data = pattern(3, 300 * size.bytes());
         rig.write(0, &data).unwrap();
         rig.flush().unwrap();
-        // What is in the log alone, after a crash, and what is in the block map.
+        // Content that is only in the log, after a crash, and content in the block map.
         for medium in [rig.medium.copy(), rig.close()] {
             let larger = medium.on_sectors(4096);
             let refused = Rig::open(&larger, false).map(drop);
@@ -222,7 +222,7 @@ fn blocks_made_unreadable_stay_so_over_a_restart_until_they_are_changed() {
         let rig = Rig::new(BlockSize::B4096, 256, protection(guard, ProtectionType::Type1));
         rig.write(0, &pattern(1, 8 * 4096)).unwrap();
         assert!(!rig.gate.device().superblock().uncorrectable);
-        // One that was stored, one on its way to the log, and one that was never written.
+        // A stored block, one on its way to the log, and one that was never written.
         spoil(&rig, 2, 2, Durability::Volatile);
         rig.write(20, &pattern(2, 4096)).unwrap();
         rig.flush().unwrap();
@@ -272,7 +272,7 @@ fn a_crash_leaves_blocks_unreadable_if_that_was_durable() {
 fn writers_that_wait_for_physical_blocks_in_use_keep_no_task_busy_and_are_served() {
     let rig = Rig::new(BlockSize::B4096, 16, None);
     let commits = || rig.gate.device().commits.completed.get();
-    // A write takes a while, and there are physical blocks for a few at once.
+    // Writes are slow, and there are physical blocks for only a few at once.
     rig.medium.turns.set(1_000);
     let extent = Extent::from_raw(0, 16).unwrap();
     let write = |seed| {

@@ -53,7 +53,7 @@ fn discard(medium: &TestMedium, start: u64, blocks: u64) {
     rig.close();
 }
 
-/// Both superblocks at the start, and all that lies between and behind them, are gone.
+/// Wipes both superblocks at the start and everything beside them.
 fn lose_start(medium: &TestMedium) {
     medium.bytes.borrow_mut()[..64 << 10].fill(0);
 }
@@ -74,7 +74,7 @@ fn a_volume_that_grows_keeps_its_blocks_and_gets_unwritten_ones() {
     assert_eq!(rig.gate.geometry().capacity_blocks, 700);
     assert_eq!(rig.read(90, 10).unwrap(), pattern(1, 10 * BLOCK));
     assert_eq!(rig.read(100, 200).unwrap(), vec![0; 200 * BLOCK]);
-    // Over the border between the segments, and up to the end.
+    // Across the border between the segments, and up to the end.
     rig.write(60, &pattern(2, 200 * BLOCK)).unwrap();
     rig.write(690, &pattern(3, 10 * BLOCK)).unwrap();
     assert!(rig.write(695, &pattern(3, 6 * BLOCK)).is_err(), "past the new end");
@@ -110,8 +110,8 @@ fn the_new_end_has_the_third_superblock_and_what_the_reserved_area_holds() {
 
 #[test]
 fn superblocks_of_the_size_before_do_not_count_beside_the_new_third_one() {
-    // Grown; shrunk within its last block group, where the third superblock stays in its place; and shrunk behind block groups
-    // that go.
+    // Grown; shrunk within its last block group, so that the third superblock stays in its place; and shrunk by whole
+    // block groups.
     for sizes in [[100, 300], [300, 250], [300, 100]] {
         let medium = volume(100);
         if sizes[0] != 100 {
@@ -155,7 +155,7 @@ fn a_volume_shrinks_where_nothing_is_held_and_is_refused_by_block_where_somethin
     assert_eq!(medium.bytes.borrow().len(), length);
     assert!(Rig::open(&medium, true).unwrap().read(299, 2).is_err());
     assert_eq!(layout(&medium).block_group(1).unwrap().blocks, 400);
-    // Behind it: the block group goes, and the medium is cut. The volume is as it was made.
+    // After its end: the block group is dropped, and the medium is truncated. The volume is as it was created.
     let done = resized(&medium, 100).unwrap();
     assert_eq!(medium.bytes.borrow().len() as u64, done.medium_bytes);
     assert_eq!(layout(&medium), Layout::new(SIZE, 512, 100).unwrap());
@@ -185,7 +185,7 @@ fn what_a_smaller_size_left_over_comes_back_unwritten() {
         fill(&medium, 64, 300, 1);
         discard(&medium, 64, 300);
         resized(&medium, 64).unwrap();
-        // Another block group with the number of the one that went, and then one like it.
+        // Another block group gets the number of the dropped one, and then one of the same size.
         for blocks in [100, 64, 400] {
             resized(&medium, blocks).unwrap();
             let rig = Rig::open(&medium, false).unwrap();
@@ -208,14 +208,14 @@ fn map_entries_of_block_groups_that_went_count_for_no_block_group_that_comes() {
     discard(&medium, 100, 600);
     let larger = medium.bytes.borrow().clone();
     resized(&medium, 100).unwrap();
-    // A crash came before anything was written behind the new end, or cut off.
+    // As if a crash had come before anything was written after the new end, or truncated.
     let end = layout(&medium).tail_offset() as usize;
     let mut bytes = medium.bytes.borrow().clone();
     bytes.truncate(end);
     bytes.extend_from_slice(&larger[end..]);
     *medium.bytes.borrow_mut() = bytes;
     resized(&medium, 800).unwrap();
-    // The block group that comes gets map pages, around what lies there.
+    // The added block group gets map pages, on top of what is there.
     fill(&medium, 790, 1, 4);
     let rig = Rig::open(&medium, true).unwrap();
     assert_eq!(rig.read(100, 690).unwrap(), vec![0; 690 * BLOCK]);
@@ -236,8 +236,8 @@ fn bits_of_block_groups_that_went_count_for_no_block_group_that_comes() {
     }
 }
 
-/// Where the copies of the group map are not the same, the newer one counts, but for a block group that it denies and whose map
-/// pages are there.
+/// If the copies of the group map differ, the newer one counts, except for a block group that it lacks although its map
+/// pages exist.
 #[test]
 fn a_copy_of_the_block_group_map_hides_no_map_pages_and_brings_none_back() {
     let medium = volume(64);
@@ -248,13 +248,13 @@ fn a_copy_of_the_block_group_map_hides_no_map_pages_and_brings_none_back() {
     let maps = [0, 1].map(|copy| layout(&medium).group_map_offset(copy) as usize);
     let larger = medium.bytes.borrow().clone();
     resized(&medium, 80).unwrap();
-    // A crash came before what lies behind the new end was cut off.
+    // As if a crash had come before the medium was truncated.
     let end = medium.bytes.borrow().len();
     medium.bytes.borrow_mut().extend_from_slice(&larger[end..]);
     resized(&medium, 400).unwrap();
     let data = pattern(1, 400 * BLOCK);
     for at in maps {
-        // From before the volume shrank: the block groups that went and came were never written.
+        // A copy from before the volume shrank: the block groups that were dropped and added again are unwritten.
         let stale = medium.copy();
         stale.bytes.borrow_mut()[at..at + 512].copy_from_slice(&larger[at..at + 512]);
         for read_only in [true, false] {
@@ -262,7 +262,8 @@ fn a_copy_of_the_block_group_map_hides_no_map_pages_and_brings_none_back() {
             assert!(rig.read(0, 80).unwrap() == data[..80 * BLOCK]);
             assert!(rig.read(80, 320).unwrap() == vec![0; 320 * BLOCK]);
         }
-        // Whole and ahead of the other, with as many bits as it should have, and not those of block groups that were written.
+        // Valid and newer than the other copy, with the right number of bits, but without those of block groups that
+        // were written.
         let denying = medium.copy();
         let seed = Superblock::decode(&medium.bytes.borrow()[..512]).unwrap().seed();
         let mut sector = GroupMapSector::decode(&medium.bytes.borrow()[at..at + 512], seed, 0).unwrap();
@@ -284,7 +285,7 @@ fn segments_end_where_their_list_does() {
         resized(&medium, blocks).unwrap();
     }
     let rig = Rig::open(&medium, false).unwrap();
-    // A request may lie in all of them.
+    // A request may extend over all of them.
     rig.write(0, &pattern(5, blocks as usize * BLOCK)).unwrap();
     assert_eq!(rig.read(0, blocks).unwrap(), pattern(5, blocks as usize * BLOCK));
     rig.close();
@@ -317,7 +318,7 @@ fn a_medium_that_is_full_all_the_same_leaves_the_volume_as_it_was() {
     let medium = volume(100);
     fill(&medium, 0, 5, 1);
     let length = medium.bytes.borrow().len();
-    // The length is there, and the space of the tail is not.
+    // The medium can be extended, but has no space for the tail.
     medium.reserves.set(false);
     medium.full_from.set(layout(&medium).with_capacity(1000).unwrap().tail_offset() + 4096);
     medium.grows_full.set(true);
@@ -372,7 +373,7 @@ fn wherever_the_machine_stops_the_volume_has_one_size_or_the_other_and_all_of_it
             let stopped = resized(&medium, to);
             medium.changes_left.set(u64::MAX);
             if stop % 2 == 1 {
-                // Opened in between, as it would be, or resized again at once.
+                // Opened in between, as usual, or resized again at once.
                 let rig = Rig::open(&medium, false).unwrap();
                 assert!([from, to].contains(&rig.gate.geometry().capacity_blocks));
                 rig.verify().unwrap();

@@ -1,5 +1,5 @@
-//! Superblocks, log and reserved areas that were put back together to an earlier state: the high-water mark shows it at the opening,
-//! and no crash is taken for that.
+//! Superblocks, log and reserved areas that were restored together from an earlier state: the high-water mark shows it
+//! at the open, and no crash is mistaken for it.
 
 use futures_executor::block_on;
 use sealblock_block::{Device, Freshness, Request, ReservedArea, Response, WhyOlder};
@@ -29,7 +29,7 @@ fn content(seed: u64) -> Vec<u8> {
     pattern(seed, 64 * SIZE.bytes())
 }
 
-/// Uses a volume: its first blocks are written anew, and it is closed.
+/// Uses a volume: writes its first blocks, and closes it.
 fn used(medium: &TestMedium, seed: u64) {
     let rig = Rig::open(medium, false).unwrap();
     rig.write(0, &content(seed)).unwrap();
@@ -43,7 +43,7 @@ fn put(medium: &TestMedium, from: &TestMedium, parts: &[(u64, u64)]) {
     }
 }
 
-/// Parts of a volume that something puts back together.
+/// Parts of a volume that are restored together.
 fn put_back_together() -> [(&'static str, Parts); 5] {
     let layout = layout();
     let superblocks = || [SUPERBLOCK_OFFSETS[0], SUPERBLOCK_OFFSETS[1], layout.third_offset()].map(|at| (at, 512));
@@ -73,7 +73,7 @@ fn write_seq(medium: &TestMedium) -> u64 {
     block_on(probe(medium)).unwrap().write_seq
 }
 
-/// The states of a volume in three uses of it, one after the other, as a machine that stops leaves them.
+/// The states of a volume in three successive uses, each as the machine stops.
 fn states() -> Vec<TestMedium> {
     let medium = volume();
     let mut states = vec![medium.copy()];
@@ -120,7 +120,7 @@ fn an_earlier_superblock_is_refused_whatever_is_put_back_with_it() {
     }
 }
 
-/// Put back to right before a session, with a copy lost: the one that counts is one behind.
+/// Restored to just before a session, with a copy lost: the copy that counts is one write behind.
 #[test]
 fn a_lost_copy_does_not_hide_an_earlier_state() {
     let medium = volume();
@@ -156,7 +156,7 @@ fn a_log_that_is_put_back_alone_is_shorter_than_it_was_when_its_last_sector_had_
     let flush = |seed| {
         rig.write(0, &content(seed)).unwrap();
         rig.flush().unwrap();
-        // Less than until the next checkpoint.
+        // Shorter than the time until the next checkpoint.
         rig.wait(std::time::Duration::from_secs(1));
     };
     flush(1);
@@ -168,7 +168,7 @@ fn a_log_that_is_put_back_alone_is_shorter_than_it_was_when_its_last_sector_had_
     let now = medium.copy();
     put(&medium, &earlier, &[(layout.log_offset(), layout.log_bytes())]);
     assert!(matches!(opened(&medium, true, false), Err(VolumeError::RolledBack { .. })));
-    // One of its two regions is enough.
+    // Restoring one of its two regions is enough.
     for region in [0, 1] {
         let medium = now.copy();
         put(&medium, &earlier, &[(layout.log_sector_offset(0, region), layout.log_region_bytes())]);
@@ -276,7 +276,7 @@ fn a_crash_at_any_change_is_no_earlier_state() {
     }
 }
 
-/// A new volume has nothing that could have been put back: its two superblocks and all else are written before one sync.
+/// A new volume has no earlier state: its first two superblocks and everything else are written before one sync.
 #[test]
 fn whatever_of_a_new_volume_has_arrived_is_no_earlier_state() {
     let medium = volume();
@@ -284,7 +284,7 @@ fn whatever_of_a_new_volume_has_arrived_is_no_earlier_state() {
     let first = Superblock { write_seq: 0, ..Superblock::decode(&medium.bytes.borrow()).unwrap() };
     for lost in 0..4 {
         let medium = medium.copy();
-        // The third may be the first of the two that were written there.
+        // The third place may have the first of the two superblocks that were written there.
         medium.bytes.borrow_mut()[places[2] as usize..][..512].copy_from_slice(&first.encode());
         let lost = (0..2).filter(|at| lost >> at & 1 == 1);
         lost.for_each(|at| medium.bytes.borrow_mut()[places[at] as usize..][..512].fill(0));
@@ -292,7 +292,7 @@ fn whatever_of_a_new_volume_has_arrived_is_no_earlier_state() {
     }
 }
 
-/// On a medium longer than the volume, such as a disk, nothing else shows it: the third superblock is not looked for there.
+/// On a medium longer than the volume, such as a disk, only this shows it: the third superblock is not searched there.
 #[test]
 fn superblocks_from_before_a_resize_are_found_out_on_a_longer_medium() {
     let medium = TestMedium::new(layout().medium_bytes() * 4, 512);
@@ -354,7 +354,7 @@ fn a_state_of_the_scrub_that_is_put_back_or_blank_in_all_places_is_none_and_coun
     }
 }
 
-/// Superblocks are one sector each, and what is put back here is all of them.
+/// A superblock is one sector, and here all of its copies are restored.
 #[test]
 fn an_older_superblock_is_used_where_both_copies_of_the_newest_are_lost() {
     let medium = volume();

@@ -1,4 +1,4 @@
-//! Blocks that are deallocated, or made unreadable, in one go: a map entry for all of them, and what a crash makes of it.
+//! Blocks that are deallocated or made unreadable together have one map entry, also after a crash.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ fn is_zeroes(rig: &Rig, lba: u64) -> bool {
 fn a_run_is_one_map_entry_of_the_log_and_no_memory_to_speak_of_until_the_map_pages_have_it() {
     let rig = written();
     let volume = rig.gate.device();
-    // Not so many that a commit begins before the flush.
+    // Few enough that no commit begins before the flush.
     let (before, next) = (rig.medium.written_bytes.get(), volume.log.next.get());
     zero(&rig, 7, 400);
     rig.flush().unwrap();
@@ -85,7 +85,7 @@ fn a_crash_right_behind_a_run_keeps_all_of_it_and_what_came_later_in_it() {
         let rig = written();
         zero(&rig, 100, 800);
         rig.flush().unwrap();
-        // In the next commit a block is written; in one with it others on both sides of it are deallocated once more.
+        // The next commit writes a block, and deallocates others on both sides of it again.
         rig.write(300, &pattern(9, 512)).unwrap();
         rig.flush().unwrap();
         rig.write(500, &pattern(10, 512)).unwrap();
@@ -125,7 +125,7 @@ fn a_run_may_hang_on_a_single_sector_no_more_than_as_many_blocks_one_by_one() {
         rig.flush().unwrap();
         assert_eq!(rig.medium.written_bytes.get() - before, places * 512, "{blocks} blocks");
         let sequence = rig.gate.device().log.next.get() - 1;
-        // The next commits say again what was written once, and either place of the sector may be lost.
+        // The next commits repeat what was written once, so either place of the sector may be lost.
         for lba in [2000, 2001] {
             rig.write(lba, &pattern(5, 512)).unwrap();
             rig.flush().unwrap();
@@ -175,7 +175,7 @@ fn forged(entries: &[MapEntryRun]) -> TestMedium {
         let bytes = &mut medium.bytes.borrow_mut()[at..at + 512];
         LogSector::encode(bytes, seed, header, raw.iter(), &[]);
     }
-    // One behind it says that it was durable.
+    // The next sector says that it was durable.
     let header = LogHeader::new(sequence + 1, sequence + 1);
     let at = layout.log_sector_offset(sequence + 1, 0) as usize;
     LogSector::encode(&mut medium.bytes.borrow_mut()[at..at + 512], seed, header, [].iter(), &[]);
@@ -215,14 +215,14 @@ fn a_run_that_cannot_be_is_a_damaged_log_and_no_map_entry() {
     }
 }
 
-/// A volume in whose log two blocks given up take turns with one that is written, every two blocks, and that cannot write its
-/// map pages.
+/// A volume whose log alternates between two deallocated blocks and a written one, every two blocks, and that cannot
+/// write its map pages.
 fn with_a_log_of_pairs_and_writes(rounds: u64) -> Rig {
     let rig = written();
     let volume = rig.gate.device();
     let group = volume.layout.block_group(0).unwrap();
     let tail = volume.log.tail.get();
-    // No checkpoint ends, so the log says whatever there is memory for at all: 64 KiB.
+    // No checkpoint ends, so the log fills until the memory of 64 KiB is used up.
     rig.medium.held.set((volume.layout.groups_offset(), group.data_offset));
     for round in 0..rounds {
         match round % 2 {
@@ -258,8 +258,8 @@ fn a_log_that_says_more_than_there_is_memory_for_goes_to_the_map_pages_bit_by_bi
             Err(_) => interrupted += 1,
         }
     };
-    // Before it decides; the pages that were in the way; the other pages; the superblock; pages once more. From there on the
-    // log is empty.
+    // Before it decides; after the pages that were in the way; after the other pages; after the superblock; after the
+    // pages again. From then on the log is empty.
     assert_eq!(interrupted, 5, "syncs of a recovery");
     assert!(is_right(&rig));
     rig.verify().unwrap();

@@ -1,4 +1,4 @@
-//! Data without tags: sealed in flight or before, with the same result.
+//! Data without tags are sealed before or during the write, with the same result.
 
 use futures_util::FutureExt;
 use sealblock_block::{Ability, Device, Durability, ErrorKind, Request};
@@ -31,7 +31,7 @@ fn sealed(rig: &Rig, start: u64, bytes: &[u8]) -> Request {
     Request::write(at(start, (bytes.len() / 4096) as u64), data, Durability::Volatile)
 }
 
-/// Opened so that writes of this many bytes are sealed in flight.
+/// A volume opened so that writes of this many bytes are sealed in flight.
 fn rig(format: Option<PiFormat>, seal_in_flight_bytes: u64) -> Rig {
     let options = OpenOptions { seal_in_flight_bytes, ..OpenOptions::default() };
     let rig = Rig::open_with(&created(SIZE, 512, 256, format), options).unwrap();
@@ -44,8 +44,8 @@ fn entries(rig: &Rig, blocks: u64) -> Vec<MapEntry> {
     (0..blocks).map(entry).map(|entry| MapEntry { generation: 0, ..entry }).collect()
 }
 
-/// Every format, with and without a CRC-32C besides: the map entries of data sealed before, behind and in flight are the same, and a
-/// crash leaves all of them right.
+/// Every format, with and without an additional CRC-32C: data sealed before, after or during the write get the same map
+/// entries, and a crash leaves all of them valid.
 #[test]
 fn when_blocks_are_sealed_shows_in_no_map_entry() {
     let guards = GuardKind::ALL.into_iter().flat_map(|guard| ProtectionType::ALL.map(|kind| protection(guard, kind)));
@@ -89,14 +89,14 @@ fn only_long_writes_wait_until_their_data_are_on_their_way() {
     rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(2, 8 * 4096)))).unwrap();
     assert_eq!(rig.medium.submits.take(), [8 * 4096], "with the write in flight");
     assert_eq!(rig.read(0, 8).unwrap(), pattern(2, 8 * 4096));
-    // A medium that is done at once is not waited for.
+    // If the medium completes the write at once, nothing waits for it.
     rig.medium.turns.set(0);
     rig.run(rig.gate.execute(unsealed(&rig, 0, &pattern(3, 8 * 4096)))).unwrap();
     assert_eq!(rig.medium.submits.borrow()[..], [0; 0]);
     assert_eq!(rig.read(0, 8).unwrap(), pattern(3, 8 * 4096));
 }
 
-/// Refused at once and while it is in flight: no block changes, and its physical blocks are free again.
+/// The write is refused at once or while it is in flight. No block changes, and its physical blocks are free again.
 #[test]
 fn a_write_that_fails_leaves_no_map_entry() {
     for in_flight_from in [0, u64::MAX] {
@@ -127,7 +127,8 @@ fn a_write_that_fails_leaves_no_map_entry() {
     }
 }
 
-/// While its data are held back a write has no map entry, although its tags are made; dropped then, it never gets one.
+/// While its data are held back, a write has no map entry, although its tags are computed. If it is dropped then, it
+/// never gets one.
 #[test]
 fn nothing_names_data_that_have_not_arrived() {
     let rig = rig(protection(GuardKind::Crc32c, ProtectionType::Type1), 0);

@@ -1,4 +1,4 @@
-//! A medium in memory, a clock that stands still, and a volume on them.
+//! A medium in memory, a clock that only tests advance, and a volume on them.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -29,44 +29,44 @@ pub struct TestMedium {
     pub allocated: Rc<RefCell<Vec<bool>>>,
     /// Whether space can be reserved.
     pub reserves: Rc<Cell<bool>>,
-    /// Writes at or behind this offset fail for lack of space.
+    /// Writes from this offset on fail for lack of space.
     pub full_from: Rc<Cell<u64>>,
     pub read_only: Rc<Cell<bool>>,
-    /// Writes, syncs, holes and changes of length that work before all fail, as on a machine that stops.
+    /// The number of writes, syncs, holes and changes of length before all of them fail, as if the machine had stopped.
     pub changes_left: Rc<Cell<u64>>,
-    /// It becomes longer where it has no space for it, as files do.
+    /// It can be extended without space for it, as files can.
     pub grows_full: Rc<Cell<bool>>,
-    /// Its length does not change.
+    /// Its length cannot change.
     pub keeps_length: Rc<Cell<bool>>,
-    /// Syncs that work before they fail.
+    /// The number of syncs that succeed before they fail.
     pub syncs_left: Rc<Cell<u64>>,
-    /// Bytes from and to which reads fail.
+    /// The range of bytes that cannot be read.
     pub unreadable: Rc<Cell<(u64, u64)>>,
-    /// Bytes from and to which writes wait until they are let go.
+    /// The range of bytes whose writes wait until they are released.
     pub held: Rc<Cell<(u64, u64)>>,
     pub let_go: Rc<Condition>,
     /// How often a request is polled before it executes.
     pub turns: Rc<Cell<u32>>,
-    /// How often it was asked to submit, and bytes of writes that were in flight then.
+    /// For each time it was asked to submit, the bytes of writes in flight.
     pub submits: Rc<RefCell<Vec<u64>>>,
-    /// Writes fail when they should end, and nothing of them has arrived.
+    /// Writes fail when they should end, and none of their bytes have arrived.
     pub fails_late: Rc<Cell<bool>>,
     /// Bytes of writes in flight.
     pub in_flight_bytes: Rc<Cell<u64>>,
-    /// Writes whose futures were dropped; they go on until [`Medium::drain`].
+    /// Writes whose futures were dropped; they stay in flight until [`Medium::drain`].
     pub late: Rc<RefCell<Vec<(u64, Slice)>>>,
     pub sector_bytes: u32,
-    /// Unit of reads, of a medium that reads whole sectors for less.
+    /// The unit of reads, if it is smaller than a sector.
     pub read_unit_bytes: u32,
-    /// Which boot of its machine it is, if notes are kept.
+    /// The boot of its machine, if notes are supported.
     pub boot: Rc<Cell<Option<u8>>>,
     pub note_fails: Rc<Cell<bool>>,
 }
 
-/// Unit in which space is taken.
+/// The unit in which space is allocated.
 const SPACE_BYTES: u64 = 4096;
 
-/// A write in flight. Dropped before, it stays in flight.
+/// A write in flight. If it is dropped, it stays in flight.
 struct Flight<'a> {
     medium: &'a TestMedium,
     length_bytes: u64,
@@ -111,12 +111,12 @@ impl TestMedium {
         }
     }
 
-    /// The same bytes on a medium with these sectors, which reads what is smaller as well.
+    /// The same bytes on a medium with these sectors, which can also read smaller units.
     pub fn on_sectors(&self, sector_bytes: u32) -> TestMedium {
         TestMedium { sector_bytes, ..self.copy() }
     }
 
-    /// Some of the time that an operation takes.
+    /// Lets some of the time of an operation pass.
     async fn pass(&self) {
         let mut left = self.turns.get();
         poll_fn(|context| {
@@ -130,12 +130,12 @@ impl TestMedium {
         .await;
     }
 
-    /// Bytes that take space.
+    /// The number of allocated bytes.
     pub fn allocated_bytes(&self) -> u64 {
         self.allocated.borrow().iter().filter(|&&taken| taken).count() as u64 * SPACE_BYTES
     }
 
-    /// Whether each 4 KiB takes space, for as many as there are.
+    /// Whether each 4 KiB takes space, extended to the length of the medium.
     fn space(&self) -> std::cell::RefMut<'_, Vec<bool>> {
         let mut space = self.allocated.borrow_mut();
         space.resize(self.len_bytes().div_ceil(SPACE_BYTES) as usize, false);
@@ -152,13 +152,13 @@ impl TestMedium {
         self.bytes.borrow_mut()[offset_bytes as usize..][..from.len()].copy_from_slice(from);
     }
 
-    /// Holds no write any more.
+    /// Releases all held writes.
     pub fn let_all_go(&self) {
         self.held.set((0, 0));
         self.let_go.notify();
     }
 
-    /// Another medium with the same bytes, of which the same cannot be read.
+    /// Another medium with the same bytes and the same unreadable range.
     pub fn copy(&self) -> TestMedium {
         let bytes = Rc::new(RefCell::new(self.bytes.borrow().clone()));
         let unreadable = Rc::new(Cell::new(self.unreadable.get()));
@@ -166,12 +166,12 @@ impl TestMedium {
         TestMedium { bytes, unreadable, allocated, ..TestMedium::new(0, self.sector_bytes) }
     }
 
-    /// Lets dropped writes end.
+    /// Completes dropped writes.
     pub fn land(&self) {
         self.late.take().iter().for_each(|(offset, bytes)| self.put(*offset, bytes));
     }
 
-    /// Counts a change; refuses it when the machine has stopped.
+    /// Counts a change. Refuses it if the machine has stopped.
     fn count_change(&self, doing: &'static str) -> Result<(), MediumError> {
         if let Some(left) = self.changes_left.get().checked_sub(1) {
             self.changes_left.set(left);
@@ -394,7 +394,7 @@ impl Rig {
         Rig::open_as(medium, OpenOptions { keeps_answered: false, ..options })
     }
 
-    /// With notes.
+    /// Opens a volume with notes.
     pub fn open_noted(medium: &TestMedium, options: OpenOptions) -> Result<Rig, VolumeError> {
         Rig::open_as(medium, options)
     }
@@ -416,19 +416,19 @@ impl Rig {
         self.pool.borrow_mut().run_until(future)
     }
 
-    /// Lets time pass, and the worker do what there is to do then.
+    /// Lets time pass, and runs the worker.
     pub fn wait(&self, time: Duration) {
         self.idle();
         self.clock.pass(time);
         self.idle();
     }
 
-    /// Lets the worker do what there is to do.
+    /// Runs the worker until it has nothing to do.
     pub fn idle(&self) {
         self.pool.borrow_mut().run_until_stalled();
     }
 
-    /// Copies of metadata that were found lost so far.
+    /// The number of copies of metadata that were found lost so far.
     pub fn lost_copies(&self) -> u64 {
         self.gate.device().block_map.groups.lost_copies().count()
     }
@@ -445,7 +445,7 @@ impl Rig {
         self.write_tagged(start, data, durability, start)
     }
 
-    /// Writes with reference tags of the writer's choice.
+    /// Writes with reference tags that the writer chooses.
     pub fn write_with_first_ref(&self, start: u64, data: &[u8], first_ref: u64) -> Result<(), Error> {
         self.write_tagged(start, data, Durability::Volatile, first_ref)
     }
@@ -481,7 +481,7 @@ impl Rig {
     }
 }
 
-/// Bytes that differ from block to block and from seed to seed.
+/// Bytes that differ for each block and each seed.
 pub fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
     let words = (0..bytes as u64 / 8).map(|i| (seed << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     words.flat_map(u64::to_le_bytes).collect()

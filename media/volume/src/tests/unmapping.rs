@@ -1,5 +1,5 @@
-//! What unmapping gives up, and when: physical blocks are free once, and not before the deallocation is durable and no read looks
-//! at them; a long run is one commit that leaves others their turns.
+//! What unmapping frees, and when: physical blocks are freed once, after the deallocation is durable and no read uses
+//! them. A long run is one commit and lets other requests run.
 
 use sealblock_block::{Device, Durability, Request};
 use sealblock_integrity::{GuardKind, ProtectionType};
@@ -12,7 +12,7 @@ const SIZE: BlockSize = BlockSize::B512;
 /// Blocks of one write, an extent of physical blocks.
 const WRITE_BLOCKS: u64 = 512;
 
-/// A volume all of whose blocks were written, and nothing else.
+/// A volume all of whose blocks were written.
 fn written(blocks: u64) -> Rig {
     let rig = Rig::new(SIZE, blocks, protection(GuardKind::Crc32c, ProtectionType::Type1));
     write(&rig, 0, blocks);
@@ -146,7 +146,7 @@ fn a_long_run_lets_others_have_their_turns_and_a_short_one_waits_for_none() {
     }
 }
 
-/// Blocks of three block groups and a half.
+/// Three and a half block groups.
 const SPARSE_BLOCKS: u64 = 7 << 17;
 
 #[test]
@@ -177,7 +177,7 @@ fn a_block_group_that_was_written_is_unmapped_wherever_its_map_entries_are_and_i
     let is_initialized =
         |rig: &Rig| (0..4).map(|group| rig.gate.device().block_map.groups.is_initialized(group)).collect::<Vec<_>>();
     let at = (1 << 18) + 700;
-    // In the memtable, then in the log and not in the block map, then there.
+    // First in the memtable, then in the log but not in the block map, then in the block map.
     for flushes in [0, 1, 1] {
         write(&rig, at, 512);
         (0..flushes).for_each(|_| rig.flush().unwrap());

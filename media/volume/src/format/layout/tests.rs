@@ -1,9 +1,9 @@
-//! What lies where, of new volumes and of resized ones.
+//! The positions of the parts, for new volumes and for resized ones.
 
 use super::*;
 use crate::format::RESERVED_HEAD_BYTES;
 
-/// A volume of each shape with these blocks, and ones that got there in several steps.
+/// For each of these shapes, a new volume and others that reached this size in several steps.
 fn layouts(shapes: &[(BlockSize, u32, u64)]) -> Vec<Layout> {
     let mut layouts = Vec::new();
     for &(size, sector, blocks) in shapes {
@@ -50,7 +50,7 @@ fn parts_follow_one_another_and_are_aligned() {
     }
 }
 
-/// Whether some 64 KiB that begin with a sector hold parts of both.
+/// True if some 64 KiB that begin with a sector contain parts of both.
 fn one_run_hits(a: u64, b: u64) -> bool {
     a.abs_diff(b) < 64 << 10
 }
@@ -105,7 +105,7 @@ fn what_was_laid_out_stays_and_a_volume_that_lies_as_a_new_one_is_one() {
     }
     let full = new(12 * ZONE);
     let grown = full.with_capacity(12 * ZONE + ZONE / 2).unwrap();
-    // As many bitmap pages, and so the block groups at the same place.
+    // With the same number of bitmap pages, the block groups are at the same place.
     assert_eq!((grown, grown.is_resized()), (new(12 * ZONE + ZONE / 2), false));
     assert!(grown.with_capacity(13 * ZONE).unwrap().is_resized());
     assert_eq!(grown.with_capacity(12 * ZONE).unwrap(), full);
@@ -152,7 +152,7 @@ fn the_places_of_a_log_sector_and_of_what_repeats_it_lie_further_apart_than_one_
         for sequence in (0..sectors).chain([sectors * 7 - 1, sectors * 7, sectors * 7 + 1]) {
             let [a, b] = [0, 1].map(|region| layout.log_sector_offset(sequence, region));
             assert!(apart(a, b));
-            // The sector that repeats begins in the other region, or, at the end of the log, in both.
+            // The sector that repeats it begins in the other region, or at the end of the log in both.
             let repeated = [0, 1].map(|region| layout.log_sector_offset(sequence + 1, region));
             let is_last = (sequence + 1).is_multiple_of(sectors);
             assert_eq!((apart(a, repeated[1]), apart(b, repeated[0])), (!is_last, true), "{sequence}");

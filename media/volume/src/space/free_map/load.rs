@@ -1,23 +1,24 @@
-//! A block group's map made from the map entries of its map pages.
+//! Builds the map of a block group from the entries of its map pages.
 
 use super::{FreeMap, NONE};
 
-/// Takes the physical blocks of a block group's map entries, in order of their blocks, and finds out where the extents are at home.
+/// Takes the physical blocks of a block group's map entries, in order of their blocks, and determines the homes of
+/// extents.
 pub(crate) struct Loader {
     map: FreeMap,
     /// The last block and its physical block.
     last: Option<(u32, u32)>,
-    /// The cluster that may hold most blocks of the extent being looked at, and by how many more than others.
+    /// The cluster that may hold most blocks of the current extent, and its lead over the others.
     leading: (u32, u32),
 }
 
 impl Loader {
-    /// For a map of which nothing is in use yet.
+    /// For a map with nothing in use yet.
     pub fn new(map: FreeMap) -> Loader {
         Loader { map, last: None, leading: (0, 0) }
     }
 
-    /// The block with this index in the block group has a map entry that names this physical block.
+    /// Marks the physical block of the block with this index in the block group as used.
     pub fn mark_used(&mut self, index: u32, pbn: u32) {
         if pbn >= self.map.allocated.len() {
             return;
@@ -36,7 +37,7 @@ impl Loader {
         }
         self.last = Some((index, pbn));
         let cluster = pbn / self.map.cluster_blocks;
-        // A majority, if there is one, is what is left when each block is set off against one of another cluster.
+        // Majority vote: each block cancels one of another cluster, and a cluster with the majority remains.
         self.leading = match self.leading {
             (_, 0) => (cluster, 1),
             (leader, by) if leader == cluster => (leader, by + 1),
@@ -52,7 +53,7 @@ impl Loader {
         }
     }
 
-    /// The map.
+    /// The finished map.
     pub fn finish(mut self) -> FreeMap {
         self.end_extent();
         self.map

@@ -1,13 +1,13 @@
-//! Where blocks are put. Blocks of 4 KiB.
+//! The placement of blocks of 4 KiB.
 
 use super::*;
 
-/// A full block group: 1024 extents of 256 blocks, clusters of 264 physical blocks, 31 of them no extent's.
+/// A full block group: 1024 extents of 256 blocks, and clusters of 264 physical blocks, 31 of which are no home.
 fn full() -> FreeMap {
     FreeMap::new(1 << 18, (1 << 18) + (1 << 14), 4096)
 }
 
-/// Blocks as a volume would keep them: where each is, and which physical blocks the next commit frees.
+/// Blocks as a volume would track them: the physical block of each, and those that the next commit frees.
 struct Blocks {
     map: FreeMap,
     pbn: Vec<Option<u32>>,
@@ -39,7 +39,7 @@ impl Blocks {
         (self.state % u64::from(below)) as u32
     }
 
-    /// Physical blocks from the first to the last of an extent, leaving out so many blocks that lie elsewhere.
+    /// The physical blocks from the first to the last of an extent, without this number of outliers.
     fn span(&self, extent: u32, outliers: usize) -> u32 {
         let size = self.map.extent_blocks as usize;
         let mut pbns: Vec<u32> = self.pbn[extent as usize * size..][..size].iter().flatten().copied().collect();
@@ -47,7 +47,7 @@ impl Blocks {
         (0..=outliers).map(|low| pbns[pbns.len() - 1 - outliers + low] - pbns[low] + 1).min().unwrap()
     }
 
-    /// Blocks that do not lie in the home of their extent.
+    /// The number of blocks that are not in the home of their extent.
     fn misplaced(&self) -> usize {
         let away = |(block, pbn): (usize, &Option<u32>)| {
             pbn.is_some_and(|pbn| !self.map.is_home(block as u32 / self.map.extent_blocks, pbn))
@@ -89,7 +89,7 @@ fn random_overwrites_leave_extents_together() {
     let spread = (0..1024).filter(|&extent| blocks.span(extent, 6) > 264).count();
     assert!(spread < 50, "{spread} of 1024 extents have more than six blocks away from home");
     assert!(blocks.map.find_fragmented(0).is_some());
-    // Extents that are written as a whole are in one piece again, for as long as anybody likes.
+    // Extents that are written as a whole are in one piece, however long this goes on.
     for extent in 0..4096 {
         blocks.write(extent % 1024 * 256, 256);
         if extent % 8 == 7 {

@@ -1,13 +1,14 @@
-//! What an idle volume does to the physical blocks of a block group: extents that lie in many fragments are brought
-//! together, and the space of free physical blocks goes back to the medium.
+//! What idle work does to the physical blocks of a block group: it moves fragmented extents together, and deallocates
+//! free physical blocks on the medium.
 
 use super::{FreeMap, Run, Runs};
 
-/// An extent in more fragments than one for so many blocks is brought together.
+/// An extent is moved together if it has more than one fragment for this many blocks.
 const BLOCKS_PER_FRAGMENT: u32 = 16;
 
 impl FreeMap {
-    /// An extent that lies in many fragments, from this one on and round; where wholly free clusters get few, in any.
+    /// A fragmented extent, searched from this one with wraparound. If few clusters are completely free, any extent
+    /// with more than one fragment counts.
     pub fn find_fragmented(&self, from: u32) -> Option<u32> {
         let max = if self.free_clusters * 4 > self.used.len() as u32 - self.home.len() as u32 {
             self.max_fragments()
@@ -19,27 +20,28 @@ impl FreeMap {
         (from..extents).chain(0..from).find(|&extent| u32::from(self.fragments[extent as usize]) > max)
     }
 
-    /// Pieces that an extent may be in without being moved.
+    /// The maximum number of fragments of an extent that is not moved.
     pub fn max_fragments(&self) -> u32 {
         (self.extent_blocks / BLOCKS_PER_FRAGMENT).max(1)
     }
 
-    /// Notes in how many fragments an extent was found.
+    /// Records the number of fragments in which an extent was found.
     pub fn set_fragments(&mut self, extent: u32, fragments: u32) {
         self.fragments[extent as usize] = fragments.min(u32::from(u16::MAX)) as u16;
     }
 
-    /// Whether there is a cluster to move an extent to.
+    /// True if there is a cluster to move an extent to.
     pub fn has_free_cluster(&self) -> bool {
         self.free_clusters > 0
     }
 
-    /// Whether a physical block lies in the home of an extent.
+    /// True if a physical block is in the home of an extent.
     pub fn is_home(&self, extent: u32, pbn: u32) -> bool {
         self.home_of(extent) == Some(pbn / self.cluster_blocks)
     }
 
-    /// Takes physical blocks in a wholly free cluster, which becomes the extent's home, for blocks at these offsets in the extent.
+    /// Takes physical blocks in a completely free cluster for the blocks at these offsets in an extent. The cluster
+    /// becomes its home.
     pub fn take_in_free_cluster(&mut self, extent: u32, offsets: &[u32]) -> Option<Runs> {
         let cluster = self.free_cluster()?;
         self.adopt(extent, cluster);
@@ -48,7 +50,7 @@ impl FreeMap {
         Some(runs)
     }
 
-    /// Takes physical blocks at home for blocks at these offsets in an extent, if it has room for all of them.
+    /// Takes physical blocks at home for the blocks at these offsets in an extent, if there is room for all.
     pub fn take_at_home(&mut self, extent: u32, offsets: &[u32]) -> Option<Runs> {
         let range = self.cluster_range(self.home_of(extent)?);
         let used = u32::from(self.used[self.home_of(extent)? as usize]);
@@ -60,8 +62,8 @@ impl FreeMap {
         Some(runs)
     }
 
-    /// Takes the first run of whole units from this one on that are free and may take space, at most `max` units. They
-    /// are in use until they are released, and may take no space any more.
+    /// Takes the first run of free whole units, from unit `from` and at most `max` long, that may take space on the
+    /// medium. They are in use until they are released, and do not count as taking space any more.
     pub fn take_unpunched(&mut self, from: u32, max: u32) -> Option<Run> {
         let units = self.unpunched.len();
         let mut at = from;
@@ -75,7 +77,7 @@ impl FreeMap {
         }
     }
 
-    /// The same of one unit, if it is wholly free.
+    /// The same for one unit, if it is completely free.
     pub fn take_unpunched_unit(&mut self, unit: u32) -> Option<Run> {
         (unit < self.unpunched.len() && self.is_unpunched(unit)).then(|| self.take_units(unit, 1))
     }
