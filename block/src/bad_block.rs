@@ -60,7 +60,8 @@ impl BadBlock {
         BadBlock::new(lba, BadBlockCause::Tag(mismatch.field), Some(mismatch.expected), Some(mismatch.actual))
     }
 
-    /// The width of the field in bits, for callers that do not know the format: the smallest legal width that holds both values.
+    /// The width of the field in bits, for callers that do not know the format: the smallest legal width that holds
+    /// both values.
     pub fn fitting_bits(&self) -> u32 {
         let used = u64::BITS - (self.expected.unwrap_or(0) | self.actual.unwrap_or(0)).leading_zeros();
         let min = if self.cause == BadBlockCause::Tag(Field::RefTag) { 32 } else { 16 };
@@ -94,19 +95,20 @@ impl fmt::Display for BadBlock {
     }
 }
 
-/// Names a member of a group, of a group within that member, and so on: the member numbers from the outermost group inwards, from 0.
+/// The path to a member of a group, of a group within that member, and so on: the member numbers from the outermost
+/// group inwards, from 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct MemberPath(u64);
 
 impl MemberPath {
     /// The device is no member of a group.
     pub const NONE: MemberPath = MemberPath(0);
-    /// Members of one group that a path can name.
+    /// The number of members of a group that a path can name.
     pub const MAX_MEMBERS: usize = 127;
     const BITS: u32 = 7;
 
-    /// The path as seen from a group whose member `number` contains it. Drops what is deeper than nine groups, and all of it for a
-    /// number of [`MemberPath::MAX_MEMBERS`] or above.
+    /// The path as seen from a group whose member `number` contains it. Levels beyond nine are dropped, and the whole
+    /// path if the number is [`MemberPath::MAX_MEMBERS`] or above.
     #[must_use]
     pub const fn within(self, number: usize) -> MemberPath {
         if number >= MemberPath::MAX_MEMBERS {

@@ -1,11 +1,12 @@
-//! Finds the bad blocks of a command that failed, whatever carries the command.
+//! Finds the bad blocks of a command that failed, for any transport.
 //!
-//! A failure names a cause and often no block. The device may know more: a list of blocks that it knows to be bad, or the block that a
-//! command failed at. These are hints: a block is reported bad only after a command over it alone has failed, which also yields
-//! the cause, and good only after a command over it has succeeded. Without a hint, or with a wrong one, failing runs are halved.
+//! A failure has a cause, but often names no block. The device may know more: a list of blocks that it knows to be bad,
+//! or the block at which the command failed. These are hints. A block is reported bad only after a command for it alone
+//! has failed, which also yields the cause, and good only after a command for it has succeeded. Without a hint, or with
+//! a wrong one, failing runs are halved.
 //!
-//! Every step makes the run shorter, so a search ends. A device that repeatedly fails a run but none of its blocks ends the
-//! search with an error.
+//! Every step makes the run shorter, so a search ends. A device that repeatedly fails a run but none of its blocks ends
+//! the search with an error.
 
 use futures_util::stream::{self, StreamExt};
 use sealblock_units::{BlockCount, Extent, Lba};
@@ -31,13 +32,13 @@ pub trait BlockProbe {
     /// Why the blocks of a command are bad, if it had only one.
     fn cause(&self, failed: &Self::Failed) -> BadBlockCause;
 
-    /// Blocks that may be bad, of those that a command failed over.
+    /// Blocks that may be bad, among those of a failed command.
     fn hints(&self, extent: Extent, failed: &Self::Failed) -> impl Future<Output = Vec<Lba>>;
 
-    /// The block that a command may have failed at.
+    /// The block at which a command may have failed.
     fn named(&self, run: Extent, failed: &Self::Failed) -> impl Future<Output = Option<Lba>>;
 
-    /// What the device answered, in words.
+    /// The device's response as text.
     fn describe(&self, failed: &Self::Failed) -> String;
 }
 
@@ -51,7 +52,7 @@ enum SearchTask<F> {
     Confirm { extent: Extent, found_before: usize, is_second: bool, failed: F },
 }
 
-/// The bad blocks of `extent`, over which a command failed; none if every block is good by now.
+/// The bad blocks of `extent`, for which a command failed; none if every block is good by now.
 ///
 /// # Errors
 /// Failures that are not about blocks, and a device that fails a run but none of its blocks.
@@ -96,7 +97,8 @@ async fn run_tasks<P: BlockProbe>(probe: &P, mut todo: Vec<SearchTask<P::Failed>
                 return Err(unnamed(extent, &probe.describe(&failed)));
             }
             SearchTask::Confirm { extent, found_before, .. } => {
-                // No block of the run failed alone. Probe the whole run again; if it fails, search its halves once more.
+                // No block of the run failed alone. Probe the whole run again; if it fails, search its halves once
+                // more.
                 if let Some(failed) = probe.probe(extent).await? {
                     todo.push(SearchTask::Confirm { extent, found_before, is_second: true, failed });
                     todo.extend(extent.halves().into_iter().flatten().map(SearchTask::Probe));
@@ -114,7 +116,7 @@ fn first_runs(extent: Extent, mut hints: Vec<Lba>) -> Vec<Extent> {
     hints.dedup();
     let mut runs = Vec::new();
     let mut from = extent.start().get();
-    // The block behind the last address has none, but its number is only compared.
+    // The address after the last block may not exist, but it is only compared.
     let end = from.saturating_add(extent.len());
     for lba in hints {
         push_pieces(&mut runs, from, lba.get());

@@ -1,10 +1,10 @@
 //! The coverage of a check: which copies of which blocks it did not check, and whether the blocks had seals.
 //!
-//! Invariants: no unchecked block is ever left out; above [`MAX_RUNS`] runs are merged and then cover checked blocks too. A
-//! complete coverage allocates nothing.
+//! Invariants: no unchecked block is ever left out; above [`MAX_RUNS`] runs are merged and then cover checked blocks
+//! too. A complete coverage allocates nothing.
 //!
-//! Shape: bad blocks are rare, so each is a [`crate::BadBlock`] of its own; unchecked blocks are usually all of one copy, so they
-//! are runs.
+//! Shape: bad blocks are rare, so each is a [`crate::BadBlock`] of its own; unchecked blocks are usually all of one
+//! copy, so they are runs.
 
 use sealblock_units::{Extent, Lba};
 
@@ -181,8 +181,8 @@ impl Coverage {
         reasons | if self.is_unsealed { Coverage::UNSEALED_BIT } else { 0 }
     }
 
-    /// The coverage of a check of this extent on another host. Unknown bits count as [`WhyUnchecked::Failed`]: something was not
-    /// checked.
+    /// The coverage of a check of this extent on another host. Unknown bits count as [`WhyUnchecked::Failed`]:
+    /// something was not checked.
     pub fn from_bits(bits: u32, extent: Extent) -> Coverage {
         let mut coverage = Coverage::of(bits & Coverage::UNSEALED_BIT == 0);
         let known = WhyUnchecked::ALL.iter().fold(Coverage::UNSEALED_BIT, |known, why| known | why.bit());

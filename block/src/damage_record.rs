@@ -1,12 +1,12 @@
-//! The blocks of one device that are known to be bad, by what its own checks found.
+//! The bad blocks of one device that its own checks have found.
 //!
-//! Invariants: a block is added only by a check of this device, and removed only by what happened to it on this device: a change, or
-//! a full check that found it good. What another copy of the block is like says nothing. No bad block is ever dropped: when
-//! there are more than [`MAX_DAMAGE_RUNS`], those that are nearest to each other become one *coarse* run, of which some blocks are
-//! bad; how many at least is known. While nothing is bad, a request that succeeds costs one relaxed load.
+//! Invariants: a block is added only by a check of this device, and removed only by a change of it on this device, or
+//! by a full check that found it good. The state of other copies does not matter. No bad block is ever dropped: above
+//! [`MAX_DAMAGE_RUNS`] runs, those that are nearest to each other become one *coarse* run. Some of its blocks are bad,
+//! and the minimum number of these is known. While no block is bad, a request that succeeds costs one relaxed load.
 //!
-//! A read that races with a write of the same block may leave the block in the list although the write repaired it; the next
-//! check removes it.
+//! A read that races with a write of the same block may leave the block in the list although the write repaired it; the
+//! next check removes it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,20 +19,20 @@ use crate::{BadBlock, BadBlockCause, Error, ErrorKind, Extents, Outcome, Request
 /// The maximum number of runs that a record lists.
 pub const MAX_DAMAGE_RUNS: usize = 65_536;
 
-/// Blocks of which some are bad: all, unless the run is coarse.
+/// A run of blocks, all of which are bad, unless the run is coarse: then some are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DamageRun {
-    /// The first block, which was bad when the run was made.
+    /// The first block, which was bad when the run was created.
     pub first: u64,
     /// The last block.
     pub last: u64,
-    /// How many of them are bad at least.
+    /// The minimum number of bad blocks.
     pub bad_blocks: u64,
-    /// What is wrong with them; of a coarse run, with the first.
+    /// What is wrong with them; for a coarse run, with the first one.
     pub cause: BadBlockCause,
     /// True if a host made them unreadable.
     pub is_made: bool,
-    /// The value that the check computed or requires, and the stored one, if they are known of a single block.
+    /// The value that the check computed or requires, and the stored one, if they are known, for a single block.
     pub values: Option<(u64, u64)>,
 }
 
@@ -48,7 +48,7 @@ impl DamageRun {
         DamageRun { values: bad_block.expected.zip(bad_block.actual), ..DamageRun::exact(lba, lba, bad_block.cause) }
     }
 
-    /// Blocks of the run.
+    /// The number of blocks of the run.
     pub const fn blocks(&self) -> u64 {
         self.last - self.first + 1
     }
@@ -58,7 +58,8 @@ impl DamageRun {
         self.bad_blocks < self.blocks()
     }
 
-    /// The part of the run from `first` to `last`. Of a coarse one, bad blocks count that can lie nowhere else.
+    /// The part of the run from `first` to `last`. For a coarse run, it counts the bad blocks that cannot be outside of
+    /// the part.
     #[must_use]
     pub fn part(&self, first: u64, last: u64) -> DamageRun {
         let blocks = last - first + 1;
@@ -66,15 +67,15 @@ impl DamageRun {
         DamageRun { first, last, bad_blocks, ..*self }
     }
 
-    /// One run of both and what lies between them.
+    /// Joins both runs and the blocks between them.
     fn and(&self, next: &DamageRun) -> DamageRun {
         let (bad_blocks, is_made) = (self.bad_blocks + next.bad_blocks, self.is_made && next.is_made);
         DamageRun { last: next.last, bad_blocks, is_made, values: None, ..*self }
     }
 }
 
-/// The same runs, in order, as at most `max_runs`: first neighbours with one cause are joined, then those with the smallest gaps
-/// between them.
+/// Reduces runs to at most `max_runs`, in order: first neighbours with the same cause are joined, then those with the
+/// smallest gaps.
 pub fn coarsen(runs: Vec<DamageRun>, max_runs: usize) -> Vec<DamageRun> {
     if runs.len() <= max_runs {
         return runs;
@@ -87,12 +88,12 @@ pub fn coarsen(runs: Vec<DamageRun>, max_runs: usize) -> Vec<DamageRun> {
     if excess == 0 {
         return joined;
     }
-    // What hosts made unreadable is not counted with what went bad.
+    // Blocks that hosts made unreadable are joined with damage last, because they are counted separately.
     let gap = |a: &DamageRun, b: &DamageRun| if a.is_made == b.is_made { b.first - a.last } else { u64::MAX };
     let mut gaps: Vec<u64> = joined.windows(2).map(|two| gap(&two[0], &two[1])).collect();
     let (smaller, widest, _) = gaps.select_nth_unstable(excess - 1);
     let widest = *widest;
-    // Of gaps that are as wide as the widest, the first so many: fewer than all of them may be needed.
+    // Of the gaps with the largest width, only as many as needed are closed.
     let mut of_widest = excess - smaller.iter().filter(|gap| **gap < widest).count();
     joined_by(joined, |a, b| {
         let gap = gap(a, b);
@@ -113,14 +114,14 @@ fn joined_by(runs: Vec<DamageRun>, mut is_one: impl FnMut(&DamageRun, &DamageRun
     all
 }
 
-/// How many blocks are bad.
+/// The number of bad blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DamageCount {
-    /// At least so many.
+    /// The minimum number.
     pub least: u64,
-    /// At most so many are known of.
+    /// The maximum number of known ones.
     pub most: u64,
-    /// Blocks that hosts made unreadable, which count in neither.
+    /// Blocks that hosts made unreadable. Neither number includes them.
     pub made: u64,
 }
 
@@ -136,27 +137,27 @@ impl DamageCount {
     }
 }
 
-/// Known bad blocks: of one device, or of all that a group is made of, in the addresses of the group.
+/// Known bad blocks of one device, or of all devices of a group, in the addresses of the group.
 pub trait DamageSource: Send + Sync {
-    /// Calls `see` with each run in these blocks, and with the name of the device that the bad copies are on. Runs of one
-    /// device come in order.
+    /// Calls `see` with each run in these blocks, and with the name of the device that has the bad copies. The runs of
+    /// one device are in order.
     fn visit(&self, first: u64, last: u64, see: &mut dyn FnMut(&str, DamageRun));
 
-    /// Number of changes of all lists.
+    /// The number of changes of all lists.
     fn generation(&self) -> u64;
 
-    /// Number of changes that added blocks.
+    /// The number of changes that added blocks.
     fn additions(&self) -> u64;
 }
 
-/// The runs of a source in these blocks, in order: where copies have bad blocks at one address, it counts once.
+/// The runs of a source in these blocks, in order. An address at which several copies are bad counts once.
 pub fn merged(source: &dyn DamageSource, first: u64, last: u64) -> Vec<DamageRun> {
     let mut runs = Vec::new();
     source.visit(first, last, &mut |_, run| runs.push(run));
     merge_runs(runs)
 }
 
-/// Runs of several lists in order, without overlaps.
+/// Merges the runs of several lists: in order, without overlaps.
 pub fn merge_runs(mut runs: Vec<DamageRun>) -> Vec<DamageRun> {
     runs.sort_by_key(|run| (run.first, run.last));
     let mut all: Vec<DamageRun> = Vec::new();
@@ -176,38 +177,38 @@ pub fn merge_runs(mut runs: Vec<DamageRun>) -> Vec<DamageRun> {
 /// The known bad blocks of one device.
 #[derive(Debug)]
 pub struct DamageRecord {
-    /// True if any block is listed: lets a request see without the lock that none is.
+    /// True if any block is listed, so that a request can check this without the lock.
     has_any: AtomicBool,
     list: Mutex<DamageRuns>,
 }
 
 #[derive(Debug)]
 struct DamageRuns {
-    /// By their first blocks; no two of them overlap.
+    /// By first block; no two overlap.
     runs: BTreeMap<u64, DamageRun>,
-    /// Drops late reports of blocks beyond the end.
+    /// Reports of blocks beyond the end come late and are dropped.
     capacity_blocks: u64,
     generation: u64,
     additions: u64,
 }
 
-/// A request that a device executes, as far as its outcome says something of the blocks of that device.
+/// What a record must know about a request to a device to interpret its outcome.
 #[derive(Clone, Debug)]
 pub struct WatchedRequest {
     kind: RequestKind,
     extent: Option<Extent>,
     discarded: Option<Extents>,
-    /// True if its success means that the blocks are good on every medium of the device.
+    /// True if its success means that the blocks are good on all media of the device.
     is_full_check: bool,
 }
 
 impl WatchedRequest {
-    /// Describes a request to a device, which holds copies or not. What the request expects of tags is no matter: a device checks its
-    /// own integrity in any case, and first.
+    /// Describes a request to a device; `copies` is true if the device has copies. The expectations of the request do
+    /// not matter: a device always checks its own integrity first.
     pub fn of(request: &Request, copies: bool) -> WatchedRequest {
         let kind = request.kind();
         let is_full_check = match kind {
-            // Of several copies a read sees one.
+            // If there are copies, a read checks only one of them.
             RequestKind::Read => !copies,
             RequestKind::Verify | RequestKind::Checksum | RequestKind::Repair => true,
             _ => false,
@@ -218,7 +219,7 @@ impl WatchedRequest {
 }
 
 impl DamageRecord {
-    /// Of a device of so many blocks, none of which is known to be bad.
+    /// The record of a device with this number of blocks, none of which is known to be bad.
     pub fn new(capacity_blocks: u64) -> DamageRecord {
         let list = DamageRuns { runs: BTreeMap::new(), capacity_blocks, generation: 0, additions: 0 };
         DamageRecord { has_any: AtomicBool::new(false), list: Mutex::new(list) }
@@ -267,12 +268,12 @@ impl DamageRecord {
         );
         let bad_blocks = match error.kind() {
             ErrorKind::Integrity(bad_blocks) => bad_blocks.as_slice(),
-            // It names no block, and is certain only of a single one.
+            // It names no block, so it is conclusive only for a single one.
             ErrorKind::Media { .. } if reads && extent.len() == 1 => &lone_block,
             _ => return,
         };
         let unrepaired: Vec<&BadBlock> = bad_blocks.iter().filter(|bad| !bad.repaired).collect();
-        // Those of a Copy are of its source.
+        // The bad blocks of a Copy are those of its source.
         let checked = request.is_full_check && error.bad_blocks().is_some_and(|bad| bad.coverage().is_complete());
         self.change(|list| {
             if checked && !list.runs.is_empty() {
@@ -292,7 +293,7 @@ impl DamageRecord {
         });
     }
 
-    /// Adds bad blocks that something else than a request found.
+    /// Adds bad blocks that were not found by a request.
     pub fn add(&self, bad_blocks: &[BadBlock]) {
         if bad_blocks.is_empty() {
             return;
@@ -301,14 +302,14 @@ impl DamageRecord {
         self.change(|list| unrepaired.for_each(|bad| list.add(DamageRun::of(bad))));
     }
 
-    /// Removes blocks, whatever is known of them.
+    /// Removes blocks, whatever is known about them.
     pub fn clear(&self, extent: Extent) {
         if !self.is_empty() {
             self.change(|list| list.cut(extent.start().get(), extent.last().get()));
         }
     }
 
-    /// Takes over a list that was kept, which counts as no change.
+    /// Takes over a stored list, which does not count as a change.
     pub fn restore(&self, runs: &[DamageRun]) {
         self.change(|list| {
             for run in runs.iter().filter(|run| run.first < list.capacity_blocks) {
@@ -318,7 +319,7 @@ impl DamageRecord {
         });
     }
 
-    /// Drops blocks beyond the device's new end; blocks that a later growth puts there are new.
+    /// Drops blocks beyond the device's new end: if it grows again, the blocks there are new.
     pub fn resize(&self, capacity_blocks: u64) {
         self.change(|list| {
             list.capacity_blocks = capacity_blocks;
@@ -331,7 +332,7 @@ impl DamageRecord {
         self.lock().runs.values().copied().collect()
     }
 
-    /// Calls `see` with the parts of runs that lie in these blocks, in order.
+    /// Calls `see` with the parts of runs in these blocks, in order.
     pub fn visit(&self, first: u64, last: u64, mut see: impl FnMut(DamageRun)) {
         if self.is_empty() {
             return;
@@ -342,25 +343,25 @@ impl DamageRecord {
         }
     }
 
-    /// Number of changes.
+    /// The number of changes.
     pub fn generation(&self) -> u64 {
         self.lock().generation
     }
 
-    /// Number of changes that added blocks.
+    /// The number of changes that added blocks.
     pub fn additions(&self) -> u64 {
         self.lock().additions
     }
 }
 
 impl DamageRuns {
-    /// The runs that have some of these blocks, in order.
+    /// The runs that overlap these blocks, in order.
     fn overlapping(&self, first: u64, last: u64) -> impl Iterator<Item = &DamageRun> {
         let before = self.runs.range(..first).next_back().filter(|(_, run)| run.last >= first);
         before.into_iter().chain(self.runs.range(first..=last)).map(|(_, run)| run)
     }
 
-    /// Removes blocks from the list; what is left of a run on either side stays.
+    /// Removes blocks from the list. The rest of a run on either side stays.
     fn cut(&mut self, first: u64, last: u64) {
         let overlapping: Vec<DamageRun> = self.overlapping(first, last).copied().collect();
         for run in &overlapping {
@@ -375,14 +376,15 @@ impl DamageRuns {
         self.generation += u64::from(!overlapping.is_empty());
     }
 
-    /// Lists a block that was found bad. A coarse run that has it stays as it is: it may count it already.
+    /// Adds a block that was found bad. If it is in a coarse run, that stays unchanged, because it may count the block
+    /// already.
     fn add(&mut self, block: DamageRun) {
         if block.first >= self.capacity_blocks {
             return;
         }
         let known = self.overlapping(block.first, block.last).next().copied();
         match known {
-            // Write Uncorrectable stays the cause for as long as the block cannot be read.
+            // Write Uncorrectable stays the cause as long as the block is unreadable.
             Some(known) if known.is_made && block.cause == BadBlockCause::Media => {}
             Some(known) if known.is_coarse() || known.blocks() > 1 && known.cause == block.cause => {}
             Some(known) if known == block => {}
@@ -401,13 +403,13 @@ impl DamageRuns {
         self.runs.insert(run.first, run);
         self.generation += 1;
         if self.runs.len() > MAX_DAMAGE_RUNS {
-            // Fewer than the most, so that not each further block makes this pass again.
+            // Fewer than the maximum, so that the next block does not need another pass.
             let runs = coarsen(self.runs.values().copied().collect(), MAX_DAMAGE_RUNS / 16 * 15);
             self.runs = runs.into_iter().map(|run| (run.first, run)).collect();
         }
     }
 
-    /// A request succeeded.
+    /// Updates the list after a request that succeeded.
     fn succeeded(&mut self, request: &WatchedRequest, response: &Response) {
         use RequestKind::{CompareAndWrite, Copy, Write, WriteZeroes};
         let is_complete = match response {

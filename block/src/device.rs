@@ -9,8 +9,8 @@ use crate::{Error, ErrorKind, Freshness, Operation, Outcome, Request, RequestKin
 
 /// Something that stores blocks.
 ///
-/// A device may rely on the gate in front of it: requests are in range, within its limits, fit its geometry, and are of a kind
-/// that it lists as native.
+/// A device may rely on the gate in front of it: requests are in range, within its limits, fit its geometry, and are of
+/// a kind that it lists as native.
 pub trait Device {
     /// The geometry; it does not change while the device is open.
     fn geometry(&self) -> &Geometry;
@@ -18,8 +18,8 @@ pub trait Device {
     /// What the device executes itself.
     fn abilities(&self) -> Abilities;
 
-    /// Executes one request. Several may be in flight at once, in any order; a Flush covers the writes that completed before it
-    /// started.
+    /// Executes one request. Several may be in flight at once, in any order; a Flush covers the writes that completed
+    /// before it started.
     ///
     /// Dropping the future gives up the outcome, and not the request: a change may then be executed wholly, in part or not at all, also
     /// later, after other changes of its blocks. So exports and sessions wait for the changes that they have begun. A device may promise
@@ -133,30 +133,32 @@ pub enum Ability {
 
 /// How each optional request kind is executed. Read, Write and Flush are not listed: every device has them.
 ///
-/// A device lists `Native` for what it executes itself and `Absent` for the rest; the gate turns `Absent` into `Emulated` where
-/// it can emulate the kind.
+/// A device lists `Native` for what it executes itself and `Absent` for the rest. The gate turns `Absent` into
+/// `Emulated` if it can emulate the kind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Abilities {
-    /// True if the device takes writes.
+    /// True if the device accepts writes.
     pub writable: bool,
-    /// Write data without tags, which the device makes ([`crate::WriteData`]). A gate seals in front of a device that does not.
+    /// Accept write data without tags and make the tags ([`crate::WriteData`]). For other devices the gate seals the
+    /// data.
     pub seals_writes: Ability,
-    /// Return what is left of blocks that may be bad. A gate cannot emulate it: a Read returns nothing of a bad block.
+    /// Return what is left of blocks that may be bad. A gate cannot emulate it: a Read returns nothing for a bad block.
     pub salvage: Ability,
     /// Read and check without returning the data.
     pub verify: Ability,
     /// Compare stored data with the data of the request.
     pub compare: Ability,
-    /// Deallocate blocks; what they read as afterwards is undefined.
+    /// Deallocate blocks; their content is undefined afterwards.
     pub discard: Ability,
     /// Make blocks read as zeroes.
     pub write_zeroes: Ability,
-    /// Copy blocks within the device, tags and all. A gate does not emulate it: whoever copies reads and writes instead. Where
-    /// reference tags follow the address (Types 1 and 2), tags could not stay as they are, and a device does not have it.
+    /// Copy blocks within the device, with their tags. A gate does not emulate it: the caller reads and writes instead.
+    /// If reference tags depend on the address (Types 1 and 2), tags cannot stay unchanged, so such a device does not
+    /// support it.
     pub copy: Ability,
-    /// Blocks that one CompareAndWrite covers at most, atomically with respect to every initiator of the device; 0 if the device has
-    /// none. A gate does not emulate it: a Compare and a Write under a lock of this process are atomic only for those who share the lock,
-    /// so whoever has a lock that is enough uses these two.
+    /// The maximum number of blocks of a CompareAndWrite, which is atomic with respect to every initiator of the
+    /// device; 0 if unsupported. A gate does not emulate it: a Compare and a Write under a lock of this process are
+    /// atomic only for those who share the lock. A caller for whom such a lock is enough uses these two.
     pub compare_and_write_blocks: u32,
     /// Make blocks unreadable. A gate cannot emulate it.
     pub write_uncorrectable: Ability,
@@ -166,7 +168,7 @@ pub struct Abilities {
     pub checksum_crc32c: Ability,
     /// Rewrite bad blocks from another copy. Only a device with copies can.
     pub repair: Ability,
-    /// Return which blocks take space.
+    /// Return which blocks are allocated.
     pub block_status: Ability,
     /// The reserved area, see [`crate::ReservedArea`]. A gate cannot emulate it.
     pub reserved: Ability,
@@ -178,10 +180,10 @@ pub struct Abilities {
     pub offloads: bool,
     /// True if every block has a seal, which every Read and Verify checks, on this host or on the remote one.
     pub seals: bool,
-    /// True if the device holds copies, of which a Read checks one and a Verify all.
+    /// True if the device has copies. A Read checks one of them and a Verify all.
     pub copies: bool,
-    /// Whether it can tell what was written last: no ability, but it stands here so that a layer that passes its abilities on, or
-    /// combines those of several devices, cannot forget it. It may change while the device is open.
+    /// Whether the blocks have their newest content. This is no ability, but a layer that passes on or combines
+    /// abilities cannot forget it here. It may change while the device is open.
     pub freshness: Freshness,
 }
 
@@ -211,8 +213,8 @@ impl Abilities {
         freshness: Freshness::Current,
     };
 
-    /// A device in this process that executes everything itself and seals what it writes, except Copy, CompareAndWrite and what needs copies, holes
-    /// or a reserved area.
+    /// A device in this process that executes everything itself and seals what it writes, except Copy, CompareAndWrite
+    /// and what needs copies, holes or a reserved area.
     pub const COMPLETE: Abilities = Abilities {
         writable: true,
         seals_writes: Ability::Native,
@@ -237,8 +239,8 @@ impl Abilities {
         freshness: Freshness::Current,
     };
 
-    /// How this request is executed: as [`Abilities::of`] says, but a Checksum as its own kind is computed, and a Write without tags as
-    /// they are made.
+    /// How this request is executed: see [`Abilities::of`], but a Checksum depends on its kind, and a Write without
+    /// tags on how they are made.
     pub fn of_request(&self, request: &Request) -> Ability {
         match request.operation {
             Operation::Checksum(kind, _) => self.of_checksum(kind),
@@ -255,7 +257,7 @@ impl Abilities {
         }
     }
 
-    /// How requests of this kind are executed; those of a Checksum, for the default kind ([`Abilities::of_request`]).
+    /// How requests of this kind are executed. For a Checksum, the default kind counts; see [`Abilities::of_request`].
     pub fn of(&self, kind: RequestKind) -> Ability {
         let when_writable = |ability| if self.writable { ability } else { Ability::Absent };
         match kind {
@@ -278,8 +280,8 @@ impl Abilities {
         }
     }
 
-    /// The abilities of a group in which each request may need this device and `other`: native if both are native, absent if
-    /// one is absent.
+    /// The abilities of a group in which each request may need this device and `other`: native if both are native,
+    /// absent if one of them is absent.
     pub fn intersect(&self, other: &Abilities) -> Abilities {
         let both = |a, b| match (a, b) {
             (Ability::Absent, _) | (_, Ability::Absent) => Ability::Absent,
@@ -311,7 +313,7 @@ impl Abilities {
         }
     }
 
-    /// The abilities in front of a gate, which emulates what the device lacks.
+    /// The abilities that a gate offers: it emulates what the device lacks.
     pub(crate) fn with_emulation(mut self) -> Abilities {
         let emulated = |ability| if ability == Ability::Absent { Ability::Emulated } else { ability };
         self.seals_writes = emulated(self.seals_writes);

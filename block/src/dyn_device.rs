@@ -1,4 +1,4 @@
-//! Devices behind their gates whose type is known only at run time, and openers of such devices.
+//! Devices behind their gates, with a type known only at run time, and openers of such devices.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -13,10 +13,10 @@ use sealblock_units::Extent;
 use crate::reused_future::ReusedFuture;
 use crate::{Abilities, Counters, Device, Error, Expectations, Gate, Geometry, Outcome, Request};
 
-/// A device behind its gate whose type is known only at run time. Clones are the same device.
+/// A device behind its gate, with a type known only at run time. Clones are the same device.
 ///
-/// The futures of its requests are boxed and reused, so that a request allocates nothing in the long run. Since the gate is
-/// inside, a device is erased once wherever it stands in a stack.
+/// The futures of its requests are boxed and reused, so that a request allocates nothing in the long run. Since the
+/// gate is inside, a device is erased once wherever it stands in a stack.
 #[derive(Clone)]
 pub struct DynDevice {
     device: Rc<dyn ObjectSafeDevice>,
@@ -29,7 +29,7 @@ impl DynDevice {
         DynDevice::from(Gate::new(name, device))
     }
 
-    /// The same device, which keeps `companion` from being dropped as long as there are clones of it.
+    /// The same device. It keeps `companion` alive as long as there are clones of it.
     pub fn with_companion(self, companion: Rc<dyn Any>) -> DynDevice {
         DynDevice { _companion: Some(companion), ..self }
     }
@@ -89,7 +89,7 @@ impl Device for DynDevice {
     }
 }
 
-/// Maximum idle futures that a device keeps.
+/// The maximum number of idle futures per device.
 const IDLE_LIMIT: usize = 256;
 
 /// The methods of [`Gate`] that need no type.
@@ -178,9 +178,9 @@ impl Future for ExecuteFuture<'_> {
     }
 }
 
-/// Opens a device, again each time a layer has lost it. Clones open the same device.
+/// Opens a device, each time that a layer has lost it. Clones open the same device.
 ///
-/// Dropping a device that was opened closes it; a caller that has to close devices cleanly keeps the handles for that itself.
+/// Dropping an opened device closes it. A caller that must close devices cleanly keeps handles for that itself.
 #[derive(Clone)]
 pub struct DeviceOpener {
     name: Rc<str>,

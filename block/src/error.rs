@@ -15,7 +15,7 @@ pub struct BadBlocks {
 }
 
 impl BadBlocks {
-    /// Sorts the bad blocks and drops duplicates; none if there are no bad blocks.
+    /// Sorts the bad blocks and drops duplicates; `None` if there are no bad blocks.
     pub fn new(mut bad_blocks: Vec<BadBlock>) -> Option<BadBlocks> {
         bad_blocks.sort_by_key(|bad_block| (bad_block.lba, bad_block.member));
         bad_blocks.dedup_by_key(|bad_block| (bad_block.lba, bad_block.member));
@@ -73,16 +73,17 @@ pub enum ErrorKind {
     /// The device's own check found blocks that are not as they were written, or that are unreadable.
     #[error("integrity error: {0}")]
     Integrity(BadBlocks),
-    /// A good block has another tag than the asker expected ([`crate::Expectations`]): its answer, and no damage.
+    /// A good block has another tag than the requester expected ([`crate::Expectations`]). This answers the request,
+    /// and is no damage.
     #[error("block {lba} has the {field} {actual:#x}, and the request expects {expected:#x}")]
     Expectation {
-        /// The first block that has.
+        /// The first such block.
         lba: Lba,
-        /// The first of its fields that is another.
+        /// The first field of it that differs.
         field: Field,
-        /// What was expected; in bits that do not count, as found.
+        /// The expected value; bits that are not compared are as found.
         expected: u64,
-        /// What the block has.
+        /// The actual value.
         actual: u64,
     },
     /// Compared data differ.
@@ -103,7 +104,7 @@ pub enum ErrorKind {
         /// What was written.
         reason: String,
     },
-    /// The device takes no writes.
+    /// The device is read-only.
     #[error("the device is open for reading only")]
     ReadOnly,
     /// Blocks past the end of the device.
@@ -127,7 +128,7 @@ pub enum ErrorKind {
     /// The device does not support requests of this kind.
     #[error("the device does not support {}", .0.name())]
     Absent(RequestKind),
-    /// What was written last may be missing, and whoever opened the device did not accept that.
+    /// The newest writes may be missing, and the caller that opened the device did not accept that.
     #[error("blocks may be older than what was written: {0}")]
     MayBeOlder(WhyOlder),
     /// The device is unreachable.
@@ -219,13 +220,13 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl Expectations {
-    /// Compares blocks that were read from `extent` with what is expected of them.
+    /// Checks whether blocks that were read from `extent` are as expected.
     ///
     /// # Errors
-    /// [`ErrorKind::Expectation`] with the first block that is another.
+    /// [`ErrorKind::Expectation`] with the first block that is not.
     pub fn check(&self, extent: Extent, read: &Sealed) -> Result<(), Error> {
         let Some(format) = read.format().filter(|_| !self.is_none()) else { return Ok(()) };
-        // Guards that are known to match are not computed again.
+        // Guards that are known to match are not checked again.
         let all = *self.checks();
         let checks = Checks { guard: all.guard && !read.has_verified_guards(), ..all };
         let (mut first, mut done): (Option<Mismatch>, usize) = (None, 0);
@@ -242,14 +243,14 @@ impl Expectations {
 }
 
 impl ErrorKind {
-    /// A tag, in a run of blocks that begins at `start`, that is another than the asker expected.
+    /// A tag in a run of blocks from `start` that is not as the requester expected.
     pub fn unexpected(start: Lba, mismatch: &Mismatch) -> ErrorKind {
         let Mismatch { block, field, expected, actual } = *mismatch;
         ErrorKind::Expectation { lba: Lba::new(start.get().saturating_add(block as u64)), field, expected, actual }
     }
 
-    /// The expectation that was not met, of a block that is this one to the asker: with a reference tag as it is there. Errors of other
-    /// kinds stay as they are.
+    /// The same failed expectation, at the address and with the reference tag that the requester sees. Errors of other
+    /// kinds are unchanged.
     #[must_use]
     pub fn expectation_at(self, to: Lba, format: Option<PiFormat>) -> ErrorKind {
         let ErrorKind::Expectation { lba, field, expected, actual } = self else { return self };
@@ -269,12 +270,12 @@ pub struct Tally {
     pub bad_blocks: Vec<BadBlock>,
     /// The coverage of all checks.
     pub coverage: Coverage,
-    /// The first expectation of the asker that was not met. Damage comes first, wherever it is.
+    /// The first expectation of the requester that was not met. Bad blocks take precedence, wherever they are.
     pub unexpected: Option<Error>,
 }
 
 impl Tally {
-    /// Adds the bad blocks and the coverage of a check that failed, or keeps that an expectation was not met.
+    /// Adds the bad blocks and the coverage of a check that failed, or records that an expectation was not met.
     ///
     /// # Errors
     /// An error of another kind.

@@ -1,9 +1,10 @@
 //! Flush epochs: which completed writes a Flush can make durable on a device that may lose its connection.
 //!
-//! A server with a volatile write cache may lose completed writes together with the connection: the client cannot tell a crash
-//! from a broken cable. A Flush on the next connection would succeed although those writes are gone. So the first Flush after
-//! such a loss fails, which tells the client, and the writes completed from then on can be flushed again. Writes are not kept for
-//! a retry: another client may have written the same blocks since, and the buffers of a writer are not the device's to hold.
+//! A server with a volatile write cache may lose completed writes together with the connection: the client cannot
+//! distinguish a crash from a broken cable. A Flush on the next connection would succeed although those writes are
+//! gone. So the first Flush after such a loss fails, which reports it to the client, and later writes can be flushed
+//! again. Writes are not kept for a retry: another client may have written the same blocks since, and the device does
+//! not own the buffers of a writer.
 //!
 //! Invariant: a Flush makes a write durable only if both completed in the same session.
 
@@ -11,15 +12,15 @@ use std::cell::Cell;
 
 use crate::{Error, ErrorKind};
 
-/// Counts the writes of a device behind a connection, and whether some may be lost. A *session* is a period in which the server
-/// certainly did not restart. Belongs to one core.
+/// Counts the writes of a device behind a connection, and records whether some may be lost. A *session* is a period in
+/// which the server certainly did not restart. Belongs to one core.
 #[derive(Default)]
 pub struct FlushEpochs {
     /// The number of the current session.
     epoch: Cell<u64>,
     /// Volatile writes that completed in this session.
     written: Cell<u64>,
-    /// Of these, how many a Flush has made durable.
+    /// The number of these that a Flush has made durable.
     flushed: Cell<u64>,
     /// True if completed writes may be lost and no Flush has failed for them yet.
     has_lost_writes: Cell<bool>,
@@ -31,16 +32,16 @@ impl FlushEpochs {
         self.epoch.get()
     }
 
-    /// A volatile write of session `epoch` completed.
+    /// Records that a volatile write of session `epoch` completed.
     pub fn write_completed(&self, epoch: u64) {
         match epoch == self.epoch.get() {
             true => self.written.set(self.written.get() + 1),
-            // The response arrived with the last bytes of a connection that is lost.
+            // The response was the last on a connection that is lost by now.
             false => self.has_lost_writes.set(true),
         }
     }
 
-    /// A Flush starts: returns the count of writes that it will make durable, for [`FlushEpochs::flush_completed`].
+    /// Starts a Flush. Returns the count of writes that it will make durable, for [`FlushEpochs::flush_completed`].
     ///
     /// # Errors
     /// Once after completed writes may have been lost.
@@ -48,14 +49,14 @@ impl FlushEpochs {
         if self.has_lost_writes.take() { Err(WritesLost) } else { Ok(self.written.get()) }
     }
 
-    /// A Flush of session `epoch` succeeded, which started at the count `mark`.
+    /// Records that a Flush of session `epoch` succeeded that had started at the count `mark`.
     pub fn flush_completed(&self, epoch: u64, mark: u64) {
         if epoch == self.epoch.get() {
             self.flushed.set(self.flushed.get().max(mark));
         }
     }
 
-    /// The session is lost. If writes are volatile, those that were not flushed may be lost.
+    /// Records that the session is lost. If writes are volatile, those that were not flushed may be lost.
     pub fn session_lost(&self, is_volatile: bool) {
         if is_volatile && self.written.get() > self.flushed.get() {
             self.has_lost_writes.set(true);

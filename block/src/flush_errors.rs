@@ -1,15 +1,16 @@
-//! Flush errors: which clients still have to be told that a flush failed.
+//! Flush errors: which clients must still be told that a flush failed.
 //!
-//! After a failed flush, every write that completed before it may be lost, and a later flush that succeeds does not show it: a
-//! device reports such a loss once. So on a shared device each failure is counted, and the next flush of every client with
-//! unflushed writes fails once, even if it succeeds on the device. Linux reports write-back errors to open files in the same way
-//! (`errseq_t`).
+//! After a failed flush, every write that completed before it may be lost. A later flush that succeeds does not show
+//! it, because a device reports such a loss once. So on a shared device each failure is counted, and the next flush of
+//! every client with unflushed writes fails once, even if it succeeds on the device. Linux reports write-back errors to
+//! open files in the same way (`errseq_t`).
 //!
-//! Invariants: a flush succeeds only if no flush failed between the first write that it covers and its own completion; a failure
-//! is reported to each cursor at most once, and only if its group had unflushed writes.
+//! Invariants: a flush succeeds only if no flush failed between the first write that it covers and its own completion;
+//! a failure is reported to each cursor at most once, and only if its group had unflushed writes.
 //!
-//! Shape: connections whose flushes cover each other's writes, such as those of one client, form a [`FlushGroup`]; each of them
-//! is a [`FlushCursor`]. A write costs two reads of counters that seldom change. Flushes are slow anyway and take a lock.
+//! Shape: connections whose flushes cover each other's writes, such as those of one client, form a [`FlushGroup`]; each
+//! of them is a [`FlushCursor`]. A write costs two reads of counters that seldom change. Flushes are slow anyway and
+//! take a lock.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +18,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::{Error, ErrorKind, Outcome};
 
-/// Maximum groups of one device, those without cursors included: they are kept for their unflushed writes.
+/// The maximum number of groups of one device. Groups without cursors count, because they are kept for their unflushed
+/// writes.
 const MAX_GROUPS: usize = 1024;
 /// The value of `since` without unflushed writes.
 const CLEAN: u64 = u64::MAX;
@@ -42,7 +44,7 @@ struct Groups {
 }
 
 impl Groups {
-    /// The count of failures before the first unflushed write that a group which is made now may have.
+    /// The count of failures before the first unflushed write that a new group may have.
     fn inherited(&self) -> Option<u64> {
         self.dropped_since.into_iter().chain(self.earlier_since).min()
     }
@@ -51,7 +53,7 @@ impl Groups {
 /// Cursors whose flushes cover each other's writes.
 pub struct FlushGroup {
     errors: Arc<FlushErrors>,
-    /// The name of the client; none for a group of one cursor.
+    /// The name of the client; `None` for a group of one cursor.
     name: Option<Box<str>>,
     /// The count of failures before the first write that no flush covers yet, or [`CLEAN`].
     since: AtomicU64,
@@ -65,7 +67,7 @@ struct GroupState {
     flushes: u64,
     /// The count after the last failure that may have lost writes of the group.
     lost_at: u64,
-    /// The count up to which each cursor was told.
+    /// The count of failures that was reported to each cursor.
     reported: BTreeMap<u64, u64>,
     /// The number of cursors so far.
     cursors: u64,
@@ -77,7 +79,7 @@ pub struct FlushCursor {
     number: u64,
 }
 
-/// A flush in flight. Dropped before it completes, it makes nothing durable.
+/// A flush in flight. If it is dropped before it completes, it makes nothing durable.
 pub struct FlushTicket<'a> {
     cursor: &'a FlushCursor,
     number: u64,
@@ -98,36 +100,38 @@ impl FlushErrors {
         self.count.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// The device was left in disorder by an earlier server, and what that had acknowledged may be lost: records it as a failure of a
-    /// flush, and whoever comes from now on counts as one who had unflushed writes, so the first flush of each fails once. Until
-    /// [`FlushErrors::forget_earlier`].
+    /// Records as a failed flush that an earlier server did not close the device cleanly, so that writes which it
+    /// acknowledged may be lost. From now on every new client counts as one with unflushed writes, so its first flush
+    /// fails once, until [`FlushErrors::forget_earlier`].
     pub fn unclean_start(&self, error: &Error) {
         lock(&self.groups).earlier_since = Some(self.count());
         self.record(error);
     }
 
-    /// Clients that come from now on had no writes at an earlier server: one that had has long come back or has given up.
+    /// From now on new clients count as having no writes at an earlier server: those that had some have reconnected or
+    /// given up by now.
     pub fn forget_earlier(&self) {
         lock(&self.groups).earlier_since = None;
     }
 
-    /// A cursor in a group of its own, of no client that may have been here before: it learns of what it has written itself.
+    /// A cursor in a group of its own, for a client that was not here before: it is told only about its own writes.
     pub fn alone(self: &Arc<Self>) -> FlushCursor {
         FlushGroup::new(self, None, None).join()
     }
 
-    /// A cursor in the group of this name. The group outlives its last cursor while it has unflushed writes, so that a client
-    /// that reconnects is told of their loss; at most 1024 groups are kept apart.
+    /// A cursor in the group of this name. The group outlives its last cursor while it has unflushed writes, so that a
+    /// client that reconnects is told of their loss. At most 1024 groups are kept.
     pub fn join(self: &Arc<Self>, name: &str) -> FlushCursor {
         let mut groups = lock(&self.groups);
         if let Some(group) = groups.by_name.get(name) {
             return group.join();
         }
-        // One that was told of what an earlier server lost, and comes back, has been told.
+        // A client that was told of the loss at an earlier server, and reconnects, is not told again.
         let is_kept = groups.earlier_since.is_some();
         groups.by_name.retain(|_, group| is_kept || Arc::strong_count(group) > 1 || group.first_unflushed().is_some());
         if groups.by_name.len() >= MAX_GROUPS {
-            // A client that joins later may be the one whose group is dropped here, so it inherits the unflushed writes.
+            // The group that is dropped here may belong to a client that joins later. So new groups inherit its
+            // unflushed writes.
             let idle = |(_, group): &(&String, &Arc<FlushGroup>)| Arc::strong_count(group) == 1;
             if let Some(name) = groups.by_name.iter().find(idle).map(|(name, _)| name.clone()) {
                 let first = groups.by_name.remove(&name).and_then(|group| group.first_unflushed());
@@ -158,7 +162,7 @@ impl FlushGroup {
     fn join(self: &Arc<Self>) -> FlushCursor {
         let mut state = lock(&self.state);
         let is_clean = state.in_flight.is_empty() && self.since.load(Ordering::SeqCst) == CLEAN;
-        // A cursor that was told and dropped before its next flush may not have received the report.
+        // A cursor that was told but dropped before its next flush may not have received the report.
         let is_received = is_clean || state.reported.values().any(|reported| *reported >= state.lost_at);
         let reported = if is_received { state.lost_at } else { state.lost_at.saturating_sub(1) };
         state.cursors += 1;
@@ -175,29 +179,29 @@ impl FlushGroup {
         state.in_flight.values().copied().chain(since).min()
     }
 
-    /// Adds an unflushed write that no flush in flight covers. Call it under the lock.
+    /// Adds an unflushed write that no flush in flight covers. Requires the lock.
     fn add_unflushed(&self, since: u64) {
         self.since.store(self.since.load(Ordering::SeqCst).min(since), Ordering::SeqCst);
     }
 }
 
 impl FlushCursor {
-    /// The client; none for a cursor in a group of its own.
+    /// The client; `None` for a cursor in a group of its own.
     pub fn client(&self) -> Option<&str> {
         self.group.name.as_deref()
     }
 
-    /// True if the cursor is of the device with these errors.
+    /// True if the cursor belongs to the device with these errors.
     pub fn is_of(&self, errors: &Arc<FlushErrors>) -> bool {
         Arc::ptr_eq(&self.group.errors, errors)
     }
 
-    /// A volatile write starts: returns the mark for [`FlushCursor::write_completed`].
+    /// A volatile write starts. Returns the mark for [`FlushCursor::write_completed`].
     pub fn write_started(&self) -> u64 {
         self.group.errors.count()
     }
 
-    /// The write succeeded. Call it before the write is acknowledged.
+    /// Records that the write succeeded. Call it before the write is acknowledged.
     pub fn write_completed(&self, mark: u64) {
         if self.group.since.load(Ordering::SeqCst) > mark {
             let _state = lock(&self.group.state);
@@ -205,7 +209,7 @@ impl FlushCursor {
         }
     }
 
-    /// A flush starts.
+    /// Starts a flush.
     pub fn flush_started(&self) -> FlushTicket<'_> {
         let mut state = lock(&self.group.state);
         state.flushes += 1;
@@ -331,7 +335,7 @@ mod tests {
         assert!(!flush(&errors.join("other")));
         let again = errors.join("host");
         assert!(flush(&again), "the same client, connected anew");
-        // One that never flushes is told when it does.
+        // A client that never flushed is told at its first flush.
         let silent = errors.join("silent");
         write(&silent);
         errors.forget_earlier();
@@ -339,7 +343,7 @@ mod tests {
         let late = errors.join("late");
         write(&late);
         assert!(flush(&late) && flush(&errors.alone()));
-        // Twin: nobody is told of a start in good order.
+        // Twin: after a clean start nobody is told.
         let clean = Arc::<FlushErrors>::default();
         assert!(flush(&clean.join("host")) && flush(&clean.alone()));
     }
@@ -357,7 +361,7 @@ mod tests {
         fail(&one, &errors);
         fail(&one, &errors);
         assert!(!flush(&other) && flush(&other), "several at once");
-        // Its own writes may be lost by the next failure as well, as long as no flush has succeeded.
+        // Its own writes may also be lost by the next failure, until a flush succeeds.
         write(&one);
         fail(&one, &errors);
         fail(&other, &errors);
@@ -390,7 +394,7 @@ mod tests {
         assert!(flush(&errors.join("other")));
         let back = errors.join("client");
         assert!(!flush(&back) && flush(&back));
-        // It was told, and disconnected before its next flush.
+        // It was told, but disconnected before its next flush.
         write(&back);
         fail(&back, &errors);
         drop(back);

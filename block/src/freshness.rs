@@ -1,40 +1,42 @@
-//! Whether what a device reads as is what was written to it last.
+//! Freshness: whether a device has the newest content that was written to it.
 //!
-//! Seals show that a block is what was written there once. They do not show that nothing was written after it: a device that has
-//! lost its log, or was put back to a state of yesterday, has blocks that all match their seals and are older. That is a state of
-//! the device and not of a request, so a device tells it beside its abilities ([`crate::Abilities::freshness`]), layers combine it
-//! as they combine those, and openers refuse such a device unless their caller has said that older content will do.
+//! Seals show that a block has content that was once written there. They do not show that nothing was written later: a
+//! device that has lost its log, or that was restored from an earlier state, has blocks that all match their seals and
+//! are older. That is a property of the device and not of a request. So a device reports it with its abilities
+//! ([`crate::Abilities::freshness`]), layers combine it like these, and openers refuse such a device unless their
+//! caller accepts older content.
 //!
-//! One reason is enough to say why: a group of several devices names the first.
+//! One reason is enough: a group of several devices reports the first.
 
 use std::fmt;
 
 use crate::WhyUnchecked;
 
-/// Whether a device has what was written to it last.
+/// Whether a device has its newest content.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Freshness {
     /// Nothing is known to be missing.
     #[default]
     Current,
-    /// Blocks that match their seals may be older than what was written and flushed.
+    /// Blocks that match their seals may be older than what was last written and flushed.
     MayBeOlder(WhyOlder),
 }
 
-/// Why blocks of a device may be older than what was written last.
+/// Why blocks of a device may be older than their last writes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[repr(u8)]
 pub enum WhyOlder {
     /// The log, or a part of it, is lost.
     LogLost = 0,
-    /// Parts of the device are from different times: some was put back to an earlier state.
+    /// Parts of the device are from different times: some was restored from an earlier state.
     RolledBack = 1,
-    /// It is a replica that is out of sync. Bit 2 before it was never sent: writes that were not flushed are no older content.
+    /// It is a replica that is out of sync. Bit 2 is not used and was never sent: lost writes that were not flushed do
+    /// not count as older content.
     OutOfSync = 3,
-    /// Another host says so, and not why, or in a way that this program does not know.
+    /// Another host reports it, without a reason or with one that this program does not know.
     Unknown = 4,
-    /// It was a member of a group, and every copy of its label is lost, which may have marked it as out of sync; or it is a mirror of
-    /// which a replica lost its label, which may have marked the others.
+    /// It was a member of a group, and every copy of its label is lost, which may have marked it as out of sync. Or it
+    /// is a mirror with a replica that lost its label, which may have marked the others.
     LabelLost = 5,
 }
 
@@ -54,7 +56,7 @@ impl WhyOlder {
         }
     }
 
-    /// Why a check of such a device leaves its blocks unchecked: they match their seals, which is no proof that they are the last.
+    /// Why a check of such a device leaves its blocks unchecked: they match their seals, but may not be the newest.
     pub const fn why_unchecked(self) -> WhyUnchecked {
         match self {
             WhyOlder::OutOfSync => WhyUnchecked::OutOfSync,
@@ -76,7 +78,7 @@ impl fmt::Display for WhyOlder {
 }
 
 impl Freshness {
-    /// Why blocks may be older, if they may.
+    /// Why blocks may be older; `None` if they are current.
     pub const fn why_older(self) -> Option<WhyOlder> {
         match self {
             Freshness::Current => None,
@@ -89,7 +91,7 @@ impl Freshness {
         matches!(self, Freshness::Current)
     }
 
-    /// The freshness of a device that has blocks of both.
+    /// The freshness of a device that has blocks of both devices.
     #[must_use]
     pub const fn and(self, other: Freshness) -> Freshness {
         match self {
@@ -98,7 +100,7 @@ impl Freshness {
         }
     }
 
-    /// As bits, to send to another host: 0 for current content, else one for the reason.
+    /// As bits, to send to another host: 0 for current content, else one bit for the reason.
     pub const fn bits(self) -> u8 {
         match self {
             Freshness::Current => 0,
@@ -106,7 +108,7 @@ impl Freshness {
         }
     }
 
-    /// What another host says. Bits that are not known count as [`WhyOlder::Unknown`]: something is missing.
+    /// Decodes the bits of another host. Unknown bits count as [`WhyOlder::Unknown`]: something is missing.
     pub fn from_bits(bits: u8) -> Freshness {
         let known = WhyOlder::ALL.into_iter().find(|why| bits & (1 << *why as u8) != 0);
         match (known, bits) {

@@ -1,9 +1,10 @@
-//! The gate: the only way a device is put into a stack.
+//! The gate: every device in a stack is behind one.
 //!
-//! It rejects requests that are out of range or do not fit the geometry, splits those above the device's limits, emulates
-//! request kinds that the device lacks, seals data for a device that does not itself, counts, and names the device on errors. A request that needs none of this costs a
-//! few comparisons and goes straight to the device. What needs more is in `rare`: compiled once for all devices, while everything here is
-//! compiled for each.
+//! It rejects requests that are out of range or do not fit the geometry, splits those above the device's limits,
+//! emulates request kinds that the device lacks, seals data for a device that does not seal, counts requests, and adds
+//! the device's name to errors. A request that needs none of this costs a few comparisons and goes straight to the
+//! device. Everything else is in `rare`, which is compiled once for all devices; this file is compiled for each of
+//! them.
 
 mod checks;
 mod counters;
@@ -65,7 +66,7 @@ impl<D: Device> Device for Gate<D> {
             Ok(()) => {
                 let request = if lacks_seals(&abilities, &request) { sealed(request) } else { request };
                 match is_plain(geometry, &abilities, &request) {
-                    // The only place with the device's own future; what is rare boxes it.
+                    // The only place with the device's own future; `rare` boxes it.
                     true => self.device.execute(request).await,
                     false => Rare::new(&self.device).execute(request).await,
                 }
@@ -96,7 +97,8 @@ impl<D: Device> Device for Gate<D> {
 }
 
 impl<D: Device> Gate<D> {
-    /// Verifies by Read requests even if the device has a native Verify: for callers that want the data to cross the connection.
+    /// Verifies by Read requests even if the device has a native Verify: for callers that want the data to cross the
+    /// connection.
     ///
     /// # Errors
     /// Those of a Verify.

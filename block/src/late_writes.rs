@@ -1,17 +1,18 @@
-//! Changes that may still be executed although nobody waits for their answer, because their session was lost or their future was
-//! dropped. Pure.
+//! Changes that may still be executed although nobody waits for them any more, because their session was lost or their
+//! future was dropped. Pure.
 //!
-//! A change that was in flight when its session was lost can be executed late: it may lie in a buffer between the client and the
-//! medium. Its own repetition writes the same data, so a late execution does not harm it. It would undo a newer change of the
-//! same blocks that completed in the meantime. So other changes of these blocks wait until the lost session can deliver nothing more.
+//! A change that was in flight when its session was lost can be executed late: it may be in a buffer between the client
+//! and the medium. A repetition of the change writes the same data, so a late execution does not harm it. But it would
+//! undo a newer change of the same blocks that completed in the meantime. So other changes of these blocks wait until
+//! the lost session can deliver nothing more.
 
 use sealblock_units::Extent;
 use smallvec::SmallVec;
 
 use crate::{Operation, Request};
 
-/// What a request changes: its blocks, those that a Copy reads (if it is executed late, they must be as they were), and whether it
-/// writes to the reserved area.
+/// What a request changes: its blocks, and whether it writes to the reserved area. For a Copy this includes the source,
+/// which must be unchanged if the Copy is executed late.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct WriteSet {
     extents: SmallVec<[Extent; 1]>,
@@ -27,12 +28,12 @@ impl WriteSet {
         }
     }
 
-    /// The set of these blocks.
+    /// The set with these blocks.
     pub fn of_extents(extents: impl IntoIterator<Item = Extent>) -> WriteSet {
         WriteSet { extents: extents.into_iter().collect(), has_reserved: false }
     }
 
-    /// The set of the reserved area.
+    /// The set with the reserved area.
     pub fn reserved_area() -> WriteSet {
         WriteSet { extents: SmallVec::new(), has_reserved: true }
     }
@@ -42,14 +43,14 @@ impl WriteSet {
         self.extents.is_empty() && !self.has_reserved
     }
 
-    /// True if both change something in common.
+    /// True if both change the same blocks, or both the reserved area.
     pub fn overlaps(&self, other: &WriteSet) -> bool {
         self.has_reserved && other.has_reserved
             || self.extents.iter().any(|a| other.extents.iter().any(|b| a.overlaps(*b)))
     }
 }
 
-/// A change that was in flight when this session was lost, or its future dropped.
+/// A change that was in flight when this session was lost, or when its future was dropped.
 #[derive(Debug)]
 struct LateWrite {
     session: u64,
@@ -57,8 +58,8 @@ struct LateWrite {
     write_set: WriteSet,
 }
 
-/// All changes that lost sessions may still deliver. A session is one incarnation of a connection or path, by a number that is
-/// used once.
+/// All changes that lost sessions may still deliver. A session is one incarnation of a connection or path; its number
+/// is used once.
 #[derive(Default, Debug)]
 pub struct LateWrites(Vec<LateWrite>);
 
@@ -68,12 +69,12 @@ impl LateWrites {
         self.0.push(LateWrite { session, request_id, write_set });
     }
 
-    /// True if nothing is late.
+    /// True if there are no such changes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// True if a request may change this: no late change of another request overlaps it.
+    /// True if a request may make these changes: no late change of another request overlaps them.
     pub fn permits(&self, request_id: u64, write_set: &WriteSet) -> bool {
         self.0.iter().all(|late| late.request_id == request_id || !late.write_set.overlaps(write_set))
     }
@@ -129,7 +130,7 @@ mod tests {
         assert!(late_writes.permits(8, &WriteSet::reserved_area()), "what is not made of blocks");
     }
 
-    /// Late, it would copy what has been written since its repetition.
+    /// A late Copy would copy what was written to its source since its repetition.
     #[test]
     fn writes_to_the_source_of_a_late_copy_wait_too() {
         let copy = |source, to| Request::copy(source, to, Expectations::NONE, Durability::Volatile);
@@ -140,7 +141,7 @@ mod tests {
         assert!(late_writes.permits(8, &WriteSet::of(&Request::read(extent(10, 5), Expectations::NONE))), "reads");
     }
 
-    /// An older label over a newer one would take back what a mirror has recorded.
+    /// An older label that overwrites a newer one would undo what a mirror has recorded.
     #[test]
     fn a_late_write_to_the_reserved_area_holds_back_other_writes_to_it() {
         let label = WriteSet::of(&Request::write_reserved(ReservedArea::GroupLabel, Slice::empty()));

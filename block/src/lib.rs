@@ -1,11 +1,11 @@
-//! The vocabulary that all devices share: requests, responses, errors, and the traits of devices and media.
+//! The types that all devices share: requests, responses, errors, and the traits of devices and media.
 //!
-//! A [`Request`] goes down a stack of [`Device`]s and completes with one [`Outcome`]. Every device is put into a stack behind a
-//! [`Gate`], which checks, splits, emulates and counts, so that devices stay small. Below the last device lies a [`Medium`]:
-//! bytes at offsets, without blocks.
+//! A [`Request`] goes down a stack of [`Device`]s and completes with one [`Outcome`]. Every device is put into a stack
+//! behind a [`Gate`], which checks, splits, emulates and counts, so that devices stay small. Below the last device lies
+//! a [`Medium`]: bytes at offsets, without blocks.
 //!
-//! A request completes exactly once by construction: [`Device::execute`] takes it by value, and its future returns one outcome.
-//! Futures belong to one core and are not `Send`; the runtime carries requests between cores.
+//! A request completes exactly once by construction: [`Device::execute`] takes it by value, and its future returns one
+//! outcome. Futures belong to one core and are not `Send`; the runtime carries requests between cores.
 
 mod bad_block;
 mod bad_block_search;

@@ -14,9 +14,9 @@ use crate::{Error, ErrorKind, WriteData};
 pub enum MediumErrorKind {
     /// No space is left.
     NoSpace,
-    /// The medium takes no writes.
+    /// The medium is read-only.
     ReadOnly,
-    /// The medium ends before the bytes asked for.
+    /// The medium ends before the requested bytes.
     PastEnd,
     /// The medium does not support the operation; the caller may use another one.
     Unsupported,
@@ -52,7 +52,7 @@ impl MediumError {
         MediumError { kind, doing, offset_bytes, reason: error.to_string() }
     }
 
-    /// True if other ranges of the medium may be readable.
+    /// True if other ranges of the medium may still be readable.
     pub fn is_local(&self) -> bool {
         matches!(self.kind, MediumErrorKind::Failed | MediumErrorKind::PastEnd)
     }
@@ -81,23 +81,23 @@ impl From<MediumError> for Error {
 /// Bytes of a page of notes.
 pub const NOTE_PAGE_BYTES: usize = 4096;
 
-/// Whether a medium takes notes ([`Medium::note`]).
+/// Whether a medium supports notes ([`Medium::note`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NoteKeeping {
-    /// It takes none: what has to survive the death of this process must be durable.
+    /// It does not: what must survive the death of this process must be durable.
     None,
-    /// Nothing of the medium survives the death of this process, so there is nothing to note.
+    /// Nothing on the medium survives the death of this process, so notes are useless.
     Needless,
-    /// It keeps notes as long as the machine runs. Another boot of a machine has another identity here.
+    /// It keeps notes as long as the machine runs. Each boot has its own identity.
     UntilReboot([u8; 16]),
 }
 
 /// Stores bytes: a file, a disk, or the simulator's disk.
 ///
-/// Offsets and lengths are multiples of [`Medium::sector_bytes`], and those of reads of [`Medium::read_unit_bytes`]. One sector is written whole or not at all; a longer
-/// write may tear between sectors. A write is durable only after a later [`Medium::sync`] has returned; before that a crash
-/// may keep any subset of its sectors. Writes may be done in any order. Buffers are passed by value because an
-/// operation outlives a future that is dropped.
+/// Offsets and lengths are multiples of [`Medium::sector_bytes`], those of reads of [`Medium::read_unit_bytes`]. One
+/// sector is written whole or not at all; a longer write may tear between sectors. A write is durable only after a
+/// later [`Medium::sync`] has returned; before that a crash may keep any subset of its sectors. Writes may be done in
+/// any order. Buffers are passed by value because an operation outlives a future that is dropped.
 pub trait Medium {
     /// Length in bytes.
     fn len_bytes(&self) -> u64;
@@ -105,19 +105,20 @@ pub trait Medium {
     /// Unit of reads and writes, in bytes: 512 or 4096.
     fn sector_bytes(&self) -> u32;
 
-    /// Unit of reads, in bytes: that of writes, unless the medium reads whole sectors for a part of one. What is written in smaller units than
-    /// sectors cannot be crash-consistent, while it can be read.
+    /// Unit of reads, in bytes: the same as for writes, unless the medium can read parts of a sector. Data written in
+    /// units smaller than a sector cannot be crash-consistent, but can be read.
     fn read_unit_bytes(&self) -> u32 {
         self.sector_bytes()
     }
 
-    /// True if the medium takes no writes.
+    /// True if the medium is read-only.
     fn is_read_only(&self) -> bool;
 
     /// True if [`Medium::punch`] deallocates space.
     fn can_punch(&self) -> bool;
 
-    /// A buffer that this medium reads and writes best, such as one registered with the kernel. Its content is arbitrary.
+    /// A buffer that this medium reads and writes best, such as one registered with the kernel. Its content is
+    /// arbitrary.
     fn buffer(&self, len_bytes: usize) -> Buffer {
         Buffer::zeroed(len_bytes)
     }
@@ -128,7 +129,7 @@ pub trait Medium {
     /// Writes `from` at `offset_bytes`.
     fn write(&self, offset_bytes: u64, from: Slice) -> impl Future<Output = Result<(), MediumError>>;
 
-    /// Writes the data of blocks, one after the other, from `offset_bytes` on: each part from where it lies.
+    /// Writes the data of blocks, one after the other, from `offset_bytes` on: each part from its own buffer.
     fn write_blocks(&self, offset_bytes: u64, data: &WriteData) -> impl Future<Output = Result<(), MediumError>> {
         async move {
             let mut slices = data.slices();
@@ -151,21 +152,22 @@ pub trait Medium {
         NoteKeeping::None
     }
 
-    /// Writes bytes that survive the death of this process and need not survive that of the machine, in whole pages of
-    /// [`NOTE_PAGE_BYTES`] at a multiple of that. Each page is there as a whole or not at all after the death of the process. A read
-    /// that begins later sees them, also one by another process. The range must not be written in another way meanwhile. Whether a
-    /// later sync makes them durable is open.
+    /// Writes bytes that survive the death of this process, but need not survive that of the machine, in whole pages of
+    /// [`NOTE_PAGE_BYTES`] at a multiple of that. After the death of the process each page is there as a whole or not
+    /// at all. A later read sees them, even by another process. The range must not be written in another way meanwhile.
+    /// A later sync may or may not make them durable.
     ///
     /// # Errors
-    /// [`MediumErrorKind::Unsupported`] unless [`Medium::note_keeping`] says that notes are kept, and what the system says.
+    /// [`MediumErrorKind::Unsupported`] unless [`Medium::note_keeping`] says that notes are kept, and errors of the
+    /// system.
     fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
         let _ = bytes;
         let reason = "this medium takes no notes".to_owned();
         Err(MediumError { kind: MediumErrorKind::Unsupported, doing: "note", offset_bytes, reason })
     }
 
-    /// Ends once writes that were started, by a first poll, are on their way, so that the caller can compute meanwhile. Returns at once
-    /// where nothing holds them back.
+    /// Waits until writes whose futures were polled have been submitted, so that the caller can compute while they are
+    /// in flight. Returns at once if nothing holds them back.
     fn submitted(&self) -> impl Future<Output = ()> {
         std::future::ready(())
     }
@@ -173,26 +175,27 @@ pub trait Medium {
     /// Makes every write that has returned durable.
     fn sync(&self) -> impl Future<Output = Result<(), MediumError>>;
 
-    /// Waits until no write, punch or zero whose future was dropped is in flight. Until then such an operation may still change its
-    /// range, so the caller must not reuse the range.
+    /// Waits until no write, punch or zero whose future was dropped is in flight. Until then such an operation may
+    /// still change its range, so the caller must not reuse the range.
     fn drain(&self) -> impl Future<Output = ()>;
 
     /// Makes `length_bytes` at `offset_bytes` read as zeroes and deallocates their space if the medium can.
     fn punch(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>>;
 
-    /// True if [`Medium::discard`] gives space back.
+    /// True if [`Medium::discard`] deallocates space.
     fn can_discard(&self) -> bool {
         self.can_punch()
     }
 
-    /// Says that `length_bytes` at `offset_bytes` are needed no more, and deallocates their space if the medium can. They read as zeroes afterwards if
-    /// [`Medium::can_punch`]; else what they read as is undefined. A medium that has nothing of its own for this punches.
+    /// Discards `length_bytes` at `offset_bytes`: their content is not needed any more, and their space is deallocated
+    /// if the medium can. They read as zeroes afterwards if [`Medium::can_punch`]; otherwise their content is
+    /// undefined. A medium without an operation of its own for this punches.
     fn discard(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
         self.punch(offset_bytes, length_bytes)
     }
 
-    /// Reserves space, so that later writes to `length_bytes` at `offset_bytes` do not fail for lack of it. Content stays. A medium
-    /// that cannot reserve space returns [`MediumErrorKind::Unsupported`].
+    /// Reserves space, so that later writes to `length_bytes` at `offset_bytes` do not fail for lack of it. The content
+    /// does not change. A medium that cannot reserve space returns [`MediumErrorKind::Unsupported`].
     fn reserve(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
         let _ = (offset_bytes, length_bytes);
         std::future::ready(Ok(()))
@@ -204,8 +207,8 @@ pub trait Medium {
         false
     }
 
-    /// The status of the bytes at `offset_bytes`: the length of the first run of the same status, between 1 and `length_bytes`, and
-    /// whether it is known to be zeroes that take no space.
+    /// The status of the bytes at `offset_bytes`: the length of the first run of the same status, between 1 and
+    /// `length_bytes`, and whether it is known to be zeroes that take no space.
     fn status_at(&self, offset_bytes: u64, length_bytes: u64) -> (u64, bool) {
         (length_bytes, self.is_hole(offset_bytes, length_bytes))
     }
@@ -213,9 +216,9 @@ pub trait Medium {
     /// Makes `length_bytes` at `offset_bytes` read as zeroes, keeping the space.
     fn zero(&self, offset_bytes: u64, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>>;
 
-    /// Makes the medium `length_bytes` long, a multiple of its sectors; new bytes are zeroes. Durable after the next sync: a crash
-    /// before that leaves either length. A medium of fixed length, such as a block device, does not change, and returns
-    /// [`MediumErrorKind::NoSpace`] if it is shorter.
+    /// Makes the medium `length_bytes` long, a multiple of its sectors; new bytes are zeroes. Durable after the next
+    /// sync: a crash before that leaves either length. A medium of fixed length, such as a block device, does not
+    /// change, and returns [`MediumErrorKind::NoSpace`] if it is shorter.
     fn set_len(&self, length_bytes: u64) -> impl Future<Output = Result<(), MediumError>> {
         let current_bytes = self.len_bytes();
         std::future::ready(if length_bytes <= current_bytes {

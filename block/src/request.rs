@@ -19,64 +19,69 @@ pub enum Durability {
     ForceUnitAccess,
 }
 
-/// One request: an operation, the blocks that it concerns, and when it is durable. Layers that only carry a request, cut it or move
-/// its addresses change its extents, expectations and data ([`Request::map_expectations`], [`Request::map_data`]), whatever the
-/// operation.
+/// One request: an operation, the blocks that it concerns, and when it is durable. Layers that only carry a request,
+/// split it or move its addresses change its extents, expectations and data ([`Request::map_expectations`],
+/// [`Request::map_data`]), whatever the operation.
 ///
-/// Made by the functions named after the operations, so that each has the extents it needs.
+/// Constructed by the functions named after the operations, so that each has the extents it needs.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// What is done.
     pub operation: Operation,
     /// The blocks.
     pub extents: Extents,
-    /// When a change is durable. A Discard and a Repair are volatile; their client flushes behind them.
+    /// When a change is durable. A Discard and a Repair are volatile; their client flushes afterwards.
     pub durability: Durability,
 }
 
-/// What a [`Request`] does. The set is closed: no protocol's own command passes through.
+/// What a [`Request`] does. The set is closed: no protocol-specific command passes through.
 #[derive(Clone, Debug)]
 pub enum Operation {
-    /// Read blocks, checked where they are stored: the device's own check, whatever is asked, and then what the asker expects of tags.
+    /// Read blocks, checked where they are stored: always by the device's own check, and then against what the
+    /// requester expects of tags.
     Read(Expectations),
-    /// Read blocks although they may be bad: all that is left of them, with a verdict on each ([`crate::Salvaged`]). For what saves or
-    /// weighs the remains of lost blocks, and for nobody who would take them for data: no export makes one.
+    /// Read blocks although they may be bad: all that is left of them, and for each whether it is bad
+    /// ([`crate::Salvaged`]). Only for programs that rescue lost blocks or compare their remains; no export offers it.
     Salvage,
-    /// Write blocks with their tags, in the device's protection format, which the device makes where the data come without.
+    /// Write blocks with their tags, in the device's protection format. The device makes the tags if the data have
+    /// none.
     Write(WriteData),
     /// Make every write completed so far durable.
     Flush,
-    /// Deallocate blocks. What they read as afterwards is undefined.
+    /// Deallocate blocks. Their content is undefined afterwards.
     Discard,
     /// Make blocks read as zeroes.
     WriteZeroes {
         /// True if the space may be deallocated.
         may_unmap: bool,
     },
-    /// Copy other blocks of the device, with their tags as they are stored, checked as a Read checks them. The extent is the
-    /// destination, as long as the source and without a block of it. Where it fails, some of the destination may be copied already,
-    /// but no block whose source failed a check. [`crate::ErrorKind::Absent`] says that the caller may read and write instead.
+    /// Copy other blocks of the device, with their tags as they are stored, and with the checks of a Read. The extent
+    /// is the destination. It has the length of the source, and does not overlap it. If the Copy fails, some of the
+    /// destination may be copied already, but no block whose source failed a check. [`crate::ErrorKind::Absent`] means
+    /// that the caller may read and write instead.
     Copy {
-        /// The blocks that are copied.
+        /// The blocks to copy.
         source: Extent,
-        /// What the asker expects of their tags.
+        /// What the requester expects of their tags.
         expectations: Expectations,
     },
-    /// Make blocks unreadable: until they are written, zeroed or discarded, they fail as [`crate::BadBlockCause::Media`].
+    /// Make blocks unreadable: until they are written, zeroed or discarded, they fail as
+    /// [`crate::BadBlockCause::Media`].
     WriteUncorrectable,
     /// Read and check blocks where they are stored, as Read does, without returning data.
     Verify(Expectations),
     /// Verify, and return a checksum of this kind of the data, so that data can be compared without moving them.
     Checksum(ChecksumKind, Expectations),
-    /// Verify, and rewrite bad blocks from another copy. The bad blocks of its error say which of them were repaired.
+    /// Verify, and rewrite bad blocks from another copy. The bad blocks of its error show which were repaired.
     Repair,
-    /// Return which blocks take space.
+    /// Return which blocks are allocated.
     BlockStatus,
     /// Compare stored blocks with this data, whose tags do not count.
     Compare(Sealed),
-    /// Write blocks if what is stored there equals other data. No other change of these blocks, by whatever initiator of the device,
-    /// comes between the two. At most [`crate::Abilities::compare_and_write_blocks`] blocks, never in pieces, and never sent again
-    /// where the first one may have been executed: [`crate::ErrorKind::Unreachable`] says that it is unknown whether it was.
+    /// Write blocks if the stored data equal other data. No other change of these blocks, by any initiator of the
+    /// device, comes in between. At most [`crate::Abilities::compare_and_write_blocks`] blocks, never in pieces. It is
+    /// never sent again if the first attempt may have been executed: [`crate::ErrorKind::Unreachable`] means that this
+    /// is unknown.
     CompareAndWrite(Box<CompareAndWrite>),
     /// Read a part of the reserved area.
     ReadReserved(ReservedArea),
@@ -85,16 +90,17 @@ pub enum Operation {
     WriteReserved(ReservedArea, Slice),
 }
 
-/// What a [`Operation::CompareAndWrite`] expects and writes; as long as its extent, both.
+/// What a [`Operation::CompareAndWrite`] expects and writes. Both have the length of its extent.
 #[derive(Clone, Debug)]
 pub struct CompareAndWrite {
-    /// What has to be stored. Its tags do not count.
+    /// The data that must be stored. Their tags do not count.
     pub expected: Sealed,
-    /// What is written then, with its tags, in the device's protection format.
+    /// The data that are written then, with their tags, in the device's protection format.
     pub new: Sealed,
 }
 
-/// The extents of a request: any number for a Discard, none for a Flush and for the reserved area, one for everything else.
+/// The extents of a request: any number for a Discard, none for a Flush and for the reserved area, one for everything
+/// else.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Extents(SmallVec<[Extent; 1]>);
 
@@ -117,7 +123,7 @@ impl Extents {
         self
     }
 
-    /// The blocks from the first to the last, those between the extents included; none if there is no extent.
+    /// The blocks from the first to the last, including those between the extents; `None` if there is no extent.
     fn first_to_last(&self) -> Option<RangeInclusive<u64>> {
         let first = self.iter().map(|extent| extent.start().get()).min()?;
         Some(first..=self.iter().map(|extent| extent.last().get()).max()?)
@@ -173,7 +179,7 @@ pub enum RequestKind {
     Checksum,
     /// Check blocks in place and repair them.
     Repair,
-    /// Return which blocks take space.
+    /// Return which blocks are allocated.
     BlockStatus,
     /// Read a part of the reserved area.
     ReadReserved,
@@ -365,7 +371,7 @@ impl Request {
         }
     }
 
-    /// The same request with its data, if it has any, as `change` returns them: both that are compared and those that are written.
+    /// The same request with its data, if it has any, mapped by `change`: both compared and written data.
     #[must_use]
     pub fn map_data(mut self, mut change: impl FnMut(WriteData) -> WriteData) -> Request {
         self.operation = match self.operation {
@@ -386,13 +392,13 @@ impl Request {
         matches!(self.operation, Operation::Write(WriteData::Unsealed(_)))
     }
 
-    /// The same request with its data sealed: at once, where they were not.
+    /// The same request with its data sealed; data without tags are sealed now.
     #[must_use]
     pub fn sealed(self) -> Request {
         self.map_data(|data| data.into_sealed().into())
     }
 
-    /// What the asker expects of tags; nothing for operations without expectations.
+    /// What the requester expects of tags; nothing for operations without expectations.
     pub const fn expectations(&self) -> Expectations {
         match self.operation {
             Operation::Read(expectations)
@@ -403,7 +409,7 @@ impl Request {
         }
     }
 
-    /// The same request with its expectations, if it has any, as `change` returns them.
+    /// The same request with its expectations, if it has any, mapped by `change`.
     #[must_use]
     pub fn map_expectations(mut self, change: impl FnOnce(Expectations) -> Expectations) -> Request {
         if let Operation::Read(expectations)
@@ -416,7 +422,7 @@ impl Request {
         self
     }
 
-    /// The same request with its extents, that of a source too, as `change` returns them.
+    /// The same request with its extents, including that of a source, mapped by `change`.
     #[must_use]
     pub fn map_extents(mut self, mut change: impl FnMut(Extent) -> Extent) -> Request {
         if let Operation::Copy { source, .. } = &mut self.operation {
@@ -426,8 +432,8 @@ impl Request {
         self
     }
 
-    /// The same request for `part` of its extent `whole`, on a device of this format: with its part of the data or of the source, and
-    /// with the first reference tag that is expected moved as far as the first block.
+    /// The same request for `part` of its extent `whole`, on a device of this format: with that part of the data or of
+    /// the source, and with the expected reference tag advanced to its first block.
     #[must_use]
     pub fn part(&self, whole: Extent, part: Extent, format: Option<PiFormat>) -> Request {
         let first = part.start().get() - whole.start().get();
@@ -442,7 +448,7 @@ impl Request {
             .map_data(|data| data.slice(first as usize, part.len() as usize))
     }
 
-    /// The extent of the request, if it has one and no other.
+    /// The extent of the request, if it has exactly one.
     pub fn extent(&self) -> Option<Extent> {
         match self.extents[..] {
             [extent] => Some(extent),
@@ -458,12 +464,12 @@ impl Request {
         }
     }
 
-    /// The extents of the blocks that the request changes; none if it changes no blocks.
+    /// The extents of the blocks that the request changes; empty if it changes none.
     pub fn changed_extents(&self) -> &[Extent] {
         if self.kind().changes_blocks() { &self.extents } else { &[] }
     }
 
-    /// The blocks that the request changes, from the first to the last; none if it changes no blocks.
+    /// The blocks that the request changes, from the first to the last; `None` if it changes none.
     pub fn changed(&self) -> Option<RangeInclusive<u64>> {
         if self.kind().changes_blocks() { self.extents.first_to_last() } else { None }
     }
@@ -473,8 +479,8 @@ impl Request {
         self.kind().changes_blocks() && self.durability == Durability::Volatile
     }
 
-    /// True if success makes something durable. Its failure may then be a failed flush, after which the durability of every other
-    /// write is unknown too.
+    /// True if success makes something durable. Its failure may then be a failed flush, after which the durability of
+    /// every other write is unknown too.
     pub fn is_durable(&self) -> bool {
         matches!(self.operation, Operation::Flush) || self.durability == Durability::ForceUnitAccess
     }
@@ -485,22 +491,22 @@ impl Request {
     }
 }
 
-/// Bytes of a device for each bit of the bitmap pages, while it has no more than [`MOST_BITS`] of them.
+/// Bytes of a device for each bit of the bitmap pages, as long as these need at most [`MAX_BITS`] bits.
 const BYTES_PER_BIT: u64 = 64 << 10;
 /// Maximum bits of a bitmap. A larger device is tracked with more bytes per bit.
 const MAX_BITS: u64 = 1 << 24;
 /// Maximum bits of a bitmap that needs no pages, because it fits into the label.
 const BITS_WITHOUT_PAGES: u64 = 8192;
-/// Bitmaps of a group: the write intent, and what is out of sync on each of up to eight members.
+/// Bitmaps of a group: the write intent, and the out-of-sync regions of each of up to eight members.
 const BITMAPS: u64 = 9;
 /// Bytes of a bitmap page, and of its header, which the group writes.
 const PAGE_BYTES: usize = 4096;
 const PAGE_HEADER_BYTES: usize = 64;
 
-/// A part of the reserved area: a few kilobytes beside the blocks, read and written as a whole.
+/// A part of the reserved area: a few kilobytes besides the blocks, read and written as a whole.
 ///
-/// A group stores there which of its members are in sync, and a scrub its progress. The reserved area is not made of blocks, so
-/// the device keeps its capacity, and its blocks stay identical to those of the other copies.
+/// A group stores there which of its members are in sync, and a scrub its progress. The reserved area is not made of
+/// blocks, so the device keeps its capacity, and its blocks stay identical to those of the other copies.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum ReservedArea {
     /// The label of the group that the device is a member of.
@@ -518,8 +524,8 @@ impl ReservedArea {
     /// The parts that every reserved area has; each is replaced all or nothing.
     pub const ALL: [ReservedArea; 2] = [ReservedArea::GroupLabel, ReservedArea::ScrubState];
 
-    /// The number of bitmap pages of a device of `capacity_bytes` with a reserved area: 0 as long as the label has room for the
-    /// bitmaps.
+    /// The number of bitmap pages of a device of `capacity_bytes` with a reserved area: 0 if the bitmaps fit into the
+    /// label.
     pub const fn bitmap_pages(capacity_bytes: u64) -> u32 {
         let bits = capacity_bytes.div_ceil(BYTES_PER_BIT);
         let bits = if bits > MAX_BITS { MAX_BITS } else { bits };

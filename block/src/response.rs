@@ -18,7 +18,7 @@ pub struct VerifyStats {
 /// The result of a Checksum request.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Checksum {
-    /// Which checksum it is: the kind that was asked for.
+    /// The kind of the checksum, as requested.
     pub kind: ChecksumKind,
     /// The checksum of the blocks' data, in order.
     pub value: u64,
@@ -31,9 +31,10 @@ pub struct Checksum {
 /// What is left of blocks: the response to a Salvage, whatever their state.
 #[derive(Clone, Debug)]
 pub struct Salvaged {
-    /// The blocks and tags as they are stored, unchecked; zeroes, and tags that disable all checks, of a block that cannot be read.
+    /// The blocks and tags as they are stored, unchecked. A block that cannot be read has zeroes, and tags that disable
+    /// all checks.
     pub blocks: Sealed,
-    /// The verdict of the device's own check on each block: those that are bad, in order. All others are good.
+    /// The blocks that the device's own check found bad, in order. All others are good.
     pub bad_blocks: Vec<BadBlock>,
 }
 
@@ -68,12 +69,12 @@ pub struct StatusRun {
     pub state: BlockState,
 }
 
-/// Whether a block takes space on the medium.
+/// Whether a block is allocated on the medium.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum BlockState {
-    /// The block takes space, or may.
+    /// The block is allocated, or may be.
     Allocated,
-    /// The block takes no space and reads as zeroes.
+    /// The block is not allocated and reads as zeroes.
     Hole,
 }
 
@@ -85,7 +86,7 @@ impl StatusRuns {
     /// Appends `blocks` blocks of this state.
     pub fn push(&mut self, blocks: BlockCount, state: BlockState) {
         let joined = self.0.last().filter(|last| last.state == state);
-        // Runs whose total exceeds a `BlockCount` stay apart.
+        // Runs whose total exceeds a `BlockCount` stay separate.
         let joined = joined.and_then(|last| BlockCount::new(last.blocks.get().checked_add(blocks.get())?));
         match (self.0.last_mut(), joined) {
             (Some(last), Some(blocks)) => last.blocks = blocks,

@@ -1,8 +1,8 @@
-//! A boxed future that does one piece of work after the other, so that in the long run none costs an allocation.
+//! A boxed future that is reused for many pieces of work, so that none of them needs an allocation in the long run.
 //!
-//! It takes what to do from its handoff, does it, leaves the outcome there, and waits for the next. Between two pieces of work it
-//! can be kept in whatever pool its owner has. Dropped while it works, it cancels the work, as any future does; who must not cancel keeps
-//! it until it is ready.
+//! It takes its input from a handoff, works, leaves the output there, and waits for the next input. Between two pieces
+//! of work its owner can keep it in a pool. Dropping it while it works cancels the work, as with any future; an owner
+//! that must not cancel keeps it until it is ready.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -10,13 +10,13 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
-/// A future that is used again and again: `I` goes in, `O` comes out.
+/// A future that is used repeatedly: `I` is its input, `O` its output.
 pub struct ReusedFuture<I, O> {
     handoff: Rc<Handoff<I, O>>,
     future: Pin<Box<dyn Future<Output = ()>>>,
 }
 
-/// Where work comes in, and its outcome goes out.
+/// Where the input and the output are exchanged.
 struct Handoff<I, O> {
     input: Cell<Option<I>>,
     output: Cell<Option<O>>,
@@ -31,19 +31,19 @@ async fn serve<I, O>(work: impl AsyncFn(I) -> O, handoff: Rc<Handoff<I, O>>) {
 }
 
 impl<I: 'static, O: 'static> ReusedFuture<I, O> {
-    /// A future that does `work`, and has nothing to do yet.
+    /// A future that does `work`, and has no input yet.
     pub fn new(work: impl AsyncFn(I) -> O + 'static) -> ReusedFuture<I, O> {
         let handoff = Rc::new(Handoff { input: Cell::new(None), output: Cell::new(None) });
         let future = Box::pin(serve(work, Rc::clone(&handoff)));
         ReusedFuture { handoff, future }
     }
 
-    /// Gives it something to do, which begins with the next poll. Its last work has to be done.
+    /// Gives it an input, on which it works from the next poll on. Its last work must be done.
     pub fn begin(&self, input: I) {
         self.handoff.input.set(Some(input));
     }
 
-    /// Polls the work; ready once, when it is done.
+    /// Polls the work; ready once it is done.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<O> {
         // `serve` never returns.
         let _ = self.future.as_mut().poll(cx);

@@ -1,13 +1,14 @@
-//! What concurrent requests of one device share: the range lock, a mutex to wait for, a condition to wait for, and the clock.
+//! Synchronization of concurrent requests of one device: the range lock, an async mutex, a condition, and the clock.
 //!
-//! Invariants of the range lock: while a range is locked exclusively, no other change of overlapping blocks is in flight; locks
-//! that overlap are granted in the order in which they were requested, so no request starves; a shared lock costs two atomic
-//! additions on a counter of its thread as long as there is no exclusive lock.
+//! Invariants of the range lock: while a range is locked exclusively, no other change of overlapping blocks is in
+//! flight; locks that overlap are granted in the order in which they were requested, so no request starves; a shared
+//! lock costs two atomic additions on a counter of its thread as long as there is no exclusive lock.
 //!
-//! Shape: exclusive locks (compare and write) are rare and shared ones (writes) are not, so shared locks are only counted. An
-//! exclusive lock first announces itself, which sends new shared locks to the list, and then waits until the counted ones are
-//! released. Either side writes before it reads: a shared lock counts itself and then looks for exclusive ones, an exclusive one
-//! announces itself and then looks at the counters. So one of them sees the other, which needs sequential consistency.
+//! Shape: exclusive locks (compare and write) are rare and shared ones (writes) are frequent, so shared locks are only
+//! counted. An exclusive lock first announces itself, which sends new shared locks to the list, and then waits until
+//! the counted ones are released. Both sides write before they read: a shared lock counts itself and then looks for
+//! exclusive ones; an exclusive one announces itself and then looks at the counters. So one of them sees the other.
+//! This needs sequential consistency.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -25,7 +26,7 @@ const SHARDS: usize = 8;
 #[repr(align(64))]
 struct Shard(AtomicUsize);
 
-/// Lets other tasks run that are ready.
+/// Lets other ready tasks run.
 pub async fn yield_once() {
     let mut has_yielded = false;
     poll_fn(|cx| {
@@ -41,7 +42,7 @@ pub async fn yield_once() {
 /// The range lock of one device, shared by all cores. Ranges are block addresses, from the first to the last.
 #[derive(Default)]
 pub struct RangeLock {
-    /// Shared locks that are counted and not listed.
+    /// Shared locks that are counted but not listed.
     counted: [Shard; SHARDS],
     /// Exclusive locks that are held or waited for.
     exclusive: AtomicUsize,
@@ -51,7 +52,7 @@ pub struct RangeLock {
 #[derive(Default)]
 struct LockList {
     next: u64,
-    /// In the order of the requests. Ranges of one lock are neighbours with one id.
+    /// In the order of the requests. The ranges of one lock are adjacent and have the same id.
     locks: Vec<ListedLock>,
     waiting: Vec<Waker>,
 }
@@ -78,7 +79,7 @@ impl RangeLock {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Locks the blocks for a change, beside other changes. Waits for exclusive locks that overlap.
+    /// Locks the blocks for a change, concurrently with other changes. Waits for overlapping exclusive locks.
     pub async fn lock_shared(&self, blocks: RangeInclusive<u64>) -> RangeGuard<'_> {
         match self.try_lock_shared() {
             Some(guard) => guard,
@@ -86,7 +87,7 @@ impl RangeLock {
         }
     }
 
-    /// Locks all blocks for a change, beside other changes, if no exclusive lock is held or waited for.
+    /// Locks all blocks for a change, concurrently with other changes, if no exclusive lock is held or waited for.
     pub fn try_lock_shared(&self) -> Option<RangeGuard<'_>> {
         let shard = shard();
         self.counted[shard].0.fetch_add(1, Ordering::SeqCst);
@@ -100,14 +101,14 @@ impl RangeLock {
         self.lock_listed([blocks], true).await
     }
 
-    /// Locks the blocks of both ranges exclusively, which must not overlap. They are one lock with one place in the order, so two
-    /// such locks cannot wait for each other.
+    /// Locks the blocks of both ranges exclusively, which must not overlap. They are one lock with one place in the
+    /// order, so two such locks cannot wait for each other.
     pub async fn lock_both(&self, one: RangeInclusive<u64>, other: RangeInclusive<u64>) -> RangeGuard<'_> {
         self.exclusive.fetch_add(1, Ordering::SeqCst);
         self.lock_listed([one, other], true).await
     }
 
-    /// Waits until none of the exclusive locks that are held or waited for now has these blocks.
+    /// Waits until none of the exclusive locks that are held or waited for now overlaps these blocks.
     pub async fn wait_unlocked(&self, blocks: RangeInclusive<u64>) {
         if self.is_idle() {
             return;
@@ -138,7 +139,7 @@ impl RangeLock {
             list.locks.extend(ranges.iter().map(|blocks| ListedLock { id, blocks: blocks.clone(), exclusive }));
             (id, is_free(&list, id))
         };
-        // Made before the wait, so that dropping the future removes the lock from the list.
+        // Created before the wait, so that dropping the future removes the lock from the list.
         let guard = RangeGuard { lock: self, kind: RangeGuardKind::Listed { id, exclusive } };
         if !is_granted {
             self.wait_until(|list| is_free(list, id)).await;
@@ -146,7 +147,7 @@ impl RangeLock {
         guard
     }
 
-    /// Waits until the list is as it has to be; looks at once, and each time a lock is released.
+    /// Waits until the list meets a condition. It is checked at once and each time a lock is released.
     async fn wait_until(&self, ready: impl Fn(&LockList) -> bool) {
         poll_fn(|cx| {
             let mut list = self.list();
@@ -165,7 +166,7 @@ impl RangeLock {
         self.counted.iter().all(|shard| shard.0.load(Ordering::SeqCst) == 0)
     }
 
-    /// Changes the list, and wakes all that wait for it, which check again.
+    /// Changes the list, and wakes all waiters, which check it again.
     fn change(&self, change: impl FnOnce(&mut LockList)) {
         let mut waiting = {
             let mut list = self.list();
@@ -176,7 +177,7 @@ impl RangeLock {
             return;
         }
         waiting.drain(..).for_each(Waker::wake);
-        // Its room is kept, so that waiting allocates nothing in the long run.
+        // Its capacity is kept, so that waiting allocates nothing in the long run.
         let mut list = self.list();
         if list.waiting.capacity() == 0 {
             list.waiting = waiting;
@@ -251,7 +252,7 @@ impl Condition {
         // Taken before waking: a waker may run code that waits again.
         let mut waiting = std::mem::take(&mut *self.waiting.borrow_mut());
         waiting.drain(..).for_each(Waker::wake);
-        // Its room is kept, so that waiting allocates nothing in the long run.
+        // Its capacity is kept, so that waiting allocates nothing in the long run.
         let mut now = self.waiting.borrow_mut();
         if now.capacity() == 0 {
             *now = waiting;
@@ -259,28 +260,28 @@ impl Condition {
     }
 }
 
-/// Lets one task of a core in at a time, in the order in which they asked. What it protects stands beside it.
+/// A mutex for the tasks of one core, in the order of their requests. The protected data are stored separately.
 #[derive(Default)]
 pub struct AsyncMutex {
-    /// Tickets of those that are in or wait, in the order in which they asked.
+    /// Tickets of the holder and of the waiters, in the order of their requests.
     queue: RefCell<VecDeque<u64>>,
     next_ticket: Cell<u64>,
     left: Condition,
 }
 
-/// Being the one that is let in, until this is dropped.
+/// Holds the mutex until it is dropped.
 pub struct AsyncMutexGuard<'a> {
     mutex: &'a AsyncMutex,
     ticket: u64,
 }
 
 impl AsyncMutex {
-    /// Waits until all that asked before have left.
+    /// Waits until all earlier holders and waiters have released it.
     pub async fn lock(&self) -> AsyncMutexGuard<'_> {
         let ticket = self.next_ticket.get();
         self.next_ticket.set(ticket + 1);
         self.queue.borrow_mut().push_back(ticket);
-        // Made before the wait, so that dropping the future gives its place up.
+        // Created before the wait, so that dropping the future gives up its place.
         let guard = AsyncMutexGuard { mutex: self, ticket };
         self.left.wait_until(|| self.queue.borrow().front() == Some(&ticket)).await;
         guard
@@ -369,7 +370,7 @@ mod tests {
         let held = poll(pin!(ranges.lock(extent(30, 1)))).expect("nothing is in the way");
         let mut both = Box::pin(ranges.lock_both(extent(10, 4), extent(30, 4)));
         assert!(poll(both.as_mut()).is_none(), "the second is held");
-        // The same two the other way round are behind it, whichever of them is free.
+        // A lock of the same two in the other order waits for it, whichever of them is free.
         let mut turned = Box::pin(ranges.lock_both(extent(30, 4), extent(10, 4)));
         let mut between = pin!(ranges.lock_shared(extent(20, 4)));
         assert!(poll(turned.as_mut()).is_none());

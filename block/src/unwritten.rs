@@ -10,9 +10,9 @@ const READ_BLOCKS: BlockCount = BlockCount::new(1 << 10).expect("not none");
 /// Maximum blocks of one Checksum or BlockStatus.
 const PROBE_BLOCKS: BlockCount = BlockCount::new(1 << 16).expect("not none");
 
-/// True if no block of the device was ever written, as far as the device shows: a device with a native block status has only
-/// holes; one with protection information has only tuples of all ones and data of zeroes; any other has the CRC of zeroes. The
-/// first piece that does not match ends the search. An unreadable block counts as written.
+/// True if no block of the device was ever written, as far as the device shows. A device with a native block status
+/// must have only holes; one with protection information only tuples of all ones and data of zeroes; any other the CRC
+/// of zeroes. The first piece that does not match ends the search. An unreadable block counts as written.
 ///
 /// # Errors
 /// When a request fails for another reason than bad blocks.

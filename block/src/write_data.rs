@@ -6,19 +6,19 @@ use sealblock_units::BlockSize;
 
 /// The data of a Write.
 ///
-/// A caller that has no tags and needs none leaves the sealing to the device. One that lists [`crate::Abilities::seals_writes`] as native
-/// seals when it suits it; in front of any other the gate does. Either way the blocks are sealed once: a layer that makes several
-/// writes of one, each with all of the data, is not such a device.
+/// A caller that has no tags and needs none leaves the sealing to the device. A device that lists
+/// [`crate::Abilities::seals_writes`] as native seals when it suits it; for any other the gate seals. Either way the
+/// blocks are sealed once. So a layer that turns one write into several with the same data must not list it.
 #[derive(Clone, Debug)]
 pub enum WriteData {
-    /// With tags, made or checked by the caller.
+    /// With tags, which the caller made or checked.
     Sealed(Sealed),
-    /// With the tags that the device is to make.
+    /// With a format of the tags that the device makes.
     Unsealed(Unsealed),
 }
 
 impl WriteData {
-    /// The blocks with their tags, which are made now if they were not.
+    /// The blocks with their tags, which are made now if they are missing.
     pub fn into_sealed(self) -> Sealed {
         match self {
             WriteData::Sealed(data) => data,
@@ -26,7 +26,7 @@ impl WriteData {
         }
     }
 
-    /// True if the tags are there.
+    /// True if the tags are present.
     pub fn is_sealed(&self) -> bool {
         matches!(self, WriteData::Sealed(_))
     }
@@ -55,7 +55,7 @@ impl WriteData {
         }
     }
 
-    /// The data as they lie in memory, in order.
+    /// The buffers with the data, in order.
     pub fn slices(&self) -> impl Iterator<Item = &Slice> {
         let (segments, alone) = match self {
             WriteData::Sealed(data) => (data.segments(), None),
@@ -64,7 +64,7 @@ impl WriteData {
         segments.iter().map(|segment| &segment.data).chain(alone)
     }
 
-    /// `blocks` blocks from the one with index `first`, sharing the bytes.
+    /// `blocks` blocks from the one with index `first`; shares the bytes.
     ///
     /// # Panics
     /// When the run is not within the data.
@@ -76,7 +76,8 @@ impl WriteData {
         }
     }
 
-    /// Moves the blocks to other addresses: adds `delta` to each reference tag, as [`Sealed::with_ref_tags_shifted`] does.
+    /// Moves the blocks to other addresses: adds `delta` to each reference tag, as [`Sealed::with_ref_tags_shifted`]
+    /// does.
     #[must_use]
     pub fn with_ref_tags_shifted(self, delta: u64) -> WriteData {
         match self {

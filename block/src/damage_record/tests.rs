@@ -1,4 +1,4 @@
-//! What is added to a list of bad blocks, what removes it, and what is left of it when there is no room.
+//! What is added to a list of bad blocks, what removes it, and what remains if there is no room.
 
 use sealblock_integrity::{Field, Sealed, Tags};
 use sealblock_runtime_memory::Buffer;
@@ -113,7 +113,7 @@ fn a_check_removes_what_it_finds_good_and_keeps_what_it_finds_bad() {
     assert_eq!(record.additions(), additions, "the same again is no news");
     observe(&record, &verify(0, 100), &verified());
     assert!(record.is_empty());
-    // A medium that names no block is certain of a single one.
+    // A medium that names no block is conclusive only for a single one.
     let media = || Err(ErrorKind::Media { reason: "gone".to_owned() }.into());
     observe(&record, &verify(0, 2), &media());
     assert!(record.is_empty());
@@ -154,7 +154,7 @@ fn without_room_runs_are_coarse_and_nothing_is_dropped() {
     let runs = record.runs();
     let has = |lba: &u64| runs[runs.partition_point(|run| run.last < *lba)].first <= *lba;
     assert!(lbas.iter().all(has));
-    // What is rewritten of a coarse run may have been what was bad of it.
+    // A rewritten block of a coarse run may have been its bad one.
     let coarse = *record.runs().iter().find(|run| run.is_coarse()).unwrap();
     observe(&record, &zero(coarse.first, 1), &Ok(Response::Done));
     assert_eq!(count(&record).least, all.least - 1);

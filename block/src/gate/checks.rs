@@ -1,4 +1,4 @@
-//! What a gate asks of a request before its device gets it.
+//! Checks of a request before its device gets it.
 
 use sealblock_integrity::PiFormat;
 use sealblock_units::{BlockCount, BlockSize, Extent};
@@ -7,7 +7,7 @@ use crate::{
     Abilities, Ability, Durability, Error, ErrorKind, Geometry, Limits, Operation, Request, RequestKind, WriteData,
 };
 
-/// Names the device on an error and traces it; requests without errors pay for neither.
+/// Adds the device's name to an error and traces it. Requests without errors do not pay for it.
 #[cold]
 pub(super) fn named(name: &str, kind: RequestKind, error: Error) -> Error {
     let error = error.with_device(name);
@@ -15,7 +15,7 @@ pub(super) fn named(name: &str, kind: RequestKind, error: Error) -> Error {
     error
 }
 
-/// True for data without tags that the device does not make.
+/// True for data without tags if the device does not seal.
 pub(super) fn lacks_seals(abilities: &Abilities, request: &Request) -> bool {
     let is_unsealed = matches!(request.operation, Operation::Write(WriteData::Unsealed(_)));
     is_unsealed && abilities.writable && abilities.seals_writes != Ability::Native
@@ -48,7 +48,8 @@ pub(super) fn check(geometry: &Geometry, abilities: &Abilities, request: &Reques
             let (expected, new) = (&data.expected, &data.new);
             check_shape(geometry, extent, expected.size(), expected.blocks())?;
             check_written(geometry, extent, (new.size(), new.blocks(), new.format()))?;
-            // Pieces would be atomic one by one, so it is not split. Where the device has none, that is the error.
+            // Pieces would be atomic only one by one, so it is not split. If the device does not support it, that is
+            // the error.
             match limit {
                 1.. if extent.len() > u64::from(limit) => {
                     Err(shape("blocks of a Compare and Write", u64::from(limit), extent.len()))
@@ -58,7 +59,7 @@ pub(super) fn check(geometry: &Geometry, abilities: &Abilities, request: &Reques
         }
         Operation::Compare(data) => check_shape(geometry, request.extents.one(), data.size(), data.blocks()),
         Operation::Copy { source, .. } => check_copy(geometry, *source, request.extents.one()),
-        // The client's own Flush makes these durable: only it learns of other clients' flushes that failed in between.
+        // The client's own Flush makes these durable: only that reports failed flushes of other clients in between.
         Operation::Discard | Operation::Repair if request.durability == Durability::ForceUnitAccess => {
             Err(shape("a Discard or Repair with FUA; flush behind it", 0, 1))
         }
@@ -77,7 +78,7 @@ pub(super) fn check(geometry: &Geometry, abilities: &Abilities, request: &Reques
     }
 }
 
-/// Rejects data that are not as long as the extent.
+/// Rejects data whose length differs from that of the extent.
 fn check_shape(geometry: &Geometry, extent: Extent, size: BlockSize, blocks: usize) -> Result<(), Error> {
     if size != geometry.block_size {
         return Err(shape("block size of the data", geometry.block_size.bytes() as u64, size.bytes() as u64));
@@ -88,7 +89,7 @@ fn check_shape(geometry: &Geometry, extent: Extent, size: BlockSize, blocks: usi
     Ok(())
 }
 
-/// The same for data that are written. Later reads return the stored tags, so they must be of the device's own format.
+/// The same for data to be written. Later reads return the stored tags, so they must have the device's own format.
 fn check_written(
     geometry: &Geometry,
     extent: Extent,
@@ -101,8 +102,8 @@ fn check_written(
     }
 }
 
-/// Rejects a Copy of blocks that do not exist, that are not as many as their destination, or that it would overwrite itself: devices
-/// copy in any order, so there is no right result.
+/// Rejects a Copy whose blocks do not exist, whose source and destination differ in length, or whose source and
+/// destination overlap: devices copy in any order, so there is no right result.
 fn check_copy(geometry: &Geometry, source: Extent, destination: Extent) -> Result<(), Error> {
     geometry.check(source)?;
     if source.len() != destination.len() {
@@ -116,7 +117,7 @@ fn shape(what: &'static str, limit: u64, actual: u64) -> Error {
     ErrorKind::Limit { what, limit, actual }.into()
 }
 
-/// The maximum blocks of a piece, if the request exceeds it.
+/// The maximum number of blocks of a piece; `None` if the request does not exceed it.
 pub(super) fn piece_limit(limits: &Limits, request: &Request) -> Option<BlockCount> {
     let max_blocks = match request.kind() {
         RequestKind::Read | RequestKind::Salvage | RequestKind::Write | RequestKind::Compare => {
@@ -128,7 +129,7 @@ pub(super) fn piece_limit(limits: &Limits, request: &Request) -> Option<BlockCou
         RequestKind::WriteZeroes | RequestKind::WriteUncorrectable | RequestKind::Discard => limits.max_zero_blocks,
         // A device with Copy has limits of its own, also for the number of ranges in one command.
         RequestKind::Copy => return None,
-        // The gate has refused one that is too long, which in pieces would not be atomic.
+        // The gate has refused one that is too long, because its pieces would not be atomic together.
         RequestKind::CompareAndWrite => return None,
         RequestKind::Flush | RequestKind::ReadReserved | RequestKind::WriteReserved => return None,
     };

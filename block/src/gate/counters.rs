@@ -1,4 +1,4 @@
-//! What a gate counts of the requests that go through it.
+//! What a gate counts.
 
 use std::cell::Cell;
 
@@ -12,7 +12,7 @@ struct KindCounters {
     errors: Cell<u64>,
 }
 
-/// Requests, bytes and errors by request kind. Belongs to one core, so plain cells do.
+/// Requests, bytes and errors by request kind. They belong to one core, so plain cells are enough.
 #[derive(Default)]
 pub struct Counters {
     by_kind: [KindCounters; RequestKind::ALL.len()],

@@ -1,9 +1,10 @@
-//! What a gate rarely does: requests that the device does not execute itself, and those that exceed its limits.
+//! The rare cases of a gate: requests that the device does not execute itself, and those that exceed its limits.
 //!
-//! The device is behind a pointer here and its futures are boxed, so that all of this is compiled once, and not for each device.
+//! The device is behind a pointer here and its futures are boxed, so that all of this is compiled once, not for each
+//! device.
 //!
-//! Pieces of a split request run side by side, at most [`PIECES_IN_FLIGHT`] at a time. All of them are executed and their bad
-//! blocks are joined into one error, so that a bad block in one piece hides none in another.
+//! Pieces of a split request run concurrently, at most [`PIECES_IN_FLIGHT`] at a time. All of them are executed and
+//! their bad blocks are joined into one error, so that a bad block in one piece does not hide one in another.
 
 use std::pin::pin;
 
@@ -32,7 +33,7 @@ impl<D: Device> Below for D {
     }
 }
 
-/// What a gate does with a request that its device does not execute as it is.
+/// Executes a request that the device does not execute as it is.
 pub(super) struct Rare<'a> {
     device: &'a dyn Below,
     geometry: &'a Geometry,
@@ -72,7 +73,7 @@ impl<'a> Rare<'a> {
         }
     }
 
-    /// Verifies by Read, whatever the device can, for a gate of this name and with these counters.
+    /// Verifies by Read, even if the device has a native Verify, for a gate of this name and with these counters.
     pub(super) fn verify_by_reading(
         self,
         (name, counters): (&'a str, &'a Counters),
@@ -90,7 +91,7 @@ impl<'a> Rare<'a> {
         })
     }
 
-    /// Emulates Verify by Read: the device checks while it reads, and the data is dropped.
+    /// Emulates Verify by Read: the device checks while it reads, and the data are dropped.
     async fn verify_by_read(&self, extent: Extent, expectations: Expectations) -> Outcome {
         let (bytes_transferred, coverage) = self.read_all(extent, expectations, &mut |_| ()).await?;
         Ok(Response::Verified(VerifyStats { bytes_transferred, coverage }))
@@ -104,8 +105,8 @@ impl<'a> Rare<'a> {
         Ok(Response::Checksum(Checksum { kind, value, bytes_transferred, coverage }))
     }
 
-    /// Reads blocks piece by piece, in order; returns the bytes transferred and the coverage. Reads every piece even if an earlier
-    /// one has bad blocks.
+    /// Reads blocks piece by piece, in order; returns the bytes transferred and the coverage. It reads every piece even
+    /// if an earlier one has bad blocks.
     async fn read_all(
         &self,
         extent: Extent,
@@ -114,7 +115,7 @@ impl<'a> Rare<'a> {
     ) -> Result<(u64, Coverage), Error> {
         let geometry = self.geometry;
         let (mut bytes, mut tally) = (0, Tally { coverage: self.read_coverage(extent), ..Tally::default() });
-        // One piece at a time: the extent of a Verify has no payload that would bound the memory.
+        // One piece at a time: a Verify has no payload whose limit would bound the memory.
         for piece in extent.split_aligned(geometry.limits.max_transfer_blocks) {
             let expected = expectations.advance(piece.start().get() - extent.start().get(), geometry.protection);
             match self.device.execute_boxed(Request::read(piece, expected)).await {
@@ -191,7 +192,7 @@ impl<'a> Rare<'a> {
                             joined.add(Ok(Response::Checksum(part)));
                         }
                         Some(Err(error)) => joined.add(Err(error)),
-                        // A checksum of another kind than was asked for is no part of the answer.
+                        // A checksum of another kind than requested is an error.
                         _ => joined.add(Err(unexpected_response())),
                     }
                 }
@@ -220,11 +221,11 @@ fn unexpected_response() -> Error {
 /// Pieces of one request in flight at once: enough to keep a device busy, few enough to bound the buffers.
 const PIECES_IN_FLIGHT: usize = 8;
 
-/// The outcomes of the pieces so far, which come in order. Of a piece without a result of its own nothing is kept, so a request of many
-/// pieces takes no more memory than one of a few.
+/// The outcomes of the pieces so far, in order. Nothing is kept for a piece without a result of its own, so the number
+/// of pieces does not change the memory.
 ///
-/// The first error that is not of blocks wins, because it affects more than those; then all bad blocks of all pieces; then the first
-/// block that is not as expected, or, for Compare, that differs.
+/// The first error that is not about blocks wins, because it affects more than those; then all bad blocks of all
+/// pieces; then the first block that is not as expected, or for Compare the first that differs.
 #[derive(Default)]
 struct Joined {
     parts: Vec<Sealed>,

@@ -1,4 +1,4 @@
-//! What a gate passes on, rejects, splits or emulates.
+//! What a gate passes on, rejects, splits and emulates.
 
 mod fake_device;
 mod reserved_area;
@@ -125,7 +125,7 @@ fn a_first_reference_tag_that_is_not_expected_is_told_of_its_first_block_and_is_
     let error = run(gate.execute(read.clone())).unwrap_err();
     let expected = ErrorKind::Expectation { lba: Lba::ZERO, field: Field::RefTag, expected: 1, actual: 0 };
     assert_eq!((error.kind(), gate.counters().bad_blocks()), (&expected, 0));
-    // Damage comes first, in whichever piece it is.
+    // Bad blocks take precedence, in whichever piece they are.
     gate.device().corrupt(9);
     assert_eq!(damaged(&run(gate.execute(read)).unwrap_err()), [9]);
 }
@@ -397,7 +397,7 @@ fn a_copy_is_passed_on_whole_and_not_emulated() {
         );
     }
     gate.device().take_seen();
-    // Side by side is right on both sides; one block in both is not.
+    // Adjacent ranges are allowed on both sides; a common block is not.
     done(run(gate.execute(copy(extent(8, 4), extent(4, 4)))));
     done(run(gate.execute(copy(extent(8, 4), extent(12, 4)))));
     for (source, destination) in [(8, 8), (8, 11), (8, 5)] {
@@ -436,7 +436,7 @@ fn a_compare_and_write_is_passed_on_whole_or_refused_and_not_emulated() {
     done(run(gate.execute(write(4, 8, None))));
     done(run(gate.execute(write(12, 4, None))));
     gate.device().take_seen();
-    // More than other requests may have in one piece, and still one.
+    // More blocks than other requests may have in one piece, and still one request.
     done(swap(4, 12, blocks(4, 12), blocks(20, 12))(&gate));
     assert_eq!(gate.device().take_seen(), [(RequestKind::CompareAndWrite, 4, 12, None)]);
     let differs = failure(swap(4, 2, Sealed::join(vec![blocks(20, 1), blocks(5, 1)]), blocks(0, 2))(&gate));
@@ -456,14 +456,14 @@ fn a_compare_and_write_is_passed_on_whole_or_refused_and_not_emulated() {
     let past = failure(swap(CAPACITY, 1, blocks(4, 1), blocks(4, 1))(&gate));
     assert!(matches!(past, ErrorKind::Range { .. }));
     assert_eq!(gate.device().take_seen(), [], "what is refused does not reach the device");
-    // Tags of what is expected do not count, those of what is written do.
+    // Tags of the expected data do not count, those of the new data do.
     let gate = able(Some(TYPE1), true);
     done(run(gate.execute(write(4, 1, Some(TYPE1)))));
     done(swap(4, 1, blocks(4, 1), numbered(4, 1, Some(TYPE1)))(&gate));
     assert!(matches!(failure(swap(4, 1, blocks(4, 1), blocks(4, 1))(&gate)), ErrorKind::Limit { .. }));
 }
 
-/// A device that executes in place, takes four blocks at a time, and has no Compare and no WriteZeroes.
+/// A device that executes in place, accepts four blocks at a time, and has no Compare and no WriteZeroes.
 fn instant() -> Gate<FakeDevice> {
     let mut device = FakeDevice::limited(Some(TYPE1), 4);
     device.instant = true;

@@ -25,11 +25,11 @@ pub struct FakeDevice {
     pub abilities: Abilities,
     /// Blocks that cannot be read.
     pub broken: Vec<u64>,
-    /// Reads that start here or behind fail as a whole.
+    /// Reads that start at this block or later fail as a whole.
     pub lost_from: Option<u64>,
     /// The error of every Write, if any.
     pub write_error: Option<ErrorKind>,
-    /// The kind of checksum that it returns, whichever was asked for.
+    /// The kind of checksum that it returns, whichever was requested.
     pub checksum_kind: Option<ChecksumKind>,
     pub seen: RefCell<Vec<Seen>>,
     pub durable: Cell<u32>,

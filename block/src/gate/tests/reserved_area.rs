@@ -17,7 +17,7 @@ fn checksum_of(gate: &Gate<FakeDevice>, kind: ChecksumKind, start: u64, blocks: 
     }
 }
 
-/// A device with or without native checksums of each kind, which takes `max_blocks` blocks at once.
+/// A device with or without native checksums of each kind, which accepts `max_blocks` blocks at once.
 fn device(native: [bool; 2], max_blocks: u32) -> FakeDevice {
     let mut device = FakeDevice::limited(Some(TYPE1), max_blocks);
     let [crc64, crc32c] = native.map(|native| if native { Ability::Native } else { Ability::Absent });

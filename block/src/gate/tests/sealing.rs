@@ -9,7 +9,7 @@ use super::{data, done, failure, read};
 use crate::RequestKind::Write;
 use crate::{Abilities, Ability, Device, Durability, ErrorKind, Request};
 
-/// A write of numbered blocks whose tags are to be made.
+/// A write of numbered blocks without tags.
 fn unsealed(start: u64, blocks: u64, format: Option<PiFormat>) -> Request {
     let bytes: Vec<u8> = (start..start + blocks).flat_map(|block| [block as u8 + 1; 512]).collect();
     let tags = Tags { initial_ref_tag: start, ..Tags::default() };
@@ -50,7 +50,7 @@ fn data_with_tags_stay_as_they_are_on_a_device_that_seals() {
     assert_eq!(data(run(gate.execute(read(9, 2)))).first_difference(&tagged, true), None);
 }
 
-/// Sealed in front of a device that then has to wait, they would be sealed again behind it.
+/// If the gate sealed them for a device that then has to wait, they would be sealed again.
 #[test]
 fn only_a_device_that_seals_gets_them_in_place() {
     for (ability, is_done) in [(Ability::Absent, false), (Ability::Emulated, false), (Ability::Native, true)] {
