@@ -1,5 +1,5 @@
-//! Measures the cost of crossing cores: reads of one block from memory on the owner core, across cores by this layer, and across
-//! cores by one call per read.
+//! Measures the cost of crossing cores: reads of one block from memory on the owner core, across cores by this layer,
+//! and across cores by one call per read.
 //!
 //! Prints the time per read and the CPU time of both cores; on a busy machine only the latter is meaningful.
 //!

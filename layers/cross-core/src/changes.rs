@@ -1,6 +1,7 @@
-//! The changes in flight on a device's owner core, by the session that sent them, so that the end of a session finds its own.
+//! The changes in flight on a device's owner core, by the session that sent them, so that the end of a session can find
+//! them.
 //!
-//! Invariant: a change is listed from before it waits for its lock until it has ended.
+//! Invariant: a change is listed before it waits for its lock, and until it has ended.
 
 use std::cell::RefCell;
 use std::ops::RangeInclusive;

@@ -1,5 +1,5 @@
-//! The channel between a caller's core and the owner core of a device: a mailbox each way, the calls that wait at one end, and the
-//! execution of requests at the other end.
+//! The channel between a caller's core and the owner core of a device: a mailbox in each direction, the calls that wait
+//! at one end, and the execution of requests at the other end.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -25,14 +25,14 @@ struct CrossCoreRequest {
     from: Origin,
 }
 
-/// What the owner core is to do.
+/// The work of the owner core.
 enum OwnerWork {
     Execute(Request),
-    /// Fence the changes of the session that arrived before. Its reply is [`Response::Done`].
+    /// Fence the changes of the session that arrived earlier. The reply is [`Response::Done`].
     Fence,
 }
 
-/// The outcome of a call, on its way back.
+/// The outcome of a call, on its way back to the caller.
 struct CrossCoreReply {
     call: usize,
     outcome: Outcome,
@@ -84,7 +84,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        // The owner core executes the requests that it has; no caller on this core waits for them any more.
+        // The owner core executes the requests that it already has, but no caller on this core waits for them any more.
         self.channels.requests.finish();
         let late_replies = self.channels.replies.close();
         self.reader.abort();
@@ -145,7 +145,7 @@ fn complete(calls: &CallTable, call: usize, outcome: Outcome) {
 /// Resolves to the outcome of a call.
 struct CallFuture<'a> {
     calls: &'a CallTable,
-    /// `None` once it was polled to its end.
+    /// `None` once it has completed.
     call: Option<usize>,
 }
 
@@ -190,7 +190,8 @@ impl Drop for CallFuture<'_> {
     }
 }
 
-/// Has the owner core serve the link's requests. If that core has stopped, the link closes and every call fails as unreachable.
+/// Has the owner core serve the link's requests. If that core has stopped, the link closes and every call fails as
+/// unreachable.
 fn serve(device: &SharedDevice, channels: &Arc<Channels>) {
     let end = OwnerEnd { device: device.clone(), channels: Arc::clone(channels) };
     let owner = device.slot().home();
@@ -224,7 +225,7 @@ impl Drop for OwnerEnd {
     }
 }
 
-/// Replies to one request. When dropped before it has, it replies that the device is unreachable.
+/// Replies to one request. If it is dropped before, it replies that the device is unreachable.
 struct Responder {
     device: SharedDevice,
     channels: Arc<Channels>,
@@ -253,7 +254,8 @@ impl Drop for Responder {
     }
 }
 
-/// Starts requests as they arrive, until the callers' core closes the link. Yields to the other tasks of this core after each batch.
+/// Starts requests as they arrive, until the callers' core closes the link. Yields to the other tasks of this core
+/// after each batch.
 async fn start_requests(end: OwnerEnd, slot: Rc<DeviceSlot>) {
     let mut batch = Vec::new();
     poll_fn(|cx| match end.channels.requests.poll_take(cx, &mut batch) {
@@ -276,14 +278,15 @@ async fn start_requests(end: OwnerEnd, slot: Rc<DeviceSlot>) {
     .await
 }
 
-/// Starts a request. One that completes at its first poll, as in memory, needs no task; another one continues in its own task.
+/// Starts a request. One that completes at its first poll, as in memory, needs no task; any other continues in its own
+/// task.
 fn start(slot: &Rc<DeviceSlot>, responder: Responder, (request, from): (Request, Origin), cx: &mut Context<'_>) {
     let slot = Rc::clone(slot);
     let mut execution = Box::pin(async move {
         let outcome = responder.device.execute(&slot, request, from).await;
         responder.complete(outcome);
     });
-    // A panic ends this request alone: `execution` is dropped with all it holds, the responder among it.
+    // A panic ends only this request: `execution` is dropped with everything it holds, including the responder.
     if let Ok(Poll::Pending) = catch_unwind(AssertUnwindSafe(|| execution.as_mut().poll(cx))) {
         drop(spawn(execution));
     }

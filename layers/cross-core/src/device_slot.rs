@@ -1,11 +1,12 @@
-//! The slot of a device on its owner core: can be quiesced, so that another device replaces the one in it while clients use it.
+//! The slot of a device on its owner core. It can be quiesced, so that another device replaces the one in it while
+//! clients use it.
 //!
-//! Invariants: while the slot is quiesced no request starts, and waiting requests go to the device that is in the slot afterwards;
-//! one caller at a time has it quiesced; a request is in flight from when it has entered until its guard is dropped, so no
-//! request uses a device that is drained; requests to an unavailable slot fail with the reason.
+//! Invariants: while the slot is quiesced no request starts, and waiting requests go to the device that is in the slot
+//! afterwards. Only one caller at a time has it quiesced. A request is in flight from its entry until its guard is
+//! dropped, so no request uses a device after it was drained. Requests to an unavailable slot fail with the reason.
 //!
-//! A request enters after it has taken the range lock. A request that waits here holds up those that wait for its blocks, but no
-//! request that has entered, so draining always ends.
+//! A request enters after it has taken the range lock. A request that waits here blocks those that wait for its blocks,
+//! but no request that has entered, so draining always ends.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -49,7 +50,7 @@ impl DeviceSlot {
         self.device.borrow().as_ref().ok().cloned()
     }
 
-    /// Starts a request, once the slot is not quiesced.
+    /// Starts a request, when the slot is not quiesced.
     pub(crate) async fn enter(&self) -> Result<EnteredRequest<'_>, Error> {
         if self.is_quiesced.get() {
             self.changed.wait_until(|| !self.is_quiesced.get()).await;
@@ -71,7 +72,7 @@ impl DeviceSlot {
         EnteredRequest { slot: self, gate }
     }
 
-    /// Keeps requests from starting; false if the slot is quiesced already.
+    /// Keeps requests from starting; false if the slot is already quiesced.
     pub(crate) fn quiesce(&self) -> bool {
         !self.is_quiesced.replace(true)
     }

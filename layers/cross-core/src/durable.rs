@@ -1,11 +1,11 @@
 //! Flushes and durable writes in flight on the owner core.
 //!
-//! A device reports a failed flush once. Of two flushes in flight one may fail and the other succeed, and the success may be
-//! seen first. So a successful flush completes only when those that were in flight beside it have ended and their failures are
-//! recorded.
+//! A device reports a failed flush once. Of two flushes in flight one may fail and the other succeed, and the success
+//! may be seen first. So a successful flush completes only when all flushes that were in flight with it have ended and
+//! their failures are recorded.
 //!
-//! Invariant: a request that ends without an outcome, because its future was dropped, is recorded as a failure: its outcome
-//! is not known.
+//! Invariant: a request that ends without an outcome, because its future was dropped, is recorded as a failure, because
+//! its outcome is unknown.
 
 use std::cell::{Cell, RefCell};
 
@@ -47,7 +47,7 @@ impl DurableRequests {
 }
 
 impl InFlightGuard<'_> {
-    /// Ends the request with its outcome; records a failure that other clients have to learn of.
+    /// Ends the request with its outcome; records a failure that must be reported to other clients.
     pub(crate) fn complete(mut self, outcome: &Outcome) {
         self.is_completed = true;
         if let Err(error) = outcome
@@ -68,7 +68,7 @@ impl Drop for InFlightGuard<'_> {
     }
 }
 
-/// True if this failure of a durable request may have lost other clients' writes. A request that was refused has lost nothing.
+/// True if this failure of a durable request may have lost other clients' writes. A refused request has lost nothing.
 fn may_have_lost_writes(error: &Error) -> bool {
     match error.kind() {
         ErrorKind::Media { .. }

@@ -1,22 +1,25 @@
 //! A device of one core, used from others.
 //!
-//! A device and all its inner devices belong to the core that opened them, their *owner*. [`SharedDevice::publish`] makes a handle
-//! there that is `Send`; [`SharedDevice::attach`] makes it a [`sealblock_block::Device`] of the calling core. On the owner core that
-//! is the device itself. From any other core, requests and replies cross between the two cores in batches.
+//! A device and all its inner devices belong to the core that opened them, their *owner*. [`SharedDevice::publish`]
+//! makes a handle there that is `Send`; [`SharedDevice::attach`] turns the handle into a [`sealblock_block::Device`] of
+//! the calling core. On the owner core that is the device itself. From any other core, requests and replies cross
+//! between the two cores in batches.
 //!
 //! Invariants:
-//! - A request that was handed over is executed once and gets one reply, whether or not the caller still waits.
-//! - Requests of one core start in the order in which they were handed over, except those that wait while the device is quiesced.
-//! - When a client's session ends ([`ClientSession::end`]), its changes in flight hold their blocks against later changes until they end.
-//! - While a device is quiesced ([`SharedDevice::quiesce`]) another one may replace it, for example after a resize: requests wait and
-//!   do not fail because of that, and clients still learn of failed flushes.
-//! - When the owner core stops or a request panics, the request fails as [`sealblock_block::ErrorKind::Unreachable`]; no caller
-//!   waits forever.
+//! - A request that was submitted is executed once and gets one reply, whether or not the caller still waits.
+//! - Requests of one core start in the order in which they were submitted, except those that wait while the device is
+//!   quiesced.
+//! - When a client's session ends ([`ClientSession::end`]), its changes in flight hold their blocks against later
+//!   changes until they end.
+//! - While a device is quiesced ([`SharedDevice::quiesce`]) another one may replace it, for example after a resize.
+//!   Requests wait and do not fail because of that, and failed flushes are still reported to clients.
+//! - When the owner core stops or a request panics, the request fails as [`sealblock_block::ErrorKind::Unreachable`];
+//!   no caller waits forever.
 //!
-//! Each core has one `Link` per device, which its attachments share, with a mailbox for each direction. A push wakes a reader
-//! that sleeps; while the reader is busy, items gather, and it takes them together. A reactor that is awake, or polls busily,
-//! is woken without a system call. A mailbox is locked for one push or swap, so two cores contend for some nanoseconds at most.
-//! The number of requests in flight is that of the callers, which exports limit.
+//! Each core has one `Link` per device, which its attachments share, with a mailbox for each direction. A push wakes a
+//! sleeping reader. While the reader is busy, items accumulate, and it takes them together. A reactor that is awake, or
+//! polls busily, is woken without a system call. A mailbox is locked for one push or swap, so two cores contend for a
+//! few nanoseconds at most. The callers determine the number of requests in flight, and exports limit them.
 //!
 //! The gate is on the owner core, in front of the device, so an attachment needs none.
 
@@ -44,15 +47,15 @@ pub use session::ClientSession;
 pub use shared::{EarlierClients, Observer, Quiesced, RequestInfo, SharedDevice};
 
 thread_local! {
-    /// The links of the reactors on this thread. Opening a new one removes those that are dropped.
+    /// The links of the reactors on this thread. Opening a new one removes those that were dropped.
     static LINKS: RefCell<Vec<Weak<Link>>> = const { RefCell::new(Vec::new()) };
 }
 
 impl SharedDevice {
-    /// Attaches the current core: the device itself on the owner core, a link to it on others. Never waits; if the owner core has
-    /// stopped, requests fail ([`sealblock_block::ErrorKind::Unreachable`]). The attachment is no client's, but that of the server
-    /// itself, with a flush cursor of its own: it learns, once, of flushes that failed after it had written, and not of what an earlier
-    /// server lost.
+    /// Attaches the current core: the device itself on the owner core, a link to it on others. Never waits. If the
+    /// owner core has stopped, requests fail ([`sealblock_block::ErrorKind::Unreachable`]). The attachment belongs to
+    /// the server itself, not to a client, and has its own flush cursor: it is told once of flushes that failed after
+    /// it had written, but not of what an earlier server lost.
     ///
     /// # Panics
     /// Outside a reactor.
@@ -60,8 +63,8 @@ impl SharedDevice {
         self.attach_as(&Arc::new(self.state().flush_errors.alone()))
     }
 
-    /// Attaches the current core with the flush cursor of a client that may have several attachments, on several cores; see
-    /// [`SharedDevice::flush_cursor`].
+    /// Attaches the current core with the flush cursor of a client that may have several attachments, on several cores;
+    /// see [`SharedDevice::flush_cursor`].
     ///
     /// # Panics
     /// Outside a reactor.
@@ -69,7 +72,7 @@ impl SharedDevice {
         self.attach_in(cursor, &ClientSession::begin())
     }
 
-    /// Does the same for a session, whose end fences what it has in flight.
+    /// The same for a session, whose end fences what it has in flight.
     ///
     /// # Panics
     /// Outside a reactor.
@@ -103,8 +106,9 @@ impl SharedDevice {
     }
 }
 
-/// The device on the current core; see [`SharedDevice::attach`]. Requests of one core start in the order of their first poll. A
-/// request from another core is executed even if its future is dropped; on the owner core the device decides.
+/// The device on the current core; see [`SharedDevice::attach`]. Requests of one core start in the order of their first
+/// poll. A request from another core is executed even if its future is dropped; on the owner core this depends on the
+/// device.
 #[derive(Clone)]
 pub struct Attached {
     device: SharedDevice,
@@ -125,8 +129,8 @@ impl Attached {
         matches!(self.route, Route::Local(_))
     }
 
-    /// Waits until no other client changes these blocks, on any core, and locks them against changes until the result is dropped.
-    /// Reads continue.
+    /// Waits until no other client changes these blocks, on any core, and locks them against changes until the result
+    /// is dropped. Reads continue.
     pub async fn lock(&self, extent: Extent) -> Locked<'_> {
         let range = self.device.state().range_lock.lock(extent.into()).await;
         Locked { attached: self, extent, _range: range }
@@ -203,8 +207,8 @@ pub struct Locked<'a> {
 }
 
 impl Locked<'_> {
-    /// Executes a request that changes no other blocks. The caller has to await it: if its future is dropped, it may continue
-    /// without the lock.
+    /// Executes a request that changes no other blocks. The caller must await it: if its future is dropped, it may
+    /// continue without the lock.
     pub async fn execute(&self, request: Request) -> Outcome {
         let locked = self.extent.start().get()..=self.extent.last().get();
         let is_within = |blocks: &RangeInclusive<u64>| locked.contains(blocks.start()) && locked.contains(blocks.end());

@@ -1,15 +1,15 @@
-//! Sessions of clients, and the fence around what an ended one has in flight.
+//! Sessions of clients, and the fence around the changes that an ended session has in flight.
 //!
-//! A client that lost its connection sends unanswered changes again. The first copies may still be executing; late, they would undo
-//! what the client, or anybody else, has written since. So when a session ends, each of its changes in flight holds its blocks against
-//! later changes of anyone until it has ended. Reads and other blocks go on.
+//! A client that lost its connection sends unanswered changes again. The first copies may still be executing; late,
+//! they would undo what any client has written since. So when a session ends, each of its changes in flight locks its
+//! blocks against later changes of any client until it has ended. Reads and changes of other blocks continue.
 //!
-//! Invariants: changes of a session that reached the owner core before its end are fenced, those that wait for a lock among them; a
-//! session that has ended starts no further change.
+//! Invariants: changes of a session that reached the owner core before its end are fenced, including those that wait
+//! for a lock. A session that has ended starts no further change.
 //!
-//! Shape: the fence of a change is an exclusive lock of its blocks, requested when the session ends and released as soon as it is
-//! granted. Locks are granted in order: it waits for the change, and later changes wait for it. A session without changes in flight
-//! costs nothing.
+//! Shape: the fence of a change is an exclusive lock of its blocks, requested when the session ends and released as
+//! soon as it is granted. Locks are granted in order, so the fence waits for the change, and later changes wait for the
+//! fence. A session without changes in flight costs nothing.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -23,14 +23,14 @@ use crate::channel::Link;
 use crate::device_slot::DeviceSlot;
 use crate::shared::{DeviceView, SharedDevice};
 
-/// A client's session on one core: a connection, or one queue of it. Attachments to several devices may belong to it.
+/// A client's session on one core: a connection, or one queue of it. It may have attachments to several devices.
 pub struct ClientSession {
     id: SessionId,
     has_ended: Cell<bool>,
     fences: RefCell<Vec<FencedDevice>>,
 }
 
-/// A device of a session, which does not keep it.
+/// A device of a session. The session does not keep it alive.
 struct FencedDevice {
     device: SharedWeak<DeviceView>,
     route: WeakRoute,
@@ -51,15 +51,16 @@ impl ClientSession {
         self.id
     }
 
-    /// Adds a device that the session uses, if it is not known yet.
+    /// Adds a device that the session uses, if it is new.
     pub(crate) fn add(&self, device: SharedWeak<DeviceView>, route: WeakRoute) {
         let mut fences = self.fences.borrow_mut();
         fences.retain(|fence| fence.device.strong_count() > 0);
         fences.push(FencedDevice { device, route });
     }
 
-    /// Ends the session: its later changes fail, and those in flight hold their blocks against later changes of anyone until they have
-    /// ended. Ready when every owner core holds the blocks, which waits for no change.
+    /// Ends the session: its later changes fail, and those in flight lock their blocks against later changes of any
+    /// client until they have ended. Ready when every owner core has locked the blocks; this does not wait for the
+    /// changes.
     pub async fn end(&self) {
         if self.has_ended.replace(true) {
             return;
@@ -75,12 +76,12 @@ impl ClientSession {
         join_all(remote.iter().map(|link| link.fence(self.id))).await;
     }
 
-    /// True once it has ended, or is ending.
+    /// True if it has ended, or is ending.
     pub fn has_ended(&self) -> bool {
         self.has_ended.get()
     }
 
-    /// Refuses a change of a session that has ended: the fence is around what was in flight then.
+    /// Refuses a change of a session that has ended: the fence covers only what was in flight then.
     pub(crate) fn check(&self, request: &Request) -> Result<(), Error> {
         let changes = || request.changed().is_some() || matches!(request.operation, Operation::WriteReserved(..));
         match self.has_ended.get() && changes() {

@@ -1,4 +1,4 @@
-//! Handles of a device for all cores, what its owner core does for them, and quiescing it.
+//! Handles of a device for all cores, the work that its owner core does for them, and quiescing.
 
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -15,13 +15,15 @@ use sealblock_units::Extent;
 use crate::changes::SessionId;
 use crate::device_slot::DeviceSlot;
 
-/// A request without data of more bytes than this counts as long: checking or marking so many takes some 10 microseconds without I/O.
+/// A request without data is long if it has more bytes than this: checking or marking that many takes some 10
+/// microseconds without I/O.
 const LONG_BYTES: u64 = 1 << 20;
 
-/// A handle, usable on every core, of a device that belongs to one core. Clones are of the same device. The owner core drops the
-/// device when the last handle and the last attachment are dropped, or when the core stops.
+/// A handle, usable on every core, of a device that belongs to one core. Clones are of the same device. The owner core
+/// drops the device when the last handle and the last attachment are dropped, or when the core stops.
 ///
-/// A handle shows the device's geometry as of when the handle was made. [`Quiesced::replace`] returns a handle with the new one.
+/// A handle shows the device's geometry as of when the handle was made. [`Quiesced::replace`] returns a handle with the
+/// new one.
 #[derive(Clone)]
 pub struct SharedDevice(Arc<DeviceView>);
 
@@ -30,11 +32,12 @@ pub trait Observer: Send + Sync {
     /// A request of this client succeeded, on any core. It is called for every request, so it must be cheap.
     fn succeeded(&self, _client: &str, _info: RequestInfo) {}
 
-    /// A request of this client failed, on any core. It is called before the client gets its response, so it must not block.
+    /// A request of this client failed, on any core. It is called before the client gets its response, so it must not
+    /// block.
     fn failed(&self, client: &str, info: RequestInfo, error: &Error);
 }
 
-/// Who sends a request.
+/// The sender of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin {
     pub(crate) session: SessionId,
@@ -42,12 +45,12 @@ pub(crate) struct Origin {
     pub(crate) is_locked: bool,
 }
 
-/// What an [`Observer`] learns of a request.
+/// What an [`Observer`] is told about a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RequestInfo {
     /// Its kind.
     pub kind: RequestKind,
-    /// Its blocks, where it concerns one extent.
+    /// Its blocks, if it concerns one extent.
     pub extent: Option<Extent>,
 }
 
@@ -57,7 +60,8 @@ impl RequestInfo {
     }
 }
 
-/// While it is there, clients that come count as those of an earlier server, whose acknowledged writes may be lost. It does not keep the device.
+/// While this exists, new clients count as clients of an earlier server, whose acknowledged writes may be lost. It does
+/// not keep the device alive.
 pub struct EarlierClients(Arc<FlushErrors>);
 
 impl Drop for EarlierClients {
@@ -66,7 +70,7 @@ impl Drop for EarlierClients {
     }
 }
 
-/// The geometry and abilities of a device as of some moment.
+/// The geometry and abilities of a device at some moment.
 pub(crate) struct DeviceView {
     geometry: Geometry,
     abilities: Abilities,
@@ -81,13 +85,13 @@ pub(crate) struct SharedDeviceState {
     pub(crate) flush_errors: Arc<FlushErrors>,
     pub(crate) range_lock: RangeLock,
     pub(crate) observer: OnceLock<Box<dyn Observer>>,
-    /// [`Freshness::bits`], the one ability that changes by itself.
+    /// [`Freshness::bits`], the only ability that changes by itself.
     freshness: AtomicU8,
 }
 
 impl SharedDevice {
-    /// Publishes a device of this core. Its geometry and abilities are read now and must not change, unless it is replaced; but its
-    /// freshness is read again after each request that is no read or write.
+    /// Publishes a device of this core. Its geometry and abilities are read now and must not change, unless it is
+    /// replaced. Its freshness is read again after each request other than reads and writes.
     ///
     /// # Panics
     /// Outside a reactor.
@@ -117,10 +121,10 @@ impl SharedDevice {
         SharedDevice(Arc::new(DeviceView { geometry, abilities, executes_in_place, device }))
     }
 
-    /// Reports the results of clients' requests ([`SharedDevice::flush_cursor`]) to `observer` from now on; requests of other
-    /// attachments are not reported. The first observer stays.
+    /// Reports the results of clients' requests ([`SharedDevice::flush_cursor`]) to `observer` from now on. Requests of
+    /// other attachments are not reported. A second observer is ignored.
     pub fn observe(&self, observer: impl Observer + 'static) {
-        // A second observer is a bug of the caller that costs log lines and no data.
+        // A second observer is a bug of the caller, which costs log lines but no data.
         let _ = self.0.device.observer.set(Box::new(observer));
     }
 
@@ -129,15 +133,15 @@ impl SharedDevice {
         Arc::ptr_eq(&self.0.device, &other.0.device)
     }
 
-    /// Keeps further requests, from any core, waiting until the result is dropped. `None` on other cores than the owner, and while
-    /// the device is quiesced already.
+    /// Makes further requests, from any core, wait until the result is dropped. `None` on other cores than the owner,
+    /// and while the device is already quiesced.
     pub fn quiesce(&self) -> Option<Quiesced> {
         let slot = self.slot().get()?;
         // Not built for a second caller, since dropping it would let requests start.
         slot.quiesce().then(|| Quiesced { device: self.clone(), slot })
     }
 
-    /// The device now; `None` on other cores than the owner, and while there is none.
+    /// The current device; `None` on other cores than the owner, and while there is none.
     pub fn gate(&self) -> Option<DynDevice> {
         self.slot().get()?.gate()
     }
@@ -147,8 +151,9 @@ impl SharedDevice {
         self.0.device.flush_errors.join(client)
     }
 
-    /// What an earlier server of the device had acknowledged may be lost: the first flush of each client fails once, for this reason.
-    /// Until the result is dropped, also those that come later count as clients of that server.
+    /// Records that writes which an earlier server of the device acknowledged may be lost: the first flush of each
+    /// client fails once, with this error. Until the result is dropped, later clients count as clients of that server,
+    /// too.
     pub fn lost_earlier(&self, error: &Error) -> EarlierClients {
         let errors = &self.0.device.flush_errors;
         errors.unclean_start(error);
@@ -160,14 +165,15 @@ impl SharedDevice {
         cursor.is_of(&self.0.device.flush_errors)
     }
 
-    /// Executes a request on the owner core, once no other client has the blocks locked that it changes. The caller may have locked
-    /// them itself (`is_locked`). A failure that other clients have to learn of is recorded before this returns.
+    /// Executes a request on the owner core, once no other client has locked the blocks that it changes. With
+    /// `is_locked`, the caller has locked them itself. A failure that must be reported to other clients is recorded
+    /// before this returns.
     pub(crate) async fn execute(&self, slot: &DeviceSlot, request: Request, from: Origin) -> Outcome {
         let Origin { session, is_locked } = from;
-        // Listed before it waits for its lock: a fence is behind it either way.
+        // Listed before it waits for its lock, so that a fence is behind it in either case.
         let _change = slot.changes.start(session, &request);
         if self.is_long(&request) {
-            // Before it locks anything: it holds up nobody while it waits.
+            // Before it locks anything, so that nobody waits for it meanwhile.
             long_step().await;
         }
         let range_lock = &self.0.device.range_lock;
@@ -177,8 +183,8 @@ impl SharedDevice {
             (Some(blocks), None) => Some(range_lock.lock_shared(blocks).await),
             (None, _) => None,
         };
-        // Counted as durable only when it has entered: a flush that has entered waits for the durable requests before it, and one
-        // that waits here for the quiesce to end would keep it from draining.
+        // Counted as durable only when it has entered. A flush that has entered waits for earlier durable requests; one
+        // that waits here for the end of the quiesce would prevent draining.
         let entered = slot.enter().await.map_err(|error| error.with_device(self.name()))?;
         let gate = entered.gate();
         let kind = request.kind();
@@ -198,16 +204,16 @@ impl SharedDevice {
         outcome
     }
 
-    /// Notes whether the device may be older than what was written, after a request that may have changed or shown that. Reads and writes
-    /// are too frequent for it, and a flush or a check follows them.
+    /// Updates the device's freshness after a request that may have changed or shown it. Reads and writes are too
+    /// frequent for that, and a flush or a check follows them.
     fn note_freshness(&self, gate: &DynDevice, kind: RequestKind) {
         if !matches!(kind, RequestKind::Read | RequestKind::Write) {
             self.0.device.freshness.store(gate.abilities().freshness.bits(), Ordering::Relaxed);
         }
     }
 
-    /// True for a request that needs no transfer and so may have the device compute for long: in each turn of its core few such begin,
-    /// so that a flood of them does not make each turn long for everybody else.
+    /// True for a request without a data transfer, for which the device may compute for a long time. Only a few of
+    /// these begin in each turn of the core, so that many of them do not delay all other requests.
     fn is_long(&self, request: &Request) -> bool {
         let moves_data = matches!(request.kind(), RequestKind::Read | RequestKind::Write);
         !moves_data && request.blocks() << self.0.geometry.block_size.shift() > LONG_BYTES
@@ -235,7 +241,7 @@ impl SharedDevice {
         Some(outcome)
     }
 
-    /// Fences what a session has in flight on the owner core: later changes of its blocks wait until each has ended.
+    /// Fences what a session has in flight on the owner core: later changes of these blocks wait until each has ended.
     pub(crate) fn fence(&self, slot: &DeviceSlot, session: SessionId) {
         for blocks in slot.changes.of(session) {
             let device = self.clone();
@@ -247,12 +253,12 @@ impl SharedDevice {
         }
     }
 
-    /// Its geometry in front of its gate.
+    /// The geometry that its gate shows.
     pub fn geometry(&self) -> &Geometry {
         &self.0.geometry
     }
 
-    /// Its abilities in front of its gate.
+    /// The abilities that its gate shows.
     pub fn abilities(&self) -> Abilities {
         let freshness = Freshness::from_bits(self.0.device.freshness.load(Ordering::Relaxed));
         Abilities { freshness, ..self.0.abilities }
@@ -301,9 +307,9 @@ impl Quiesced {
         self.slot.in_flight()
     }
 
-    /// Replaces the device. The new one has to hold the same blocks, as far as both have them, and what was durable on the old one has
-    /// to be durable on the new one. The returned handle shows its geometry; earlier handles and attachments use the new device too,
-    /// and still show the old geometry.
+    /// Replaces the device. The new one must have the same blocks, as far as both have them, and everything that was
+    /// durable on the old one must be durable on the new one. The returned handle shows the new geometry. Earlier
+    /// handles and attachments use the new device, too, but still show the old geometry.
     pub fn replace(&self, gate: DynDevice) -> SharedDevice {
         let view = self.device.with_view_of(&gate);
         self.slot.replace(Ok(gate));

@@ -106,7 +106,7 @@ impl Device for OrderedDevice {
         match start {
             PANICS => panic!("a device that fails badly"),
             NEVER => std::future::pending().await,
-            // Later requests overtake.
+            // Later requests overtake it.
             _ => join_all((0..start % 5).map(|_| yield_now())).await,
         };
         let outcome = self.inner.execute(request).await;
@@ -218,7 +218,7 @@ fn a_dropped_future_neither_loses_nor_repeats_its_request() {
             let device = shared.attach();
             for i in 0..50 {
                 let mut call = Box::pin(device.execute(write(i, 3)));
-                // Handed over with the first poll, and dropped before, with or after the reply.
+                // Submitted with the first poll, then dropped before, with or after the reply.
                 assert!(futures_util::poll!(call.as_mut()).is_pending());
                 for _ in 0..i % 7 {
                     yield_now().await;
@@ -300,7 +300,7 @@ fn requests_fail_when_the_owner_core_stops() {
                 assert!(futures_util::poll!(&mut calls).is_pending());
                 started.send(()).unwrap();
                 calls.await.into_iter().for_each(assert_unreachable);
-                // Afterwards, on the old link and on a new one.
+                // Later requests, on the old link and on a new one.
                 assert_unreachable(device.execute(read(1)).await);
                 drop(device);
                 let again = shared.attach();

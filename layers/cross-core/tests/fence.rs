@@ -19,7 +19,8 @@ use sealblock_runtime_memory::Slice;
 use sealblock_runtime_reactor::{Config, CoreHandle, Cores, Placement, Reactor, spawn, yield_now};
 use sealblock_units::{BlockSize, Extent};
 
-/// A device whose writes of a first byte wait until this byte is let through; it records the order in which they are executed.
+/// A device whose writes of a certain first byte wait until this byte is released. It records the order in which they
+/// are executed.
 struct HeldWrites {
     inner: MemoryDevice,
     released: Arc<Mutex<Vec<u8>>>,
@@ -92,7 +93,7 @@ fn attach(device: &SharedDevice, session: &Rc<ClientSession>) -> Attached {
     device.attach_in(&Arc::new(device.flush_cursor("test")), session)
 }
 
-/// A request that has begun and not ended.
+/// A request that has started and not ended.
 fn begun<'a>(device: &'a Attached, request: Request) -> Pin<Box<dyn Future<Output = Outcome> + 'a>> {
     let mut future: Pin<Box<dyn Future<Output = Outcome> + 'a>> = Box::pin(device.execute(request));
     assert!(future.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
@@ -124,7 +125,7 @@ fn a_change_of_an_ended_session_is_not_executed_after_a_newer_one() {
         held.release(2);
         held.release(3);
         let overlapping = RefCell::new(begun(&new_device, write(11, 4, 2)));
-        // Others go on meanwhile, and so do reads.
+        // Other changes continue meanwhile, and so do reads.
         new_device.execute(write(12, 4, 3)).await.unwrap();
         new_device.execute(read(9)).await.unwrap();
         turns().await;
@@ -136,7 +137,7 @@ fn a_change_of_an_ended_session_is_not_executed_after_a_newer_one() {
     });
 }
 
-/// A fence around everything would hold every host back whenever one of them goes.
+/// A fence around everything would delay every host whenever one of them disconnects.
 #[test]
 fn the_end_of_a_session_fences_no_change_of_another_one() {
     run(async |held, device| {
@@ -169,7 +170,7 @@ fn without_an_ended_session_overlapping_changes_do_not_wait() {
     });
 }
 
-/// It waits for a lock when its session ends: then it is in flight all the same.
+/// A change that waits for a lock when its session ends is in flight, too.
 #[test]
 fn a_change_that_waits_for_its_turn_is_fenced_too() {
     run(async |held, device| {
@@ -209,7 +210,7 @@ fn an_ended_session_changes_nothing_more_and_still_reads() {
     });
 }
 
-/// The same from another core: the fence is behind the requests that crossed before it.
+/// The same from another core: the fence comes after the requests that crossed before it.
 #[test]
 fn changes_that_cross_between_cores_are_fenced_too() {
     let cores = Cores::start(Placement::Count(2), Config { pool_arena_bytes: 4 << 20, ..Config::default() }).unwrap();

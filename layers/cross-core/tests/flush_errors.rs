@@ -1,4 +1,4 @@
-//! Every client that had written learns of a failed flush, whichever client sent it and on whichever core.
+//! A failed flush is reported to every client that had written, whichever client sent it and on whichever core.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;

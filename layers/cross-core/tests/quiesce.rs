@@ -19,7 +19,7 @@ use sealblock_units::{BlockSize, Extent};
 
 const BLOCKS: u64 = 64;
 
-/// The first blocks of a memory device, whose writes complete only while they may.
+/// The first blocks of a memory device; its writes complete only while that is allowed.
 struct PartDevice {
     inner: Rc<MemoryDevice>,
     geometry: Geometry,
@@ -261,7 +261,8 @@ fn only_the_owner_core_can_quiesce() {
     drop(owner);
 }
 
-/// A device whose every Verify computes for longer than further ones begin in a turn, and whose reads take a turn.
+/// A device whose every Verify computes for so long that no further one begins in the same turn, and whose reads take a
+/// turn.
 struct Slow {
     geometry: Geometry,
     verified: Rc<Cell<u64>>,

@@ -1,14 +1,14 @@
 //! Faults by rule and by seed: errors, aborted commands, delays, flipped bits, torn, lost and misdirected writes.
 //!
-//! [`FaultLayer`] injects faults into a device, by block; [`FaultMedium`] injects them into a medium, by sector and byte, since a
-//! block device cannot tear a block. Both follow the same [`Rules`], as in
+//! [`FaultLayer`] injects faults into a device, by block; [`FaultMedium`] injects them into a medium, by sector and
+//! byte, since a block device cannot tear a block. Both follow the same [`Rules`], as in
 //! `fault:[seed=7;read-error@100..200;flip@5;lost-write%0.01;delay=10ms@0..99],TARGET`.
 //!
-//! Invariants: the same rules and the same requests in the same order get the same faults, on every machine; nothing here
-//! uses a clock or a random source of the system. A request without a fault is neither changed nor copied. A write to a device that
-//! loses or misdirects some blocks still stores all others; one bad block never hides another, be it injected here or reported
-//! by the inner device; a block whose bit is flipped on a read is checked again, so that the layer behaves like a device that checks what it
-//! reads.
+//! Invariants: the same rules and the same requests in the same order get the same faults, on every machine; nothing
+//! here uses a clock or a random source of the system. A request without a fault is neither changed nor copied. A write
+//! to a device that loses or misdirects some blocks still stores all others. One bad block never hides another, whether
+//! it was injected here or reported by the inner device. A block whose bit is flipped on a read is checked again, so
+//! that the layer behaves like a device that checks what it reads.
 
 mod medium;
 mod rng;
@@ -30,7 +30,7 @@ pub use medium::FaultMedium;
 pub use rng::Counts;
 pub use rules::{Chance, Fault, Rule, RuleError, Rules, Span};
 
-/// Maximum blocks of one request without payload, since each block is drawn by itself.
+/// The maximum number of blocks of one request without payload, since faults are drawn for each block.
 const BLOCKS_AT_ONCE: u32 = 1 << 16;
 
 /// `D` with injected faults. Units in rules are its block addresses.
@@ -83,7 +83,7 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
                 Err(found) => bad_blocks.extend(found),
             },
             Ok(other) => return Ok(other),
-            // The device found its blocks good, and some of them may be flipped on their way.
+            // The device found its blocks good; some of them may be flipped on the way up.
             Err(error) if matches!(error.kind(), ErrorKind::Expectation { .. }) => {
                 for block in flipped {
                     bad_blocks.extend(self.read_flipped(Lba::new(block)).await);
@@ -94,7 +94,7 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
             }
             Err(error) => {
                 bad_blocks.extend(error.into_bad_blocks()?);
-                // The inner error says nothing about other blocks, so each flipped block is read alone.
+                // The inner error says nothing about other blocks, so each flipped block is read separately.
                 for block in flipped {
                     bad_blocks.extend(self.read_flipped(Lba::new(block)).await);
                 }
@@ -107,7 +107,7 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
         }
     }
 
-    /// Reads one block with its bit flipped; returns the bad block that this makes.
+    /// Reads one block with its bit flipped; returns the bad block that results.
     async fn read_flipped(&self, lba: Lba) -> Vec<BadBlock> {
         let alone = Extent::one(lba);
         match self.inner.execute(Request::read(alone, Expectations::NONE)).await {
@@ -144,8 +144,8 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
         bytes.freeze()
     }
 
-    /// Executes a request that writes, zeroes or poisons blocks: it can fail, be torn and be lost; data can also be flipped and be
-    /// misdirected.
+    /// Executes a request that writes, zeroes or poisons blocks: it can fail, be torn and be lost; data can also be
+    /// flipped and be misdirected.
     async fn change(&self, mut request: Request) -> Outcome {
         let (extent, format) = (request.extents.one(), self.geometry.protection);
         self.refuse(extent)?;
@@ -153,7 +153,7 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
         if has_payload {
             let flipped = self.rng.counted_hits(Fault::FlipWrite, span(extent));
             if !flipped.is_empty() {
-                // Sealed before: the fault is one of data with their tags.
+                // Sealed before the flip: the fault is in data that have their tags.
                 let flip = |data: WriteData| {
                     let sealed = data.into_sealed();
                     let bytes = self.flipped(extent, &sealed, &flipped);
@@ -183,7 +183,7 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
         self.inner.execute(Request::flush()).await
     }
 
-    /// Fails a request of a kind that a rule has aborted.
+    /// Fails a request if a rule aborts it.
     fn abort(&self, request: &Request) -> Result<(), Error> {
         let kind = request.kind();
         if !self.rng.has_rule(Fault::Abort(kind)) {
@@ -196,7 +196,7 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
         }
     }
 
-    /// Fails a write that a rule makes fail.
+    /// Fails a write if a rule says so.
     fn refuse(&self, extent: Extent) -> Result<(), Error> {
         if let Some(block) = self.rng.first_hit(Fault::WriteError, span(extent)) {
             return Err(ErrorKind::Media { reason: format!("write-error by rule at block {block}") }.into());
@@ -211,7 +211,7 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
     fn fate(&self, extent: Extent, has_payload: bool) -> Option<WriteFate> {
         let torn = self.rng.hits(Fault::TornWrite, span(extent)).first().copied();
         self.rng.counts.add(Fault::TornWrite, u64::from(torn.is_some()));
-        // Blocks behind the tear do not reach the device, so they get no other fault.
+        // Blocks after the tear do not reach the device, so they get no other fault.
         let reached = |block: &u64| torn.is_none_or(|torn| *block < torn);
         let lost: Vec<u64> = self.rng.hits(Fault::LostWrite, span(extent)).into_iter().filter(reached).collect();
         let mut astray = Vec::new();
@@ -233,7 +233,7 @@ impl<D: Device, C: Clock> FaultLayer<D, C> {
     }
 }
 
-/// Joins rising blocks to runs.
+/// Joins ascending blocks into runs.
 fn runs(blocks: impl Iterator<Item = u64>) -> Vec<Extent> {
     let mut spans: Vec<Span> = Vec::new();
     for block in blocks {
@@ -256,7 +256,7 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
 
     fn abilities(&self) -> Abilities {
         let mut abilities = self.inner.abilities();
-        // What is to be aborted has to come here, and not to be read and written instead.
+        // Kinds that a rule aborts must arrive here, rather than be emulated by reads and writes.
         let claimed = |ability, kind| match ability {
             Ability::Emulated if self.rng.has_rule(Fault::Abort(kind)) => Ability::Native,
             ability => ability,
@@ -264,14 +264,14 @@ impl<D: Device, C: Clock> Device for FaultLayer<D, C> {
         abilities.verify = claimed(abilities.verify, RequestKind::Verify);
         abilities.compare = claimed(abilities.compare, RequestKind::Compare);
         abilities.write_zeroes = claimed(abilities.write_zeroes, RequestKind::WriteZeroes);
-        // A Copy would read and write without the faults injected here, and wait for none of the delays of its source.
+        // A Copy would bypass the faults injected here, and the delays of its source.
         if self.rng.has_block_faults() || self.rng.has_rule(Fault::Delay(Duration::ZERO)) {
             abilities.copy = Ability::Absent;
         }
         if self.rng.has_block_faults() {
             abilities.compare_and_write_blocks = 0;
         }
-        // The inner device would verify and compare without the faults injected here, so the gate has to read instead.
+        // The inner device would verify and compare without the faults injected here, so the gate must read instead.
         if self.rng.has_rule(Fault::ReadError) || self.rng.has_rule(Fault::Flip) {
             abilities.verify = Ability::Absent;
             abilities.compare = Ability::Absent;

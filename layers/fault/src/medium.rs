@@ -50,7 +50,7 @@ impl<M: Medium, C: Clock> FaultMedium<M, C> {
         }
     }
 
-    /// Waits, and fails a change that a rule makes fail.
+    /// Waits, and fails a change if a rule says so.
     async fn before_change(&self, doing: &'static str, offset: u64, length: u64) -> Result<(), MediumError> {
         let Some(span) = self.span(offset, length) else { return Ok(()) };
         self.rng.wait(&self.clock, Some(span)).await;
@@ -58,13 +58,13 @@ impl<M: Medium, C: Clock> FaultMedium<M, C> {
         self.error(Fault::NoSpace, MediumErrorKind::NoSpace, doing, span)
     }
 
-    /// Restores the old bytes of torn sectors, from a drawn byte on.
+    /// Restores the old bytes of torn sectors, from a random byte on.
     async fn tear(&self, sectors: &[u64], first: u64, bytes: &mut Buffer) -> Result<(), MediumError> {
         for sector in sectors {
             let (result, old) =
                 self.inner.read(sector * self.sector(), self.inner.buffer(self.sector() as usize)).await;
             result?;
-            // At least one byte is new and one is old, or nothing is torn.
+            // At least one byte is new and one is old; otherwise nothing would be torn.
             let kept = 1 + self.rng.below(self.sector() - 1) as usize;
             let at = ((sector - first) * self.sector()) as usize;
             bytes[at + kept..at + old.len()].copy_from_slice(&old[kept..]);
@@ -72,7 +72,7 @@ impl<M: Medium, C: Clock> FaultMedium<M, C> {
         Ok(())
     }
 
-    /// Executes a write with faults: tears and flips sectors, leaves out lost ones and misdirects others.
+    /// Executes a write with faults: tears and flips sectors, omits lost ones and misdirects others.
     async fn write_badly(&self, span: Span, from: &Slice, fate: WriteFate) -> Result<(), MediumError> {
         let (first, sector) = (span.first, self.sector());
         let mut bytes = self.inner.buffer(from.len());
@@ -108,7 +108,7 @@ impl<M: Medium, C: Clock> FaultMedium<M, C> {
     }
 }
 
-/// The sectors of a write that get a fault, in rising order.
+/// The sectors of a write that get a fault, in ascending order.
 struct WriteFate {
     lost: Vec<u64>,
     misdirected: Vec<u64>,

@@ -29,17 +29,17 @@ impl FaultRng {
         chance == Chance::ALWAYS || self.below(u64::from(Chance::PARTS)) < u64::from(chance.parts())
     }
 
-    /// True if any rule makes this kind of fault.
+    /// True if any rule injects this kind of fault.
     pub(crate) fn has_rule(&self, fault: Fault) -> bool {
         self.rules.rules.iter().any(|rule| rule.fault.index() == fault.index())
     }
 
-    /// True if any rule changes what is read or stored, or fails it.
+    /// True if any rule changes or fails what is read or stored.
     pub(crate) fn has_block_faults(&self) -> bool {
         self.rules.rules.iter().any(|rule| rule.fault.is_of_blocks())
     }
 
-    /// Draws the units of `span` that get this fault now, in rising order, each once. Does not count them.
+    /// Draws the units of `span` that get this fault now, in ascending order, each once. Does not count them.
     pub(crate) fn hits(&self, fault: Fault, span: Span) -> Vec<u64> {
         let mut hits = Vec::new();
         for rule in self.rules.rules.iter().filter(|rule| rule.fault == fault) {
@@ -51,7 +51,7 @@ impl FaultRng {
         hits
     }
 
-    /// Draws and counts the first unit of `span` that gets this fault now; draws nothing for the units behind it.
+    /// Draws and counts the first unit of `span` that gets this fault now. Draws nothing for later units.
     pub(crate) fn first_hit(&self, fault: Fault, span: Span) -> Option<u64> {
         let rules = self.rules.rules.iter().filter(|rule| rule.fault == fault);
         let meets = rules.filter_map(|rule| Some((rule.chance, rule.span.meet(span)?)));
@@ -60,7 +60,7 @@ impl FaultRng {
         hit
     }
 
-    /// Does the same as [`FaultRng::hits`] and counts them.
+    /// The same as [`FaultRng::hits`], and counts them.
     pub(crate) fn counted_hits(&self, fault: Fault, span: Span) -> Vec<u64> {
         let hits = self.hits(fault, span);
         self.counts.add(fault, hits.len() as u64);
@@ -75,7 +75,8 @@ impl FaultRng {
         hit
     }
 
-    /// Draws and counts whether a request for these spans, at least one, gets this fault now: once for all of its units.
+    /// Draws and counts whether a request for these spans, at least one, gets this fault now: once for all of its
+    /// units.
     pub(crate) fn hits_request(&self, fault: Fault, spans: &[Span]) -> bool {
         let mut rules = self.rules.rules.iter().filter(|rule| rule.fault == fault);
         let hit = rules.any(|rule| spans.iter().any(|span| rule.span.meet(*span).is_some()) && self.holds(rule.chance));
@@ -83,7 +84,7 @@ impl FaultRng {
         hit
     }
 
-    /// Draws how long a request for `span` waits; a flush, which has no span, waits by the rules for all units.
+    /// Draws how long a request for `span` waits. A flush has no span, and waits by the rules for all units.
     pub(crate) fn delay(&self, span: Option<Span>) -> Duration {
         let mut sum = Duration::ZERO;
         for rule in &self.rules.rules {
@@ -100,7 +101,7 @@ impl FaultRng {
         sum
     }
 
-    /// Waits as long as the rules say.
+    /// Waits for a delay by the rules.
     pub(crate) async fn wait(&self, clock: &impl Clock, span: Option<Span>) {
         match self.delay(span) {
             Duration::ZERO => {}
@@ -108,12 +109,12 @@ impl FaultRng {
         }
     }
 
-    /// A number below `bound`, which is not zero, that is the same for a unit each time.
+    /// A number below `bound`, which is not zero. It is always the same for the same unit.
     pub(crate) fn always_below(&self, unit: u64, bound: u64) -> u64 {
         Rng::with_seed(Rng::with_seed(self.rules.seed).u64(..) ^ unit).u64(..bound)
     }
 
-    /// Inverts the bad bit of `unit`, the same one each time.
+    /// Inverts the bad bit of `unit`, always the same one.
     pub(crate) fn flip(&self, unit: u64, bytes: &mut [u8]) {
         if bytes.is_empty() {
             return;
@@ -131,13 +132,13 @@ impl FaultRng {
     }
 }
 
-/// Faults injected so far, by kind. Faults of single units count units; faults of a whole request (a failed write, a failed read of
-/// a medium, a device's torn write, what is aborted, a delay, a flush) count requests.
+/// Faults injected so far, by kind. Faults of single units count units. Faults of a whole request count requests: a
+/// failed write, a failed read of a medium, a device's torn write, an aborted request, a delay, a flush.
 #[derive(Default)]
 pub struct Counts([Cell<u64>; Fault::KINDS]);
 
 impl Counts {
-    /// How often this kind of fault was injected, whatever the length of a delay.
+    /// The number of injected faults of this kind, for delays of any length.
     pub fn of(&self, fault: Fault) -> u64 {
         self.0[fault.index()].get()
     }
@@ -204,7 +205,7 @@ mod tests {
         assert!(!one.hits_request(Fault::Abort(RequestKind::Compare), &[all]));
         assert_eq!(one.counts.of(verify), 3);
         let some = rng("seed=1;abort-verify%10");
-        // Were each unit drawn, this would not end.
+        // If each unit were drawn, this would not end.
         let hits = (0..1000).filter(|_| some.hits_request(verify, &[all])).count();
         assert!((60..150).contains(&hits), "{hits} of 1000 at 10 %");
     }

@@ -1,5 +1,5 @@
-//! The rules: which fault, where, and how often; their text form, read and written. Every part of the text has a limit, and no text
-//! causes a panic.
+//! The rules: which fault, where, and how often; parsing and printing them. Every part of the text has a limit, and no
+//! text causes a panic.
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,11 +28,11 @@ pub enum Fault {
     LostWrite,
     /// `misdirected-write`: a unit is stored, with its tags, at the address of another one.
     MisdirectedWrite,
-    /// `torn-write`: on a device, the write stores the blocks before this one and completes; on a medium, the sector keeps its old
-    /// bytes from some byte on, and the rest of the write is stored.
+    /// `torn-write`: on a device, the write stores the blocks before this one and completes; on a medium, the sector
+    /// keeps its old bytes from some byte on, and the rest of the write is stored.
     TornWrite,
-    /// `abort-verify` and the like: a request of this kind fails as one that the device does not have, although the device says that it
-    /// has it, as a drive does that aborts the command with *Invalid Command Opcode*.
+    /// `abort-verify` and the like: a request of this kind fails as if the device did not support it, although the
+    /// device says that it does, like a drive that aborts the command with *Invalid Command Opcode*.
     Abort(RequestKind),
     /// `delay=TIME`: the request waits this long before anything else.
     Delay(Duration),
@@ -45,7 +45,7 @@ impl Fault {
     /// The name of a delay.
     pub(crate) const DELAY: &str = "delay";
 
-    /// Every kind but the delay, which needs a time, with its name, in the order of [`Fault::index`].
+    /// Every kind except the delay, which needs a time, with its name, in the order of [`Fault::index`].
     pub(crate) const WITHOUT_TIME: [(Fault, &str); 16] = [
         (Fault::ReadError, "read-error"),
         (Fault::WriteError, "write-error"),
@@ -76,7 +76,7 @@ impl Fault {
         known.unwrap_or(Fault::WITHOUT_TIME.len())
     }
 
-    /// True if it is a fault of what is read or stored.
+    /// True if it is a fault of reads or writes.
     pub(crate) const fn is_of_blocks(self) -> bool {
         match self {
             Fault::ReadError
@@ -107,7 +107,7 @@ impl Chance {
     /// Every time.
     pub const ALWAYS: Chance = Chance(Chance::PARTS);
 
-    /// This many parts in a thousand million; `None` for more than that.
+    /// This many parts in a thousand million; `None` if there are more.
     pub const fn from_parts(parts: u32) -> Option<Chance> {
         if parts <= Chance::PARTS { Some(Chance(parts)) } else { None }
     }
@@ -156,15 +156,15 @@ pub struct Rule {
     pub fault: Fault,
     /// The units that it applies to.
     pub span: Span,
-    /// How often: drawn for each unit of each request, but once per request for delays, flushes and what is aborted.
+    /// How often: drawn for each unit of each request, but once per request for delays, flushes and aborted requests.
     pub chance: Chance,
 }
 
 /// A seed and rules, as `seed=7;read-error@100..200;flip@5;lost-write%0.01;delay=10ms@0..99`.
 ///
-/// A rule is a name, for `delay` a time in `us`, `ms` or `s`, and then, in any order, `@UNIT` or `@FIRST..LAST` (both ends
-/// included) and `%PERCENT` with up to seven decimals. Without `@` it applies to all units, without `%` every time. `str::parse` reads
-/// the text and `Display` writes it.
+/// A rule is a name, for `delay` a time in `us`, `ms` or `s`, and then, in any order, `@UNIT` or `@FIRST..LAST` (both
+/// ends included) and `%PERCENT` with up to seven decimals. Without `@` it applies to all units, without `%` every
+/// time. `str::parse` reads the text and `Display` writes it.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Rules {
     /// The seed of every draw.
@@ -199,23 +199,23 @@ impl fmt::Display for Rule {
     }
 }
 
-/// The most rules, in number.
+/// The maximum number of rules.
 const RULES_LIMIT: usize = 64;
-/// The longest text, in bytes.
+/// The maximum length of the text, in bytes.
 const TEXT_LIMIT_BYTES: usize = 4096;
-/// The longest delay.
+/// The maximum delay.
 const DELAY_LIMIT: Duration = Duration::from_secs(3600);
 
 /// Why a text is not a list of rules.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RuleError {
-    /// The text is longer than it may be.
+    /// The text is too long.
     #[error("the rules are {bytes} bytes long, at most {TEXT_LIMIT_BYTES} are taken")]
     TooLong {
         /// Bytes of the text.
         bytes: usize,
     },
-    /// There are more rules than there may be.
+    /// There are too many rules.
     #[error("there are {rules} rules, at most {RULES_LIMIT} are taken")]
     TooMany {
         /// Number of rules.
@@ -224,32 +224,32 @@ pub enum RuleError {
     /// There is nothing between two semicolons.
     #[error("a rule is missing between two ';', or at an end")]
     Empty,
-    /// The name is not known.
+    /// The name is unknown.
     #[error(
         "'{0}' is no fault: use read-error, write-error, no-space, flush-error, lost-flush, flip, flip-write, lost-write, \
          misdirected-write, torn-write, abort-verify, abort-compare, abort-compare-and-write, abort-write-zeroes, abort-discard, \
          abort-copy, delay=TIME or seed=NUMBER"
     )]
     Name(String),
-    /// The text behind `@` is not a range of units.
+    /// The text after `@` is not a range of units.
     #[error("'{0}' in '@{0}' is not where: write a number or FIRST..LAST, both included and in this order")]
     Span(String),
-    /// The text behind `%` is not a percentage.
+    /// The text after `%` is not a percentage.
     #[error("'{0}' in '%{0}' is not a percentage: use 0 to 100 with at most seven decimals, such as 0.01")]
     Chance(String),
-    /// The text behind `delay=` is not a time.
+    /// The text after `delay=` is not a time.
     #[error("'{0}' is not a delay: use a whole number and us, ms or s, up to an hour, such as 10ms")]
     Delay(String),
-    /// The text behind `seed=` is not a number.
+    /// The text after `seed=` is not a number.
     #[error("'{0}' is not a seed: use a whole number below 2^64")]
     Seed(String),
     /// Something is given twice.
     #[error("{what} is given twice")]
     Twice {
-        /// What, such as "the seed".
+        /// What it is, such as "the seed".
         what: &'static str,
     },
-    /// A mark that the fault does not take.
+    /// The fault does not accept this mark.
     #[error("{name} takes no '{mark}'")]
     Misplaced {
         /// The fault.
@@ -281,7 +281,7 @@ impl FromStr for Rules {
     }
 }
 
-/// Reads one rule: a name, then marks with their values.
+/// Parses one rule: a name, then marks with their values.
 fn rule(text: &str) -> Result<Rule, RuleError> {
     const MARKS: [char; 3] = ['=', '@', '%'];
     if text.is_empty() {
@@ -334,7 +334,7 @@ fn parse_span(text: &str) -> Result<Span, RuleError> {
     }
 }
 
-/// Reads exact decimals, without binary fractions.
+/// Parses exact decimals, without binary fractions.
 fn parse_chance(text: &str) -> Result<Chance, RuleError> {
     let refuse = || RuleError::Chance(text.to_owned());
     let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
@@ -361,7 +361,7 @@ fn parse_delay(text: &str) -> Result<Duration, RuleError> {
     if delay <= DELAY_LIMIT { Ok(delay) } else { Err(refuse()) }
 }
 
-/// Reads a whole number in plain digits, without the sign that the standard library accepts.
+/// Parses a whole number in plain digits, without the sign that the standard library accepts.
 fn number(text: &str) -> Option<u64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }

@@ -1,4 +1,4 @@
-//! Twin tests of faulty devices on one in RAM.
+//! Twin tests of faults on a device in RAM.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ use sealblock_units::{BlockSize, Extent, Lba};
 
 use super::{Fault, FaultLayer, Rules};
 
-/// A clock whose delays end at once, and that records them.
+/// A clock whose delays end at once. It records them.
 #[derive(Clone, Default)]
 struct Slept(Rc<RefCell<Vec<Duration>>>);
 
@@ -261,7 +261,7 @@ fn blocks_are_made_unreadable_or_the_write_of_it_is_lost_or_refused() {
     assert!(verify(&device, extent(0, 8)).is_ok(), "nothing was changed");
 }
 
-/// A device that copies, and compares and writes.
+/// A device that supports Copy and CompareAndWrite.
 struct Copies(MemoryDevice);
 
 impl Device for Copies {
@@ -275,7 +275,7 @@ impl Device for Copies {
 
     async fn execute(&self, request: Request) -> Outcome {
         match request.operation {
-            // Whether they come here is what is of interest.
+            // The tests only check whether they arrive here.
             Operation::Copy { .. } | Operation::CompareAndWrite(_) => Ok(Response::Done),
             _ => self.0.execute(request).await,
         }
@@ -343,7 +343,7 @@ fn exactly_the_kind_that_a_rule_names_is_aborted_where_it_says() {
     }
 }
 
-/// A gate would read instead, and the rule would be without effect.
+/// Otherwise a gate would read instead, and the rule would have no effect.
 #[test]
 fn what_the_inner_device_does_not_do_itself_is_aborted_too() {
     struct Basic(MemoryDevice);
@@ -372,7 +372,7 @@ fn what_the_inner_device_does_not_do_itself_is_aborted_too() {
     assert_eq!(*verify(&aborting, extent(0, 8)).unwrap_err().kind(), ErrorKind::Absent(RequestKind::Verify));
     assert!(verify(&aborting, extent(6, 8)).is_ok(), "the inner gate reads them");
     assert_eq!(aborting.abilities().discard, Ability::Absent, "nobody claims what nobody can do");
-    // With faults of reads blocks are read, and there is no Verify to abort.
+    // With faults of reads, blocks are read, so there is no Verify to abort.
     let unreadable = faulty("abort-verify;read-error@3");
     assert_eq!(bad_blocks(verify(&unreadable, extent(0, 8))), [(3, BadBlockCause::Media)]);
 }

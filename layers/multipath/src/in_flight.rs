@@ -26,10 +26,10 @@ pub(crate) struct InFlightRequests {
     now: u32,
 }
 
-/// What was in flight on a path when it failed.
+/// The requests in flight on a path when it failed.
 #[derive(Default)]
 pub(crate) struct PathLoss {
-    /// Wakers of the requests that have to take another path.
+    /// Wakers of the requests that must take another path.
     pub(crate) wakers: Vec<Waker>,
     /// Writes by request id, with the blocks that they may still change.
     pub(crate) writes: Vec<(u64, WriteSet)>,
@@ -50,13 +50,14 @@ impl InFlightRequests {
         })
     }
 
-    /// Removes a request that ended on its path, by whichever outcome. Returns the entry, to be dropped outside of any borrow.
+    /// Removes a request that ended on its path, with any outcome. Returns the entry, to be dropped outside of any
+    /// borrow.
     pub(crate) fn remove(&mut self, slot: usize) -> impl Sized + use<> {
         self.entries.remove(slot)
     }
 
-    /// Fails if the path was lost; otherwise registers the waker to call when it is. Returns the waker that was registered before,
-    /// to be dropped outside of any borrow.
+    /// Fails if the path was lost; otherwise registers the waker for that event. Returns the previously registered
+    /// waker, to be dropped outside of any borrow.
     pub(crate) fn is_lost(&mut self, slot: usize, waker: &Waker) -> Result<Option<Waker>, PathLost> {
         match &mut self.entries[slot] {
             entry if entry.is_lost => Err(PathLost),

@@ -1,20 +1,21 @@
 //! Several paths to one device.
 //!
-//! Requests use the live paths in turns. A path that fails gets no requests, and the worker reopens it in the background; its
-//! requests in flight are retried on another path. An error of the data, the device or the request is final: every path
-//! would return the same one.
+//! Requests use the live paths in turns. A failed path gets no requests, and the worker reopens it in the background;
+//! its requests in flight are retried on another path. An error of the data, the device or the request is final: every
+//! path would return the same one.
 //!
 //! Invariants:
-//! - No earlier write that a lost path delivers late undoes a completed write ([`LateWrites`](sealblock_block::LateWrites)).
-//! - A Flush succeeds only when all writes completed before are durable, whichever path they took; otherwise it fails and says that
-//!   writes may be lost (`path_flushes`).
-//! - A CompareAndWrite that was sent is not sent again: if it was executed, it would miscompare with its own write. It fails as
-//!   unreachable, which leaves open whether it was executed.
+//! - A completed write is never undone by an earlier write that a lost path delivers late
+//!   ([`LateWrites`](sealblock_block::LateWrites)).
+//! - A Flush succeeds only if all writes that completed before are durable, whichever path they took. Otherwise it
+//!   fails and reports that writes may be lost (`path_flushes`).
+//! - A CompareAndWrite that was sent is not sent again: if it was executed, it would miscompare with its own write. It
+//!   fails as unreachable, which means that it is unknown whether it was executed.
 //! - Every wait has a limit in [`RetryPolicy`].
 //!
 //! Layout: `policy`, `in_flight` and `path_flushes` decide and are pure; `shared` and `worker` execute. The clock and
-//! the openers of devices are arguments. `docs/decisions/0005-multipath-retries.md` says what a lost path may still do, and what is
-//! assumed of targets.
+//! the openers of devices are arguments. `docs/decisions/0005-multipath-retries.md` explains what a lost path may still
+//! do, and the assumptions about targets.
 
 mod in_flight;
 mod path_flushes;
@@ -38,14 +39,14 @@ use shared::{FailedPath, MultipathState, Path, check_geometry};
 pub use policy::RetryPolicy;
 pub use worker::Worker;
 
-/// A path, as the caller gives it to the layer.
+/// A path that the caller passes to the layer.
 pub struct PathConfig {
-    /// Opens it, also after it was lost.
+    /// Opens it, at first and again after it was lost.
     pub source: DeviceOpener,
-    /// Opens a device once the target has finished every command of this host's lost paths; the layer drops that device at once.
-    /// `None` where the protocol has no means for that.
+    /// Opens a device once the target has finished every command of this host's lost paths; the layer drops that device
+    /// at once. `None` if the protocol cannot do that.
     pub quiesce: Option<DeviceOpener>,
-    /// The open device, behind its gate, where it could be opened.
+    /// The open device, behind its gate, if it could be opened.
     pub device: Option<DynDevice>,
 }
 
@@ -58,7 +59,7 @@ pub enum MultipathError {
     /// They lead to different devices.
     #[error("path {path} leads to another device than the first path that could be opened: the {what} differs")]
     Different {
-        /// Which path, from 0.
+        /// The path, from 0.
         path: usize,
         /// What differs.
         what: &'static str,
@@ -68,19 +69,19 @@ pub enum MultipathError {
 /// The state and counters of a path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PathStatus {
-    /// Its name for people.
+    /// Its name in messages.
     pub name: String,
-    /// True if it takes requests.
+    /// True if it is used for requests.
     pub is_live: bool,
     /// Requests sent on it.
     pub requests: u64,
-    /// Times that it failed.
+    /// The number of times that it failed.
     pub failures: u64,
     /// Why it is not live.
     pub last_error: Option<String>,
 }
 
-/// Reports the state of a layer's paths. It keeps the paths alive, not the layer.
+/// Reports the state of a layer's paths. It keeps the paths alive, but not the layer.
 #[derive(Clone)]
 pub struct PathMonitor(Rc<dyn Fn() -> Vec<PathStatus>>);
 
@@ -101,10 +102,11 @@ impl fmt::Debug for PathMonitor {
 pub struct MultipathLayer<C: Clock>(Rc<MultipathState<C>>);
 
 impl<C: Clock + 'static> MultipathLayer<C> {
-    /// Joins these paths to one device. Returns it and its worker, which the caller runs as a task.
+    /// Joins these paths to one device. Returns the device and its worker, which the caller runs as a task.
     ///
     /// # Errors
-    /// When no path is open, or the open ones have different geometries. The caller makes sure that they lead to the same device.
+    /// When no path is open, or the open ones have different geometries. The caller must ensure that they lead to the
+    /// same device.
     pub fn new(
         paths: Vec<PathConfig>,
         clock: C,
@@ -211,7 +213,7 @@ impl<C: Clock + 'static> MultipathLayer<C> {
     }
 }
 
-/// The error of a request that may not be sent again, and whose path was lost.
+/// The error of a request that must not be sent again and whose path was lost.
 #[cold]
 fn unknown_outcome() -> Error {
     let reason = "a path failed with this compare and write, which may have been executed".to_owned();
@@ -238,7 +240,7 @@ impl<C: Clock + 'static> Device for MultipathLayer<C> {
     }
 
     fn abilities(&self) -> Abilities {
-        // A late write to the reserved area could not be told from a newer one.
+        // A late write to the reserved area could not be distinguished from a newer one.
         Abilities { reserved: Ability::Absent, ..self.0.abilities() }
     }
 

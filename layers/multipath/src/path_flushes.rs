@@ -1,11 +1,12 @@
-//! Which completed writes a Flush makes durable, when they went over several paths. Pure.
+//! Which completed writes a Flush makes durable if they used several paths. Pure.
 //!
-//! A Flush makes durable the writes that its controller completed before (NVM Command Set specification, Flush), so every path with
-//! completed writes since its last Flush gets one. A path that fails leaves *unflushed writes* in the target's volatile cache.
-//! A target restart would drop these writes, but also every path. So a Flush on a *continuous path*, one that is up since before
-//! these writes, makes them durable. Without a continuous path they may be lost: the next Flush fails and says so, once.
+//! A Flush makes durable the writes that its controller completed before (NVM Command Set specification, Flush), so
+//! every path with completed writes since its last Flush gets one. A path that fails leaves *unflushed writes* in the
+//! target's volatile cache. A restart of the target would lose these writes, but also every path. So a Flush on a
+//! *continuous path*, one that was open since before these writes, makes them durable. Without a continuous path they
+//! may be lost, and the next Flush fails once to report it.
 
-/// Completed writes by path, in the order of a count of events.
+/// Completed writes by path, in the order of an event counter.
 #[derive(Debug)]
 pub(crate) struct PathFlushes {
     now: u64,
@@ -39,12 +40,12 @@ struct UnflushedWrite {
 )]
 pub(crate) struct WritesLost;
 
-/// The paths that a Flush has to be sent on.
+/// The paths on which a Flush must be sent.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct FlushPlan {
     /// The Flush makes durable what completed until this event.
     pub(crate) mark: u64,
-    /// Paths that get one, and their incarnations; empty where any path will do.
+    /// These paths and their incarnations; empty if any path will do.
     pub(crate) paths: Vec<(usize, u64)>,
 }
 
@@ -67,7 +68,7 @@ impl PathFlushes {
                 open.oldest.get_or_insert(self.now);
                 open.last = self.now;
             }
-            // The completion arrived with the last bytes of a path that has failed since.
+            // The completion was the last on a path that has failed since.
             _ => self.writes_lost |= self.has_volatile_cache,
         }
     }
@@ -112,7 +113,7 @@ impl PathFlushes {
         self.unflushed.retain(|write| write.since > mark || !write.continuous_paths.contains(&incarnation));
     }
 
-    /// True if everything until `mark` is durable, so that the Flush may complete.
+    /// True if everything up to `mark` is durable, so that the Flush may complete.
     pub(crate) fn is_durable(&self, mark: u64) -> bool {
         let is_dirty = |open: &OpenPath| open.oldest.is_some_and(|oldest| oldest <= mark);
         !self.writes_lost && self.unflushed.is_empty() && !self.paths.iter().flatten().any(is_dirty)
@@ -181,7 +182,7 @@ mod tests {
         path_flushes.path_opened(1, 2);
         path_flushes.path_lost(0);
         assert_eq!(path_flushes.flush_started(), Err(WritesLost));
-        // Written after both were open: the other one is continuous.
+        // Written after both were open, so the other one is continuous.
         path_flushes.path_opened(0, 3);
         path_flushes.write_completed(1, 2);
         let plan = path_flushes.flush_started().unwrap();

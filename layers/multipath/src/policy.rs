@@ -1,4 +1,4 @@
-//! Which path takes the next request, and what a failure says about its path. Pure.
+//! Which path is used for the next request, and what a failure means for its path. Pure.
 
 use std::time::Duration;
 
@@ -7,29 +7,30 @@ use sealblock_block::ErrorKind;
 /// Timeouts and retry limits. Every wait of the layer is bounded by one of them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RetryPolicy {
-    /// Time that a request waits while no path is live, or while a lost path may still change its blocks.
+    /// The time that a request waits while no path is live, or while a lost path may still change its blocks.
     pub no_path_timeout: Duration,
-    /// Time after which a path with an unanswered request has failed. For devices without a timeout of their own; it has to be longer
-    /// than that of those that have one. Noticed up to an eighth late.
+    /// The time after which a path with an unanswered request counts as failed. For devices without a timeout of their
+    /// own; it must be longer than the timeouts of the others. It is noticed up to an eighth late.
     pub request_timeout: Duration,
-    /// Paths that one request may lose before it fails, so that a request which crashes its target is not retried forever.
+    /// The number of paths that one request may lose before it fails, so that a request that crashes its target is not
+    /// retried forever.
     pub max_path_failures: u32,
-    /// Time without a request after which a path is probed with a read of one block.
+    /// The time without a request after which a path is probed with a read of one block.
     pub idle_probe_interval: Duration,
     /// Delay before a failed path is reopened; doubles with each failed attempt.
     pub min_reprobe: Duration,
-    /// The longest such delay.
+    /// The maximum of this delay.
     pub max_reprobe: Duration,
-    /// Time after which a target has certainly disconnected a host that it receives nothing from: over NVMe, twice the Keep
-    /// Alive timeout, and some (CQT, NVM Express Base specification).
+    /// The time after which a target has certainly disconnected a host from which it receives nothing: over NVMe, twice
+    /// the Keep Alive timeout and a bit more (CQT, NVM Express Base specification).
     pub quiesce_time: Duration,
     /// True if a target restart may lose completed writes that no Flush has made durable.
     pub has_volatile_cache: bool,
 }
 
 impl Default for RetryPolicy {
-    /// 30 s without a path, 60 s for a request, 8 path failures, a probe after 5 s without a request, reopening after 1 s to 10 s,
-    /// 15 s of quiesce time, a volatile cache.
+    /// 30 s without a path, 60 s for a request, 8 path failures, a probe after 5 s without a request, reopening after 1
+    /// s to 10 s, 15 s of quiesce time, a volatile cache.
     fn default() -> RetryPolicy {
         RetryPolicy {
             no_path_timeout: Duration::from_secs(30),
@@ -51,12 +52,12 @@ impl RetryPolicy {
     }
 }
 
-/// What an error says about other paths.
+/// Whether an error affects other paths.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum FailureScope {
     /// The path failed: another one may succeed.
     Path,
-    /// The data, the device or the request failed: the result is the same on every path.
+    /// The data, the device or the request failed: every path has the same result.
     Device,
 }
 

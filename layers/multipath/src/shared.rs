@@ -24,18 +24,19 @@ pub(crate) struct Path {
     pub(crate) device: RefCell<Option<DynDevice>>,
     pub(crate) requests: Cell<u64>,
     pub(crate) failures: Cell<u64>,
-    /// Why it is not live, or was not when it failed last.
+    /// Why it is not live, or why it failed last.
     pub(crate) last_error: RefCell<Option<String>>,
 }
 
-/// A path that failed, or could not be opened at first (incarnation 0).
+/// A path that failed, or that could not be opened at first (incarnation 0).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FailedPath {
     pub(crate) path: usize,
     pub(crate) incarnation: u64,
 }
 
-/// The mutable state. No borrow of it may be held while a waker is called or a device dropped: both can reenter the layer.
+/// The mutable state. No borrow of it may be held while a waker is called or a device dropped: both can reenter the
+/// layer.
 pub(crate) struct PathSet {
     pub(crate) round_robin: RoundRobin,
     pub(crate) late_writes: LateWrites,
@@ -53,7 +54,7 @@ pub(crate) struct MultipathState<C> {
     /// Notified when a path is restored or late writes are cleared.
     pub(crate) changed: Condition,
     pub(crate) geometry: Geometry,
-    /// The abilities of the paths when one was live last.
+    /// The abilities of the paths when one was last live.
     abilities: Cell<Abilities>,
     pub(crate) clock: C,
     pub(crate) policy: RetryPolicy,
@@ -108,7 +109,7 @@ impl<C: Clock> MultipathState<C> {
         self.changed.notify();
     }
 
-    /// Marks a path as failed: its requests in flight take another path, and other writes wait for its late writes.
+    /// Marks a path as failed: its requests in flight use another path, and other writes wait for its late writes.
     pub(crate) fn fail(&self, path: usize, incarnation: u64, reason: &str) {
         let (mut wakers, worker) = {
             let mut state = self.state.borrow_mut();
@@ -134,7 +135,7 @@ impl<C: Clock> MultipathState<C> {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Waits until `ready` returns something; evaluated whenever a path is restored or late writes are cleared.
+    /// Waits until `ready` returns a value. It is called whenever a path is restored or late writes are cleared.
     pub(crate) async fn wait_for<T>(&self, mut ready: impl FnMut(&mut PathSet) -> Option<T>) -> T {
         let mut found = None;
         self.changed
@@ -191,7 +192,7 @@ impl<C: Clock> MultipathState<C> {
         self.send((path, incarnation), request_id, write_set, request).await
     }
 
-    /// Does the same without counting the request: a probe is not a request of a client.
+    /// The same without counting the request: a probe is not a request of a client.
     pub(crate) async fn send(
         &self,
         (path, incarnation): (usize, u64),
@@ -217,7 +218,7 @@ impl<C: Clock> MultipathState<C> {
         guard.is_answered = true;
         match outcome? {
             Err(error) if classify(error.kind()) == FailureScope::Path => {
-                // While it is still listed as in flight, so that other writes wait for it.
+                // Called while the request is still listed as in flight, so that other writes wait for it.
                 self.fail(path, incarnation, &error.kind().to_string());
                 Err(PathLost)
             }
@@ -226,7 +227,7 @@ impl<C: Clock> MultipathState<C> {
     }
 }
 
-/// Returns which property of the geometry differs from the expected one.
+/// The property of the geometry that differs from the expected one.
 pub(crate) fn check_geometry(expected: &Geometry, actual: &Geometry) -> Result<(), &'static str> {
     if actual.block_size != expected.block_size {
         return Err("block size");
@@ -237,7 +238,7 @@ pub(crate) fn check_geometry(expected: &Geometry, actual: &Geometry) -> Result<(
     if actual.capacity_blocks != expected.capacity_blocks { Err("number of blocks") } else { Ok(()) }
 }
 
-/// Does the same for a reopened device, which may have grown: it still has all its former blocks.
+/// The same for a reopened device, which may have grown: it still has all its former blocks.
 pub(crate) fn check_reopened_geometry(expected: &Geometry, actual: &Geometry) -> Result<(), &'static str> {
     let capacity_blocks = actual.capacity_blocks.min(expected.capacity_blocks);
     check_geometry(expected, &Geometry { capacity_blocks, ..actual.clone() })
@@ -256,8 +257,9 @@ struct InFlightGuard<'a, C: Clock> {
 impl<C: Clock> Drop for InFlightGuard<'_, C> {
     fn drop(&mut self) {
         if !self.is_answered {
-            // Nobody will learn when the path has executed it, so only the end of the path says that it cannot come any more. While it
-            // is still listed as in flight, so that other changes of its blocks wait for that.
+            // Nobody will know when the path has executed this change; only the loss of the path shows that it cannot
+            // arrive any more. So the path fails, while the change is still listed as in flight, and other changes of
+            // its blocks wait for it.
             self.shared.fail(self.path, self.incarnation, "a change was dropped before it was answered");
         }
         let ended = self.shared.state.borrow_mut().in_flight.remove(self.slot);

@@ -100,8 +100,8 @@ fn a_path_whose_requests_time_out_fails_and_another_path_executes_them() {
     assert_eq!((harness.requests(), harness.live()), (vec![5, 10], vec![false, true]));
 }
 
-/// A write gets stuck on a path and is retried on the other one; another write to the same block follows; then the stuck write
-/// arrives. Returns what the block holds in the end, and how long the second write took.
+/// A write gets stuck on a path and is retried on the other one; another write to the same block follows; then the
+/// stuck write arrives. Returns the content of the block at the end, and how long the second write took.
 fn overtake(policy: RetryPolicy) -> (u8, Duration) {
     let harness = Harness::new(2, policy);
     harness.links[0].mode.set(Mode::Silent);
@@ -127,11 +127,11 @@ fn overtake(policy: RetryPolicy) -> (u8, Duration) {
 #[test]
 fn a_late_write_does_not_undo_a_newer_one() {
     assert_eq!(overtake(POLICY), (2, seconds(11)));
-    // The other twin shows that there is something to guard against.
+    // Twin: without the quiesce time the late write wins.
     assert_eq!(overtake(RetryPolicy { quiesce_time: Duration::ZERO, ..POLICY }), (1, Duration::ZERO));
 }
 
-/// Sent again, it would find what it has written itself, and say that somebody else was there before.
+/// If it were sent again, it would find its own write, and report a miscompare.
 #[test]
 fn a_compare_and_write_whose_path_is_lost_is_not_sent_again() {
     for mode in [Mode::Silent, Mode::Flaps] {
@@ -147,10 +147,10 @@ fn a_compare_and_write_whose_path_is_lost_is_not_sent_again() {
         assert!(matches!(error.kind(), ErrorKind::Unreachable { .. }), "{error}");
         assert!(error.to_string().contains("may have been executed"), "{error}");
         assert_eq!(harness.requests(), [1, 0], "{mode:?}");
-        // It may be executed late, so a write to its block waits, and one to another block does not.
+        // It may be executed late, so a write to its block waits, but one to another block does not.
         let waits = |at| harness.run(harness.layer.execute(write(at, 1, 2))).1 > Duration::ZERO;
         assert!(!waits(6) && waits(5), "{mode:?}");
-        // A path that works answers as its device does.
+        // A working path returns the answer of its device.
         harness.links[0].mode.set(Mode::Works);
         let refused = harness.run(harness.layer.execute(swap())).0.unwrap_err();
         assert_eq!(*refused.kind(), ErrorKind::Absent(RequestKind::CompareAndWrite));
@@ -267,7 +267,7 @@ fn paths_must_lead_to_devices_of_one_geometry() {
 
 #[test]
 fn a_path_that_is_missing_at_first_joins_later_unless_it_is_another_device() {
-    // One that has grown since the others were opened has all the blocks that they have.
+    // A path whose device has grown since the others were opened has all of their blocks.
     for (blocks, joins) in [(1000, true), (1001, true), (999, false)] {
         let present = Harness::new(1, POLICY).links.remove(0);
         let other = Rc::new(Gate::new("mem", MemoryDevice::new(BlockSize::B512, blocks, None)));

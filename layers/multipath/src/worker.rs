@@ -1,5 +1,5 @@
-//! Background work beside the requests: reopens failed paths, releases the blocks that they may still change, fails paths whose
-//! requests time out, and probes idle paths.
+//! Background work: reopens failed paths, releases the blocks that they may still change, fails paths whose requests
+//! time out, and probes idle paths.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -14,10 +14,10 @@ use sealblock_units::Extent;
 
 use crate::shared::{FailedPath, MultipathState, check_reopened_geometry};
 
-/// Checks of the requests in flight per request timeout.
+/// The number of checks of the requests in flight per request timeout.
 const TICKS: u32 = 8;
 
-/// The layer's background work, to be run as a task beside it. Ends when the layer is dropped.
+/// The layer's background work, to be run as a task. Ends when the layer is dropped.
 pub struct Worker<C>(pub(crate) Rc<MultipathState<C>>);
 
 impl<C: Clock + 'static> Worker<C> {
@@ -70,8 +70,8 @@ async fn reopen<C: Clock>(shared: Rc<MultipathState<C>>, path: usize) {
 
 /// Waits until a lost path can deliver nothing more, then releases the blocks of its late writes.
 ///
-/// First the target has to disconnect the host, which takes up to the quiesce time. Commands may be in flight in the target even
-/// then; where the path can do so, the layer has the target finish them.
+/// First the target must disconnect the host, which takes up to the quiesce time. Even then commands may be in flight
+/// in the target. If the path supports it, the layer makes the target finish them.
 async fn quiesce<C: Clock>(shared: Rc<MultipathState<C>>, FailedPath { incarnation, .. }: FailedPath) {
     if !shared.state.borrow().late_writes.has(incarnation) {
         return;
@@ -115,7 +115,7 @@ async fn probe_idle<C: Clock>(shared: Rc<MultipathState<C>>, path: usize) {
         if let Ok(Err(_damaged)) =
             shared.send((path, incarnation), shared.next_request_id(), &WriteSet::default(), read).await
         {
-            // Another block next time: the storage may log each read of a bad block.
+            // Another block next time, because the storage may log each read of a bad block.
             block = block.wrapping_add(1);
         }
     }

@@ -1,14 +1,15 @@
 //! A run of another device's blocks as a device of its own, which starts at block 0.
 //!
-//! Invariants: no request reaches a block outside the run, and every address in a response (in bad blocks, miscompares and
-//! reference tags) is an address of the run.
+//! Invariants: no request reaches a block outside the run, and every address in a response (in bad blocks, miscompares
+//! and reference tags) is an address of the run.
 //!
-//! Reference tags are shifted with the addresses. A check of a whole device expects each reference tag to be the block's address on
-//! the device that it reads. So the run would not verify if it kept the tags of the inner device, nor would the inner device if it
-//! stored those of the run. The shift is plain arithmetic on each tuple: a checked tag, a stored tag and a reported tag move by the
-//! same amount, so a wrong tag stays exactly as wrong as it was; replacing the tag would lose that. It applies to Type 2 as well,
-//! whose tags the command chooses: blocks written through the run with any tag are read through it with the same one. Type 3 tags do
-//! not increment and stay. The guard covers the data alone, so data is neither read nor copied here.
+//! Reference tags are shifted with the addresses. A check of a whole device expects each reference tag to be the
+//! block's address on the device that it reads. So the run would not verify if it kept the tags of the inner device,
+//! nor would the inner device if it stored those of the run. The shift adds the same amount to checked, stored and
+//! reported tags, so a wrong tag stays exactly as wrong as it was; replacing the tag would lose that. It also applies
+//! to Type 2, whose tags the command chooses: blocks that were written through the run with any tag are read through it
+//! with the same one. Type 3 tags do not increment and stay. The guard covers only the data, so data are neither read
+//! nor copied here.
 
 use std::iter::repeat;
 
@@ -74,7 +75,7 @@ impl<D: Device> OffsetLayer<D> {
         Lba::new(self.first)
     }
 
-    /// The format whose reference tags are shifted with the addresses, if they are.
+    /// The format whose reference tags are shifted with the addresses; `None` if they are not.
     fn shifted_format(&self) -> Option<PiFormat> {
         self.geometry.protection.filter(|format| format.protection().increments_ref_tag() && self.first != 0)
     }
@@ -87,7 +88,7 @@ impl<D: Device> OffsetLayer<D> {
     /// Returns data to store or compare, with the reference tags of the inner device.
     fn data_down(&self, data: WriteData) -> WriteData {
         match self.shifted_format() {
-            // Data to compare may have tags of no or another format; a Compare ignores tags.
+            // Data to compare may have tags of another format or none; a Compare ignores tags.
             Some(format) if data.format() == Some(format) => data.with_ref_tags_shifted(self.first),
             _ => data,
         }
@@ -133,7 +134,7 @@ impl<D: Device> OffsetLayer<D> {
         BadBlock { lba: self.lba_up(bad_block.lba), expected, actual, ..*bad_block }
     }
 
-    /// Returns the error with this device's addresses. An error that names blocks loses its device name, since the blocks are now
+    /// The error with this device's addresses. An error with block addresses loses its device name, since they are now
     /// those of this device.
     #[cold]
     fn error_up(&self, error: Error) -> Error {

@@ -102,7 +102,7 @@ fn what_is_read_can_be_checked_again_above() {
         write(&gate, at, 5);
         let Ok(Response::Data(data)) = read(&gate, at) else { panic!("clean blocks read") };
         assert_eq!(data.joined_tags()[..], wanted.joined_tags()[..], "the very tags that were written");
-        // Blocks never written keep the tuple that says so.
+        // Blocks that were never written keep the tuple that says so.
         let Ok(Response::Data(data)) = read(&gate, extent(30, 4)) else { panic!("unwritten blocks read") };
         assert!(data.joined_tags().iter().all(|&byte| byte == 0xFF));
     }
@@ -185,7 +185,7 @@ fn blocks_made_unreadable_are_those_of_the_run() {
     assert_eq!(lbas(&|| read(&inner, extent(0, 200))), [FIRST + 3, FIRST + 4]);
 }
 
-/// A device that copies, and keeps the source and destination of the last Copy.
+/// A device that supports Copy. It records the source and destination of the last one.
 struct Copies(MemoryDevice, Cell<Option<(Extent, Extent)>>);
 
 impl Device for Copies {

@@ -1,9 +1,9 @@
 //! The label: a record in the reserved area of each member. `docs/formats/stripe-label.md` shows its layout.
 //!
-//! Where a block of the stripe lies depends on the order of the members and the chunk size alone, and the members verify clean in
-//! any order. So the label holds both, and an open that says something else is refused. The label uses
-//! [`ReservedArea::GroupLabel`], so a member of a stripe is not a member of a mirror at the same time. The label of a group that the
-//! stripe itself is a member of follows the header of the first member's label.
+//! The order of the members and the chunk size determine where each block is, but the members verify clean in any
+//! order. So the label contains both, and an open with other values is refused. The label uses
+//! [`ReservedArea::GroupLabel`], so a member of a stripe cannot be a member of a mirror at the same time. If the stripe
+//! is itself a member of a group, the label of that group follows the header of the first member's label.
 //!
 //! Every byte read here is untrusted until its checksum and its ranges have been checked.
 
@@ -14,10 +14,10 @@ use sealblock_units::{BlockSize, ByteCount};
 
 /// The maximum number of members of a stripe.
 pub const MAX_MEMBERS: usize = 64;
-/// Bytes of a label without the group label that may follow.
+/// Bytes of a label without the group label that may follow it.
 pub const HEAD_BYTES: usize = 64;
 
-/// What a label begins with.
+/// The first bytes of a label.
 pub const MAGIC: [u8; 8] = *b"SBSTRIPE";
 const VERSION: u64 = 1;
 const AT_VERSION: usize = 8;
@@ -36,9 +36,9 @@ const AT_GROUP_SEQ: usize = 56;
 pub struct Label {
     /// The stripe's identity.
     pub uuid: [u8; 16],
-    /// How many members it has.
+    /// The number of members.
     pub members: usize,
-    /// The index of this one, from 0: the order of the chunks.
+    /// The index of this member, from 0: the order of the chunks.
     pub own_index: usize,
     /// Bytes of a chunk.
     pub chunk: ByteCount,
@@ -48,7 +48,8 @@ pub struct Label {
     pub block_size: BlockSize,
     /// The label of a group that the stripe is a member of; empty on every member but the first.
     pub group_label: Vec<u8>,
-    /// Counts how often the label of that group was written, on all members. One that has fewer than the first member lacks something.
+    /// The number of writes of that group's label, on all members. A member with a lower number than the first one was
+    /// restored from an earlier state.
     pub group_seq: u64,
 }
 
@@ -86,10 +87,10 @@ impl Label {
         bytes
     }
 
-    /// Decodes a label, checking every field. `None` for bytes that are not the label of a stripe, whatever else they are.
+    /// Decodes a label and checks every field. `None` for bytes that are not the label of a stripe.
     ///
     /// # Errors
-    /// When it is a label that is damaged or unknown.
+    /// When it is a label, but damaged or of an unknown version.
     pub fn decode(bytes: &[u8]) -> Result<Option<Label>, LabelError> {
         if !bytes.starts_with(&MAGIC) {
             return Ok(None);
@@ -137,7 +138,7 @@ impl Label {
     }
 }
 
-/// The checksum of all bytes but its own.
+/// The checksum of all bytes except its own.
 fn checksum(bytes: &[u8]) -> u64 {
     let head = guard::crc32c(&bytes[..AT_CHECKSUM]);
     u64::from(head ^ guard::crc32c(&bytes[AT_UUID..]).rotate_left(1))

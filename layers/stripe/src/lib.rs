@@ -1,17 +1,18 @@
 //! One device whose blocks are striped over several members, chunk by chunk.
 //!
-//! Invariants: each block lies on one member; a request becomes at most one request per member (a Checksum, and a write of large
-//! chunks, one per chunk); all members execute at once; every address in a response, in bad blocks, miscompares and
-//! reference tags, is an address of the stripe.
+//! Invariants: each block is on one member; a request becomes at most one request per member (a Checksum, and a write
+//! of large chunks, one per chunk); all members execute concurrently; every address in a response, in bad blocks,
+//! miscompares and reference tags, is an address of the stripe.
 //!
-//! Reference tags are shifted with the addresses, so that the stripe and each member verify as whole devices, each by its own
-//! addresses. The shift is plain arithmetic on each tuple, so a wrong tag stays exactly as wrong as it was. It applies to Type 2
-//! as well, whose tags the command chooses: blocks written with any tag are read with the same one. Type 3 tags do not
-//! increment and stay. The checks of a request need one shift per member, because both the checked tag and the member's addresses
-//! increment by one across chunks that are neighbours on that member.
+//! Reference tags are shifted with the addresses, so that the stripe and each member verify as whole devices, each by
+//! its own addresses. The shift is plain arithmetic on each tuple, so a wrong tag stays exactly as wrong as it was. It
+//! also applies to Type 2, whose tags the command chooses: blocks that were written with any tag are read with the same
+//! one. Type 3 tags do not increment and stay. The checks of a request need one shift per member, because both the
+//! checked tag and the member's addresses increment by one across chunks that are adjacent on that member.
 //!
-//! The members in another order, or chunks of another size, form another device, which reads wrong data and verifies clean. So the
-//! members have labels (`label`), and `members` checks them before anything is read or written.
+//! With the members in another order, or with another chunk size, the stripe is another device, which reads wrong data
+//! and verifies clean. So the members have labels (`label`), and `members` checks them before anything is read or
+//! written.
 
 pub mod label;
 mod members;
@@ -36,38 +37,38 @@ use members::Assembly;
 use merge::{MemberResponses, Merger, unexpected_response};
 use stripe_map::{ChunkRun, StripeMap};
 
-/// The size of chunks unless told: 64 KiB.
+/// The default chunk size: 64 KiB.
 pub const CHUNK: ByteCount = ByteCount::new(64 << 10);
 
-/// Chunks of one Checksum request in flight at once. Enough to keep the members busy.
+/// The maximum number of chunks of one Checksum request in flight: enough to keep the members busy.
 const CHECKSUMS_IN_FLIGHT: usize = 16;
 
-/// From this chunk size on, writes go chunk by chunk: a further request costs less than copying that many bytes.
+/// From this chunk size on, writes are sent chunk by chunk: another request costs less than copying that many bytes.
 const WRITE_BY_CHUNK_MIN: ByteCount = ByteCount::new(32 << 10);
 
 /// Why devices cannot form a stripe.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum StripeError {
-    /// There is none.
+    /// There are no members.
     #[error("a stripe has at least one member")]
     NoMember,
-    /// Blocks of different sizes.
+    /// The members have different block sizes.
     #[error("member {member} has blocks of {actual} bytes, the first member has blocks of {first}")]
     BlockSize {
         /// Index of the member, from 0.
         member: usize,
         /// Its block size.
         actual: BlockSize,
-        /// That of the first member.
+        /// The block size of the first member.
         first: BlockSize,
     },
-    /// Protection information of different formats.
+    /// The members have different formats of protection information.
     #[error("member {member} and the first member have protection information of different formats")]
     Protection {
         /// Index of the member, from 0.
         member: usize,
     },
-    /// Chunks that are not a power of two of blocks.
+    /// A chunk is not a power of two of blocks.
     #[error("chunks of {} bytes are not a power of two of blocks of {size} bytes", chunk.get())]
     Chunk {
         /// The size of a chunk.
@@ -75,13 +76,13 @@ pub enum StripeError {
         /// The size of a block.
         size: BlockSize,
     },
-    /// A member without room for a chunk.
+    /// A member has no room for a chunk.
     #[error("member {member} is smaller than a chunk")]
     Small {
         /// Index of the member, from 0.
         member: usize,
     },
-    /// More blocks than there are addresses.
+    /// There are more blocks than addresses.
     #[error("the members together have more blocks than can be addressed")]
     Large,
 }
@@ -91,17 +92,17 @@ pub struct StripeLayer<D> {
     members: Vec<D>,
     merger: Merger,
     geometry: Geometry,
-    /// The members' labels, where they have some.
+    /// The members' labels, if they have any.
     labels: Option<RefCell<Vec<Label>>>,
-    /// One label of an outer group is written at a time.
+    /// Held while a label of an outer group is written.
     label_turns: AsyncMutex,
-    /// A member was put back to what it was before.
+    /// A member was restored from an earlier state.
     is_any_behind: bool,
 }
 
 impl<D: Device> StripeLayer<D> {
-    /// Stripes `members`, in this order, with this chunk size. Members are behind their gates. The stripe uses as many whole chunks of
-    /// each as the smallest has.
+    /// Stripes `members`, in this order, with this chunk size. Members are behind their gates. The stripe uses as many
+    /// whole chunks of each member as the smallest one has.
     ///
     /// # Errors
     /// When the members do not fit each other, or the chunk size does not fit them.
@@ -129,11 +130,11 @@ impl<D: Device> StripeLayer<D> {
         Ok(StripeLayer { members, merger, geometry, labels: None, label_turns, is_any_behind: false })
     }
 
-    /// Checks by the members' labels that they are one stripe, in this order and with this chunk size. Labels the members of a new
-    /// stripe, which are blank, with the identity `uuid` if they may be written.
+    /// Checks by the members' labels that they are one stripe, in this order and with this chunk size. Members of a new
+    /// stripe, which are blank, get labels with the identity `uuid` if they may be written.
     ///
     /// # Errors
-    /// Why the labels do not match; nothing was written then.
+    /// When the labels do not match. Nothing was written then.
     pub async fn labelled(mut self, uuid: [u8; 16], may_write: bool) -> Result<StripeLayer<D>, AssembleError> {
         let chunk = ByteCount::new(self.merger.stripe_map.chunk() << self.merger.size.shift());
         let assembly = Assembly { chunk, capacity_blocks: self.geometry.capacity_blocks, uuid, may_write };
@@ -143,8 +144,8 @@ impl<D: Device> StripeLayer<D> {
         Ok(self)
     }
 
-    /// What the labels of the members say against this stripe: another count, order, size of chunks or shape, or another stripe. Members
-    /// without labels, or with labels that cannot be read, say nothing.
+    /// The contradiction between the members' labels and this stripe, if any: another number, order, chunk size or
+    /// shape, or another stripe. Members without labels, or with unreadable ones, do not contradict.
     pub async fn contradiction(&self) -> Option<AssembleError> {
         let chunk = ByteCount::new(self.merger.stripe_map.chunk() << self.merger.size.shift());
         let (capacity_blocks, uuid) = (self.geometry.capacity_blocks, [0; 16]);
@@ -154,8 +155,8 @@ impl<D: Device> StripeLayer<D> {
         matches!(refusal, Foreign { .. } | Count { .. } | Order(_) | Chunk { .. } | Shape { .. }).then_some(refusal)
     }
 
-    /// Reads or writes the label of a group that this stripe is a member of. It lies in the first member's label, where there is one, and
-    /// the others count it.
+    /// Reads or writes the label of a group that this stripe is a member of. It is stored with the first member's
+    /// label, if that has one, and the other members count its writes.
     async fn group_label_request(&self, request: Request) -> Outcome {
         let Some(labels) = &self.labels else { return self.members[0].execute(request).await };
         match request.operation {
@@ -180,13 +181,14 @@ impl<D: Device> StripeLayer<D> {
         self.merger.stripe_map.chunk()
     }
 
-    /// Converts the expectations of blocks from `stripe_lba` on to those of the run from `member_lba` on.
+    /// Converts the expectations for blocks from `stripe_lba` on to those for the run from `member_lba` on.
     fn expectations_down(&self, expectations: Expectations, stripe_lba: u64, member_lba: u64) -> Expectations {
         expectations.advance(member_lba.wrapping_sub(stripe_lba), self.merger.format)
     }
 
-    /// Returns a request for the blocks of one chunk as a request for the member. An expected tag that increments from the request's
-    /// first block on is, at the member's first block, the same tag minus the request's address plus the member's.
+    /// Converts a request for the blocks of one chunk to a request to the member. An expected tag that increments from
+    /// the request's first block becomes, at the member's first block, the same tag minus the request's address plus
+    /// the member's.
     fn run_down(&self, request: Request, run: &ChunkRun) -> Request {
         let (stripe_lba, member_lba) = (run.stripe_lba.get(), run.below.start().get());
         Request { extents: run.below.into(), ..request }
@@ -208,7 +210,7 @@ impl<D: Device> StripeLayer<D> {
     async fn blocks(&self, request: Request, whole: Extent) -> Outcome {
         let stripe_map = self.merger.stripe_map;
         let first = whole.start().get();
-        // Once for all members: a member's part is no run of the data.
+        // Sealed once for all members, because a member's part is not a run of the data.
         let request = request.sealed();
         let requests = stripe_map.parts(whole).map(|part| {
             let part_request = Request {
@@ -239,8 +241,8 @@ impl<D: Device> StripeLayer<D> {
         self.merger.stripe_map.chunk() << self.merger.size.shift() >= WRITE_BY_CHUNK_MIN.get()
     }
 
-    /// Executes requests on members, all at once, and in place on members that need not wait. `take` gets each response; fails
-    /// with the one error that says most.
+    /// Executes requests on members, all concurrently, and in place on members that need not wait. `take` gets each
+    /// response. Fails with the single most significant error.
     async fn execute_all<T>(
         &self,
         requests: impl Iterator<Item = (T, usize, Request)>,
@@ -319,7 +321,7 @@ fn geometry<D: Device>(
     let blocks = smallest.checked_mul(members.len() as u64).and_then(|chunks| chunks.checked_mul(stripe_map.chunk()));
     let capacity_blocks =
         blocks.filter(|blocks| *blocks <= u64::MAX >> block_size.shift()).ok_or(StripeError::Large)?;
-    // A request of this size gives each member the largest request of whole chunks that it takes, wherever it begins.
+    // A request of this size gives each member the largest request of whole chunks that it accepts, wherever it begins.
     let limit = |of: fn(&Limits) -> BlockCount| {
         let smallest_limit = members.iter().map(|device| u64::from(of(&device.geometry().limits).get())).min();
         let whole = (smallest_limit.expect("a stripe has a member") / stripe_map.chunk()).max(1) * stripe_map.chunk();
@@ -342,8 +344,8 @@ impl<D: Device> Device for StripeLayer<D> {
     fn abilities(&self) -> Abilities {
         let each = self.members.iter().map(Device::abilities);
         let all = each.reduce(|a, b| a.intersect(&b)).expect("a stripe has a member");
-        // One member's reserved area is enough, and only a write to one device is atomic.
-        // Source and destination may lie on different members, and so may the blocks of what has to be atomic.
+        // The reserved area of one member is enough, and only a write to one device is atomic.
+        // Source and destination may be on different members, and so may blocks that must change atomically.
         let (reserved, copy) = (self.members[0].abilities().reserved, Ability::Absent);
         let behind = if self.is_any_behind { Freshness::MayBeOlder(WhyOlder::RolledBack) } else { Freshness::Current };
         let freshness = all.freshness.and(behind);

@@ -1,8 +1,8 @@
 //! Checks that devices are the members of one stripe, in order; labels the members of a new one.
 //!
-//! The first open of a stripe labels it, while all its members are blank; they still are when a crash interrupts the labelling.
-//! A device without a label among others that hold data is therefore not a half-labelled member but another device in its
-//! place, and is refused.
+//! The first open of a stripe labels it, if all its members are blank. They still are if a crash interrupts the
+//! labelling. So a device without a label among others that have data is not a half-labelled member but a wrong device,
+//! and is refused.
 
 use futures_util::future::join_all;
 use sealblock_block::{Ability, Device, Error, ErrorKind, Request, ReservedArea, Response, is_unwritten};
@@ -12,7 +12,7 @@ use sealblock_units::{BlockSize, ByteCount};
 use crate::label::{Label, LabelError, MAX_MEMBERS};
 use crate::merge::unexpected_response;
 
-/// Why devices are not assembled to a stripe. Members are counted from 0.
+/// Why devices are not assembled into a stripe. Members are counted from 0.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum AssembleError {
     /// More devices than a label can count.
@@ -34,7 +34,7 @@ pub enum AssembleError {
     /// A device with the label of another kind of group, such as a mirror.
     #[error("member {0} has the label of another group: it is a member of a mirror")]
     OtherGroup(usize),
-    /// A member of another stripe than the first labelled one.
+    /// A member of another stripe than the first labelled member.
     #[error("member {member} belongs to another stripe than member {first}")]
     Foreign {
         /// Index of the member.
@@ -50,7 +50,7 @@ pub enum AssembleError {
         /// Devices given.
         given: usize,
     },
-    /// The members in another order. A member given twice also stands in the place of another one.
+    /// The members in another order. A member that is given twice is also in the place of another one.
     #[error("the members are in another order: those given are numbers {} of the stripe", numbers(.0))]
     Order(Vec<usize>),
     /// Chunks of another size.
@@ -61,7 +61,7 @@ pub enum AssembleError {
         /// Bytes that the caller expects.
         expected: ByteCount,
     },
-    /// Devices that together have another capacity than the stripe, or another block size.
+    /// Devices whose total capacity or whose block size differs from the stripe's.
     #[error("the stripe has {actual} blocks, and these devices make one of {made}")]
     Shape {
         /// Blocks of the stripe.
@@ -89,7 +89,7 @@ fn numbers(members: &[usize]) -> String {
     members.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// What the labels have to match.
+/// What the labels must match.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Assembly {
     /// Bytes of a chunk.
@@ -102,13 +102,15 @@ pub(crate) struct Assembly {
     pub may_write: bool,
 }
 
-/// Checks that these devices are the members of one stripe in order, and labels the members of a new one. Rewrites the labels of
-/// an existing stripe that is opened for writing, unchanged: by that write, a server of a member learns that its stripe is open.
+/// Checks that these devices are the members of one stripe in order, and labels the members of a new one. The labels of
+/// an existing stripe that is opened for writing are rewritten unchanged: this write shows the server of a member that
+/// its stripe is open.
 ///
-/// Returns the members' labels, if the first has one now. Each keeps what it counts: one that was put back stays behind the first.
+/// Returns the members' labels, if the first member has one now. Each keeps its count, so a member that was restored
+/// from an earlier state stays behind the first.
 ///
 /// # Errors
-/// Why they do not match; nothing was written then, unless a device failed.
+/// When they do not match. Nothing was written then, unless a device failed.
 pub(crate) async fn assemble<D: Device>(
     members: &[D],
     assembly: &Assembly,
@@ -144,8 +146,9 @@ pub(crate) async fn assemble<D: Device>(
     Ok(Some(written))
 }
 
-/// Writes the label of a group that the stripe is a member of. It counts on the other members before it is on the first one, durably:
-/// whatever is on the first one, the others have counted, unless they were put back to what they were before.
+/// Writes the label of a group that the stripe is a member of. The other members count the write, durably, before it is
+/// written to the first one. So they have counted whatever the first one has, unless they were restored from an earlier
+/// state.
 pub(crate) async fn write_group_label<D: Device>(
     members: &[D],
     labels: &[Label],
@@ -160,13 +163,13 @@ pub(crate) async fn write_group_label<D: Device>(
     Ok(new)
 }
 
-/// Whether a member lacks something that the first one has: it was put back to what it was before the group above the stripe wrote its
-/// label last, and so were its blocks.
+/// True if a member has counted fewer writes than the first one: it was restored, with its blocks, from a state before
+/// the outer group last wrote its label.
 pub(crate) fn is_any_behind(labels: &[Label]) -> bool {
     labels.iter().any(|label| label.group_seq < labels[0].group_seq)
 }
 
-/// Reads the label of a device; `None` where it has none.
+/// Reads the label of a device; `None` if it has none.
 async fn read<D: Device>(member: usize, device: &D) -> Result<Option<Label>, AssembleError> {
     if device.abilities().reserved != Ability::Native {
         return Err(AssembleError::NoRoom(member));
@@ -227,15 +230,16 @@ fn check_labels(
     Ok(())
 }
 
-/// The first member of the stripe that most members are of, so that the one that is refused is the one that does not belong there.
+/// The first member of the stripe that most members belong to, so that the refused member is the one that does not
+/// belong there.
 fn most_agreed(labels: &[Option<Label>]) -> Option<usize> {
     let agreeing = |label: &Label| labels.iter().flatten().filter(|other| other.agrees(label)).count();
     let labelled = (0..labels.len()).filter(|member| labels[*member].is_some());
     labelled.rev().max_by_key(|member| labels[*member].as_ref().map_or(0, agreeing))
 }
 
-/// Refuses devices without a label unless all devices are blank: then it is a new stripe, or one whose labelling a crash
-/// interrupted.
+/// Refuses devices without a label unless all devices are blank: then it is a new stripe, or one whose labelling a
+/// crash interrupted.
 async fn check_blank<D: Device>(members: &[D], labels: &[Option<Label>]) -> Result<(), AssembleError> {
     let unlabelled: Vec<usize> = (0..labels.len()).filter(|member| labels[*member].is_none()).collect();
     for (member, device) in members.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Merges the outcomes of the members to one; splits and joins data and reference tags.
 //!
-//! Data is never copied: that of several chunks becomes a list of segments. Reference tags are shifted with the addresses, by
-//! another delta in each run.
+//! Data are never copied: those of several chunks become a list of segments. Reference tags are shifted with the
+//! addresses, by a different amount in each run.
 
 use sealblock_block::{
     BadBlock, BadBlockCause, BadBlocks, BlockState, Checksum, Coverage, Error, ErrorKind, Outcome, Response, StatusRun,
@@ -24,8 +24,9 @@ pub(crate) struct Merger {
 }
 
 impl Merger {
-    /// Fails with the first error that does not concern blocks, in the order of the members; then all bad blocks of all members, because
-    /// a bad block is damage and not a difference; then the first block that is not as expected, or that differs.
+    /// Fails with the first error that is not about blocks, in the order of the members; then with all bad blocks of
+    /// all members, because a bad block is damage and not a difference; then with the first block that is not as
+    /// expected, or that differs.
     pub(crate) fn merge_errors(&self, errors: impl Iterator<Item = (usize, Error)>) -> Result<(), Error> {
         let (mut bad_blocks, mut coverage) = (Vec::new(), Coverage::default());
         let mut differs: Option<(Lba, ErrorKind)> = None;
@@ -72,8 +73,8 @@ impl Merger {
         BadBlock { lba, expected, actual, member: bad_block.member.within(member), ..*bad_block }
     }
 
-    /// Converts a member's coverage. An unchecked run goes from the address of its first block to that of its last; of the blocks
-    /// between, it means only those on this member.
+    /// Converts a member's coverage. An unchecked run extends from the address of its first block to that of its last;
+    /// of the blocks in between, it means only those on this member.
     fn coverage_up(&self, member: usize, coverage: Coverage) -> Coverage {
         coverage.map(|run| Unchecked {
             first: self.stripe_map.up(member, run.first),
@@ -106,12 +107,12 @@ impl Merger {
         }
     }
 
-    /// True if this can be the data of a member's blocks.
+    /// True if this can be the data of these blocks of a member.
     fn is_of(&self, data: &Sealed, below: Extent) -> bool {
         data.blocks() as u64 == below.len() && data.format() == self.format
     }
 
-    /// Merges the responses of all parts of a request for these blocks, none of which failed.
+    /// Merges the responses of all parts of a request for these blocks. None of them failed.
     pub(crate) fn responses(&self, extent: Extent, responses: MemberResponses<Response>) -> Outcome {
         let (mut data, mut verified, mut status) = (MemberResponses::new(), None::<VerifyStats>, Vec::new());
         for (part, response) in responses {
@@ -137,8 +138,8 @@ impl Merger {
         })
     }
 
-    /// Returns data of a run with the member's reference tags. Data to compare may have tags of no or another format; a Compare
-    /// ignores tags.
+    /// Data of a run, with the member's reference tags. Data to compare may have tags of another format or none; a
+    /// Compare ignores tags.
     pub(crate) fn to_member_tags(&self, data: WriteData, run: &ChunkRun) -> WriteData {
         if data.format() == self.format { data.with_ref_tags_shifted(run.ref_tag_delta()) } else { data }
     }
@@ -187,7 +188,7 @@ impl Merger {
         Ok(whole)
     }
 
-    /// Combines the checksums of the runs, in order, to one.
+    /// Combines the checksums of the runs, in order.
     pub(crate) fn checksums(&self, kind: ChecksumKind, checksums: Vec<(ChunkRun, Checksum)>) -> Checksum {
         let empty = Checksum { kind, ..Checksum::default() };
         checksums.into_iter().fold(empty, |mut whole, (run, one)| {
@@ -207,7 +208,7 @@ impl RunCursor {
         RunCursor(runs.into_iter(), None)
     }
 
-    /// Takes up to `max_blocks` blocks of equal state; `None` when none are left.
+    /// Takes up to `max_blocks` blocks of equal state; `None` if there are none left.
     fn take(&mut self, max_blocks: u64) -> Option<(u64, BlockState)> {
         let (blocks, state) = match self.1.take() {
             Some(rest) => rest,

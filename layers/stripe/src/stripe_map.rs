@@ -1,7 +1,8 @@
-//! Where blocks lie: on which member, at which of its blocks, and in which part of a request's data. Pure arithmetic.
+//! Where blocks are: on which member, at which of its blocks, and in which part of a request's data. Pure arithmetic.
 //!
-//! Chunk `c` lies on member `c % members`, as the member's chunk `c / members`. So a request needs one run of each member's blocks,
-//! however many chunks it spans: the chunks between the first and the last are whole, and neighbours on the member.
+//! Chunk `c` is on member `c % members`, as the member's chunk `c / members`. So a request needs one run of each
+//! member's blocks, however many chunks it spans: the chunks between the first and the last are whole, and adjacent on
+//! the member.
 
 use sealblock_units::{Extent, Lba};
 
@@ -70,12 +71,12 @@ impl StripeMap {
         })
     }
 
-    /// Returns the one run of a request's blocks, where they lie within one chunk.
+    /// The run of a request's blocks, if they are within one chunk.
     pub(crate) fn only_run(self, extent: Extent) -> Option<ChunkRun> {
         self.runs(extent).next().filter(|run| run.below.len() == extent.len())
     }
 
-    /// Splits a request's blocks where chunks end, in order.
+    /// Splits a request's blocks at the ends of chunks, in order.
     pub(crate) fn runs(self, extent: Extent) -> impl Iterator<Item = ChunkRun> + Clone {
         let start = extent.start().get();
         let mut next = Some(start);

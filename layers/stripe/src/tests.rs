@@ -139,7 +139,7 @@ fn bad_blocks_of_all_members_are_reported_in_order_with_their_members() {
         let (guard, tag) = (BadBlockCause::Tag(Field::Guard), BadBlockCause::Tag(Field::RefTag));
         let on = |member| MemberPath::NONE.within(member);
         assert_eq!(found, [(0, guard, on(0)), (5, guard, on(1)), (10, tag, on(0))]);
-        // Block 6 of the member is block 10 of the stripe, and its tag is as wrong as it was.
+        // Block 6 of the member is block 10 of the stripe, and its tag is as wrong as before.
         assert_eq!((bad_blocks[2].expected, bad_blocks[2].actual), (Some(10), Some((6 ^ 0x80) + 4)));
     }
 }
@@ -180,7 +180,7 @@ fn requests_of_the_limit_give_each_member_its_own_limit() {
     assert_eq!(layer.geometry().limits.max_transfer_blocks.get(), 32, "a chunk of each member, which its gate splits");
 }
 
-/// A device whose requests complete only when all others have one, with a set result.
+/// A device whose requests complete only when all others have one, with a preset result.
 #[derive(Clone)]
 struct Scripted {
     geometry: Geometry,
@@ -278,7 +278,7 @@ fn a_stripe_has_the_abilities_that_all_members_have() {
         (Ability::Emulated, Ability::Absent, Ability::Native)
     );
     assert!(!without.writable && !without.unmap_zeroes);
-    // Source and destination may lie on different members.
+    // Source and destination may be on different members.
     assert_eq!(of(|member| member.copy = Ability::Native).copy, Ability::Absent);
 }
 
@@ -324,7 +324,7 @@ fn unexpected_responses_are_refused() {
     for (respond, is_true) in cases {
         let members = (0..2).map(|_| UnexpectedResponses { member: member(64, Some(TYPE1)), respond }).collect();
         let stripe = StripeLayer::new(members, ByteCount::new(4 * 512)).unwrap();
-        // Within a chunk, and over two.
+        // Within a chunk, and across two.
         for extent in [extent(1, 2), extent(0, 8)] {
             let requested = [Request::read(extent, Expectations::NONE), Request::block_status(extent)];
             for (request, is_true) in requested.into_iter().zip(is_true) {

@@ -1,5 +1,5 @@
-//! In the long run a stripe's reads and writes within a chunk allocate nothing, nor do writes of several chunks in place. A read of
-//! several chunks allocates its list of segments.
+//! In the long run a stripe's reads and writes within a chunk allocate nothing, nor do writes of several chunks in
+//! place. A read of several chunks allocates its list of segments.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -46,8 +46,8 @@ fn run<T>(future: impl Future<Output = T>) -> T {
     }
 }
 
-/// Allocations of the second hundred rounds of a write of so many blocks, and of two reads if they are within a chunk, the second
-/// one in place where that is possible.
+/// The allocations of the second hundred rounds of a write of this many blocks, and of two reads if they are within a
+/// chunk, the second one in place if possible.
 fn allocations_of(members: [DynDevice; 2], blocks: u64) -> u64 {
     let layer = StripeLayer::new(members.into(), CHUNK).expect("members of one shape");
     let stripe = DynDevice::new("stripe", layer);
@@ -57,7 +57,7 @@ fn allocations_of(members: [DynDevice; 2], blocks: u64) -> u64 {
         let extent = Extent::from_raw(round % 2 * blocks, blocks).expect("blocks");
         let tags = Tags { app_tag: 0, storage_tag: 0, initial_ref_tag: extent.start().get() };
         let sealed = Sealed::seal(data.clone(), BlockSize::B4096, Some(FORMAT), &tags);
-        // Not the tags, which the caller makes.
+        // Without the tags, which the caller makes.
         let before = allocations();
         run(stripe.execute(Request::write(extent, sealed, Durability::Volatile))).expect("both members are there");
         if extent.bytes(BlockSize::B4096) <= CHUNK.get() {

@@ -1,4 +1,4 @@
-//! Twin tests of faulty media on one in RAM.
+//! Twin tests of faults on a medium in RAM.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,7 +13,7 @@ use super::{Fault, FaultMedium};
 
 const SECTORS: u64 = 64;
 
-/// A clock whose delays end at once, and that records them.
+/// A clock whose delays end at once. It records them.
 #[derive(Clone, Default)]
 struct Slept(Rc<RefCell<Vec<Duration>>>);
 
@@ -114,7 +114,7 @@ fn lost_sectors_stay_old_and_misdirected_ones_hit_another() {
     assert_eq!((stored(&medium, 4, 1), stored(&medium, 8, 1)), (vec![2], vec![2]));
 }
 
-/// Sectors outside the write that hold new data.
+/// The number of sectors outside the write that have new data.
 fn outside(medium: &Faulty) -> u64 {
     let new = |first, sectors| stored(medium, first, sectors).iter().filter(|&&byte| byte == 2).count() as u64;
     new(0, 4) + new(9, SECTORS - 9)

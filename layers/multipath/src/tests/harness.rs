@@ -1,4 +1,4 @@
-//! A virtual clock that advances only when every task waits, and paths that fail as a test sets them.
+//! A virtual clock that advances only when every task waits, and paths that fail as a test specifies.
 
 use std::cell::{Cell, RefCell};
 use std::pin::{Pin, pin};
@@ -64,11 +64,11 @@ impl Time {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Mode {
     Works,
-    /// Requests fail as unreachable, and it cannot be opened.
+    /// Requests fail as unreachable, and the path cannot be opened.
     Gone,
-    /// Requests fail as unreachable, and it can be opened.
+    /// Requests fail as unreachable, and the path can be opened.
     Flaps,
-    /// Requests get no response, and it cannot be opened.
+    /// Requests get no response, and the path cannot be opened.
     Silent,
 }
 
@@ -77,7 +77,7 @@ pub(super) enum Mode {
 pub(super) struct TestLink {
     pub(super) memory: Rc<Gate<MemoryDevice>>,
     pub(super) mode: Rc<Cell<Mode>>,
-    /// Requests that it took while it was silent, and may deliver late.
+    /// Requests that it accepted while it was silent, and may deliver late.
     pub(super) stuck: Rc<RefCell<Vec<Request>>>,
     pub(super) flushes: Rc<Cell<u32>>,
     /// Requests that the device itself failed.
@@ -129,7 +129,7 @@ impl Device for TestLink {
         self.memory.geometry()
     }
 
-    /// Those of RAM; a CompareAndWrite is one more that can get lost.
+    /// The abilities of RAM, and CompareAndWrite, which can also get lost.
     fn abilities(&self) -> Abilities {
         Abilities { compare_and_write_blocks: 1, ..self.memory.abilities() }
     }
@@ -212,7 +212,7 @@ impl Harness {
         None
     }
 
-    /// Runs until the future has ended; returns also how long that took.
+    /// Runs until the future has ended. Also returns how long that took.
     pub(super) fn run<T>(&self, future: impl Future<Output = T>) -> (T, Duration) {
         let (mut future, begin) = (pin!(future), self.time.now());
         loop {

@@ -1,4 +1,4 @@
-//! Stripes are assembled as they were made, or refused.
+//! Stripes are assembled as they were created, or refused.
 
 use sealblock_block::{Freshness, Request, ReservedArea, WhyOlder};
 
@@ -87,7 +87,7 @@ fn devices_that_hold_data_are_not_labelled() {
     write(&b, extent(5, 1), 3);
     assert_eq!(refusal(&[&a, &b], 4), AssembleError::Unlabelled(vec![0, 1]));
     assert!(group_label(&a).is_empty() && group_label(&b).is_empty());
-    // A read-only open writes nothing, labelled or not.
+    // A read-only open writes nothing, with or without labels.
     let (a, b) = (plain(64), plain(64));
     opened(&[&a, &b], 4, false).unwrap();
     assert!(group_label(&a).is_empty() && group_label(&b).is_empty());
@@ -163,7 +163,7 @@ fn every_record_of_another_on_every_member_is_named_and_nothing_is_overwritten()
     }
 }
 
-/// A device with the content and the label that another one has now.
+/// A device with the current content and label of another one.
 fn copy_of(member: &Member) -> Member {
     let copy = plain(64);
     let Ok(Response::Data(data)) = read(member, extent(0, 64)) else { panic!("it reads") };
@@ -186,7 +186,7 @@ fn a_member_that_was_put_back_under_a_group_makes_the_stripe_older_until_the_gro
     drop(stripe);
     assert_eq!(freshness([&a, &b, &c], false), Freshness::Current);
     for writable in [false, true, true] {
-        // An opening for writing writes the labels anew, and each counts what it counted.
+        // An open for writing rewrites the labels, and each keeps its count.
         assert_eq!(freshness([&a, &yesterday[1], &c], writable), older);
         assert_eq!(freshness([&a, &b, &yesterday[2]], writable), older);
     }

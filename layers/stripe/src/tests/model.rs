@@ -5,7 +5,7 @@ use sealblock_integrity::Checks;
 
 use super::*;
 
-/// One request. Positions and lengths are brought into the device.
+/// One request. Positions and lengths are reduced to fit the device.
 #[derive(Clone, Debug)]
 enum Step {
     Write { at: u64, blocks: u64, seed: u8, initial_ref_tag: u64 },
@@ -72,7 +72,7 @@ impl Pair {
         extent(at, blocks.min(self.flat.geometry().capacity_blocks - at))
     }
 
-    /// The tag of the first block: the address, but where the type lets the command choose.
+    /// The tag of the first block: the address, unless the type lets the command choose.
     fn tag(&self, at: Extent, chosen: u64) -> u64 {
         let may_choose = self.flat.geometry().protection.is_some_and(|f| f.protection() != ProtectionType::Type1);
         if may_choose && chosen != u64::MAX { chosen } else { at.start().get() }
@@ -115,7 +115,7 @@ impl Pair {
     }
 
     fn zero(&self, extent: Extent, may_unmap: bool) -> Request {
-        // In Type 3 a device chooses the tags of zeroes that it writes, and the members have addresses of their own.
+        // In Type 3 a device chooses the tags of zeroes that it writes, and the members have other addresses.
         let format = self.flat.geometry().protection;
         let may_unmap = may_unmap || format.is_some_and(|format| format.protection() == ProtectionType::Type3);
         Request::write_zeroes(extent, may_unmap, Durability::Volatile)
@@ -140,7 +140,7 @@ impl Pair {
     fn damage(&self, lba: Lba, tag: bool) {
         let what = if tag { Corruption::Tag { at: 0, mask: 1 } } else { Corruption::Data { at: 7, mask: 4 } };
         let (member, below) = self.place(lba);
-        // A device in RAM cannot damage what it has never stored, and both store in pieces of their own.
+        // A device in RAM cannot damage what it has never stored, and stripe and device store in different pieces.
         let both = sealed(self.flat.geometry().protection, Extent::one(lba), 1, lba.get());
         let write = || Request::write(Extent::one(lba), both.clone(), Durability::Volatile);
         assert!(run(&self.flat, write()).is_ok() && run(&self.stripe, write()).is_ok());
