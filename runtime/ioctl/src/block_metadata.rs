@@ -1,4 +1,4 @@
-//! The metadata that a block device carries beside its blocks: `FS_IOC_GETLBMD_CAP` (`linux/fs.h`, from Linux 6.17 on).
+//! The metadata that a block device stores with its blocks: `FS_IOC_GETLBMD_CAP` (`linux/fs.h`, since Linux 6.17).
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -21,7 +21,7 @@ pub enum Checksum {
     None,
     /// The Internet checksum, in 16 bits.
     Ip,
-    /// CRC-16/T10-DIF.
+    /// A number that is unknown here.
     Crc16,
     /// CRC-64/NVME.
     Crc64,
@@ -29,38 +29,40 @@ pub enum Checksum {
     Other(u8),
 }
 
-/// The metadata of each interval of data, in bytes where nothing else is said. What it says may contradict itself.
+/// The metadata of each interval of data, in bytes unless stated otherwise. The values are unchecked and may contradict
+/// each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockMetadata {
     /// The device can carry protection information.
     pub has_integrity: bool,
-    /// Reference tags grow by one with each interval, from one that the address gives.
+    /// Reference tags grow by one with each interval, from a first one that follows from the address.
     pub has_reference_tags: bool,
-    /// The data that one piece of metadata is about.
+    /// The data of one interval.
     pub interval_bytes: u16,
     /// All metadata of an interval.
     pub metadata_bytes: u8,
-    /// The tuple, which is a part of it.
+    /// The tuple, which is part of the metadata.
     pub tuple_bytes: u8,
-    /// Where the tuple begins in it.
+    /// Where the tuple begins in the metadata.
     pub tuple_at: u8,
-    /// What a guard is.
+    /// The kind of the guard.
     pub checksum: Checksum,
     /// The application tag.
     pub app_tag_bytes: u8,
-    /// The reference tag; 0 also where it is not checked.
+    /// The reference tag; 0 also if it is not checked.
     pub ref_tag_bytes: u8,
     /// The storage tag.
     pub storage_tag_bytes: u8,
 }
 
-/// What an open block device carries; `None` if it carries no metadata.
+/// The metadata of an open block device; `None` if it has none.
 ///
 /// # Errors
-/// `ENOTTY` and its like before Linux 6.17, and for files that are no block devices.
+/// `ENOTTY` and the like before Linux 6.17, and for files that are not block devices.
 pub fn of(device: BorrowedFd<'_>) -> io::Result<Option<BlockMetadata>> {
     let mut buffer = words(BYTES);
-    // SAFETY: the buffer has the 16 bytes of the structure, which is what the number of the call says; it has no addresses.
+    // SAFETY: the buffer has the 16 bytes of the structure, which is what the number of the call says; it has no
+    // addresses.
     unsafe { call(device, FS_IOC_GETLBMD_CAP, &mut buffer)? };
     Ok(parse(&bytes_of(&buffer)))
 }

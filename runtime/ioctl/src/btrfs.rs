@@ -1,7 +1,8 @@
-//! Which file of a btrfs has the bytes at an address (`linux/btrfs.h`, `linux/btrfs_tree.h`).
+//! Finds the file of a btrfs that has the bytes at an address (`linux/btrfs.h`, `linux/btrfs_tree.h`).
 //!
-//! Addresses of extents are *logical*; chunks say where they lie on devices. [`chunks`] reads the chunk tree; [`inodes`] and
-//! [`path`] follow back references. All need `CAP_SYS_ADMIN`. Structures on disk are little-endian, those of calls are the machine's.
+//! Addresses of extents are *logical*; chunks map them to devices. [`chunks`] reads the chunk tree; [`inodes`] and
+//! [`path`] follow back references. All need `CAP_SYS_ADMIN`. Structures on disk are little-endian, those of calls are
+//! in native byte order.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -22,21 +23,21 @@ const LOGICAL_INO: u32 = 0xC038_9424;
 const CHUNK_TREE: u64 = 3;
 const FIRST_CHUNK_OBJECT: u64 = 256;
 const CHUNK_ITEM: u32 = 228;
-/// `struct btrfs_ioctl_search_key`, and the size of the buffer behind it.
+/// `struct btrfs_ioctl_search_key`, and the size of the buffer after it.
 const SEARCH_HEAD_BYTES: usize = 112;
 const ITEM_HEAD_BYTES: usize = 32;
 const SEARCH_BYTES: usize = 64 << 10;
 /// `struct btrfs_chunk` without stripes, and a stripe.
 const CHUNK_BYTES: usize = 48;
 const STRIPE_BYTES: usize = 32;
-/// Max. chunks that are read; of 1 GiB each, they are 64 PiB.
+/// The maximum number of chunks that are read. With 1 GiB each, they are 1 PiB.
 const MAX_CHUNKS: usize = 1 << 20;
-/// Bytes for back references; the kernel takes no more.
+/// Bytes for back references; the kernel accepts no more.
 const REFERENCES_BYTES: usize = 64 << 10;
 /// Path in `struct btrfs_ioctl_dev_info_args`.
 const DEVICE_PATH_AT: usize = 3072;
 
-/// A chunk: logical addresses that lie on stripes of devices.
+/// A chunk: logical addresses that are mapped to stripes on devices.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Chunk {
     /// The first logical address.
@@ -47,7 +48,7 @@ pub struct Chunk {
     pub stripe_bytes: u64,
     /// Kind and profile (`BTRFS_BLOCK_GROUP_*`).
     pub profile: u64,
-    /// Copies within a stripe, of RAID10.
+    /// The number of copies within a stripe, for RAID10.
     pub sub_stripes: u16,
     /// The device and the first byte on it of each stripe.
     pub stripes: Vec<(u64, u64)>,
@@ -67,9 +68,9 @@ pub struct Reference {
 /// Devices of the mounted file system: number and path.
 ///
 /// # Errors
-/// When the file system does not tell.
+/// When the file system does not return them.
 pub fn devices(mounted: BorrowedFd<'_>) -> io::Result<Vec<(u64, Vec<u8>)>> {
-    /// Numbers that are tried: those of devices that were removed are left out.
+    /// The maximum device number that is tried. Numbers of removed devices are skipped.
     const MAX_NUMBER: u64 = 4096;
     let mut about = words(1024);
     // SAFETY: the buffer has a `struct btrfs_ioctl_fs_info_args`, which has no addresses.
@@ -93,7 +94,7 @@ pub fn devices(mounted: BorrowedFd<'_>) -> io::Result<Vec<(u64, Vec<u8>)>> {
 /// All chunks of the mounted file system, in the order of logical addresses.
 ///
 /// # Errors
-/// When the file system does not tell, or its chunks cannot be.
+/// When the file system does not return them, or returns impossible chunks.
 pub fn chunks(mounted: BorrowedFd<'_>) -> io::Result<Vec<Chunk>> {
     let (mut chunks, mut from) = (Vec::new(), 0_u64);
     loop {
@@ -104,8 +105,8 @@ pub fn chunks(mounted: BorrowedFd<'_>) -> io::Result<Vec<Chunk>> {
         put(&mut buffer, 60, &CHUNK_ITEM.to_ne_bytes());
         put(&mut buffer, 64, &u32::MAX.to_ne_bytes());
         buffer[13] = SEARCH_BYTES as u64;
-        // SAFETY: the buffer has a `struct btrfs_ioctl_search_args_v2` and as many bytes behind it as its `buf_size` says; it has no
-        // addresses.
+        // SAFETY: the buffer has a `struct btrfs_ioctl_search_args_v2` and as many bytes after it as its `buf_size`
+        // says; it has no addresses.
         unsafe { call(mounted, TREE_SEARCH_V2, &mut buffer)? };
         let found = parse_chunks(&bytes_of(&buffer), from)?;
         let Some(last) = found.last() else { return Ok(chunks) };
@@ -156,16 +157,17 @@ fn chunk(item: &[u8], logical_bytes: u64) -> Option<Chunk> {
     Some(Chunk { logical_bytes, length_bytes, stripe_bytes, profile, sub_stripes, stripes })
 }
 
-/// Files that have the byte at a logical address, and whether there are more than could be returned. None if no file has it.
+/// The files that have the byte at a logical address, and whether there are more than could be returned. Empty if no
+/// file has it.
 ///
 /// # Errors
-/// When the file system does not tell.
+/// When the file system does not return them.
 pub fn inodes(mounted: BorrowedFd<'_>, logical_bytes: u64) -> io::Result<(Vec<Reference>, bool)> {
     let mut found = words(REFERENCES_BYTES);
     let mut buffer = words(56);
     (buffer[0], buffer[1], buffer[6]) = (logical_bytes, REFERENCES_BYTES as u64, found.as_mut_ptr() as u64);
-    // SAFETY: the buffer has a `struct btrfs_ioctl_logical_ino_args`, whose only address is that of `found`, which has as many bytes
-    // as its `size` says and outlives the call.
+    // SAFETY: the buffer has a `struct btrfs_ioctl_logical_ino_args`, whose only address is that of `found`, which has
+    // as many bytes as its `size` says and outlives the call.
     match unsafe { call(mounted, LOGICAL_INO, &mut buffer) } {
         Ok(()) => Ok(parse_inodes(&bytes_of(&found))),
         // No extent has the address: it is free.
@@ -186,18 +188,18 @@ fn parse_inodes(bytes: &[u8]) -> (Vec<Reference>, bool) {
     ((0..values / 3).map_while(triple).collect(), missed)
 }
 
-/// The subvolume that an open file or folder lies in.
+/// The subvolume of an open file or folder.
 ///
 /// # Errors
-/// When the file system does not tell.
+/// When the file system does not return it.
 pub fn subvolume(open: BorrowedFd<'_>) -> io::Result<u64> {
     lookup(open, 0, FIRST_CHUNK_OBJECT).map(|(subvolume, _)| subvolume)
 }
 
-/// The path of an inode within its subvolume, without a slash in front.
+/// The path of an inode within its subvolume, without a leading slash.
 ///
 /// # Errors
-/// When the file system does not tell, or the inode has gone.
+/// When the file system does not return it, or the inode is gone.
 pub fn path(mounted: BorrowedFd<'_>, subvolume: u64, inode: u64) -> io::Result<Vec<u8>> {
     lookup(mounted, subvolume, inode).map(|(_, path)| path)
 }
@@ -209,7 +211,7 @@ fn lookup(open: BorrowedFd<'_>, tree: u64, object: u64) -> io::Result<(u64, Vec<
     unsafe { call(open, INO_LOOKUP, &mut buffer)? };
     let bytes = bytes_of(&buffer);
     let mut path = text_at(&bytes, 16).unwrap_or_default().to_vec();
-    // The kernel takes the object for a folder, and ends its path with a slash.
+    // The kernel treats the object as a folder, and ends its path with a slash.
     if path.last() == Some(&b'/') {
         path.pop();
     }

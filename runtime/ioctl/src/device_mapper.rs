@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 
 use crate::{bytes_of, call, invalid, put, text_at, u32_at, u64_at, words};
 
-/// Where the kernel takes these calls.
+/// The device file for these calls.
 pub const CONTROL: &str = "/dev/mapper/control";
 /// `_IOWR(0xfd, 12, struct dm_ioctl)`, of 312 bytes.
 const DM_TABLE_STATUS: u32 = 0xC138_FD0C;
@@ -19,9 +19,9 @@ const VERSION: [u32; 3] = [4, 0, 0];
 const STATUS_TABLE: u32 = 1 << 4;
 /// The buffer was too small.
 const BUFFER_FULL: u32 = 1 << 8;
-/// Sizes of buffers that are tried.
+/// The buffer sizes that are tried.
 const BUFFER_BYTES: [usize; 3] = [16 << 10, 128 << 10, 1 << 20];
-/// Max. targets of a table.
+/// The maximum number of targets of a table.
 const MAX_TARGETS: usize = 4096;
 
 /// One target of a table. Sectors have 512 bytes.
@@ -33,14 +33,14 @@ pub struct Target {
     pub length_sectors: u64,
     /// Kind, such as `linear`.
     pub kind: String,
-    /// What the kind needs, in its own words.
+    /// The parameters of the target, in the format of its kind.
     pub parameters: String,
 }
 
 /// The active table of a device, by an open [`CONTROL`].
 ///
 /// # Errors
-/// Without the right (`CAP_SYS_ADMIN`), when there is no such device, or when the response is no table.
+/// Without the privilege (`CAP_SYS_ADMIN`), when there is no such device, or when the response is no table.
 pub fn table(control: BorrowedFd<'_>, major: u32, minor: u32) -> io::Result<Vec<Target>> {
     for bytes in BUFFER_BYTES {
         let mut buffer = words(bytes);
@@ -77,7 +77,7 @@ fn parse(bytes: &[u8]) -> io::Result<Vec<Target>> {
         }
         next_sector = target.start_sectors + target.length_sectors;
         targets.push(target);
-        // `next` counts from the first target.
+        // `next` counts bytes from the first target.
         let next = start.saturating_add(u32_at(bytes, at + 20).unwrap_or(0) as usize);
         if targets.len() < count && next < at + SPEC_BYTES {
             return Err(invalid("targets of a table that lie in each other"));

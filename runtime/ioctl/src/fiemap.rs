@@ -11,39 +11,41 @@ const FS_IOC_FIEMAP: u32 = 0xC020_660B;
 const HEAD_BYTES: usize = 32;
 /// `struct fiemap_extent`.
 const EXTENT_BYTES: usize = 56;
-/// Extents of one call.
+/// The number of extents per call.
 pub const EXTENTS: usize = 256;
-/// Writes back what is only in memory first, so that it has a place.
+/// Writes dirty pages out first, so that they have an address.
 const FLAG_SYNC: u32 = 1;
 /// The last extent of the file.
 const EXTENT_LAST: u32 = 0x1;
-/// Place unknown, not chosen yet, compressed, encrypted, inside of metadata, packed: the address is none of the bytes of the file.
+/// Unknown, not chosen yet, compressed, encrypted, inside of metadata, packed: the address does not contain the bytes
+/// of the file.
 const EXTENT_WITHOUT_PLACE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x200 | 0x400;
 
-/// Bytes of a file that lie at one place of its file system's address space: for ext4 and xfs the block device.
+/// Bytes of a file that are contiguous in its file system's address space; for ext4 and xfs this is the block device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Extent {
     /// Offset in the file.
     pub offset_bytes: u64,
-    /// Where it lies; nothing when it has no place of its own.
+    /// Its address; `None` if it has no place of its own.
     pub place_bytes: Option<u64>,
     /// Its length. Never 0.
     pub length_bytes: u64,
-    /// True if the file has no extent behind it.
+    /// True if it is the last extent of the file.
     pub is_last: bool,
 }
 
-/// The extents of an open file from an offset on, [`EXTENTS`] at most; none if there are no more.
+/// The extents of an open file from an offset on, at most [`EXTENTS`]; empty if there are no more.
 ///
 /// # Errors
-/// When the file system does not tell, or tells what is no extent.
+/// When the file system does not return them, or returns impossible ones.
 pub fn extents(file: BorrowedFd<'_>, offset_bytes: u64) -> io::Result<Vec<Extent>> {
     let mut buffer = words(HEAD_BYTES + EXTENTS * EXTENT_BYTES);
     put(&mut buffer, 0, &offset_bytes.to_ne_bytes());
     put(&mut buffer, 8, &(u64::MAX - offset_bytes).to_ne_bytes());
     put(&mut buffer, 16, &FLAG_SYNC.to_ne_bytes());
     put(&mut buffer, 24, &(EXTENTS as u32).to_ne_bytes());
-    // SAFETY: the buffer has a `struct fiemap` with room for as many extents as its `fm_extent_count` says; it has no addresses.
+    // SAFETY: the buffer has a `struct fiemap` with room for as many extents as its `fm_extent_count` says; it has no
+    // addresses.
     unsafe { call(file, FS_IOC_FIEMAP, &mut buffer)? };
     parse(&bytes_of(&buffer), offset_bytes)
 }
@@ -59,7 +61,7 @@ fn parse(bytes: &[u8], from_bytes: u64) -> io::Result<Vec<Extent>> {
         let at = HEAD_BYTES + number * EXTENT_BYTES;
         let extent = extent(bytes, at).ok_or(invalid("an extent that wraps or is empty"))?;
         let end = extent.offset_bytes + extent.length_bytes;
-        // A list that does not advance would be read for ever.
+        // A list that does not advance would be read forever.
         if extent.offset_bytes < next || end <= from_bytes {
             return Err(invalid("extents out of order"));
         }

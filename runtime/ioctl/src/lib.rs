@@ -1,7 +1,9 @@
-//! What Linux tells only by `ioctl` about where bytes lie, and what block devices carry beside them; and locks of ranges of files.
+//! Information that Linux provides only by `ioctl`: where bytes are stored, and which metadata block devices have. Also
+//! locks of ranges of files.
 //!
-//! Invariants: every `ioctl` reads and changes nothing; what the kernel returns is parsed as if it came from anywhere: every offset and
-//! number in it is checked against the bytes that are there. Structures are those of the kernel's user-space headers, named at each.
+//! Invariants: every `ioctl` reads and changes nothing. Data from the kernel are parsed like untrusted input: every
+//! offset and number in them is checked against the bytes that are present. Structures are those of the kernel's
+//! user-space headers, which are named at each.
 
 #![allow(unsafe_code)]
 
@@ -14,12 +16,13 @@ pub mod range_lock;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Asks the kernel.
+/// Calls the kernel.
 ///
 /// # Safety
 ///
-/// `buffer` has at least the bytes that the structure of `request` has, with all that the kernel may write behind it as the
-/// structure says, and every address in it is one of memory that is valid for as much as the structure says.
+/// `buffer` has at least the bytes of the structure of `request`, followed by all bytes that the kernel may write
+/// according to the structure; and every address in it refers to memory that is valid for the length that the structure
+/// states.
 unsafe fn call(fd: BorrowedFd<'_>, request: u32, buffer: &mut [u64]) -> io::Result<()> {
     // SAFETY: the caller's buffer is what `request` needs; the kernel keeps no address of it after the call.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), request as libc::Ioctl, buffer.as_mut_ptr()) };
@@ -36,7 +39,7 @@ fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// Puts bytes into a buffer. Bytes that have no room in it are left out.
+/// Puts bytes into a buffer. Bytes for which there is no room are omitted.
 fn put(words: &mut [u64], at_bytes: usize, bytes: &[u8]) {
     for (number, byte) in bytes.iter().enumerate() {
         let at = at_bytes + number;
@@ -66,7 +69,7 @@ fn text_at(bytes: &[u8], at: usize) -> Option<&[u8]> {
     Some(rest.split(|byte| *byte == 0).next().unwrap_or_default())
 }
 
-/// The kernel's response is no valid structure.
+/// The error for an invalid structure in the kernel's response.
 fn invalid(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }

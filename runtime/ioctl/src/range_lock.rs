@@ -1,19 +1,20 @@
-//! Announcements of ranges of a file that its opener reads or writes, for others who would use the same bytes by another way (`fcntl(2)`,
-//! open file description locks).
+//! Announcements of ranges of a file that its opener reads or writes, for others who would use the same bytes by
+//! another path (`fcntl(2)`, open file description locks).
 //!
-//! An announcement is a shared lock: it keeps nobody out by itself, and needs no right to write the file, whose opening for writing is seen by
-//! programs that watch block devices. Whoever announces then asks whether anybody else has. Of two at once each sees the other, or one does.
-//! It ends when the file is closed, also by the death of the process.
+//! An announcement is a shared lock. It does not exclude anybody by itself, and needs no right to write the file:
+//! opening a file for writing is seen by programs that watch block devices. After an announcement the opener checks
+//! whether there is another one. If two do so at the same time, each sees the other, or at least one does. An
+//! announcement ends when the file is closed, also by the death of the process.
 //!
-//! Readers are told from writers by where they lock: readers beyond all bytes that a file can have.
+//! The locked bytes distinguish readers from writers: readers lock bytes beyond the end of any file.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Where announcements of readers begin. No file and no device is as large.
+/// Where announcements of readers begin. No file or device is this large.
 const READERS_FROM: u64 = 1 << 61;
 
-/// What the opener of a range does with it.
+/// How the opener uses a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Use {
     /// It reads.
@@ -22,33 +23,33 @@ pub enum Use {
     Write,
 }
 
-/// Announces a use of a range; an end of `u64::MAX` is the end of all that there will be.
+/// Announces the use of a range. An end of `u64::MAX` means the end of the file, however long it becomes.
 ///
 /// # Errors
-/// When the file system has no such locks.
+/// When the file system does not support such locks.
 pub fn announce(file: BorrowedFd<'_>, what: Use, first_byte: u64, end_byte: u64) -> io::Result<()> {
     let mut lock = lock_of(libc::F_RDLCK, what, first_byte, end_byte);
     call(file, libc::F_OFD_SETLK, &mut lock)
 }
 
-/// True if somebody else announced this use of a part of this range, by whichever opening of the file.
+/// True if somebody else announced this use for a part of this range, through any opening of the file.
 ///
 /// # Errors
-/// When the file system has no such locks.
+/// When the file system does not support such locks.
 pub fn is_announced(file: BorrowedFd<'_>, what: Use, first_byte: u64, end_byte: u64) -> io::Result<bool> {
     let mut lock = lock_of(libc::F_WRLCK, what, first_byte, end_byte);
     call(file, libc::F_OFD_GETLK, &mut lock)?;
     Ok(libc::c_int::from(lock.l_type) != libc::F_UNLCK)
 }
 
-/// True if somebody holds a lock of the whole file that looks like any announcement, as NFS makes them of `flock(2)`: then nobody can tell
-/// what is announced.
+/// True if somebody holds a lock of the whole file that looks like any announcement, as NFS creates for `flock(2)`:
+/// then announcements cannot be recognised.
 ///
 /// # Errors
-/// When the file system has no such locks.
+/// When the file system does not support such locks.
 pub fn is_obscured(file: BorrowedFd<'_>) -> io::Result<bool> {
     let mut lock = lock_of(libc::F_WRLCK, Use::Read, 0, 1);
-    // Behind all announcements.
+    // After all announcements.
     lock.l_start = (2 * READERS_FROM) as i64;
     call(file, libc::F_OFD_GETLK, &mut lock)?;
     Ok(libc::c_int::from(lock.l_type) != libc::F_UNLCK)
@@ -58,18 +59,18 @@ fn lock_of(kind: libc::c_int, what: Use, first_byte: u64, end_byte: u64) -> libc
     let offset = if what == Use::Read { READERS_FROM } else { 0 };
     let start = first_byte.min(READERS_FROM - 1);
     let end = end_byte.clamp(start + 1, READERS_FROM);
-    // SAFETY: the structure is made of integers only, for which zeroes are valid.
+    // SAFETY: the structure consists of integers only, for which zeroes are valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     lock.l_type = kind as libc::c_short;
     lock.l_whence = libc::SEEK_SET as libc::c_short;
     lock.l_start = (offset + start) as i64;
-    // Never 0, which is to the end of all that there will be, readers' announcements among it.
+    // Never 0, which would mean everything up to the end, including readers' announcements.
     lock.l_len = (end - start) as i64;
     lock
 }
 
 fn call(file: BorrowedFd<'_>, command: libc::c_int, lock: &mut libc::flock) -> io::Result<()> {
-    // SAFETY: both commands take the address of such a structure, which lives through the call, and keep none of it.
+    // SAFETY: both commands take the address of such a structure, which lives through the call, and do not keep it.
     let result = unsafe { libc::fcntl(file.as_raw_fd(), command, std::ptr::from_mut(lock)) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -1,4 +1,4 @@
-//! What a take and a drop cost, from a pool and from the heap, in nanoseconds per pair on one thread.
+//! The cost of a take and a drop, from a pool and from the heap, in nanoseconds per pair on one thread.
 
 use std::hint::black_box;
 use std::time::Instant;

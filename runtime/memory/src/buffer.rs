@@ -41,8 +41,8 @@ impl Buffer {
         buffer
     }
 
-    /// The bytes that `lender` hands out now, without copying: memory of a guest, of the kernel, or of a library. The lender is
-    /// dropped with the last handle, on the thread that drops it, and not used before.
+    /// The bytes that `lender` hands out now, without copying: memory of a guest, of the kernel, or of a library. The
+    /// lender is dropped with the last handle, on the thread that drops it, and not used before.
     ///
     /// The start is aligned as the lender's is, which direct I/O may refuse.
     pub fn lent(lender: impl AsMut<[u8]> + Send + 'static) -> Buffer {
@@ -102,8 +102,8 @@ impl Buffer {
         Ok(Buffer { start, len: len + next.len, owner })
     }
 
-    /// Keeps the first `len` bytes; does nothing when there are no more. The memory behind them stays allocated until the
-    /// last handle on the allocation is dropped.
+    /// Keeps the first `len` bytes; does nothing when there are no more. The memory behind them stays allocated until
+    /// the last handle on the allocation is dropped.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
     }

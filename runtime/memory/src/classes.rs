@@ -1,11 +1,12 @@
 //! The arithmetic of an arena: which units are free. No memory is touched here, only unit numbers.
 //!
-//! Chunks of 1 MiB, each cut into slots of one size class: 2^order units of 512 bytes, orders 0 to 11 (512 bytes to 1 MiB). A slot
-//! lies at a multiple of its own length. The slot freed last is taken first, since its memory is the likeliest to be in a cache. A
-//! chunk without a taken slot keeps its class until another class needs a chunk, so that one length taken and returned over and over
-//! costs a push and a pop.
+//! Chunks of 1 MiB are divided into slots of one size class: 2^order units of 512 bytes, orders 0 to 11 (512 bytes to 1
+//! MiB). A slot is at a multiple of its own length. The slot that was freed last is taken first, since its memory is
+//! the most likely to be in a cache. A chunk without a taken slot keeps its class until another class needs a chunk, so
+//! that taking and returning one length repeatedly costs a push and a pop.
 //!
-//! Invariants: every chunk is either unassigned, or of one class; it is in the list of open chunks of its class exactly if a slot is free.
+//! Invariants: every chunk is either unassigned, or of one class; it is in the list of open chunks of its class if and
+//! only if one of its slots is free.
 
 /// Bytes in the smallest slot.
 pub(crate) const UNIT_BYTES: usize = 512;
@@ -16,7 +17,7 @@ pub(crate) const LARGEST_BYTES: usize = UNIT_BYTES << (ORDERS - 1);
 /// Units in a chunk.
 const CHUNK_UNITS: u16 = 1 << (ORDERS - 1);
 
-/// The class that a chunk is of, or was last, and the units at which its free slots begin.
+/// The current or last class of a chunk, and the first units of its free slots.
 struct Chunk {
     order: u8,
     free: Vec<u16>,
@@ -57,7 +58,7 @@ impl SizeClasses {
         }
     }
 
-    /// Takes a slot and says its first unit; `None` when none of that order is free or can be made.
+    /// Takes a slot and returns its first unit; `None` if none of that order is free or can be created.
     pub(crate) fn take(&mut self, order: u8) -> Option<u32> {
         let number = match self.open[order as usize].last() {
             Some(&number) => number,
@@ -71,7 +72,7 @@ impl SizeClasses {
         Some(number * u32::from(CHUNK_UNITS) + u32::from(unit))
     }
 
-    /// Returns a taken slot and says its order.
+    /// Returns a taken slot, and the slot's order to the caller.
     pub(crate) fn give_back(&mut self, unit: u32) -> u8 {
         let number = unit / u32::from(CHUNK_UNITS);
         let chunk = &mut self.chunks[number as usize];
@@ -83,7 +84,8 @@ impl SizeClasses {
         chunk.order
     }
 
-    /// Makes a chunk one of this order, and opens it. Unused chunks of other orders serve when no other is left.
+    /// Assigns a chunk to this order, and opens it. Unused chunks of other orders are reassigned if there is no
+    /// unassigned one.
     fn assign(&mut self, order: u8) -> Option<u32> {
         if self.unassigned.is_empty() {
             for open in &mut self.open {

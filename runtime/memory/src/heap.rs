@@ -1,10 +1,11 @@
 //! Blocks of heap memory, and those that a pool keeps for reuse.
 //!
-//! Invariants: `base` is valid for `layout.size()` bytes until the block is dropped. The spare blocks of a pool together hold at most
-//! [`SPARE_LIMIT_BYTES`], and each has the length of its order.
+//! Invariants: `base` is valid for `layout.size()` bytes until the block is dropped. The spare blocks of a pool
+//! together hold at most [`SPARE_LIMIT_BYTES`], and each has the length of its order.
 //!
-//! Shape: the system hands out fresh pages for every large allocation and takes them back at once, and zeroing and mapping them
-//! costs more than most requests. Spare blocks of unused lengths are freed one by one, with each lookup that misses.
+//! Shape: the system hands out fresh pages for every large allocation and takes them back at once, and zeroing and
+//! mapping them costs more than most requests. Spare blocks of unused lengths are freed one by one, with each lookup
+//! that misses.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;
@@ -44,9 +45,9 @@ impl Drop for HeapBlock {
     }
 }
 
-/// Maximum spare bytes of a pool.
+/// The maximum number of spare bytes of a pool.
 const SPARE_LIMIT_BYTES: usize = 64 << 20;
-/// Shorter blocks are not kept: the system's allocator keeps them itself.
+/// Shorter blocks are not kept: the system's allocator caches them itself.
 const MIN_BYTES: usize = 8 * UNIT_BYTES;
 
 /// The spare blocks of a pool, by order.
@@ -57,7 +58,8 @@ pub(crate) struct SpareBlocks {
 }
 
 impl SpareBlocks {
-    /// Takes a block of this order. If there is none, returns one of another order for the caller to free, so that there is room.
+    /// Takes a block of this order. If there is none, returns one of another order for the caller to free, so that
+    /// there is room.
     pub(crate) fn take(&mut self, order: u8) -> Result<HeapBlock, Option<HeapBlock>> {
         let found = self.blocks[order as usize].pop();
         if let Some(block) = found {
@@ -82,7 +84,7 @@ impl SpareBlocks {
         }
     }
 
-    /// Bytes kept now.
+    /// The number of bytes kept now.
     pub(crate) fn spare_bytes(&self) -> usize {
         self.spare_bytes
     }

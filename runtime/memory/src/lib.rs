@@ -1,18 +1,18 @@
 //! Aligned buffers that can be registered with io_uring.
 //!
-//! A [`Buffer`] is the only handle on its bytes and may write them; a [`Slice`] shares its bytes and may only read them.
-//! Both are ranges of a reference-counted allocation, which is on the heap, a slot of a [`Pool`]'s arena, or lent by another part of
-//! the program.
+//! A [`Buffer`] is the only handle on its bytes and may write them; a [`Slice`] shares its bytes and may only read
+//! them. Both are ranges of a reference-counted allocation, which is on the heap, a slot of a [`Pool`]'s arena, or lent
+//! by another part of the program.
 //!
 //! Invariants:
-//! - The range of a live `Buffer` overlaps the range of no other live handle.
-//! - All memory is initialised: our own is zeroed when it is first obtained from the system. Memory that a pool
-//!   hands out again holds the bytes of its former use, so a pool's buffer is filled before it is sent anywhere.
+//! - The range of a live `Buffer` overlaps that of no other live handle.
+//! - All memory is initialised: our own is zeroed when it is first obtained from the system. Memory that a pool hands
+//!   out again has the bytes of its former use, so a pool's buffer must be filled before it is sent anywhere.
 //! - The thread that drops the last handle of an allocation returns it.
 //!
-//! Shape: direct I/O and registered buffers both want an address that the allocator, not the caller, chose, and a write
-//! may be retried or mirrored while its data is still being sent. Hence one owner type that fills and one shared type
-//! that travels, as in the `bytes` crate, but aligned, joinable again after a split, and aware of the arena.
+//! Shape: direct I/O and registered buffers both need an address that the allocator chose, not the caller, and a write
+//! may be retried or mirrored while its data are still being sent. So there is one owner type that fills and one shared
+//! type that travels, as in the `bytes` crate, but aligned, joinable again after a split, and aware of the arena.
 
 #![allow(unsafe_code)]
 
@@ -30,12 +30,12 @@ pub use pool::{OverLimit, Pool};
 
 /// Alignment, in bytes, of the start of every heap buffer and of every pool buffer of at least this length.
 ///
-/// It is the page size of the platforms supported and the largest logical block size that direct I/O asks for.
+/// It is the page size of the supported platforms and the largest logical block size that direct I/O requires.
 pub const ALIGNMENT: usize = 4096;
 
 #[cfg(feature = "counting")]
 pub mod counting {
-    //! An allocator that counts the allocations of each thread, for tests that show that something allocates nothing.
+    //! An allocator that counts the allocations of each thread, for tests which show that something allocates nothing.
     //!
     //! Not on the path of a request: only tests turn the feature `counting` on.
     //!
@@ -53,14 +53,14 @@ pub mod counting {
     use std::alloc::{GlobalAlloc, Layout, System};
     use std::cell::Cell;
 
-    /// The system's allocator, counted: the `#[global_allocator]` of such a test.
+    /// The system's allocator with counters: the `#[global_allocator]` of such a test.
     pub struct Counting;
 
     thread_local! {
         static COUNT: Cell<u64> = const { Cell::new(0) };
     }
 
-    /// Allocations of this thread so far, a change of size counted as one.
+    /// The number of allocations of this thread so far. A change of size counts as one.
     pub fn allocations() -> u64 {
         COUNT.get()
     }

@@ -1,12 +1,14 @@
-//! Who holds an allocation, and where it returns to when its last handle is dropped: a slot to the arena of its pool, heap memory to
-//! the thread's spare allocations, to the pool that it is charged to, or to the system; lent memory to its lender.
+//! The owners of allocations, and where an allocation returns to when its last handle is dropped: a slot to the arena
+//! of its pool; heap memory to the thread's spare allocations, to the pool that it is charged to, or to the system;
+//! lent memory to its lender.
 //!
-//! Invariants: an [`Owner`] other than `Nothing` holds one count on its allocation, and the allocation outlives it. A slot in use, and
-//! heap memory that a pool fell back to, hold one count on the pool, so the arena outlives its last buffer. Spare allocations have no
-//! handle. [`PoolState`] is consistent whenever the lock is free.
+//! Invariants: an [`Owner`] other than `Nothing` holds one count on its allocation, and the allocation outlives it. A
+//! slot in use, and heap memory that a pool fell back to, hold one count on the pool, so the arena outlives its last
+//! buffer. Spare allocations have no handle. [`PoolState`] is consistent whenever the lock is free.
 //!
-//! Shape: the owner is an enum of raw pointers and not an `Arc<dyn ..>`, because a pool slot must cost no heap allocation. A thread
-//! keeps a few small allocations for reuse, because tags of single blocks are allocated with every request.
+//! Shape: the owner is an enum of raw pointers and not an `Arc<dyn ..>`, because a pool slot must cost no heap
+//! allocation. A thread keeps a few small allocations for reuse, because tags of single blocks are allocated with every
+//! request.
 
 use std::cell::RefCell;
 use std::ptr::NonNull;
@@ -17,7 +19,7 @@ use crate::arena::{ArenaId, Region, Registration};
 use crate::classes::{LARGEST_BYTES, SizeClasses, UNIT_BYTES, bytes_of};
 use crate::heap::{HeapBlock, SpareBlocks};
 
-/// More handles than this on one allocation are a leak; stopping beats a wrapped count and a use after free.
+/// More handles than this on one allocation are a leak. Stopping is better than a wrapped count and a use after free.
 const MAX_HANDLES: u32 = u32::MAX / 2;
 
 pub(crate) enum Owner {
@@ -94,9 +96,9 @@ impl Clone for Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         let Some(count) = self.count() else { return };
-        // The only handle stays the only one, because none can be cloned from it any more. Most handles are the only one and save
-        // the locked subtraction.
-        // Pairs with the release below in every other handle: their last accesses come before the memory is reused.
+        // The only handle stays the only one, because none can be cloned from it any more. Most handles are the only
+        // one and save the locked subtraction. Pairs with the release below in every other handle: their last accesses
+        // come before the memory is reused.
         if count.load(Ordering::Acquire) != 1 {
             if count.fetch_sub(1, Ordering::Release) != 1 {
                 return;
@@ -115,7 +117,7 @@ impl Drop for Owner {
     }
 }
 
-/// Memory that belongs to another part of the program, with that part's hold on it.
+/// Memory that belongs to another part of the program, and a handle of that part that keeps it alive.
 pub(crate) struct Lent {
     handles: AtomicU32,
     /// From a `Box`. A raw pointer, since moving a `Box` ends all access to what is in it by other pointers.
@@ -123,7 +125,7 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// The bytes of a lender, and what keeps it.
+    /// The bytes of a lender, and the owner that keeps them alive.
     pub(crate) fn own<T: AsMut<[u8]> + Send + 'static>(lender: T) -> (NonNull<[u8]>, Owner) {
         let mut lender = NonNull::from(Box::leak(Box::new(lender)));
         // SAFETY: the box was leaked just now, so this is the only access.
@@ -142,7 +144,7 @@ impl Drop for Lent {
 
 /// Shorter allocations get exactly this length, so that a thread can reuse them.
 const SMALL_BYTES: usize = 512;
-/// The longest tuple, which most of them hold: clearing a constant length needs no call.
+/// The longest tuple, which is what most of them contain: clearing a constant length needs no call.
 const TUPLE_BYTES: usize = 16;
 /// Maximum spare allocations of a thread.
 const SPARE_LIMIT: usize = 256;
@@ -180,7 +182,7 @@ impl Heap {
         Heap::own(HeapBlock::zeroed(if is_small { SMALL_BYTES } else { len }), None)
     }
 
-    /// `len` bytes for a pool: in its spare block, or zeroed if there is none. `len` is not zero.
+    /// `len` bytes for a pool: from its spare block, or zeroed if there is none. `len` is not zero.
     pub(crate) fn charged(len: usize, spare: Option<HeapBlock>, pool: Arc<PoolShared>) -> (NonNull<u8>, Owner) {
         let block = spare.unwrap_or_else(|| HeapBlock::zeroed(len));
         assert_eq!(block.len_bytes(), len, "a spare block has the requested length");
@@ -195,7 +197,7 @@ impl Heap {
 
     /// A spare allocation with `len` zeroed bytes, if this thread has one.
     fn take_spare(len: usize) -> Option<(NonNull<u8>, Owner)> {
-        // A thread that is about to end has no list any more.
+        // A thread that is about to end has no list.
         let heap = SPARE.try_with(|spare| spare.borrow_mut().0.pop()).ok().flatten()?;
         // SAFETY: a spare allocation is alive and has no handle, so this is the only access.
         let header = unsafe { heap.as_ref() };
@@ -210,7 +212,8 @@ impl Heap {
         Some((header.block.base, Owner::Heap(heap)))
     }
 
-    /// Returns the memory: to this thread's spare list if it is small, to the pool that it is charged to, or to the system.
+    /// Returns the memory: to this thread's spare list if it is small, to the pool that it is charged to, or to the
+    /// system.
     ///
     /// # Safety
     /// `heap` came from [`Heap::zeroed`] or [`Heap::charged`] and no handle on it is left.
@@ -250,19 +253,19 @@ impl Heap {
 pub struct Counters {
     /// Bytes of the arena, free or not.
     pub arena_bytes: usize,
-    /// Bytes of the arena that buffers hold now.
+    /// Bytes of the arena that buffers use now.
     pub in_use_bytes: usize,
-    /// Bytes on the heap that buffers of this pool hold now.
+    /// Bytes on the heap that buffers of this pool use now.
     pub heap_bytes: usize,
-    /// Spare bytes on the heap, which no buffer holds; they do not count towards the limit.
+    /// Spare bytes on the heap, which no buffer uses; they do not count towards the limit.
     pub spare_bytes: usize,
     /// Buffers handed out so far, from either place.
     pub taken: u64,
-    /// Of those, how many the arena could not serve.
+    /// The number of these that the arena could not serve.
     pub fallbacks: u64,
 }
 
-/// Stands for "not registered"; ring indices are 16 bits wide.
+/// The value for "not registered"; ring indices have 16 bits.
 const UNREGISTERED: u32 = u32::MAX;
 
 pub(crate) struct PoolShared {

@@ -37,17 +37,18 @@ impl std::fmt::Display for OverLimit {
 impl std::error::Error for OverLimit {}
 
 impl Pool {
-    /// A pool with an arena of `arena_bytes`, rounded up to whole MiB (zero: everything comes from the heap), whose
-    /// buffers, arena and heap together, hold at most `limit_bytes` when they are taken with [`Pool::try_take`].
+    /// A pool with an arena of `arena_bytes`, rounded up to whole MiB (with zero, everything comes from the heap). Its
+    /// buffers, in the arena and on the heap together, have at most `limit_bytes` when they are taken with
+    /// [`Pool::try_take`].
     pub fn new(arena_bytes: usize, limit_bytes: usize) -> Pool {
         Pool(Arc::new(PoolShared::new(arena_bytes, limit_bytes)))
     }
 
-    /// `len` bytes from the arena, or from the heap when the arena has no room or `len` is above 1 MiB.
+    /// `len` bytes from the arena, or from the heap if the arena has no room or `len` is above 1 MiB.
     ///
-    /// The start is aligned to [`crate::ALIGNMENT`], or, for less than that many bytes, to `len` rounded up to a power of
-    /// two of at least 512. The bytes may be those of a former use. The limit does not apply: callers whose
-    /// requests are not bounded elsewhere use [`Pool::try_take`].
+    /// The start is aligned to [`crate::ALIGNMENT`], or, for less than that many bytes, to `len` rounded up to a power
+    /// of two of at least 512. The bytes may be those of a former use. The limit does not apply: callers whose requests
+    /// are not bounded elsewhere must use [`Pool::try_take`].
     pub fn take(&self, len: usize) -> Buffer {
         self.take_within(len, usize::MAX).expect("a take without a limit does not exceed it")
     }
@@ -88,7 +89,7 @@ impl Pool {
     fn slot(&self, unit: u32, len: usize) -> Buffer {
         self.0.handles(unit).store(1, Ordering::Relaxed);
         let start = self.0.region.at(unit as usize * UNIT_BYTES);
-        // The slot's own hold on the pool; `Shared::give_back` lets go of it.
+        // The slot's own reference to the pool; `PoolShared::give_back` releases it.
         let pool = Arc::into_raw(Arc::clone(&self.0)).cast_mut();
         let pool = NonNull::new(pool).expect("an Arc never points at address zero");
         // SAFETY: the slot is at least `len` bytes long and has no other handle, and arena memory is initialised.
@@ -102,8 +103,8 @@ impl Pool {
 
     /// Sets the io_uring buffer index under which the arena is registered; `None` if it is not registered any more.
     ///
-    /// An index means something to one ring only, and a wrong one makes the kernel refuse the operation with `EFAULT`, so
-    /// a pool belongs to one reactor; buffers that travel to another are recognised there by their [`crate::ArenaId`].
+    /// An index is valid for one ring only, and a wrong one makes the kernel refuse the operation with `EFAULT`. So a
+    /// pool belongs to one reactor; buffers that travel to another are recognised there by their [`crate::ArenaId`].
     pub fn set_registration(&self, index: Option<u16>) {
         self.0.set_registration(index);
     }
@@ -114,7 +115,7 @@ impl Pool {
         Counters { spare_bytes: state.spare.spare_bytes(), ..state.counters }
     }
 
-    /// The limit, in bytes, that [`Pool::try_take`] keeps.
+    /// The limit, in bytes, that [`Pool::try_take`] enforces.
     pub fn limit_bytes(&self) -> usize {
         self.0.limit_bytes
     }

@@ -1,4 +1,4 @@
-//! Memory that another part of the program lends: who keeps it, for how long, and what handles on it can do.
+//! Memory that another part of the program lends: who keeps it alive, for how long, and what handles on it can do.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -8,7 +8,7 @@ enum Handle {
     Shared(Slice),
 }
 
-/// What the model knows of a handle: its allocation, where in it the range starts, and the bytes.
+/// What the model knows about a handle: its allocation, where in it the range starts, and the bytes.
 struct Known {
     handle: Handle,
     allocation: usize,
@@ -116,7 +116,7 @@ impl Model {
         let Known { handle, allocation, offset, bytes } = self.known.swap_remove(index);
         let handle = match handle {
             Handle::Shared(slice) => {
-                // The pool and the heap allocate nothing for no bytes, so such a slice is always the only handle.
+                // The pool and the heap allocate nothing for an empty slice, so it is always the only handle.
                 let alone = self.known.iter().all(|known| known.allocation != allocation);
                 match slice.try_unfreeze() {
                     Ok(buffer) => {

@@ -165,7 +165,7 @@ fn neighbours_join_and_strangers_do_not() {
     let b = a.split_off(100);
     let (b, a) = b.try_join(a).expect_err("the wrong order");
     assert_eq!(a.try_join(b).expect("neighbours").len(), 512);
-    // Two slots that lie side by side are neighbours in memory but not one allocation.
+    // Two adjacent slots are neighbours in memory, but not one allocation.
     let slots: Vec<Buffer> = (0..2).map(|_| pool.take(512)).collect();
     let [x, y] = <[Buffer; 2]>::try_from(slots).expect("two");
     let (x, y) = if x.as_ptr() < y.as_ptr() { (x, y) } else { (y, x) };

@@ -1,5 +1,5 @@
-//! Runs a program where io_uring is forbidden, as in many containers: a filter answers its system calls with EPERM, or with
-//! another error.
+//! Runs a program where io_uring is forbidden, as in many containers: a filter answers its system calls with EPERM, or
+//! with another error.
 //!
 //! ```console
 //! $ cargo run -p sealblock-runtime-reactor --example forbid_uring -- EPERM target/debug/sealblock info mem:1MiB
@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
-/// Answers the three system calls of io_uring with an error from now on, here and in programs that take this one's place.
+/// Makes the three system calls of io_uring fail from now on, here and in programs that replace this one.
 fn forbid(errno: i32) -> io::Result<()> {
     let statement = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let equals =
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
     };
     let Some(program) = words.next() else { return ExitCode::from(2) };
     let error = match forbid(errno) {
-        // The program takes this one's place, and does not come back.
+        // The program replaces this one, so this does not return.
         Ok(()) => Command::new(&program).args(words).exec(),
         Err(error) => error,
     };

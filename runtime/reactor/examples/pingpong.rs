@@ -1,7 +1,8 @@
-//! Requests and responses over loopback TCP, between two threads on two CPUs: how many a second, and for how much CPU time.
+//! Requests and responses over loopback TCP, between two threads on two CPUs: the number per second, and the CPU time.
 //!
-//! `pingpong [SECONDS] [SPIN_US]` runs reads (a request of 64 bytes, a response of 16 + 4096) and writes (64 + 4096, and 16) at
-//! depths of 1, 32 and 128, on io_uring, on system calls, and on both with a spin before sleeping if one is given.
+//! `pingpong [SECONDS] [SPIN_US]` runs reads (a request of 64 bytes, a response of 16 + 4096) and writes (64 + 4096,
+//! and 16) at depths of 1, 32 and 128, on io_uring, on system calls, and on both with a spin before sleeping if one is
+//! given.
 
 use std::error::Error;
 use std::io;
@@ -17,7 +18,7 @@ const RESPONSE_BYTES: usize = 16;
 const PAYLOAD_BYTES: usize = 4096;
 const RECEIVE_BYTES: usize = 256 << 10;
 
-/// How messages look: the lengths of the parts of a request and of a response.
+/// The lengths of the parts of a request and of a response.
 #[derive(Clone, Copy)]
 struct Shape {
     name: &'static str,
@@ -72,7 +73,7 @@ fn slices(parts: &[usize]) -> Vec<Slice> {
     parts.iter().map(|&len| pool().take(len).freeze()).collect()
 }
 
-/// Answers everything; gives the CPU time it took.
+/// Answers all requests; returns the CPU time that it took.
 async fn serve(listener: Listener, shape: Shape) -> io::Result<Duration> {
     let (stream, _) = listener.accept().await?;
     stream.set_nodelay(true)?;
@@ -86,7 +87,7 @@ async fn serve(listener: Listener, shape: Shape) -> io::Result<Duration> {
     }
 }
 
-/// Keeps `depth` requests in flight; gives how many were answered, and the time and CPU time that took.
+/// Keeps `depth` requests in flight; returns the number of responses, and the time and CPU time.
 async fn ask(
     address: SocketAddr,
     shape: Shape,
@@ -152,7 +153,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let seconds: u64 = arguments.next().map_or(Ok(2), |seconds| seconds.parse())?;
     let spin: u32 = arguments.next().map_or(Ok(0), |spin_us| spin_us.parse())?;
     let spins = if spin > 0 { vec![0, spin] } else { vec![0] };
-    // The answers arrive here by way of a reactor that has nothing else to do.
+    // The results arrive here through a reactor that has nothing else to do.
     let main =
         sealblock_runtime_reactor::Reactor::new(Config { runtime: BackendChoice::Syscalls, ..Config::default() })?;
     for spin_us in spins {

@@ -1,8 +1,9 @@
 //! Random 4 KiB reads and writes on a file, with direct I/O at a queue depth of 32, in operations per second.
 //!
-//! `readwrite FILE [SECONDS] [cached]`; `cached` goes through the page cache, which shows the cost of the reactor alone. The file must exist, its contents are overwritten, and it should be larger than any cache of
-//! the device. The same with fio: `fio --name=x --filename=FILE --direct=1 --bs=4k --iodepth=32 --ioengine=io_uring
-//! --rw=randread --fixedbufs --registerfiles --time_based --runtime=5`.
+//! `readwrite FILE [SECONDS] [cached]`; `cached` uses the page cache, which shows the cost of the reactor alone. The
+//! file must exist and should be larger than any cache of the device; its contents are overwritten. The same with fio:
+//! `fio --name=x --filename=FILE --direct=1 --bs=4k --iodepth=32 --ioengine=io_uring --rw=randread --fixedbufs
+//! --registerfiles --time_based --runtime=5`.
 
 use std::cell::Cell;
 use std::error::Error;

@@ -1,12 +1,13 @@
 //! A budget of bytes in flight that all connections of a server share.
 //!
-//! Invariants: each share has bytes reserved, so that peers that do not receive their replies cannot stop other connections. All
-//! shares together hold no more than the budget, unless the reserved bytes of all of them exceed it; two things may exceed it:
-//! data that a peer sent unsolicited, and one request at a time of a share without bytes in flight that needs more than its
-//! reserve, which would otherwise wait as long as other shares need little. Released bytes wake the waiting shares.
+//! Invariants: each share has reserved bytes, so that peers that do not receive their replies cannot stop other
+//! connections. All shares together do not exceed the budget, unless their reserved bytes do. There are two exceptions:
+//! data that a peer sent unsolicited; and one request at a time that needs more than its share's reserve, of a share
+//! without bytes in flight, which would otherwise wait as long as other shares need little. Released bytes wake the
+//! waiting shares.
 //!
-//! Shape: a share takes and releases whole grains, so that small requests seldom touch the shared counters. Several reactors may
-//! share a budget.
+//! Shape: a share takes and releases whole grains, so that small requests seldom touch the shared counters. Several
+//! reactors may share a budget.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use std::task::Waker;
 
 use crate::sync::Batch;
 
-/// Shares grow by multiples of this, in bytes.
+/// Shares grow in multiples of this, in bytes.
 const GRAIN_BYTES: usize = 64 << 10;
 /// Bytes that an active share keeps beyond its need.
 const SLACK_BYTES: usize = 256 << 10;
@@ -82,8 +83,8 @@ impl Share {
         }
     }
 
-    /// True if the connection may have `more_bytes` more in flight, besides `now_bytes`. If not, `waker` is woken when a retry may
-    /// succeed.
+    /// True if the connection may have `more_bytes` more in flight, in addition to `now_bytes`. If not, `waker` is
+    /// woken when a retry may succeed.
     pub fn grow(&self, now_bytes: usize, more_bytes: usize, waker: &Waker) -> bool {
         let need = now_bytes.saturating_add(more_bytes);
         let held = self.held_bytes.get();
@@ -93,7 +94,7 @@ impl Share {
         let more = Budget::round_up(need) - held;
         if !self.budget.try_take(more) {
             self.budget.waiting.add_waker(waker);
-            // Bytes released before the waker was stored woke no share, so try again.
+            // Bytes that were released before the waker was stored woke no share, so try again.
             if !self.budget.try_take(more) {
                 if now_bytes > 0 || !self.budget.overdraw(more) {
                     return false;
@@ -105,7 +106,7 @@ impl Share {
         true
     }
 
-    /// Bytes that the connection holds.
+    /// The number of bytes that the connection holds.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes.get()
     }

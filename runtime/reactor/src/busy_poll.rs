@@ -1,23 +1,26 @@
-//! Busy polling: whether an idle reactor polls for completions before it sleeps ([`Spin`]), and whether a receive is retried before
-//! the backend waits for it ([`BusyPoll`]); and whether a reactor that was woken waits for more ([`Collecting`]).
+//! Busy polling: whether an idle reactor polls for completions before it sleeps ([`Spin`]), whether a receive is
+//! retried before the backend waits for it ([`BusyPoll`]), and whether a woken reactor waits for more completions
+//! ([`Collecting`]).
 //!
-//! Invariants: a reactor without work spins only a few times, and then not again until a sleep turns out to be short, so an idle
-//! core uses no CPU. At most one operation of a reactor busy polls, and no longer than the limit; its task stays ready meanwhile,
-//! so nothing else waits for it. None busy polls while a disk operation of the reactor is in flight.
+//! Invariants: a reactor without work spins only a few times, and then not again until a sleep turns out to be short,
+//! so an idle core uses no CPU. At most one operation of a reactor busy polls, and no longer than the limit; its task
+//! stays ready meanwhile, so nothing else waits for it. No operation busy polls while a disk operation of the reactor
+//! is in flight.
 //!
-//! Shape: waking a thread takes longer than many responses, but only recent waits show which. For a receive, polling beats a
-//! completion if the peer replies within microseconds: it saves a kernel wake-up, a turn, and the next submission. With several
-//! peers completions are cheaper. While a disk operation is in flight, the peer most likely waits for its result, and each system
-//! call here delays the kernel's work on it.
+//! Shape: waking a thread takes longer than many responses, but only recent waits show which. For a receive, polling is
+//! better than a completion if the peer replies within microseconds: it saves a kernel wake-up, a turn, and the next
+//! submission. With several peers completions are cheaper. While a disk operation is in flight, the peer most likely
+//! waits for its result, and each system call here delays the kernel's work on it.
 //!
-//! File systems end changes of files in a kernel thread of the same CPU, several one after the other. The end of the first wakes the
-//! reactor, which takes the CPU from that thread, and would spin while the thread waits with the others. So it sleeps again until
-//! they have ended, for a short time only, and seldom where they end by themselves, as on block devices.
+//! File systems complete changes of files in a kernel thread of the same CPU, several in sequence. The first completion
+//! wakes the reactor, which then takes the CPU from that thread and would spin while the thread waits with the other
+//! completions. So the reactor sleeps again until they are done, for a short time only, and rarely if completions come
+//! one by one, as on block devices.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// How long a turn may sleep while nothing is finished.
+/// How long a turn may sleep while nothing has completed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     No,
@@ -25,14 +28,14 @@ pub(crate) enum Wait {
     Forever,
 }
 
-/// Spins in a row without a completion after which a reactor no longer spins.
+/// The number of consecutive spins without a completion after which a reactor no longer spins.
 const MAX_MISSES: u8 = 4;
 /// A sleep of up to this many times the spin counts as short, because it includes falling asleep and waking up.
 const SHORT_SLEEP: u32 = 2;
 
 pub(crate) struct Spin {
     limit: Duration,
-    /// Spins in a row without a completion.
+    /// Consecutive spins without a completion.
     misses: u8,
     /// When the current wait began.
     began: Option<Instant>,
@@ -43,7 +46,7 @@ impl Spin {
         Spin { limit: Duration::from_micros(limit_us.into()), misses: 0, began: None }
     }
 
-    /// Starts a wait; returns until when to spin first, if at all. `expecting` is true if something is in flight.
+    /// Starts a wait. Returns until when to spin first, if at all. `expecting` is true if something is in flight.
     pub(crate) fn begin(&mut self, expecting: bool, wait: Wait) -> Option<Instant> {
         self.began = None;
         if self.limit.is_zero() || !expecting {
@@ -59,12 +62,12 @@ impl Spin {
         (self.misses < MAX_MISSES).then_some(end)
     }
 
-    /// The spin found a completion.
+    /// Records that the spin found a completion.
     pub(crate) fn hit(&mut self) {
         self.misses = 0;
     }
 
-    /// The wait ended with a sleep.
+    /// Records that the wait ended with a sleep.
     pub(crate) fn slept(&mut self) {
         if let Some(began) = self.began.take() {
             self.slept_for(began.elapsed());
@@ -79,31 +82,31 @@ impl Spin {
     }
 }
 
-/// How long a reactor that was woken by the end of a change waits for the ends of others.
+/// How long a reactor that the completion of a change woke waits for completions of other changes.
 pub(crate) const COLLECTING: Duration = Duration::from_micros(20);
-/// Ends of changes that come slower than one in this time are not waited for.
+/// Waiting is not worth it if completions come more slowly than one in this time.
 const COLLECTED_EACH: Duration = Duration::from_micros(5);
-/// Wake-ups at most until it is tried again.
+/// The maximum number of wake-ups before waiting is tried again.
 const MAX_SKIPPED: u32 = 63;
 
-/// Whether to wait for the ends of other changes after a wake-up by one.
+/// Decides whether to wait for completions of other changes after one has woken the reactor.
 #[derive(Default)]
 pub(crate) struct Collecting {
     /// Wake-ups to skip after a wait that was not worth it.
     backoff: u32,
-    /// Those that are left to skip.
+    /// The number of these that remain.
     skip: u32,
 }
 
 impl Collecting {
-    /// True if this wake-up is one to wait after.
+    /// True if the reactor should wait after this wake-up.
     pub(crate) fn is_due(&mut self) -> bool {
         let is_due = self.skip == 0;
         self.skip = self.skip.saturating_sub(1);
         is_due
     }
 
-    /// The wait after a wake-up took so long, and so many changes ended.
+    /// Records how long the wait after a wake-up took, and how many changes completed.
     pub(crate) fn collected(&mut self, ended: usize, waited: Duration) {
         let is_worth_it = ended > 0 && waited <= COLLECTED_EACH * ended as u32;
         self.backoff = if is_worth_it { 0 } else { (self.backoff * 2 + 1).min(MAX_SKIPPED) };
@@ -122,14 +125,15 @@ pub(crate) struct BusyPolling {
 pub(crate) struct BusyPoll(Option<Instant>);
 
 impl BusyPolling {
-    /// An operation busy polls for half of the time that an idle reactor spins; the backend has the rest.
+    /// An operation busy polls for half of the time that an idle reactor spins; the backend gets the rest.
     pub(crate) fn new(spin_us: u32) -> BusyPolling {
         BusyPolling { limit: Duration::from_micros(u64::from(spin_us)) / 2, is_taken: Cell::new(false) }
     }
 }
 
 impl BusyPoll {
-    /// True if the operation is to be retried in the next turn. `awaits_disk` is true while a disk operation is in flight.
+    /// True if the operation should be retried in the next turn. `awaits_disk` is true while a disk operation is in
+    /// flight.
     pub(crate) fn poll_again(&mut self, all: &BusyPolling, awaits_disk: bool) -> bool {
         if awaits_disk {
             self.end(all);

@@ -1,7 +1,7 @@
 //! Calls from one thread to the core that does the work.
 //!
-//! Invariants: every call that was sent completes, at the latest when its work is dropped; a permit is held from before the call
-//! is sent until it completes, so a core never holds more calls than its limit.
+//! Invariants: every call that was sent completes, at the latest when its work is dropped; a permit is held from before
+//! the call is sent until it completes, so a core never holds more calls than its limit.
 
 use std::os::fd::AsRawFd;
 use std::panic::AssertUnwindSafe;
@@ -24,10 +24,10 @@ pub struct CoreHandle {
 }
 
 impl CoreHandle {
-    /// Calls `work` on the core to make a future, runs it there, and returns its output. While the core holds as many calls as its
-    /// limit allows, the caller waits. The caller may run on any executor. Dropping the returned future does not stop work that
-    /// was sent already. Calls made by a core to itself count too, so one that is awaited inside another can wait for ever
-    /// when all permits are held by such callers.
+    /// Calls `work` on the core to create a future, runs it there, and returns its output. While the core has as many
+    /// calls as its limit allows, the caller waits. The caller may run on any executor. Dropping the returned future
+    /// does not stop work that was already sent. Calls of a core to itself count, too. So a call that is awaited inside
+    /// another call can wait forever if all permits are held by such callers.
     ///
     /// # Errors
     /// [`CoreGone`] when the core stops before there is a result, or the work panics.
@@ -49,7 +49,7 @@ impl CoreHandle {
             };
             drop(task::spawn_on(core::current(), task));
         });
-        // A message that is refused is dropped here, and the reply with it.
+        // A refused message is dropped here, together with its reply channel.
         drop(self.shared.send(message));
         result.await.unwrap_or(Err(CoreGone::Stopped))
     }

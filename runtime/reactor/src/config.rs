@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The environment variable that chooses the backend where the configuration leaves it open: `uring` or `syscalls`.
+/// The environment variable that chooses the backend if the configuration does not: `uring` or `syscalls`.
 pub const RUNTIME_VARIABLE: &str = "SEALBLOCK_RUNTIME";
 
 /// Which backend executes operations.
@@ -22,27 +22,28 @@ pub enum BackendChoice {
 pub struct Config {
     /// The backend.
     pub runtime: BackendChoice,
-    /// The best mode of handling completions to request from the kernel. The others are for tests and comparisons: the ring falls
-    /// back to them by itself.
+    /// The best mode of handling completions to request from the kernel. The ring falls back to the other modes by
+    /// itself; requesting them is for tests and comparisons.
     pub best_taskrun: TaskrunMode,
-    /// File operations that the kernel or the threads hold at once; further ones queue. At least 1. Operations that wait for a peer
-    /// do not count, because idle peers would use up any limit: the callers that accept connections limit their number.
+    /// The maximum number of file operations in the kernel or on threads; further ones queue. At least 1. Operations
+    /// that wait for a peer do not count, because idle peers would use up any limit: callers that accept connections
+    /// limit their number.
     pub operations_in_flight_limit: u32,
     /// Threads of the system call backend. At least 1. On a pinned core they share its CPU.
     pub syscall_threads: u32,
-    /// Threads for commands to devices, such as [`crate::File::nvme`], which block their thread on every backend. They are started when
-    /// they are needed; further commands queue. At least 1.
+    /// The maximum number of threads for commands to devices, such as [`crate::File::nvme`], which block their thread
+    /// on every backend. They are started when they are needed; further commands queue. At least 1.
     pub blocking_threads_limit: u32,
-    /// Slots in the ring's table of fixed files; zero does without. Files and sockets beyond it use plain descriptors.
+    /// Slots in the ring's table of fixed files; zero for no table. Files and sockets beyond it use plain descriptors.
     pub fixed_files_limit: u32,
     /// Size of the pool's arena, which is registered with the ring and then counts as locked memory.
     pub pool_arena_bytes: usize,
     /// The limit of the reactor's pool for [`sealblock_runtime_memory::Pool::try_take`].
     pub pool_limit_bytes: usize,
-    /// How long an idle reactor with operations in flight polls for completions before it sleeps, in microseconds. After a few
-    /// polls without a completion it sleeps at once, until a sleep turns out to be short.
+    /// How long an idle reactor with operations in flight polls for completions before it sleeps, in microseconds.
+    /// After a few polls without a completion it sleeps at once, until a sleep turns out to be short.
     pub spin_us: u32,
-    /// Calls from other threads that a core holds at once; further callers wait.
+    /// The maximum number of calls from other threads that a core holds; further callers wait.
     pub calls_in_flight_limit: u32,
     /// Pretends that the kernel refuses rings with this error number, so that the fallback can be tested anywhere.
     pub refuse_uring: Option<i32>,
@@ -114,7 +115,7 @@ pub enum Attempt {
     CreateEvent,
     /// Starting a thread.
     StartThread,
-    /// Reading which CPUs the process may use.
+    /// Reading the set of CPUs that the process may use.
     ReadAffinity,
 }
 
@@ -135,7 +136,7 @@ pub enum Backend {
     Uring(Features),
     /// System calls: on threads for files, after epoll for sockets.
     Syscalls {
-        /// How many threads.
+        /// The number of threads.
         threads: u32,
         /// Why there is no ring; `None` if system calls were requested.
         reason: Option<UringUnavailable>,

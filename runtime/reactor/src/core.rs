@@ -2,10 +2,11 @@
 //!
 //! Invariant: no field of [`Core`] is borrowed while foreign code runs (a poll, a drop, a wake).
 //!
-//! Shape: a waker is one word: which core, which task's slot, which generation of it. It must be `Send`, although tasks are not. On the
-//! core's own thread it reaches the ready queue directly; from other threads it goes through the directory to the core's inbox. A
-//! waker that outlives its task, or its reactor, finds another generation or no task and does nothing, or wakes a task without
-//! need, which every future must tolerate anyway. So a generation that wraps around is harmless.
+//! Shape: a waker is one word: the core, the task's slot, and the slot's generation. It must be `Send`, although tasks
+//! are not. On the core's own thread it reaches the ready queue directly; from other threads it goes through the
+//! directory to the core's inbox. A waker that outlives its task, or its reactor, finds another generation or no task.
+//! Then it does nothing, or wakes a task without need, which every future must tolerate anyway. So a generation that
+//! wraps around is harmless.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -35,7 +36,7 @@ use crate::sync::Waiters;
 const _: () = assert!(usize::BITS == 64, "a waker packs three numbers into one 64-bit word");
 
 thread_local! {
-    /// The reactor that runs on this thread just now.
+    /// The reactor that currently runs on this thread.
     static CURRENT: RefCell<Option<Rc<Core>>> = const { RefCell::new(None) };
 }
 
@@ -47,7 +48,7 @@ pub(crate) fn try_current() -> Option<Rc<Core>> {
     CURRENT.with_borrow(Clone::clone)
 }
 
-/// The waker of a task. It costs nothing to make, clone or drop: it is one word.
+/// The waker of a task. It costs nothing to create, clone or drop: it is one word.
 pub(crate) fn waker(core: CoreId, task: TaskId) -> Waker {
     let word = u64::from(core.0) << TaskId::BITS | task.to_bits();
     // SAFETY: the functions of the table never follow the pointer; they take it for the number it is.
@@ -80,7 +81,7 @@ pub(crate) struct Core {
     pub(crate) ready: RefCell<VecDeque<TaskId>>,
     pub(crate) root_woken: Cell<bool>,
     pub(crate) timers: RefCell<Timers>,
-    /// Turns so far, and who waits for the end of the next one.
+    /// The number of turns so far, and the tasks that wait for the end of the next one.
     pub(crate) turns: Cell<u64>,
     pub(crate) after_turn: RefCell<Vec<Waker>>,
     pub(crate) long_steps: LongSteps,
@@ -117,7 +118,7 @@ impl Core {
         }
     }
 
-    /// Starts an operation. Returns it for the future to keep, unless a thread took it.
+    /// Starts an operation. Returns it to be kept by the future, unless a thread took it.
     pub(crate) fn start<K: IoOp>(&self, kind: K, waker: Waker) -> (Key, Option<K>) {
         let key = self.op_table.borrow_mut().insert(waker);
         let mut driver = self.driver.borrow_mut();
@@ -131,18 +132,18 @@ impl Core {
         }
     }
 
-    /// Registers a descriptor with this reactor, if that has room.
+    /// Registers a descriptor with this reactor, if it has room.
     pub(crate) fn fix(&self, fd: BorrowedFd<'_>) -> FdRegistration {
         self.driver.borrow_mut().as_mut().map_or(FdRegistration::Plain, |driver| driver.fix(fd))
     }
 
-    /// Registers a socket with this reactor, and makes it block or not as that needs.
+    /// Registers a socket with this reactor, and makes it blocking or non-blocking as the backend needs.
     pub(crate) fn adopt(&self, fd: BorrowedFd<'_>) -> io::Result<FdRegistration> {
         self.driver.borrow_mut().as_mut().map_or(Ok(FdRegistration::Plain), |driver| driver.adopt(fd))
     }
 
-    /// Has the ring clear closed files now and not in its next turn, so that file locks and connections end before the caller
-    /// continues. If the ring is in use, its next turn clears them.
+    /// Makes the ring clear closed files now rather than in its next turn, so that file locks and connections end
+    /// before the caller continues. If the ring is in use, its next turn clears them.
     pub(crate) fn forget_files(&self) {
         if let Ok(mut driver) = self.driver.try_borrow_mut()
             && let Some(Engine::Ring(ring)) = driver.as_mut().map(|driver| &mut driver.engine)
@@ -151,7 +152,7 @@ impl Core {
         }
     }
 
-    /// True if operations are in flight that wait for a disk.
+    /// True if operations that wait for a disk are in flight.
     pub(crate) fn awaits_disk(&self) -> bool {
         self.driver.borrow().as_ref().is_some_and(Driver::awaits_disk)
     }
@@ -185,7 +186,7 @@ impl Drop for Entered {
     }
 }
 
-/// What the current reactor runs on.
+/// The backend of the current reactor.
 ///
 /// # Panics
 /// Outside a reactor.

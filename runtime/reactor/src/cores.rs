@@ -19,7 +19,8 @@ use crate::timer;
 /// Which CPUs get a core.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// This many cores (at least one), on the CPUs the process may use, in order; beyond their number, round again.
+    /// This many cores (at least one), on the CPUs that the process may use, in order; if there are more cores than
+    /// CPUs, starting over.
     Count(usize),
     /// One core on each of these CPUs, by the kernel's numbers.
     Cpus(Vec<usize>),
@@ -36,18 +37,18 @@ struct Running {
     thread: Option<thread::JoinHandle<usize>>,
 }
 
-/// How a shutdown went.
+/// The result of a shutdown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stopped {
-    /// Tasks, over all cores, that had not ended by the deadline and were dropped.
+    /// Tasks on all cores that had not ended by the deadline and were dropped.
     pub aborted_tasks: usize,
     /// Cores whose thread had panicked.
     pub panicked_cores: usize,
 }
 
 impl Cores {
-    /// Starts one reactor per thread with the same configuration. A thread that may not be pinned runs unpinned, and a
-    /// warning says so.
+    /// Starts one reactor per thread with the same configuration. A thread that cannot be pinned runs unpinned, with a
+    /// warning.
     ///
     /// # Errors
     /// When any of them does not start; those that did are stopped again.
@@ -60,13 +61,13 @@ impl Cores {
         Ok(cores)
     }
 
-    /// How many cores there are; never zero.
+    /// The number of cores; never zero.
     #[allow(clippy::len_without_is_empty, reason = "there is always a core")]
     pub fn len(&self) -> usize {
         self.cores.len()
     }
 
-    /// The handle of core `index`, counted from zero, if there are so many.
+    /// The handle of core `index`, counted from zero; `None` if there are not that many.
     pub fn handle(&self, index: usize) -> Option<CoreHandle> {
         self.cores.get(index).map(|core| core.handle.clone())
     }
@@ -76,13 +77,14 @@ impl Cores {
         self.cores.iter().map(|core| core.handle.clone()).collect()
     }
 
-    /// What core `index` runs on.
+    /// The backend of core `index`.
     pub fn backend(&self, index: usize) -> Option<&Backend> {
         self.cores.get(index).map(|core| &core.backend)
     }
 
-    /// Rejects new calls, lets the tasks of every core run until they end or `drain` has passed, drops the rest, waits for the
-    /// operations in flight, and joins the threads. Tasks that serve for ever wait for [`crate::shutdown_requested`].
+    /// Rejects new calls, lets the tasks of every core run until they end or `drain` has passed, drops the rest, waits
+    /// for the operations in flight, and joins the threads. Tasks that would run forever should wait for
+    /// [`crate::shutdown_requested`].
     pub fn shutdown(mut self, drain: Duration) -> Stopped {
         let now = timer::now();
         // A drain beyond the clock's range becomes a century.
@@ -150,7 +152,7 @@ fn start_one(cpu: usize, config: Config) -> Result<Running, StartError> {
     }
 }
 
-/// Runs a core until its shutdown; returns the number of tasks that had not ended in time.
+/// Runs a core until its shutdown. Returns the number of tasks that had not ended in time.
 fn run_until_stopped(reactor: &Reactor) -> usize {
     let core = reactor.core();
     reactor.block_on(async {

@@ -1,10 +1,10 @@
 //! Addresses of reactors, and handles to values that stay on their reactor, for other threads.
 //!
-//! Invariant: a [`CoreLocal`] value is used and dropped on its own thread only: by its reactor when the last handle is dropped, or at
-//! the latest when the reactor ends.
+//! Invariant: a [`CoreLocal`] value is used and dropped only on its own thread: by its reactor when the last handle is
+//! dropped, or at the latest when the reactor ends.
 //!
-//! Shape: a [`crate::CoreHandle::call`] holds a permit and returns a result; opening a channel between two cores, or handing over
-//! a connection, needs neither and must not wait, so it sends to a [`CoreAddress`].
+//! Shape: a [`crate::CoreHandle::call`] holds a permit and returns a result; opening a channel between two cores, or
+//! handing over a connection, needs neither and must not wait, so it sends to a [`CoreAddress`].
 
 use std::marker::PhantomData;
 use std::os::fd::AsRawFd;
@@ -18,7 +18,7 @@ use crate::task;
 /// Why a call has no result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CoreGone {
-    /// The core stops or has stopped. The work may have been begun.
+    /// The core stops or has stopped. The work may have started.
     #[error("the core has stopped")]
     Stopped,
     /// The work panicked. The core continues.
@@ -26,7 +26,7 @@ pub enum CoreGone {
     Panicked,
 }
 
-/// The address of one reactor, on a thread of [`crate::Cores`] or not. Clones are the same address.
+/// The address of one reactor, on a thread of [`crate::Cores`] or elsewhere. Clones are the same address.
 #[derive(Clone)]
 pub struct CoreAddress {
     shared: Arc<ReactorShared>,
@@ -51,8 +51,8 @@ impl CoreAddress {
         core::try_current().is_some_and(|core| Arc::ptr_eq(&core.shared, &self.shared))
     }
 
-    /// Runs `work` on the reactor, as a task of its own, in the order of sending. Senders limit what they send. If the reactor ends
-    /// before, `work` is dropped unused, possibly on this thread.
+    /// Runs `work` on the reactor, as a task of its own, in the order of sending. Senders must limit what they send. If
+    /// the reactor ends earlier, `work` is dropped unused, possibly on this thread.
     ///
     /// # Errors
     /// [`CoreGone::Stopped`] when the core stops or has stopped.
@@ -81,11 +81,11 @@ impl std::fmt::Debug for CoreAddress {
     }
 }
 
-/// A handle to a value that stays on one core. It may be sent and shared, although the value may not. Clones are for the same
-/// value.
+/// A handle to a value that stays on one core. It may be sent and shared, although the value may not. Clones are for
+/// the same value.
 pub struct CoreLocal<T> {
     slot: Arc<CoreLocalSlot>,
-    // The value is never reached through a handle on another thread.
+    // The value is never accessed through a handle on another thread.
     _value: PhantomData<fn() -> T>,
 }
 
@@ -114,7 +114,7 @@ impl<T: 'static> CoreLocal<T> {
         value.downcast().ok()
     }
 
-    /// The reactor of the value.
+    /// The reactor that owns the value.
     pub fn home(&self) -> &CoreAddress {
         &self.slot.core
     }

@@ -1,7 +1,7 @@
 //! Open descriptors and their registration with a reactor: a slot in its ring's table of files, or with its epoll.
 //!
-//! Invariants: the descriptor is open, and its slot is its own, while the `Descriptor` lives. A freed slot is not reused until the
-//! ring has cleared it.
+//! Invariants: the descriptor is open, and its slot is its own, while the `Descriptor` lives. A freed slot is not
+//! reused until the ring has cleared it.
 
 use std::future::poll_fn;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -35,8 +35,8 @@ pub(crate) enum FdRegistration {
 
 /// The late changes of one file: operations that change it and are in flight although their futures were dropped.
 ///
-/// Invariant: each is counted from the drop of its future until it completes, so that a caller that waits for the count to reach
-/// zero knows that no late change writes after that.
+/// Invariant: each is counted from the drop of its future until it completes, so that a caller that waits for the count
+/// to reach zero knows that no late change writes after that.
 #[derive(Default)]
 pub(crate) struct LateChanges {
     /// Below zero for a moment while an operation that has completed already is dropped.

@@ -1,11 +1,11 @@
-//! Commands that a device gets as they are, by `ioctl`: NVMe passthrough. To add another sort, copy [`Nvme`]; that of SCSI is in
-//! `scsi_ops.rs`.
+//! Commands that are passed to a device unchanged, by `ioctl`: NVMe passthrough. To add another kind, copy [`Nvme`];
+//! SCSI is in `scsi_ops.rs`.
 //!
-//! A command blocks a thread of its own sort for as long as the device takes, at most about its own timeout; the kernel then aborts it and
-//! may reset the controller.
+//! A command blocks a thread of a separate set for as long as the device takes, at most about its own timeout; the
+//! kernel then aborts it and may reset the controller.
 //!
-//! Layouts and numbers are those of the kernel's `linux/nvme_ioctl.h`. The kernel checks every address that a structure names,
-//! reads or writes only as many bytes as it says, and is done with them when the call returns.
+//! Layouts and numbers are those of the kernel's `linux/nvme_ioctl.h`. The kernel checks every address in a structure,
+//! reads or writes only as many bytes as it states, and does not use them after the call returns.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -25,7 +25,7 @@ const NVME_ADMIN: libc::c_ulong = 0xC050_4E47;
 /// `NVME_IOCTL_IO64_CMD`: `_IOWR('N', 0x48, struct nvme_passthru_cmd64)`.
 const NVME_IO: libc::c_ulong = 0xC050_4E48;
 
-/// Memory that a command moves.
+/// Memory for the data of a command.
 #[derive(Debug, Default)]
 pub enum Transfer {
     /// Nothing.
@@ -38,7 +38,8 @@ pub enum Transfer {
 }
 
 impl Transfer {
-    /// Address and length for the kernel. Memory to be read is named by a mutable address only because the structure has no other.
+    /// Address and length for the kernel. Memory to be read also has a mutable address, because the structure has no
+    /// other.
     pub(crate) fn parts(&mut self) -> io::Result<(u64, u32)> {
         let (address, len) = match self {
             Transfer::None => return Ok((0, 0)),
@@ -49,7 +50,7 @@ impl Transfer {
         Ok((address as u64, len))
     }
 
-    /// Makes the addresses of the memory known to the kernel.
+    /// Exposes the addresses of the memory to the kernel.
     pub(crate) fn expose(&mut self) {
         match self {
             Transfer::None => {}
@@ -64,11 +65,12 @@ impl Transfer {
 pub enum NvmeQueue {
     /// The controller's admin queue.
     Admin,
-    /// An I/O queue; the namespace must be the device's.
+    /// An I/O queue; the namespace must be that of the device.
     Io,
 }
 
-/// The dwords of a passthrough command that do not depend on how its data are moved. The kernel chooses the identifier and the pointers.
+/// The dwords of a passthrough command that do not depend on how its data are transferred. The kernel sets the
+/// identifier and the pointers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct NvmeCommand {
     /// OPC.
@@ -111,7 +113,7 @@ struct Nvme {
     command: NvmeCommand,
     data: Transfer,
     metadata: Transfer,
-    /// What the completion returns beside its status.
+    /// What the completion returns besides its status.
     result: u64,
     is_change: bool,
 }
@@ -151,16 +153,16 @@ unsafe impl IoOp for Nvme {
         };
         self.data.expose();
         self.metadata.expose();
-        // SAFETY: the number says that the argument is this structure. The memory that it names is owned by this operation, as long as
-        // it says, and alone if the device fills it; a buffer whose bytes are read is not written. The kernel refuses a command
-        // whose opcode moves data the other way only by what the opcode's low bits say, so `Transfer` is as the opcode says: see
-        // `check_direction`.
+        // SAFETY: the number says that the argument is this structure. The memory that it names is owned by this
+        // operation for the length that it states, and exclusively if the device fills it; a buffer whose bytes are
+        // read is not written. The kernel takes the direction of the data only from the low bits of the opcode, and
+        // `Transfer` matches these: see `check_direction`.
         let status = unsafe { libc::ioctl(self.descriptor.as_fd().as_raw_fd(), number, &raw mut passed) };
         self.result = passed.result;
         // A positive result is the status of the completion.
         u32::try_from(status).map_err(|_| match io::Error::last_os_error() {
-            // The kernel cancelled the command, because it took too long or the controller was reset. To send it again at once, as after
-            // other interruptions, would wait as long again.
+            // The kernel cancelled the command, because it took too long or the controller was reset. Sending it again
+            // at once, as after other interruptions, would wait as long again.
             error if error.raw_os_error() == Some(libc::EINTR) => io::Error::from_raw_os_error(libc::ETIMEDOUT),
             error => error,
         })
@@ -178,8 +180,8 @@ unsafe impl IoOp for Nvme {
     }
 }
 
-/// Refuses a command whose opcode moves data another way than its memory says: bits 1:0 of an opcode are 01b if data go to the
-/// controller, 10b if they come from it, 11b for both (NVM Express Base, "Opcode").
+/// Refuses a command whose opcode moves data in another direction than its memory: bits 1:0 of an opcode are 01b if
+/// data go to the controller, 10b if they come from it, 11b for both (NVM Express Base, "Opcode").
 fn check_direction(command: &NvmeCommand, transfers: [&Transfer; 2]) -> io::Result<()> {
     let fits = |transfer: &Transfer| match transfer {
         Transfer::None => true,
@@ -197,15 +199,15 @@ fn nvme_id(fd: BorrowedFd<'_>) -> io::Result<u32> {
 }
 
 impl File {
-    /// Sends one command to the device that this is the node of (`/dev/nvmeXnY` or `/dev/ngXnY`); returns the status of its completion
-    /// (bits 15:1 of the field, 0 for success), what it returns beside, and its memory. `is_change` is true for a command that
-    /// changes blocks: then [`File::drain`] waits for it too.
+    /// Sends one command to the device of this node (`/dev/nvmeXnY` or `/dev/ngXnY`). Returns the status of its
+    /// completion (bits 15:1 of the field, 0 for success), its result, and its memory. `is_change` is true for a
+    /// command that changes blocks: then [`File::drain`] also waits for it.
     ///
     /// # Errors
-    /// Those of `NVME_IOCTL_IO64_CMD` and `NVME_IOCTL_ADMIN64_CMD`, which say nothing of the command's execution: `EACCES` or `EPERM`
-    /// without the privilege, `ENOTTY` for other files, `ENODEV` and others when the device is gone,
-    /// `ETIMEDOUT` if the kernel cancelled it, `EINVAL` for more memory than the
-    /// kernel maps at once, or memory that goes another way than the opcode says.
+    /// Those of `NVME_IOCTL_IO64_CMD` and `NVME_IOCTL_ADMIN64_CMD`, which do not tell whether the command was executed:
+    /// `EACCES` or `EPERM` without the privilege, `ENOTTY` for other files, `ENODEV` and others when the device is
+    /// gone, `ETIMEDOUT` if the kernel cancelled it, `EINVAL` for more memory than the kernel maps at once, or for a
+    /// direction that does not match the opcode.
     pub async fn nvme(
         &self,
         queue: NvmeQueue,
@@ -225,10 +227,10 @@ impl File {
         }
     }
 
-    /// The namespace identifier of the device that this is the node of. A short call.
+    /// The namespace identifier of the device of this node. A short call.
     ///
     /// # Errors
-    /// `ENOTTY` where it is no NVMe device.
+    /// `ENOTTY` if it is not an NVMe device.
     pub fn nvme_id(&self) -> io::Result<u32> {
         nvme_id(self.as_fd())
     }

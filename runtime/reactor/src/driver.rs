@@ -1,5 +1,5 @@
-//! What executes operations: a ring, or threads and epoll where the kernel or the configuration refuses one; and threads for what no
-//! ring executes.
+//! Execution of operations: on a ring, or on threads and epoll if the kernel or the configuration refuses a ring; and
+//! on threads for operations that no ring executes.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -21,7 +21,7 @@ use crate::workers::Workers;
 
 pub(crate) struct Driver {
     pub(crate) engine: Engine,
-    /// For operations that block, whatever the engine is.
+    /// For operations that block, with any engine.
     blocking: Workers,
 }
 
@@ -47,7 +47,7 @@ impl Driver {
         is_abandoned: impl Fn(Key) -> bool,
         finished: &mut Vec<Finished>,
     ) -> io::Result<()> {
-        // A thread that finishes behind this line writes the event, which ends the wait below.
+        // A thread that finishes after this line writes the event, which ends the wait below.
         self.blocking.collect(finished);
         match &mut self.engine {
             Engine::Ring(ring) => ring.turn(wait, is_abandoned, finished)?,
@@ -79,7 +79,7 @@ impl Driver {
         }
     }
 
-    /// Starts an operation. Returns it for the future to keep, unless a thread took it.
+    /// Starts an operation. Returns it to be kept by the future, unless a thread took it.
     pub(crate) fn submit<K: IoOp>(&mut self, key: Key, mut kind: K) -> Option<K> {
         let entries = match &mut self.engine {
             Engine::Ring(ring) => kind.entry(&ring.tables).map(|entry| (ring, entry)),
@@ -93,8 +93,8 @@ impl Driver {
             self.blocking.push(key, Box::new(kind));
             return None;
         };
-        // SAFETY: the future keeps the operation, or leaves it to the table, until the completion is there; and a
-        // `IoOp` promises that what its entry names stays valid and in place as long as it lives, or is leaked.
+        // SAFETY: the future keeps the operation, or leaves it to the table, until the completion has arrived; and an
+        // `IoOp` guarantees that whatever its entry names stays valid and in place as long as it lives, or is leaked.
         unsafe { ring.push(key, entry, kind.waits().is_some()) };
         Some(kind)
     }
@@ -107,7 +107,7 @@ impl Driver {
         }
     }
 
-    /// Cancels operations that wait for a peer, and others if the backend can.
+    /// Cancels operations that wait for a peer, and others if the backend supports it.
     pub(crate) fn cancel_all(&mut self) {
         match &mut self.engine {
             Engine::Ring(ring) => ring.cancel_all(),

@@ -1,7 +1,7 @@
 //! The reactor: the tasks, timers and operations of one thread.
 //!
-//! A turn polls ready tasks, reads the inbox, fires timers, and then makes one call into the backend, which submits started
-//! operations, sleeps if no task is ready, and returns completions.
+//! A turn polls ready tasks, reads the inbox, fires timers, and then makes one call into the backend, which submits
+//! started operations, sleeps if no task is ready, and returns completions.
 //!
 //! Invariant: a reactor ends only after every operation that it started has completed.
 
@@ -29,10 +29,11 @@ use crate::operation::{self, Calls};
 use crate::scheduler::TaskId;
 use crate::sync::Waiters;
 
-/// How many tasks are polled before the backend gets its turn even though more are ready.
+/// The number of tasks that are polled before the backend gets its turn even though more are ready.
 const POLLS_PER_TURN: usize = 256;
-/// How long tasks are polled before that, once so many were: a task that computes in steps has each step in a poll of its own, and
-/// nobody else's completions wait for many of them. Few polls are usual, and read no clock.
+/// How long tasks are polled before that, once [`POLLS_WITHOUT_CLOCK`] were: a task that computes in steps has each
+/// step in a separate poll, and completions of others must not wait for many of these. A few polls are usual, and read
+/// no clock.
 const MAX_POLLING: Duration = Duration::from_millis(1);
 const POLLS_WITHOUT_CLOCK: usize = 8;
 
@@ -98,7 +99,7 @@ impl Core {
         self.timers.borrow().next_deadline().map_or(Wait::Forever, Wait::Until)
     }
 
-    /// Calls the backend and passes its completions on.
+    /// Calls the backend and delivers its completions.
     fn turn(&self, wait: Wait) -> io::Result<()> {
         let mut finished = self.finished.take();
         let turned = {
@@ -122,8 +123,8 @@ impl Core {
         turned
     }
 
-    /// Drops every task, then waits until nothing is in flight. Returns the first panic of a drop: unwinding earlier would free
-    /// buffers that the kernel may still write to.
+    /// Drops every task, then waits until nothing is in flight. Returns the first panic of a drop: unwinding earlier
+    /// would free buffers that the kernel may still write to.
     fn end(&self) -> Option<Panic> {
         let mut panic = None;
         self.closed.set(true);
@@ -168,7 +169,7 @@ impl Core {
         std::mem::forget(self.op_table.take());
     }
 
-    /// Waits until there are no tasks. One caller at a time: the thread of a core.
+    /// Waits until there are no tasks. Only for one caller at a time: the thread of a core.
     pub(crate) async fn drained(&self) {
         std::future::poll_fn(|cx| {
             if self.tasks.borrow().live() == 0 {
@@ -196,7 +197,7 @@ fn contain<T>(panic: &mut Option<Panic>, foreign: impl FnOnce() -> T) -> Option<
     }
 }
 
-/// Runs futures on the thread that made it. See the crate's documentation.
+/// Runs futures on the thread that created it. See the crate's documentation.
 pub struct Reactor {
     core: Rc<Core>,
 }
@@ -245,7 +246,8 @@ impl Reactor {
     /// # Panics
     /// When `future` panics, when called from within a reactor, and when the kernel fails the ring itself.
     pub fn block_on<F: Future>(&self, future: F) -> F::Output {
-        // Ended, or dropped by a panic, inside: its destructors may need the reactor.
+        // The future ends, or is dropped by a panic, while the reactor is entered: its destructors may need the
+        // reactor.
         let _entered = Entered::new(&self.core);
         let mut output = None;
         self.drive(pin!(async { output = Some(future.await) }));
@@ -271,12 +273,12 @@ impl Reactor {
         }
     }
 
-    /// What the reactor runs on.
+    /// The reactor's backend.
     pub fn backend(&self) -> &Backend {
         &self.core.backend
     }
 
-    /// The reactor's pool of buffers, whose arena its ring has registered if it could.
+    /// The reactor's pool of buffers, whose arena is registered with its ring if possible.
     pub fn pool(&self) -> &Pool {
         &self.core.pool
     }
@@ -287,8 +289,8 @@ impl Reactor {
 }
 
 impl Drop for Reactor {
-    /// Drops all tasks and waits for the operations in flight, since the kernel may still write to their buffers. A panic
-    /// of a drop resumes after that.
+    /// Drops all tasks and waits for the operations in flight, since the kernel may still write to their buffers. A
+    /// panic of a drop resumes after that.
     fn drop(&mut self) {
         // A reactor dropped inside another one's task runs its last turns without being the current one.
         let entered = try_current().is_none().then(|| Entered::new(&self.core));

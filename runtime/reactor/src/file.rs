@@ -25,11 +25,11 @@ pub struct Options {
     pub read: bool,
     /// Allow writes.
     pub write: bool,
-    /// Make the file if there is none (with mode 0666 less the umask).
+    /// Create the file if it does not exist (with mode 0666 minus the umask).
     pub create: bool,
-    /// Make the file, and fail if there is one.
+    /// Create the file, and fail if it exists.
     pub create_new: bool,
-    /// Empty the file.
+    /// Truncate the file to zero length.
     pub truncate: bool,
     /// Bypass the page cache (`O_DIRECT`): addresses, lengths and offsets must then be multiples of the logical block.
     pub direct: bool,
@@ -37,9 +37,9 @@ pub struct Options {
 
 /// An open file or block device, used from the reactor that opened it. Clones share the descriptor.
 ///
-/// Operations start when their future is first polled and take place in no particular order. Dropping a future does not
-/// undo its operation, which may still take place; its buffer is kept until then. After the reactor has ended, operations
-/// fail with `ECANCELED`.
+/// Operations start when their future is first polled, and execute in no particular order. Dropping a future does not
+/// undo its operation, which may still be executed; its buffer is kept until then. After the reactor has ended,
+/// operations fail with `ECANCELED`.
 #[derive(Clone)]
 pub struct File {
     core: Rc<Core>,
@@ -51,7 +51,7 @@ impl File {
     /// Opens a file. This is an ordinary blocking call.
     ///
     /// # Errors
-    /// Those of `open(2)`; `EINVAL` also when the file system has no direct I/O.
+    /// Those of `open(2)`; `EINVAL` also if the file system does not support direct I/O.
     ///
     /// # Panics
     /// Outside a reactor.
@@ -67,7 +67,7 @@ impl File {
         Ok(File::from_fd(file.into()))
     }
 
-    /// Takes over a descriptor that is open already.
+    /// Takes over an open descriptor.
     ///
     /// # Panics
     /// Outside a reactor.
@@ -91,8 +91,8 @@ impl File {
         FileChange::new(self.descriptor(), Op::new(Rc::clone(&self.core), kind)).await
     }
 
-    /// Reads once into the buffer, from `offset_bytes` on; returns the bytes read and the buffer. A read may be short, at the end of
-    /// the file and elsewhere.
+    /// Reads once into the buffer, from `offset_bytes` on; returns the number of bytes read and the buffer. A read may
+    /// be short, also before the end of the file.
     ///
     /// # Errors
     /// Those of `pread(2)`; `EINVAL` for an offset that does not fit an `off_t`.
@@ -103,7 +103,7 @@ impl File {
     /// Reads until the buffer is full.
     ///
     /// # Errors
-    /// As [`File::read_at`]; `UnexpectedEof` when the file ends before. What was read by then is in the buffer.
+    /// As [`File::read_at`]; `UnexpectedEof` if the file ends earlier. What was read by then is in the buffer.
     pub async fn read_exact_at(&self, mut buffer: Buffer, offset_bytes: u64) -> (io::Result<()>, Buffer) {
         let mut filled = 0;
         while filled < buffer.len() {
@@ -141,7 +141,7 @@ impl File {
     /// Writes the whole slice.
     ///
     /// # Errors
-    /// As [`File::write_at`]; `WriteZero` when the system takes no more. How much was written is unknown.
+    /// As [`File::write_at`]; `WriteZero` if the system accepts no more. How much was written is unknown.
     pub async fn write_all_at(&self, mut data: Slice, mut offset_bytes: u64) -> io::Result<()> {
         while !data.is_empty() {
             let count = self.write_at(data.clone(), offset_bytes).await?;
@@ -154,7 +154,7 @@ impl File {
         Ok(())
     }
 
-    /// Makes the data written before durable (`fdatasync(2)`), and what is needed to read it back.
+    /// Makes earlier writes durable (`fdatasync(2)`), with the metadata that are needed to read them back.
     ///
     /// # Errors
     /// Those of `fdatasync(2)`. After an error it is unknown what is durable.
@@ -162,14 +162,15 @@ impl File {
         self.sync(true).await
     }
 
-    /// The same, but that pages of the page cache in a range may stay there: the range must not hold anything that is to be durable. Where
-    /// that cannot be had, all are written out. With `none_behind` the page cache has nothing to be written behind the range, which saves the second
-    /// operation.
+    /// The same, except that pages of the page cache in a range may stay there: the range must not contain anything
+    /// that must be durable. If the system cannot do that, all pages are written out. With `none_behind` the page cache
+    /// has no dirty pages after the range, which saves the second operation.
     ///
     /// # Errors
     /// As [`File::sync_data`].
     pub async fn sync_data_around(&self, range: Range<u64>, none_behind: bool) -> io::Result<()> {
-        // The kernel takes the byte behind a range of this length for its last one, and a length of 0 for the whole file.
+        // The kernel takes the byte after a range of this length for its last one, and a length of 0 for the whole
+        // file.
         let Some(last) =
             u32::try_from(range.start).ok().and_then(|start| start.checked_sub(1)).filter(|last| *last > 0)
         else {
@@ -183,11 +184,11 @@ impl File {
         Ok(())
     }
 
-    /// Whether the page cache has anything from this byte on that is not on the medium yet (`cachestat(2)`, Linux 6.5). An ordinary call, which takes
-    /// time with the number of pages there, written ones too.
+    /// True if the page cache has dirty pages from this byte on (`cachestat(2)`, Linux 6.5). An ordinary call; its time
+    /// grows with the number of cached pages there, including clean ones.
     ///
     /// # Errors
-    /// Those of `cachestat(2)`: `ENOSYS` before Linux 6.5, `EPERM` where it is filtered.
+    /// Those of `cachestat(2)`: `ENOSYS` before Linux 6.5, `EPERM` if it is filtered.
     pub fn has_pages_to_write(&self, from_bytes: u64) -> io::Result<bool> {
         pages_to_write(self.descriptor().as_fd(), from_bytes).map(|pages| pages > 0)
     }
@@ -208,25 +209,25 @@ impl File {
     /// Allocates, punches out or zeroes a range; `mode` is made of `FALLOC_FL_*` as in `fallocate(2)`.
     ///
     /// # Errors
-    /// Those of `fallocate(2)`: `EOPNOTSUPP` where the file system lacks the mode; `EINVAL` for a range that does not fit
-    /// an `off_t`.
+    /// Those of `fallocate(2)`: `EOPNOTSUPP` if the file system does not support the mode; `EINVAL` for a range that
+    /// does not fit an `off_t`.
     pub async fn fallocate(&self, mode: i32, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
         let (offset_bytes, len_bytes) = (checked(offset_bytes)?, checked(len_bytes)?);
         let descriptor = Arc::clone(self.descriptor());
         self.change(Allocate { descriptor, mode, offset_bytes, len_bytes }).await
     }
 
-    /// Tells a block device that a range is needed no more (`BLKDISCARD`). What it reads as afterwards is undefined.
+    /// Discards a range of a block device (`BLKDISCARD`). Its content is undefined afterwards.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` where the device has nothing to do then; `EINVAL` for a range that is not made of its blocks.
+    /// `EOPNOTSUPP` if the device does not support it; `EINVAL` for a range that does not consist of its blocks.
     pub async fn discard(&self, offset_bytes: u64, len_bytes: u64) -> io::Result<()> {
         let descriptor = Arc::clone(self.descriptor());
         self.change(DiscardBlocks { descriptor, range: [offset_bytes, len_bytes] }).await
     }
 
-    /// Waits until no write and no [`File::fallocate`] whose future was dropped is in flight: such an operation continues, and may
-    /// still change its range until it completes.
+    /// Waits until no write and no [`File::fallocate`] whose future was dropped is in flight: such an operation
+    /// continues, and may still change its range until it completes.
     pub async fn drain(&self) {
         self.descriptor().late().drain().await;
     }
@@ -234,13 +235,13 @@ impl File {
     /// Length in bytes of a file or of a block device. An ordinary, short call.
     ///
     /// # Errors
-    /// Those of `lseek(2)`: `ESPIPE` for what has no length.
+    /// Those of `lseek(2)`: `ESPIPE` for files without a length.
     pub fn len_bytes(&self) -> io::Result<u64> {
         // It moves the file position, which nothing here uses.
         Ok(rustix::fs::seek(self, rustix::fs::SeekFrom::End(0))?)
     }
 
-    /// Cuts or extends the file, in the latter case with a hole (`ftruncate(2)`). An ordinary call.
+    /// Truncates or extends the file, in the latter case with a hole (`ftruncate(2)`). An ordinary call.
     ///
     /// # Errors
     /// Those of `ftruncate(2)`; `EINVAL` for a length that does not fit an `off_t`.
@@ -249,7 +250,7 @@ impl File {
     }
 }
 
-/// Rejects what an `off_t` cannot hold: to a ring, the offset -1 would mean the file position.
+/// Rejects values that do not fit an `off_t`: to a ring, the offset -1 would mean the file position.
 fn checked(offset_bytes: u64) -> io::Result<u64> {
     match i64::try_from(offset_bytes) {
         Ok(_) => Ok(offset_bytes),
@@ -257,7 +258,7 @@ fn checked(offset_bytes: u64) -> io::Result<u64> {
     }
 }
 
-/// An operation that changes a file; dropped in flight it is a late change until [`IoOp::discard`].
+/// An operation that changes a file. If it is dropped in flight, it is a late change until [`IoOp::discard`].
 struct FileChange<'a, K: IoOp> {
     descriptor: &'a Arc<Descriptor>,
     op: Op<K>,

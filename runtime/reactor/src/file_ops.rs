@@ -11,11 +11,11 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use crate::descriptor::{Descriptor, Tables};
 use crate::operation::{IoOp, TRANSFER_LIMIT_BYTES, counted, entry_for};
 
-/// One `pread` into a buffer behind its first `filled_bytes`.
+/// One `pread` into a buffer, after its first `filled_bytes`.
 pub(crate) struct Read {
     pub(crate) descriptor: Arc<Descriptor>,
     pub(crate) buffer: Buffer,
-    /// Bytes at the front of the buffer that stay as they are; at most its length.
+    /// Bytes at the start of the buffer that are not changed; at most its length.
     pub(crate) filled_bytes: usize,
     /// Where in the file the first byte comes from; fits an `off_t`.
     pub(crate) offset_bytes: u64,
@@ -96,7 +96,7 @@ unsafe impl IoOp for Write {
 /// `fdatasync` or `fsync` of a whole file.
 pub(crate) struct Sync {
     pub(crate) descriptor: Arc<Descriptor>,
-    /// Leaves out metadata that reading the data back does not need.
+    /// Omits metadata that reading the data back does not need.
     pub(crate) data_only: bool,
 }
 
@@ -125,17 +125,18 @@ const CACHESTAT: libc::c_long = 451;
 
 /// Pages of the page cache from this byte on that are dirty or being written.
 pub(crate) fn pages_to_write(file: BorrowedFd<'_>, from_bytes: u64) -> io::Result<u64> {
-    // Offset and length of the range; a length of 0 is one up to the end.
+    // Offset and length of the range; a length of 0 means up to the end.
     let range = [from_bytes, 0];
-    // Pages that are there, dirty, being written, evicted, and evicted recently.
+    // The numbers of pages: cached, dirty, being written, evicted, and recently evicted.
     let mut found = [0u64; 5];
-    // SAFETY: the kernel reads two numbers of 64 bits from the one array and writes five to the other; both live until it returns.
+    // SAFETY: the kernel reads two numbers of 64 bits from the one array and writes five to the other; both live until
+    // it returns.
     let status = unsafe { libc::syscall(CACHESTAT, file.as_raw_fd(), range.as_ptr(), found.as_mut_ptr(), 0) };
     if status == 0 { Ok(found[1] + found[2]) } else { Err(io::Error::last_os_error()) }
 }
 
-/// `fdatasync` of a file but for the pages of a range: those behind it are written out first, then those before it, with everything
-/// else that a sync does. Where there is no entry for that, all are.
+/// `fdatasync` of a file except for the pages of a range: first those after it are written out, then those before it,
+/// with everything else that a sync does. Without an entry for that, all are.
 pub(crate) struct SyncAround {
     pub(crate) descriptor: Arc<Descriptor>,
     pub(crate) part: SyncPart,
@@ -144,9 +145,9 @@ pub(crate) struct SyncAround {
 /// A step of [`SyncAround`].
 #[derive(Clone, Copy)]
 pub(crate) enum SyncPart {
-    /// Writes pages out from this byte on.
+    /// Writes out pages from this byte on.
     WriteFrom(u64),
-    /// Syncs, and of the pages writes those out from the start up to the one with this byte.
+    /// Syncs, and writes out the pages from the start up to the one with this byte.
     SyncUpTo(u32),
 }
 
@@ -158,7 +159,7 @@ unsafe impl IoOp for SyncAround {
         const WRITE_AND_WAIT: u32 =
             libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
         entry_for!(tables.target(&self.descriptor), |fd| match self.part {
-            // A length of 0 is one up to the end.
+            // A length of 0 means up to the end.
             SyncPart::WriteFrom(offset) =>
                 opcode::SyncFileRange::new(fd, 0).offset(offset).flags(WRITE_AND_WAIT).build(),
             SyncPart::SyncUpTo(last) => opcode::Fsync::new(fd).len(last).flags(types::FsyncFlags::DATASYNC).build(),
@@ -181,10 +182,10 @@ unsafe impl IoOp for SyncAround {
 /// `BLKDISCARD`: `_IO(0x12, 119)` of the kernel's `linux/fs.h`.
 const BLOCK_DISCARD: libc::c_ulong = 0x1277;
 
-/// A discard of a block device's range. Only newer kernels have an entry of the ring for it, so a thread makes the call.
+/// A discard of a block device's range. Only newer kernels have a ring entry for it, so a thread makes the call.
 pub(crate) struct DiscardBlocks {
     pub(crate) descriptor: Arc<Descriptor>,
-    /// Where it begins and how many bytes it has.
+    /// The offset and the number of bytes.
     pub(crate) range: [u64; 2],
 }
 
@@ -201,7 +202,7 @@ unsafe impl IoOp for DiscardBlocks {
     }
 
     fn call(&mut self) -> io::Result<u32> {
-        // SAFETY: the call reads two numbers of 64 bits, which `range` is, and is done with them when it returns.
+        // SAFETY: the call reads two numbers of 64 bits, which are `range`, and does not use them after it returns.
         let status = unsafe { libc::ioctl(self.descriptor.as_fd().as_raw_fd(), BLOCK_DISCARD, self.range.as_ptr()) };
         if status == 0 { Ok(0) } else { Err(io::Error::last_os_error()) }
     }
@@ -259,7 +260,7 @@ mod tests {
 
     #[test]
     fn pages_that_wait_to_be_written_are_counted_from_a_byte_on() {
-        // Not in the usual place for such files, which may be memory: its pages always count as written or never do.
+        // Not in the usual place for such files, which may be in memory: its pages always count as written or never do.
         let mut file = tempfile::tempfile_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let pages = |file: &std::fs::File, from| pages_to_write(file.as_fd(), from);
         match pages(&file, 0) {

@@ -1,10 +1,10 @@
-//! Slices that are sent together, and the structures that name them to the kernel.
+//! Slices that are sent together, and the structures that describe them to the kernel.
 //!
-//! Invariant: `vectors` names the memory of `slices` from the first one not sent yet on; all of it stays in place while the
-//! `Gather` does, which is boxed.
+//! Invariant: `vectors` refers to the memory of `slices`, from the first one that is not sent yet; all of it stays in
+//! place as long as the boxed `Gather` exists.
 //!
-//! Shape: one allocation serves for many sends. A reactor keeps those that are not in use, so that in the long run sending
-//! allocates nothing.
+//! Shape: one allocation serves for many sends. A reactor keeps unused ones, so that in the long run sending allocates
+//! nothing.
 
 use std::cell::RefCell;
 
@@ -19,12 +19,12 @@ pub(crate) struct Gather {
     header: libc::msghdr,
     vectors: Vec<libc::iovec>,
     slices: Vec<Slice>,
-    /// How many of the vectors are sent completely.
+    /// The number of vectors that are sent completely.
     sent: usize,
 }
 
-// SAFETY: the pointers in the header and the vectors lead to memory that the `Gather` itself owns through its fields, which
-// may all change threads.
+// SAFETY: the pointers in the header and the vectors lead to memory that the `Gather` itself owns through its fields,
+// which may all change threads.
 unsafe impl Send for Gather {}
 
 impl Gather {
@@ -53,12 +53,12 @@ impl Gather {
         self.sent = 0;
     }
 
-    /// What is left to send.
+    /// What remains to be sent.
     pub(crate) fn left(&self) -> &[libc::iovec] {
         &self.vectors[self.sent..]
     }
 
-    /// Skips the next `count_bytes`, which were sent; at most what is left.
+    /// Skips the next `count_bytes`, which were sent; at most what remains.
     pub(crate) fn advance(&mut self, mut count_bytes: usize) {
         while let Some(vector) = self.vectors.get_mut(self.sent) {
             if count_bytes < vector.iov_len {
@@ -72,7 +72,7 @@ impl Gather {
         }
     }
 
-    /// A message of all that is left; valid until the next change.
+    /// A message with all that remains; valid until the next change.
     pub(crate) fn message(&mut self) -> *const libc::msghdr {
         let left = &mut self.vectors[self.sent..];
         (self.header.msg_iov, self.header.msg_iovlen) = (left.as_mut_ptr(), left.len() as _);
@@ -93,7 +93,7 @@ impl Gathers {
         unused.unwrap_or_else(Gather::new)
     }
 
-    /// Takes back a gather of which nothing is in flight.
+    /// Takes back a gather with nothing in flight.
     pub(crate) fn put_back(&self, mut gather: Box<Gather>) {
         gather.clear();
         let mut unused = self.unused.borrow_mut();

@@ -1,10 +1,10 @@
-//! Handing over from one thread to another, where either side may sleep: [`SleepHandshake`] between a reactor and those that send to
-//! it, and [`Mailbox`] between tasks of two cores.
+//! Handoffs from one thread to another, where either side may sleep: [`SleepHandshake`] between a reactor and its
+//! senders, and [`Mailbox`] between tasks of two cores.
 //!
-//! Invariants: no notice is slept through. A sender sets `notified` and then reads `sleeping`; the reactor sets `sleeping` and then
-//! reads `notified`. All four are sequentially consistent, so at least one side sees the other: either the reactor stays awake,
-//! or the sender ends its sleep. A reader that finds a mailbox empty leaves its waker under the same lock, and the next push takes it;
-//! so no item is missed, and a busy reader is not woken.
+//! Invariants: no notice is missed by sleeping. A sender sets `notified` and then reads `sleeping`; the reactor sets
+//! `sleeping` and then reads `notified`. All four are sequentially consistent, so at least one side sees the other:
+//! either the reactor stays awake, or the sender ends its sleep. A reader that finds a mailbox empty stores its waker
+//! under the same lock, and the next push takes it. So no item is missed, and a busy reader is not woken.
 //!
 //! `tests/handoff.rs` runs this file under many interleavings, with the locks and atomics of a model checker.
 
@@ -13,7 +13,7 @@ use std::task::{Context, Poll, Waker};
 
 use crate::primitives::{AtomicBool, Mutex, MutexGuard, Ordering};
 
-/// What a reactor and the threads that send to it agree on before it sleeps.
+/// The handshake between a reactor and the threads that send to it, before the reactor sleeps.
 pub(crate) struct SleepHandshake {
     notified: AtomicBool,
     /// The reactor sleeps, or is about to.
@@ -25,13 +25,13 @@ impl SleepHandshake {
         SleepHandshake { notified: AtomicBool::new(false), sleeping: AtomicBool::new(false) }
     }
 
-    /// Leaves a notice. True if the reactor may sleep: then the sender must end its sleep.
+    /// Leaves a notice. True if the reactor may be sleeping: then the sender must wake it.
     #[must_use]
     pub(crate) fn notify(&self) -> bool {
         !self.notified.swap(true, Ordering::SeqCst) && self.sleeping.load(Ordering::SeqCst)
     }
 
-    /// The reactor is about to sleep. False if there is a notice: then it must not. Either way call
+    /// The reactor is about to sleep. False if there is a notice: then it must not sleep. In either case call
     /// [`SleepHandshake::wake_up`] afterwards.
     pub(crate) fn fall_asleep(&self) -> bool {
         self.sleeping.store(true, Ordering::SeqCst);
@@ -54,7 +54,7 @@ impl SleepHandshake {
     }
 }
 
-/// A queue from one core to another. A reader that is busy takes all items together, and is not woken for each.
+/// A queue from one core to another. A busy reader takes all items together, and is not woken for each.
 pub struct Mailbox<T>(Mutex<MailboxState<T>>);
 
 struct MailboxState<T> {

@@ -1,7 +1,9 @@
-//! What other threads may touch of a reactor: its inbox, the event that ends its sleep, and the directory of all reactors.
+//! The part of a reactor that other threads may access: its inbox, the event that ends its sleep, and the directory of
+//! all reactors.
 //!
-//! Invariant: the reactor sees everything that is put into the inbox. [`SleepHandshake`] decides which side acts: the reactor does not
-//! sleep, or the sender writes the event descriptor, which ends the sleep. Sending to a reactor that is awake costs no system call.
+//! Invariant: the reactor sees everything that is put into the inbox. [`SleepHandshake`] decides which side acts: the
+//! reactor does not sleep, or the sender writes the event descriptor, which ends the sleep. Sending to a reactor that
+//! is awake costs no system call.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -33,7 +35,7 @@ pub(crate) struct Inbox {
     pub(crate) messages: Vec<Message>,
     /// The deadline of the core's tasks, once its shutdown was requested.
     pub(crate) stop_by: Option<Instant>,
-    /// No message is accepted any more.
+    /// Messages are no longer accepted.
     closed: bool,
 }
 
@@ -72,12 +74,12 @@ impl ReactorShared {
         self.handshake.fall_asleep()
     }
 
-    /// The reactor is awake again, and looks at its inbox before it next sleeps.
+    /// Records that the reactor is awake, and will read its inbox before it next sleeps.
     pub(crate) fn wake_up(&self) {
         self.handshake.wake_up();
     }
 
-    /// Whether something came in that the reactor has not looked at.
+    /// True if there is something that the reactor has not read.
     pub(crate) fn has_notice(&self) -> bool {
         self.handshake.has_notice()
     }
@@ -124,7 +126,7 @@ impl ReactorShared {
         Ok(())
     }
 
-    /// Requests the shutdown of the core; the first deadline stands.
+    /// Requests the shutdown of the core; the first deadline counts.
     pub(crate) fn stop(&self, by: Instant) {
         self.inbox().stop_by.get_or_insert(by);
         self.notify();

@@ -1,17 +1,18 @@
 //! One reactor per core over io_uring, with a plain-syscall fallback.
 //!
-//! A [`Reactor`] runs `!Send` futures on the thread that made it. Inside, [`spawn`] starts tasks, [`sleep`] and [`timeout`]
-//! measure time, and a [`File`] or a [`net::Stream`] moves [`sealblock_runtime_memory`] buffers. [`Cores`] runs one reactor per
-//! thread and lets other threads call into them. Where the kernel refuses io_uring, system calls execute the same operations, for
-//! files on a few threads; a [`Backend`] says which, and why.
+//! A [`Reactor`] runs `!Send` futures on the thread that created it. Inside, [`spawn`] starts tasks, [`sleep`] and
+//! [`timeout`] measure time, and a [`File`] or a [`net::Stream`] moves [`sealblock_runtime_memory`] buffers. [`Cores`]
+//! runs one reactor per thread and lets other threads call into them. If the kernel refuses io_uring, system calls
+//! execute the same operations, for files on a few threads; [`Backend`] tells which, and why.
 //!
 //! Invariants:
-//! - A buffer lent to the kernel is freed or reused only after the operation has completed, even if its future was dropped.
-//! - A turn of the reactor makes one system call at most, unless more operations start than the ring has room for.
+//! - A buffer lent to the kernel is freed or reused only after the operation has completed, even if its future was
+//!   dropped.
+//! - A turn of the reactor makes at most one system call, unless more operations start than the ring has room for.
 //! - Every queue has a limit or a producer with a limit; see [`Config`].
 //!
-//! Shape: one thread owns everything it touches, so nothing on the path of a request is locked or counted atomically
-//! except buffers and descriptors, which may change threads. What other threads may touch is in `inbox.rs`.
+//! Shape: one thread owns everything that it uses, so nothing on the path of a request is locked or counted atomically
+//! except buffers and descriptors, which may change threads. `inbox.rs` has what other threads may access.
 
 #![allow(unsafe_code)]
 
@@ -52,7 +53,7 @@ mod timer;
 mod uring_command;
 mod workers;
 
-/// What `handoff.rs` is made of; `tests/handoff.rs` puts a model checker's in its place.
+/// The primitives of `handoff.rs`; `tests/handoff.rs` replaces them with those of a model checker.
 mod primitives {
     pub(crate) use std::sync::atomic::{AtomicBool, Ordering};
     pub(crate) use std::sync::{Mutex, MutexGuard};

@@ -1,12 +1,14 @@
-//! Long steps share a part of each turn: who computes for long goes on in turn with everybody else, and not with all others like it at
-//! once.
+//! Long steps share a part of each turn: tasks with long computations take turns, so that they do not all compute in
+//! the same turn.
 //!
-//! A task that computes in steps lets others run between two of its own ([`crate::submitted`]). But of many such tasks each has its step
-//! in every turn, and a short request, which takes several turns, waits for all of these in each.
+//! A task that computes in steps lets others run between two of its steps ([`crate::submitted`]). But if there are many
+//! such tasks, each has a step in every turn, and a short request, which takes several turns, waits for all of these in
+//! each turn.
 //!
-//! Invariants: in one turn of the reactor the last step begins less than `MAX_STEPPING` after the first one, and there is always one if
-//! any waits; steps begin in the order in which they were asked for; one that is dropped holds nobody up. Where no step began since the
-//! last turn and some wait, the first of them was woken, so the reactor may sleep.
+//! Invariants: in one turn of the reactor the last step begins less than `MAX_STEPPING` after the first one, and there
+//! is at least one step if any task waits. Steps begin in the order of their requests. A waiting task that is dropped
+//! does not block others. If no step began since the last turn and some tasks wait, the first of them was woken, so the
+//! reactor may sleep.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -14,7 +16,7 @@ use std::task::{Context, Poll};
 
 use crate::core::{Core, try_current};
 
-/// A place among those that wait, until it is dropped.
+/// A place in the queue, until it is dropped.
 struct Place {
     core: Rc<Core>,
     number: u64,
@@ -38,8 +40,8 @@ impl Drop for Place {
     }
 }
 
-/// Ends when a step of long computation may begin: at once if no other one began earlier in this turn of the reactor and none waits.
-/// Outside a reactor always at once.
+/// Resolves when a step of long computation may begin: at once if no other one began earlier in this turn of the
+/// reactor and none waits. Outside a reactor it always resolves at once.
 pub async fn long_step() {
     let Some(core) = try_current() else { return };
     let number = core.long_steps.join();
@@ -58,7 +60,7 @@ mod tests {
     use super::long_step;
     use crate::long_steps::MAX_STEPPING;
 
-    /// A step after which no other one begins in its turn.
+    /// A step so long that no other one begins in its turn.
     fn compute() {
         let begun = Instant::now();
         while begun.elapsed() < MAX_STEPPING {}
@@ -68,7 +70,7 @@ mod tests {
         crate::core::current().turns.get()
     }
 
-    /// Tasks that ask for a step each, in order; each notes its number and the turn of its step.
+    /// Tasks that request one step each, in order; each records its number and the turn of its step.
     fn ask(count: usize, seen: &Rc<RefCell<Vec<(usize, u64)>>>) -> Vec<crate::JoinHandle<()>> {
         let one = |number| {
             let seen = Rc::clone(seen);
@@ -88,7 +90,7 @@ mod tests {
             let seen = Rc::default();
             let first = turns();
             let asked = ask(20, &seen);
-            // Twin: what is short goes on in each turn, whoever waits.
+            // Twin: a short task runs in each turn, whoever waits.
             let short = spawn(async {
                 let begun = turns();
                 for _ in 0..3 {
@@ -129,7 +131,7 @@ mod tests {
             for dropped in [4, 2, 1] {
                 asked.remove(dropped).abort();
             }
-            // The reactor sleeps meanwhile, if it believes that nobody waits.
+            // The reactor sleeps meanwhile if nobody seems to wait.
             sleep(Duration::from_millis(50)).await;
             let numbers: Vec<_> = seen.borrow().iter().map(|(number, _)| *number).collect();
             assert_eq!(numbers, [0, 3, 5]);

@@ -1,10 +1,10 @@
 //! The future of one operation.
 //!
-//! Invariant: a future that is dropped early moves its operation into the table in `op_table.rs`. An operation that waits for a
-//! peer is also cancelled then, because it might never complete by itself.
+//! Invariant: a future that is dropped early moves its operation into the table in `op_table.rs`. An operation that
+//! waits for a peer is also cancelled then, because it might never complete otherwise.
 //!
-//! Shape: the future, not the table, holds the operation, so that a table entry has one size and an operation usually allocates
-//! nothing.
+//! Shape: the future, not the table, holds the operation, so that a table entry has one size and an operation usually
+//! allocates nothing.
 
 use std::cell::Cell;
 use std::io;
@@ -17,7 +17,7 @@ use crate::core::Core;
 use crate::op_table::Key;
 use crate::operation::{ErasedOp, Interest, IoOp, decoded, discard};
 
-/// How often an operation is retried after an interruption or a momentary lack of resources.
+/// How often an operation is retried after an interruption or a temporary lack of resources.
 const RETRY_LIMIT: u8 = 64;
 
 enum OpStage<K> {
@@ -47,14 +47,15 @@ impl<K: IoOp> Op<K> {
         matches!(self.stage, OpStage::InFlight(..))
     }
 
-    /// Cancels an operation that waits for a peer. It still has to be polled to its end, or dropped.
+    /// Cancels an operation that waits for a peer. It must still be polled until it completes, or be dropped.
     fn cancel(&self) {
         if let (&OpStage::InFlight(key, _), Some(interest)) = (&self.stage, self.waits) {
             self.core.cancel(key, interest);
         }
     }
 
-    /// Executes a prompt operation inline, within the limit of the task's poll; returns it if it has to wait for the backend.
+    /// Executes a prompt operation inline, within the limit of the task's poll; returns it if it must wait for the
+    /// backend.
     fn try_inline(&self, mut kind: K) -> Result<K::Output, K> {
         if self.waits.is_none() || !kind.is_prompt() || !self.core.calls.take() {
             return Err(kind);
@@ -65,7 +66,7 @@ impl<K: IoOp> Op<K> {
         }
     }
 
-    /// True if an operation that would have to wait is retried in the next turn, and does not go to the backend yet.
+    /// True if an operation that would have to wait is retried in the next turn, before it goes to the backend.
     fn may_busy_poll(&mut self, kind: &K) -> bool {
         self.waits.is_some()
             && kind.is_prompt()
@@ -73,7 +74,7 @@ impl<K: IoOp> Op<K> {
             && self.busy_poll.poll_again(&self.core.busy_polling, self.core.awaits_disk())
     }
 
-    /// Retries in the task's next poll, or has the backend wait.
+    /// Retries in the task's next poll, or makes the backend wait.
     fn wait(&mut self, kind: K, waker: &Waker) -> OpStage<K> {
         if self.may_busy_poll(&kind) {
             waker.wake_by_ref();
@@ -83,7 +84,7 @@ impl<K: IoOp> Op<K> {
         OpStage::InFlight(key, kind)
     }
 
-    /// True if the result only says "try again" and the retries are not used up.
+    /// True if the result only means "try again" and retries are left.
     fn is_momentary(&mut self, result: i32) -> bool {
         let momentary = result == -libc::EINTR || result == -libc::EAGAIN;
         self.retries += u8::from(momentary);
@@ -145,11 +146,11 @@ impl<K: IoOp> Drop for Op<K> {
     }
 }
 
-/// Holds an operation whose future was dropped; its successor finishes it first.
+/// Holds an operation whose future was dropped; the next one finishes it first.
 pub(crate) type Parked<K> = Cell<Option<Op<K>>>;
 
-/// An operation that is cancelled and parked, not abandoned, when it is dropped in flight, so that its result (received bytes, an
-/// accepted connection) is not lost.
+/// An operation that is cancelled and parked, not abandoned, if it is dropped in flight, so that its result (received
+/// bytes, an accepted connection) is not lost.
 pub(crate) struct Parking<'a, K: IoOp> {
     parked: &'a Parked<K>,
     op: Option<Op<K>>,

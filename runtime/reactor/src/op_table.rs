@@ -1,11 +1,11 @@
 //! The table of operations in flight.
 //!
-//! Invariant: what an operation lends to the kernel or to a thread (buffers, descriptors) stays alive until its completion
-//! arrives. While the future lives it holds them; when it is dropped early they move into the table, which drops them
-//! with the completion.
+//! Invariant: what an operation lends to the kernel or to a thread (buffers, descriptors) stays alive until its
+//! completion arrives. While the future lives it holds them; when it is dropped early they move into the table, which
+//! drops them with the completion.
 //!
-//! Shape: a slot holds no operation unless its future is gone, so that all slots have one size and reusing them allocates
-//! nothing.
+//! Shape: a slot holds no operation unless its future is gone, so that all slots have one size and reusing them
+//! allocates nothing.
 
 use std::task::Waker;
 
@@ -13,7 +13,8 @@ use slab::Slab;
 
 use crate::operation::ErasedOp;
 
-/// Names an operation in flight: its slot, and above it a generation, so that a stale key names nothing.
+/// The key of an operation in flight: its slot, and a generation in the higher bits, so that a stale key matches
+/// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Key(u64);
 
@@ -44,14 +45,14 @@ pub(crate) type LentOp = Option<Box<dyn ErasedOp>>;
 
 /// `user_data` bit of operations that wait for a peer; no table has that many slots.
 pub(crate) const WAITS_BIT: u64 = 1 << 31;
-/// `user_data` bit of operations that change a file; nor that many.
+/// `user_data` bit of operations that change a file; no table has that many slots either.
 pub(crate) const CHANGES_BIT: u64 = 1 << 30;
 
 enum OpState {
     Waiting(Waker),
     /// The result, and the operation itself if a thread had it.
     Done(i32, LentOp),
-    /// The future is dropped; this keeps what it had lent.
+    /// The future was dropped; this keeps what it had lent.
     Abandoned(LentOp),
 }
 
@@ -60,17 +61,18 @@ struct InFlight {
     state: OpState,
 }
 
-/// A completion: the operation's key, its count or negative error number, and the operation if its future does not hold it.
+/// A completion: the operation's key, its count or negative error number, and the operation if its future does not hold
+/// it.
 pub(crate) struct Finished {
     pub(crate) key: Key,
     pub(crate) result: i32,
     pub(crate) returned: LentOp,
 }
 
-/// The action for a completion, to run once the table is not borrowed any more.
+/// The action for a completion, to run when the table is no longer borrowed.
 pub(crate) enum CompletionAction {
     Wake(Waker),
-    /// The future is dropped: the operation undoes its result and is dropped, which may run any code.
+    /// The future was dropped: the operation undoes its result and is dropped, which may run any code.
     Discard(i32, LentOp, LentOp),
 }
 
@@ -83,7 +85,7 @@ pub(crate) struct OpTable {
 }
 
 impl OpTable {
-    /// Operations whose completion has not arrived.
+    /// The number of operations whose completion has not arrived.
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight
     }
@@ -125,7 +127,8 @@ impl OpTable {
         found.is_some_and(|found| matches!(found.state, OpState::Abandoned(_)))
     }
 
-    /// The result, if the operation has completed; otherwise stores the waker, and returns the replaced one for the caller to drop.
+    /// The result, if the operation has completed; otherwise stores the waker, and returns the replaced one for the
+    /// caller to drop.
     pub(crate) fn poll(&mut self, key: Key, waker: &Waker) -> Result<(i32, LentOp), Option<Waker>> {
         match self.get(key).expect("a future's key is released only by the future") {
             OpState::Waiting(old) if old.will_wake(waker) => Err(None),
@@ -139,7 +142,7 @@ impl OpTable {
         }
     }
 
-    /// Keeps what a dropped future had lent until the completion arrives. When that is there already, returns its result
+    /// Keeps what a dropped future had lent until the completion arrives. If it has already arrived, returns its result
     /// and the operation, to be discarded. The second part is a waker to drop.
     pub(crate) fn abandon(&mut self, key: Key, kept: LentOp) -> (Option<(i32, LentOp, LentOp)>, Option<Waker>) {
         let Some(state) = self.get(key) else {

@@ -10,7 +10,8 @@ use io_uring::squeue;
 
 use crate::descriptor::Tables;
 
-/// How many operations one poll of a task executes inline; more go to the backend, so that other tasks get their turn.
+/// The number of operations that one poll of a task executes inline; more go to the backend, so that other tasks get
+/// their turn.
 const CALLS_PER_POLL: u32 = 8;
 
 /// Operations that the current poll of a task may still execute inline.
@@ -34,7 +35,7 @@ impl Calls {
 /// Maximum bytes that Linux moves in one read or write (`MAX_RW_COUNT`).
 pub(crate) const TRANSFER_LIMIT_BYTES: usize = 0x7fff_f000;
 
-/// Makes an entry for a descriptor that is either a slot of the ring's table or a number.
+/// Creates an entry for a descriptor that is either a slot of the ring's table or a number.
 macro_rules! entry_for {
     ($target:expr, |$fd:ident| $entry:expr) => {
         match $target {
@@ -56,7 +57,7 @@ pub(crate) fn counted(result: rustix::io::Result<usize>) -> io::Result<u32> {
     Ok(u32::try_from(result?).unwrap_or(u32::MAX))
 }
 
-/// The readiness that an operation waits for; it depends on a peer and may never come.
+/// The readiness that an operation waits for; it depends on a peer and may never occur.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interest {
     pub(crate) fd: RawFd,
@@ -73,8 +74,8 @@ pub(crate) enum Direction {
 /// One kind of operation.
 ///
 /// # Safety
-/// All memory and descriptors named by [`IoOp::entry`] stay valid, at the same address, while the value lives, even when
-/// the value itself moves, and also when it is leaked.
+/// All memory and descriptors named by [`IoOp::entry`] stay valid, at the same address, while the value lives, even
+/// when the value itself moves, and also when it is leaked.
 pub(crate) unsafe trait IoOp: Sized + Send + Unpin + 'static {
     /// The output of the operation's future.
     type Output;
@@ -82,19 +83,21 @@ pub(crate) unsafe trait IoOp: Sized + Send + Unpin + 'static {
     /// The submission for a ring; `None` exactly if the operation [`IoOp::blocks`].
     fn entry(&mut self, tables: &Tables) -> Option<squeue::Entry>;
 
-    /// Executes the operation as a system call. It may block, unless the operation waits for a peer: then it returns `EAGAIN`.
+    /// Executes the operation as a system call. It may block, unless the operation waits for a peer: then it returns
+    /// `EAGAIN`.
     fn call(&mut self) -> io::Result<u32>;
 
     /// Converts the result of either to the output.
     fn finish(self, result: io::Result<u32>) -> Self::Output;
 
-    /// True if no ring executes the operation: on every backend it goes to a thread of its own sort, where it may block for long.
+    /// True if no ring executes the operation: on every backend it goes to a separate thread, where it may block for
+    /// long.
     fn blocks(&self) -> bool {
         false
     }
 
-    /// The readiness of a peer that the operation waits for, if any. Such an operation is cancelled when its future is dropped,
-    /// does not count against the limit of operations in flight, and never goes to a thread.
+    /// The readiness of a peer that the operation waits for, if any. Such an operation is cancelled when its future is
+    /// dropped, does not count against the limit of operations in flight, and never goes to a thread.
     fn waits(&self) -> Option<Interest> {
         None
     }
@@ -115,7 +118,7 @@ pub(crate) unsafe trait IoOp: Sized + Send + Unpin + 'static {
     }
 }
 
-/// An operation on its way to a thread and back.
+/// An operation that moves to a thread and back.
 pub(crate) trait ErasedOp: Send {
     /// Executes the operation; a negative result is an error number, as in a completion of a ring.
     fn run(&mut self) -> i32;

@@ -1,14 +1,14 @@
 //! The io_uring backend and its setup.
 //!
-//! Invariants: an entry that waits for a disk reaches the kernel only while fewer than the limit are there; an entry that waits for
-//! a peer always does, because idle peers would use up any limit, and the kernel keeps completions that find no room in the queue
-//! (`IORING_FEAT_NODROP`). Entries of one sort reach it in the order of their start. A ring is dropped only while nothing is in
-//! flight, because the kernel would otherwise write to freed buffers.
+//! Invariants: entries that wait for a disk are in the kernel only up to the limit. Entries that wait for a peer always
+//! go to the kernel, because idle peers would use up any limit; the kernel keeps completions that find no room in the
+//! queue (`IORING_FEAT_NODROP`). Entries of one kind reach it in the order of their start. A ring is dropped only while
+//! nothing is in flight, because the kernel would otherwise write to freed buffers.
 //!
-//! Shape: entries go into the submission queue as operations start and are submitted once per turn, together with the wait for
-//! completions. Where a turn starts several for disks, they are submitted a few at a time: otherwise a disk stands idle until all of
-//! them are queued.
-//! A read of the reactor's event descriptor is always in flight; other threads end the wait with it.
+//! Shape: entries go into the submission queue as operations start and are submitted once per turn, together with the
+//! wait for completions. If a turn starts several for disks, these are submitted a few at a time: otherwise a disk is
+//! idle until all of them are queued. A read of the reactor's event descriptor is always in flight; other threads end
+//! the wait with it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -27,11 +27,12 @@ use crate::descriptor::{FileSlot, Tables};
 use crate::inbox::ReactorShared;
 use crate::op_table::{CHANGES_BIT, Finished, Key, WAITS_BIT};
 
-/// Entries of the submission queue: how many operations one system call can hand over.
+/// Entries of the submission queue: the number of operations that one system call can submit.
 const SUBMISSION_ENTRIES: u32 = 256;
-/// So many operations for disks are submitted before a turn ends: at first, and after doubling with each submission.
+/// The number of disk operations that are submitted before a turn ends: at first, and the maximum after it doubled with
+/// each submission.
 const EARLY_OPERATIONS: (usize, usize) = (2, 16);
-/// Ends of changes that a reactor waits for at most after a wake-up.
+/// The maximum number of completed changes for which a reactor waits after a wake-up.
 const MAX_COLLECTED: usize = 64;
 /// The `user_data` of the read of the event descriptor; no operation's key has this generation and index.
 const EVENT: u64 = u64::MAX;
@@ -51,11 +52,11 @@ pub(crate) struct Ring {
     urgent: VecDeque<squeue::Entry>,
     /// Counted operations in the kernel, or in the submission queue.
     in_kernel: usize,
-    /// Those of them that change a file.
+    /// Of these, the ones that change a file.
     changes: usize,
-    /// Those of them that no system call has submitted.
+    /// Of these, the ones that no system call has submitted.
     queued: usize,
-    /// So many of those are submitted before the turn ends.
+    /// This many of those are submitted before the turn ends.
     early: usize,
     /// Operations in the kernel, or in the submission queue, that wait for a peer.
     waiting: usize,
@@ -63,13 +64,13 @@ pub(crate) struct Ring {
     spin: Spin,
     collecting: Collecting,
     shared: Arc<ReactorShared>,
-    /// Where the read of the event descriptor puts the count; on the heap, so that it stays where it is.
+    /// The destination of the read of the event descriptor, on the heap so that it does not move.
     event_count: Box<u64>,
     event_armed: bool,
 }
 
 impl Ring {
-    /// Sets up a ring, and says what the kernel granted.
+    /// Sets up a ring, and returns what the kernel granted.
     pub(crate) fn start(
         config: &Config,
         pool: &Pool,
@@ -132,7 +133,7 @@ impl Ring {
         self.submit_early();
     }
 
-    /// Puts an entry that counts into the submission queue, if there is room.
+    /// Puts a counted entry into the submission queue, if there is room.
     ///
     /// # Safety
     /// As for [`Ring::push`].
@@ -147,8 +148,8 @@ impl Ring {
         queued
     }
 
-    /// Submits the queued disk operations if there are enough of them for a system call: a disk that waits for a whole batch would be
-    /// idle meanwhile. The more operations the turn has submitted, the longer the disk is busy.
+    /// Submits the queued disk operations if there are enough of them for a system call: a disk that waits for a whole
+    /// batch would be idle meanwhile. The more operations the turn has submitted, the longer the disk is busy.
     fn submit_early(&mut self) {
         if self.queued < self.early {
             return;
@@ -156,7 +157,8 @@ impl Ring {
         self.early = (self.early * 2).min(EARLY_OPERATIONS.1);
         self.queued = 0;
         let queued = self.uring.submission().len() as u32;
-        // SAFETY: the entries in the queue were promised to stay valid. What the kernel did not take, the next turn submits again.
+        // SAFETY: the entries in the queue were promised to stay valid. What the kernel did not take, the next turn
+        // submits again.
         let _ = unsafe { self.uring.submitter().enter::<()>(queued, 0, 0, None) };
     }
 
@@ -167,19 +169,19 @@ impl Ring {
         }
     }
 
-    /// True if operations are in flight that wait for a disk.
+    /// True if operations that wait for a disk are in flight.
     pub(crate) fn awaits_disk(&self) -> bool {
         self.in_kernel > 0 || !self.backlog.is_empty()
     }
 
-    /// Cancels an operation that waits for a peer. The cancellation is submitted behind the operation and has no effect if the
-    /// operation has completed.
+    /// Cancels an operation that waits for a peer. The cancellation is submitted after the operation and has no effect
+    /// if the operation has completed.
     pub(crate) fn cancel(&mut self, key: Key) {
         self.push_urgent(opcode::AsyncCancel::new(key.raw() | WAITS_BIT).build().user_data(CANCEL));
     }
 
-    /// Submits queued entries, waits, and appends completions. Queued entries for which `is_abandoned` is true complete without
-    /// being submitted.
+    /// Submits queued entries, waits, and appends completions. Queued entries for which `is_abandoned` is true complete
+    /// without being submitted.
     pub(crate) fn turn(
         &mut self,
         wait: Wait,
@@ -237,7 +239,8 @@ impl Ring {
         self.collect(finished)
     }
 
-    /// After a sleep that the end of a change ended: takes completions, and sleeps again for the ends of other changes.
+    /// After a sleep that the completion of a change ended: takes completions, and sleeps again for those of other
+    /// changes.
     fn collect(&mut self, finished: &mut Vec<Finished>) -> io::Result<()> {
         let before = self.changes;
         self.reap(finished);
@@ -252,8 +255,8 @@ impl Ring {
         Ok(())
     }
 
-    /// True if a system call is needed: entries are to be submitted, or the kernel has work to do on this thread, or completions
-    /// found no room. Other completions arrive without one.
+    /// True if a system call is needed: entries must be submitted, or the kernel has work to do on this thread, or
+    /// completions found no room. Other completions arrive without one.
     fn needs_enter(&mut self) -> bool {
         let submission = self.uring.submission();
         !submission.is_empty() || submission.taskrun() || submission.cq_overflow()
@@ -292,7 +295,8 @@ impl Ring {
         let fd = types::Fd(self.shared.event_fd().as_raw_fd());
         let count: *mut u64 = &mut *self.event_count;
         let entry = opcode::Read::new(fd, count.cast(), 8).build().user_data(EVENT);
-        // SAFETY: the count lives on the heap, and the ring with it is dropped only after `close`, which ends this read.
+        // SAFETY: the count lives on the heap, and the ring with it is dropped only after `close`, which ends this
+        // read.
         self.event_armed = unsafe { self.uring.submission().push(&entry) }.is_ok();
     }
 
@@ -309,7 +313,7 @@ impl Ring {
         let entered = unsafe { self.uring.submitter().enter(queued, want, flags, Some(&arguments)) };
         match entered {
             Ok(_) => Ok(()),
-            // Time out, a signal, or completions that have to be taken first: the caller takes completions in any case.
+            // A timeout, a signal, or completions that must be taken first: the caller takes completions in any case.
             Err(error) => match error.raw_os_error() {
                 Some(libc::ETIME | libc::EINTR | libc::EAGAIN | libc::EBUSY) => Ok(()),
                 _ => Err(error),
@@ -357,14 +361,14 @@ impl Ring {
         }
     }
 
-    /// Cancels what the kernel can cancel: operations that wait, not those that a disk executes. Linux before 5.19 cannot, so the
-    /// futures must be dropped first, which cancels them one by one.
+    /// Cancels what the kernel can cancel: operations that wait, but not those that a disk executes. Linux before 5.19
+    /// cannot do this, so the futures must be dropped first, which cancels them one by one.
     pub(crate) fn cancel_all(&mut self) {
         let entry = opcode::AsyncCancel2::new(types::CancelBuilder::any()).build().user_data(CANCEL);
         self.push_urgent(entry);
     }
 
-    /// Ends the read of the event descriptor. All operations have completed before.
+    /// Ends the read of the event descriptor. All operations must have completed.
     pub(crate) fn close(&mut self) -> io::Result<()> {
         while self.event_armed {
             self.shared.kick();
@@ -383,8 +387,8 @@ impl std::fmt::Debug for Ring {
 
 /// Maximum bytes of one registered buffer.
 const REGISTERED_LIMIT_BYTES: usize = 1 << 30;
-/// Completions beyond those of counted operations: for sockets that become ready together, cancellations, and the read of
-/// the event descriptor. More than these go to a list in the kernel, which is slower.
+/// Completions beyond those of counted operations: for sockets that become ready together, cancellations, and the read
+/// of the event descriptor. Further ones go to a list in the kernel, which is slower.
 const COMPLETION_MARGIN: u32 = 1024;
 
 /// Tries the best mode first; a kernel that does not know a flag returns `EINVAL`.
@@ -458,13 +462,14 @@ fn register_arena(uring: &IoUring, pool: &Pool) -> Result<(), UringUnavailable> 
     if arena.len_bytes > REGISTERED_LIMIT_BYTES {
         return Err(UringUnavailable::ArenaTooLarge);
     }
-    // Registering brings all pages of the arena into memory. Out of huge ones, a transfer is one piece to the disk, and not one for
-    // each page. A kernel without them keeps to small ones.
+    // Registering brings all pages of the arena into memory. With huge pages, a transfer is one piece to the disk,
+    // rather than one for each page. A kernel without them uses small ones.
     // SAFETY: advice on a range that is mapped for as long as the pool lives; it changes no contents.
     unsafe { libc::madvise(arena.base.cast(), arena.len_bytes, libc::MADV_HUGEPAGE) };
     let vectors = [libc::iovec { iov_base: arena.base.cast(), iov_len: arena.len_bytes }];
     // SAFETY: the arena is mapped for as long as the pool or any buffer of it lives; the reactor holds the pool, and an
-    // operation its buffer. The kernel holds the pages themselves, so even an early unmapping would free nothing in use.
+    // operation its buffer. The kernel holds the pages themselves, so even an early unmapping would free nothing in
+    // use.
     let registered = unsafe { uring.submitter().register_buffers(&vectors) };
     match registered {
         Ok(()) => {

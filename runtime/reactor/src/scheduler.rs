@@ -1,7 +1,7 @@
-//! What a reactor has to run: its tasks, by slot, and its timers.
+//! The work of a reactor: its tasks, by slot, and its timers.
 //!
-//! Invariant: a future is returned and not dropped here, because dropping may run anything and the caller has borrowed the table. A
-//! future that is being polled is not in its slot, so aborting it from within only marks the slot.
+//! Invariant: a future is returned and not dropped here, because dropping may run any code and the caller has borrowed
+//! the table. A future that is being polled is not in its slot, so aborting it from within only marks the slot.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -23,16 +23,16 @@ pub(crate) struct TaskId {
 }
 
 impl TaskId {
-    /// How many bits [`TaskId::to_bits`] uses.
+    /// The number of bits that [`TaskId::to_bits`] uses.
     pub(crate) const BITS: u32 = 2 * FIELD_BITS;
-    /// The future given to `block_on`, which lies in no slot.
+    /// The future given to `block_on`, which has no slot.
     pub(crate) const ROOT: TaskId = TaskId { index: FIELD_MASK, generation: 0 };
 
     pub(crate) fn to_bits(self) -> u64 {
         u64::from(self.generation) << FIELD_BITS | u64::from(self.index)
     }
 
-    /// Ignores the bits above.
+    /// Ignores higher bits.
     pub(crate) fn from_bits(bits: u64) -> TaskId {
         TaskId { index: bits as u32 & FIELD_MASK, generation: (bits >> FIELD_BITS) as u32 & FIELD_MASK }
     }
@@ -74,7 +74,7 @@ impl Tasks {
         self.tasks.get_mut(id.index as usize).filter(|task| task.generation == id.generation)
     }
 
-    /// Queues the task to be polled; false if it is gone or queued already.
+    /// Queues the task to be polled; false if it is gone or already queued.
     pub(crate) fn enqueue(&mut self, id: TaskId) -> bool {
         self.get(id).is_some_and(|task| !std::mem::replace(&mut task.is_queued, true))
     }
@@ -97,7 +97,7 @@ impl Tasks {
         None
     }
 
-    /// Takes away the future of a task that is not being polled; another one ends with its poll.
+    /// Removes the future of a task that is not being polled; otherwise the task ends with its poll.
     pub(crate) fn abort(&mut self, id: TaskId) -> Option<Body> {
         let task = self.get(id)?;
         task.is_aborted = true;
@@ -106,7 +106,8 @@ impl Tasks {
         Some(body)
     }
 
-    /// Takes all futures away at once, so that the end of a reactor takes time in proportion to them. Dropping them may start others.
+    /// Removes all futures at once, so that the end of a reactor takes time in proportion to their number. Dropping
+    /// them may start others.
     pub(crate) fn evict(&mut self) -> Vec<Body> {
         std::mem::take(&mut self.tasks).into_iter().filter_map(|(_, task)| task.body).collect()
     }
@@ -127,7 +128,7 @@ impl Timers {
         key
     }
 
-    /// Sets the waker of a timer, also of one that has ended. Returns the waker that is replaced.
+    /// Sets the waker of a timer, even of one that has ended. Returns the replaced waker.
     pub(crate) fn restart(&mut self, key: (Instant, u64), waker: Waker) -> Option<Waker> {
         self.running.insert(key, waker)
     }

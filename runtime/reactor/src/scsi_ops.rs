@@ -1,7 +1,7 @@
-//! SCSI commands that a device gets as they are, by `SG_IO`; on the threads of `device_ops.rs`.
+//! SCSI commands that are passed to a device unchanged, by `SG_IO`; on the threads of `device_ops.rs`.
 //!
-//! Layouts and numbers are those of the kernel's `scsi/sg.h`. The kernel checks every address that the structure names, reads or writes
-//! only as many bytes as it says, and is done with them when the call returns.
+//! Layouts and numbers are those of the kernel's `scsi/sg.h`. The kernel checks every address in the structure, reads
+//! or writes only as many bytes as it states, and does not use them after the call returns.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -22,11 +22,11 @@ const INTERFACE: libc::c_int = b'S' as libc::c_int;
 const NONE: libc::c_int = -1;
 const TO_DEVICE: libc::c_int = -2;
 const FROM_DEVICE: libc::c_int = -3;
-/// Bytes of the longest command, and of the sense data that the kernel keeps.
+/// The maximum number of bytes of a command, and of the sense data that the kernel keeps.
 const MAX_COMMAND_BYTES: usize = 32;
 const SENSE_BYTES: usize = 96;
 
-/// A SCSI command, without the data that it moves.
+/// A SCSI command, without its data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ScsiCommand {
     bytes: [u8; MAX_COMMAND_BYTES],
@@ -35,8 +35,8 @@ pub struct ScsiCommand {
 }
 
 impl ScsiCommand {
-    /// A command of these bytes, and how long the kernel waits for its completion before it aborts it; `None` if they are none or more
-    /// than a command has.
+    /// A command of these bytes, and how long the kernel waits for its completion before it aborts it; `None` if there
+    /// are no bytes or too many.
     pub fn new(cdb: &[u8], timeout_ms: u32) -> Option<ScsiCommand> {
         let mut bytes = [0; MAX_COMMAND_BYTES];
         bytes.get_mut(..cdb.len())?.copy_from_slice(cdb);
@@ -58,16 +58,17 @@ impl SenseBuffer {
     }
 }
 
-/// How a command has ended.
+/// How a command ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ScsiReply {
     /// The status byte of the device.
     pub status: u8,
-    /// What the host adapter's driver says, 0 if the device has answered: `DID_*` of the kernel's `scsi/scsi_status.h`.
+    /// The status from the host adapter's driver, 0 if the device has answered: `DID_*` of the kernel's
+    /// `scsi/scsi_status.h`.
     pub host_status: u16,
-    /// What the kernel adds; its low four bits are 0 or, with sense data, 8.
+    /// The status that the kernel adds; its low four bits are 0 or, with sense data, 8.
     pub driver_status: u16,
-    /// Bytes of the data that were moved, never more than there are.
+    /// The number of transferred bytes, at most the length of the data.
     pub moved_bytes: usize,
     /// The sense data.
     pub sense: SenseBuffer,
@@ -142,10 +143,10 @@ unsafe impl IoOp for Scsi {
             ..SgIoHdr::default()
         };
         self.data.expose();
-        // SAFETY: the number says that the argument is this structure. The memory that it names is owned by this operation, as long as
-        // it says: command and sense data are arrays of it, and the data are written only if the direction says that they come from the
-        // device, in which case they are a buffer that nothing else has. The device cannot move data another way than the direction says:
-        // the kernel maps them for it so.
+        // SAFETY: the number says that the argument is this structure. The memory that it names is owned by this
+        // operation for the length that it states: command and sense data are arrays of it, and the data are written
+        // only if the direction says that they come from the device, in which case they are a buffer without another
+        // handle. The device cannot move data in another direction, because the kernel maps them for this one.
         let status = unsafe { libc::ioctl(self.descriptor.as_fd().as_raw_fd(), SG_IO, &raw mut passed) };
         if status < 0 {
             return Err(io::Error::last_os_error());
@@ -167,12 +168,13 @@ unsafe impl IoOp for Scsi {
 }
 
 impl File {
-    /// Sends one command to the SCSI device that this is the node of (`/dev/sdX` or `/dev/sgX`); returns how it ended, and its data.
-    /// Commands that change blocks go the kernel's ordinary way: [`File::drain`] does not wait for one.
+    /// Sends one command to the SCSI device of this node (`/dev/sdX` or `/dev/sgX`). Returns how it ended, and its
+    /// data. Commands that change blocks go through the kernel's usual path, so [`File::drain`] does not wait for them.
     ///
     /// # Errors
-    /// Those of `SG_IO`, which say nothing of the command's execution: `EPERM` for a command that needs a privilege, `ENOTTY` or
-    /// `EINVAL` for other files, `ENODEV` when the device is gone, `EINVAL` or `ENOMEM` for more data than the kernel maps at once.
+    /// Those of `SG_IO`, which do not tell whether the command was executed: `EPERM` for a command that needs a
+    /// privilege, `ENOTTY` or `EINVAL` for other files, `ENODEV` when the device is gone, `EINVAL` or `ENOMEM` for more
+    /// data than the kernel maps at once.
     pub async fn scsi(&self, command: ScsiCommand, data: Transfer) -> (io::Result<ScsiReply>, Transfer) {
         let descriptor = Arc::clone(self.descriptor());
         let sense = SenseBuffer { bytes: [0; SENSE_BYTES], length: 0 };

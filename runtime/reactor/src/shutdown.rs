@@ -34,9 +34,9 @@ struct SignalState {
     waiting: Waiters,
 }
 
-/// Ends when the process has received SIGTERM or SIGINT since the first such future was polled; every such future does,
-/// also later ones. The second signal of the same kind has its default effect and ends the process, so that an operator can end
-/// a shutdown that hangs.
+/// Resolves when the process has received SIGTERM or SIGINT since the first such future was polled; this applies to all
+/// such futures, including later ones. The second signal of the same kind has its default effect and ends the process,
+/// so that an operator can end a shutdown that hangs.
 ///
 /// # Errors
 /// When the handlers cannot be installed.
@@ -92,7 +92,7 @@ fn install() -> io::Result<()> {
         }
     })?;
     for signal in [SIGTERM, SIGINT] {
-        // The first signal sets the flag, under which the second one ends the process.
+        // The first signal sets the flag, which makes the second one end the process.
         let is_second = Arc::new(AtomicBool::new(false));
         flag::register_conditional_default(signal, Arc::clone(&is_second))?;
         flag::register(signal, is_second)?;
@@ -101,8 +101,8 @@ fn install() -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until a shutdown of the core is requested ([`crate::Cores::shutdown`]), so that tasks that serve for ever can end in
-/// time. On a reactor that belongs to no [`crate::Cores`] it never ends.
+/// Waits until a shutdown of the core is requested ([`crate::Cores::shutdown`]), so that tasks that would run forever
+/// can end in time. On a reactor outside of [`crate::Cores`] it never resolves.
 ///
 /// # Panics
 /// Outside a reactor.

@@ -1,7 +1,7 @@
 //! Operations on sockets: accept, connect, receive, send. Each waits for a peer.
 //!
-//! Shape: for a receive the kernel tries first and waits only then. Having it wait first after a receive that had emptied the socket
-//! (`IORING_RECVSEND_POLL_FIRST`) made no measurable difference.
+//! Shape: for a receive the kernel tries first and waits only then. Making it wait first, after a receive that had
+//! emptied the socket (`IORING_RECVSEND_POLL_FIRST`), made no measurable difference.
 
 use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
@@ -55,7 +55,7 @@ unsafe impl IoOp for Accept {
 /// One `connect`.
 pub(crate) struct Connect {
     pub(crate) descriptor: Arc<Descriptor>,
-    /// Boxed, so that it stays where it is.
+    /// Boxed, so that it does not move.
     pub(crate) peer: Box<SocketAddrAny>,
 }
 
@@ -73,7 +73,7 @@ unsafe impl IoOp for Connect {
         match rustix::net::connect(self.descriptor.as_fd(), &*self.peer) {
             Ok(()) | Err(Errno::ISCONN) => Ok(0),
             Err(Errno::INPROGRESS | Errno::ALREADY) => Err(Errno::AGAIN.into()),
-            // To the kernel this is a lack of local ports, not a reason to wait.
+            // Here this error is a lack of local ports, not a reason to wait.
             Err(Errno::AGAIN) => Err(Errno::ADDRNOTAVAIL.into()),
             Err(error) => Err(error.into()),
         }
@@ -92,7 +92,7 @@ unsafe impl IoOp for Connect {
 pub(crate) struct Receive {
     pub(crate) descriptor: Arc<Descriptor>,
     pub(crate) buffer: Buffer,
-    /// True if the operation is tried when it is polled, before the backend's turn.
+    /// True if the operation is attempted when it is polled, before the backend's turn.
     pub(crate) is_prompt: bool,
     /// True if it busy polls before it waits.
     pub(crate) busy_polls: bool,
@@ -106,8 +106,8 @@ impl Receive {
     }
 }
 
-// SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the buffer's memory, which does not move with the
-// buffer, is written by no other handle while it lives, and is not freed when the buffer is leaked.
+// SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the buffer's memory, which does not move with
+// the buffer, is written by no other handle while it lives, and is not freed when the buffer is leaked.
 unsafe impl IoOp for Receive {
     type Output = (io::Result<usize>, Buffer);
 
@@ -139,18 +139,18 @@ unsafe impl IoOp for Receive {
     }
 }
 
-/// One `send` or `sendmsg` of what a gather has left. A peer that is gone is an error and no signal.
+/// One `send` or `sendmsg` of the rest of a gather. If the peer is gone, that is an error and not a signal.
 pub(crate) struct Send {
     pub(crate) descriptor: Arc<Descriptor>,
     pub(crate) gather: Box<Gather>,
     /// True if a ring sends everything before it completes, which saves completions of parts.
     pub(crate) whole: bool,
-    /// True if the operation is tried when it is polled, before the backend's turn.
+    /// True if the operation is attempted when it is polled, before the backend's turn.
     pub(crate) is_prompt: bool,
 }
 
-// SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the boxed gather, with the memory of the slices that
-// it holds; nothing of it moves with the box, or is freed when that is leaked.
+// SAFETY: the entry names the descriptor, which the `Arc` keeps open, and the boxed gather, with the memory of the
+// slices that it holds; nothing of it moves with the box, or is freed when that is leaked.
 unsafe impl IoOp for Send {
     type Output = (io::Result<usize>, Box<Gather>);
 
@@ -167,7 +167,7 @@ unsafe impl IoOp for Send {
 
     fn call(&mut self) -> io::Result<u32> {
         let (fd, message) = (self.descriptor.raw(), self.gather.message());
-        // SAFETY: the message and all that it names belong to the gather, which does not change during the call.
+        // SAFETY: the message and everything that it names belong to the gather, which does not change during the call.
         let count = unsafe { libc::sendmsg(fd, message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT) };
         u32::try_from(count).map_err(|_negative| io::Error::last_os_error())
     }

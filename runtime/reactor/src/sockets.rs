@@ -1,10 +1,12 @@
-//! Socket operations of the system call backend: tried at once, and again each time epoll reports the socket ready.
+//! Socket operations of the system call backend: attempted at once, and again each time that epoll reports the socket
+//! as ready.
 //!
-//! Invariants: operations on one socket and direction are executed in the order of their start. A waiting operation was tried
-//! after the last event of its socket, so a further event will come (`EPOLLET` reports changes only).
+//! Invariants: operations on one socket and direction are executed in the order of their start. A waiting operation was
+//! attempted after the last event of its socket, so another event will come (`EPOLLET` reports only changes).
 //!
-//! Shape: sockets are registered once, for both directions, so that waiting costs no system call of its own. What is
-//! finished is reported in the next turn, as with a ring, so that a task whose socket is always ready starves no other.
+//! Shape: sockets are registered once, for both directions, so that waiting costs no extra system call. Finished
+//! operations are reported in the next turn, as with a ring, so that a task whose socket is always ready does not
+//! starve others.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -21,16 +23,16 @@ use crate::inbox::ReactorShared;
 use crate::op_table::{Finished, Key};
 use crate::operation::{Direction, ErasedOp, Interest};
 
-/// Events taken with one system call; more wait for the next turn.
+/// Events taken with one system call; more are taken in the next turn.
 const EVENTS_PER_TURN: usize = 256;
 /// Marks the event descriptor of the reactor among the sockets.
 const EVENT: u64 = u64::MAX;
-/// How often an operation that signals interrupt is retried before it fails.
+/// How often an operation that is interrupted by signals is retried before it fails.
 const INTERRUPTION_LIMIT: u32 = 64;
 
-/// Waits until there are events, or time is up; `None` is for ever. An interruption counts as no events.
+/// Waits until there are events, or the time is up; `None` waits forever. An interruption counts as no events.
 fn wait_for_events(poll: &OwnedFd, events: &mut Vec<epoll::Event>, timeout: Option<Duration>) -> io::Result<()> {
-    // A time beyond the clock's range is for ever.
+    // A time beyond the clock's range means forever.
     let limit = timeout.and_then(|left| Timespec::try_from(left).ok());
     events.clear();
     match epoll::wait(poll, spare_capacity(events), limit.as_ref()) {
@@ -70,7 +72,7 @@ impl SocketQueues {
 }
 
 pub(crate) struct Sockets {
-    /// Sockets take themselves out of it when they are closed.
+    /// Sockets remove themselves from it when they are closed.
     epoll: Arc<OwnedFd>,
     /// Sockets with waiting operations, now or before.
     waiting: HashMap<RawFd, SocketQueues>,
@@ -145,7 +147,7 @@ impl Sockets {
         !self.waiting.is_empty()
     }
 
-    /// True if an operation has finished and was not reported.
+    /// True if an operation has finished but was not reported.
     pub(crate) fn is_done(&self) -> bool {
         !self.done.is_empty()
     }

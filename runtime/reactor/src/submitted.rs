@@ -1,15 +1,16 @@
-//! Waiting until started operations are with the kernel.
+//! Waiting until started operations are in the kernel.
 //!
-//! An operation that a task starts lies in the ring until the reactor's next turn submits it with all others. A task that goes on
-//! computing would keep it there; one that waits for [`submitted`] first computes while the operation is in flight.
+//! An operation that a task starts is in the ring's queue until the reactor's next turn submits it with all others. A
+//! task that continues to compute would keep it there; one that waits for [`submitted`] first computes while the
+//! operation is in flight.
 
 use std::future::poll_fn;
 use std::task::Poll;
 
 use crate::core;
 
-/// Ends when the reactor has made its next turn: everything that was started before has been submitted then, as far as the
-/// backend has room for it. Other tasks that are ready run first.
+/// Resolves when the reactor has made its next turn: everything that was started before has then been submitted, as far
+/// as the backend has room for it. Other ready tasks run first.
 ///
 /// # Panics
 /// Outside a reactor.
@@ -46,7 +47,7 @@ mod tests {
         reactor.block_on(async {
             let task = spawn(async {
                 let before = turns();
-                // Twin: to let others run is no turn.
+                // Twin: letting others run is not a turn.
                 yield_now().await;
                 assert_eq!(turns(), before);
                 submitted().await;

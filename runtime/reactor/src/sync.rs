@@ -1,4 +1,4 @@
-//! Waiting for each other: tasks of one core ([`Notify`], [`Waiters`]), and of several ([`Semaphore`], [`Batch`]).
+//! Synchronization: between tasks of one core ([`Notify`], [`Waiters`]), and of several ([`Semaphore`], [`Batch`]).
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -30,7 +30,8 @@ impl Notify {
         }
     }
 
-    /// Completes the next wait without a wake-up: for calls by the waiting task itself, which waits again before it sleeps.
+    /// Completes the next wait without a wake-up: for calls by the waiting task itself, which waits again before it
+    /// sleeps.
     pub fn notify_self(&self) {
         self.is_notified.set(true);
     }
@@ -51,8 +52,8 @@ impl Notify {
 
 /// The waiters for one event, in the order of arrival.
 ///
-/// Invariant: a dropped waiter leaves no entry, if it returns its ticket. Wakers are returned and not dropped or woken here,
-/// because both may run any code and the caller holds a lock.
+/// Invariant: a dropped waiter leaves no entry, if it returns its ticket. Wakers are returned and not dropped or woken
+/// here, because both may run any code and the caller holds a lock.
 pub(crate) struct Waiters {
     next_ticket: u64,
     waiting: BTreeMap<u64, Waker>,
@@ -86,10 +87,10 @@ impl Waiters {
     }
 }
 
-/// Items that any thread adds, and one takes all together. Taking costs no lock while there are none.
+/// Items that any thread adds, and that one thread takes all together. Taking costs no lock while there are none.
 ///
-/// Adding and taking are sequentially consistent with other atomics: one who adds a waker and then finds its condition false is woken
-/// by whoever makes it true and then takes the wakers.
+/// Adding and taking are sequentially consistent with other atomics: if a thread adds a waker and then finds its
+/// condition false, it is woken by the thread that makes the condition true and then takes the wakers.
 pub(crate) struct Batch<T> {
     is_filled: AtomicBool,
     items: Mutex<Vec<T>>,
@@ -116,7 +117,7 @@ impl<T> Batch<T> {
 }
 
 impl Batch<Waker> {
-    /// Adds a waker unless it is there.
+    /// Adds a waker unless it is already there.
     pub(crate) fn add_waker(&self, waker: &Waker) {
         let mut wakers = lock(&self.items);
         if !wakers.iter().any(|other| other.will_wake(waker)) {
@@ -126,7 +127,7 @@ impl Batch<Waker> {
         self.is_filled.store(true, Ordering::SeqCst);
     }
 
-    /// Whether there is any but this one.
+    /// True if there is a waker other than this one.
     pub(crate) fn has_other(&self, waker: &Waker) -> bool {
         self.is_filled.load(Ordering::SeqCst) && lock(&self.items).iter().any(|other| !other.will_wake(waker))
     }
@@ -136,7 +137,7 @@ impl Batch<Waker> {
     }
 }
 
-/// A limited number of permits, for tasks of any core. Further ones wait in the order of arrival.
+/// A limited number of permits, for tasks of any core. Further tasks wait in the order of arrival.
 pub(crate) struct Semaphore(Mutex<SemaphoreState>);
 
 struct SemaphoreState {
@@ -206,7 +207,7 @@ impl Drop for Acquire {
             return;
         }
         let waiting = lock(&self.semaphore.0).waiting.leave(&mut self.ticket);
-        // A waiter that was woken and does not take its permit wakes the next one.
+        // A waiter that was woken but does not take its permit wakes the next one.
         if waiting.is_none() {
             self.semaphore.wake_first();
         }

@@ -1,4 +1,5 @@
-//! The backend that uses plain system calls: for files on a few threads of the reactor's own, for sockets on its own thread.
+//! The backend that uses plain system calls: for files on a few threads of the reactor's own, for sockets on its own
+//! thread.
 
 use std::io;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ impl Threads {
         Ok(Threads { workers, reactor: Arc::clone(reactor), sockets, spin })
     }
 
-    /// Starts an operation; one that waits for a peer is tried at once.
+    /// Starts an operation; one that waits for a peer is attempted at once.
     pub(crate) fn push(&mut self, key: Key, waits: Option<Interest>, op: Box<dyn ErasedOp>) {
         match waits {
             Some(interest) => self.sockets.push(key, op, interest),

@@ -1,10 +1,11 @@
-//! Reads and writes of block devices with protection information in a buffer of its own (`IORING_RW_ATTR_FLAG_PI`).
+//! Reads and writes of block devices with protection information in a separate buffer (`IORING_RW_ATTR_FLAG_PI`).
 //!
-//! Layouts and numbers are those of the kernel's `linux/io_uring.h`. The kernel copies the structure that an entry names when it takes the
-//! entry, and uses the buffer that the structure names until the completion.
+//! Layouts and numbers are those of the kernel's `linux/io_uring.h`. The kernel copies the structure that an entry
+//! names when it takes the entry, and uses the buffer that the structure names until the completion.
 //!
-//! A kernel that does not know the attribute (before 6.14) ignores it: it fills no buffer, and makes tags of its own for a write.
-//! [`File::refuses_unknown_attributes`] tells whether this one knows it, and has to be asked before anything is believed.
+//! A kernel that does not know the attribute (before 6.14) ignores it: it fills no buffer, and makes its own tags for a
+//! write. [`File::refuses_unknown_attributes`] shows whether this kernel knows it, and must be called before any result
+//! is trusted.
 
 use std::io;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ const ATTRIBUTE_AT: usize = 48;
 const MASK_AT: usize = 56;
 const ENTRY_BYTES: usize = 64;
 
-/// What the kernel has the device check (`IO_INTEGRITY_CHK_*`), if the device does.
+/// What the kernel makes the device check (`IO_INTEGRITY_CHK_*`), if the device checks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DeviceChecks {
     /// The guard of every block.
@@ -33,7 +34,7 @@ pub struct DeviceChecks {
 }
 
 impl DeviceChecks {
-    /// Nothing.
+    /// No checks.
     pub const NONE: DeviceChecks = DeviceChecks { guard: false, ref_tag: false };
 
     const fn flags(self) -> u16 {
@@ -58,8 +59,8 @@ const _: () = assert!(size_of::<squeue::Entry>() == ENTRY_BYTES, "the size of an
 
 /// An entry with the attribute.
 fn with_attribute(entry: &squeue::Entry, attribute: &AttrPi) -> squeue::Entry {
-    // SAFETY: an entry is the kernel's structure of 64 bytes (`repr(C)`, its size is asserted above) of integers and unions of integers
-    // without padding, all of which the builders of entries set, beginning with zeroes.
+    // SAFETY: an entry is the kernel's structure of 64 bytes (`repr(C)`, its size is asserted above) of integers and
+    // unions of integers without padding, all of which the builders of entries set, beginning with zeroes.
     let mut bytes: [u8; ENTRY_BYTES] = unsafe { std::mem::transmute_copy(entry) };
     let address = (&raw const *attribute).expose_provenance() as u64;
     bytes[ATTRIBUTE_AT..ATTRIBUTE_AT + 8].copy_from_slice(&address.to_ne_bytes());
@@ -68,7 +69,8 @@ fn with_attribute(entry: &squeue::Entry, attribute: &AttrPi) -> squeue::Entry {
     unsafe { std::mem::transmute_copy(&bytes) }
 }
 
-/// Where tags of a transfer begin and what is checked of them; the structure stays in place while the operation moves.
+/// The position of the tags of a transfer, and the checks of them; the structure stays in place while the operation
+/// moves.
 fn attribute(tags: &mut Buffer, seed: u64, checks: DeviceChecks) -> io::Result<Box<AttrPi>> {
     let len = u32::try_from(tags.len()).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
     let addr = tags.as_mut_ptr().expose_provenance() as u64;
@@ -84,8 +86,9 @@ struct ReadTagged {
     offset_bytes: u64,
 }
 
-// SAFETY: the entry names the descriptor, which the `Arc` keeps open, the structure in its box, and through it the memory of both buffers:
-// none of that moves with the value or has another handle, and none of it is freed when the value is leaked.
+// SAFETY: the entry names the descriptor, which the `Arc` keeps open, the structure in its box, and through it the
+// memory of both buffers: none of that moves with the value or has another handle, and none of it is freed when the
+// value is leaked.
 unsafe impl IoOp for ReadTagged {
     type Output = (io::Result<usize>, Buffer, Buffer);
 
@@ -100,7 +103,7 @@ unsafe impl IoOp for ReadTagged {
         entry.map(|entry| with_attribute(&entry, &self.attribute))
     }
 
-    /// No system call moves tags.
+    /// No system call transfers tags.
     fn call(&mut self) -> io::Result<u32> {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
@@ -114,14 +117,14 @@ unsafe impl IoOp for ReadTagged {
 struct WriteTagged {
     descriptor: Arc<Descriptor>,
     data: Slice,
-    /// Not shared, because the kernel changes reference tags in it on their way to a device that lies on another.
+    /// Not shared, because the kernel changes reference tags in it on their way to a device that is stacked on another.
     tags: Buffer,
     attribute: Box<AttrPi>,
     offset_bytes: u64,
 }
 
-// SAFETY: as for `ReadTagged`; the slice's memory is not written while it lives, and the buffer of the tags has no other handle, so that
-// the kernel may change it.
+// SAFETY: as for `ReadTagged`; the slice's memory is not written while it lives, and the buffer of the tags has no
+// other handle, so that the kernel may change it.
 unsafe impl IoOp for WriteTagged {
     type Output = (io::Result<usize>, Buffer);
 
@@ -150,13 +153,15 @@ unsafe impl IoOp for WriteTagged {
 }
 
 impl File {
-    /// Reads blocks of a block device that was opened for direct I/O, and their tags. `seed` is the reference tag that the first block has to
-    /// have, in protection intervals; where the kernel converts reference tags, those that fit the device below come out as if counted
-    /// from it. Returns the bytes of data read, and both buffers.
+    /// Reads blocks of a block device that was opened for direct I/O, and their tags. `seed` is the expected reference
+    /// tag of the first block, in protection intervals. If the kernel converts reference tags, those that match the
+    /// underlying device are returned as if counted from `seed`. Returns the number of bytes of data read, and both
+    /// buffers.
     ///
     /// # Errors
-    /// Those of `pread(2)`: `EILSEQ` when the device or its driver has found tags that do not match, `EINVAL` for a device without
-    /// protection information and for less room than its tags need, `EOPNOTSUPP` on a reactor without io_uring.
+    /// Those of `pread(2)`: `EILSEQ` when the device or its driver has found tags that do not match, `EINVAL` for a
+    /// device without protection information and for less room than its tags need, `EOPNOTSUPP` on a reactor without
+    /// io_uring.
     pub async fn read_tagged_at(
         &self,
         data: Buffer,
@@ -173,7 +178,8 @@ impl File {
         self.operation(ReadTagged { descriptor, data, tags, attribute, offset_bytes }).await
     }
 
-    /// Writes blocks and their tags, as [`File::read_tagged_at`] reads them. The content of the returned buffer is arbitrary.
+    /// Writes blocks and their tags, in the format of [`File::read_tagged_at`]. The content of the returned buffer is
+    /// arbitrary.
     ///
     /// # Errors
     /// As [`File::read_tagged_at`], with `pwrite(2)`.
@@ -193,11 +199,11 @@ impl File {
         self.change(WriteTagged { descriptor, data, tags, attribute, offset_bytes }).await
     }
 
-    /// True if the kernel refuses a read whose attribute has a reserved field that is not 0, as those do that know the attribute. One that
-    /// does not reads as if there were none.
+    /// True if the kernel refuses a read with a reserved field of the attribute that is not 0, as kernels do that know
+    /// the attribute. Others ignore the attribute.
     ///
     /// # Errors
-    /// Another error than `EINVAL`, such as `EOPNOTSUPP` on a reactor without io_uring.
+    /// Any other error than `EINVAL`, such as `EOPNOTSUPP` on a reactor without io_uring.
     pub async fn refuses_unknown_attributes(&self, data: Buffer, mut tags: Buffer) -> io::Result<bool> {
         let mut attribute = attribute(&mut tags, 0, DeviceChecks::NONE)?;
         attribute.rsvd = 1;
@@ -211,7 +217,7 @@ impl File {
     }
 }
 
-/// Refuses what an `off_t` cannot hold: to a ring, the offset -1 would mean the file position.
+/// Refuses values that do not fit an `off_t`: to a ring, the offset -1 would mean the file position.
 fn fits(offset_bytes: u64) -> io::Result<()> {
     i64::try_from(offset_bytes).map(drop).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }

@@ -20,14 +20,14 @@ enum TaskOutcome<T> {
     Aborted,
 }
 
-/// What a task and its handle share.
+/// The state that a task and its handle share.
 struct JoinState<T> {
     end: Option<TaskOutcome<T>>,
     finished: bool,
     waker: Option<Waker>,
 }
 
-/// The task's side; it completes the handle even if the task is dropped before its end.
+/// The task's side. It completes the handle even if the task is dropped early.
 struct JoinSender<T>(Rc<RefCell<JoinState<T>>>);
 
 impl<T> JoinSender<T> {
@@ -56,7 +56,7 @@ impl<T> Drop for JoinSender<T> {
 #[error("the task was aborted")]
 pub struct Aborted;
 
-/// Waits for a task. Dropping it lets the task run on by itself.
+/// Waits for a task. Dropping it detaches the task, which continues.
 ///
 /// A panic of the task resumes in the task that awaits the handle.
 pub struct JoinHandle<T> {
@@ -66,7 +66,8 @@ pub struct JoinHandle<T> {
 }
 
 impl<T> JoinHandle<T> {
-    /// Drops the task's future, at once or, if the task aborts itself, at its next `await`. Does nothing after the task has ended.
+    /// Drops the task's future, at once or, if the task aborts itself, at its next `await`. Does nothing after the task
+    /// has ended.
     pub fn abort(&self) {
         if self.is_finished() {
             return;

@@ -12,7 +12,7 @@ pub fn now() -> Instant {
     Instant::now()
 }
 
-/// Ends after `duration`, by the monotonic clock, never earlier. Durations beyond the clock's range never end.
+/// Resolves after `duration`, by the monotonic clock, never earlier. Durations beyond the clock's range never end.
 ///
 /// # Panics
 /// Outside a reactor.
@@ -20,7 +20,7 @@ pub fn sleep(duration: Duration) -> Sleep {
     Sleep { core: core::current(), deadline: now().checked_add(duration), key: None }
 }
 
-/// Ends at `deadline`, never earlier. Timers with different deadlines end in the order of these.
+/// Resolves at `deadline`, never earlier. Timers with different deadlines resolve in the order of these.
 ///
 /// # Panics
 /// Outside a reactor.
@@ -46,7 +46,7 @@ impl Future for Sleep {
         }
         let waker = cx.waker().clone();
         let previous = match self.key {
-            // A timer that fired early for an earlier waker is gone; the insertion starts it again.
+            // A timer that fired early for an earlier waker is gone; inserting it starts it again.
             Some(key) => self.core.timers.borrow_mut().restart(key, waker),
             None => {
                 let key = self.core.timers.borrow_mut().start(deadline, waker);
@@ -68,12 +68,12 @@ impl Drop for Sleep {
     }
 }
 
-/// A future did not end in the time it was given.
+/// A future did not end in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not done after {0:?}")]
 pub struct Elapsed(pub Duration);
 
-/// The output of `future`, or [`Elapsed`] when it takes longer than `duration`; the future is dropped then.
+/// The output of `future`, or [`Elapsed`] if it takes longer than `duration`; the future is then dropped.
 ///
 /// # Panics
 /// Outside a reactor.
@@ -89,7 +89,7 @@ pub async fn timeout<F: Future>(duration: Duration, future: F) -> Result<F::Outp
     .await
 }
 
-/// Lets every other task that is ready run first.
+/// Lets every other ready task run first.
 pub async fn yield_now() {
     let mut yielded = false;
     std::future::poll_fn(|cx| {

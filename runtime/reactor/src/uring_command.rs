@@ -1,8 +1,10 @@
-//! Commands that a ring passes on to the driver of a character device as they are (`IORING_OP_URING_CMD`), as ublk has them.
+//! Commands that a ring passes unchanged to the driver of a character device (`IORING_OP_URING_CMD`), as ublk uses
+//! them.
 //!
-//! Such a command waits for as long as its driver likes, so it counts as one that waits for a peer and not against the limit of
-//! operations for disks. Linux cancels it only when the driver ends it or the process ends, so a reactor does not end before that, even
-//! if the command's future was dropped. The driver may demand that all commands come from one thread; those of a reactor do.
+//! Such a command waits for as long as its driver takes, so it counts as one that waits for a peer and not against the
+//! limit of disk operations. Linux cancels it only when the driver ends it or the process ends, so a reactor does not
+//! end before that, even if the command's future was dropped. The driver may require that all commands come from one
+//! thread; those of a reactor do.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +15,7 @@ use crate::descriptor::{Descriptor, Tables};
 use crate::file::File;
 use crate::operation::{Direction, Interest, IoOp, entry_for};
 
-/// Bytes of a command that are the driver's own, in a submission of the usual size.
+/// The driver's own bytes in a command, in a submission of the usual size.
 pub const COMMAND_BYTES: usize = 16;
 
 struct UringCommand {
@@ -22,7 +24,7 @@ struct UringCommand {
     payload: [u8; COMMAND_BYTES],
 }
 
-// SAFETY: the entry names no memory but what its author promised to keep; the descriptor is owned.
+// SAFETY: the entry names no memory except what its author promised to keep; the descriptor is owned.
 unsafe impl IoOp for UringCommand {
     type Output = io::Result<u32>;
 
@@ -31,7 +33,7 @@ unsafe impl IoOp for UringCommand {
         entry_for!(tables.target(&self.descriptor), |fd| opcode::UringCmd16::new(fd, operation).cmd(payload).build())
     }
 
-    /// No system call passes such a command on.
+    /// No system call passes such a command.
     fn call(&mut self) -> io::Result<u32> {
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
@@ -46,11 +48,11 @@ unsafe impl IoOp for UringCommand {
 }
 
 impl File {
-    /// Passes one command on to the driver of this character device; returns the driver's result.
+    /// Passes one command to the driver of this character device; returns the driver's result.
     ///
     /// # Safety
-    /// The payload names no memory, or memory that stays valid until the driver has completed the command, also if the future
-    /// is dropped; and the command changes no memory that anything else uses.
+    /// The payload names no memory, or memory that stays valid until the driver has completed the command, also if the
+    /// future is dropped; and the command changes no memory that anything else uses.
     ///
     /// # Errors
     /// The driver's; `EOPNOTSUPP` on a reactor without io_uring.

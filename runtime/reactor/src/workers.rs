@@ -1,11 +1,11 @@
-//! Threads that execute operations as system calls: all operations on files where there is no ring, and commands to devices, which
-//! no ring executes, everywhere.
+//! Threads that execute operations as system calls: all operations on files if there is no ring, and on every backend
+//! commands to devices, which no ring executes.
 //!
 //! Invariant: a thread owns an operation from the moment it is queued until it is returned with its result, so a future
 //! that is dropped meanwhile frees nothing that a call still uses.
 //!
-//! Shape: threads are started when there is work and none of them is idle, up to a limit: a reactor that sends no commands to devices
-//! has none for them.
+//! Shape: threads are started when there is work and none of them is idle, up to a limit. So a reactor that sends no
+//! commands to devices has no threads for them.
 
 use std::collections::VecDeque;
 use std::io;
@@ -44,12 +44,12 @@ pub(crate) struct Workers {
     limit: usize,
     name: &'static str,
     taken: Vec<Finished>,
-    /// Operations on threads, and those that have finished there.
+    /// Operations on threads, including those that have finished there.
     in_flight: usize,
 }
 
 impl Workers {
-    /// At most `limit` threads, of which none is started yet.
+    /// At most `limit` threads. None of them is started yet.
     pub(crate) fn new(name: &'static str, limit: u32, reactor: &Arc<ReactorShared>) -> Workers {
         let state = Arc::new(WorkersState {
             queue: Mutex::default(),
@@ -76,7 +76,7 @@ impl Workers {
         Ok(())
     }
 
-    /// Queues an operation. If the system gives no thread at all, the operation ends with its error.
+    /// Queues an operation. If the system provides no thread at all, the operation ends with its error.
     pub(crate) fn push(&mut self, key: Key, op: Box<dyn ErasedOp>) {
         self.in_flight += 1;
         let mut queue = lock(&self.state.queue);
@@ -95,7 +95,7 @@ impl Workers {
         }
     }
 
-    /// Appends what has finished.
+    /// Appends finished operations.
     pub(crate) fn collect(&mut self, finished: &mut Vec<Finished>) {
         if self.in_flight == 0 {
             return;

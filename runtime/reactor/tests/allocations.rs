@@ -1,4 +1,4 @@
-//! The usual life of an operation allocates nothing. Counts the allocations of each thread apart.
+//! The usual life of an operation allocates nothing. Allocations are counted for each thread.
 
 mod common;
 

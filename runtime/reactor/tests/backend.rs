@@ -1,4 +1,4 @@
-//! Choosing a backend, and doing without what the kernel refuses.
+//! Choosing a backend, and working without what the kernel refuses.
 #![allow(unsafe_code)]
 
 mod common;
@@ -45,7 +45,8 @@ fn what_is_turned_off_is_missing_visibly() {
     assert_eq!(fixed_files, Ok(()));
     match fixed_buffers {
         Ok(()) => {}
-        // The limit counts for all processes of a user together, so an ordinary user may have no room left for this one.
+        // The limit applies to all processes of a user together, so an ordinary user may have no room left for this
+        // one.
         Err(UringUnavailable::LockedMemory { .. }) => eprintln!("skipped: this user may lock no more memory"),
         Err(other) => panic!("fixed buffers were refused: {other}"),
     }
@@ -58,7 +59,7 @@ fn what_is_turned_off_is_missing_visibly() {
     assert_eq!(large.fixed_buffers, Err(UringUnavailable::ArenaTooLarge));
 }
 
-/// Makes `io_uring_setup` fail with `EPERM` on this thread and those it starts.
+/// Makes `io_uring_setup` fail with `EPERM` on this thread and on threads that it starts.
 fn forbid_rings() {
     let statement = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut program = [

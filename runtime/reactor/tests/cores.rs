@@ -1,4 +1,4 @@
-//! Calls between threads, and shutting down.
+//! Calls between threads, and shutdown.
 
 mod common;
 
@@ -26,7 +26,7 @@ impl Wake for Unpark {
     }
 }
 
-/// An executor that knows nothing of reactors.
+/// An executor that is not a reactor.
 fn block_on<F: Future>(future: F) -> F::Output {
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut future = pin!(future);
@@ -55,7 +55,7 @@ fn calls_come_from_many_threads() {
                         let local = std::rc::Rc::new(number * 1000 + i);
                         let sent = *local;
                         let result = block_on(handles[i % 2].call(move || async move {
-                            // What is made on the core need not be able to leave it.
+                            // Values created on the core need not be `Send`.
                             let local = std::rc::Rc::new(sent);
                             sealblock_runtime_reactor::yield_now().await;
                             *local * 2
@@ -106,9 +106,9 @@ fn no_more_calls_run_than_the_limit_allows() {
         let local = Reactor::new(common::syscalls()).expect("starts");
         local.block_on(async {
             let calls: Vec<_> = (0..20).map(|_| spawn(work(handle.clone()))).collect();
-            // All have asked by then, so some wait.
+            // All have called by then, so some wait.
             yield_now().await;
-            // Waiting callers that are dropped must not take the turn of other callers with them.
+            // Dropped callers that wait must not take the turn of other callers with them.
             for call in calls.iter().skip(1).step_by(3) {
                 call.abort();
             }

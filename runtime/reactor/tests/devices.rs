@@ -1,4 +1,4 @@
-//! Commands to devices, on every backend, as far as a plain file shows them: it has none, and says so.
+//! Commands to devices, on every backend, as far as a plain file shows them: it supports none, and says so.
 
 mod common;
 
@@ -10,7 +10,7 @@ use sealblock_runtime_reactor::{
 
 const RW: Options =
     Options { read: true, write: true, create: true, create_new: false, truncate: false, direct: false };
-/// `ENOTTY`: the file has no such call.
+/// `ENOTTY`: the file does not support this call.
 const NO_SUCH_CALL: i32 = 25;
 /// `EINVAL`
 const INVALID: i32 = 22;

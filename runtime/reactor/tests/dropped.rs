@@ -14,7 +14,7 @@ use common::{everywhere, is_uring, start};
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::{Config, File, Options, Reactor, pool, spawn, yield_now};
 
-/// A read of a pipe does not end before something is written, so what happens meanwhile is certain. Only a ring can wait
+/// A read of a pipe does not end before something is written, so the order of events is certain. Only a ring can wait
 /// like that: the system call backend reads at offsets, which a pipe refuses at once.
 #[test]
 fn a_dropped_read_keeps_its_buffer_until_it_ends() {
@@ -93,7 +93,7 @@ fn a_reactor_ends_what_is_in_flight_although_a_task_panics_when_it_is_dropped() 
         if !is_uring(reactor) {
             return;
         }
-        // A ring that has the file in its table holds it until the kernel has taken the ring apart.
+        // A ring that has the file in its table holds it until the kernel has destroyed the ring.
         let config = Config { fixed_files_limit: 0, ..common::uring() };
         let reactor = Reactor::new(config).expect("starts");
         let pool = reactor.pool().clone();
@@ -126,7 +126,7 @@ fn random(state: &mut u64) -> u64 {
     *state
 }
 
-/// Reads that are dropped at random moments, between buffers that must not change.
+/// Reads that are dropped at random times, between buffers that must not change.
 #[test]
 fn buffers_taken_after_drops_are_never_written_to() {
     everywhere(|reactor| {

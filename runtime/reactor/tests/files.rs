@@ -157,7 +157,7 @@ fn direct_io_takes_aligned_buffers() {
         reactor.block_on(async {
             let file = match File::open(dir.path().join("f"), Options { direct: true, ..RW }) {
                 Ok(file) => file,
-                // Some file systems have no direct I/O; that they say so is all there is to see.
+                // Some file systems do not support direct I/O; then there is only the error to check.
                 Err(error) => return assert_eq!(error.raw_os_error(), Some(libc::EINVAL)),
             };
             for (from_pool, offset) in [(true, 0), (false, 8192)] {
@@ -172,7 +172,7 @@ fn direct_io_takes_aligned_buffers() {
     });
 }
 
-/// More operations at once than the submission queue, the completion queue or any limit holds.
+/// More operations at once than the submission queue, the completion queue or any limit has room for.
 fn many(reactor: &Reactor, count: usize) {
     let dir = temporary();
     reactor.block_on(async {

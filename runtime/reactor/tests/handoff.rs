@@ -1,4 +1,5 @@
-//! The sleep handshake of a reactor and the mailbox between cores, under random interleavings of their atomic operations and locks.
+//! The sleep handshake of a reactor and the mailbox between cores, under random interleavings of their atomic
+//! operations and locks.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use shuttle::future::block_on;
 use shuttle::sync::{Condvar, Mutex};
 use shuttle::{check_random, thread};
 
-/// The model checker's locks and atomics in place of the machine's, for the file that is included below.
+/// The model checker's locks and atomics replace the standard ones, for the file that is included below.
 mod primitives {
     pub use shuttle::sync::atomic::{AtomicBool, Ordering};
     pub use shuttle::sync::{Mutex, MutexGuard};
@@ -53,7 +54,7 @@ trait Handshake: Send + Sync + 'static {
     fn take_notice(&self) -> bool;
 }
 
-/// Runs senders against a reactor that sleeps whenever it may. A notice that is slept through is a deadlock, which fails.
+/// Runs senders against a reactor that sleeps whenever it may. A missed notice is a deadlock, which fails the test.
 fn run<H: Handshake>() {
     let (handshake, event, inbox) = (Arc::new(H::new()), Arc::new(Event::default()), Arc::new(Mutex::new(0)));
     let senders: Vec<_> = (0..SENDERS)
@@ -106,7 +107,7 @@ fn no_notice_is_slept_through() {
     check_random(run::<SleepHandshake>, INTERLEAVINGS);
 }
 
-/// A reactor that looks for a notice before it says that it sleeps.
+/// A reactor that checks for a notice before it announces that it sleeps.
 struct LooksTooEarly(SleepHandshake);
 
 impl Handshake for LooksTooEarly {
@@ -138,7 +139,8 @@ fn a_reactor_that_looks_before_it_says_that_it_sleeps_is_caught() {
 
 const ITEMS: u32 = 3;
 
-/// Takes all items until the mailbox is finished. A push that wakes no waiting reader is a deadlock, which fails the test.
+/// Takes all items until the mailbox is finished. A push that wakes no waiting reader is a deadlock, which fails the
+/// test.
 async fn take_all(mailbox: &Mailbox<u32>) -> Vec<u32> {
     let mut all = Vec::new();
     loop {
@@ -181,7 +183,7 @@ fn every_item_is_taken_once_and_in_the_order_of_its_sender() {
     );
 }
 
-/// A mailbox whose reader leaves its waker after it has found the queue empty, not under the same lock.
+/// A mailbox whose reader stores its waker after it has found the queue empty, not under the same lock.
 struct RegistersLate {
     mailbox: Mailbox<u32>,
     reader: Mutex<Option<Waker>>,

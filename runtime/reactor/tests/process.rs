@@ -1,4 +1,5 @@
-//! What concerns the whole process: its signals, and a low limit on locked memory, which costs the fixed buffers and not the ring.
+//! Things that concern the whole process: its signals, and a low limit on locked memory, which costs the fixed buffers
+//! but not the ring.
 
 #![allow(unsafe_code)]
 
@@ -13,7 +14,7 @@ use sealblock_runtime_reactor::{
 
 const LIMIT_BYTES: u64 = 64 << 10;
 
-/// Lowers the limit for the process and drops, on this thread alone, the privilege to ignore it.
+/// Lowers the limit for the process and drops, only on this thread, the privilege to ignore it.
 fn restrict() {
     let limit = libc::rlimit { rlim_cur: LIMIT_BYTES, rlim_max: LIMIT_BYTES };
     // SAFETY: the call reads the structure.
@@ -31,7 +32,7 @@ fn without_locked_memory_the_ring_does_without_fixed_buffers() {
     }
     // SAFETY: the call takes nothing and cannot fail.
     if unsafe { libc::geteuid() } != 0 {
-        // The limit counts for all processes of a user together, the rings of tests that run beside this one too.
+        // The limit applies to all processes of a user together, including the rings of other tests that are running.
         eprintln!("skipped: only root can lower the limit for a user who has nothing else running");
         return;
     }

@@ -12,7 +12,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::{GATHER_LIMIT, HostPort, Keepalive, Listener, Stream};
 use sealblock_runtime_reactor::{Cores, Placement, pool, sleep, spawn, timeout, yield_now};
 
-/// Sends back what comes until the peer sends no more; gives the number of bytes.
+/// Sends back everything until the peer sends no more. Returns the number of bytes.
 async fn echo(stream: Stream, chunk_bytes: usize) -> usize {
     let mut total = 0;
     loop {
@@ -110,7 +110,7 @@ fn half_a_connection_can_be_closed() {
     });
 }
 
-/// Far more than the socket buffers hold, so that sends are partial again and again.
+/// Far more than the socket buffers hold, so that sends are partial repeatedly.
 #[test]
 fn a_gather_larger_than_all_buffers_arrives_in_order() {
     everywhere(|reactor| {
@@ -119,7 +119,7 @@ fn a_gather_larger_than_all_buffers_arrives_in_order() {
             client.set_send_buffer_bytes(16 << 10).expect("sets");
             server.set_recv_buffer_bytes(16 << 10).expect("sets");
             let data = pattern(1_500_000, 5);
-            // Slices of odd lengths, some of them empty, and more than one operation takes.
+            // Slices of odd lengths, some of them empty, and more than one operation accepts.
             let (mut rest, mut slices) = (&data[..], Vec::new());
             for i in 0.. {
                 let (part, behind) = rest.split_at(rest.len().min(i * 97 % 20_011));
@@ -186,7 +186,7 @@ fn a_connection_moves_to_another_core_with_what_it_holds() {
     }
 }
 
-/// Runs a future that needs no reactor, on one of its own.
+/// Runs a future that needs no reactor, on a reactor of its own.
 fn futures_executor<F: Future>(future: F) -> F::Output {
     sealblock_runtime_reactor::Reactor::new(common::syscalls()).expect("starts").block_on(future)
 }
@@ -263,13 +263,13 @@ fn a_name_without_an_address_is_the_systems_error() {
 fn who_asked_may_go_away() {
     everywhere(|reactor| {
         reactor.block_on(async {
-            // Dropped before the thread has answered, or after: both are well.
+            // Dropped before or after the thread has answered: both are fine.
             let _ = timeout(Duration::ZERO, HostPort::new("localhost", 1).resolve()).await;
             sleep(Duration::from_millis(20)).await;
             assert!(!HostPort::new("localhost", 1).resolve().await.unwrap().is_empty());
         });
     });
-    // The last answer may come when the reactor has ended.
+    // The last answer may come after the reactor has ended.
     everywhere(|reactor| {
         let _ = reactor.block_on(timeout(Duration::ZERO, HostPort::new("localhost", 1).resolve()));
     });

@@ -11,7 +11,8 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{Reactor, pool, spawn, timeout, yield_now};
 
-/// Starts a receipt into a buffer of the pool and drops it after so many turns. Gives the bytes that it gave at once.
+/// Starts a receive into a buffer of the pool and drops it after this many turns. Returns the bytes that it returned at
+/// once.
 async fn receive_and_drop(stream: &Stream, len: usize, turns: usize) -> Vec<u8> {
     let mut receiving = pin!(stream.recv(pool().take(len)));
     let polled =
@@ -34,7 +35,7 @@ fn held(reactor: &Reactor) -> usize {
 fn a_dropped_receipt_loses_no_bytes() {
     everywhere(|reactor| {
         reactor.block_on(async {
-            // Dropped before, while, and after the bytes come; the buffers of both receipts larger and smaller.
+            // Dropped before, while and after the bytes arrive; the buffers of both receives are larger or smaller.
             for (turns, first, second) in [(0, 64, 5), (1, 64, 64), (2, 3, 64), (3, 1, 1), (9, 64, 2)] {
                 let (client, server) = pair().await;
                 let mut received = receive_and_drop(&server, first, turns).await;
@@ -52,7 +53,7 @@ fn a_dropped_receipt_loses_no_bytes() {
     });
 }
 
-/// Bytes come at any moment while receipts are dropped again and again.
+/// Bytes arrive at any time while receives are dropped repeatedly.
 #[test]
 fn a_stream_of_dropped_receipts_stays_in_order() {
     everywhere(|reactor| {
@@ -94,7 +95,7 @@ fn the_buffer_of_a_dropped_receipt_is_free_soon_and_not_before_its_end() {
             assert!(receive_and_drop(&server, 4096, 3).await.is_empty());
             drop(server);
             let others: Vec<Buffer> = (0..32).map(|_| pool().take(4096)).collect();
-            // The peer may have seen the end already, so that this may fail.
+            // The peer may have seen the end already, so this may fail.
             let _ = client.send(Slice::copy_from(&[0xaa; 4096])).await;
             settle().await;
             assert!(others.iter().all(|other| other.iter().all(|&byte| byte != 0xaa)));
@@ -137,7 +138,7 @@ fn a_dropped_accept_loses_no_connection() {
                 }
                 let client = Stream::connect(address).await.expect("connects");
                 {
-                    // This one may well have a connection when it is dropped.
+                    // This one may have a connection when it is dropped.
                     let mut accepting = pin!(listener.accept());
                     let _going_on = start(accepting.as_mut()).await;
                     for _ in 0..turns {
@@ -153,7 +154,7 @@ fn a_dropped_accept_loses_no_connection() {
     });
 }
 
-/// The connection that a dropped accept brings after its listener has gone is closed and not leaked.
+/// The connection that a dropped accept returns after its listener is gone is closed and not leaked.
 #[test]
 fn a_dropped_listener_closes_what_it_had_accepted() {
     everywhere(|reactor| {

@@ -1,4 +1,4 @@
-//! Peers that are not there, go away, or stay silent.
+//! Peers that are absent, disconnect, or stay silent.
 
 mod common;
 
@@ -52,7 +52,7 @@ fn a_reset_ends_a_send_that_waits_and_a_receipt_that_waits() {
             let client = Rc::new(client);
             let sending = spawn({
                 let client = Rc::clone(&client);
-                // More than any socket buffer takes, and the peer does not read.
+                // More than any socket buffer holds, and the peer does not read.
                 async move { client.send_all([Buffer::zeroed(64 << 20).freeze()]).await }
             });
             let receiving = spawn({
@@ -66,7 +66,7 @@ fn a_reset_ends_a_send_that_waits_and_a_receipt_that_waits() {
                 sending.await.expect("is not aborted").expect_err("was reset").kind(),
                 receiving.await.expect("is not aborted").err().map_or(ErrorKind::BrokenPipe, |error| error.kind()),
             ];
-            // The first call returns the reset, the second one that the connection is gone.
+            // The first call returns the reset, the second one that the connection is closed.
             assert!(errors.iter().all(|kind| matches!(kind, ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)));
         });
     });
@@ -107,7 +107,7 @@ fn a_clean_close_delivers_the_last_answer_although_bytes_are_unread() {
             let (client, server) = pair().await;
             let error = server.close(SOON).await.expect_err("the peer does not close");
             assert_eq!(error.kind(), ErrorKind::TimedOut);
-            // The twin: just dropped with bytes unread, the connection is reset.
+            // The twin: if it is just dropped with unread bytes, the connection is reset.
             let (other, dropped) = pair().await;
             other.send_all([Slice::copy_from(b"unread")]).await.expect("sends");
             settle().await;

@@ -1,4 +1,4 @@
-//! Streams that send where the future is polled, on every backend.
+//! Streams that send when the future is polled, on every backend.
 
 mod common;
 
@@ -15,7 +15,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_runtime_reactor::net::Stream;
 use sealblock_runtime_reactor::{Config, Reactor, sleep, spawn};
 
-/// How many sends of one byte, of at most `most`, end within one poll.
+/// The number of sends of one byte, at most `most`, that end within one poll.
 async fn sent_in_one_poll(stream: &Stream, most: usize) -> usize {
     for done in 0..most {
         let mut sending = pin!(stream.send_all([Slice::copy_from(&[done as u8])]));
@@ -96,7 +96,7 @@ fn a_prompt_send_to_a_peer_that_is_gone_is_an_error() {
     });
 }
 
-/// Reactors that look for work for so long before they sleep.
+/// Reactors that poll for this long before they sleep.
 fn spinning(test: impl Fn(&Reactor)) {
     for config in common::configurations() {
         test(&Reactor::new(Config { spin_us: 20_000, ..config }).expect("a reactor starts"));

@@ -1,44 +1,45 @@
-//! Numbers and layouts of the kernel's `linux/ublk_cmd.h` and, for protection information, `linux/fs.h`. Native byte order.
+//! Numbers and layouts of the kernel's `linux/ublk_cmd.h` and, for protection information, `linux/fs.h`. Native byte
+//! order.
 //!
-//! What the kernel shares with a server is checked like anything from outside: a descriptor decodes to an operation that is known and
-//! numbers that a request can have, or to nothing.
+//! Data that the kernel shares with a server are checked like untrusted input: a descriptor decodes to a known
+//! operation and possible numbers, or to `None`.
 
 use bitflags::bitflags;
 
 /// Bytes of a sector, whatever the size of blocks.
 pub const SECTOR_BYTES: u64 = 512;
-/// Most requests of one queue at once (`UBLK_MAX_QUEUE_DEPTH`).
+/// The maximum number of requests of one queue at once (`UBLK_MAX_QUEUE_DEPTH`).
 pub const MAX_DEPTH: u16 = 4096;
 /// Bytes of `struct ublksrv_io_desc`.
 pub(crate) const DESCRIPTOR_BYTES: usize = 24;
 /// Bytes of `struct ublksrv_ctrl_dev_info`.
 pub(crate) const DEVICE_INFO_BYTES: usize = 64;
-/// Bytes of `struct ublk_params` with the block of protection information, of Linux 7.0.
+/// Bytes of `struct ublk_params` with the block of protection information (Linux 7.0).
 pub(crate) const PARAMS_BYTES: usize = 152;
-/// The same before that block: up to `struct ublk_param_discard`, which every kernel with ublk knows.
+/// The same without that block: up to `struct ublk_param_discard`, which every kernel with ublk knows.
 pub(crate) const OLD_PARAMS_BYTES: usize = 60;
 
 /// `UBLKSRV_IO_BUF_OFFSET`: where the data of requests begin in the character device.
 const BUFFERS_AT: u64 = 0x8000_0000;
-/// `UBLK_TAG_OFF` and `UBLK_QID_OFF`: where a position has the tag and the queue of a request.
+/// `UBLK_TAG_OFF` and `UBLK_QID_OFF`: the bits of a position with the tag and the queue of a request.
 const TAG_SHIFT: u32 = 25;
 const QUEUE_SHIFT: u32 = 41;
-/// `UBLKSRV_IO_INTEGRITY_FLAG`: the position is one of protection information.
+/// `UBLKSRV_IO_INTEGRITY_FLAG`: the position is in protection information.
 const INTEGRITY_POSITION: u64 = 1 << 62;
 
 bitflags! {
-    /// What a kernel can do, and what a device was made for (`UBLK_F_*`).
+    /// What a kernel supports, and what a device was created with (`UBLK_F_*`).
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Features: u64 {
         /// The device outlives its server, and waits for the next one.
         const USER_RECOVERY = 1 << 3;
-        /// Requests that the last server had not answered go to the next one.
+        /// Requests that the last server had not answered are sent to the next one.
         const USER_RECOVERY_REISSUE = 1 << 4;
         /// Commands are numbered like `ioctl`s.
         const IOCTL_ENCODE = 1 << 6;
         /// The server copies data by reads and writes of the character device.
         const USER_COPY = 1 << 7;
-        /// The device can get another size while it is there.
+        /// The size of the device can change while it exists.
         const UPDATE_SIZE = 1 << 10;
         /// Requests have protection information.
         const INTEGRITY = 1 << 16;
@@ -50,11 +51,11 @@ bitflags! {
     /// Attributes of a device (`UBLK_ATTR_*`).
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub struct Attributes: u32 {
-        /// It takes no writes.
+        /// It is read-only.
         const READ_ONLY = 1 << 0;
-        /// It has a cache that flushes empty.
+        /// It has a volatile cache, which a Flush empties.
         const VOLATILE_CACHE = 1 << 2;
-        /// Writes may demand to be durable.
+        /// It supports writes with forced unit access.
         const FUA = 1 << 3;
         const _ = !0;
     }
@@ -91,7 +92,7 @@ impl IntegrityChecksum {
     const ALL: [IntegrityChecksum; 3] = [IntegrityChecksum::Ip, IntegrityChecksum::Crc16, IntegrityChecksum::Crc64];
 }
 
-/// What a block device is (`struct ublk_params`).
+/// The parameters of a block device (`struct ublk_params`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Params {
     /// Attributes.
@@ -100,13 +101,13 @@ pub struct Params {
     pub block_shift: u8,
     /// Sectors of the device.
     pub capacity_sectors: u64,
-    /// Most sectors of a read or write.
+    /// The maximum number of sectors of a read or write.
     pub max_transfer_sectors: u32,
-    /// Most sectors that are discarded at once; 0 if nothing can be.
+    /// The maximum number of sectors that are discarded at once; 0 if unsupported.
     pub max_discard_sectors: u32,
-    /// Most sectors that are zeroed at once; 0 if the kernel writes zeroes instead.
+    /// The maximum number of sectors that are zeroed at once; 0 if the kernel writes zeroes instead.
     pub max_zero_sectors: u32,
-    /// Protection information of one tuple for each block, whose reference tags are the low bits of the address.
+    /// Protection information: one tuple for each block, whose reference tag is the low bits of the address.
     pub integrity: Option<IntegrityChecksum>,
 }
 
@@ -139,7 +140,7 @@ impl Params {
             put(&mut bytes, 44, &(1_u32 << self.block_shift).to_ne_bytes());
             put(&mut bytes, 48, &self.max_discard_sectors.to_ne_bytes());
             put(&mut bytes, 52, &self.max_zero_sectors.to_ne_bytes());
-            // The driver takes one range at a time.
+            // The driver accepts one range at a time.
             put(&mut bytes, 56, &u16::from(self.max_discard_sectors > 0).to_ne_bytes());
         }
         if let Some(checksum) = self.integrity {
@@ -150,7 +151,7 @@ impl Params {
         bytes
     }
 
-    /// Decodes what the kernel says that a device is; `None` if it is no device that this crate makes.
+    /// Decodes the parameters of a device from the kernel; `None` if this crate does not create such devices.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Params> {
         let types = u32_at(bytes, 4)?;
         let has = |kind| types & kind != 0;
@@ -172,7 +173,7 @@ impl Params {
 /// State of a device (`UBLK_S_DEV_*`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DeviceState {
-    /// Made and not started, or stopped.
+    /// Created but not started, or stopped.
     Dead,
     /// In use.
     Live,
@@ -184,22 +185,22 @@ pub enum DeviceState {
     Unknown(u16),
 }
 
-/// What the driver knows of a device (`struct ublksrv_ctrl_dev_info`).
+/// The driver's information about a device (`struct ublksrv_ctrl_dev_info`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeviceInfo {
     /// N of `/dev/ublkbN`; `u32::MAX` for the next free one.
     pub number: u32,
-    /// Queues.
+    /// The number of queues.
     pub queues: u16,
-    /// Requests of a queue at once.
+    /// The number of requests of a queue at once.
     pub depth: u16,
     /// Its state.
     pub state: DeviceState,
-    /// Most bytes of a request.
+    /// The maximum number of bytes of a request.
     pub max_transfer_bytes: u32,
     /// The process that serves it, if any does.
     pub server_pid: Option<u32>,
-    /// What it was made for.
+    /// The features that it was created with.
     pub features: Features,
     /// A number that its server chose, and the driver keeps.
     pub server_flags: u64,
@@ -230,7 +231,7 @@ impl DeviceInfo {
             },
             max_transfer_bytes: u32_at(bytes, 8)?,
             number: u32_at(bytes, 12)?,
-            // Signed there: -1 for none.
+            // Signed in the kernel: -1 for none.
             server_pid: u32_at(bytes, 16).filter(|pid| (1..=i32::MAX as u32).contains(pid)),
             features: Features::from_bits_retain(u64_at(bytes, 24)?),
             server_flags: u64_at(bytes, 32)?,
@@ -243,7 +244,7 @@ impl DeviceInfo {
 pub enum RequestOperation {
     /// Read.
     Read,
-    /// Write; durable before it is answered, if it says so.
+    /// Write; with `fua`, durable before it completes.
     Write {
         /// Force unit access.
         fua: bool,
@@ -254,7 +255,7 @@ pub enum RequestOperation {
     Discard,
     /// Zero.
     WriteZeroes {
-        /// The space may be given back.
+        /// The space may be deallocated.
         may_unmap: bool,
         /// Force unit access.
         fua: bool,
@@ -270,7 +271,7 @@ pub struct Descriptor {
     pub has_tags: bool,
     /// Its first sector.
     pub first_sector: u64,
-    /// Its sectors.
+    /// The number of its sectors.
     pub sectors: u32,
 }
 
@@ -279,7 +280,7 @@ const NO_UNMAP: u32 = 1 << 15;
 const HAS_INTEGRITY: u32 = 1 << 18;
 
 impl Descriptor {
-    /// Decodes a descriptor; `None` for an operation that is not known.
+    /// Decodes a descriptor; `None` for an unknown operation.
     pub fn from_bytes(bytes: &[u8; DESCRIPTOR_BYTES]) -> Option<Descriptor> {
         let flags = u32_at(bytes, 0)?;
         let fua = flags & FUA != 0;
@@ -300,12 +301,12 @@ impl Descriptor {
     }
 }
 
-/// Where the data of a request are in the character device, `offset` bytes into it.
+/// The position of the data of a request in the character device, `offset` bytes into the data.
 pub(crate) const fn data_position(queue: u16, tag: u16, offset: u32) -> u64 {
     BUFFERS_AT + ((queue as u64) << QUEUE_SHIFT | (tag as u64) << TAG_SHIFT | offset as u64)
 }
 
-/// The same of its protection information.
+/// The same for its protection information.
 pub(crate) const fn tags_position(queue: u16, tag: u16, offset: u32) -> u64 {
     data_position(queue, tag, offset) | INTEGRITY_POSITION
 }
@@ -358,7 +359,7 @@ impl ControlCommand {
 pub(crate) fn control_payload(device: u32, address: u64, bytes: u16, data: u64) -> [u8; 80] {
     let mut payload = [0; 80];
     put(&mut payload, 0, &device.to_ne_bytes());
-    // The command is for no queue.
+    // The command is not for a queue.
     put(&mut payload, 4, &u16::MAX.to_ne_bytes());
     put(&mut payload, 6, &bytes.to_ne_bytes());
     put(&mut payload, 8, &address.to_ne_bytes());

@@ -1,6 +1,6 @@
-//! The control device: makes, starts, recovers, stops and deletes block devices.
+//! The control device: creates, starts, recovers, stops and deletes block devices.
 //!
-//! Each command waits for its end, some of them for as long as a server takes: call them where waiting is no harm.
+//! Each command waits for its end, some of them for as long as a server takes, so call them where waiting does no harm.
 
 use std::fs::OpenOptions;
 use std::io;
@@ -28,12 +28,12 @@ pub enum ControlError {
     /// The driver refuses a command.
     #[error("{what}: {error}")]
     Command {
-        /// What was to be done.
+        /// What was attempted.
         what: &'static str,
         /// The driver's error.
         error: io::Error,
     },
-    /// The driver says of a device what cannot be.
+    /// The driver reports something impossible about a device.
     #[error("{0}: the driver's answer cannot be understood")]
     Answer(&'static str),
 }
@@ -85,14 +85,14 @@ impl Control {
         let (address, len) = (buffer.as_mut_ptr().expose_provenance() as u64, buffer.len() as u16);
         let payload = control_payload(device, if len > 0 { address } else { 0 }, len, data);
         let entry = opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), command.number()).cmd(payload).build();
-        // SAFETY: the entry names the buffer, which is borrowed for this call alone and outlives the command: its completion is
-        // awaited below whatever happens. The driver writes no more than the length that it is told.
+        // SAFETY: the entry names the buffer, which is borrowed for this call alone and outlives the command: its
+        // completion is awaited below whatever happens. The driver writes no more than the length that it is told.
         unsafe { self.ring.submission().push(&entry) }.expect("one command at a time has room");
         loop {
             match self.ring.submit_and_wait(1) {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The kernel may still have the entry and the buffer, and nothing tells when it is done with them.
+                // The kernel may still have the entry and the buffer, and nothing shows when it has finished with them.
                 Err(error) => panic!("a ring that was set up does not wait: {error}"),
             }
             if let Some(completion) = self.ring.completion().next() {
@@ -112,20 +112,21 @@ impl Control {
         self.execute(what, command, device, &mut [], data)
     }
 
-    /// What this kernel's driver can do.
+    /// The features of this kernel's driver.
     ///
     /// # Errors
-    /// Of kernels before 6.5, which cannot say.
+    /// On kernels before 6.5, which do not report them.
     pub fn features(&mut self) -> Result<Features, ControlError> {
         let mut buffer = [0; 8];
         self.execute("asking for the driver's features", ControlCommand::GetFeatures, u32::MAX, &mut buffer, 0)?;
         Ok(Features::from_bits_retain(u64::from_ne_bytes(buffer)))
     }
 
-    /// Makes a device that is not started; returns what it became.
+    /// Creates a device that is not started. Returns its properties.
     ///
     /// # Errors
-    /// The driver's: `EEXIST` if there is one of this number, `EINVAL` for features that it has not, `ENOSPC` for too many.
+    /// The driver's: `EEXIST` if there is one with this number, `EINVAL` for unsupported features, `ENOSPC` for too
+    /// many devices.
     pub fn add(&mut self, info: DeviceInfo) -> Result<DeviceInfo, ControlError> {
         const WHAT: &str = "making the device";
         let mut buffer = info.to_bytes();
@@ -133,7 +134,7 @@ impl Control {
         DeviceInfo::from_bytes(&buffer).ok_or(ControlError::Answer(WHAT))
     }
 
-    /// What the driver knows of a device.
+    /// The driver's information about a device.
     ///
     /// # Errors
     /// `ENODEV` if there is none.
@@ -144,8 +145,8 @@ impl Control {
         DeviceInfo::from_bytes(&buffer).ok_or(ControlError::Answer(WHAT))
     }
 
-    /// Says what a device is that is not started. A driver that does not know a part of it drops that part without an error: ask
-    /// for its features first.
+    /// Sets the parameters of a device that is not started. A driver that does not know a part of them ignores that
+    /// part without an error, so query its features first.
     ///
     /// # Errors
     /// `EINVAL` for parameters that the driver refuses.
@@ -154,10 +155,10 @@ impl Control {
         self.execute("describing the device", ControlCommand::SetParams, number, &mut buffer, 0)
     }
 
-    /// What a device is.
+    /// The parameters of a device.
     ///
     /// # Errors
-    /// The driver's, or when the device is none that [`Control::set_params`] describes.
+    /// The driver's, or when [`Control::set_params`] cannot describe such a device.
     pub fn params(&mut self, number: u32) -> Result<Params, ControlError> {
         const WHAT: &str = "asking what the device is";
         let mut buffer = [0; PARAMS_BYTES];
@@ -168,7 +169,7 @@ impl Control {
         Params::from_bytes(there).ok_or(ControlError::Answer(WHAT))
     }
 
-    /// Starts a device whose queues fetch requests; returns when they all do and the block device is there.
+    /// Starts a device whose queues fetch requests. Returns when all queues do and the block device exists.
     ///
     /// # Errors
     /// The driver's.
@@ -176,15 +177,15 @@ impl Control {
         self.simple("starting the device", ControlCommand::StartDevice, number, std::process::id().into())
     }
 
-    /// Begins to serve a quiesced device anew.
+    /// Begins to serve a quiesced device again.
     ///
     /// # Errors
-    /// `EBUSY` while its last server is not gone, or if it is not quiesced.
+    /// `EBUSY` while its last server still exists, or if it is not quiesced.
     pub fn start_recovery(&mut self, number: u32) -> Result<(), ControlError> {
         self.simple("taking the device over", ControlCommand::StartRecovery, number, 0)
     }
 
-    /// Has requests go to this process, whose queues fetch; returns when they all do.
+    /// Directs requests to this process, whose queues fetch. Returns when all queues do.
     ///
     /// # Errors
     /// The driver's.
@@ -192,7 +193,7 @@ impl Control {
         self.simple("taking the device over", ControlCommand::EndRecovery, number, std::process::id().into())
     }
 
-    /// Gives the block device so many sectors; its users hear of it.
+    /// Changes the size of the block device to this number of sectors; its users are notified.
     ///
     /// # Errors
     /// `EOPNOTSUPP` for a device without [`Features::UPDATE_SIZE`](crate::Features::UPDATE_SIZE).
@@ -200,7 +201,7 @@ impl Control {
         self.simple("changing the size of the device", ControlCommand::UpdateSize, number, sectors)
     }
 
-    /// Takes the block device away; returns when its requests were answered.
+    /// Removes the block device. Returns when its requests were answered.
     ///
     /// # Errors
     /// The driver's.
@@ -216,7 +217,7 @@ impl Control {
         self.simple("deleting the device", ControlCommand::DeleteDevice, number, 0)
     }
 
-    /// Has a stopped device be gone as soon as its server has closed it (Linux 6.9).
+    /// Deletes a stopped device as soon as its server has closed it (Linux 6.9).
     ///
     /// # Errors
     /// `ENODEV` if there is none.

@@ -1,4 +1,5 @@
-//! The character device of a block device, and its queues: requests come from there, and their data and tags are copied there.
+//! The character device of a block device, and its queues, through which requests arrive and their data and tags are
+//! copied.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,7 +13,7 @@ use crate::abi::{
     COMMIT_AND_FETCH, DESCRIPTOR_BYTES, Descriptor, FETCH, MAX_DEPTH, data_position, io_payload, tags_position,
 };
 
-/// The open character device. The driver lets one process have it open, once; clones are the same.
+/// The open character device. The driver lets one process open it, once; clones are the same device.
 #[derive(Clone, Debug)]
 pub struct CharacterDevice(Arc<OwnedFd>);
 
@@ -26,7 +27,7 @@ impl CharacterDevice {
         Ok(CharacterDevice(Arc::new(file.into())))
     }
 
-    /// A queue, to be used on this core alone: the driver demands that all commands of a queue come from one thread.
+    /// A queue, to be used only on this core: the driver requires that all commands of a queue come from one thread.
     ///
     /// # Errors
     /// When the descriptors of its requests cannot be mapped.
@@ -62,9 +63,10 @@ impl Descriptors {
     fn get(&self, tag: u16) -> [u8; DESCRIPTOR_BYTES] {
         assert!(tag < self.depth, "a tag is below the depth of its queue");
         let at = usize::from(tag) * DESCRIPTOR_BYTES;
-        // SAFETY: the mapping has `depth` descriptors and lives as long as this value; 24 bytes at a multiple of 8 are aligned. The
-        // driver wrote it before it completed the command that handed the request out, and does not write it again before the
-        // request is answered; a driver that did could change a number, which is checked in the copy.
+        // SAFETY: the mapping has `depth` descriptors and lives as long as this value; 24 bytes at a multiple of 8 are
+        // aligned. The driver wrote it before it completed the command that handed the request out, and does not write
+        // it again before the request is answered; a driver that did could change a number, which is checked in the
+        // copy.
         let words: [u64; DESCRIPTOR_BYTES / 8] = unsafe { self.start.add(at).cast().read_volatile() };
         let mut bytes = [0; DESCRIPTOR_BYTES];
         for (word, bytes) in words.iter().zip(bytes.as_chunks_mut::<8>().0) {
@@ -76,7 +78,8 @@ impl Descriptors {
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        // SAFETY: the mapping is this value's own, and nothing refers to it any more. One that cannot be undone is only leaked.
+        // SAFETY: the mapping belongs to this value, and nothing refers to it any more. If unmapping fails, it is only
+        // leaked.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }
@@ -98,7 +101,7 @@ impl Queue {
         self.command(FETCH, tag, 0).await
     }
 
-    /// Answers the request of a tag, by its bytes or a negative error number, and waits for the next one.
+    /// Answers the request of a tag, with its number of bytes or a negative error number, and waits for the next one.
     ///
     /// # Errors
     /// As [`Queue::fetch`].
@@ -112,10 +115,10 @@ impl Queue {
         fetched.map(drop)
     }
 
-    /// The request of a tag, which the last command for it waited for; `None` if its operation is not known.
+    /// The request of a tag, for which the last command waited; `None` if its operation is unknown.
     ///
     /// # Panics
-    /// With a tag that the queue has not.
+    /// With a tag that the queue does not have.
     pub fn descriptor(&self, tag: u16) -> Option<Descriptor> {
         Descriptor::from_bytes(&self.descriptors.get(tag))
     }
@@ -123,12 +126,12 @@ impl Queue {
     /// Copies the data of a write. A copy from memory to memory, so a short call.
     ///
     /// # Errors
-    /// The driver's, and `UnexpectedEof` if there are fewer.
+    /// The driver's, and `UnexpectedEof` if there are fewer bytes.
     pub fn read_data(&self, tag: u16, data: &mut [u8]) -> io::Result<()> {
         self.read(data, |offset| data_position(self.number, tag, offset))
     }
 
-    /// Copies the protection information of a write, which may come before or behind its data.
+    /// Copies the protection information of a write, which may be done before or after its data.
     ///
     /// # Errors
     /// As [`Queue::read_data`].
@@ -139,7 +142,7 @@ impl Queue {
     /// Copies data of a read, `offset` bytes into it.
     ///
     /// # Errors
-    /// The driver's, and `WriteZero` if there is room for fewer.
+    /// The driver's, and `WriteZero` if there is room for fewer bytes.
     pub fn write_data(&self, tag: u16, offset: u32, data: &[u8]) -> io::Result<()> {
         self.write(data, |done| data_position(self.number, tag, offset.saturating_add(done)))
     }

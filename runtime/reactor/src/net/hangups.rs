@@ -1,11 +1,13 @@
-//! Which of many connections the peer has closed, before their tasks read so far.
+//! Detects which of many connections were closed by their peers, before their tasks have read that far.
 //!
-//! A task learns of the end of its connection only behind all bytes before it. Here the kernel tells of an end as soon as it has arrived, for all
-//! connections at once and on any core.
+//! A task sees the end of its connection only after all bytes before it. Here the kernel reports an end as soon as it
+//! has arrived, for all connections at once and on any core.
 //!
-//! Invariant: a connection that was added and whose end has arrived is told by every later [`Hangups::arrived`], until its [`HangupWatch`] is dropped.
+//! Invariant: a connection that was added and whose end has arrived is reported by every later [`Hangups::arrived`],
+//! until its [`HangupWatch`] is dropped.
 //!
-//! Shape: a set of its own (`epoll(7)`), asked and never waited for; so it is the same beside a ring. No events are taken from the tasks' own waiting.
+//! Shape: a separate `epoll(7)` set that is queried without waiting, so it works the same with a ring. It takes no
+//! events from tasks that wait.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -20,7 +22,7 @@ use rustix::io::Errno;
 use super::Stream;
 use crate::descriptor::Descriptor;
 
-/// A question that does not wait.
+/// For a query that does not wait.
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
 /// The connections that are watched for their ends. Clones are the same set, on any core.
@@ -42,13 +44,13 @@ impl Hangups {
         Ok(Hangups(Arc::new(epoll::create(CreateFlags::CLOEXEC)?)))
     }
 
-    /// Adds a connection, under a number of the caller's.
+    /// Adds a connection, under a number that the caller chooses.
     ///
     /// # Errors
     /// Those of `epoll_ctl(2)`, such as `ENOSPC`, and `EEXIST` for a connection that is in the set.
     pub fn watch(&self, stream: &Stream, number: u64) -> io::Result<HangupWatch> {
         let descriptor = Arc::clone(stream.descriptor());
-        // A reset and an end of both directions are told unasked.
+        // A reset and an end of both directions are always reported.
         epoll::add(&self.0, descriptor.as_fd(), EventData::new_u64(number), EventFlags::RDHUP)?;
         Ok(HangupWatch { set: self.clone(), descriptor })
     }
@@ -56,7 +58,7 @@ impl Hangups {
     /// True if the end of any connection has arrived. One system call, no allocation.
     pub fn any(&self) -> bool {
         let mut one = [const { MaybeUninit::uninit() }; 1];
-        // After an error, such as an interruption, `arrived` asks again.
+        // After an error, such as an interruption, `arrived` queries again.
         !matches!(epoll::wait(&self.0, &mut one, Some(&AT_ONCE)), Ok((told, _)) if told.is_empty())
     }
 
@@ -70,7 +72,7 @@ impl Hangups {
 
 impl Drop for HangupWatch {
     fn drop(&mut self) {
-        // The descriptor is open and in the set, so nothing of this can fail.
+        // The descriptor is open and in the set, so this cannot fail.
         let _ = epoll::delete(&self.set.0, self.descriptor.as_fd());
     }
 }

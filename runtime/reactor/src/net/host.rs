@@ -9,7 +9,8 @@ use futures_channel::oneshot;
 /// The address of a listener: host and port.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct HostPort {
-    /// A name, an IPv4 address, or an IPv6 address (brackets are allowed). Names are looked up on a thread of their own.
+    /// A name, an IPv4 address, or an IPv6 address (brackets are allowed). Names are looked up on a thread of their
+    /// own.
     pub host: String,
     /// The TCP port.
     pub port: u16,

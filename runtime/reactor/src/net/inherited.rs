@@ -1,8 +1,8 @@
 //! Listeners that a service manager has opened for this process (`sd_listen_fds(3)`): `LISTEN_FDS` of them, from
 //! descriptor 3 on, meant for the process `LISTEN_PID`, named by `LISTEN_FDNAMES`.
 //!
-//! Invariant: the descriptors of the manager are only copied and never owned, so a wrong variable causes an error and does
-//! not close another file. Neither they nor the copies are inherited by programs that this process starts.
+//! Invariant: the descriptors of the manager are only copied and never owned, so a wrong variable causes an error and
+//! does not close another file. Neither they nor the copies are inherited by programs that this process starts.
 
 use std::env;
 use std::io;
@@ -14,12 +14,12 @@ use rustix::net::{SocketType, sockopt};
 
 use super::local_addr;
 
-/// The first descriptor that is handed over (`SD_LISTEN_FDS_START`).
+/// The first descriptor that is passed (`SD_LISTEN_FDS_START`).
 const FIRST_FD: RawFd = 3;
 /// Maximum number of descriptors; a larger value is invalid.
 const MAX_FDS: RawFd = 1024;
 
-/// A TCP socket that listens already.
+/// A TCP socket that already listens.
 #[derive(Debug)]
 pub struct Inherited {
     /// The manager's name for it; empty without a name.
@@ -33,13 +33,13 @@ pub struct Inherited {
 /// Why inherited descriptors are unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum InheritedError {
-    /// The variable is no number of descriptors.
+    /// The variable is not a valid number of descriptors.
     #[error("LISTEN_FDS={0} is no number of sockets")]
     Count(String),
     /// The socket is closed, of another kind, or does not listen.
     #[error("socket {fd} of the service manager is no TCP socket that listens")]
     NoListener {
-        /// Its number.
+        /// Its descriptor number.
         fd: RawFd,
         /// The error of the system.
         #[source]
@@ -48,8 +48,8 @@ pub enum InheritedError {
 }
 
 impl Inherited {
-    /// The listeners that were handed to this process, in their order; none where there is no service manager, or where
-    /// what it handed over is meant for another process.
+    /// The listeners that were passed to this process, in their order. Empty if there is no service manager, or if it
+    /// passed them to another process.
     ///
     /// # Errors
     /// When a descriptor is not a TCP listener.
@@ -87,7 +87,7 @@ fn copy(fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: the descriptor is only borrowed for these two calls, which change no file; a closed one makes them fail.
     let manager_fd = unsafe { BorrowedFd::borrow_raw(fd) };
     let copy = fcntl_dupfd_cloexec(manager_fd, FIRST_FD)?;
-    // As above; what is not handed on is still there.
+    // As above: the original stays open here, but is not inherited.
     fcntl_setfd(manager_fd, FdFlags::CLOEXEC)?;
     Ok(copy)
 }
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!((taken.len(), taken[0].name.as_str()), (1, "nbd"));
         assert_eq!(taken[0].address, listener.local_addr().unwrap());
         assert_eq!(listeners(listener.as_raw_fd(), "1", "").unwrap()[0].name, "");
-        // The copy is the same socket, and takes connections when the other is closed.
+        // The copy is the same socket, and accepts connections after the other one is closed.
         drop(listener);
         let copy = TcpListener::from(taken.into_iter().next().unwrap().fd);
         let client = TcpStream::connect(copy.local_addr().unwrap()).unwrap();
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn sockets_for_another_process_are_left_alone() {
-        // The variables of the test's own process are not set, or are its parent's.
+        // The test's own process has not set these variables, or they are for its parent.
         assert!(Inherited::all().unwrap().is_empty());
     }
 }

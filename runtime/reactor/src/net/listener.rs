@@ -24,13 +24,13 @@ use crate::timer::{now, sleep};
 
 /// Pause after a transient error.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-/// A transient error is said again when there was none for so long.
+/// A transient error is logged again if there was none for this time.
 const SAID_AGAIN_AFTER: Duration = Duration::from_secs(60);
 
-/// A socket that accepts connections, used from the reactor that made it.
+/// A socket that accepts connections, used from the reactor that created it.
 ///
-/// For several cores either accept on one and send the descriptors to the others ([`Stream::into_fd`]), or bind one listener
-/// per core with [`Listener::bind_shared`] and let the kernel choose.
+/// For several cores either accept on one and send the descriptors to the others ([`Stream::into_fd`]), or bind one
+/// listener per core with [`Listener::bind_shared`] and let the kernel choose.
 pub struct Listener {
     core: Rc<Core>,
     /// `None` only while it is being dropped.
@@ -41,9 +41,9 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on an address; port 0 lets the system choose one. `backlog` connections at most wait to be accepted, and not
-    /// more than the system allows (`net.core.somaxconn`). The address may be one that was used a moment ago
-    /// (`SO_REUSEADDR`). An unspecified IPv6 address takes IPv4 connections too where the system's default says so.
+    /// Listens on an address; with port 0 the system chooses one. At most `backlog` connections wait to be accepted,
+    /// and not more than the system allows (`net.core.somaxconn`). The address may have been in use a moment ago
+    /// (`SO_REUSEADDR`). An unspecified IPv6 address also accepts IPv4 connections if that is the system's default.
     ///
     /// # Errors
     /// Those of `socket(2)`, `bind(2)` and `listen(2)`, such as `EADDRINUSE` and `EACCES`.
@@ -77,7 +77,7 @@ impl Listener {
         Listener::from_fd(fd)
     }
 
-    /// Takes over a socket that listens already, over TCP or as a Unix socket.
+    /// Takes over a socket that already listens, over TCP or as a Unix socket.
     ///
     /// # Errors
     /// When the system does not let the reactor wait for it.
@@ -91,12 +91,13 @@ impl Listener {
         Ok(Listener { core, descriptor, parked: Parked::default(), failed_at: Cell::default() })
     }
 
-    /// Waits for a connection; gives it and the peer's address. Connections that failed before they were accepted are
-    /// skipped. After the future was dropped, the next call gives the connection that it may have accepted meanwhile.
+    /// Waits for a connection; returns it and the peer's address. Connections that failed before they were accepted are
+    /// skipped. If a future was dropped, the next call returns the connection that it may have accepted meanwhile.
     ///
     /// # Errors
-    /// `InvalidData` on a Unix socket. Those of `accept(2)`. `EMFILE`, `ENFILE`, `ENOBUFS` and `ENOMEM` are about this process or
-    /// system: the connection still waits, so wait a little before the next call. `ECANCELED` after the reactor has ended.
+    /// `InvalidData` on a Unix socket. Those of `accept(2)`. `EMFILE`, `ENFILE`, `ENOBUFS` and `ENOMEM` concern this
+    /// process or system: the connection still waits, so wait a little before the next call. `ECANCELED` after the
+    /// reactor has ended.
     pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         loop {
             let stream = self.accept_any().await?;
@@ -117,7 +118,7 @@ impl Listener {
             });
             match Parking::new(&self.parked, op).await {
                 Ok(fd) => return Stream::on(&self.core, fd),
-                // Either the peer was faster, or an earlier future of this listener was dropped.
+                // Either the peer gave up first, or an earlier future of this listener was dropped.
                 Err(error) if error.raw_os_error() == Some(libc::ECONNABORTED) => {}
                 Err(error) if error.raw_os_error() == Some(libc::ECANCELED) && !self.core.is_closed() => {}
                 Err(error) => return Err(error),
@@ -125,8 +126,8 @@ impl Listener {
         }
     }
 
-    /// Waits for a connection, as [`Listener::accept`], but retries after transient errors. `None` once `should_stop` is ready, or the
-    /// shutdown of the core is requested.
+    /// Waits for a connection, as [`Listener::accept`], but retries after transient errors. `None` once `should_stop`
+    /// is ready, or the shutdown of the core is requested.
     ///
     /// # Errors
     /// When the listener fails for good.
@@ -155,7 +156,7 @@ impl Listener {
         }
     }
 
-    /// Says why connections wait, once as long as it lasts.
+    /// Logs why connections wait, once per period of errors.
     fn report(&self, error: &io::Error) {
         let now = now();
         let last = self.failed_at.replace(Some(now));
@@ -199,9 +200,9 @@ impl std::fmt::Debug for Listener {
     }
 }
 
-/// True if accepting failed for a transient reason: a lack of descriptors or memory (EMFILE, ENFILE, ENOBUFS, ENOMEM), a
-/// rule of the firewall (EPERM), or an error of one connection, which Linux returns in its place (`accept(2)`, "Error
-/// handling"). None of these may end the service for other clients.
+/// True if accepting failed for a transient reason: a lack of descriptors or memory (EMFILE, ENFILE, ENOBUFS, ENOMEM),
+/// a firewall rule (EPERM), or an error of one connection, which Linux returns here (`accept(2)`, "Error handling").
+/// None of these may end the service for other clients.
 fn is_transient(error: &io::Error) -> bool {
     const SHORTAGES: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
     const OF_A_CONNECTION: [Errno; 9] = [
@@ -228,7 +229,7 @@ mod tests {
         for code in [1, 12, 23, 24, 64, 71, 92, 95, 100, 101, 105, 110, 112, 113] {
             assert!(is_transient(&io::Error::from_raw_os_error(code)), "{code}");
         }
-        // EBADF, EINVAL and ENOTSOCK are about the listener, ECANCELED about the reactor.
+        // EBADF, EINVAL and ENOTSOCK concern the listener, ECANCELED the reactor.
         for code in [9, 22, 88, 125] {
             assert!(!is_transient(&io::Error::from_raw_os_error(code)), "{code}");
         }

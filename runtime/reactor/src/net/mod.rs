@@ -3,12 +3,12 @@
 //! On the path of a request: exports accept connections here and receive commands, network media connect and send them.
 //!
 //! Invariants:
-//! - Dropping a future cancels its operation. Bytes that a dropped [`Stream::recv`] had received, and a connection that a
-//!   dropped [`Listener::accept`] had accepted, are returned by the next call.
+//! - Dropping a future cancels its operation. Bytes that a dropped [`Stream::recv`] had received, and a connection that
+//!   a dropped [`Listener::accept`] had accepted, are returned by the next call.
 //! - Buffers and slices in flight stay alive until the kernel has finished with them, even if the stream is dropped.
 //! - Nothing raises SIGPIPE; a closed connection is an error.
 //!
-//! Shape: a socket belongs to the reactor it was made on, and travels to another as an `OwnedFd`
+//! Shape: a socket belongs to the reactor on which it was created, and moves to another as an `OwnedFd`
 //! ([`Stream::into_fd`], [`Stream::from_fd`]), because the two may wait in different ways.
 
 mod hangups;
@@ -34,13 +34,13 @@ use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, ipproto, soc
 /// When a client reconnects after a lost connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Reconnect {
-    /// Maximum attempts; 0 fails with the first loss.
+    /// The maximum number of attempts; with 0 the first loss is an error.
     pub attempts: u32,
-    /// Maximum time, counted from the loss.
+    /// The maximum time, counted from the loss.
     pub total: Duration,
-    /// Pause before the second attempt; the first is made at once. Doubles with each further one.
+    /// The pause before the second attempt; the first is made at once. Doubles with each further one.
     pub first_delay: Duration,
-    /// The longest pause.
+    /// The maximum pause.
     pub max_delay: Duration,
 }
 
@@ -98,7 +98,8 @@ fn peer_addr(fd: impl AsFd) -> io::Result<SocketAddr> {
     Ok(peer.try_into()?)
 }
 
-/// The address as its peers have it: a socket for both families has those of IPv4 as `::ffff:a.b.c.d`, to which nobody can connect.
+/// The address as its peers know it: a socket for both families has IPv4 addresses as `::ffff:a.b.c.d`, to which nobody
+/// can connect.
 pub fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         ip if ip.is_ipv4() => SocketAddr::new(ip, address.port()),
@@ -106,8 +107,8 @@ pub fn canonical(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// The process and the user at the other end of a Unix socket: those that listened, or connected. The process is 0 where it is of
-/// another namespace.
+/// The process and the user at the other end of a Unix socket, when it listened or connected. The process is 0 if it
+/// belongs to another namespace.
 ///
 /// # Errors
 /// [`io::ErrorKind::Unsupported`] for other sockets.

@@ -25,24 +25,24 @@ use crate::timer::timeout;
 /// Bytes of one receive of [`Stream::close`], and the maximum number of receives.
 const DRAIN_BYTES: usize = 64 << 10;
 const DRAIN_ROUNDS: usize = 256;
-/// The longest path that the kernel takes for a Unix socket (`sun_path`, less the zero byte at its end).
+/// The longest path that the kernel accepts for a Unix socket (`sun_path`, minus the zero byte at its end).
 const UNIX_PATH_LIMIT_BYTES: usize = 107;
 
 /// A TCP connection, or one over a Unix socket, used from the reactor that made it. To use it on another, send
 /// [`Stream::into_fd`] there.
 ///
-/// One task may receive while another sends. Two that receive at once get the bytes in pieces of no certain order, and the
-/// bytes of two that send at once are mixed. Operations start when their future is first polled. After the reactor has
-/// ended, they fail with `ECANCELED`.
+/// One task may receive while another sends. Two that receive at once get the bytes in pieces of undefined order, and
+/// the bytes of two that send at once are mixed. Operations start when their future is first polled. After the reactor
+/// has ended, they fail with `ECANCELED`.
 ///
 /// Dropping a stream closes it; see [`Stream::close`] for what the peer may lose then.
 pub struct Stream {
     core: Rc<Core>,
     /// `None` only while it is being taken apart.
     descriptor: Option<Arc<Descriptor>>,
-    /// A receipt whose future was dropped.
+    /// A receive whose future was dropped.
     parked: Parked<Receive>,
-    /// The bytes of a parked receive, and the range that was not taken yet.
+    /// The bytes of a parked receive, and the range that was not returned yet.
     leftover: RefCell<Option<(Buffer, Range<usize>)>>,
     is_prompt: Cell<bool>,
     busy_polls: Cell<bool>,
@@ -80,7 +80,8 @@ impl Stream {
         Ok(stream)
     }
 
-    /// Takes over a connected socket. The reactor sets it to block or not to block as it needs, for all handles that share it.
+    /// Takes over a connected socket. The reactor makes it blocking or non-blocking as it needs, for all handles that
+    /// share it.
     ///
     /// # Errors
     /// When the system does not let the reactor wait for it.
@@ -103,11 +104,11 @@ impl Stream {
         })
     }
 
-    /// Gives the socket away, for instance to another core.
+    /// Releases the socket, for example to another core.
     ///
     /// # Errors
-    /// Returns the stream when an operation on it has not ended, or when bytes that a dropped [`Stream::recv`] had received
-    /// were not taken: these would be lost.
+    /// Returns the stream if an operation on it has not ended, or if bytes that a dropped [`Stream::recv`] had received
+    /// were not returned: these would be lost.
     #[allow(clippy::result_large_err, reason = "what comes back is the stream itself, and rarely")]
     pub fn into_fd(mut self) -> Result<OwnedFd, Stream> {
         let parked = self.parked.take();
@@ -129,11 +130,11 @@ impl Stream {
         self.descriptor.as_ref().expect("the stream is not being taken apart")
     }
 
-    /// Receives into the buffer, from its start, at least one byte and at most what fits; gives the number of bytes and the
-    /// buffer back. Zero says that the peer sends no more, or that the buffer has no room.
+    /// Receives into the buffer, from its start, at least one byte and at most what fits. Returns the number of bytes
+    /// and the buffer. Zero means that the peer sends no more, or that the buffer has no room.
     ///
-    /// A future that is dropped, as by [`crate::timeout`], loses its buffer but no bytes: what it had received, the next
-    /// call gives.
+    /// A dropped future, for example by [`crate::timeout`], loses its buffer but no bytes: the next call returns what
+    /// it had received.
     ///
     /// # Errors
     /// Those of `recv(2)`, such as `ECONNRESET` and `ETIMEDOUT`.
@@ -171,8 +172,8 @@ impl Stream {
         Some(count)
     }
 
-    /// Sends once from the slice; gives the number of bytes that the system took, at least one unless the slice is empty.
-    /// When the future is dropped, they may be sent or not.
+    /// Sends once from the slice. Returns the number of bytes that the system accepted, at least one unless the slice
+    /// is empty. If the future is dropped, they may or may not be sent.
     ///
     /// # Errors
     /// Those of `send(2)`, such as `EPIPE` and `ECONNRESET`.
@@ -188,9 +189,9 @@ impl Stream {
         result
     }
 
-    /// Sends all slices, one behind the other, up to [`GATHER_LIMIT`](super::GATHER_LIMIT) with one system operation. Pass
-    /// `vector.drain(..)` to use a vector again, or an array of slices; then sending allocates nothing. When the future is
-    /// dropped, any part may be sent, so that the connection is of no more use.
+    /// Sends all slices, one after the other, up to [`GATHER_LIMIT`](super::GATHER_LIMIT) with one system operation.
+    /// Pass `vector.drain(..)` to reuse a vector, or an array of slices; then sending allocates nothing. If the future
+    /// is dropped, any part may be sent, so that the connection is not usable any more.
     ///
     /// # Errors
     /// Those of `sendmsg(2)`, such as `EPIPE` and `ECONNRESET`. How much was sent is unknown.
@@ -217,16 +218,16 @@ impl Stream {
         outcome
     }
 
-    /// Sets whether sends and receives are tried when their future is polled, and not with the reactor's next turn, so that the peer
-    /// gets data while the task continues. That costs a system call for each send; a task gets a few of these per poll and then
-    /// waits for its turn. Off in a new stream.
+    /// Sets whether sends and receives are attempted when their future is polled, rather than with the reactor's next
+    /// turn, so that the peer gets data while the task continues. This costs a system call for each send; a task may
+    /// make a few of these per poll and then waits for its turn. Off in a new stream.
     pub fn set_prompt(&self, prompt: bool) {
         self.is_prompt.set(prompt);
     }
 
-    /// Sets whether a receive of a prompt stream busy polls, on a reactor that spins: it retries for half of the spin time before the
-    /// system waits; one stream of a reactor at a time. This helps with a peer that replies soon, and hurts with one that sends
-    /// several requests, because the receive returns after the first. Off in a new stream.
+    /// Sets whether a receive of a prompt stream busy polls, on a reactor that spins: it retries for half of the spin
+    /// time before the system waits; one stream of a reactor at a time. This helps with a peer that replies soon, and
+    /// hurts with one that sends several requests, because the receive returns after the first. Off in a new stream.
     pub fn set_busy_poll(&self, busy_polls: bool) {
         self.busy_polls.set(busy_polls);
     }
@@ -250,8 +251,8 @@ impl Stream {
         Ok(rustix::net::shutdown(self, how)?)
     }
 
-    /// Closes so that the peer gets all that was sent: [`Stream::lingering_close`] for up to 16 MiB of unread bytes, and then
-    /// drops the stream in any case.
+    /// Closes the stream so that the peer gets everything that was sent: it calls [`Stream::lingering_close`] for up to
+    /// 16 MiB of unread bytes, and then drops the stream in any case.
     ///
     /// # Errors
     /// As [`Stream::lingering_close`].
@@ -259,9 +260,9 @@ impl Stream {
         self.lingering_close(limit, DRAIN_BYTES).await
     }
 
-    /// Shuts down the sending direction, then receives and discards data until the peer closes too. Merely dropping a stream with
-    /// unread bytes resets the connection, and the peer may lose the last reply. Receives at most 256 times, up to
-    /// `chunk_bytes` each.
+    /// Shuts down the sending direction, then receives and discards data until the peer closes too. Merely dropping a
+    /// stream with unread bytes resets the connection, and the peer may lose the last reply. Receives at most 256
+    /// times, up to `chunk_bytes` each.
     ///
     /// # Errors
     /// When the connection fails before the peer closes it, and `TimedOut` when the peer does not within `limit`.
@@ -290,9 +291,9 @@ impl Stream {
         Ok(sockopt::set_socket_linger(&self, Some(Duration::ZERO))?)
     }
 
-    /// Resets the connection now, as [`Stream::abort`] does once the last operation has ended: operations in flight fail, and
-    /// unsent data is discarded. Otherwise the system goes on sending it for minutes. What the peer's system has received, its
-    /// program may still read.
+    /// Resets the connection now, rather than when the last operation has ended as [`Stream::abort`] does: operations
+    /// in flight fail, and unsent data are discarded. Otherwise the system would continue to send them for minutes. The
+    /// peer's program may still read what its system has received.
     ///
     /// # Errors
     /// Those of `setsockopt(2)` and `connect(2)`. The connection is reset when the stream is dropped, if not before.
@@ -322,8 +323,8 @@ impl Stream {
         peer_addr(self).map(canonical)
     }
 
-    /// The process and the user at the other end of a Unix socket, as they were when it connected. A process that this one cannot
-    /// see, as from within a container, is number 0.
+    /// The process and the user at the other end of a Unix socket, as they were when it connected. A process that this
+    /// one cannot see, as from within a container, is number 0.
     ///
     /// # Errors
     /// Those of `getsockopt(2)`; `Unsupported` for a socket of another family.
@@ -331,7 +332,7 @@ impl Stream {
         peer_process(self.as_fd())
     }
 
-    /// Whether short segments are sent without waiting for acknowledgements (`TCP_NODELAY`). Off in a new stream.
+    /// Sets whether short segments are sent without waiting for acknowledgements (`TCP_NODELAY`). Off in a new stream.
     ///
     /// # Errors
     /// Those of `setsockopt(2)`.
@@ -347,8 +348,8 @@ impl Stream {
         set_keepalive(self.as_fd(), keepalive)
     }
 
-    /// Sets how long sent data may stay unacknowledged before the connection fails with `ETIMEDOUT`, in whole milliseconds; 0, as in
-    /// a new stream, leaves the limit to the system.
+    /// Sets how long sent data may stay unacknowledged before the connection fails with `ETIMEDOUT`, in whole
+    /// milliseconds. 0, as in a new stream, leaves the limit to the system.
     ///
     /// # Errors
     /// Those of `setsockopt(2)`; `EOPNOTSUPP` for what is not TCP.
@@ -357,8 +358,8 @@ impl Stream {
         Ok(sockopt::set_tcp_user_timeout(self, ms as u32)?)
     }
 
-    /// Requests a send buffer of this size in bytes (`SO_SNDBUF`), which then no longer adapts itself; returns the size that the
-    /// system chose.
+    /// Requests a send buffer of this size in bytes (`SO_SNDBUF`), which then no longer adapts automatically. Returns
+    /// the size that the system chose.
     ///
     /// # Errors
     /// Those of `setsockopt(2)`.
@@ -397,7 +398,8 @@ impl std::fmt::Debug for Stream {
     }
 }
 
-/// The address of the Unix socket at a path. To the kernel an empty path would be an unnamed socket, and a longer one be cut.
+/// The address of the Unix socket at a path. To the kernel an empty path would be an unnamed socket, and it would
+/// truncate a longer one.
 fn unix_address(path: &Path) -> io::Result<SocketAddrUnix> {
     let fits = (1..=UNIX_PATH_LIMIT_BYTES).contains(&path.as_os_str().as_bytes().len());
     SocketAddrUnix::new(path).ok().filter(|_| fits).ok_or_else(|| {

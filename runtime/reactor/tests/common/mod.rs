@@ -1,4 +1,4 @@
-//! Runs one test on every way to set up a reactor.
+//! Runs one test with every way to set up a reactor.
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::future::Future;
@@ -24,7 +24,7 @@ pub fn syscalls() -> Config {
     Config { runtime: BackendChoice::Syscalls, ..small() }
 }
 
-/// Whether this kernel lets us have a ring. Where it does not, the tests still run on the other backend.
+/// True if this kernel allows a ring. If not, the tests still run on the other backend.
 pub fn has_uring() -> bool {
     let has = Reactor::new(uring()).is_ok();
     if !has {
@@ -58,7 +58,7 @@ pub fn is_uring(reactor: &Reactor) -> bool {
     matches!(reactor.backend(), Backend::Uring(_))
 }
 
-/// Polls once, so that the operation starts, and says whether it is still going on.
+/// Polls once, so that the operation starts. True if it is still in flight.
 pub async fn start<F: Future>(future: Pin<&mut F>) -> bool {
     let mut future = Some(future);
     std::future::poll_fn(|_| {
@@ -68,7 +68,7 @@ pub async fn start<F: Future>(future: Pin<&mut F>) -> bool {
     .await
 }
 
-/// Longer than anything on this machine takes, so that a test that would hang fails.
+/// Longer than any test takes on this machine, so that a test that would hang fails.
 pub const LATE: Duration = Duration::from_secs(30);
 
 /// Any free port of the loopback interface.
@@ -106,7 +106,7 @@ pub async fn receive(stream: &Stream, len: usize, chunk_bytes: usize) -> Vec<u8>
     all
 }
 
-/// Lets the reactor turn often enough for whatever was started to have come as far as it can without a peer.
+/// Lets the reactor run so many turns that everything which was started is as far as it can get without a peer.
 pub async fn settle() {
     for _ in 0..20 {
         yield_now().await;
