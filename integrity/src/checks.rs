@@ -1,4 +1,4 @@
-//! Checks of tuples, and the mismatches they report.
+//! Checks of tuples, and the mismatches that they report.
 
 use std::fmt;
 
@@ -7,12 +7,12 @@ use sealblock_units::Lba;
 use crate::tuple;
 use crate::{PiFormat, ProtectionType};
 
-/// A value that is compared under a mask: only the bits set in `mask` count.
+/// A value that is compared under a mask: only the bits that are set in `mask` are compared.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Masked<T> {
     /// The required value.
     pub expected: T,
-    /// The bits of it that count.
+    /// The bits that are compared.
     pub mask: T,
 }
 
@@ -21,12 +21,12 @@ pub struct Masked<T> {
 pub struct Checks {
     /// True if the guard must match the data.
     pub guard: bool,
-    /// What the application tag of every block must be.
+    /// The required application tag of every block; not checked if `None`.
     pub app_tag: Option<Masked<u16>>,
-    /// What the storage tag of every block must be.
+    /// The required storage tag of every block; not checked if `None`.
     pub storage_tag: Option<Masked<u64>>,
-    /// What the reference tag of the first block must be; each further block must have one more. Truncated to the
-    /// bits of the format. Ignored in Type 3, whose reference tag belongs to the application and is never checked.
+    /// The required reference tag of the first block; that of each further block must be one more. Truncated to the
+    /// bits of the format. Not checked if `None`, nor in Type 3, where the reference tag belongs to the application.
     pub initial_ref_tag: Option<u64>,
 }
 
@@ -34,8 +34,9 @@ impl Checks {
     /// Checks nothing.
     pub const NONE: Checks = Checks { guard: false, app_tag: None, storage_tag: None, initial_ref_tag: None };
 
-    /// The checks that hold for every stored block, whichever host wrote it, for a run that starts at `start`: the guard and,
-    /// in Type 1, that reference tags are the low bits of the address. In Types 2 and 3 they are the writer's own choice.
+    /// The checks that every stored block must pass, whichever host wrote it, for a run that starts at `start`: the
+    /// guard and, in Type 1, that reference tags are the low bits of the address. In Types 2 and 3 the writer chooses
+    /// the reference tags.
     pub fn full(format: PiFormat, start: Lba) -> Checks {
         let is_address = format.protection() == ProtectionType::Type1;
         let initial_ref_tag = is_address.then(|| format.reference_tag(start.get(), 0));
@@ -62,7 +63,7 @@ pub enum Field {
 }
 
 impl Field {
-    /// The name as reports spell it: `guard`, `app_tag`, `ref_tag` or `storage_tag`.
+    /// The name in reports: `guard`, `app_tag`, `ref_tag` or `storage_tag`.
     pub const fn as_str(self) -> &'static str {
         match self {
             Field::Guard => "guard",
@@ -86,24 +87,24 @@ pub struct Mismatch {
     pub block: usize,
     /// The first field that failed, in the order guard, application tag, reference tag, storage tag.
     pub field: Field,
-    /// What the field should have been: computed from the data, or required by the check. Bits that a mask leaves
-    /// unchecked are as found, so that expected and actual differ in just the bits that are wrong.
+    /// The required value: computed from the data, or given by the check. Bits that a mask excludes are as in the
+    /// tuple, so that expected and actual value differ only in the wrong bits.
     pub expected: u64,
-    /// What the tuple holds.
+    /// The value in the tuple.
     pub actual: u64,
 }
 
-/// [`Checks`] compiled for one format: what a whole tuple must be, under which mask.
+/// [`Checks`] compiled for one format: the required tuple, and the mask under which tuples are compared.
 pub(crate) struct CompiledChecks {
     format: PiFormat,
     /// True if the guard is computed.
     pub(crate) guard: bool,
-    /// The bits of a tuple that count, guard included.
+    /// The bits of a tuple that are compared, guard included.
     mask: u128,
-    /// Required application and storage tags, in the bits that count.
+    /// The required application and storage tags, only the bits that are compared.
     fixed: u128,
     initial_ref_tag: u64,
-    /// The bits of the reference tag that count.
+    /// The bits of the reference tag that are compared.
     ref_mask: u64,
     escape: u128,
 }
@@ -151,7 +152,7 @@ impl CompiledChecks {
         found & self.escape == self.escape
     }
 
-    /// The required tuple of a block, correct in the bits of the mask; `guard` is shifted to its place already.
+    /// The required tuple of a block, correct in the bits of the mask. `guard` must already be shifted to its position.
     #[inline(always)]
     pub(crate) fn tuple(&self, block: usize, guard: u128) -> u128 {
         guard | self.fixed | u128::from(self.initial_ref_tag.wrapping_add(block as u64) & self.ref_mask)
@@ -163,7 +164,7 @@ impl CompiledChecks {
         (found ^ required) & self.mask == 0
     }
 
-    /// The first field that is not as required. Call it only if the tuple does not match.
+    /// The first field that is not as required. The tuple must not match.
     #[cold]
     pub(crate) fn mismatch(&self, block: usize, found: u128, required: u128) -> Mismatch {
         let should = tuple::unpack(self.format, (required & self.mask) | (found & !self.mask));

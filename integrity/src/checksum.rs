@@ -1,10 +1,10 @@
-//! Checksums of the data of many blocks, in the kinds that a device computes where the blocks are.
+//! Checksums of the data of many blocks, of the kinds that a device can compute without sending the data.
 //!
-//! Both kinds are CRCs, so whoever knows those of the parts knows that of the whole ([`ChecksumKind::combine`]): a file system that
-//! stores the CRC-32C of each sector checks a long run of them against one answer of the device.
+//! Both kinds are CRCs, so the CRC of a whole can be computed from those of its parts ([`ChecksumKind::combine`]): a
+//! file system that stores the CRC-32C of each sector compares those of a long run with one checksum from the device.
 //!
-//! Invariants: a checksum is a finished CRC in the low [`ChecksumKind::bits`] bits, and that of no bytes is 0. One that is made of
-//! guards is made only of guards that were compared with the data before ([`ChecksumKind::append_guards`]).
+//! Invariants: a checksum is a finished CRC in the low [`ChecksumKind::bits`] bits, and that of no bytes is 0. A
+//! checksum is combined only from guards that were compared with the data before ([`ChecksumKind::append_guards`]).
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -14,13 +14,13 @@ use sealblock_units::BlockSize;
 use crate::combine::{Combiner, Crc, Crc32c, Crc64};
 use crate::{GuardKind, PiFormat, combine, guard, tuple};
 
-/// Which checksum of the data of blocks is computed.
+/// The kinds of checksums of the data of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum ChecksumKind {
     /// CRC-64/NVME.
     #[default]
     Crc64Nvme,
-    /// CRC-32C (Castagnoli), as several file systems store it of each sector.
+    /// CRC-32C (Castagnoli), which several file systems store for each sector.
     Crc32c,
 }
 
@@ -36,7 +36,7 @@ impl ChecksumKind {
         }
     }
 
-    /// Bits of a checksum.
+    /// The number of bits of a checksum.
     pub const fn bits(self) -> u32 {
         match self {
             ChecksumKind::Crc64Nvme => 64,
@@ -44,7 +44,7 @@ impl ChecksumKind {
         }
     }
 
-    /// The guard that is the same CRC of one block.
+    /// The guard kind that uses the same CRC.
     pub const fn guard(self) -> GuardKind {
         match self {
             ChecksumKind::Crc64Nvme => GuardKind::Crc64,
@@ -57,13 +57,13 @@ impl ChecksumKind {
         guard::compute(self.guard(), bytes)
     }
 
-    /// The checksum of what `checksum` was computed over followed by `bytes`; start with 0.
+    /// Continues a checksum: that of the bytes that `checksum` covers, followed by `bytes`. Start with 0.
     pub fn append(self, checksum: u64, bytes: &[u8]) -> u64 {
         guard::append(self.guard(), checksum, bytes)
     }
 
-    /// The checksum of a part with checksum `first` followed by a part with checksum `second` and `second_bytes` bytes. For many
-    /// parts of one length a [`Combiner`] is faster.
+    /// The checksum of a part with checksum `first`, followed by a part with checksum `second` and `second_bytes`
+    /// bytes. For many parts of the same length a [`Combiner`] is faster.
     pub fn combine(self, first: u64, second: u64, second_bytes: u64) -> u64 {
         match self {
             ChecksumKind::Crc64Nvme => combine::crc64(first, second, second_bytes),
@@ -71,20 +71,22 @@ impl ChecksumKind {
         }
     }
 
-    /// The checksum of so many zero bytes, in a time that grows with the logarithm of their number.
+    /// The checksum of this many zero bytes. The time is logarithmic in their number.
     pub fn of_zeroes(self, bytes: u64) -> u64 {
-        // Zero bytes multiply the running state, which is all ones at first and is inverted at the end.
+        // Zero bytes multiply the running state, which is all ones at the start and inverted at the end.
         let ones = u64::MAX >> (64 - self.bits());
         self.combine(ones, 0, bytes) ^ ones
     }
 
-    /// The checksum of what `checksum` was computed over followed by blocks, from the guards in their tuples. `None` if the guard
-    /// is another CRC, or if a tuple disables the check of its block: then only the data tell.
+    /// Continues a checksum: that of the bytes that `checksum` covers, followed by blocks, computed from the guards in
+    /// their tuples. `None` if the guard is another CRC, or if a tuple disables the check of its block: then the
+    /// checksum must be computed from the data.
     ///
-    /// Every guard must have been compared with the data that were just read, or the checksum covers bytes that no check has read.
+    /// Every guard must have been compared with the data that were just read; otherwise the checksum covers bytes that
+    /// were not checked.
     ///
     /// # Panics
-    /// When `tags` is no whole number of tuples: a caller's bug, not an input's.
+    /// If `tags` is not a whole number of tuples: a bug of the caller, whatever the input.
     pub fn append_guards(self, checksum: u64, format: PiFormat, size: BlockSize, tags: &[u8]) -> Option<u64> {
         if format.guard() != self.guard() {
             return None;
@@ -114,11 +116,11 @@ impl fmt::Display for ChecksumKind {
     }
 }
 
-/// The length of a tuple whose guard has 32 or 64 bits, which it begins with.
+/// The length of a tuple with a guard of 32 or 64 bits. The guard comes first in it.
 const TUPLE_BYTES: usize = GuardKind::Crc32c.tuple_bytes();
 const _: () = assert!(GuardKind::Crc64.tuple_bytes() == TUPLE_BYTES);
 
-/// The tables that join whole blocks, made when they are first needed and shared by all threads.
+/// The tables that combine whole blocks, created on first use and shared by all threads.
 struct BlockCombiners<C: Crc> {
     b512: LazyLock<Combiner<C>>,
     b4096: LazyLock<Combiner<C>>,
@@ -174,7 +176,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// However a run is cut, the checksums of its parts are combined to that of the whole.
+        /// However a run is divided, the checksums of its parts combine to that of the whole.
         #[test]
         fn parts_give_the_whole(
             kind in kinds(), bytes in proptest::collection::vec(any::<u8>(), 0..6000),
@@ -189,7 +191,7 @@ mod tests {
             prop_assert!(combined <= u64::MAX >> (64 - kind.bits()));
         }
 
-        /// Blocks that were checked have the checksum of their data, whichever guard they have and whatever was checked.
+        /// Blocks that were checked have the checksum of their data, with any guard and any checks.
         #[test]
         fn blocks_have_the_checksum_of_their_data(
             kind in kinds(), guard in prop::sample::select(&GuardKind::ALL[..]), is_protected: bool, checks_guard: bool,

@@ -1,19 +1,19 @@
 //! The CRC of a whole from the CRCs of its parts.
 //!
-//! A CRC is a remainder modulo a polynomial. Appending `n` bytes to a message multiplies it by x^(8n), so the CRC of two parts
-//! is that of the first times x^(8n), plus that of the second. This holds for finished CRCs as they are, because in all three
-//! kinds initial and final XOR are equal and cancel out.
+//! A CRC is a remainder modulo a polynomial. Appending `n` bytes to a message multiplies it by x^(8n), so the CRC of
+//! two parts is that of the first times x^(8n), plus that of the second. This holds for finished CRCs as they are,
+//! because in all three kinds initial and final XOR are equal and cancel out.
 //!
-//! [`crc16`], [`crc32c`] and [`crc64`] join parts of any length by multiplying, bit by bit; a [`Combiner`] multiplies by one
-//! fixed power through tables, with one look-up per byte of the CRC. [`InterleavedCrc`] makes the CRC-32C of an interleaved
-//! buffer, such as the data digest of an NVMe/TCP PDU, from the guards of its blocks.
+//! [`crc16`], [`crc32c`] and [`crc64`] combine parts of any length by multiplying bit by bit; a [`Combiner`] multiplies
+//! by one fixed power with tables, with one look-up per byte of the CRC. [`InterleavedCrc`] computes the CRC-32C of an
+//! interleaved buffer, such as the data digest of an NVMe/TCP PDU, from the guards of its blocks.
 
 use sealblock_units::BlockSize;
 
 use crate::field::CrcField;
 use crate::{GuardKind, PiFormat, guard};
 
-/// A CRC as a type. Implemented by [`Crc16`], [`Crc32c`] and [`Crc64`] only.
+/// A CRC as a type. Implemented only by [`Crc16`], [`Crc32c`] and [`Crc64`].
 pub trait Crc: sealed::Crc {}
 
 mod sealed {
@@ -68,26 +68,26 @@ impl sealed::Crc for Crc64 {
     }
 }
 
-/// The CRC-16/T10-DIF of a part with CRC `first` followed by a part with CRC `second` and `second_bytes` bytes.
+/// The CRC-16/T10-DIF of a part with CRC `first`, followed by a part with CRC `second` and `second_bytes` bytes.
 pub fn crc16(first: u16, second: u16, second_bytes: u64) -> u16 {
     Combiner::<Crc16>::shift(first, second_bytes) ^ second
 }
 
-/// The CRC-32C of a part with CRC `first` followed by a part with CRC `second` and `second_bytes` bytes.
+/// The CRC-32C of a part with CRC `first`, followed by a part with CRC `second` and `second_bytes` bytes.
 pub fn crc32c(first: u32, second: u32, second_bytes: u64) -> u32 {
     Combiner::<Crc32c>::shift(first, second_bytes) ^ second
 }
 
-/// The CRC-64/NVME of a part with CRC `first` followed by a part with CRC `second` and `second_bytes` bytes.
+/// The CRC-64/NVME of a part with CRC `first`, followed by a part with CRC `second` and `second_bytes` bytes.
 pub fn crc64(first: u64, second: u64, second_bytes: u64) -> u64 {
     Combiner::<Crc64>::shift(first, second_bytes) ^ second
 }
 
-/// Joins parts that all have the same length. Making one costs some microseconds and 1, 4 or 16 KiB (CRC-16, CRC-32C,
-/// CRC-64); a join then takes a few nanoseconds.
+/// Combines the CRCs of parts that all have the same length. Creating one takes some microseconds and 1, 4 or 16 KiB of
+/// memory (CRC-16, CRC-32C, CRC-64); combining then takes a few nanoseconds.
 #[derive(Clone)]
 pub struct Combiner<C: Crc> {
-    /// For each byte of a CRC, from the least significant, its 256 values times the power.
+    /// For each byte of a CRC, from the least significant one, its 256 values multiplied by the power.
     tables: Box<[[C::Value; 256]]>,
     part_bytes: u64,
 }
@@ -125,12 +125,12 @@ impl<C: Crc> Combiner<C> {
         joined
     }
 
-    /// The CRC of parts one after the other; 0, the CRC of nothing, if there are none.
+    /// The CRC of consecutive parts; 0, the CRC of no bytes, if there are none.
     pub fn join_all(&self, parts: impl IntoIterator<Item = C::Value>) -> C::Value {
         self.join_more(C::Value::default(), parts)
     }
 
-    /// The CRC of a message with CRC `first`, followed by parts one after the other.
+    /// The CRC of a message with CRC `first`, followed by consecutive parts.
     pub fn join_more(&self, first: C::Value, parts: impl IntoIterator<Item = C::Value>) -> C::Value {
         parts.into_iter().fold(first, |first, part| self.join(first, part))
     }
@@ -141,8 +141,8 @@ impl<C: Crc> Combiner<C> {
     }
 }
 
-/// Computes the CRC-32C of data blocks interleaved with their tuples, without reading the data again. Make it once per
-/// namespace: it holds tables and no state of a run.
+/// Computes the CRC-32C of data blocks interleaved with their tuples, without reading the data again. Create it once
+/// per namespace: it holds tables, and no state of a run.
 #[derive(Clone)]
 pub struct InterleavedCrc {
     /// Appends a block's data.
@@ -152,13 +152,13 @@ pub struct InterleavedCrc {
 }
 
 impl InterleavedCrc {
-    /// Tables for data blocks of `size`, each followed by `tuple_bytes` bytes (none, for plain data).
+    /// Tables for data blocks of `size`, each followed by `tuple_bytes` bytes (0 for plain data).
     pub fn new(size: BlockSize, tuple_bytes: usize) -> InterleavedCrc {
         InterleavedCrc { data: Combiner::new(size.bytes() as u64), tuple: Combiner::new(tuple_bytes as u64) }
     }
 
-    /// The CRC-32C of what `crc` was computed over, followed by a block with CRC-32C `data_crc` and then by `tuple`;
-    /// start with 0.
+    /// Continues a CRC-32C: that of the bytes that `crc` covers, followed by a block with CRC-32C `data_crc` and then
+    /// by `tuple`. Start with 0.
     ///
     /// Panics if `tuple` does not have `tuple_bytes` bytes.
     #[inline]
@@ -168,11 +168,11 @@ impl InterleavedCrc {
         if tuple.is_empty() { crc } else { self.tuple.join(crc, guard::crc32c(tuple)) }
     }
 
-    /// The CRC-32C of what `crc` was computed over, followed by blocks and their tuples, interleaved. The data's CRCs
-    /// are the guards in the tuples, which must have been verified against the data before, or the CRC covers
-    /// bytes that no check has read.
+    /// Continues a CRC-32C: that of the bytes that `crc` covers, followed by blocks and their tuples, interleaved. The
+    /// guards in the tuples are the CRCs of the data. They must have been compared with the data before; otherwise the
+    /// CRC covers bytes that were not checked.
     ///
-    /// Panics if the guard of `format` is not CRC-32C, or `tags` is no whole number of tuples.
+    /// Panics if the guard of `format` is not CRC-32C, or `tags` is not a whole number of tuples.
     pub fn join_sealed(&self, crc: u32, format: PiFormat, tags: &[u8]) -> u32 {
         assert_eq!(format.guard(), GuardKind::Crc32c, "only a CRC-32C guard can stand for the data");
         let (tuples, rest) = tags.as_chunks::<{ GuardKind::Crc32c.tuple_bytes() }>();

@@ -1,27 +1,30 @@
-//! CRC-32C by carry-less multiplication and by the CRC instruction at the same time.
+//! CRC-32C by carry-less multiplication and the CRC instruction at the same time.
 //!
-//! Processors with AVX-512 can fold a CRC in two units that do not disturb each other: VPCLMULQDQ multiplies four 128-bit lanes at
-//! once, and CRC32 takes eight bytes. Where a multiplication of 64 bytes takes two cycles, as on AMD Zen 4, that unit alone limits a
-//! CRC to 16 bytes a cycle, and both together make a third more. `crc-fast` uses only the first unit for long messages.
+//! Processors with AVX-512 can compute a CRC in two units that work in parallel: VPCLMULQDQ multiplies four 128-bit
+//! lanes at once, and CRC32 processes eight bytes. Where a multiplication of 64 bytes takes two cycles, as on AMD Zen
+//! 4, that unit alone limits a CRC to 16 bytes per cycle; both units together are a third faster. `crc-fast` uses only
+//! the first unit for long messages.
 //!
-//! A message is cut into rounds of eight lines of 64 bytes. Lines 0 to 2 and 4 to 6 are folded into six accumulators. Lines 3 and 7
-//! are two chains of CRC instructions that start with 0. The CRC of a chain is the state with which the line behind it starts, and a state takes
-//! effect by being added to the first four bytes of what follows. So no chain needs a multiplication of its own, and memory is read in the order
-//! of its addresses, which its prefetchers need: with the chains in a part of the block of their own, reading from memory was three times slower. What is left
-//! behind the last round goes through the CRC instruction.
+//! A message is divided into rounds of eight lines of 64 bytes. Lines 0 to 2 and 4 to 6 are folded into six
+//! accumulators. Lines 3 and 7 are processed by two chains of CRC instructions that start with 0. The CRC of a chain is
+//! the state at the start of the next line, and a state is applied by adding it to the first four bytes that follow. So
+//! no chain needs an additional multiplication, and memory is read in the order of addresses, as the prefetchers need
+//! it: when the chains had a separate part of the block, reading from memory was three times slower. The bytes after
+//! the last round are processed by the CRC instruction.
 //!
-//! The end of a block costs no more than a round: the accumulators are multiplied by what lies between them and the end of the block, instead of
-//! by the length of a round. So blocks of one round and of eight cost nearly the same for a byte, which messages in rounds of 384 bytes do not: a
-//! block of 4096 bytes would leave 256 for the CRC instruction alone.
+//! The end of a block costs no more than a round: the accumulators are multiplied by the distance to the end of the
+//! block, instead of by the length of a round. So blocks of one round and of eight cost nearly the same per byte. With
+//! rounds of 384 bytes they would not: of a block of 4096 bytes, 256 would remain for the CRC instruction alone.
 //!
-//! Invariants: the state is that of the CRC instruction, which is neither inverted at the start nor at the end. The result does not depend on alignment. Without
-//! these processor features there is no result, and the caller computes the CRC by other means. Nor is there one in a program that
-//! was built for such a processor only (`-C target-cpu`): to call this code without a check at run time would take `unsafe`.
+//! Invariants: the state is that of the CRC instruction, which is inverted neither at the start nor at the end. The
+//! result does not depend on alignment. Without these processor features there is no result, and the caller computes
+//! the CRC in another way. There is also none in a program that was built only for such a processor (`-C target-cpu`):
+//! to call this code without a check at run time would require `unsafe`.
 
 #[cfg(not(all(target_feature = "avx512vbmi2", target_feature = "vpclmulqdq")))]
 use multiversion::{multiversion, target::match_target};
 
-/// The state behind `bytes` of a CRC whose state before them is `state`; none if this processor lacks the instructions.
+/// The state of a CRC after `bytes`, from its state before them; `None` if this processor lacks the instructions.
 #[cfg(not(all(target_feature = "avx512vbmi2", target_feature = "vpclmulqdq")))]
 #[multiversion(targets("x86_64+avx512f+vpclmulqdq+sse4.2"))]
 pub(crate) fn update(state: u32, bytes: &[u8]) -> Option<u32> {
@@ -34,7 +37,7 @@ pub(crate) fn update(state: u32, bytes: &[u8]) -> Option<u32> {
     }
 }
 
-/// No result: this program was built for a processor with the instructions.
+/// `None`: this program was built for a processor with the instructions.
 #[cfg(all(target_feature = "avx512vbmi2", target_feature = "vpclmulqdq"))]
 pub(crate) fn update(_: u32, _: &[u8]) -> Option<u32> {
     None
@@ -55,7 +58,7 @@ mod kernel {
 
     const FIELD: CrcField = CrcField::reflected(32, 0x1EDC_6F41);
 
-    /// Bytes of a vector.
+    /// Bytes of a vector, called a line.
     const LINE_BYTES: usize = 64;
     /// Lines of a round.
     const LINES: usize = 8;
@@ -66,13 +69,13 @@ mod kernel {
 
     type Line = [u8; LINE_BYTES];
     type Round = [Line; LINES];
-    /// Two factors for each lane: for its first eight bytes, and for its last.
+    /// Two factors for each lane: one for its first eight bytes, one for its last.
     type Factors = [u64; 2 * LANES];
 
     /// The factors that move a lane by `bits` bits towards the end of the message.
     ///
-    /// A lane is its first eight bytes times x^64, plus its last. The product of eight bytes and a 32-bit factor has the factor times x^33
-    /// in it, because bits are reflected: the lowest bit of a word is its highest power.
+    /// A lane is its first eight bytes times x^64, plus its last. Because bits are reflected (the lowest bit of a word
+    /// is its highest power), the product of eight bytes and a 32-bit factor contains an additional x^33.
     const fn factors(bits: u64) -> [u64; 2] {
         [FIELD.power_of_bits(bits + 64 - 33), FIELD.power_of_bits(bits - 33)]
     }
@@ -111,7 +114,7 @@ mod kernel {
         last.iter().fold(state as u32, |state, byte| _mm_crc32_u8(state, *byte))
     }
 
-    /// Bytes in whole words, by one chain of CRC instructions.
+    /// Processes bytes in whole words, with one chain of CRC instructions.
     #[inline]
     #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
     fn words(state: u64, bytes: &[u8]) -> u64 {
@@ -142,8 +145,8 @@ mod kernel {
         (_mm_crc32_u64(remainder, _mm_extract_epi64(lane, 1) as u64) ^ chain) as u32
     }
 
-    /// The lines of a round, with the state before them and that of the first chain added in; and the state of the second chain,
-    /// which goes to what follows. Lines 3 and 7 are not to be folded.
+    /// Returns the lines of a round, after adding the state before them and that of the first chain; and the state of
+    /// the second chain, which applies to the next round. Do not fold lines 3 and 7.
     #[inline]
     #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
     fn load(state: u64, round: &Round) -> ([__m512i; LINES], u64) {
@@ -196,7 +199,7 @@ mod tests {
         (0..bytes).map(|i| (i * 31 + i / 57 + i / 4001) as u8).collect()
     }
 
-    /// Without the instructions there is nothing to be compared, and no wrong result either.
+    /// Without the instructions there is no result to compare.
     fn assert_is(state: u32, bytes: &[u8], expected: u32) {
         assert!(update(state, bytes).is_none_or(|found| found == expected), "{state:08x}, {} bytes", bytes.len());
     }
@@ -204,7 +207,7 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn there_is_a_result_just_where_the_processor_has_the_instructions() {
-        // VBMI2 stands for AVX-512 that does not slow the processor down, which `multiversion` waits for.
+        // VBMI2 is how `multiversion` recognises AVX-512 that does not slow the processor down.
         let all = is_x86_feature_detected!("avx512vbmi2")
             && is_x86_feature_detected!("vpclmulqdq")
             && is_x86_feature_detected!("sse4.2");

@@ -1,29 +1,30 @@
 //! Arithmetic modulo the polynomial of a CRC.
 //!
-//! Everything is `const`, so that tables and constants made with it cost nothing at run time. It goes bit by bit: nothing on the path of
-//! a request may use it for anything else than to make a table once.
+//! Everything is `const`, so that tables and constants computed with it cost nothing at run time. It computes bit by
+//! bit: on the path of a request it may be used only to create a table once.
 
 /// Arithmetic modulo the polynomial of a CRC of at most 64 bits.
 ///
-/// Elements are remainders in the bit order of the CRC itself: in a plain CRC the least significant bit is the coefficient of
-/// x^0, in a reflected one that of the highest power.
+/// Elements are remainders in the bit order of the CRC: in a plain CRC the least significant bit is the coefficient of
+/// x^0, in a reflected one it is that of the highest power.
 #[derive(Clone, Copy)]
 pub struct CrcField {
     width: u32,
     /// The polynomial without its highest term, in the bit order of elements.
     polynomial: u64,
     is_reflected: bool,
-    /// x^8, x^16, x^32, ...: entry `n` is what 2^n zero bytes multiply by.
+    /// x^8, x^16, x^32, ...: entry `n` is the factor for 2^n zero bytes.
     powers: [u64; 64],
 }
 
 impl CrcField {
-    /// A CRC that takes the most significant bit of each byte first.
+    /// A CRC that processes the most significant bit of each byte first.
     pub const fn plain(width: u32, polynomial: u64) -> CrcField {
         CrcField { width, polynomial, is_reflected: false, powers: [0; 64] }.with_powers()
     }
 
-    /// A CRC that takes the least significant bit of each byte first; `polynomial` in the usual, unreflected form.
+    /// A CRC that processes the least significant bit of each byte first; `polynomial` is in the usual, unreflected
+    /// form.
     pub const fn reflected(width: u32, polynomial: u64) -> CrcField {
         let polynomial = polynomial.reverse_bits() >> (64 - width);
         CrcField { width, polynomial, is_reflected: true, powers: [0; 64] }.with_powers()
@@ -88,7 +89,7 @@ impl CrcField {
         power
     }
 
-    /// x^(8 `bytes`): what `bytes` zero bytes multiply by.
+    /// x^(8 `bytes`): the factor for `bytes` zero bytes.
     pub const fn power_of_bytes(&self, bytes: u64) -> u64 {
         let (mut power, mut n) = (self.one(), 0);
         while n < 64 {

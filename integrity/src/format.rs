@@ -1,6 +1,7 @@
-//! Which guard, which protection type, and how the tag space is divided: what a tuple's bytes mean.
+//! The meaning of a tuple's bytes: the guard, the protection type, and how storage tag and reference tag share their
+//! space.
 //!
-//! A [`PiFormat`] can only be made with a legal storage tag size, so every later shift by its widths is in range.
+//! A [`PiFormat`] can only be created with a legal storage tag size, so every later shift by its widths is in range.
 
 use std::fmt;
 
@@ -13,8 +14,8 @@ pub enum GuardKind {
     Crc32c,
     /// CRC-64/NVME: the 64-bit guard of NVMe, in a 16-byte tuple.
     Crc64,
-    /// The Internet checksum of RFC 1071, in an 8-byte tuple: the cheap guard of host buffers (DIX). It never goes to
-    /// an NVMe device, and it cannot see 16-bit words that changed places.
+    /// The Internet checksum of RFC 1071, in an 8-byte tuple: the cheap guard of host buffers (DIX). It is never sent
+    /// to an NVMe device, and it does not detect 16-bit words that were swapped.
     IpChecksum,
 }
 
@@ -39,8 +40,8 @@ impl GuardKind {
         }
     }
 
-    /// Bits that storage tag and reference tag share (NVM Command Set specification, "Protection Information
-    /// Formats").
+    /// The number of bits that storage tag and reference tag share (NVM Command Set specification, "Protection
+    /// Information Formats").
     pub const fn space_bits(self) -> u8 {
         match self {
             GuardKind::Crc16 | GuardKind::IpChecksum => 32,
@@ -58,7 +59,7 @@ impl GuardKind {
         }
     }
 
-    /// The name as the command line spells it.
+    /// The name on the command line.
     pub const fn as_str(self) -> &'static str {
         match self {
             GuardKind::Crc16 => "crc16",
@@ -75,13 +76,13 @@ impl fmt::Display for GuardKind {
     }
 }
 
-/// What the reference tag is compared with, and what switches checking off
-/// (NVM Command Set specification, end-to-end data protection).
+/// What the reference tag is compared with, and which tags disable checking (NVM Command Set specification, end-to-end
+/// data protection).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ProtectionType {
     /// The reference tag is the low bits of the block's address and grows by one with each block.
     Type1,
-    /// The reference tag starts at a value of the command's choice and grows by one with each block.
+    /// The reference tag starts at a value that the command chooses, and grows by one with each block.
     Type2,
     /// The reference tag belongs to the application; it is the same in all blocks of a command and never checked.
     Type3,
@@ -91,7 +92,7 @@ impl ProtectionType {
     /// Every type.
     pub const ALL: [ProtectionType; 3] = [ProtectionType::Type1, ProtectionType::Type2, ProtectionType::Type3];
 
-    /// True if the reference tag grows with the block and is checked.
+    /// True if the reference tag grows with each block and is checked.
     pub const fn increments_ref_tag(self) -> bool {
         !matches!(self, ProtectionType::Type3)
     }
@@ -103,9 +104,9 @@ pub enum FormatError {
     /// The storage tag has a size that the guard does not allow.
     #[error("a storage tag of {bits} bits does not go with the {guard} guard, which allows {min} to {max}")]
     StorageTagBits {
-        /// The guard asked for.
+        /// The requested guard.
         guard: GuardKind,
-        /// The size asked for.
+        /// The requested size.
         bits: u8,
         /// The smallest legal size.
         min: u8,
@@ -162,12 +163,12 @@ impl PiFormat {
         self.protection
     }
 
-    /// Bits of the storage tag, possibly none.
+    /// The number of bits of the storage tag; may be 0.
     pub const fn storage_tag_bits(self) -> u8 {
         self.storage_tag_bits
     }
 
-    /// Bits of the reference tag, possibly none; never more than 64.
+    /// The number of bits of the reference tag; may be 0, at most 64.
     pub const fn reference_tag_bits(self) -> u8 {
         self.guard.space_bits() - self.storage_tag_bits
     }
@@ -177,24 +178,25 @@ impl PiFormat {
         self.guard.tuple_bytes()
     }
 
-    /// The largest storage tag: as many ones as it has bits.
+    /// The largest storage tag: all bits are ones.
     pub const fn storage_tag_mask(self) -> u64 {
         ones(self.storage_tag_bits)
     }
 
-    /// The largest reference tag: as many ones as it has bits.
+    /// The largest reference tag: all bits are ones.
     pub const fn reference_tag_mask(self) -> u64 {
         ones(self.reference_tag_bits())
     }
 
-    /// The reference tag of the block `blocks` after one with reference tag `first`, cut to the bits of the format.
+    /// The reference tag of the block that is `blocks` blocks after one with reference tag `first`, truncated to the
+    /// bits of the format.
     pub const fn reference_tag(self, first: u64, blocks: u64) -> u64 {
         let step = if self.protection.increments_ref_tag() { blocks } else { 0 };
         first.wrapping_add(step) & self.reference_tag_mask()
     }
 }
 
-/// The lowest `bits` bits set; `bits` is at max 64.
+/// A number whose lowest `bits` bits are set; `bits` is at most 64.
 const fn ones(bits: u8) -> u64 {
     if bits == 0 { 0 } else { u64::MAX >> (64 - bits as u32) }
 }

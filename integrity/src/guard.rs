@@ -1,28 +1,27 @@
-//! Guards: the CRCs and the IP checksum of any bytes.
+//! Guards: the CRCs and the IP checksum of bytes.
 //!
-//! CRC-32C comes from our own code (`crc32c.rs`) where the processor has the instructions for it. Elsewhere it comes from `crc-fast`, as
-//! the other CRCs do, through fixed entry points: the `Digest`, which `append` needs, copies some 200 bytes of parameters
-//! first. `append` continues a finished CRC: all three CRCs have equal initial and final XOR, so the finished value of an
-//! empty message is 0, and a finished value gives back the running state.
+//! CRC-32C is computed by our own code (`crc32c.rs`) where the processor has the instructions for it. Elsewhere it is
+//! computed by `crc-fast`, like the other CRCs, through fixed entry points: the `Digest`, which `append` needs, copies
+//! some 200 bytes of parameters first. `append` continues a finished CRC: all three CRCs have equal initial and final
+//! XOR, so the finished value of an empty message is 0, and the running state can be computed from a finished value.
 //!
-//! The IP checksum is the Internet checksum (RFC 1071) as a guard: the "IP" guard of DIX host buffers. The value is that of RFC
-//! 1071 over 16-bit words in network byte order: each even-numbered byte is the more significant of its word, an odd last byte
-//! is padded with a zero byte behind it, the sum's carries are added back, and the result is inverted. A tuple stores it
-//! big-endian like every guard. That puts the same two bytes into the tuple as an implementation that sums and stores words in
-//! a little-endian machine's own order, such as the block layer of Linux, because swapping the bytes of all words swaps the
-//! bytes of their one's-complement sum (RFC
-//! 1071, section 2 (B)). The sum of all-zero data is 0, so its guard is FFFFh; any other data that sums to a multiple
-//! of FFFFh has guard 0.
+//! The IP checksum is the Internet checksum (RFC 1071) as a guard: the "IP" guard of DIX host buffers. The value is
+//! that of RFC 1071 over 16-bit words in network byte order: each even-numbered byte is the more significant one of its
+//! word, a zero byte is appended to an odd last byte, the sum's carries are added to it, and the result is inverted. A
+//! tuple stores it big-endian like every guard. Implementations that sum and store words in the byte order of a
+//! little-endian machine, such as the block layer of Linux, store the same two bytes in the tuple, because swapping the
+//! bytes of all words swaps the bytes of their one's-complement sum (RFC 1071, section 2 (B)). The sum of all-zero data
+//! is 0, so its guard is FFFFh; any other data whose sum is a multiple of FFFFh has guard 0.
 //!
-//! The loop adds 32-bit words into sixteen 64-bit lanes, which the compiler turns into vector code; no lane can
-//! overflow before 2^32 words. Folding a sum of 32-bit words down to 16 bits gives the same value as adding 16-bit
-//! words, since 2^16 is 1 modulo FFFFh.
+//! The loop adds 32-bit words to sixteen 64-bit lanes, which the compiler turns into vector code; no lane can overflow
+//! before 2^32 words. Folding a sum of 32-bit words to 16 bits gives the same value as adding 16-bit words, since 2^16
+//! is 1 modulo FFFFh.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
 use crate::{GuardKind, crc32c};
 
-// None of these is to be inlined into other crates: with each comes all of `crc-fast`, once for every kind of processor.
+// Do not inline these into other crates: each would bring all of `crc-fast` with it, once for every kind of processor.
 
 /// CRC-16/T10-DIF of `bytes` (polynomial 8BB7h, not reflected, initial value 0).
 pub fn crc16(bytes: &[u8]) -> u16 {
@@ -32,11 +31,11 @@ pub fn crc16(bytes: &[u8]) -> u16 {
     }
 }
 
-/// The alignment that `crc-fast` needs to be fast: it computes the bytes before and after the whole vectors in small steps.
+/// The alignment at which `crc-fast` is fast: it computes the bytes before and after the whole vectors in small steps.
 const VECTOR_BYTES: usize = 16;
 
-/// Every second block of 512 bytes that is interleaved with 8-byte tuples starts between two vectors. To copy it
-/// first takes less than half as long as the slow steps do; larger blocks gain nothing from a copy.
+/// Every second block of 512 bytes that is interleaved with 8-byte tuples starts in the middle of a vector. Copying it
+/// first takes less than half as long as the slow steps; larger blocks gain nothing from a copy.
 fn crc16_realigned(block: &[u8; 512]) -> u16 {
     #[repr(align(64))]
     struct Aligned([u8; 512]);
@@ -57,14 +56,14 @@ pub fn crc64(bytes: &[u8]) -> u64 {
     crc_fast::crc64_nvme(bytes)
 }
 
-/// The CRC-16/T10-DIF of what `crc` was computed over followed by `bytes`; start with 0.
+/// Continues a CRC-16/T10-DIF: that of the bytes that `crc` covers, followed by `bytes`. Start with 0.
 pub fn crc16_append(crc: u16, bytes: &[u8]) -> u16 {
     let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc16T10Dif, u64::from(crc));
     digest.update(bytes);
     digest.finalize() as u16
 }
 
-/// The CRC-32C of what `crc` was computed over followed by `bytes`; start with 0.
+/// Continues a CRC-32C: that of the bytes that `crc` covers, followed by `bytes`. Start with 0.
 pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
     if let Some(state) = crc32c::update(!crc, bytes) {
         return !state;
@@ -74,7 +73,7 @@ pub fn crc32c_append(crc: u32, bytes: &[u8]) -> u32 {
     digest.finalize() as u32
 }
 
-/// The CRC-64/NVME of what `crc` was computed over followed by `bytes`; start with 0.
+/// Continues a CRC-64/NVME: that of the bytes that `crc` covers, followed by `bytes`. Start with 0.
 pub fn crc64_append(crc: u64, bytes: &[u8]) -> u64 {
     let mut digest = Digest::new_with_init_state(CrcAlgorithm::Crc64Nvme, !crc);
     digest.update(bytes);
@@ -91,7 +90,7 @@ pub fn compute(kind: GuardKind, bytes: &[u8]) -> u64 {
     }
 }
 
-/// The guard of no bytes at all: what [`append`] starts with.
+/// The guard of no bytes: the start value for [`append`].
 pub const fn empty(kind: GuardKind) -> u64 {
     match kind {
         GuardKind::Crc16 | GuardKind::Crc32c | GuardKind::Crc64 => 0,
@@ -99,8 +98,8 @@ pub const fn empty(kind: GuardKind) -> u64 {
     }
 }
 
-/// The guard of what `guard` was computed over followed by `bytes`. For the IP checksum all parts but the last must
-/// have an even number of bytes, since its words are 16 bits wide.
+/// Continues a guard: that of the bytes that `guard` covers, followed by `bytes`. For the IP checksum all parts but the
+/// last must have an even number of bytes, since its words have 16 bits.
 pub fn append(kind: GuardKind, guard: u64, bytes: &[u8]) -> u64 {
     match kind {
         GuardKind::Crc16 => u64::from(crc16_append(guard as u16, bytes)),
@@ -110,25 +109,25 @@ pub fn append(kind: GuardKind, guard: u64, bytes: &[u8]) -> u64 {
     }
 }
 
-/// Lanes and bytes of one step.
+/// The lanes and bytes of one step.
 const LANES: usize = 16;
 const STEP_BYTES: usize = LANES * 4;
 
-/// The IP checksum of `bytes`, inverted as RFC 1071 stores it. See the module for the byte order.
+/// The IP checksum of `bytes`, inverted as RFC 1071 stores it. The module's header describes the byte order.
 pub fn ip_checksum(bytes: &[u8]) -> u16 {
     !fold(sum(bytes))
 }
 
-/// The IP checksum of what `checksum` was computed over followed by `bytes`; start with FFFFh. What came before
-/// must have had an even number of bytes.
+/// Continues an IP checksum: that of the bytes that `checksum` covers, followed by `bytes`. Start with FFFFh.
+/// `checksum` must cover an even number of bytes.
 pub fn ip_checksum_append(checksum: u16, bytes: &[u8]) -> u16 {
     let before = (!checksum).swap_bytes();
     !fold(sum(bytes) + u64::from(before))
 }
 
-/// The plain sum of the little-endian 32-bit words; an odd tail is padded with zeroes.
-// Both versions compile from this one body: AVX2 nearly doubles the speed of the baseline, and it beats the code that
-// the compiler makes of the same loop for AVX-512, which is why no wider version is listed.
+/// The plain sum of the little-endian 32-bit words; an incomplete last word is padded with zeroes.
+// Both versions are compiled from this code: AVX2 nearly doubles the speed of the baseline, and is faster than what the
+// compiler generates from the same loop for AVX-512, so no wider version is listed.
 #[multiversion::multiversion(targets("x86_64+avx2"))]
 fn sum(bytes: &[u8]) -> u64 {
     let mut lanes = [0_u64; LANES];
@@ -146,7 +145,7 @@ fn sum(bytes: &[u8]) -> u64 {
     total
 }
 
-/// A sum of little-endian words as a 16-bit one's-complement sum in network byte order.
+/// Folds a sum of little-endian words to a 16-bit one's-complement sum in network byte order.
 fn fold(sum: u64) -> u16 {
     let sum = (sum >> 32) + (sum & 0xFFFF_FFFF);
     let sum = (sum >> 32) + (sum & 0xFFFF_FFFF);
@@ -161,7 +160,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The definition, word by word.
+    /// The definition, word by word, for comparison.
     fn plain(bytes: &[u8]) -> u16 {
         let mut sum = 0_u32;
         for pair in bytes.chunks(2) {
@@ -186,7 +185,7 @@ mod tests {
 
     #[test]
     fn words_that_change_places_go_unseen() {
-        // The documentation states this weakness; the test keeps it true.
+        // The documentation states this weakness; the test checks that it exists.
         assert_eq!(ip_checksum(&[1, 2, 3, 4]), ip_checksum(&[3, 4, 1, 2]));
         assert_ne!(ip_checksum(&[1, 2, 3, 4]), ip_checksum(&[2, 1, 3, 4]));
     }

@@ -1,14 +1,14 @@
-//! Guards and protection information: seal, verify, rebase, combine.
+//! Guards and protection information: seal, verify, rebase and combine.
 //!
 //! Pure functions over byte slices. A *guard* is a checksum over one block; a *tuple* is the guard together with the
-//! application, storage and reference tags, in the layout of the NVM Command Set specification. [`seal`] makes tuples
-//! from data, [`verify`] checks them, [`rebase`] checks one format while it makes another, and [`combine`] joins the
-//! guards of parts into the CRC of the whole.
+//! application, storage and reference tags, in the layout of the NVM Command Set specification. [`seal`] computes
+//! tuples from data, [`verify`] checks them, [`rebase`] checks tuples of one format and creates those of another, and
+//! [`combine`] computes the CRC of a whole from the guards of its parts.
 //!
-//! Invariants: nothing here does I/O, allocates on the path of a block, or trusts a byte of its input; a length that
-//! does not fit the format is a bug of the caller and panics, a tuple that does not fit its data is a
-//! [`Mismatch`]. One loop serves every format: a tuple is loaded as one big-endian integer and compared under one
-//! mask, so the clean path costs the checksum and a few instructions.
+//! Invariants: nothing here does I/O, allocates on the path of a block, or trusts any byte of its input. A length that
+//! does not fit the format is a bug of the caller and panics; a tuple that does not match its data is a [`Mismatch`].
+//! One loop serves all formats: a tuple is loaded as one big-endian integer and compared under one mask, so blocks
+//! without mismatch cost the checksum and a few instructions.
 
 pub mod combine;
 pub mod guard;

@@ -1,8 +1,9 @@
-//! Rebasing: changes guard kind and tags at a boundary, and checks the old tuple while it makes the new one.
+//! Rebasing: changes guard kind and tags where data pass from one format to another, and checks the old tuples at the
+//! same time.
 //!
-//! The data is read once: a block's old guard is checked and its new one made while the block is in the nearest
-//! cache. If both formats have the same guard kind, the guard is copied and not computed again, so that a guard that
-//! is not checked here still covers the data for the next device, and data that is not checked is not read.
+//! The data are read once: a block's old guard is checked and its new one computed while the block is in the nearest
+//! cache. If both formats have the same guard kind, the guard is copied and not computed again. So a guard that is not
+//! checked here still protects the data for the next device, and data that are not checked are not read.
 
 use sealblock_runtime_memory::{Buffer, Slice};
 use sealblock_units::BlockSize;
@@ -35,19 +36,19 @@ pub struct RebaseTags {
     pub initial_ref_tag: Keep<u64>,
 }
 
-/// Checks each tuple of `tags_in` and writes its counterpart to `tags_out`; returns the number of bad blocks, each
-/// reported as [`crate::verify`] does.
+/// Checks each tuple of `tags_in` and writes the corresponding new one to `tags_out`; returns the number of bad blocks.
+/// Each of them is reported as in [`crate::verify`].
 ///
-/// - A bad block gets a new tuple whose guard is the inverse of the right one, so that every later check finds it bad
+/// - A bad block gets a new tuple whose guard is the inverse of the right one, so that every later check detects it
 ///   too.
-/// - An escaped block stays escaped: it gets an application tag of FFFFh whatever `output` says, in Type 3 a
-///   reference tag of all ones too, and its guard is copied, or all ones if the guard kind changes.
+/// - An escaped block stays escaped: it gets an application tag of FFFFh whatever `output` says, in Type 3 also a
+///   reference tag of all ones. Its guard is copied, or all ones if the guard kind changes.
 /// - With a new guard kind, a block whose old guard is not checked gets a guard that matches its present data, which
-///   hides corruption. Check the guard unless the caller has checked it.
-/// - A checked Type 3 block with application tag FFFFh that keeps it becomes an escaped block of Type 1 or 2: in
-///   those types this tag always means an escape.
+///   hides corruption. So check the guard, unless the caller has already checked it.
+/// - A checked Type 3 block that keeps an application tag of FFFFh becomes an escaped block of Type 1 or 2: in those
+///   types this tag always means an escape.
 ///
-/// Panics if `data` is no whole number of blocks, or either `tags` is not exactly one tuple for each of them.
+/// Panics if `data` is not a whole number of blocks, or either `tags` is not exactly one tuple for each of them.
 #[expect(clippy::too_many_arguments, reason = "two formats and two tag buffers stand side by side here only")]
 pub fn rebase(
     from: PiFormat,
@@ -69,13 +70,14 @@ pub fn rebase(
 }
 
 impl Unverified {
-    /// Checks the tags as [`Unverified::verify`] does, and makes those of another format in the same pass, or none without one.
+    /// Checks the tags like [`Unverified::verify`], and creates those of another format in the same pass, or none if
+    /// `to` is `None`.
     ///
     /// # Errors
-    /// Every block that does not match, with its first field that does not.
+    /// Every block that does not match, with its first field that is wrong.
     ///
     /// # Panics
-    /// When the blocks have no tags: a caller's bug, not an input's.
+    /// If the blocks have no tags: a bug of the caller, whatever the input.
     pub fn rebase(self, to: Option<PiFormat>, checks: &Checks, output: &RebaseTags) -> Result<Sealed, Vec<Mismatch>> {
         let from = self.format().expect("a caller that changes tags has some");
         let (data, tags, size) = (self.data().clone(), self.tags().clone(), self.size());
@@ -103,7 +105,7 @@ struct RebaseContext {
 }
 
 impl RebaseContext {
-    /// The new tuple of a block, but for its guard.
+    /// The new tuple of a block, without its guard.
     #[inline(always)]
     fn tags(&self, block: usize, old: &Tuple) -> Tuple {
         let kept = |keep, old| if let Keep::Replace(new) = keep { new } else { old };
@@ -135,7 +137,7 @@ fn rebase_from<'a, A: GuardFormat>(
     blocks: impl Iterator<Item = (&'a [u8], (&'a [u8], &'a mut [u8]))>,
     on_mismatch: &mut dyn FnMut(Mismatch),
 ) -> usize {
-    // The type of the new guard comes first in the list that the macro fills in.
+    // The type of the new guard comes first in the list that the macro completes.
     for_kind!(context.to.guard(), rebase_kinds::<A, _>(context, blocks, on_mismatch))
 }
 
@@ -169,7 +171,7 @@ fn rebase_kinds<'a, B: GuardFormat, A: GuardFormat, I: Iterator<Item = (&'a [u8]
     bad
 }
 
-/// A tuple that no check of the guard lets pass: the wrong guard, and no escape.
+/// A tuple that fails every check of the guard: its guard is wrong, and it is not escaped.
 #[cold]
 fn poisoned(format: PiFormat, tags: Tuple, right_guard: u64) -> Tuple {
     let poisoned = Tuple { guard: !right_guard, ..tags };

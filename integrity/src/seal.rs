@@ -1,4 +1,4 @@
-//! Sealing and verifying: tuples apart from the data, or interleaved with it.
+//! Sealing and verifying: with tuples separate from the data, or interleaved with it.
 
 use sealblock_units::BlockSize;
 
@@ -8,14 +8,14 @@ use crate::{Checks, FormatError, Mismatch, PiFormat, Tags, Tuple};
 
 /// Writes the tuple of each block of `data` into `tags`.
 ///
-/// Panics if `data` is no whole number of blocks, or `tags` is not exactly one tuple for each of them.
+/// Panics if `data` is not a whole number of blocks, or `tags` is not exactly one tuple for each of them.
 pub fn seal(format: PiFormat, size: BlockSize, data: &[u8], tags: &mut [u8], with: &Tags) {
     assert_lengths(format, size, data.len(), tags.len());
     let pairs = data.chunks_exact(size.bytes()).zip(tags.chunks_exact_mut(format.tuple_bytes()));
     seal_blocks(format, pairs, with);
 }
 
-/// Seals each pair of the bytes that the guard covers and the bytes of the tuple.
+/// Seals blocks, each given as the bytes that the guard covers and the bytes of the tuple.
 pub(crate) fn seal_blocks<'a>(format: PiFormat, blocks: impl Iterator<Item = (&'a [u8], &'a mut [u8])>, with: &Tags) {
     for_kind!(format.guard(), seal_kind(format, blocks, with));
 }
@@ -46,11 +46,11 @@ pub(crate) fn assert_lengths(format: PiFormat, size: BlockSize, data_bytes: usiz
 
 /// Checks each block of `data` and its tuple in `tags`; returns the number of bad blocks.
 ///
-/// A bad block is reported once, with its first failing field in the order guard, application tag, reference tag,
-/// storage tag; all blocks are checked, so one bad block hides no other. A tuple that escapes
-/// ([`crate::Tuple::is_escaped`]) is not checked at all. Data is read only if the guard is checked.
+/// A bad block is reported once, with its first wrong field in the order guard, application tag, reference tag, storage
+/// tag. All blocks are checked, so one bad block hides no other. A tuple that escapes ([`crate::Tuple::is_escaped`]) is
+/// not checked at all. The data are read only if the guard is checked.
 ///
-/// Panics if `data` is no whole number of blocks, or `tags` is not exactly one tuple for each of them.
+/// Panics if `data` is not a whole number of blocks, or `tags` is not exactly one tuple for each of them.
 pub fn verify(
     format: PiFormat,
     size: BlockSize,
@@ -64,7 +64,7 @@ pub fn verify(
     verify_blocks(format, pairs, checks, on_mismatch)
 }
 
-/// Checks each pair of the bytes that the guard covers and the bytes of the tuple.
+/// Checks blocks, each given as the bytes that the guard covers and the bytes of the tuple.
 pub(crate) fn verify_blocks<'a>(
     format: PiFormat,
     blocks: impl Iterator<Item = (&'a [u8], &'a [u8])>,
@@ -99,7 +99,7 @@ fn verify_kind<'a, W: GuardFormat>(
     bad
 }
 
-/// Where in a block's metadata the tuple stands (NVM Command Set specification, field DPS.PIP).
+/// The position of the tuple in a block's metadata (NVM Command Set specification, field DPS.PIP).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PiPosition {
     /// The first bytes of the metadata. The guard covers the data only.
@@ -108,7 +108,7 @@ pub enum PiPosition {
     Last,
 }
 
-/// The stride of an interleaved buffer: a block's data, then its metadata, then the next block.
+/// The layout of an interleaved buffer: a block's data, then its metadata, then the next block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Interleave {
     format: PiFormat,
@@ -118,7 +118,7 @@ pub struct Interleave {
 }
 
 impl Interleave {
-    /// The layout with `metadata_bytes` of metadata for each block; fails if the tuple does not fit into it.
+    /// The layout with `metadata_bytes` bytes of metadata for each block; fails if the tuple does not fit into them.
     pub const fn new(
         format: PiFormat,
         size: BlockSize,
@@ -132,7 +132,7 @@ impl Interleave {
         Ok(Interleave { format, size, metadata_bytes, position })
     }
 
-    /// The layout whose metadata is the tuple and nothing else.
+    /// The layout whose metadata is only the tuple.
     pub const fn tuple_only(format: PiFormat, size: BlockSize) -> Interleave {
         Interleave { format, size, metadata_bytes: format.tuple_bytes(), position: PiPosition::Last }
     }
@@ -142,13 +142,13 @@ impl Interleave {
         self.format
     }
 
-    /// Bytes from one block's data to the next one's.
+    /// Bytes from the start of one block's data to the start of the next one's.
     pub const fn stride_bytes(self) -> usize {
         self.size.bytes() + self.metadata_bytes
     }
 
-    /// Where in a stride the tuple starts. In both positions the guard covers everything before it, and nothing
-    /// behind.
+    /// The offset of the tuple in a stride. In both positions the guard covers everything before the tuple and nothing
+    /// after it.
     const fn tuple_at(self) -> usize {
         match self.position {
             PiPosition::First => self.size.bytes(),
@@ -162,10 +162,10 @@ impl Interleave {
     }
 }
 
-/// Writes the tuple of each block into its metadata; other metadata is left as it is, and covered by the guard if the
-/// tuple stands last.
+/// Writes the tuple of each block into its metadata. Other metadata is not changed; the guard covers it if the tuple
+/// comes last.
 ///
-/// Panics if `buffer` is no whole number of strides.
+/// Panics if `buffer` is not a whole number of strides.
 pub fn seal_interleaved(layout: Interleave, buffer: &mut [u8], with: &Tags) {
     layout.assert_whole(buffer.len());
     let (at, tuple_bytes) = (layout.tuple_at(), layout.format.tuple_bytes());
@@ -176,9 +176,9 @@ pub fn seal_interleaved(layout: Interleave, buffer: &mut [u8], with: &Tags) {
     seal_blocks(layout.format, blocks, with);
 }
 
-/// Checks each block as [`crate::verify`] does; returns the number of bad blocks.
+/// Checks each block like [`crate::verify`]; returns the number of bad blocks.
 ///
-/// Panics if `buffer` is no whole number of strides.
+/// Panics if `buffer` is not a whole number of strides.
 pub fn verify_interleaved(
     layout: Interleave,
     buffer: &[u8],

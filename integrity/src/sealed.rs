@@ -1,19 +1,21 @@
-//! Proof types: data that was checked, and data that was not.
+//! Types that prove a check: data that was checked, and data that was not.
 //!
-//! [`Unverified`] is data from a wire or a disk. A [`Sealed`] is made only by sealing ([`Sealed::seal`]) or by checking
-//! ([`Unverified::verify`]), so a function that takes one need not check again, and a path without a check does not compile.
-//! Data and tags lie apart, because media need aligned data; buffers that interleave them, as wires do, are split.
+//! [`Unverified`] is data from a network or a disk. A [`Sealed`] is created only by sealing ([`Sealed::seal`]) or by
+//! checking ([`Unverified::verify`]), so a function that takes one need not check again, and a path without a check
+//! does not compile. Data and tags are in separate memory, because media need aligned data; interleaved buffers, as
+//! networks transfer them, are split.
 //!
-//! A [`Sealed`] is a list of [`Segment`]s, in the order of their blocks, so that blocks from several buffers become one run without
-//! a copy. Nearly all have one segment, which lies in the value itself.
+//! A [`Sealed`] is a list of [`Segment`]s, in the order of their blocks, so that blocks from several buffers become one
+//! run without a copy. Nearly all have one segment, which is stored in the value itself.
 //!
-//! The 32-bit guard of a block is the CRC-32C of its data, from which data digests are joined too. So one pass over the data is
-//! enough: [`Sealed::seal_with_crcs`] and [`Unverified::verify_with_crcs`] take the CRCs of a pass that was made for a digest,
-//! and [`Sealed::block_crcs`] returns the verified guards for one.
+//! The 32-bit guard of a block is the CRC-32C of its data, and data digests are combined from the same CRC. So one pass
+//! over the data is enough: [`Sealed::seal_with_crcs`] and [`Unverified::verify_with_crcs`] take CRCs that were
+//! computed for a digest, and [`Sealed::block_crcs`] returns the verified guards for computing one.
 //!
-//! Invariants: each segment is whole blocks; such CRCs are used only for a guard of this kind, and only if there is one for each
-//! block; [`Sealed::block_crcs`] returns nothing for blocks whose guards were not compared with their data, so that no digest covers
-//! bytes that no check has read. The caller promises that the CRCs are those of these very bytes; debug builds check it.
+//! Invariants: each segment is whole blocks. Such CRCs are used only for a guard of this kind, and only if there is one
+//! for each block. [`Sealed::block_crcs`] returns `None` for blocks whose guards were not compared with their data, so
+//! that no digest covers bytes that were not checked. The caller guarantees that the CRCs are those of exactly these
+//! bytes; debug builds check it.
 
 use std::iter;
 use std::slice;
@@ -26,7 +28,7 @@ use crate::checks::CompiledChecks;
 use crate::tuple::{self, Crc32c, GuardFormat};
 use crate::{Checks, ChecksumKind, GuardKind, Mismatch, PiFormat, Tags, Tuple, guard, seal, verify};
 
-/// Blocks whose tags match their data, as far as the checks went. Blocks without a protection format always match.
+/// Blocks whose tags match their data in all fields that were checked. Blocks without a protection format always match.
 #[derive(Clone, Debug)]
 pub struct Sealed {
     segments: Segments,
@@ -35,12 +37,12 @@ pub struct Sealed {
     has_verified_guards: bool,
 }
 
-/// Consecutive blocks whose data lie together in memory, and whose tuples lie together in memory.
+/// Consecutive blocks whose data are contiguous in memory, and whose tuples are contiguous in memory.
 #[derive(Clone, Debug)]
 pub struct Segment {
     /// The data, block after block.
     pub data: Slice,
-    /// The tuples, one a block; empty without a protection format.
+    /// The tuples, one for each block; empty without a protection format.
     pub tags: Slice,
 }
 
@@ -51,10 +53,10 @@ enum Segments {
 }
 
 impl Sealed {
-    /// Makes the tags of `data`, whose length must be a multiple of the block size.
+    /// Computes the tags of `data`, whose length must be a multiple of the block size.
     ///
     /// # Panics
-    /// When the length of `data` is no multiple of the block size: a caller's bug, not an input's.
+    /// If the length of `data` is not a multiple of the block size: a bug of the caller, whatever the input.
     pub fn seal(data: Slice, size: BlockSize, format: Option<PiFormat>, with: &Tags) -> Sealed {
         assert_eq!(data.len() % size.bytes(), 0, "data must be whole blocks");
         let tags = match format {
@@ -68,7 +70,7 @@ impl Sealed {
         Sealed::from_verified(data, tags, size, format, true)
     }
 
-    /// Assembles blocks that this crate has sealed or checked.
+    /// Combines data and tags that this crate has sealed or checked.
     pub(crate) fn from_verified(
         data: Slice,
         tags: Slice,
@@ -79,11 +81,11 @@ impl Sealed {
         Sealed { segments: Segments::One(Segment { data, tags }), size, format, has_verified_guards }
     }
 
-    /// The same blocks with other data, of which everybody goes on to believe what was known of the old ones: what a fault behind the last
-    /// check makes of them. For the injection of faults, and nothing else.
+    /// The same blocks with other data, but with all that was known of the old data: simulates a fault after the last
+    /// check. Only for the injection of faults.
     ///
     /// # Panics
-    /// When the data are not as long: a caller's bug, not an input's.
+    /// If the data have another length: a bug of the caller, whatever the input.
     #[must_use]
     pub fn with_fault(self, data: Slice) -> Sealed {
         let tags = self.joined_tags();
@@ -91,13 +93,13 @@ impl Sealed {
         Sealed::from_verified(data, tags, self.size, self.format, self.has_verified_guards)
     }
 
-    /// True if every guard is known to match its data. False if a host requested no check of guards, or if a tuple disables the
-    /// check of its block.
+    /// True if every guard is known to match its data. False if a host requested no check of guards, or if a tuple
+    /// disables the check of its block.
     pub fn has_verified_guards(&self) -> bool {
         self.has_verified_guards
     }
 
-    /// The blocks as they lie in memory, in order.
+    /// The segments, in the order of their blocks.
     pub fn segments(&self) -> &[Segment] {
         match &self.segments {
             Segments::One(segment) => slice::from_ref(segment),
@@ -105,7 +107,7 @@ impl Sealed {
         }
     }
 
-    /// The data and the tuple of each block, in order. Tuples are empty without a protection format.
+    /// The data and the tuple of each block, in order. The tuples are empty without a protection format.
     pub fn iter(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
         let (size, tuple) = (self.size.bytes(), self.tuple_bytes());
         self.segments().iter().flat_map(move |segment| {
@@ -167,10 +169,10 @@ impl Sealed {
         self.segments().iter().map(|segment| segment.data.len()).sum::<usize>() >> self.size.shift()
     }
 
-    /// `blocks` blocks from the one with index `first`, sharing the bytes.
+    /// `blocks` blocks, beginning with the one at index `first`. The bytes are shared.
     ///
     /// # Panics
-    /// When the run is not within the data.
+    /// If the run is not within the data.
     pub fn slice(&self, first: usize, blocks: usize) -> Sealed {
         let segments = match &self.segments {
             Segments::One(segment) => Segments::One(self.cut(segment, first, blocks)),
@@ -202,7 +204,7 @@ impl Sealed {
     /// Concatenates runs of blocks, without copying.
     ///
     /// # Panics
-    /// When there is no part, or the parts differ in block size or format.
+    /// If there is no part, or the parts differ in block size or format.
     pub fn join(parts: impl IntoIterator<Item = Sealed>) -> Sealed {
         let mut parts = parts.into_iter();
         let mut whole = parts.next().expect("callers join at least one part");
@@ -221,7 +223,8 @@ impl Sealed {
         whole
     }
 
-    /// Index of the first block whose data, or whose tuple if `with_tags`, differ from those of `other`, as far as both go.
+    /// Index of the first block whose data, or with `with_tags` whose tuple, differs from that of `other`. Compares
+    /// only as many blocks as both have.
     pub fn first_difference(&self, other: &Sealed, with_tags: bool) -> Option<usize> {
         if let ([one], [another]) = (self.segments(), other.segments())
             && one.data[..] == another.data[..]
@@ -233,8 +236,8 @@ impl Sealed {
         pairs.position(|(one, another)| one.0 != another.0 || with_tags && one.1 != another.1)
     }
 
-    /// The checksum of bytes whose checksum is `before`, followed by the data. Where the guards are the same CRC and are known to
-    /// match the data, the data are not read again.
+    /// Continues a checksum: that of the bytes that `before` covers, followed by the data. If the guards are the same
+    /// CRC and are known to match the data, the data are not read again.
     pub fn checksum_append(&self, kind: ChecksumKind, before: u64) -> u64 {
         let format = self.format.filter(|_| self.has_verified_guards);
         self.segments().iter().fold(before, |before, segment| {
@@ -248,7 +251,7 @@ impl Sealed {
         self.checksum_append(kind, 0)
     }
 
-    /// Each block's data followed by its tuple, as an extended logical block has them, sharing the bytes.
+    /// Each block's data followed by its tuple, as in an extended logical block. The bytes are shared.
     pub fn interleaved(&self) -> impl Iterator<Item = Slice> {
         let (size, tuple) = (self.size.bytes(), self.tuple_bytes());
         self.segments().iter().flat_map(move |segment| {
@@ -258,15 +261,15 @@ impl Sealed {
         })
     }
 
-    /// Moves the blocks to other addresses: adds one of `deltas` to each reference tag, modulo its width. `deltas` has one addend
-    /// per block, in order. A wrong tag stays wrong by the same difference. Tuples that disable the check do not change, nor do
-    /// blocks without tags or with reference tags that do not count blocks (Type 3).
+    /// Moves the blocks to other addresses: adds one of `deltas` to each reference tag, modulo its width. `deltas` has
+    /// one value per block, in order. A wrong tag stays wrong by the same difference. Tuples that disable the check do
+    /// not change, and neither do blocks without tags or with reference tags that do not count blocks (Type 3).
     ///
-    /// The data is shared and not read, so guards stay as right as before; but the new tuples count as unchecked
-    /// ([`Sealed::has_verified_guards`]).
+    /// The data are shared and not read, so a guard stays as right or wrong as it was; but the new tuples count as
+    /// unchecked ([`Sealed::has_verified_guards`]).
     ///
     /// # Panics
-    /// When there are fewer addends than blocks.
+    /// If there are fewer values than blocks.
     pub fn with_ref_tags_shifted(self, deltas: impl Iterator<Item = u64> + Clone) -> Sealed {
         let Some(format) = self.format.filter(|format| format.protection().increments_ref_tag()) else { return self };
         if deltas.clone().take(self.blocks()).all(|delta| delta == 0) {
@@ -301,7 +304,7 @@ impl Segments {
     }
 }
 
-/// Blocks with tags that were not checked yet.
+/// Blocks whose tags were not checked yet.
 #[derive(Debug)]
 pub struct Unverified {
     data: Slice,
@@ -314,14 +317,14 @@ pub struct Unverified {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{data_bytes} bytes of data and {tag_bytes} bytes of tags are not whole blocks with one tag each")]
 pub struct ShapeError {
-    /// Bytes of data given.
+    /// The number of bytes of data.
     pub data_bytes: usize,
-    /// Bytes of tags given.
+    /// The number of bytes of tags.
     pub tag_bytes: usize,
 }
 
 impl Unverified {
-    /// Data and tags that lie apart; `tags` must be empty without a protection format.
+    /// Separate data and tags; `tags` must be empty without a protection format.
     pub fn new(data: Slice, tags: Slice, size: BlockSize, format: Option<PiFormat>) -> Result<Unverified, ShapeError> {
         let required = (data.len() >> size.shift()) * format.map_or(0, PiFormat::tuple_bytes);
         if !data.len().is_multiple_of(size.bytes()) || tags.len() != required {
@@ -330,7 +333,8 @@ impl Unverified {
         Ok(Unverified { data, tags, size, format })
     }
 
-    /// Blocks each followed by its tuple, as an extended logical block carries them. Copies data and tags into buffers of their own.
+    /// Blocks that are each followed by their tuple, as in extended logical blocks. Copies data and tags into separate
+    /// buffers.
     pub fn from_interleaved(bytes: &[u8], size: BlockSize, format: PiFormat) -> Result<Unverified, ShapeError> {
         let stride = size.bytes() + format.tuple_bytes();
         if !bytes.len().is_multiple_of(stride) {
@@ -350,7 +354,7 @@ impl Unverified {
     /// Checks the tags against the data.
     ///
     /// # Errors
-    /// Every block that does not match, with its first field that does not.
+    /// Every block that does not match, with its first field that is wrong.
     pub fn verify(self, checks: &Checks) -> Result<Sealed, Vec<Mismatch>> {
         let mut mismatches = Vec::new();
         if let Some(format) = self.format {
@@ -388,12 +392,12 @@ impl Unverified {
 }
 
 impl Sealed {
-    /// Makes the tags of `data` as [`Sealed::seal`] does, from the CRC-32C of each block instead of from the data. The CRCs must
-    /// be those of these very bytes.
+    /// Creates the tags of `data` like [`Sealed::seal`], but from the CRC-32C of each block instead of from the data.
+    /// The CRCs must be those of exactly these bytes.
     ///
     /// # Panics
-    /// When the guard of `format` is not CRC-32C, when `data` is no whole number of blocks, or when there is not one CRC for
-    /// each of them: a caller's bug, not an input's.
+    /// If the guard of `format` is not CRC-32C, if `data` is not a whole number of blocks, or if there is not one CRC
+    /// for each of them: a bug of the caller, whatever the input.
     pub fn seal_with_crcs(data: Slice, size: BlockSize, format: PiFormat, with: &Tags, crcs: &[u32]) -> Sealed {
         assert_crcs(format, size, &data, crcs);
         let mut tags = Buffer::zeroed(crcs.len() * format.tuple_bytes());
@@ -406,8 +410,8 @@ impl Sealed {
         Sealed::from_verified(data, tags.freeze(), size, Some(format), true)
     }
 
-    /// The CRC-32C of each block's data, as far as its tags prove it: only with the 32-bit guard, and only if every guard was
-    /// made from the data or compared with it.
+    /// The CRC-32C of each block's data, if its tags prove it: only with the 32-bit guard, and only if every guard was
+    /// computed from the data or compared with it.
     pub fn block_crcs(&self) -> Option<impl Iterator<Item = u32>> {
         let has_crcs = self.format.is_some_and(|format| format.guard() == GuardKind::Crc32c);
         if !has_crcs || !self.has_verified_guards {
@@ -418,14 +422,14 @@ impl Sealed {
 }
 
 impl Unverified {
-    /// Checks the tags as [`Unverified::verify`] does, comparing guards with the CRC-32C of each block that is given instead
-    /// of reading the data. The CRCs must be those of these very bytes.
+    /// Checks the tags like [`Unverified::verify`], but compares guards with the given CRC-32C of each block instead of
+    /// reading the data. The CRCs must be those of exactly these bytes.
     ///
     /// # Errors
-    /// Every block that does not match, with its first field that does not.
+    /// Every block that does not match, with its first field that is wrong.
     ///
     /// # Panics
-    /// When the guard is not CRC-32C, or there is not one CRC for each block: a caller's bug, not an input's.
+    /// If the guard is not CRC-32C, or if there is not one CRC for each block: a bug of the caller, whatever the input.
     pub fn verify_with_crcs(self, checks: &Checks, crcs: &[u32]) -> Result<Sealed, Vec<Mismatch>> {
         let format = self.format().expect("a caller with CRCs has blocks with guards");
         assert_crcs(format, self.size(), self.data(), crcs);
@@ -442,7 +446,7 @@ impl Unverified {
     }
 }
 
-/// Panics unless there is one CRC of the guard's kind for each block; debug builds check that it is the right one.
+/// Panics unless the guard is CRC-32C and there is one CRC for each block; debug builds check that the CRCs are right.
 fn assert_crcs(format: PiFormat, size: BlockSize, data: &[u8], crcs: &[u32]) {
     assert_eq!(format.guard(), GuardKind::Crc32c, "only a CRC-32C can stand for the guard");
     assert_eq!(crcs.len() * size.bytes(), data.len(), "one CRC for each block");
@@ -481,7 +485,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// CRCs of the caller seal and find the same as computed ones, for any wrong byte of the tags and any checks.
+        /// Given CRCs seal and check exactly like computed ones, for any wrong byte of the tags and any checks.
         #[test]
         fn given_crcs_work_like_computed_ones(
             protection in prop::sample::select(&ProtectionType::ALL[..]), with in any::<(u16, u64, u64)>(),
@@ -536,7 +540,7 @@ mod tests {
         assert!(Sealed::seal(data, SIZE, None, &Tags::default()).block_crcs().is_none(), "no guard");
     }
 
-    /// Blocks whose tuples disable the check pass with any data, so nothing may be joined from their guards.
+    /// Blocks whose tuples disable the check pass with any data, so no checksum may be combined from their guards.
     #[test]
     fn escaped_blocks_have_no_crcs() {
         let (format, data) = (format(GuardKind::Crc32c, ProtectionType::Type1), noise(3));

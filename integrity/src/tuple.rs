@@ -1,52 +1,51 @@
-//! Tuples: decoded, as bytes, and as single integers.
+//! Tuples: decoded, as bytes, and as integers.
 //!
-//! A tuple is loaded as one big-endian integer (64-bit ones widened), in which guard, application tag, storage tag and reference
-//! tag follow each other from the most to the least significant bit. So every format shares the same arithmetic, and a whole
-//! tuple is compared at once. [`GuardFormat`] gives a guard kind its constants at compile time, so that the loop over blocks is
-//! compiled once for each kind.
+//! A tuple is loaded as one big-endian integer (64-bit ones are widened), in which guard, application tag, storage tag
+//! and reference tag follow each other from the most to the least significant bit. So every format uses the same
+//! arithmetic, and a whole tuple is compared at once. [`GuardFormat`] provides the constants of a guard kind at compile
+//! time, so that the loop over blocks is compiled once for each kind.
 
 use crate::{GuardKind, PiFormat, ProtectionType, guard};
 
-/// The protection information of one block, decoded. All fields are big-endian in bytes; the storage tag is the more
-/// significant part of the space that it shares with the reference tag
-/// (NVM Command Set specification, "Protection Information Formats").
+/// The protection information of one block, decoded. As bytes, all fields are big-endian; the storage tag is the more
+/// significant part of the space that it shares with the reference tag (NVM Command Set specification, "Protection
+/// Information Formats").
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Tuple {
-    /// Checksum of the block, in as many low bits as the guard has.
+    /// Checksum of the block, in the low bits.
     pub guard: u64,
     /// Application tag.
     pub app_tag: u16,
-    /// Storage tag, in as many low bits as the format gives it.
+    /// Storage tag, in the low bits.
     pub storage_tag: u64,
-    /// Reference tag, in as many low bits as the format leaves it.
+    /// Reference tag, in the low bits.
     pub ref_tag: u64,
 }
 
 impl Tuple {
-    /// The tuple in the first [`PiFormat::tuple_bytes`] bytes. Any bytes are a tuple. Panics if there are fewer.
+    /// Reads the first [`PiFormat::tuple_bytes`] bytes as a tuple. Any bytes are a tuple. Panics if there are fewer.
     pub fn read(format: PiFormat, bytes: &[u8]) -> Tuple {
         unpack(format, load(format.tuple_bytes(), bytes))
     }
 
-    /// Writes the first [`PiFormat::tuple_bytes`] bytes; a field too large for the format loses its high bits.
+    /// Writes the first [`PiFormat::tuple_bytes`] bytes; a field that is too large for the format loses its high bits.
     /// Panics if there are fewer bytes.
     pub fn write(&self, format: PiFormat, bytes: &mut [u8]) {
         store(format.tuple_bytes(), pack(format, self), bytes);
     }
 
-    /// True if the tuple disables the check of its block: an application tag of FFFFh, in Type 3 together with
-    /// a reference tag of all ones, if the format has one
-    /// (NVM Command Set specification, end-to-end data protection).
+    /// True if the tuple disables the check of its block: an application tag of FFFFh; in Type 3 together with a
+    /// reference tag of all ones, if the format has one (NVM Command Set specification, end-to-end data protection).
     pub fn is_escaped(&self, format: PiFormat) -> bool {
         let mask = escape_mask(format);
         pack(format, self) & mask == mask
     }
 }
 
-/// The tags that sealing stores beside the guard. Fields too large for the format lose their high bits.
+/// The tags that sealing stores beside the guard. Fields that are too large for the format lose their high bits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Tags {
-    /// Application tag of every block. FFFFh makes blocks that are never checked (see [`Tuple::is_escaped`]).
+    /// Application tag of every block. With FFFFh the blocks are never checked (see [`Tuple::is_escaped`]).
     pub app_tag: u16,
     /// Storage tag of every block.
     pub storage_tag: u64,
@@ -63,9 +62,9 @@ pub(crate) trait GuardFormat {
     fn compute(bytes: &[u8]) -> u64;
 
     const TUPLE_BYTES: usize = Self::KIND.tuple_bytes();
-    /// Where the application tag starts, and so how many bits the storage and reference tags have.
+    /// The lowest bit of the application tag; also the number of bits of storage and reference tag together.
     const APP_SHIFT: u32 = Self::KIND.space_bits() as u32;
-    /// Where the guard starts.
+    /// The lowest bit of the guard.
     const GUARD_SHIFT: u32 = Self::APP_SHIFT + 16;
     /// The largest guard.
     const GUARD_MASK: u64 = u64::MAX >> (64 - Self::KIND.bits());
@@ -104,7 +103,7 @@ macro_rules! for_kind {
 }
 pub(crate) use for_kind;
 
-/// The tuple at the start of `bytes`. Panics if there are too few.
+/// Loads the tuple at the start of `bytes`. Panics if there are too few.
 #[inline(always)]
 pub(crate) fn load(tuple_bytes: usize, bytes: &[u8]) -> u128 {
     if tuple_bytes == 8 {
@@ -116,7 +115,7 @@ pub(crate) fn load(tuple_bytes: usize, bytes: &[u8]) -> u128 {
     }
 }
 
-/// Puts the tuple at the start of `bytes`. Panics if there are too few.
+/// Stores the tuple at the start of `bytes`. Panics if there are too few.
 #[inline(always)]
 pub(crate) fn store(tuple_bytes: usize, word: u128, bytes: &mut [u8]) {
     if tuple_bytes == 8 {
@@ -126,7 +125,7 @@ pub(crate) fn store(tuple_bytes: usize, word: u128, bytes: &mut [u8]) {
     }
 }
 
-/// The integer of a tuple; each field is cut to its width.
+/// The integer of a tuple; each field is truncated to its width.
 pub(crate) fn pack(format: PiFormat, tuple: &Tuple) -> u128 {
     let space = u32::from(format.guard().space_bits());
     let guard = tuple.guard & (u64::MAX >> (64 - format.guard().bits()));
@@ -147,7 +146,7 @@ pub(crate) fn unpack(format: PiFormat, word: u128) -> Tuple {
     }
 }
 
-/// The bits of a tuple's integer that, all set, disable the check of its block.
+/// The bits of a tuple's integer that disable the check of its block if all are set.
 pub(crate) fn escape_mask(format: PiFormat) -> u128 {
     let app = u128::from(ESCAPE) << format.guard().space_bits();
     match format.protection() {
@@ -156,8 +155,8 @@ pub(crate) fn escape_mask(format: PiFormat) -> u128 {
     }
 }
 
-/// True if any of the tuples disables the check of its block. It goes over the tuples of every transfer that is checked, so it looks only
-/// at the bits that matter.
+/// True if any of the tuples disables the check of its block. It is called with the tuples of every transfer that is
+/// checked, so it reads only the bits that matter.
 pub(crate) fn any_is_escaped(format: PiFormat, tags: &[u8]) -> bool {
     let (mask, tuple_bytes) = (escape_mask(format), format.tuple_bytes());
     tags.chunks_exact(tuple_bytes).any(|tuple| load(tuple_bytes, tuple) & mask == mask)
@@ -229,7 +228,7 @@ mod tests {
             assert_eq!(any_is_escaped(type1, &tuples.map(|tuple| bytes_of(type1, tuple)).concat()), any);
             assert!(!any_is_escaped(type3, &tuples.map(|tuple| bytes_of(type3, tuple)).concat()));
         }
-        // Without reference tag bits only the application tag can escape.
+        // Without reference tag bits only the application tag decides.
         assert!(escaped.is_escaped(format(GuardKind::Crc16, ProtectionType::Type3, 32)));
     }
 }

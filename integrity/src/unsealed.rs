@@ -1,7 +1,8 @@
-//! Blocks whose tags are still to be made, and what they are to be.
+//! Blocks whose tags are not computed yet, and the values for these tags.
 //!
-//! Sealing takes a pass over the data, which a device with a slow medium can make while the data are on their way to it. So data
-//! may travel with a description of their tags in place of the tags. They are immutable, so when they are sealed makes no difference.
+//! Sealing takes one pass over the data, which a device with a slow medium can do while the data are being written. So
+//! data may be passed with a description of their tags instead of the tags. The data are immutable, so it makes no
+//! difference when they are sealed.
 
 use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockSize;
@@ -9,7 +10,8 @@ use sealblock_units::BlockSize;
 use crate::tuple::Tuple;
 use crate::{PiFormat, Sealed, Tags};
 
-/// Blocks that lie together in memory, and the tags that sealing gives them. Only [`Unsealed::seal`] makes a [`Sealed`] of them.
+/// Blocks that are contiguous in memory, and the tags for sealing them. Only [`Unsealed::seal`] turns them into a
+/// [`Sealed`].
 #[derive(Clone, Debug)]
 pub struct Unsealed {
     data: Slice,
@@ -19,16 +21,16 @@ pub struct Unsealed {
 }
 
 impl Unsealed {
-    /// Data to be sealed with these tags, in this format, later.
+    /// Data to be sealed later, with these tags and in this format.
     ///
     /// # Panics
-    /// When the length of `data` is no multiple of the block size: a caller's bug, not an input's.
+    /// If the length of `data` is not a multiple of the block size: a bug of the caller, whatever the input.
     pub fn new(data: Slice, size: BlockSize, format: Option<PiFormat>, tags: Tags) -> Unsealed {
         assert_eq!(data.len() % size.bytes(), 0, "data must be whole blocks");
         Unsealed { data, size, format, tags }
     }
 
-    /// Makes the tags, in one pass over the data.
+    /// Computes the tags, in one pass over the data.
     pub fn seal(self) -> Sealed {
         Sealed::seal(self.data, self.size, self.format, &self.tags)
     }
@@ -53,10 +55,11 @@ impl Unsealed {
         self.data.len() >> self.size.shift()
     }
 
-    /// `blocks` blocks from the one with index `first`, sharing the bytes; each gets the tags that it gets in the whole.
+    /// `blocks` blocks, beginning with the one at index `first`. The bytes are shared; each block gets the same tags as
+    /// in the whole.
     ///
     /// # Panics
-    /// When the run is not within the data.
+    /// If the run is not within the data.
     #[must_use]
     pub fn slice(&self, first: usize, blocks: usize) -> Unsealed {
         let size = self.size.bytes();
@@ -70,12 +73,13 @@ impl Unsealed {
         self.format.map_or(first, |format| format.reference_tag(first, blocks))
     }
 
-    /// Moves the blocks to other addresses, as [`Sealed::with_ref_tags_shifted`] does with the same addend for every block.
+    /// Moves the blocks to other addresses, like [`Sealed::with_ref_tags_shifted`] with the same value for every block.
     #[must_use]
     pub fn with_ref_tags_shifted(self, delta: u64) -> Unsealed {
         let Some(format) = self.format.filter(|format| format.protection().increments_ref_tag()) else { return self };
         let Tags { app_tag, storage_tag, initial_ref_tag } = self.tags;
-        // Types that count blocks escape by the application tag alone, so it is all tuples of these tags or none.
+        // In types that count blocks, the application tag alone decides, so either all tuples of these tags are escaped
+        // or none.
         if (Tuple { guard: 0, app_tag, storage_tag, ref_tag: initial_ref_tag }).is_escaped(format) {
             return self;
         }
@@ -105,7 +109,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// Sealed before it is cut and moved or behind it: the same data and the same tuples, escaped ones too.
+        /// Sealing before or after slicing and moving gives the same data and the same tuples, escaped ones too.
         #[test]
         fn when_blocks_are_sealed_makes_no_difference(
             guard in prop::sample::select(&GuardKind::ALL[..]), protection in prop::sample::select(&ProtectionType::ALL[..]),

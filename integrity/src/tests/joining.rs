@@ -1,4 +1,4 @@
-//! Putting runs of blocks behind one another.
+//! Concatenating runs of blocks.
 
 use sealblock_runtime_memory::Slice;
 use sealblock_units::BlockSize;
@@ -26,7 +26,7 @@ fn what_was_cut_is_joined_without_a_copy() {
     }
 }
 
-/// Whatever looks at blocks finds the same in one segment and in several.
+/// All functions that read blocks return the same for one segment and for several.
 fn assert_same(joined: &Sealed, whole: &Sealed) {
     assert!(joined.joined_data()[..] == whole.joined_data()[..] && joined.joined_tags()[..] == whole.joined_tags()[..]);
     assert!(joined.iter().eq(whole.iter()) && joined.tuples().eq(whole.tuples()));

@@ -1,4 +1,4 @@
-//! Properties that hold for every format, stable bytes, and vectors of foreign implementations.
+//! Properties that hold for every format, unchanged bytes, and test vectors of other implementations.
 
 mod joining;
 mod properties;
@@ -22,7 +22,7 @@ fn formats() -> impl Strategy<Value = PiFormat> {
     })
 }
 
-/// Either block size.
+/// A block size.
 fn sizes() -> impl Strategy<Value = BlockSize> {
     prop::sample::select(&[BlockSize::B512, BlockSize::B4096][..])
 }
@@ -36,11 +36,11 @@ fn tags() -> impl Strategy<Value = Tags> {
     })
 }
 
-/// Bytes that look random, from a seed.
+/// Pseudorandom bytes from a seed.
 fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     let mut state = seed | 1;
     let next = || {
-        // xorshift64*, kept here so that the stability tests depend on no other crate.
+        // xorshift64*, implemented here so that the stability tests depend on no other crate.
         state ^= state >> 12;
         state ^= state << 25;
         state ^= state >> 27;
@@ -49,7 +49,7 @@ fn noise(seed: u64, bytes: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(bytes).collect()
 }
 
-/// Checks of everything that `tags` put in.
+/// Checks of everything that `tags` sets.
 fn all_checks(tags: &Tags) -> Checks {
     Checks {
         guard: true,

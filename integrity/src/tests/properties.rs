@@ -19,7 +19,7 @@ proptest! {
         let data = noise(seed, size.bytes() * BLOCKS);
         let tuples = sealed(format, size, &data, &tags);
         prop_assert_eq!(mismatches(format, size, &data, &tuples, &all_checks(&tags)), []);
-        // The later blocks on their own, as another command would ask for them.
+        // The later blocks alone, as in another command.
         let checks = all_checks(&tags).advance(1, format);
         let (data, tuples) = (&data[size.bytes()..], &tuples[format.tuple_bytes()..]);
         prop_assert_eq!(mismatches(format, size, data, tuples, &checks), []);
@@ -183,7 +183,7 @@ fn full_checks_are_the_guard_and_in_type_1_the_address() {
     assert_eq!(Checks::full(type2, start), Checks { guard: true, ..Checks::NONE }, "the writer's own choice");
     let type3 = PiFormat::with_default_storage_tag(GuardKind::Crc64, ProtectionType::Type3);
     assert_eq!(Checks::full(type3, start), Checks { guard: true, ..Checks::NONE });
-    // A check of the reference tag is ignored there, even when it is asked for.
+    // A requested check of the reference tag is ignored there.
     let (data, tags) = (noise(1, 512), Tags { initial_ref_tag: 5, ..Tags::default() });
     let tuples = sealed(type3, BlockSize::B512, &data, &tags);
     let checks = Checks { initial_ref_tag: Some(6), ..all_checks(&tags) };

@@ -46,7 +46,8 @@ proptest! {
     ) {
         let data = noise(seed, size.bytes() * 3);
         let tuples = sealed(from, size, &data, &old);
-        // A reference tag of all ones with an application tag of all ones cannot come up: `tags` makes no escapes.
+        // A reference tag of all ones together with an application tag of all ones cannot occur: `tags` creates no
+        // escapes.
         let result = rebased((from, to), size, &data, &tuples, &all_checks(&old), &replace_all(&new));
         prop_assert_eq!(result, (sealed(to, size, &data, &new), vec![]));
     }
@@ -81,7 +82,7 @@ fn a_bad_tag_spoils_the_new_tuple_though_the_data_is_good() {
     let (data, tags) = (noise(1, 512), Tags { app_tag: 1, storage_tag: 0, initial_ref_tag: 7 });
     let tuples = sealed(IP, SIZE, &data, &tags);
     let checks = Checks { initial_ref_tag: Some(8), ..all_checks(&tags) };
-    // Even if the new tags would make an escape.
+    // Even if the new tags would be an escape.
     for app_tag in [1, 0xFFFF] {
         let output = RebaseTags { app_tag: Keep::Replace(app_tag), ..RebaseTags::default() };
         let (new, found) = rebased((IP, CRC16), SIZE, &data, &tuples, &checks, &output);

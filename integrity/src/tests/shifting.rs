@@ -29,7 +29,7 @@ proptest! {
         prop_assert!(back.joined_tags()[..] == before.joined_tags()[..] && back.joined_data()[..] == before.joined_data()[..]);
     }
 
-    /// Where reference tags count and the gain is more than their width shows, the old address is refused.
+    /// If reference tags are checked and their bits change, the check at the old address fails.
     #[test]
     fn moved_blocks_do_not_verify_where_they_were(tags in tags(), seed in any::<u64>(), gain in 1u64..1 << 32) {
         let moved = blocks(TYPE1, SIZE, seed, &tags).with_ref_tags_shifted(repeat(gain));

@@ -1,4 +1,4 @@
-//! Fixed input, fixed bytes. If one of these fails, sealed data that is already stored can no longer be verified.
+//! Fixed input, fixed bytes. If one of these tests fails, sealed data that is already stored can no longer be verified.
 
 use sealblock_units::BlockSize;
 

@@ -1,4 +1,4 @@
-//! Guards and combinations as foreign implementations and the specifications give them (`proofs/vectors`).
+//! Guards and combinations from other implementations and the specifications (`proofs/vectors`).
 
 use super::noise;
 use crate::{GuardKind, combine, guard};
@@ -7,7 +7,7 @@ const SPEC: &str = include_str!("../../../proofs/vectors/spec.txt");
 const GUARDS: &str = include_str!("../../../proofs/vectors/guards.txt");
 const COMBINE: &str = include_str!("../../../proofs/vectors/combine.txt");
 
-/// The lines of a file that are no comments, split into their columns.
+/// The lines of a file that are not comments, split into their columns.
 fn rows<const COLUMNS: usize>(file: &'static str) -> impl Iterator<Item = [&'static str; COLUMNS]> {
     let lines = file.lines().filter(|line| !line.starts_with('#'));
     lines.map(|line| line.split(' ').collect::<Vec<_>>().try_into().unwrap())
@@ -21,7 +21,7 @@ fn hex(digits: &str) -> u64 {
     u64::from_str_radix(digits, 16).unwrap()
 }
 
-/// The bytes of an input, in the notation of the vectors' README.
+/// The bytes of an input, in the notation that the README of the vectors describes.
 fn input(text: &str) -> Vec<u8> {
     if let Some(text) = text.strip_prefix("text:") {
         return text.as_bytes().to_vec();
@@ -40,7 +40,7 @@ fn input(text: &str) -> Vec<u8> {
     }
 }
 
-/// Holds every line against our guard; returns how many lines each kind had.
+/// Compares every line with our guard; returns how many lines there were of each kind.
 fn hold(file: &'static str) -> [usize; 4] {
     let mut seen = [0; 4];
     for [name, text, expected] in rows(file) {
