@@ -1,31 +1,31 @@
-//! Which connections are served: a limit over all, and a share for each address.
+//! Which connections are served: a limit for all, and a share for each address.
 //!
-//! Invariants: no more connections count than the limit. One address has at most [`MOST_OF_ONE`] of them, so others always find some; of
-//! those that have not introduced themselves, one address has at most a quarter once half of the limit is taken. At the limit, the
-//! oldest connection that has not introduced itself makes room for an address that has none.
+//! Invariants: the connections that count never exceed the limit. One address has at most the part [`MOST_OF_ONE`] of
+//! the limit, so some of it always remains for others. Once half of the limit is taken, one address may have at most a
+//! quarter of it in connections that have not introduced themselves. At the limit, a connection from an address without
+//! connections replaces the oldest one that has not introduced itself.
 //!
-//! Shape: a pure decision over the list of connections, made once for each connection that is accepted. Connections on
-//! Unix sockets have no address and no share: the permissions of the socket decide who may connect.
+//! Shape: a pure function of the list of connections, called once for each accepted connection. Connections on Unix
+//! sockets have no address and no share: the permissions of the socket decide who may connect.
 
 use std::net::IpAddr;
 use std::net::Ipv6Addr;
 
-/// Parts of the limit that one address has at most: three quarters.
+/// The largest part of the limit for one address: three quarters.
 const MOST_OF_ONE: (usize, usize) = (3, 4);
-/// The largest part of the limit for connections of one address that have not introduced themselves.
+/// One address may have the limit divided by this number in connections that have not introduced themselves.
 const SILENT_PART: usize = 4;
-/// Connections of one address that have not introduced themselves are not limited while less than this part of the
-/// limit is taken.
+/// Connections that have not introduced themselves are restricted only once the limit divided by this number is taken.
 const BUSY_PART: usize = 2;
 
-/// A connection that is served, as far as the decision about the next one needs it.
+/// A served connection, with what the decision about the next one depends on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Admitted {
     /// Its number; older connections have lower numbers.
     pub(crate) number: u64,
     /// The address of its peer.
     pub(crate) from: Option<IpAddr>,
-    /// True if it has introduced itself: by a Connect that succeeded, or by the choice of an export.
+    /// True if it has introduced itself: by a successful Connect, or by choosing an export.
     pub(crate) is_introduced: bool,
 }
 
@@ -34,14 +34,14 @@ pub(crate) struct Admitted {
 pub(crate) enum Admission {
     /// It is served.
     Admit,
-    /// It is served in place of this connection, which is ended.
+    /// It is served instead of this connection, which is ended.
     InPlaceOf(u64),
     /// It is closed.
     Refuse,
 }
 
-/// The address that a connection counts for: that of an IPv4 host, also where it comes through IPv6, or the 64-bit
-/// network of an IPv6 host, which can have any number of addresses in it.
+/// The address under which a connection is counted: for an IPv4 host its address, also if it connects over IPv6; for an
+/// IPv6 host its 64-bit network, in which it can have any number of addresses.
 pub(crate) fn origin(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
@@ -54,7 +54,7 @@ pub(crate) fn decide(admitted: &[Admitted], limit: usize, from: Option<IpAddr>) 
     let count = |wanted: &dyn Fn(&&Admitted) -> bool| admitted.iter().filter(wanted).count();
     let own = from.map_or(0, |from| count(&|other| other.from == Some(from)));
     let silent = from.map_or(0, |from| count(&|other| other.from == Some(from) && !other.is_introduced));
-    // A limit of a few connections has no shares.
+    // A small limit is not divided into shares.
     let (most, most_silent) = (share(limit, MOST_OF_ONE), share(limit, (1, SILENT_PART)));
     let is_busy = admitted.len() >= limit.div_ceil(BUSY_PART);
     if own >= most || is_busy && silent >= most_silent {
@@ -71,7 +71,7 @@ pub(crate) fn decide(admitted: &[Admitted], limit: usize, from: Option<IpAddr>) 
     }
 }
 
-/// This part of the limit; the whole limit if it is a few connections.
+/// This part of the limit; a small limit is not divided.
 fn share(limit: usize, (part, of): (usize, usize)) -> usize {
     const FEW: usize = 16;
     if limit < FEW { limit } else { limit * part / of }
@@ -91,7 +91,7 @@ mod tests {
         (0..count as u64).map(|number| Admitted { number, from, is_introduced }).collect()
     }
 
-    /// The number of connections from one address that are served before one is refused.
+    /// As many connections from one address as are served before one is refused.
     fn crowd(from: Option<IpAddr>, is_introduced: bool) -> Vec<Admitted> {
         let mut admitted = Vec::new();
         while decide(&admitted, LIMIT, from) == Admission::Admit {

@@ -1,12 +1,12 @@
-//! Changes that a client has sent and that have not ended, so that none of them undoes a newer one.
+//! Changes that a client has sent and that have not ended. They must not undo newer changes.
 //!
 //! A change ends when its reply arrives. If its session is lost, or its future is dropped, the peer may still execute
-//! it: the change is late, and other changes of its blocks wait ([`LateWrites`]). A change whose future was dropped
+//! it: the change is late, and other changes to its blocks wait ([`LateWrites`]). A change whose future was dropped
 //! ends with its reply. A change whose session was lost ends when the peer reports on a later session that it has
 //! fenced the lost one, or after the time that the protocol allows the peer.
 //!
-//! Invariants: a change is listed from before it is sent until it has ended. Its future and the connection that waits
-//! for the reply hold handles of it; the last handle removes it. No list is scanned while no change is late.
+//! Invariants: a change is listed before it is sent, and until it has ended. Its future and the connection that waits
+//! for the reply have handles to it; dropping the last handle removes it. No list is scanned while no change is late.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -48,14 +48,14 @@ enum Stage {
     Lost,
 }
 
-/// A handle of a change in flight.
+/// A handle to a change in flight.
 pub struct SentChange {
     changes: Rc<Changes>,
     key: usize,
 }
 
 impl Changes {
-    /// A number for a request, never used before.
+    /// A new request number.
     pub(crate) fn next_request(&self) -> u64 {
         let mut state = self.state.borrow_mut();
         state.requests += 1;
@@ -98,13 +98,13 @@ impl Changes {
         !self.state.borrow().late.is_empty()
     }
 
-    /// Removes the late changes of a session that can deliver nothing more.
+    /// Removes the late changes of a session, none of which can be executed any more.
     pub(crate) fn clear(&self, session: u64) {
         self.state.borrow_mut().late.clear(session);
         self.notify();
     }
 
-    /// Removes the late changes of all sessions before this one, which the peer has fenced.
+    /// Removes the late changes of all sessions before this one; the peer has fenced these sessions.
     pub(crate) fn clear_before(&self, session: u64) {
         self.state.borrow_mut().late.clear_before(session);
         self.notify();
@@ -112,7 +112,7 @@ impl Changes {
 }
 
 impl ChangesState {
-    /// Makes a change in flight late.
+    /// Marks a change in flight as late.
     fn set_late(&mut self, key: usize, stage: Stage) {
         let sent = &mut self.sent[key];
         if std::mem::replace(&mut sent.stage, stage) == Stage::InFlight {
@@ -122,13 +122,14 @@ impl ChangesState {
 }
 
 impl SentChange {
-    /// Marks the change late because its connection was lost. The caller must wake the waiters ([`Changes::notify`]).
+    /// Marks the change as late because its connection was lost. The caller must wake the waiters
+    /// ([`Changes::notify`]).
     pub(crate) fn lost(self) -> Rc<Changes> {
         self.changes.state.borrow_mut().set_late(self.key, Stage::Lost);
         Rc::clone(&self.changes)
     }
 
-    /// Marks the change late because no caller waits for it any more. If it was sent, the peer may still execute it.
+    /// Marks the change as late because no caller waits for it any more. If it was sent, the peer may still execute it.
     fn abandoned(self) {
         let mut state = self.changes.state.borrow_mut();
         if state.sent[self.key].handles > 1 {
@@ -161,7 +162,8 @@ impl Drop for SentChange {
     }
 }
 
-/// The handle of the future that waits for a change. Dropped without [`AwaitedChange::end`], it abandons the change.
+/// The handle of the future that waits for a change. If it is dropped without [`AwaitedChange::end`], the change is
+/// abandoned.
 pub(crate) struct AwaitedChange(pub(crate) Option<SentChange>);
 
 impl AwaitedChange {
@@ -189,7 +191,7 @@ mod tests {
         WriteSet::of_extents([Extent::from_raw(start, 8).unwrap()])
     }
 
-    /// A change of request 1 on session 1, as the future and the connection hold it.
+    /// A change of request 1 on session 1: the handle of the future and that of the connection.
     fn sent(changes: &Rc<Changes>) -> (AwaitedChange, SentChange) {
         let change = changes.start(1, 1, &blocks(0)).unwrap();
         (AwaitedChange(Some(change.clone())), change)

@@ -1,12 +1,13 @@
-//! A client's connection: requests in, replies out.
+//! A client's connection: sends requests and receives replies.
 //!
-//! Two tasks move bytes, one each way, and the protocol's [`ClientCore`] makes and reads them. A request is a table entry and a
-//! waker: no task and no box for each. Requests that are submitted in the same turn of the reactor leave in one gather send, and
-//! one receive may complete many of them.
+//! Two tasks move bytes, one in each direction; the protocol's [`ClientCore`] encodes and decodes them. A request needs
+//! a table entry and a waker, but no task and no box. Requests that are submitted in the same turn of the reactor are
+//! sent with one gather send, and one receive may complete many of them.
 //!
-//! Invariants: a request completes once, with its reply or with [`ConnectionLost`]; requests that find the connection full are
-//! submitted in the order in which they came; dropping a future discards the reply to its request; no borrow is held while a
-//! waker is called; a reset discards the unsent bytes of lost requests; the connection ends when its last owner drops it.
+//! Invariants: a request completes once, with its reply or with [`ConnectionLost`]; requests that find the connection
+//! full are submitted in the order in which they came; dropping a future discards the reply to its request; no borrow
+//! is held while a waker is called; a reset discards the unsent bytes of lost requests; the connection ends when its
+//! last owner drops it.
 
 use std::cell::{Cell, RefCell, RefMut};
 use std::convert::Infallible;
@@ -25,37 +26,39 @@ use crate::in_flight::{FifoWaiters, InFlight, RequestProgress};
 
 /// Time limit for sending the last bytes of a connection that ended.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Timeout checks within one request timeout.
+/// The number of timeout checks within one request timeout.
 const TICKS: u32 = 8;
 
 /// The client's side of a protocol on one connection: no socket, no clock.
 pub trait ClientCore: 'static {
     /// A request, with its data.
     type Request: Unpin;
-    /// The end of a request.
+    /// The outcome of a request.
     type Reply;
 
-    /// The other side, for errors: `server` or `target`.
+    /// The name of the other side in errors: `server` or `target`.
     const PEER: &'static str;
 
     /// A buffer to receive into; `None` once the connection is closed.
     fn receive_buffer(&mut self) -> Option<Buffer>;
-    /// Takes that buffer back, with `len` new bytes, and processes them.
+    /// Returns that buffer with `len` received bytes, and processes them.
     fn received(&mut self, buffer: Buffer, len: usize);
     /// The next event, in order.
     fn next_event(&mut self) -> Option<ClientEvent<Self::Reply>>;
-    /// Appends the next output to `out`; returns its bytes.
+    /// Appends the next output to `out`; returns its number of bytes.
     fn transmit(&mut self, out: &mut Vec<Slice>) -> usize;
     /// True if [`ClientCore::transmit`] has output.
     fn has_output(&self) -> bool;
     /// True if one more request may be submitted now.
     fn can_submit(&self) -> bool;
-    /// Submits a request; returns its place: unique among those in flight, and below their maximum.
+    /// Submits a request; returns its place: a number that is unique among the requests in flight, and less than their
+    /// maximum.
     ///
     /// # Errors
-    /// [`SubmitError::Closed`] before the negotiation and after the end; [`SubmitError::Refused`] for this request only.
+    /// [`SubmitError::Closed`] before the negotiation is complete and after the connection has ended;
+    /// [`SubmitError::Refused`] for this request only.
     fn submit(&mut self, request: Self::Request) -> Result<usize, SubmitError>;
-    /// Requests in flight.
+    /// The number of requests in flight.
     fn in_flight(&self) -> usize;
     /// True if a request in flight may change blocks.
     fn may_change_blocks(&self) -> bool {
@@ -65,7 +68,7 @@ pub trait ClientCore: 'static {
     fn close(&mut self);
     /// Why the core ended the connection.
     fn closed_reason(&self) -> String;
-    /// A request of this connection, for errors.
+    /// What a request of this protocol is called in errors.
     fn request_name(&self) -> String;
 }
 
@@ -75,10 +78,10 @@ pub enum ClientEvent<R> {
     Completed {
         /// See [`ClientCore::submit`].
         place: usize,
-        /// The end of the request.
+        /// The outcome of the request.
         reply: R,
     },
-    /// The negotiation made progress, or the connection was closed.
+    /// The negotiation has made progress, or the connection was closed.
     Progress,
 }
 
@@ -87,7 +90,7 @@ pub enum ClientEvent<R> {
 pub enum SubmitError {
     /// The connection is not open for requests.
     Closed,
-    /// The peer does not support this request; the reason.
+    /// The peer does not support this request, for this reason.
     Refused(String),
 }
 
@@ -102,12 +105,12 @@ pub enum RequestError {
     /// Its connection ended.
     #[error(transparent)]
     Lost(#[from] ConnectionLost),
-    /// The request was not sent; the reason.
+    /// The request was not sent, for this reason.
     #[error("{0}")]
     NotSent(String),
 }
 
-/// For callers that then close the connection.
+/// For callers that close the connection afterwards.
 impl From<RequestError> for ConnectionLost {
     fn from(error: RequestError) -> ConnectionLost {
         match error {
@@ -117,10 +120,10 @@ impl From<RequestError> for ConnectionLost {
     }
 }
 
-/// An owner's handle of a connection. The connection ends when the last one is dropped.
+/// An owner's handle to a connection. The connection ends when the last one is dropped.
 pub struct Connection<C: ClientCore>(Rc<Link<C>>);
 
-/// The connection as its two tasks share it.
+/// The state that the two tasks of a connection share.
 struct Link<C: ClientCore> {
     stream: Stream,
     core: RefCell<C>,
@@ -137,7 +140,7 @@ struct Link<C: ClientCore> {
 }
 
 impl<C: ClientCore> Connection<C> {
-    /// Starts to negotiate on a connected stream.
+    /// Starts a connection on a connected stream, and its negotiation.
     pub fn start(stream: Stream, core: C) -> Rc<Connection<C>> {
         let link = Rc::new(Link {
             stream,
@@ -154,10 +157,10 @@ impl<C: ClientCore> Connection<C> {
         Rc::new(Connection(link))
     }
 
-    /// Waits until `negotiated` finds a result in the core. One task waits at a time.
+    /// Waits until `negotiated` returns a result from the core. Only one task may wait at a time.
     ///
     /// # Errors
-    /// The end of the connection.
+    /// The reason if the connection ends.
     pub async fn negotiated<T>(&self, negotiated: impl Fn(&mut C) -> Option<T>) -> Result<T, ConnectionLost> {
         loop {
             if let Some(result) = negotiated(&mut self.core()) {
@@ -170,7 +173,7 @@ impl<C: ClientCore> Connection<C> {
         }
     }
 
-    /// Waits for the end of the connection, after the negotiation. One task waits at a time.
+    /// Waits for the end of the connection, after the negotiation. Only one task may wait at a time.
     pub async fn ended(&self) -> ConnectionLost {
         match self.negotiated(|_| None::<Infallible>).await {
             Err(lost) => lost,
@@ -183,17 +186,17 @@ impl<C: ClientCore> Connection<C> {
         self.execute_change(request, None)
     }
 
-    /// The same for a request that changes blocks. The change is listed until its reply arrives.
+    /// Like [`Connection::execute`], for a request that changes blocks. The change is listed until its reply arrives.
     pub fn execute_change(&self, request: C::Request, change: Option<SentChange>) -> RequestFuture<'_, C> {
         RequestFuture { link: &self.0, stage: RequestStage::New(request), has_no_timeout: false, change }
     }
 
-    /// The same for a request without a timeout.
+    /// Like [`Connection::execute`], without a timeout.
     pub fn execute_without_timeout(&self, request: C::Request) -> RequestFuture<'_, C> {
         RequestFuture { link: &self.0, stage: RequestStage::New(request), has_no_timeout: true, change: None }
     }
 
-    /// Requests in flight and waiting.
+    /// The number of requests in flight and waiting.
     pub fn load(&self) -> usize {
         self.0.core.borrow().in_flight() + self.0.waiters.borrow().len()
     }
@@ -208,7 +211,7 @@ impl<C: ClientCore> Connection<C> {
         self.0.end(reason);
     }
 
-    /// The protocol's state. The caller must not hold it while it waits.
+    /// The protocol's state. The caller must release it before it waits for anything.
     pub fn core(&self) -> RefMut<'_, C> {
         self.0.core.borrow_mut()
     }
@@ -220,8 +223,8 @@ impl<C: ClientCore> Drop for Connection<C> {
     }
 }
 
-/// Ends each connection on which a request is in flight for longer than `limit`, at most an eighth of the limit late.
-/// The owner runs it in a task, and aborts that task together with the connections.
+/// Ends each connection on which a request has been in flight for longer than `limit`; detects it at most an eighth of
+/// the limit late. The owner runs it in a task, and aborts that task together with the connections.
 pub async fn end_late_requests<C: ClientCore>(connections: Vec<Rc<Connection<C>>>, limit: Duration) {
     loop {
         sleep((limit / TICKS).max(Duration::from_millis(1))).await;
@@ -249,7 +252,7 @@ impl<C: ClientCore> Link<C> {
         }
         if self.core.borrow().may_change_blocks() {
             // The requests are sent again on another connection. Without a reset the kernel could deliver these copies
-            // minutes later, over newer writes. If the reset fails, dropping the socket resets it.
+            // minutes later, and they would overwrite newer writes. If the reset fails, dropping the socket resets it.
             let _ = self.stream.reset();
         }
         self.core.borrow_mut().close();
@@ -268,7 +271,7 @@ impl<C: ClientCore> Link<C> {
         self.output.notify();
     }
 
-    /// Submits the request; returns its entry in the table.
+    /// Submits the request; returns the index of its entry in the table.
     fn submit(
         &self,
         request: C::Request,
@@ -317,7 +320,8 @@ impl<C: ClientCore> Link<C> {
                     }
                     self.wake_next();
                 }
-                // After a close the receiver finds no buffer to receive into, and ends the connection with the reason.
+                // After a close the core returns no buffer to the receiver, which then ends the connection with the
+                // reason.
                 Some(ClientEvent::Progress) => self.progress.notify(),
             }
         }
@@ -344,7 +348,7 @@ async fn receive<C: ClientCore>(link: Rc<Link<C>>) {
     link.end(&reason);
 }
 
-/// Sends until the connection has ended and its last bytes are out.
+/// Sends until the connection has ended and its last bytes are sent.
 async fn send<C: ClientCore>(link: Rc<Link<C>>) {
     let mut out = Vec::new();
     loop {
@@ -396,7 +400,7 @@ impl<C: ClientCore> RequestFuture<'_, C> {
         Ok(())
     }
 
-    /// Submits the request if the connection has room and no earlier request waits. True if it is in flight.
+    /// Submits the request if the connection has room and no earlier request waits. True if the request is in flight.
     fn advance(&mut self, cx: &mut Context<'_>) -> Result<bool, RequestError> {
         match std::mem::replace(&mut self.stage, RequestStage::Ended) {
             RequestStage::New(request) => {

@@ -1,15 +1,15 @@
-//! Ends of connections that have arrived and were not read yet.
+//! Connections whose end has arrived although some of their requests were not read yet.
 //!
-//! A client that closes a connection with unanswered changes sends them again on another one, and newer changes after
-//! them. They arrive in that order. But each core reads its own connections in its own time, and would execute the
-//! unread requests of the old connection last. So a receiver first checks whether the end of another connection of its
-//! client has arrived, and waits until that connection can execute nothing more.
+//! A client that closes a connection with unacknowledged changes sends them again on another connection, followed by
+//! newer changes. They arrive in that order. But each core reads its own connections independently, and could execute
+//! the unread requests of the old connection last. So a receiver first checks whether the end of another connection of
+//! its client has arrived, and waits until that connection can execute nothing more.
 //!
 //! Invariants: a connection is watched from before its first change until its changes in flight are fenced. Requests
-//! that were received after its end arrived are executed after that.
+//! that were received after the end of that connection had arrived are executed after its changes are fenced.
 //!
-//! Limit: bytes that have not arrived cannot be seen. Those of an old connection may still be in the network when newer
-//! ones arrive on another connection.
+//! Limit: bytes that have not arrived cannot be detected. Those of an old connection may still be in the network when
+//! newer ones arrive on another connection.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -26,11 +26,11 @@ use crate::signal::{ControlSignal, Signals};
 /// The first and the longest pause between two checks whether the other connections have ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// Time that a closed connection gets to execute its unread requests; then it is aborted. Its client is no longer there
-/// to read replies.
+/// The time that a closed connection has to execute its unread requests; then it is aborted. Its client no longer reads
+/// replies.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The watched connections of a server. `C` decides which of them may belong to one client.
+/// The watched connections of a server. `C` is compared to decide whether two of them may belong to the same client.
 pub struct Ends<C> {
     members: Mutex<Members<C>>,
     /// The number of different owners among the members.
@@ -49,7 +49,7 @@ struct Member<C> {
     signal: Arc<ControlSignal>,
 }
 
-/// Watches a connection until it is dropped.
+/// Watches a connection until this is dropped.
 pub struct WatchedEnd<C> {
     ends: Arc<Ends<C>>,
     hangups: Hangups,
@@ -103,10 +103,11 @@ impl<C> Ends<C> {
 }
 
 impl<C> WatchedEnd<C> {
-    /// Waits until every other connection that may be of the same client, and whose end has arrived, can execute nothing more. Costs one
-    /// system call where nothing has ended, and none where one client is connected.
+    /// Waits until every other connection that may belong to the same client, and whose end has arrived, can execute
+    /// nothing more. Costs one system call if nothing has ended, and none if only one client is connected.
     ///
-    /// A connection whose own end has arrived does not wait: two that have ended must not wait for each other.
+    /// A connection whose own end has arrived does not wait: otherwise two connections that have ended would wait for
+    /// each other.
     pub async fn wait_for_others(&self, may_be_same: impl Fn(&C, &C) -> bool) {
         if self.ends.owners.load(Ordering::SeqCst) < 2 || !self.hangups.any() {
             return;

@@ -1,4 +1,4 @@
-//! Requests of a connection that wait: for their reply, or for room on the connection.
+//! Requests of a connection that wait for their reply, or for room on the connection.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -115,7 +115,7 @@ impl<R> InFlight<R> {
         }
     }
 
-    /// Marks the request's future as dropped. The caller drops the returned state outside of any borrow.
+    /// Marks the request's future as dropped. The caller must drop the returned state outside of any borrow.
     pub(crate) fn abandon(&mut self, entry: usize) -> impl Sized + use<R> {
         let state = &mut self.entries[entry].state;
         let was = std::mem::replace(state, RequestState::Free);
@@ -127,8 +127,8 @@ impl<R> InFlight<R> {
         was
     }
 
-    /// Marks all requests in flight as lost, and their changes as late; returns the wakers of their futures, and where the changes
-    /// are listed, if there were any.
+    /// Marks all requests in flight as lost, and their changes as late; returns the wakers of their futures, and the
+    /// list of their changes, if there were any.
     pub(crate) fn lose_all(&mut self) -> (Vec<Waker>, Option<Rc<Changes>>) {
         let (mut wakers, mut changes) = (Vec::new(), None);
         for (i, entry) in self.entries.iter_mut().enumerate() {
@@ -165,30 +165,30 @@ pub(crate) struct FifoWaiters {
 }
 
 impl FifoWaiters {
-    /// Waiting requests.
+    /// The number of waiting requests.
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Joins the end of the queue; returns a ticket.
+    /// Adds a request at the end of the queue; returns its ticket.
     pub(crate) fn join(&mut self, waker: Waker) -> u64 {
         self.tickets += 1;
         self.waiting.push_back((self.tickets, waker));
         self.tickets
     }
 
-    /// True if this ticket is the first.
+    /// True if the request with this ticket is the first.
     pub(crate) fn is_first(&self, ticket: u64) -> bool {
         self.waiting.front().is_some_and(|(first, _)| *first == ticket)
     }
 
-    /// Removes a ticket.
+    /// Removes the request with this ticket.
     pub(crate) fn leave(&mut self, ticket: u64) -> Option<Waker> {
         let at = self.waiting.iter().position(|(other, _)| *other == ticket)?;
         self.waiting.remove(at).map(|(_, waker)| waker)
     }
 
-    /// Replaces the waker of a ticket; returns the previous one, for the caller to drop outside of any borrow.
+    /// Replaces the waker of a ticket; returns the previous one, which the caller must drop outside of any borrow.
     pub(crate) fn keep_waker(&mut self, ticket: u64, waker: &Waker) -> Option<Waker> {
         let (_, kept) = self.waiting.iter_mut().find(|(other, _)| *other == ticket)?;
         if kept.will_wake(waker) { None } else { Some(std::mem::replace(kept, waker.clone())) }

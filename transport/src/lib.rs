@@ -1,11 +1,11 @@
-//! Connections of block protocols, whatever the protocol.
+//! Connections of block protocols: the part that is the same for every protocol.
 //!
-//! The client's side: a [`Connection`] moves requests and replies between its owners and a socket, through the
+//! The client's side: a [`Connection`] passes requests and replies between its owners and a socket, through the
 //! protocol's [`ClientCore`]. [`Reconnecting`] replaces the session to an [`Endpoint`] when one of its connections is
-//! lost, and delays newer changes until the lost one can deliver no older ones.
+//! lost, and delays newer changes until older ones on the lost connection can no longer be executed.
 //!
-//! The server's side: [`Serving`] accepts connections, spreads them over cores and ends them, through a
-//! [`ControlSignal`] to each. A connection's [`SendScheduler`] lets one task receive, execute and send in batches.
+//! The server's side: [`Serving`] accepts connections, spreads them over cores and ends them; it controls each through
+//! a [`ControlSignal`]. A connection's [`SendScheduler`] lets one task receive, execute and send in batches.
 
 mod admission;
 mod changes;
@@ -33,7 +33,7 @@ pub use signal::{ControlSignal, Signals};
 pub use turns::{ReplyBatch, STAGING_BYTES, SendScheduler, Sender, configure_socket, lingering_close, next_poll};
 pub use work::{HeldBytes, WorkQueue, work_budget};
 
-/// 16 random bytes, different at each call, to identify a client.
+/// 16 random bytes, different in each call, to identify a client.
 pub fn random_id() -> [u8; 16] {
     let half = || RandomState::new().hash_one(std::process::id()).to_le_bytes();
     let mut id = [0; 16];

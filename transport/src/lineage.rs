@@ -1,12 +1,13 @@
 //! State that outlives a client's device: its identity at the peer, and changes that may still be executed.
 //!
-//! A device that is closed with unanswered changes, because its sessions were lost for too long, is often opened again:
-//! a mirror reattaches its replica, a multipath device its path. The new device must not write to blocks that the old
-//! device's changes may still reach. So it continues the lineage of the old device: a peer that fences sessions gets
-//! the numbers of the old ones, and for another peer the new device waits as long as the old one would have.
+//! A device that is closed with unacknowledged changes, because its sessions were lost for too long, is often opened
+//! again: a mirror reattaches its replica, a multipath device its path. The new device must not write to blocks that
+//! the old device's changes may still overwrite. So it continues the lineage of the old device: a peer that fences
+//! sessions gets higher session numbers of the same client, and with another peer the new device waits as long as the
+//! old one would have waited.
 //!
 //! Shape: lineages that wait for their next device are kept in a list of the reactor's thread, by peer, and only while
-//! changes are late. An open device keeps its own lineage, so two devices to one peer never share one.
+//! changes are late. An open device has a lineage of its own, so two devices to one peer never share one.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -17,7 +18,7 @@ use sealblock_runtime_reactor::{now, sleep, spawn};
 use crate::changes::Changes;
 use crate::random_id;
 
-/// The maximum number of lineages that wait for their next device. Above it the oldest is dropped.
+/// The maximum number of lineages that wait for their next device. If there are more, the oldest is dropped.
 const MAX_KEPT: usize = 1024;
 
 thread_local! {
@@ -31,7 +32,7 @@ struct Kept {
     sessions: u64,
     changes: Rc<Changes>,
     ended: Vec<u16>,
-    /// When none of its changes is late any more.
+    /// The time from which none of its changes is late any more.
     until: Instant,
 }
 
@@ -43,14 +44,15 @@ pub struct Lineage {
     client: [u8; 16],
     sessions: Cell<u64>,
     pub(crate) changes: Rc<Changes>,
-    /// The peer's identifiers of the sessions that have ended and that it may still take for alive.
+    /// The peer's identifiers of the sessions that have ended and that the peer may still consider alive.
     ended: RefCell<Vec<u16>>,
-    /// When no change of earlier devices is late any more; `None` once this device has had a session.
+    /// The time from which no change of earlier devices is late any more; `None` once this device has had a session.
     until: Cell<Option<Instant>>,
 }
 
 impl Lineage {
-    /// The lineage of a new device to this peer, which can deliver nothing of an ended session after `quiesce`.
+    /// The lineage of a new device to this peer. `quiesce` after a session has ended, none of its changes can be
+    /// executed any more.
     pub fn of(peer: String, quiesce: Duration) -> Lineage {
         let kept = KEPT.with_borrow_mut(|kept| {
             kept.retain(|kept| kept.until > now());
@@ -77,7 +79,7 @@ impl Lineage {
         self.client
     }
 
-    /// A session number that is higher than all before.
+    /// A session number that is higher than all previous ones.
     pub fn next_session(&self) -> u64 {
         self.sessions.set(self.sessions.get() + 1);
         self.sessions.get()
@@ -88,12 +90,13 @@ impl Lineage {
         self.until.set(None);
     }
 
-    /// The peer's identifiers of the sessions that have ended, without those of [`Lineage::are_ended`].
+    /// The peer's identifiers of the sessions that have ended, without those that were passed to
+    /// [`Lineage::are_ended`].
     pub fn ended(&self) -> Vec<u16> {
         self.ended.borrow().clone()
     }
 
-    /// Records a session that has ended and that the peer may still take for alive.
+    /// Records a session that has ended and that the peer may still consider alive.
     pub fn add_ended(&self, session: u16) {
         self.ended.borrow_mut().push(session);
     }
@@ -117,7 +120,7 @@ impl Drop for Lineage {
             ended: self.ended.take(),
             until: self.until.get().unwrap_or_else(|| now() + self.quiesce),
         };
-        // The thread may be about to end.
+        // The thread may be ending.
         let _ = KEPT.try_with(|all| {
             let mut all = all.borrow_mut();
             if all.len() >= MAX_KEPT {
@@ -159,7 +162,7 @@ mod tests {
         run(async || {
             let old = lose("peer", QUIESCE);
             assert_ne!(to("another peer").client(), old);
-            // A failed attempt leaves the lineage to the next one.
+            // After a failed attempt the lineage is kept for the next one.
             drop(to("peer"));
             let new = to("peer");
             assert_eq!((new.client(), new.next_session()), (old, 2));

@@ -1,8 +1,9 @@
-//! A client's session, opened again when one of its connections is lost, until the limits of reconnecting are reached.
+//! A client's session, which is opened again when one of its connections is lost, until the limits of reconnecting are
+//! reached.
 //!
 //! Invariants: a request waits for a session, or fails once reconnecting has failed. A new session is to the same
-//! device as the first. A change is not sent while a lost session may still deliver another change of its blocks
-//! ([`Changes`]). The limits of the [`Endpoint`] bound every attempt, pause and repetition. A Flush of a later session
+//! device as the first. A change is not sent while a lost session may still deliver another change to its blocks
+//! ([`Changes`]). The limits of the [`Endpoint`] bound every attempt, pause and repetition. A Flush on a later session
 //! does not make writes of a lost session durable ([`FlushEpochs`]).
 
 use std::cell::{Cell, RefCell};
@@ -22,7 +23,7 @@ use crate::lineage::Lineage;
 
 /// The peer of a client: opens sessions, and keeps the state that outlives them.
 pub trait Endpoint: Sized + 'static {
-    /// Connections that accept requests.
+    /// A set of connections that accept requests.
     type Session: 'static;
     /// The address of the peer.
     type Address: fmt::Display;
@@ -44,13 +45,13 @@ pub trait Endpoint: Sized + 'static {
     fn is_final(error: &Self::OpenError) -> bool;
     /// Why a connection of the session has ended; `None` while all are open.
     fn lost(session: &Self::Session) -> Option<ConnectionLost>;
-    /// True if the peer has promised to execute nothing of earlier sessions after the requests of this one.
+    /// True if the peer guarantees that it executes nothing of earlier sessions after the requests of this one.
     fn is_fenced(_session: &Self::Session) -> bool {
         false
     }
     /// Called when a session accepts requests.
     fn session_started(_: &Rc<Reconnecting<Self>>, _: &Rc<Self::Session>) {}
-    /// Ends a session: its connections and tasks. This is the last time that its counters are read.
+    /// Ends a session: its connections and tasks. Its counters are read for the last time.
     fn end_session(&self, session: &Self::Session, reason: &str);
 }
 
@@ -59,11 +60,12 @@ pub trait Endpoint: Sized + 'static {
 pub struct ReconnectLimits {
     /// Limits of reconnecting after one loss.
     pub reconnect: Reconnect,
-    /// Connections that one request may lose before it fails: a request that crashes its peer must not be sent forever.
+    /// The number of connections that one request may lose before it fails: a request that crashes its peer must not be
+    /// sent forever.
     pub max_losses: u8,
-    /// Time after which a lost session can deliver nothing more, at a peer that does not fence sessions.
+    /// The time after which a lost session can deliver nothing more, if the peer does not fence sessions.
     pub quiesce: Duration,
-    /// The maximum time that a request waits for changes of its blocks that a lost session may still deliver.
+    /// The maximum time that a request waits for changes to its blocks that a lost session may still deliver.
     pub late_wait: Duration,
 }
 
@@ -96,9 +98,9 @@ pub struct Sending {
 
 /// The outcome of sending a request once.
 pub enum Attempt<T> {
-    /// Final, success or not.
+    /// Final: success or failure.
     Done(T),
-    /// To be sent again, after this pause.
+    /// Send the request again after this pause.
     Again(Duration),
 }
 
@@ -134,7 +136,7 @@ impl<E: Endpoint> Deref for Reconnecting<E> {
 }
 
 impl<E: Endpoint> Reconnecting<E> {
-    /// Starts with this open session, of this number.
+    /// Starts with this open session and its number.
     pub fn new(endpoint: E, session: E::Session, number: u64) -> Rc<Reconnecting<E>> {
         let session = Rc::new(session);
         let reconnecting = Rc::new(Reconnecting {
@@ -228,8 +230,8 @@ impl<E: Endpoint> Reconnecting<E> {
         }
     }
 
-    /// Waits until no late change of another request overlaps, or until this session is lost, which no other task may
-    /// notice.
+    /// Waits until no late change of another request overlaps. Also stops waiting if this session is lost, and reports
+    /// the loss, because there may be no other task that notices it.
     #[cold]
     async fn wait_for_late(
         self: &Rc<Self>,
@@ -293,7 +295,7 @@ impl<E: Endpoint> Reconnecting<E> {
         self.wake();
     }
 
-    /// Fails waiting and later requests; no session follows.
+    /// Fails waiting and later requests; no further session is opened.
     pub fn fail(&self, reason: &str) {
         let before = {
             let mut state = self.state.borrow_mut();
@@ -326,7 +328,7 @@ impl<E: Endpoint> Reconnecting<E> {
     }
 }
 
-/// Clears the changes of a lost session once it can deliver nothing more, at a peer that does not fence sessions.
+/// Clears the changes of a lost session once they can no longer be executed, if the peer does not fence sessions.
 async fn clear_later(changes: Weak<Changes>, number: u64, quiesce: Duration) {
     sleep(quiesce).await;
     if let Some(changes) = changes.upgrade() {

@@ -1,7 +1,8 @@
-//! A server's listeners and connections, on all its cores: accepts, limits, spreads and ends them.
+//! A server's listeners and connections on all its cores: accepts connections, limits their number, spreads them over
+//! cores and ends them.
 //!
-//! Invariants: a connection counts against the limit until its [`Registration`] is dropped, or until it was ended in
-//! favour of another one. A signal to all also reaches those that register later, and is never withdrawn.
+//! Invariants: a connection counts against the limit until its [`Registration`] is dropped, or until it is ended in
+//! favour of another one. A signal to all is also sent to those that register later, and is never withdrawn.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -18,9 +19,9 @@ use sealblock_runtime_reactor::{CoreAddress, CoreHandle, now, sleep};
 use crate::admission::{Admission, Admitted, decide, origin};
 use crate::signal::{ControlSignal, LogRateLimit, Signals};
 
-/// Time between two checks of a stopping server for remaining connections.
+/// The interval at which a stopping server checks whether connections remain.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(2);
-/// Time that connections get to end after they were aborted.
+/// The time that connections have to end after they were aborted.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The state of a server's connections that its cores share.
@@ -46,7 +47,7 @@ struct Members {
 struct Member {
     signal: Arc<ControlSignal>,
     admitted: Admitted,
-    /// It was ended in favour of another connection, and does not count any more.
+    /// True if it was ended in favour of another connection; then it no longer counts.
     is_replaced: bool,
 }
 
@@ -103,9 +104,9 @@ impl Drop for Registration {
 }
 
 impl Serving {
-    /// Connections above `max_connections`, and those of an address above its share (`admission`), are closed as soon
-    /// as they are accepted. When the server stops, requests in flight get the time `drain`, and their replies the same
-    /// time again; then connections are aborted.
+    /// Connections above `max_connections`, and those of an address above its share (`admission`), are closed right
+    /// after they are accepted. When the server stops, requests in flight have the time `drain` to complete, and their
+    /// replies the same time again to be sent; then connections are aborted.
     pub fn new(max_connections: usize, drain: Duration) -> Arc<Serving> {
         Arc::new(Serving {
             max_connections,
@@ -116,8 +117,8 @@ impl Serving {
         })
     }
 
-    /// Spreads connections over these cores from now on, whichever core accepts them. Without cores, connections stay where they
-    /// are accepted.
+    /// From now on, spreads connections over these cores, whichever core accepts them. Without cores, connections stay
+    /// on the core that accepts them.
     pub fn set_cores(&self, cores: impl IntoIterator<Item = CoreHandle>) {
         let core = |core: CoreHandle| ServingCore { address: core.address(), load: AtomicUsize::new(0) };
         let cores = Arc::new(cores.into_iter().map(core).collect());
@@ -125,11 +126,12 @@ impl Serving {
         drop(before);
     }
 
-    /// Serves the connections of a listener until [`Serving::stop`] or until the reactor's core stops; then stops all, and waits
-    /// until they have ended. `begin` starts to serve a connection, on the core that it goes to.
+    /// Serves the connections of a listener until [`Serving::stop`] is called or the reactor's core stops; then stops
+    /// all, and waits until they have ended. `begin` starts to serve a connection; it is called on the core that serves
+    /// it.
     ///
     /// # Errors
-    /// The error of a listener that cannot accept any more. Only this listener ends then.
+    /// The error of a listener that can no longer accept connections. Only this listener ends then.
     pub async fn serve(
         self: &Arc<Self>,
         listener: Listener,
@@ -166,7 +168,7 @@ impl Serving {
         Ok(())
     }
 
-    /// Registers one more connection, and chooses its core; `None` for one above the limit or above the share of its address.
+    /// Registers one more connection, and chooses its core; `None` if it exceeds the limit or the share of its address.
     fn admit(self: &Arc<Self>, from: Option<IpAddr>) -> Option<Registration> {
         let mut members = self.members();
         let counted = |member: &&Member| !member.is_replaced;
@@ -204,7 +206,7 @@ impl Serving {
         Registration { serving: Arc::clone(self), number, signal, core: None, counts_as_load: Cell::new(true) }
     }
 
-    /// The core with the least load; among equals they take turns.
+    /// The core with the least load; cores with equal load take turns.
     fn pick_core(&self, number: u64) -> Option<(Arc<Vec<ServingCore>>, usize)> {
         let cores = Arc::clone(&self.cores.lock().unwrap_or_else(PoisonError::into_inner));
         let count = cores.len();
@@ -219,7 +221,7 @@ impl Serving {
         self.signal_all(Signals::DRAIN);
     }
 
-    /// Connections that are served now, on all cores, or that still have requests in flight.
+    /// The number of connections on all cores that are served, or that still have requests in flight.
     pub fn connections(&self) -> usize {
         self.members().connections.len()
     }
@@ -258,7 +260,8 @@ impl Serving {
 }
 
 impl Members {
-    /// The number of the next listener or connection, and its signal, with the flags that were sent to all.
+    /// The number of the next listener or connection, and its signal, which already has the flags that were sent to
+    /// all.
     fn next_signal(&mut self) -> (u64, Arc<ControlSignal>) {
         let signal = Arc::new(ControlSignal::default());
         if let Some(order) = self.order {
@@ -271,7 +274,7 @@ impl Members {
 
 /// Begins to serve a connection on its core.
 fn hand_to_core(stream: Stream, registration: Registration, begin: impl FnOnce(Stream, Registration) + Send + 'static) {
-    // Without this option a small reply waits for an acknowledgement. A socket that fails here is about to close.
+    // Without this option a small reply waits for an acknowledgement. A socket on which this fails is about to close.
     let _ = stream.set_nodelay(true);
     let Some(address) = registration.core_address().filter(|address| !address.is_here()).cloned() else {
         return begin(stream, registration);

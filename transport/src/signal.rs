@@ -1,7 +1,7 @@
 //! The signal to a listener or a connection on another core, and a rate limit for log lines that peers can cause.
 //!
-//! Invariants: the task that listens to a signal sees every flag that was sent, once it next runs. Sending a flag twice
-//! before that is the same as once. A flag to drain or to abort is never withdrawn.
+//! Invariants: when the task that listens to a signal next runs, it gets every flag that was sent. If a flag is sent
+//! twice before that, it counts once. A flag to drain or to abort is never withdrawn.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -28,14 +28,14 @@ impl Signals {
     }
 }
 
-// A cache line of its own: the owner writes to it with every request, which would slow other cores down.
+// In a cache line of its own: its core writes to it with every request, which would slow other cores down.
 /// A signal to one task.
 #[repr(align(64))]
 #[derive(Default)]
 pub struct ControlSignal {
-    /// Flags that the task has not taken yet.
+    /// Flags that the task has not received yet.
     pending: AtomicU8,
-    /// Flags that were ever sent.
+    /// All flags that were ever sent.
     sent: AtomicU8,
     had_traffic: AtomicBool,
     waker: Mutex<Option<Waker>>,
@@ -46,20 +46,20 @@ impl ControlSignal {
     pub fn send(&self, signals: Signals) {
         self.sent.fetch_or(signals.0, Ordering::SeqCst);
         self.pending.fetch_or(signals.0, Ordering::SeqCst);
-        // The task may wait for another flag after this one, so its waker stays.
+        // The task may wait for another flag after this one, so its waker is kept.
         let waker = self.waker.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if let Some(waker) = waker {
             waker.wake();
         }
     }
 
-    /// Makes flags that are sent from now on wake this task.
+    /// From now on, flags that are sent wake this task.
     pub fn listen(&self, waker: &Waker) {
         let before = self.waker.lock().unwrap_or_else(PoisonError::into_inner).replace(waker.clone());
         drop(before);
     }
 
-    /// Takes the flags that were sent since the last call. Only one task calls it.
+    /// Returns the flags that were sent since the last call. Only one task may call it.
     pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Signals> {
         self.listen(cx.waker());
         match self.pending.swap(0, Ordering::SeqCst) {
@@ -73,13 +73,13 @@ impl ControlSignal {
         Signals(self.sent.load(Ordering::SeqCst)).has(signals)
     }
 
-    /// Ready once these flags were sent.
+    /// Ready once these flags have been sent.
     pub fn poll_for(&self, signals: Signals, cx: &mut Context<'_>) -> Poll<()> {
         self.listen(cx.waker());
         if self.has(signals) { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Marks traffic. Writes only if the flag is clear, so that it mostly stays a read.
+    /// Records traffic. Writes only if the flag is clear, so most calls only read.
     pub fn note_traffic(&self) {
         if !self.had_traffic.load(Ordering::Relaxed) {
             self.had_traffic.store(true, Ordering::Relaxed);
@@ -95,7 +95,7 @@ impl ControlSignal {
 /// The minimum time between two log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Limits log lines that a peer can cause at will, so that they cannot fill a log.
+/// Limits log lines that a peer can cause at will, so that it cannot fill the log.
 #[derive(Default)]
 pub(crate) struct LogRateLimit(Mutex<RateState>);
 

@@ -1,7 +1,8 @@
-//! The one task of a serving connection: it receives and executes, and sends in between.
+//! The single task of a serving connection, which receives and executes requests and sends replies in between.
 //!
-//! Shape: replies leave in batches. With one send for a deep queue, client and server would take turns instead of working at
-//! the same time. Smaller batches cost more system calls than they save.
+//! Shape: replies are sent in batches. With a single send for all requests of a deep queue, client and server would
+//! take turns instead of working at the same time. Batches that are too small would cost more in system calls than they
+//! save.
 
 use std::cell::{Cell, Ref, RefCell};
 use std::future::{Future, poll_fn};
@@ -12,51 +13,53 @@ use std::time::Duration;
 use sealblock_runtime_reactor::Notify;
 use sealblock_runtime_reactor::net::Stream;
 
-/// Bytes of one receive: the requests of a deep queue, with short data.
+/// The bytes of one receive: the requests of a deep queue, with short data.
 pub const STAGING_BYTES: usize = 256 << 10;
-/// Socket buffer size each way, in bytes: the data of a deep queue of reads, so that a send does not stop half way and
-/// wait for the peer. Automatic tuning grows socket buffers only after they were too small.
+/// The socket buffer size for each direction, in bytes: the data of a deep queue of reads, so that a send does not stop
+/// halfway and wait for the peer. Automatic tuning enlarges socket buffers only after they were too small.
 const SOCKET_BYTES: usize = 2 << 20;
-/// How long a peer may take to close after the server has sent its last bytes.
+/// How long the server waits for a peer to close the connection after the last bytes were sent.
 const LINGERING_CLOSE: Duration = Duration::from_secs(1);
-/// Bytes that are received and discarded at once meanwhile.
+/// The maximum number of bytes that are received and discarded at once during this time.
 const LINGERING_CLOSE_BYTES: usize = 4096;
-/// The smallest batch of requests, and the most bytes that it reads, before its replies are sent.
+/// The smallest limit of requests in a batch, and its limit of bytes read. Replies are sent when a batch reaches a
+/// limit.
 const BATCH_REQUESTS: usize = 16;
 const BATCH_BYTES: u64 = 256 << 10;
 
-/// Configures a socket for sends in batches, and for a peer that receives nothing for the time `receive`.
+/// Configures a socket for sends in batches, and for a peer that receives nothing for up to the time `receive`.
 pub fn configure_socket(stream: &Stream, receive: Duration) {
-    // Where the system refuses, its default buffers apply, at the cost of more system calls. Unix sockets have no such timeout.
+    // If the system refuses, its default buffers are used, which costs more system calls. Unix sockets have no such
+    // timeout.
     let _ = stream.set_user_timeout(receive);
     let _ = stream.set_send_buffer_bytes(SOCKET_BYTES);
     let _ = stream.set_recv_buffer_bytes(SOCKET_BYTES);
     stream.set_prompt(true);
 }
 
-/// Waits for the peer to close, so that it can read the last bytes: a socket that is closed with unread bytes sends RST,
-/// which discards them. A peer that does not close in time is reset.
+/// Waits for the peer to close the connection, so that it can read the last bytes: a socket that is closed with unread
+/// bytes sends RST, which discards them. If the peer does not close in time, the connection is reset.
 pub async fn lingering_close(stream: &Stream) {
     let _ = stream.lingering_close(LINGERING_CLOSE, LINGERING_CLOSE_BYTES).await;
 }
 
-/// Completes at the next poll of the task.
+/// Completes when the task is polled next.
 pub async fn next_poll() {
     let mut has_waited = false;
     poll_fn(|_| if std::mem::replace(&mut has_waited, true) { Poll::Ready(()) } else { Poll::Pending }).await
 }
 
-/// Runs the two halves of a connection in its one task: the half that receives and executes, and the sender.
+/// Runs the two halves of a connection in its one task: one receives and executes, the other (the sender) sends.
 pub struct SendScheduler {
     /// The connection's task.
     task: RefCell<Waker>,
     /// Notified when there is something to send, or sending must end.
     output: Notify,
-    /// True while the task is polled, so that it need not be woken.
+    /// True while the task is polled; then it need not be woken.
     is_polling: Cell<bool>,
-    /// Replies are sent before more is received.
+    /// True if replies must be sent before more is received.
     sends_first: Cell<bool>,
-    /// The remaining output is the last.
+    /// True if no output follows the remaining output.
     is_finishing: Cell<bool>,
 }
 
@@ -72,7 +75,7 @@ impl<'a, F: Future<Output = ()>> Sender<'a, F> {
         Sender { future, is_over: false }
     }
 
-    /// True once the sender has ended.
+    /// Polls the sender; true once it has ended.
     fn poll(&mut self, cx: &mut Context<'_>) -> bool {
         self.is_over = self.is_over || self.future.as_mut().poll(cx).is_ready();
         self.is_over
@@ -92,13 +95,14 @@ impl Default for SendScheduler {
 }
 
 impl SendScheduler {
-    /// Polls `work`, then the sender, and both again as long as `work` lets the sender run first; until `work` is done.
+    /// Polls `work`, then the sender, and both again if `work` requested that the sender run first; returns when `work`
+    /// is done.
     pub async fn run<T, F: Future<Output = ()>>(&self, sender: &mut Sender<'_, F>, work: impl Future<Output = T>) -> T {
         let mut work = pin!(work);
         let mut is_known = false;
         poll_fn(|cx| {
             if !std::mem::replace(&mut is_known, true) {
-                // A task's waker stays the same.
+                // The waker of a task does not change.
                 *self.task.borrow_mut() = cx.waker().clone();
             }
             self.is_polling.set(true);
@@ -147,7 +151,7 @@ impl SendScheduler {
         next_poll().await
     }
 
-    /// Waits in the sender, which has no output, until there may be more; `false` if there will be no more.
+    /// Waits, in the sender, until there may be more output; `false` if there will be none.
     pub async fn output(&self) -> bool {
         if self.is_finishing.get() {
             return false;
@@ -157,7 +161,7 @@ impl SendScheduler {
     }
 }
 
-/// Requests that were received together; decides when their replies are sent.
+/// Requests that were received together; determines when their replies are sent.
 pub struct ReplyBatch {
     max_requests: usize,
     requests: usize,
@@ -166,9 +170,9 @@ pub struct ReplyBatch {
 }
 
 impl ReplyBatch {
-    /// The batch of `received_bytes`, in which a request without data has `request_bytes`.
+    /// A batch of `received_bytes` bytes; a request without data has `request_bytes`.
     pub fn new(received_bytes: usize, request_bytes: usize) -> ReplyBatch {
-        // At least two parts for requests without data.
+        // Requests without data are divided into at least two parts.
         let max_requests = (received_bytes / request_bytes / 2).max(BATCH_REQUESTS);
         ReplyBatch { max_requests, requests: 0, read_bytes: 0, total: 0 }
     }

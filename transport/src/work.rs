@@ -1,10 +1,10 @@
-//! Memory that a server's commands need besides their data: the pieces of a Copy, the blocks that a Compare reads, the
-//! blocks that Verify reads from a device without that command, zeroes that are written. A command begins once it has
-//! this memory, and waits in order for it, on its connection and over all connections. Long commands take some of it
-//! although they need none, so that only a few of them begin at a time. A command that has not begun when its client
-//! disconnects never does.
+//! Memory that a server's commands need besides their data: for the pieces of a Copy, for the blocks that a Compare
+//! reads, for the blocks that Verify reads from a device without that command, and for zeroes that are written. A
+//! command begins once it has this memory; commands wait for it in order, within their connection and among all
+//! connections. Long commands reserve some memory even if they need none, so that only a few of them begin at a time. A
+//! command that has not begun when its client disconnects never begins.
 //!
-//! Invariants: a command that has the memory completes without more of it, so waiting commands start in the end. A
+//! Invariants: a command that has its memory completes without more of it, so waiting commands begin eventually. A
 //! command returns its memory when it is dropped, however it ends.
 
 use std::cell::{Cell, RefCell};
@@ -15,7 +15,8 @@ use std::task::Waker;
 
 use sealblock_runtime_reactor::{Budget, Share};
 
-/// The share of the bytes in flight over all connections that commands hold besides their data.
+/// The part of the bytes in flight over all connections that commands may hold besides their data: one divided by this
+/// number.
 const SHARE_OF_IN_FLIGHT: usize = 8;
 
 /// The additional memory for the commands of a server that allows `total_bytes_in_flight`.
@@ -23,7 +24,7 @@ pub fn work_budget(total_bytes_in_flight: usize) -> Arc<Budget> {
     Budget::new(total_bytes_in_flight / SHARE_OF_IN_FLIGHT, 0)
 }
 
-/// The memory of a command; returned on drop.
+/// The memory of a command; it is returned on drop.
 pub struct HeldBytes {
     held: Rc<Cell<usize>>,
     bytes: usize,
@@ -40,7 +41,7 @@ pub struct WorkQueue<W> {
     share: Share,
     held: Rc<Cell<usize>>,
     limit: usize,
-    /// Each command with the bytes that it needs.
+    /// Each command, and the number of bytes that it needs.
     waiting: RefCell<VecDeque<(usize, W)>>,
 }
 
@@ -65,8 +66,8 @@ impl<W> WorkQueue<W> {
         self.waiting.borrow_mut().push_back((bytes, work));
     }
 
-    /// Removes the next command with its memory, if there is enough. If not, `waker` is woken when a retry may succeed.
-    /// Memory that commands of this connection return wakes no waiter.
+    /// Removes the next command and reserves its memory, if there is enough. If not, `waker` is woken when a retry may
+    /// succeed, but not when commands of this connection return memory.
     pub fn next(&self, waker: &Waker) -> Option<(W, HeldBytes)> {
         let (held, bytes) = (self.held.get(), self.waiting.borrow().front().map(|(bytes, _)| *bytes));
         self.share.set_in_flight(held);

@@ -1,9 +1,9 @@
 //! Clients that send changes again, over NBD and NVMe/TCP, on one path and on several. The first copy is executed late,
-//! because it still runs at the server or lies unread in a socket. It must not undo a newer change.
+//! because the server is still executing it or because it is unread in a socket. It must not undo a newer change.
 //!
-//! Each test stops the first copy of a write at some point, loses its connection, and has the client write again and
-//! then send a newer write. The first copy continues only once the newer write was acknowledged, or after
-//! [`NEWER_MAY_TAKE`], because the newer write should wait. The newer content must be there at the end.
+//! Each test stops the first copy of a write at some point, loses its connection, and makes the client send the write
+//! again and then a newer write. The first copy continues only once the newer write was acknowledged, or after
+//! [`NEWER_MAY_TAKE`], because the newer write should wait. At the end the device must have the newer content.
 
 mod proxy;
 mod servers;
@@ -27,11 +27,12 @@ use sealblock_units::{BlockSize, Extent};
 use proxy::{End, Proxy};
 use servers::{HeldWrite, Protocol, Settings, open, serve};
 
-/// Time after which the first copy continues although no newer write was acknowledged.
+/// The time after which the first copy continues even if no newer write was acknowledged.
 const NEWER_MAY_TAKE: Duration = Duration::from_millis(150);
-/// Time after which clients assume that a foreign server has ended a connection: much longer.
+/// The time after which clients assume that a foreign server has ended a connection; much longer than
+/// [`NEWER_MAY_TAKE`].
 const QUIESCE: Duration = Duration::from_secs(3);
-/// Longer than any step takes.
+/// Longer than any step.
 const LATE: Duration = Duration::from_secs(60);
 
 fn run<F: Future<Output = ()>>(test: impl FnOnce() -> F) {
@@ -60,7 +61,7 @@ async fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// A served device whose first write of 1 can be held, and a client of it through a proxy.
+/// A served device whose first write of 1 can be held, and a client that uses it through a proxy.
 struct Setup {
     held: HeldWrite,
     proxy: Proxy,
@@ -75,7 +76,7 @@ impl Setup {
         Setup { held, proxy, device }
     }
 
-    /// Writes 1, then 2, and sends a Flush, and waits for each of them.
+    /// Writes 1, then 2, and sends a Flush; waits for each of them.
     fn both(&self) -> Newer {
         let device = self.device.clone();
         Newer::begin(async move {
@@ -84,12 +85,12 @@ impl Setup {
         })
     }
 
-    /// Lets the first copy continue, and reads the final content.
+    /// Lets the first copy continue, and checks the final content.
     async fn end(self, newer: Newer, go_on: impl AsyncFnOnce(&Setup)) {
         newer.wait_a_moment().await;
         go_on(&self).await;
         newer.finish().await.unwrap();
-        // Late requests may arrive now.
+        // Late requests may arrive during this time.
         sleep(Duration::from_millis(30)).await;
         assert_eq!(first_byte(&self.device).await, 2, "the newer write was undone");
         assert_eq!(self.held.content(), 2, "the newer write was undone");
@@ -101,7 +102,7 @@ async fn newer(device: DynDevice) -> Outcome {
     device.execute(Request::flush()).await
 }
 
-/// Work in a task, and its outcome.
+/// A task, and its outcome.
 struct Newer(Rc<Cell<Option<Outcome>>>);
 
 impl Newer {
@@ -152,7 +153,7 @@ fn a_write_that_still_runs_undoes_nothing_newer() {
 }
 
 /// The connection is lost for the client. The server has not read the write yet, and its side of the connection is
-/// open.
+/// still open.
 async fn unread(protocol: Protocol, end: End) {
     let setup = Setup::new(protocol).await;
     setup.proxy.hold();
@@ -171,7 +172,7 @@ fn a_write_that_was_not_read_yet_undoes_nothing_newer() {
     }
 }
 
-/// No caller waits for the write any more; its connection is open.
+/// No caller waits for the write any more; its connection is still open.
 async fn dropped(protocol: Protocol, is_lost: bool) {
     let setup = Setup::new(protocol).await;
     setup.held.arm();
@@ -210,7 +211,7 @@ fn a_change_that_waits_too_long_for_a_late_one_fails_and_says_why() {
         wait_until("the write runs", || held.is_held()).await;
         proxy.cut(End::Close);
         first.finish().await.unwrap();
-        // Other blocks are not delayed.
+        // Changes to other blocks are not delayed.
         let beside = Request::write_zeroes(Extent::from_raw(9, 1).unwrap(), false, Durability::Volatile);
         device.execute(beside).await.unwrap();
         assert_eq!(first_byte(&device).await, 1);
@@ -228,7 +229,7 @@ impl Clock for ReactorClock {
     }
 }
 
-/// Two paths, each through a proxy of its own, to one server.
+/// Two paths to one server, each through its own proxy.
 async fn several_paths(protocol: Protocol, lose: impl AsyncFnOnce(&[Proxy; 2], &HeldWrite, &DynDevice) -> Newer) {
     let (held, server) = serve(protocol);
     let proxies = [Proxy::start(server), Proxy::start(server)];
@@ -252,7 +253,7 @@ async fn several_paths(protocol: Protocol, lose: impl AsyncFnOnce(&[Proxy; 2], &
     for proxy in &proxies {
         proxy.deliver(End::Close).await;
     }
-    // The flush fails where a path was lost with unflushed writes, and reports it.
+    // The Flush fails if a path was lost with unflushed writes, and reports it.
     let _ = newer.finish().await;
     sleep(Duration::from_millis(30)).await;
     assert_eq!(held.content(), 2, "the newer write was undone");

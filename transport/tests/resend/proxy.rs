@@ -1,4 +1,4 @@
-//! A proxy that loses connections: for both sides, or for the client only, with bytes that the server gets later.
+//! A proxy that loses connections: for both sides, or only for the client, with bytes that the server receives later.
 
 use std::cell::{Cell, RefCell};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr};
@@ -25,9 +25,9 @@ pub struct Proxy {
 struct Link {
     client: Stream,
     server: Stream,
-    /// Bytes for the server are held back.
+    /// True if bytes for the server are held back.
     is_held: Cell<bool>,
-    /// The client is gone.
+    /// True if the connection to the client is closed.
     is_cut: Cell<bool>,
     held: RefCell<Vec<Slice>>,
 }
@@ -64,7 +64,7 @@ impl Proxy {
         });
     }
 
-    /// Holds back bytes for the server from now on, on the open connections.
+    /// From now on, holds back bytes for the server on the open connections.
     pub fn hold(&self) {
         self.each(|link| link.is_held.set(true));
     }
@@ -96,7 +96,7 @@ impl Proxy {
 /// Ends a stream for its peer. Fails only if it is closed already.
 fn finish(stream: &Stream, end: End) {
     if matches!(end, End::Reset) {
-        // Bytes that were sent before are delivered or not: either is a loss.
+        // Bytes that were sent before may or may not be delivered: both are a loss of the connection.
         let _ = stream.reset();
     }
     let _ = stream.shutdown(Shutdown::Both);

@@ -1,5 +1,5 @@
-//! The servers of the tests: a device that can hold one write, over each protocol, by our servers and by one without
-//! sessions.
+//! The servers of the tests: a device that can hold one write, served over each protocol by our servers and by one
+//! without sessions.
 
 use std::cell::Cell;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -35,7 +35,7 @@ impl Protocol {
     pub const ALL: [Protocol; 3] = [Protocol::Nbd, Protocol::Nvme, Protocol::ForeignNbd];
 }
 
-/// A device in memory that holds one write, the first of 1 after [`HeldWrite::arm`], until it is released.
+/// A device in memory that holds one write until it is released: the first write of 1 after [`HeldWrite::arm`].
 #[derive(Clone)]
 pub struct HeldWrite(Rc<HeldState>);
 
@@ -153,7 +153,7 @@ pub async fn open(protocol: Protocol, address: SocketAddr, settings: Settings) -
     }
 }
 
-/// Serves one connection: each request in a task of its own, which continues when the connection has ended.
+/// Serves one connection. Each request has a task of its own, which continues after the connection has ended.
 async fn serve_foreign(stream: Stream, device: DynDevice) {
     let export = nbd::Export {
         name: "disk".into(),
