@@ -16,7 +16,7 @@ use crate::{Abilities, Counters, Device, Error, Expectations, Gate, Geometry, Ou
 /// A device behind its gate, with a type known only at run time. Clones are the same device.
 ///
 /// The futures of its requests are boxed and reused, so that a request allocates nothing in the long run. Since the
-/// gate is inside, a device is erased once wherever it stands in a stack.
+/// gate is inside, the type of a device is erased only once, at any position in a stack.
 #[derive(Clone)]
 pub struct DynDevice {
     device: Rc<dyn ObjectSafeDevice>,

@@ -114,13 +114,13 @@ impl FlushErrors {
         lock(&self.groups).earlier_since = None;
     }
 
-    /// A cursor in a group of its own, for a client that was not here before: it is told only about its own writes.
+    /// A cursor in a group of its own, for a client that was not here before: it learns only about its own writes.
     pub fn alone(self: &Arc<Self>) -> FlushCursor {
         FlushGroup::new(self, None, None).join()
     }
 
     /// A cursor in the group of this name. The group outlives its last cursor while it has unflushed writes, so that a
-    /// client that reconnects is told of their loss. At most 1024 groups are kept.
+    /// client that reconnects learns of their loss. At most 1024 groups are kept.
     pub fn join(self: &Arc<Self>, name: &str) -> FlushCursor {
         let mut groups = lock(&self.groups);
         if let Some(group) = groups.by_name.get(name) {
@@ -335,7 +335,7 @@ mod tests {
         assert!(!flush(&errors.join("other")));
         let again = errors.join("host");
         assert!(flush(&again), "the same client, connected anew");
-        // A client that never flushed is told at its first flush.
+        // A client that never flushed gets the error at its first flush.
         let silent = errors.join("silent");
         write(&silent);
         errors.forget_earlier();
@@ -343,7 +343,7 @@ mod tests {
         let late = errors.join("late");
         write(&late);
         assert!(flush(&late) && flush(&errors.alone()));
-        // Twin: after a clean start nobody is told.
+        // Twin: after a clean start no client gets an error.
         let clean = Arc::<FlushErrors>::default();
         assert!(flush(&clean.join("host")) && flush(&clean.alone()));
     }

@@ -1,5 +1,5 @@
-//! Changes that may still be executed although nobody waits for them any more, because their session was lost or their
-//! future was dropped. Pure.
+//! Changes that may still be executed although no caller waits for them any more, because their session was lost or
+//! their future was dropped. Pure.
 //!
 //! A change that was in flight when its session was lost can be executed late: it may be in a buffer between the client
 //! and the medium. A repetition of the change writes the same data, so a late execution does not harm it. But it would
@@ -94,7 +94,7 @@ impl LateWrites {
         self.0.retain(|late| late.session >= session);
     }
 
-    /// Removes a change that was answered after all.
+    /// Removes a change whose reply arrived after all.
     pub fn answered(&mut self, session: u64, request_id: u64) {
         self.0.retain(|late| late.session != session || late.request_id != request_id);
     }

@@ -153,9 +153,9 @@ pub trait Medium {
     }
 
     /// Writes bytes that survive the death of this process, but need not survive that of the machine, in whole pages of
-    /// [`NOTE_PAGE_BYTES`] at a multiple of that. After the death of the process each page is there as a whole or not
-    /// at all. A later read sees them, even by another process. The range must not be written in another way meanwhile.
-    /// A later sync may or may not make them durable.
+    /// [`NOTE_PAGE_BYTES`] at a multiple of that. After the death of the process each page has been written completely
+    /// or not at all. A later read returns them, even in another process. The range must not be written in another way
+    /// at the same time. A later sync may or may not make them durable.
     ///
     /// # Errors
     /// [`MediumErrorKind::Unsupported`] unless [`Medium::note_keeping`] says that notes are kept, and errors of the

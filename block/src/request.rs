@@ -552,7 +552,7 @@ impl ReservedArea {
         }
     }
 
-    /// Index into [`ReservedArea::ALL`]; all bitmap pages share the index behind the last one.
+    /// Index into [`ReservedArea::ALL`]; all bitmap pages share the index after the last one.
     pub const fn index(self) -> usize {
         match self {
             ReservedArea::GroupLabel => 0,

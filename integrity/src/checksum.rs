@@ -86,7 +86,7 @@ impl ChecksumKind {
     /// were not checked.
     ///
     /// # Panics
-    /// If `tags` is not a whole number of tuples: a bug of the caller, whatever the input.
+    /// If `tags` is not a whole number of tuples: a bug of the caller, which no input causes.
     pub fn append_guards(self, checksum: u64, format: PiFormat, size: BlockSize, tags: &[u8]) -> Option<u64> {
         if format.guard() != self.guard() {
             return None;

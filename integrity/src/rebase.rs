@@ -77,7 +77,7 @@ impl Unverified {
     /// Every block that does not match, with its first field that is wrong.
     ///
     /// # Panics
-    /// If the blocks have no tags: a bug of the caller, whatever the input.
+    /// If the blocks have no tags: a bug of the caller, which no input causes.
     pub fn rebase(self, to: Option<PiFormat>, checks: &Checks, output: &RebaseTags) -> Result<Sealed, Vec<Mismatch>> {
         let from = self.format().expect("a caller that changes tags has some");
         let (data, tags, size) = (self.data().clone(), self.tags().clone(), self.size());

@@ -56,7 +56,7 @@ impl Sealed {
     /// Computes the tags of `data`, whose length must be a multiple of the block size.
     ///
     /// # Panics
-    /// If the length of `data` is not a multiple of the block size: a bug of the caller, whatever the input.
+    /// If the length of `data` is not a multiple of the block size: a bug of the caller, which no input causes.
     pub fn seal(data: Slice, size: BlockSize, format: Option<PiFormat>, with: &Tags) -> Sealed {
         assert_eq!(data.len() % size.bytes(), 0, "data must be whole blocks");
         let tags = match format {
@@ -85,7 +85,7 @@ impl Sealed {
     /// check. Only for the injection of faults.
     ///
     /// # Panics
-    /// If the data have another length: a bug of the caller, whatever the input.
+    /// If the data have another length: a bug of the caller, which no input causes.
     #[must_use]
     pub fn with_fault(self, data: Slice) -> Sealed {
         let tags = self.joined_tags();
@@ -397,7 +397,7 @@ impl Sealed {
     ///
     /// # Panics
     /// If the guard of `format` is not CRC-32C, if `data` is not a whole number of blocks, or if there is not one CRC
-    /// for each of them: a bug of the caller, whatever the input.
+    /// for each of them: a bug of the caller, which no input causes.
     pub fn seal_with_crcs(data: Slice, size: BlockSize, format: PiFormat, with: &Tags, crcs: &[u32]) -> Sealed {
         assert_crcs(format, size, &data, crcs);
         let mut tags = Buffer::zeroed(crcs.len() * format.tuple_bytes());
@@ -429,7 +429,8 @@ impl Unverified {
     /// Every block that does not match, with its first field that is wrong.
     ///
     /// # Panics
-    /// If the guard is not CRC-32C, or if there is not one CRC for each block: a bug of the caller, whatever the input.
+    /// If the guard is not CRC-32C, or if there is not one CRC for each block: a bug of the caller, which no input
+    /// causes.
     pub fn verify_with_crcs(self, checks: &Checks, crcs: &[u32]) -> Result<Sealed, Vec<Mismatch>> {
         let format = self.format().expect("a caller with CRCs has blocks with guards");
         assert_crcs(format, self.size(), self.data(), crcs);

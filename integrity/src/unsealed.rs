@@ -24,7 +24,7 @@ impl Unsealed {
     /// Data to be sealed later, with these tags and in this format.
     ///
     /// # Panics
-    /// If the length of `data` is not a multiple of the block size: a bug of the caller, whatever the input.
+    /// If the length of `data` is not a multiple of the block size: a bug of the caller, which no input causes.
     pub fn new(data: Slice, size: BlockSize, format: Option<PiFormat>, tags: Tags) -> Unsealed {
         assert_eq!(data.len() % size.bytes(), 0, "data must be whole blocks");
         Unsealed { data, size, format, tags }

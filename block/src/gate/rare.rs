@@ -224,8 +224,8 @@ const PIECES_IN_FLIGHT: usize = 8;
 /// The outcomes of the pieces so far, in order. Nothing is kept for a piece without a result of its own, so the number
 /// of pieces does not change the memory.
 ///
-/// The first error that is not about blocks wins, because it affects more than those; then all bad blocks of all
-/// pieces; then the first block that is not as expected, or for Compare the first that differs.
+/// The result is the first error that is not about blocks, because it affects more than those; without one, all bad
+/// blocks of all pieces; without these, the first block that is not as expected, or for Compare the first that differs.
 #[derive(Default)]
 struct Joined {
     parts: Vec<Sealed>,

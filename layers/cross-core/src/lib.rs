@@ -54,7 +54,7 @@ thread_local! {
 impl SharedDevice {
     /// Attaches the current core: the device itself on the owner core, a link to it on others. Never waits. If the
     /// owner core has stopped, requests fail ([`sealblock_block::ErrorKind::Unreachable`]). The attachment belongs to
-    /// the server itself, not to a client, and has its own flush cursor: it is told once of flushes that failed after
+    /// the server itself, not to a client, and has its own flush cursor: it learns once of flushes that failed after
     /// it had written, but not of what an earlier server lost.
     ///
     /// # Panics
@@ -72,7 +72,7 @@ impl SharedDevice {
         self.attach_in(cursor, &ClientSession::begin())
     }
 
-    /// The same for a session, whose end fences what it has in flight.
+    /// The same for a session, whose end fences its requests in flight.
     ///
     /// # Panics
     /// Outside a reactor.

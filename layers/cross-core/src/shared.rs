@@ -45,7 +45,7 @@ pub(crate) struct Origin {
     pub(crate) is_locked: bool,
 }
 
-/// What an [`Observer`] is told about a request.
+/// What is reported to an [`Observer`] about a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RequestInfo {
     /// Its kind.
@@ -170,15 +170,15 @@ impl SharedDevice {
     /// before this returns.
     pub(crate) async fn execute(&self, slot: &DeviceSlot, request: Request, from: Origin) -> Outcome {
         let Origin { session, is_locked } = from;
-        // Listed before it waits for its lock, so that a fence is behind it in either case.
+        // Listed before it waits for its lock, so that a fence comes after it in either case.
         let _change = slot.changes.start(session, &request);
         if self.is_long(&request) {
-            // Before it locks anything, so that nobody waits for it meanwhile.
+            // Before it locks anything, so that no other request waits for it meanwhile.
             long_step().await;
         }
         let range_lock = &self.0.device.range_lock;
         let _range = match (request.changed().filter(|_| !is_locked), request.source()) {
-            // Devices copy as if nobody wrote to either range meanwhile, and a Copy may be sent again.
+            // Devices copy as if nothing else wrote to either range meanwhile, and a Copy may be sent again.
             (Some(blocks), Some(source)) => Some(range_lock.lock_both(source.into(), blocks).await),
             (Some(blocks), None) => Some(range_lock.lock_shared(blocks).await),
             (None, _) => None,

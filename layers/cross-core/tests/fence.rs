@@ -228,7 +228,7 @@ fn changes_that_cross_between_cores_are_fenced_too() {
         let newer = begun(&new_device, write(8, 4, 2));
         let is_done = Cell::new(false);
         let release = async {
-            // A read behind it shows that the owner core has seen the newer write.
+            // A read after it shows that the owner core has seen the newer write.
             new_device.execute(read(0)).await.unwrap();
             turns().await;
             new_device.execute(read(0)).await.unwrap();

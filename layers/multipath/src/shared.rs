@@ -257,9 +257,9 @@ struct InFlightGuard<'a, C: Clock> {
 impl<C: Clock> Drop for InFlightGuard<'_, C> {
     fn drop(&mut self) {
         if !self.is_answered {
-            // Nobody will know when the path has executed this change; only the loss of the path shows that it cannot
-            // arrive any more. So the path fails, while the change is still listed as in flight, and other changes of
-            // its blocks wait for it.
+            // It cannot be known any more when the path executes this change; only the loss of the path ensures that it
+            // cannot arrive any more. So the path fails, while the change is still listed as in flight, and other
+            // changes of its blocks wait for it.
             self.shared.fail(self.path, self.incarnation, "a change was dropped before it was answered");
         }
         let ended = self.shared.state.borrow_mut().in_flight.remove(self.slot);

@@ -125,9 +125,9 @@ pub struct VolumeInfo {
 pub enum AnsweredChanges {
     /// None is lost: the volume was closed cleanly, or all are durable.
     AllDurable,
-    /// None is lost: only the process died, and all notes are there, of this many changes.
+    /// None is lost: only the process died, and the notes of all changes, this many, exist.
     Noted(u64),
-    /// Some may be lost, as this open or an earlier one found, and their senders have not been told: see
+    /// Some may be lost, as this open or an earlier one found, and their senders do not know it yet: see
     /// [`Volume::forget_lost`].
     MayBeLost(WhyLost),
 }

@@ -103,7 +103,7 @@ unsafe fn unmap(base: NonNull<u8>, len: usize) {
     unsafe { libc::munmap(base.as_ptr().cast(), len) };
 }
 
-// The interpreter has no mmap, so there the region comes from the allocator, which checks it more strictly anyway.
+// Miri has no mmap, so there the region comes from the allocator, which checks accesses more strictly anyway.
 #[cfg(miri)]
 fn map(len: usize) -> NonNull<u8> {
     // SAFETY: the length is not zero; the caller checks.

@@ -68,7 +68,7 @@ impl Buffer {
     /// When `at` is greater than the length.
     pub fn split_off(&mut self, at: usize) -> Buffer {
         assert!(at <= self.len, "split at {at} of a buffer of {} bytes", self.len);
-        // SAFETY: `at` is within the range or just behind it, as asserted.
+        // SAFETY: `at` is within the range or just after it, as asserted.
         let start = unsafe { self.start.add(at) };
         let rest = Buffer { start, len: self.len - at, owner: self.owner.clone() };
         self.len = at;
@@ -93,7 +93,7 @@ impl Buffer {
         if self.is_empty() {
             return Ok(next);
         }
-        // SAFETY: the range ends within its allocation or just behind it.
+        // SAFETY: the range ends within its allocation or just after it.
         let end = unsafe { self.start.add(self.len) };
         if !self.owner.is_same(&next.owner) || end != next.start {
             return Err((self, next));
@@ -102,7 +102,7 @@ impl Buffer {
         Ok(Buffer { start, len: len + next.len, owner })
     }
 
-    /// Keeps the first `len` bytes; does nothing when there are no more. The memory behind them stays allocated until
+    /// Keeps the first `len` bytes; does nothing when there are no more. The memory after them stays allocated until
     /// the last handle on the allocation is dropped.
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(len);
@@ -113,12 +113,12 @@ impl Buffer {
         Slice::from(self)
     }
 
-    /// The registration of the memory, if it lies in an arena that is registered.
+    /// The registration of the memory, if it is in a registered arena.
     pub fn registration(&self) -> Option<Registration> {
         self.owner.registration()
     }
 
-    /// The arena the memory lies in, registered or not; `None` on the heap and for lent memory.
+    /// The arena that contains the memory, registered or not; `None` on the heap and for lent memory.
     pub fn arena_id(&self) -> Option<ArenaId> {
         self.owner.arena_id()
     }
@@ -194,7 +194,7 @@ impl Slice {
     /// A handle on part of the range, without copying.
     ///
     /// # Panics
-    /// When the range is reversed or ends behind the slice, as indexing does.
+    /// When the range is reversed or ends after the end of the slice, as indexing does.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Slice {
         let first = match range.start_bound() {
             Bound::Included(&first) => first,
@@ -207,7 +207,7 @@ impl Slice {
             Bound::Unbounded => self.len,
         };
         assert!(first <= end && end <= self.len, "range {first}..{end} of a slice of {} bytes", self.len);
-        // SAFETY: `first` is within the range or just behind it, as asserted.
+        // SAFETY: `first` is within the range or just after it, as asserted.
         let start = unsafe { self.start.add(first) };
         Slice { start, len: end - first, owner: self.owner.clone() }
     }
@@ -224,12 +224,12 @@ impl Slice {
         Ok(unsafe { Buffer::from_parts(start, len, owner) })
     }
 
-    /// The registration of the memory, if it lies in an arena that is registered.
+    /// The registration of the memory, if it is in a registered arena.
     pub fn registration(&self) -> Option<Registration> {
         self.owner.registration()
     }
 
-    /// The arena the memory lies in, registered or not; `None` on the heap and for lent memory.
+    /// The arena that contains the memory, registered or not; `None` on the heap and for lent memory.
     pub fn arena_id(&self) -> Option<ArenaId> {
         self.owner.arena_id()
     }

@@ -165,7 +165,8 @@ mod tests {
             ..ProptestConfig::default()
         })]
 
-        /// Taken slots never overlap, lie at multiples of their length, and after all are returned the arena is whole.
+        /// Taken slots never overlap, start at multiples of their length, and after all are returned the arena is
+        /// whole.
         #[test]
         fn slots_are_disjoint(steps in prop::collection::vec((any::<bool>(), 0u8..12, any::<prop::sample::Index>()), 1..200)) {
             let mut classes = SizeClasses::new(2);

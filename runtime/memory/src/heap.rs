@@ -3,9 +3,9 @@
 //! Invariants: `base` is valid for `layout.size()` bytes until the block is dropped. The spare blocks of a pool
 //! together hold at most [`SPARE_LIMIT_BYTES`], and each has the length of its order.
 //!
-//! Shape: the system hands out fresh pages for every large allocation and takes them back at once, and zeroing and
+//! Shape: the system maps new pages for every large allocation and unmaps them when it is freed, and zeroing and
 //! mapping them costs more than most requests. Spare blocks of unused lengths are freed one by one, with each lookup
-//! that misses.
+//! that finds no block of its length.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ptr::NonNull;

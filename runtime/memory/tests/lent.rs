@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use sealblock_runtime_memory::{Buffer, Slice};
 
-/// A region of a guest or of the kernel, which is told when it may be used again.
+/// A region of a guest or of the kernel, whose owner is notified when it may be used again.
 struct Region {
     bytes: [u8; 64],
     is_returned: Arc<AtomicBool>,

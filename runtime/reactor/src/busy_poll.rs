@@ -84,7 +84,7 @@ impl Spin {
 
 /// How long a reactor that the completion of a change woke waits for completions of other changes.
 pub(crate) const COLLECTING: Duration = Duration::from_micros(20);
-/// Waiting is not worth it if completions come more slowly than one in this time.
+/// Waiting costs more than it saves if the average time between completions is longer.
 const COLLECTED_EACH: Duration = Duration::from_micros(5);
 /// The maximum number of wake-ups before waiting is tried again.
 const MAX_SKIPPED: u32 = 63;
@@ -92,7 +92,7 @@ const MAX_SKIPPED: u32 = 63;
 /// Decides whether to wait for completions of other changes after one has woken the reactor.
 #[derive(Default)]
 pub(crate) struct Collecting {
-    /// Wake-ups to skip after a wait that was not worth it.
+    /// Wake-ups to skip after a wait that cost more than it saved.
     backoff: u32,
     /// The number of these that remain.
     skip: u32,

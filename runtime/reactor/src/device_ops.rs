@@ -204,7 +204,7 @@ impl File {
     /// command that changes blocks: then [`File::drain`] also waits for it.
     ///
     /// # Errors
-    /// Those of `NVME_IOCTL_IO64_CMD` and `NVME_IOCTL_ADMIN64_CMD`, which do not tell whether the command was executed:
+    /// Those of `NVME_IOCTL_IO64_CMD` and `NVME_IOCTL_ADMIN64_CMD`, which do not show whether the command was executed:
     /// `EACCES` or `EPERM` without the privilege, `ENOTTY` for other files, `ENODEV` and others when the device is
     /// gone, `ETIMEDOUT` if the kernel cancelled it, `EINVAL` for more memory than the kernel maps at once, or for a
     /// direction that does not match the opcode.

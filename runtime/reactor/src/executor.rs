@@ -31,9 +31,9 @@ use crate::sync::Waiters;
 
 /// The number of tasks that are polled before the backend gets its turn even though more are ready.
 const POLLS_PER_TURN: usize = 256;
-/// How long tasks are polled before that, once [`POLLS_WITHOUT_CLOCK`] were: a task that computes in steps has each
-/// step in a separate poll, and completions of others must not wait for many of these. A few polls are usual, and read
-/// no clock.
+/// The time for which tasks are polled before the backend gets its turn, checked after [`POLLS_WITHOUT_CLOCK`] polls: a
+/// task that computes in steps does each step in a separate poll, and completions of others must not wait for many of
+/// these. The usual few polls do not read the clock.
 const MAX_POLLING: Duration = Duration::from_millis(1);
 const POLLS_WITHOUT_CLOCK: usize = 8;
 
@@ -162,7 +162,7 @@ impl Core {
         panic
     }
 
-    /// Leaks everything that was lent to a failed ring: the kernel no longer reports what it still uses.
+    /// Leaks all memory that a failed ring may still use: the kernel no longer reports what it uses.
     fn leak(&self) {
         tracing::error!("the ring failed with operations in flight; their memory is leaked");
         std::mem::forget(self.driver.take());

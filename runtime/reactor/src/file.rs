@@ -103,7 +103,7 @@ impl File {
     /// Reads until the buffer is full.
     ///
     /// # Errors
-    /// As [`File::read_at`]; `UnexpectedEof` if the file ends earlier. What was read by then is in the buffer.
+    /// As [`File::read_at`]; `UnexpectedEof` if the file ends earlier. What was read until then is in the buffer.
     pub async fn read_exact_at(&self, mut buffer: Buffer, offset_bytes: u64) -> (io::Result<()>, Buffer) {
         let mut filled = 0;
         while filled < buffer.len() {

@@ -3,7 +3,7 @@
 //! A [`Reactor`] runs `!Send` futures on the thread that created it. Inside, [`spawn`] starts tasks, [`sleep`] and
 //! [`timeout`] measure time, and a [`File`] or a [`net::Stream`] moves [`sealblock_runtime_memory`] buffers. [`Cores`]
 //! runs one reactor per thread and lets other threads call into them. If the kernel refuses io_uring, system calls
-//! execute the same operations, for files on a few threads; [`Backend`] tells which, and why.
+//! execute the same operations, for files on a few threads; [`Backend`] says which one is used, and why.
 //!
 //! Invariants:
 //! - A buffer lent to the kernel is freed or reused only after the operation has completed, even if its future was

@@ -90,7 +90,7 @@ mod tests {
             let seen = Rc::default();
             let first = turns();
             let asked = ask(20, &seen);
-            // Twin: a short task runs in each turn, whoever waits.
+            // Twin: a short task runs in each turn, whatever else waits.
             let short = spawn(async {
                 let begun = turns();
                 for _ in 0..3 {
@@ -131,7 +131,7 @@ mod tests {
             for dropped in [4, 2, 1] {
                 asked.remove(dropped).abort();
             }
-            // The reactor sleeps meanwhile if nobody seems to wait.
+            // The reactor sleeps meanwhile if nothing seems to wait.
             sleep(Duration::from_millis(50)).await;
             let numbers: Vec<_> = seen.borrow().iter().map(|(number, _)| *number).collect();
             assert_eq!(numbers, [0, 3, 5]);

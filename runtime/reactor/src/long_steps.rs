@@ -14,7 +14,7 @@ pub(crate) const MAX_STEPPING: Duration = Duration::from_micros(250);
 pub(crate) struct LongSteps {
     waiting: RefCell<BTreeMap<u64, Waker>>,
     joined: Cell<u64>,
-    /// The first step of a turn: the number of turns by then, and when it began.
+    /// The first step of a turn: the number of turns at that time, and when the step began.
     first: Cell<Option<(u64, Instant)>>,
 }
 

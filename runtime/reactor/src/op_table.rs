@@ -50,9 +50,9 @@ pub(crate) const CHANGES_BIT: u64 = 1 << 30;
 
 enum OpState {
     Waiting(Waker),
-    /// The result, and the operation itself if a thread had it.
+    /// The result, and the operation itself if a thread executed it.
     Done(i32, LentOp),
-    /// The future was dropped; this keeps what it had lent.
+    /// The future was dropped; the operation's memory is kept here.
     Abandoned(LentOp),
 }
 

@@ -63,7 +63,7 @@ impl SenseBuffer {
 pub struct ScsiReply {
     /// The status byte of the device.
     pub status: u8,
-    /// The status from the host adapter's driver, 0 if the device has answered: `DID_*` of the kernel's
+    /// The status from the host adapter's driver, 0 if the device has responded: `DID_*` of the kernel's
     /// `scsi/scsi_status.h`.
     pub host_status: u16,
     /// The status that the kernel adds; its low four bits are 0 or, with sense data, 8.

@@ -1,7 +1,7 @@
 //! Operations on sockets: accept, connect, receive, send. Each waits for a peer.
 //!
-//! Shape: for a receive the kernel tries first and waits only then. Making it wait first, after a receive that had
-//! emptied the socket (`IORING_RECVSEND_POLL_FIRST`), made no measurable difference.
+//! Shape: for a receive the kernel first tries to receive, and waits only if there are no bytes. Making it wait first,
+//! after a receive that had emptied the socket (`IORING_RECVSEND_POLL_FIRST`), made no measurable difference.
 
 use std::io;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};

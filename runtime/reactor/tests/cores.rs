@@ -106,7 +106,7 @@ fn no_more_calls_run_than_the_limit_allows() {
         let local = Reactor::new(common::syscalls()).expect("starts");
         local.block_on(async {
             let calls: Vec<_> = (0..20).map(|_| spawn(work(handle.clone()))).collect();
-            // All have called by then, so some wait.
+            // By now all have called, so some of them wait.
             yield_now().await;
             // Dropped callers that wait must not take the turn of other callers with them.
             for call in calls.iter().skip(1).step_by(3) {

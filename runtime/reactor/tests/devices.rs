@@ -1,4 +1,4 @@
-//! Commands to devices, on every backend, as far as a plain file shows them: it supports none, and says so.
+//! Commands to devices, on every backend. Only with a plain file, which supports none of them and returns an error.
 
 mod common;
 

@@ -263,13 +263,13 @@ fn a_name_without_an_address_is_the_systems_error() {
 fn who_asked_may_go_away() {
     everywhere(|reactor| {
         reactor.block_on(async {
-            // Dropped before or after the thread has answered: both are fine.
+            // Dropped before or after the thread has responded: both are fine.
             let _ = timeout(Duration::ZERO, HostPort::new("localhost", 1).resolve()).await;
             sleep(Duration::from_millis(20)).await;
             assert!(!HostPort::new("localhost", 1).resolve().await.unwrap().is_empty());
         });
     });
-    // The last answer may come after the reactor has ended.
+    // The last response may arrive after the reactor has ended.
     everywhere(|reactor| {
         let _ = reactor.block_on(timeout(Duration::ZERO, HostPort::new("localhost", 1).resolve()));
     });

@@ -33,7 +33,7 @@ bitflags! {
     pub struct Features: u64 {
         /// The device outlives its server, and waits for the next one.
         const USER_RECOVERY = 1 << 3;
-        /// Requests that the last server had not answered are sent to the next one.
+        /// Requests that the last server had not completed are sent to the next one.
         const USER_RECOVERY_REISSUE = 1 << 4;
         /// Commands are numbered like `ioctl`s.
         const IOCTL_ENCODE = 1 << 6;

@@ -86,7 +86,7 @@ impl Control {
         let payload = control_payload(device, if len > 0 { address } else { 0 }, len, data);
         let entry = opcode::UringCmd80::new(types::Fd(self.file.as_raw_fd()), command.number()).cmd(payload).build();
         // SAFETY: the entry names the buffer, which is borrowed for this call alone and outlives the command: its
-        // completion is awaited below whatever happens. The driver writes no more than the length that it is told.
+        // completion is awaited below whatever happens. The driver writes no more than the length that is passed to it.
         unsafe { self.ring.submission().push(&entry) }.expect("one command at a time has room");
         loop {
             match self.ring.submit_and_wait(1) {
@@ -201,7 +201,7 @@ impl Control {
         self.simple("changing the size of the device", ControlCommand::UpdateSize, number, sectors)
     }
 
-    /// Removes the block device. Returns when its requests were answered.
+    /// Removes the block device. Returns when its requests have completed.
     ///
     /// # Errors
     /// The driver's.

@@ -65,7 +65,7 @@ impl Descriptors {
         let at = usize::from(tag) * DESCRIPTOR_BYTES;
         // SAFETY: the mapping has `depth` descriptors and lives as long as this value; 24 bytes at a multiple of 8 are
         // aligned. The driver wrote it before it completed the command that handed the request out, and does not write
-        // it again before the request is answered; a driver that did could change a number, which is checked in the
+        // it again before the request completes; a driver that did could change a number, which is checked in the
         // copy.
         let words: [u64; DESCRIPTOR_BYTES / 8] = unsafe { self.start.add(at).cast().read_volatile() };
         let mut bytes = [0; DESCRIPTOR_BYTES];

@@ -215,7 +215,7 @@ pub enum SuperblockError {
     /// The checksum does not match.
     #[error("the superblock's checksum does not match")]
     Checksum,
-    /// It is a copy that belongs elsewhere: what is here is part of something else.
+    /// It is a copy for another position, so this position is part of something else.
     #[error("the superblock belongs at another place")]
     Place,
     /// An unknown version of the format.

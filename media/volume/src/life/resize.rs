@@ -31,7 +31,7 @@ pub struct ResizeOptions {
     /// The new size, in blocks.
     pub capacity_blocks: u64,
     /// Returns why a label in the group label area, which is never empty here, prevents a resize of this volume alone;
-    /// `None` if it does not, as that of a member that was removed from its mirror.
+    /// `None` if it does not, like the label of a member that was removed from its mirror.
     pub bars: fn(&[u8]) -> Option<String>,
     /// An injected fault, to show that tests notice it.
     pub mutation: Mutation,

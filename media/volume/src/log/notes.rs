@@ -38,7 +38,7 @@ pub(crate) enum Way {
     Durable,
 }
 
-/// Map entries that are to be noted and put into the memtable.
+/// Map entries that must be noted and put into the memtable.
 pub(crate) struct Pending {
     pub group: u64,
     pub entries: MapEntryRun,

@@ -114,7 +114,7 @@ pub async fn recognise<M: Medium>(medium: &M) -> Result<Recognised, MediumError>
 /// Damaged superblocks, and copies in the reserved area after each.
 fn at_start(bytes: &[u8]) -> Vec<Trace> {
     let from = |offset: u64| bytes.get(offset as usize..).unwrap_or_default();
-    // A valid superblock in the other one's place belongs to something that begins elsewhere.
+    // A valid superblock at the other one's position belongs to something that begins at another position.
     let is_damaged = |at: u64| Superblock::is_trace(from(at)) && Superblock::decode(from(at)).is_err();
     let superblocks = SUPERBLOCK_OFFSETS.into_iter().filter(|&at| is_damaged(at)).map(Trace::Superblock);
     let places = [ReservedArea::GroupLabel, ReservedArea::ScrubState]

@@ -233,7 +233,8 @@ fn families(len_bytes: u64, medium_sector: u32, hints: &Hints) -> Result<Vec<Lay
     }
 }
 
-/// The capacities, in blocks, for which a volume has the length of the medium; or the one that is known.
+/// The capacities, in blocks, for which a volume has the length of the medium; only the known capacity if the hints
+/// contain one.
 fn capacities(block_size: BlockSize, sector: u32, len_bytes: u64, hints: &Hints) -> std::ops::Range<u64> {
     if let Some(bytes) = hints.capacity_bytes {
         let blocks = bytes >> block_size.shift();

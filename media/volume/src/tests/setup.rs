@@ -47,9 +47,9 @@ pub struct TestMedium {
     pub let_go: Rc<Condition>,
     /// How often a request is polled before it executes.
     pub turns: Rc<Cell<u32>>,
-    /// For each time it was asked to submit, the bytes of writes in flight.
+    /// The bytes of writes in flight at each call of submit.
     pub submits: Rc<RefCell<Vec<u64>>>,
-    /// Writes fail when they should end, and none of their bytes have arrived.
+    /// Writes fail at the end, and none of their bytes have been stored.
     pub fails_late: Rc<Cell<bool>>,
     /// Bytes of writes in flight.
     pub in_flight_bytes: Rc<Cell<u64>>,

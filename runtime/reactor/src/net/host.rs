@@ -27,7 +27,7 @@ impl HostPort {
         self.host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&self.host)
     }
 
-    /// The addresses of the host, in the order in which they are to be tried; at least one. The system
+    /// The addresses of the host, in the order in which to try them; at least one. The system
     /// limits the time; a caller with a shorter limit drops the future, and the thread's result is discarded.
     ///
     /// # Errors

@@ -106,7 +106,7 @@ pub async fn receive(stream: &Stream, len: usize, chunk_bytes: usize) -> Vec<u8>
     all
 }
 
-/// Lets the reactor run so many turns that everything which was started is as far as it can get without a peer.
+/// Lets the reactor run enough turns that everything that was started makes all the progress that needs no peer.
 pub async fn settle() {
     for _ in 0..20 {
         yield_now().await;
