@@ -47,7 +47,7 @@ impl LostCopies {
         }
     }
 
-    /// Where records of other volumes lie in place of this one's, and how many.
+    /// The places where records of other volumes replace those of this one, and their number.
     pub fn foreign(&self) -> Vec<(&'static str, u64)> {
         let mut places: BTreeMap<&'static str, u64> = BTreeMap::new();
         let foreign = self.0.foreign.borrow();

@@ -26,9 +26,9 @@ pub(crate) struct ReservedAreas {
     /// Held during a read or write of an area, and a write of a bitmap page.
     turns: AsyncMutex,
     write_seqs: [Cell<Option<u64>>; ReservedArea::ALL.len()],
-    /// Copies of the newest content that were found lost, and not written since.
+    /// Copies of the newest content that were found lost and have not been rewritten.
     lost: [Cell<Lost>; ReservedArea::ALL.len()],
-    /// What the areas hold, once they have been read or written.
+    /// The content of the areas that have been read or written.
     held: RefCell<[Option<Slice>; ReservedArea::ALL.len()]>,
 }
 
@@ -106,7 +106,8 @@ impl ReservedAreas {
             // Both copies are written before a sync, and what is counted as durable came after it. Behind that a crash can have torn one.
             let is_maybe_cut_off = newest.write_seq > self.written_before[area.index()];
             self.set_lost(area, Lost { copies: lost, is_maybe_cut_off });
-            // In places that were never written an earlier volume may have left something.
+            // Only the place of the newest content counts: an earlier volume may have left records in places that were
+            // never written.
             let salts = &salts[(newest.write_seq % 2 * 2) as usize..][..2];
             let foreign = twins.iter().zip(salts).filter(|(write_seq, _)| write_seq.is_none());
             foreign
@@ -154,7 +155,7 @@ impl ReservedAreas {
         }
     }
 
-    /// Keeps what an area holds in memory.
+    /// Caches the content of an area.
     fn hold(&self, area: ReservedArea, newest: Option<ReservedCopy>) -> Slice {
         let held = Slice::copy_from(newest.as_ref().map_or(&[][..], |newest| &newest.bytes));
         self.held.borrow_mut()[area.index()] = Some(held.clone());
@@ -217,7 +218,7 @@ impl ReservedAreas {
             tracing::warn!(%error, "cannot write the second copy of the reserved area");
         }
         sync().await?;
-        // Both copies are new, in the other place: what was lost of the last content is of no use to anybody.
+        // Both copies are new, in the other place. So the lost copies of the former content do not matter any more.
         self.set_lost(area, Lost { copies: u64::from(second.is_err()), is_maybe_cut_off: false });
         self.write_seqs[area.index()].set(Some(write_seq));
         self.held.borrow_mut()[area.index()] = Some(Slice::copy_from(bytes));

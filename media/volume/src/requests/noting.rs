@@ -94,8 +94,8 @@ impl<M: Medium, C: Clock> Volume<M, C> {
         now.is_some_and(|now| now.pbn == from) || self.mutation.is(Mutation::MoveOverNewer)
     }
 
-    /// Ends when all map entries that were given to [`Volume::enter`] are noted and in the memtable. Those from number `first` on are the
-    /// caller's: dropped meanwhile, it gives them up.
+    /// Waits until all map entries that were given to [`Volume::enter`] so far are noted and in the memtable. Those from number `first`
+    /// on are the caller's: if it is dropped meanwhile, they are given up.
     pub(crate) async fn entered(&self, first: u64) -> Result<(), Error> {
         let (notes, asked) = (&self.notes, self.notes.asked.get());
         if self.mutation.is(Mutation::NoteLate) && asked - notes.done.get() < 8 {
@@ -155,7 +155,7 @@ impl<M: Medium, C: Clock> Volume<M, C> {
                 self.notes.finish(1);
                 continue;
             }
-            // The memtable has everything that was pending before, with which a move must be compared.
+            // A moved block is compared only when the memtable has everything that was pending before it.
             if moved_from.is_some_and(|from| !self.is_still_at(&entries, from)) {
                 let lost = self.notes.pending.borrow_mut().pop_front();
                 lost.into_iter().for_each(|lost| self.put(lost));
