@@ -1,8 +1,9 @@
 //! Random activity on a mounted filesystem, the same for the same seed: files and directories are created, written at random places,
 //! cut, punched, allocated, renamed, linked, removed, shared; attributes are set and removed; snapshots taken and deleted.
 //!
-//! Operations depend on the seed and on earlier operations, never on time, so a failure repeats with its seed. An
-//! operation that the filesystem refuses, such as sharing a file with one that has no checksums, is no failure.
+//! Operations depend on the seed and on earlier operations, never on time, so a failure repeats with its seed. If the
+//! filesystem refuses an operation, such as sharing extents between files with and without checksums, this is not a
+//! failure.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -44,7 +45,7 @@ const OPERATIONS: [(u32, Operation); 15] = [
 
 type Operation = fn(&mut Activity) -> io::Result<()>;
 
-/// The existing files, and the state of the sequence.
+/// The existing files, and the random state.
 struct Activity {
     rng: Rng,
     root: PathBuf,
@@ -56,10 +57,11 @@ struct Activity {
     next_name: u64,
 }
 
-/// Runs this number of operations in a new subvolume of the folder. Returns how many the filesystem refused.
+/// Runs this number of operations in a new subvolume of the folder. Returns the number of operations that the
+/// filesystem refused.
 ///
 /// # Errors
-/// The subvolume cannot be made.
+/// If the subvolume cannot be made.
 pub fn run_activity(folder: &Path, seed: u64, operations: u32) -> Result<u32, String> {
     println!("activity of {operations} operations with seed {seed}");
     let root = folder.join("active");
@@ -83,13 +85,13 @@ pub fn run_activity(folder: &Path, seed: u64, operations: u32) -> Result<u32, St
     Ok(refused)
 }
 
-/// Rounds of a program, each followed by a snapshot.
+/// Rounds of the stress program, each followed by a snapshot.
 const ROUNDS: u64 = 3;
-/// Operations of each of its two processes in a round.
+/// Operations of each of the program's two processes in a round.
 const STRESS_OPERATIONS: &str = "400";
 
 /// Runs a program (`fsstress`) in a new subvolume of the folder, and takes a snapshot after each round. One of the
-/// first snapshots is deleted again.
+/// first snapshots is deleted later.
 ///
 /// # Errors
 /// The program cannot be started or fails, or a snapshot cannot be taken.
@@ -117,7 +119,7 @@ impl Activity {
         self.directories[number].join(format!("{}{}", self.next_name, "-".repeat(padding)))
     }
 
-    /// A random file; an error if there is none.
+    /// A random file; an error if there are none.
     fn any_file(&mut self) -> io::Result<PathBuf> {
         if self.files.is_empty() {
             return Err(io::Error::other("no file yet"));
@@ -184,7 +186,7 @@ impl Activity {
         // Renames over an existing file or to a new name.
         let to = if self.rng.u32(..4) == 0 { self.any_file()? } else { self.new_path() };
         fs::rename(&from, &to)?;
-        // Both names of one inode stay.
+        // If both names are of one inode, the rename does nothing, and both stay.
         self.files.retain(|file| *file != to && (*file != from || from.exists()));
         self.files.push(to);
         Ok(())
@@ -224,7 +226,7 @@ impl Activity {
 
     fn directory(&mut self) -> io::Result<()> {
         let path = self.new_path();
-        // Their paths stay below the system's limit.
+        // Keeps paths below the system's limit.
         if path.as_os_str().len() > 1500 {
             return Ok(());
         }
@@ -271,7 +273,8 @@ impl Activity {
 mod tests {
     use super::*;
 
-    /// Runs the operations on a filesystem without sharing or snapshots, which are refused, the same each time.
+    /// Runs the operations twice on a filesystem without sharing and snapshots, which it refuses; both runs give the
+    /// same paths.
     fn paths(seed: u64) -> Vec<String> {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().to_owned();

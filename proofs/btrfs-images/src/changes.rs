@@ -12,13 +12,13 @@ use crate::content::noise;
 use crate::items::fill_folder;
 use crate::programs::{Loops, Mount, run, sparse};
 
-/// Bytes of data that a balance moves: several chunks of a small filesystem.
+/// Bytes of data that a balance moves: several chunks in a small filesystem.
 const BALANCED_BYTES: usize = 120 << 20;
 /// The number of attempts to interrupt it.
 const TRIES: usize = 20;
-/// The pause between two checks whether a balance runs.
+/// The pause between two checks whether a balance has begun.
 const PAUSE: Duration = Duration::from_millis(2);
-/// The maximum number of checks before a balance must have begun.
+/// The maximum number of checks until a balance has begun.
 const MOST_LOOKS: u32 = 1000;
 
 fn plain<T>(result: std::io::Result<T>) -> Result<T, String> {
@@ -31,14 +31,14 @@ fn dump(image: &Path, tree: &str) -> Result<String, String> {
     run("btrfs", command.into_iter().chain([image.as_os_str()]))
 }
 
-/// Begins to convert the data of an image to chunks of another profile, and unmounts it while that is paused: the
-/// filesystem has a balance that continues with the next writable mount, and chunks of both profiles.
+/// Begins to convert the data of an image to chunks of another profile, pauses the balance and unmounts.
 ///
-/// The kernel pauses only between two chunks, so this is tried several times, in both directions. Returns false if the
-/// balance was always complete before.
+/// The filesystem then has chunks of both profiles, and a balance that continues at the next writable mount. The kernel
+/// pauses only between two chunks, so this is tried several times, in both directions. Returns false if the balance was
+/// complete each time.
 ///
 /// # Errors
-/// A program refuses.
+/// If a program fails.
 pub fn pause_balance(images: &[PathBuf]) -> Result<bool, String> {
     let mount = Mount::new(images, "noatime")?;
     plain(fs::write(mount.path("balanced"), noise(BALANCED_BYTES, 40)))?;
@@ -62,7 +62,7 @@ pub fn pause_balance(images: &[PathBuf]) -> Result<bool, String> {
             is_running || balance.try_wait().is_ok_and(|ended| ended.is_some())
         });
         if has_begun {
-            // It may have completed by itself.
+            // The balance may have completed already.
             let _ = run("btrfs", ["balance".as_ref(), "pause".as_ref(), mount.path("").as_os_str()]);
         }
         plain(balance.wait())?;
@@ -77,7 +77,7 @@ pub fn pause_balance(images: &[PathBuf]) -> Result<bool, String> {
 /// True if an image has an incomplete balance, and chunks of two profiles for data.
 ///
 /// # Errors
-/// The program refuses.
+/// If the program fails.
 pub fn is_balance_paused(image: &Path) -> Result<bool, String> {
     let chunks = dump(image, "chunk")?;
     let has_both = ["type DATA|DUP", "type DATA|single"].iter().all(|kind| chunks.contains(kind));
@@ -87,7 +87,7 @@ pub fn is_balance_paused(image: &Path) -> Result<bool, String> {
 /// Gives an image another UUID, while its nodes keep the old one.
 ///
 /// # Errors
-/// The program refuses.
+/// If the program fails.
 pub fn change_uuid(image: &Path) -> Result<(), String> {
     run("btrfstune", ["-f".as_ref(), "-m".as_ref(), image.as_os_str()]).map(drop)
 }
@@ -95,7 +95,7 @@ pub fn change_uuid(image: &Path) -> Result<(), String> {
 /// Makes a seed of an image: a read-only filesystem, and the base of others.
 ///
 /// # Errors
-/// The program refuses.
+/// If the program fails.
 pub fn make_seed(image: &Path) -> Result<(), String> {
     run("btrfstune", ["-f".as_ref(), "-S".as_ref(), "1".as_ref(), image.as_os_str()]).map(drop)
 }
@@ -103,7 +103,7 @@ pub fn make_seed(image: &Path) -> Result<(), String> {
 /// Adds a device to a seed, which makes another filesystem on both devices, with a file of its own.
 ///
 /// # Errors
-/// A program refuses.
+/// If a program fails.
 pub fn grow(seed: &Path, added: &Path, mebibytes: u64) -> Result<(), String> {
     sparse(added, mebibytes)?;
     let new = Loops::attach(&[added.to_owned()], false)?;
@@ -120,7 +120,7 @@ pub fn grow(seed: &Path, added: &Path, mebibytes: u64) -> Result<(), String> {
 /// begin with 2.
 ///
 /// # Errors
-/// A program refuses.
+/// If a program fails.
 pub fn exchange_devices(images: &[PathBuf], mebibytes: u64) -> Result<Vec<PathBuf>, String> {
     let first = images.first().ok_or("no image")?;
     let added = first.with_extension("added");
@@ -144,7 +144,7 @@ pub fn exchange_devices(images: &[PathBuf], mebibytes: u64) -> Result<Vec<PathBu
 /// an image in a subvolume of their own.
 ///
 /// # Errors
-/// A program refuses or is missing.
+/// If a program fails or is missing.
 pub fn convert(image: &Path, mebibytes: u64) -> Result<(), String> {
     let folder = image.with_extension("folder");
     plain(fs::create_dir_all(&folder))?;

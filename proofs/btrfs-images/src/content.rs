@@ -1,9 +1,9 @@
 //! The content of files, and the digest by which contents are compared.
 //!
-//! A digest must not depend on how a file is stored: zeroes may be a hole, an extent that was never written, or sectors
-//! of zeroes. And a file of 20 GiB with a few bytes must not take as long as 20 GiB of data. So files of up to
-//! [`WHOLE_BYTES`] have the usual SHA-256, and for larger ones only blocks that are not all zeroes are hashed, each
-//! with its number.
+//! The digest must not depend on how a file is stored: zeroes may be a hole, an extent that was never written, or
+//! sectors of zeroes. And a file of 20 GiB with a few bytes must not take as long to hash as 20 GiB of data. So files
+//! of up to [`WHOLE_BYTES`] have the usual SHA-256; in larger ones only the blocks that are not all zeroes are hashed,
+//! each with its number.
 
 use sha2::{Digest, Sha256};
 
@@ -12,7 +12,7 @@ pub const WHOLE_BYTES: u64 = 64 << 20;
 /// The unit in which zeroes of larger files are skipped.
 const BLOCK_BYTES: usize = 64 << 10;
 
-/// The text at the start of all compressed files; any text is a prefix of a longer one.
+/// The text at the start of all compressed files; a shorter text is a prefix of a longer one.
 pub fn text(bytes: usize) -> Vec<u8> {
     let mut text = Vec::with_capacity(bytes + 32);
     let mut number = 0_u64;

@@ -18,7 +18,7 @@ const SECTOR: u64 = 4 * KIB;
 /// Makes all of them in a folder.
 ///
 /// # Errors
-/// Something cannot be made.
+/// If something cannot be made.
 pub fn fill(folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     inline(&folder.join("inline"))?;
@@ -46,7 +46,7 @@ fn folder(path: &Path) -> io::Result<impl Fn(&str) -> PathBuf> {
     Ok(move |name: &str| path.join(name))
 }
 
-/// Overwrites a part of a file that was already committed, so that the rest of the earlier extent stays in use.
+/// Overwrites part of a file that is already committed, so that the rest of the earlier extent stays in use.
 fn overwrite(file: &File, content: &[u8], offset: u64) -> io::Result<()> {
     file.sync_data()?;
     file.write_all_at(content, offset)
@@ -76,12 +76,13 @@ fn set_compression(path: &Path, algorithm: &str) -> io::Result<()> {
     Ok(rustix::fs::setxattr(path, "btrfs.compression", algorithm.as_bytes(), XattrFlags::empty())?)
 }
 
-/// Inline and not, of one extent and many, with incompressible parts, overwritten, truncated, with holes.
+/// Compressed files: inline and not, with one extent and many, with incompressible parts, overwritten, truncated, with
+/// holes.
 fn compressed(path: &Path, algorithm: &str) -> io::Result<()> {
     let folder_path = path.to_owned();
     let path = folder(path)?;
     set_compression(&folder_path, algorithm)?;
-    // Up to the limit for compressed inline data, to the limit of one extent, and beyond.
+    // Sizes up to the limit for compressed inline data, up to the limit of one extent, and beyond.
     for bytes in [300, 3000, 4096, 5000, 131_072, 131_073, 700_001] {
         create(&path(&format!("size-{bytes}")), &text(bytes))?;
     }
@@ -100,7 +101,7 @@ fn compressed(path: &Path, algorithm: &str) -> io::Result<()> {
     let inline = create(&path("inline-then-grown"), &text(3000))?;
     overwrite(&inline, &text(20_000), 8192)?;
     inline.sync_data()?;
-    // Parts of compressed extents, from the middle and across the border.
+    // Parts of compressed extents, from the middle and across the boundary between two.
     let source = create(&path("source"), &text(400_000))?;
     source.sync_data()?;
     let slices = create(&path("slices"), &[])?;
@@ -110,7 +111,7 @@ fn compressed(path: &Path, algorithm: &str) -> io::Result<()> {
     overwrite(&slices, &noise(100, 4), 2 * SECTOR + 5)
 }
 
-/// Space that is allocated and not written: completely, after the end, written in pieces, truncated.
+/// Space that is allocated but not written: whole files, beyond the end, partly written, truncated.
 fn preallocated(path: &Path) -> io::Result<()> {
     let path = folder(path)?;
     let allocate = |name: &str, flags, offset, bytes| -> io::Result<File> {
@@ -139,7 +140,7 @@ fn preallocated(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Ranges without data: at the start, in the middle, at the end, punched, of 20 GiB.
+/// Ranges without data: at the start, in the middle and at the end, punched, and one of 20 GiB.
 fn holes(path: &Path) -> io::Result<()> {
     let path = folder(path)?;
     create(&path("nothing-else"), &[])?.set_len(10 * MIB + 1)?;
@@ -165,7 +166,7 @@ fn holes(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Without copy on write, and so without checksums and compression.
+/// Files without copy on write, and so without checksums and compression.
 fn without_cow(path: &Path) -> io::Result<()> {
     let folder_path = path.to_owned();
     let path = folder(path)?;
@@ -221,7 +222,7 @@ fn shared(path: &Path) -> io::Result<()> {
     let path = folder(path)?;
     let source = create(&path("source"), &noise(300_000, 22))?;
     source.sync_data()?;
-    // More references than the item of the extent has room for.
+    // More references than fit in the extent item.
     for number in 0..150 {
         rustix::fs::ioctl_ficlone(File::create(path(&format!("copy-{number}")))?, &source)?;
     }

@@ -1,9 +1,9 @@
-//! Filesystems that are built item by item, without any program: for tests without privileges, and for states that no
+//! Filesystems that are built item by item, without any program, for tests without privileges and for states that no
 //! program creates.
 //!
 //! One device, with system and metadata chunks in two copies, and data in one. Trees are cut into leaves of a few
-//! items, with inner nodes above them. Every node has a valid checksum, so that readers see the content of items, and
-//! the checksum does not stop them first.
+//! items, with inner nodes above them. Every node has a valid checksum, so that readers reach the items instead of
+//! stopping at the checksum.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -41,7 +41,7 @@ const METADATA: (u64, u64, [u64; 2]) = (4 << 20, 4 << 20, [4 << 20, 8 << 20]);
 const DATA_BYTES: u64 = DEVICE_BYTES - DATA_START;
 const FSID: [u8; 16] = *b"made by hand....";
 const DEVICE_UUID: [u8; 16] = *b"the only device.";
-/// The maximum number of items of a leaf and of pointers of an inner node. Few, so that trees have several levels.
+/// The maximum number of items in a leaf and of pointers in an inner node. Few, so that trees have several levels.
 const MOST_ITEMS: usize = 12;
 
 /// How the data of a file are stored.
@@ -74,7 +74,7 @@ impl Pieces {
     /// Writes the file of the device.
     ///
     /// # Errors
-    /// The errors of the file.
+    /// If the file cannot be written.
     pub fn write(&self, path: &Path) -> io::Result<()> {
         let file = File::create(path)?;
         file.set_len(DEVICE_BYTES)?;
@@ -304,7 +304,7 @@ impl Nodes<'_> {
         let (mut rest, mut pointers, mut level) = (items.iter().collect::<Vec<_>>(), Vec::new(), 0);
         loop {
             let header = self.header(owner, level);
-            // As many items as fit; none for an empty tree.
+            // As many items as fit in a leaf; none for an empty tree.
             let (mut count, mut leaf) = (0, write_leaf(&header, [], node_bytes, checksum));
             while count < rest.len().min(MOST_ITEMS) {
                 let longer = rest[..=count].iter().map(|(key, bytes)| (**key, &bytes[..]));
@@ -315,7 +315,7 @@ impl Nodes<'_> {
             }
             let first = rest.first().map_or(Key::MIN, |(key, _)| **key);
             pointers.push((first, self.write(leaf.expect("an empty leaf fits"))));
-            // An item that fits into no leaf is omitted; a test that adds one will notice.
+            // An item that fits in no leaf is omitted; a test that adds one will notice.
             rest.drain(..count.max(1).min(rest.len()));
             if rest.is_empty() {
                 break;

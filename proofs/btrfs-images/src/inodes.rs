@@ -16,7 +16,7 @@ use sealblock_btrfs_format::names::name_hash;
 
 use crate::content::{noise, text};
 
-/// The number of links with names of 200 bytes that exceed one item, for all node sizes.
+/// The number of links with names of 200 bytes that exceeds one item at every node size.
 const LONG_LINKS: usize = 400;
 /// The number of entries of a directory before most of them are removed.
 const CROWD: usize = 10_000;
@@ -26,7 +26,7 @@ const CROWD_LEFT: usize = 150;
 /// Makes all of them in a folder.
 ///
 /// # Errors
-/// Something cannot be made; devices need root.
+/// If something cannot be made; devices need root.
 pub fn fill(folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     types(&folder.join("types"))?;
@@ -66,7 +66,7 @@ fn types(path: &Path) -> io::Result<()> {
     }
     symlink("file", path("link"))?;
     symlink("no/such/file\nat all", path("dangling"))?;
-    // Slightly shorter than the longest target; small nodes cannot hold it.
+    // Slightly shorter than the longest possible target; small nodes cannot hold it.
     let long = |bytes: usize| symlink("x/".repeat(bytes / 2), path("long-link"));
     if let Err(error) = long(4000) {
         if error.kind() != io::ErrorKind::InvalidFilename {
@@ -139,7 +139,7 @@ fn attributes(path: &Path) -> io::Result<()> {
     set_xattr(&path("file"), "user.small", b"value")?;
     set_xattr(&path("file"), "user.empty", b"")?;
     set_xattr(&path("file"), "user.binary", &noise(256, 1))?;
-    // Nearly the space that a leaf of 4 KiB has besides it.
+    // Nearly all the space that a leaf of 4 KiB has left beside the inode.
     set_xattr(&path("file"), "user.large", &noise(3500, 2))?;
     set_xattr(&path("file"), &format!("user.{}", "n".repeat(250)), b"long name")?;
     set_xattr(&path("file"), "security.something", b"of a module")?;
@@ -148,12 +148,12 @@ fn attributes(path: &Path) -> io::Result<()> {
     for number in 0..60 {
         set_xattr(&path("many"), &format!("user.number-{number}"), &noise(number * 20, number as u64))?;
     }
-    // For nodes in which it fits; smaller ones refuse it.
+    // Only in nodes in which it fits; smaller ones refuse it.
     fs::write(path("largest"), b"x")?;
     let _ = set_xattr(&path("largest"), "user.largest", &noise(16_000, 4));
     set_xattr(&path("acl"), "system.posix_acl_access", &acl(1234, 5678))?;
     set_xattr(&path("dir"), "system.posix_acl_default", &acl(77, 88))?;
-    // Inherits its list from the directory.
+    // The file inherits the list from the directory.
     fs::write(path("dir/inherits"), b"x")
 }
 
@@ -242,7 +242,7 @@ fn deep(path: &Path) -> io::Result<()> {
 /// Many small files, 500 in each directory: inline, of one sector, empty.
 ///
 /// # Errors
-/// Something cannot be made.
+/// If something cannot be made.
 pub fn many(folder: &Path, files: usize) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     for number in 0..files {
@@ -264,7 +264,7 @@ pub fn many(folder: &Path, files: usize) -> io::Result<()> {
 /// A directory that had 10,000 entries and lost most of them, so that its indexes have gaps and leaves were emptied.
 ///
 /// # Errors
-/// Something cannot be made.
+/// If something cannot be made.
 pub fn crowd(folder: &Path) -> io::Result<()> {
     fs::create_dir_all(folder)?;
     let name = |number: usize| folder.join(format!("entry-{number}"));

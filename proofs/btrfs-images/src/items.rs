@@ -16,7 +16,7 @@ use crate::subvolumes::send;
 /// Fills a folder with content for any filesystem: small and large files, holes, links, attributes, special names.
 ///
 /// # Errors
-/// Something cannot be made.
+/// If something cannot be made.
 pub fn fill_folder(folder: &Path) -> io::Result<()> {
     for bytes in [0, 1, 100, 2048, 2049, 4096, 70_000, 1 << 20] {
         fs::write(folder.join(format!("file-{bytes}")), text(bytes))?;
@@ -30,17 +30,17 @@ pub fn fill_folder(folder: &Path) -> io::Result<()> {
     sparse.seek(SeekFrom::Start(1 << 20))?;
     sparse.write_all(b"behind a hole")?;
     for (name, value) in [("user.small", &b"value"[..]), ("user.large", &[b'v'; 3000])] {
-        // Temporary folders may not support attributes.
+        // The filesystem of the temporary folder may not support attributes.
         let _ = setxattr(folder.join("file-100"), name, value, XattrFlags::empty());
     }
     Ok(())
 }
 
-/// Fills a mount with content that creates all other items. An inode without a name exists while the returned value is
-/// open, and the last writes are in a log.
+/// Fills a mount with content that creates all other items. An inode without a name exists while the returned file is
+/// open, and the last writes are in a log tree.
 ///
 /// # Errors
-/// Something cannot be made.
+/// If something cannot be made.
 pub fn fill_mount(mount: &Mount) -> Result<File, String> {
     let plain = |result: io::Result<()>| result.map_err(|error| error.to_string());
     plain(fill_folder(&mount.path("")))?;
@@ -100,7 +100,7 @@ fn subvolumes(mount: &Mount) -> Result<(), String> {
     btrfs(&["delete", "--commit-after"], &["snapshot-7"])
 }
 
-/// One extent with more references than its item has room for.
+/// One extent with more references than fit in its item.
 fn reflinks(mount: &Mount) -> Result<(), String> {
     let copy = || {
         fs::write(mount.path("source"), text(16_384))?;

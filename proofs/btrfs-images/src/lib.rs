@@ -1,4 +1,4 @@
-//! Btrfs filesystems that `mkfs.btrfs` and the kernel make, and their content through the kernel's own mount: the
+//! Btrfs filesystems made by `mkfs.btrfs` and the kernel, with their content as the kernel's own mount shows it: the
 //! reference for readers.
 //!
 //! ```no_run
@@ -19,11 +19,11 @@
 //! ```
 //!
 //! Everything is made through system calls and programs, so this needs Linux, root, loop devices, `btrfs-progs` and the
-//! filesystem in the kernel. A test without one of these prints it and passes; [`has_mounts`] tells whether all are
-//! there, and then a test must not skip.
+//! filesystem in the kernel. If one of these is missing, a test prints it and passes; [`has_mounts`] checks whether all
+//! are there, and then a test must not skip.
 
-// From the bottom up: `content` and `manifest` do not depend on Btrfs, `programs` makes and mounts empty filesystems,
-// the other modules fill them, and `sets` combines them.
+// Modules from the bottom up: `content` and `manifest` do not depend on Btrfs, `programs` makes and mounts empty
+// filesystems, the other modules fill them, and `sets` combines everything.
 pub mod activity;
 pub mod changes;
 pub mod content;
@@ -44,17 +44,17 @@ pub fn skip(why: &str) {
     eprintln!("skipped: {why}");
 }
 
-/// True if `mkfs.btrfs` is installed; prints it if not.
+/// Checks whether `mkfs.btrfs` is installed; prints a line if not.
 pub fn has_mkfs() -> bool {
     let version = run("mkfs.btrfs", ["--version"]);
     version.as_ref().err().into_iter().for_each(|why| skip(why));
     version.is_ok()
 }
 
-/// Checks whether images can be made and mounted here, by trying it with the smallest one.
+/// Checks whether images can be made and mounted here, by making and mounting the smallest one.
 ///
 /// # Errors
-/// The missing requirement.
+/// If something is missing; the error names it.
 pub fn has_mounts() -> Result<(), String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let image = [folder.path().join("probe")];

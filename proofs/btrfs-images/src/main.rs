@@ -1,4 +1,4 @@
-//! Makes filesystems of the chosen set to keep, writes manifests, and compares them: for uses outside a test of this
+//! Makes filesystems of the chosen set to keep, prints manifests, and compares them, for uses outside the tests of this
 //! workspace, such as a mount that another process serves.
 
 use std::path::Path;
@@ -68,7 +68,8 @@ fn make(folder: &Path, names: &[&str]) -> Result<(), Failure> {
                 written.map_err(|error| format!("{}: {error}", manifest.display()))?;
                 println!("{}: {} devices, {} paths", recipe.name, made.images.len(), made.manifest.entries.len());
             }
-            // A filesystem that this machine cannot make does not prevent the others, unless it was named.
+            // If this machine cannot make a filesystem, the others are still made, unless it was named on the command
+            // line.
             Err(why) if names.is_empty() => skip(&why),
             Err(why) => return Err(Failure::Cannot(why)),
         }

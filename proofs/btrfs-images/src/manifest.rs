@@ -1,8 +1,8 @@
 //! The content of a folder: every path below it with all attributes that a user can read.
 //!
-//! A reader of an image must show the manifest of the kernel's mount of it. The manifest has nothing that depends on
-//! the reader: no inode numbers, which a reader may choose, but which paths are the same inode; no blocks, but a digest
-//! of the content ([`crate::content`]).
+//! A reader of an image must give the same manifest as the kernel's mount of it. The manifest contains nothing that
+//! depends on the reader: instead of inode numbers, which a reader may choose, it records which paths are the same
+//! inode; instead of blocks, a digest of the content ([`crate::content`]).
 
 pub mod difference;
 mod lines;
@@ -64,7 +64,7 @@ pub struct Entry {
     pub content: Option<[u8; 32]>,
     /// Extended attributes by name.
     pub xattrs: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// The first path, in byte order, of the same inode; `None` if that is this one.
+    /// The first path, in byte order, of the same inode; `None` if this is the first.
     pub same_as: Option<Vec<u8>>,
 }
 
@@ -76,7 +76,7 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// The part below one of its folders, as if that had been scanned.
+    /// The part below one of its folders, as if that folder had been scanned.
     pub fn below(&self, folder: &[u8]) -> Manifest {
         let relative = |path: &[u8]| -> Option<Vec<u8>> {
             match path.strip_prefix(folder)? {

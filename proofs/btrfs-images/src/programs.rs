@@ -1,7 +1,7 @@
-//! Programs of the system, filesystems in sparse files, loop devices over these, and mounts; all are undone on drop.
+//! Programs of the system, filesystems in sparse files, loop devices over these, and mounts; dropping them undoes each.
 //!
-//! A missing requirement is an error here, and a line that [`crate::skip`] prints in a test: proofs with images need
-//! root, loop devices, `mkfs.btrfs`, `btrfs` and the filesystem in the kernel.
+//! A missing requirement is an error here; tests print it with [`crate::skip`]. Images need root, loop devices,
+//! `mkfs.btrfs`, `btrfs` and the filesystem in the kernel.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -10,10 +10,10 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-/// Runs a program and returns its standard output; the error has its messages.
+/// Runs a program and returns its standard output; an error contains the program's messages.
 ///
 /// # Errors
-/// The program cannot be started, or ends with a status other than 0.
+/// If the program cannot be started, or ends with a status other than 0.
 pub fn run<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S>) -> Result<String, String> {
     let output = Command::new(program).args(arguments).output().map_err(|error| format!("{program}: {error}"))?;
     if output.status.success() {
@@ -26,7 +26,7 @@ pub fn run<S: AsRef<OsStr>>(program: &str, arguments: impl IntoIterator<Item = S
 /// Makes a sparse file.
 ///
 /// # Errors
-/// It cannot be made.
+/// If it cannot be made.
 pub fn sparse(image: &Path, mebibytes: u64) -> Result<(), String> {
     let made = File::create(image).and_then(|file| file.set_len(mebibytes << 20));
     made.map_err(|error| format!("{}: {error}", image.display()))
@@ -35,11 +35,11 @@ pub fn sparse(image: &Path, mebibytes: u64) -> Result<(), String> {
 /// Makes a filesystem on sparse files of this size, one for each device.
 ///
 /// # Errors
-/// Files or loop devices cannot be made, or `mkfs.btrfs` refuses, for instance an unknown option.
+/// If files or loop devices cannot be made, or if `mkfs.btrfs` fails, for instance because of an unknown option.
 pub fn mkfs(images: &[PathBuf], mebibytes: u64, options: &[&str]) -> Result<(), String> {
     images.iter().try_for_each(|image| sparse(image, mebibytes))?;
     let arguments = ["-q", "-f", "-K", "-L", "a label"].iter().chain(options).map(OsStr::new);
-    // With one device it needs no block device, and so no root.
+    // With one device, `mkfs.btrfs` works on the file itself, without a block device and so without root.
     if let [image] = images {
         return run("mkfs.btrfs", arguments.chain([image.as_os_str()])).map(drop);
     }
@@ -53,11 +53,11 @@ pub struct Loops {
 }
 
 impl Loops {
-    /// Attaches a loop device to each image. Later writes to an image show on its device, as long as nothing is
+    /// Attaches a loop device to each image. Later writes to an image are visible on its device, as long as nothing is
     /// mounted.
     ///
     /// # Errors
-    /// `losetup` refuses; it says why.
+    /// If `losetup` fails; the error has its message.
     pub fn attach(images: &[PathBuf], read_only: bool) -> Result<Loops, String> {
         let mut loops = Loops { devices: Vec::new() };
         for image in images {
@@ -82,8 +82,8 @@ impl Loops {
 impl Drop for Loops {
     fn drop(&mut self) {
         for device in &self.devices {
-            // Otherwise the kernel keeps its record of a device whose name may be reused. An error is ignored: the
-            // kernel has no record of a device that was not scanned or mounted.
+            // Otherwise the kernel would keep its record of a device whose name may be reused. An error is ignored: the
+            // kernel has no record of a device that was never scanned or mounted.
             let _ = run("btrfs", ["device", "scan", "--forget", device]);
             if let Err(why) = run("losetup", ["-d", device]) {
                 eprintln!("{device} stays: {why}");
@@ -96,7 +96,8 @@ impl Drop for Loops {
 pub struct Mount {
     point: PathBuf,
     is_mounted: bool,
-    /// Detached after the unmount, since fields are dropped later; `None` if the devices stay attached.
+    /// Detached after the unmount, because fields are dropped after the struct itself; `None` if the devices stay
+    /// attached.
     _loops: Option<Loops>,
 }
 
@@ -104,19 +105,18 @@ impl Mount {
     /// Mounts the filesystem on these devices for writing, on a new folder beside the first image.
     ///
     /// # Errors
-    /// There is no image, or a program refuses; the error has its message.
+    /// If there is no image, or a program fails; the error has its message.
     pub fn new(images: &[PathBuf], options: &str) -> Result<Mount, String> {
-        // Nothing here must survive a crash of the machine, so barriers to the disk below the images are not needed.
-        // Discard is off: unused blocks should keep their old content, because a reader must not mistake it for current
-        // data.
+        // Nothing here must survive a crash of the machine, so writes need no barriers. Discard is off, so that unused
+        // blocks keep their old content: a reader must not mistake it for current data.
         Mount::of(images, &format!("nobarrier,nodiscard,{options}"), false)
     }
 
-    /// Mounts read-only, from read-only devices, at the last commit: a log is not replayed. `subvolume` is an id; 5 is
-    /// the top one, and `None` is the default subvolume.
+    /// Mounts read-only, from read-only devices, at the last commit: the log is not replayed. `subvolume` is an id; 5
+    /// is the top one, and `None` is the default subvolume.
     ///
     /// # Errors
-    /// As [`Mount::new`].
+    /// As for [`Mount::new`].
     pub fn read_only(images: &[PathBuf], subvolume: Option<u64>) -> Result<Mount, String> {
         let subvolume = subvolume.map_or(String::new(), |id| format!(",subvolid={id}"));
         Mount::of(images, &format!("ro,rescue=nologreplay{subvolume}"), true)
@@ -126,7 +126,7 @@ impl Mount {
     /// devices of the filesystem for the kernel.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// If the kernel refuses.
     pub fn on(loops: &Loops, point: &Path, options: &str) -> Result<Mount, String> {
         let (first, others) = loops.devices.split_first().ok_or("no device to mount")?;
         let others: String = others.iter().map(|device| format!(",device={device}")).collect();
@@ -149,7 +149,7 @@ impl Mount {
         Ok(mount)
     }
 
-    /// The path of an entry; for an empty name the mount point.
+    /// The path of an entry; for an empty name, the mount point.
     pub fn path(&self, name: &str) -> PathBuf {
         if name.is_empty() { self.point.clone() } else { self.point.join(name) }
     }
@@ -157,7 +157,7 @@ impl Mount {
     /// Makes the kernel commit all writes.
     ///
     /// # Errors
-    /// The kernel cannot.
+    /// If the kernel cannot.
     pub fn sync(&self) -> Result<(), String> {
         run("sync", ["-f".as_ref(), self.point.as_os_str()]).map(drop)
     }
@@ -165,7 +165,7 @@ impl Mount {
     /// Unmounts it, which writes all data.
     ///
     /// # Errors
-    /// It is in use, or cannot be written.
+    /// If it is in use, or cannot be written.
     pub fn unmount(mut self) -> Result<(), String> {
         unmount(&self.point)?;
         self.is_mounted = false;
@@ -173,8 +173,8 @@ impl Mount {
     }
 }
 
-/// Unmounts a folder. A process that another thread is just starting has all files of this process until it runs its
-/// program, even those that are closed here meanwhile. So a busy mount is retried for a while.
+/// Unmounts a folder. A child process that another thread is just starting has copies of all open files of this process
+/// until it executes its program, even of files that are closed here meanwhile. So a busy mount is retried for a while.
 fn unmount(point: &Path) -> Result<(), String> {
     const TRIES: u32 = 50;
     const PAUSE: Duration = Duration::from_millis(100);
@@ -198,10 +198,10 @@ impl Drop for Mount {
     }
 }
 
-/// Copies images in use, which gives the state after a crash.
+/// Copies images in use; the copy is in the state after a crash.
 ///
 /// # Errors
-/// `cp` refuses.
+/// If `cp` fails.
 pub fn copy_images(images: &[PathBuf], extension: &str) -> Result<Vec<PathBuf>, String> {
     let copy = |image: &PathBuf| {
         let copy = image.with_extension(extension);

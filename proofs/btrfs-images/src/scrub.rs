@@ -1,7 +1,7 @@
 //! The kernel's own verification of a mounted filesystem: the counts of its scrub for each device, and its log
 //! messages.
 //!
-//! The scrub is read-only (`btrfs scrub start -r`), so it counts a copy as corrected if another one is good, and writes
+//! The scrub is read-only (`btrfs scrub start -r`): it counts a copy as corrected if another copy is good, but writes
 //! nothing.
 
 use std::collections::BTreeMap;
@@ -15,13 +15,13 @@ use rustix::fs::OFlags;
 
 /// The folder in which the program keeps the progress of each scrub, in files named by the UUID of the filesystem.
 const STATUS_FOLDER: &str = "/var/lib/btrfs";
-/// More than the size of any log record.
+/// Larger than any log record.
 const RECORD_BYTES: usize = 8 << 10;
 
 /// The oldest kernel whose scrub counts as [`Counts`] describes; earlier kernels count nodes differently.
 const OLDEST_KERNEL: (u32, u32) = (6, 18);
 
-/// The counts of a scrub on one device. Copies of data and nodes count in sectors of 4 KiB.
+/// The counts of a scrub on one device. Bad copies of data and nodes are counted in sectors of 4 KiB.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Counts {
     /// Sectors of data with a wrong checksum.
@@ -32,9 +32,9 @@ pub struct Counts {
     pub superblocks: u64,
     /// Sectors that could not be read.
     pub read: u64,
-    /// Bad sectors with another good copy.
+    /// Bad sectors with a good copy elsewhere.
     pub corrected: u64,
-    /// Bad sectors without another good copy.
+    /// Bad sectors without a good copy elsewhere.
     pub uncorrectable: u64,
 }
 
@@ -43,14 +43,14 @@ pub struct Counts {
 pub struct Scrub {
     /// By device number.
     pub devices: BTreeMap<u64, Counts>,
-    /// False if it ended early, as it does if a node that it needs is lost.
+    /// False if it ended early, which happens if a node that it needs is lost.
     pub is_finished: bool,
 }
 
 /// True if this machine's kernel counts as [`Counts`] describes.
 ///
 /// # Errors
-/// It is older, or its version cannot be parsed.
+/// If it is older, or its version cannot be parsed.
 pub fn has_known_scrub() -> Result<(), String> {
     let file = "/proc/sys/kernel/osrelease";
     let release = fs::read_to_string(file).map_err(|error| format!("{file}: {error}"))?;
@@ -72,18 +72,18 @@ fn check_release(release: &str) -> Result<(), String> {
 /// Makes the kernel check every copy of the mounted filesystem, without writing.
 ///
 /// # Errors
-/// The program cannot be started, or its output cannot be parsed.
+/// If the program cannot be started, or its output cannot be parsed.
 pub fn scrub(mount: &Path) -> Result<Scrub, String> {
     let arguments = ["scrub", "start", "-B", "-r", "-R", "-d"];
     let output =
         Command::new("btrfs").args(arguments).arg(mount).output().map_err(|error| format!("btrfs: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
     let said = String::from_utf8_lossy(&output.stderr);
-    // The folder itself can be below a lost node.
+    // The mounted folder itself may be below a lost node.
     if text.trim().is_empty() && said.contains("Input/output error") {
         return Ok(Scrub::default());
     }
-    // The status is 3 if something cannot be corrected, and 1 if the scrub ended early.
+    // The exit status is 3 if something cannot be corrected, and 1 if the scrub ended early.
     parse(&text).map_err(|why| format!("btrfs scrub: {why}: {text}{said}"))
 }
 
@@ -126,7 +126,7 @@ fn parse(text: &str) -> Result<Scrub, String> {
     if scrub.devices.is_empty() { Err("it names no device".to_owned()) } else { Ok(scrub) }
 }
 
-/// The kernel's log from a moment on.
+/// The kernel's log from a given moment on.
 pub struct KernelLog {
     file: File,
 }
@@ -135,7 +135,7 @@ impl KernelLog {
     /// The log from now on.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// If it cannot be read.
     pub fn from_now_on() -> Result<KernelLog, String> {
         let nonblocking = OFlags::NONBLOCK.bits() as i32;
         let file = OpenOptions::new().read(true).custom_flags(nonblocking).open("/dev/kmsg");
@@ -143,21 +143,21 @@ impl KernelLog {
         ready.map(|file| KernelLog { file }).map_err(|error| format!("/dev/kmsg: {error}"))
     }
 
-    /// The messages since the last call, without those that the kernel has overwritten.
+    /// The messages since the last call, except those that the kernel has overwritten.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// If it cannot be read.
     pub fn messages(&mut self) -> Result<Vec<String>, String> {
         let (mut messages, mut record) = (Vec::new(), vec![0; RECORD_BYTES]);
         loop {
             let length = match self.file.read(&mut record) {
                 Ok(length) => length,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(messages),
-                // The next read continues with the oldest remaining one.
+                // The next read returns the oldest remaining record.
                 Err(error) if error.kind() == ErrorKind::BrokenPipe => continue,
                 Err(error) => return Err(format!("/dev/kmsg: {error}")),
             };
-            // Priority, number, time and flags; then the message, and lines of details below it.
+            // A record has priority, number, time and flags, then the message, and lines of details below it.
             let text = String::from_utf8_lossy(&record[..length]);
             let message = text.split_once(';').and_then(|(_, message)| message.lines().next());
             messages.extend(message.map(str::to_owned));
@@ -165,7 +165,7 @@ impl KernelLog {
     }
 }
 
-/// The device and the byte offset in a message of a scrub: those of the 64 KiB stripe with the bad copy.
+/// The device and byte offset in a message of a scrub: the start of the 64 KiB stripe with the bad copy.
 pub fn place_of(message: &str) -> Option<(&str, u64)> {
     let (_, rest) = message.split_once("scrub: ")?;
     let (_, rest) = rest.split_once(" on dev ")?;

@@ -1,4 +1,5 @@
-//! The filesystems for tests of readers: how each is made and filled, and its content through the kernel's own mount.
+//! The filesystems for tests of readers: how each is made and filled, and its content as the kernel's own mount shows
+//! it.
 //!
 //! The standard set has every format, profile and kind of content once, and takes seconds. The large set, which
 //! [`LARGE`] in the environment chooses, takes some ten minutes.
@@ -14,16 +15,16 @@ use crate::programs::{Mount, copy_images, mkfs};
 use crate::subvolumes::{half_drop, make_default};
 use crate::{files, inodes, items, subvolumes};
 
-/// The environment variable for the set: `large`, or `standard` for all of the standard set even if a test uses only a
-/// part of it.
+/// The environment variable for the set: `large`, or `standard` for the whole standard set where a test would use only
+/// a part of it.
 pub const LARGE: &str = "SEALBLOCK_BTRFS_IMAGES";
 /// The variable with the seed of random activity.
 pub const SEED: &str = "SEALBLOCK_BTRFS_SEED";
 
-/// The variable with the path of the program that makes additional filesystems, each with another seed; none if it is
-/// not set.
+/// The variable with the path of the program that fills additional filesystems, each with another seed; without it
+/// there are none.
 pub const FSSTRESS: &str = "SEALBLOCK_FSSTRESS";
-/// The variable with prefixes of names, separated by commas, to choose filesystems.
+/// The variable with prefixes of names, separated by commas: only these filesystems are made.
 pub const ONLY: &str = "SEALBLOCK_BTRFS_ONLY";
 /// The number of filesystems that the program of [`FSSTRESS`] makes.
 const STRESSED: u64 = 20;
@@ -41,8 +42,7 @@ pub const PROFILES: [(&str, usize, &str, usize); 8] = [
     ("single", 2, "raid1", 0),
 ];
 
-/// Formats: options of `mkfs.btrfs`, one list for each generation of the program if they differ, and options of the
-/// mount.
+/// Formats: options of `mkfs.btrfs` (several lists if versions of the program differ), and options of the mount.
 const FORMATS: [(&str, &[&[&str]], &str); 9] = [
     ("crc32c", &[&["--csum", "crc32c"]], "noatime"),
     ("xxhash-4k", &[&["--csum", "xxhash", "-n", "4096"]], "relatime"),
@@ -76,17 +76,17 @@ pub enum Fill {
     Activity(u64, u32),
     /// The content that a stress program (`fsstress`) makes, with snapshots: the program, and its seed.
     Stress(PathBuf, u64),
-    /// Every type of item; the images are copied before they are unmounted, with a log.
+    /// Every type of item; the images are copied before they are unmounted, so that the copies have a log tree.
     Log,
-    /// Every kind of file; a balance is incomplete.
+    /// Every kind of file; a balance is unfinished.
     Balance,
-    /// Every kind of file; the filesystem has another UUID than its nodes.
+    /// Every kind of file; the superblock has another UUID than the nodes.
     NewUuid,
-    /// Every kind of file; it is a seed.
+    /// Every kind of file; it is a seed device.
     Seed,
     /// Every kind of file; a device was added and the first one removed.
     Devices,
-    /// Converted from another filesystem (ext4) with plain files, whose image is still in it.
+    /// Converted from another filesystem (ext4) with plain files; the image of the old filesystem is still in it.
     Converted,
 }
 
@@ -95,7 +95,7 @@ pub enum Fill {
 pub struct Recipe {
     /// Its name, and the prefix of its images.
     pub name: String,
-    /// The number of devices.
+    /// Its number of devices.
     pub devices: usize,
     /// The size of each device.
     pub mebibytes: u64,
@@ -111,9 +111,9 @@ pub struct Recipe {
 pub struct Made {
     /// Its images, in the order of `mkfs.btrfs`.
     pub images: Vec<PathBuf>,
-    /// The kernel's manifest of it from the top subvolume, with all other ones in it.
+    /// The kernel's manifest of it, from the top subvolume with all other subvolumes below it.
     pub manifest: Manifest,
-    /// The path of the default subvolume in it; empty for the top one.
+    /// The path of the default subvolume in the manifest; empty for the top one.
     pub default_path: Vec<u8>,
 }
 
@@ -126,8 +126,8 @@ impl Recipe {
     /// Makes and fills the filesystem in a folder, and scans it through the kernel.
     ///
     /// # Errors
-    /// A requirement is missing, or the programs do not support an option. If mounts work, other refusals are not a
-    /// lack of the machine; the caller decides that by the error.
+    /// If a requirement is missing, if the programs do not support an option, or if a program fails. The caller decides
+    /// from the error whether the machine lacks something.
     pub fn make(&self, folder: &Path) -> Result<Made, String> {
         self.try_make(folder).map_err(|error| format!("{}: {error}", self.name))
     }
@@ -175,7 +175,7 @@ impl Recipe {
         made
     }
 
-    /// Fills it through a mount, and returns its images after that.
+    /// Fills it through a mount, and returns the images in their final state.
     fn fill(&self, images: Vec<PathBuf>) -> Result<Vec<PathBuf>, String> {
         let mount = Mount::new(&images, self.mount)?;
         let root = mount.path("");
@@ -201,7 +201,7 @@ impl Recipe {
             mount.unmount()?;
             return Ok(images);
         }
-        // The copy is made first, because unmounting would commit the content of the log.
+        // The copy is made before the unmount, which would commit the content of the log.
         let crashed = copy_images(&images, "crashed")?;
         mount.unmount()?;
         images.iter().try_for_each(|image| plain(fs::remove_file(image)))?;
@@ -218,24 +218,24 @@ fn everything(mount: &Mount) -> Result<(), String> {
     plain(files::fill(&root.join("files")))?;
     plain(inodes::fill(&root.join("inodes")))?;
     subvolumes::fill(&root.join("subvolumes"))?;
-    // In nodes with another owner.
+    // These are in nodes with another owner.
     plain(inodes::fill(&root.join("subvolumes/orphaned/inodes")))
 }
 
-/// The seed of random activity: from the environment, or always the same.
+/// The seed of random activity: from the environment, or a constant.
 pub fn seed() -> u64 {
     std::env::var(SEED).ok().and_then(|seed| seed.parse().ok()).unwrap_or(1)
 }
 
-/// True if the environment names a set or filesystems, all of which are then wanted.
+/// True if the environment names a set or filesystems; then none of them may be skipped.
 pub fn is_named() -> bool {
     [LARGE, ONLY, FSSTRESS].iter().any(|variable| std::env::var_os(variable).is_some())
 }
 
-/// The set of the environment.
+/// The set that the environment chooses.
 ///
 /// # Panics
-/// It names an unknown set.
+/// If it names an unknown set.
 pub fn chosen() -> Vec<Recipe> {
     let mut recipes = match std::env::var(LARGE).as_deref() {
         Ok("large") => large(),
@@ -251,7 +251,7 @@ pub fn chosen() -> Vec<Recipe> {
     recipes
 }
 
-/// Content of a stress program for a number of seeds, on each format in turn.
+/// Content made by a stress program from several seeds, on each format in turn.
 fn stressed(program: &Path) -> Vec<Recipe> {
     let formats = FORMATS.iter().cycle();
     let of = |(seed, (format, mkfs, mount)): (u64, &(&str, &[&[&'static str]], &'static str))| {
@@ -262,12 +262,12 @@ fn stressed(program: &Path) -> Vec<Recipe> {
     (seed()..).zip(formats).take(STRESSED as usize).map(of).collect()
 }
 
-/// Every format, profile and kind of content once.
+/// Each format, profile and kind of content once.
 pub fn standard() -> Vec<Recipe> {
     let of_format = |(name, mkfs, mount): &(&str, &[&[&'static str]], &'static str)| {
         let recipe = Recipe::new(name, mkfs, mount, Fill::Everything);
-        // The kernel keeps space caches of version 1 only for groups of at least 100 MiB, a tenth of the device at
-        // most.
+        // The kernel keeps space caches of version 1 only for block groups of at least 100 MiB, and a group is at most
+        // a tenth of the device.
         let mebibytes = if mount.contains("space_cache=v1") { 2048 } else { recipe.mebibytes };
         Recipe { mebibytes, ..recipe }
     };
@@ -295,7 +295,7 @@ pub fn standard() -> Vec<Recipe> {
     recipes
 }
 
-/// More of everything: a million files, long activity on every format and profile, formats with every node size.
+/// More of everything: a million files, long activity on every format and profile, and formats with every node size.
 pub fn large() -> Vec<Recipe> {
     let mut recipes = standard();
     let named = |recipe: Recipe, prefix: &str| Recipe { name: format!("{prefix}-{}", recipe.name), ..recipe };

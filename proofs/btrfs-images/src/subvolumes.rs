@@ -1,5 +1,5 @@
-//! Subvolumes: nested, snapshots of them and of snapshots, read-only and received ones, a default one, a half deleted
-//! one.
+//! Subvolumes: nested ones, snapshots of them and of snapshots, read-only and received ones, a default one, a half
+//! deleted one.
 
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
@@ -15,14 +15,14 @@ use crate::content::{noise, text};
 use crate::inodes;
 use crate::programs::{Mount, run};
 
-/// The number of files in the deleted subvolume. Their inline data make thousands of nodes.
+/// The number of files in the deleted subvolume. Their inline data fill thousands of nodes.
 const DROPPED_FILES: usize = 12_000;
 
 fn plain<T>(result: std::io::Result<T>) -> Result<T, String> {
     result.map_err(|error| error.to_string())
 }
 
-/// `btrfs subvolume` with these arguments.
+/// Runs `btrfs subvolume` with these arguments.
 fn subvolume(arguments: &[&str], paths: &[PathBuf]) -> Result<(), String> {
     let paths = paths.iter().map(|path| path.as_os_str());
     run("btrfs", ["subvolume"].iter().chain(arguments).map(OsStr::new).chain(paths)).map(drop)
@@ -31,7 +31,7 @@ fn subvolume(arguments: &[&str], paths: &[PathBuf]) -> Result<(), String> {
 /// Makes subvolumes and snapshots in a folder of a mounted filesystem.
 ///
 /// # Errors
-/// A program refuses.
+/// If a program fails.
 pub fn fill(folder: &Path) -> Result<(), String> {
     plain(fs::create_dir_all(folder))?;
     let path = |name: &str| folder.join(name);
@@ -55,7 +55,7 @@ pub fn fill(folder: &Path) -> Result<(), String> {
     subvolume(&["snapshot", "-r"], &[path("outer"), path("read-only-later")])?;
     plain(fs::write(path("snapshot/only-here"), b"in the snapshot"))?;
     plain(fs::remove_file(path("snapshot-of-snapshot/shared")))?;
-    // A snapshot within its source, and one whose source is deleted.
+    // A snapshot inside its source, and one whose source is deleted.
     subvolume(&["snapshot"], &[path("outer"), path("outer/within")])?;
     subvolume(&["create"], &[path("source")])?;
     plain(fs::write(path("source/file"), text(30_000)))?;
@@ -68,7 +68,7 @@ pub fn fill(folder: &Path) -> Result<(), String> {
     plain(fs::write(path("elsewhere/after/file"), b"moved"))
 }
 
-/// Changes files of a subvolume after a snapshot of it.
+/// Changes files of a subvolume after a snapshot of it was taken.
 fn change(folder: &Path) -> Result<(), String> {
     let mut file = plain(OpenOptions::new().write(true).open(folder.join("file")))?;
     plain(file.write_all_at(&noise(5000, 2), 20_000))?;
@@ -77,32 +77,32 @@ fn change(folder: &Path) -> Result<(), String> {
     plain(fs::write(folder.join("later"), text(10)))
 }
 
-/// Sends a read-only snapshot and receives it in another folder; the copy has the identity of the sent one.
+/// Sends a read-only snapshot and receives it in another folder; the copy records the UUID of the one that was sent.
 ///
 /// # Errors
-/// A program refuses.
+/// If a program fails.
 pub fn send(from: &Path, into: &Path) -> Result<(), String> {
     let script = "btrfs send -q \"$1\" | btrfs receive -q \"$2\"";
     run("sh", ["-c".as_ref(), script.as_ref(), "sh".as_ref(), from.as_os_str(), into.as_os_str()]).map(drop)
 }
 
-/// Makes another subvolume than the top one the default.
+/// Makes a subvolume other than the top one the default.
 ///
 /// # Errors
-/// The program refuses.
+/// If the program fails.
 pub fn make_default(mount: &Mount, name: &str) -> Result<(), String> {
     let path = mount.path(name);
     let id = run("btrfs", ["inspect-internal".as_ref(), "rootid".as_ref(), path.as_os_str()])?;
     run("btrfs", ["subvolume".as_ref(), "set-default".as_ref(), id.as_ref(), mount.path("").as_os_str()]).map(drop)
 }
 
-/// Deletes a subvolume of an unmounted image, and unmounts while the kernel drops its nodes.
+/// Deletes a subvolume of an unmounted image, and unmounts while the kernel is still dropping its nodes.
 ///
-/// The kernel drops it in the background, as fast as it can, so this is tried several times with different waits, and
-/// with one subvolume for each try. Returns false if the kernel was always done or had not begun.
+/// The kernel does this in the background, as fast as it can, so it is tried several times with different waits, each
+/// time with a new subvolume. Returns false if the kernel had always finished or not yet begun.
 ///
 /// # Errors
-/// A program refuses.
+/// If a program fails.
 pub fn half_drop(images: &[PathBuf], tries: u32) -> Result<bool, String> {
     let name = |number: u32| format!("dropped-{number}");
     for number in 0..tries {
@@ -126,7 +126,7 @@ pub fn half_drop(images: &[PathBuf], tries: u32) -> Result<bool, String> {
 /// True if the root of a deleted subvolume has the key at which the kernel continues to drop it.
 ///
 /// # Errors
-/// The program refuses.
+/// If the program fails.
 pub fn is_half_dropped(image: &Path) -> Result<bool, String> {
     let command = ["inspect-internal", "dump-tree", "-t", "root"].map(OsStr::new);
     let roots = run("btrfs", command.into_iter().chain([image.as_os_str()]))?;

@@ -1,7 +1,8 @@
-//! Every filesystem of the chosen set is made, has its intended content, and shows the same when it is scanned again,
-//! also through a written and parsed manifest. A change of one of them is detected.
+//! Checks that every filesystem of the chosen set can be made, has its intended content, and gives the same manifest
+//! when it is scanned again, and when the manifest is written and parsed. A change in one of them is detected.
 //!
-//! Needs root, loop devices, `btrfs-progs` and the filesystem. Tests without these print it and are skipped.
+//! Needs root, loop devices, `btrfs-progs` and the filesystem. Without these the tests print what is missing and are
+//! skipped.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -15,7 +16,7 @@ use sealblock_proofs_btrfs_images::programs::{Mount, run};
 use sealblock_proofs_btrfs_images::sets::{self, Fill, Made, Recipe};
 use sealblock_proofs_btrfs_images::{has_mounts, skip};
 
-/// The program's dump of all trees of a filesystem, as far as one device allows it.
+/// The program's dump of all trees of a filesystem, as far as one of its devices allows it.
 fn dump(image: &Path) -> String {
     let arguments = ["inspect-internal".as_ref(), "dump-tree".as_ref(), image.as_os_str()];
     run("btrfs", arguments).unwrap()
@@ -26,7 +27,7 @@ fn superblock(image: &Path) -> String {
     run("btrfs", ["inspect-internal".as_ref(), "dump-super".as_ref(), image.as_os_str()]).unwrap()
 }
 
-/// Words of the dump for the kinds of content, for a filesystem with everything.
+/// Words that the dump must contain, one for each kind of content, in a filesystem with everything.
 const EVERYTHING: [&str; 16] = [
     "compression 1 (zlib)",
     "compression 2 (lzo)",
@@ -64,7 +65,7 @@ fn holds_everything(made: &Made) {
     assert!(entry("inodes/types/long-link").target.as_ref().is_some_and(|target| target.len() >= 3900));
     assert_eq!(entry("inodes/types/highest-device").device, (4095, 0xf_ffff));
     assert!(manifest.entries.keys().any(|path| std::str::from_utf8(path).is_err()));
-    // In place of a subvolume that existed when the snapshot was taken.
+    // An empty folder, in place of a subvolume that existed when the snapshot was taken.
     assert_eq!(entry("subvolumes/snapshot/inner").mtime, Default::default());
     assert_eq!(entry("subvolumes/outer/inner/dir/innermost/file").size, 9);
     assert_ne!(entry("subvolumes/outer/file").content, entry("subvolumes/snapshot/file").content);
@@ -142,7 +143,7 @@ fn all_filesystems_have_their_content_and_scan_the_same_twice() {
         let start = Instant::now();
         let made = match recipe.make(folder.path()) {
             Ok(made) => made,
-            // The only difference between machines that have all programs.
+            // Nothing else may differ between machines that have all programs.
             Err(why) if why.contains("mkfs.btrfs: ") => {
                 skip(&why);
                 continue;

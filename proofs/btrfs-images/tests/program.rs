@@ -1,4 +1,4 @@
-//! The program, as a script uses it.
+//! Tests the program as a script would use it.
 
 use std::fs;
 use std::path::Path;
@@ -24,7 +24,7 @@ fn a_manifest_is_shown_and_compared_with_the_folder() {
     let (tree, file) = (folder.path().join("tree"), folder.path().join("manifest"));
     fs::create_dir(&tree).unwrap();
     fs::write(tree.join("file"), b"content").unwrap();
-    // Reading may update the access time, so the first read is not compared.
+    // Reading may update the access time, so the first output is not compared.
     run(&["show", name(&tree)]);
     let shown = run(&["show", name(&tree)]);
     assert!(shown.status.success() && text(&shown.stdout).starts_with("sealblock manifest 1\n-e dir "));

@@ -1,8 +1,9 @@
 //! This project reads a filesystem exactly as the kernel shows it: every path with all its attributes, and every byte.
-//! Filesystems with copies or parity are also read with as many missing devices as the profile allows, in all
+//! Filesystems with copies or parity are also read with as many devices missing as the profile allows, in all
 //! combinations. No byte of an image changes.
 //!
-//! Needs root, loop devices, `btrfs-progs` and the filesystem. Tests without these print it and are skipped.
+//! Needs root, loop devices, `btrfs-progs` and the filesystem. Without these the tests print what is missing and are
+//! skipped.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
@@ -49,7 +50,7 @@ fn kind(kind: FileKind) -> Kind {
     }
 }
 
-/// A folder in place of a subvolume that is elsewhere, as the kernel shows it.
+/// The folder that the kernel shows in place of a subvolume that is elsewhere.
 fn empty_directory(uid: u32, gid: u32) -> Entry {
     Entry {
         kind: Kind::Directory,
@@ -90,7 +91,7 @@ async fn digest(filesystem: &Filesystem, inode: &Inode) -> [u8; 32] {
 async fn entry(filesystem: &Filesystem, inode: &Inode) -> Entry {
     let item = &inode.item;
     let is_device = matches!(inode.kind, FileKind::CharDevice | FileKind::BlockDevice);
-    // The kernel's own form: 20 bits of a minor number below those of the major number.
+    // The kernel's own encoding: the minor number in the lower 20 bits, the major number above.
     let rdev = if is_device { item.rdev.get() } else { 0 };
     Entry {
         kind: kind(inode.kind),
@@ -110,7 +111,7 @@ async fn entry(filesystem: &Filesystem, inode: &Inode) -> Entry {
     }
 }
 
-/// Everything below a directory, as this project reads it.
+/// The manifest of everything below a directory, as this project reads it.
 async fn scan(filesystem: &Filesystem, top: Inode) -> Manifest {
     let (mut entries, mut names) = (BTreeMap::new(), HashMap::<_, Vec<Vec<u8>>>::new());
     let mut walk = Walk::new(filesystem, top, true);
@@ -163,7 +164,8 @@ fn read(images: &[PathBuf]) -> (Manifest, Manifest) {
     scanned.unwrap_or_else(|error| panic!("{images:?}: {error}"))
 }
 
-/// Requires a report without damage, in which only data without checksums, a log, and trees of a balance are unchecked.
+/// Requires a report without damage, in which only data without checksums, a log tree and the trees of a balance are
+/// unchecked.
 fn assert_not_damaged(recipe: &str, images: &[PathBuf]) {
     let verified = on_reactor(async {
         let open = name(images).open(OpenOptions::default()).await?;
@@ -225,7 +227,7 @@ fn this_project_reads_what_the_kernel_shows() {
     assert!(made_count > 0, "this machine mounts filesystems, and none was made");
 }
 
-/// Reads a filesystem without this number of its devices, in all combinations.
+/// Reads a filesystem with this number of devices missing, in all combinations.
 fn read_without(images: &[PathBuf], away: usize, manifest: &Manifest) {
     for chosen in 0..1_usize << images.len() {
         if away == 0 || chosen.count_ones() as usize != images.len() - away {
@@ -242,8 +244,8 @@ fn read_without(images: &[PathBuf], away: usize, manifest: &Manifest) {
     }
 }
 
-/// Devices with copies of each other that were mounted degraded and written, each alone, up to the same transaction:
-/// each has a filesystem, and both together have none.
+/// Two mirrored devices are mounted degraded and written, each alone, up to the same transaction. Each can be opened
+/// alone, and both together are refused.
 #[test]
 fn devices_that_were_written_apart_are_refused_together() {
     if let Err(why) = has_mounts() {
@@ -279,8 +281,8 @@ fn devices_that_were_written_apart_are_refused_together() {
     assert!(refused.to_string().contains("written apart from each other"), "{refused}");
 }
 
-/// A seed can be read, and so can the device of another filesystem that grew from it; both together are refused by
-/// name.
+/// A seed device can be read, and so can the device of another filesystem that was grown from it; both together are
+/// refused, with the reason.
 #[test]
 fn a_seed_and_what_grew_from_it_are_refused_together() {
     if let Err(why) = has_mounts() {
@@ -300,7 +302,7 @@ fn a_seed_and_what_grew_from_it_are_refused_together() {
     assert!(refused.to_string().contains("a seed and what grew from it are not read together"), "{refused}");
 }
 
-/// The nodes and items of all trees are those that the Btrfs program finds.
+/// The nodes and items of all trees are those in the dump of the Btrfs program.
 #[test]
 fn trees_are_those_that_dump_tree_shows() {
     if let Err(why) = has_mounts() {
@@ -341,7 +343,7 @@ fn trees_are_those_that_dump_tree_shows() {
     }
 }
 
-/// The address, count and size of each leaf and item; and how often it is visited, since trees share nodes.
+/// The address, count and size of each leaf and item, and how often it is visited, because trees share nodes.
 type Heads = BTreeMap<String, usize>;
 
 async fn heads(filesystem: &Filesystem) -> Heads {

@@ -11,7 +11,7 @@ use crate::served::{Sealblock, Server};
 /// Time limit of a script. Emulated machines are slow, and so are machines of continuous integration.
 pub const LIMIT: Duration = Duration::from_secs(150);
 
-/// Kernel messages about its own faults, about hanging tasks, and about unexpected effects of commands.
+/// Kernel messages about the kernel's own faults, about hung tasks, and about unexpected effects of commands.
 const COMPLAINTS: &str = "WARNING:|BUG:|Oops|Call Trace|blocked for more than|unusual effects";
 
 /// Both sides of a test.
@@ -26,7 +26,7 @@ pub struct TestContext<'a> {
     pub kills: u32,
 }
 
-/// The context of a test that boots its own guest, with a `sealblock` in it.
+/// The context of a test that boots its own guest, which contains a `sealblock`.
 pub struct OwnGuestContext<'a> {
     /// The parts from which the guest is made.
     pub parts: &'a Parts,
@@ -55,10 +55,10 @@ impl OwnGuestContext<'_> {
 }
 
 impl TestContext<'_> {
-    /// Runs a script in the guest, with `PORT` and `NBD_PORT` set to the server's. Returns its output.
+    /// Runs a script in the guest, with `PORT` and `NBD_PORT` set to the server's ports. Returns its output.
     ///
     /// # Errors
-    /// If its status is not 0, with its output and the kernel's last messages.
+    /// If its status is not 0; the error has its output and the kernel's last messages.
     pub fn sh(&mut self, server: &Server, script: &str) -> Result<String> {
         let said = self.said(server, script)?;
         if said.status != 0 {
@@ -75,7 +75,7 @@ impl TestContext<'_> {
         Ok(said.output)
     }
 
-    /// The same for a script that may fail: returns its status as well.
+    /// The same for a script that may fail; returns its status as well.
     ///
     /// # Errors
     /// If the guest dies.
@@ -87,7 +87,7 @@ impl TestContext<'_> {
 /// Fails unless two values are equal.
 ///
 /// # Errors
-/// If they differ, with both values.
+/// If they differ; the error has both values.
 pub fn expect<T: PartialEq + std::fmt::Debug>(what: &str, got: &T, wanted: &T) -> Result<()> {
     if got != wanted {
         bail!("{what}: got {got:?}, wanted {wanted:?}");
@@ -98,7 +98,7 @@ pub fn expect<T: PartialEq + std::fmt::Debug>(what: &str, got: &T, wanted: &T) -
 /// Runs a script in a guest with its own sealblock. Returns its output.
 ///
 /// # Errors
-/// If its status is not 0, with its output and the kernel's last messages.
+/// If its status is not 0; the error has its output and the kernel's last messages.
 pub fn succeed(guest: &mut Guest, script: &str) -> Result<String> {
     let said = guest.run(script, LIMIT)?;
     if said.status != 0 {
@@ -114,10 +114,10 @@ pub fn succeed(guest: &mut Guest, script: &str) -> Result<String> {
     Ok(said.output)
 }
 
-/// Fails if the guest's kernel reports a fault of itself or of the target, which no test causes on purpose.
+/// Fails if the guest's kernel reports a fault of its own or of the target; no test causes one on purpose.
 ///
 /// # Errors
-/// The kernel's message.
+/// If there is one; the error has the kernel's message.
 pub fn quiet(guest: &mut Guest) -> Result<()> {
     let said = guest.run(&format!("dmesg | grep -E '{COMPLAINTS}'"), Duration::from_secs(60))?;
     if said.status != 1 {

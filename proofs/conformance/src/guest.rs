@@ -1,5 +1,5 @@
-//! The part of this program that runs inside a guest: the agent that runs scripts, and probes that the guest's other
-//! programs cannot do, or not for single blocks.
+//! The part of this program that runs inside a guest: the agent that runs scripts, and operations that the guest's
+//! other programs do not have, or not for single blocks.
 
 mod agent;
 mod blocks;
@@ -16,7 +16,7 @@ use sealblock_server::run::attach::{AttachEvent, AttachPlan};
 use sealblock_stack::Usage;
 use sealblock_stack::target::TargetName;
 
-/// Work inside a guest.
+/// Commands inside a guest.
 #[derive(Debug, Subcommand)]
 pub enum GuestCommand {
     /// Run scripts that come through a port, until the guest ends.
@@ -24,7 +24,7 @@ pub enum GuestCommand {
         /// The port.
         port: PathBuf,
     },
-    /// Read every block by itself, past all caches, and print those that cannot be read, with the error's number.
+    /// Read every block separately, bypassing all caches, and print the unreadable ones with the error number.
     Scan {
         /// The device.
         device: PathBuf,
@@ -35,17 +35,17 @@ pub enum GuestCommand {
     Fill {
         /// The device.
         device: PathBuf,
-        /// What the pattern is made from.
+        /// The seed of the pattern.
         seed: u64,
     },
-    /// Read the pattern back; print blocks of 4096 bytes that hold anything else.
+    /// Read the pattern back, and print the blocks of 4096 bytes with other content.
     Check {
         /// The device.
         device: PathBuf,
-        /// What the pattern is made from.
+        /// The seed of the pattern.
         seed: u64,
     },
-    /// Print random bytes, other ones each time.
+    /// Print random bytes, different each time.
     Random {
         /// How many.
         bytes: u64,
@@ -62,7 +62,7 @@ pub enum GuestCommand {
         #[arg(value_parser = way)]
         way: Tampering,
     },
-    /// Count the number in front of a block up by Compare and Write.
+    /// Increment the number at the start of a block with Compare and Write.
     CountUp {
         /// The target.
         target: TargetName,
@@ -71,7 +71,7 @@ pub enum GuestCommand {
         /// How many times.
         times: u64,
     },
-    /// Write files with fsync, and check them on request, until CONTROL.ask has `end`.
+    /// Write files with fsync, and check them on request, until CONTROL.ask contains `end`.
     WriteFiles {
         /// The folder, on the file system under test.
         folder: PathBuf,
@@ -80,7 +80,7 @@ pub enum GuestCommand {
         /// The seed of the random choices.
         seed: u64,
     },
-    /// Check files that `write-files` left.
+    /// Check the files that `write-files` wrote.
     CheckFiles {
         /// Their folder.
         folder: PathBuf,
@@ -104,7 +104,7 @@ pub enum GuestCommand {
 /// Runs the command.
 ///
 /// # Errors
-/// The errors of the command.
+/// The error of the command.
 pub fn run(command: &GuestCommand) -> Result<()> {
     match command {
         GuestCommand::Agent { port } => agent::run(port),
@@ -137,8 +137,8 @@ fn way(text: &str) -> Result<Tampering, String> {
     }
 }
 
-/// A server of block devices that corrupts requests, to test that the checks detect it. It is attached until a signal,
-/// and prints the path of the block device as `sealblock attach --json` does.
+/// A server for a block device that corrupts requests, to test that the checks detect it. It stays attached until a
+/// signal, and prints the path of the block device as `sealblock attach --json` does.
 fn tamper(target: &TargetName, guard: HostGuard, way: Tampering) -> Result<()> {
     let plan = AttachPlan {
         target: target.clone(),

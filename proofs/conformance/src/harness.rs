@@ -1,9 +1,9 @@
 //! Guests: stock Linux kernels under QEMU, made from packages with everything they need.
 //!
-//! A guest is booted once and runs many scripts: a script is sent through a serial port, and its output and exit status
-//! come back. So the host side of a test can stop and start servers between two scripts without another boot.
+//! A guest boots once and runs many scripts: a script is sent through a serial port, and its output and exit status are
+//! returned. So a test can stop and start servers on this machine between two scripts, without another boot.
 //!
-//! All results are in one folder below the target folder; nothing on the machine is changed.
+//! Everything that is made goes to one folder below the target folder; nothing else on the machine is changed.
 
 mod cpio;
 mod guest;
@@ -25,9 +25,9 @@ pub use packages::Unavailable;
 pub use programs::Programs;
 pub use qemu::{Drive, Qemu};
 
-/// Kernels, the oldest first, as suites of the package archive: the oldest supported one, one between, and the newest
-/// packaged one. The number is how many processors the shared guest has: hosts with one queue and with several are
-/// tested, and emulating a second processor takes half as much time again.
+/// Kernels, the oldest first, as suites of the package archive: the oldest supported one, one in between, and the
+/// newest packaged one. The number is the processors of the shared guest, so that hosts with one queue and with several
+/// are tested; emulating a second processor takes 50 % more time.
 pub const KERNELS: [(&str, u32); 3] = [("bookworm", 1), ("trixie", 1), ("sid", 2)];
 
 /// Unpacks packages of the oldest suite into a folder, which is replaced if it exists. Package lists are kept below
@@ -36,7 +36,7 @@ pub const KERNELS: [(&str, u32); 3] = [("bookworm", 1), ("trixie", 1), ("sid", 2
 /// # Errors
 /// [`Unavailable`] if they cannot be fetched.
 pub fn unpack(packages: &[String], home: &Path, into: &Path) -> Result<()> {
-    // Unpacked elsewhere first, so that an existing folder is complete.
+    // Unpacked in another place first, so that an existing folder is always complete.
     let partial = into.with_extension("partial");
     for folder in [&partial, into] {
         fs::remove_dir_all(folder).or_else(|error| match error.kind() {
@@ -62,7 +62,7 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Finds or makes everything, in the folder `home`. Waits for another process that does the same.
+    /// Finds or makes all parts, in the folder `home`. Waits for another process that does the same.
     ///
     /// # Errors
     /// [`Unavailable`] if the machine cannot fetch missing parts.
@@ -86,17 +86,17 @@ impl Parts {
     }
 }
 
-/// The available kernels, and the reasons for the others.
+/// The available kernels, and the reasons why others are not.
 ///
 /// # Errors
-/// [`Unavailable`] if there is none, and any other error.
+/// [`Unavailable`] if none is available, and any other error.
 fn available<T>(all: impl IntoIterator<Item = (&'static str, Result<T>)>) -> Result<(Vec<T>, Vec<String>)> {
     let (mut found, mut missing) = (Vec::new(), Vec::new());
     for (suite, kernel) in all {
         match kernel {
             Ok(kernel) => found.push(kernel),
             Err(error) if error.is::<Unavailable>() => {
-                // One line, whatever the server's message is.
+                // Joins the server's message to one line.
                 let why: Vec<String> = error.to_string().lines().map(|line| line.trim().to_owned()).collect();
                 missing.push(format!("the kernel of {suite} ({})", why.join("; ")));
             }

@@ -1,10 +1,10 @@
-//! Conformance: tests foreign hosts against sealblock's servers.
+//! Conformance: tests foreign hosts with sealblock's servers.
 //!
 //! Stock Linux kernels run under QEMU ([`harness`]), connect to `sealblock serve` on this machine, and use it as hosts
-//! do ([`suite`]). The same program is in the guests ([`guest`]) for operations that no other program has.
+//! do ([`suite`]). The same program also runs in the guests ([`guest`]), for operations that no other program has.
 //!
-//! A test is a function that alternates between the two sides: it serves a volume, has the guest use it, damages it or
-//! kills the server, and checks the guest again.
+//! A test is a function that alternates between the two sides: it serves a volume, makes the guest use it, damages it
+//! or kills the server, and checks the guest again.
 //!
 //! `cargo run -p sealblock-proofs-conformance -- --list` prints the tests.
 
@@ -42,7 +42,7 @@ struct Arguments {
     /// Run each test on one of the kernels that support it, chosen by this number [default: on all]
     #[arg(long, value_name = "NUMBER", conflicts_with = "names")]
     turn: Option<u64>,
-    /// Keep also the folders of tests that passed.
+    /// Keep the folders of passed tests as well.
     #[arg(long)]
     keep: bool,
     /// Number of kills of each server in `kills`.
@@ -78,7 +78,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             if let Some(unavailable) = error.downcast_ref::<Unavailable>() {
-                // One line, which `cargo xtask check` shows.
+                // `cargo xtask check` shows a single line.
                 let why: Vec<String> = unavailable.0.lines().map(|line| line.trim().to_owned()).collect();
                 println!("skipped: {}", why.join("; "));
                 return ExitCode::SUCCESS;
@@ -124,7 +124,7 @@ fn run(arguments: &Arguments) -> Result<()> {
     runner::run(&parts, &plan)
 }
 
-/// Builds `sealblock` in the folder of this program.
+/// Builds `sealblock` in the folder of this program, and returns its path.
 fn built(folder: &std::path::Path) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut build = Command::new(cargo);

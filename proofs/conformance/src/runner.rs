@@ -1,9 +1,9 @@
 //! Runs the tests: all kernels at once, each in two lanes. In one lane a shared guest runs one test after the other; in
-//! the other, tests that boot their own guest run one after the other. So at most two guests of a kernel run at once:
-//! six with three kernels, with 1 GiB of memory and 256 MiB of translated code each.
+//! the other, tests that boot their own guest run one after the other. So at most two guests of a kernel run at once,
+//! six with three kernels, each with 1 GiB of memory and 256 MiB of translated code.
 //!
 //! After a failed test a new guest is started, so that the next test is not affected. A test whose guest died is
-//! retried once: emulated machines die at times, and a fault of ours would repeat.
+//! retried once: emulated machines die now and then, and a fault of sealblock would occur again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ pub struct RunPlan {
     pub names: Vec<String>,
     /// The kernels that run them.
     pub coverage: Coverage,
-    /// The required beginning of a kernel's release.
+    /// The required start of a kernel's release.
     pub kernel: String,
     /// True if folders of tests that passed are kept.
     pub keep: bool,
@@ -45,7 +45,7 @@ struct TestResult {
 /// Runs all tests. Prints a line for each.
 ///
 /// # Errors
-/// If one fails.
+/// If a test fails.
 pub fn run(parts: &Parts, plan: &RunPlan) -> Result<()> {
     let cases: Vec<&Case> =
         CASES.iter().filter(|case| plan.names.is_empty() || plan.names.iter().any(|name| name == case.name)).collect();
@@ -83,7 +83,7 @@ fn summary(tests: usize, seconds: f64, missing: &[String]) -> String {
     format!("{tests} tests passed in {seconds:.1} s{}", without(missing))
 }
 
-/// The skipped tests and the reasons, after a sentence.
+/// The skipped tests and the reasons, as the end of a sentence.
 fn without(missing: &[String]) -> String {
     if missing.is_empty() { String::new() } else { format!(", without {}", missing.join(" and ")) }
 }
@@ -91,9 +91,9 @@ fn without(missing: &[String]) -> String {
 /// The tests of a kernel, by lane.
 #[derive(Default)]
 struct Lanes<'a> {
-    /// In one guest, one after the other.
+    /// They run in one guest, one after the other.
     shared: Vec<&'a Case>,
-    /// Each in its own guest, one after the other.
+    /// Each runs in its own guest, one after the other.
     own: Vec<&'a Case>,
 }
 
@@ -122,7 +122,7 @@ struct Lane<'a> {
 fn on(parts: &Parts, plan: &RunPlan, kernel: &Kernel, cases: &[&Case], results: &Mutex<Vec<TestResult>>) -> Result<()> {
     let short = format!("{}.{}", kernel.version().0, kernel.version().1);
     let home = parts.home().join("runs").join(&short);
-    // Made before both lanes begin: each test has a folder in it.
+    // Made before both lanes begin, because each test has a folder in it.
     fs::remove_dir_all(&home).or_else(|error| match error.kind() {
         std::io::ErrorKind::NotFound => Ok(()),
         _ => Err(error),
@@ -148,7 +148,7 @@ impl Lane<'_> {
         let cpu_s = self.guest.as_ref().map(|guest| guest.cpu_s() - cpu_before_s);
         let cpu = cpu_s.map(|cpu_s| format!("  {cpu_s:>6.1} s CPU of the guest")).unwrap_or_default();
         let result = TestResult { kernel: self.short.clone(), case: case.name, failed: outcome.is_err() };
-        // One call for each line, because the other lane prints as well.
+        // One call for each line, because the other lane prints at the same time.
         match outcome {
             Ok(()) => println!("{:<5} {:<12} ok     {seconds:>6.1} s{cpu}", self.short, case.name),
             Err(error) => println!("{:<5} {:<12} FAILED {seconds:>6.1} s\n{error:#}\n", self.short, case.name),
@@ -194,8 +194,8 @@ impl Lane<'_> {
         outcome.map_err(|error| error.context(format!("the guest's console ends:\n{tail}\n")))
     }
 
-    /// Runs the test in the existing guest or a new one, and checks the kernel's messages. After a failure the guest is
-    /// dropped.
+    /// Runs the test in the existing guest or a new one, and then checks the kernel's messages. After a failure the
+    /// guest is dropped.
     fn shared(
         &mut self,
         run: fn(&mut TestContext<'_>) -> Result<()>,

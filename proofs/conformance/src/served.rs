@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// Time limit from the start of a server until it listens, and from the signal until it has ended.
+/// Time limit from the start of a server until it listens, and from the signal until it has exited.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The program under test, and a folder for its volumes and logs.
@@ -25,7 +25,7 @@ pub struct Sealblock {
 }
 
 impl Sealblock {
-    /// Runs a command to its end.
+    /// Runs a command until it exits.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -38,7 +38,7 @@ impl Sealblock {
     /// Runs a command that must succeed.
     ///
     /// # Errors
-    /// If it does not.
+    /// If it fails.
     pub fn succeed(&self, words: &[&str]) -> Result<String> {
         let output = self.run(words)?;
         if !output.status.success() {
@@ -143,7 +143,7 @@ impl Server {
             let mut said = String::new();
             for line in BufReader::new(output).lines().map_while(Result::ok) {
                 said = said + &line + "\n";
-                // The copy is for people; the test does not need it.
+                // The copy is for people; the test does not use it.
                 let _ = fs::write(&copy, &said);
                 let _ = sender.send(line);
             }
@@ -203,7 +203,7 @@ impl Server {
     /// Kills the server, as in a crash.
     ///
     /// # Errors
-    /// If it has ended before.
+    /// If it has already ended.
     pub fn kill(&mut self) -> Result<()> {
         let Some(mut child) = self.child.take() else { bail!("there is no server to kill") };
         if let Some(status) = child.try_wait().context("looking at the server")? {
@@ -216,7 +216,7 @@ impl Server {
     /// Stops the server, and waits until it has ended.
     ///
     /// # Errors
-    /// If it has ended before, or ends with a status other than 0.
+    /// If it has already ended, or exits with a status other than 0.
     pub fn stop(&mut self) -> Result<()> {
         self.signal(Signal::TERM)?;
         let Some(mut child) = self.child.take() else { bail!("there is no server to stop") };
@@ -232,7 +232,7 @@ impl Server {
         bail!("the server does not end on SIGTERM; {}", self.log())
     }
 
-    /// Sends a signal.
+    /// Sends a signal to it.
     ///
     /// # Errors
     /// If the server is not running.
@@ -254,7 +254,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // It may have ended already.
+            // The process may have ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -267,7 +267,7 @@ pub fn nqn(volume: &str) -> String {
     format!("nqn.2026-11.io.sealblock:{name}")
 }
 
-/// The port in the event that the server is ready, or in the event of NBD.
+/// The port in the `ready` event of the server, or in its NBD event.
 fn listening_port(event: &Value) -> Option<u16> {
     let address = event.get("listeners")?.get(0)?.as_str()?;
     address.rsplit_once(':')?.1.parse().ok().filter(|port| *port != 0)

@@ -32,7 +32,7 @@ pub struct Case {
     pub name: &'static str,
     /// Its purpose, in a line.
     pub about: &'static str,
-    /// The oldest kernel that supports it, and the first one that no longer does, by major and minor version.
+    /// The first kernel version that supports it, and the first that no longer does.
     pub kernels: Kernels,
     /// The test.
     pub run: Run,
@@ -43,7 +43,7 @@ pub struct Case {
 pub enum Run {
     /// A test in the shared guest of a kernel.
     Shared(fn(&mut TestContext<'_>) -> anyhow::Result<()>),
-    /// A test that boots its own guest, with drives or programs that no other test needs.
+    /// A test that boots its own guest, with its own drives or programs.
     Own(fn(&OwnGuestContext<'_>) -> anyhow::Result<()>),
 }
 
@@ -53,15 +53,16 @@ type Kernels = (Version, Version);
 /// Every kernel.
 const ANY: Kernels = ((0, 0), (u32::MAX, 0));
 
-/// Kernels whose packages have ublk's driver; also the newest kernel, for tests that need no host.
+/// Kernels whose packages have the ublk driver; also used for tests that need no host, which then run on the newest
+/// kernel.
 const DRIVERS: Kernels = ((6, 12), (u32::MAX, 0));
-/// Kernels with passthrough by io_uring that works with fio's checks of tags.
+/// Kernels with io_uring passthrough that works with fio's checks of tags.
 const PASSTHROUGH: Kernels = ((6, 12), (u32::MAX, 0));
 /// The oldest kernel for tests that kill a server again and again.
 const KILLS: Kernels = ((6, 12), (u32::MAX, 0));
-/// Measurements, which run only if they are named on the command line.
+/// Measurements, which run only when they are named on the command line.
 const MEASUREMENTS: [&str; 1] = ["dix"];
-/// Kernels that give a namespace with metadata over TCP a capacity.
+/// Kernels that report a capacity for a namespace with metadata over TCP.
 const BLOCK_LAYER: Kernels = ((0, 0), (6, 12));
 
 const fn case(
@@ -85,12 +86,12 @@ const fn own(
 /// The choice of kernels for the tests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Coverage {
-    /// Each kernel runs the tests that it supports, with the measurements that are named on the command line.
+    /// Each kernel runs the tests that it supports, and the measurements that are named on the command line.
     Named,
     /// Each kernel runs the tests that it supports.
     EveryKernel,
-    /// Each test runs on one kernel that supports it, chosen by the number. After as many numbers as there are kernels, each
-    /// kernel has run each test that it supports.
+    /// Each test runs on one kernel that supports it, which the number chooses. With as many consecutive numbers as
+    /// there are kernels, each kernel runs each test that it supports.
     Turn(u64),
 }
 
@@ -102,7 +103,7 @@ impl Case {
             Coverage::Named => able.contains(&version),
             _ if MEASUREMENTS.contains(&self.name) => false,
             Coverage::Turn(turn) if !able.is_empty() => {
-                // Neighbours in the list go to different kernels, which run beside each other.
+                // Neighbours in the list go to different kernels, which run at the same time.
                 let place = CASES.iter().position(|case| case.name == self.name).unwrap_or_default() as u64;
                 able[(turn.wrapping_add(place) % able.len() as u64) as usize] == version
             }
@@ -116,8 +117,7 @@ impl Case {
     }
 }
 
-/// All tests. Those in the shared guest run in this order, and concurrently those with their own guests, in this order
-/// too.
+/// All tests. Tests in the shared guest run in this order; those with their own guests also do, at the same time.
 pub const CASES: &[Case] = &[
     case("identify", "discovery, what controllers and namespaces say, log pages, reset", ANY, identify::run),
     case(

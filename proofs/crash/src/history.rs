@@ -1,7 +1,8 @@
-//! The content that a block may hold, by the history of its changes.
+//! The contents that a block may have, from the history of its changes.
 //!
-//! A change may be the content unless another change that counts started after it had completed. Concurrent changes
-//! have no order. A kill ends a process and not its machine, so every completed change counts, flushed or not.
+//! A block may have the content of a change unless another completed change started after the first had completed.
+//! Concurrent changes have no order. A kill ends the process but not the machine, so every completed change counts,
+//! flushed or not.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,7 +12,7 @@ use sealblock_units::Lba;
 use crate::pattern::Content;
 use crate::report::{Change, Event};
 
-/// A moment: the number of events before it.
+/// A moment: the number of events that happened before it.
 type Moment = usize;
 
 struct ChangeRecord {
@@ -22,7 +23,7 @@ struct ChangeRecord {
     fua: bool,
 }
 
-/// Every event on a volume since its content was known.
+/// All events on a volume since its content was last known.
 #[derive(Default)]
 pub struct History {
     changes: Vec<ChangeRecord>,
@@ -89,7 +90,7 @@ impl History {
         (self.changes.len(), self.changes.iter().filter(|record| record.is_durable).count())
     }
 
-    /// Checks the content of a block after a kill, if it held `before` at the start.
+    /// Checks the content of a block after a kill; `before` is its content at the start.
     ///
     /// # Errors
     /// A [`FailureReport`] if the content is not permitted.
@@ -149,7 +150,7 @@ mod tests {
         history
     }
 
-    /// The contents that the block may hold, of zeroes and versions 1 to 3, if it held zeroes before.
+    /// Which of zeroes and versions 1 to 3 the block may hold, if it held zeroes before.
     fn permitted(events: &[Event]) -> Vec<u64> {
         let history = history(events);
         let content = |version| if version == 0 { Content::Zeroes } else { Content::Written(version) };

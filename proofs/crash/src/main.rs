@@ -1,4 +1,4 @@
-//! Runs more rounds than the tests do; is also the worker that they kill.
+//! Runs more rounds than the tests do; this program is also the worker that is killed.
 
 use std::path::PathBuf;
 
@@ -47,7 +47,7 @@ fn main() -> Result<()> {
     }
     let folder = match &arguments.dir {
         Some(folder) => folder.clone(),
-        // Kept for analysis if a round fails; removed below otherwise.
+        // Kept for analysis if a round fails; otherwise removed below.
         None => tempfile::tempdir().context("making a folder")?.keep(),
     };
     let program = std::env::current_exe().context("finding this program")?;

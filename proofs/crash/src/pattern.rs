@@ -1,4 +1,5 @@
-//! The content of a block, made from its write and its address, so that reading it identifies both; and the random draws.
+//! The content of a block, made from its write and its address, so that reading it identifies both; and the random
+//! choices.
 
 use fastrand::Rng;
 use sealblock_units::Lba;
@@ -13,7 +14,7 @@ pub enum Content {
     Zeroes,
     /// Exactly the content of this write.
     Written(Version),
-    /// Anything else: parts of several writes, or a block of another address.
+    /// Anything else: parts of several writes, or the content of another address.
     Foreign,
 }
 

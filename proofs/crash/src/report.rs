@@ -1,7 +1,7 @@
 //! The worker's report, one line for each event.
 //!
-//! The worker writes each line in one piece before it continues, so the order of lines is the order of events. The kill may truncate
-//! the last line; a truncated line is not an event.
+//! The worker writes each line with one system call before it continues, so the order of lines is the order of events.
+//! The kill may truncate the last line; a truncated line is not an event.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub enum Change {
     Zero,
 }
 
-/// One event in the worker's life.
+/// One event in the life of a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     /// The volume is open.
@@ -52,7 +52,7 @@ pub enum Event {
 }
 
 impl fmt::Display for Event {
-    /// The line, with its end mark, by which a reader recognises a whole line.
+    /// Writes the line with its end mark, by which a reader recognises a complete line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Event::Ready => writeln!(f, "ready."),

@@ -1,8 +1,8 @@
-//! The process that kills: starts a worker, kills it at a drawn moment, and checks every block.
+//! The process that kills: starts a worker, kills it at a random moment, and checks every block.
 //!
-//! Rounds alternate between volumes of different formats and between both runtimes, and each volume is crashed again
-//! and again without ever being closed. The content that a round finds is the start of the next one: opening a volume
-//! must not change a block.
+//! Rounds alternate between volumes of different formats and between both runtimes. Each volume crashes again and
+//! again, and is never closed. The content that one round finds is the starting point of the next one, because opening
+//! a volume must not change a block.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ use crate::history::History;
 use crate::pattern::{Content, recognise, rng};
 use crate::report::Event;
 
-/// The volumes that rounds alternate between: the small ones have no room for notes, and make changes durable before
+/// The volumes that rounds alternate between; the small ones have no room for notes and make changes durable before
 /// they complete.
 const VOLUME_OPTIONS: [&str; 4] = [
     "--size 4MiB --guard crc16 --block-size 512",
@@ -34,7 +34,8 @@ const VOLUME_OPTIONS: [&str; 4] = [
     "--size 1MiB --guard crc16 --block-size 4096",
     "--size 4MiB --guard crc64 --block-size 512",
 ];
-/// Maximum time of a worker after its volume is open, and of one that is killed while it opens the volume.
+/// The maximum time that a worker lives after its volume is open, or, if it is killed while it opens the volume, after
+/// its start.
 const LIFE_US: u64 = 40_000;
 const OPENING_US: u64 = 20_000;
 /// One in this many workers is killed without waiting until its volume is open.
@@ -55,12 +56,12 @@ pub struct Plan {
     pub mutation: Mutation,
 }
 
-/// Totals of a run, which show that it has tested something.
+/// Totals of a run, which show that it did test something.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Totals {
     /// Changes that workers started.
     pub changes: usize,
-    /// The durable ones of them.
+    /// How many of them were durable.
     pub durable: usize,
     /// Workers killed before they had opened their volume.
     pub early: u64,
@@ -100,7 +101,7 @@ fn name_of(mutation: Mutation) -> &'static str {
 /// Runs all rounds.
 ///
 /// # Errors
-/// The first round whose check fails.
+/// If the check of a round fails; the first such round.
 pub fn run(plan: &Plan) -> Result<Totals> {
     let mut volumes =
         VOLUME_OPTIONS.iter().enumerate().map(|(i, options)| make(plan, i, options)).collect::<Result<Vec<_>>>()?;
@@ -172,7 +173,8 @@ fn run_worker(plan: &Plan, round: u64, path: &Path, rng: &mut Rng, totals: &mut 
     Ok(history)
 }
 
-/// Reads the worker's report, so that its pipe never fills; the receiver gets a message when the volume is open.
+/// Reads the worker's report continuously, so that the pipe never fills; the receiver gets a message when the volume is
+/// open.
 fn read_events(output: ChildStdout) -> (Receiver<()>, thread::JoinHandle<History>) {
     let (sender, ready) = channel();
     let reader = thread::spawn(move || {
@@ -181,7 +183,7 @@ fn read_events(output: ChildStdout) -> (Receiver<()>, thread::JoinHandle<History
         while let Some(Ok(line)) = lines.next() {
             let Some(event) = Event::parse(&line) else { break };
             if event == Event::Ready {
-                // In an early round the receiver is not used.
+                // In an early round nobody uses the receiver.
                 let _ = sender.send(());
             }
             history.record(event);
@@ -191,7 +193,7 @@ fn read_events(output: ChildStdout) -> (Receiver<()>, thread::JoinHandle<History
     (ready, reader)
 }
 
-/// Kills the worker; true if it had ended before.
+/// Kills the worker; returns true if it had already ended.
 fn kill_worker(worker: &mut Child) -> Result<bool> {
     let has_ended = worker.try_wait()?.is_some();
     if !has_ended {

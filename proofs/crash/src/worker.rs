@@ -1,4 +1,5 @@
-//! The process that is killed: several tasks that change the same few blocks, and report each change before and after.
+//! The process that is killed: several tasks that change the same few blocks, and report each change before and after
+//! it.
 
 use std::cell::Cell;
 use std::io::{self, Write};
@@ -27,7 +28,7 @@ const TASKS: u64 = 6;
 const BLOCKS_MAX: u64 = 8;
 /// Most changes are in these first blocks, so that they overlap.
 const CROWDED_BLOCKS: u64 = 48;
-/// Changes of one task; then the worker ends by itself, in case no parent kills it.
+/// Changes of one task; after these the worker ends on its own, in case no parent kills it.
 const CHANGES_MAX: u64 = 100_000;
 
 /// The state that the tasks share.
@@ -41,7 +42,7 @@ struct Worker {
 /// into the volume.
 ///
 /// # Errors
-/// When the volume cannot be opened or a request fails, which must not happen on an undamaged volume.
+/// If the volume cannot be opened or a request fails, which must not happen on an undamaged volume.
 pub fn run(path: &Path, seed: u64, round: u64, mutation: Mutation) -> Result<()> {
     on_reactor(async {
         let volume = open(path, mutation).await.map_err(|failure| failure.on(path.display()))?;
@@ -54,7 +55,7 @@ pub fn run(path: &Path, seed: u64, round: u64, mutation: Mutation) -> Result<()>
     .context("the worker failed")
 }
 
-/// Opens the volume as the command line does, except for the mutation.
+/// Opens the volume as the command line does, with the mutation added.
 async fn open(path: &Path, mutation: Mutation) -> Result<Rc<FileVolume>, StackError> {
     let medium = open_medium(path, Options::WRITE).await.map_err(|error| open_error("open", &error))?;
     let options = OpenOptions { mutation, ..OpenOptions::default() };
@@ -65,7 +66,7 @@ async fn open(path: &Path, mutation: Mutation) -> Result<Rc<FileVolume>, StackEr
 }
 
 impl Worker {
-    /// Writes a line in one piece. If standard output is closed, the parent has ended, and the worker exits.
+    /// Writes a line with one system call. If standard output is closed, the parent has ended, so the worker exits.
     fn report(&self, event: Event) {
         let mut output = io::stdout().lock();
         if write!(output, "{event}").and_then(|()| output.flush()).is_err() {
@@ -134,7 +135,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Draws the blocks of the next change, mostly among the crowded ones.
+    /// Chooses the blocks of the next change, mostly among the crowded ones.
     fn extent(&self, rng: &mut Rng) -> Extent {
         let capacity = self.gate.geometry().capacity_blocks;
         let blocks = 1 + rng.u64(..BLOCKS_MAX);
@@ -143,7 +144,7 @@ impl Worker {
     }
 }
 
-/// The data of a version for these blocks, sealed for the device.
+/// The data of a version for these blocks, with protection information for the device.
 pub fn sealed(geometry: &Geometry, extent: Extent, version: Version) -> Sealed {
     let size = geometry.block_size;
     let mut data = Buffer::zeroed(extent.bytes(size) as usize);

@@ -1,7 +1,7 @@
 //! Two hundred kills; and tasks on several cores that write the same few blocks at once, while others read and verify
 //! them.
 //!
-//! In the second test, one core owns the volume and the others call it. It is bounded by counts and not by time.
+//! In the second test, one core owns the volume and the others call it. It is bounded by counts, not by time.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ fn volume() -> Rc<OpenTarget> {
     VOLUME.with_borrow(|volume| volume.clone().expect("this core owns the volume"))
 }
 
-/// Changes blocks; records the change before and after.
+/// Changes blocks, and records the change before and after.
 async fn change(history: Shared, request_id: u64, extent: Extent, change: Change, durability: Durability) {
     let open_volume = volume();
     let request = match change {
@@ -55,7 +55,7 @@ async fn change(history: Shared, request_id: u64, extent: Extent, change: Change
     history.lock().unwrap().record(Event::Done { request_id });
 }
 
-/// Reads blocks: each is complete, and not older than changes that completed before.
+/// Reads blocks: each must be whole, and not older than changes that completed before the read.
 async fn read(history: Shared, extent: Extent) {
     let open_volume = volume();
     let started = history.lock().unwrap().now();
@@ -80,7 +80,7 @@ async fn flush() {
     volume().flush().await.expect("flushes succeed");
 }
 
-/// One task on some core: draws requests and has the owner core execute them.
+/// One task on any core: draws requests and has the owner core execute them.
 async fn work(owner: CoreHandle, history: Shared, seed: u64, task: u64) {
     let mut rng = rng(seed, task);
     for index in 0..REQUESTS_PER_TASK {
@@ -183,8 +183,8 @@ fn no_change_that_was_answered_is_lost_in_200_kills() {
     assert!(totals.changes > totals.durable, "some changes were in flight when the worker was killed: {totals:?}");
 }
 
-/// The counterparts: a volume that completes changes before they are noted is detected, and so is a small one without
-/// notes that completes flushes before the tags are durable.
+/// The counterparts: a volume that completes changes before they are in its notes is detected, and so is a small one
+/// without notes that completes flushes before the tags are durable.
 #[test]
 fn answers_that_come_too_early_are_detected() {
     for mutation in [Mutation::NoteLate, Mutation::LateTags] {

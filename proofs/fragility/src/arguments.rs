@@ -2,7 +2,7 @@
 
 use clap::Parser;
 
-/// The maximum number of failed trials in the report of one kind of damage; the others are counted.
+/// The maximum number of failed trials that are printed for one kind of damage; the others are only counted.
 const MAX_REPORTED: usize = 2;
 
 /// Damages protected volumes, one region at a time, and prints the cost.

@@ -1,4 +1,4 @@
-//! Damage: the changed bytes, and their new content.
+//! Damage: which bytes change, and their new content.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,11 +21,11 @@ pub enum Fault {
     Zeroed,
     /// Random bytes.
     Random,
-    /// Their earlier content.
+    /// Their content at an earlier time.
     Stale,
-    /// The content of another volume of this shape, which was used longer.
+    /// The content of another volume of this shape that was used longer.
     Foreign,
-    /// The content of another volume of this shape, which is new.
+    /// The content of another volume of this shape that is new.
     Blank,
     /// They cannot be read.
     Unreadable,
@@ -40,12 +40,12 @@ pub enum Reach {
     Run,
     /// A whole region.
     Region,
-    /// All regions of a kind: every copy, of every block group.
+    /// All regions of a kind: every copy, in every block group.
     Copies,
 }
 
 impl Reach {
-    /// True if it may reach every copy of a record: then the volume may be refused, or may have older contents if it
+    /// True if it may cover every copy of a record; then the volume may be refused, or return older contents if it
     /// reports an error.
     pub fn is_more_than_one_fault(self) -> bool {
         matches!(self, Reach::Region | Reach::Copies)
@@ -67,10 +67,11 @@ impl Reach {
 pub enum Target {
     /// In one region.
     Region(RegionKind),
-    /// The sectors with a block's map entry and with its generation, in all copies: more than one sector, and more than
-    /// one run.
+    /// The sectors with the map entry and with the generation of a block, in all copies: more than one sector, and more
+    /// than one run.
     Tables,
-    /// All superblocks and the log, in all copies: what shows how far the volume has come, but for the high-water mark.
+    /// All superblocks and the log, in all copies: all that shows how far the volume has advanced, except the
+    /// high-water mark.
     SuperblocksAndLog,
 }
 
@@ -163,7 +164,7 @@ pub struct Damage {
     fault: Fault,
     /// The seed of its random content.
     word: u64,
-    /// The index of the earlier contents that stale bytes have.
+    /// The index of the earlier content that stale bytes get.
     earlier: usize,
     is_multiple: bool,
 }
@@ -175,7 +176,7 @@ impl Damage {
         Damage { ranges: Vec::new(), fault: Fault::Zeroed, word: 0, earlier: 0, is_multiple: false }
     }
 
-    /// Draws damage; `None` if it would change nothing, such as an earlier content where there is none.
+    /// Chooses damage at random; `None` if it would change nothing, for instance if there is no earlier content.
     pub fn draw(cell: Cell, specimen: &Specimen, random: &Random) -> Option<Damage> {
         let earlier = random.below(specimen.earlier.len() as u64) as usize;
         let ranges = match cell.target {
@@ -234,7 +235,7 @@ impl Damage {
         !self.ranges.is_empty() && self.ranges.iter().any(differs)
     }
 
-    /// The content of the range after the damage; `None` for unreadable bytes.
+    /// The content of the range after the damage; `None` if it is unreadable.
     fn bytes(&self, range: Range, specimen: &Specimen) -> Option<Vec<u8>> {
         let mut new = bytes(&specimen.image, range).to_vec();
         match self.fault {
@@ -267,7 +268,7 @@ fn bytes(image: &[u8], range: Range) -> &[u8] {
     &image[range.0 as usize..range.1 as usize]
 }
 
-/// The damaged sector of a region: any, one that is not blank, one in use, or one whose content was different before.
+/// The sector of a region to damage: any, one that is not blank, one in use, or one whose content was different before.
 fn sector(region: &Region, cell: Cell, earlier: usize, specimen: &Specimen, random: &Random) -> u64 {
     let sector_bytes = u64::from(specimen.shape.sector_bytes);
     // A region may be smaller than a sector or begin within one; damage always covers whole sectors.
@@ -303,7 +304,7 @@ fn whole(region: &Region, specimen: &Specimen) -> Range {
     (region.start / sector_bytes * sector_bytes, region.end.next_multiple_of(sector_bytes))
 }
 
-/// The damaged bytes, given one sector that they must contain.
+/// The damaged bytes around a sector that they must contain.
 fn reach(sector: u64, cell: Cell, specimen: &Specimen, random: &Random) -> Range {
     let sector_bytes = u64::from(specimen.shape.sector_bytes);
     let end = specimen.layout.medium_bytes();

@@ -1,8 +1,8 @@
-//! Groups of protected volumes, which are mirrors and stripes: records of members are damaged, restored to an earlier
+//! Groups of protected volumes, that is mirrors and stripes: records of members are damaged, rolled back to an earlier
 //! state, or replaced by another member's.
 //!
-//! A [`specimen`] is a group in a known state, with every content that its blocks ever had, and with the earlier states
-//! of its members. A [`trial`] changes records of one member or of all ([`damage`]), opens the group with the product's
+//! A [`specimen`] is a group in a known state, with every content that its blocks ever had, and the earlier states of
+//! its members. A [`trial`] changes records of one member or of all ([`damage`]), opens the group with the product's
 //! own code, first read-only and then writable, and reads everything ([`open`]).
 
 pub mod damage;
@@ -29,16 +29,16 @@ use crate::group::shape::Kind;
 use crate::group::specimen::{GroupSpecimen, State};
 use crate::group::trial::Outcome;
 
-/// The number of trials with one group.
+/// The number of trials that share one group.
 const PER_GROUP: u64 = 48;
-/// The number of attempts to draw damage that changes something.
+/// The number of attempts to choose damage that changes something.
 const DRAWS: u64 = 4;
 
 #[derive(Default)]
 struct Totals {
     report: Report,
     broken: BTreeMap<(Kind, Cell), Vec<FailedTrial>>,
-    /// Groups with faults before any damage, by their first trial.
+    /// Groups that have faults before any damage, by their first trial.
     unmade: Vec<(u64, String)>,
     void: u64,
 }
@@ -86,7 +86,7 @@ fn run_group(arguments: &Arguments, group: u64, trials: Range<u64>, totals: &Mut
         cells.retain(|cell| cell.to_string().contains(part));
     }
     for trial in trials.take_while(|_| !cells.is_empty()) {
-        // The first trial of each group is shifted, so that all kinds and states meet all damage.
+        // The first trial of each group is shifted, so that all kinds and states of groups meet all kinds of damage.
         let cell = cells[((trial % PER_GROUP + group * 31) % cells.len() as u64) as usize];
         let outcome = run_trial(&specimen, cell, seed, trial);
         add(&mut |totals| match &outcome {

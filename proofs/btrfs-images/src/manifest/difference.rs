@@ -5,14 +5,15 @@ use std::fmt::{Debug, Display};
 use super::lines::{escape, hex};
 use super::{Entry, Manifest};
 
-/// The maximum number of lines of a difference, without the last one, which has the number of omitted lines.
+/// The maximum number of lines of a difference, not counting the last line, which gives the number of omitted lines.
 pub const MAX_DIFFERENCES: usize = 100;
 /// The maximum number of characters of a value in a difference.
 const MAX_SHOWN: usize = 200;
 
 impl Manifest {
-    /// The differences of `found` from this, the expected one: a line for each missing or additional path, and for each
-    /// differing field. Empty if there is none, and never more than [`MAX_DIFFERENCES`] lines and one.
+    /// The differences between this manifest, the expected one, and `found`: a line for each missing or additional
+    /// path, and for each differing field. Empty if there are none; otherwise at most [`MAX_DIFFERENCES`] lines and one
+    /// with the number of omitted lines.
     pub fn difference(&self, found: &Manifest) -> Vec<String> {
         let mut lines = Vec::new();
         let mut count = 0_usize;
@@ -77,7 +78,7 @@ fn name(bytes: &[u8]) -> String {
     if bytes.is_empty() { "(empty)".to_owned() } else { escape(bytes) }
 }
 
-/// Two values, from shortly before their first difference if they are long.
+/// Two values; if they are long, from shortly before their first difference.
 fn shown(one: &str, other: &str) -> (String, String) {
     if one.len() <= MAX_SHOWN && other.len() <= MAX_SHOWN {
         return (one.to_owned(), other.to_owned());

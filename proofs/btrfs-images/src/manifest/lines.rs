@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Fields are separated by one space. Bytes that are not printable ASCII, and the space, `%`, `=` and `-`, are written
-//! as `%` and two hexadecimal digits, an empty path or value as `-e`, and an absent one as `-`. So a line can have any
-//! name, and two manifests can be compared line by line.
+//! as `%` and two hexadecimal digits, an empty path or value as `-e`, and an absent one as `-`. So any name fits in a
+//! line, and two manifests can be compared line by line.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,4 +1,4 @@
-//! Scans a folder into a manifest. Holes are not read: only ranges that the kernel reports as data.
+//! Scans a folder into a manifest. Only ranges that the kernel reports as data are read; holes are not.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::{CString, OsStr, OsString};
@@ -17,7 +17,7 @@ use crate::content::ContentDigest;
 const MAX_XATTR_BYTES: usize = 64 << 10;
 /// Bytes of one read of a file.
 const PIECE_BYTES: usize = 1 << 20;
-/// The inode number, within its subvolume, of a folder in place of a subvolume that existed when a snapshot was taken.
+/// The inode number, within its subvolume, of the empty folder that a snapshot has in place of a nested subvolume.
 const PLACE_OF_SUBVOLUME: u64 = 2;
 /// The bits of an inode number that are the number within its subvolume.
 const WITHIN_SUBVOLUME: u64 = (1 << 48) - 1;
@@ -32,11 +32,12 @@ struct Scan {
 impl Manifest {
     /// Scans a folder.
     ///
-    /// For a folder in place of a subvolume in a snapshot, the kernel reports the current time, so it has no times
-    /// here. It is recognised by its inode number 2, also below a subvolume number in the upper 16 bits.
+    /// A snapshot has an empty folder in place of each nested subvolume. The kernel reports the current time for it, so
+    /// it has no times here. It is recognised by inode number 2 within the subvolume (the upper 16 bits may hold a
+    /// subvolume number).
     ///
     /// # Errors
-    /// Something cannot be read; the error names it.
+    /// If something cannot be read; the error names it.
     pub fn scan(folder: &Path) -> Result<Manifest, String> {
         scan(folder)
     }
@@ -71,7 +72,7 @@ impl Scan {
         let is_place = kind == Kind::Directory && metadata.ino() & WITHIN_SUBVOLUME == PLACE_OF_SUBVOLUME;
         let [atime, mtime, ctime] = if is_place { [Time::default(); 3] } else { times(&metadata) };
         let (major, minor) = (rustix::fs::major(metadata.rdev()), rustix::fs::minor(metadata.rdev()));
-        // Otherwise the content would be read once for each name of an inode.
+        // Avoids reading the content once for each name of an inode.
         let mut content = None;
         if kind == Kind::Regular {
             let names = self.inodes.get(&(metadata.dev(), metadata.ino()));
@@ -145,7 +146,7 @@ fn digest(path: &Path, size: u64, buffer: &mut [u8]) -> std::io::Result<[u8; 32]
     {
         let data = match seek(file, SeekFrom::Data(position)) {
             Ok(data) => data.min(size),
-            // Only a hole is left.
+            // Only a hole remains.
             Err(Errno::NXIO) => size,
             Err(error) => return Err(error.into()),
         };

@@ -1,5 +1,5 @@
-//! Each differing field is reported, equal manifests have no difference, and the text form reads back as the same
-//! manifest.
+//! Checks that each differing field is reported, that equal manifests have no difference, and that the text form can be
+//! read back.
 
 use std::fs::{self, File};
 use std::io::{Seek, SeekFrom, Write};
@@ -36,7 +36,7 @@ fn manifest(entries: &[(&[u8], Entry)]) -> Manifest {
 
 type Change = fn(&mut Entry);
 
-/// Every field, with a change of it.
+/// Every field, with a change to it.
 const CHANGES: [(&str, Change); 15] = [
     ("kind", |entry| entry.kind = Kind::Fifo),
     ("mode", |entry| entry.mode = 0o755),

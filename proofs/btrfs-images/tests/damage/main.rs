@@ -1,8 +1,8 @@
-//! Randomly damaged filesystems: this project's verdict against the kernel's: its scrub of every copy, its log, and its
-//! reads of all files. Neither may change a byte.
+//! Randomly damaged filesystems: compares this project's verdict with the kernel's (its scrub of every copy, its log,
+//! and its reads of all files). Neither may change a byte of the images.
 //!
-//! Needs root, loop devices, `btrfs-progs`, and Linux 6.18 or later with the filesystem. Tests without these print it
-//! and are skipped.
+//! Needs root, loop devices, `btrfs-progs`, and Linux 6.18 or later with the filesystem. Without these the tests print
+//! what is missing and are skipped.
 
 mod rules;
 mod subject;
@@ -21,7 +21,7 @@ use wounds::Damage;
 
 /// The variable with the number of damages.
 const COUNT: &str = "SEALBLOCK_BTRFS_DAMAGES";
-/// The variable with the seed of the first damage; without a number, of the only one.
+/// The variable with the seed of the first damage, or of the only one if no number is set.
 const SEED: &str = "SEALBLOCK_BTRFS_DAMAGE_SEED";
 /// The default number of damages.
 const FEW: u64 = 26;
@@ -80,7 +80,7 @@ impl Tally {
     }
 }
 
-/// A verdict with any finding removed must differ from the kernel's.
+/// A report with any finding removed must differ from the kernel's.
 #[test]
 fn a_report_that_leaves_something_out_differs() {
     if let Err(why) = has_mounts().and_then(|()| has_known_scrub()) {
@@ -151,7 +151,7 @@ fn damage_reports_match_the_kernels() {
         };
         println!("{}: {:?}", setup.name, start.elapsed());
         of_setup.iter().for_each(|seed| try_seed(&subject, *seed, &mut log, &mut tally));
-        // After everything is restored there is no damage.
+        // After the damage is undone, neither verdict has any.
         let (ours, kernel) = (ours(&subject), kernel(&subject, &mut log).unwrap());
         let seen = kernel.unwrap_or_else(|why| panic!("{}: {why}", setup.name));
         let found = ours.report.unwrap_or_else(|why| panic!("{}: {why}", setup.name)).damage_count;

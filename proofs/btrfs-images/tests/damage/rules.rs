@@ -1,25 +1,25 @@
-//! The required agreement of the two verdicts, and the permitted differences, which follow from the documentation of
-//! the kernel's scrub.
+//! How the two verdicts must agree, and which differences are permitted; the differences follow from the documentation
+//! of the kernel's scrub.
 //!
-//! - Each device has as many bad sectors of data and of nodes, and as many bad superblocks, as the scrub counts; and as
-//!   many of them can be restored.
-//! - Every place in the kernel's log is reported here.
-//! - A file can be read here exactly where the kernel can read it, and its content is right.
-//! - The damaged data without a good copy are, with all their files and names, exactly those that the kernel fails to
-//!   read.
+//! - The scrub's counts for each device are right: bad sectors of data and of nodes, bad superblocks, and how many of
+//!   these can be restored.
+//! - Every place in the kernel's log is reported by `verify`.
+//! - A file can be read by this project exactly where the kernel can read it, and its content is right.
+//! - The damaged data without a good copy, with all their files and names, are exactly what the kernel fails to read.
 //!
-//! Differences, each a fact of Linux 6.18:
-//! - A scrub ends early if a node that it needs is lost: of the trees of extents, checksums and devices. Its counts are
+//! Permitted differences, each a fact about Linux 6.18:
+//! - A scrub ends early if a node that it needs is lost: one of the extent, checksum or device tree. Its counts are
 //!   then incomplete.
-//! - With parity a scrub ends early at a row with more bad pieces than parity can restore.
-//! - A scrub checks a node's checksum, address, UUIDs and generation. It does not compare copies. Nothing covers the
-//!   bytes of the checksum field that a short checksum does not use; copies that differ there are reported here.
+//! - With parity, a scrub ends early at a row with more bad pieces than parity can restore.
+//! - A scrub checks a node's checksum, address, UUIDs and generation. It does not compare copies with each other. No
+//!   checksum covers the bytes of the checksum field that a short checksum does not use; `verify` reports copies that
+//!   differ there.
 //! - A read-only scrub neither checks parity nor counts its faults.
-//! - A filesystem is not mounted if the first superblock or a node that mounting needs is lost.
-//! - A subvolume whose last leaf is lost is not opened, because the highest inode number is looked up there; here the
-//!   other leaves are read.
-//! - Messages have the 64 KiB stripe of a bad sector, not the sector; with parity the first piece of the row, whichever
-//!   is bad.
+//! - The kernel does not mount a filesystem if the first superblock, or a node that mounting needs, is lost.
+//! - The kernel does not open a subvolume whose last leaf is lost, because it looks up the highest inode number there;
+//!   this project reads the other leaves.
+//! - The kernel's messages name the 64 KiB stripe of a bad sector, not the sector; with parity, the first piece of the
+//!   row, whichever piece is bad.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,7 +33,7 @@ use crate::subject::{SECTOR, Subject, is_summed};
 use crate::verdicts::{Files, Ours, Outcome, Seen};
 use crate::wounds::Damage;
 
-/// The faults of the verdicts, as lines.
+/// Differences between the verdicts that are not permitted, as lines of text.
 pub fn differences(subject: &Subject, damage: &Damage, ours: &Ours, kernel: &Result<Seen, String>) -> Vec<String> {
     let mut lines = Vec::new();
     check_bytes("read here", &ours.files, &mut lines);
@@ -43,7 +43,7 @@ pub fn differences(subject: &Subject, damage: &Damage, ours: &Ours, kernel: &Res
             lines.push(format!("the kernel mounts what is not opened here: {why}"));
             return lines;
         }
-        // If it cannot be opened, the error has the reason.
+        // If the filesystem cannot be opened, the error has the reason.
         (Err(why), Err(_)) => {
             if damage.expected.is_empty() {
                 lines.push(format!("nothing was damaged on purpose, and not opened: {why}"));
@@ -68,7 +68,7 @@ pub fn differences(subject: &Subject, damage: &Damage, ours: &Ours, kernel: &Res
     lines
 }
 
-/// Every sector has the written content.
+/// Checks that every sector has the content that was written.
 fn check_bytes(what: &str, files: &Files, lines: &mut Vec<String>) {
     for (path, outcome) in files.iter().filter(|(path, _)| is_summed(path)) {
         if let Outcome::Read { wrong, .. } = outcome
@@ -79,7 +79,7 @@ fn check_bytes(what: &str, files: &Files, lines: &mut Vec<String>) {
     }
 }
 
-/// The copies that a report lists as bad, with their bytes.
+/// The copies that a report lists as bad, with their length in bytes.
 fn bad_copies(subject: &Subject, report: &Report) -> Vec<(BadCopy, u64)> {
     let node = subject.node_bytes;
     let of = |finding: &Finding| match finding {
@@ -100,7 +100,7 @@ fn has_lost_node(report: &Report) -> bool {
     report.findings.iter().any(|finding| matches!(finding, Finding::LostNode(_)))
 }
 
-/// Deliberate damage is found, except below a lost node.
+/// Checks that deliberate damage is found, except below a lost node.
 fn check_expected(damage: &Damage, report: &Report, lines: &mut Vec<String>) {
     let found: BTreeSet<(u64, u64)> = report
         .findings
@@ -211,7 +211,7 @@ fn closed_subvolumes(report: &Report) -> BTreeSet<u64> {
     report.findings.iter().flat_map(of).collect()
 }
 
-/// Both read the same sectors of all files, and fail for the same.
+/// Checks that both read the same sectors of all files, and fail for the same ones.
 fn check_files(subject: &Subject, report: &Report, ours: &Ours, seen: &Seen, lines: &mut Vec<String>) {
     let closed = closed_subvolumes(report);
     for (path, theirs) in &seen.files {
@@ -249,8 +249,8 @@ fn lost_sectors(subject: &Subject, report: &Report) -> BTreeMap<Vec<u8>, BTreeSe
     lost
 }
 
-/// The report has exactly the files, with all their names, and the sectors that the kernel fails to read; in addition
-/// those below a lost node of the trees of files, whose keys it has.
+/// Checks that the report lists exactly the files, with all their names, and the sectors that the kernel fails to read,
+/// and also those below a lost node of the file trees, whose keys it knows.
 fn check_lost(subject: &Subject, report: &Report, seen: &Seen, lines: &mut Vec<String>) {
     let lost = lost_sectors(subject, report);
     let none = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Small filesystems of every profile that the kernel fills, once each, and the places of their nodes and data: the
+//! Small filesystems of every profile, filled once each by the kernel, and the places of their nodes and data: the
 //! targets of the damage.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,7 +27,7 @@ use tempfile::TempDir;
 
 /// Bytes of a sector.
 pub const SECTOR: u64 = 4096;
-/// The prefix of files without checksums. Damage of their data cannot be detected.
+/// The prefix of the names of files without checksums. Damage to their data cannot be detected.
 const UNSUMMED: &[u8] = b"unsummed";
 
 /// How a filesystem is made: its name, number of devices, and options of `mkfs.btrfs`.
@@ -41,7 +41,7 @@ const fn setup(name: &'static str, devices: usize, options: &'static [&'static s
     Setup { name, devices, options }
 }
 
-/// Every profile and every checksum; small nodes, so that trees have several levels, and larger ones.
+/// Every profile and every checksum, with small nodes, so that trees have several levels, and with larger ones.
 pub const SETUPS: [Setup; 13] = [
     setup("single", 1, &["-d", "single", "-m", "single", "--csum", "crc32c", "-n", "4096"]),
     setup("single-dup", 1, &["-d", "single", "-m", "dup", "--csum", "crc32c"]),
@@ -58,7 +58,7 @@ pub const SETUPS: [Setup; 13] = [
     setup("raid5-nodes", 3, &["-d", "raid5", "-m", "raid5", "--csum", "crc32c"]),
 ];
 
-/// The size of each device. The second copy of the superblock is after 64 MiB.
+/// The size of each device. The second copy of the superblock is at 64 MiB.
 const MEBIBYTES: u64 = 240;
 
 /// A node: a tree that contains it, and the places of its copies.
@@ -73,7 +73,7 @@ pub struct SectorPlaces {
     pub parity: Vec<Place>,
 }
 
-/// A filesystem that is damaged and restored again and again.
+/// A filesystem that is repeatedly damaged and restored.
 pub struct Subject {
     pub setup: &'static Setup,
     /// The content of each file, by its path from the top subvolume.
@@ -82,7 +82,7 @@ pub struct Subject {
     pub data: Vec<SectorPlaces>,
     /// Subvolumes below the top one, by name.
     pub subvolumes: BTreeMap<Vec<u8>, u64>,
-    /// With parity, the first piece of the row of each sector of data and of each node, by device and byte.
+    /// With parity, the first piece of the row that contains a sector of data or a node, by device and byte.
     pub first_of_row: BTreeMap<(u64, u64), Place>,
     /// Sectors of the devices that are not all zero.
     pub written: Vec<Place>,
@@ -90,7 +90,7 @@ pub struct Subject {
     pub checksum: ChecksumType,
     /// The images, open for damage.
     pub images: Vec<File>,
-    /// Loop devices over the images, for the kernel.
+    /// Loop devices over the images, which the kernel mounts.
     pub loops: Loops,
     /// The kernel's mount point.
     pub point: PathBuf,
@@ -104,7 +104,7 @@ impl Subject {
     /// Makes one.
     ///
     /// # Errors
-    /// The machine cannot.
+    /// If this machine cannot make it.
     pub fn make(setup: &'static Setup) -> Result<Subject, String> {
         let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
         let paths: Vec<PathBuf> =
@@ -151,12 +151,12 @@ impl Drop for Subject {
     }
 }
 
-/// True if a file has checksums.
+/// True if the file with this path has checksums.
 pub fn is_summed(path: &[u8]) -> bool {
     !path.starts_with(UNSUMMED)
 }
 
-/// Fills a mounted filesystem with files in all forms of storage in which damage shows differently.
+/// Fills a mounted filesystem with files in all forms of storage in which damage has different effects.
 fn fill(point: &Path) -> io::Result<()> {
     let path = |name: &str| point.join(name);
     let create = |name: &str, content: &[u8]| -> io::Result<File> {
@@ -176,7 +176,7 @@ fn fill(point: &Path) -> io::Result<()> {
         setxattr(path(&name), "btrfs.compression", algorithm.as_bytes(), XattrFlags::empty())?;
         create(&name, &text(300_000))?;
     }
-    // An extent that is used only in part, with checksums for all of it.
+    // An extent of which only a part is used, with checksums for all of it.
     let bookend = create("bookend", &noise(400_000, 4))?;
     bookend.sync_all()?;
     bookend.write_all_at(&noise(300_000, 5), 40_960)?;
@@ -188,11 +188,11 @@ fn fill(point: &Path) -> io::Result<()> {
     let unsummed = create("unsummed", b"")?;
     ioctl_setflags(&unsummed, ioctl_getflags(&unsummed)? | IFlags::NOCOW)?;
     unsummed.write_all_at(&noise(100_000, 21), 0)?;
-    // Every second one is removed, so that checksums and free space are fragmented.
+    // Every second file is removed, so that checksums and free space are fragmented.
     (0..60).step_by(2).try_for_each(|number| fs::remove_file(path(&format!("small-{number}"))))
 }
 
-/// Adds files that share extents and nodes: a reflink, and a snapshot whose source changes.
+/// Adds files that share extents and nodes: a reflink, and a snapshot whose source changes later.
 fn share(mount: &Mount) -> Result<(), String> {
     let subvolume = |words: &[&str], names: &[&str]| {
         let paths = names.iter().map(|name| mount.path(name).into_os_string());
@@ -232,7 +232,7 @@ fn read_all(folder: &Path, path: &mut Vec<u8>, contents: &mut BTreeMap<Vec<u8>, 
     Ok(())
 }
 
-/// The sectors of images that are not all zero. Ranges that were never written are holes of the image.
+/// The sectors of images that are not all zero. Ranges that were never written are holes in the image.
 fn written(images: &[File]) -> io::Result<Vec<Place>> {
     let (mut written, mut chunk) = (Vec::new(), Vec::new());
     for (image, devid) in images.iter().zip(1..) {
@@ -265,7 +265,7 @@ struct Places {
     uuid: String,
 }
 
-/// Finds nodes and data, before any damage.
+/// Finds all nodes and data, before any damage.
 fn places(name: &FilesystemName) -> Result<Places, String> {
     let found = on_reactor(async {
         let open = name.open(FilesystemOptions::default()).await?;

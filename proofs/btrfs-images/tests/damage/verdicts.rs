@@ -1,5 +1,5 @@
 //! The verdicts of this project and of the kernel about a filesystem, in the same form: which sectors of files can be
-//! read and are right, and what is damaged on which device.
+//! read and have the right content, and what is damaged on which device.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -38,7 +38,7 @@ pub enum Outcome {
 /// Files by path.
 pub type Files = BTreeMap<Vec<u8>, Outcome>;
 
-/// Compares bytes that were read.
+/// Adds the offsets of sectors that were read with wrong content.
 fn compare(content: &[u8], at: u64, read: &[u8], wrong: &mut BTreeSet<u64>) {
     for (index, sector) in read.chunks(SECTOR as usize).enumerate() {
         let at = at + index as u64 * SECTOR;
@@ -114,14 +114,14 @@ async fn read_file(fs: &Filesystem, inode: &Inode, content: &[u8]) -> Outcome {
 pub struct Seen {
     pub scrub: Scrub,
     pub files: Files,
-    /// Stripes of 64 KiB with errors in the log, by device number. The kernel omits messages if there are many.
+    /// Stripes of 64 KiB with errors in the log, by device number. The kernel omits messages when there are too many.
     pub stripes: Vec<Place>,
 }
 
-/// Mounts, scrubs and reads a filesystem, without writing. The inner error means that the kernel refuses to mount it.
+/// Mounts, scrubs and reads a filesystem, without writing. The inner error is the kernel's reason for not mounting it.
 ///
 /// # Errors
-/// Any other failure.
+/// Any other failure is the outer error.
 pub fn kernel(subject: &Subject, log: &mut KernelLog) -> Result<Result<Seen, String>, String> {
     log.messages()?;
     let mount = match Mount::on(&subject.loops, &subject.point, "ro,subvolid=5") {
@@ -147,7 +147,7 @@ fn read_mounted(point: &Path, path: &[u8], content: &[u8]) -> Outcome {
         Ok(file) => file,
         Err(error) => return Outcome::Unreachable(error.to_string()),
     };
-    // Sector by sector and without readahead. If a read covers several stripes, and several of them have sectors
+    // Reads sector by sector, without readahead. If a read covers several stripes, and several of them have sectors
     // without a good copy, Linux 6.18 may return zeroes for these instead of an error.
     if let Err(error) = fadvise(&file, 0, None, Advice::Random) {
         return Outcome::Unreachable(error.to_string());

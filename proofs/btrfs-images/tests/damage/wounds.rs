@@ -1,6 +1,6 @@
-//! The damage of one seed to a filesystem; undone on drop.
+//! The damage that a seed determines for a filesystem; dropping it undoes the damage.
 //!
-//! Places are chosen among copies of data, of nodes and of superblocks, and at random among all sectors that are not
+//! Places are chosen among the copies of data, nodes and superblocks, and at random among all sectors that are not
 //! zero, in use or not.
 
 use std::collections::BTreeSet;
@@ -24,15 +24,15 @@ const GENERATION: usize = 80;
 /// A change of a range of bytes.
 #[derive(Clone, Copy, Debug)]
 enum Wound {
-    /// One bit is flipped, in this byte of the range.
+    /// One bit is flipped in this byte of the range.
     Flip(u64),
     /// All bytes become zero.
     Zero,
-    /// All bytes become noise of this seed.
+    /// All bytes become noise from this seed.
     Noise(u64),
     /// The bytes are replaced by those of another place, as after a misdirected write.
     Misplaced(Place),
-    /// The node is replaced by one of an earlier transaction, with a right checksum, as after a lost write.
+    /// The node is replaced by one from an earlier transaction, with a valid checksum, as after a lost write.
     Stale,
 }
 
@@ -58,28 +58,28 @@ enum What {
     Any,
 }
 
-/// The earlier content.
+/// The content before the damage.
 struct Patch {
     devid: u64,
     offset: u64,
     before: Vec<u8>,
 }
 
-/// A filesystem that is damaged until this is dropped.
+/// A filesystem that stays damaged until this is dropped.
 pub struct Damage<'a> {
     subject: &'a Subject,
     patches: Vec<Patch>,
-    /// A description of the damage, for analysis of a failure.
+    /// A description of the damage, to analyse a failure.
     pub text: String,
     /// Copies that were damaged on purpose, by device and byte: sectors of data, nodes and superblocks.
     pub expected: BTreeSet<(u64, u64)>,
 }
 
 impl Damage<'_> {
-    /// Damages a filesystem by a seed.
+    /// Damages a filesystem as the seed determines.
     ///
     /// # Errors
-    /// The errors of its images.
+    /// If its images cannot be read or written.
     pub fn new(subject: &Subject, seed: u64) -> io::Result<Damage<'_>> {
         let mut rng = Rng::with_seed(seed);
         let mut targets = Vec::new();
@@ -92,7 +92,7 @@ impl Damage<'_> {
         let before = targets.iter().map(range).collect::<io::Result<Vec<_>>>()?;
         targets.iter().try_for_each(|target| damage.hurt(target))?;
         for (target, before) in targets.iter().zip(before) {
-            // If the content does not change, such as zeroes set to zero, it is not damaged.
+            // If the content does not change, as when zeroes are set to zero, nothing is damaged.
             let after = range(target)?;
             let is_damaged = match target.what {
                 What::Data => after != before,
@@ -144,18 +144,18 @@ fn read(subject: &Subject, devid: u64, offset: u64, bytes: u64) -> io::Result<Ve
     Ok(range)
 }
 
-/// The significant bytes of a node or superblock: without the part of the checksum field that a short checksum does not
-/// use, which nothing covers.
+/// The significant bytes of a node or superblock: all but the part of the checksum field that a short checksum does not
+/// use, which no checksum covers.
 fn covered(block: &[u8], checksum_bytes: usize) -> impl Iterator<Item = &u8> {
     block[..checksum_bytes].iter().chain(&block[FIELD_BYTES..])
 }
 
-/// One of them.
+/// A random element.
 fn any<'a, T>(rng: &mut Rng, all: &'a [T]) -> &'a T {
     &all[rng.usize(..all.len())]
 }
 
-/// Any copy of any of them.
+/// A random copy of a random element.
 fn copy_of<'a>(rng: &mut Rng, all: impl ExactSizeIterator<Item = &'a [Place]>) -> Place {
     let mut all = all;
     let number = rng.usize(..all.len());
@@ -163,7 +163,7 @@ fn copy_of<'a>(rng: &mut Rng, all: impl ExactSizeIterator<Item = &'a [Place]>) -
     *any(rng, copies)
 }
 
-/// Adds one damage.
+/// Adds one random damage.
 fn choose(subject: &Subject, rng: &mut Rng, targets: &mut Vec<Target>) {
     match rng.u32(..100) {
         0..35 => {
@@ -178,7 +178,7 @@ fn choose(subject: &Subject, rng: &mut Rng, targets: &mut Vec<Target>) {
         55..65 => choose_node(subject, rng, targets, |node| node.tree == objectid::CSUM_TREE),
         65..75 => choose_node(subject, rng, targets, |node| objectid::is_subvolume(node.tree)),
         75..80 => {
-            // Without the first copy the kernel mounts nothing, so that is rarer.
+            // Without the first copy the kernel cannot mount, so that case is made rarer.
             let offset = COPY_OFFSETS[usize::from(rng.u32(..5) > 0)];
             let devid = 1 + rng.u64(..subject.images.len() as u64);
             targets.push(Target { devid, offset, bytes: SECTOR, wound: plain_wound(rng, SECTOR), what: What::Sealed });

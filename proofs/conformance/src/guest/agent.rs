@@ -10,10 +10,10 @@ use anyhow::{Context, Result};
 
 use crate::harness::wire::Frame;
 
-/// The maximum of a script's standard error that is sent.
+/// How much of a script's standard error is sent, at most.
 const MOST_ERROR_BYTES: usize = 2048;
 
-/// Sends a greeting through the port, then runs the scripts that arrive. Ends only with the guest.
+/// Sends a greeting through the port, then runs the scripts that arrive. Returns only when the guest ends.
 pub fn run(port: &Path) -> Result<()> {
     let mut port = OpenOptions::new().read(true).write(true).open(port).context("opening the host's port")?;
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").context("reading the kernel's release")?;
@@ -47,7 +47,7 @@ fn execute(script: &str, port: &mut File) -> Result<i32> {
     Ok(status)
 }
 
-/// The exit status in the form of shells.
+/// The exit status as shells report it.
 fn number(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }

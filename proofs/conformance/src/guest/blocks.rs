@@ -1,4 +1,4 @@
-//! Probes of a block device, past the page cache.
+//! Operations on a block device that bypass the page cache.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
@@ -40,7 +40,7 @@ fn open(device: &Path, write: bool) -> Result<(File, u64)> {
     Ok((file, length))
 }
 
-/// Prints `LBA ERRNO` for each unreadable block, and their number.
+/// Prints `LBA ERRNO` for each unreadable block, and their count.
 pub fn scan(device: &Path, block_bytes: usize) -> Result<()> {
     let (file, length) = open(device, false)?;
     let mut pages = Pages::new(block_bytes);
@@ -54,7 +54,7 @@ pub fn scan(device: &Path, block_bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// The pattern: every 8 bytes hash their position and the seed.
+/// The pattern: every 8 bytes are a hash of their position and the seed.
 fn pattern(bytes: &mut [u8], offset_bytes: u64, seed: u64) {
     for (i, word) in bytes.chunks_exact_mut(8).enumerate() {
         let position = offset_bytes / 8 + i as u64;
@@ -91,7 +91,7 @@ pub fn fill(device: &Path, seed: u64) -> Result<()> {
     file.sync_all().context("flushing")
 }
 
-/// Prints the `LBA` (of 4096 bytes) of each differing block, and their number.
+/// Prints the `LBA` (of 4096 bytes) of each differing block, and their count.
 pub fn check(device: &Path, seed: u64) -> Result<()> {
     let (file, length) = open(device, false)?;
     let (mut pages, mut wanted) = (Pages::new(CHUNK_BYTES), vec![0; CHUNK_BYTES]);
@@ -115,7 +115,7 @@ pub fn check(device: &Path, seed: u64) -> Result<()> {
 
 /// The flags of an operation by name.
 pub fn mode(name: &str) -> Result<FallocateFlags, String> {
-    /// FALLOC_FL_WRITE_ZEROES, which the library does not have yet.
+    /// FALLOC_FL_WRITE_ZEROES, which the library does not define yet.
     const WRITE_ZEROES: u32 = 0x80;
     match name {
         "punch-hole" => Ok(FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE),

@@ -1,4 +1,4 @@
-//! Compare and Write on any kind of target, as clusters use it: several hosts count up one block.
+//! Compare and Write on any kind of target, used as clusters do: several hosts increment a number in one block.
 
 use anyhow::{Context, Result, bail};
 use sealblock_block::{Device, Durability, DynDevice, ErrorKind, Expectations, Request, RequestKind, Response};
@@ -8,10 +8,10 @@ use sealblock_stack::target::TargetName;
 use sealblock_stack::{Access, on_reactor, open};
 use sealblock_units::{Extent, Lba};
 
-/// The maximum of attempts for each step: another host is faster now and then, but not always.
+/// The maximum number of attempts for each step: another host may be faster now and then, but not always.
 const ATTEMPTS: u64 = 100_000;
 
-/// Counts up the number at the start of a block, `times` times, by Compare and Write only; prints the number of
+/// Increments the number at the start of a block `times` times, with Compare and Write only; prints the number of
 /// attempts that failed because another host was faster.
 pub fn count_up(target: &TargetName, lba: u64, times: u64) -> Result<()> {
     let work = async {
@@ -56,7 +56,7 @@ async fn read(device: &DynDevice, at: Extent) -> Result<u64> {
     Ok(u64::from_le_bytes(*number))
 }
 
-/// Writes one number if the block has the other; the rest of the block is zeroes.
+/// Writes the number `new` if the block contains `old`; the rest of the block is zeroes.
 fn swap(device: &DynDevice, at: Extent, old: u64, new: u64) -> Request {
     let size = device.geometry().block_size;
     let block = |number: u64| {

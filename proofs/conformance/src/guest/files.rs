@@ -1,12 +1,12 @@
-//! Files whose content a file system must keep: a writer that records what `fsync` acknowledged, and a check of exactly
-//! that.
+//! Files that a file system must keep: a writer that records what `fsync` acknowledged, and a check of exactly that.
 //!
-//! The writer works in batches. In a batch it changes pages in place, adds a file and removes one, waits a moment, and
-//! then calls `fsync` for each. Half of the pages bypass the page cache, so that the device has acknowledged them but
-//! not flushed them. Invariant: between two batches everything recorded was acknowledged by `fsync`, and nothing else
-//! was written. So every page must be the recorded one, no file may be missing, and no removed file may exist.
+//! The writer works in batches. In each batch it changes pages in place, adds a file and removes one, waits a moment,
+//! and then calls `fsync` for each file. Half of the pages are written with direct I/O, so that the device has
+//! acknowledged them but not flushed them. Invariant: between two batches, `fsync` has acknowledged everything that is
+//! recorded, and nothing else was written. So every page must have the recorded content, no file may be missing, and no
+//! removed file may exist.
 //!
-//! The record is in memory, and is written to a file outside the file system under test.
+//! The record is in memory, and is also written to a file outside the file system under test.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
@@ -21,17 +21,17 @@ use rustix::fs::OFlags;
 use super::blocks::Pages;
 
 const PAGE_BYTES: usize = 4096;
-/// The number of files that are changed in place, and of pages in each.
+/// The number of files that are changed in place, and the pages of each.
 const IN_PLACE: usize = 8;
 const IN_PLACE_PAGES: usize = 32;
-/// The number of files that are added and removed, and the maximum of their pages.
+/// The number of added files that exist at a time, and the maximum number of pages of each.
 const ADDED: usize = 24;
 const ADDED_PAGES: usize = 8;
-/// The number of removed files whose absence is checked.
+/// The number of removed files that must stay absent.
 const REMOVED: usize = 64;
-/// The maximum time that pages stay without a flush, in a guest.
+/// The maximum time in a guest that pages stay unflushed.
 const LONGEST_PAUSE_MS: u64 = 250;
-/// The maximum of wrong pages in a report.
+/// The maximum number of wrong pages in a report.
 const MOST_NAMED: usize = 20;
 
 /// The content that the file system has acknowledged.
@@ -111,10 +111,10 @@ impl Promised {
         Ok(wrong)
     }
 
-    /// The same after dropping the kernel's caches.
+    /// The same, after dropping the kernel's caches.
     ///
     /// # Errors
-    /// If there is a fault.
+    /// If a page or a file is wrong.
     fn check(&self, folder: &Path) -> Result<()> {
         fs::write("/proc/sys/vm/drop_caches", "3").context("dropping caches")?;
         let wrong = self.wrong(folder)?;
@@ -150,7 +150,7 @@ struct Writer {
     version: u64,
     /// The number of successful calls of `fsync`.
     acknowledged: u64,
-    /// The maximum time that pages stay without a flush.
+    /// The maximum time that pages stay unflushed.
     longest_pause_ms: u64,
 }
 
@@ -160,7 +160,8 @@ impl Writer {
         Writer { folder, promised: Promised::default(), random, version: 0, acknowledged: 0, longest_pause_ms }
     }
 
-    /// Calls `fsync`. An error here is never repeated: the kernel may have dropped what could not be written.
+    /// Calls `fsync`. After an error it is not called again: the kernel may have dropped the data that it could not
+    /// write.
     fn sync(&mut self, file: &File, name: &str) -> Result<()> {
         file.sync_all().with_context(|| format!("fsync of {name}"))?;
         self.acknowledged += 1;
@@ -183,7 +184,7 @@ impl Writer {
         Ok(file)
     }
 
-    /// The files that are changed in place.
+    /// Creates the files that are changed in place.
     fn lay_out(&mut self) -> Result<()> {
         for number in 0..IN_PLACE {
             let name = format!("in-place-{number}");
@@ -219,7 +220,7 @@ impl Writer {
         self.sync_folder()
     }
 
-    /// Removes a random file of the added ones, if there are enough.
+    /// Removes a random added file, if there are enough.
     fn remove_one(&mut self) -> Result<()> {
         let added: Vec<String> =
             self.promised.files.keys().filter(|name| name.starts_with("added-")).cloned().collect();
@@ -237,17 +238,17 @@ impl Writer {
     }
 }
 
-/// The files through which a script controls a writer: `CONTROL.ask`, `CONTROL.answer`, and `CONTROL.list`.
+/// The path of a control file of a writer: `CONTROL.ask`, `CONTROL.answer` or `CONTROL.list`.
 fn beside(control: &Path, what: &str) -> PathBuf {
     control.with_extension(what)
 }
 
-/// Writes files until `CONTROL.ask` has `end`, and leaves the record in `CONTROL.list`. Any other request is answered
-/// when the current batch is durable and every page was checked: with the request, the number of acknowledged calls of
-/// `fsync`, and the number of files.
+/// Writes files until `CONTROL.ask` contains `end`, and leaves the record in `CONTROL.list`. Any other request is
+/// answered once the current batch is durable and every page was checked. The answer has the request, the number of
+/// acknowledged calls of `fsync`, and the number of files.
 ///
 /// # Errors
-/// If an operation fails that must succeed on a working device, or a page is wrong.
+/// If an operation fails that must succeed on a working device, or if a page is wrong.
 pub fn write(folder: &Path, control: &Path, seed: u64) -> Result<()> {
     let mut writer = Writer::new(folder, seed, LONGEST_PAUSE_MS);
     writer.lay_out()?;
@@ -271,7 +272,7 @@ pub fn write(folder: &Path, control: &Path, seed: u64) -> Result<()> {
     }
 }
 
-/// Checks the files of a recorded list.
+/// Checks files against a recorded list.
 ///
 /// # Errors
 /// If a page is wrong, a file is missing, or a removed file exists.
@@ -284,7 +285,7 @@ pub fn check(folder: &Path, list: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A writer in an existing folder, after some batches.
+    /// A writer that has run some batches in an existing folder.
     fn written(folder: &Path) -> Writer {
         let mut writer = Writer::new(folder, 7, 0);
         writer.lay_out().unwrap();
@@ -294,7 +295,7 @@ mod tests {
 
     #[test]
     fn acknowledged_files_are_there_and_every_kind_of_loss_is_reported() {
-        // In the build folder: on older kernels file systems in memory have no direct I/O.
+        // The folder is in the build folder, because on older kernels file systems in memory have no direct I/O.
         let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let writer = written(folder.path());
         let promised = Promised::parse(&writer.promised.to_text()).unwrap();

@@ -1,7 +1,7 @@
-//! Archives in the "newc" format, which the kernel unpacks into its first file system.
+//! Archives in the "newc" format, which the kernel unpacks into its initial file system.
 //!
-//! The kernel accepts several archives in sequence, so parts that seldom change are made once and joined at each boot.
-//! Every entry belongs to root, and folders are added when they are first used.
+//! The kernel accepts several archives in sequence, so parts that seldom change are made once and concatenated at each
+//! boot. Every entry belongs to root, and folders are added when they are first used.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -26,7 +26,7 @@ impl<W: Write> Archive<W> {
         Archive { out, entries: 0, written_bytes: 0, names: BTreeSet::new() }
     }
 
-    /// A folder and its parents. Does nothing if it exists.
+    /// Adds a folder and its parents. Does nothing if the folder exists.
     ///
     /// # Errors
     /// The writer's errors.
@@ -41,7 +41,7 @@ impl<W: Write> Archive<W> {
         Ok(())
     }
 
-    /// A file with these permissions. The first file of a name stays.
+    /// Adds a file with these permissions. If the name exists, the first file stays.
     ///
     /// # Errors
     /// The writer's errors.
@@ -49,7 +49,7 @@ impl<W: Write> Archive<W> {
         self.once(name, FILE | permissions, (0, 0), content)
     }
 
-    /// A symbolic link.
+    /// Adds a symbolic link.
     ///
     /// # Errors
     /// The writer's errors.
@@ -57,7 +57,7 @@ impl<W: Write> Archive<W> {
         self.once(name, LINK, (0, 0), to.as_bytes())
     }
 
-    /// A character device.
+    /// Adds a character device.
     ///
     /// # Errors
     /// The writer's errors.
@@ -78,7 +78,8 @@ impl<W: Write> Archive<W> {
     fn entry(&mut self, name: &str, mode: u32, device: (u32, u32), content: &[u8]) -> io::Result<()> {
         self.entries += 1;
         let size = u32::try_from(content.len()).map_err(|_| io::Error::other(format!("{name} is 4 GiB or longer")))?;
-        // Inode, mode, user, group, links, time, size, device of the file (2), device that it is (2), name, no checksum.
+        // Inode, mode, user, group, links, time, size, device that contains the file (2), device number of a device
+        // file (2), length of the name, no checksum.
         let name_bytes = name.len() as u32 + 1;
         let fields = [self.entries, mode, 0, 0, 1, 0, size, 0, 0, device.0, device.1, name_bytes, 0];
         let mut header = b"070701".to_vec();

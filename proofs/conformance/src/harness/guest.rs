@@ -21,18 +21,19 @@ const INIT: &str = include_str!("init.sh");
 const PRELUDE: &str = include_str!("prelude.sh");
 /// The file in a guest's folder with its kernel's messages.
 const CONSOLE: &str = "console";
-/// From the start of QEMU to the agent's greeting.
+/// Time limit from the start of QEMU to the agent's greeting.
 const BOOT: Duration = Duration::from_secs(120);
 const MEMORY_MIB: u32 = 1024;
 /// The duration of the longest script of this run so far, in milliseconds.
 static LONGEST_SCRIPT_MS: AtomicU64 = AtomicU64::new(0);
 
-/// The duration of the longest script of all guests so far, to compare with the limit.
+/// The duration of the longest script of all guests so far, for comparison with the limit.
 pub fn longest_script() -> Duration {
     Duration::from_millis(LONGEST_SCRIPT_MS.load(Ordering::Relaxed))
 }
 
-/// The guest ended or stopped responding by itself. Emulated machines do so at times, so the test is retried once.
+/// The guest ended or stopped responding without a request. Emulated machines sometimes do, so the test is retried
+/// once.
 #[derive(Debug, thiserror::Error)]
 #[error("the guest {0}")]
 pub struct GuestDied(String);
@@ -48,13 +49,13 @@ pub struct ScriptOutput {
     pub errors: String,
 }
 
-/// The parts that a guest has for itself.
+/// The parts that are specific to a guest.
 pub struct Extras {
     /// The number of processors.
     pub processors: u32,
     /// Its drives.
     pub drives: Vec<Drive>,
-    /// Programs of this machine: the name in the guest, and the file.
+    /// Programs from this machine: the name in the guest, and the file.
     pub programs: Vec<(&'static str, PathBuf)>,
 }
 
@@ -77,10 +78,10 @@ impl Guest {
         Guest::boot_with(parts, kernel, folder, &extras)
     }
 
-    /// The same with the parts that a test needs.
+    /// The same with parts that a test needs in addition.
     ///
     /// # Errors
-    /// As [`Guest::boot`].
+    /// As for [`Guest::boot`].
     pub fn boot_with(parts: &Parts, kernel: &Kernel, folder: &Path, extras: &Extras) -> Result<Guest> {
         fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
         let initrd = folder.join("initrd");
@@ -108,7 +109,7 @@ impl Guest {
             Frame::Hello(release) => guest.release = release,
             other => bail!("the guest began with {other:?}"),
         }
-        // The kernel has loaded it into memory now.
+        // The kernel has loaded it into memory by now.
         fs::remove_file(&initrd).context("removing the guest's first file system")?;
         Ok(guest)
     }
@@ -151,15 +152,16 @@ impl Guest {
         }
     }
 
-    /// Processor seconds that the emulator has used so far; 0 if the system does not report it.
+    /// CPU seconds that the emulator has used so far; 0 if the system does not report them.
     pub fn cpu_s(&self) -> f64 {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.qemu.id())).unwrap_or_default();
-        // Fields 14 and 15 of proc(5), counted after the name in parentheses; Linux counts in hundredths there.
+        // Fields 14 and 15 of proc(5), counted after the name in parentheses; Linux counts in hundredths of a second
+        // there.
         let ticks = stat.rsplit(") ").next().into_iter().flat_map(|rest| rest.split(' ').skip(11).take(2));
         ticks.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
     }
 
-    /// The last lines on the console of this folder's guest: errors only, and a crash.
+    /// The last lines on the console of the guest in this folder: errors and crashes only.
     pub fn console_tail(folder: &Path) -> String {
         let text = fs::read(folder.join(CONSOLE)).unwrap_or_default();
         let text = String::from_utf8_lossy(&text).into_owned();
@@ -170,7 +172,7 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        // A guest has no data that need an orderly end.
+        // A guest has no data that need an orderly shutdown.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
     }
@@ -186,7 +188,7 @@ fn receive(mut output: ChildStdout, frames: &Sender<io::Result<Frame>>) {
     }
 }
 
-/// The guest's first file system: programs, modules, and this program as its agent.
+/// The guest's initial file system: programs, modules, and this program as the agent.
 fn join_archives(parts: &Parts, kernel: &Kernel, initrd: &Path, programs: &[(&str, PathBuf)]) -> Result<()> {
     let program = std::env::current_exe().and_then(fs::read).context("reading this program")?;
     let mut out = File::create(initrd).with_context(|| format!("making {}", initrd.display()))?;

@@ -1,5 +1,6 @@
 #!/bin/busybox sh
-# The first program of a guest: file systems, modules, the network, then the agent, which runs scripts until the end.
+# The first program of a guest: mounts file systems, loads modules, configures the network, then starts the agent, which
+# runs scripts until the end.
 /bin/busybox --install -s /bin
 export PATH=/usr/bin:/bin HOME=/root
 mount -t proc proc /proc
@@ -20,7 +21,7 @@ ip link set eth0 up
 ip addr add 10.0.2.15/24 dev eth0
 ip route add default via 10.0.2.2
 cd /root || exit 1
-# A guest whose harness was killed does not stay for ever.
+# Ends a guest whose harness was killed.
 (sleep 1800; poweroff -f) >/dev/null 2>&1 </dev/null &
 port=
 for try in 1 2 3 4 5 6 7 8 9 10; do

@@ -1,6 +1,6 @@
-//! A packaged kernel: its image, and the modules that a host needs, in loading order.
+//! A packaged kernel: its image, and the modules that a host needs, in load order.
 //!
-//! The dependencies of a module are read from the module, because unpacked packages have no index of them.
+//! The dependencies of a module are read from the module itself, because unpacked packages have no index of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -13,8 +13,8 @@ use super::cpio::Archive;
 use super::packages::Suite;
 use super::parts;
 
-/// Loaded in every guest before the others, by kernels that have them as modules: checksums that file systems and
-/// digests look up by algorithm and not by module.
+/// Modules for checksums, loaded before the others in every guest whose kernel has them as modules. File systems and
+/// digests look these up by algorithm, not by module.
 const SUMS: [&str; 7] = [
     "crc32c_generic",
     "crc32c_intel",
@@ -29,10 +29,10 @@ const MODULES: [&str; 8] = ["virtio_pci", "virtio_console", "virtio_net", "nvme"
 
 /// Loaded in guests whose kernels have them.
 const OPTIONAL: [&str; 4] = ["ublk_drv", "xfs", "sd_mod", "sg"];
-/// Not loaded: in guests as `/later/NAME.ko`, for tests that load them with options of their own.
+/// Not loaded at boot: available in guests as `/later/NAME.ko`, for tests that load them with their own options.
 const LATER: [&str; 6] = ["scsi_debug", "dm_mod", "md_mod", "raid1", "target_core_mod", "tcm_loop"];
-/// The end of a signed module: its signature, 8 bytes, the length of the signature (4 bytes, big-endian), and these
-/// words.
+/// The end of a signed module: its signature, 8 bytes, the length of the signature (4 bytes, big-endian), and this
+/// text.
 const SIGNED: &[u8] = b"~Module signature appended~\n";
 
 /// A kernel that guests can run.
@@ -42,9 +42,9 @@ pub struct Kernel {
     pub release: String,
     /// Processors of the shared guest.
     pub processors: u32,
-    /// The image that QEMU starts.
+    /// The image that QEMU boots.
     pub image: PathBuf,
-    /// An archive with the modules and the list of them.
+    /// An archive with the modules and a list of them.
     pub modules: PathBuf,
 }
 
@@ -55,7 +55,7 @@ impl Kernel {
         (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
     }
 
-    /// True if its release begins with this: 6.1 is not the beginning of 6.12.
+    /// True if its release begins with this version; 6.1 does not match 6.12.
     pub fn is_called(&self, name: &str) -> bool {
         let rest = self.release.strip_prefix(name);
         rest.is_some_and(|rest| name.is_empty() || !rest.starts_with(|next: char| next.is_ascii_digit()))
@@ -83,7 +83,8 @@ impl Kernel {
     }
 }
 
-/// The packages of the newest kernel: one for all, or (since 2026) a small one with others for image and modules.
+/// The packages of the newest kernel: one with everything, or (since 2026) a small one that depends on others for image
+/// and modules.
 fn packages(suite: &Suite) -> Result<Vec<String>> {
     let names = |depends: String| -> Vec<String> {
         depends.split([',', '|']).filter_map(|word| word.split_whitespace().next()).map(str::to_owned).collect()
@@ -128,7 +129,7 @@ fn build(root: &Path, folder: &Path, programs: &Path) -> Result<()> {
     fs::write(folder.join("release"), release).context("writing the kernel's name")
 }
 
-/// Modules in loading order, with their contents.
+/// Modules in load order, with their contents.
 #[derive(Default)]
 struct Loads {
     modules: Vec<(String, Vec<u8>)>,
@@ -153,7 +154,8 @@ impl Tree {
         Ok(())
     }
 
-    /// Adds a module after its dependencies. A dependency that only this module uses may be absent.
+    /// Adds a module after its dependencies. A dependency may be absent if only this module, which is optional, uses
+    /// it.
     fn add(&self, name: &str, is_needed: bool, loads: &mut Loads, builtin: &BTreeSet<String>) -> Result<()> {
         let name = module_name(name);
         if builtin.contains(&name) || !loads.seen.insert(name.clone()) {
@@ -194,13 +196,13 @@ impl Tree {
     }
 }
 
-/// The kernel's name of a module: for `net/virtio-net.ko.xz` it is `virtio_net`.
+/// The name that the kernel uses for a module: `virtio_net` for `net/virtio-net.ko.xz`.
 fn module_name(path: &str) -> String {
     let file = path.rsplit('/').next().unwrap_or(path);
     file.split(".ko").next().unwrap_or(file).replace('-', "_")
 }
 
-/// A module without its signature, whose check in a guest takes longer than loading the module.
+/// A module without its signature: checking it in a guest takes longer than loading the module.
 fn without_signature(mut module: Vec<u8>) -> Vec<u8> {
     const LENGTHS: usize = 12;
     let signature = module.strip_suffix(SIGNED).and_then(|rest| rest.split_last_chunk::<LENGTHS>());
@@ -211,7 +213,7 @@ fn without_signature(mut module: Vec<u8>) -> Vec<u8> {
     module
 }
 
-/// The values of a field in a module's own description, which is text between zero bytes.
+/// The values of a field in a module's own description, which consists of strings separated by zero bytes.
 fn modinfo(module: &[u8], field: &str) -> Vec<String> {
     let prefix = format!("{field}=");
     let texts = module.split(|byte| *byte == 0);

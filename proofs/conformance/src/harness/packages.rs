@@ -1,8 +1,8 @@
 //! Debian packages of a suite, fetched and unpacked without installing anything.
 //!
-//! The package lists are private to the harness, and no packages count as installed, so the result does not depend on
-//! the machine. They come from the server in the machine's own package sources. Lists and packages may be kept outside
-//! the target folder, for later clones.
+//! The harness has its own package lists and counts no packages as installed, so the result does not depend on the
+//! machine. Lists and packages come from the server in the machine's own package sources. They may be kept outside the
+//! target folder, for later clones.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,12 +18,12 @@ const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// fetch them again.
 const CACHE_VARIABLE: &str = "SEALBLOCK_CONFORMANCE_CACHE";
 
-/// Something that the machine lacks and that cannot be fetched: a reason to skip the suite and to print why.
+/// Something that the machine lacks and that cannot be fetched: the suite is skipped, and this reason is printed.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unavailable(pub String);
 
-/// One suite of the archive. Another process that uses the same folder waits.
+/// One suite of the archive. Another process that uses the same folder waits for this one.
 pub struct Suite {
     name: &'static str,
     folder: PathBuf,
@@ -33,12 +33,12 @@ pub struct Suite {
 }
 
 impl Suite {
-    /// Updates the package lists of a suite, in the folder that [`CACHE_VARIABLE`] names or else below `home`. Existing
-    /// lists are used if no newer ones can be fetched.
+    /// Updates the package lists of a suite, in the folder that [`CACHE_VARIABLE`] names, or else below `home`.
+    /// Existing lists are used if no newer ones can be fetched.
     ///
     /// # Errors
-    /// [`Unavailable`] if there is no `apt-get`, no Debian source, or the server does not respond; it names what was not
-    /// fetched.
+    /// [`Unavailable`] if there is no `apt-get` or no Debian source, or if the server does not respond; the error names
+    /// what was not fetched.
     pub fn open(name: &'static str, home: &Path) -> Result<Suite> {
         let cache = std::env::var_os(CACHE_VARIABLE).filter(|folder| !folder.is_empty()).map(PathBuf::from);
         let signed_by = if Path::new(KEYRING).exists() { format!("signed-by={KEYRING} ") } else { String::new() };
@@ -46,7 +46,7 @@ impl Suite {
         Suite::open_at(name, cache.as_deref().unwrap_or(home), cache.is_some(), &source)
     }
 
-    /// The same in this folder, with this line of `sources.list(5)`.
+    /// The same with this folder and this line of `sources.list(5)`.
     fn open_at(name: &'static str, folder: &Path, keeps: bool, source: &str) -> Result<Suite> {
         let folder = folder.join("apt").join(name);
         for below in ["lists/partial", "cache/archives/partial", "empty", "debs"] {
@@ -95,7 +95,7 @@ impl Suite {
         }
         set("APT::Architecture", "amd64");
         set("Acquire::Languages", "none");
-        // A mirror that was not updated for a week still has the listed packages, and its signature is checked in any
+        // A mirror that was not updated for a week still has the listed packages, and the signature is checked in any
         // case.
         set("Acquire::Check-Valid-Until", "false");
         set("Acquire::Retries", "2");
@@ -138,7 +138,7 @@ impl Suite {
         words.extend(packages);
         let depends = self.ask(&words)?;
         let wanted: BTreeSet<&str> = depends.lines().filter(|name| is_wanted(name, packages)).collect();
-        // The output also has names that only other packages provide; nothing is fetched for them.
+        // The output also has names that only other packages provide; they have no package to fetch.
         let mut words = vec!["madison"];
         words.extend(&wanted);
         let there = self.ask(&words)?;
@@ -152,7 +152,7 @@ impl Suite {
     /// Fetches missing packages, and unpacks all into `root`.
     ///
     /// # Errors
-    /// [`Unavailable`] if they cannot be fetched; it names those.
+    /// [`Unavailable`] if packages cannot be fetched; the error names them.
     pub fn unpack(&self, packages: &[String], root: &Path) -> Result<()> {
         let debs = self.folder.join("debs");
         let wanted = self.downloads(packages)?;
@@ -178,7 +178,7 @@ impl Suite {
         self.tidy(&wanted)
     }
 
-    /// The source of packages, and the packages.
+    /// The URLs and file names of these packages.
     fn downloads(&self, packages: &[String]) -> Result<Vec<Download>> {
         let output = self.command("apt-get").args(["-qq", "--print-uris", "download"]).args(packages).output();
         let output = output.map_err(|error| Unavailable(format!("apt-get cannot be run: {error}")))?;
@@ -190,7 +190,7 @@ impl Suite {
         said.lines().map(|line| Download::of(line).with_context(|| format!("apt-get says '{line}'"))).collect()
     }
 
-    /// Removes packages that are not needed any more: all, or, if packages are kept, other versions of these.
+    /// Removes packages that are no longer needed: all of them, or, if packages are kept, other versions of these.
     fn tidy(&self, unpacked: &[Download]) -> Result<()> {
         for entry in fs::read_dir(self.folder.join("debs")).context("listing packages")? {
             let path = entry.context("listing packages")?.path();
@@ -213,7 +213,7 @@ struct Download {
 }
 
 impl Download {
-    /// From a line of `apt-get --print-uris`: `'URL' FILE BYTES HASH`.
+    /// Parses a line of `apt-get --print-uris`: `'URL' FILE BYTES HASH`.
     fn of(line: &str) -> Option<Download> {
         let (url, rest) = line.strip_prefix('\'')?.split_once("' ")?;
         let mut words = rest.split_whitespace();
@@ -225,7 +225,7 @@ impl Download {
         self.file.split('_').next().unwrap_or(&self.file)
     }
 
-    /// True if it is complete. `dpkg-deb` checks its content when it unpacks it.
+    /// True if it is complete. `dpkg-deb` checks its content when unpacking it.
     fn is_in(&self, folder: &Path) -> bool {
         fs::metadata(folder.join(&self.file)).is_ok_and(|there| there.is_file() && there.len() == self.bytes)
     }
@@ -236,7 +236,8 @@ impl Download {
     }
 }
 
-/// The downloads that failed, with the reasons, from the output of apt-get; all of its messages if it names none.
+/// The downloads that failed, with the reasons, from the output of apt-get; all of its messages if no download is
+/// named.
 fn failed(complaints: &str) -> String {
     let lines = complaints.lines().map(str::trim).filter(|line| !line.is_empty());
     let named = |line: &&str| line.contains(":/");
@@ -284,7 +285,7 @@ fn server() -> Result<String> {
     })
 }
 
-/// The server of a suite in the stanza format of `sources.list(5)`.
+/// The server of a suite, from the stanza format of `sources.list(5)`.
 fn in_stanzas(text: &str, suite: &str) -> Option<String> {
     let lines: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
     lines.split(|line| line.trim().is_empty()).find_map(|stanza| {
@@ -296,7 +297,7 @@ fn in_stanzas(text: &str, suite: &str) -> Option<String> {
     })
 }
 
-/// The same in the format with a line for each suite: `deb [options] server suite components`.
+/// The same from the format with a line for each suite: `deb [options] server suite components`.
 fn in_lines(text: &str, suite: &str) -> Option<String> {
     text.lines().find_map(|line| {
         let rest = line.trim().strip_prefix("deb ")?.trim_start();
@@ -352,7 +353,7 @@ mod tests {
         assert_eq!(failed("E: no room\n\nE: none at all\n"), "no room; none at all");
     }
 
-    /// An archive of one package below a folder, whose Release file has long expired.
+    /// An archive with one package, in a folder; its Release file has long expired.
     fn archive(folder: &Path) -> Option<String> {
         let tree = folder.join("tree");
         fs::create_dir_all(tree.join("DEBIAN")).unwrap();
@@ -398,12 +399,12 @@ mod tests {
             anyhow::Ok(fs::read_to_string(root.path().join(into).join("content"))?)
         };
         assert_eq!(unpack(false, "first").unwrap(), "of the package");
-        // The date of an archive without a signature is not checked; this test only shows that apt has the option to
-        // disable that check.
+        // The date of an archive without a signature is not checked, so this test only shows that apt accepts the
+        // option that disables the check.
         let suite = Suite::open_at("sid", cache.path(), false, &source).unwrap();
         assert!(suite.command("apt-get").get_args().any(|word| word == "Acquire::Check-Valid-Until=false"));
         drop(suite);
-        // No package was kept, so the missing package is reported once the server no longer has it.
+        // No package was kept, so it is reported as missing once the server no longer has it.
         fs::rename(server.path().join("thing_1_amd64.deb"), server.path().join("away")).unwrap();
         let error = unpack(true, "second").unwrap_err();
         assert!(error.downcast_ref::<Unavailable>().is_some());
@@ -413,7 +414,7 @@ mod tests {
         // The whole server is gone: earlier lists and packages are used.
         fs::remove_dir_all(server.path()).unwrap();
         assert_eq!(unpack(true, "fourth").unwrap(), "of the package");
-        // A folder without lists reports which lists it needs.
+        // In a folder without lists, the error names the lists that are needed.
         let nowhere = tempfile::tempdir().unwrap();
         let error = Suite::open_at("sid", nowhere.path(), true, &source).err().unwrap().to_string();
         assert!(error.contains("no new package list of sid: ") && error.contains("dists/sid"), "{error}");

@@ -1,7 +1,7 @@
-//! Parts of guests that are made once: kernels and programs.
+//! Parts of guests that are made once and reused: kernels and programs.
 //!
-//! A part is a folder, and its name contains its recipe. It gets that name when it is complete, so an interrupted one
-//! is made again.
+//! A part is a folder whose name contains its recipe. It gets that name when it is complete, so an interrupted part is
+//! made again.
 
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-/// Change this to make existing parts again.
+/// A new number makes all parts anew.
 const VERSION: u32 = 2;
 
 /// The folder of a part, made by `build` if it does not exist. `recipe` describes its ingredients.
 ///
 /// # Errors
-/// The errors of `build`.
+/// If `build` fails.
 pub fn part(home: &Path, name: &str, recipe: &[&str], build: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
     let mut hasher = DefaultHasher::new();
     (VERSION, recipe).hash(&mut hasher);

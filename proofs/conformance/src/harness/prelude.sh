@@ -1,4 +1,5 @@
-# Functions for scripts. PORT is where the server listens, NBD_PORT where for NBD; 10.0.2.2 is the machine that runs the guest.
+# Functions for scripts. PORT is the server's NVMe/TCP port, NBD_PORT its NBD port; 10.0.2.2 is the machine that runs
+# the guest.
 NQN=nqn.2026-11.io.sealblock
 
 fail() {
@@ -6,12 +7,12 @@ fail() {
   exit 1
 }
 
-# random BYTES: data that repeat nowhere. The kernel's own come at 3 MB/s in an emulated machine.
+# random BYTES: prints data that do not repeat. The kernel's random bytes come at only 3 MB/s in an emulated machine.
 random() {
   conformance guest random "$1"
 }
 
-# subsystem NAME: the folder of a connected subsystem in sysfs.
+# subsystem NAME: prints the folder of a connected subsystem in sysfs.
 subsystem() {
   for folder in /sys/class/nvme-subsystem/*; do
     [ "$(cat "$folder/subsysnqn" 2>/dev/null)" = "$NQN:$1" ] && echo "$folder" && return 0
@@ -51,7 +52,7 @@ block() {
   fail "$1 has no namespace $2" >&2
 }
 
-# gone PATH: waits until there is no such file. If it stays, the kernel says which of its tasks wait, and for what.
+# gone PATH: waits until the file no longer exists. If it stays, the kernel logs which of its tasks wait, and for what.
 gone() {
   for try in $(seq 600); do
     [ -e "$1" ] || return 0
@@ -63,12 +64,12 @@ gone() {
   fail "$1 stays"
 }
 
-# controller DEVICE: the first controller of a block device, such as nvme0.
+# controller DEVICE: prints the first controller of a block device, such as nvme0.
 controller() {
   basename "$(ls -d /sys/class/nvme-subsystem/*/"$1"/../nvme*[0-9] | grep -E '/nvme[0-9]+$' | head -n 1)"
 }
 
-# drive SERIAL: the block device of an NVMe drive of the guest's own.
+# drive SERIAL: prints the block device of one of the guest's own NVMe drives.
 drive() {
   for folder in /sys/class/nvme/nvme*; do
     [ "$(tr -d ' ' <"$folder/serial")" = "$1" ] || continue
@@ -83,12 +84,12 @@ detach() {
   nvme disconnect --nqn "$NQN:$1" >/tmp/disconnect 2>&1 || { cat /tmp/disconnect; fail "disconnecting $1"; }
 }
 
-# flush DEVICE: a Flush command. The kernel's own sync sends none where nothing is dirty.
+# flush DEVICE: sends a Flush command. The kernel's own sync sends none if nothing is dirty.
 flush() {
   nvme flush "/dev/$1" --namespace-id=1 >/tmp/flush 2>&1 || { cat /tmp/flush; fail "flushing $1"; }
 }
 
-# refused WORD COMMAND...: the command has to fail and to say WORD.
+# refused WORD COMMAND...: the command must fail, with WORD in its output.
 refused() {
   word=$1
   shift
@@ -99,33 +100,33 @@ refused() {
   grep -qi -- "$word" /tmp/refused || { cat /tmp/refused; fail "'$*' failed without saying '$word'"; }
 }
 
-# mark: what the kernel has said up to here is of no interest.
+# mark: ignores all kernel messages up to now.
 mark() {
   MARK="conformance: mark $(cat /proc/sys/kernel/random/uuid)"
   echo "$MARK" >/dev/kmsg
   echo "$MARK" >/tmp/mark
 }
 
-# said: what the kernel has said since the mark, each line with its level, as <6>.
+# said: prints the kernel's messages since the mark, each line with its level, such as <6>.
 said() {
   dmesg -r | sed "1,/$(cat /tmp/mark)/d"
 }
 
-# calm: fails if the kernel has warned since the mark. That its machine is slow is none of a target's doing.
+# calm: fails if the kernel has logged a warning since the mark. Warnings about a slow machine do not count.
 calm() {
   said | grep -E '^<[0-4]>' | grep -vE 'hrtimer: interrupt took|long keepalive RTT|clocksource|sched_clock' >/tmp/warnings || return 0
   cat /tmp/warnings
   fail "the kernel warns"
 }
 
-# load_works [NAME]: fails if the load that runs in the background has ended. It goes on until there is /tmp/load.stop, and when it ends it
-# leaves /tmp/load.status[.NAME], which says `well` or `badly`, beside what it and fio have said.
+# load_works [NAME]: fails if the background load has ended. The load runs until /tmp/load.stop exists. When it ends, it
+# leaves /tmp/load.status[.NAME], which contains `well` or `badly`, beside its own output and that of fio.
 load_works() {
   [ ! -e "/tmp/load.status${1:+.$1}" ] ||
     { cat "/tmp/load.said${1:+.$1}" "/tmp/load${1:+.$1}"; fail "the load${1:+ on $1} has ended"; }
 }
 
-# load_ends [NAME]: has it end, and fails if it does not end well.
+# load_ends [NAME]: stops the load, and fails if it did not end well.
 load_ends() {
   touch /tmp/load.stop
   for try in $(seq 300); do
@@ -136,9 +137,9 @@ load_ends() {
     { cat "/tmp/load.said${1:+.$1}" "/tmp/load${1:+.$1}"; fail "the load${1:+ on $1} did not survive"; }
 }
 
-# nbd_attach NAME DEVICE BLOCK_BYTES [CONNECTIONS]: has an NBD device, such as nbd0, be an export, with blocks of nbd-client's choice if
-# BLOCK_BYTES is `default`. nbd-client does the handshake and leaves the rest to the kernel. (It crashes on `-C`, the short name of
-# `--connections`.)
+# nbd_attach NAME DEVICE BLOCK_BYTES [CONNECTIONS]: attaches an export to an NBD device, such as nbd0; if BLOCK_BYTES is
+# `default`, nbd-client chooses the block size. nbd-client does the handshake and leaves the rest to the kernel. (It
+# crashes on `-C`, the short form of `--connections`.)
 nbd_attach() {
   case "$3" in
     default) set -- "$1" "$2" "" "${4:-1}" ;;

@@ -1,5 +1,5 @@
 //! The programs of guests: a shell, nvme-cli, nbd-client, fio, cmp, and tools that make file systems. All are from one
-//! suite with its own C library, so that a guest does not depend on the machine.
+//! suite and use its C library, so that a guest does not depend on the machine.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,10 +37,10 @@ const PROGRAMS: [&str; 12] = [
     "usr/bin/btrfs",
     "usr/sbin/dmsetup",
     "usr/sbin/mdadm",
-    // The one of busybox compares byte by byte.
+    // The `cmp` of busybox compares byte by byte.
     "usr/bin/cmp",
 ];
-/// What Rust programs of this machine need in addition.
+/// Libraries that Rust programs of this machine need in addition.
 const LIBRARIES: [&str; 3] = ["libc.so.6", "libgcc_s.so.1", "libm.so.6"];
 
 /// The programs that every guest has.
@@ -48,7 +48,7 @@ const LIBRARIES: [&str; 3] = ["libc.so.6", "libgcc_s.so.1", "libm.so.6"];
 pub struct Programs {
     /// An archive of them.
     pub archive: PathBuf,
-    /// The path of `busybox`, which also runs on this machine.
+    /// The folder with `busybox`, which also runs on this machine.
     pub folder: PathBuf,
 }
 
@@ -107,7 +107,7 @@ fn build(root: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The folders of libraries in packages of this architecture, and of private libraries of some.
+/// The library folders of packages for this architecture, and the private ones of some packages.
 fn library_folders(root: &Path) -> Vec<PathBuf> {
     let home = root.join("usr/lib/x86_64-linux-gnu");
     let below = ["ceph", "systemd", "pulseaudio"].map(|name| home.join(name));
@@ -115,7 +115,7 @@ fn library_folders(root: &Path) -> Vec<PathBuf> {
     [vec![home.clone()], below.to_vec(), others.to_vec()].concat()
 }
 
-/// A command that runs a program of an unpacked suite with that suite's libraries, by its own loader.
+/// A command that runs a program from an unpacked suite with that suite's libraries, through its own loader.
 pub(super) fn loader(root: &Path) -> Command {
     let paths =
         ["usr/lib64", "lib64", "lib/x86_64-linux-gnu"].map(|folder| root.join(folder).join("ld-linux-x86-64.so.2"));
@@ -138,8 +138,8 @@ fn needs(program: &Path, root: &Path) -> Result<BTreeMap<String, PathBuf>> {
     listed_libraries(&listed, root).with_context(|| format!("what {} needs", program.display()))
 }
 
-/// The output of a loader: `NAME => PATH (ADDRESS)`; a library without a path is the kernel's. The loader would also
-/// search this machine, whose libraries are not the suite's.
+/// Parses the output of a loader: `NAME => PATH (ADDRESS)`; a library without a path is provided by the kernel. The
+/// loader would also search this machine, whose libraries do not belong to the suite.
 fn listed_libraries(listed: &str, root: &Path) -> Result<BTreeMap<String, PathBuf>> {
     let mut found = BTreeMap::new();
     for (name, path) in listed.lines().filter_map(|line| line.trim().split_once(" => ")) {

@@ -1,7 +1,7 @@
-//! The emulator: the machine's own, or one that is unpacked from packages and run in place.
+//! The emulator: the one installed on the machine, or one that is unpacked from packages and run in place.
 //!
-//! Guests run without hardware support (TCG), because a machine of continuous integration is often a virtual one
-//! itself. A boot takes some seconds.
+//! Guests run without hardware support (TCG), because a CI machine is often a virtual machine itself. A boot takes some
+//! seconds.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ const SUITE: &str = "bookworm";
 /// How to start QEMU.
 #[derive(Clone, Debug)]
 pub struct Qemu {
-    /// The root of an unpacked one; `None` if the machine has it installed.
+    /// The root folder of an unpacked emulator; `None` if the machine has one installed.
     root: Option<PathBuf>,
 }
 
@@ -27,7 +27,7 @@ pub struct Qemu {
 pub struct Drive {
     /// The file with its blocks, followed by their metadata.
     pub file: PathBuf,
-    /// Its serial number, by which guests know it.
+    /// Its serial number, by which guests find it.
     pub serial: String,
     /// Properties of the namespace, in QEMU's names.
     pub namespace: String,
@@ -50,7 +50,7 @@ pub struct Machine<'a> {
 }
 
 impl Qemu {
-    /// The machine's own, or one unpacked into `home`.
+    /// The installed emulator, or one unpacked into `home`.
     ///
     /// # Errors
     /// [`super::packages::Unavailable`] if it is not installed and cannot be fetched.
@@ -62,7 +62,7 @@ impl Qemu {
         Qemu::unpacked(home)
     }
 
-    /// One unpacked into `home`, whether one is installed or not.
+    /// An emulator unpacked into `home`, whether or not one is installed.
     ///
     /// # Errors
     /// [`super::packages::Unavailable`] if it cannot be fetched.
@@ -88,9 +88,10 @@ impl Qemu {
         command
     }
 
-    /// The command that runs a machine. Its standard input and output are the port of the guest's agent.
+    /// The command that runs a machine. Its standard input and output are connected to the guest's agent.
     pub fn command(&self, machine: &Machine<'_>) -> Command {
-        // Work that a kernel in an emulator can skip: finding hardware, mitigations, self-tests, waiting.
+        // Options that skip work which a kernel in an emulator does not need: probing hardware, mitigations,
+        // self-tests, waiting.
         const KERNEL: &str = "console=ttyS0 loglevel=4 panic=-1 oops=panic mitigations=off nokaslr nopti no_timer_check \
             tsc=unstable clocksource=acpi_pm random.trust_cpu=on cryptomgr.notests rcupdate.rcu_expedited=1 net.ifnames=0 \
             raid=noautodetect rdinit=/init";

@@ -3,7 +3,7 @@
 
 use std::io::{self, Read, Write};
 
-/// The maximum length of a frame; a longer one means that the stream is not ours.
+/// The maximum length of a frame; a longer one means that the stream is not from an agent or harness.
 const MOST_BYTES: usize = 1 << 24;
 
 /// A frame.
@@ -17,7 +17,7 @@ pub enum Frame {
     Output(Vec<u8>),
     /// From the guest, when the script has ended: the end of its standard error, with its trace.
     Errors(Vec<u8>),
-    /// From the guest: the script's exit status; 128 plus the signal if one ended it.
+    /// From the guest: the script's exit status, or 128 plus the number of the signal that ended it.
     Status(i32),
 }
 
@@ -25,7 +25,7 @@ impl Frame {
     /// Writes the frame.
     ///
     /// # Errors
-    /// The writer's errors.
+    /// If the writer fails.
     pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let (kind, bytes) = match self {
             Frame::Hello(text) => (b'H', text.as_bytes().to_vec()),
@@ -45,7 +45,7 @@ impl Frame {
     /// Reads a frame.
     ///
     /// # Errors
-    /// The reader's errors, the end of the stream among them; [`io::ErrorKind::InvalidData`] for an invalid frame.
+    /// If the reader fails or the stream ends; [`io::ErrorKind::InvalidData`] for an invalid frame.
     pub fn read(input: &mut impl Read) -> io::Result<Frame> {
         let mut head = [0; 5];
         input.read_exact(&mut head)?;

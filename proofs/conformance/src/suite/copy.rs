@@ -1,7 +1,7 @@
-//! Copy, and commands that stock hosts cannot send.
+//! Copy, and commands that the kernel of a stock host does not send.
 //!
-//! Linux has no Copy command of its own, so nvme-cli sends it. Linux never sends fused commands: the kernel refuses
-//! passthrough commands with flags. The test fails once a kernel accepts them.
+//! Linux has no Copy command of its own, so nvme-cli sends it. Linux never sends fused commands, and the kernel refuses
+//! passthrough commands with flags. The test fails when a kernel accepts them.
 
 use anyhow::Result;
 
@@ -65,7 +65,7 @@ done
 detach @NAME@
 "#;
 
-/// A copy does not hide a damaged source: the command fails, and the destination stays unchanged.
+/// A copy does not hide damage in its source: the command fails, and the destination stays unchanged.
 const DAMAGED: &str = r#"
 dev=$(attach @NAME@)
 bs=$(cat /sys/block/$dev/queue/logical_block_size)

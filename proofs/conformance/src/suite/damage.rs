@@ -1,5 +1,5 @@
-//! Damage of the medium without the target's knowledge: the host gets errors for exactly the damaged blocks, and every
-//! kind of verification reports them.
+//! Damage of the medium behind the target's back: the host gets errors for exactly the damaged blocks, and every kind
+//! of verification reports them.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use crate::context::{TestContext, expect};
 use crate::served::Server;
 
-/// The damage of each block, and the field that then fails its check.
+/// The damage to each block, and the field whose check then fails.
 const HARMS: [(u64, &str, &str); 7] = [
     (3, "data", "guard"),
     (4, "guard", "guard"),
@@ -42,7 +42,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     server.stop()
 }
 
-/// The kernel's reads fail for exactly the damaged blocks; nvme-cli's Verify shows which check failed.
+/// The kernel's reads fail for exactly the damaged blocks, and Verify sent by nvme-cli shows which check failed.
 fn by_the_host(context: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<()> {
     let script = format!(
         r#"
@@ -92,7 +92,7 @@ fn refused(context: &mut TestContext<'_>, server: &Server, volume: &str) -> Resu
     Ok(())
 }
 
-/// Get LBA Status lists exactly the damaged blocks, with a search of the medium and from the damage list.
+/// Get LBA Status lists exactly the damaged blocks, both by scanning the medium and from the list of known damage.
 fn listed(context: &mut TestContext<'_>, server: &Server, volume: &str) -> Result<()> {
     for action in ["0x10", "0x11"] {
         let script = format!(
@@ -129,7 +129,7 @@ fn by_sealblock(context: &mut TestContext<'_>, server: &Server, volume: &str) ->
     expect("offloaded", &said["offloaded"].as_bool(), &Some(true))
 }
 
-/// A write repairs its block, and no other.
+/// A write repairs the block that it writes, and no other.
 fn repaired(context: &mut TestContext<'_>, server: &Server) -> Result<()> {
     let script = r#"
         dev=$(attach large)

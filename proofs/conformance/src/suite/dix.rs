@@ -1,6 +1,7 @@
-//! The cost of tags that the guest's kernel makes and checks, over ublk: CPU time of the whole guest, with its server.
+//! The cost of tags that the guest's kernel makes and checks, over ublk: CPU time of the whole guest, including the
+//! server.
 //!
-//! A measurement without a claim: in an emulator, instructions for checksums cost more than on any processor.
+//! This measurement supports no claim: in an emulator, checksum instructions cost more than on any real processor.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use anyhow::{Context, Result};
 use super::ublk::FUNCTIONS;
 use crate::context::{OwnGuestContext, quiet, succeed};
 
-/// Guards of the kernel; the first is a block device without tags.
+/// Guards that the kernel supports; the first is a block device without tags.
 const GUARDS: [&str; 4] = ["none", "ip", "crc16", "crc64"];
 const ROUNDS: usize = 5;
 const MIB: usize = 48;
@@ -43,13 +44,13 @@ pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
     quiet(&mut guest)
 }
 
-/// A volume with CRC-64 tags, and data for all of it.
+/// A volume with CRC-64 tags, and a file with data for all of it.
 const VOLUME: &str = r#"
 sealblock create v --size ${MIB}MiB --guard crc64
 random $((MIB * 1048576)) >data
 "#;
 
-/// Writes and reads the whole volume through its block device; prints the guest's busy clock ticks for each.
+/// Writes and reads the whole volume through its block device, and prints the guest's busy clock ticks for each.
 const ROUND: &str = r#"
 busy() {
   read -r _ user nice system _ _ irq softirq _ </proc/stat

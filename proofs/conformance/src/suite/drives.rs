@@ -1,8 +1,8 @@
-//! NVMe drives of the machine that runs sealblock: the program is in a guest with emulated drives, whose backing files
-//! are damaged from outside.
+//! NVMe drives of the machine that runs sealblock: the program runs in a guest with emulated drives, and the test
+//! damages their backing files from outside.
 //!
-//! QEMU's drives make and check tags, and support Verify, Compare and Copy. Their backing file has all blocks first and
-//! all metadata after them.
+//! QEMU's drives make and check tags, and support Verify, Compare and Copy. A backing file has all blocks first,
+//! followed by all metadata.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::context::{OwnGuestContext, expect, quiet, succeed};
 use crate::harness::{Drive, Guest};
 
-/// The first kernels that report the tags of a block device, and transfer them with reads and writes.
+/// The first kernels that report the tags of a block device and transfer them with reads and writes.
 pub(super) const TAGS: (u32, u32) = (6, 17);
 /// Blocks of each drive.
 const BLOCKS: u64 = 2048;
@@ -54,8 +54,8 @@ const FORMATS: [Format; 9] = [
     Format { guard_bytes: 8, ..format("g64", 4096, 16, 1, ",ms=16,mset=0,pi=1,pif=2") },
 ];
 
-/// Formats for older kernels, which have fewer ways to access a drive: with separate metadata, with metadata after each
-/// block, and without.
+/// Formats for older kernels, which have fewer ways to access a drive: separate metadata, metadata after each block,
+/// and none.
 const ON_OLDER: [&str; 5] = ["plain512", "plain4k", "t1-512", "t1-4k-ext", "t1-first-ext"];
 
 impl Format {
@@ -68,13 +68,13 @@ impl Format {
         BLOCKS * self.block_bytes + lba * self.metadata_bytes + self.tuple_at
     }
 
-    /// The damage: the block, a byte of the backing file, and the field that then fails its check.
+    /// The damage: the block, a byte of the backing file, and the field whose check then fails.
     fn harms(&self) -> Vec<(u64, u64, &'static str)> {
         let data = |lba: u64, byte| (lba, lba * self.block_bytes + byte, "guard");
         let mut harms = vec![data(3, 0), data(4, 511), data(100, 17), data(BLOCKS - 1, 300)];
         let tag = |lba, byte, field| (lba, self.tuple(lba) + byte, field);
         harms.push(tag(777, 0, "guard"));
-        // A host chooses the reference tags of Type 2; those of Type 3 are not checked.
+        // A host chooses the reference tags of Type 2, and those of Type 3 are not checked.
         if self.kind == 1 {
             harms.push(tag(1000, if self.guard_bytes == 8 { 15 } else { 7 }, "ref_tag"));
         }
@@ -109,7 +109,7 @@ pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
     quiet(&mut guest)
 }
 
-/// Functions of the scripts here.
+/// Functions for the scripts in this file.
 const FUNCTIONS: &str = r#"
 set -e
 # read_by COMMAND...: sectors that the kernel reads from DEV meanwhile, as it counts.
@@ -173,7 +173,7 @@ fn checked(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     let (said, status) = verify(guest, name, "offload")?;
     expect_offloaded(&said)?;
     expect("exit status", &status, &0)?;
-    // Without tags the drive can only check that it can read.
+    // Without tags, the drive can only check that blocks are readable.
     expect("checked", &said["checked"].as_str(), &Some(if format.kind > 0 { "seals" } else { "readability" }))?;
     sh(guest, name, COUNTED)?;
     if format.kind > 0 {
@@ -189,8 +189,8 @@ fn checked(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     zeroed(guest, format)
 }
 
-/// The drive makes the same tags as this host for the same data, and checks them. If the metadata has more than tags,
-/// it cannot.
+/// The drive makes the same tags for the same data as this host, and checks them. It cannot if the metadata contains
+/// more than tags.
 fn by_the_drive(guest: &mut Guest, format: &Format) -> Result<()> {
     let tuple_bytes = if format.guard_bytes == 8 { 16 } else { 8 };
     if format.metadata_bytes != tuple_bytes {
@@ -206,7 +206,7 @@ fn by_the_drive(guest: &mut Guest, format: &Format) -> Result<()> {
     sh(guest, format.name, script).map(drop)
 }
 
-/// Written data are read back, with this host's checks, and match the drive's own comparison.
+/// Written data are read back with this host's checks, and the drive's own Compare finds them equal.
 fn filled(guest: &mut Guest, format: &Format) -> Result<()> {
     let bytes = BLOCKS * format.block_bytes;
     let script = format!(
@@ -220,7 +220,7 @@ fn filled(guest: &mut Guest, format: &Format) -> Result<()> {
     sh(guest, format.name, &script).map(drop)
 }
 
-/// A verify reads no more than opening does.
+/// Apart from opening the drive, a verify reads nothing.
 const COUNTED: &str = r#"
 status=0
 opening=$(read_by sealblock info $DEV)
@@ -228,7 +228,7 @@ verifying=$(read_by sealblock verify $DEV --mode offload)
 [ "$opening" = "$verifying" ] || fail "the kernel counts $verifying sectors read by a verify, $opening by an opening"
 "#;
 
-/// Exactly the damaged blocks are reported, by the drive and by this host; the host reports the values as well.
+/// The drive and this host report exactly the damaged blocks; the host also reports the values.
 fn damaged(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(folder.join(format.name)).context("opening a drive")?;
     let flip = |at: u64| -> Result<()> {
@@ -266,7 +266,8 @@ fn damaged(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     expect("exit status of what is whole again", &status, &0)
 }
 
-/// A served drive executes a host's Compare itself: equal, and different in the last of eight blocks.
+/// A served drive executes a host's Compare itself: once with equal data, once with a difference in the last of eight
+/// blocks.
 fn compared(guest: &mut Guest, format: &Format) -> Result<()> {
     let script = format!(
         r#"
@@ -286,8 +287,8 @@ fn compared(guest: &mut Guest, format: &Format) -> Result<()> {
     sh(guest, format.name, &script).map(drop)
 }
 
-/// A drive copies if tags can stay unchanged: if it makes them itself, for Type 3, and without tags. Otherwise the
-/// server reads and writes; one format shows it.
+/// A drive executes a copy if tags can stay unchanged: if it makes them itself, for Type 3, and without tags. Otherwise
+/// the server reads and writes; one format tests that.
 fn copied(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     let tuple_bytes = if format.guard_bytes == 8 { 16 } else { 8 };
     for query in ["", "?pract=1"] {
@@ -320,7 +321,7 @@ fn copied(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Source, blocks and destination of a copy by one command: more than QEMU's drives support in one.
+/// Source, blocks and destination of each range of one Copy: more than one Copy command of QEMU's drives supports.
 const COPIED: [(u64, u64, u64); 3] = [(16, 300, 1024), (700, 10, 1324), (5, 1, 1334)];
 
 /// A served drive executes a host's Copy itself: the server neither reads nor writes, and all blocks are right.
@@ -361,7 +362,7 @@ fn copied_by(guest: &mut Guest, format: &Format, query: &str, by_drive: bool) ->
     let all = COPIED.iter().map(|(_, blocks, _)| blocks).sum::<u64>() * format.block_bytes;
     expect("bytes copied by the drive", &bytes("copy"), &Some(if by_drive { all } else { 0 }))?;
     expect("bytes written", &bytes("write"), &Some(if by_drive { 0 } else { all }))?;
-    // Linux reads a possible partition table.
+    // Linux has read the blocks of a possible partition table.
     let read = bytes("read").context("no reads in the status")?;
     expect("fewer bytes read than copied", &(read < all), &by_drive)?;
     let moved: u64 = moved.parse()?;
@@ -397,7 +398,7 @@ fn not_copied(guest: &mut Guest, format: &Format, query: &str, folder: &Path) ->
     expect("the damage that the server knows", &named, &(Some(100), Some(1)))
 }
 
-/// Zeroed blocks read as zeroes, the others are unchanged, and all verify.
+/// Zeroed blocks read as zeroes, the others are unchanged, and all blocks verify.
 fn zeroed(guest: &mut Guest, format: &Format) -> Result<()> {
     let (block, first, blocks) = (format.block_bytes, 8, 1000);
     let script = format!(
@@ -416,8 +417,8 @@ fn zeroed(guest: &mut Guest, format: &Format) -> Result<()> {
     sh(guest, format.name, &script).map(drop)
 }
 
-/// Tags with ordinary reads and writes, as a user without privileges. The drive verifies such writes, and damage is
-/// reported with its values.
+/// Reads and writes tags with ordinary reads and writes, as a user without privileges. The drive's Verify accepts such
+/// writes, and damage is reported with its values.
 fn by_reads(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(folder.join(format.name)).context("opening a drive")?;
     let flip = |at: u64| -> Result<()> {
@@ -449,7 +450,7 @@ fn by_reads(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
         bytes = BLOCKS * format.block_bytes,
     );
     sh(guest, format.name, &script)?;
-    // In this mode a drive of Type 2 behaves like Type 1: reference tags are addresses.
+    // In this mode a drive of Type 2 is treated like Type 1: reference tags are block addresses.
     let harms = format.harms();
     for (_, at, _) in &harms {
         flip(*at)?;
@@ -467,7 +468,7 @@ fn by_reads(guest: &mut Guest, format: &Format, folder: &Path) -> Result<()> {
     sh(guest, format.name, "sealblock verify file:$DEV --quiet").map(drop)
 }
 
-/// A mounted drive is verified and not written.
+/// A mounted drive can be verified but not written.
 fn in_use(guest: &mut Guest) -> Result<()> {
     let script = r#"
         /usr/bin/mke2fs -q -F -t ext4 $DEV
@@ -483,8 +484,9 @@ fn in_use(guest: &mut Guest) -> Result<()> {
     sh(guest, "plain4k", script).map(drop)
 }
 
-/// Without CAP_SYS_ADMIN a plain drive is an ordinary block device, with a note; a format that the kernel does not
-/// support is an error with the missing capability. From Linux 6.2 on, any user may send commands that only read.
+/// Without CAP_SYS_ADMIN, a drive without metadata is used as an ordinary block device, with a note; for a format that
+/// the kernel does not support, the error names the missing capability. From Linux 6.2 on, any user may send commands
+/// that only read.
 fn without_privilege(guest: &mut Guest, version: (u32, u32)) -> Result<()> {
     let prepared = r#"
         grep -q nobody /etc/passwd || echo nobody:x:65534:65534:nobody:/:/bin/sh >>/etc/passwd

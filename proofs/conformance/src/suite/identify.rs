@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::context::{TestContext, expect};
 
-/// Every namespace has this size in bytes.
+/// The size of every namespace in bytes.
 const SIZE_BYTES: u64 = 64 << 20;
 
 pub fn run(context: &mut TestContext<'_>) -> Result<()> {
@@ -39,7 +39,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     hosts(context)
 }
 
-/// Only allowed hosts see subsystems.
+/// Only allowed hosts see the subsystems.
 fn hosts(context: &mut TestContext<'_>) -> Result<()> {
     let friend = "nqn.2026-11.org.example:friend";
     let mut server = context.sealblock.serve(&["small"], &["--allow-host", friend])?;
@@ -56,7 +56,7 @@ fn hosts(context: &mut TestContext<'_>) -> Result<()> {
     server.stop()
 }
 
-/// The kernel sees the sizes of the volumes.
+/// The kernel reports the sizes of the volumes.
 fn sizes(context: &mut TestContext<'_>, server: &crate::served::Server) -> Result<()> {
     let said = context.sh(
         server,
@@ -102,7 +102,7 @@ nvme smart-log $ctrl --output-format=json | tr -d ' \n' >/tmp/page
 for word in '"critical_warning":0,' '"media_errors":0,'; do has "$word"; done
 "#;
 
-/// Each processor gets an I/O queue; invalid commands are refused without harm.
+/// Each processor gets an I/O queue, and invalid commands are refused without harm.
 fn queues(context: &mut TestContext<'_>, server: &crate::served::Server) -> Result<()> {
     context.sh(
         server,

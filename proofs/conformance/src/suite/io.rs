@@ -4,7 +4,7 @@ use anyhow::Result;
 
 use crate::context::TestContext;
 
-/// NVM commands by nvme-cli's passthrough, on plain namespaces.
+/// Sends NVM commands through nvme-cli's passthrough to namespaces without metadata.
 pub fn commands(context: &mut TestContext<'_>) -> Result<()> {
     context.sealblock.create("small", "16MiB", &["--block-size", "512"])?;
     context.sealblock.create("large", "16MiB", &[])?;
@@ -78,7 +78,7 @@ fi
 detach @NAME@
 "#;
 
-/// File systems: written data are there after the host has disconnected and reconnected.
+/// File systems: written data are there after the host disconnected and reconnected.
 pub fn files(context: &mut TestContext<'_>) -> Result<()> {
     context.sealblock.create("small", "384MiB", &["--block-size", "512"])?;
     context.sealblock.create("large", "384MiB", &[])?;
@@ -143,7 +143,8 @@ detach small
 detach large
 "#;
 
-/// Many requests in flight, with every block checked by the host: block sizes, digests, several queues.
+/// Many requests in flight, with every block checked by the host, for several block sizes, digests and numbers of
+/// queues.
 pub fn traffic(context: &mut TestContext<'_>) -> Result<()> {
     context.sealblock.create("small", "64MiB", &["--block-size", "512", "--guard", "crc16"])?;
     context.sealblock.create("large", "64MiB", &["--guard", "crc64"])?;

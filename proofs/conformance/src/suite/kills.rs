@@ -1,11 +1,12 @@
-//! Servers that are killed again and again, under hosts with mounted file systems: data that `fsync` acknowledged are
+//! Servers are killed again and again under hosts with mounted file systems; data that `fsync` acknowledged must be
 //! there.
 //!
-//! One server serves two targets. On them the guest has ext4 and xfs, and writes files all the time (`conformance guest
-//! write-files`). The server is killed at a random moment and restarted; the host reconnects by itself and continues.
-//! After each kill every page of every file must be the acknowledged one, and further calls of `fsync` must succeed.
-//! None of them may fail: acknowledged writes outlive the server's process, so a flush has no loss to report. At the
-//! end the file systems are unmounted, checked, and mounted again on new connections.
+//! One server serves two targets. The guest has ext4 on one and xfs on the other, and writes files all the time
+//! (`conformance guest write-files`). The server is killed at a random moment and restarted; the host reconnects by
+//! itself and continues. After each kill, every page of every file must have the acknowledged content, and further
+//! calls of `fsync` must succeed. None of them may fail: acknowledged writes survive the death of the server's process,
+//! so a flush has no loss to report. At the end the file systems are unmounted, checked, and mounted again on new
+//! connections.
 
 use std::thread;
 use std::time::Duration;
@@ -15,16 +16,16 @@ use anyhow::{Context, Result, bail};
 use crate::context::{TestContext, expect};
 use crate::served::Server;
 
-/// File systems; each name is also the name of its subsystem.
+/// The file systems; the name of each is also the name of its subsystem.
 const FILE_SYSTEMS: [&str; 2] = ["ext4", "xfs"];
 /// The host's retry options: it retries each second.
 const OPTIONS: &str = "--reconnect-delay=1 --ctrl-loss-tmo=300";
-/// The minimum and maximum time from when the host works until the server is killed.
+/// The minimum and maximum time from when the host works again until the next kill.
 const UNDER_LOAD_MS: std::ops::Range<u64> = 50..700;
 /// One in this many kills is followed by a pause in which the host retries in vain.
 const LONG_EVERY: u32 = 4;
 const LONG: Duration = Duration::from_millis(1300);
-/// Time for a mirror to reconcile the blocks that were in flight when its server was killed.
+/// The number of checks, one per pause, until a mirror has reconciled the blocks that were in flight at the kill.
 const IN_SYNC_TRIES: u32 = 300;
 
 /// The kind of target.
@@ -57,7 +58,7 @@ impl Served {
     }
 }
 
-/// The writers' reports: acknowledged calls of `fsync` of each file system, and files of both together.
+/// The writers' reports: acknowledged calls of `fsync` for each file system, and the number of files of both together.
 struct Answers {
     acknowledged: Vec<u64>,
     files: u64,
@@ -112,7 +113,7 @@ fn script(text: &str) -> String {
     text.replace("@OPTIONS@", OPTIONS)
 }
 
-/// Makes both writers check all their files.
+/// Makes both writers check all their files, and returns their reports.
 fn answers(context: &mut TestContext<'_>, server: &Server, question: &str) -> Result<Answers> {
     let said = context.sh(server, &CHECK.replace("@QUESTION@", question))?;
     let mut answers = Answers { acknowledged: Vec::new(), files: 0 };
@@ -150,7 +151,7 @@ fn in_sync(context: &TestContext<'_>, served: Served) -> Result<()> {
     Ok(())
 }
 
-/// File systems, and a writer on each.
+/// Makes and mounts the file systems, and starts a writer on each.
 const MOUNT: &str = r#"
 mark
 for kind in ext4 xfs; do
@@ -169,7 +170,7 @@ for kind in ext4 xfs; do
 done
 "#;
 
-/// Each writer checks all pages and reports. If a file system has reported an error of its device, the test fails.
+/// Each writer checks all pages and reports. The test fails if a file system has reported an error of its device.
 const CHECK: &str = r#"
 for kind in ext4 xfs; do
   echo @QUESTION@ >/tmp/$kind.new
@@ -189,7 +190,8 @@ said | grep -E 'EXT4-fs (error|warning)|XFS .*([Ee]rror|[Ss]hut|orrupt)|Buffer I
 true
 "#;
 
-/// The writers end; all data are there through new mounts on new connections, and the file systems are intact.
+/// Stops the writers; all data must be there through new mounts on new connections, and the file systems must be
+/// intact.
 const END: &str = r#"
 for kind in ext4 xfs; do
   echo end >/tmp/$kind.new

@@ -1,6 +1,6 @@
-//! Kernel devices on top of drives: partitions, device-mapper tables and md arrays over emulated NVMe drives, whose
-//! backing files are damaged from outside. The drives verify, and damage is reported with the addresses of the named
-//! device.
+//! Kernel block devices on top of drives: partitions, device-mapper tables and md arrays over emulated NVMe drives,
+//! whose backing files are damaged from outside. The drives verify, and damage is reported with block addresses of the
+//! device that was named.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -12,13 +12,14 @@ use serde_json::Value;
 use crate::context::{OwnGuestContext, expect, quiet, succeed};
 use crate::harness::{Drive, Guest};
 
-/// Blocks of each drive, and their bytes. Each has 8 bytes of metadata, which follow all blocks in the backing file.
+/// The number of blocks of each drive, and the bytes of a block. Each block has 8 bytes of metadata, which follow all
+/// blocks in the backing file.
 const BLOCKS: u64 = 2048;
 const BLOCK_BYTES: u64 = 4096;
 const DRIVES: [&str; 2] = ["a", "b"];
 const PROPERTIES: &str = "logical_block_size=4096,physical_block_size=4096,ms=8,mset=0,pi=1";
 
-/// A block of a drive.
+/// A block of a drive: the drive, and the block's address.
 type On = (usize, u64);
 
 /// A guest with the drives, and their backing files.
@@ -52,7 +53,7 @@ pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
     quiet(&mut laid.guest)
 }
 
-/// Functions of the scripts here. Each device is filled when it is made.
+/// Functions for the scripts in this file. Each device is filled after it is made.
 const FUNCTIONS: &str = r#"
 set -e
 A=$(drive a) B=$(drive b)
@@ -94,7 +95,7 @@ blockdev --rereadpt $A
 made ${A}p1
 "#;
 
-/// Not the first block of a drive: QEMU 7.2 does not detect damage there by Verify.
+/// The damage avoids the first block of a drive: Verify of QEMU 7.2 does not detect damage there.
 const LINEAR: &str = r#"
 { echo 0 4096 linear $A 8192; echo 4096 4096 linear $B 8; } | table
 "#;
@@ -109,7 +110,7 @@ MDADM_NO_UDEV=1 mdadm --create /dev/md0 --level=1 --raid-devices=2 --metadata=1.
 made /dev/md0
 "#;
 
-/// Parts that no drive verifies are read, and the reason is reported.
+/// Parts that no drive can verify are read instead, and the reason is reported.
 const READ_INSTEAD: &str = r#"
 { echo 0 4096 linear $A 8192; echo 4096 64 error; } | dmsetup create --noudevsync it
 device=/dev/$(basename "$(ls -d /sys/block/dm-* | head -n 1)")
@@ -151,7 +152,7 @@ impl Laid {
         Ok(())
     }
 
-    /// The blocks in a verify's report, each with its drive.
+    /// The blocks that verify reports, each with its drive.
     fn named(&mut self, what: &str, status: i64) -> Result<Vec<(u64, usize)>> {
         let (said, ended) = self.verify()?;
         expect(&format!("exit status ({what})"), &ended, &status)?;
@@ -169,7 +170,8 @@ impl Laid {
         each.collect()
     }
 
-    /// Makes a device, damages these blocks of drives, and expects the corresponding blocks of the device.
+    /// Makes a device, damages these blocks of its drives, and expects exactly the corresponding blocks of the device
+    /// in the report.
     fn damaged(&mut self, what: &str, bad: &[On], wanted: &[(u64, usize)]) -> Result<()> {
         expect(&format!("blocks of a good device ({what})"), &self.named(what, 0)?, &Vec::new())?;
         self.flip(bad)?;
@@ -186,8 +188,9 @@ impl Laid {
 
     /// Each copy of an array is verified; a missing one is reported as unchecked.
     ///
-    /// The kernel rewrites a bad copy that it reads, and opening a device reads where parts of a volume would be, so
-    /// damage is placed elsewhere. All reads go to the second drive; any read of damage there would repair it.
+    /// The kernel rewrites a bad copy that it reads, and opening a device reads the places where parts of a volume
+    /// would be; so the damage is elsewhere. All reads go to the second drive, because any read of a damaged block
+    /// would repair it.
     fn array(&mut self) -> Result<()> {
         self.sh(ARRAY)?;
         self.sh("echo writemostly >/sys/block/md0/md/dev-${A#/dev/}/state")?;

@@ -1,17 +1,17 @@
 //! Namespaces that are added and removed while a host uses another one of the same subsystem, round after round.
 //!
-//! The host is notified by an asynchronous event, without a rescan. Its controllers stay, its I/O continues, and its
-//! kernel logs no warning; also when the first namespace is removed.
+//! The host learns of it by an asynchronous event, without a rescan. Its controllers stay, its I/O continues, and its
+//! kernel logs no warning. This also holds when the first namespace is removed.
 
 use anyhow::{Context, Result, bail};
 
 use crate::context::TestContext;
 
-/// The namespaces that are added and removed, by number, including the highest that the target supports. Sizes differ,
-/// so that they can be told apart.
+/// The namespaces that are added and removed, by number; one has the highest number that the target supports. Sizes
+/// differ, so that they can be told apart.
 const OTHERS: [(u32, &str); 4] = [(2, "mem:1MiB"), (3, "b"), (4, "mem:2MiB"), (1024, "mem:3MiB")];
 const ROUNDS: u32 = 3;
-/// The maximum time of a request of the load. A host that had to reconnect would first wait for ten seconds.
+/// The longest permitted time of a request of the load. A host that had to reconnect would wait ten seconds first.
 const PAUSE_MS: u64 = 5000;
 
 fn configure(context: &TestContext<'_>, namespaces: &[(u32, &str)]) -> Result<()> {
@@ -84,7 +84,7 @@ fn said_of_pauses(said: &str) -> Result<()> {
     Ok(())
 }
 
-/// What must stay: the controller, its serial number, the disk under load, and the load.
+/// Checks what must not change: the controller, its serial number, the disk under load, and the load.
 const FUNCTIONS: &str = r#"
 serial() { nvme id-ctrl /dev/$(cat /tmp/controller) --output-format=json | sed -n 's/.*"sn" *: *"\(.*\)".*/\1/p'; }
 identity() { echo "$(cat /sys/class/nvme/$(cat /tmp/controller)/cntlid) $(serial) $(cat /sys/block/$(cat /tmp/disk)/diskseq)"; }
@@ -133,7 +133,7 @@ rm -f /tmp/load /tmp/load.*
 ) >/tmp/load.said 2>&1 &
 "#;
 
-/// The namespaces are there, each with its own content, and without data of the round before except in the volume.
+/// The namespaces are there, each with its own content; only the volume still has data from the previous round.
 const CAME: &str = r#"
 [ -e /tmp/round ] || echo 60 >/tmp/round
 round=$(cat /tmp/round)
@@ -164,7 +164,7 @@ conformance guest check /dev/$(block s 1) 51
 goes_on
 "#;
 
-/// Returns the longest wait in ms.
+/// Stops the load and prints the longest wait in ms.
 const END: &str = r#"
 goes_on
 load_ends

@@ -1,12 +1,12 @@
-//! The kernel's NBD client: a file system that was written over four connections is intact after the client
-//! reconnected, zeroes are zeroes, and damage is an error for exactly its blocks. Data written over NBD are read over
+//! The kernel's NBD client: a file system that was written over four connections is intact after the client reconnects,
+//! zeroed blocks are zeroes, and reads fail for exactly the damaged blocks. Data written over NBD can be read over
 //! NVMe/TCP. A client without a block size reads and writes parts of blocks.
 
 use anyhow::Result;
 
 use crate::context::{TestContext, expect};
 
-/// The damage of each block.
+/// The damage to each block.
 const HARMS: [(u64, &str); 5] = [(3, "data"), (4, "guard"), (100, "ref-tag"), (1000, "misdirected"), (2047, "data")];
 
 pub fn run(context: &mut TestContext<'_>) -> Result<()> {
@@ -67,7 +67,7 @@ umount /mnt/nbd
 detach large
 "#;
 
-/// Without `-b`. Data beside a written part of a block are unchanged.
+/// Attached without `-b`. Data beside the written part of a block stay unchanged.
 const DEFAULTS: &str = r#"
 nbd_attach large nbd0 default
 dd if=/dev/urandom of=/tmp/before bs=4k count=16 status=none

@@ -1,6 +1,6 @@
-//! Namespaces of a `sealblock serve`, used by a `sealblock` in the guest as local drives: by passthrough through the
-//! kernel's NVMe/TCP host. The target supports two commands that QEMU's drives do not: Get LBA Status, and Write Zeroes
-//! with deallocation. It can also disappear, and be slower than the kernel's timeout.
+//! Namespaces of a `sealblock serve`, used by a `sealblock` in the guest as if they were local drives: through the
+//! kernel's NVMe/TCP host and its passthrough. The target supports two commands that QEMU's drives do not: Get LBA
+//! Status, and Write Zeroes with deallocation. The target can also disappear, and be slower than the kernel's timeout.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -48,7 +48,7 @@ verify() {
 }
 "#;
 
-/// Reads what the function `verify` left.
+/// Reads the files that the function `verify` leaves.
 fn verified(guest: &mut Guest, server: &Server) -> Result<Verified> {
     let said = sh(guest, server, "cat /tmp/status /tmp/json; echo; echo ====; cat /tmp/complaint")?;
     let (status, rest) = said.split_once('\n').context("no status")?;
@@ -61,7 +61,7 @@ fn verified(guest: &mut Guest, server: &Server) -> Result<Verified> {
     Ok(Verified { status: status.parse()?, said, complaint: complaint.trim().to_owned() })
 }
 
-/// Verifies, which must report exactly these blocks, without transferring data.
+/// Runs a verify, which must report exactly these blocks, without transferring data.
 fn names(guest: &mut Guest, server: &Server, wanted: &[(u64, &str)]) -> Result<()> {
     sh(guest, server, &format!("{VERIFY}\nverify"))?;
     let Verified { status, said, complaint } = verified(guest, server)?;
@@ -75,7 +75,7 @@ fn names(guest: &mut Guest, server: &Server, wanted: &[(u64, &str)]) -> Result<(
     expect("blocks that verify names", &named.as_slice(), &wanted)
 }
 
-/// Write, verify by the target, zero with deallocation, and copy within the namespace.
+/// Writes, verifies by the target, zeroes with deallocation, and copies within the namespace.
 fn whole(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     let mut server = context.sealblock.serve(&["v"], &[])?;
     let script = r#"
@@ -107,7 +107,8 @@ fn whole(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     server.stop()
 }
 
-/// Exactly the damaged blocks are reported: found by a search, and again when the target lists them by Get LBA Status.
+/// Exactly the damaged blocks are reported: first when the verify searches for them, and again when the target lists
+/// them by Get LBA Status.
 fn damaged(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     let wanted: Vec<(u64, &str)> = [0, 66, 67, 9000, BLOCKS - 1].into_iter().map(|lba| (lba, "guard")).collect();
     for (lba, _) in &wanted {
@@ -118,7 +119,8 @@ fn damaged(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     for _ in 0..2 {
         names(guest, &server, &wanted)?;
     }
-    // A rewrite repairs them: by a command that may overwrite a volume, because the damage hides whether there is one.
+    // Rewriting them repairs them. The command needs the option that permits overwriting a volume, because the damage
+    // hides whether there is one.
     let script = r#"
         dev=/dev/$(attached v)
         refused "--force" sealblock copy /tmp/data $dev
@@ -131,7 +133,7 @@ fn damaged(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     server.stop()
 }
 
-/// A Verify that the target's device fails.
+/// A Verify fails because the target's device cannot read.
 fn unreadable(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     let mut server = context.sealblock.serve(&["fault:[read-error@500..502],v"], &[])?;
     sh(guest, &server, "attach v")?;
@@ -140,9 +142,9 @@ fn unreadable(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     server.stop()
 }
 
-/// If the target always aborts Verify, this is detected when the drive is opened: blocks are read, with a note. If it
-/// aborts Verify later, that is an error with the refused command, and there is no silent read. The same holds for
-/// Write Zeroes.
+/// If the target aborts every Verify, this is detected when the drive is opened: blocks are read instead, with a note.
+/// If it aborts Verify only later, that is an error that names the refused command; the program does not silently read
+/// instead. The same holds for Write Zeroes.
 fn aborting(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     let mut server = context.sealblock.serve(&["fault:[abort-verify],v"], &[])?;
     let script = r#"
@@ -198,7 +200,7 @@ fn fails(guest: &mut Guest, server: &Server) -> Result<()> {
     Ok(())
 }
 
-/// The server dies while it verifies.
+/// The server dies during a verify.
 fn vanishes(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     let mut server = context.sealblock.serve(&[SLOW], &[])?;
     sh(guest, &server, &format!("attach v --reconnect-delay=1\n{VERIFY}\nrm /tmp/status\nverify &"))?;
@@ -206,7 +208,7 @@ fn vanishes(context: &OwnGuestContext<'_>, guest: &mut Guest) -> Result<()> {
     server.kill()?;
     sh(guest, &server, "for try in $(seq 600); do [ -s /tmp/status ] && exit 0; sleep 0.1; done; fail 'it hangs'")?;
     fails(guest, &server)?;
-    // 6.1 waits a minute for a reply to each attempt to reconnect, and disconnects after it.
+    // Linux 6.1 waits a minute for a reply to each attempt to reconnect, and disconnects only after that.
     sh(guest, &server, "detach v").map(drop)
 }
 

@@ -16,7 +16,7 @@ const FORMATS: [(&str, &str, &str, &str, u32); 6] = [
     ("q512-3", "512", "crc64", "3", 16),
 ];
 
-/// Commands of fio through the generic device: it makes the tags of what it writes and checks those of what it reads.
+/// Commands from fio through the generic device: fio makes the tags for its writes and checks those of its reads.
 pub fn passthrough(context: &mut TestContext<'_>) -> Result<()> {
     let names = FORMATS.map(|(name, ..)| name);
     let mut server = served(context, &names)?;
@@ -29,7 +29,7 @@ pub fn passthrough(context: &mut TestContext<'_>) -> Result<()> {
     damaged(context, &mut server)
 }
 
-/// The damage, and the status of each block's check.
+/// The damage to each block, and the status of the check that fails.
 const HARMS: [(u64, &str, &str); 4] = [
     (3, "data", "Guard"),
     (4, "guard", "Guard"),
@@ -37,8 +37,8 @@ const HARMS: [(u64, &str, &str); 4] = [
     (101, "app-tag", "Application Tag"),
 ];
 
-/// Visible damage: each block fails its check with the right status, and a host that reads all of them gets as many
-/// errors.
+/// Damage with visible tags: each block fails its check with the right status, and a host that reads all of them gets
+/// as many errors.
 fn damaged(context: &mut TestContext<'_>, server: &mut Server) -> Result<()> {
     let shown = FORMATS.iter().filter(|(name, ..)| ["p4096", "q512-3"].contains(name));
     for (name, ..) in shown.clone() {
@@ -93,8 +93,8 @@ fn served(context: &TestContext<'_>, names: &[&str]) -> Result<Server> {
     context.sealblock.serve(names, &["--protection", "shown"])
 }
 
-/// With PRACT the target makes and strips tags. Without it they are transferred, and a wrong one is refused. Combined:
-/// one side makes the tags, and the other checks them.
+/// With PRACT set, the target makes and strips the tags. Without it they are transferred, and a wrong tag is refused.
+/// Combined, one side makes the tags and the other checks them.
 const PASSTHROUGH: &str = r#"
 dev=$(attach @NAME@)
 char=/dev/ng${dev#nvme}

@@ -17,7 +17,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     if context.sealblock.content("v")? != before {
         bail!("the volume's file changed while it was served for reading");
     }
-    // The same host may write to the same volume without the option: the option caused the refusal.
+    // Without the option, the same host may write to the same volume: only the option caused the refusal.
     let mut server = context.sealblock.serve(&["v"], &[])?;
     context.sh(&server, WRITABLE)?;
     server.stop()?;

@@ -2,7 +2,7 @@
 //! lose access.
 //!
 //! The host rescans nothing: it learns of namespaces by asynchronous events, and of the rest by closed connections.
-//! Unchanged devices continue under load, and removed ones end with errors, never with a host that hangs.
+//! Unchanged devices continue under load. Requests to removed ones end with errors, and no host hangs.
 
 use anyhow::{Context, Result, bail};
 
@@ -53,7 +53,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     context.sealblock.configure(&second.concat())?;
     server.reload()?;
     context.sh(&server, AFTER)?;
-    // And back again: the namespace returns with its content.
+    // The first configuration returns, and with it the namespace and its content.
     context.sealblock.configure(&first.concat())?;
     context.sh(&server, "detach comes")?;
     server.reload()?;
@@ -62,7 +62,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     ["a", "b", "c"].iter().try_for_each(|name| context.sealblock.succeed(&["verify", name]).map(drop))
 }
 
-/// Each of four disks gets its content; one has a load that verifies itself, two are read until that fails.
+/// Each of four disks gets its content; one is under a load that verifies its data, two are read until a read fails.
 const BEFORE: &str = r#"
 FRIEND="--hostnqn=nqn.2026-11.org.example:friend --hostid=5f2b21a0-0e6e-4b7c-9d4a-0000000000a2"
 attach stays @OPTIONS@ >/dev/null

@@ -5,7 +5,7 @@ use anyhow::Result;
 
 use crate::context::{TestContext, expect};
 
-/// The sizes of the volume in order, as arguments of the command and in bytes.
+/// The sizes that the volume gets, in this order, as arguments of the command and in bytes.
 const SIZES: [(&str, u64); 3] = [("96MiB", 96 << 20), ("256MiB", 256 << 20), ("48MiB", 48 << 20)];
 
 pub fn run(context: &mut TestContext<'_>) -> Result<()> {
@@ -30,7 +30,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     context.sealblock.succeed(&["verify", "v"]).map(drop)
 }
 
-/// A load that verifies itself on the first 16 MiB, and a reading NBD client beside it.
+/// A load on the first 16 MiB that verifies its data, and an NBD client that reads at the same time.
 const BEFORE: &str = r#"
 # What other tests have met is not of interest.
 dmesg -c >/dev/null
@@ -47,7 +47,7 @@ rm -f /tmp/load.*
 ) >/tmp/load.said 2>&1 &
 "#;
 
-/// The host rescans nothing.
+/// The host learns of the new size without a rescan.
 const SEEN: &str = r#"
 dev=$(cat /tmp/disk)
 for try in $(seq 200); do

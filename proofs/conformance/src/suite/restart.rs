@@ -1,5 +1,5 @@
 //! A server that is killed or stopped under load, and a controller that is reset: the host waits, reconnects and
-//! continues, and flushed data are there.
+//! continues, and all flushed data are there.
 
 use std::thread;
 use std::time::Duration;
@@ -29,7 +29,7 @@ fn happen(event: Event, context: &mut TestContext<'_>, server: &mut Server) -> R
         Event::Stop => server.stop()?,
         Event::Reset => return context.sh(server, "nvme reset /dev/$(controller $(attached v))").map(drop),
     }
-    // Long enough for the host to notice, and to have retried in vain.
+    // Long enough for the host to notice the loss and to retry in vain.
     thread::sleep(Duration::from_millis(1200));
     server.start()
 }
@@ -53,8 +53,9 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
 
 /// Verified writes continue while the script runs; another file is flushed before the event.
 ///
-/// SIGPIPE is ignored: Linux's host sends from within the writer's own system call, without MSG_NOSIGNAL, so a connection that
-/// ends at that moment kills the writing program ("failed to send request -32"), though the request itself is repeated.
+/// SIGPIPE is ignored. Linux's host sends from within the writer's own system call, without MSG_NOSIGNAL, so a
+/// connection that ends at that moment would kill the writing program ("failed to send request -32"), although the
+/// request itself is repeated.
 const START: &str = r#"
 dev=$(attached v)
 random 8388608 >/tmp/flushed

@@ -1,9 +1,9 @@
-//! A subsystem that is removed while a host uses it, and returns before the host stops retrying: removed from the
-//! configuration, and missing after a restart of the server.
+//! A subsystem that is removed while a host uses it, and returns before the host stops retrying. It is removed from the
+//! configuration, or missing after a restart of the server.
 //!
-//! The host retries, gets the status that the subsystem does not exist, and continues to retry, because Do Not Retry is
+//! The host retries, gets the status that the subsystem does not exist, and keeps retrying, because Do Not Retry is
 //! clear. When the subsystem returns, the same controller and the same disk continue, and requests in flight get no
-//! error. A host with a shorter time limit stops retrying when it expires, and not before.
+//! error. A host with a shorter time limit stops retrying when that expires, and not earlier.
 
 use std::thread;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use crate::context::TestContext;
 use crate::served::Server;
 
-/// The subsystem that returns, the one that does not, and one that stays.
+/// Three subsystems: one that returns, one that does not, and one that stays.
 const RETURNS: &str = "[[subsystems]]\nname = \"returns\"\nnamespaces = [{ target = \"a\" }]\n";
 const LOST: &str = "[[subsystems]]\nname = \"lost\"\nnamespaces = [{ target = \"mem:4MiB\" }]\n";
 const STAYS: &str = "[[subsystems]]\nname = \"stays\"\nnamespaces = [{ target = \"b\" }]\n";
@@ -21,11 +21,11 @@ const STAYS: &str = "[[subsystems]]\nname = \"stays\"\nnamespaces = [{ target = 
 /// How a subsystem is removed, and how it returns.
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// By the configuration of a running server, both times.
+    /// A running server reloads its configuration, both times.
     Reload,
-    /// With a killed server; the next one has it only after a reload.
+    /// The server is killed; the next one has the subsystem only after a reload.
     Kill,
-    /// With a killed server; the next one does not have it, and is killed too.
+    /// The server is killed; the next one does not have the subsystem, and is killed too.
     KillTwice,
 }
 
@@ -108,7 +108,7 @@ writes() {
 }
 "#;
 
-/// Writes in flight are checked: each write is durable when it completes, so that a killed server keeps it.
+/// A checked load writes all the time. Each write is durable when it completes, so a killed server keeps it.
 ///
 /// SIGPIPE is ignored, as in `restart.rs`.
 const START: &str = r#"

@@ -1,9 +1,10 @@
-//! SCSI drives of the machine that runs sealblock: the program is in a guest with the kernel's simulated drives
+//! SCSI drives of the machine that runs sealblock: the program runs in a guest with drives that the kernel simulates
 //! (`scsi_debug`).
 //!
-//! These drives complete every VERIFY without data with GOOD and read nothing, so it cannot be trusted, and blocks are
-//! read. A VERIFY with data does compare. Unreadable blocks and wrong tags are found by reads: by the kernel, or by the
-//! program with tags where the kernel transfers them (the drives with DIX, from Linux 6.17 on).
+//! These drives complete every VERIFY without data with GOOD but read nothing, so their VERIFY cannot be trusted, and
+//! blocks are read instead. A VERIFY with data does compare. Reads find unreadable blocks and wrong tags: the kernel's
+//! own reads, or the program's reads with tags where the kernel transfers tags (the drives with DIX, from Linux 6.17
+//! on).
 
 use anyhow::{Context, Result};
 
@@ -13,7 +14,7 @@ use crate::harness::Guest;
 
 pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
     let mut guest = context.boot(Vec::new(), 1)?;
-    // Older kernels see no difference between them, except that some have tags.
+    // To older kernels these drives look the same, except that some have tags.
     let options = if context.version >= TAGS { &OPTIONS[..] } else { &OPTIONS[..2] };
     sh(&mut guest, SHARED).context("a disk that two initiators share")?;
     for options in options {
@@ -44,7 +45,7 @@ pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
 const OPTIONS: [&str; 6] =
     ["sector_size=512", "dif=1 dix=1", "sector_size=4096", "dif=2 dix=1", "dif=3 dix=1", "dif=1"];
 
-/// Functions of the scripts here.
+/// Functions for the scripts in this file.
 const FUNCTIONS: &str = r#"
 set -e
 cd /tmp
@@ -93,7 +94,7 @@ fn sh(guest: &mut Guest, script: &str) -> Result<()> {
     succeed(guest, &format!("{FUNCTIONS}\n{script}")).map(drop)
 }
 
-/// The drive's properties, writing and reading back, comparisons by the drive, and zeroes.
+/// The drive's properties, writes that are read back, comparisons by the drive, and zeroes.
 const DRIVE: &str = r#"
 drive $OPTIONS
 sealblock info $DEV --json >json
@@ -160,7 +161,7 @@ rm data back part json
 "#;
 
 /// The kernel checks tags that this program made, and this program checks tags that the kernel made. The drive's own
-/// zeroing leaves the old tags in place, which is detected; zeroing by this program repairs it.
+/// zeroing leaves the old tags in place, which is detected; zeroing by this program writes right tags.
 const TAGGED: &str = r#"
 drive $OPTIONS
 random 8388608 >data
@@ -187,7 +188,8 @@ dd if=$DEV bs=4096 skip=10 count=1 iflag=direct status=none | cmp -n 4096 - /dev
 rm data json
 "#;
 
-/// A partition of 1024 sectors from sector 256 on, in a PC partition table. Its reference tags differ from its disk's.
+/// A partition of 1024 sectors from sector 256 on, in a PC partition table. Its reference tags differ from those of the
+/// whole disk.
 const PARTITION: &str = r#"
 drive dif=1 dix=1
 printf '\0\0\0\0\203\0\0\0\0\001\0\0\0\004\0\0' | dd of=table bs=1 seek=446 status=none
@@ -208,11 +210,11 @@ sealblock copy offset:256..1279,$DEV - | cmp - data
 rm data json table
 "#;
 
-/// The kernel's commands for an operation, by their bytes (SBC-4). Zeroes: WRITE SAME (16), with the UNMAP bit
-/// (byte 1, bit 3) unless that is disabled. Discards: the same, since hosts are told that discarded blocks read as
-/// zeroes (with tags from the program, it writes tags after that). Flush: SYNCHRONIZE CACHE (10). Reads and writes of
-/// drives with protection information have RDPROTECT and WRPROTECT 001b, in Type 2 in the 32-byte form, if the host
-/// adapter transfers tags.
+/// The commands that the kernel sends for each operation, byte by byte (SBC-4). Zeroes: WRITE SAME (16), with the UNMAP
+/// bit (byte 1, bit 3) unless that is disabled. Discards: the same, because hosts are told that discarded blocks read
+/// as zeroes. If the program makes tags, it writes them afterwards. Flush: SYNCHRONIZE CACHE (10). Reads and writes of
+/// drives with protection information have RDPROTECT and WRPROTECT set to 001b if the host adapter transfers tags; Type
+/// 2 uses the 32-byte form.
 const SENT: &str = r#"
 drive $OPTIONS
 random 1048576 >data
@@ -246,9 +248,9 @@ remove
 rm data
 "#;
 
-/// A disk of the kernel's target at two adapters, as if two machines share it. Both count up a block by Compare and
-/// Write: first directly, then through servers, each with its own lock and one of the adapters. No increment is lost,
-/// and the drive has compared.
+/// A disk of the kernel's SCSI target at two adapters, as if two machines shared it. Both increment a number in one
+/// block by Compare and Write: first directly, then through two servers, each with its own lock and one of the
+/// adapters. No increment is lost, and the drive itself has done the comparisons.
 const SHARED: &str = r#"
 insmod /later/target_core_mod.ko
 insmod /later/tcm_loop.ko
@@ -317,7 +319,7 @@ done
 rm json late1 late2 serve1 serve2 nqn4420 nqn4421
 "#;
 
-/// Blocks that the medium cannot read: ten of them, from 4660 on.
+/// Ten blocks, from 4660 on, that the medium cannot read.
 const ERRORS: &str = r#"
 drive opts=2
 for node in $DEV $SG; do

@@ -58,7 +58,7 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     alone(context)
 }
 
-/// Each volume has the data of its namespace, whichever server has it.
+/// Each volume has the data written to its namespace, whichever server serves it.
 fn alone(context: &mut TestContext<'_>) -> Result<()> {
     let volumes = NAMESPACES.map(|(_, _, volume, ..)| volume);
     let mut server = context.sealblock.serve(&volumes, &[])?;
@@ -70,7 +70,7 @@ fn alone(context: &mut TestContext<'_>) -> Result<()> {
     volumes.iter().try_for_each(|volume| context.sealblock.succeed(&["verify", volume]).map(drop))
 }
 
-/// A host that is not allowed is refused; an allowed host connects, also beside another one.
+/// A host that is not allowed is refused; an allowed host connects, even beside another one.
 const HOSTS: &str = r#"
 options="-t tcp -a 10.0.2.2 -s $PORT"
 host=nqn.2026-11.org.example

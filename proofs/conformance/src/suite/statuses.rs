@@ -1,5 +1,5 @@
-//! The target's replies to commands that no host sends by itself: it refuses them, with the right status. Its
-//! advertised features work, and the host's kernel logs no message about any of it.
+//! The target's replies to commands that no stock host sends: it refuses them with the right status. The features that
+//! it advertises work, and the host's kernel logs nothing about any of it.
 
 use anyhow::Result;
 
@@ -49,7 +49,8 @@ for pair in 7000:7000 7001:7100 7099:7100 5000:5000; do
 done
 "#;
 
-/// Linux refuses flags of passthrough commands itself, so for fused admin commands the test can see only that refusal.
+/// Linux itself refuses passthrough commands with flags, so for fused admin commands the test can only see that
+/// refusal.
 const IDENTIFY: &str = r#"
 identify() { nvme admin-passthru $ctrl --opcode=6 --cdw10=$1 --namespace-id=$2 --data-len=4096 --read --raw-binary; }
 # Active namespaces after one that cannot be followed by any, with and without a command set.
@@ -66,7 +67,7 @@ for flags in 1 2; do refused "Invalid argument" nvme admin-passthru $ctrl --opco
 refused "opcode" nvme admin-passthru $ctrl --opcode=0x80
 "#;
 
-/// LPA matches the supported log pages, in both directions.
+/// The LPA field matches the supported log pages, in both directions.
 const LOGS: &str = r#"
 lpa=$(value lpa)
 page() { nvme get-log $ctrl --log-id=$1 --log-len=512 --raw-binary; }
@@ -97,7 +98,7 @@ for id in 1 2 3 4 5 6 7 8 9 13 14 18 19 112; do
 done
 "#;
 
-/// The kernel checks the effects of a passthrough command, and warns once of unexpected ones.
+/// The kernel checks the effects of a passthrough command, and warns once if they are unexpected.
 const EFFECTS: &str = r#"
 nvme effects-log $ctrl >/tmp/effects
 for opcode in 0 1 2; do
@@ -110,7 +111,7 @@ nvme write-zeroes /dev/$dev --namespace-id=1 --start-block=0 --block-count=0
 nvme dsm /dev/$dev --namespace-id=1 --ad --slbs=0 --blocks=1
 "#;
 
-/// The same controller completed all of it.
+/// All of it was completed by the same controller.
 const END: &str = r#"
 [ "$(cat /sys/class/nvme/$name/cntlid)" = $cntlid ] || fail "the host has connected anew"
 calm

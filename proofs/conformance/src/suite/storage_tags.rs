@@ -1,13 +1,13 @@
-//! Storage tags through passthrough: formats with one, written and checked by the target, and by the host.
+//! Storage tags through passthrough: formats with a storage tag are written, and checked by the target and by the host.
 //!
-//! The host's tuples are built here from the figure in the NVM Command Set specification, with its examples of
+//! The test builds the host's tuples itself, from the figure in the NVM Command Set specification and its examples of
 //! checksums, so that target and test cannot share a mistake.
 
 use anyhow::{Context, Result, ensure};
 
 use crate::context::TestContext;
 
-/// The tuple of one format: name of the volume, guard, bits of the storage tag, bytes of the guard, and the guard of
+/// The tuple of one format: name of the volume, guard, bits of the storage tag, bytes of the guard, and the guards of
 /// 4096 bytes of ffh and of 00h.
 struct Format {
     name: &'static str,
@@ -18,7 +18,7 @@ struct Format {
     zeroes: u64,
 }
 
-/// Both guards that have room for storage tags beside a long reference tag; the checksums are the specification's.
+/// Both guards that leave room for a storage tag beside a long reference tag; the checksums are from the specification.
 const FORMATS: [Format; 3] = [
     Format { name: "s32", guard: "crc32c", storage_bits: 16, guard_bytes: 4, ones: 0x25C1_FE13, zeroes: 0x98F9_4189 },
     Format {
@@ -40,8 +40,8 @@ const FORMATS: [Format; 3] = [
 ];
 
 impl Format {
-    /// A tuple: guard, application tag, then storage and reference tag, which share the rest; most significant byte
-    /// first.
+    /// A tuple: guard, application tag, then the storage tag and the reference tag, which share the remaining bits;
+    /// most significant byte first.
     fn tuple(&self, guard: u64, app_tag: u16, storage_tag: u64, ref_tag: u64) -> Vec<u8> {
         let space_bytes = 16 - self.guard_bytes - 2;
         let ref_bits = space_bytes * 8 - usize::from(self.storage_bits);
@@ -89,8 +89,8 @@ pub fn run(context: &mut TestContext<'_>) -> Result<()> {
     names.iter().try_for_each(|name| context.sealblock.succeed(&["verify", name]).map(drop))
 }
 
-/// Splits the space of storage and reference tag in an empty volume as the format requires. `create` has no option for
-/// it, so it is written to all superblocks, whose layout is in `docs/formats/protected-volume.md`.
+/// Splits the space between storage and reference tag in an empty volume, as the format requires. `create` has no
+/// option for it, so the test writes it to all superblocks, whose layout is in `docs/formats/protected-volume.md`.
 fn split(context: &TestContext<'_>, format: &Format) -> Result<()> {
     let path = context.sealblock.folder.join(format.name);
     let mut volume = context.sealblock.content(format.name)?;

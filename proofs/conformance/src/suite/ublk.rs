@@ -1,4 +1,4 @@
-//! Block devices of the guest's own kernel, over ublk: the program is in the guest and serves its volumes to the
+//! Block devices of the guest's own kernel, over ublk: the program runs in the guest and serves its volumes to the
 //! guest's kernel.
 
 use anyhow::Result;
@@ -7,7 +7,7 @@ use crate::context::{OwnGuestContext, quiet, succeed};
 use crate::harness::Guest;
 
 pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
-    // A queue of ublk needs a processor of its own.
+    // Each ublk queue needs its own processor.
     let mut guest = context.boot(Vec::new(), 2)?;
     for script in [BLOCKS, OPEN, FILE_SYSTEMS, DAMAGE, RECOVERY, SERVED, REFUSALS] {
         sh(&mut guest, script)?;
@@ -32,7 +32,7 @@ pub fn run(context: &OwnGuestContext<'_>) -> Result<()> {
 /// The first kernels whose ublk carries protection information.
 pub(super) const PROTECTION: (u32, u32) = (7, 0);
 
-/// Functions for scripts that attach.
+/// Functions for scripts that attach targets.
 pub(super) const FUNCTIONS: &str = r#"
 set -e
 cd /tmp
@@ -66,7 +66,7 @@ fn sh(guest: &mut Guest, script: &str) -> Result<()> {
     succeed(guest, &format!("{FUNCTIONS}\n{script}")).map(drop)
 }
 
-/// The kernel's view of the device, writing and reading back, discards and zeroes, and the end by a signal and by
+/// The kernel's view of the device, writes that are read back, discards and zeroes, and the removal by a signal and by
 /// `detach`.
 const BLOCKS: &str = r#"
 sealblock create v --size 64MiB
@@ -108,7 +108,7 @@ grep -q '"event": *"detached"' /tmp/attached || fail "it does not say that it wa
 rm back data plain
 "#;
 
-/// A block device that a process still has open stays, and its written data are there, however it is detached.
+/// A block device that a process still has open stays, and data written to it are there, however it is detached.
 const OPEN: &str = r#"
 random 4194304 >data
 truncate -s 64M plain
@@ -243,8 +243,8 @@ ends
 sealblock verify v --quiet
 "#;
 
-/// A block device beside a host's namespace: made with it, shared with it, taken over after a kill, and removed by a
-/// reload.
+/// A block device beside a host's namespace: created together with it, with the same content, taken over after a kill,
+/// and removed by a reload.
 const SERVED: &str = r#"
 sealblock create v --size 32MiB --force
 sealblock create w --size 8MiB --force
@@ -334,7 +334,7 @@ ends
 rm c.toml data
 "#;
 
-/// A target that cannot be attached is refused with the reason.
+/// A target that cannot be attached is refused with a reason.
 const REFUSALS: &str = r#"
 refused "there is no /dev/ublkb9" sealblock detach 9
 refused "1..=64" sealblock attach v --queues 65
@@ -343,8 +343,8 @@ chmod 666 v
 refused "root" su -s /bin/sh -c "sealblock attach /tmp/v" nobody
 "#;
 
-/// The kernel's block layer makes tags for its writes and checks those of its reads; all of them are right here as
-/// well. With CRC-16, which drives use, 106,496 of them.
+/// The kernel's block layer makes tags for its writes and checks those of its reads; sealblock finds all of them right.
+/// With CRC-16, the guard of drives, these are 106,496 tags.
 const PROTECTED: &str = r#"
 bytes=8388608
 [ $guard != crc16 ] || bytes=54525952
@@ -377,8 +377,8 @@ kill -TERM $server
 ends
 "#;
 
-/// A bit that changes between the kernel and the server is detected: by the kernel in reads, by the server in writes,
-/// of which nothing is written.
+/// A bit that changes between the kernel and the server is detected: by the kernel in reads, and by the server in
+/// writes, which then write nothing.
 const TAMPERED: &str = r#"
 sealblock create v --size 8MiB --force
 head -c 8388608 data >eight
@@ -396,8 +396,8 @@ sealblock verify v --quiet
 sealblock copy v - | cmp - eight
 "#;
 
-/// Tags of another program on the block device: they go to the server, which checks them, and come back for the program
-/// to check; as any user who may open the node.
+/// Another program passes its own tags to the block device. They go to the server, which checks them, and come back for
+/// the program to check; any user who may open the device node can do this.
 const TAGGED: &str = r#"
 grep -q nobody /etc/passwd || echo nobody:x:65534:65534:nobody:/:/bin/sh >>/etc/passwd
 for target in "crc32c 512" "crc16 4096" "none 4096"; do

@@ -1,4 +1,4 @@
-//! Zeroing: blocks read as zeroes at once, and the volume's file gets smaller where the host permits it.
+//! Zeroing: blocks read as zeroes at once, and the volume's file shrinks where the host permits it.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ fn zero(context: &mut TestContext<'_>, server: &Server, mode: &str, offset: u64)
         "#
     );
     context.sh(server, &script).map_err(|error| error.context(format!("fallocate {mode}")))?;
-    // 6.1 writes zeroes itself, and zeroing a range keeps the space.
+    // Linux 6.1 writes zeroes itself, and zeroing a range keeps the space.
     if context.version >= (6, 17) && mode != "zero-range" {
         gives_back(&context.sealblock, mode, before)
     } else {
@@ -60,7 +60,7 @@ fn zero(context: &mut TestContext<'_>, server: &Server, mode: &str, offset: u64)
     }
 }
 
-/// Waits until the volume's file is smaller by most of 8 MiB. A volume frees space after a flush, in the background.
+/// Waits until the volume's file has shrunk by most of 8 MiB. A volume frees space in the background, after a flush.
 pub(super) fn gives_back(sealblock: &Sealblock, what: &str, before: u64) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(20);
     loop {

@@ -1,4 +1,4 @@
-//! Damage to the records of a group's members: the record, the members, and the new content.
+//! Damage to the records of a group's members: which record, which members, and the new content.
 
 use std::fmt;
 use std::rc::Rc;
@@ -27,20 +27,20 @@ pub enum What {
     Superblock,
     /// The bytes of its log.
     Log,
-    /// The bytes of both.
+    /// The bytes of its superblocks and of its log.
     SuperblockAndLog,
     /// The bytes of its block group map.
     GroupMap,
     /// Its label, replaced by a record that is valid on this member.
     Label,
-    /// All of it: another device is in its place.
+    /// The whole member: another device is in its place.
     Device,
 }
 
 /// The new content.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum NewContent {
-    /// Its earlier content.
+    /// Its content at an earlier time.
     Stale,
     /// The content of a member of another group of the same shape.
     Foreign,
@@ -59,7 +59,7 @@ pub enum NewContent {
 /// The damaged members.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum On {
-    /// One, at random.
+    /// One member, chosen at random.
     One,
     /// The second volume of a replica.
     Second,
@@ -149,8 +149,8 @@ impl Cell {
             }
             add(What::SuperblockAndLog, Reach::Copies, &[Stale], *on);
             add(What::Label, Reach::Copies, &[Stale, Foreign, Blank, Sibling], *on);
-            // Not included, since the result is another valid group: all members of another group, all blank, or all
-            // from before.
+            // Excluded for all members together, because the result is another valid group: all of another group, all
+            // blank, or all from an earlier state.
             let ways: &[NewContent] = if *on == On::Every { &[Sibling] } else { &[Stale, Foreign, Blank, Sibling] };
             add(What::Device, Reach::Copies, ways, *on);
         }
@@ -195,7 +195,7 @@ impl Damage {
         Damage { cell, changes: Vec::new(), earlier: 0, word: 0 }
     }
 
-    /// Draws damage; `None` if it would change nothing.
+    /// Chooses damage at random; `None` if it would change nothing.
     pub fn draw(cell: Cell, specimen: &GroupSpecimen, random: &Random) -> Option<Damage> {
         let volumes = specimen.images.len();
         let members = match cell.on {
@@ -215,7 +215,7 @@ impl Damage {
         (!damage.changes.is_empty()).then_some(damage)
     }
 
-    /// The change of this member, if it changes anything.
+    /// The change of this member; `None` if it changes nothing.
     fn draw_on(&self, member: usize, specimen: &GroupSpecimen, random: &Random) -> Option<Change> {
         let now = &specimen.images[member];
         match self.cell.what {
@@ -250,7 +250,7 @@ impl Damage {
         }
     }
 
-    /// The new label.
+    /// The replacement label.
     fn record(&self, member: usize, specimen: &GroupSpecimen) -> Option<Slice> {
         match self.cell.content {
             NewContent::Blank => Some(Slice::copy_from(&[])),

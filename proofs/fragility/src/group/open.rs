@@ -53,7 +53,7 @@ async fn open_volume(
     drop(machine.executor.spawn("volume's worker", opened.worker.run()));
     let volume = opened.volume;
     let device = DynDevice::new("volume", volume.clone());
-    // A caller that does not accept older contents is refused, as by every command.
+    // Every command refuses a volume that may be older unless its caller accepts that.
     if let (Freshness::MayBeOlder(why), false) = (device.abilities().freshness, accept_older) {
         return Err(format!("may be older: {why}"));
     }
@@ -85,7 +85,7 @@ async fn open_replica(
 /// Opens a group of these members; replicas that are not `present` are offline.
 ///
 /// # Errors
-/// Why it is refused.
+/// If it is refused; the error has the reason.
 pub async fn open_group(
     shape: &Shape,
     media: &Media,
@@ -110,7 +110,8 @@ pub async fn open_group(
         reopen: None,
     };
     let sources = replicas.iter().enumerate().map(source).collect();
-    // As an operator who goes on with the others. Without that, a mirror of which a replica has lost its label is not written.
+    // Like an operator who continues with the other replicas. Otherwise a mirror with a replica that lost its label is
+    // not opened for writing.
     let options = OpenOptions { is_read_only: machine.read_only, accepts_lost_label: true, random: machine.random };
     let hooks = TestHooks { region_shift: Some(shape.region_shift), ..TestHooks::default() };
     let opened = sealblock_layers_mirror::open_with_hooks(sources, machine.executor.clone(), options, hooks).await;
@@ -134,7 +135,7 @@ impl OpenGroup {
         self.mirror.as_ref().map(|mirror| mirror.describe())
     }
 
-    /// The replicas that are reported as in sync and online, by number. An open stripe counts as such.
+    /// The replicas that are reported as in sync and online, by number. An open stripe counts as one.
     pub fn in_sync(&self) -> Vec<usize> {
         let Some(info) = self.info() else { return vec![0] };
         let is_it = |number: &usize| {
@@ -159,7 +160,7 @@ impl OpenGroup {
         each.collect::<Vec<_>>().join("; ")
     }
 
-    /// The content of each replica that is reported as in sync, read from it alone.
+    /// The content of each replica that is reported as in sync, read from that replica alone.
     pub async fn look_at_replicas(
         &self,
         checker: &BlockChecker,
@@ -193,14 +194,14 @@ impl OpenGroup {
     /// Closes the mirror and then its members.
     ///
     /// # Errors
-    /// Why data could not be made durable.
+    /// If data could not be made durable; the error has the reason.
     pub async fn close(self) -> Result<(), String> {
         let mut result = match &self.mirror {
             Some(mirror) => mirror.close().await.map_err(|error| error.to_string()),
             None => Ok(()),
         };
         for close in self.close {
-            // Losses of a replica that is not in use are expected.
+            // A replica that is not in use is expected to report losses.
             let closed = close.await;
             result = if self.mirror.is_some() { result } else { result.and(closed) };
         }
@@ -211,7 +212,7 @@ impl OpenGroup {
 /// A member's record of its group, read through the member.
 ///
 /// # Errors
-/// Why there is none.
+/// If there is none; the error has the reason.
 pub async fn read_record(overlay: &Overlay, area: ReservedArea, machine: &Machine) -> Result<Slice, String> {
     let (device, _) = open_volume(overlay, machine, true).await?;
     match device.execute(Request::read_reserved(area)).await {
@@ -224,7 +225,7 @@ pub async fn read_record(overlay: &Overlay, area: ReservedArea, machine: &Machin
 /// Writes a record through the member, so that it is a valid record of the member.
 ///
 /// # Errors
-/// Why it could not be written.
+/// If it cannot be written; the error has the reason.
 pub async fn write_record(
     overlay: &Overlay,
     area: ReservedArea,
@@ -236,10 +237,10 @@ pub async fn write_record(
     written.map(drop).map_err(|error| error.to_string())
 }
 
-/// The content of a replica by itself.
+/// The content of a single replica.
 ///
 /// # Errors
-/// Why it does not open.
+/// If it does not open; the error has the reason.
 pub async fn look_at_replica(
     shape: &Shape,
     media: &Media,
@@ -259,7 +260,7 @@ pub async fn look_at_replica(
 /// A hash of each block of a member, whatever its content; `None` for an unreadable block.
 ///
 /// # Errors
-/// Why it does not open.
+/// If it does not open; the error has the reason.
 pub async fn fingerprint(overlay: &Overlay, machine: &Machine) -> Result<Vec<Option<u64>>, String> {
     let (device, _) = open_volume(overlay, machine, true).await?;
     let mut numbers = Vec::new();

@@ -8,7 +8,7 @@ use crate::group::damage::{Cell, On, What};
 use crate::group::shape::Kind;
 use crate::group::trial::Outcome;
 
-/// The results of the trials of a line.
+/// The results of the trials in one line of the table.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Line {
     trials: u64,
@@ -61,7 +61,7 @@ pub struct Report {
     lines: BTreeMap<(Kind, Cell), Line>,
 }
 
-/// The key of a line: mirrors or stripes, the part, the size, and the members.
+/// The key of a line: mirrors or stripes, the damaged part, the members, and the size.
 type Row = (bool, What, On, Reach);
 
 fn row_of((kind, cell): &(Kind, Cell)) -> Row {

@@ -94,7 +94,7 @@ impl Shape {
     pub fn draw(kind: Kind, random: &Random) -> Shape {
         let shapes = [(BlockSize::B512, 512), (BlockSize::B4096, 512), (BlockSize::B4096, 4096)];
         let (block_size, sector_bytes) = *random.pick(&shapes);
-        // Whole chunks on two or three members.
+        // A multiple of whole chunks for both two and three members.
         let capacity_blocks = random.between(4, 8) * 6 * CHUNK_BLOCKS;
         let guard = *random.pick(&[GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64]);
         let protection = PiFormat::with_default_storage_tag(guard, *random.pick(&ProtectionType::ALL));
@@ -122,21 +122,21 @@ pub struct Machine {
     pub executor: Executor,
     /// True if it opens read-only.
     pub read_only: bool,
-    /// Distinguishes this open from others.
+    /// A value that differs from that of every other open.
     pub random: [u8; 16],
 }
 
-/// All blocks of a device, in pieces of one read.
+/// All blocks of a device, in pieces that one read can return.
 pub fn pieces(blocks: u64) -> Vec<Extent> {
     const AT_ONCE: u64 = 64;
     let all = (0..blocks).step_by(AT_ONCE as usize);
     all.filter_map(|first| Extent::from_raw(first, AT_ONCE.min(blocks - first)).ok()).collect()
 }
 
-/// Runs the work of one machine to its end. Tasks that are spawned and not awaited are dropped with it.
+/// Runs the work of one machine until it ends. Tasks that are spawned and not awaited are dropped with it.
 ///
 /// # Errors
-/// When it does not end, or its own error.
+/// If the work does not end, or fails.
 pub fn on_machine<T: 'static, F: Future<Output = Result<T, String>> + 'static>(
     random: &Random,
     read_only: bool,

@@ -1,7 +1,7 @@
 //! A group in a known state, with everything known about it. Everything follows from one seed.
 //!
-//! A group is used by several machines; each opens the state that the one before left, and the bytes of all members are
-//! saved after each as earlier states. The last machine stops in the requested state.
+//! A group is used by several machines in turn. Each opens the state that the previous one left, and after each the
+//! bytes of all members are saved as an earlier state. The last machine stops in the requested state.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -30,9 +30,9 @@ pub enum State {
     Crashed,
     /// Killed while writes were in flight.
     Torn,
-    /// A replica was offline in the last machine; a stripe was closed.
+    /// A replica was offline in the last machine; a stripe was closed instead.
     Degraded,
-    /// A replica was offline, and was killed during its resync; a stripe was killed.
+    /// A replica was offline and was killed during its resync; a stripe was killed instead.
     Returned,
 }
 
@@ -80,11 +80,11 @@ pub struct GroupSpecimen {
     pub images: Images,
     /// The earlier states of its members, oldest first.
     pub earlier: Vec<Images>,
-    /// The members of another group of the same shape, which was used.
+    /// The members of another group of the same shape that was used.
     pub foreign: Images,
-    /// Volumes of the same shape that were never written and in no group.
+    /// Volumes of the same shape that were never written and are in no group.
     pub blank: Images,
-    /// The replicas that are in sync, as an open of the undamaged group reports.
+    /// The replicas that an open of the undamaged group reports as in sync.
     pub in_sync: Vec<usize>,
     /// The replicas that were online when it was used last.
     pub last_present: Vec<bool>,
@@ -99,7 +99,7 @@ impl fmt::Display for GroupSpecimen {
     }
 }
 
-/// A group between its machines.
+/// A group between two machines.
 struct Life {
     shape: Shape,
     patterns: Patterns,
@@ -140,7 +140,7 @@ impl Life {
     }
 }
 
-/// A new volume on a blank medium.
+/// A new volume on an empty medium.
 fn create_volume(shape: &Shape, volume: usize, random: &Random) -> Result<Rc<Vec<u8>>, String> {
     let layout = shape.layout(volume);
     let mut uuid = [0xab; 16];
@@ -164,7 +164,7 @@ impl GroupSpecimen {
     /// Makes the group of this seed.
     ///
     /// # Errors
-    /// When the undamaged group has a fault.
+    /// If the undamaged group has a fault.
     pub fn make(seed: u64, kind: Kind, state: State) -> Result<GroupSpecimen, String> {
         let shape = Shape::draw(kind, &Random::new(seed));
         let blank = Life::create(shape, mix(seed ^ 1))?.images;
@@ -208,7 +208,7 @@ impl GroupSpecimen {
         Ok(specimen)
     }
 
-    /// Opens the undamaged group: the model must permit every block. Returns the replicas in sync.
+    /// Opens the undamaged group and checks that the model permits every block. Returns the replicas in sync.
     fn control(&self) -> Result<Vec<usize>, String> {
         let media: Media = self.images.iter().map(|image| Overlay::new(image, self.shape.sector_bytes, true)).collect();
         let (shape, present) = (self.shape, vec![true; self.last_present.len()]);
@@ -227,7 +227,7 @@ impl GroupSpecimen {
         }
     }
 
-    /// True if the model permits a block without damage.
+    /// True if the model permits this content in an undamaged group.
     pub fn is_permitted(&self, lba: sealblock_units::Lba, seen: &Seen) -> bool {
         use sealblock_simulator::checker::Content;
         match seen {

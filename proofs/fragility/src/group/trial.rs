@@ -1,4 +1,4 @@
-//! One trial: a group, one damage to records of its members, and the result, read-only and in use.
+//! One trial: a group, one damage to records of its members, and the result, first read-only and then in use.
 
 use std::collections::BTreeMap;
 
@@ -26,11 +26,11 @@ const MOST_AT_ONCE: u64 = 16;
 /// The result of a trial.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Why the group did not open for reading.
+    /// The reason if the group did not open for reading.
     pub refused: Option<String>,
-    /// Why it did not open writable, or refused writes.
+    /// The reason if it did not open for writing, or refused writes.
     pub unwritable: Option<String>,
-    /// It opened read-only without a replica that was in sync.
+    /// True if it opened read-only without a replica that was in sync.
     pub is_without: bool,
     /// Blocks with bytes that no client wrote there.
     pub wrong: u64,
@@ -84,18 +84,18 @@ impl Trial<'_> {
         (0..kind.replicas().len()).filter(|replica| !hit.contains(replica)).collect()
     }
 
-    /// The in-sync replicas without a damaged member: their content must stay, and the group must have it.
+    /// The in-sync replicas without a damaged member: they must keep their content, and the group must return it.
     fn good_replicas(&self) -> Vec<usize> {
         self.undamaged_replicas().into_iter().filter(|replica| self.specimen.in_sync.contains(replica)).collect()
     }
 
-    /// True if the group must open: after one fault of at most 64 KiB, or after detectable damage of one member beside
-    /// a good one.
+    /// True if the group must open: after one fault of at most 64 KiB, or after detectable damage to one member while
+    /// another replica is good.
     fn must_open(&self) -> bool {
         let cell = self.damage.cell;
         let is_small = matches!(cell.reach, Reach::Sector | Reach::Run) && !matches!(cell.what, What::Label);
-        // Older records of the group itself may prove a split brain, and those of another group are refused with its
-        // name.
+        // Excluded: older records of the group itself may prove a split brain, and records of another group are refused
+        // with that group's name.
         let is_beside = !self.good_replicas().is_empty()
             && self.specimen.shape.kind.is_mirror()
             && !matches!(cell.content, NewContent::Stale)
@@ -103,25 +103,25 @@ impl Trial<'_> {
         (is_small && cell.on != On::Every) || is_beside
     }
 
-    /// True if the damage reached blocks of the last commits before a crash. Damage there may count as a write that
-    /// never arrived, and a mirror that is opened read-only uses one replica even if a crash left the replicas
+    /// True if the damage covers blocks of the members' last commits before a crash. Such a block may count as a write
+    /// that never arrived; and a mirror that is opened read-only uses one replica even if a crash left the replicas
     /// different.
     fn is_window(&self) -> bool {
         let is_hit = |kind: RegionKind| matches!(kind, RegionKind::Log(_) | RegionKind::PhysicalBlocks);
         self.specimen.state != State::Clean && self.damage.meets(self.specimen, is_hit)
     }
 
-    /// True if blocks may be unreadable: no good replica has them, and the damage is more than one fault, or reaches
+    /// True if blocks may be unreadable: no good replica has them, and the damage is more than one fault or covers
     /// data.
     fn may_lose(&self, is_reader: bool) -> bool {
         let is_alone = self.good_replicas().is_empty() && self.damage.cell.reach != Reach::Sector;
         is_alone || is_reader && self.is_window()
     }
 
-    /// True if the damage cannot be detected, as the formats document: an older content.
+    /// True if older content cannot be detected, as the formats document.
     fn may_be_older(&self) -> bool {
         let cell = self.damage.cell;
-        // Labels that are valid in their place, and alike on every member.
+        // Labels that are valid in their place and agree on every member.
         let is_agreed = cell.on == On::Every
             && match cell.what {
                 What::Label => true,
@@ -131,8 +131,8 @@ impl Trial<'_> {
         self.is_window() || is_agreed || self.is_without_witness()
     }
 
-    /// True if no replica knows the last writes any more: all that were online then are damaged and so offline, or were
-    /// restored to an earlier state.
+    /// True if no replica knows the last writes any more: all those that were online then are damaged and so offline,
+    /// or were rolled back to an earlier state.
     fn is_without_witness(&self) -> bool {
         let cell = self.damage.cell;
         let is_back = cell.content == NewContent::Stale && matches!(cell.what, What::Device | What::Superblock);
@@ -140,7 +140,7 @@ impl Trial<'_> {
         others.next().is_none() && (is_back || self.specimen.shape.kind.is_mirror())
     }
 
-    /// True if a damaged member has lost the identity of its group, so that it must not be reported as in sync.
+    /// True if a damaged member has lost the identity of its group, and so must not be reported as in sync.
     fn has_lost_label(&self) -> bool {
         let cell = self.damage.cell;
         match cell.what {
@@ -185,7 +185,7 @@ impl Trial<'_> {
         Some(view)
     }
 
-    /// Opens the group read-only; returns its content, and that of each replica that is reported as in sync.
+    /// Opens the group read-only; returns its content and that of each replica that is reported as in sync.
     fn look(&self, media: &Media) -> Result<View, String> {
         let (shape, media, present) = (self.specimen.shape, media.clone(), self.all_present());
         let (checker, watched) = (self.specimen.checker(), pieces(self.specimen.shape.capacity_blocks));
@@ -205,7 +205,7 @@ impl Trial<'_> {
         vec![true; self.specimen.last_present.len()]
     }
 
-    /// Checks what was read. `due` is what was written since the damage.
+    /// Checks what was read. `due` contains what was written since the damage.
     fn judge(&mut self, when: &str, view: &View, due: &BTreeMap<Lba, u64>, is_counted: bool, is_reader: bool) {
         let count = u64::from(is_counted);
         for (lba, seen) in &view.blocks {
@@ -213,8 +213,8 @@ impl Trial<'_> {
         }
         for (replica, blocks) in &view.replicas {
             for (lba, seen) in blocks {
-                // The other replicas repair a bad block of one replica, which is reported. If all in-sync replicas have
-                // lost it, or it was made unreadable on purpose, it is withheld even if an older copy exists.
+                // A bad block of one replica is repaired from the others, and is reported. If all in-sync replicas have
+                // lost it, or it was made unreadable on purpose, reading it fails, even if an older copy exists.
                 if !matches!(seen, Seen::Lost(_)) && !matches!(view.blocks.get(lba), Some(Seen::Lost(_))) {
                     self.judge_block(
                         &format!("{when}, replica {replica}, said to be in sync"),
@@ -266,8 +266,8 @@ impl Trial<'_> {
         }
     }
 
-    /// Opens the group writable, waits for reconciliation, writes some blocks, ends in one of several ways, and reads
-    /// again.
+    /// Opens the group for writing, waits for reconciliation, writes some blocks, stops in one of several ways, and
+    /// reads again.
     fn in_use(&mut self, media: &Media, before: Option<&View>, random: &Random) {
         let host = Host::draw(self.specimen, random);
         let (shape, used, present) = (self.specimen.shape, media.clone(), self.all_present());
@@ -311,14 +311,14 @@ impl Trial<'_> {
         let again: Media = media.iter().map(|overlay| overlay.fork(true)).collect();
         match self.look(&again) {
             Ok(again) => self.judge("opened again", &again, &due, false, true),
-            // An unreadable log can be told from an empty one only while the volume is closed.
+            // An unreadable log can be distinguished from an empty one only if the volume was closed.
             Err(_) if self.damage.cell.content == NewContent::Unreadable && !self.must_open() => {}
             Err(why) => self.finding(format!("does not open again: {why}")),
         }
         self.check_replicas(media, &due);
     }
 
-    /// A good replica still has its content, or what was written since.
+    /// Checks that each good replica still has its content, or what was written since.
     fn check_replicas(&mut self, media: &Media, due: &BTreeMap<Lba, u64>) {
         for replica in self.good_replicas().into_iter().filter(|_| self.specimen.shape.kind.is_mirror()) {
             let (shape, checker) = (self.specimen.shape, self.specimen.checker());
@@ -336,10 +336,10 @@ impl Trial<'_> {
             let is_due = |lba: &Lba, seen: &Seen| {
                 due.get(lba).is_some_and(|version| *seen == Seen::Content(Content::Version(*version)))
             };
-            // If a block was made unreadable, a replica may have an older copy, which the mirror withholds.
+            // If a block was made unreadable, a replica may have an older copy, which the mirror does not return.
             let is_withheld = |lba: &Lba| self.specimen.model.permits(*lba, Content::Unreadable);
-            // If a crash left the replicas different, the other replica's content is used, and it may have lost its
-            // last commit.
+            // If a crash left the replicas different, the content of the other replica may be used, and that one may
+            // have lost its last commit.
             let is_window = |lba: &Lba, seen: &Seen| {
                 let is_held = matches!(seen, Seen::Content(content) if self.specimen.model.held(*lba, *content));
                 is_held && self.is_window()
@@ -365,7 +365,7 @@ impl Trial<'_> {
         media.iter().map(reader).collect()
     }
 
-    /// A refused group stays unchanged, and so does a device of another group.
+    /// Checks that a refused group stays unchanged, and so does a device of another group.
     fn check_kept(&mut self, media: &Media, before: &[Result<Slice, String>]) {
         let after = self.labels(media);
         let kind = self.specimen.shape.kind;
@@ -375,7 +375,7 @@ impl Trial<'_> {
                 && self.damage.cell.content == NewContent::Foreign
                 && self.damage.members().any(|hit| hit == member);
             let is_same = matches!((before, after), (Ok(before), Ok(after)) if before[..] == after[..]);
-            // A stripe that is labelled and refused later is only a replica of a mirror.
+            // A stripe whose label is written and which is refused afterwards can only be a replica of a mirror.
             let is_kept = is_refused && kind.replicas()[kind.replica_of(member)].len() == 1;
             if before.is_ok() && !is_same && (is_kept || is_foreign) {
                 self.finding(format!("the label of member {member} was overwritten"));
@@ -386,7 +386,7 @@ impl Trial<'_> {
         }
     }
 
-    /// A member after the damage.
+    /// A member after it was damaged.
     fn found(&self, member: usize) -> Overlay {
         self.damage.inflict(self.specimen)[member].clone()
     }
@@ -448,12 +448,12 @@ mod tests {
         }
     }
 
-    /// Draws damage until it changes something.
+    /// Chooses damage until one changes something.
     fn damage(cell: Cell, specimen: &GroupSpecimen) -> Damage {
         (0..40).find_map(|seed| Damage::draw(cell, specimen, &Random::new(seed))).expect("something differs")
     }
 
-    /// Found as trials 142 and 1539 of seed 1: the mirror's label is on the first member of the stripe.
+    /// Trials 142 and 1539 of seed 1 found this: the mirror's label is on the first member of the stripe.
     #[test]
     fn the_second_member_of_a_stripe_that_is_put_back_is_not_read_by_the_mirror_above() {
         let cell = Cell { what: What::Device, reach: Reach::Copies, content: NewContent::Stale, on: On::Second };
@@ -480,7 +480,7 @@ mod tests {
     #[test]
     fn a_group_that_lies_is_caught() {
         let mut specimen = GroupSpecimen::make(31, Kind::Mirror2, State::Clean).unwrap();
-        // The host assumes that a later write is durable: the mirror returns an older content.
+        // The host assumes that a later write is durable, so the mirror returns an older content.
         specimen.model.found(Lba::new(5), Content::Version(FIRST_VERSION - 1));
         let outcome = run(&specimen, &Damage::none(NOTHING), &Random::new(1));
         assert_eq!(outcome.older, 1);
