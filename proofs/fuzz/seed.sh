@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes small first inputs into corpus/. Targets that are not here make their own good inputs.
+# Writes small initial inputs into corpus/. Targets that are not listed here make their own valid inputs.
 set -eu
 cd "$(dirname "$0")"
 
@@ -47,10 +47,11 @@ nqn.2014-08.org.nvmexpress:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6
 nqn.2026-11.org.example:volume/1?a#b%41
 END
 
-# Inputs with bytes that are no text, in the octal escapes of printf: the target's name, a name for the input, the format.
+# Inputs with bytes that are not text, in the octal escapes of printf. Arguments: the target's name, a name for the
+# input, the format.
 seed_bytes() {
     mkdir -p "corpus/$1"
-    # shellcheck disable=SC2059 # The escapes are the point.
+    # shellcheck disable=SC2059 # The escapes are intended.
     printf "$3" >"corpus/$1/$2"
 }
 zeroes() {
@@ -60,20 +61,21 @@ zeroes() {
         number=$((number - 1))
     done
 }
-# A capsule with a Write of 4096 bytes, and data for it; a response, data and an R2T for the commands a host has.
+# A capsule with a Write of 4096 bytes, and its data; and a response, data and an R2T for commands that a host has in
+# flight.
 capsule='\004\000\110\000\110\000\000\000\001\100\001\000\001\000\000\000'"$(zeroes 16)"'\000\000\000\000\000\000\000\000\000\020\000\000\000\000\000\132'"$(zeroes 24)"
 seed_bytes nvme-tcp-target write "\\001\\377$capsule"'\006\004\030\030\030\020\000\000\001\000\000\000\000\000\000\000\000\020\000\000\000\000\000\000'
 seed_bytes nvme-tcp-host read '\001\377\007\014\030\030\030\040\000\000\000\000\000\000\000\000\000\000\000\040\000\000\000\000\000\000'
 seed_bytes nvme-tcp-host r2t '\001\377\011\000\030\000\030\000\000\000\001\000\000\000\000\000\000\000\000\040\000\000\000\000\000\000'
 seed_bytes nvme-tcp-host response '\001\377\005\000\030\000\030\000\000\000'"$(zeroes 12)"'\000\000\000\000'
-# Scripts: commands of each kind, moved along until all are answered.
+# Scripts: commands of each kind, continued until all are completed.
 seed_bytes nvme-tcp-pair writes '\000\000\011\000\000\000\001\020\000\000\002\000\000\011\000\000\011\000\000\011\000\000'
 seed_bytes nvme-tcp-pair digests '\160\025\011\000\000\000\003\377\003\000\002\000\000\011\000\001\011\000\001\011\000\000\007\000\000\000'
 seed_bytes nvme-tcp-controller plain '\000\000\004\002\004\000\000\000\000\000\000\005\001\004\000\000\000\000\000\001'
 seed_bytes nvme write "\\000$(printf '%s' "$capsule" | cut -c33-)"
 seed_bytes nvme identify '\140'"$(zeroes 256)"
 seed_bytes nvme discovery '\240\000\000\000\000\000\000\000\000\001'"$(zeroes 8)"
-# Requests to a server in each style, a write of 512 bytes among them; and what answers some of a client's requests.
+# Requests to a server in each style, including a write of 512 bytes; and replies to some of a client's requests.
 request() { # style, flags, command, bytes: each in octal escapes
     case $1 in
     extended) printf '%s' '\041\344\034\161'"$2$3$(zeroes 16)"'\000\000\000\000'"$4" ;;
@@ -90,10 +92,10 @@ for style in '001 plain' '003 structured' '005 extended'; do
         request "$style" '\000\001' '\000\004' "$block"
     )$(request "$style" '\000\022' '\000\006' "$block")$(request "$style" '\000\010' '\000\007' "$block")"
 done
-simple() { # errno, how manieth, place
+simple() { # errno, ordinal of the request, place
     printf '%s' '\147\104\146\230\000\000\000'"$1"'\000\000\000'"$2"'\000\000\000'"$3"
 }
-chunk() { # style, flags and type, how manieth and place, offset, bytes that follow
+chunk() { # style, flags and type, ordinal of the request and place, offset, bytes that follow
     case $1 in
     extended) printf '%s' '\156\212\047\214'"$2"'\000\000\000'"$3$4"'\000\000\000\000'"$5" ;;
     *) printf '%s' '\146\216\063\357'"$2"'\000\000\000'"$3$5" ;;

@@ -18,7 +18,7 @@ import fastcrc
 HERE = pathlib.Path(__file__).resolve().parent
 MASK = (1 << 64) - 1
 
-# The parameters that crcmod is given: polynomial with its highest term, reflected, initial XOR final value, final XOR.
+# The parameters of crcmod: polynomial with its highest term, initial value XOR final XOR, reflected, final XOR.
 CRCMOD_16 = crcmod.mkCrcFun(0x18BB7, initCrc=0, rev=False, xorOut=0)
 CRCMOD_64 = crcmod.mkCrcFun(0x1AD93D23594C93659, initCrc=0, rev=True, xorOut=MASK)
 
@@ -80,7 +80,7 @@ def main():
             assert combine(int(a, 16), int(b, 16), second) == int(whole, 16)
             combined.append(f"{kind} {a} {b} {second} {whole}")
         combined.append(f"crc16 {guard('crc16', one)} {guard('crc16', two)} {second} {guard('crc16', one + two)}")
-    # Lengths that no buffer has: only the foreign combination can say.
+    # Lengths that no buffer can have: only the other implementation's combination can compute these.
     for length in (1 << 20, (1 << 32) - 1, 1 << 40, 4096 * 4103 + 5):
         for kind, combine in foreign.items():
             digits = GUARDS[kind][0]

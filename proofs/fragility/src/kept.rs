@@ -1,5 +1,5 @@
-//! Records that an open must preserve: every sector with a good record of the volume has a good one afterwards, of the
-//! same volume.
+//! The records that an open must preserve: every sector with a good record of the volume must still have a good record
+//! of the same volume afterwards.
 
 use sealblock_block::ReservedArea;
 use sealblock_media_volume::format::{
@@ -10,7 +10,7 @@ use sealblock_media_volume::format::{
 use crate::medium::Overlay;
 use crate::specimen::Specimen;
 
-/// The place of a record, and how to recognise the volume's.
+/// The place of a record, and how to recognise that it belongs to the volume.
 enum Record {
     Superblock,
     Reserved(ReservedArea),

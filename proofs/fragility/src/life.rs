@@ -1,7 +1,7 @@
 //! Makes a specimen: on the simulator's disk, used, and stopped. Everything follows from one seed.
 //!
-//! A volume is used by several machines; each opens the state that the one before left, and its bytes are saved after
-//! each, as the content of stale sectors. The last machine stops in the requested state.
+//! A volume is used by several machines in turn. Each opens the state that the previous one left, and after each the
+//! volume's bytes are saved as the content for stale sectors. The last machine stops in the requested state.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -27,27 +27,27 @@ use crate::specimen::{IDLE, Places, Specimen, State};
 
 /// The maximum number of blocks of one request.
 const MOST_AT_ONCE: u64 = 48;
-/// The number of machines of another volume: more than those of a specimen.
+/// The number of machines that use the other volume: more than use a specimen.
 const LONGER: u64 = 8;
-/// The size of a volume with bitmap pages, of which only written parts are read.
+/// The size of a volume that is large enough to have bitmap pages; only its written parts are read.
 const LARGE_BYTES: u64 = 514 << 20;
 
 impl Specimen {
-    /// Makes the volume of this seed.
+    /// Makes the volume for this seed.
     ///
     /// # Errors
-    /// When the undamaged volume has a fault.
+    /// If the undamaged volume has a fault.
     pub fn make(seed: u64, state: State, large: bool) -> Result<Specimen, String> {
         let first_share = Random::new(seed).fork("size").between(20, 80);
         let shares = [first_share];
         Specimen::grown(seed, state, large, if state == State::Resized { &shares } else { &[] })
     }
 
-    /// The same for a volume that was created with about the first of these percentages of its blocks, and resized to
-    /// the others, and to all; before its use, or for [`State::Resized`] after it.
+    /// The same for a volume that was created with about the first of these percentages of its blocks, and then resized
+    /// to the others, and finally to all blocks. The resizes come before its use, or, for [`State::Resized`], after it.
     ///
     /// # Errors
-    /// As [`Specimen::make`].
+    /// As for [`Specimen::make`].
     pub fn grown(seed: u64, state: State, large: bool, shares: &[u64]) -> Result<Specimen, String> {
         let random = Random::new(seed);
         let shape = draw_shape(&random, large);
@@ -83,7 +83,7 @@ impl Specimen {
         Ok(specimen)
     }
 
-    /// Opens the undamaged volume: the model must permit every block.
+    /// Opens the undamaged volume and checks that the model permits every block.
     fn control(&self) -> Result<BTreeMap<Lba, Content>, String> {
         let overlay = Overlay::new(&self.image, self.shape.sector_bytes, true);
         let seen = look(self, &overlay).map_err(|error| format!("the undamaged volume does not open: {error}"))?;
@@ -114,7 +114,7 @@ fn draw_shape(random: &Random, large: bool) -> VolumeProfile {
     let (block_size, sector_bytes) = if large { (BlockSize::B4096, 4096) } else { *random.pick(&shapes) };
     let capacity_blocks = match (large, block_size, sector_bytes) {
         (true, ..) => LARGE_BYTES >> block_size.shift(),
-        // A page has 256 blocks of either size where sectors have 512 bytes, and 2,048 where they have 4096.
+        // A page covers 256 blocks of either size with sectors of 512 bytes, and 2,048 with sectors of 4096.
         (_, BlockSize::B512, _) => random.between(2048, 6000),
         (_, _, 512) => random.between(256, 1024),
         _ => random.between(400, 2600),
@@ -152,7 +152,7 @@ fn watched(model: &Model, large: bool, random: &Random) -> Vec<Extent> {
     pieces.filter(|piece| !large || random.chance(2) || piece.iter().any(|lba| model.is_touched(lba))).collect()
 }
 
-/// A volume between its machines.
+/// A volume between two machines.
 struct Life {
     shape: VolumeProfile,
     patterns: Patterns,
@@ -162,7 +162,8 @@ struct Life {
     random: Random,
 }
 
-/// Two other volumes of the same shape: one that was used longer, and one that was never used. Large ones are blank.
+/// Two other volumes of the same shape: one that was used longer, and one that was never used. For a large volume both
+/// are blank.
 fn others(
     [created, shape]: [VolumeProfile; 2],
     layout: Layout,
@@ -193,7 +194,7 @@ fn others(
 }
 
 impl Life {
-    /// A volume that will be created, and will finally have this shape.
+    /// A volume that will be created with `created`, and finally have the shape `shape`.
     fn of(created: VolumeProfile, shape: VolumeProfile, layout: Layout, patterns: Patterns, random: Random) -> Life {
         let image = Image::blank(shape.sector_bytes, layout.medium_bytes());
         let model = Rc::new(RefCell::new(Model::new(created.capacity_blocks)));
@@ -234,7 +235,7 @@ impl Life {
         }
     }
 
-    /// Runs all machines before the last one, with the resizes; returns the states that they left.
+    /// Runs all machines before the last one, and the resizes; returns the states that they left.
     fn before(&mut self, state: State, sizes: &[u64], layout: &mut Layout) -> Result<Vec<Vec<u8>>, String> {
         let mut earlier = Vec::new();
         if state == State::Resized {
@@ -246,7 +247,7 @@ impl Life {
         for machine in 0..self.random.between(2, 4) {
             self.live_before(machine == 0 && earlier.is_empty(), &mut earlier)?;
         }
-        // The bytes after the former end were blank or absent.
+        // The bytes after the former end were blank or did not exist.
         earlier.iter_mut().for_each(|image| image.resize(layout.medium_bytes() as usize, 0));
         Ok(earlier)
     }
@@ -296,7 +297,7 @@ impl Host {
     /// Uses a device, and leaves it in the requested state; returns the last version that was written.
     ///
     /// # Errors
-    /// The error of a refused request.
+    /// If a request is refused; the error has the reason.
     pub async fn work(
         mut self,
         session: Session,
@@ -318,7 +319,7 @@ impl Host {
         match ends {
             State::Clean | State::Resized => close.await?,
             State::Idle => executor.delay(IDLE).await,
-            // Sometimes the device is idle for a moment, shorter than the time until a checkpoint.
+            // Sometimes the device is idle for a moment, but too briefly for a checkpoint.
             State::Crashed => executor.delay(Duration::from_millis(self.random.below(2) * 1000)).await,
             State::Torn => {
                 for _ in 0..self.random.between(1, 20) {
@@ -332,7 +333,7 @@ impl Host {
         Ok(self.version)
     }
 
-    /// Records the present content: a crash may have kept or dropped unflushed writes.
+    /// Records the current content: a crash may have kept or dropped unflushed writes.
     async fn learn(&self, stack: &DynDevice) -> Result<(), String> {
         let blocks = self.model.borrow().blocks();
         for lba in (0..blocks).map(Lba::new) {
@@ -348,7 +349,7 @@ impl Host {
         Ok(())
     }
 
-    /// Writes most of the volume once, in order, like a copy.
+    /// Writes most of the volume once, in order, as a copy does.
     async fn fill(&mut self, stack: &DynDevice) -> Result<(), String> {
         let blocks = self.model.borrow().blocks().min(8192);
         let end = blocks * self.random.between(30, 100) / 100;
@@ -365,7 +366,7 @@ impl Host {
     async fn change(&mut self, stack: &DynDevice) -> Result<(), String> {
         let blocks = self.model.borrow().blocks();
         let length = if self.random.chance(50) { 1 } else { self.random.between(1, MOST_AT_ONCE) };
-        // Sometimes far away, mostly near the other writes.
+        // Mostly near the other writes, sometimes far away.
         let near = if self.random.chance(5) { blocks } else { blocks.min(8192) };
         let extent = extent(self.random.below(near - length), length)?;
         match self.random.below(20) {

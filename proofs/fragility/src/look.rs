@@ -1,4 +1,4 @@
-//! Reads a damaged volume: opens it read-only, reads every block by itself, and runs Verify.
+//! Reads a damaged volume: opens it read-only, reads every block separately, and runs Verify.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ use crate::medium::Overlay;
 use crate::model::Model;
 use crate::specimen::Specimen;
 
-/// The work of one machine before it counts as stuck.
+/// The limits after which a machine counts as stuck.
 pub const LIMITS: RunLimits = RunLimits { steps: 20_000_000, seconds: 3600 };
 
 /// The result of reading one block.
@@ -26,7 +26,7 @@ pub enum Seen {
     Content(Content),
     /// An error for this block.
     Lost(String),
-    /// Bytes that no client wrote, but with a matching 16-bit guard: this happens for one damaged block in 65,536.
+    /// Bytes that no client wrote, with a 16-bit guard that matches by chance: one damaged block in 65,536 does.
     Collision,
     /// Bytes that no client wrote, or wrong tags.
     Foreign(String),
@@ -48,7 +48,7 @@ pub struct Open {
     pub stack: DynDevice,
     /// Closes it in good order.
     pub close: BoxedWork<()>,
-    /// The findings of the open and of reads.
+    /// What the open and the reads found.
     pub description: VolumeInfo,
 }
 
@@ -66,7 +66,7 @@ impl Open {
 /// Opens a volume.
 ///
 /// # Errors
-/// Why it is refused.
+/// If it is refused; the error has the reason.
 pub async fn start(overlay: &Overlay, executor: &Executor, read_only: bool) -> Result<Open, String> {
     let shape = OpenOptions { cache_bytes: 1 << 20, keeps_answered: false, ..OpenOptions::default() };
     let options = OpenOptions { read_only, accept_older: read_only, ..shape };
@@ -81,7 +81,7 @@ pub async fn start(overlay: &Overlay, executor: &Executor, read_only: bool) -> R
 /// Runs `work` to its end.
 ///
 /// # Errors
-/// When it does not end.
+/// If it does not end.
 pub fn on_executor<T: 'static, F: Future<Output = T> + 'static>(work: impl FnOnce(Executor) -> F) -> Result<T, String> {
     let executor = Executor::new(Random::new(1), Trace::default());
     match executor.run(LIMITS, work(executor.clone())) {
@@ -94,7 +94,7 @@ pub fn on_executor<T: 'static, F: Future<Output = T> + 'static>(work: impl FnOnc
 /// Opens a volume read-only and reads it.
 ///
 /// # Errors
-/// Why it is refused.
+/// If it is refused; the error has the reason.
 pub fn look(specimen: &Specimen, overlay: &Overlay) -> Result<VolumeView, String> {
     let (overlay, watched, checker) = (overlay.clone(), specimen.watched.clone(), BlockChecker::of(specimen));
     on_executor(|executor| async move {
@@ -141,7 +141,7 @@ impl BlockChecker {
         VolumeView { blocks, named, is_told }
     }
 
-    /// Reads blocks; one by one if that fails.
+    /// Reads blocks together; if that fails, one by one.
     pub async fn see(&self, stack: &DynDevice, extent: Extent) -> Vec<(Lba, Seen)> {
         if let Ok(data) = read(stack, extent).await
             && let Ok(contents) = self.patterns.contents(extent, &data)
@@ -174,7 +174,7 @@ impl BlockChecker {
 /// Reads blocks with all checks.
 ///
 /// # Errors
-/// What the volume says.
+/// If the volume reports an error.
 pub async fn read(stack: &DynDevice, extent: Extent) -> Result<Sealed, String> {
     match stack.execute(Request::read(extent, Expectations::NONE)).await {
         Ok(Response::Data(data)) => Ok(data),

@@ -1,10 +1,10 @@
-//! `sealblock-fragility`: runs many trials, prints the cost of damage to each region, and for each violation how to
-//! repeat it.
+//! `sealblock-fragility`: runs many trials, prints what damage to each region costs, and prints for each violation how
+//! to repeat it.
 //!
 //! A [`specimen`] is a volume in a known state, with every content that its blocks ever had. A [`trial`] damages one
 //! part of it ([`damage`]), opens it read-only and then writable, reads every block, writes some, and opens it again.
-//! Blocks may be lost if the damage covered all places of their map entry, or their data ([`specimen::Places`]).
-//! Refused opens and bytes that no client wrote are violations, and so is an older content, except where the table of
+//! Blocks may be lost only if the damage covers all places of their map entry, or their data ([`specimen::Places`]). A
+//! refused open and bytes that no client wrote are violations. So is an older content, except where the table of
 //! [`report`] lists it.
 //!
 //! This program does not know the volume's format: regions come from the volume's own layout, and map entries are found
@@ -40,19 +40,19 @@ use crate::report::{Key, Report};
 use crate::specimen::{Specimen, State};
 use crate::trial::Outcome;
 
-/// The number of trials with one volume.
+/// The number of trials that share one volume.
 const PER_VOLUME: u64 = 96;
 const STATES: u64 = State::ALL.len() as u64;
-/// One in this many volumes is large enough to have bitmap pages. It is no multiple of the number of states, so that
-/// large ones occur in each.
+/// One in this many volumes is large enough to have bitmap pages. It is not a multiple of the number of states, so that
+/// large volumes occur in each state.
 const VOLUMES_PER_LARGE: u64 = 41;
-/// The number of attempts to draw damage that changes something.
+/// The number of attempts to choose damage that changes something.
 const DRAWS: u64 = 4;
 #[derive(Default)]
 struct Totals {
     report: Report,
     broken: BTreeMap<(Cell, State), Vec<FailedTrial>>,
-    /// Volumes with faults before any damage, by their first trial.
+    /// Volumes that have faults before any damage, by their first trial.
     unmade: Vec<(u64, String)>,
     void: u64,
 }
@@ -98,7 +98,7 @@ fn run_volume(arguments: &Arguments, volume: u64, trials: std::ops::Range<u64>, 
     };
     let cells = cells(arguments, &specimen, is_large);
     for trial in trials.take_while(|_| !cells.is_empty()) {
-        // The first trial of each volume is shifted, so that all states and shapes meet all damage.
+        // The first trial of each volume is shifted, so that all states and shapes meet all kinds of damage.
         let cell = cells[((trial % PER_VOLUME + volume / STATES * 41) % cells.len() as u64) as usize];
         let outcome = run_trial(&specimen, cell, seed, trial);
         let key = Key { cell, state, sector_bytes: specimen.shape.sector_bytes };
@@ -127,7 +127,7 @@ fn cells(arguments: &Arguments, specimen: &Specimen, is_large: bool) -> Vec<Cell
     cells
 }
 
-/// A large volume takes long, so only its bitmap pages and log are damaged.
+/// Opening a large volume takes long, so only damage to its bitmap pages and log is tried.
 fn is_of_large(cell: Cell) -> bool {
     matches!(cell.target, Target::Region(RegionKind::BitmapPages | RegionKind::Log(_)))
 }

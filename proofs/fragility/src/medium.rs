@@ -1,5 +1,4 @@
-//! A medium in RAM that starts as a snapshot and shares it: only changed parts are copied, so a trial costs only its
-//! changes.
+//! A medium in RAM on a shared snapshot: only changed parts are copied, so a trial costs only its changes.
 //!
 //! Sectors can be made unreadable. As on a disk with spare sectors, a write makes a sector readable again.
 
@@ -12,7 +11,7 @@ use sealblock_runtime_memory::{Buffer, Slice};
 
 /// The unit of copying, in bytes.
 const PAGE_BYTES: usize = 4096;
-/// Unit of reads, writes and unreadable places.
+/// The unit of reads, writes and unreadable places.
 const UNIT_BYTES: u64 = 512;
 
 /// A snapshot with changes. Clones are the same medium.
@@ -53,7 +52,7 @@ impl Overlay {
         }))
     }
 
-    /// The number of writes, zeroings and punches, with refused ones.
+    /// The number of writes, zeroings and punches, including refused ones.
     pub fn changes(&self) -> u64 {
         self.0.changes.get()
     }
@@ -136,8 +135,8 @@ impl Overlay {
     }
 }
 
-/// Calls `part` with each page of a range: its number, the offset of the range in it, and the part of the range that it
-/// has.
+/// Calls `part` for each page of a range, with the page's number, the offset of the range in the page, and the part of
+/// the range that lies in it.
 fn each_page(offset: usize, length: usize, mut part: impl FnMut(usize, usize, std::ops::Range<usize>)) {
     let mut done = 0;
     while done < length {

@@ -1,4 +1,4 @@
-//! The past and possible contents of every block: the rules of a disk with a volatile cache, for one host that waits
+//! The past and possible contents of every block, by the rules of a disk with a volatile cache, for one host that waits
 //! for each reply.
 
 use sealblock_simulator::checker::Content;
@@ -8,7 +8,7 @@ use sealblock_units::{Extent, Lba};
 #[derive(Clone, Debug)]
 struct History {
     contents: Vec<Content>,
-    /// The newest content that is known to be durable; the block has it or a later one.
+    /// The newest content that is known to be durable; the block has this content or a later one.
     durable: usize,
 }
 

@@ -27,7 +27,7 @@ pub struct Line {
     pub refused: u64,
     /// Trials in which it opened read-only but could not be written.
     pub unwritable: u64,
-    /// Trials in which a block had bytes that no client wrote, or read as never written.
+    /// Trials in which a block had bytes that no client wrote, or read as if it had never been written.
     pub wrong: u64,
     /// Trials in which a block had an older content.
     pub stale: u64,
@@ -35,11 +35,11 @@ pub struct Line {
     pub window: u64,
     /// Trials in which a 16-bit guard matched by chance.
     pub collisions: u64,
-    /// Trials in which a block was lost without need.
+    /// Trials in which a block was lost that the damage did not cover.
     pub beyond: u64,
     /// The maximum number of lost blocks.
     pub worst: u64,
-    /// The maximum number of blocks that the damage could lose.
+    /// The maximum number of blocks that the damage may cost.
     pub bound: u64,
     /// Trials with violations.
     pub broken: u64,
@@ -79,9 +79,10 @@ impl Line {
     }
 }
 
-/// True if the damage cannot be detected, as the format documents. Older contents: the map entry and every copy of the
-/// generation of a block restored together. A smaller volume: all superblocks restored to a state before it grew. Lost
-/// blocks: an old log names physical blocks that have other data since; that the volume is older is detected.
+/// True if the damage cannot be detected, as the format documents. Older contents: a block's map entry and every copy
+/// of its generation are rolled back together. A smaller volume: all superblocks are rolled back to a state before it
+/// grew. Lost blocks: an old log names physical blocks that have other data by now; the volume detects that the log is
+/// older.
 pub fn is_named(cell: Cell, outcome: &Outcome) -> bool {
     let is_all_of = |class: &str| cell.reach == Reach::Copies && cell.target.class() == class;
     if is_all_of("superblock") && cell.fault == Fault::Stale {
@@ -143,7 +144,7 @@ impl Report {
         text
     }
 
-    /// The same, with one line for all copies of a region and all kinds of damage of one size.
+    /// The same, shorter: one line for all copies of a region and all kinds of damage of one size.
     pub fn summary(&self) -> String {
         let mut text = head();
         let class = |key: &Key| (key.cell.target.class(), key.cell.reach, key.cell.fault == Fault::Flipped);

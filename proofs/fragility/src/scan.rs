@@ -1,8 +1,8 @@
 //! Finds the places of the map entries and the data of each block on the medium.
 //!
-//! Found by a scan, without knowledge of the layout: every 32 bytes that are a valid map entry of a block and describe
-//! its content are a place of that map entry. In the log only the live sectors count, and each as a whole, because one
-//! checksum covers it.
+//! It scans the medium without knowing the layout: every 32 bytes that are a valid map entry of a block and describe
+//! its content are a place of that map entry. In the log only the live sectors count. Each counts as a whole, because
+//! one checksum covers it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ use crate::specimen::{Places, Range, Specimen};
 /// Bytes of a block's generation.
 const GENERATION_BYTES: u64 = 2;
 
-/// A live sector of the log.
+/// A live sector of the log: one that counts after a crash.
 struct Live {
     range: Range,
     sequence: u64,
@@ -29,10 +29,10 @@ struct Live {
     entries: Vec<(MapEntry, [u8; MAP_ENTRY_BYTES])>,
 }
 
-/// Finds everything of an undamaged volume.
+/// Finds all places in an undamaged volume.
 ///
 /// # Errors
-/// When it has no superblock, or a block has no map entry.
+/// If it has no superblock, or a block has no map entry.
 pub fn find(specimen: &Specimen) -> Result<Places, String> {
     let overlay = Overlay::new(&specimen.image, specimen.shape.sector_bytes, true);
     let superblock = on_executor(|_| async move { probe(&overlay).await })?.map_err(|error| error.to_string())?;
@@ -74,8 +74,8 @@ impl Places {
         }
     }
 
-    /// Map entries in the tables. Those of notes, in free physical blocks, count only after the death of a process.
-    /// That of a block that reads as zeroes counts only if the log has none.
+    /// Adds the map entries in the tables. Map entries in notes, which are in free physical blocks, count only after
+    /// the process has died. The map entry of a block that reads as zeroes counts only if the log has none.
     fn take_tables(&mut self, specimen: &Specimen, seed: Seed) {
         let in_log: BTreeSet<Lba> = self.entries.keys().copied().collect();
         let is_table = |region: &&Region| matches!(region.kind, RegionKind::MapEntries(_));
@@ -108,7 +108,8 @@ impl Places {
             places.push(place);
         }
         if let (MapEntryKind::Stored, Some(range)) = (entry.kind, data_range(specimen, entry)) {
-            // The newest comes first: if a block was moved, its older physical block may still have the same content.
+            // The newest comes first: if a block was moved, its previous physical block may still have the same
+            // content.
             self.data.entry(entry.lba).or_insert(range);
         }
     }
@@ -126,7 +127,7 @@ fn live_log(specimen: &Specimen, superblock: &Superblock) -> Vec<Live> {
                 continue;
             }
             mark = mark.max(found.header.durable_seq);
-            // Its repetition and the content of earlier commits have two places.
+            // A repeated commit and the content of earlier commits have two places.
             let (earlier, last) = found.entries().split_at(usize::from(found.header.earlier));
             let decode = |bytes: &[u8; MAP_ENTRY_BYTES]| {
                 let (run, bytes) = (MapEntryRun::decode(bytes, superblock.seed()).ok(), *bytes);
@@ -142,7 +143,7 @@ fn live_log(specimen: &Specimen, superblock: &Superblock) -> Vec<Live> {
             }
         }
     }
-    // The sector before the mark may contain the last completed commit, if only a later part of another one is there.
+    // The sector before the mark may contain the last completed commit, if only a later part of the next one is there.
     live.iter_mut().for_each(|sector| sector.is_durable |= sector.sequence + 1 < mark);
     live
 }

@@ -1,5 +1,5 @@
-//! A volume in a known state, with everything known about it: also the blocks that damage may cost, because it covers
-//! every place of their map entry or generation, or their data.
+//! A volume in a known state, with everything known about it. This includes the blocks that damage may cost: those for
+//! which it covers every place of the map entry or of the generation, or the data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,16 +13,16 @@ use sealblock_units::{Extent, Lba};
 
 use crate::model::Model;
 
-/// Time after which an idle volume has written its block map by a checkpoint.
+/// An idle volume has written its block map by a checkpoint after this time.
 pub const IDLE: Duration = Duration::from_secs(60);
 /// The state in which a volume is damaged.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum State {
     /// Closed.
     Clean,
-    /// In use and idle: the log is empty, the volume was not closed.
+    /// In use and idle: the log is empty, but the volume was not closed.
     Idle,
-    /// A power cut with flushed writes in the log, and no others.
+    /// A power cut with only flushed writes in the log.
     Crashed,
     /// A power cut in the middle of writes and of a commit.
     Torn,
@@ -63,15 +63,15 @@ pub struct Specimen {
     pub image: Rc<Vec<u8>>,
     /// Its earlier states, oldest first.
     pub earlier: Vec<Vec<u8>>,
-    /// Another volume of the same shape, with another identity, and used longer.
+    /// Another volume of the same shape and another identity that was used longer.
     pub foreign: Vec<u8>,
     /// Another volume of the same shape that was never written.
     pub blank: Vec<u8>,
-    /// The contents of its blocks; where a crash left a choice, the actual one.
+    /// The contents of its blocks; where a crash left several possible ones, the actual one.
     pub found: BTreeMap<Lba, Content>,
     /// The places of map entries and data.
     pub places: Places,
-    /// The tested blocks: all, or those of a large volume that were changed and some others.
+    /// The tested blocks: all of them, or, for a large volume, those that were changed and some others.
     pub watched: Vec<Extent>,
 }
 
@@ -89,16 +89,16 @@ pub type Range = (u64, u64);
 pub struct Places {
     /// The places of a block's map entry: it is lost if the damage covers all of them.
     pub entries: BTreeMap<Lba, Vec<Range>>,
-    /// The places of a block's generation. Only these tell that a block was never written, and which map entry is the
+    /// The places of a block's generation. Only these show whether a block was ever written, and which map entry is the
     /// right one.
     pub generations: BTreeMap<Lba, Vec<Range>>,
     /// The data of a block.
     pub data: BTreeMap<Lba, Range>,
-    /// Blocks written by the last commit before a crash: their map entries count only if their data are there, so
+    /// Blocks written by the last commit before a crash. Their map entries count only if their data are there, so
     /// damage to these data looks like a write that never arrived.
     pub window: BTreeSet<Lba>,
-    /// Physical blocks that such map entries name and that have another content. An unreadable one may be that of a
-    /// flushed write, so its block is lost, whatever it had before.
+    /// Physical blocks that such map entries name and that have another content. If one becomes unreadable, it may be
+    /// that of a flushed write, so its block is lost, whatever it held before.
     pub missing: Vec<(Lba, Range)>,
     /// The starts of map entries and data in use, in order.
     pub hot: Vec<u64>,
@@ -110,7 +110,7 @@ fn meet(a: Range, b: Range) -> bool {
 }
 
 impl Places {
-    /// The blocks that damage of these bytes may cost; `gone` if they become unreadable.
+    /// The blocks that damage to these bytes may cost; `gone` if they become unreadable.
     pub fn allowed(&self, hits: &[Range], gone: bool) -> BTreeSet<Lba> {
         let is_hit = |range: &Range| hits.iter().any(|hit| meet(*hit, *range));
         let all_hit = |(_, places): &(&Lba, &Vec<Range>)| places.iter().all(is_hit);

@@ -1,4 +1,4 @@
-//! One trial: a volume, one damage, and the result, read-only and in use.
+//! One trial: a volume, one damage, and the result, first read-only and then in use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,23 +39,23 @@ enum Verdict {
 /// The result of a trial.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
-    /// Why the volume did not open for reading.
+    /// The reason if the volume did not open for reading.
     pub refused: Option<String>,
-    /// Why it did not open writable, or refused writes.
+    /// The reason if it did not open for writing, or refused writes.
     pub unwritable: Option<String>,
-    /// Blocks with bytes that no client wrote, or that read as never written.
+    /// Blocks with bytes that no client wrote, or that read as if never written.
     pub wrong: u64,
     /// Blocks with content from before the last flush.
     pub stale: u64,
-    /// As `stale`, within the last commit before a crash.
+    /// Like `stale`, within the last commit before a crash.
     pub window: u64,
     /// Blocks with wrong bytes and a matching 16-bit guard.
     pub collisions: u64,
     /// Blocks that cannot be read.
     pub lost: u64,
-    /// Blocks that may be lost.
+    /// Blocks that the damage may cost.
     pub bound: u64,
-    /// Blocks lost without need.
+    /// Blocks that were lost although the damage did not cover them.
     pub beyond: u64,
     /// All violations, as text.
     pub findings: Vec<String>,
@@ -64,7 +64,7 @@ pub struct Outcome {
 struct Trial<'a> {
     specimen: &'a Specimen,
     damage: &'a Damage,
-    /// The blocks that the damage may cost.
+    /// Blocks that the damage may cost.
     allowed: BTreeSet<Lba>,
     outcome: Outcome,
 }
@@ -112,7 +112,7 @@ impl Trial<'_> {
         Some(verdicts)
     }
 
-    /// Verify reports exactly the unreadable blocks.
+    /// Checks that Verify reports exactly the unreadable blocks.
     fn check_names(&mut self, looked: &VolumeView) {
         let failed = looked.blocks.iter().filter(|(_, seen)| matches!(seen, Seen::Lost(_)));
         let failed: BTreeSet<Lba> = failed.map(|(lba, _)| *lba).collect();
@@ -178,7 +178,8 @@ impl Trial<'_> {
         }
     }
 
-    /// Opens the volume writable, which must succeed, writes some blocks, ends in one of several ways, and reads again.
+    /// Opens the volume for writing, which must succeed, writes some blocks, stops in one of several ways, and reads
+    /// again.
     fn in_use(&mut self, overlay: &Overlay, before: Option<&BTreeMap<Lba, Verdict>>, random: &Random) {
         let (checker, watched) = (BlockChecker::of(self.specimen), self.specimen.watched.clone());
         let host = Host::draw(self.specimen, random);
@@ -209,7 +210,7 @@ impl Trial<'_> {
         self.look_again(overlay, &open, &writes);
     }
 
-    /// Opens read-only once more: the writes are there, and other blocks have only improved.
+    /// Opens read-only once more: the writes must be there, and other blocks may only have improved.
     fn look_again(&mut self, overlay: &Overlay, open: &BTreeMap<Lba, Verdict>, writes: &[(Extent, u64)]) {
         let reader = overlay.fork(true);
         let again = match look(self.specimen, &reader) {
@@ -236,7 +237,7 @@ impl Trial<'_> {
         self.compare("opened again", open, &after, &due.into_keys().collect());
     }
 
-    /// No block gets worse from one open to the next.
+    /// Checks that no block gets worse from one open to the next.
     fn compare(
         &mut self,
         when: &str,
@@ -270,7 +271,7 @@ struct Host {
 }
 
 impl Host {
-    /// Draws the writes: near the damage, and anywhere.
+    /// Chooses the writes: near the damage, and anywhere.
     fn draw(specimen: &Specimen, random: &Random) -> Host {
         let mut writes = Vec::new();
         for version in FIRST_VERSION..FIRST_VERSION + random.between(1, 12) {
@@ -384,7 +385,7 @@ mod tests {
     fn a_volume_that_lies_is_caught() {
         let mut specimen = Specimen::make(6, State::Clean, false).unwrap();
         let (&lba, _) = specimen.found.iter().find(|(_, content)| **content != Content::Zero).unwrap();
-        // The host assumes that a later write is durable: the volume returns an older content.
+        // The host assumes that a later write is durable, so the volume returns an older content.
         specimen.model.found(lba, Content::Version(FIRST_VERSION - 1));
         let outcome = run(&specimen, &Damage::none(), &Random::new(1));
         assert_eq!((outcome.stale, outcome.wrong), (1, 0));

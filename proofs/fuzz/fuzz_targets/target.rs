@@ -8,7 +8,7 @@ use sealblock_protocols_nvme_tcp::fuzz as nvme_tcp;
 
 const TARGET: fn(&[u8]) = target(env!("CARGO_BIN_NAME"));
 
-/// The function of the target with this name.
+/// Returns the function of the target with this name.
 const fn target(name: &str) -> fn(&[u8]) {
     match name.as_bytes() {
         b"superblock" => volume::try_superblock,

@@ -7,7 +7,7 @@ use sealblock_units::Lba;
 use crate::{Pieces, forge_reserved_area, forge_sector};
 
 const UUID: [u8; 16] = [9; 16];
-/// Bytes in front of what a sector of metadata holds.
+/// Bytes before the content of a metadata sector.
 const HEAD: usize = 32;
 
 /// Generations, block group maps, reserved areas and high-water marks: any bytes are refused, or decode to a value that encodes and

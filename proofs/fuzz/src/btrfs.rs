@@ -76,7 +76,7 @@ fn key(pieces: &mut Pieces) -> Key {
     Key::new(objectid, item_type, offset)
 }
 
-/// Nodes: the rest of the input as raw bytes, and as items or pointers.
+/// Nodes: the rest of the input is taken as raw bytes, and as items or pointers.
 pub fn try_node(input: &[u8]) {
     let mut pieces = Pieces::new(input);
     let (level, owner, is_raw) = (pieces.byte() % 9, u64::from(pieces.short()), pieces.byte() % 4 == 0);

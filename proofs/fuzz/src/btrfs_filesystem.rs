@@ -1,7 +1,7 @@
 //! Whole filesystems of Btrfs, built by hand and then changed by the input: items, keys, the superblock, and bytes of
 //! the device. Nodes have valid checksums, so that readers see the content of items.
 //!
-//! Whatever was changed, opening and reading end without a panic.
+//! Whatever was changed, opening and reading must end without a panic.
 
 use std::sync::LazyLock;
 
@@ -84,7 +84,7 @@ fn change_item(made: &mut Handmade, kind: u8, pieces: &mut Pieces) {
             items.remove(&key);
         }
         3 => {
-            // The same item at another place.
+            // Adds the same item at another key.
             let bytes = items.get(&key).cloned().unwrap_or_default();
             let other = Key::new(key.objectid, key.item_type, key.offset.wrapping_add(u64::from(pieces.short()) << 12));
             items.insert(other, bytes);

@@ -1,8 +1,9 @@
 //! A whole NVMe/TCP target on a loopback socket, and a host that sends the commands in the input.
 //!
-//! The target, its reactor and its devices are made once and live as long as the process. Each input is a host of its own: it
-//! connects an admin queue and, mostly, an I/O queue, then sends commands without waiting. Each command must complete
-//! once, or its connection must end, within a time that only a hang exceeds; then every resource of the host must be free.
+//! The target, its reactor and its devices are made once and live as long as the process. Each input is a separate
+//! host: it connects an admin queue and, mostly, an I/O queue, then sends commands without waiting. Each command must
+//! complete once, or its connection must end, within a time that only a hang exceeds; after that every resource of the
+//! host must be free.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -30,7 +31,7 @@ use zerocopy::FromBytes;
 use crate::Pieces;
 
 const SUBNQN: &str = "nqn.2026-11.org.example:fuzz";
-/// Far above the time of any command, so that only a hang reaches it.
+/// Far longer than any command takes, so that only a hang reaches it.
 const HANG: Duration = Duration::from_secs(20);
 const ASYNCHRONOUS_EVENT_REQUEST: u8 = 0x0C;
 const EVENT_REQUESTS: usize = 4;
@@ -45,9 +46,9 @@ thread_local! {
     static HARNESS: OnceCell<&'static Harness> = const { OnceCell::new() };
 }
 
-/// Runs one input: see the head of this file.
+/// Runs one input, as described at the top of this file.
 pub fn try_controller(input: &[u8]) {
-    // Never dropped: a reactor at the end of a thread would have no thread that runs it.
+    // Never dropped, because a reactor dropped at the end of a thread would have no thread to run on.
     let harness = HARNESS.with(|harness| *harness.get_or_init(|| Box::leak(Box::new(start()))));
     let mut pieces = Pieces::new(input);
     harness.reactor.block_on(async {
@@ -98,11 +99,11 @@ struct Queue {
     /// Opcodes of the commands in flight.
     open: HashMap<u16, u8>,
     last: Option<Completion>,
-    /// Event requests, which may stay in flight.
+    /// Event requests in flight; they need not complete.
     open_ended: usize,
-    /// Bytes were sent that are not a PDU, so the target may wait for the rest of it.
+    /// True if bytes were sent that are not a PDU, so that the target may wait for the rest of one.
     noisy: bool,
-    /// The last command is the first of a fused pair, which completes when the second one has arrived.
+    /// True if the last command is the first of a fused pair, which completes only after the second has arrived.
     half: bool,
 }
 
@@ -172,7 +173,7 @@ fn write(bytes: &[u8]) -> HostData {
     HostData::Write(Slice::copy_from(bytes).into())
 }
 
-/// A mostly plausible command, with random fields.
+/// A plausible command (usually), with random fields.
 fn command(pieces: &mut Pieces) -> Command {
     const OPCODES: [u8; 16] = [0, 1, 2, 4, 5, 8, 9, 0x0C, 0x0D, 0x19, 0x06, 0x0A, 0x18, 0x86, FABRICS_OPCODE, 0xC0];
     let choice = pieces.byte();
@@ -260,7 +261,7 @@ impl Queue {
         }
     }
 
-    /// Receives once. True if the connection is still open.
+    /// Receives once. Returns true if the connection is still open.
     async fn receive(&mut self) -> bool {
         let Some(buffer) = self.host.receive_buffer() else { return false };
         let received = timeout(HANG, self.stream.recv(buffer)).await;
@@ -310,7 +311,7 @@ impl Queue {
         }
     }
 
-    /// Bytes that are not a PDU of a host.
+    /// Sends bytes that are not a PDU of a host.
     async fn noise(&mut self, bytes: &[u8]) {
         if !bytes.is_empty() {
             self.noisy = true;
@@ -319,10 +320,10 @@ impl Queue {
         }
     }
 
-    /// Waits until every command has completed, except those that may stay in flight.
+    /// Waits until every command has completed, except those that need not.
     async fn drain(&mut self) {
         if self.noisy {
-            // The target may wait only for the end of the connection.
+            // The target may be waiting only for the end of the connection.
             let _ = self.stream.shutdown(std::net::Shutdown::Write);
         }
         if self.half {
@@ -339,7 +340,7 @@ impl Queue {
 
     fn end(self, resets: bool) {
         if resets {
-            // The result makes no difference to the target.
+            // The target does not depend on the result.
             let _ = self.stream.abort();
         }
     }

@@ -1,4 +1,4 @@
-//! A small volume, its metadata overwritten by an input, and the rules for opening it.
+//! A small volume whose metadata is overwritten from the input, and the rules for opening it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -22,7 +22,7 @@ use crate::{Pieces, forge_log_sector, forge_map_entry, forge_sector, forge_super
 
 const UUID: [u8; 16] = *b"fuzzed volume  1";
 const SECTOR: usize = 512;
-/// Few, because every input reads all of them four times.
+/// Few, because each input reads all of them four times.
 const BLOCKS: u64 = 16;
 const LIMITS: RunLimits = RunLimits { steps: 200_000, seconds: 3600 };
 
@@ -123,9 +123,9 @@ async fn write(stack: &DynDevice, lba: Lba) -> Result<(), Error> {
     stack.execute(Request::write(extent, data, durability)).await.map(|_| ())
 }
 
-/// The image with the input's changes: each has a kind, a place, and bytes. For the block group map only one copy gets
-/// a valid checksum: blocks that both copies call unwritten read as zeroes whatever the medium has, until the block
-/// group gets its map pages.
+/// The image with the changes from the input: each has a kind, a place, and bytes. Only one copy of the block group map
+/// gets a valid checksum. Blocks that both copies mark as unwritten read as zeroes, whatever the medium has, until the
+/// block group gets its map pages.
 fn forged(template: &Template, input: &[u8]) -> Image {
     let (layout, mut pieces) = (&template.layout, Pieces::new(input));
     let mut forged_map = None;
@@ -183,7 +183,7 @@ async fn see(stack: &DynDevice) -> Seen {
     seen
 }
 
-/// Writes to a volume that could be opened can be read back.
+/// Checks that writes to a volume that could be opened can be read back.
 async fn use_it(stack: &DynDevice, round: u64) {
     for step in 0..6 {
         let lba = Lba::new((round + step * 7) % stack.geometry().capacity_blocks.min(BLOCKS));
@@ -202,8 +202,8 @@ async fn use_it(stack: &DynDevice, round: u64) {
     stack.execute(Request::flush()).await.expect("the disk works");
 }
 
-/// Removes the superblocks of an image made from `input` and opens the rest: no panic, no hang and no write, and Read
-/// and Verify agree on every block.
+/// Removes the superblocks of an image made from `input`, and opens what is left. There must be no panic, no hang and
+/// no write, and Read and Verify must agree on every block.
 pub fn try_remains(input: &[u8]) {
     let mut image = forged(plain(), input);
     let sectors = [0, SUPERBLOCK_OFFSETS[1], plain().layout.third_offset()].map(|offset| offset / SECTOR as u64);
@@ -216,8 +216,8 @@ pub fn try_remains(input: &[u8]) {
     });
 }
 
-/// Opens an image made from `input` read-only and writable: no panic, no hang, no write by the reader, and if both
-/// succeed they read the same.
+/// Opens an image made from `input` read-only and writable. There must be no panic, no hang and no write by the reader;
+/// if both opens succeed, they must read the same.
 pub fn try_image(input: &[u8]) {
     try_forged(plain(), input);
 }
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn changed_entries_get_past_their_checksums() {
-        // The guard of the first entry, in the log and in the block map: exactly this block must fail.
+        // Changes the guard of the first entry, in the log and in the block map: exactly this block must fail.
         let entry = [2, 0, 0, 0, 2, 0xaa, 0xbb];
         for template in [plain(), grown()] {
             let seen = seen(template, &entry);

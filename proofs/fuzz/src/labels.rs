@@ -98,7 +98,8 @@ fn check_mirror_label(bytes: &[u8]) -> Option<Label> {
     Some(label)
 }
 
-/// Labels of stripes: any bytes are refused, are no label, or decode to a value that encodes and decodes to itself.
+/// Labels of stripes: any bytes are refused, count as no label, or decode to a value that encodes and decodes to
+/// itself.
 pub fn try_stripe_label(input: &[u8]) {
     check_stripe_label(input);
     // A valid label with some bytes changed, and its checksum updated.

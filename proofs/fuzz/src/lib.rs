@@ -1,7 +1,7 @@
 //! Shared code of the targets: reading their input piece by piece, and forging metadata with valid checksums.
 //!
-//! A changed byte in metadata fails the checksum, so a target that only mutates tests the checksum alone. The forging
-//! functions update the checksum, so that the code after the check is tested too.
+//! A changed byte in metadata fails the checksum, so a target that only mutates bytes tests nothing but the checksum.
+//! The forging functions update the checksum, so that the code after the check is tested too.
 
 pub mod block_map;
 pub mod btrfs;
@@ -16,7 +16,7 @@ pub mod volume;
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, guard};
 use sealblock_media_volume::format::{MAP_ENTRY_BYTES, RESERVED_HEAD_BYTES};
 
-/// Splits an input into pieces. After the end of the input it returns zeroes, so any input is complete.
+/// Splits an input into pieces. After the end of the input it returns zeroes, so any input is long enough.
 pub struct Pieces<'a>(&'a [u8]);
 
 impl<'a> Pieces<'a> {

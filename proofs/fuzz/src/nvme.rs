@@ -1,8 +1,8 @@
 //! NVMe structures from untrusted peers: commands as a target decodes them, pages as a host decodes them from a hostile
 //! target.
 //!
-//! A decoded structure must encode to bytes that decode to the same. Derived values of a page (names, addresses,
-//! ranges, formats) are computed as well, as its readers do.
+//! A decoded structure must encode to bytes that decode to the same. The values that readers derive from a page (names,
+//! addresses, ranges, formats) are computed as well.
 
 use sealblock_protocols_nvme::admin::AdminCommand;
 use sealblock_protocols_nvme::extensions::{Extensions, ExtensionsLog, ReservedArea, ReservedHeader};
@@ -25,7 +25,7 @@ use sealblock_protocols_nvme::{Command, Completion, Count8, StatusCode};
 
 use crate::{Pieces, format};
 
-/// A structure of fixed layout: refused only if it is too short, and otherwise encoded and decoded to itself.
+/// A structure of fixed layout: refused only if it is too short; otherwise it encodes and decodes to itself.
 macro_rules! fixed {
     ($bytes:expr; $($kind:ident),*) => {$(
         match $kind::decode($bytes) {
@@ -35,7 +35,7 @@ macro_rules! fixed {
     )*};
 }
 
-/// Decodes the input as commands or as pages, as its first byte selects.
+/// Decodes the input as commands or as pages; its first byte selects which.
 pub fn try_structures(input: &[u8]) {
     let mut pieces = Pieces::new(input);
     match pieces.byte() {
@@ -198,7 +198,7 @@ fn logs(page: &[u8]) {
     lists_log_page(page, page.first().copied().unwrap_or(0));
 }
 
-/// Only bits that the page has are reported, and the content of an area can be encoded again.
+/// Checks that only bits that the page has are reported, and that the content of an area encodes to itself.
 fn extensions(page: &[u8]) {
     let (nsid, both) =
         (ExtensionsLog::decode(page).map_or(1, |log| log.nsid), Extensions::CHECKSUM | Extensions::RESERVED);

@@ -57,8 +57,8 @@ pub fn try_tags(input: &[u8]) {
     assert_eq!(verify(format, size, &data, &tags, &due, &mut |mismatch| panic!("{mismatch:?}")), 0);
 }
 
-/// The file of `verify --resume`: any bytes, raw and with a valid checksum, are refused or have consecutive parts, and
-/// a parsed file writes and parses as the same run.
+/// The file of `verify --resume`, raw and with a valid checksum: any bytes are refused, or parse to a run with
+/// consecutive parts that is written and parsed as the same run.
 pub fn try_resume(input: &[u8]) {
     let _ = Record::decode(input);
     let Ok(record) = Record::decode(&Record::framed(input)) else { return };
@@ -68,12 +68,12 @@ pub fn try_resume(input: &[u8]) {
     assert_eq!((&again.asked, again.next(), &again.errors), (&record.asked, record.next(), &record.errors));
 }
 
-/// Target names: any text is refused or prints as text that parses to the same target.
+/// Target names: any text is refused, or parses to a target that prints and parses as itself.
 pub fn try_target(input: &[u8]) {
     try_text::<TargetName>(input);
 }
 
-/// Fault rules: any text is refused or prints as text that parses to the same rules.
+/// Fault rules: any text is refused, or parses to rules that print and parse as themselves.
 pub fn try_rules(input: &[u8]) {
     try_text::<Rules>(input);
 }
@@ -86,7 +86,8 @@ fn try_text<T: FromStr + Display + PartialEq + Debug>(input: &[u8]) {
     assert_eq!(printed.parse::<T>().ok().as_ref(), Some(&value), "{printed}");
 }
 
-/// Data from a SCSI device or an initiator: the input as each structure in turn. The first byte is the page code.
+/// Data from a SCSI device or an initiator: the input is parsed as each structure in turn. The first byte is the page
+/// code.
 pub fn try_scsi(input: &[u8]) {
     let Some((&code, bytes)) = input.split_first() else { return };
     if let Ok(command) = Command::decode(bytes) {

@@ -55,7 +55,7 @@ pub fn try_superblock(input: &[u8]) {
     check_superblock(&bytes);
 }
 
-/// Segments are contiguous, and the last one has the last block.
+/// Checks that segments are contiguous, and that the last one contains the last block.
 fn check_segments(layout: &Layout) {
     let (mut first, mut first_group, mut offset) = (0, 0, layout.groups_offset());
     for segment in layout.segments() {

@@ -1,4 +1,4 @@
-//! A correct host during an attack: it writes, reads back and compares, and counts.
+//! A correct host during an attack, which writes, reads back, compares, and counts.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,16 +15,16 @@ use crate::wire::{Data, Peer, SUBNQN};
 
 /// Blocks that it uses in rotation.
 const BLOCKS: u64 = 256;
-/// The minimum number of operations during an attack, or while the target cleans up after it.
+/// The minimum number of operations during an attack, or while the target cleans up afterwards.
 const MIN_OPERATIONS: u64 = 5;
 /// The maximum wait for one operation. Far above the delays of a busy machine, and far below those of a target that
-/// serves the attackers first.
+/// serves only the attackers.
 const MAX_WAIT: Duration = Duration::from_secs(15);
 
 /// A running bystander.
 pub struct Bystander {
     operations: Arc<AtomicU64>,
-    /// The longest operation, in microseconds.
+    /// The duration of the longest operation, in microseconds.
     longest_us: Arc<AtomicU64>,
     is_stopping: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<()>>>,
@@ -67,8 +67,8 @@ impl Bystander {
         (self.operations() - before) as f64 / start.elapsed().as_secs_f64()
     }
 
-    /// Stops it, and returns the longest operation. Fails if any operation failed or took too long, or if there were
-    /// too few since `before`.
+    /// Stops it, and returns the duration of the longest operation. Fails if any operation failed or took too long, or
+    /// if there were too few since `before`.
     pub fn finish(mut self, before: u64) -> Result<Duration> {
         let deadline = Instant::now() + crate::wire::HANG_TIMEOUT;
         while self.operations() < before + MIN_OPERATIONS && Instant::now() < deadline {

@@ -1,8 +1,10 @@
-//! Waits of neighbours during floods: one kind of command on many queues, on a server with its usual limits.
+//! Measures the waits of neighbours during floods of one kind of command on many queues, on a server with its usual
+//! limits.
 //!
 //! For each I/O command, kind of device and number in flight, neighbours read and write one block after another, and
-//! flush after a write, on the flooded device and on another one of its kind. No flood uses the neighbours' blocks, so
-//! no wait is for a lock of the same blocks. Waits are printed, and marked above the limit; nothing is asserted.
+//! flush after a write. They do so on the flooded device and on another one of its kind. No flood uses the neighbours'
+//! blocks, so no wait is for a lock on the same blocks. The waits are printed, and marked if they exceed the limit; the
+//! test does not fail.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -20,11 +22,11 @@ use crate::floods::{self, Effort, FLOODS, Flood, Kind, QUEUES, Queues, Set, nvme
 use crate::served::Program;
 use crate::wire::{Data, Peer, SUBNQN};
 
-/// The limit for 999 in 1,000 waits, whatever the quiet wait.
+/// The minimum limit for 999 in 1,000 waits.
 const MAX_WAIT: Duration = Duration::from_millis(100);
-/// The limit for 999 in 1,000 waits, as a multiple of the median quiet one.
+/// The limit for 999 in 1,000 waits, as a multiple of the median wait without a flood.
 const MAX_RATIO: u32 = 20;
-/// The start of the neighbours' blocks: after all blocks of floods.
+/// The start of the neighbours' blocks, after all blocks that floods use.
 const START_BYTES: u64 = 72 << 30;
 /// Bytes that a neighbour uses.
 const AREA_BYTES: u64 = 16 << 20;
@@ -32,7 +34,7 @@ const AREA_BYTES: u64 = 16 << 20;
 const REQUEST_BYTES: u64 = 4096;
 /// The pause between two requests.
 const REST: Duration = Duration::from_micros(500);
-/// The duration of a flood before neighbours are measured.
+/// How long a flood runs before neighbours are measured.
 const RAMP: Duration = Duration::from_millis(500);
 /// Commands outstanding on each of the [`QUEUES`] queues: 64 and 256 in flight.
 const DEPTHS: [u16; 2] = [8, 32];
@@ -53,7 +55,7 @@ const NEIGHBOURS: [Neighbour; 3] = [Neighbour::Read, Neighbour::Write, Neighbour
 struct Waits {
     requests: usize,
     median: Duration,
-    /// The wait that at most one in 1,000 exceeds; the longest one if there were fewer.
+    /// The wait that at most one in 1,000 exceeds; with fewer waits, the longest.
     high: Duration,
     worst: Duration,
 }
@@ -85,7 +87,7 @@ impl fmt::Display for Waits {
 /// The table: every I/O flood on every kind of device, each on a server of its own.
 ///
 /// # Errors
-/// When a server fails or refuses a neighbour.
+/// If a server fails or refuses a neighbour.
 pub fn table(program: &Program, effort: &Effort, wanted: impl Fn(&str) -> bool) -> Result<()> {
     println!(
         "{QUEUES} queues for {:.1} s beside each; a neighbour's wait in ms: the median, what at most one in 1,000 exceeds, the worst\n",
@@ -123,9 +125,10 @@ fn joined(waits: &[Waits], quiet: &[Waits], missed: &mut usize) -> String {
     waits.iter().zip(quiet).map(cell).collect::<Vec<_>>().join(" | ")
 }
 
-/// The waits of the neighbours on the flooded device, then of those on the other one; and how many commands of the flood completed.
+/// The waits of the neighbours on the flooded device, and of those on the other device; and the number of completed
+/// commands of the flood.
 fn row(program: &Program, flood: Option<&'static Flood>, kind: Kind, effort: &Effort) -> Result<(Vec<Waits>, u64)> {
-    // A server and files of its own for each row, so that one flood does not affect the next.
+    // Each row has its own server and files, so that one flood does not affect the next.
     let folder = tempfile::tempdir().context("making a folder")?;
     let mut process = floods::serve(program, folder.path(), &effort.limits)?;
     for nsid in [kind.nsid(), kind.other_nsid()] {
@@ -149,7 +152,7 @@ fn row(program: &Program, flood: Option<&'static Flood>, kind: Kind, effort: &Ef
         queues.cut();
     }
     process.check_alive()?;
-    // Killed: the remaining writes of a flood take a while, and nothing needs them.
+    // The server is killed, because nothing needs the remaining writes of the flood, which would take a while.
     process.kill()?;
     Ok((waits?, completed))
 }
@@ -202,7 +205,7 @@ fn start(
     }))
 }
 
-/// The time of one request of the neighbour, without those before it.
+/// The duration of one request of the neighbour, without the requests before it.
 fn wait(
     neighbour: Neighbour,
     blocks: BlockCommand,

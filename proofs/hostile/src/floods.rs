@@ -1,9 +1,9 @@
 //! Floods: one kind of command, on many queues at once, on a server with its usual limits.
 //!
-//! For each command of the admin, Fabrics and NVM sets and of NBD, and each kind of device, the queues of eight hosts
-//! keep a given number of commands outstanding, first completing them and then without receiving. Measured from
-//! outside: the growth of resident memory, the time until the same host's next controller is ready once the queues are
-//! cut off, and the time until the server has stopped. Only the bound on memory is asserted; times are printed.
+//! For each admin, Fabrics, NVM and NBD command, and each kind of device, the queues of eight hosts keep a given number
+//! of commands outstanding; at first they receive completions, later they stop receiving. Measured from outside: the
+//! growth of resident memory, the time until the same host's next controller is ready after the queues are cut off, and
+//! the time until the server has stopped. Only the memory has a limit; times are printed.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -30,9 +30,9 @@ pub use queues::{Effort, QUEUES, Queues};
 
 /// The time limit for a server to stop.
 const MAX_STOP: Duration = Duration::from_secs(60);
-/// Bytes of each namespace, most of which are never written: room for the longest Dataset Management.
+/// Bytes of each namespace, most of which are never written: enough for the longest Dataset Management.
 const NAMESPACE_BYTES: u64 = 80 << 30;
-/// The same of a raw file.
+/// The same for a raw file.
 const RAW_BYTES: u64 = 80 << 30;
 /// The effect of a flood on the server.
 #[derive(Clone, Copy, Debug)]
@@ -52,10 +52,10 @@ pub fn allowed_bytes(limits: &Limits, connections: usize) -> u64 {
     (limits.total_bytes_in_flight + limits.total_bytes_in_flight / 8 + connections * each) as u64 + OVERHEAD_BYTES
 }
 
-/// Serves two namespaces of each kind with these limits, from a folder: flooded ones, and others.
+/// Serves two namespaces of each kind with these limits from a folder: one that is flooded, and another one.
 ///
 /// # Errors
-/// When the program fails.
+/// If the program fails.
 pub fn serve(program: &Program, folder: &Path, limits: &Limits) -> Result<Process> {
     let mut text = format!(
         "[[listeners]]\naddress = \"{}\"\n[limits]\nconnections = {}\ncommands = {}\nbytes_in_flight = {}\ntotal_bytes_in_flight = {}\ntransfer_bytes = {}\n\
@@ -91,11 +91,11 @@ pub fn serve(program: &Program, folder: &Path, limits: &Limits) -> Result<Proces
     program.serve_configured(&path)
 }
 
-/// Floods a server for some time with the queues that `start` opens, then falls silent for a moment, and measures. The
-/// queues stay open.
+/// Floods a server for some time through the queues that `start` opens, then stops receiving for a moment, and
+/// measures. The queues stay open.
 ///
 /// # Errors
-/// When the server ends or refuses a queue.
+/// If the server ends or refuses a queue.
 pub fn flood(
     process: &mut Process,
     time: Duration,
@@ -117,7 +117,7 @@ pub fn flood(
 /// The table: every flood on every kind of device, each on a server of its own.
 ///
 /// # Errors
-/// When a flood makes the server exceed its memory limits, or ends it.
+/// If a flood makes the server exceed its memory limits, or ends it.
 pub fn table(program: &Program, effort: &Effort, wanted: impl Fn(&str) -> bool) -> Result<()> {
     let folder = tempfile::tempdir().context("making a folder")?;
     let socket = nbd_socket(folder.path());

@@ -1,5 +1,5 @@
-//! Namespaces with visible protection information, one for each guard, protection type and block size; and their blocks
-//! as sent by a host that makes its own tags.
+//! Namespaces with visible protection information, one for each guard, protection type and block size, and their blocks
+//! as a host sends them that makes its own tags.
 
 use sealblock_integrity::{GuardKind, PiFormat, ProtectionType, Tuple, guard};
 use sealblock_protocols_nvme::nvm::{BlockCommand, Prchk, ProtectionInfo};
@@ -9,7 +9,7 @@ use fastrand::Rng;
 
 /// The subsystem of these namespaces.
 pub const FORMATS_NQN: &str = "nqn.2026-11.org.example:formats";
-/// Blocks of each.
+/// The number of blocks of each.
 pub const BLOCKS: u64 = 64;
 const GUARDS: [GuardKind; 3] = [GuardKind::Crc16, GuardKind::Crc32c, GuardKind::Crc64];
 
@@ -22,7 +22,7 @@ pub struct FormattedNamespace {
     pub size: BlockSize,
     /// The format of its tuples.
     pub format: PiFormat,
-    /// True if `sealblock create` can make it: its volumes have the smallest storage tag.
+    /// True if `sealblock create` can make it; its volumes have the smallest storage tag.
     pub is_for_volumes: bool,
 }
 
@@ -59,14 +59,14 @@ pub fn of(guard: GuardKind, protection: ProtectionType, size: BlockSize) -> Form
 /// The maker of a write's tags.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TagMaker {
-    /// The host: they travel with the data (PRACT = 0).
+    /// The host: tags are sent with the data (PRACT = 0).
     Host,
-    /// The target, of what the command says (PRACT = 1).
+    /// The target, from the fields of the command (PRACT = 1).
     Target,
 }
 
 impl FormattedNamespace {
-    /// Bytes of a block and its tuple.
+    /// Bytes of a block with its tuple.
     pub fn unit_bytes(&self) -> usize {
         self.size.bytes() + self.format.tuple_bytes()
     }
@@ -80,7 +80,7 @@ impl FormattedNamespace {
     }
 
     /// Returns the tags of block `index` of a write of this version from `start` on. Every field depends on the
-    /// version, so that tags of one write with data of another are detected even without a guard check.
+    /// version, so that a mix of tags from one write and data from another is detected even without a guard check.
     pub fn tags(&self, version: u64, start: u64, index: u64) -> Tuple {
         let first = if self.format.protection() == ProtectionType::Type1 { start } else { 1000 + version };
         let ref_tag = if self.format.protection().increments_ref_tag() { first + index } else { first };
@@ -92,7 +92,7 @@ impl FormattedNamespace {
         }
     }
 
-    /// Block `index` of a write of this version from `start` on, with its tuple behind it.
+    /// Block `index` of a write of this version from `start` on, followed by its tuple.
     pub fn unit(&self, version: u64, start: u64, index: u64) -> Vec<u8> {
         let mut random = Rng::with_seed(version << 20 ^ (start + index));
         let words = self.size.bytes() / 8;

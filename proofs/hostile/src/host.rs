@@ -1,8 +1,8 @@
 //! The other direction: our host device against a broken target.
 //!
-//! Whatever the host receives, each of its calls must complete within the times of its options, without a panic, and
-//! without more memory than its queues need. The result is an error or a response; a response can be checked only where
-//! no PDU was corrupted.
+//! Whatever the host receives, each of its calls must complete within the timeouts of its options, without a panic, and
+//! without more memory than its queues need. The result is an error or a response; a response can be checked only if no
+//! PDU was corrupted.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -37,8 +37,8 @@ pub struct Summary {
     pub discovered: u64,
 }
 
-/// Returns options with short timeouts for a target that falls silent. A correct target behind a proxy that corrupts
-/// nothing is slow only if the machine is, so it gets the maximum time.
+/// Returns options with short timeouts, for a target that stops responding. A correct target behind a proxy that
+/// corrupts nothing is slow only if the machine is, so it gets the longest timeouts.
 fn options(random: &mut Rng, is_clean: bool) -> Options {
     let options = Options {
         queues: 1 + random.u16(..2),
@@ -70,13 +70,13 @@ fn options(random: &mut Rng, is_clean: bool) -> Options {
 /// Runs sessions with these seeds, the first behind a proxy that corrupts nothing.
 ///
 /// # Errors
-/// As [`session`] does, with the seed.
+/// As for [`session`]; the error has the seed.
 pub fn sessions(target: SocketAddr, seed: u64, count: u64) -> Result<Summary> {
     let clean = session(target, seed, 0).context("nothing was corrupted")?;
     ensure!(clean.opened == 1 && clean.failed == 0 && clean.corrupted == 0, "nothing was corrupted: {clean:?}");
     let mut all = Summary::default();
     for seed in seed..seed + count {
-        // Rare corruption reaches late steps, and frequent corruption tests the first steps.
+        // With rare corruption sessions reach late steps; with frequent corruption the first steps are tested.
         let one_in = [3, 8, 20, 60][seed as usize % 4];
         let one = session(target, seed, one_in).with_context(|| format!("seed {seed}"))?;
         all.opened += one.opened;
@@ -92,7 +92,7 @@ pub fn sessions(target: SocketAddr, seed: u64, count: u64) -> Result<Summary> {
 /// Peak resident memory of this process, in MiB.
 ///
 /// # Errors
-/// When the system does not report it.
+/// If the system does not report it.
 pub fn peak_mib() -> Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status").context("reading the status of this process")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).context("VmHWM")?;
@@ -102,7 +102,7 @@ pub fn peak_mib() -> Result<u64> {
 /// Opens a namespace behind a proxy that corrupts one PDU in `one_in` (0: none), and uses it.
 ///
 /// # Errors
-/// When a call does not complete; and any error when no PDU is corrupted.
+/// If a call does not complete, or if any error occurs although no PDU was corrupted.
 pub fn session(target: SocketAddr, seed: u64, one_in: u64) -> Result<Summary> {
     let proxy = Proxy::start(target, seed, if one_in == 0 { u64::MAX } else { one_in })?;
     let mut random = Rng::with_seed(seed);

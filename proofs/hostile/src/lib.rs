@@ -1,11 +1,11 @@
 //! Hostile peers against a whole NVMe/TCP target, from outside its process.
 //!
 //! An attack is a function over blocking sockets that fails when the target deviates from the specification. During
-//! each attack a bystander does checked I/O. After it the target must be alive, must not have exceeded the memory that
-//! its limits allow, and must have closed its descriptors. The target is a process of its own, so that these can be
-//! measured from outside.
+//! each attack a bystander does checked I/O. Afterwards the target must still run, must not have exceeded the memory
+//! that its limits allow, and must have closed its descriptors. The target runs in its own process, so that these can
+//! be measured from outside.
 //!
-//! The other direction is in [`host`]: our host device, in this process, behind a proxy that corrupts a correct
+//! [`host`] tests the other direction: our host device, in this process, behind a proxy that corrupts a correct
 //! target's PDUs.
 //!
 //! [`restart`] has the host use a real server that is killed again and again.

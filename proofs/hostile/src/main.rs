@@ -1,4 +1,4 @@
-//! The program: attacks for any time, and the target under attack.
+//! The program: runs attacks for a given time, and is also the target under attack.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -26,25 +26,25 @@ use sealblock_units::BlockSize;
 struct Arguments {
     #[command(subcommand)]
     role: Option<Role>,
-    /// The seed of random attacks; incremented with each round.
+    /// The seed of random attacks; it is incremented for each round.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Duration of rounds of all attacks; at least one round.
+    /// How long rounds of all attacks are repeated, in seconds; at least one round.
     #[arg(long, default_value_t = 0)]
     seconds: u64,
-    /// Repetitions of attacks that repeat; 50 makes the flood one of 100,000 connections, 500 one of a million.
+    /// Repetitions of attacks that repeat; with 50 the flood has 100,000 connections, with 500 a million.
     #[arg(long, default_value_t = 5)]
     effort: usize,
-    /// Seconds after which a flood ends, whatever its progress.
+    /// Seconds after which a flood ends, even if it is not complete.
     #[arg(long, default_value_t = 150)]
     flood_seconds: u64,
-    /// How often each attack alternates with a quiet time, to measure the bystander's speed with it and without.
+    /// How often each attack alternates with a pause, to measure the bystander's speed with and without it.
     #[arg(long, default_value_t = 3)]
     turns: usize,
     /// Run only these attacks.
     #[arg(long = "attack")]
     attacks: Vec<String>,
-    /// Run this number of sessions of our own host with a target that replies wrongly, instead of the attacks.
+    /// Run this number of sessions of our own host against a target that replies wrongly, instead of the attacks.
     #[arg(long)]
     sessions: Option<u64>,
     /// Kill `sealblock serve` this number of times under the load of our own host, instead of the attacks.
@@ -65,7 +65,7 @@ struct Arguments {
     /// List the attacks.
     #[arg(long)]
     list: bool,
-    /// Attack this program's `sealblock serve`, instead of a target of the library.
+    /// Attack the `sealblock serve` of this program, instead of a target of the library.
     #[arg(long)]
     sealblock: Option<PathBuf>,
 }
@@ -78,7 +78,7 @@ enum Role {
         #[arg(long)]
         patient: bool,
     },
-    /// Run as `sealblock`, with a command line of its own.
+    /// Run as `sealblock`, with this command line.
     #[command(hide = true)]
     Sealblock {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -135,7 +135,7 @@ fn main() -> Result<()> {
     target.stop()
 }
 
-/// Executes the command line as `sealblock` does; anything but success is an error.
+/// Executes the command line as `sealblock` does; any result but success is an error.
 fn be_sealblock(arguments: Vec<OsString>) -> Result<()> {
     let words = std::iter::once("sealblock".into()).chain(arguments);
     let exit = sealblock::commands::run(&Cli::parse_from(words).command).map_err(|failure| anyhow!("{failure}"))?;

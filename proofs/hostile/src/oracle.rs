@@ -1,8 +1,9 @@
-//! The versions that a block may hold after its target was killed, derived from requests and responses.
+//! The versions that a block may hold after its target was killed, derived from the requests and responses.
 //!
 //! Each block has one writer with at most one write in flight, so its writes have an order. A block holds the last
-//! write that a Flush made durable, or a later one. A Flush makes durable the writes that completed before it started,
-//! but not those that completed before another Flush failed: that failure has reported them as possibly lost.
+//! write that a Flush made durable, or a later write. A Flush makes durable the writes that completed before it
+//! started, except those that completed before another Flush failed: that failure has already reported them as possibly
+//! lost.
 
 use std::ops::Range;
 
@@ -41,7 +42,7 @@ impl Oracle {
         self.blocks[blocks].iter_mut().for_each(|block| block.possible.push(version));
     }
 
-    /// A write completed; a durable one (FUA) is durable with that.
+    /// A write completed; a durable one (FUA) is durable from then on.
     pub fn write_completed(&mut self, blocks: Range<usize>, version: Version, durable: bool) {
         for block in &mut self.blocks[blocks] {
             block.completed = version;

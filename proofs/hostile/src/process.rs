@@ -1,4 +1,4 @@
-//! The target under attack, in a process of its own, whose memory and descriptors are measured from outside.
+//! The target under attack, in its own process, whose memory and descriptors are measured from outside.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -26,7 +26,7 @@ use crate::wire::{HANG_TIMEOUT, SUBNQN};
 pub const BLOCK_BYTES: usize = 4096;
 /// Blocks of each namespace.
 pub const BLOCKS: u64 = 4096;
-/// A plain namespace.
+/// A namespace without metadata.
 pub const PLAIN: u32 = 1;
 /// A namespace with visible protection information.
 pub const PROTECTED: u32 = 2;
@@ -49,13 +49,13 @@ pub fn limits() -> Limits {
     }
 }
 
-/// The same with the time that a correct host may need to connect on a busy machine.
+/// The same limits, with the time that a correct host may need to connect on a busy machine.
 pub fn patient_limits() -> Limits {
     Limits { connect: 2 * HANG_TIMEOUT, ..limits() }
 }
 
-/// Memory that peers may make the target hold under these limits, in bytes: data both ways, buffers and the kernel's
-/// queued completions for each connection, and allocator overhead.
+/// Memory in bytes that peers may make the target hold under these limits: data in both directions, buffers and
+/// completions queued in the kernel for each connection, and allocator overhead.
 pub fn max_resident_bytes(connections: usize) -> u64 {
     let limits = limits();
     let each = (256 << 10) + usize::from(limits.commands) * 8192;
@@ -63,7 +63,7 @@ pub fn max_resident_bytes(connections: usize) -> u64 {
     (connections.min(limits.connections) * each + data) as u64 + (24 << 20)
 }
 
-/// Memory that the devices take when every block of them was written.
+/// Memory that the devices need once all their blocks have been written.
 pub fn device_bytes() -> u64 {
     let formats = formats::all().len() as u64 * formats::BLOCKS;
     (3 * BLOCKS + formats) * (BLOCK_BYTES as u64 + 16)
@@ -74,7 +74,7 @@ pub fn run(limits: Limits) -> Result<()> {
     let reactor = Reactor::new(Config::default()).context("starting a reactor")?;
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        // The end of the parent closes the pipe, which stops the target.
+        // When the parent ends, the pipe closes, which stops the target.
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         let _ = sender.send(());
     });
@@ -124,7 +124,7 @@ fn formats_subsystem() -> Result<Subsystem> {
 pub struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
-    /// The folder of its volumes, if they are removed with it.
+    /// The folder of its volumes, if it is removed together with the process.
     pub(crate) folder: Option<TempDir>,
     /// Where it listens.
     pub address: SocketAddr,

@@ -1,8 +1,8 @@
 //! A broken target: a correct one behind a proxy that corrupts its PDUs.
 //!
-//! So every step of a host can receive a wrong PDU, late steps too, because the seed leaves the others intact. The
-//! proxy changes whole PDUs: a field of the header or bytes of the data; it drops, duplicates, truncates or delays a
-//! PDU, replaces it by random bytes, and sometimes closes the connection or falls silent.
+//! The seed leaves all other PDUs intact, so a host can receive a wrong PDU at every step, also at late ones. The proxy
+//! changes whole PDUs: it changes a field of the header or bytes of the data; it drops, duplicates, truncates or delays
+//! a PDU, or replaces it by random bytes; and sometimes it closes the connection or stops sending.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -56,7 +56,7 @@ impl Drop for Proxy {
         // Wakes the thread that accepts.
         drop(TcpStream::connect(self.address));
         if let Some(thread) = self.thread.take() {
-            // A panic in the thread was printed; the test is about the host.
+            // A panic in the thread has been printed; it is not a finding about the host.
             let _ = thread.join();
         }
     }
@@ -112,16 +112,16 @@ fn relay_responses(mut target: &TcpStream, mut host: &TcpStream, mut random: Rng
     }
 }
 
-/// Receives from the host without a reply until it closes.
+/// Receives from the host, without ever replying, until it closes.
 fn silence(mut host: &TcpStream) {
     let _ = host.set_read_timeout(Some(Duration::from_secs(20)));
     let mut buffer = [0; 512];
     while matches!(host.read(&mut buffer), Ok(1..)) {}
 }
 
-/// Offsets in Identify and log pages of values that a host computes with: NSZE, NCAP, NLBAF, FLBAS, MC, DPS, the limits
-/// of copies and ranges, LBAF 0 and 1, ELBAF 0; of a controller MDTS, CNTLID, VER, OACS, LPA, ELPE, SQES, MAXCMD, NN,
-/// ONCS, VWC, SGLS, IOCCSZ, ICDOFF; of logs the number of entries, LBA and identifiers.
+/// Offsets in Identify and log pages of the values that a host computes with. Namespace: NSZE, NCAP, NLBAF, FLBAS, MC,
+/// DPS, the limits of copies and ranges, LBAF 0 and 1, ELBAF 0. Controller: MDTS, CNTLID, VER, OACS, LPA, ELPE, SQES,
+/// MAXCMD, NN, ONCS, VWC, SGLS, IOCCSZ, ICDOFF. Logs: the number of entries, LBA and identifiers.
 const FIELDS: [usize; 36] = [
     0, 4, 8, 12, 16, 20, 24, 25, 26, 27, 28, 29, 30, 33, 64, 72, 76, 77, 78, 80, 128, 130, 131, 132, 256, 261, 262,
     512, 514, 516, 520, 525, 536, 1024, 1792, 1796,
@@ -131,7 +131,7 @@ fn change(pdu: &mut [u8], random: &mut Rng) {
     const C2H_DATA: u8 = 7;
     const ODD: [u32; 10] = [0, 1, 3, 4, 24, 4096, 0x7FFF_FFFF, 0x8000_0000, 0xFFFF_FFFC, u32::MAX];
     for _ in 0..1 + random.u64(..3) {
-        // Mostly fields of the header, which has the lengths and identifiers.
+        // Mostly fields of the header, where the lengths and identifiers are.
         let most = if random.u64(..3) == 0 { pdu.len() } else { pdu.len().min(128) } as u64;
         let mut at = random.u64(..most) as usize;
         if pdu[0] == C2H_DATA && random.u64(..2) == 0 {

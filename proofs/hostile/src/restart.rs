@@ -1,8 +1,8 @@
-//! Our host and a server that is killed and restarted again and again, while the host writes and flushes.
+//! Our host and a server that is repeatedly killed and restarted while the host writes and flushes.
 //!
-//! The host reconnects by itself. What a Flush or a durable write made durable must be there in the end, and at every
-//! read in between; each block must hold one of the writes that were started; and a Flush that cannot make earlier
-//! writes durable must fail.
+//! The host reconnects by itself. What a Flush or a durable write made durable must be there at the end and at every
+//! read in between. Each block must hold one of the writes that were started. A Flush that cannot make earlier writes
+//! durable must fail.
 
 use std::cell::{Cell, RefCell};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -42,7 +42,8 @@ pub struct RestartConfig {
     pub folder: PathBuf,
     /// The format of the volume.
     pub kind: FormattedNamespace,
-    /// Uses the server's memory instead of the volume, which loses everything: the test must detect that.
+    /// Uses a namespace in the server's memory instead of the volume, which loses everything; the test must detect
+    /// that.
     pub is_volatile: bool,
     /// The number of kills.
     pub rounds: u64,
@@ -77,7 +78,7 @@ impl RestartConfig {
         self.program.serve(&self.folder, &[self.kind], address)
     }
 
-    /// Opens the namespace, with retry limits that restarts do not exhaust.
+    /// Opens the namespace, with retry limits that are higher than the restarts need.
     pub async fn open(&self, address: SocketAddr) -> Result<NvmeTcpDevice> {
         let (nqn, nsid) = if self.is_volatile { (SUBNQN, PLAIN) } else { (FORMATS_NQN, self.kind.nsid) };
         let (first_delay, max_delay) = (Duration::from_millis(2), Duration::from_millis(20));
@@ -97,7 +98,7 @@ impl RestartConfig {
 /// Kills the server `rounds` times in the middle of a random load.
 ///
 /// # Errors
-/// When a durable write is lost, a block holds none of its writes, or a request fails.
+/// If a durable write is lost, a block holds none of its writes, or a request fails.
 pub fn run(config: &RestartConfig) -> Result<Summary> {
     let server = config.start()?;
     let (address, signals) = (server.address, Arc::new(RunSignals::default()));
@@ -113,7 +114,7 @@ pub fn run(config: &RestartConfig) -> Result<Summary> {
     let worked = reactor.block_on(run_host(config, address, &signals));
     signals.is_ending.store(true, Ordering::SeqCst);
     let server = killer.join().map_err(|_| anyhow!("the killer panicked"))?;
-    // Without a server the host cannot have worked; the server's error is the cause.
+    // Without a server the host cannot work; the server's error is the cause.
     let server = server?;
     let summary = worked?;
     server.stop().context("the last server stops")?;
@@ -124,14 +125,14 @@ pub fn run(config: &RestartConfig) -> Result<Summary> {
     Ok(summary)
 }
 
-/// What the killing thread and the host share.
+/// State that the killing thread and the host share.
 #[derive(Default)]
 struct RunSignals {
     completed_writes: AtomicU64,
     is_ending: AtomicBool,
 }
 
-/// Kills and restarts the server each time that some more writes have completed.
+/// Kills and restarts the server each time after some more writes have completed.
 fn kill_repeatedly(config: &RestartConfig, mut server: Process, signals: &RunSignals) -> Result<Process> {
     let mut random = Rng::with_seed(config.seed ^ 0xD1E);
     for _ in 0..config.rounds {
@@ -170,7 +171,7 @@ async fn run_host(config: &RestartConfig, address: SocketAddr, signals: &Arc<Run
     for task in 0..TASKS {
         tasks.push(spawn(Rc::clone(&host).run_writes(task, Rng::with_seed(config.seed << 8 ^ task as u64))));
     }
-    // A task that fails ends the others.
+    // If one task fails, the others end.
     let mut outcome = Ok(());
     for task in tasks {
         let ended = task.await.map_err(|_| anyhow!("a task panicked")).flatten();
@@ -275,7 +276,7 @@ impl Host {
     }
 }
 
-/// Blocks of this version, sealed for the device.
+/// Blocks of this version, with protection information for the device.
 pub fn sealed(device: &NvmeTcpDevice, kind: &FormattedNamespace, extent: Extent, version: Version) -> Sealed {
     let (geometry, start) = (device.geometry(), extent.start().get());
     let units = (0..extent.len()).map(|index| kind.unit(version, start, index));
@@ -297,7 +298,7 @@ pub async fn read(device: &NvmeTcpDevice, extent: Extent) -> Result<Sealed> {
     }
 }
 
-/// True if block `index` of what was read is this version of the block at `lba`, with its tags where it has any.
+/// True if block `index` of the data read is this version of the block at `lba`, with its tags if it has any.
 pub fn is_version(kind: &FormattedNamespace, found: &Sealed, index: usize, lba: u64, version: Version) -> bool {
     let (size, tuple) = (kind.size.bytes(), kind.format.tuple_bytes());
     let data = &found.joined_data()[index * size..][..size];

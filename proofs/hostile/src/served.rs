@@ -1,4 +1,4 @@
-//! `sealblock serve` in a process of its own, over volumes in a folder, which outlive it.
+//! `sealblock serve` in its own process, with volumes in a folder that remain after it.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -47,7 +47,7 @@ impl Program {
     /// Makes the volume of this kind in a folder.
     ///
     /// # Errors
-    /// When the program fails.
+    /// If the program fails.
     pub fn create(&self, folder: &Path, kind: &FormattedNamespace) -> Result<()> {
         let mut command = self.command("create");
         command.arg(volume(folder, kind)).arg("--size").arg((formats::BLOCKS << kind.size.shift()).to_string());
@@ -60,7 +60,7 @@ impl Program {
     /// Makes a volume of this size with the usual protection.
     ///
     /// # Errors
-    /// When the program fails.
+    /// If the program fails.
     pub fn create_sized(&self, volume: &Path, bytes: u64) -> Result<()> {
         succeeds(self.command("create").arg(volume).arg("--size").arg(bytes.to_string()))
     }
@@ -68,7 +68,7 @@ impl Program {
     /// Serves a configuration until killed or stopped.
     ///
     /// # Errors
-    /// When the program does not start to accept connections.
+    /// If the program does not start to accept connections.
     pub fn serve_configured(&self, configuration: &Path) -> Result<Process> {
         patiently(|| self.start(configuration))
     }
@@ -76,7 +76,7 @@ impl Program {
     /// Checks every block of the volume of this kind directly, without a server.
     ///
     /// # Errors
-    /// When a block is bad, or the program fails.
+    /// If a block is bad, or the program fails.
     pub fn verify(&self, folder: &Path, kind: &FormattedNamespace) -> Result<()> {
         patiently(|| succeeds(self.command("verify").arg(volume(folder, kind))))
     }
@@ -84,7 +84,7 @@ impl Program {
     /// Serves the volumes of these kinds, and the memory namespaces of the library's target, until killed or stopped.
     ///
     /// # Errors
-    /// When the program does not start to accept connections.
+    /// If the program does not start to accept connections.
     pub fn serve(&self, folder: &Path, kinds: &[FormattedNamespace], listen: SocketAddr) -> Result<Process> {
         self.serve_with(folder, kinds, listen, &patient_limits())
     }
@@ -92,7 +92,7 @@ impl Program {
     /// The same with these limits.
     ///
     /// # Errors
-    /// As [`Program::serve`].
+    /// As for [`Program::serve`].
     pub fn serve_with(
         &self,
         folder: &Path,
@@ -108,7 +108,7 @@ impl Program {
     fn start(&self, configuration: &Path) -> Result<Process> {
         let mut command = self.command("serve");
         command.arg("--config").arg(configuration).arg("--json").stdin(Stdio::null()).stdout(Stdio::piped());
-        // A file, since this process does not read a pipe while the program serves.
+        // A file, because this process does not read a pipe while the program serves.
         let said = configuration.with_extension("stderr");
         command.stderr(fs::File::create(&said).context("a file for standard error")?);
         let mut child = command.spawn().with_context(|| format!("starting {}", self.path.display()))?;
@@ -125,7 +125,8 @@ impl Program {
 }
 
 impl Process {
-    /// Starts `sealblock serve` with the same limits and subsystems, and volumes that are removed with it.
+    /// Starts `sealblock serve` with the same limits and subsystems, and with volumes that are removed together with
+    /// it.
     pub fn start_sealblock(program: &Program) -> Result<Process> {
         let folder = tempfile::tempdir().context("making a folder")?;
         let kinds: Vec<_> = formats::all().into_iter().filter(|kind| kind.is_for_volumes).collect();
@@ -136,8 +137,8 @@ impl Process {
     }
 }
 
-/// Retries while the error is one of these: files and sockets that a killed process had registered with its io_uring
-/// stay open, and locked, until the kernel has torn the ring down, some time after the end of the process.
+/// Retries while the error is one of these. Files and sockets that a killed process had registered with its io_uring
+/// stay open and locked until the kernel has torn down the ring, some time after the process ended.
 fn patiently<T>(mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     loop {

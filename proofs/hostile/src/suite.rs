@@ -43,7 +43,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// The bystander's operations per second, alternately quiet and attacked, with a quiet time at the end.
+/// The bystander's operations per second, alternately without and with the attack, ending without it.
 #[derive(Default)]
 struct Pace {
     quiet: Vec<f64>,
@@ -52,7 +52,7 @@ struct Pace {
 
 impl fmt::Display for Pace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The load of the machine varies, so an attack is compared with the quiet times right before and after it.
+        // The load of the machine varies, so an attack is compared with the quiet periods just before and after it.
         let around = self.quiet.windows(2).map(|pair| (pair[0] + pair[1]) / 2.0);
         let ratios = sorted(around.zip(&self.attacked).map(|(quiet, attacked)| attacked / quiet.max(1.0)));
         let (quiet, attacked) = (sorted(self.quiet.iter().copied()), sorted(self.attacked.iter().copied()));
@@ -75,15 +75,15 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
 pub fn settled(process: &mut Process) -> Result<usize> {
     let idle = process.usage()?.descriptors;
     drop(Peer::admin(process.address, SUBNQN, 0)?);
-    // A first connection opens some descriptors for good.
+    // The first connection opens some descriptors that stay open.
     process.wait_descriptors(idle + 2)?;
     Ok(process.usage()?.descriptors)
 }
 
-/// Fails if an idle target holds more memory than full devices and one connection need.
+/// Fails if an idle target uses more memory than its full devices and one connection need.
 ///
 /// # Errors
-/// When it does.
+/// If it does.
 pub fn check_memory(process: &Process) -> Result<()> {
     let (resident_bytes, allowed_bytes) =
         (process.usage()?.resident_bytes, process.start_bytes + device_bytes() + max_resident_bytes(1));
@@ -91,8 +91,9 @@ pub fn check_memory(process: &Process) -> Result<()> {
     Ok(())
 }
 
-/// Runs an attack `turns` times, and fails if it does, or if the target has ended, holds more than its limits allow, or
-/// has delayed or corrupted I/O of the bystander. The bystander is measured for `quiet` before and after each turn.
+/// Runs an attack `turns` times. Fails if the attack does, or if the target has ended, uses more memory than its limits
+/// allow, or has delayed or corrupted I/O of the bystander. The bystander is measured for `quiet` before and after each
+/// turn.
 pub fn run(
     process: &mut Process,
     attack: &Attack,

@@ -1,7 +1,7 @@
 //! A host on a blocking socket, which sends any bytes, right or wrong.
 //!
-//! It shares only the layouts of structures with the target under attack: it frames PDUs by itself, keeps no state that
-//! could prevent a wrong step, and detects malformed PDUs of the target.
+//! It shares only the layouts of structures with the target under attack: it frames PDUs itself, keeps no state that
+//! could prevent a wrong step, and detects malformed PDUs from the target.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
@@ -96,7 +96,7 @@ pub fn h2c(last: bool, cccid: u16, ttag: u16, offset: u32, data: &[u8]) -> Vec<u
     pdu
 }
 
-/// A capsule without digests, with data behind the command.
+/// A capsule without digests, with the data after the command.
 pub fn capsule(command: &Command, data: &[u8]) -> Vec<u8> {
     let pdo = if data.is_empty() { 0 } else { 72 };
     let mut pdu = vec![CAPSULE, 0, 72, pdo];
@@ -180,7 +180,7 @@ impl Peer {
         Peer::admin_of(address, subnqn, 32, keep_alive_ms)
     }
 
-    /// The same with so many entries of the queue.
+    /// The same with this number of queue entries.
     pub fn admin_of(address: SocketAddr, subnqn: &str, entries: u32, keep_alive_ms: u32) -> Result<(Peer, u16)> {
         let connect = connect(subnqn, 0, entries, CNTLID_DYNAMIC, keep_alive_ms);
         let (mut peer, answer) = Peer::connecting(address, 0, connect)?;
@@ -210,7 +210,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Property Get, right or wrong.
+    /// Property Get, valid or not.
     pub fn property_get(&mut self, offset: u32, bytes: usize) -> Result<Answer> {
         self.call(FabricsCommand::PropertyGet(PropertyGet { offset, bytes }).encode(), Data::None)
     }
@@ -219,7 +219,7 @@ impl Peer {
         self.stream.write_all(bytes).context("sending")
     }
 
-    /// Sends, and ignores the error of a connection that has ended.
+    /// Sends, and ignores the error if the connection has ended.
     pub fn try_send(&mut self, bytes: &[u8]) -> bool {
         self.stream.write_all(bytes).is_ok()
     }
@@ -234,7 +234,7 @@ impl Peer {
         self.next_pdu()?.context("the connection ended where a PDU was due")
     }
 
-    /// The next PDU, or `None` when the connection has ended. A PDU that is itself wrong is an error.
+    /// The next PDU, or `None` if the connection has ended. A malformed PDU is an error.
     pub fn next_pdu(&mut self) -> Result<Option<Pdu>> {
         let mut common = [0; 8];
         if !self.fill(&mut common)? {

@@ -1,4 +1,4 @@
-//! Writes of several blocks, PDU by PDU, so that they can be cut off at any byte.
+//! Writes of several blocks, PDU by PDU, so that they can be cut at any byte.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use sealblock_units::Extent;
 use crate::formats::{FormattedNamespace, TagMaker};
 use crate::wire::{Data, Pdu, Peer, R2T, RESPONSE, capsule, h2c, in_capsule, transport};
 
-/// Bytes of data that a capsule may bring.
+/// Bytes of data that a capsule may carry.
 const CAPSULE_BYTES: usize = 8192;
 
 /// How a write is sent.
@@ -32,7 +32,7 @@ impl WriteMode {
             .map(|(maker, in_capsule)| WriteMode { kind, maker, in_capsule })
     }
 
-    /// Blocks from `start` on: `most`, or what a capsule holds of them.
+    /// Blocks from `start` on: `most` of them, or as many as a capsule holds.
     pub fn extent(&self, start: u64, most: u64) -> Extent {
         let room = CAPSULE_BYTES / self.kind.sent_bytes(self.maker);
         let blocks = if self.in_capsule { most.min(room as u64) } else { most };
@@ -44,12 +44,12 @@ impl WriteMode {
         Ok(if self.in_capsule { in_capsule(command, data) } else { transport(command, data.len()) })
     }
 
-    /// Returns what is sent before any reply of the target, and what is sent after its R2T.
+    /// Returns what is sent before the target replies, and what is sent after its R2T.
     fn parts(&self, peer: &Peer, command: &Command, r2t: (u16, u16), data: &[u8]) -> (Part, Vec<Part>) {
         if self.in_capsule {
             return (Part::new(peer, &capsule(command, data), 0..data.len()), Vec::new());
         }
-        // Two PDUs that divide a block, for an odd number of blocks.
+        // Two PDUs that divide a block if the number of blocks is odd.
         let middle = (data.len() / 2) & !3;
         let (cid, ttag) = r2t;
         let halves = [0..middle, middle..data.len()].map(|range| {
@@ -70,8 +70,8 @@ impl WriteMode {
             .collect())
     }
 
-    /// Sends a write up to a cut, or all of it. Does not wait for the completion, but returns one that arrives instead
-    /// of an R2T.
+    /// Sends a write up to a cut point, or all of it. Does not wait for the completion, but returns one that arrives
+    /// instead of an R2T.
     pub fn send(
         &self,
         peer: &mut Peer,
@@ -125,8 +125,8 @@ pub fn answered(pdu: &Pdu) -> Result<u16> {
     Ok(completion.status().code().get())
 }
 
-/// Where a write is cut off: so many bytes into this PDU. Zero bytes of the first PDU after the capsule means that the
-/// R2T was received.
+/// Where a write is cut: after this many bytes of this PDU. Zero bytes of the first PDU after the capsule means that
+/// the R2T was received before the cut.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CutPoint {
     /// The PDU: 0 is the capsule.
@@ -150,7 +150,7 @@ impl Part {
         Part { bytes, header_bytes, data_at: header_bytes + peer.digest_bytes().0, data }
     }
 
-    /// Returns cut points in the header, in its digest, at and between block boundaries, in the tuples, and in the data
+    /// Returns cut points in the header and its digest, at and between block boundaries, in the tuples, and in the data
     /// digest.
     fn points(&self, mode: &WriteMode) -> Vec<usize> {
         let header = self.header_bytes;

@@ -1,5 +1,5 @@
-//! Every attack once, with seed 1 and the least effort, every command as a flood, and our host device against a broken
-//! target. The binary makes longer runs.
+//! Runs every attack once, with seed 1 and the least effort, every command as a flood, and our host device against a
+//! broken target. The binary makes longer runs.
 
 use std::path::Path;
 use std::time::Duration;
@@ -60,7 +60,7 @@ fn half_written_blocks_are_detected() {
     let mut checker = BlockChecker::new(&context, kind).unwrap();
     let (old, new) = (kind.sent(1, whole, TagMaker::Host), kind.sent(2, whole, TagMaker::Host));
     let unit = kind.unit_bytes();
-    // A partial write where none of it may be stored, or where all of it must be.
+    // A partial write where nothing may be stored, or everything must be.
     write(&new[..2 * unit], 2);
     let error = checker.check_old().unwrap_err();
     assert!(error.to_string().contains("neither"), "{error:#}");
@@ -82,7 +82,7 @@ fn half_written_blocks_are_detected() {
     assert!(error.to_string().contains("neither"), "{error:#}");
 }
 
-/// Far above what its queues need, and far below what an unchecked length would allocate.
+/// Far more than its queues need, and far less than an unchecked length would allocate.
 const MOST_MIB: u64 = 512;
 
 #[test]
@@ -104,7 +104,8 @@ fn behind_a_proxy_that_corrupts_nothing_all_calls_succeed() {
     }
 }
 
-/// Measures the growth of memory, one command after the other on one server. The program of this crate measures more, and times.
+/// Measures the growth of memory for one command after the other on one server. The program of this crate measures
+/// more, including times.
 fn floods_of(kind: Kind) {
     let program = Program::hostile(Path::new(env!("CARGO_BIN_EXE_sealblock-hostile")));
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! `sealblock serve` over volumes in files: hosts that are cut off, wrong tags, and the server killed in the middle of writes.
+//! `sealblock serve` with volumes in files: connections cut during writes, wrong tags, and the server killed in the
+//! middle of writes.
 
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use sealblock_media_nvme_tcp::NvmeTcpDevice;
 use sealblock_runtime_reactor::{Config, Reactor};
 use sealblock_units::{BlockSize, Extent};
 
-/// How long the bystander is measured alone.
+/// How long the bystander is measured without an attack.
 const QUIET: Duration = Duration::from_millis(50);
 
 fn program() -> Program {
@@ -59,7 +60,7 @@ struct Killed<'a> {
 }
 
 impl Killed<'_> {
-    /// Kills the server once a write is sent up to a cut, restarts it, and checks the blocks.
+    /// Sends a write up to a cut point, kills and restarts the server, and checks the blocks.
     fn round(self, server: Process, mode: WriteMode, digests: u8, cut: CutPoint, is_complete: bool) -> (Self, Process) {
         let Killed { folder, kind, mut checker } = self;
         let what = format!("{mode:?}, digests {digests}, {cut:?}");
@@ -170,14 +171,15 @@ fn a_flush_after_a_kill_fails_once_where_writes_were_not_flushed() {
         let server = config.start().unwrap();
         let device = config.open(server.address).await.unwrap();
         let flush = async || device.execute(Request::flush()).await;
-        // Good: flushed, or durable by themselves.
+        // Good: flushed, or durable by itself (FUA).
         write(&device, &kind, 0, 1, Durability::Volatile).await;
         flush().await.unwrap();
         write(&device, &kind, 1, 1, Durability::ForceUnitAccess).await;
         let server = again(server);
         flush().await.expect("no write may be lost");
         assert!(has(&device, &kind, 0, &[1]).await && has(&device, &kind, 1, &[1]).await);
-        // Completed without either: it may be stored or not, and the next Flush must fail, from any task.
+        // Completed but neither flushed nor durable: it may be stored or not, and the next Flush must fail, whichever
+        // task sends it.
         write(&device, &kind, 0, 2, Durability::Volatile).await;
         let server = again(server);
         assert!(has(&device, &kind, 0, &[1, 2]).await);

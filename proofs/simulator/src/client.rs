@@ -1,4 +1,5 @@
-//! A host of the device under test: sends requests, reports them to the checker, and ends the run at the first violation.
+//! A host of the device under test: it sends requests, reports them to the checker, and ends the run at the first
+//! violation.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,7 +15,7 @@ use crate::checker::{Change, Checker, Content};
 use crate::executor::Executor;
 use crate::random::Random;
 
-/// A request failed and its task must end: there is a finding, or a planned fault.
+/// A request failed and its task must end, because of a finding or a planned fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stop;
 
@@ -34,7 +35,7 @@ pub struct RunContext {
     pub completed: Cell<u64>,
     /// Requests that failed with an error that a planned fault explains.
     pub failed: Cell<u64>,
-    /// The machine: after it has stopped, no host receives replies.
+    /// The machine; once it has stopped, no host receives replies.
     pub executor: Option<Executor>,
 }
 
@@ -45,7 +46,7 @@ impl RunContext {
         RunContext { checker, faults_planned, misreads: false, decayed, finding, completed, failed, executor: None }
     }
 
-    /// A reply has arrived; never returns if the machine stopped at the same moment.
+    /// Called when a reply has arrived; never returns if the machine stopped at that moment.
     async fn heard<T>(&self, answer: T) -> T {
         match self.executor.as_ref().is_some_and(Executor::is_halted) {
             true => std::future::pending().await,
@@ -108,15 +109,15 @@ impl Client {
         &self.context
     }
 
-    /// Counts a failed request if a planned fault explains the error; otherwise it is a finding.
+    /// Counts a failed request if a planned fault explains its error; otherwise the failure is a finding.
     fn failed(&self, what: &str, error: &Error) -> Stop {
         let explained = match error.kind() {
             ErrorKind::Media { .. }
             | ErrorKind::NoSpace { .. }
             | ErrorKind::ReadOnly
             | ErrorKind::Unreachable { .. } => true,
-            // Explained: a block that could not be read. Never explained: a block that was read and is wrong, unless
-            // the metadata that tells right from wrong could not be read.
+            // Explained: a block could not be read. Never explained: a block was read but is wrong, unless the metadata
+            // needed to detect that could not be read.
             ErrorKind::Integrity(bad_blocks) => {
                 self.context.misreads
                     || bad_blocks.as_slice().iter().all(|bad_block| bad_block.cause == BadBlockCause::Media)
@@ -134,7 +135,8 @@ impl Client {
         self.context.completed.set(self.context.completed.get() + 1);
     }
 
-    /// Writes one version over an extent, sealed or to be sealed by the device; sometimes the existing version again.
+    /// Writes one version to an extent, with tags made by the host or by the device; sometimes writes the existing
+    /// version again.
     pub async fn write(&self, extent: Extent, force_unit_access: bool, random: &Random) -> Result<(), Stop> {
         let (change, data) = {
             let mut checker = self.context.checker.borrow_mut();
@@ -160,7 +162,7 @@ impl Client {
         self.change(change, request, &format!("zeroing of {extent}")).await
     }
 
-    /// Makes blocks unreadable; zeroes them on a device that cannot.
+    /// Makes blocks unreadable; zeroes them if the device cannot do that.
     pub async fn spoil(&self, extent: Extent, force_unit_access: bool) -> Result<(), Stop> {
         if self.stack.abilities().of(RequestKind::WriteUncorrectable) == Ability::Absent {
             return self.zeroes(extent, true, force_unit_access).await;
@@ -171,18 +173,18 @@ impl Client {
         self.change(change, request, &format!("spoiling of {extent}")).await
     }
 
-    /// Blocks of an extent that may be unreadable because they were made so.
+    /// The blocks of an extent that may be unreadable because they were made so.
     fn unreadable(&self, extent: Extent) -> Vec<Lba> {
         let checker = self.context.checker.borrow();
         extent.iter().filter(|lba| checker.may_be_unreadable(*lba)).collect()
     }
 
-    /// True if an error names only blocks that may have been made unreadable when the request was issued or since.
+    /// True if an error names only blocks that were possibly made unreadable when the request was issued, or later.
     fn is_made_unreadable(&self, error: &Error, before: &[Lba]) -> bool {
         let checker = self.context.checker.borrow();
         error.bad_blocks().is_some_and(|bad_blocks| {
             let explained = |bad_block: &BadBlock| {
-                // A replica that was offline keeps its older copy, which is withheld from reads.
+                // A replica that was offline keeps its older copy, which reads do not return.
                 (matches!(bad_block.cause, BadBlockCause::Media | BadBlockCause::Stale)
                     || self.context.decayed.get()
                     || checker.is_doubted(bad_block.lba))
@@ -219,7 +221,7 @@ impl Client {
         outcome.map(|_| self.completed()).map_err(|error| self.failed("flush", &error))
     }
 
-    /// Reads with every check and compares with the permitted contents.
+    /// Reads with every check, and compares with the permitted contents.
     pub async fn read(&self, extent: Extent) -> Result<(), Stop> {
         let unreadable = self.unreadable(extent);
         let read = self.context.checker.borrow_mut().begin_read(extent);
@@ -236,7 +238,7 @@ impl Client {
                 let checked = self.context.checker.borrow_mut().end_failed_read(read);
                 checked.map_err(|violation| self.context.find(format!("{what}: {violation}")))
             }
-            // Reads of single blocks show which of the others are good.
+            // Reading single blocks shows which of the others are good.
             Err(error) if self.is_made_unreadable(&error, &unreadable) => {
                 for lba in extent.iter() {
                     Box::pin(self.read(Extent::one(lba))).await?;
@@ -273,7 +275,7 @@ impl Client {
         Ok(())
     }
 
-    /// Repairs blocks of a device that holds copies: only blocks that were made unreadable may be damaged.
+    /// Repairs blocks of a device that has several copies: only blocks that were made unreadable may be damaged.
     pub async fn repair(&self, extent: Extent) -> Result<(), Stop> {
         let unreadable = self.unreadable(extent);
         match self.stack.execute(Request::repair(extent)).await {
@@ -293,7 +295,7 @@ impl Client {
         };
         let Some(Content::Version(version)) = certain else { return self.verify(extent).await };
         let outcome = self.compare_with(extent, patterns.sealed(extent, version)).await;
-        // If another host may have written meanwhile, no result is certain.
+        // If another host may have written meanwhile, the result is not certain.
         if self.context.checker.borrow().certain(lba) != certain {
             return Ok(());
         }
@@ -312,7 +314,7 @@ impl Client {
         self.stack.execute(Request::compare(extent, data)).await.map(|_| ())
     }
 
-    /// Reads blocks after a crash; see [`Checker::audit`]. Returns the reply if it is an error.
+    /// Reads blocks after a crash; see [`Checker::audit`]. Returns the error if a read fails.
     pub async fn audit(&self, extent: Extent, is_durable: bool) -> Result<(), Stop> {
         let unreadable = self.unreadable(extent);
         match self.stack.execute(Request::read(extent, Expectations::NONE)).await {
@@ -335,7 +337,7 @@ impl Client {
         }
     }
 
-    /// Accepts the current content of blocks as right, if it is a content at all.
+    /// Accepts the current content of blocks as right, if it is any written content.
     pub async fn learn(&self, extent: Extent) -> Result<(), Stop> {
         for lba in extent.iter() {
             let extent = Extent::one(lba);
@@ -353,7 +355,8 @@ impl Client {
         Ok(())
     }
 
-    /// Requires that reads fail for exactly the block without a copy, and for those that were made unreadable.
+    /// Requires that reads fail for exactly two kinds of blocks: the one without a copy, and those that were made
+    /// unreadable.
     pub async fn expect_loss(&self, extent: Extent, lost: Lba) -> Result<(), Stop> {
         match self.read_or_lose(extent, lost).await? || !extent.contains(lost) {
             true => Ok(()),
@@ -361,8 +364,8 @@ impl Client {
         }
     }
 
-    /// Requires the right content of each block, except for one that may have no copy, which may fail alone; returns
-    /// whether it fails.
+    /// Requires the right content of each block. Only the block that may have no copy may fail, and alone; returns
+    /// whether it does.
     pub async fn read_or_lose(&self, extent: Extent, lost: Lba) -> Result<bool, Stop> {
         for one in extent.iter().filter(|lba| *lba != lost).map(Extent::one) {
             self.read(one).await?;
@@ -423,7 +426,8 @@ impl Client {
         Ok(())
     }
 
-    /// The device in pieces of one request; on a large one only the neighbourhood of writes.
+    /// All blocks of the device, in pieces that one request can have; on a large device only the neighbourhood of
+    /// writes.
     pub fn pieces(&self, random: &Random) -> Vec<Extent> {
         const SMALL_BLOCKS: u64 = 2048;
         let most = BlockCount::new(random.between(1, 64) as u32).unwrap_or(BlockCount::ONE);

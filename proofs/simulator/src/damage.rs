@@ -1,4 +1,5 @@
-//! Damage: to one block's data, which must be found exactly, and to any sector, which must never be taken for content.
+//! Damage: to the data of one block, which must be found exactly, and to any sector, which must never be returned as
+//! content.
 
 use std::ops::Range;
 
@@ -22,7 +23,8 @@ pub struct Damage {
 }
 
 impl Damage {
-    /// Changes one byte of a random block among `candidates` whose content is certain and is on the disk exactly once.
+    /// Changes one byte of a random block among `candidates`, if its content is certain and is on the disk exactly
+    /// once.
     pub fn inflict(image: &mut Image, checker: &Checker, candidates: &[Lba], random: &Random) -> Option<Damage> {
         let stored: Vec<_> = candidates
             .iter()
@@ -40,13 +42,13 @@ impl Damage {
         let part = random.below((bytes.len() / sector_bytes) as u64) as usize;
         let good = bytes[part * sector_bytes..(part + 1) * sector_bytes].to_vec();
         let mut places = image.visible().filter(|(_, content)| content[..] == good[..]).map(|(sector, _)| sector);
-        // A second copy is an abandoned physical block; which of the two is in use is not visible here.
+        // A second copy is an abandoned physical block, and it is not visible here which of the two is in use.
         let (Some(sector), None) = (places.next(), places.next()) else { return None };
         drop(places);
         let mut bad = good.clone();
         let at = random.below(bad.len() as u64) as usize;
-        // Every guard detects a changed byte. (The IP checksum cannot detect one change of a whole word, 0 to FFFFh or
-        // the reverse, and a single byte is never a whole word.)
+        // Every guard detects one changed byte. (The IP checksum only misses a word that changes from 0 to FFFFh or
+        // back, and one byte is never a whole word.)
         bad[at] ^= random.between(1, 255) as u8;
         image.damage_sector(sector, &bad);
         Some(Damage { lba, sector, good })
@@ -54,7 +56,7 @@ impl Damage {
 
     /// Corrupts any sector with content, metadata or data: bit rot. Returns a description.
     ///
-    /// `earlier` is an earlier state of the disk: restoring an old sector is a lost write.
+    /// `earlier` is an earlier state of the disk: a sector from there is like a lost write.
     pub fn bit_rot(image: &mut Image, earlier: &[(u64, Slice)], random: &Random) -> Option<String> {
         let sectors: Vec<u64> = image.visible().map(|(sector, _)| sector).collect();
         let sector = *sectors.get(random.below(sectors.len() as u64) as usize)?;
@@ -87,7 +89,7 @@ impl Damage {
         Some(format!("sector {sector} {how}"))
     }
 
-    /// Corrupts one sector of one of these runs, or all of it within `RUN_BYTES`, but nothing that is `exposed`.
+    /// Corrupts one sector of one of these runs, or all of the run up to `RUN_BYTES`, but no sector that is `exposed`.
     /// Returns a description.
     ///
     /// `earlier` is an earlier state of the disk.
@@ -127,8 +129,8 @@ impl Damage {
         Some(format!("sectors {} to {} of metadata {words}", run.start, run.end - 1))
     }
 
-    /// Replaces these runs of sectors by those of another disk, or by earlier ones of this disk; zeroes where there is
-    /// none.
+    /// Replaces these runs of sectors by those of another disk, or by earlier ones of this disk; by zeroes where that
+    /// one has none.
     pub fn transplant(image: &mut Image, runs: &[Range<u64>], from: &Image) {
         for sector in runs.iter().flat_map(Range::clone) {
             let mut bytes = vec![0; image.sector_bytes() as usize];
@@ -137,7 +139,7 @@ impl Damage {
         }
     }
 
-    /// Undoes it.
+    /// Restores the sector.
     pub fn repair(self, image: &mut Image) {
         image.damage_sector(self.sector, &self.good);
     }

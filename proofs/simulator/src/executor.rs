@@ -1,7 +1,7 @@
 //! A single-threaded executor with random scheduling and virtual time.
 //!
-//! The next ready task is chosen at random, and time stands still until no task is ready (sometimes a timer fires
-//! early, as if the ready tasks were slow). A run ends when its main task ends, when it is halted (a power cut), or
+//! The next ready task is chosen at random, and time stands still until no task is ready. Sometimes a timer fires
+//! earlier, as if the ready tasks were slow. A run ends when its main task ends, when it is halted (a power cut), or
 //! when it cannot end: no ready task and no timer, or more steps or time than the limit. Ending drops every task, so
 //! nothing of a machine survives its run.
 //!
@@ -27,7 +27,7 @@ use crate::random::{Random, Trace};
 /// The percentage of steps in which a timer fires although tasks are ready.
 const EARLY_TIMER_PERCENT: u64 = 3;
 
-/// The limits of a run; above them it counts as endless.
+/// The limits of a run; a run above them counts as endless.
 #[derive(Clone, Copy, Debug)]
 pub struct RunLimits {
     /// Polls of tasks.
@@ -50,7 +50,7 @@ pub enum RunEnd<T> {
 /// Why a run cannot end.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Stuck {
-    /// The main task waits, no task is ready, and there is no timer.
+    /// The main task waits, no task is ready, and no timer is set.
     Deadlock {
         /// Names of the waiting tasks.
         waiting: Vec<&'static str>,
@@ -140,7 +140,7 @@ impl Executor {
         }))
     }
 
-    /// Starts a task; `name` is for the report of a deadlock. Dropping the result leaves the task running.
+    /// Starts a task; `name` is for the report of a deadlock. Dropping the returned value leaves the task running.
     pub fn spawn<T: 'static>(&self, name: &'static str, future: impl Future<Output = T> + 'static) -> Task<T> {
         let join = Rc::new(Join { value: Cell::new(None), waiting: Cell::new(None) });
         let task = Task(Rc::clone(&join));
@@ -160,7 +160,7 @@ impl Executor {
         task
     }
 
-    /// Runs `main` and all spawned tasks to the end of `main`, then drops the rest.
+    /// Runs `main` and all spawned tasks until `main` ends, then drops the other tasks.
     pub fn run<T: 'static>(&self, limits: RunLimits, main: impl Future<Output = T> + 'static) -> RunEnd<T> {
         let main = self.spawn("main", main);
         let end = loop {
@@ -202,7 +202,7 @@ impl Executor {
         self.0.steps.get()
     }
 
-    /// Resolves `delay` of virtual time from now.
+    /// Completes after `delay` of virtual time.
     pub fn delay(&self, delay: Duration) -> Sleep {
         let delay_ns = u64::try_from(delay.as_nanos()).unwrap_or(u64::MAX);
         let at_ns = self.0.now_ns.get().saturating_add(delay_ns);

@@ -10,7 +10,7 @@ use crate::executor::{Executor, RunEnd, RunLimits};
 use crate::random::{Random, Trace};
 use crate::system::{BoxedWork, Resizing, Session, System, VolumeProfile};
 
-/// More than any machine needs; an endless run ends here.
+/// More than any machine needs; only an endless run reaches it.
 const LIMITS: RunLimits = RunLimits { steps: 3_000_000, seconds: 24 * 3600 };
 
 /// How a machine ended.
@@ -48,7 +48,7 @@ pub struct MachineConfig<'a, S> {
     pub survival: Survival,
     /// The checker of all blocks.
     pub checker: &'a Rc<RefCell<Checker>>,
-    /// The disk has bit rot, so the device may refuse to open.
+    /// True if the disk has bit rot, so that the device may refuse to open.
     pub decayed: bool,
     /// Random choices.
     pub random: &'a Random,
@@ -62,18 +62,18 @@ pub struct RunningMachine {
     pub client: Client,
     /// Time and tasks.
     pub executor: Executor,
-    /// Draws for the hosts.
+    /// Random choices for the hosts.
     pub random: Random,
     close: BoxedWork<()>,
     lost: Option<BoxedWork<()>>,
 }
 
 impl RunningMachine {
-    /// Closes the device; sometimes the possible loss of unflushed writes was reported to all hosts before. With
-    /// planned faults it may fail.
+    /// Closes the device; sometimes all hosts were told before that unflushed writes may be lost. With planned faults
+    /// it may fail.
     pub async fn close(mut self) {
         if let Some(forget) = self.lost.take().filter(|_| self.random.fork("told").chance(50)) {
-            // If the machine stops during this, both results are permitted.
+            // If the machine stops during this, both outcomes are permitted.
             self.client.context().checker.borrow_mut().loss_reported();
             let forgotten = forget.await;
             let context = self.client.context();
@@ -108,7 +108,7 @@ impl<S: System> MachineConfig<'_, S> {
         })
     }
 
-    /// Resizes the device on `image`; sets `outcome` once the resize ended.
+    /// Resizes the device on `image`; sets `outcome` when the resize has ended.
     pub fn resize(&self, image: Image, capacity_blocks: u64, outcome: Rc<Cell<Option<Resizing>>>) -> MachineResult {
         self.run(image, |system, disk, executor, _, context| {
             let resizing = system.resize(disk, executor, capacity_blocks);

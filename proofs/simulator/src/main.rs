@@ -27,16 +27,16 @@ struct Arguments {
     /// Run only this load [default: all].
     #[arg(long, value_enum)]
     workload: Option<Workload>,
-    /// The system under test: volume, mirror, or walk (mirrors through histories of their replicas).
+    /// The system under test: volume, mirror, or walk (mirrors with random histories of their replicas).
     #[arg(long, default_value = "volume")]
     system: String,
-    /// A defect to inject, by the name of its mutation; a wrong name lists those of volumes or mirrors. Mirrors and
-    /// walks: none, skip-mark, complete-early, read-resyncing, clear-unflushed, evict-unflushed, unordered,
-    /// poison-last-copy, forget-stale, forget-flushing, forget-out-of-sync, skip-lineage, skip-own-label,
-    /// skip-removed-label, forget-sessions, trust-order, reattach-diverged, late-label, count-on, trust-pages.
+    /// The mutation to inject; for an unknown name, the error lists those of volumes or of mirrors. Mirrors and walks:
+    /// none, skip-mark, complete-early, read-resyncing, clear-unflushed, evict-unflushed, unordered, poison-last-copy,
+    /// forget-stale, forget-flushing, forget-out-of-sync, skip-lineage, skip-own-label, skip-removed-label,
+    /// forget-sessions, trust-order, reattach-diverged, late-label, count-on, trust-pages.
     #[arg(long, default_value = "none")]
     mutation: String,
-    /// Stop the first loaded machine at its n-th start or end of an I/O.
+    /// Stop the machine that is first under load at its n-th start or end of an I/O.
     #[arg(long, conflicts_with = "every_boundary")]
     crash_at: Option<u64>,
     /// Run each seed once for every start and end of an I/O of its first load, and stop there.
@@ -125,7 +125,7 @@ fn line(workload: Workload, runs: u64, report: &Report, elapsed_s: f64, failures
     )
 }
 
-/// Runs a seed; with `--boundaries`, at all of them.
+/// Runs a seed; with `--every-boundary`, once for each start and end of an I/O.
 fn run_seed(
     arguments: &Arguments,
     system_under_test: SystemUnderTest,

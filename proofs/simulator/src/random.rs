@@ -1,7 +1,7 @@
 //! All random choices of a run, from one seed.
 //!
-//! SplitMix64: one word of state, no weak seeds, and good enough to choose schedules. Parts of a run fork their own
-//! generators by name, so that a draw added to one part does not change the draws of another.
+//! SplitMix64: one word of state, no weak seeds, and random enough for choosing schedules. Each part of a run forks its
+//! own generator by name, so that an additional choice in one part does not change those of another.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -25,7 +25,7 @@ impl Random {
         Random(Cell::new(mix(seed ^ GOLDEN)))
     }
 
-    /// A generator of its own for the part called `name`.
+    /// A separate generator for the part called `name`.
     pub fn fork(&self, name: &str) -> Random {
         let named = name.bytes().fold(self.word(), |word, byte| mix(word ^ u64::from(byte)));
         Random::new(named)
@@ -57,14 +57,14 @@ impl Random {
     /// One of `choices`.
     ///
     /// # Panics
-    /// When `choices` is empty.
+    /// If `choices` is empty.
     pub fn pick<'a, T>(&self, choices: &'a [T]) -> &'a T {
         &choices[self.below(choices.len() as u64) as usize]
     }
 }
 
-/// A running hash of every event of a run, in order, which its parts share: two runs are equal exactly if their hashes
-/// are.
+/// A running hash of every event of a run, in order, shared by all its parts: two runs are the same if their hashes are
+/// equal.
 #[derive(Clone, Debug, Default)]
 pub struct Trace(Rc<Cell<u64>>);
 

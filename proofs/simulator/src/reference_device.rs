@@ -1,4 +1,4 @@
-//! A device simple enough to verify by reading: an append-only log of blocks, to test the simulator with.
+//! A device simple enough to verify by reading its code: an append-only log of blocks, to test the simulator with.
 //!
 //! Each written block becomes one entry, a sector of header and the block, at the end of the log. The content of a
 //! block is its entry with the highest number and a valid checksum. Space is never reused.
@@ -27,9 +27,9 @@ const HEADER_BYTES: usize = 64;
 pub(crate) struct ReferenceSystem {
     /// Flushes do nothing.
     pub(crate) skip_sync: bool,
-    /// Entries count although their data did not arrive.
+    /// Entries count even if their data did not arrive.
     pub(crate) trust: bool,
-    /// The disk does nothing for this percentage of syncs.
+    /// The percentage of syncs for which the disk does nothing.
     pub(crate) lie_percent: u64,
     /// Flushes never end.
     pub(crate) hang: bool,

@@ -59,9 +59,9 @@ impl VolumeProfile {
         let mut uuid = [0; 16];
         uuid[..8].copy_from_slice(&random.word().to_le_bytes());
         let cache_bytes = *random.pick(&[0, 64 << 10, 1 << 20]);
-        // Sometimes idle between two requests, and never.
+        // An idle time between any two requests, sometimes, or never.
         let idle_us = *random.pick(&[1, 200, 5_000, 100_000]);
-        // All writes, some, only long ones, and none.
+        // For all writes, some, only long ones, or none.
         let seal_in_flight_bytes = *random.pick(&[0, 4096, 64 << 10, u64::MAX]);
         VolumeProfile {
             idle_us,
@@ -76,7 +76,7 @@ impl VolumeProfile {
         }
     }
 
-    /// Sometimes with room for notes, which small devices do not have: beside a longest write.
+    /// Sometimes gives the device room for notes in addition to a longest write; small devices have none.
     pub fn with_notes(self, workload: Workload, random: &Random) -> VolumeProfile {
         let notes_half_bytes = *random.pick(&[4096, 8192, 1 << 20]);
         if matches!(workload, Workload::Zones | Workload::Wide | Workload::Laps) || random.chance(50) {
@@ -123,7 +123,7 @@ pub struct Session {
     pub stack: DynDevice,
     /// Closes it in good order.
     pub close: BoxedWork<()>,
-    /// If completed changes may be lost and hosts do not know: clears that record.
+    /// Clears the record that completed changes may be lost, if there is one and hosts do not know.
     pub lost: Option<BoxedWork<()>>,
 }
 
@@ -132,43 +132,43 @@ pub struct Session {
 pub enum Resizing {
     /// The device has the new size.
     Done,
-    /// Blocks behind the new end hold data.
+    /// Blocks after the new end contain data.
     InUse,
     /// The disk is too small, or the device cannot record the new layout.
     NoRoom,
 }
 
-/// Sectors of metadata with another copy.
+/// Sectors of metadata that have a second copy.
 #[derive(Clone, Debug)]
 pub struct Redundant {
     /// Runs of sectors. One fault may cover a whole run.
     pub runs: Vec<Range<u64>>,
-    /// True if an open repairs a lost copy. Otherwise the repair waits until a read needs the copy; until then a fault
-    /// in another kind of metadata would be a second fault.
+    /// True if an open repairs a lost copy. Otherwise the repair waits until a read needs the copy, and a fault in
+    /// another kind of metadata before that would be a second fault.
     pub is_repaired_at_open: bool,
 }
 
 /// A system that makes a device on a disk.
 pub trait System {
-    /// Bytes of the disk that a device of this shape needs.
+    /// Bytes of disk that a device of this shape needs.
     fn disk_bytes(&self, profile: &VolumeProfile) -> u64;
 
-    /// True if damage to data that have been durable for long is found, and not taken for data that never arrived.
+    /// True if damage to data that were durable for long is found, and not mistaken for data that never arrived.
     fn finds_damage(&self) -> bool {
         true
     }
 
-    /// True if all completed changes are there after the process was killed.
+    /// True if all completed changes are still there after the process was killed.
     fn survives_kills(&self) -> bool {
         false
     }
 
-    /// The percentage of syncs that the disk only pretends to do. For tests of the tests.
+    /// The percentage of syncs that the disk only pretends to execute. For tests of the simulator itself.
     fn lie_percent(&self) -> u64 {
         0
     }
 
-    /// Kinds of metadata that the device stores twice, so that one fault there costs nothing durable.
+    /// Kinds of metadata that the device stores twice, so that one fault there loses nothing durable.
     fn redundant(&self, _shape: &VolumeProfile, _image: &Image) -> Vec<Redundant> {
         Vec::new()
     }
@@ -188,7 +188,7 @@ pub trait System {
         Box::pin(async { Err("it keeps its size".to_owned()) })
     }
 
-    /// The sectors of the log with the only copy of possibly durable entries: those of the last small commit.
+    /// The sectors of the log with entries that may be durable and have no second copy: those of the last small commit.
     fn single_copy(&self, _shape: &VolumeProfile, _image: &Image) -> Vec<u64> {
         Vec::new()
     }
@@ -203,7 +203,7 @@ pub trait System {
 /// Protected volumes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Volumes {
-    /// A mutation of the volume, to show that the simulator detects it.
+    /// A mutation of the volume, used to show that the simulator detects it.
     pub mutation: Mutation,
 }
 
@@ -212,7 +212,7 @@ fn layout_of(profile: &VolumeProfile) -> Layout {
     layout.expect("drawn shapes are possible")
 }
 
-/// The layout of the volume in the superblocks of a disk; that of a new one if there is none.
+/// The volume's layout from the superblocks on a disk; that of a new volume if there are none.
 fn layout_on(profile: &VolumeProfile, image: &Image) -> Layout {
     let read = |offset: u64| {
         let mut bytes = vec![0; image.sector_bytes() as usize];
@@ -223,7 +223,7 @@ fn layout_on(profile: &VolumeProfile, image: &Image) -> Layout {
     newest.map_or_else(|| layout_of(profile), |superblock| superblock.layout)
 }
 
-/// The sectors of each copy of the group label on a volume, in order of the places.
+/// The sectors of each copy of a volume's group label, in the order of their places.
 pub(crate) fn label_copies(profile: &VolumeProfile, image: &Image) -> [Range<u64>; 4] {
     let layout = layout_on(profile, image);
     let sector = u64::from(layout.sector_bytes());
@@ -298,8 +298,8 @@ impl System for Volumes {
                 repeated.insert(found.header.sequence - 1);
             }
         }
-        // The last completed commit is the one before the newest mark if a part of another commit is there, otherwise
-        // the one with that mark. Only one place has it: the one with the most sectors.
+        // The last completed commit is the one before the newest mark if only a part of the newest one is there;
+        // otherwise it is the newest. Only one place has it: the place with the most sectors.
         let last = places.into_iter().filter(|(sequence, _)| sequence + 1 >= mark && !repeated.contains(sequence));
         let only = last.filter_map(|(_, mut places)| {
             places.sort_unstable();

@@ -90,7 +90,7 @@ impl SystemUnderTest {
     /// The system of this name, with the mutation of this name.
     ///
     /// # Errors
-    /// When there is none; the message lists the names.
+    /// If there is none; the error lists the names.
     pub fn new(system: &str, mutation: &str) -> Result<SystemUnderTest, String> {
         match system {
             "volume" => find(&OF_VOLUMES, mutation).map(SystemUnderTest::Volume),

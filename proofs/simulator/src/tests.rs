@@ -10,7 +10,7 @@ use crate::system::{System, Volumes};
 use crate::trial::{FailureReport, Report, TrialConfig, run};
 use crate::workload::Workload;
 
-/// Runs seeds of one load until there is a finding.
+/// Runs seeds of one load up to the first finding.
 fn run_seeds(system: &impl System, workload: Workload, seeds: u64) -> Result<Report, Box<FailureReport>> {
     let mut total = Report::default();
     for seed in 1..=seeds {
@@ -24,10 +24,10 @@ fn first_finding(system: &impl System, loads: &[Workload], seeds: u64) -> Option
     loads.iter().find_map(|load| run_seeds(system, *load, seeds).err()).map(|failure| failure.finding)
 }
 
-/// A detected defect names the block, or that the volume cannot be opened.
+/// The finding about a defect must name the block, or say that the volume cannot be opened.
 fn assert_caught(system: &impl System, loads: &[Workload], seeds: u64) {
     let finding = first_finding(system, loads, seeds).expect("the fault is noticed");
-    // A disk that was truncated too early shows it at the next open, or at the next resize.
+    // A disk that was truncated too early is detected at the next open, or at the next resize.
     let reasons = ["block", "open failed", "resize failed: the medium has", "no host was told"];
     assert!(reasons.iter().any(|reason| finding.contains(reason)), "{finding}");
 }
@@ -58,7 +58,7 @@ fn a_disk_that_lies_about_syncs_is_caught() {
 #[test]
 fn a_device_that_hangs_is_a_finding() {
     let finding = first_finding(&ReferenceSystem { hang: true, ..ReferenceSystem::default() }, &[Workload::Forced], 20);
-    // With a reader that continues beside it, the run has no end.
+    // If a reader continues at the same time, the run does not end.
     let is_hang = |finding: &str| finding.starts_with("deadlock: main") || finding.starts_with("no end");
     assert!(finding.as_deref().is_some_and(is_hang), "{finding:?}");
 }
@@ -101,7 +101,7 @@ fn a_volume_that_answers_before_the_tags_are_durable_is_caught() {
 fn a_volume_that_reuses_physical_blocks_early_is_caught() {
     let finding = first_finding(&Volumes { mutation: Mutation::ReuseEarly }, &[Workload::Hot, Workload::Idle], 40);
     let finding = finding.expect("the fault is noticed");
-    // If its physical blocks are in use twice, it may also wait forever for a free one.
+    // If physical blocks are in use twice, the volume may also wait forever for a free one.
     assert!(finding.contains("block") || finding.contains("no end after"), "{finding}");
 }
 
@@ -204,7 +204,7 @@ fn a_volume_that_punches_physical_blocks_in_use_is_caught() {
     assert_caught(&Volumes { mutation: Mutation::PunchBeyond }, &[Workload::Trim, Workload::Idle], 40);
 }
 
-/// A seed of any load has a resize sometimes.
+/// Under every load, some seeds have resizes.
 const RESIZING: [Workload; 4] = [Workload::Mixed, Workload::Trim, Workload::Forced, Workload::Hot];
 
 #[test]

@@ -1,8 +1,8 @@
-//! One seed from beginning to end: create a device, use it, stop the machine, check, and continue with the disk.
+//! One seed from beginning to end: creates a device, uses it, stops the machine, checks, and continues with the disk.
 //!
-//! Everything is drawn from the seed: profile, disk, loads, where each machine stops, what survives, how often recovery is
-//! itself stopped, and where damage is injected. In some seeds a read-only machine checks first after each stop; later machines must
-//! see the same content.
+//! Everything follows from the seed: profile, disk, loads, where each machine stops, what survives, how often recovery
+//! is itself stopped, and where damage is injected. In some seeds a read-only machine checks first after each stop;
+//! later machines must see the same content.
 
 mod resizing;
 
@@ -23,9 +23,9 @@ use crate::random::{Random, Trace};
 use crate::system::{System, VolumeProfile};
 use crate::workload::{self, Workload};
 
-/// The length and number of idle times of a machine in some seeds: after them everything is committed and has its
-/// second copy. A timer may fire early while tasks are ready; that all of them do before the worker has run is next to
-/// impossible.
+/// How long, and how often, a machine is idle in some seeds; afterwards everything is committed and has its second
+/// copy. A timer may fire early while tasks are ready; it is practically impossible that all of them do so before the
+/// worker has run.
 const REST: Duration = Duration::from_millis(500);
 const RESTS: usize = 8;
 
@@ -36,7 +36,7 @@ pub struct TrialConfig {
     pub seed: u64,
     /// The load.
     pub workload: Workload,
-    /// The stop of the first loaded machine, if not at random: its n-th start or end of an I/O.
+    /// Where the machine that is first under load stops, if not at random: its n-th start or end of an I/O.
     pub crash_at: Option<u64>,
 }
 
@@ -45,7 +45,7 @@ pub struct TrialConfig {
 pub struct Report {
     /// Machines that were stopped.
     pub crashes: u64,
-    /// The part of them that was stopped during recovery from an earlier crash.
+    /// How many of these were stopped during recovery from an earlier crash.
     pub recovery_crashes: u64,
     /// I/Os of all machines.
     pub ios: u64,
@@ -57,13 +57,13 @@ pub struct Report {
     pub blocks_checked: u64,
     /// Injected damage that was found.
     pub damages_found: u64,
-    /// Disks with injected bit rot, whose blocks were all right or found to be damaged.
+    /// Disks with injected bit rot on which each block was right or found to be damaged.
     pub decays: u64,
     /// Resizes that were started.
     pub resizings: u64,
     /// Logs and other metadata that were damaged between a crash and the next start.
     pub corrupted: u64,
-    /// True if the first loaded machine stopped at the ordered point.
+    /// True if the machine that is first under load stopped at the requested point.
     pub first_crashed: bool,
     /// The hash of all events.
     pub trace: u64,
@@ -109,11 +109,11 @@ impl fmt::Display for FailureReport {
 /// The first violation.
 pub fn run<S: System>(system: &S, config: TrialConfig) -> Result<Report, Box<FailureReport>> {
     let random = Random::new(config.seed ^ ((config.workload as u64) << 56));
-    // A separate generator, so that the rest of a seed is the same without notes.
+    // A separate generator, so that the rest of a seed does not depend on notes.
     let notes = Random::new(config.seed ^ ((config.workload as u64) << 48) ^ (1 << 41));
     let profile = VolumeProfile::draw(config.workload, &random).with_notes(config.workload, &notes);
     let patterns = Patterns::new(random.word(), profile.block_size, profile.protection);
-    // A separate generator, so that a seed without resizes is the same.
+    // A separate generator, so that a seed without resizes stays the same.
     let sizes = Random::new(config.seed ^ ((config.workload as u64) << 48) ^ (1 << 40));
     let mut trial = Trial {
         system,
@@ -156,14 +156,13 @@ struct Trial<'a, S> {
     log_lines: Vec<String>,
     /// True if the last machine under load had opened the device, so that its log has no older damage.
     has_started: bool,
-    /// True if the last load had ended, and its machine was idle for a while, before it was stopped.
+    /// True if the last load had ended and its machine was idle for a while before it stopped.
     was_idle: bool,
-    /// True if the last stop was a power cut, so the content of the disk is durable.
+    /// True if the last stop was a power cut, so that the content of the disk is durable.
     is_durable: bool,
-    /// Blocks without a write in flight when the last load ended: damage to them must be found.
+    /// Blocks that had no write in flight when the last load ended: damage to them must be found.
     long_durable: Vec<Lba>,
-    /// The kind of metadata with a copy that may still be lost from an earlier damage; no other kind may be damaged
-    /// while the repair waits.
+    /// The kind of metadata in which a damaged copy may not be repaired yet; until then no other kind may be damaged.
     damaged_kind: Option<usize>,
     /// The content of the disk before the last load.
     earlier: Vec<(u64, Slice)>,
@@ -171,9 +170,9 @@ struct Trial<'a, S> {
     sizes: Random,
     /// All sizes of the device so far, in blocks.
     capacities: Vec<u64>,
-    /// Sizes from before resizes that were seen after a kill, and that a power cut may undo.
+    /// Sizes that a power cut may bring back, because the resizes were only seen after a kill.
     undoable: Vec<u64>,
-    /// True if the disk keeps its length, and is longer than the device.
+    /// True if the disk keeps its length and is longer than the device.
     keeps_length: bool,
 }
 
@@ -301,7 +300,7 @@ impl<S: System> Trial<'_, S> {
         Ok(image)
     }
 
-    /// Damages the log of the last machine, or other metadata with two copies. This must not lose anything durable,
+    /// Damages the log of the last machine, or other metadata that has two copies. Nothing durable may be lost by this,
     /// except the last small commit of a machine that had no time to write its second copy.
     fn corrupt_metadata(&mut self, image: &mut Image) {
         let kinds = self.system.redundant(&self.profile, image);
@@ -309,7 +308,7 @@ impl<S: System> Trial<'_, S> {
             return;
         }
         let single_copy = if self.was_idle { Vec::new() } else { self.system.single_copy(&self.profile, image) };
-        // The first kind is the log; after an idle time no part of it is exempt from damage.
+        // The first kind is the log; after an idle time any part of it may be damaged.
         let is_log = self.was_idle && self.random.chance(75);
         let kind = if is_log { 0 } else { self.random.below(kinds.len() as u64) as usize };
         if !kinds[kind].is_repaired_at_open && *self.damaged_kind.get_or_insert(kind) != kind {
@@ -318,7 +317,7 @@ impl<S: System> Trial<'_, S> {
         if let Some(what) = Damage::corrupt(image, &kinds[kind].runs, &single_copy, &self.earlier, &self.random) {
             self.log_lines.push(what);
             self.report.corrupted += 1;
-            // The metadata that tells damaged data from writes that never arrived may be damaged too.
+            // The metadata that distinguishes damaged data from writes that never arrived may be damaged too.
             self.long_durable.clear();
         }
     }
@@ -357,7 +356,7 @@ impl<S: System> Trial<'_, S> {
             let _ = audit(&up, is_durable).await;
         });
         let (image, _) = self.record_run("a reader", survival, result)?;
-        // A read-only machine writes nothing, so the state of durability is unchanged.
+        // A read-only machine writes nothing, so what is durable does not change.
         self.is_durable = is_durable;
         Ok(image)
     }
@@ -399,7 +398,7 @@ impl<S: System> Trial<'_, S> {
         Ok(image)
     }
 
-    /// Runs the last machine: all data are there, it is closed, and damage after that is found.
+    /// Runs the last machine: all data must be there; it is closed, and damage after that must be found.
     fn end(&mut self, image: Image) -> Result<(), String> {
         let (is_durable, survival) = (self.is_durable, Survival::Nothing);
         let result = self.config(self.behaviour(None), survival).run_machine(image, false, move |up| async move {
@@ -419,7 +418,7 @@ impl<S: System> Trial<'_, S> {
         Ok(())
     }
 
-    /// On a disk with a corrupted sector, no block may read as a content that it never had.
+    /// With a corrupted sector on the disk, no block may read as a content that it never had.
     fn bit_rot(&mut self, mut image: Image) -> Result<(), String> {
         if self.profile.protection.is_none() || !self.system.finds_damage() {
             return Ok(());
@@ -442,7 +441,7 @@ impl<S: System> Trial<'_, S> {
     }
 }
 
-/// Reads every block: readable, permitted, and clean by Verify.
+/// Reads every block: it must be readable, its content permitted, and Verify must find no damage.
 async fn audit(up: &RunningMachine, is_durable: bool) -> Result<(), Stop> {
     let pieces = up.client.pieces(&up.random);
     for piece in &pieces {
@@ -472,7 +471,7 @@ fn draw_faults(random: &Random) -> Vec<FaultRule> {
     use sealblock_block::MediumErrorKind::{Failed, NoSpace};
     let rule = |_| {
         let on = *random.pick(&[IoKind::Write, IoKind::Write, IoKind::Sync, IoKind::Sync, IoKind::Punch, IoKind::Read]);
-        // A machine makes fewer syncs than writes; a fault after the last one has no effect.
+        // A machine makes fewer syncs than writes, and a fault after the last one has no effect.
         let last = if on == IoKind::Sync { 40 } else { 120 };
         FaultRule {
             on,

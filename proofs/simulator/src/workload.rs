@@ -12,10 +12,10 @@ use crate::client::{Client, Stop};
 use crate::executor::Executor;
 use crate::random::Random;
 
-/// Blocks of a full block group of a protected volume with the smaller blocks.
+/// Blocks of a full block group of a protected volume with the smaller block size.
 pub const GROUP_BLOCKS: u64 = 1 << 18;
 
-/// A kind of load. To add one, add a variant and its habits.
+/// A kind of load. To add one, add a variant and its profile.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, ValueEnum)]
 pub enum Workload {
     /// Random writes of 1 to 8 blocks, with flushes.
@@ -30,7 +30,7 @@ pub enum Workload {
     Trim,
     /// Many hosts everywhere.
     Crowd,
-    /// Both sides of the border between two block groups.
+    /// Blocks on both sides of the boundary between two block groups.
     Zones,
     /// The whole device, with tables larger than the cache.
     Wide,
@@ -38,7 +38,7 @@ pub enum Workload {
     Idle,
     /// Blocks made unreadable, and restored by writes, discards and zeroes.
     Spoil,
-    /// Like mixed, on a disk whose writes and syncs fail sometimes.
+    /// Like `Mixed`, on a disk whose writes and syncs sometimes fail.
     Faulty,
     /// Like mixed, by hosts that drop some of their requests half-way.
     Abandon,
@@ -69,7 +69,7 @@ struct ClientProfile {
     blocks_max: u64,
     /// The percentage of changes with force unit access.
     forced_percent: u64,
-    /// Each write begins at the end of the last one.
+    /// True if each write begins where the last one ended.
     in_order: bool,
     /// Only this number of blocks of the region is used.
     region_blocks: u64,
@@ -130,14 +130,14 @@ impl Workload {
         }
     }
 
-    /// The usual number of starts and ends of I/Os of one machine with this load, from which stops are drawn.
+    /// The usual number of starts and ends of I/Os of one machine with this load; stops are chosen below it.
     pub const fn likely_boundaries(self) -> u64 {
         let habits = self.habits();
         habits.hosts * habits.steps * 4
     }
 }
 
-/// Runs a load to its end. Hosts that met a planned fault end early.
+/// Runs a load to its end. Hosts that meet a planned fault end early.
 pub async fn drive(workload: Workload, client: &Client, executor: &Executor, random: &Random) {
     let habits = workload.habits();
     let region = Region::of(workload, client.capacity_blocks(), habits.region_blocks);
@@ -206,7 +206,7 @@ struct Host {
     random: Random,
     habits: ClientProfile,
     region: Region,
-    /// The next block of a host that works in order.
+    /// The next block for hosts that work in order.
     at: Cell<u64>,
 }
 
@@ -224,8 +224,8 @@ impl Host {
         }
     }
 
-    /// True if the host must end because there is a finding. A planned fault alone does not end it; the device may
-    /// recover.
+    /// True if the host must end because there is a finding. A planned fault alone does not end it, because the device
+    /// may recover.
     fn is_over(&self) -> bool {
         let over = self.client.context().finding.borrow().is_some();
         if over {

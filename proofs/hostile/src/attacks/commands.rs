@@ -16,7 +16,7 @@ const SGL_TYPE: u16 = 0x011;
 const SGL_OFFSET: u16 = 0x016;
 const OUT_OF_RANGE: u16 = 0x080;
 const EVENT_LIMIT: u16 = 0x105;
-/// Where the identifier of the data pointer is in a capsule.
+/// The offset of the data pointer's identifier in a capsule.
 const SGL_IDENTIFIER_AT: usize = 8 + 39;
 const IN_CAPSULE: u8 = 0x01;
 const TRANSPORT: u8 = 0x5A;
@@ -62,7 +62,7 @@ pub(super) fn data_pointers(context: &TestContext) -> Result<()> {
     lengths(&mut io, write, read)
 }
 
-/// Lengths that differ from those of the blocks, in the capsule and outside.
+/// Lengths that do not match the blocks, in the capsule and by R2T.
 fn lengths(io: &mut Peer, write: Command, read: Command) -> Result<()> {
     for length in [0, 1, 3, 4, 512, 4095, 4097, 4104, 8192, 1 << 20, 1 << 31, u32::MAX] {
         for command in [write, read] {
@@ -101,7 +101,7 @@ pub(super) fn opcodes(context: &TestContext) -> Result<()> {
             ];
             for pdu in pdus {
                 status(&mut io, &pdu)?;
-                // Only event requests above the limit complete; a reset would end the session.
+                // Only event requests beyond the limit complete; a reset would end the session.
                 if opcode != AdminOpcode::AsynchronousEventRequest.code() {
                     status(&mut admin, &pdu)?;
                 }
@@ -194,7 +194,7 @@ pub(super) fn resets(context: &TestContext) -> Result<()> {
     for _ in 0..context.effort * 4 {
         let (mut admin, mut io) = queues(context)?;
         let mut bytes = Vec::new();
-        // Fewer commands than the queue holds: enable, shut down, reset, enable.
+        // Fewer commands than the queue holds. They enable, shut down, reset, and enable again.
         for cid in 0..24_u16 {
             let value = [0x0046_0001, 0x0046_4001, 0x0046_0000, 0x0046_8001][usize::from(cid % 4)];
             let set = FabricsCommand::PropertySet(PropertySet { offset: 0x14, bytes: 4, value });

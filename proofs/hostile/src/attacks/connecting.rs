@@ -54,13 +54,13 @@ pub(super) fn connect(context: &TestContext) -> Result<()> {
         want(what, &peer.call(command, Data::None)?, &[SEQUENCE_ERROR])?;
     }
     want("a property", &peer.property_get(0x08, 4)?, &[SEQUENCE_ERROR])?;
-    // After all of that a valid Connect still succeeds.
+    // After all of that, a valid Connect still succeeds.
     want("Connect", &peer.call(good, Data::Write(&data))?, &[0])?;
     want("Connect twice", &peer.call(good, Data::Write(&data))?, &[SEQUENCE_ERROR])?;
     io_queues(context)
 }
 
-/// Names without an end, invalid names, names of other subsystems or hosts, and a controller that does not exist.
+/// Unterminated and invalid names, names of other subsystems or hosts, and a controller that does not exist.
 fn corrupted_data(context: &TestContext, good: Command, data: &[u8]) -> Result<()> {
     let mut peer = Peer::ready(context.address, 0)?;
     for (what, at, bytes) in [
@@ -110,7 +110,7 @@ fn io_queues(context: &TestContext) -> Result<()> {
     }
     let answer = peer.property_get(0x08, 4)?;
     ensure!(answer.status != 0, "a property on an I/O queue");
-    // The end of the admin queue ends the I/O queue.
+    // When the admin queue ends, the I/O queue ends too.
     want("Keep Alive", &admin.call(Command::new(AdminOpcode::KeepAlive.code(), 0), Data::None)?, &[0])?;
     drop(admin);
     peer.read_to_end()?;

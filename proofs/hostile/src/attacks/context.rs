@@ -1,4 +1,4 @@
-//! The parameters of an attack, and what attacks send again and again.
+//! The parameters of an attack, and functions that many attacks use.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -48,7 +48,7 @@ pub(super) fn write_command(bytes: usize) -> Result<Command> {
     Ok(transport(IoCommand::Write(blocks(0, count as u64)?).encode(PLAIN)?, bytes))
 }
 
-/// An I/O queue with a Write in flight after its R2T: CID and TTAG.
+/// An I/O queue with a Write in flight that has received its R2T; returns the CID and TTAG too.
 pub(super) fn fetching(context: &TestContext, bytes: usize) -> Result<(Peer, Peer, u16, u16)> {
     let (admin, mut io) = queues(context)?;
     let cid = io.cid();

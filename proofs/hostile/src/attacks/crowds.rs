@@ -10,16 +10,17 @@ use super::context::TestContext;
 use crate::process::limits;
 use crate::wire::{Data, HANG_TIMEOUT, Peer, SUBNQN, connect, icreq};
 
-/// Connections of a flood for each unit of effort.
+/// The number of connections of a flood for each unit of effort.
 const FLOOD: usize = 2000;
-/// Loopback source addresses of a flood, from 127.0.0.1 on: the ports of one are too few for a million connections,
-/// since some keep theirs in TIME_WAIT for a minute.
+/// The number of loopback source addresses of a flood, from 127.0.0.1 on. One address has too few ports for a million
+/// connections, because some ports stay in TIME_WAIT for a minute.
 const SOURCES: u8 = 64;
 
 pub(super) fn crowd(context: &TestContext) -> Result<()> {
     let most = limits().connections;
     let mut crowd = Vec::new();
-    // Existing connections, such as the bystander's, count against the limit. One address gets no more than a share.
+    // Existing connections, such as the bystander's, count against the limit. A single address gets only a share of the
+    // connections.
     for (source, share) in [(2, most / 2), (3, most / 4), (4, most / 4)] {
         let before = crowd.len();
         while let Ok(peer) = Peer::ready_from(Ipv4Addr::new(127, 0, 0, source), context.address) {
@@ -30,7 +31,7 @@ pub(super) fn crowd(context: &TestContext) -> Result<()> {
         ensure!(got <= share, "{got} silent connections of an address whose share is {share}");
     }
     ensure!(crowd.len() + 8 > most, "only {} connections where {most} are the limit", crowd.len());
-    // A host of another address is served all the same: a silent connection makes room.
+    // A host from another address is still served: a silent connection is closed to make room.
     let mut host = Peer::ready_from(Ipv4Addr::new(127, 0, 0, 5), context.address)?;
     let (command, data) = connect(SUBNQN, 0, 32, 0xFFFF, 0);
     let answer = host.call(command, Data::Write(&data))?;
@@ -74,7 +75,7 @@ pub(super) fn flood(context: &TestContext) -> Result<()> {
             2 => drop(peer.try_send(&icreq(0)[..made % 128])),
             _ => drop(peer.try_send(&[0xA5; 200])),
         }
-        // Without resets the attacker would still run out of ports.
+        // Without resets, the attacker would run out of ports nevertheless.
         if made % 61 == 0 {
             drop(peer)
         } else {

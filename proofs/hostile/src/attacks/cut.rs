@@ -1,5 +1,5 @@
-//! Hosts that are cut off in the middle of a write: each block stays completely old or becomes completely new, with its
-//! own tags.
+//! Hosts whose connection is cut in the middle of a write: each block stays completely old or becomes completely new,
+//! with matching tags.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -39,7 +39,7 @@ pub(super) fn cut(context: &TestContext) -> Result<()> {
         let mut place = CutTest::new(context, kind)?;
         for &digests in context.digests() {
             for mode in WriteMode::all(kind) {
-                // Every cut with both ends once, and for the other kinds alternating ends.
+                // Every cut point with both ends once; for the other kinds the ends alternate.
                 place
                     .test_cuts(mode, digests, turn == 0 || context.effort > 1)
                     .context(format!("{mode:?}, digests {digests}"))?;
@@ -49,7 +49,7 @@ pub(super) fn cut(context: &TestContext) -> Result<()> {
     Ok(())
 }
 
-/// A controller whose I/O queue is cut off again and again, and a second controller that checks the blocks.
+/// A controller whose I/O queue is cut off repeatedly, and a second controller that checks the blocks.
 struct CutTest<'a> {
     context: &'a TestContext,
     admin: Peer,
@@ -64,8 +64,8 @@ impl CutTest<'_> {
         Ok(CutTest { context, admin, cntlid, checker })
     }
 
-    /// Connects the queue that will be cut off. Its identifier is free once the target has seen the end of the previous
-    /// one.
+    /// Connects the queue that will be cut off. The queue identifier is free once the target has seen the end of the
+    /// previous connection.
     fn queue(&mut self, digests: u8) -> Result<Peer> {
         let start = Instant::now();
         loop {
@@ -79,8 +79,8 @@ impl CutTest<'_> {
         }
     }
 
-    /// Waits until all commands of the queues that were cut off have completed: a reset does not complete before (NVM
-    /// Express Base, "Controller Level Reset").
+    /// Waits until all commands of the cut queues have completed; a reset does not complete earlier (NVM Express Base,
+    /// "Controller Level Reset").
     fn reset(&mut self) -> Result<()> {
         for (cc, ready) in [(0x0046_0000, 0), (0x0046_0001, 1)] {
             self.admin.property(0x14, 4, cc)?;
@@ -148,7 +148,7 @@ impl CutTest<'_> {
     }
 }
 
-/// Tracks the version of every block, and checks the blocks on a connection of its own.
+/// Tracks the version of every block, and checks the blocks through its own connection.
 pub struct BlockChecker {
     kind: FormattedNamespace,
     _admin: Peer,
@@ -180,7 +180,7 @@ impl BlockChecker {
         Ok(BlockChecker { _admin: admin, io, ..self })
     }
 
-    /// Makes what was written durable.
+    /// Flushes what was written.
     pub fn flush(&mut self) -> Result<()> {
         let answer = self.io.call(IoCommand::Flush.encode(self.kind.nsid)?, Data::None)?;
         ensure!(answer.status == 0, "Flush: {:#x}", answer.status);
@@ -222,7 +222,7 @@ impl BlockChecker {
         Ok(())
     }
 
-    /// Verifies every block, and determines its version: the one before, or one of these.
+    /// Verifies every block and determines its version: the previous one, or one of these.
     pub fn check_versions(&mut self, versions: &[u64]) -> Result<()> {
         verify(&mut self.io, &self.kind)?;
         let all = Extent::from_raw(START, BLOCKS)?;

@@ -20,7 +20,7 @@ pub struct Attack {
     pub name: &'static str,
     /// What it does.
     pub what: &'static str,
-    /// The maximum number of its concurrent connections, for the bound on memory.
+    /// The maximum number of its concurrent connections, from which the memory limit follows.
     pub connections: usize,
     /// Runs it.
     pub run: fn(&TestContext) -> Result<()>,

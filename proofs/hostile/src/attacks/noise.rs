@@ -1,4 +1,4 @@
-//! Random bytes, correct sessions with corrupted bytes, and correct sessions that are cut off.
+//! Random bytes, correct sessions with corrupted bytes, and correct sessions that are cut short.
 
 use anyhow::{Context, Result};
 use sealblock_protocols_nvme::fabrics::{FabricsCommand, PropertySet};
@@ -37,7 +37,8 @@ fn io_session() -> Result<Vec<u8>> {
     .concat())
 }
 
-/// Sends bytes, closes the sending half, and waits for the end. The target may reply anything that is well-formed.
+/// Sends bytes, closes the sending half, and waits until the target closes the connection. The target may reply with
+/// anything well-formed.
 fn throw(mut peer: Peer, bytes: &[u8]) -> Result<()> {
     peer.try_send(bytes);
     peer.half_close();
@@ -70,7 +71,7 @@ pub(super) fn random(context: &TestContext) -> Result<()> {
     for turn in 0..context.effort * 300 {
         let len = random.usize(..4096);
         let mut bytes: Vec<u8> = (0..len).map(|_| random.u8(..)).collect();
-        // Half of them begin as a capsule or as data does.
+        // Half of them begin like a capsule or like data.
         if turn % 2 == 0 && len > 8 {
             let head = if turn % 4 == 0 { [4, 0, 72, 0, 72, 0, 0, 0] } else { [6, 4, 24, 24, 24, 16, 0, 0] };
             bytes[..8].copy_from_slice(&head);

@@ -1,4 +1,4 @@
-//! Peers that do not read, do not reply, do not send, or stop in the middle.
+//! Peers that do not read, do not reply, do not send, or stop halfway.
 
 use std::io::{Read, Write};
 use std::thread::sleep;
@@ -15,7 +15,7 @@ use crate::wire::{
     C2H_DATA, Data, HANG_TIMEOUT, Peer, R2T, RESPONSE, SUBNQN, capsule, connect, h2c, icreq, in_capsule, transport,
 };
 
-/// The commands in flight that a queue allows, less a few for other commands.
+/// The number of commands in flight that a queue allows, minus a few for other commands.
 fn many() -> u16 {
     max_commands() - 4
 }
@@ -24,7 +24,7 @@ pub(super) fn unread(context: &TestContext) -> Result<()> {
     let bytes = limits().transfer_bytes as usize;
     let read = IoCommand::Read(blocks(0, (bytes / BLOCK_BYTES) as u64)?).encode(PLAIN)?;
     let pdus: Vec<u8> = (0..many()).flat_map(|cid| capsule(&transport(read.with_cid(cid), bytes), &[])).collect();
-    // The attacker never receives, and drops the connection with everything in flight.
+    // The attacker never receives, and drops the connection while everything is in flight.
     for _ in 0..context.effort {
         let (_admin, mut io) = queues(context)?;
         io.send(&pdus)?;
@@ -76,10 +76,10 @@ pub(super) fn unanswered(context: &TestContext) -> Result<()> {
         let pdu = io.receive()?;
         ensure!(pdu.kind == R2T, "a Write is answered by {pdu:?}");
         sleep(Duration::from_millis(100));
-        // The controller still works, and the queue's end releases everything.
+        // The controller still works, and the end of the queue releases everything.
         let alive = admin.call(Command::new(AdminOpcode::KeepAlive.code(), 0), Data::None)?;
         ensure!(alive.status == 0, "Keep Alive: {alive:?}");
-        // Half of one transfer, and then nothing more.
+        // Sends half of one transfer, and then nothing more.
         io.send(&h2c(false, pdu.short(8), pdu.short(10), 0, &vec![0; bytes / 2]))?;
         io.half_close();
         io.read_to_end()?;
@@ -105,7 +105,8 @@ pub(super) fn half_closed(context: &TestContext) -> Result<()> {
     Ok(())
 }
 
-/// Sends what a host would send, a byte at a time; returns how many bytes the target took before it closed.
+/// Sends the bytes of a correct host one at a time; returns how many the target accepted before it closed the
+/// connection.
 fn drip(mut peer: Peer, bytes: &[u8], rest: Duration) -> Result<usize> {
     let start = Instant::now();
     peer.stream.set_read_timeout(Some(rest))?;
@@ -131,14 +132,14 @@ fn drip(mut peer: Peer, bytes: &[u8], rest: Duration) -> Result<usize> {
 pub(super) fn drips(context: &TestContext) -> Result<()> {
     let (command, data) = connect(SUBNQN, 0, 32, 0xFFFF, 0);
     let whole = [icreq(0), capsule(&in_capsule(command, &data), &data)].concat();
-    // Sent at once it succeeds, so the sessions below are closed for their slowness.
+    // Sent at once, the same bytes succeed, so the sessions below are closed because they are slow.
     let mut good = Peer::open(context.address)?;
     good.send(&whole)?;
     ensure!(good.receive()?.kind == 1 && good.receive()?.kind == RESPONSE, "a session that is not slow");
     std::thread::scope(|scope| {
         let mut slow = Vec::new();
         for silent_from in [0, 1, 8, 128, 200, whole.len() - 1] {
-            // So many bytes at once, and then silence, or the rest a byte at a time.
+            // Sends this many bytes at once, and then nothing, or the rest one byte at a time.
             for drips in [false, true] {
                 let mut peer = Peer::open(context.address)?;
                 peer.send(&whole[..silent_from])?;
@@ -161,11 +162,12 @@ pub(super) fn keep_alive(context: &TestContext) -> Result<()> {
         let (admin, cntlid) = Peer::admin(context.address, SUBNQN, 0)?;
         (admin, Peer::io(context.address, SUBNQN, 1, cntlid)?, cntlid)
     };
-    // Set only now, so that a slow machine reaches this point. The new timeout applies after the completion.
+    // The timer is set only now, so that a slow machine reaches this point. The new timeout applies after the
+    // completion.
     let timer = SetFeatures { fid: 0x0F, save: false, nsid: 0, cdw11: 500 };
     let set = admin.call(timer.encode(), Data::None)?;
     ensure!(set.status == 0, "Keep Alive Timer: {set:?}");
-    // Commands in flight on I/O queues do not restart the keep alive time, which they may outlast.
+    // Commands in flight on I/O queues do not restart the keep alive timer; they may take longer than it.
     io.send(&capsule(&transport(Command::new(0, PLAIN).with_cid(1), 0), &[]))?;
     admin.read_to_end()?;
     io.read_to_end()?;

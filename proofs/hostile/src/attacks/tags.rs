@@ -1,4 +1,4 @@
-//! Hosts that make wrong tags: each write fails with the status of the first wrong field, and nothing is written (NVM
+//! Hosts that send wrong tags: each write fails with the status of the first wrong field, and nothing is written (NVM
 //! Command Set, "Protection Information" and "Control of Protection Information Checking").
 
 use anyhow::{Context, Result, bail, ensure};
@@ -38,7 +38,7 @@ impl WrongField {
         WrongField::StorageTag,
     ];
 
-    /// The status of a write with this error; `None` if the format has no such field or no check of it.
+    /// The status of a write with this error; `None` if the format has no such field, or does not check it.
     fn status(self, kind: &FormattedNamespace) -> Option<u16> {
         let format = kind.format;
         let counts = format.protection().increments_ref_tag() && format.reference_tag_bits() > 0;
@@ -138,7 +138,7 @@ impl TagTest<'_> {
         Ok(())
     }
 
-    /// Checks that the blocks cannot be read: in Type 1 the reference tag is the address, whatever tag the write had.
+    /// Checks that the blocks cannot be read: in Type 1 the reference tag is the address, whatever tag was written.
     fn check_misdirected(&mut self, what: &str) -> Result<()> {
         let Err(error) = read(self.io, &self.mode.kind, self.extent) else { bail!("{what}: it is read") };
         let wanted = format!("{REFERENCE_TAG:#x}");
@@ -180,8 +180,8 @@ impl TagTest<'_> {
         field.corrupt(&kind, unit, high);
     }
 
-    /// The command itself may contradict the type: Type 1 requires the address, and Type 3 checks no reference tag, so
-    /// a wrong one is stored.
+    /// The command itself may contradict the type: Type 1 requires the address, and Type 3 does not check reference
+    /// tags, so a wrong one is stored.
     fn test_mismatched_command(&mut self, right: (BlockCommand, Vec<u8>)) -> Result<()> {
         let (kind, mut bad) = (self.mode.kind, right.clone());
         let (storage, reference) =
@@ -211,7 +211,7 @@ impl TagTest<'_> {
         self.check_stored(&right.1, "a command that does not match the type")
     }
 
-    /// Tags that disable the checks of their own block only.
+    /// Tags that disable the checks of their own block, and of no other.
     fn test_escaped(&mut self, right: (BlockCommand, Vec<u8>)) -> Result<()> {
         let kind = self.mode.kind;
         let mut escaped = right.clone();

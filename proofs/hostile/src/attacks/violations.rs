@@ -27,7 +27,7 @@ fn fatal(peer: Peer, what: &str, bytes: &[u8], fes: u16, fei: u32) -> Result<()>
     fatal_on((None, peer), what, bytes, fes, fei)
 }
 
-/// The same on an I/O queue, whose admin queue, if any, must stay open until then.
+/// The same on an I/O queue; its admin queue, if any, must stay open until then.
 fn fatal_on(queues: (Option<Peer>, Peer), what: &str, bytes: &[u8], fes: u16, fei: u32) -> Result<()> {
     let (_admin, mut peer) = queues;
     peer.send(bytes)?;
@@ -42,7 +42,7 @@ fn io_queue(context: &TestContext) -> Result<(Option<Peer>, Peer)> {
     Ok((Some(admin), io))
 }
 
-/// The same for one of several fatal errors, where the specification leaves the order of checks open.
+/// The same for one of several fatal errors, because the specification leaves the order of checks open.
 fn one_of(queues: (Peer, Peer), what: &str, bytes: &[u8], allowed: &[u16]) -> Result<()> {
     let (_admin, mut peer) = queues;
     peer.send(bytes)?;
@@ -110,7 +110,7 @@ pub(super) fn headers(context: &TestContext) -> Result<()> {
         let bytes = with(good.clone(), 4, &plen.to_le_bytes());
         fatal(ready()?, &format!("PLEN {plen}"), &bytes, FIELD, 4)?;
     }
-    // No termination request gets a reply.
+    // A termination request gets no reply.
     for plen in [24_u32, 152, 0, 23, 153, u32::MAX] {
         let mut peer = ready()?;
         let mut bytes = vec![2, 0, 24, 0];
@@ -170,7 +170,7 @@ pub(super) fn h2c_data(context: &TestContext) -> Result<()> {
     let (admin, io, cid, ttag) = fetch()?;
     let doubled = [h2c(false, cid, ttag, 0, &part), h2c(false, cid, ttag, 0, &part)].concat();
     one_of((admin, io), "the same data twice", &doubled, &[SEQUENCE, OUT_OF_RANGE])?;
-    // All of it, and then more: the transfer has completed.
+    // Sends all of the data and then more, although the transfer has completed.
     let (admin, io, cid, ttag) = fetch()?;
     let all = h2c(true, cid, ttag, 0, &vec![5; 8192]);
     one_of((admin, io), "data after the last", &[all.clone(), all].concat(), &[FIELD, SEQUENCE])?;
@@ -189,7 +189,7 @@ pub(super) fn digests(context: &TestContext) -> Result<()> {
     let (field, corrupted) = (with(good.clone(), 72, &(!digest).to_le_bytes()), with(good, 60, &[0xAA]));
     fatal(peer, "a wrong header digest", &field, HEADER_DIGEST, !digest)?;
     fatal(Peer::ready(context.address, 1)?, "a corrupted header", &corrupted, HEADER_DIGEST, digest)?;
-    // A wrong data digest fails its command and leaves the connection alone.
+    // A wrong data digest fails its command, but not the connection.
     for digests in [2, 3] {
         let mut peer = Peer::ready(context.address, digests)?;
         let (command, data) = wire::connect(SUBNQN, 0, 32, 0xFFFF, 0);
@@ -207,7 +207,7 @@ pub(super) fn digests(context: &TestContext) -> Result<()> {
     Ok(())
 }
 
-/// PDUs of a correct session in every order of three: only out-of-sequence PDUs fail.
+/// PDUs of a correct session in every order of three: only orders that violate the sequence fail.
 pub(super) fn reordered(context: &TestContext) -> Result<()> {
     let orders = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
     for order in orders {

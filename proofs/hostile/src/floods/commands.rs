@@ -59,7 +59,7 @@ impl Kind {
         }
     }
 
-    /// The memory in bytes that the written data of floods may need.
+    /// The memory in bytes that data written by floods may need.
     pub fn stored_bytes(self) -> u64 {
         if self == Kind::Memory { AREA_BYTES + AREA_BYTES / 8 } else { 0 }
     }
@@ -74,7 +74,7 @@ impl Kind {
     }
 }
 
-/// The queue of a command.
+/// The queue that a command is sent to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Set {
     /// The admin queue, for admin and Fabrics commands.
@@ -85,9 +85,9 @@ pub enum Set {
 
 /// A command of a flood.
 pub enum Made {
-    /// With data in its capsule, or none.
+    /// With data in its capsule, or without data.
     Carries(Command, Vec<u8>),
-    /// With data of this length by the transport.
+    /// With data of this length that the transport transfers.
     Moves(Command, usize),
 }
 
@@ -104,7 +104,7 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// True if the flood makes sense on this kind of device.
+    /// True if the flood is meaningful on this kind of device.
     pub fn runs_on(&self, kind: Kind) -> bool {
         match self.set {
             Set::Admin => kind == Kind::Volume,
@@ -212,7 +212,7 @@ fn event(_: Kind, _: u64, _: u64) -> Made {
     Made::Carries(Command::new(AdminOpcode::AsynchronousEventRequest.code(), 0), Vec::new())
 }
 
-/// Blocks somewhere in the area that floods use, at a multiple of their number.
+/// Blocks in the area that floods use, from a multiple of their number on.
 fn some(turn: u64, blocks: u64) -> BlockCommand {
     let place = (turn ^ turn >> 32).wrapping_mul(0x9E37_79B9) % (AREA_BLOCKS / blocks).max(1);
     BlockCommand::new(Extent::from_raw(place * blocks, blocks).expect("the area is small"))

@@ -17,7 +17,7 @@ use crate::wire::HANG_TIMEOUT;
 
 /// The longest data of a read or write.
 const PAYLOAD_BYTES: u32 = 32 << 20;
-/// Bytes that are reserved for each connection.
+/// Bytes reserved for each connection.
 const ASIDE_BYTES: u64 = 512 << 10;
 /// The longest request without data, in whole blocks.
 const LONG_BYTES: u32 = u32::MAX - 4095;
@@ -54,7 +54,8 @@ pub static NBD_FLOODS: &[NbdFlood] = &[
 impl NbdFlood {
     /// The bytes of one request.
     fn request(&self, turn: u64, outstanding: u64) -> Vec<u8> {
-        // Requests that fit into the area begin at multiples of their length, and odd ones at odd offsets.
+        // Requests that fit in the area begin at multiples of their length, and requests that are not whole blocks at
+        // unaligned offsets.
         let places = (AREA_BYTES / u64::from(self.bytes.max(1))).max(1);
         let offset = (turn ^ turn >> 32).wrapping_mul(0x9E37_79B9) % places * u64::from(self.bytes);
         self.request_at(if self.command == command::FLUSH { 0 } else { offset }, turn % outstanding.max(1))
@@ -112,7 +113,7 @@ fn dword(bytes: &[u8], at: usize) -> u32 {
 /// Opens the connections of a flood and starts it.
 ///
 /// # Errors
-/// When the server refuses a connection.
+/// If the server refuses a connection.
 pub fn start(socket: &Path, flood: &'static NbdFlood, kind: Kind, effort: &Effort) -> Result<Queues> {
     let mut queues = Queues::default();
     for number in 0..QUEUES as u64 {
@@ -132,8 +133,8 @@ pub fn start(socket: &Path, flood: &'static NbdFlood, kind: Kind, effort: &Effor
 fn keep_busy(stream: &UnixStream, number: u64, flood: &'static NbdFlood, outstanding: u64, busy: &Busy) -> Result<()> {
     let mut sender = stream.try_clone()?;
     let (send, sends) = std::sync::mpsc::channel::<u64>();
-    // A thread of its own: a server that waits for room to send receives nothing. Requests are made here, so that few
-    // are in memory.
+    // In a separate thread, because a server that waits for room to send receives nothing. Requests are made one by
+    // one, so that few are in memory.
     std::thread::spawn(move || {
         for turn in sends {
             if sender.write_all(&flood.request(turn, outstanding)).is_err() {
@@ -156,7 +157,7 @@ fn keep_busy(stream: &UnixStream, number: u64, flood: &'static NbdFlood, outstan
     Ok(())
 }
 
-/// Receives one reply with all of its chunks; returns the last error of it, or 0.
+/// Receives one reply with all its chunks; returns its last error, or 0.
 fn reply(from: &mut impl Read) -> Result<u32> {
     let mut error = 0;
     loop {
@@ -181,7 +182,7 @@ fn reply(from: &mut impl Read) -> Result<u32> {
 }
 
 /// The growth of memory that the limits allow for NBD clients: at least the reserve of each connection and the longest
-/// request, plus one request above the limit.
+/// request, plus one request beyond the limit.
 pub fn allowed_bytes(limits: &Limits) -> u64 {
     let aside = limits.connections as u64 * ASIDE_BYTES + u64::from(PAYLOAD_BYTES);
     let data = aside.max(limits.total_bytes_in_flight as u64);
@@ -191,11 +192,11 @@ pub fn allowed_bytes(limits: &Limits) -> u64 {
 /// The time until a new client has read a block.
 ///
 /// # Errors
-/// When it does not within [`HANG_TIMEOUT`].
+/// If it does not within [`HANG_TIMEOUT`].
 pub fn ready_again(socket: &Path, kind: Kind) -> Result<Duration> {
     let start = Instant::now();
     let mut stream = connect(socket, kind.name())?;
-    // After the blocks that floods may have made unreadable.
+    // Beyond the blocks that floods may have made unreadable.
     let read = NbdFlood { name: "", command: command::READ, flags: 0, bytes: 4096 };
     stream.write_all(&read.request_at(AREA_BYTES, 0))?;
     let error = reply(&mut stream)?;

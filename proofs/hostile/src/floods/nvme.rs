@@ -17,7 +17,7 @@ use crate::wire::{C2H_DATA, Data, HANG_TIMEOUT, Pdu, Peer, R2T, RESPONSE, SUBNQN
 /// Opens the queues and starts to flood.
 ///
 /// # Errors
-/// When the server refuses a queue.
+/// If the server refuses a queue.
 pub fn start(address: SocketAddr, flood: &'static Flood, kind: Kind, effort: &Effort) -> Result<Queues> {
     let mut queues = Queues::default();
     let entries = u32::from(effort.limits.commands);
@@ -55,8 +55,8 @@ fn keep_busy(
 ) -> Result<()> {
     let mut sender = peer.stream.try_clone()?;
     let (send, sends) = std::sync::mpsc::channel::<Vec<u8>>();
-    // A thread of its own: a client that waits for room to send does not receive, and a server that waits for that
-    // receives nothing.
+    // In a separate thread: a client that waits for room to send does not receive, and then a server that waits for the
+    // client receives nothing either.
     thread::spawn(move || {
         for bytes in sends {
             if sender.write_all(&bytes).is_err() {
@@ -96,8 +96,8 @@ fn keep_busy(
     Ok(())
 }
 
-/// Submits a command that does not complete, with one identifier, again and again. The server must have received it before the next one,
-/// which a Keep Alive in between proves.
+/// Repeatedly submits a command that does not complete, always with one identifier. The server must have received each
+/// before the next is sent, which a Keep Alive in between proves.
 fn repeat(peer: &mut Peer, submit: &mut impl FnMut(u16) -> Result<()>, busy: &Busy) -> Result<()> {
     while !busy.is_stopping.load(Ordering::Relaxed) {
         submit(1)?;
@@ -121,7 +121,7 @@ fn completion(pdu: &Pdu) -> Option<(u16, u16)> {
 /// The time until the flooding host's next controller is ready.
 ///
 /// # Errors
-/// When it is not within several times [`HANG_TIMEOUT`].
+/// If it is not ready within several times [`HANG_TIMEOUT`].
 pub fn ready_again(address: SocketAddr) -> Result<Duration> {
     let start = Instant::now();
     let (mut peer, answer) = Peer::connecting(address, 0, connect(SUBNQN, 0, 32, CNTLID_DYNAMIC, 0))?;

@@ -1,4 +1,4 @@
-//! The queues of a flood, of any protocol, and the threads that keep them busy.
+//! The queues of a flood over any protocol, and the threads that keep them busy.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::Result;
 use sealblock_exports_nvme_tcp::Limits;
 
-/// Connections of a flood.
+/// The number of connections of a flood.
 pub const QUEUES: usize = 8;
 
-/// Memory in addition to the limits: allocator overhead, tables of devices, and the kernel's queued completions.
+/// Memory beyond the limits: allocator overhead, tables of devices, and completions queued in the kernel.
 pub(super) const OVERHEAD_BYTES: u64 = 40 << 20;
 
 /// The intensity of a flood.
@@ -20,9 +20,9 @@ pub(super) const OVERHEAD_BYTES: u64 = 40 << 20;
 pub struct Effort {
     /// The limits of the server.
     pub limits: Limits,
-    /// Commands outstanding on each queue, or fewer if the queue holds fewer.
+    /// Commands outstanding on each queue; fewer if the queue holds fewer.
     pub outstanding: u16,
-    /// How long commands are completed and replaced.
+    /// How long the queues receive completions and send new commands.
     pub time: Duration,
 }
 
@@ -44,12 +44,12 @@ pub struct Queues {
 }
 
 impl Queues {
-    /// Keeps a value until the queues are cut off, such as an admin queue.
+    /// Keeps a value, such as an admin queue, alive until the queues are cut off.
     pub(super) fn keep(&mut self, kept: impl Any) {
         self.kept.push(Box::new(kept));
     }
 
-    /// Adds a queue: how it is cut off, and the thread that keeps it busy.
+    /// Adds a queue: how to cut it off, and the thread that keeps it busy.
     pub(super) fn add(
         &mut self,
         cut: impl FnOnce() + 'static,
@@ -75,12 +75,12 @@ impl Queues {
         self.busy.is_stopping.store(true, Ordering::Relaxed);
     }
 
-    /// Cuts all queues off.
+    /// Cuts off all queues.
     pub fn cut(self) {
         self.fall_silent();
         self.cuts.into_iter().for_each(|cut| cut());
         for thread in self.threads {
-            // A connection that was cut off is an error of its thread.
+            // The thread of a connection that was cut off returns an error.
             let _ = thread.join();
         }
     }

@@ -1,12 +1,12 @@
-//! The possible contents of one block: every write that no other has overtaken for good.
+//! The possible contents of one block: every write that no other write has overtaken for good.
 //!
-//! Writes are ordered by the knowledge of hosts: a write that ended before another was issued comes before it. So does
-//! a write that a read did not return although it had ended before the read was issued. Other pairs may have any order
-//! until a read shows it.
+//! The order of writes follows from what hosts know: a write that ended before another was issued comes before it. A
+//! write also comes before another one if it had ended when a read was issued that returned the other one. Other pairs
+//! may have any order until a read shows it.
 
 use super::content::Content;
 
-/// A moment in the order of all host events: starts and ends of requests.
+/// A moment in the order of all host events, which are starts and ends of requests.
 pub type Moment = u64;
 
 /// One write to a block.
@@ -16,15 +16,15 @@ pub(super) struct Candidate {
     pub(super) request_id: u64,
     pub(super) content: Content,
     issued: Moment,
-    /// When it completed or failed, or its machine stopped. It cannot take effect later.
+    /// When it completed or failed, or when its machine stopped. It cannot take effect after that.
     ended: Option<Moment>,
-    /// It completed on this machine, or was found after a crash: it has taken effect for certain.
+    /// True if it completed on this machine, or was found after a crash: it has certainly taken effect.
     done: bool,
-    /// No crash may undo it.
+    /// True if no crash can undo it.
     durable: bool,
-    /// A Discard: the earlier content remains permitted.
+    /// True for a Discard: the earlier content remains permitted.
     optional: bool,
-    /// Requests known to come after it although they overlapped it.
+    /// Requests that are known to come after it, although they overlapped it in time.
     overtaken_by: Vec<u64>,
 }
 
@@ -53,14 +53,14 @@ struct WriteOrder {
 #[derive(Clone, Debug)]
 pub(super) struct Block {
     candidates: Vec<Candidate>,
-    /// Contents that were issued, or came back after a loss, since the machine started: for reads that were in flight
-    /// then.
+    /// Contents that were issued since the machine started, or that came back after a loss; for reads that were in
+    /// flight then.
     issued: Vec<(Moment, Content)>,
     /// When its newest durable content became durable.
     durable_at: Moment,
 }
 
-/// The contents that a read issued at some moment may return, besides those issued while it is in flight.
+/// The contents that a read issued at some moment may return, apart from those issued while the read is in flight.
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
     permitted: Vec<Content>,
@@ -132,7 +132,7 @@ impl Block {
             || self.issued.iter().any(|(at, issued)| *at > since && *issued == content)
     }
 
-    /// Adds the order that a read issued at `since` proves: writes that had ended by then, and were not returned, come
+    /// Adds the order that a read issued at `since` proves: writes that had ended by then but were not returned come
     /// before the returned one.
     pub(super) fn observe(&mut self, content: Content, since: Moment) {
         let mut matching = self.candidates.iter().filter(|candidate| candidate.content == content);
@@ -147,7 +147,7 @@ impl Block {
         self.prune();
     }
 
-    /// The machine stopped: unflushed writes may or may not be there, and nothing is in flight any more.
+    /// The machine stopped: unflushed writes may be there or not, and nothing is in flight any more.
     pub(super) fn crash(&mut self, now: Moment) {
         for candidate in &mut self.candidates {
             candidate.ended.get_or_insert(now);
@@ -164,8 +164,8 @@ impl Block {
         self.issued.clear();
     }
 
-    /// Unflushed writes may or may not be there from now on, while requests continue. A read in flight may return a
-    /// content that comes back, whatever is written over it meanwhile.
+    /// From now on unflushed writes may be there or not, while requests continue. A read in flight may return a content
+    /// that comes back, even if it is overwritten meanwhile.
     pub(super) fn lose(&mut self, now: Moment) {
         for candidate in &mut self.candidates {
             candidate.done = candidate.durable;
@@ -174,8 +174,8 @@ impl Block {
         self.issued.extend(back.into_iter().map(|content| (now, content)));
     }
 
-    /// After a kill, `content` was found: it is the current content, but may be lost later without a Flush. Returns the
-    /// request that a Flush would make durable.
+    /// After a kill, `content` was found: it is the current content, but may be lost later unless it is flushed.
+    /// Returns the request that a Flush would make durable.
     pub(super) fn find(&mut self, content: Content) -> Option<u64> {
         let found = self.current_candidates().filter(|candidate| candidate.content == content).last()?.request_id;
         for candidate in &mut self.candidates {
@@ -189,7 +189,7 @@ impl Block {
         Some(found)
     }
 
-    /// After a power cut, `content` was found: the medium has only that.
+    /// After a power cut, `content` was found: the medium has nothing else.
     pub(super) fn set_durable(&mut self, content: Content, now: Moment) {
         self.durable_at = now;
         let request_id = self.candidates.iter().find(|one| one.content == content).map_or(0, |one| one.request_id);
@@ -200,7 +200,7 @@ impl Block {
         self.candidates.push(Candidate { request_id, content, issued, ended, done, durable, optional, overtaken_by });
     }
 
-    /// The only content that the block can have now and after any crash, if there is just one.
+    /// The content that the block must have now and after any crash, if only one is possible.
     pub(super) fn certain(&self) -> Option<Content> {
         match self.candidates.as_slice() {
             [one] if one.durable => Some(one.content),
@@ -208,7 +208,7 @@ impl Block {
         }
     }
 
-    /// True if a possible write, or one since the machine started, made it unreadable.
+    /// True if a possible write made it unreadable, or one issued since the machine started.
     pub(super) fn was_made_unreadable(&self) -> bool {
         self.candidates.iter().any(|one| one.content == Content::Unreadable)
             || self.issued.iter().any(|(_, content)| *content == Content::Unreadable)

@@ -1,4 +1,4 @@
-//! The content of writes: a pattern from seed, block and version, so that a mix of two versions matches neither.
+//! The content of writes: a pattern made from seed, block and version, so that a mix of two versions matches neither.
 
 use sealblock_integrity::{PiFormat, Sealed, Tags, Unsealed};
 use sealblock_runtime_memory::Buffer;
@@ -13,7 +13,7 @@ pub enum Content {
     Zero,
     /// No content: the block was made unreadable, and every read of it fails.
     Unreadable,
-    /// The pattern of this version. Another block has other bytes for the same version.
+    /// The pattern of this version. The same version has other bytes in another block.
     Version(u64),
 }
 
@@ -68,22 +68,22 @@ impl Patterns {
         same.then_some(Content::Version(version))
     }
 
-    /// The tags with which a host would seal this version. They depend on the version, so stale tags show like stale
-    /// data.
+    /// The tags that a host would give to this version. They depend on the version, so stale tags are detected like
+    /// stale data.
     pub fn tags(&self, lba: Lba, version: u64) -> Tags {
         let word = mix(self.seed ^ mix(version ^ 0x7a65));
         let counts = self.format.is_none_or(|format| format.protection().increments_ref_tag());
-        // FFFFh disables checks, which would make a test that cannot fail.
+        // FFFFh disables checks, so a test with it could never fail.
         let app_tag = (word as u16).min(0xfffe);
         Tags { app_tag, storage_tag: word >> 16, initial_ref_tag: if counts { lba.get() } else { word >> 8 } }
     }
 
-    /// Blocks of this version, sealed by the host.
+    /// Blocks of this version, with tags made by the host.
     pub fn sealed(&self, extent: Extent, version: u64) -> Sealed {
         self.unsealed(extent, version).seal()
     }
 
-    /// Blocks of this version, for the device to seal with the host's tags.
+    /// Blocks of this version, for which the device makes the guards and uses the host's other tags.
     pub fn unsealed(&self, extent: Extent, version: u64) -> Unsealed {
         let mut data = Buffer::zeroed(extent.bytes(self.size) as usize);
         for (lba, block) in extent.iter().zip(data.chunks_exact_mut(self.size.bytes())) {

@@ -1,9 +1,9 @@
 //! Records every write, and derives the possible contents of every block.
 //!
-//! The rules are those of a disk with a volatile cache. A read returns a write that no other write has overtaken which
-//! ended before the read was issued. A crash may undo writes that were not durable. A write is durable once it
-//! completed with force unit access, or once a Flush completed that was issued after the write completed. Content found
-//! on the disk after a power cut is durable.
+//! The rules are those of a disk with a volatile cache. A read returns a write that was not overtaken by another write
+//! which had ended before the read was issued. A crash may undo writes that were not durable. A write is durable once
+//! it completed with force unit access, or once a Flush completed that was issued after the write had completed.
+//! Content found on the disk after a power cut is durable.
 
 mod block;
 mod content;
@@ -20,7 +20,7 @@ use sealblock_units::{Extent, Lba};
 
 use block::{Block, Snapshot};
 
-/// A violation: the block, what was found, what was permitted.
+/// A violation: the block, the content found, and the permitted contents.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Violation(pub String);
 
@@ -34,7 +34,7 @@ impl std::fmt::Display for Violation {
 #[derive(Debug)]
 #[must_use = "a change must be ended"]
 pub struct Change {
-    /// When it was issued; 0 if the device may execute it without writing.
+    /// When it was issued; 0 if the device may execute it without writing anything.
     issued: Moment,
     request_id: u64,
     extents: Vec<Extent>,
@@ -142,7 +142,7 @@ impl Checker {
         for extent in &extents {
             extent.iter().for_each(|lba| self.block(lba).issue(request_id, content, now, optional));
         }
-        // A Discard of blocks that were never written is no write, so it does not prove that the device committed
+        // A Discard of blocks that were never written writes nothing, so it does not prove that the device committed
         // anything.
         let issued = if matches!(content, Content::Version(_)) { now } else { 0 };
         Change { issued, request_id, extents, force_unit_access }
@@ -229,7 +229,8 @@ impl Checker {
         self.blocks.values_mut().for_each(|block| block.kill(now));
     }
 
-    /// The device opened and reports, or not, that completed changes may be lost. It must report it until hosts know.
+    /// The device opened; `is_reported` is whether it reports that completed changes may be lost. It must report that
+    /// until hosts know.
     pub fn check_loss_report(&mut self, is_reported: bool) -> Result<(), String> {
         if self.must_report_loss && !is_reported {
             return Err("changes may be lost, no host was told, and the device does not say so any more".to_owned());
@@ -250,14 +251,14 @@ impl Checker {
         self.unflushed.clear();
     }
 
-    /// The checker of a device whose versions so far have numbers up to `requests`.
+    /// The checker of a device whose previous versions have numbers up to `requests`.
     pub fn after(patterns: Patterns, requests: u64) -> Checker {
         Checker { requests, ..Checker::new(patterns) }
     }
 
-    /// Reads of the medium fail: any block that was ever written may be damaged from now on, and reported as such. A
-    /// physical block that is unreadable after a crash may belong to a write that never arrived; an unreadable sector
-    /// of records is rewritten.
+    /// Reads of the medium fail: from now on any block that was ever written may be damaged, and may be reported as
+    /// such. A physical block that is unreadable after a crash may belong to a write that never arrived; an unreadable
+    /// sector of records is rewritten.
     pub fn doubt_all(&mut self) {
         let extents: Vec<Extent> = self.blocks.keys().map(|lba| Extent::one(*lba)).collect();
         self.doubted.extend(self.blocks.keys());
@@ -270,16 +271,16 @@ impl Checker {
         self.doubted.contains(&lba)
     }
 
-    /// A block has this content, which does not contradict anything known.
+    /// Records that a block has this content, which must not contradict anything known.
     pub fn learn(&mut self, lba: Lba, content: Content) {
         self.blocks.insert(lba, Block::holding(content));
     }
 
-    /// The device was shortened: blocks from `capacity_blocks` on must not have had content, and are blank if they
-    /// return.
+    /// The device was shortened: blocks from `capacity_blocks` on must not have had content, and are blank if they come
+    /// back.
     ///
     /// # Errors
-    /// When one of them certainly had content.
+    /// If one of them certainly had content.
     pub fn cut(&mut self, capacity_blocks: u64) -> Result<(), Violation> {
         let gone: Vec<Lba> = self.blocks.range(Lba::new(capacity_blocks)..).map(|(lba, _)| *lba).collect();
         for lba in gone {
@@ -298,13 +299,13 @@ impl Checker {
         self.requests
     }
 
-    /// After a crash these blocks were read. After a power cut (`is_durable`) the content is durable.
+    /// These blocks were read after a crash. After a power cut (`is_durable`) the content is durable.
     pub fn audit(&mut self, extent: Extent, found: &Sealed, is_durable: bool) -> Result<(), Violation> {
         let contents = self.patterns.contents(extent, found).map_err(Violation)?;
         self.audit_as(extent, contents, is_durable)
     }
 
-    /// After a crash the read of a block failed, with an error that it is unreadable.
+    /// Reading a block after a crash failed, with an error that it is unreadable.
     pub fn audit_failed(&mut self, lba: Lba, is_durable: bool) -> Result<(), Violation> {
         self.audit_as(Extent::one(lba), vec![Content::Unreadable], is_durable)
     }
@@ -339,14 +340,14 @@ impl Checker {
         self.end_flush(flush, true);
     }
 
-    /// Blocks with one permitted content that was durable before another durable write was issued. The device has
-    /// committed since, so no write of these blocks was in flight: damage to them must be found.
+    /// Blocks with one permitted content, which was durable before another durable write was issued. The device has
+    /// committed since then, so no write of these blocks was in flight, and damage to them must be found.
     pub fn long_durable(&self) -> Vec<Lba> {
         let old = |block: &Block| block.certain().is_some() && block.was_durable_before(self.newest_durable);
         self.blocks.iter().filter(|(_, block)| old(block)).map(|(lba, _)| *lba).collect()
     }
 
-    /// True if a block was made unreadable and cannot have any other content now.
+    /// True if a block was made unreadable and can have no other content now.
     pub fn is_unreadable(&self, lba: Lba) -> bool {
         let permitted = self.blocks.get(&lba).map(Block::permitted).unwrap_or_default();
         !permitted.is_empty() && permitted.iter().all(|content| *content == Content::Unreadable)

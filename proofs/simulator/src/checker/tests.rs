@@ -49,7 +49,7 @@ const V1: Content = Content::Version(1);
 const V2: Content = Content::Version(2);
 const V3: Content = Content::Version(3);
 
-/// A checker after: version 1 flushed, version 2 completed and not flushed.
+/// A checker after version 1 was flushed and version 2 completed without a flush.
 fn two_versions() -> Checker {
     let mut checker = checker();
     write(&mut checker, 1, false);
@@ -101,7 +101,7 @@ fn a_read_may_return_a_concurrent_write() {
     checker.end_change(change, true);
     let (old, new) = (bytes(&checker, V2), bytes(&checker, V3));
     assert!(checker.end_read(read, &new).is_ok());
-    // The same with the older content: the version before is overtaken only for later reads.
+    // The same with the older content: it is overtaken only for later reads.
     let mut checker = two_versions();
     let read = checker.begin_read(extent());
     write(&mut checker, 3, true);

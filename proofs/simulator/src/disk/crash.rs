@@ -1,23 +1,23 @@
-//! The state that survives when a machine stops.
+//! What survives when a machine stops.
 
 use std::fmt;
 
 use super::image::{Content, Image, InFlight};
 use crate::random::Random;
 
-/// The sectors not known to be durable that survive.
+/// Which of the sectors that are not known to be durable survive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Survival {
     /// Power cut: none of them.
     Nothing,
     /// Power cut: the last version of each that the disk had accepted.
     Everything,
-    /// Power cut: each at random, in any of its versions, with those in flight.
+    /// Power cut: each sector at random, in any of its versions, including those in flight.
     Coin {
         /// The probability that a sector survives, in percent.
         percent: u64,
     },
-    /// Power cut: what the disk had accepted up to a random moment, and nothing after.
+    /// Power cut: everything that the disk had accepted up to a random moment, and nothing later.
     Prefix,
     /// Power cut: all but one sector.
     AllButOne,
@@ -26,8 +26,8 @@ pub enum Survival {
         /// The number of writes.
         writes: u64,
     },
-    /// The disk was lost and has returned, with a part of its page cache; the system runs on. As a power cut, but
-    /// nothing shows it.
+    /// The disk was lost and has returned, with a part of its page cache, and the system has not stopped. Like a power
+    /// cut, but nothing shows that it happened.
     DiskLost {
         /// The probability that a sector survives, in percent; at 100 all but one do.
         percent: u64,
@@ -37,7 +37,7 @@ pub enum Survival {
 }
 
 impl Survival {
-    /// Draws one.
+    /// A random kind.
     pub fn draw(random: &Random) -> Survival {
         match random.below(12) {
             0 => Survival::Nothing,
@@ -50,7 +50,7 @@ impl Survival {
         }
     }
 
-    /// Draws one, more often one after which the system runs on.
+    /// A random kind, more often one after which the system continues to run.
     pub fn draw_of_process(random: &Random) -> Survival {
         match random.below(8) {
             0 | 1 => Survival::Kill,
@@ -91,7 +91,7 @@ pub(super) fn survive(image: &mut Image, in_flight: &[InFlight], survival: Survi
         image.reboot();
     }
     if let Survival::Coin { percent } | Survival::DiskLost { percent } = survival {
-        // Writes in flight may have reached any of their sectors: as versions, they take part in the draw below.
+        // Writes in flight may have reached any of their sectors; as versions, these take part in the choice below.
         land_percent(image, in_flight, percent, random);
     } else if survival != Survival::Nothing && random.chance(50) {
         land_some(image, in_flight, random);

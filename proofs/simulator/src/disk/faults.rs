@@ -1,4 +1,4 @@
-//! Plain faults: the n-th write or sync fails, and how.
+//! Simple faults: the n-th write or sync fails, in a given way.
 
 use std::cell::Cell;
 use std::fmt;
@@ -45,7 +45,7 @@ pub struct FaultRule {
     pub first: u64,
     /// The number of failing I/Os in a row.
     pub count: u64,
-    /// The error. For "no space" nothing was written; for others any part may have been.
+    /// The error. For "no space" nothing was written; for other errors any part of it may have been.
     pub how: MediumErrorKind,
     /// A failed sync also drops its writes, so that no later sync makes them durable.
     pub forgets: bool,
@@ -71,7 +71,7 @@ impl Faults {
         Faults { rules, ..Faults::default() }
     }
 
-    /// The fault of the I/O that starts now, if it has one.
+    /// The fault of the I/O that is about to start, if it has one.
     pub(crate) fn next(&self, kind: IoKind) -> Option<FaultRule> {
         let done = &self.done[kind as usize];
         done.set(done.get() + 1);

@@ -1,10 +1,10 @@
-//! The content of a disk, and its possible contents after a power cut.
+//! The content of a disk, and the contents that are possible after a power cut.
 //!
 //! An [`Image`] keeps, for each sector ever written, its durable content and every later version that is not known to
-//! be durable, in the order in which the disk accepted them. A read returns the last version. A sync makes the versions
-//! of writes that had returned before it durable, and drops the versions that they cover.
+//! be durable, in the order in which the disk accepted them. A read returns the last version. A sync makes those
+//! versions durable whose writes had returned before it, and drops the versions that they cover.
 //!
-//! Sectors share the memory of their write; nothing is copied until it is read.
+//! Sectors share the memory of their write; bytes are copied only when they are read.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +15,7 @@ use sealblock_runtime_memory::Slice;
 /// The bytes of one sector; `None` for zeroes.
 pub(crate) type Content = Option<Slice>;
 
-/// Not returned: no sync covers the write.
+/// The write has not returned, so no sync covers it.
 const NEVER: u64 = u64::MAX;
 
 /// One write, shared by its versions.
@@ -26,7 +26,7 @@ pub(crate) struct WriteMark(Rc<Mark>);
 struct Mark {
     /// The number of the write on its disk.
     number: u64,
-    /// When it returned, in the disk's count of returns.
+    /// When it returned, as the number of returns that the disk had counted.
     returned: Cell<u64>,
 }
 
@@ -49,7 +49,7 @@ impl WriteMark {
 pub(crate) struct Version {
     pub(crate) content: Content,
     pub(crate) write: WriteMark,
-    /// The number in the order in which the disk accepted sectors.
+    /// Its position in the order in which the disk accepted sectors.
     pub(crate) taken: u64,
 }
 
@@ -71,14 +71,14 @@ impl Sector {
 pub struct Image {
     sector_bytes: u32,
     len_bytes: u64,
-    /// Its length after a power cut that undoes unsynced changes.
+    /// Its length after a power cut that undoes unsynced changes of the length.
     durable_len_bytes: u64,
     sectors: BTreeMap<u64, Sector>,
     dirty: BTreeSet<u64>,
     taken: u64,
     writes: u64,
     returns: u64,
-    /// The number of its machine's boot: notes of another boot are invalid.
+    /// The number of its machine's boot; notes from another boot are invalid.
     boot: u64,
 }
 
@@ -136,17 +136,17 @@ impl Image {
         self.sectors.iter().filter_map(|(number, sector)| Some((*number, sector.visible().as_ref()?)))
     }
 
-    /// Puts `bytes` into a sector without the machine's knowledge: bit rot, or a fuzzer's input.
+    /// Changes a sector without the machine's knowledge: bit rot, or a fuzzer's input.
     ///
     /// # Panics
-    /// When `bytes` are not one sector.
+    /// If `bytes` are not exactly one sector.
     pub fn damage_sector(&mut self, sector: u64, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.sector_bytes as usize, "damage comes by the sector");
         self.dirty.remove(&sector);
         self.sectors.insert(sector, Sector { durable: Some(Slice::copy_from(bytes)), versions: Vec::new() });
     }
 
-    /// Changes the length. Content after the end is gone at once, whichever length a power cut leaves.
+    /// Changes the length. Content after the new end is gone at once, whichever length a power cut leaves.
     pub(crate) fn set_len(&mut self, len_bytes: u64) {
         self.len_bytes = len_bytes;
         let end = len_bytes / u64::from(self.sector_bytes);
@@ -177,7 +177,7 @@ impl Image {
         self.returns
     }
 
-    /// The count of returns so far: a sync that starts now covers writes up to it.
+    /// The number of returns so far: a sync that starts now covers all writes counted in it.
     pub(crate) fn returns(&self) -> u64 {
         self.returns
     }
@@ -190,12 +190,12 @@ impl Image {
         self.dirty.insert(sector);
     }
 
-    /// The sectors of a range with content: zeroing changes no others.
+    /// The sectors of a range that have content; zeroing changes no others.
     pub(crate) fn occupied(&self, first: u64, end: u64) -> Vec<u64> {
         self.sectors.range(first..end).map(|(number, _)| *number).collect()
     }
 
-    /// Makes durable the versions of writes that had returned by `mark`.
+    /// Makes durable the versions whose writes are among the first `mark` returns.
     pub(crate) fn sync(&mut self, mark: u64) {
         self.durable_len_bytes = self.len_bytes;
         let sectors = &mut self.sectors;
@@ -236,7 +236,7 @@ impl Image {
         self.dirty.remove(&number);
     }
 
-    /// Counts every write as returned: a process that opens the file after its writer was killed sees them all.
+    /// Counts every write as returned: a process that opens the file after its writer was killed sees all of them.
     pub(crate) fn adopt_all(&mut self) {
         let returned = self.next_return();
         for number in &self.dirty {
@@ -247,14 +247,14 @@ impl Image {
     }
 }
 
-/// The content of a write: bytes, or zeroes over a range.
+/// The content of a write: bytes, or zeroes for a range.
 #[derive(Clone)]
 pub(super) enum Payload {
     Bytes(Slice),
     Zeroes,
 }
 
-/// A write that has not returned, and the part of it that the disk has accepted.
+/// A write that has not returned, and how much of it the disk has accepted.
 pub(super) struct InFlight {
     pub(super) mark: WriteMark,
     pub(super) first: u64,

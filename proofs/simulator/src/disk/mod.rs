@@ -1,11 +1,11 @@
-//! A disk that reorders and tears writes, loses unsynced ones, and fails on demand.
+//! A disk that reorders and tears writes, loses unsynced ones, and fails on request.
 //!
 //! Every I/O takes a random time, so I/Os finish in any order. A longer write may reach the disk in two parts at random
-//! moments, so overlapping writes mix by the sector and a read may see half of one. A write is durable once a sync has
-//! finished that *started* after the write returned. The machine can be made to stop at the n-th start or end of an
-//! I/O; from then on nothing reaches the disk, and [`SimDisk::power_off`] draws the state that the next machine finds.
+//! moments; so overlapping writes mix sector by sector, and a read may see half of one. A write is durable once a sync
+//! has finished that *started* after the write returned. The machine can be stopped at the n-th start or end of an I/O;
+//! from then on nothing reaches the disk, and [`SimDisk::power_off`] chooses the state that the next machine finds.
 //!
-//! An I/O is a task of its own, because it continues when its future is dropped.
+//! Each I/O is a separate task, because it continues when its future is dropped.
 
 mod crash;
 mod faults;
@@ -33,21 +33,21 @@ use image::{InFlight, Payload, WriteMark};
 /// The behaviour of a disk on one machine.
 #[derive(Clone, Debug, Default)]
 pub struct Behaviour {
-    /// Stop the machine at this start or end of an I/O, counted from 1.
+    /// Stops the machine at this start or end of an I/O, counted from 1.
     pub crash_at: Option<u64>,
     /// The faults.
     pub faults: Vec<FaultRule>,
     /// The disk reports that it is read-only.
     pub read_only: bool,
-    /// Any write is a finding, even if the disk does not report that it is read-only.
+    /// Any write is a finding, even if the disk does not report itself as read-only.
     pub forbid_writes: bool,
-    /// The disk lies: this percentage of syncs does nothing and reports success. For tests of the tests.
+    /// The disk lies: this percentage of syncs does nothing but reports success. For tests of the simulator itself.
     pub lie_percent: u64,
     /// The disk keeps its length.
     pub keeps_length: bool,
-    /// The percentage of slow I/Os, by a factor of about a hundred.
+    /// The percentage of I/Os that are slower by a factor of about a hundred.
     pub slow_percent: u64,
-    /// Stop the machine after this many more starts and ends of I/Os on all disks that share this.
+    /// Stops the machine after this many more starts and ends of I/Os on all disks that share the counter.
     pub fuse: Option<Rc<Cell<u64>>>,
 }
 
@@ -95,7 +95,7 @@ struct DiskState {
     len_bytes: Cell<u64>,
 }
 
-/// One machine's handle of a disk. Clones are the same handle.
+/// A handle of a disk for one machine. Clones are the same handle.
 #[derive(Clone)]
 pub struct SimDisk(Rc<DiskState>);
 
@@ -130,10 +130,10 @@ impl SimDisk {
         self.0.finding.borrow().clone()
     }
 
-    /// Detaches the disk from its machine and draws what survives. Later I/Os of the machine never end.
+    /// Detaches the disk from its machine and chooses what survives. Later I/Os of the machine never end.
     ///
     /// # Panics
-    /// When the disk was detached before.
+    /// If the disk was already detached.
     pub fn power_off(&self, survival: Survival, random: &Random) -> Image {
         self.0.off.set(true);
         let mut image = self.0.image.borrow_mut().take().expect("a disk is taken away once");
@@ -171,7 +171,7 @@ impl SimDisk {
         }
     }
 
-    /// A part of the time of an I/O.
+    /// Waits for a part of the duration of an I/O.
     async fn pass(&self) {
         let slow = self.0.random.chance(self.0.behaviour.slow_percent);
         let delay_us = if slow { self.0.random.between(500, 20_000) } else { self.0.random.between(5, 200) };
@@ -248,7 +248,7 @@ impl SimDisk {
         mark
     }
 
-    /// Lets the disk accept about `percent` of the rest of a write.
+    /// Lets the disk accept about `percent` of what is left of a write.
     fn take_part(&self, mark: &WriteMark, percent: u64) {
         let mut in_flight = self.0.in_flight.borrow_mut();
         let Some(write) = in_flight.iter_mut().find(|write| write.mark.number() == mark.number()) else { return };
@@ -262,7 +262,7 @@ impl SimDisk {
         });
     }
 
-    /// Lets the disk accept the rest of a write, or a part of it if the write fails.
+    /// Lets the disk accept what is left of a write, or a part of that if the write fails.
     fn finish(&self, mark: &WriteMark, percent: u64) -> InFlight {
         self.take_part(mark, percent);
         let mut in_flight = self.0.in_flight.borrow_mut();
@@ -297,7 +297,7 @@ impl SimDisk {
         });
     }
 
-    /// Makes durable the writes that had returned when the disk's count of returns was `mark`.
+    /// Makes durable the writes that had returned when the disk had counted `mark` returns.
     async fn sync_all(self, mark: u64) -> Result<(), MediumError> {
         let fault = self.0.faults.next(IoKind::Sync);
         self.boundary().await;
@@ -316,7 +316,7 @@ impl SimDisk {
         Ok(())
     }
 
-    /// Runs a change as a task of its own, for which [`Medium::drain`] waits.
+    /// Runs a change as a separate task, for which [`Medium::drain`] waits.
     async fn spawn_change(&self, kind: IoKind, offset: u64, length: u64, payload: Payload) -> Result<(), MediumError> {
         let number = self.0.asked.get();
         self.0.asked.set(number + 1);
@@ -330,7 +330,7 @@ impl SimDisk {
         self.spawn_io(kind, (offset, length), counted).await
     }
 
-    /// Runs an I/O as a task of its own.
+    /// Runs an I/O as a separate task.
     async fn spawn_io(
         &self,
         kind: IoKind,
@@ -374,8 +374,8 @@ impl Medium for SimDisk {
         NoteKeeping::UntilReboot(u128::from(boot).to_le_bytes())
     }
 
-    /// Visible at once, and durable at any time or never, like the page cache. If the machine stops before, the caller
-    /// gets no reply.
+    /// The note is visible at once and becomes durable at any time or never, as in the page cache. If the machine stops
+    /// first, the caller gets no reply.
     fn note(&self, offset_bytes: u64, bytes: &[u8]) -> Result<(), MediumError> {
         const KIND: IoKind = IoKind::Write;
         if self.0.off.get() {
@@ -403,7 +403,7 @@ impl Medium for SimDisk {
         Ok(())
     }
 
-    /// After the start of the write, and sometimes after its end.
+    /// Returns after the write has started, and sometimes only after it has ended.
     async fn submitted(&self) {
         self.pass().await;
     }

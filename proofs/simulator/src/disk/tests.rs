@@ -6,7 +6,7 @@ use crate::executor::{RunEnd, RunLimits};
 const SECTOR: usize = 512;
 const LIMITS: RunLimits = RunLimits { steps: 100_000, seconds: 100 };
 
-/// Runs `work` on a blank disk; returns what `survival` leaves.
+/// Runs `work` on a blank disk; returns the image that `survival` leaves.
 fn after<F: Future<Output = ()> + 'static>(
     seed: u64,
     behaviour: Behaviour,
@@ -168,7 +168,7 @@ fn nothing_happens_after_the_machine_was_stopped() {
         let whole = (crash_at - 1) / 2;
         let kept = bytes(&image, 3);
         assert!(kept[..whole as usize].iter().all(|byte| *byte == 1), "{crash_at}: {kept:?}");
-        // The write in flight may be there; writes that were never issued may not.
+        // The write in flight may be there; writes that were never issued must not.
         assert!(kept[whole as usize + 1..].iter().all(|byte| *byte == 0), "{crash_at}: {kept:?}");
     }
 }

@@ -8,7 +8,7 @@ fn machine(seed: u64) -> Executor {
     Executor::new(Random::new(seed), Trace::default())
 }
 
-/// The order in which eight tasks run that take turns.
+/// Runs eight tasks that take turns; returns their order and the number of polls.
 fn config(seed: u64) -> (Vec<u32>, u64) {
     let (executor, trace) = (machine(seed), Trace::default());
     let executor = Executor::new(Random::new(seed), {

@@ -1,4 +1,4 @@
-//! Damage to the replicas of a mirror that was closed in good order.
+//! Damage to the replicas of a mirror that was closed properly.
 
 use std::collections::BTreeMap;
 
@@ -79,8 +79,8 @@ impl Trial {
         result.refused.map_or(Ok(()), |error| Err(format!("with a lost block: {error}")))
     }
 
-    /// Damages a block on all replicas but one that was offline while hosts wrote, in this block or elsewhere: a resync
-    /// beside damage.
+    /// Damages a block on all replicas but one, which was offline while hosts wrote this block or another one, so that
+    /// the resync meets the damage.
     fn damage_beside(&mut self, replicas: &[usize], away: usize) -> Result<(), String> {
         let mut present = self.all_present();
         present[away] = false;
@@ -118,7 +118,7 @@ impl Trial {
     }
 
     /// Replaces copies of a replica's label by those of another replica's volume, of an earlier state, or of a blank
-    /// one. They must never decide content: every read is right, or the mirror is refused with a reason.
+    /// volume. They must never decide content: every read is right, or the mirror is refused with a reason.
     fn label_of_another(&mut self, replicas: &[usize], replica: usize) -> Result<(), String> {
         let other = *self.random.pick(replicas);
         let (from, whose) = match self.random.below(3) {
@@ -130,7 +130,7 @@ impl Trial {
         let (Some(from), Some(image)) = (from, self.replicas[replica].image.as_mut()) else { return Ok(()) };
         let copies = label_copies(&profile, image);
         if copies != label_copies(&profile, &from) {
-            // It was resized since, so its label is at another place.
+            // The volume was resized since, so its label is in another place.
             return Ok(());
         }
         let count = *self.random.pick(&[1, 2, 3, 4, 4]);
@@ -172,7 +172,7 @@ impl Trial {
         })?;
         self.report.decays += 1;
         match result.refused {
-            // Its label is missing or unreadable.
+            // The label is missing or unreadable.
             None | Some(MirrorError::Label { .. } | MirrorError::Replica { .. }) => Ok(()),
             Some(MirrorError::Assemble { error: AssembleError::NotAReplica { replica: at }, .. }) if at <= replica => {
                 Ok(())
@@ -193,7 +193,7 @@ impl ContentBefore {
         ContentBefore { content: checker.touched().into_iter().filter_map(of).collect() }
     }
 
-    /// True if a block could certainly be read. A block that was never written could.
+    /// True if a block could certainly be read. That includes a block that was never written.
     fn is_readable(&self, lba: Lba) -> bool {
         self.content.get(&lba).is_some_and(|content| *content != Content::Unreadable)
     }
@@ -204,9 +204,9 @@ impl ContentBefore {
 struct LostBlock {
     lba: Lba,
     away: usize,
-    /// The offline replica can read its copy, however old.
+    /// True if the offline replica can read its copy, however old.
     has_copy: bool,
-    /// That copy is current, and the others' stored guards prove it.
+    /// True if that copy is current and the stored guards of the others prove it.
     is_proven: bool,
 }
 
@@ -223,8 +223,8 @@ async fn write_some(running: &RunningMirror) {
     running.close().await;
 }
 
-/// Reads of the lost block are right or fail, at any time. The replica that was offline keeps its copy where reads
-/// fail. A write ends that.
+/// Reads of the lost block return the right content or fail, at any time. Where reads fail, the replica that was
+/// offline keeps its copy. A write of the block ends that.
 async fn beside(running: &RunningMirror, loss: &LostBlock) -> Result<(), Stop> {
     let pieces = running.client.pieces(&running.random);
     if running.random.chance(50) {
@@ -252,7 +252,7 @@ async fn beside(running: &RunningMirror, loss: &LostBlock) -> Result<(), Stop> {
     quiesce_and_compare(running).await
 }
 
-/// Every read is as before; a repair reports the block and repairs it, unless a read has.
+/// Every read is as before. A repair reports the block and repairs it, unless a read already has.
 async fn check_repair(running: &RunningMirror, lba: Lba) -> Result<(), Stop> {
     if running.random.chance(50) {
         for piece in running.client.pieces(&running.random) {

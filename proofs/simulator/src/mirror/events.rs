@@ -1,4 +1,4 @@
-//! Events that hit replicas while hosts use the mirror.
+//! Events that affect replicas while hosts use the mirror.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -19,7 +19,7 @@ pub(super) async fn disturb(running: RunningMirror, done: Rc<Cell<bool>>) {
             return;
         }
         let envs = running.in_use();
-        // While all replicas with labels are offline no label can be written, and the mirror waits for them.
+        // While all replicas with labels are offline, no label can be written, and the mirror waits for them.
         let victims: Vec<_> =
             envs.iter().filter(|env| env.has_no_label || !running.harness.has_unlabelled_replica()).collect();
         let env = (*running.random.pick(&victims)).clone();
@@ -53,7 +53,7 @@ async fn release(env: Rc<ReplicaEnv>) {
     env.held.set(false);
 }
 
-/// After a delay, lets the replica be opened again, unless another event has hit it since.
+/// After a delay, allows the replica to be opened again, unless another event has affected it since.
 fn later(running: &RunningMirror, env: &Rc<ReplicaEnv>, then: impl FnOnce(&Harness, &ReplicaEnv) + 'static) {
     let (harness, env, executor, epoch) =
         (running.harness.clone(), env.clone(), running.executor.clone(), env.epoch.get());
@@ -115,7 +115,7 @@ async fn add(running: &RunningMirror) {
     spare.is_member.set(added.is_ok());
 }
 
-/// Waits until a replacement has all data.
+/// The maximum number of checks whether a replacement has all data.
 const LOOKS: usize = 500;
 
 /// Replaces a replica by another device: at once if it is not in sync, otherwise when the new one has all data.

@@ -1,4 +1,5 @@
-//! The view of a machine with a mirror from outside: which replicas are in sync and online, what hosts changed, what may fail.
+//! What a machine with a mirror knows from outside: which replicas are in sync and online, what hosts changed, and what
+//! may fail.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -14,7 +15,7 @@ use crate::client::RunContext;
 use crate::executor::Executor;
 use crate::random::Trace;
 
-/// A clock that shortens every pause by a factor, so that the mirror's pauses of seconds coincide with requests of
+/// A clock that shortens every pause by a factor, so that the mirror's pauses of seconds overlap with requests of
 /// microseconds.
 #[derive(Clone)]
 pub(super) struct FasterClock {
@@ -39,11 +40,11 @@ pub(super) struct Harness {
     pub region_shift: u32,
     pub trace: Trace,
     pub log_lines: RefCell<Vec<String>>,
-    /// A disk was damaged on purpose.
+    /// True if a disk was damaged on purpose.
     pub is_damaged: Cell<bool>,
-    /// How often the only replica with all data was reopened, which may lose unflushed writes.
+    /// How often the only replica with all data was reopened, each of which may lose unflushed writes.
     pub losses: Cell<u64>,
-    /// Replicas that were out of sync from before a change was sent until it completed.
+    /// For each replica, whether it was out of sync from before some change was sent until that change completed.
     pub missed_writes: RefCell<Vec<bool>>,
     pub completed_changes: Cell<u64>,
     /// A request of a replica ends when its future is dropped, as that of a volume in this process does; otherwise it goes on, as
@@ -53,7 +54,7 @@ pub(super) struct Harness {
     pub quiesced_count: Cell<u64>,
     /// True if the replicas are named in random order, so that an offline one is identified only once it is online.
     pub is_any_order: Cell<bool>,
-    /// True if a replica may have to be refused because its last label write may have been in flight.
+    /// True if a replica may be refused because its last label write may have been in flight.
     pub is_in_doubt: Cell<bool>,
     /// Starts and ends of I/Os of all replicas until the machine stops.
     pub fuse: RefCell<Option<Rc<Cell<u64>>>>,
@@ -89,7 +90,7 @@ impl Harness {
         self.log_lines.borrow_mut().push(line);
     }
 
-    /// The replicas that are meant to be in use.
+    /// The replicas that should be in use.
     pub fn members(&self) -> Vec<Rc<ReplicaEnv>> {
         let is_member = |env: &&Rc<ReplicaEnv>| env.is_member.get() && !env.is_removed.get();
         self.envs.borrow().iter().filter(is_member).cloned().collect()
@@ -110,7 +111,7 @@ impl Harness {
     /// The state of this replica, and whether it is online, as the mirror reports it.
     pub fn state(&self, env: &ReplicaEnv) -> Option<(ReplicaState, bool)> {
         let description = self.describe()?;
-        // A replica that could not be added leaves a removed entry with its name.
+        // A replica that could not be added leaves an entry with its name that is marked as removed.
         let named = description.replicas.iter().filter(|replica| replica.name == env.name);
         named
             .min_by_key(|replica| replica.state == ReplicaState::Removed)
@@ -133,9 +134,9 @@ impl Harness {
         }
     }
 
-    /// Changes the state of the link, also for requests in flight.
+    /// Changes the state of the link, which also affects requests in flight.
     pub fn break_link(&self, env: &ReplicaEnv, line: ReplicaLink) {
-        // It may be current until the mirror notices this.
+        // The replica may be in sync until the mirror notices the change.
         self.clear_in_sync();
         env.link.set(line);
         env.breaks.set(env.breaks.get() + 1);
@@ -145,8 +146,8 @@ impl Harness {
         env.changed.notify();
     }
 
-    /// Replicas that can execute every request now, and since when. Those without a label do not count: they cannot
-    /// store one.
+    /// Replicas that can execute every request now, each with the number of events of its link so far. Replicas without
+    /// a label do not count, because they cannot store one.
     fn well(&self) -> Vec<(usize, u64)> {
         let Some(description) = self.describe() else { return Vec::new() };
         let is_well = |env: &&Rc<ReplicaEnv>| {
@@ -165,21 +166,22 @@ impl Harness {
         }
     }
 
-    /// The change succeeded or failed. `left` are the replicas that were out of sync before it.
+    /// The change succeeded or failed. `left` are the replicas that were out of sync before the change.
     fn end_change(&self, is_done: bool, left: &[usize]) {
         if !is_done {
             return;
         }
         self.completed_changes.set(self.completed_changes.get() + 1);
         let now = self.out_of_sync();
-        // A replica that failed during the change may have it, and the other labels may not list it as out of sync yet.
+        // A replica that failed during the change may have executed it, and the other labels may not list it as out of
+        // sync yet.
         left.iter()
             .filter(|replica| now.contains(replica))
             .for_each(|replica| self.missed_writes.borrow_mut()[*replica] = true);
         self.clear_in_sync();
     }
 
-    /// An in-sync replica has every write that it missed: it was resynced since.
+    /// A replica that is in sync again has every write that it had missed, by a resync.
     pub fn clear_in_sync(&self) {
         for env in self.envs.borrow().iter() {
             if matches!(self.state(env), Some((ReplicaState::InSync, _))) {
@@ -199,7 +201,7 @@ impl Harness {
     /// Reports a failed request as a finding if a replica was in sync and online from its start to its end.
     fn check_failure(&self, kind: RequestKind, error: &Error, before: &[(usize, u64)], losses: u64) {
         let is_planned = match error.kind() {
-            // The client knows which blocks may be unreadable or different.
+            // The client itself knows which blocks may be unreadable or different.
             ErrorKind::Integrity(_) | ErrorKind::Miscompare { .. } => return,
             ErrorKind::Media { .. } if kind == RequestKind::Flush => losses > 0,
             _ => false,
@@ -244,7 +246,7 @@ impl Device for WatchedMirror {
 }
 
 impl WatchedMirror {
-    /// Executes a request, and checks whether it may fail as it does.
+    /// Executes a request, and checks whether it may fail in the way that it does.
     async fn execute_watched(&self, request: Request, kind: RequestKind, before: &[(usize, u64)]) -> Outcome {
         let outcome = self.mirror.execute(request).await;
         if let Err(error) = &outcome {

@@ -1,4 +1,4 @@
-//! The link to a replica's volume, which can break: opening it, and every request through it.
+//! The link to a replica's volume, which can break: it opens the volume, and carries every request to it.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -25,14 +25,14 @@ impl Harness {
         ReplicaSource { name: env.name.clone(), device, reopen: Some(reopen) }
     }
 
-    /// Opens the volume, on its first disk or, after a break, on what survived a kill or a power cut.
+    /// Opens the volume on its first disk, or, after a break, on what survived a kill or a power cut.
     pub fn open(self: &Rc<Self>, env: &Rc<ReplicaEnv>) -> LocalBoxFuture<'static, Result<DynDevice, String>> {
         let (harness, env) = (self.clone(), env.clone());
         Box::pin(async move {
             if env.held.get() {
                 return Err("it is offline".to_owned());
             }
-            // Opens are sequential: the disk of an open in progress cannot be taken.
+            // Opens run one after the other, because the disk of an open in progress cannot be taken.
             env.changed.wait_until(|| !env.is_opening.get()).await;
             let _opening = IsOpening::of(&env);
             harness.break_link(&env, ReplicaLink::Gone);
@@ -63,7 +63,7 @@ impl Harness {
         })
     }
 
-    /// Takes what survives of the disk in use, and makes a new disk of it.
+    /// Takes what survives of the disk in use, and makes a new disk from it.
     fn fresh_disk(&self, env: &ReplicaEnv) -> SimDisk {
         let used = env.disk.borrow_mut().take();
         if let Some(used) = used {
@@ -80,7 +80,7 @@ impl Harness {
     }
 }
 
-/// Marks a replica as being opened, until dropped.
+/// Marks a replica as being opened until this is dropped.
 struct IsOpening(Rc<ReplicaEnv>);
 
 impl IsOpening {
@@ -111,7 +111,7 @@ impl LinkedDevice {
         self.env.epoch.get() != self.epoch
     }
 
-    /// Waits while the link hangs; false if it broke during that.
+    /// Waits while the link hangs; false if it broke meanwhile.
     async fn is_answered(&self) -> bool {
         self.env.changed.wait_until(|| self.is_lost() || self.env.link.get() != ReplicaLink::Hung).await;
         !self.is_lost()
@@ -122,7 +122,7 @@ impl LinkedDevice {
             && (request.kind().changes_blocks() || request.kind() == RequestKind::WriteReserved)
     }
 
-    /// Checks that a write to a replica is to regions that hosts have changed and that it may lack.
+    /// Checks that a write to a replica is in regions that hosts have changed and that the replica may lack.
     fn check(&self, extent: Extent) {
         let allowed = self.env.allowed.borrow();
         for region in self.harness.regions(extent) {
@@ -162,7 +162,7 @@ impl Device for LinkedDevice {
         let inner = self.inner.clone();
         let executed: LocalBoxFuture<'static, Outcome> = match self.harness.drops_requests.get() {
             true => Box::pin(async move { inner.execute(request).await }),
-            // A task of its own: a request continues when its future is dropped.
+            // A separate task, because a request continues when its future is dropped.
             false => Box::pin(self.env.executor.spawn("replica", async move { inner.execute(request).await })),
         };
         let lost = self.env.changed.wait_until(|| self.is_lost());

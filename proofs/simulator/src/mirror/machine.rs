@@ -1,4 +1,5 @@
-//! One machine with a mirror: its replicas' disks, the mirror, and its hosts, until they end or it stops.
+//! One machine with a mirror: the disks of its replicas, the mirror, and its hosts, until they end or the machine
+//! stops.
 
 use std::rc::Rc;
 
@@ -21,17 +22,17 @@ pub(super) struct RunningMirror {
     pub client: Client,
     pub executor: Executor,
     pub random: Rc<Random>,
-    /// The acceleration of the mirror's clock.
+    /// The factor of the mirror's clock.
     pub factor: u32,
 }
 
 impl RunningMirror {
-    /// The replicas that are meant to be in use.
+    /// The replicas that should be in use.
     pub fn in_use(&self) -> Vec<Rc<ReplicaEnv>> {
         self.harness.members()
     }
 
-    /// Records that every replica has every write now.
+    /// Records that now every replica has every write.
     pub fn report_quiesced(&self) {
         self.harness.missed_writes.borrow_mut().iter_mut().for_each(|missed| *missed = false);
         self.harness.envs.borrow().iter().for_each(|env| env.allowed.borrow_mut().clear());
@@ -43,7 +44,7 @@ impl RunningMirror {
         let Some(mirror) = self.harness.mirror.borrow().clone() else { return };
         let closed = mirror.close().await;
         let mut is_well = closed.is_ok();
-        // Those that the mirror does not use may be reopened at any time, and are dropped.
+        // Replicas that the mirror does not use may be reopened at any time, and are dropped.
         let is_here = |env: &Rc<ReplicaEnv>| self.harness.state(env).is_some_and(|(_, is_here)| is_here);
         for env in self.in_use().into_iter().filter(is_here) {
             let close = env.close.borrow_mut().take();
@@ -85,7 +86,7 @@ pub(super) struct MachineSetup {
 }
 
 impl MachineSetup {
-    /// Opens the mirror of the replicas that are meant to be in use; those that are held are offline.
+    /// Opens the mirror of the replicas that should be in use; those that are held count as offline.
     pub async fn open(self) -> Result<RunningMirror, MirrorError> {
         let options = OpenOptions { is_read_only: false, accepts_lost_label: false, random: self.open_config.random };
         let opened = open_with_hooks(
@@ -98,8 +99,8 @@ impl MachineSetup {
         Ok(self.start(opened))
     }
 
-    /// Makes a mirror of the replicas that are meant to be in use, whatever is on them. `source` has the content that
-    /// counts.
+    /// Makes a mirror of the replicas that should be in use, whatever is on them. The mirror gets the content of the
+    /// replica `from`.
     pub async fn make(self, from: Option<usize>) -> Result<RunningMirror, ReplicaError> {
         let options = CreateOptions { random: self.open_config.random, name: None, from, force: true };
         let opened =
@@ -113,7 +114,7 @@ impl MachineSetup {
         for env in self.harness.members() {
             sources.push(self.harness.source(&env).await);
         }
-        // In a new mirror the position decides which replica's content counts.
+        // In a new mirror, the position decides which replica's content is used.
         if is_any_order {
             for at in (1..sources.len()).rev() {
                 sources.swap(at, self.random.below(at as u64 + 1) as usize);

@@ -1,8 +1,7 @@
-//! Creation of a mirror, from blank devices or from one with content, and stops at any start or end of an I/O during
-//! that.
+//! Creation of a mirror from blank devices or from one with content, with stops at any start or end of an I/O.
 //!
-//! At every point the source has its content, an open reads it or is refused, and once an in-sync replica has its label
-//! the mirror opens: a device without a label is added again.
+//! At every point the source has its content, and an open reads it or is refused. Once an in-sync replica has its
+//! label, the mirror opens, and a device without a label is added again.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,11 +17,11 @@ use super::trial::{MachinePlan, Trial, audit};
 use crate::client::{Client, Stop};
 use crate::workload::{self, Workload};
 
-/// The usual number of starts and ends of I/Os to make a mirror.
+/// The usual number of starts and ends of I/Os while a mirror is made.
 const LIKELY_BOUNDARIES: u64 = 250;
 
 impl Trial {
-    /// Makes the mirror, with as many attempts as needed.
+    /// Makes the mirror, in as many attempts as needed.
     pub fn make(&mut self) -> Result<(), String> {
         if self.replicas.iter().any(|replica| replica.has_no_label) {
             let plan = self.plan("the first machine", self.all_present());
@@ -42,13 +41,13 @@ impl Trial {
         Ok(())
     }
 
-    /// The stop of the next machine: at the ordered point, or at a random one below this.
+    /// Where the next machine stops: at the point given on the command line, or at a random one below `before`.
     pub fn draw_cut(&mut self, before: u64) -> Option<u64> {
         let drawn = self.random.chance(50).then(|| self.random.between(1, before));
         self.cut_at.or(drawn.filter(|_| self.config.crash_at.is_none()))
     }
 
-    /// Writes content to the first replica, which counts, and perhaps to another one, which does not.
+    /// Writes content to the first replica, which the mirror keeps, and perhaps to another one, which it does not keep.
     fn fill_replicas(&mut self) -> Result<(), String> {
         self.fill(0, self.checker.clone())?;
         if self.random.chance(40) {
@@ -56,24 +55,24 @@ impl Trial {
         }
         for (number, replica) in self.replicas.iter_mut().enumerate().filter(|(_, replica)| replica.is_member) {
             replica.is_current = number == 0;
-            // The source must not be written.
+            // The mirror must not write to the source.
             if number == 0 { replica.allowed.clear() } else { replica.allow_all() }
         }
         Ok(())
     }
 
-    /// Writes to a device before it is a replica.
+    /// Writes to a device before it becomes a replica.
     fn fill(&mut self, replica: usize, checker: Rc<RefCell<crate::checker::Checker>>) -> Result<(), String> {
         self.replicas[replica].allow_all();
         let plan = MachinePlan { checker, ..self.plan("a device before there is a mirror", self.all_present()) };
         self.stage(plan, move |stage| async move { use_alone(&stage, replica).await }).map(drop)
     }
 
-    /// Makes the mirror, or opens what exists of it; returns whether it exists for certain.
+    /// Makes the mirror, or opens what already exists of it; returns whether it certainly exists.
     fn make_once(&mut self, has_content: bool, cut: Option<u64>) -> Result<bool, String> {
         let labels: Vec<bool> = self.replicas.iter().map(|replica| replica.own_label().is_some()).collect();
         let is_there = if has_content { labels[0] } else { labels.contains(&true) };
-        // Blank devices also become a mirror when they are opened.
+        // Blank devices also become a mirror when they are opened as one.
         let is_opened = is_there || (!has_content && self.random.chance(50));
         let (from, is_durable, is_ordered) =
             (has_content.then_some(0), self.is_durable, self.config.crash_at.is_some());
@@ -106,7 +105,7 @@ impl Trial {
         Ok(is_there && self.random.chance(60))
     }
 
-    /// For a mirror that was never open, only labels tell which replica has all data.
+    /// If the mirror was never open, only labels show which replica has all data.
     fn update_from_labels(&mut self, has_content: bool) {
         let states: Vec<Option<ReplicaState>> = self.replicas.iter().map(Replica::own_state).collect();
         let is_any = states.iter().any(Option::is_some);
@@ -116,7 +115,7 @@ impl Trial {
         }
     }
 
-    /// Opens the mirror in isolation: reads must be right, or the open is refused.
+    /// Opens the mirror in isolation: the open must be refused, or reads must be right.
     pub fn check_open(&mut self, what: &'static str, present: Vec<bool>, must_open: bool) -> Result<(), String> {
         self.isolated(|trial| {
             trial.replicas.iter_mut().for_each(Replica::allow_all);
@@ -135,7 +134,7 @@ impl Trial {
     }
 }
 
-/// Writes to a replica that is a device of its own, and closes it.
+/// Uses a replica as a device on its own: writes to it and closes it.
 async fn use_alone(stage: &MachineSetup, replica: usize) {
     let env = stage.harness.envs.borrow()[replica].clone();
     let Ok(stack) = stage.harness.open(&env).await else { return };
@@ -156,14 +155,14 @@ async fn use_alone(stage: &MachineSetup, replica: usize) {
     }
 }
 
-/// Everything that a mirror does by itself, so that it can be stopped at every point of it.
+/// Does everything that a mirror does in the background, so that it can be stopped at every point of it.
 pub(super) async fn quiesce_and_close(running: &RunningMirror) -> Result<(), Stop> {
     quiesce_and_compare(running).await?;
     running.close().await;
     Ok(())
 }
 
-/// Uses a mirror that was just made, briefly.
+/// Briefly uses a mirror that was just made.
 async fn first_steps(running: &RunningMirror, is_durable: bool) {
     if running.random.chance(60) && audit(running, is_durable).await.is_err() {
         return;

@@ -1,4 +1,4 @@
-//! Older images of replicas: restored, used alone, and then combined with the others.
+//! Older images of replicas: they are restored, used alone, and then combined with the others.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -21,8 +21,8 @@ struct OlderImage {
 }
 
 impl Trial {
-    /// A replica with an older image, since which at least two labels were written, while another replica has all data
-    /// and its label shows that.
+    /// Chooses an older image of a replica, since which at least two labels were written, while another replica has all
+    /// data and a label that shows it.
     fn draw_older(&mut self) -> Option<OlderImage> {
         let at = self.random.below(self.replicas.len() as u64) as usize;
         let is_last = !self.replicas.iter().enumerate().any(|(other, replica)| other != at && replica.knows_in_sync());
@@ -53,8 +53,8 @@ impl Trial {
         }
     }
 
-    /// Uses an older image of a replica alone, and then combines all. Content that only one side has is never dropped
-    /// silently: such replicas are refused, and the others keep their content.
+    /// Uses an older image of a replica alone, and then combines it with the others. Content that only one side has is
+    /// never dropped silently: both sides together are refused, and the others keep their content.
     pub fn go_on_from_old(&mut self) -> Result<(), String> {
         if self.replicas.iter().any(|replica| replica.has_no_label) {
             return Ok(());
@@ -72,10 +72,10 @@ impl Trial {
         (0..self.replicas.len()).map(|replica| replica == at).collect()
     }
 
-    /// The image is only opened, which changes no label in a way that excludes it or the others.
+    /// Only opens the image. That changes no label in a way that excludes this replica or the others.
     fn look_alone(&mut self, at: usize) -> Result<(), String> {
-        // The in-sync replica's label from before the image was restored may not show that it is in sync; then no label
-        // does.
+        // The label of the in-sync replica, from before the image was restored, may not show that it is in sync; then
+        // no label does.
         let is_known_in_sync =
             self.replicas.iter().enumerate().any(|(replica, of)| replica != at && of.knows_in_sync());
         let plan = MachinePlan {
@@ -106,7 +106,7 @@ impl Trial {
         }
     }
 
-    /// The image is written alone. `is_apart` tells whether a change completed since it was taken.
+    /// Writes to the image alone. `is_apart` is whether a change completed since the image was taken.
     fn go_on_from(&mut self, at: usize, is_apart: bool) -> Result<(), String> {
         let others: Vec<bool> =
             self.replicas.iter().enumerate().map(|(replica, of)| replica != at && of.knows_in_sync()).collect();
@@ -126,7 +126,7 @@ impl Trial {
             None => {}
         }
         if !is_apart {
-            // The others may have been reattached, and have the current content.
+            // The others may have been reattached, and then have the current content.
             return Ok(());
         }
         if result.completed_changes > 0
@@ -138,7 +138,7 @@ impl Trial {
     }
 }
 
-/// Uses an older image, sometimes with the others returning meanwhile.
+/// Uses an older image; sometimes the others return meanwhile.
 async fn go_on_from_image(running: &RunningMirror) {
     if running.random.chance(40) {
         let envs = running.in_use();

@@ -1,4 +1,4 @@
-//! Requirements once the mirror is quiesced: all replicas are in sync, identical, and have the hosts' content.
+//! What must hold once the mirror is quiesced: all replicas are in sync, are identical, and have the hosts' content.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub(super) async fn quiesce(running: &RunningMirror) -> Result<(), Stop> {
         }
         make_replicas(running).await;
         if running.in_use().iter().any(|env| env.link.get() == ReplicaLink::Gone) {
-            // The mirror notices an offline replica when it sends a request.
+            // The mirror notices that a replica is offline only when it sends a request.
             let _ = running.client.verify(Extent::one(Lba::new(0))).await;
         }
         running.executor.delay(Duration::from_millis(1).max(Duration::from_millis(200) / running.factor)).await;
@@ -54,7 +54,7 @@ pub(super) async fn quiesce(running: &RunningMirror) -> Result<(), Stop> {
     Err(Stop)
 }
 
-/// Adds devices that are in the place of a replica and have no label of the mirror.
+/// Adds devices that are in the place of a replica but have no label of the mirror.
 async fn make_replicas(running: &RunningMirror) {
     let (Some(description), Some(mirror)) = (running.harness.describe(), running.harness.mirror.borrow().clone())
     else {
@@ -84,7 +84,8 @@ fn is_quiesced(running: &RunningMirror) -> bool {
     running.in_use().iter().all(is_current) && running.harness.describe().is_some_and(|now| now.dirty_bytes == 0)
 }
 
-/// True if the replicas' labels list no more older copies than are withheld: their overwrites are known to be durable.
+/// True if the replicas' labels list no more older copies than are withheld from reads, so that their overwrites are
+/// known to be durable.
 async fn are_stale_lists_short(running: &RunningMirror) -> bool {
     let Some(description) = running.harness.describe() else { return false };
     let withheld: u64 = description.replicas.iter().map(|replica| replica.stale_blocks).sum();
@@ -131,7 +132,7 @@ async fn compare(running: &RunningMirror) -> Result<(), Stop> {
     Ok(())
 }
 
-/// True if a replica by itself can read blocks.
+/// True if this replica alone can read the blocks.
 pub(super) async fn holds(running: &RunningMirror, replica: usize, extent: Extent) -> bool {
     let env = running.in_use().into_iter().find(|env| env.number == replica);
     match env {
@@ -162,8 +163,8 @@ async fn are_identical(running: &RunningMirror, extent: Extent) -> bool {
     true
 }
 
-/// True if the mirror refuses to read a block. Replicas that can read it have an older copy, which is counted: the
-/// block was made unreadable while they were offline. That may be true of each replica, for different times.
+/// True if the mirror refuses to read a block. Replicas that can read it have an older copy, because the block was made
+/// unreadable while they were offline; these copies are counted. Several replicas may have one, from different times.
 async fn is_kept(running: &RunningMirror, one: Extent, kept: &mut [u64]) -> bool {
     for env in running.in_use() {
         if read(&env, one).await.is_some() {

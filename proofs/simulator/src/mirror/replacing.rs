@@ -1,7 +1,7 @@
-//! Replacement of a replica by another device, and stops at any start or end of an I/O during that.
+//! Replacement of a replica by another device, with stops at any start or end of an I/O.
 //!
-//! Labels list the replacement or do not: an open that names the new device succeeds, and one that names the old device succeeds or
-//! is refused. Reads are right.
+//! Labels may list the replacement or not. An open that names the new device succeeds; one that names the old device
+//! succeeds or is refused. Reads return the right content.
 
 use sealblock_layers_mirror::label::ReplicaState;
 
@@ -12,7 +12,7 @@ use super::replica::Replica;
 use super::trial::{MachinePlan, Trial, audit};
 use crate::workload::{self, Workload};
 
-/// The usual number of starts and ends of I/Os in a replacement.
+/// The usual number of starts and ends of I/Os during a replacement.
 const LIKELY_BOUNDARIES: u64 = 400;
 
 impl Trial {
@@ -57,7 +57,7 @@ impl Trial {
         if result.is_stopped { self.name_both(old, new) } else { Ok(()) }
     }
 
-    /// After a stop, opens that name the old or the new device.
+    /// After a stop, tries opens that name the old device and opens that name the new one.
     fn name_both(&mut self, old: usize, new: usize) -> Result<(), String> {
         self.check_open("a machine with the new device", self.all_present(), true)?;
         if !self.replicas[old].is_removed || !self.replicas[new].is_member {
@@ -73,14 +73,14 @@ impl Trial {
     }
 
     fn probe_as_named(&mut self, unnamed: usize) -> Result<(), String> {
-        // A device that is not named is not touched.
+        // An open must not change a device that it does not name.
         let image = self.replicas[unnamed].image.clone();
         let done = self.check_open("a machine with the old device", self.all_present(), false);
         self.replicas[unnamed].image = image;
         done
     }
 
-    /// A replacement was in progress when the machine stopped: the labels decide which device is a replica.
+    /// A replacement was in progress when the machine stopped, so the labels decide which device is a replica.
     pub fn decide_replacement(&mut self, new: usize, old: usize) {
         let others =
             self.replicas.iter().enumerate().filter(|(at, replica)| *at != new && *at != old && replica.is_in_use());
@@ -91,12 +91,12 @@ impl Trial {
             let id = own.replicas[own.own_index].id;
             labels.iter().any(|label| !label.replicas.iter().any(|member| member.id == id))
         });
-        // The mirror no longer had its name, so it was not opened.
+        // The mirror no longer had the old device's name, so it was not opened.
         let is_left = self.replicas[old].is_recorded_as(&self.replicas, |state| state != ReplicaState::InSync);
         self.replicas[old].is_removed |= is_out;
         self.replicas[old].is_current &= !is_out && !is_left;
         if is_out || is_labelled {
-            // It may be named, with a label or without.
+            // It may be named, whether or not it has a label.
             self.replicas[new].is_member = true;
             self.replicas[new].allow_all();
         } else {

@@ -34,7 +34,7 @@ pub(super) struct Replica {
     pub is_current: bool,
     /// True if writes completed without it, and the other labels list it as out of sync.
     pub missed_writes: bool,
-    /// True if an older image of it was restored.
+    /// True if it was rolled back to an older image.
     pub is_old: bool,
     pub allowed: BTreeSet<u64>,
 }
@@ -92,7 +92,7 @@ impl Replica {
 
     /// Allows writes to every region.
     pub fn allow_all(&mut self) {
-        // At least this number of regions.
+        // At least as many as there are regions.
         self.allowed = (0..self.profile.capacity_blocks.min(1 << 15)).collect();
     }
 
@@ -116,7 +116,7 @@ impl Replica {
         self.image.as_ref().is_some_and(|image| image.dirty_sectors() == 0)
     }
 
-    /// Its environment in a machine.
+    /// The environment of this replica in a machine.
     pub fn env(
         &mut self,
         number: usize,
@@ -161,12 +161,12 @@ impl Replica {
         self.is_removed = env.is_removed.get();
         self.is_spare = env.is_spare.get();
         if !self.is_member && env.replaces.get().is_none() {
-            // It was never a replica, or its creation was interrupted: it is made again.
+            // It was never a replica, or its creation was interrupted; it is made anew.
             self.make_spare();
         }
         if let Some((state, _)) = harness.state(env) {
             self.is_current = self.is_in_use() && state == ReplicaState::InSync;
-            // A replica that could not be added is listed as removed as well.
+            // A replica that could not be added is also listed as removed.
             self.is_removed |= self.is_member && state == ReplicaState::Removed;
         } else if !self.is_in_use() {
             self.is_current = false;
@@ -178,7 +178,7 @@ impl Replica {
         self.missed_writes = harness.missed_writes.borrow()[env.number];
     }
 
-    /// The label of an image.
+    /// The label in an image.
     pub fn label(&self, image: &Image, random: &Random) -> Option<Label> {
         let trace = Trace::default();
         let executor = Executor::new(random.fork("label"), trace.clone());
@@ -199,8 +199,8 @@ impl Replica {
         self.image.as_ref().and_then(|image| self.label(image, &Random::new(0)))
     }
 
-    /// True if the label of another replica that claims to be current lists it in this state. The mirror's last update
-    /// may be missing there.
+    /// True if another replica that claims to be current lists it in a state for which `what` is true. The mirror's
+    /// last update may be missing from that label.
     pub fn is_recorded_as(&self, replicas: &[Replica], what: impl Fn(ReplicaState) -> bool) -> bool {
         let Some(own) = self.own_label() else { return false };
         let id = own.replicas[own.own_index].id;
@@ -221,7 +221,7 @@ impl Replica {
         self.own_state() == Some(ReplicaState::InSync)
     }
 
-    /// True if it has every completed write and its label shows that: a replica that was just resynced may not have
+    /// True if it has every completed write and its own label shows that; a replica that was just resynced may not have
     /// that label yet.
     pub fn knows_in_sync(&self) -> bool {
         self.is_current && !self.has_no_label && self.calls_itself_current()

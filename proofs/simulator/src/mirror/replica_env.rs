@@ -15,11 +15,11 @@ use crate::system::{BoxedWork, VolumeProfile};
 pub(super) enum ReplicaLink {
     /// Requests are executed.
     Up,
-    /// Reads are executed, changes fail.
+    /// Reads are executed, and changes fail.
     Full,
     /// Requests get no response and no error.
     Hung,
-    /// Every request fails at once, also those in flight.
+    /// Every request fails at once, including those in flight.
     Gone,
 }
 
@@ -37,10 +37,10 @@ pub(super) struct ReplicaEnv {
     /// The behaviour of its first disk in this machine.
     pub behaviour: RefCell<Behaviour>,
     pub link: Cell<ReplicaLink>,
-    /// It cannot be opened again yet.
+    /// True if it cannot be opened again yet.
     pub held: Cell<bool>,
     pub is_opening: Cell<bool>,
-    /// True while it is open to be made a replica.
+    /// True while it is open in order to become a replica.
     pub is_lent: Cell<bool>,
     /// Counts opens and breaks of the link.
     pub epoch: Cell<u64>,
@@ -52,11 +52,11 @@ pub(super) struct ReplicaEnv {
     pub close: RefCell<Option<BoxedWork<()>>>,
     /// Regions that the mirror may write to it.
     pub allowed: RefCell<BTreeSet<u64>>,
-    /// It is not a replica and can be made one.
+    /// True if it is not a replica but can become one.
     pub is_spare: Cell<bool>,
     pub is_member: Cell<bool>,
     pub is_removed: Cell<bool>,
-    /// It is being removed.
+    /// True if it is being removed.
     pub is_leaving: Cell<bool>,
     /// The replica that it replaces.
     pub replaces: Cell<Option<usize>>,

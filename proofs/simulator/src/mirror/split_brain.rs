@@ -1,8 +1,8 @@
-//! Opens with only out-of-sync replicas online.
+//! Opens of a mirror with only out-of-sync replicas online.
 //!
-//! Replicas whose labels tell that they are out of sync are refused. A replica that cannot know opens alone; then each
-//! side was written without the other, and both together must be refused as a split brain. The run is isolated: the
-//! trial continues with the disks as before.
+//! Replicas whose labels show that they are out of sync are refused. A replica that cannot know this opens alone. After
+//! that each side was written without the other, and both together must be refused as a split brain. The run is
+//! isolated: afterwards the trial continues with the disks from before.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,7 +18,8 @@ use crate::checker::Checker;
 use crate::workload::{self, Workload};
 
 impl Trial {
-    /// Runs something and restores the state from before; does nothing unless every replica had a power cut.
+    /// Runs something in isolation and then restores the state from before; does nothing unless every replica had a
+    /// power cut.
     pub fn isolated(&mut self, excursion: impl FnOnce(&mut Trial) -> Result<(), String>) -> Result<(), String> {
         if !self.replicas.iter().all(Replica::has_only_durable) {
             return Ok(());
@@ -31,7 +32,7 @@ impl Trial {
         done
     }
 
-    /// A checker for an isolated run, whose versions no other checker has.
+    /// A checker for an isolated run, with versions that no other checker uses.
     pub fn blank_checker(&self) -> Rc<RefCell<Checker>> {
         let checker = self.checker.borrow();
         Rc::new(RefCell::new(Checker::after(checker.patterns(), checker.requests() + ISOLATED_VERSIONS)))
@@ -58,7 +59,7 @@ impl Trial {
             MachinePlan { checker: self.blank_checker(), ..self.plan("a machine without what is current", present) };
         let result = self.machine(plan, move |running| async move { go_on_alone(&running).await })?;
         match result.refused {
-            // They may not know of a replica that was added since.
+            // They may not know of a replica that was added later.
             Some(MirrorError::Assemble {
                 error:
                     AssembleError::NoneInSync
@@ -78,14 +79,15 @@ impl Trial {
         }
     }
 
-    /// True if two sides, each of which may have been written without the other, are refused when all are online.
+    /// True if two sides, each of which may have been written without the other, are refused when all replicas are
+    /// online.
     pub fn are_refused(&mut self, what: &'static str) -> Result<bool, String> {
         let plan = MachinePlan { checker: self.blank_checker(), ..self.plan(what, self.all_present()) };
         let result = self.machine(plan, |_| async {})?;
         match result.refused {
             None => Ok(false),
-            // One side may not know of a replica that the other has added, or that an out-of-sync replica lists it as
-            // out of sync.
+            // One side may not know of a replica that the other has added, or that an out-of-sync replica lists one of
+            // its replicas as out of sync.
             Some(MirrorError::Assemble {
                 error:
                     AssembleError::SplitBrain { .. }
@@ -99,10 +101,10 @@ impl Trial {
     }
 }
 
-/// Versions above all of the trial itself.
+/// Above all versions of the trial itself.
 const ISOLATED_VERSIONS: u64 = 1 << 32;
 
-/// Accepts the current content, which must be valid, and changes it.
+/// Accepts the current content, which must be valid, and then changes it.
 pub(super) async fn go_on_alone(running: &RunningMirror) {
     for piece in running.client.pieces(&running.random) {
         if running.client.learn(piece).await.is_err() {

@@ -36,7 +36,7 @@ fn a_mirror_that_reads_resyncing_replicas_is_caught() {
     assert_caught(Mutation::ReadResyncing, Workload::Mixed, 20);
 }
 
-// Evicting marks before their flush is detected by walks: here flushes come before groups make room.
+// Walks detect marks that are evicted before their flush; here flushes come before groups are evicted.
 
 #[test]
 fn a_mirror_that_lets_overlapping_changes_race_is_caught() {

@@ -1,4 +1,5 @@
-//! One seed from beginning to end: make replicas, use their mirror on several machines, and check it while quiesced.
+//! One seed from beginning to end: makes replicas, uses their mirror on several machines, and checks it once it is
+//! quiesced.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -25,7 +26,7 @@ use crate::workload::{self, Workload};
 
 const LIMITS: RunLimits = RunLimits { steps: 5_000_000, seconds: 24 * 3600 };
 
-/// The loads that mirrors are put under.
+/// The loads for mirrors.
 pub const LOADS: [Workload; 9] = [
     Workload::Mixed,
     Workload::Forced,
@@ -49,7 +50,7 @@ pub fn run(mutation: Mutation, config: TrialConfig) -> Result<Report, Box<Failur
     let patterns = Patterns::new(random.word(), profile.block_size, profile.protection);
     let factor = *random.pick(&[1, 30, 300, 3_000]);
     let region_shift = random.between(1, 6) as u32;
-    // Often fewer than the device has, so that groups evict others.
+    // Often fewer than the device has, so that groups evict one another.
     let hot_groups = 1 + (config.seed % 9) as u32;
     let open_config = OpenConfig { mutation, region_shift, hot_groups, random: [7; 16], factor };
     let mut trial = Trial {
@@ -89,11 +90,11 @@ pub(super) struct Trial {
     pub report: Report,
     pub log_lines: Vec<String>,
     pub replicas: Vec<Replica>,
-    /// All replicas had a power cut at the last stop, so the content is durable.
+    /// True if all replicas had a power cut at the last stop, so that the content is durable.
     pub is_durable: bool,
     /// Changes that the mirror has completed so far.
     pub changes: u64,
-    /// Remaining starts and ends of I/Os before the ordered stop of a machine.
+    /// The remaining starts and ends of I/Os until the stop that was requested on the command line.
     pub cut_at: Option<u64>,
 }
 
@@ -104,11 +105,11 @@ pub(super) struct MachinePlan {
     pub present: Vec<bool>,
     /// True if it is stopped at a random point.
     pub stops: bool,
-    /// The start or end of an I/O of any replica at which it stops, if given.
+    /// The number of starts and ends of I/Os of all replicas after which it stops, if given.
     pub cut: Option<u64>,
-    /// Replicas are named in random order.
+    /// True if replicas are named in random order.
     pub is_any_order: bool,
-    /// A disk was damaged on purpose.
+    /// True if a disk was damaged on purpose.
     pub is_damaged: bool,
     pub checker: Rc<RefCell<Checker>>,
 }
@@ -121,7 +122,7 @@ pub(super) struct MachineResult {
     pub is_stopped: bool,
     /// True if a mirror was open.
     pub was_open: bool,
-    /// Remaining starts and ends of I/Os before its stop.
+    /// The remaining starts and ends of I/Os until its stop.
     pub left: u64,
 }
 
@@ -130,7 +131,7 @@ impl Trial {
         let count = *self.random.pick(&[2, 2, 2, 3, 3, 4]);
         let (mut has_spare, mut has_unlabelled) = (self.random.chance(30), self.random.chance(15));
         if self.config.crash_at.is_some() {
-            // To stop during the first label writes and replacements is intended.
+            // The point of this option is to stop during the first label writes and replacements.
             (has_spare, has_unlabelled) = (true, false);
         }
         for number in 0..count + usize::from(has_spare) {
@@ -165,7 +166,7 @@ impl Trial {
         self.end()
     }
 
-    /// Records the progress towards the ordered stop.
+    /// Counts down to the requested stop.
     pub fn record_cut(&mut self, cut: Option<u64>, left: u64, is_stopped: bool) {
         if cut.is_some() && self.cut_at.is_some() {
             self.report.first_crashed = is_stopped;
@@ -174,9 +175,9 @@ impl Trial {
     }
 
     /// True if a refusal is correct although nothing was lost. The last label of an out-of-sync replica was written
-    /// before a change, may have been in flight, and lists another replica as out of sync that is in sync since. A
-    /// restored image from just before that label would look like replicas that continued without the others, so they
-    /// are refused together.
+    /// before a change, may have been in flight, and lists another replica as out of sync that has become in sync since
+    /// then. To that label, the others could also be an older image, restored from just before it, that continued
+    /// alone; so they are refused together.
     pub fn is_in_doubt(&self, error: &MirrorError) -> bool {
         matches!(error, MirrorError::Assemble { error: AssembleError::SplitBrain { .. }, .. }) && self.has_doubt()
     }
@@ -195,7 +196,8 @@ impl Trial {
         others.filter_map(Replica::own_label).any(|label| lacks(&label))
     }
 
-    /// True if a refusal names an offline replica that may have more than its own label and the others show.
+    /// True if a refusal names an offline replica that may have more writes than its own label and those of the others
+    /// show.
     pub fn is_none_in_sync(error: &MirrorError) -> bool {
         matches!(error, MirrorError::Assemble { error: AssembleError::NoneInSync, .. })
     }
@@ -216,7 +218,7 @@ impl Trial {
         vec![true; self.replicas.len()]
     }
 
-    /// True if a present replica has all data and its label proves it.
+    /// True if a present replica has all data and its label proves that.
     pub fn has_everything(&self, present: &[bool]) -> bool {
         self.replicas
             .iter()
@@ -247,7 +249,7 @@ impl Trial {
         })?;
         match result.refused {
             None => Ok(()),
-            // Its own label may not have been written since it was resynced.
+            // Its own label may not have been written since the resync.
             Some(MirrorError::Assemble { error: AssembleError::NoneInSync, .. }) if !must_open => Ok(()),
             Some(error) if self.is_in_doubt(&error) => Ok(()),
             Some(error) => Err(format!("the mirror could not be opened: {error}")),
@@ -309,7 +311,7 @@ impl Trial {
         harness.fuse.borrow_mut().clone_from(&fuse);
         self.place(&plan, &harness, &executor);
         let (random, mut open_config) = (self.random.fork("hosts"), self.open_config);
-        // All random identities: of a mirror, of how far apart its labels are, and of a session.
+        // All random identities: of a mirror, of the distance between its labels, and of a session.
         open_config.random.as_chunks_mut::<8>().0.iter_mut().for_each(|part| *part = random.word().to_le_bytes());
         let stage = MachineSetup { harness: harness.clone(), executor: executor.clone(), random, open_config };
         let ended = executor.run(LIMITS, main(stage));
@@ -390,9 +392,9 @@ impl Trial {
         harness.mirror.borrow_mut().take();
     }
 
-    /// A removal was in progress when the machine stopped: the labels decide whether the replica is removed.
+    /// A removal was in progress when the machine stopped, so the labels decide whether the replica is removed.
     fn decide_removal(&mut self, replica: usize) {
-        // Its own label is written first, and is trusted.
+        // Its own label is written first, and is decisive.
         let is_told = self.replicas[replica].own_state() == Some(ReplicaState::Removed);
         let is_recorded =
             || self.replicas[replica].is_recorded_as(&self.replicas, |state| state == ReplicaState::Removed);
@@ -429,7 +431,7 @@ async fn under_load(running: &RunningMirror, workload: Workload, is_durable: boo
     }
 }
 
-/// Reads every block: permitted, and clean by Verify.
+/// Reads every block: the content must be permitted, and Verify must find no damage.
 pub(super) async fn audit(running: &RunningMirror, is_durable: bool) -> Result<(), Stop> {
     let pieces = running.client.pieces(&running.random);
     for piece in &pieces {

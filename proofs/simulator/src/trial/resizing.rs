@@ -1,4 +1,4 @@
-//! Resizes between two machines: by a machine that does nothing else, and that may be stopped in the middle of it.
+//! Resizes between two machines, done by a machine that does nothing else and that may be stopped in the middle.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -15,18 +15,18 @@ use crate::workload::{GROUP_BLOCKS, Workload};
 const MOST_MORE: u64 = 2_000;
 /// The approximate number of starts and ends of I/Os of a resize.
 const LIKELY_BOUNDARIES: u64 = 160;
-/// The minimum number of blocks of a device.
+/// The minimum size of a device, in blocks.
 const LEAST_BLOCKS: u64 = 4;
 
 impl<S: System> Trial<'_, S> {
-    /// Bytes of the disk: just enough, or with room after the device.
+    /// Bytes of the disk: just enough, or with space left after the device.
     pub(super) fn disk_bytes(&self) -> u64 {
         let room = if self.keeps_length { MOST_MORE } else { 0 };
         let profile = VolumeProfile { capacity_blocks: self.profile.capacity_blocks + room, ..self.profile };
         self.system.disk_bytes(&self.profile).max(self.system.disk_bytes(&profile))
     }
 
-    /// Resizes the device, in some seeds and once or more.
+    /// Resizes the device in some seeds, once or several times.
     pub(super) fn resize(&mut self, mut image: Image) -> Result<Image, String> {
         while self.system.resizes() && self.sizes.chance(50) {
             let from = self.system.capacity(&self.profile, &image);
@@ -93,7 +93,7 @@ impl<S: System> Trial<'_, S> {
         if !is_due {
             return Err(format!("a device of {now} blocks, resized from {from} to {to}: {:?}", outcome.get()));
         }
-        // A completed resize has synced the content that it found and that it wrote.
+        // A completed resize has synced the content that it found and the content that it wrote.
         if !self.is_durable && outcome.get().is_none() {
             undoable.extend((now != from).then_some(from));
             self.undoable = undoable;

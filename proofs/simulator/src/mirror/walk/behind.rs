@@ -1,4 +1,4 @@
-//! Steps of a session in which a replica is offline, or out of sync, at critical moments.
+//! Steps of a session in which a replica is offline or out of sync at a critical moment.
 
 use std::time::Duration;
 
@@ -8,7 +8,8 @@ use super::replica::{BLOCKS, HeldRequests, Replica, ReplicaLink};
 use super::session::Host;
 
 impl Host {
-    /// A replica is offline while neighbouring blocks are written, and until no write is in flight there any more.
+    /// A replica goes offline while neighbouring blocks are written, and stays so until no write there is in flight any
+    /// more.
     pub async fn write_behind(&self) {
         let (replica, random) = (self.named(), &self.harness.random);
         self.disconnect(&replica);
@@ -21,8 +22,8 @@ impl Host {
         self.wait(6).await;
     }
 
-    /// While a partly resynced replica flushes, writes that only it executes fail. It goes offline again before those regions are resynced,
-    /// and again after all I/O to it has ended.
+    /// While a partly resynced replica flushes, writes that only this replica executes fail. It goes offline again
+    /// before those regions are resynced, and again after all I/O to it has ended.
     pub async fn fail_beside_flush(&self) {
         let replica = self.named();
         let random = &self.harness.random;
@@ -50,7 +51,7 @@ impl Host {
         self.wait(6).await;
     }
 
-    /// Waits until a replica holds a request; false if it does not.
+    /// Waits until a replica holds a request back; false if it never does.
     async fn waits(&self, replica: &Replica) -> bool {
         for _ in 0..200 {
             if replica.is_waiting.get() {

@@ -16,13 +16,13 @@ use crate::random::Random;
 
 pub type MirrorHandle = Rc<Mirror<Executor>>;
 
-/// The maximum number of members, and the number of devices.
+/// The maximum number of members, which is the number of devices.
 pub const REPLICAS: usize = 5;
 
 /// One open of the mirror.
 pub struct Session {
     pub mirror: MirrorHandle,
-    /// Its current node, and the possible contents of its blocks.
+    /// Its current node in the model, and the possible contents of its blocks.
     pub node: NodeId,
     pub state: HistoryState,
     /// The possible contents when it opened.
@@ -35,14 +35,14 @@ pub struct Session {
 pub struct Harness {
     pub format: Option<PiFormat>,
     pub random: Random,
-    /// The maximum time of each half of a request to a replica; 0 for none.
+    /// The maximum duration of each half of a request to a replica; 0 for none.
     pub pace_ms: u64,
     pub replicas: Vec<Rc<Replica>>,
     pub model: RefCell<Model>,
     pub session: RefCell<Option<Session>>,
-    /// The last labels that were written to members, as far as the current writers know.
+    /// The last label that was written to each member, as far as the current writers know.
     pub acked: RefCell<BTreeMap<Id, u64>>,
-    /// Operations until the machine stops.
+    /// The number of operations until the machine stops.
     stops_in: Cell<Option<u64>>,
     made: Cell<u64>,
     finding: RefCell<Option<String>>,
@@ -138,7 +138,7 @@ impl Harness {
         self.in_sync().iter().filter(is_up).map(|replica| (replica.number, replica.epoch.get())).collect()
     }
 
-    /// The mirror is about to write to a replica.
+    /// The mirror is about to write to this replica.
     pub fn is_written(&self, replica: &Replica) {
         if !matches!(self.replica_state(replica), Some((ReplicaState::Resyncing, _))) {
             return;
@@ -149,7 +149,8 @@ impl Harness {
         let mut image = replica.image.borrow_mut();
         let is_told = image.label().is_none_or(|label| label.replicas[label.own_index].state != ReplicaState::InSync);
         let known = &mut image.known;
-        // A replica that has all acknowledged changes needs no label: it only gets changes that were in doubt.
+        // A replica that has all acknowledged changes needs no label first, because it only gets changes that were in
+        // doubt.
         let lacks = known.node.is_none_or(|node| self.model.borrow().has_more(session.node, node));
         if !is_told && lacks && !known.is_mixed {
             let name = &replica.name;
@@ -163,7 +164,7 @@ impl Harness {
         known.holds = Some(session.node);
     }
 
-    /// Content that only this replica has must not be overwritten, and its label must keep the proof of it.
+    /// Checks that content that only this replica has is not overwritten, and that its label keeps the proof of it.
     fn check_overwriting(&self, replica: &Replica) {
         let session = self.session.borrow();
         let Some(session) = session.as_ref() else { return };
@@ -179,7 +180,7 @@ impl Harness {
         if matches!(self.replica_state(replica), Some((ReplicaState::Resyncing | ReplicaState::InSync, _))) {
             self.check_overwriting(replica);
         }
-        // A replica that has all data since the previous label gets that proof with this label.
+        // A replica that has had all data since the previous label gets the proof of that with this label.
         self.record_run();
         let (id, acked) = (self.fresh(), self.acked.borrow().clone());
         let mut image = replica.image.borrow_mut();
@@ -194,7 +195,7 @@ impl Harness {
         let is_in_sync = |replica: &Rc<Replica>| {
             let replica_state = self.replica_state(replica);
             if replica.is_reached() && replica_state.is_some_and(|(_, is_online)| is_online) {
-                // The mirror has accepted the current content.
+                // The mirror has accepted the current image.
                 replica.is_swapped.set(false);
             }
             !replica.is_swapped.get() && matches!(replica_state, Some((ReplicaState::InSync, _)))
@@ -209,9 +210,9 @@ impl Harness {
         }
     }
 
-    /// Updates the model of the session's history.
+    /// Advances the model of the session's history.
     pub fn advance(&self, step: impl FnOnce(&mut Model, NodeId, HistoryState) -> NodeId) {
-        // A replica that left meanwhile does not get the following changes.
+        // A replica that went offline meanwhile does not get the changes that follow.
         self.record_run();
         if let Some(session) = self.session.borrow_mut().as_mut() {
             let mut model = self.model.borrow_mut();
@@ -231,7 +232,7 @@ impl Harness {
         replica.image.borrow().good(Lba::new(block as u64), self.format)
     }
 
-    /// The blocks of which a label lists only an older copy on this replica, which is withheld from reads.
+    /// The blocks of which, according to a label, this replica has only an older copy; reads do not return it.
     pub fn withheld(&self, replica: &Replica) -> Vec<u64> {
         let Some((_, own)) = self.labelled(replica.number) else { return Vec::new() };
         let id = own.replicas[own.own_index].id;
@@ -240,7 +241,7 @@ impl Harness {
         members.flat_map(|member| member.stale).collect()
     }
 
-    /// A replica's good copies that may be read, by block.
+    /// A replica's good copies that reads may return, by block.
     pub fn copies(&self, replica: &Replica) -> Vec<Option<Stamp>> {
         let withheld = self.withheld(replica);
         let copy = |block: u64| {

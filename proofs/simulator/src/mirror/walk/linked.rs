@@ -1,4 +1,4 @@
-//! The link to a replica, for one open: it breaks, delays and counts requests.
+//! The link to a replica, for one open: it delays, counts and fails requests.
 
 use std::future::pending;
 use std::rc::Rc;
@@ -16,8 +16,8 @@ use crate::executor::Executor;
 /// Blocks of one transfer, so that regions are resynced in several pieces.
 const TRANSFER_BLOCKS: usize = 4;
 
-/// The pause between two checks of a held request, and the maximum number of them: its holder may itself wait for it,
-/// as a write waits for the flush at the end of the reconciliation of its blocks.
+/// The pause between two checks of a held request, and the maximum number of them. The holder may itself wait for that
+/// request, as a write waits for the flush at the end of the reconciliation of its blocks.
 const HELD_DELAY: Duration = Duration::from_millis(50);
 const MAX_HELD_DELAYS: u32 = 1200;
 
@@ -53,7 +53,7 @@ impl LinkedReplica {
         }
     }
 
-    /// Requests take time, and others are executed meanwhile.
+    /// Requests take time, during which others are executed.
     async fn pause(&self) {
         match self.harness.pace_ms {
             _ if !self.harness.random.chance(25) => {}

@@ -1,9 +1,9 @@
-//! The acknowledged changes of every history of the mirror, and the history of each image.
+//! The acknowledged changes in every history of the mirror, and the history of each image.
 //!
-//! A *node* is a moment of one history: each change that begins, each that is acknowledged, each flush and each stop of
-//! a machine makes a child. An image that has everything up to a node is *at* that node. Two images whose nodes are on
-//! one path from the root have one history, of which the lower node is the newer. Where the paths part, each side has
-//! acknowledged something without the other.
+//! A *node* is a moment of one history. Each change that begins, each change that is acknowledged, each flush and each
+//! stop of a machine makes a child node. An image that has everything up to a node is *at* that node. If the nodes of
+//! two images are on one path from the root, the images have one history, and the lower node is the newer. If the paths
+//! diverge, each side has acknowledged something without the other.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -11,7 +11,7 @@ use std::rc::Rc;
 use sealblock_layers_mirror::label::lineage::Session;
 use sealblock_layers_mirror::label::{Label, ReplicaState};
 
-/// The content of a write; 0 is zeroes. All writes differ.
+/// The content of a write; 0 stands for zeroes. No two writes have the same.
 pub type Stamp = u64;
 /// The identity of a member, as labels have it.
 pub type Id = [u8; 16];
@@ -26,7 +26,7 @@ type StampSet = Rc<[Stamp]>;
 pub enum NodeKind {
     /// The mirror was new.
     Root,
-    /// A change began, and may be there or not from now on.
+    /// A change began; from now on it may be there or not.
     Begun,
     /// The change was acknowledged.
     Written,
@@ -36,7 +36,7 @@ pub enum NodeKind {
     Stopped,
 }
 
-/// The possible contents of blocks in a history.
+/// The possible contents of all blocks in a history.
 #[derive(Clone, Debug)]
 pub struct HistoryState {
     now: Vec<StampSet>,
@@ -53,7 +53,7 @@ fn union(a: &[StampSet], b: &[StampSet]) -> Vec<StampSet> {
 }
 
 impl HistoryState {
-    /// All zeroes.
+    /// All blocks are zeroes.
     fn blank(blocks: usize) -> HistoryState {
         let zero: StampSet = [0].into();
         HistoryState { now: vec![zero.clone(); blocks], after_cut: vec![zero; blocks] }
@@ -69,12 +69,12 @@ impl HistoryState {
         if let [stamp] = self.now[block][..] { Some(stamp) } else { None }
     }
 
-    /// The content was read, and is final.
+    /// The content was read, and is decided.
     pub fn pin(&mut self, block: usize, stamp: Stamp) {
         self.now[block] = [stamp].into();
     }
 
-    /// The union of both.
+    /// Everything that either of them permits.
     pub fn or(&self, other: &HistoryState) -> HistoryState {
         HistoryState { now: union(&self.now, &other.now), after_cut: union(&self.after_cut, &other.after_cut) }
     }
@@ -100,29 +100,29 @@ struct Node {
     state: HistoryState,
 }
 
-/// The model's information about an image. Copies of the image have copies of it.
+/// The model's information about an image. A copy of the image comes with a copy of this.
 #[derive(Clone, Debug, Default)]
 pub struct ImageInfo {
-    /// The node up to which it has everything. `None` if it never had, or was abandoned.
+    /// The node up to which it has everything. `None` if there never was one, or if it was given up.
     pub node: Option<NodeId>,
-    /// The latest node of which a part reached it.
+    /// The latest node of which at least a part reached it.
     pub holds: Option<NodeId>,
-    /// It was being resynced: its content belongs to no single node.
+    /// True if it was being resynced, so that its content belongs to no single node.
     pub is_mixed: bool,
-    /// It was never in sync since it was added: its content does not belong to the mirror.
+    /// True if it was never in sync since it was added, so that its content does not belong to the mirror.
     pub is_new: bool,
-    /// It was removed from the mirror while it was online.
+    /// True if it was removed from the mirror while it was online.
     pub is_removed: bool,
     /// The last label that was written to it.
     pub own: u64,
-    /// The last labels of other members that its writers knew.
+    /// The last labels of other members that the writers of this image knew.
     pub acked: BTreeMap<Id, u64>,
 }
 
 /// All histories of a walk.
 pub struct Model {
     nodes: Vec<Node>,
-    /// For each label its predecessor in the same place.
+    /// For each label, the label that it replaced in the same place.
     labels: BTreeMap<u64, u64>,
 }
 
@@ -137,7 +137,7 @@ impl Model {
         self.labels.insert(label, before);
     }
 
-    /// True if a label was in its place before another one, or is that one.
+    /// True if the label `old` was in this place before `new`, or is the same one.
     fn is_label_before(&self, old: u64, new: u64) -> bool {
         std::iter::successors(Some(new), |label| self.labels.get(label).copied()).any(|label| label == old)
     }
@@ -153,7 +153,7 @@ impl Model {
         &self.nodes[node].state
     }
 
-    /// Continues from `node`, whose current state is `state`.
+    /// Adds a child of `node`, whose current state is `state`.
     fn child(&mut self, node: NodeId, kind: NodeKind, state: HistoryState) -> NodeId {
         let depth = self.nodes[node].depth + 1;
         self.nodes.push(Node { parent: node, depth, kind, state });
@@ -186,8 +186,8 @@ impl Model {
         self.child(node, NodeKind::Stopped, state)
     }
 
-    /// Images at `node` and others without other acknowledged and flushed changes are combined, in doubt where they
-    /// differ.
+    /// Combines an image at `node` with others that have no other acknowledged and flushed changes; where they differ,
+    /// the content is in doubt.
     pub fn join(&mut self, node: NodeId, state: HistoryState) -> NodeId {
         self.child(node, NodeKind::Stopped, state)
     }
@@ -226,8 +226,8 @@ impl Model {
         self.apart(node, other).any(|kind| kind == NodeKind::Written)
     }
 
-    /// True if these images have one history, whose newest node is that of `tip`, as far as labels can tell: then a
-    /// mirror of them must open.
+    /// True if labels can show that these images have one history, whose newest node is that of `tip`; then a mirror of
+    /// them must open.
     pub fn must_open(&self, tip: (&ImageInfo, &Label), others: &[(&ImageInfo, &Label)]) -> bool {
         let (known, label) = tip;
         let Some(node) = known.node.filter(|_| !known.is_mixed && !known.is_new) else { return false };
@@ -240,15 +240,17 @@ impl Model {
         let has_standing = |label: &Label, id: &Id, replica_state: ReplicaState| {
             label.replicas.iter().any(|member| member.id == *id && member.state == replica_state)
         };
-        // Their label lists the same members in sync, so none of these wrote without the others, and none was replaced.
+        // The other's label lists the same members as in sync, so none of these wrote without the others, and none was
+        // replaced.
         let calls_current = |theirs: &Label| {
             let current = in_use.iter().filter(|id| has_standing(label, id, ReplicaState::InSync));
             let own = &theirs.replicas[theirs.own_index].id;
             let has_all = in_use.iter().all(|id| theirs.replicas.iter().any(|member| member.id == **id));
             has_all && current.copied().all(|id| id == own || has_standing(theirs, id, ReplicaState::InSync))
         };
-        // Their last label started a session and reached no other replica. The replicas that knew the session were then resynced by a
-        // writer that did not: their label no longer proves that the session changed nothing.
+        // The last label of one started a session and reached no other replica. The replicas that knew of that session
+        // were then resynced by a writer that did not, so their label no longer proves that nothing changed in the
+        // session.
         let is_unheard_by = |by: &Label, theirs: &Label| {
             let lists_it = has_standing(theirs, &by.replicas[by.own_index].id, ReplicaState::InSync);
             let is_heard = |session: Session| {
@@ -268,7 +270,7 @@ impl Model {
                 && in_use.contains(&&own)
                 && !in_use.iter().any(|id| has_standing(theirs, id, ReplicaState::Removed))
                 && other.holds.is_none_or(|holds| !self.has_more(holds, node))
-                // Their knowledge of it must not be later than its current state.
+                // What the others know of it must not be later than its current state.
                 && other.acked.get(&id).is_none_or(|acked| self.is_label_before(*acked, known.own))
                 && !is_unheard(theirs)
                 && (is_known || calls_current(theirs))

@@ -1,5 +1,5 @@
-//! A replica in RAM whose content can be copied, restored, damaged and truncated, and whose requests can be stopped in
-//! the middle.
+//! A replica in RAM whose content can be copied, restored, damaged and truncated, and whose requests can be stopped
+//! halfway.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ pub enum Stored {
     Hole,
     /// Data and tags, which may not match.
     Data(Slice, Slice),
-    /// A medium error.
+    /// Reading it gives a medium error.
     Unreadable,
 }
 
@@ -37,7 +37,7 @@ pub enum Stored {
 pub struct Image {
     blocks: Vec<Stored>,
     reserved: Vec<(ReservedArea, Slice)>,
-    /// The earlier contents of blocks that were changed since the last flush, oldest first.
+    /// The earlier contents of blocks changed since the last flush, oldest first.
     before: BTreeMap<usize, Vec<Stored>>,
     pub known: ImageInfo,
 }
@@ -47,7 +47,7 @@ pub fn content(lba: Lba, stamp: Stamp) -> Vec<u8> {
     [stamp.to_le_bytes(), lba.get().to_le_bytes()].concat().repeat(SIZE.bytes() / 16)
 }
 
-/// The stamp in the data of a block; zeroes are stamp 0. `None` if it is no content of this block.
+/// The stamp in the data of a block; zeroes are stamp 0. `None` if these bytes are not content of this block.
 pub fn stamp_of(lba: Lba, data: &[u8]) -> Option<Stamp> {
     if data.iter().all(|byte| *byte == 0) {
         return Some(0);
@@ -82,7 +82,7 @@ impl Image {
         self.before.entry(Image::at(lba)).or_default().push(old);
     }
 
-    /// Fills some blocks with the content of this stamp; returns which.
+    /// Fills some blocks with the content of this stamp; returns which ones.
     pub fn fill(&mut self, random: &Random, format: Option<PiFormat>, stamp: Stamp) -> Vec<usize> {
         let blocks: Vec<u64> = (0..BLOCKS).filter(|_| random.chance(30)).collect();
         for lba in blocks.iter().map(|block| Lba::new(*block)) {
@@ -111,7 +111,7 @@ impl Image {
         }
     }
 
-    /// Power cut: each unflushed block has one of its contents since the last flush.
+    /// Power cut: each unflushed block gets one of the contents that it had since the last flush.
     pub fn lose_power(&mut self, random: &Random) {
         for (at, mut older) in std::mem::take(&mut self.before) {
             let which = random.below(older.len() as u64 + 1) as usize;
@@ -134,7 +134,7 @@ impl Image {
         Some(stamp_of(lba, &sealed.joined_data()).unwrap_or(Stamp::MAX))
     }
 
-    /// Blocks as stored, and the unreadable ones.
+    /// Blocks as they are stored, and which of them are unreadable.
     fn load(&self, extent: Extent, format: Option<PiFormat>) -> (Unverified, Vec<BadBlock>) {
         let tuple = format.map_or(0, PiFormat::tuple_bytes);
         let (mut data, mut tags, mut bad_blocks) = (Vec::new(), Vec::new(), Vec::new());
@@ -239,8 +239,8 @@ impl Image {
         Ok(Response::Done)
     }
 
-    /// Executes a part of a request when the machine stops: any of its blocks; a label completely or not at all. True
-    /// if all of it was executed.
+    /// Executes a part of a request because the machine stops: any of its blocks; a label completely or not at all.
+    /// True if all of it was executed.
     pub fn begin(&mut self, request: Request, format: Option<PiFormat>, random: &Random) -> bool {
         let is_whole = random.chance(50);
         match &request.operation {
@@ -257,7 +257,7 @@ impl Image {
     }
 }
 
-/// The check of every block of an extent.
+/// Checks every block of an extent.
 fn full(format: Option<PiFormat>, extent: Extent) -> Checks {
     format.map_or(Checks::NONE, |format| Checks::full(format, extent.start()))
 }
@@ -269,7 +269,7 @@ pub enum ReplicaLink {
     Up,
     /// Reads are executed, changes fail.
     Full,
-    /// Changes of blocks fail, and no other requests.
+    /// Changes of blocks fail; other requests are executed.
     Worn,
     /// Every request fails.
     Gone,
@@ -281,17 +281,17 @@ pub struct Replica {
     pub number: usize,
     pub image: RefCell<Image>,
     pub link: Cell<ReplicaLink>,
-    /// Counts breaks of the link: handles from before a break return no more replies.
+    /// Counts breaks of the link; handles from before a break get no more replies.
     pub epoch: Cell<u64>,
     /// The epoch of the last open.
     pub opened: Cell<u64>,
-    /// Counts opens: each one ends the requests in flight of the opens before.
+    /// Counts opens; each one ends the requests in flight of earlier opens.
     pub openings: Cell<u64>,
-    /// The image was replaced since.
+    /// True if the image was replaced since then.
     pub is_swapped: Cell<bool>,
     /// The held requests; `None` if none is held.
     pub held: Cell<Option<HeldRequests>>,
-    /// One request is held.
+    /// True if a request is being held.
     pub is_waiting: Cell<bool>,
 }
 

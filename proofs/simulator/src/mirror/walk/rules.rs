@@ -1,4 +1,4 @@
-//! Invariants of opens, of copies, and of replicas in sync.
+//! The rules for opens, for copies, and for replicas in sync.
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use super::harness::{Harness, MirrorHandle, Session};
 use super::model::{HistoryState, Id, NodeId};
 use super::replica::{BLOCKS, Replica};
 
-/// The good copies before an event.
+/// The good copies that existed before an event.
 pub struct GoodCopies {
     /// Blocks with the current content on some replica.
     current: Vec<bool>,
@@ -18,7 +18,7 @@ pub struct GoodCopies {
     readable: Vec<bool>,
 }
 
-/// The replicas whose copies count: named members that were in sync at some time.
+/// The replicas whose copies count: named members that have been in sync at some time.
 fn counting(harness: &Harness) -> Vec<Rc<Replica>> {
     let given = harness.session.borrow().as_ref().map_or_else(Vec::new, |session| session.given.clone());
     let counts = |replica: &&Rc<Replica>| {
@@ -29,7 +29,7 @@ fn counting(harness: &Harness) -> Vec<Rc<Replica>> {
 }
 
 impl GoodCopies {
-    /// The current good copies.
+    /// The good copies that exist now.
     pub fn there(harness: &Harness) -> GoodCopies {
         let (replicas, state) = (counting(harness), harness.state());
         let has = |block: usize, what: &dyn Fn(u64) -> bool| {
@@ -43,7 +43,7 @@ impl GoodCopies {
         }
     }
 
-    /// Checks that no last good copy of an unchanged block is lost.
+    /// Checks that the last good copy of an unchanged block is never lost.
     pub fn are_kept(&self, harness: &Harness, changed: &BTreeSet<usize>) {
         let now = GoodCopies::there(harness);
         let state = harness.state();
@@ -97,8 +97,8 @@ pub fn adopt(harness: &Harness, mirror: MirrorHandle, named: &[usize], present: 
     let is_newest = |node: &&NodeId| !nodes.iter().any(|other| *other != **node && model.is_ancestor(**node, *other));
     let tips: Vec<NodeId> = nodes.iter().filter(is_newest).copied().collect();
     let has_more = |number: usize, tip: NodeId| {
-        // A replica in the middle of a resync belongs to no single node, and its label shows that; there were other
-        // replicas.
+        // A replica in the middle of a resync belongs to no single node, and its label shows that; other replicas
+        // decided the history.
         let known = known(&harness.replicas[number]);
         known.holds.is_some_and(|holds| !known.is_mixed && model.has_flushed_more(holds, tip))
     };
@@ -114,7 +114,7 @@ pub fn adopt(harness: &Harness, mirror: MirrorHandle, named: &[usize], present: 
     let (Some(mut node), Some(state)) = (node, state) else { return };
     drop(model);
     if tips.len() > 1 {
-        // Where contents differ, a read decides which one counts.
+        // Where contents differ, the first read decides which one is right.
         node = harness.model.borrow_mut().join(node, state.clone());
     }
     if let Some(session) = harness.session.borrow_mut().as_mut() {
@@ -122,8 +122,8 @@ pub fn adopt(harness: &Harness, mirror: MirrorHandle, named: &[usize], present: 
     }
 }
 
-/// A resync with nothing to copy may end with a label that only the other replicas got. The replica is complete
-/// nevertheless if it equals one of them.
+/// A resync with nothing to copy may end with a label that only the other replicas got. The replica is nevertheless
+/// complete if it equals one of them.
 fn take_equal_for_whole(harness: &Harness, replica: &Replica, in_sync: &[Rc<Replica>]) {
     if !replica.image.borrow().known.is_mixed {
         return;
@@ -139,7 +139,7 @@ fn take_equal_for_whole(harness: &Harness, replica: &Replica, in_sync: &[Rc<Repl
     }
 }
 
-/// Checks that a replica reported as in sync was in sync before, as a whole, and is still a member.
+/// Checks that each replica reported as in sync was in sync before, is complete, and is still a member.
 fn check_members(harness: &Harness, in_sync: &[Rc<Replica>]) {
     for replica in in_sync {
         take_equal_for_whole(harness, replica, in_sync);
@@ -153,14 +153,14 @@ fn check_members(harness: &Harness, in_sync: &[Rc<Replica>]) {
     }
 }
 
-/// A mirror whose replicas have one history must open.
+/// Checks a refusal: a mirror whose replicas have one history must open.
 pub fn check_refusal(harness: &Harness, named: &[usize], present: &[usize], why: &MirrorError) {
     harness.log(format!("    refused: {why}"));
-    // Others are blank or wiped, and do not prevent it.
+    // The other devices are blank or wiped, and must not prevent it.
     let given: Vec<_> = present.iter().filter_map(|number| harness.labelled(*number)).collect();
     let ids: BTreeSet<Id> = given.iter().map(|(_, label)| label.replicas[label.own_index].id).collect();
     if ids.len() < given.len() {
-        // With two images of one replica nothing tells which one is meant.
+        // With two images of one replica, nothing shows which one is meant.
         return;
     }
     for (at, (known, label)) in given.iter().enumerate() {

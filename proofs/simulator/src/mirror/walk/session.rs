@@ -26,15 +26,15 @@ use crate::executor::Executor;
 pub struct SessionPlan {
     /// The named replicas, in this order.
     pub named: Vec<usize>,
-    /// The present ones of them.
+    /// Which of them are present.
     pub present: Vec<usize>,
     pub read_only: bool,
-    /// The mirror is made, from the content of the first.
+    /// True if the mirror is made, from the content of the first replica.
     pub creates: bool,
     pub hooks: TestHooks,
     /// The number of steps.
     pub steps: u64,
-    /// It is closed at the end, not just dropped.
+    /// True if it is closed at the end, not just dropped.
     pub closes: bool,
     /// The percentage of steps with damage.
     pub damage_percent: u64,
@@ -88,7 +88,8 @@ fn source(harness: &Rc<Harness>, replica: &Rc<Replica>, executor: &Executor) -> 
     ReplicaSource { name: replica.name.clone(), device, reopen: Some(again) }
 }
 
-/// Opens the mirror as planned and uses it. Results are stored in `came` as they occur, because the machine may stop.
+/// Opens the mirror as planned and uses it. Results are stored in `came` as soon as they exist, because the machine may
+/// stop.
 pub async fn run(
     harness: Rc<Harness>,
     executor: Executor,
@@ -96,7 +97,7 @@ pub async fn run(
     older: Vec<(usize, Image)>,
     result: Rc<std::cell::RefCell<SessionResult>>,
 ) {
-    // Ends the holds of a session that stopped, also on replicas that are added later.
+    // Releases the requests that a stopped session held, also on replicas that were added later.
     harness.replicas.iter().for_each(|replica| replica.held.set(None));
     for replica in plan.named.iter().map(|number| &harness.replicas[*number]) {
         replica.is_swapped.set(false);
@@ -114,7 +115,7 @@ pub async fn run(
     host.end().await;
 }
 
-/// Opens or makes the mirror. A refusal must be correct.
+/// Opens or makes the mirror. If the open is refused, the refusal must be correct.
 async fn open(harness: &Rc<Harness>, executor: &Executor, plan: &SessionPlan) -> Option<OpenMirror<Executor>> {
     let named = plan.named.iter().map(|number| &harness.replicas[*number]);
     let sources = named.map(|replica| source(harness, replica, executor)).collect();
@@ -131,7 +132,7 @@ async fn open(harness: &Rc<Harness>, executor: &Executor, plan: &SessionPlan) ->
     opened.map_err(|why| check_refusal(harness, &plan.named, &plan.present, &why)).ok()
 }
 
-/// Marks a replica's label as written alone; `done` is set if that completed.
+/// Marks a replica's label as written alone; `done` is set once that has completed.
 pub async fn mark_alone(
     harness: Rc<Harness>,
     executor: Executor,
@@ -145,7 +146,7 @@ pub async fn mark_alone(
     }
 }
 
-/// The mirror as a device, which its host shares with the walk.
+/// The mirror as a device, shared by its host and the walk.
 struct SharedMirror(MirrorHandle);
 
 impl Device for SharedMirror {
@@ -226,7 +227,7 @@ impl Host {
         Extent::from_raw(first, blocks).expect("a few of the replica's blocks are an extent")
     }
 
-    /// True if a request may fail with this error. `before` are the replicas that were intact when it was sent.
+    /// Checks whether a request may fail with this error. `before` are the replicas that were intact when it was sent.
     fn check_failure(&self, what: &str, error: &Error, before: &[(usize, u64)]) {
         self.harness.failed.set(self.harness.failed.get() + 1);
         let now = self.harness.well();
@@ -268,7 +269,7 @@ impl Host {
         self.change("zero", extent, 0, zero).await;
     }
 
-    /// True if it was acknowledged.
+    /// Returns true if it was acknowledged.
     async fn flush(&self) -> bool {
         let before = self.harness.well();
         match self.stack.execute(Request::flush()).await {
@@ -297,7 +298,7 @@ impl Host {
             Ok(other) => self.harness.find(format!("a read was answered with {other:?}")),
             Err(error) => {
                 if self.plan.read_only && self.mirror.describe().dirty_bytes > 0 {
-                    // The members' contents differ there, and the one that was read may be gone, or damaged since.
+                    // The contents of the members differ there, and the one that was read may be gone or damaged since.
                     before.clear();
                     had.clear();
                 }
@@ -327,7 +328,7 @@ impl Host {
         }
     }
 
-    /// The good blocks of intact replicas, with the epoch of the open.
+    /// The good blocks of intact replicas, each replica with the epoch of its open.
     fn good_copies(&self) -> Vec<((usize, u64), usize)> {
         let of = |replica: (usize, u64)| {
             let copies = self.harness.copies(&self.harness.replicas[replica.0]).into_iter().enumerate();
@@ -336,7 +337,7 @@ impl Host {
         self.harness.well().into_iter().flat_map(of).collect()
     }
 
-    /// A block is reported as lost: no replica that was intact all the time may have had it.
+    /// A block is reported as lost, so no replica that was intact all the time may have had it.
     fn check_loss(&self, lba: Lba, had: &[((usize, u64), usize)]) {
         let now = self.harness.well();
         let is_it = |(replica, block): &&((usize, u64), usize)| *block == lba.get() as usize && now.contains(replica);
@@ -346,7 +347,7 @@ impl Host {
         }
     }
 
-    /// The mirror's background work runs.
+    /// Lets the mirror's background work run.
     async fn time(&self) {
         self.wait(*self.harness.random.pick(&[1, 3, 6, 20])).await;
     }
@@ -393,7 +394,7 @@ impl Host {
         }
     }
 
-    /// Damages blocks of one replica, or of all in sync.
+    /// Damages blocks of one replica, or of all replicas in sync.
     fn damage(&self) {
         let extent = self.extent();
         let replicas = if self.harness.random.chance(40) { self.harness.in_sync() } else { vec![self.named()] };
@@ -502,7 +503,7 @@ impl Host {
     /// Accepts a replica's older copies of lost blocks as their content.
     async fn accept(&self) {
         let replica = self.named();
-        // No label lists the copies yet that it just kept.
+        // No label lists yet the older copies that it just made.
         let kept = self.mirror.stale_blocks(&replica.name);
         let copy = |block: &Lba| Some((block.get() as usize, self.harness.copy(&replica, block.get() as usize)?));
         let taken: Vec<(usize, Stamp)> = kept.iter().filter_map(copy).collect();
@@ -538,8 +539,8 @@ impl Host {
         }
     }
 
-    /// True if labels list only replicas as in sync that are: one that is not has unflushed writes from before this
-    /// open.
+    /// True if labels list only replicas as in sync that really are. One that is not has unflushed writes from before
+    /// this open.
     fn has_gone_on(&self) -> bool {
         let in_sync: Vec<usize> = self.harness.in_sync().iter().map(|replica| replica.number).collect();
         let id = |number: usize| self.harness.labelled(number).map(|(_, label)| label.replicas[label.own_index].id);

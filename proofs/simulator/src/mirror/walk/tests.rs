@@ -106,6 +106,6 @@ fn a_seed_decides_a_walk() {
 
 #[test]
 fn completing_writes_before_labels_list_absent_replicas_is_detected() {
-    // Rare: the label must be in flight when the machine stops.
+    // Rare, because the label must be in flight when the machine stops.
     assert_caught_in(Mutation::CompleteEarly, Workload::Mixed, 701..=900);
 }

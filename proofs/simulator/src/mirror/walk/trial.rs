@@ -70,7 +70,7 @@ struct Walk {
     harness: Rc<Harness>,
     random: Random,
     trace: Trace,
-    /// The replicas that the operator assumes to be members.
+    /// The replicas that the operator believes to be members.
     members: BTreeSet<usize>,
     /// Removed replicas.
     taken_out: BTreeSet<usize>,
@@ -104,7 +104,7 @@ impl Walk {
         self.quiesce()
     }
 
-    /// Makes the mirror, from blank devices or from one with content; the machine may stop during that.
+    /// Makes the mirror, from blank devices or from one with content; the machine may stop meanwhile.
     fn make(&mut self) -> Result<(), String> {
         let all: Vec<usize> = self.members.iter().copied().collect();
         let (is_blank, stamp) = (self.random.chance(40), self.harness.fresh());
@@ -159,7 +159,7 @@ impl Walk {
             let is_removed =
                 image.label().is_some_and(|label| label.replicas[label.own_index].state == ReplicaState::Removed);
             if !is_removed {
-                // Only this replica may have its content: it must not be overwritten silently.
+                // Only this replica may have its content, so it must not be overwritten silently.
                 image.known.node = None;
             }
             image.fill(&self.random, self.harness.format, self.harness.fresh());
@@ -167,7 +167,8 @@ impl Walk {
         self.harness.found().map_or(Ok(()), Err)
     }
 
-    /// One replica is used alone, is then written by itself, and is combined with the others, which lack its changes.
+    /// One replica is used in the mirror alone, is then written outside the mirror, and is combined with the others,
+    /// which lack its changes.
     fn write_after_going_alone(&mut self) -> Result<(), String> {
         let all: Vec<usize> = self.members.iter().copied().collect();
         let number = *self.random.pick(&all);
@@ -199,7 +200,7 @@ impl Walk {
         self.harness.labelled(number).is_some()
     }
 
-    /// Draws names as an operator might give them, in any order.
+    /// Chooses names as an operator might give them, in any order.
     fn draw_names(&self) -> Vec<usize> {
         let all: Vec<usize> = match self.random.below(10) {
             0 => (0..REPLICAS).filter(|number| self.has_label(*number)).collect(),
@@ -236,7 +237,7 @@ impl Walk {
         Ok(())
     }
 
-    /// The mirror is used, a saved image of one member is restored and used alone, and then all are combined.
+    /// Uses the mirror, restores a saved image of one member and uses it alone, and then combines all.
     fn go_on_from_image(&mut self) -> Result<(), String> {
         let all: Vec<usize> = self.members.iter().copied().collect();
         let number = *self.random.pick(&all);
@@ -324,7 +325,7 @@ impl Walk {
             return;
         }
         self.harness.log(format!("    it {}", if is_power_cut { "loses power" } else { "ends" }));
-        // Reads leave no trace: with other replicas another content may be read.
+        // Reads leave no trace, so with other replicas another content may be read.
         let untouched = self.harness.session.borrow().as_ref().map(|session| session.opened.clone());
         if let Some(untouched) = untouched.filter(|_| is_stopped) {
             self.harness.advance(|model, node, state| {
@@ -400,7 +401,7 @@ impl Walk {
         self.harness.put(number, Image::blank(ImageInfo::default()));
     }
 
-    /// All members are combined and quiesced.
+    /// Combines all members and quiesces them.
     fn quiesce(&mut self) -> Result<(), String> {
         let all: Vec<usize> = self.members.iter().copied().collect();
         if all.len() < 2 || !all.iter().any(|number| self.has_label(*number)) {
